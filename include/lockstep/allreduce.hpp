@@ -1,0 +1,30 @@
+// allreduce over a plain list: one tensor per device in, their sum on every device out.
+//
+// Four algorithms that give the same sums and differ in who adds and who sends; docs/algorithms.md has the table of
+// steps and bytes. Not thread-safe for the same tensors. For k devices and n bytes per tensor:
+//   naive     device 0 receives and sends (k - 1) n bytes and adds alone        the section's own
+//   sharded   device i adds slice i of all and sends it to all: 2 (k - 1) / k n  the section's exercise
+//   ring      2 (k - 1) steps, each device sends n / k bytes to its neighbour
+//   tree      2 ceil(log2 k) steps of n bytes: pairs, then pairs of pairs, and back
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+enum class AllreduceAlgorithm { naive, sharded, ring, tree };
+
+std::string_view to_string(AllreduceAlgorithm algorithm);
+
+// Replaces every tensor's values, in place, by the sum over the list. [[1, 1]] and [[2, 2]] become [[3, 3]] twice.
+// Tensors may be non-contiguous, empty and of any numeric type; a list of one stays as it is. Each algorithm adds in an
+// order that depends on the list's length alone, so equal inputs give equal bits; naive and sharded add in the order of
+// the list. Section: `allreduce` ("Data Synchronization"); sharded: its exercise "aggregate different parameters on
+// different devices". Throws Error before anything is changed: an empty list, an undefined tensor, tensors that differ
+// in shape, in type or in device type, two entries that share memory.
+void allreduce(std::vector<at::Tensor>& tensors, AllreduceAlgorithm algorithm = AllreduceAlgorithm::sharded);
+
+}  // namespace lockstep

@@ -1,0 +1,25 @@
+// Checkpoints: a module's parameters and buffers as a safetensors file, under PyTorch's names.
+//
+// Python reads it with safetensors.torch.load_file and net.load_state_dict. Nothing in the file is executable.
+// The file is replaced whole (written beside, then renamed). Not thread-safe for the same file. Cost: one copy of the
+// tensors in memory.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+// Writes every parameter and buffer of `module`. A tensor that the module holds under two names is written once, under
+// the first. Throws Error; the file of before stays as it was.
+void save_weights(const std::filesystem::path& file, const torch::nn::Module& module);
+
+// Copies the file's tensors into `module`. Throws Error, before anything is changed, if the file cannot be read or is
+// corrupt, or if a name is missing, unknown, or has another shape or type: the text names it and shows both.
+void load_weights(const std::filesystem::path& file, torch::nn::Module& module);
+
+}  // namespace lockstep

@@ -1,0 +1,110 @@
+// Data: image sets as tensors, and the batches that a shard of a run gets of them.
+//
+// The images stay uint8 as the files hold them (47 MB for Fashion-MNIST's training set, once per process: copies of a
+// Dataset share its tensors); a batch becomes float when it is gathered. Thread-safe for reading. Knows nothing of
+// ranks but an index and a count.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/split.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <iterator>
+#include <string>
+
+namespace lockstep {
+
+// Samples `x` [n, ...] and targets `y` [n, ...]. For images x is uint8 [n, channels, height, width], y int64 class
+// indices.
+struct Dataset {
+  at::Tensor x;
+  at::Tensor y;
+
+  int64_t size() const { return x.size(0); }
+  Dataset to(const c10::Device& device) const { return {x.to(device), y.to(device)}; }
+};
+
+struct ImageData {
+  Dataset train;
+  Dataset test;
+  std::string source;  // for people: a folder, or "synthetic (...)"
+  bool synthetic = false;
+};
+
+// Fashion-MNIST from `dir` (four IDX files, gzipped or plain); with an empty `dir` from the places where Debian's
+// package dataset-fashion-mnist and `lockstep fetch-data` put it. Train [60000, 1, 28, 28], test [10000, 1, 28, 28], 10
+// classes. Throws Error that names the file and what is wrong: a folder without the files, a corrupt gzip, wrong magic,
+// truncated or trailing bytes, images that are not 28 x 28, counts of images and labels that differ, a label above 9.
+ImageData load_fashion_mnist(const std::filesystem::path& dir = {});
+
+// Where load_fashion_mnist looks when no folder is given, in this order.
+std::vector<std::filesystem::path> fashion_mnist_places();
+
+// A stand-in of the same shapes and types that can be learnt: ten fixed patterns, shifted and mixed with noise.
+// Says "synthetic" in `source`. The same seed gives the same bits.
+ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000, uint64_t seed = 0);
+
+struct Batch {
+  at::Tensor x;             // this shard's samples on its device; uint8 data comes as float32 in [0, 1]
+  at::Tensor y;             // this shard's targets on its device
+  int64_t global_size = 0;  // samples of the whole batch, over all shards
+
+  int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none
+};
+
+struct BatchOptions {
+  int64_t size = 256;  // of the global batch; the last one of an epoch may be smaller
+  uint64_t seed = 0;   // with `epoch`, alone decides the order
+  int64_t epoch = 0;
+  bool shuffle = true;
+};
+
+// One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)).
+// All shards see the same sequence of global batches, whatever their number. A pass draws one permutation (about 1 ms
+// for 60000).
+class Batches {
+ public:
+  Batches(Dataset dataset, const BatchOptions& options, const Shard& shard);
+
+  class Iterator {
+   public:
+    using iterator_category = std::input_iterator_tag;
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+    using pointer = Batch*;
+    using reference = Batch&;
+
+    Batch& operator*() { return batch_; }
+    Batch* operator->() { return &batch_; }
+    Iterator& operator++();
+    void operator++(int) { ++*this; }
+    bool operator==(const Iterator& other) const { return index_ == other.index_; }
+
+   private:
+    friend class Batches;
+    Iterator(const Batches* owner, int64_t index);
+    void load();
+
+    const Batches* owner_;
+    int64_t index_;
+    Batch batch_;
+  };
+
+  Iterator begin() const { return {this, 0}; }
+  Iterator end() const { return {this, count()}; }
+  int64_t count() const;  // global batches of the epoch
+
+ private:
+  Batch get(int64_t index) const;
+
+  Dataset dataset_;
+  BatchOptions options_;
+  Shard shard_;
+  at::Tensor order_;  // int64 [n] on the dataset's device; undefined without shuffle
+};
+
+// Throws Error: size < 1, x and y of different length, a shard index outside its count.
+Batches batches(const Dataset& dataset, const BatchOptions& options, const Shard& shard = {});
+
+}  // namespace lockstep

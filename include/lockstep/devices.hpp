@@ -1,0 +1,56 @@
+// Devices: which ones the machine has, and how a user names them.
+//
+// A device list has one entry per rank; the same device may stand in it several times (two CPU ranks,
+// two ranks that share one GPU). Thread-safe: nothing here keeps state. Cost: a query of the driver.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+using Devices = std::vector<c10::Device>;
+
+// The GPU with index `i` if the machine has it, otherwise the CPU.
+// Source: Dive into Deep Learning, section "GPUs", `try_gpu`; used by "Training on Multiple GPUs" for its device list.
+c10::Device try_gpu(int i = 0);
+
+// Every GPU of the machine, or a list with the CPU alone if there is none (d2l: `try_all_gpus`).
+Devices try_all_gpus();
+
+// Every GPU of the machine, or else one CPU rank per core: what a run uses that names no devices.
+Devices default_devices();
+
+// The devices that `spec` names, one entry per rank:
+//   "2"              the first two GPUs, or two CPU ranks on a machine without one
+//   "cpu"            one CPU rank             "cuda"            every GPU
+//   "cpu,cpu"        two CPU ranks            "cuda:0,cuda:1"   these two GPUs
+//   "2xcpu"          two CPU ranks            "2xcuda:0"        two ranks that share one GPU
+// Throws Error: empty or unreadable text; a GPU that is not there (the text lists those that are);
+// CPU and GPU in one list, since ranks of one run exchange tensors of one device type.
+Devices parse_devices(std::string_view spec);
+
+// "[cpu, cpu]", "[cuda:0]": as the section prints it.
+std::string to_string(const Devices& devices);
+
+// Number of GPUs that LibTorch can use; 0 if this LibTorch or this machine has none.
+int gpu_count();
+
+// CPU cores that this process may use: physical cores within its affinity mask and its cgroup's CPU quota, at least 1.
+int cpu_cores();
+
+struct GpuInfo {
+  c10::Device device;
+  std::string name;  // as the driver gives it; empty if this build has no CUDA part
+  int64_t free_bytes = 0;
+  int64_t total_bytes = 0;
+};
+
+// One entry per GPU, in the order of their indices.
+std::vector<GpuInfo> gpus();
+
+}  // namespace lockstep

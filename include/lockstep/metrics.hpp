@@ -1,0 +1,32 @@
+// Metrics: what an epoch measured, and the files that keep it.
+//
+// Files are replaced whole (written beside, then renamed), so a reader, a crash or a full disk never meets half a file.
+// Not thread-safe for the same file.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+struct EpochMetrics {
+  int epoch = 0;              // from 1
+  double train_loss = 0;      // mean over the epoch's samples, each as its minibatch saw it
+  double train_accuracy = 0;  // in [0, 1], likewise
+  double test_accuracy = 0;   // in [0, 1], after the epoch, every test sample counted once
+  double seconds = 0;         // of the epoch's training, devices synchronised, evaluation not counted
+};
+
+// Writes one JSON object per line and epoch. Throws Error; the file of before stays as it was.
+void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history);
+
+// Reads what write_metrics wrote. Throws Error that names the file and the line.
+std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file);
+
+// Draws train loss, train accuracy and test accuracy over the epochs with gnuplot (the section's animated plot): an SVG
+// or a PNG, by the file's extension. Throws Error if gnuplot is missing or fails; the file of before stays as it was.
+void draw_curve(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, const std::string& title);
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+// The section's heart: one replica of the parameters per device, one minibatch trained on all devices at once.
+//
+// Plain lists with one entry per device, nothing hidden: what a student reads first. examples/01_from_scratch.cpp shows
+// all of it. Not thread-safe for the same parameters. For your own torch::nn::Module use lockstep::run and
+// lockstep::DataParallel.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/data.hpp>
+#include <lockstep/devices.hpp>
+#include <lockstep/metrics.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace lockstep {
+
+// An independent copy of `params` on `device`, each tensor a leaf that requires gradients, its gradient attached and
+// zero. Section: `get_params` ("Data Synchronization").
+std::vector<at::Tensor> get_params(const std::vector<at::Tensor>& params, const c10::Device& device);
+
+// Trains one global minibatch `x` [n, 1, 28, 28], `y` [n] (int64) of LeNet: splits it, runs forward and backward on all
+// devices at once, sums the gradients over the devices (allreduce) and updates every device's parameters by w -= lr *
+// gradient of the mean loss over the whole batch. `device_params[i]` lies on devices[i]; parts may be uneven or empty.
+// Returns the mean loss over the whole batch before the update.
+// Section: `train_batch` ("Training").
+double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<std::vector<at::Tensor>>& device_params,
+                   const Devices& devices, double lr);
+
+// The same for any model given as a function: sum_of_losses(x, y, params) returns the sum (not the mean) of the
+// samples' losses.
+using SumOfLosses =
+    std::function<at::Tensor(const at::Tensor& x, const at::Tensor& y, const std::vector<at::Tensor>& params)>;
+double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<std::vector<at::Tensor>>& device_params,
+                   const Devices& devices, double lr, const SumOfLosses& sum_of_losses);
+
+struct ScratchOptions {
+  int epochs = 10;                                         // the section's num_epochs
+  uint64_t seed = 0;                                       // of the weights and of the order of the samples
+  std::function<void(const EpochMetrics&)> on_epoch = {};  // called after each epoch's evaluation
+};
+
+// Trains LeNet from scratch on `data` over try_gpu(0) … try_gpu(num_devices - 1) (CPU ranks where there are fewer GPUs)
+// and evaluates it on device 0 after every epoch. EpochMetrics::seconds times the training alone. Section:
+// `train(num_gpus, batch_size, lr)`. Throws Error before the first step: num_devices, batch_size or epochs < 1, lr
+// negative or not finite.
+std::vector<EpochMetrics> train(int num_devices, int64_t batch_size, double lr, const ImageData& data,
+                                const ScratchOptions& options = {});
+
+}  // namespace lockstep
