@@ -5,6 +5,7 @@
 #include <lockstep/allreduce.hpp>
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/data.hpp>
+#include <lockstep/data_parallel.hpp>
 #include <lockstep/devices.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/metrics.hpp>
