@@ -30,9 +30,13 @@ Devices default_devices();
 //   "cpu"            one CPU rank             "cuda"            every GPU
 //   "cpu,cpu"        two CPU ranks            "cuda:0,cuda:1"   these two GPUs
 //   "2xcpu"          two CPU ranks            "2xcuda:0"        two ranks that share one GPU
-// Throws Error: empty or unreadable text; a GPU that is not there (the text lists those that are);
-// CPU and GPU in one list, since ranks of one run exchange tensors of one device type.
+// Blanks around a name or a number do not matter. Throws Error: empty or unreadable text; a GPU that is not there (the
+// text lists those that are); no device or more than 1024; CPU and GPU in one list, since ranks of one run exchange
+// tensors of one device type.
 Devices parse_devices(std::string_view spec);
+
+// The same for a machine with `gpu_count` GPUs.
+Devices parse_devices(std::string_view spec, int gpu_count);
 
 // "[cpu, cpu]", "[cuda:0]": as the section prints it.
 std::string to_string(const Devices& devices);
