@@ -60,7 +60,9 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank) : module
     bucket.flat = torch::zeros({size}, torch::TensorOptions().dtype(type).device(rank_.device()));
     int64_t offset = 0;
     for (const auto& parameter : bucket.parameters) {
-      bucket.views.push_back(bucket.flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+      // variable_data: the same memory, but no view in autograd's eyes, whose detach_() an optimizer's zero_grad()
+      // could not do.
+      bucket.views.push_back(bucket.flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()).variable_data());
       offset += parameter.numel();
     }
     buckets_.push_back(std::move(bucket));

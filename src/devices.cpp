@@ -1,4 +1,5 @@
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/cuda.h>
 #include <lockstep/devices.hpp>
 #include <lockstep/error.hpp>
@@ -166,6 +167,10 @@ std::string to_string(const Devices& devices) {
   for (size_t i = 0; i < devices.size(); ++i) text << (i == 0 ? "" : ", ") << devices[i];
   text << "]";
   return text.str();
+}
+
+void synchronize(const c10::Device& device) {
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }
 
 int gpu_count() {

@@ -41,6 +41,10 @@ Devices parse_devices(std::string_view spec, int gpu_count);
 // "[cpu, cpu]", "[cuda:0]": as the section prints it.
 std::string to_string(const Devices& devices);
 
+// Waits until everything queued on `device` is done; on the CPU there is nothing to wait for. For clocks that measure a
+// device's work.
+void synchronize(const c10::Device& device);
+
 // Number of GPUs that LibTorch can use; 0 if this LibTorch or this machine has none.
 int gpu_count();
 
