@@ -5,6 +5,7 @@
 #include <lockstep/rank.hpp>
 
 #include "comm/world.hpp"
+#include "exception_text.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -44,15 +45,7 @@ class FirstFailure {
 };
 
 std::string text_of(const std::exception_ptr& exception, const std::string& rank_name) {
-  std::string text = "an exception that is not a std::exception";
-  try {
-    std::rethrow_exception(exception);
-  } catch (const c10::Error& error) {
-    text = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    text = error.what();
-  } catch (...) {
-  }
+  const std::string text = exception_text(exception);
   return text.starts_with(rank_name) ? text : rank_name + ": " + text;
 }
 
@@ -135,6 +128,7 @@ void run(const Devices& devices, const std::function<void(Rank&)>& body, const R
     }
   };
 
+  const int threads_before = at::get_num_threads();
   std::vector<std::thread> threads;
   for (int index = 0; index < static_cast<int>(devices.size()); ++index) {
     try {
@@ -145,6 +139,7 @@ void run(const Devices& devices, const std::function<void(Rank&)>& body, const R
     }
   }
   for (auto& thread : threads) thread.join();
+  at::set_num_threads(threads_before);  // the last call also counts for threads that have not computed yet
   failure.rethrow();
 }
 

@@ -15,7 +15,10 @@ using nlohmann::json;
 
 std::string spec_of(const Devices& devices) {
   std::string spec;
-  for (const auto& device : devices) spec += (spec.empty() ? "" : ",") + device.str();
+  for (const auto& device : devices) {
+    if (!spec.empty()) spec += ',';
+    spec += device.str();
+  }
   return spec;
 }
 

@@ -159,7 +159,8 @@ double TrainResult::seconds_per_epoch() const {
 TrainResult train(const TrainOptions& given, const TrainCallbacks& callbacks) {
   const TrainOptions options = checked(given);
   RunFolder folder(options.run_dir);
-  TrainResult result{.devices = options.devices};
+  TrainResult result;
+  result.devices = options.devices;
   const ImageData data = load_data(options);
   if (callbacks.on_data) callbacks.on_data(data.source);
   if (callbacks.stop.stop_requested()) {

@@ -5,7 +5,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/models.hpp>
 
-#include "error_text.hpp"
+#include "error_of.hpp"
 
 #include <functional>
 #include <map>
@@ -15,6 +15,7 @@ namespace {
 
 using lockstep::Batch;
 using lockstep::DataParallel;
+using lockstep::error_of;
 using lockstep::Rank;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -312,12 +313,12 @@ TEST(DataParallelTest, GradientsAreTheSameBitsOnAllRanksAndInEveryRun) {
 }
 
 TEST(DataParallelTest, ModulesThatDifferAreRefusedOnEveryRank) {
-  EXPECT_THAT(error_text([] {
+  EXPECT_THAT(error_of([] {
                 lockstep::run(cpus(2),
                               [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); });
               }),
               AllOf(HasSubstr("float [3, 2]"), HasSubstr("float [4, 2]")));
-  EXPECT_THAT(error_text([] {
+  EXPECT_THAT(error_of([] {
                 lockstep::run(cpus(2), [](Rank& rank) {
                   DataParallel net(torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(rank.index() == 0)), rank);
                 });
@@ -329,12 +330,12 @@ TEST(DataParallelTest, BadLossesAreRefused) {
   lockstep::run(cpus(2), [](Rank& rank) {
     DataParallel net(torch::nn::Linear(2, 3), rank);
     const Tensor y = net(torch::ones({4, 2}));
-    EXPECT_THAT(error_text([&] { net.mean(y, 4, 8); }), HasSubstr("one number"));
-    EXPECT_THAT(error_text([&] { net.mean(y.sum(), 9, 8); }), HasSubstr("9 samples of a global batch of 8"));
-    EXPECT_THAT(error_text([&] { net.mean(y.sum(), 0, 0); }), HasSubstr("global batch of 0"));
-    EXPECT_THAT(error_text([&] { net.mean({}, 1, 8); }), HasSubstr("one number"));
+    EXPECT_THAT(error_of([&] { net.mean(y, 4, 8); }), HasSubstr("one number"));
+    EXPECT_THAT(error_of([&] { net.mean(y.sum(), 9, 8); }), HasSubstr("9 samples of a global batch of 8"));
+    EXPECT_THAT(error_of([&] { net.mean(y.sum(), 0, 0); }), HasSubstr("global batch of 0"));
+    EXPECT_THAT(error_of([&] { net.mean({}, 1, 8); }), HasSubstr("one number"));
   });
-  EXPECT_THAT(error_text([] {
+  EXPECT_THAT(error_of([] {
                 lockstep::run(cpus(2), [](Rank& rank) {
                   DataParallel net(torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)), rank);
                   net.mean(net(torch::tensor({1, 2})).mean(), 2, 4).backward();

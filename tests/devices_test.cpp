@@ -1,12 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <lockstep/devices.hpp>
-#include <lockstep/error.hpp>
 
 #include <filesystem>
 #include <fstream>
 
 #include "cpu_cores.hpp"
+#include "error_of.hpp"
 
 namespace lockstep {
 namespace {
@@ -21,11 +21,7 @@ c10::Device gpu(int i) {
 }
 
 std::string refusal(const std::string& spec, int gpu_count) {
-  try {
-    return "accepted as " + to_string(parse_devices(spec, gpu_count));
-  } catch (const Error& error) {
-    return error.what();
-  }
+  return error_of([&] { parse_devices(spec, gpu_count); });
 }
 
 TEST(ParseDevices, NumberMeansGpusOrCpuRanks) {

@@ -1,24 +1,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <lockstep/error.hpp>
+
 #include <lockstep/models.hpp>
+#include "error_of.hpp"
 
 namespace lockstep {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-template <typename Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(LeNetParams, HaveTheSectionsShapes) {
   const auto params = lenet_params();

@@ -5,7 +5,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
 
-#include "error_text.hpp"
+#include "error_of.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -16,6 +16,7 @@
 
 namespace {
 
+using lockstep::error_of;
 using lockstep::Rank;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -81,7 +82,7 @@ TEST(Run, ARankThatThrowsEndsTheOthersWithinASecondWhereverTheyWait) {
   for (const int failing : {0, 1, 2}) {
     std::atomic<int> ended = 0;
     const auto start = std::chrono::steady_clock::now();
-    const auto text = error_text([&] {
+    const auto text = error_of([&] {
       lockstep::run(cpus(3), [&](Rank& rank) {
         struct Count {
           std::atomic<int>& ended;
@@ -116,7 +117,7 @@ TEST(Run, KeepsTheOriginalExceptionNested) {
 }
 
 TEST(Run, NamesTheRankOfAnErrorFromLibTorch) {
-  const auto text = error_text([] {
+  const auto text = error_of([] {
     lockstep::run(cpus(2), [](Rank& rank) {
       if (rank.index() == 1) torch::ones({2, 3}).mm(torch::ones({2, 3}));
       rank.barrier();
@@ -146,7 +147,7 @@ TEST(Run, LeavesNoThreadFileOrMemoryBehind) {
       const auto tensor = torch::ones({1 << 18});
       rank.allreduce(tensor);
     });
-    error_text([] {
+    error_of([] {
       lockstep::run(cpus(2), [](Rank& rank) {
         if (rank.index() == 1) throw std::runtime_error("on purpose");
         rank.allreduce(torch::ones({1 << 18}));
@@ -165,16 +166,16 @@ TEST(Run, LeavesNoThreadFileOrMemoryBehind) {
 
 TEST(Run, RefusesBadInputBeforeAnyRankStarts) {
   const auto never = [](Rank&) { FAIL() << "a rank was started"; };
-  EXPECT_THAT(error_text([&] { lockstep::run({}, never); }), HasSubstr("empty"));
-  EXPECT_THAT(error_text([&] { lockstep::run({torch::Device("cuda:99")}, never); }),
+  EXPECT_THAT(error_of([&] { lockstep::run({}, never); }), HasSubstr("empty"));
+  EXPECT_THAT(error_of([&] { lockstep::run({torch::Device("cuda:99")}, never); }),
               AllOf(HasSubstr("cuda:99"), HasSubstr("GPUs")));
-  EXPECT_THAT(error_text([&] {
+  EXPECT_THAT(error_of([&] {
                 lockstep::run({torch::Device("cpu"), torch::Device("cuda:0")}, never);
               }),
               HasSubstr("mixes"));
-  EXPECT_THAT(error_text([&] { lockstep::run(cpus(2), never, {.threads_per_rank = 0}); }),
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.threads_per_rank = 0}); }),
               HasSubstr("threads_per_rank is 0"));
-  EXPECT_THAT(error_text([&] { lockstep::run(cpus(2), never, {.timeout = 0ms}); }), HasSubstr("timeout"));
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.timeout = 0ms}); }), HasSubstr("timeout"));
 }
 
 }  // namespace

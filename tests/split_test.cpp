@@ -1,8 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <lockstep/error.hpp>
+
 #include <lockstep/split.hpp>
+#include "error_of.hpp"
 
 namespace lockstep {
 namespace {
@@ -11,16 +12,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 const c10::Device cpu(c10::kCPU);
-
-template <typename Call>
-std::string error_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 TEST(PartOf, FirstPartsHoldOneMore) {
   EXPECT_EQ(part_of(10, 0, 3).begin, 0);

@@ -4,7 +4,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
 
-#include "error_text.hpp"
+#include "error_of.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -14,6 +14,7 @@
 namespace {
 
 using c10d::ReduceOp;
+using lockstep::error_of;
 using lockstep::Rank;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -269,7 +270,7 @@ TEST(InProcess, AsynchronousCallsCompleteInAnyOrderOfWaiting) {
 
 TEST(InProcess, CallsThatDifferEndInAnErrorThatShowsBoth) {
   const auto differ = [](auto rank0, auto rank1) {
-    return error_text(
+    return error_of(
         [&] { lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? rank0(rank) : rank1(rank); }); });
   };
   const auto sum_of = [](Tensor tensor) { return [=](Rank& rank) { rank.allreduce(tensor.clone()); }; };
@@ -303,7 +304,7 @@ TEST(InProcess, CallsThatDifferEndInAnErrorThatShowsBoth) {
 
 TEST(InProcess, RanksThatWaitForEachOtherAreToldSoBeforeTheTimeout) {
   const auto start = std::chrono::steady_clock::now();
-  const auto text = error_text([] {
+  const auto text = error_of([] {
     lockstep::run(cpus(2), [](Rank& rank) {
       Tensors tensor{torch::ones(2)};
       if (rank.index() == 0)
@@ -320,7 +321,7 @@ TEST(InProcess, RanksThatWaitForEachOtherAreToldSoBeforeTheTimeout) {
 TEST(InProcess, ATimeoutSaysWhoWasMissingAndWhere) {
   lockstep::RunOptions options;
   options.timeout = 200ms;
-  const auto text = error_text([&] {
+  const auto text = error_of([&] {
     lockstep::run(
         cpus(3),
         [](Rank& rank) {
@@ -337,17 +338,17 @@ TEST(InProcess, BadArgumentsAreRefusedByName) {
   lockstep::run(cpus(2), [](Rank& rank) {
     Tensors none, two{torch::ones(1), torch::ones(1)}, ints{torch::ones(2, torch::kLong)}, one{torch::ones(2)};
     auto& backend = rank.backend();
-    EXPECT_THAT(error_text([&] { backend.allreduce(none); }), HasSubstr("one tensor per rank, got 0"));
-    EXPECT_THAT(error_text([&] { backend.allreduce(two); }), HasSubstr("one tensor per rank, got 2"));
-    EXPECT_THAT(error_text([&] { backend.allreduce(ints, with(ReduceOp::AVG)); }), HasSubstr("average of integers"));
-    EXPECT_THAT(error_text([&] { backend.allreduce(one, with(ReduceOp::BXOR)); }),
+    EXPECT_THAT(error_of([&] { backend.allreduce(none); }), HasSubstr("one tensor per rank, got 0"));
+    EXPECT_THAT(error_of([&] { backend.allreduce(two); }), HasSubstr("one tensor per rank, got 2"));
+    EXPECT_THAT(error_of([&] { backend.allreduce(ints, with(ReduceOp::AVG)); }), HasSubstr("average of integers"));
+    EXPECT_THAT(error_of([&] { backend.allreduce(one, with(ReduceOp::BXOR)); }),
                 HasSubstr("sum, avg, product, min or max"));
-    EXPECT_THAT(error_text([&] { rank.broadcast(one[0], 2); }), HasSubstr("rank 2, but the ranks are 0 to 1"));
-    EXPECT_THAT(error_text([&] { rank.allreduce(torch::ones({2, 2}).to_sparse()); }), HasSubstr("sparse"));
-    EXPECT_THAT(error_text([&] { rank.allreduce(Tensor()); }), HasSubstr("undefined"));
-    EXPECT_THAT(error_text([&] { backend.send(one, rank.index(), 0); }), HasSubstr("itself"));
+    EXPECT_THAT(error_of([&] { rank.broadcast(one[0], 2); }), HasSubstr("rank 2, but the ranks are 0 to 1"));
+    EXPECT_THAT(error_of([&] { rank.allreduce(torch::ones({2, 2}).to_sparse()); }), HasSubstr("sparse"));
+    EXPECT_THAT(error_of([&] { rank.allreduce(Tensor()); }), HasSubstr("undefined"));
+    EXPECT_THAT(error_of([&] { backend.send(one, rank.index(), 0); }), HasSubstr("itself"));
     Tensor wrong = torch::ones(5);
-    EXPECT_THAT(error_text([&] { backend._allgather_base(wrong, one[0]); }),
+    EXPECT_THAT(error_of([&] { backend._allgather_base(wrong, one[0]); }),
                 HasSubstr("must hold 2 inputs of float [2], but is float [5]"));
     rank.barrier();  // nothing of this spoilt the world
   });
