@@ -20,11 +20,13 @@ enum class AllreduceAlgorithm { naive, sharded, ring, tree };
 std::string_view to_string(AllreduceAlgorithm algorithm);
 
 // Replaces every tensor's values, in place, by the sum over the list. [[1, 1]] and [[2, 2]] become [[3, 3]] twice.
-// Tensors may be non-contiguous, empty and of any numeric type; a list of one stays as it is. Each algorithm adds in an
-// order that depends on the list's length alone, so equal inputs give equal bits; naive and sharded add in the order of
-// the list. Section: `allreduce` ("Data Synchronization"); sharded: its exercise "aggregate different parameters on
-// different devices". Throws Error before anything is changed: an empty list, an undefined tensor, tensors that differ
-// in shape, in type or in device type, two entries that share memory.
+// Tensors may be non-contiguous, empty and of any numeric type (sums are kept in that type); a list of one stays as it
+// is. An element's terms are added in an order that depends on the list's length and its place in the tensor alone, so
+// equal inputs give equal bits, and every device gets the same bits; naive and sharded add in the order of the list.
+// Nothing is recorded for autograd. GPU work is queued on each device's current stream and not waited for.
+// Section: `allreduce` ("Data Synchronization"); sharded: its exercise "aggregate different parameters on different
+// devices". Throws Error before anything is changed: an empty list, an undefined tensor, tensors that differ in shape,
+// in type or in device type, a type that cannot be added (bool, sparse), entries that share memory.
 void allreduce(std::vector<at::Tensor>& tensors, AllreduceAlgorithm algorithm = AllreduceAlgorithm::sharded);
 
 }  // namespace lockstep

@@ -30,12 +30,20 @@ Devices default_devices();
 //   "cpu"            one CPU rank             "cuda"            every GPU
 //   "cpu,cpu"        two CPU ranks            "cuda:0,cuda:1"   these two GPUs
 //   "2xcpu"          two CPU ranks            "2xcuda:0"        two ranks that share one GPU
-// Throws Error: empty or unreadable text; a GPU that is not there (the text lists those that are);
-// CPU and GPU in one list, since ranks of one run exchange tensors of one device type.
+// Blanks around a name or a number do not matter. Throws Error: empty or unreadable text; a GPU that is not there (the
+// text lists those that are); no device or more than 1024; CPU and GPU in one list, since ranks of one run exchange
+// tensors of one device type.
 Devices parse_devices(std::string_view spec);
+
+// The same for a machine with `gpu_count` GPUs.
+Devices parse_devices(std::string_view spec, int gpu_count);
 
 // "[cpu, cpu]", "[cuda:0]": as the section prints it.
 std::string to_string(const Devices& devices);
+
+// Waits until everything queued on `device` is done; on the CPU there is nothing to wait for. For clocks that measure a
+// device's work.
+void synchronize(const c10::Device& device);
 
 // Number of GPUs that LibTorch can use; 0 if this LibTorch or this machine has none.
 int gpu_count();

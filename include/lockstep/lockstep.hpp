@@ -5,8 +5,10 @@
 #include <lockstep/allreduce.hpp>
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/data.hpp>
+#include <lockstep/data_parallel.hpp>
 #include <lockstep/devices.hpp>
 #include <lockstep/error.hpp>
+#include <lockstep/evaluate.hpp>
 #include <lockstep/metrics.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>

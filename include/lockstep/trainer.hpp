@@ -5,6 +5,7 @@
 #pragma once
 
 #include <lockstep/devices.hpp>
+#include <lockstep/evaluate.hpp>
 #include <lockstep/metrics.hpp>
 
 #include <chrono>
@@ -72,13 +73,9 @@ struct EvalOptions {
   std::filesystem::path data_dir = {};  // empty: as the run had it
 };
 
-struct EvalResult {
-  int64_t correct = 0;
-  int64_t total = 0;
-  double loss = 0;     // mean over the test set
+struct EvalResult : Score {
   std::string source;  // of the data
   Devices devices;
-  double accuracy() const { return total == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(total); }
 };
 
 // Test accuracy of a kept run on several devices at once: every sample counted once, whatever the split (the section's

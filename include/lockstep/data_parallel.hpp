@@ -1,0 +1,122 @@
+// DataParallel: wraps any torch::nn::Module so that every rank holds an equal replica and gradients are averaged over
+// the ranks.
+//
+// The contract: after net.loss(batch, criterion).backward() every rank's gradients are those of the mean loss over the
+// whole global batch, however it was split (uneven and empty parts too), added in a fixed order; equal on all ranks.
+// Used by its rank's thread only. Cost: one allreduce per step and dtype, after backward, over a flat buffer that the
+// gradients are views of.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <lockstep/data.hpp>
+#include <lockstep/rank.hpp>
+
+#include <concepts>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace lockstep {
+
+// One replica's share of the work that does not depend on the module's type.
+class Replica;
+
+// The mean loss of this rank's part of a batch. backward() is what averages the gradients, so it is not a plain tensor.
+class Loss {
+ public:
+  // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
+  // add up over several calls, as in LibTorch. A parameter that no rank used gets a zero gradient. All ranks must call
+  // it, also those with an empty part. Throws Error: a sparse gradient; and as Rank::allreduce does.
+  void backward();
+
+  torch::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
+  double item() const { return value().item<double>(); }
+
+ private:
+  friend class Replica;
+  Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight);
+
+  std::shared_ptr<Replica> replica_;
+  torch::Tensor local_mean_;
+  double weight_;  // of this part in the average over the ranks
+};
+
+// While it lives, Loss::backward() leaves this rank's gradients as they are, to be averaged with those of the next
+// backward() outside.
+class NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<Replica> replica);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  std::shared_ptr<Replica> replica_;
+  bool before_;
+};
+
+// Moves `module` to the rank's device and copies rank 0's parameters and buffers to all ranks. Throws Error on every
+// rank if the ranks' modules differ in their number of tensors, a shape or a type.
+std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module, Rank& rank);
+// See DataParallel::mean.
+Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
+               int64_t global_size);
+
+template <class Module>
+class DataParallel {
+ public:
+  // Makes the replicas equal: the module moves to rank.device(), parameters and buffers become rank 0's. Create
+  // optimizers afterwards. Takes a module by value, a module holder (TORCH_MODULE) or a shared_ptr. Throws Error on
+  // every rank if the ranks' modules differ.
+  DataParallel(std::shared_ptr<Module> module, Rank& rank)
+      : module_(std::move(module)), replica_(make_replica(module_, rank)) {}
+  DataParallel(Module module, Rank& rank) requires std::derived_from<Module, torch::nn::Module>
+      : DataParallel(std::make_shared<Module>(std::move(module)), rank) {}
+  DataParallel(torch::nn::ModuleHolder<Module> holder, Rank& rank) : DataParallel(holder.ptr(), rank) {}
+
+  Module* operator->() const { return module_.get(); }
+  Module& operator*() const { return *module_; }
+
+  // The module's forward on this rank's replica; no communication.
+  template <class... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return module_->forward(std::forward<Arguments>(arguments)...);
+  }
+
+  // The mean loss of this rank's part: criterion(forward(batch.x), batch.y), which must be a mean over the samples. An
+  // empty part gives zero without calling forward. Any callable, or one of torch::nn::functional's losses by its name.
+  template <std::invocable<torch::Tensor, torch::Tensor> Criterion>
+  Loss loss(const Batch& batch, Criterion&& criterion) {
+    if (batch.size() == 0) return mean({}, 0, batch.global_size);
+    return mean(criterion((*this)(batch.x), batch.y), batch.size(), batch.global_size);
+  }
+  template <class Options>
+  Loss loss(const Batch& batch,
+            torch::Tensor (*criterion)(const torch::Tensor&, const torch::Tensor&, const Options&)) {
+    return loss(batch,
+                [&](const torch::Tensor& y_hat, const torch::Tensor& y) { return criterion(y_hat, y, Options{}); });
+  }
+
+  // The same for a loss computed by hand: the scalar mean over this rank's `local_size` of the global batch's
+  // `global_size` samples. With local_size 0, `local_mean` may be undefined.
+  Loss mean(torch::Tensor local_mean, int64_t local_size, int64_t global_size) {
+    return make_loss(replica_, std::move(local_mean), local_size, global_size);
+  }
+
+  // For accumulating gradients over several backward() calls: { auto guard = net.no_sync(); net.loss(first,
+  // …).backward(); } net.loss(last, …).backward();
+  [[nodiscard]] NoSync no_sync() { return NoSync(replica_); }
+
+ private:
+  std::shared_ptr<Module> module_;
+  std::shared_ptr<Replica> replica_;
+};
+
+template <class Holder>
+requires requires {
+  typename Holder::ContainedType;
+}
+DataParallel(Holder, Rank&)->DataParallel<typename Holder::ContainedType>;
+
+}  // namespace lockstep

@@ -1,0 +1,95 @@
+#include "cpu_cores.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <fstream>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+
+namespace lockstep {
+
+namespace fs = std::filesystem;
+
+std::vector<int> affinity_cpus() {
+  for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) {  // the kernel refuses a mask smaller than its own
+    cpu_set_t* mask = CPU_ALLOC(capacity);
+    const size_t bytes = CPU_ALLOC_SIZE(capacity);
+    CPU_ZERO_S(bytes, mask);
+    const bool read = sched_getaffinity(0, bytes, mask) == 0;
+    const bool too_small = !read && errno == EINVAL;
+    std::vector<int> cpus;
+    for (int cpu = 0; read && cpu < capacity; ++cpu) {
+      if (CPU_ISSET_S(cpu, bytes, mask)) cpus.push_back(cpu);
+    }
+    CPU_FREE(mask);
+    if (!too_small) return cpus;
+  }
+  return {};
+}
+
+int physical_cores(const std::vector<int>& cpus, const fs::path& sys_cpu) {
+  std::set<std::pair<int, int>> cores;  // (package, core)
+  int unknown = 0;
+  for (int cpu : cpus) {
+    const fs::path topology = sys_cpu / ("cpu" + std::to_string(cpu)) / "topology";
+    int package = 0;
+    int core = 0;
+    if (std::ifstream(topology / "physical_package_id") >> package && std::ifstream(topology / "core_id") >> core) {
+      cores.emplace(package, core);
+    } else {
+      ++unknown;
+    }
+  }
+  return static_cast<int>(cores.size()) + unknown;
+}
+
+namespace {
+
+double quota_of(const fs::path& group) {
+  double quota = 0;
+  double period = 0;
+  const bool version2 = static_cast<bool>(std::ifstream(group / "cpu.max") >> quota >> period);  // "max" is no number
+  const bool version1 = !version2 && std::ifstream(group / "cpu.cfs_quota_us") >> quota &&
+                        std::ifstream(group / "cpu.cfs_period_us") >> period;
+  if ((!version2 && !version1) || quota <= 0 || period <= 0) return no_quota;  // version 1 writes -1 for none
+  return quota / period;
+}
+
+// In a container the group's path may be the host's and not exist here; what exists of it, and the root, still count.
+double smallest_quota(const fs::path& root, const std::string& group) {
+  double quota = quota_of(root);
+  fs::path folder = root;
+  for (const fs::path& name : fs::path(group).relative_path()) {
+    folder /= name;
+    quota = std::min(quota, quota_of(folder));
+  }
+  return quota;
+}
+
+}  // namespace
+
+double cpu_quota(const fs::path& cgroups, const fs::path& self) {
+  double quota = no_quota;
+  std::ifstream file(self);
+  for (std::string line; std::getline(file, line);) {  // "0::/group" in version 2, "4:cpu,cpuacct:/group" in version 1
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    std::string controllers = line.substr(first, second - first + 1);
+    std::replace(controllers.begin(), controllers.end(), ':', ',');
+    const std::string group = line.substr(second + 1);
+    if (controllers == ",,") {
+      quota = std::min(quota, smallest_quota(cgroups, group));
+      quota = std::min(quota, smallest_quota(cgroups / "unified", group));
+    } else if (controllers.find(",cpu,") != std::string::npos) {
+      quota = std::min(quota, smallest_quota(cgroups / "cpu", group));  // systemd links cpu to cpu,cpuacct
+    }
+  }
+  return quota;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,11 @@
+// exception_text: what an exception of any kind says, for an Error that wraps it. Without LibTorch's backtraces.
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace lockstep {
+
+std::string exception_text(const std::exception_ptr& exception);
+
+}  // namespace lockstep

@@ -1,0 +1,146 @@
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <pthread.h>
+#include <lockstep/error.hpp>
+#include <lockstep/rank.hpp>
+
+#include "comm/world.hpp"
+#include "exception_text.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+// The failure of the rank that failed first; the others' failures follow from it.
+class FirstFailure {
+ public:
+  void record(std::exception_ptr exception, std::string text) {
+    const std::lock_guard lock(mutex_);
+    if (exception_) return;
+    exception_ = std::move(exception);
+    text_ = std::move(text);
+  }
+
+  void rethrow() const {
+    if (!exception_) return;
+    try {
+      std::rethrow_exception(exception_);
+    } catch (...) {
+      std::throw_with_nested(Error(text_));
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr exception_;
+  std::string text_;
+};
+
+std::string text_of(const std::exception_ptr& exception, const std::string& rank_name) {
+  const std::string text = exception_text(exception);
+  return text.starts_with(rank_name) ? text : rank_name + ": " + text;
+}
+
+void check(const Devices& devices, const RunOptions& options) {
+  if (devices.empty()) throw Error("run: the device list is empty; name at least one device, for example cpu");
+  if (options.threads_per_rank < 1) {
+    throw Error("run: threads_per_rank is " + std::to_string(options.threads_per_rank) +
+                "; a rank needs at least 1 thread");
+  }
+  if (options.timeout <= std::chrono::milliseconds::zero()) {
+    throw Error("run: the timeout is " + std::to_string(options.timeout.count()) + " ms; it must be positive");
+  }
+  for (const auto& device : devices) {
+    if (device.type() != devices[0].type()) {
+      throw Error("run: " + to_string(devices) +
+                  " mixes device types; the ranks of one run exchange tensors of one type");
+    }
+    if (device.is_cuda() && (!device.has_index() || device.index() >= gpu_count())) {
+      throw Error("run: there is no device " + device.str() + "; this machine has " + std::to_string(gpu_count()) +
+                  " GPUs, named cuda:0, cuda:1, …");
+    }
+  }
+}
+
+std::unique_ptr<comm::World> make_world(const Devices& devices, std::chrono::milliseconds timeout) {
+  const std::set<c10::DeviceIndex> indices = [&] {
+    std::set<c10::DeviceIndex> set;
+    for (const auto& device : devices) set.insert(device.index());
+    return set;
+  }();
+  if (devices.size() > 1 && devices[0].is_cuda() && indices.size() == devices.size()) {
+    if (auto world = comm::make_nccl_world(devices, timeout)) return world;
+  }
+  return comm::make_in_process_world(devices, timeout);
+}
+
+}  // namespace
+
+Rank::Rank(int index, int world_size, c10::Device device, c10::intrusive_ptr<c10d::Backend> backend)
+    : index_(index), world_size_(world_size), device_(device), backend_(std::move(backend)) {}
+
+void Rank::allreduce(at::Tensor tensor, c10d::ReduceOp op) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  c10d::AllreduceOptions options;
+  options.reduceOp = std::move(op);
+  backend_->allreduce(tensors, options)->wait();
+}
+
+void Rank::broadcast(at::Tensor tensor, int root) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  backend_->broadcast(tensors, options)->wait();
+}
+
+void Rank::barrier() {
+  backend_->barrier(c10d::BarrierOptions{})->wait();
+}
+
+void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options) {
+  check(devices, options);
+  const auto world = make_world(devices, options.timeout);
+  FirstFailure failure;
+
+  const auto fail = [&](int index) {
+    const auto text = text_of(std::current_exception(), comm::name_of(index, devices));
+    failure.record(std::current_exception(), text);
+    world->abort(index, text);
+  };
+  const auto run_rank = [&](int index) {
+    try {
+      pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
+      const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
+      at::set_num_threads(options.threads_per_rank);
+      Rank rank(index, static_cast<int>(devices.size()), devices[index], world->backend(index));
+      body(rank);
+      world->leave(index);
+    } catch (...) {
+      fail(index);
+    }
+  };
+
+  const int threads_before = at::get_num_threads();
+  std::vector<std::thread> threads;
+  for (int index = 0; index < static_cast<int>(devices.size()); ++index) {
+    try {
+      threads.emplace_back(run_rank, index);
+    } catch (...) {  // no more threads to be had: end the ranks that already run
+      fail(index);
+      break;
+    }
+  }
+  for (auto& thread : threads) thread.join();
+  at::set_num_threads(threads_before);  // the last call also counts for threads that have not computed yet
+  failure.rethrow();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,24 @@
+// What the trainer needs to know of its options before it starts, and how a run's folder keeps them.
+#pragma once
+
+#include <lockstep/data.hpp>
+#include <lockstep/trainer.hpp>
+
+#include <filesystem>
+
+namespace lockstep {
+
+// The options with every default filled in. Throws Error for each value that cannot be trained with.
+TrainOptions checked(TrainOptions options);
+
+// The data set that the options name.
+ImageData load_data(const TrainOptions& options);
+
+inline constexpr const char* kConfigFile = "config.json";
+inline constexpr const char* kMetricsFile = "metrics.jsonl";
+inline constexpr const char* kWeightsFile = "model.safetensors";
+
+// The options of the run in `run_dir`. Throws Error if there is none.
+TrainOptions read_config(const std::filesystem::path& run_dir);
+
+}  // namespace lockstep

@@ -1,0 +1,357 @@
+// lockstep's own backend: every collective on worlds of 1 to 5 ranks, with values that differ by rank.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/error.hpp>
+#include <lockstep/rank.hpp>
+
+#include "error_of.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+namespace {
+
+using c10d::ReduceOp;
+using lockstep::error_of;
+using lockstep::Rank;
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+using Tensors = std::vector<Tensor>;
+using namespace std::chrono_literals;
+
+lockstep::Devices cpus(int count) {
+  return lockstep::Devices(count, torch::kCPU);
+}
+
+void expect_equal(const Tensor& actual, const Tensor& expected) {
+  EXPECT_TRUE(torch::equal(actual, expected)) << "actual\n" << actual << "\nexpected\n" << expected;
+}
+
+// What rank `rank` brings: no two ranks' values are equal, and small enough for every type's sums and products.
+Tensor value(int rank, c10::IntArrayRef shape, torch::Dtype type = torch::kFloat) {
+  const int64_t count = c10::multiply_integers(shape);
+  return ((torch::arange(count) + rank) % 3 + 1).view(shape).to(type);
+}
+
+Tensors values(int world, c10::IntArrayRef shape, torch::Dtype type = torch::kFloat) {
+  Tensors all;
+  for (int rank = 0; rank < world; ++rank) all.push_back(value(rank, shape, type));
+  return all;
+}
+
+c10d::AllreduceOptions with(ReduceOp op) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = std::move(op);
+  return options;
+}
+
+class Worlds : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4, 5));
+
+TEST_P(Worlds, AllreduceReducesOverAllRanks) {
+  const int world = GetParam();
+  const Tensor all = torch::stack(values(world, {2, 7}));
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    const auto reduced = [&](ReduceOp::RedOpType op) {
+      const Tensor tensor = value(rank.index(), {2, 7});
+      rank.allreduce(tensor, op);
+      return tensor;
+    };
+    expect_equal(reduced(ReduceOp::SUM), all.sum(0));
+    expect_equal(reduced(ReduceOp::AVG), all.sum(0) / world);
+    expect_equal(reduced(ReduceOp::PRODUCT), all.prod(0));
+    expect_equal(reduced(ReduceOp::MIN), all.amin(0));
+    expect_equal(reduced(ReduceOp::MAX), all.amax(0));
+  });
+}
+
+TEST_P(Worlds, AllreduceTakesEveryNumericType) {
+  const int world = GetParam();
+  for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
+                          torch::kInt16, torch::kInt32, torch::kInt64}) {
+    const Tensor sum = torch::stack(values(world, {11}, type)).sum(0).to(type);
+    lockstep::run(cpus(world), [&](Rank& rank) {
+      const Tensor tensor = value(rank.index(), {11}, type);
+      rank.allreduce(tensor);
+      expect_equal(tensor, sum);
+    });
+  }
+}
+
+TEST_P(Worlds, AllreduceTakesRandomShapesAlsoEmptyAndNotContiguous) {
+  const int world = GetParam();
+  torch::manual_seed(GetParam());
+  for (int round = 0; round < 20; ++round) {
+    std::vector<int64_t> shape;
+    for (int64_t dim = torch::randint(0, 4, {}).item<int64_t>(); dim > 0; --dim)
+      shape.push_back(torch::randint(0, 9, {}).item<int64_t>());
+    const Tensor inputs = torch::randint(-100, 100,
+                                         [&] {
+                                           auto all = shape;
+                                           all.insert(all.begin(), world);
+                                           return all;
+                                         }())
+                              .to(torch::kDouble);
+    const Tensor sum = inputs.sum(0);
+    lockstep::run(cpus(world), [&](Rank& rank) {
+      const Tensor plain = inputs[rank.index()].clone();
+      rank.allreduce(plain);
+      expect_equal(plain, sum);
+      if (shape.size() < 2) return;
+      const Tensor transposed = inputs[rank.index()].transpose(0, 1).contiguous().transpose(0, 1);
+      const Tensor every_second = inputs[rank.index()].repeat_interleave(2, 0).slice(0, 0, std::nullopt, 2);
+      for (const auto& strided : {transposed, every_second}) {
+        rank.allreduce(strided);
+        expect_equal(strided, sum);
+      }
+    });
+  }
+}
+
+TEST_P(Worlds, AllreduceAddsInTheOrderOfTheRanks) {
+  const int world = GetParam();
+  Tensors inputs;
+  for (int rank = 0; rank < world; ++rank) inputs.push_back(torch::rand({1000}) * std::pow(1000, rank % 3));
+  Tensor expected = inputs[0].clone();
+  for (int rank = 1; rank < world; ++rank) expected += inputs[rank];
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    lockstep::run(cpus(world), [&](Rank& rank) {
+      std::this_thread::sleep_for(
+          std::chrono::microseconds((rank.index() * 7 + repeat * 3) % 5 * 200));  // whoever comes first
+      const Tensor tensor = inputs[rank.index()].clone();
+      rank.allreduce(tensor);
+      expect_equal(tensor, expected);  // bit for bit
+    });
+  }
+}
+
+TEST_P(Worlds, BroadcastCopiesTheRootsValues) {
+  const int world = GetParam();
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    for (int root = 0; root < world; ++root) {
+      const Tensor tensor = value(rank.index(), {3, 5});
+      rank.broadcast(tensor, root);
+      expect_equal(tensor, value(root, {3, 5}));
+      const Tensor strided = value(rank.index(), {5, 3}).t();
+      rank.broadcast(strided, root);
+      expect_equal(strided, value(root, {5, 3}).t());
+    }
+  });
+}
+
+TEST_P(Worlds, ReduceLeavesTheSumOnTheRootAlone) {
+  const int world = GetParam();
+  const Tensor sum = torch::stack(values(world, {4, 3})).sum(0);
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    for (int root = 0; root < world; ++root) {
+      Tensors tensor{value(rank.index(), {4, 3})};
+      c10d::ReduceOptions options;
+      options.rootRank = root;
+      rank.backend().reduce(tensor, options)->wait();
+      expect_equal(tensor[0], rank.index() == root ? sum : value(rank.index(), {4, 3}));
+    }
+  });
+}
+
+TEST_P(Worlds, AllgatherCollectsEveryRanksTensor) {
+  const int world = GetParam();
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    Tensors input{value(rank.index(), {2, 3})};
+    std::vector<Tensors> outputs(1);
+    for (int i = 0; i < world; ++i) outputs[0].push_back(i % 2 ? torch::zeros({3, 2}).t() : torch::zeros({2, 3}));
+    rank.backend().allgather(outputs, input)->wait();
+    for (int i = 0; i < world; ++i) expect_equal(outputs[0][i], value(i, {2, 3}));
+
+    Tensor flat = torch::zeros({2 * world, 3});
+    rank.backend()._allgather_base(flat, input[0])->wait();
+    expect_equal(flat, torch::cat(values(world, {2, 3})));
+  });
+}
+
+TEST_P(Worlds, ReduceScatterGivesEachRankItsPartOfTheSum) {
+  const int world = GetParam();
+  const Tensor sum = torch::stack(values(world, {world, 3})).sum(0);
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    Tensor whole = value(rank.index(), {world, 3});
+    std::vector<Tensors> inputs{whole.unbind(0)};
+    Tensors output{torch::zeros({3})};
+    rank.backend().reduce_scatter(output, inputs)->wait();
+    expect_equal(output[0], sum[rank.index()]);
+
+    Tensor part = torch::zeros({1, 3});
+    rank.backend()._reduce_scatter_base(part, whole)->wait();
+    expect_equal(part[0], sum[rank.index()]);
+    expect_equal(whole, value(rank.index(), {world, 3}));  // inputs stay
+
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = ReduceOp::AVG;
+    Tensor in_place = whole[rank.index()];
+    rank.backend()._reduce_scatter_base(in_place, whole, options)->wait();
+    expect_equal(in_place, sum[rank.index()] / world);
+  });
+}
+
+TEST_P(Worlds, AlltoallTransposesTheRanksTensors) {
+  const int world = GetParam();
+  const auto message = [](int from, int to) { return torch::full({from + 1, to + 1}, 10.0 * from + to); };
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    Tensors inputs, outputs;
+    for (int i = 0; i < world; ++i)
+      inputs.push_back(message(rank.index(), i)), outputs.push_back(torch::zeros({i + 1, rank.index() + 1}));
+    rank.backend().alltoall(outputs, inputs)->wait();
+    for (int i = 0; i < world; ++i) expect_equal(outputs[i], message(i, rank.index()));
+  });
+  // One tensor each, cut by sizes: rank r sends r + 1 rows to everybody.
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    Tensor input = torch::full({world * (rank.index() + 1), 2}, rank.index());
+    std::vector<int64_t> input_sizes(world, rank.index() + 1), output_sizes;
+    Tensors expected;
+    for (int i = 0; i < world; ++i) output_sizes.push_back(i + 1), expected.push_back(torch::full({i + 1, 2}, i));
+    Tensor output = torch::zeros({world * (world + 1) / 2, 2}, torch::kLong);
+    rank.backend().alltoall_base(output, input, output_sizes, input_sizes)->wait();
+    expect_equal(output, torch::cat(expected));
+  });
+}
+
+TEST_P(Worlds, MessagesGoAroundTheRingInOrder) {
+  const int world = GetParam();
+  if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    const int next = (rank.index() + 1) % world, previous = (rank.index() + world - 1) % world;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (int i = 0; i < 3; ++i) {
+      Tensors tensor{torch::full({4}, 10 * rank.index() + i)};
+      works.push_back(rank.backend().send(tensor, next, /*tag=*/7));
+    }
+    for (int i = 0; i < 3; ++i) {
+      Tensors tensor{torch::zeros({2, 4}, torch::kLong).select(0, 1)};
+      rank.backend().recv(tensor, previous, 7)->wait();
+      expect_equal(tensor[0], torch::full({4}, 10 * previous + i));
+    }
+    for (auto& work : works) work->wait();
+  });
+}
+
+TEST_P(Worlds, BarrierHoldsBackUntilAllHaveCome) {
+  const int world = GetParam();
+  std::atomic<int> arrived = 0;
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    for (int round = 1; round <= 10; ++round) {
+      std::this_thread::sleep_for(std::chrono::microseconds(rank.index() * 100));
+      ++arrived;
+      rank.barrier();
+      EXPECT_GE(arrived, round * world);
+      rank.barrier();
+    }
+  });
+}
+
+TEST(InProcess, AsynchronousCallsCompleteInAnyOrderOfWaiting) {
+  lockstep::run(cpus(3), [&](Rank& rank) {
+    std::vector<Tensors> tensors;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (int i = 0; i < 5; ++i) {
+      tensors.push_back({torch::full({100}, double(rank.index() * 10 + i))});
+      works.push_back(rank.backend().allreduce(tensors.back(), with(ReduceOp::SUM)));
+    }
+    for (int i = 4; i >= 0; --i) {
+      if (rank.index() == 1) {
+        while (!works[i]->isCompleted()) std::this_thread::yield();  // polling makes progress
+        EXPECT_TRUE(works[i]->isSuccess());
+      }
+      works[i]->wait();
+      expect_equal(works[i]->result()[0], torch::full({100}, 30.0 + 3 * i));
+    }
+  });
+}
+
+TEST(InProcess, CallsThatDifferEndInAnErrorThatShowsBoth) {
+  const auto differ = [](auto rank0, auto rank1) {
+    return error_of(
+        [&] { lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? rank0(rank) : rank1(rank); }); });
+  };
+  const auto sum_of = [](Tensor tensor) { return [=](Rank& rank) { rank.allreduce(tensor.clone()); }; };
+  EXPECT_THAT(differ(sum_of(torch::ones({2, 3})), sum_of(torch::ones({3, 2}))),
+              AllOf(HasSubstr("rank 0 (cpu) called"), HasSubstr("rank 1 (cpu) called"), HasSubstr("float [2, 3]"),
+                    HasSubstr("float [3, 2]")));
+  EXPECT_THAT(differ(sum_of(torch::ones(2)), sum_of(torch::ones(2, torch::kDouble))),
+              AllOf(HasSubstr("float [2]"), HasSubstr("double [2]")));
+  EXPECT_THAT(differ(sum_of(torch::ones(2)), [](Rank& rank) { rank.broadcast(torch::ones(2)); }),
+              AllOf(HasSubstr("allreduce(sum)"), HasSubstr("broadcast(root 0)")));
+  EXPECT_THAT(differ(sum_of(torch::ones(2)), [](Rank& rank) { rank.allreduce(torch::ones(2), ReduceOp::MAX); }),
+              AllOf(HasSubstr("allreduce(sum)"), HasSubstr("allreduce(max)")));
+  EXPECT_THAT(differ([](Rank& rank) { rank.broadcast(torch::ones(2), 0); },
+                     [](Rank& rank) { rank.broadcast(torch::ones(2), 1); }),
+              AllOf(HasSubstr("root 0"), HasSubstr("root 1")));
+  // Counts: rank 1 makes one call less.
+  EXPECT_THAT(differ(sum_of(torch::ones(2)), [](Rank&) {}),
+              AllOf(HasSubstr("rank 1 (cpu) returned without the call"), HasSubstr("allreduce(sum) of float [2]")));
+  // Messages of different shape.
+  EXPECT_THAT(differ(
+                  [](Rank& rank) {
+                    Tensors t{torch::ones(2)};
+                    rank.backend().send(t, 1, 0)->wait();
+                  },
+                  [](Rank& rank) {
+                    Tensors t{torch::ones(3)};
+                    rank.backend().recv(t, 0, 0)->wait();
+                  }),
+              AllOf(HasSubstr("send to rank 1 of float [2]"), HasSubstr("recv from rank 0 of float [3]")));
+}
+
+TEST(InProcess, RanksThatWaitForEachOtherAreToldSoBeforeTheTimeout) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto text = error_of([] {
+    lockstep::run(cpus(2), [](Rank& rank) {
+      Tensors tensor{torch::ones(2)};
+      if (rank.index() == 0)
+        rank.allreduce(tensor[0]);
+      else
+        rank.backend().recv(tensor, 0, 0)->wait();
+    });
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("wait for each other"), HasSubstr("allreduce(sum) of float [2]"),
+                          HasSubstr("recv from rank 0")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+}
+
+TEST(InProcess, ATimeoutSaysWhoWasMissingAndWhere) {
+  lockstep::RunOptions options;
+  options.timeout = 200ms;
+  const auto text = error_of([&] {
+    lockstep::run(
+        cpus(3),
+        [](Rank& rank) {
+          if (rank.index() == 2) std::this_thread::sleep_for(600ms);
+          rank.allreduce(torch::ones(2));
+        },
+        options);
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("waited 0.2 s"), HasSubstr("allreduce(sum) of float [2]"),
+                          HasSubstr("rank 2 (cpu), which has not made this call")));
+}
+
+TEST(InProcess, BadArgumentsAreRefusedByName) {
+  lockstep::run(cpus(2), [](Rank& rank) {
+    Tensors none, two{torch::ones(1), torch::ones(1)}, ints{torch::ones(2, torch::kLong)}, one{torch::ones(2)};
+    auto& backend = rank.backend();
+    EXPECT_THAT(error_of([&] { backend.allreduce(none); }), HasSubstr("one tensor per rank, got 0"));
+    EXPECT_THAT(error_of([&] { backend.allreduce(two); }), HasSubstr("one tensor per rank, got 2"));
+    EXPECT_THAT(error_of([&] { backend.allreduce(ints, with(ReduceOp::AVG)); }), HasSubstr("average of integers"));
+    EXPECT_THAT(error_of([&] { backend.allreduce(one, with(ReduceOp::BXOR)); }),
+                HasSubstr("sum, avg, product, min or max"));
+    EXPECT_THAT(error_of([&] { rank.broadcast(one[0], 2); }), HasSubstr("rank 2, but the ranks are 0 to 1"));
+    EXPECT_THAT(error_of([&] { rank.allreduce(torch::ones({2, 2}).to_sparse()); }), HasSubstr("sparse"));
+    EXPECT_THAT(error_of([&] { rank.allreduce(Tensor()); }), HasSubstr("undefined"));
+    EXPECT_THAT(error_of([&] { backend.send(one, rank.index(), 0); }), HasSubstr("itself"));
+    Tensor wrong = torch::ones(5);
+    EXPECT_THAT(error_of([&] { backend._allgather_base(wrong, one[0]); }),
+                HasSubstr("must hold 2 inputs of float [2], but is float [5]"));
+    rank.barrier();  // nothing of this spoilt the world
+  });
+}
+
+}  // namespace
