@@ -1,0 +1,252 @@
+// train() and evaluate_run(): equal results on any number of devices, what is kept, and what bad input leaves behind.
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <lockstep/checkpoint.hpp>
+#include <lockstep/models.hpp>
+#include <lockstep/trainer.hpp>
+
+#include "error_of.hpp"
+#include "small_images.hpp"
+
+#include <fstream>
+
+namespace {
+
+namespace fs = std::filesystem;
+using lockstep::EpochMetrics;
+using lockstep::error_of;
+using lockstep::ScratchFolder;
+using lockstep::TrainOptions;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+lockstep::Devices cpus(int count) {
+  return lockstep::Devices(count, torch::kCPU);
+}
+
+class Trainer : public testing::Test {
+ protected:
+  Trainer() { write_small_images(images_, 150, 40); }
+
+  TrainOptions options(int ranks) const {
+    TrainOptions options;
+    options.data_dir = images_.path();
+    options.devices = cpus(ranks);
+    options.batch_size = 32;
+    options.epochs = 2;
+    return options;
+  }
+
+  const ScratchFolder images_;
+  const ScratchFolder runs_;
+};
+
+TEST_F(Trainer, GivesTheSameMetricsAndWeightsOnAnyNumberOfDevices) {
+  TrainOptions single = options(1);
+  single.run_dir = runs_ / "1";
+  const auto expected = lockstep::train(single);
+  ASSERT_EQ(expected.history.size(), 2u);
+  lockstep::LeNet net;
+  load_weights(single.run_dir / "model.safetensors", *net);
+  for (const int ranks : {2, 3, 4}) {
+    TrainOptions several = options(ranks);
+    several.run_dir = runs_ / std::to_string(ranks);
+    const auto result = lockstep::train(several);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(result.history[i].epoch, static_cast<int>(i) + 1);
+      EXPECT_NEAR(result.history[i].train_loss, expected.history[i].train_loss, 1e-5);
+      EXPECT_NEAR(result.history[i].train_accuracy, expected.history[i].train_accuracy, 1e-9);
+      EXPECT_NEAR(result.history[i].test_accuracy, expected.history[i].test_accuracy, 1e-9);
+      EXPECT_GT(result.history[i].seconds, 0);
+    }
+    lockstep::LeNet other;
+    load_weights(several.run_dir / "model.safetensors", *other);
+    const auto mine = other->named_parameters();
+    for (const auto& item : net->named_parameters())
+      EXPECT_TRUE(torch::allclose(mine[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
+  }
+}
+
+TEST_F(Trainer, Learns) {
+  const ScratchFolder images;
+  write_small_images(images, 2000, 200);
+  TrainOptions settings = options(2);
+  settings.data_dir = images.path();
+  settings.batch_size = 16;
+  settings.epochs = 4;
+  const auto result = lockstep::train(settings);
+  EXPECT_LT(result.history.back().train_loss, 0.5 * result.history.front().train_loss);
+  EXPECT_GT(result.history.back().test_accuracy, 0.5);
+}
+
+TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "deep" / "run";
+  settings.seed = 3;
+  int epochs_seen = 0;
+  int64_t done = 0;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.on_epoch = [&](const EpochMetrics& metrics) {
+    EXPECT_EQ(metrics.epoch, ++epochs_seen);
+    EXPECT_EQ(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(),
+              static_cast<size_t>(epochs_seen));  // written before
+    EXPECT_TRUE(fs::exists(settings.run_dir / "curve.svg"));
+  };
+  callbacks.on_step = [&](const lockstep::StepProgress& progress) {
+    EXPECT_EQ(progress.total, 150);
+    done = progress.done;
+  };
+  const auto result = lockstep::train(settings, callbacks);
+  EXPECT_EQ(epochs_seen, 2);
+  EXPECT_EQ(done, 150);  // the end of an epoch is always reported
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(settings.run_dir)) names.push_back(entry.path().filename());
+  EXPECT_THAT(names, testing::UnorderedElementsAre("config.json", "metrics.jsonl", "model.safetensors", "curve.svg",
+                                                   "curve.png"));
+
+  std::ifstream file(settings.run_dir / "config.json");
+  TrainOptions again = lockstep::train_options_from_json({std::istreambuf_iterator<char>(file), {}});
+  EXPECT_EQ(again.run_dir, settings.run_dir);
+  again.run_dir = runs_ / "again";
+  const auto repeated = lockstep::train(again);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(repeated.history[i].train_loss, result.history[i].train_loss);  // the same bits
+    EXPECT_EQ(repeated.history[i].test_accuracy, result.history[i].test_accuracy);
+  }
+}
+
+TEST_F(Trainer, EvaluatesAKeptRunExactlyOnAnyNumberOfDevices) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "run";
+  const auto result = lockstep::train(settings);
+  for (const int ranks : {1, 2, 3, 7}) {
+    lockstep::EvalOptions eval;
+    eval.devices = cpus(ranks);
+    eval.batch_size = 11;
+    const auto score = lockstep::evaluate_run(settings.run_dir, eval);
+    EXPECT_EQ(score.total, 40);
+    EXPECT_DOUBLE_EQ(score.accuracy(), result.history.back().test_accuracy);
+  }
+}
+
+TEST_F(Trainer, ARequestToStopKeepsTheFinishedEpochs) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "run";
+  settings.epochs = 1000;
+  std::stop_source stop;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.stop = stop.get_token();
+  callbacks.on_epoch = [&](const EpochMetrics& metrics) {
+    if (metrics.epoch == 2) stop.request_stop();
+  };
+  const auto result = lockstep::train(settings, callbacks);
+  EXPECT_TRUE(result.stopped);
+  EXPECT_EQ(result.history.size(), 2u);
+  EXPECT_EQ(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(), 2u);
+  EXPECT_TRUE(fs::exists(settings.run_dir / "curve.png"));
+  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir).total, 40);
+}
+
+TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
+  const auto refused = [&](auto change) {
+    TrainOptions settings = options(2);
+    settings.run_dir = runs_ / "run";
+    change(settings);
+    const auto text = error_of([&] { lockstep::train(settings); });
+    EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
+    return text;
+  };
+  EXPECT_THAT(refused([](auto& o) { o.batch_size = 0; }), HasSubstr("batch size is 0"));
+  EXPECT_THAT(refused([](auto& o) { o.lr = -0.5; }), HasSubstr("learning rate is -0.5"));
+  EXPECT_THAT(refused([](auto& o) { o.lr = std::nan(""); }), HasSubstr("learning rate is nan"));
+  EXPECT_THAT(refused([](auto& o) { o.epochs = 0; }), HasSubstr("epochs is 0"));
+  EXPECT_THAT(refused([](auto& o) { o.threads_per_rank = 0; }), HasSubstr("threads per rank is 0"));
+  EXPECT_THAT(refused([](auto& o) { o.model = "vgg"; }), AllOf(HasSubstr("vgg"), HasSubstr("lenet")));
+  EXPECT_THAT(refused([](auto& o) { o.data = "mnist"; }), AllOf(HasSubstr("mnist"), HasSubstr("synthetic")));
+  EXPECT_THAT(refused([](auto& o) { o.devices = {torch::Device("cuda:77")}; }), HasSubstr("cuda:77"));
+  EXPECT_THAT(refused([&](auto& o) { o.data_dir = runs_.path(); }), HasSubstr(runs_.path().string()));
+  EXPECT_THAT(refused([](auto& o) { o.run_dir = "/proc/self/run"; }), HasSubstr("/proc/self/run"));
+  images_.write("t10k-labels-idx1-ubyte", lockstep::idx_bytes({40}, std::string(40, '\x0a')));
+  EXPECT_THAT(refused([](auto&) {}), HasSubstr("label 10"));
+}
+
+TEST_F(Trainer, NeverWritesIntoAnEarlierRun) {
+  TrainOptions settings = options(1);
+  settings.run_dir = runs_ / "run";
+  settings.epochs = 1;
+  lockstep::train(settings);
+  const auto before = runs_.read("run/metrics.jsonl");
+  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("already holds a run"));
+  EXPECT_EQ(runs_.read("run/metrics.jsonl"), before);
+}
+
+// In a process of its own, since a limit on file sizes is the whole process's: 300 KB is too little for the weights.
+TEST_F(Trainer, AFullDiskEndsTheRunAndLeavesEarlierFilesReadable) {
+  TrainOptions settings = options(1);
+  settings.epochs = 3;
+  settings.run_dir = runs_ / "run";
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    signal(SIGXFSZ, SIG_IGN);
+    lockstep::TrainCallbacks callbacks;
+    callbacks.on_epoch = [](const EpochMetrics&) {
+      const rlimit limit{300'000, 300'000};
+      setrlimit(RLIMIT_FSIZE, &limit);
+    };
+    const auto text = error_of([&] { lockstep::train(settings, callbacks); });
+    _exit(text.find("model.safetensors") != std::string::npos && text.find("File too large") != std::string::npos ? 0
+                                                                                                                  : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_GE(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(), 1u);
+  lockstep::EvalOptions eval;
+  eval.devices = cpus(1);
+  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir, eval).total, 40);
+  for (const auto& entry : fs::directory_iterator(settings.run_dir))
+    EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+}
+
+TEST(TrainOptionsJson, ComesBackAsItWas) {
+  TrainOptions options;
+  options.data = "synthetic";
+  options.data_dir = "/some where/\"quoted\"";
+  options.devices = cpus(3);
+  options.threads_per_rank = 2;
+  options.batch_size = 77;
+  options.lr = 0.1;
+  options.epochs = 4;
+  options.seed = 18446744073709551615u;
+  options.run_dir = "runs/x";
+  const auto back = lockstep::train_options_from_json(to_json(options));
+  EXPECT_EQ(to_json(back), to_json(options));
+  EXPECT_EQ(back.seed, options.seed);
+  EXPECT_EQ(back.lr, options.lr);
+  EXPECT_EQ(back.devices, options.devices);
+}
+
+TEST(TrainOptionsJson, NamesWhatIsWrong) {
+  const auto text = [](const std::string& json) { return error_of([&] { lockstep::train_options_from_json(json); }); };
+  EXPECT_THAT(text("{"), HasSubstr("not JSON"));
+  EXPECT_THAT(text("[1]"), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(text(R"({"lr": "fast"})"), AllOf(HasSubstr("\"lr\""), HasSubstr("\"fast\"")));
+  EXPECT_THAT(text(R"({"learning_rate": 1})"), HasSubstr("unknown key \"learning_rate\""));
+  EXPECT_THAT(text(R"({"devices": "tpu"})"), HasSubstr("tpu"));
+  EXPECT_EQ(lockstep::train_options_from_json("{}").batch_size, 256);
+}
+
+TEST(EvaluateRun, SaysWhatIsMissing) {
+  const ScratchFolder folder;
+  EXPECT_THAT(error_of([&] { lockstep::evaluate_run(folder / "none"); }),
+              AllOf(HasSubstr("not the folder of a run"), HasSubstr("config.json")));
+  folder.write("config.json", R"({"data": "synthetic", "devices": "cpu"})");
+  EXPECT_THAT(error_of([&] { lockstep::evaluate_run(folder.path()); }), HasSubstr("model.safetensors"));
+}
+
+}  // namespace
