@@ -1,4 +1,4 @@
-// The text of the lockstep::Error that a call ends in, for tests of bad input.
+// The text of the lockstep::Error that an action throws, for tests that say what it must name.
 #pragma once
 
 #include <lockstep/error.hpp>
@@ -7,14 +7,14 @@
 
 namespace lockstep {
 
-template <typename Call>
-std::string error_of(Call call) {
+template <class Action>
+std::string error_of(Action&& action) {
   try {
-    call();
+    action();
   } catch (const Error& error) {
     return error.what();
   }
-  return "no error";
+  return "(no error)";
 }
 
 }  // namespace lockstep

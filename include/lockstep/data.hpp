@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <iterator>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
@@ -41,8 +42,13 @@ ImageData load_fashion_mnist(const std::filesystem::path& dir = {});
 // Where load_fashion_mnist looks when no folder is given, in this order.
 std::vector<std::filesystem::path> fashion_mnist_places();
 
-// A stand-in of the same shapes and types that can be learnt: ten fixed patterns, shifted and mixed with noise.
-// Says "synthetic" in `source`. The same seed gives the same bits.
+// The last of them, where `lockstep fetch-data` puts the files: lockstep/fashion-mnist in $XDG_DATA_HOME or else in
+// ~/.local/share. Empty if neither variable, XDG_DATA_HOME nor HOME, holds an absolute path.
+std::filesystem::path fashion_mnist_download_place();
+
+// A stand-in of the same shapes and types that can be learnt: ten random patterns, moved, faded, mixed with each other
+// and with noise. Says "synthetic" in `source`. The same seed gives the same bits, on every machine. Throws Error: a
+// size below 1.
 ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000, uint64_t seed = 0);
 
 struct Batch {
@@ -61,8 +67,8 @@ struct BatchOptions {
 };
 
 // One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)).
-// All shards see the same sequence of global batches, whatever their number. A pass draws one permutation (about 1 ms
-// for 60000).
+// All shards see the same sequence of global batches, whatever their number. Making one draws one permutation (about 1
+// ms for 60000). Without shuffling a batch may share the dataset's memory. Iterators must not outlive their Batches.
 class Batches {
  public:
   Batches(Dataset dataset, const BatchOptions& options, const Shard& shard);
@@ -104,7 +110,7 @@ class Batches {
   at::Tensor order_;  // int64 [n] on the dataset's device; undefined without shuffle
 };
 
-// Throws Error: size < 1, x and y of different length, a shard index outside its count.
+// Throws Error: size < 1, x and y of different length or on different devices, a shard index outside its count.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Shard& shard = {});
 
 }  // namespace lockstep

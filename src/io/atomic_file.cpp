@@ -1,0 +1,81 @@
+#include "io/atomic_file.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+#include <lockstep/error.hpp>
+
+#include <cerrno>
+#include <random>
+#include <system_error>
+#include <utility>
+
+namespace lockstep::io {
+namespace {
+
+// A hidden sibling of `file`, another one with every call.
+std::filesystem::path temporary_for(const std::filesystem::path& file) {
+  static constexpr char letters[] = "abcdefghijklmnopqrstuvwxyz234567";
+  std::random_device random;
+  std::string name(".");
+  name.append(file.filename().string()).append(".");
+  for (int i = 0; i < 8; ++i) name += letters[random() % 32];
+  return file.parent_path() / name.append(".tmp");
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(std::filesystem::path file) : file_(std::move(file)) {
+  do {
+    temporary_ = temporary_for(file_);
+    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  } while (fd_ < 0 && errno == EEXIST);
+  if (fd_ < 0) {
+    int error = errno;
+    temporary_.clear();
+    std::string folder = file_.parent_path().empty() ? "." : file_.parent_path().string();
+    fail("creating a file in folder '" + folder + "'", error);
+  }
+}
+
+AtomicFile::~AtomicFile() {
+  discard();
+}
+
+void AtomicFile::write(const void* data, size_t bytes) {
+  const char* next = static_cast<const char*>(data);
+  while (bytes > 0) {
+    ssize_t written = ::write(fd_, next, bytes);
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail("writing", errno);
+    next += written;
+    bytes -= static_cast<size_t>(written);
+  }
+}
+
+void AtomicFile::commit() {
+  // Some file systems report a full disk only here, others only from close.
+  if (::fsync(fd_) != 0) fail("flushing to the disk", errno);
+  if (::close(std::exchange(fd_, -1)) != 0) fail("closing", errno);
+  if (::rename(temporary_.c_str(), file_.c_str()) != 0) fail("renaming the finished temporary", errno);
+  temporary_.clear();
+}
+
+void AtomicFile::fail(const std::string& operation, int error) {
+  discard();
+  throw Error("cannot write '" + file_.string() + "': " + operation +
+              " failed: " + std::generic_category().message(error));
+}
+
+void AtomicFile::discard() {
+  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
+  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  temporary_.clear();
+}
+
+void write_file(const std::filesystem::path& file, std::string_view text) {
+  AtomicFile out(file);
+  out.write(text);
+  out.commit();
+}
+
+}  // namespace lockstep::io

@@ -1,0 +1,39 @@
+// AtomicFile: a file that is replaced whole or not at all.
+//
+// The bytes go into a temporary sibling, which commit() flushes to the disk and renames. Without commit(), and after
+// any failure, the temporary is removed and the file of before stays as it was. (A process that is killed leaves the
+// temporary behind: a hidden file ".NAME.XXXXXXXX.tmp".) One thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+namespace lockstep::io {
+
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path file);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  // Each throws Error that names the file, the operation and the system's reason.
+  void write(const void* data, size_t bytes);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const std::string& operation, int error);
+  void discard();
+
+  std::filesystem::path file_;
+  std::filesystem::path temporary_;  // empty once it is renamed or removed
+  int fd_ = -1;
+};
+
+// Replaces `file` by `text`.
+void write_file(const std::filesystem::path& file, std::string_view text);
+
+}  // namespace lockstep::io

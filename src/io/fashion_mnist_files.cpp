@@ -1,0 +1,33 @@
+#include "io/fashion_mnist_files.hpp"
+
+#include <lockstep/error.hpp>
+
+#include <system_error>
+
+#include "io/idx.hpp"
+
+namespace lockstep::io {
+
+std::string what_lacks(const std::filesystem::path& dir) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(dir, ignored)) return "no such folder";
+  std::string missing;
+  for (const char* name : fashion_mnist_files) {
+    if (find_idx(dir, name).empty()) missing += (missing.empty() ? "it lacks " : ", ") + std::string(name);
+  }
+  return missing.empty() ? "" : missing + " (plain or .gz)";
+}
+
+std::filesystem::path find_fashion_mnist(const std::vector<std::filesystem::path>& places) {
+  std::string looked_at;
+  for (const auto& place : places) {
+    std::string missing = what_lacks(place);
+    if (missing.empty()) return place;
+    looked_at += "\n  " + place.string() + ": " + missing;
+  }
+  throw Error("Fashion-MNIST was not found in any of its usual places:" + looked_at +
+              "\nInstall Debian's package dataset-fashion-mnist, or run `lockstep fetch-data`, or name a folder with "
+              "the four IDX files (--data-dir DIR), or train on a stand-in (--data synthetic)");
+}
+
+}  // namespace lockstep::io

@@ -1,0 +1,23 @@
+// The four files that are Fashion-MNIST, and which folder has them.
+#pragma once
+
+#include <array>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep::io {
+
+inline constexpr const char* train_images = "train-images-idx3-ubyte";
+inline constexpr const char* train_labels = "train-labels-idx1-ubyte";
+inline constexpr const char* test_images = "t10k-images-idx3-ubyte";
+inline constexpr const char* test_labels = "t10k-labels-idx1-ubyte";
+inline constexpr std::array fashion_mnist_files = {train_images, train_labels, test_images, test_labels};
+
+// "" if `dir` has all of them, plain or as .gz; otherwise what it lacks.
+std::string what_lacks(const std::filesystem::path& dir);
+
+// The first of `places` that has all of them. Throws Error that says of each what it lacks, and what to do.
+std::filesystem::path find_fashion_mnist(const std::vector<std::filesystem::path>& places);
+
+}  // namespace lockstep::io

@@ -1,0 +1,92 @@
+#include "io/gzip.hpp"
+
+#include <lockstep/error.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <string>
+#include <system_error>
+
+namespace lockstep::io {
+namespace {
+
+constexpr size_t buffer_size = 1 << 18;
+constexpr int gzip_window_bits = 15 + 16;  // zlib's way of asking for gzip's header and checksum
+
+std::string reason() {
+  return std::generic_category().message(errno);
+}
+
+}  // namespace
+
+GzipReader::GzipReader(const std::filesystem::path& file) : file_(file), buffer_(buffer_size) {
+  errno = 0;
+  std::error_code error;
+  file_size_ = std::filesystem::file_size(file, error);
+  if (error) throw Error("cannot read '" + file.string() + "': " + error.message());
+  in_.open(file, std::ios::binary);
+  if (!in_) throw Error("cannot open '" + file.string() + "': " + reason());
+  fill();
+  compressed_ = stream_.avail_in >= 2 && buffer_[0] == 0x1f && buffer_[1] == 0x8b;
+  if (compressed_ && inflateInit2(&stream_, gzip_window_bits) != Z_OK) throw Error("zlib could not be initialised");
+}
+
+GzipReader::~GzipReader() {
+  if (compressed_) inflateEnd(&stream_);
+}
+
+uint64_t GzipReader::max_size() const {
+  // Deflate packs at most 258 bytes into 2 bits.
+  return compressed_ ? file_size_ * 1032 : file_size_;
+}
+
+size_t GzipReader::read(void* into, size_t bytes) {
+  if (compressed_) return read_compressed(into, bytes);
+  auto* out = static_cast<unsigned char*>(into);
+  size_t done = 0;
+  while (done < bytes) {
+    if (stream_.avail_in == 0) fill();
+    if (stream_.avail_in == 0) break;
+    size_t count = std::min<size_t>(bytes - done, stream_.avail_in);
+    std::copy_n(stream_.next_in, count, out + done);
+    stream_.next_in += count;
+    stream_.avail_in -= static_cast<uInt>(count);
+    done += count;
+  }
+  return done;
+}
+
+size_t GzipReader::read_compressed(void* into, size_t bytes) {
+  auto* out = static_cast<unsigned char*>(into);
+  size_t done = 0;
+  while (done < bytes) {
+    if (stream_.avail_in == 0) fill();
+    bool at_end = stream_.avail_in == 0;
+    if (at_end && between_members_) break;
+    if (at_end) throw Error("'" + file_.string() + "' is cut off: its gzip stream ends too early");
+    if (between_members_) inflateReset(&stream_);
+    between_members_ = false;
+
+    auto room = static_cast<uInt>(std::min<size_t>(bytes - done, std::numeric_limits<uInt>::max()));
+    stream_.next_out = out + done;
+    stream_.avail_out = room;
+    int status = inflate(&stream_, Z_NO_FLUSH);
+    done += room - stream_.avail_out;
+    if (status == Z_STREAM_END) {
+      between_members_ = true;
+    } else if (status != Z_OK) {
+      throw Error("'" + file_.string() + "' is corrupt gzip: " + (stream_.msg ? stream_.msg : zError(status)));
+    }
+  }
+  return done;
+}
+
+void GzipReader::fill() {
+  in_.read(reinterpret_cast<char*>(buffer_.data()), buffer_size);
+  if (in_.bad()) throw Error("cannot read '" + file_.string() + "': " + reason());
+  stream_.next_in = buffer_.data();
+  stream_.avail_in = static_cast<uInt>(in_.gcount());
+}
+
+}  // namespace lockstep::io

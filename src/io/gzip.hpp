@@ -1,0 +1,43 @@
+// GzipReader: the bytes of a file, decompressed if the file's content (not its name) is gzip.
+//
+// Strict: a stream that is cut off, damaged (checksum, length) or followed by something else is an Error that names the
+// file. One thread at a time. Memory: two small buffers.
+#pragma once
+
+#include <zlib.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+namespace lockstep::io {
+
+class GzipReader {
+ public:
+  explicit GzipReader(const std::filesystem::path& file);
+  ~GzipReader();
+  GzipReader(const GzipReader&) = delete;
+  GzipReader& operator=(const GzipReader&) = delete;
+
+  // Reads `bytes` bytes into `into`, fewer only at the end of the data; returns how many.
+  size_t read(void* into, size_t bytes);
+
+  // No more than this can come out of a file of this size: a bound for what a header claims.
+  uint64_t max_size() const;
+
+ private:
+  size_t read_compressed(void* into, size_t bytes);
+  void fill();
+
+  std::filesystem::path file_;
+  std::ifstream in_;
+  uint64_t file_size_ = 0;
+  bool compressed_ = false;
+  bool between_members_ = false;  // a gzip member has ended: the file may end here, or another member follow
+  std::vector<unsigned char> buffer_;
+  z_stream stream_{};  // its input is buffer_; unused for a plain file
+};
+
+}  // namespace lockstep::io

@@ -1,0 +1,134 @@
+#include "io/atomic_file.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <iostream>
+
+#include "error_of.hpp"
+#include "scratch_folder.hpp"
+
+namespace lockstep::io {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+TEST(AtomicFile, WritesANewFileAndReplacesAnOldOne) {
+  ScratchFolder folder;
+  write_file(folder / "a.txt", "first");
+  EXPECT_EQ(folder.read("a.txt"), "first");
+  write_file(folder / "a.txt", "second, and longer");
+  EXPECT_EQ(folder.read("a.txt"), "second, and longer");
+  write_file(folder / "a.txt", "");
+  EXPECT_EQ(folder.read("a.txt"), "");
+  EXPECT_THAT(folder.names(), ElementsAre("a.txt"));
+}
+
+TEST(AtomicFile, AppendsItsWrites) {
+  ScratchFolder folder;
+  AtomicFile file(folder / "a.txt");
+  file.write("one, ");
+  file.write("two", 3);
+  file.commit();
+  EXPECT_EQ(folder.read("a.txt"), "one, two");
+}
+
+TEST(AtomicFile, ShowsNothingBeforeCommit) {
+  ScratchFolder folder;
+  write_file(folder / "a.txt", "before");
+  {
+    AtomicFile file(folder / "a.txt");
+    file.write("after");
+    EXPECT_EQ(folder.read("a.txt"), "before");
+  }
+  EXPECT_EQ(folder.read("a.txt"), "before");
+  EXPECT_THAT(folder.names(), ElementsAre("a.txt"));
+}
+
+TEST(AtomicFile, WritesIntoTheCurrentFolder) {
+  ScratchFolder folder;
+  std::filesystem::path old = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  write_file("plain.txt", "here");
+  std::filesystem::current_path(old);
+  EXPECT_EQ(folder.read("plain.txt"), "here");
+}
+
+TEST(AtomicFile, HonoursTheUmaskLikeAnyNewFile) {
+  ScratchFolder folder;
+  mode_t old = umask(0027);
+  write_file(folder / "a.txt", "x");
+  umask(old);
+  struct stat status {};
+  ASSERT_EQ(stat((folder / "a.txt").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0640u);
+}
+
+TEST(AtomicFile, RefusesAMissingFolder) {
+  ScratchFolder folder;
+  EXPECT_THAT(error_of([&] { write_file(folder / "missing" / "a.txt", "x"); }),
+              AllOf(HasSubstr("missing/a.txt"), HasSubstr("creating"), HasSubstr("No such file or directory")));
+  EXPECT_THAT(folder.names(), IsEmpty());
+}
+
+TEST(AtomicFile, RefusesAFolderInPlaceOfTheFile) {
+  ScratchFolder folder;
+  std::filesystem::create_directory(folder / "a.txt");
+  EXPECT_THAT(error_of([&] { write_file(folder / "a.txt", "x"); }),
+              AllOf(HasSubstr("a.txt"), HasSubstr("renaming"), HasSubstr("directory")));
+  EXPECT_THAT(folder.names(), ElementsAre("a.txt"));
+}
+
+TEST(AtomicFile, RefusesAFileInPlaceOfTheFolder) {
+  ScratchFolder folder;
+  write_file(folder / "file", "x");
+  EXPECT_THAT(error_of([&] { write_file(folder / "file" / "a.txt", "x"); }), HasSubstr("Not a directory"));
+}
+
+// /proc refuses new files to everybody, and so tests the same for root, whom permissions do not stop.
+TEST(AtomicFile, RefusesAnUnwritableFolder) {
+  EXPECT_THAT(error_of([] { write_file("/proc/lockstep.txt", "x"); }),
+              AllOf(HasSubstr("/proc/lockstep.txt"), HasSubstr("creating")));
+}
+
+TEST(AtomicFile, RefusesAFolderWithoutWritePermission) {
+  if (geteuid() == 0) GTEST_SKIP() << "root may write everywhere";
+  ScratchFolder folder;
+  std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  std::string error = error_of([&] { write_file(folder / "a.txt", "x"); });
+  std::filesystem::permissions(folder.path(), std::filesystem::perms::owner_all);
+  EXPECT_THAT(error, HasSubstr("Permission denied"));
+}
+
+// A limit on the size of files, in a process of its own, stands for the full disk: write() fails after some bytes.
+TEST(AtomicFile, KeepsTheOldFileWhenTheDiskIsFull) {
+  ScratchFolder folder;
+  write_file(folder / "a.txt", "before");
+  pid_t child = fork();
+  if (child == 0) {
+    signal(SIGXFSZ, SIG_IGN);
+    rlimit limit{1000, 1000};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    std::string error = error_of([&] { write_file(folder / "a.txt", std::string(5000, 'x')); });
+    bool good =
+        error.find("a.txt") != std::string::npos && error.find("writing failed: File too large") != std::string::npos;
+    if (!good) std::cerr << error << '\n';
+    _exit(good ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(folder.read("a.txt"), "before");
+  EXPECT_THAT(folder.names(), ElementsAre("a.txt"));
+}
+
+}  // namespace
+}  // namespace lockstep::io
