@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# What ./dev does before it builds: help, unknown commands, and packages that are missing, with stand-ins for
+# dpkg-query, id, sudo and apt-get.
+set -euo pipefail
+dev=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/dev
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+fail() {
+  echo "error: $1. ./dev said:"
+  cat "$work/said"
+  exit 1
+}
+run_dev() { "$dev" "$@" >"$work/said" 2>&1 </dev/null; }
+expect_said() { grep -qF -- "$1" "$work/said" || fail "it did not say '$1'"; }
+stand_in() { # NAME BODY
+  printf '#!/bin/bash\n%s\n' "$2" >"$work/bin/$1"
+  chmod +x "$work/bin/$1"
+}
+
+run_dev help || fail "help failed"
+for command in train test build lint clean; do expect_said "./dev $command"; done
+code=0
+run_dev trian || code=$?
+((code == 2)) || fail "an unknown command ended with code $code, not 2"
+expect_said "unknown command 'trian'"
+
+mkdir "$work/bin"
+export PATH=$work/bin:$PATH
+# shellcheck disable=SC2016  # the stand-ins' own variables
+stand_in dpkg-query 'for name; do [[ $name == -* || $name == ninja-build || $name == ccache ]] || echo "$name:installed"; done; echo "ccache:config-files"'
+stand_in id 'echo 1000'
+install="apt-get install -y --no-install-recommends ninja-build ccache"
+
+stand_in sudo 'exit 1'
+if run_dev build; then fail "it went on without packages"; fi
+expect_said "apt-get update && $install"
+
+# shellcheck disable=SC2016
+stand_in sudo '[[ $1 == -n ]] && shift; echo "$*" >>'"$work/sudo.log"'; [[ $* != *" install "* ]] || { echo "E: no such thing"; exit 100; }'
+if run_dev build; then fail "it went on after a failed installation"; fi
+expect_said "this step failed: installing packages: ninja-build ccache"
+expect_said "E: no such thing"
+expect_said "build/logs/apt-install.log"
+
+# shellcheck disable=SC2016
+stand_in sudo '[[ $1 == -n ]] && shift; echo "$*" >>'"$work/sudo.log"
+rm "$work/sudo.log"
+export XDG_CACHE_HOME=/dev/null/cache # LibTorch is the next step; this ends it
+unset Torch_DIR Torch_ROOT CMAKE_PREFIX_PATH
+if run_dev build; then fail "it went on without LibTorch"; fi
+expect_said "cannot create the folder /dev/null/cache/lockstep"
+wanted=$(printf 'true\napt-get update\nenv DEBIAN_FRONTEND=noninteractive %s' "$install")
+[[ $(cat "$work/sudo.log") == "$wanted" ]] || fail "sudo was asked for: $(cat "$work/sudo.log")"
+
+echo "all as expected"

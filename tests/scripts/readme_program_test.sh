@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Compiles the README's program against the installed lockstep, with the README's own CMakeLists.txt and commands, and
+# runs it. From README.md it takes
+#   the first ```cpp block with "int main"                                        -> main.cpp
+#   the first ```cmake block with "find_package(lockstep"                         -> CMakeLists.txt
+#   the first ```sh, ```bash or ```console block with "cmake --build", after it   -> run as it stands
+#   readme_program_test.sh PREFIX WORK-FOLDER
+set -euo pipefail
+prefix=$1 work=$2
+readme=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/README.md
+
+# block LANGUAGES TEXT: the first fenced block in one of these languages that contains the text.
+block() {
+  awk -v languages="$1" -v text="$2" '
+    !inside && /^ *```/ {
+      language = $0; sub(/^ *```/, "", language); sub(/[^a-z+].*/, "", language)
+      inside = 1; wanted = index(" " languages " ", " " language " "); body = ""; next
+    }
+    inside && /^ *```/ { if (wanted && index(body, text)) { printf "%s", body; found = 1; exit } inside = 0; next }
+    inside { body = body $0 "\n" }
+    END { exit !found }' "$readme" || {
+    echo "error: $readme has no block (\`\`\`$1) that contains '$2'." >&2
+    exit 1
+  }
+}
+
+[[ -f $readme ]] || {
+  echo "error: there is no $readme."
+  exit 1
+}
+rm -rf "$work"
+mkdir -p "$work"
+cd "$work"
+block "cpp c++" "int main" >main.cpp
+block "cmake" "find_package(lockstep" >CMakeLists.txt
+block "sh bash console" "cmake --build" | sed 's/^\$ //' >commands.sh
+
+echo "running in $work:"
+cat commands.sh
+unset Torch_DIR Torch_ROOT
+export CMAKE_PREFIX_PATH=$prefix
+bash -euxo pipefail commands.sh
