@@ -2,6 +2,7 @@
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/error.hpp>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@ class Replica {
   bool sync = true;
 
  private:
+  void check_that_modules_match();
+
   // The gradients of all parameters of one type in one piece of memory: one allreduce serves them all.
   struct Bucket {
     torch::Tensor flat;
@@ -37,13 +40,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank) : module
   const torch::NoGradGuard no_grad;
   module_->to(rank_.device());
 
-  int64_t tensors = static_cast<int64_t>(module_->parameters().size() + module_->buffers().size());
-  const torch::Tensor counts = torch::tensor({tensors, -tensors}, torch::kLong).to(rank_.device());
-  rank_.allreduce(counts, c10d::ReduceOp::MAX);
-  if (const auto most = counts[0].item<int64_t>(), fewest = -counts[1].item<int64_t>(); most != fewest) {
-    throw Error("DataParallel: the ranks' modules differ: one has " + std::to_string(fewest) +
-                " parameters and buffers, another " + std::to_string(most) + ". Every rank must build the same module");
-  }
+  check_that_modules_match();
   for (const auto& parameter : module_->parameters()) rank_.broadcast(parameter);
   for (const auto& buffer : module_->buffers()) rank_.broadcast(buffer);
 
@@ -66,6 +63,32 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank) : module
       offset += parameter.numel();
     }
     buckets_.push_back(std::move(bucket));
+  }
+}
+
+void Replica::check_that_modules_match() {
+  const auto parameters = module_->parameters();
+  const auto tensors = static_cast<int64_t>(parameters.size() + module_->buffers().size());
+  const auto address = parameters.empty() ? 0 : reinterpret_cast<int64_t>(parameters[0].const_data_ptr());
+  // Row r holds what rank r has; the others add zeros.
+  torch::Tensor table = torch::zeros({rank_.world_size(), 2}, torch::kLong);
+  table[rank_.index()] = torch::tensor({tensors, address}, torch::kLong);
+  table = table.to(rank_.device());
+  rank_.allreduce(table);
+  table = table.cpu();
+  for (int other = 0; other < rank_.world_size(); ++other) {
+    const auto their_tensors = table[other][0].item<int64_t>(), their_address = table[other][1].item<int64_t>();
+    if (their_tensors != tensors) {
+      throw Error("DataParallel: the ranks' modules differ: rank " + std::to_string(rank_.index()) + " has " +
+                  std::to_string(tensors) + " parameters and buffers, rank " + std::to_string(other) + " has " +
+                  std::to_string(their_tensors) + ". Every rank must build the same module");
+    }
+    if (other != rank_.index() && address != 0 && their_address == address) {
+      throw Error("DataParallel: ranks " + std::to_string(std::min(rank_.index(), other)) + " and " +
+                  std::to_string(std::max(rank_.index(), other)) +
+                  " hold the same parameters in memory, not replicas (a copy of a torch::nn::Module shares its "
+                  "tensors). Build the module inside the function given to run()");
+    }
   }
 }
 

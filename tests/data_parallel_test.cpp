@@ -323,7 +323,14 @@ TEST(DataParallelTest, ModulesThatDifferAreRefusedOnEveryRank) {
                   DataParallel net(torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(rank.index() == 0)), rank);
                 });
               }),
-              AllOf(HasSubstr("one has 1 parameters and buffers, another 2")));
+              AllOf(HasSubstr("parameters and buffers, rank")));
+}
+
+TEST(DataParallelTest, ReplicasThatShareTheirMemoryAreRefused) {
+  const SharedMlp prototype;  // copies of it share its tensors
+  EXPECT_THAT(
+      error_of([&] { lockstep::run(cpus(3), [&](Rank& rank) { DataParallel net(SharedMlp(prototype), rank); }); }),
+      AllOf(HasSubstr("same parameters in memory"), HasSubstr("inside the function given to run()")));
 }
 
 TEST(DataParallelTest, BadLossesAreRefused) {

@@ -141,6 +141,26 @@ TEST(Run, NestsAndRepeats) {
   EXPECT_EQ(sum, 6);
 }
 
+TEST(Run, InTurnCallsRankAfterRankSoThatTheSeedAloneDecides) {
+  std::vector<std::vector<double>> draws;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    torch::manual_seed(7);
+    std::vector<double> mine(4);
+    lockstep::run(cpus(4), [&](Rank& rank) {
+      mine[rank.index()] = rank.in_turn([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(3 - rank.index()));
+        return torch::rand({1}, torch::kDouble).item<double>();
+      });
+    });
+    draws.push_back(mine);
+  }
+  torch::manual_seed(7);
+  for (int rank = 0; rank < 4; ++rank) {
+    const double expected = torch::rand({1}, torch::kDouble).item<double>();
+    for (const auto& mine : draws) EXPECT_EQ(mine[rank], expected);
+  }
+}
+
 TEST(Run, LeavesNoThreadFileOrMemoryBehind) {
   const auto once = [] {
     lockstep::run(cpus(3), [](Rank& rank) {

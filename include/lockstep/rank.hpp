@@ -34,6 +34,16 @@ class Rank {
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();
 
+  // function() on one rank after the other, rank 0 first. For what draws from LibTorch's default generator, which all
+  // ranks of a process share: after torch::manual_seed, weights made in turn depend on the seed alone.
+  template <class Function>
+  auto in_turn(Function&& function) {
+    for (int turn = 0; turn < index_; ++turn) barrier();
+    auto result = function();
+    for (int turn = index_; turn < world_size_; ++turn) barrier();
+    return result;
+  }
+
   // Where this rank stands, for split_and_load's and batches' parts.
   operator Shard() const { return {index_, world_size_, device_}; }
 

@@ -1,0 +1,250 @@
+#include "io/safetensors.hpp"
+
+#include <ATen/Functions.h>
+#include <lockstep/error.hpp>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstdint>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
+
+#include "io/atomic_file.hpp"
+
+namespace lockstep::io {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the data are copied as they lie in memory");
+
+using Json = nlohmann::json;
+
+struct TypeName {
+  const char* name;
+  at::ScalarType type;
+};
+// In the order in which a file holds them: the widest first, so that every tensor begins at a multiple of its elements'
+// size. Within a width the order is the Python package's: equal tensors give equal files.
+constexpr std::array type_names = {
+    TypeName{"I64", at::kLong},  TypeName{"F64", at::kDouble},    TypeName{"F32", at::kFloat},
+    TypeName{"I32", at::kInt},   TypeName{"BF16", at::kBFloat16}, TypeName{"F16", at::kHalf},
+    TypeName{"I16", at::kShort}, TypeName{"I8", at::kChar},       TypeName{"U8", at::kByte},
+    TypeName{"BOOL", at::kBool},
+};
+
+constexpr uint64_t largest_header = 100'000'000;  // as other readers of the format have it
+constexpr const char* metadata_key = "__metadata__";
+
+// ---- writing
+
+size_t type_index(const at::Tensor& tensor) {
+  auto type = std::find_if(type_names.begin(), type_names.end(),
+                           [&](const TypeName& entry) { return entry.type == tensor.scalar_type(); });
+  return static_cast<size_t>(type - type_names.begin());
+}
+
+// By type, then by name. Throws Error if the format cannot hold them.
+NamedTensors in_file_order(NamedTensors tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    if (type_index(tensor) == type_names.size()) {
+      throw Error("tensor '" + name + "' is of type " + c10::toString(tensor.scalar_type()) +
+                  ", which safetensors cannot hold");
+    }
+  }
+  auto key = [](const auto& entry) { return std::pair(type_index(entry.second), entry.first); };
+  std::sort(tensors.begin(), tensors.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
+  return tensors;
+}
+
+std::string header_of(const NamedTensors& tensors) {
+  nlohmann::ordered_json header = {{metadata_key, {{"format", "pt"}}}};
+  uint64_t offset = 0;
+  for (const auto& [name, tensor] : tensors) {
+    if (header.contains(name)) throw Error("two tensors are named '" + name + "'");
+    uint64_t end = offset + tensor.nbytes();
+    header[name] = {{"dtype", type_names[type_index(tensor)].name},
+                    {"shape", tensor.sizes().vec()},
+                    {"data_offsets", {offset, end}}};
+    offset = end;
+  }
+  std::string text;
+  try {
+    text = header.dump();
+  } catch (const Json::exception&) {
+    throw Error("a tensor's name is not UTF-8");
+  }
+  text.resize((text.size() + 7) / 8 * 8, ' ');
+  return text;
+}
+
+// ---- reading
+
+// Like parse, but a key that an object holds twice is an error instead of the last one winning.
+Json parse_without_duplicates(const std::string& text) {
+  std::vector<std::set<std::string>> keys;  // of the objects that are open
+  return Json::parse(text, [&](int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
+      throw Error("the name '" + parsed.get<std::string>() + "' occurs twice");
+    }
+    return true;
+  });
+}
+
+struct Entry {
+  std::string name;
+  at::ScalarType type;
+  std::vector<int64_t> shape;
+  uint64_t begin;
+  uint64_t end;
+};
+
+std::vector<uint64_t> unsigned_numbers(const Json& entry, const char* key) {
+  if (!entry.contains(key) || !entry[key].is_array()) throw Error("it has no list '" + std::string(key) + "'");
+  std::vector<uint64_t> numbers;
+  for (const Json& number : entry[key]) {
+    if (!number.is_number_unsigned() || number.get<uint64_t>() > std::numeric_limits<int64_t>::max()) {
+      throw Error("its '" + std::string(key) + "' holds " + number.dump() + ", which is not a length");
+    }
+    numbers.push_back(number.get<uint64_t>());
+  }
+  return numbers;
+}
+
+Entry parse_entry(const std::string& name, const Json& json, uint64_t data_size) {
+  if (!json.is_object()) throw Error("it is not described by an object");
+  if (!json.contains("dtype") || !json["dtype"].is_string()) throw Error("it has no 'dtype'");
+  auto type = std::find_if(type_names.begin(), type_names.end(),
+                           [&](const TypeName& entry) { return json["dtype"] == entry.name; });
+  if (type == type_names.end()) throw Error("its type " + json["dtype"].dump() + " is unknown");
+
+  std::vector<uint64_t> offsets = unsigned_numbers(json, "data_offsets");
+  if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_size) {
+    throw Error("its data_offsets " + json["data_offsets"].dump() + " do not lie within the file's " +
+                std::to_string(data_size) + " bytes of data");
+  }
+  std::vector<uint64_t> lengths = unsigned_numbers(json, "shape");
+  bool empty = std::count(lengths.begin(), lengths.end(), 0) > 0;
+  int64_t bytes = static_cast<int64_t>(c10::elementSize(type->type));
+  bool overflow = false;
+  for (uint64_t length : lengths) {
+    overflow |= __builtin_mul_overflow(bytes, std::max<uint64_t>(length, 1), &bytes);
+  }
+  if (empty) bytes = 0;
+  if (overflow || static_cast<uint64_t>(bytes) != offsets[1] - offsets[0]) {
+    throw Error("its shape " + json["shape"].dump() + " of type " + type->name + " does not fill its " +
+                std::to_string(offsets[1] - offsets[0]) + " bytes of data");
+  }
+  return {name, type->type, {lengths.begin(), lengths.end()}, offsets[0], offsets[1]};
+}
+
+std::vector<Entry> parse_header(const std::string& text, uint64_t data_size) {
+  if (text.empty() || text[0] != '{') throw Error("its header is not a JSON object");
+  Json header;
+  try {
+    header = parse_without_duplicates(text);
+  } catch (const Json::exception& error) {
+    throw Error(std::string("its header is not JSON: ") + error.what());
+  }
+  std::vector<Entry> entries;
+  for (const auto& [name, json] : header.items()) {
+    if (name == metadata_key) continue;
+    try {
+      entries.push_back(parse_entry(name, json, data_size));
+    } catch (const Error& error) {
+      throw Error("tensor '" + name + "': " + error.what());
+    }
+  }
+  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
+  uint64_t covered = 0;
+  for (const Entry& entry : entries) {
+    if (entry.begin != covered) {
+      throw Error("tensor '" + entry.name + "' begins at byte " + std::to_string(entry.begin) + " of the data, but " +
+                  std::to_string(covered) + " was expected: tensors overlap or leave a gap");
+    }
+    covered = entry.end;
+  }
+  if (covered != data_size) {
+    throw Error("its tensors end at byte " + std::to_string(covered) + " of the data, but the file holds " +
+                std::to_string(data_size));
+  }
+  return entries;
+}
+
+void check_bool(const at::Tensor& tensor, const std::string& name) {
+  // A bool that is neither 0 nor 1 is undefined behaviour to whoever reads it.
+  if (tensor.view(at::kByte).gt(1).any().item<bool>()) {
+    throw Error("tensor '" + name + "' is of type BOOL but holds bytes that are neither 0 nor 1");
+  }
+}
+
+NamedTensors read_stream(std::ifstream& in, uint64_t file_size) {
+  auto read = [&](void* into, uint64_t bytes) {
+    in.read(static_cast<char*>(into), static_cast<std::streamsize>(bytes));
+    if (!in) throw Error("reading failed: " + std::generic_category().message(errno));
+  };
+  uint64_t header_size = 0;
+  if (file_size < sizeof header_size) throw Error("it is too short for a safetensors file");
+  read(&header_size, sizeof header_size);
+  if (header_size > file_size - sizeof header_size || header_size > largest_header) {
+    throw Error("its header is said to have " + std::to_string(header_size) + " bytes, but the file has " +
+                std::to_string(file_size));
+  }
+  std::string header(header_size, '\0');
+  read(header.data(), header_size);
+
+  NamedTensors tensors;
+  for (const Entry& entry : parse_header(header, file_size - sizeof header_size - header_size)) {
+    at::Tensor tensor = at::empty(entry.shape, entry.type);
+    read(tensor.mutable_data_ptr(), entry.end - entry.begin);
+    if (entry.type == at::kBool) check_bool(tensor, entry.name);
+    tensors.emplace_back(entry.name, tensor);
+  }
+  return tensors;
+}
+
+}  // namespace
+
+void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors) {
+  NamedTensors sorted;
+  std::string header;
+  try {
+    sorted = in_file_order(tensors);
+    header = header_of(sorted);
+  } catch (const Error& error) {
+    throw Error("cannot write '" + file.string() + "': " + error.what());
+  }
+  uint64_t header_size = header.size();
+
+  AtomicFile out(file);
+  out.write(&header_size, sizeof header_size);
+  out.write(header);
+  for (const auto& [name, tensor] : sorted) {
+    at::Tensor data = tensor.detach().cpu().contiguous();
+    out.write(data.const_data_ptr(), data.nbytes());
+  }
+  out.commit();
+}
+
+NamedTensors read_safetensors(const std::filesystem::path& file) {
+  try {
+    std::error_code error;
+    uint64_t size = std::filesystem::file_size(file, error);
+    if (error) throw Error(error.message());
+    errno = 0;
+    std::ifstream in(file, std::ios::binary);
+    if (!in) throw Error("opening failed: " + std::generic_category().message(errno));
+    return read_stream(in, size);
+  } catch (const Error& error) {
+    throw Error("cannot read '" + file.string() + "': " + error.what());
+  }
+}
+
+}  // namespace lockstep::io

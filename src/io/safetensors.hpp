@@ -1,0 +1,29 @@
+// Safetensors: named tensors in a file that Python's package safetensors reads and writes.
+//
+//   8 bytes      length of the header, little-endian
+//   header       JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …, "__metadata__": {…}},
+//                padded with spaces
+//   data         the tensors' bytes, little-endian, without gaps; offsets count from here
+// Types: F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::io {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// Writes the tensors, from whatever device, and replaces `file` whole. Throws Error: a type that the format lacks, a
+// name given twice, a disk that does not take it; the file of before stays as it was.
+void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors);
+
+// The file's tensors on the CPU, in the order of their data. Strict: nothing that the header says is believed before it
+// is checked against the file's size. Throws Error that names the file and what is wrong.
+NamedTensors read_safetensors(const std::filesystem::path& file);
+
+}  // namespace lockstep::io

@@ -1,0 +1,206 @@
+#include "io/safetensors.hpp"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <random>
+
+#include "error_of.hpp"
+#include "scratch_folder.hpp"
+
+namespace lockstep::io {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const std::filesystem::path python_file =
+    std::filesystem::path(__FILE__).parent_path().parent_path() / "data" / "python.safetensors";
+
+std::string bytes_of(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+class SafetensorsTest : public testing::Test {
+ protected:
+  // The file of this header and these data; the header's length is right unless one is given.
+  std::string error(const std::string& header, const std::string& data, std::optional<uint64_t> length = {}) {
+    uint64_t size = length.value_or(header.size());
+    std::string bytes(sizeof size, '\0');
+    std::memcpy(bytes.data(), &size, sizeof size);
+    folder_.write("file", bytes + header + data);
+    return error_of([&] { read_safetensors(folder_ / "file"); });
+  }
+  ScratchFolder folder_;
+};
+
+TEST_F(SafetensorsTest, ReadsWhatPythonWrote) {
+  std::map<std::string, at::Tensor> tensors;
+  for (auto& [name, tensor] : read_safetensors(python_file)) tensors[name] = tensor;
+  EXPECT_EQ(tensors.size(), 12u);
+  auto expect = [&](const std::string& name, const at::Tensor& expected) {
+    ASSERT_TRUE(tensors.count(name)) << name;
+    EXPECT_EQ(tensors[name].scalar_type(), expected.scalar_type()) << name;
+    EXPECT_EQ(tensors[name].sizes(), expected.sizes()) << name;
+    EXPECT_TRUE(at::equal(tensors[name], expected)) << name;
+  };
+  expect("layer.weight", at::tensor({0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 2.5f}).view({2, 3}));
+  expect("layer.bias", at::tensor({-1.0f, 3.25f}));
+  expect("double", at::tensor({0.1, -1e300}, at::kDouble));
+  expect("half", at::tensor({1.5, -2.0}).to(at::kHalf));
+  expect("bfloat16", at::tensor({1.5, -2.0}).to(at::kBFloat16));
+  expect("steps", at::scalar_tensor(int64_t{9007199254740993}, at::kLong));
+  expect("int", at::tensor({-3, 7}, at::kInt));
+  expect("short", at::tensor({-3, 7}, at::kShort));
+  expect("char", at::tensor({-3, 7}, at::kChar));
+  expect("byte", at::tensor({0, 128, 255}, at::kByte));
+  expect("mask", at::tensor({1, 0, 0, 1}, at::kByte).to(at::kBool).view({2, 2}));
+  expect("empty", at::empty({0, 4}));
+}
+
+TEST_F(SafetensorsTest, WritesTheBytesThatPythonWrites) {
+  NamedTensors tensors = read_safetensors(python_file);
+  std::shuffle(tensors.begin(), tensors.end(), std::mt19937(1));
+  write_safetensors(folder_ / "file", tensors);
+  EXPECT_EQ(folder_.read("file"), bytes_of(python_file));
+}
+
+TEST_F(SafetensorsTest, KeepsRandomTensors) {
+  std::mt19937 random(2);
+  for (int trial = 0; trial < 30; ++trial) {
+    std::map<std::string, at::Tensor> written;
+    int count = static_cast<int>(random() % 6);
+    for (int i = 0; i < count; ++i) {
+      std::vector<int64_t> shape;
+      for (size_t d = random() % 4; d > 0; --d) shape.push_back(random() % 5);
+      at::Tensor tensor = at::randn(shape).mul(10).to(std::array{at::kFloat, at::kHalf, at::kLong, at::kChar}[i % 4]);
+      if (tensor.dim() >= 2) tensor = tensor.transpose(0, 1);  // not contiguous
+      written["names \"with\" ünusual\nletters " + std::to_string(random())] = tensor;
+    }
+    write_safetensors(folder_ / "file", NamedTensors(written.begin(), written.end()));
+    NamedTensors read = read_safetensors(folder_ / "file");
+    EXPECT_EQ(read.size(), written.size());
+    for (auto& [name, tensor] : read) {
+      ASSERT_TRUE(written.count(name)) << name;
+      EXPECT_EQ(tensor.scalar_type(), written[name].scalar_type());
+      EXPECT_TRUE(at::equal(tensor, written[name])) << name;
+    }
+  }
+}
+
+TEST_F(SafetensorsTest, KeepsEveryBitOfAFloat) {
+  at::Tensor odd = at::tensor({0, 1, 0x7fc12345, static_cast<int>(0x80000000), 0x7f800000}, at::kInt);
+  write_safetensors(folder_ / "file", {{"odd", odd.view(at::kFloat)}});
+  EXPECT_TRUE(at::equal(read_safetensors(folder_ / "file")[0].second.view(at::kInt), odd));
+}
+
+TEST_F(SafetensorsTest, AlignsTheData) {
+  write_safetensors(folder_ / "file", {{"x", at::ones({1}, at::kByte)}, {"abc", at::ones({1}, at::kDouble)}});
+  std::string bytes = folder_.read("file");
+  EXPECT_EQ((bytes.size() - 9) % 8, 0u);
+  EXPECT_EQ(read_safetensors(folder_ / "file")[0].first, "abc");
+}
+
+TEST_F(SafetensorsTest, RefusesToWriteWhatTheFormatLacks) {
+  folder_.write("file", "before");
+  auto write_error = [&](const NamedTensors& tensors) {
+    return error_of([&] { write_safetensors(folder_ / "file", tensors); });
+  };
+  EXPECT_THAT(write_error({{"z", at::zeros({2}, at::kComplexFloat)}}),
+              AllOf(HasSubstr((folder_ / "file").string()), HasSubstr("'z'"), HasSubstr("Complex")));
+  EXPECT_THAT(write_error({{"a", at::zeros({2})}, {"a", at::zeros({3})}}), HasSubstr("two tensors are named 'a'"));
+  EXPECT_THAT(write_error({{"\xff", at::zeros({2})}}), HasSubstr("not UTF-8"));
+  EXPECT_EQ(folder_.read("file"), "before");
+  EXPECT_THAT(folder_.names(), ElementsAre("file"));
+}
+
+TEST_F(SafetensorsTest, RefusesEveryTruncationAndTrailingBytes) {
+  std::string bytes = bytes_of(python_file);
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    folder_.write("file", bytes.substr(0, size));
+    EXPECT_THAT(error_of([&] { read_safetensors(folder_ / "file"); }), HasSubstr((folder_ / "file").string())) << size;
+  }
+  folder_.write("file", bytes + "x");
+  EXPECT_THAT(error_of([&] { read_safetensors(folder_ / "file"); }), HasSubstr("end at byte 85"));
+}
+
+TEST_F(SafetensorsTest, NamesAFileThatIsNotThere) {
+  EXPECT_THAT(error_of([&] { read_safetensors(folder_ / "nothing"); }),
+              AllOf(HasSubstr("nothing"), HasSubstr("No such file")));
+  EXPECT_THAT(error_of([&] { read_safetensors(folder_.path()); }), HasSubstr("directory"));
+}
+
+TEST_F(SafetensorsTest, RefusesAHeaderThatIsWrong) {
+  EXPECT_THAT(error("{}", "", 3), HasSubstr("said to have 3 bytes"));
+  EXPECT_THAT(error("{}", "", ~uint64_t{0}), HasSubstr("18446744073709551615 bytes, but the file has 10"));
+  EXPECT_THAT(error("", ""), HasSubstr("not a JSON object"));
+  EXPECT_THAT(error(" {}", ""), HasSubstr("not a JSON object"));
+  EXPECT_THAT(error("[]", ""), HasSubstr("not a JSON object"));
+  EXPECT_THAT(error("{", ""), HasSubstr("not JSON"));
+  EXPECT_THAT(error("{} x", ""), HasSubstr("not JSON"));
+  EXPECT_THAT(error("{\"\xff\": 1}", ""), HasSubstr("not JSON"));
+  EXPECT_EQ(error("{}      ", ""), "(no error)");
+  EXPECT_EQ(error(R"({"__metadata__": {"any": "thing"}})", ""), "(no error)");
+}
+
+TEST_F(SafetensorsTest, RefusesAnEntryThatIsWrong) {
+  std::string four(4, '\0');
+  auto entry = [&](const std::string& json) { return error(R"({"w": )" + json + "}", four); };
+  EXPECT_EQ(entry(R"({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]})"), "(no error)");
+  EXPECT_THAT(entry("7"), AllOf(HasSubstr("'w'"), HasSubstr("object")));
+  EXPECT_THAT(entry(R"({"shape": [1], "data_offsets": [0, 4]})"), HasSubstr("'dtype'"));
+  EXPECT_THAT(entry(R"({"dtype": "F8", "shape": [1], "data_offsets": [0, 4]})"), HasSubstr("\"F8\" is unknown"));
+  EXPECT_THAT(entry(R"({"dtype": 3, "shape": [1], "data_offsets": [0, 4]})"), HasSubstr("'dtype'"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "data_offsets": [0, 4]})"), HasSubstr("'shape'"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": 1, "data_offsets": [0, 4]})"), HasSubstr("'shape'"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]})"), HasSubstr("-1"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]})"), HasSubstr("1.0"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]})"), HasSubstr("\"1\""));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [18446744073709551615], "data_offsets": [0, 4]})"),
+              HasSubstr("18446744073709551615"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [4611686018427387904, 4, 1], "data_offsets": [0, 0]})"),
+              HasSubstr("does not fill"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [4294967296, 4294967296, 0], "data_offsets": [0, 0]})"),
+              HasSubstr("does not fill"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]})"), HasSubstr("does not fill"));
+  EXPECT_THAT(entry(R"({"dtype": "F64", "shape": [1], "data_offsets": [0, 4]})"), HasSubstr("does not fill"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [2], "data_offsets": [0, 8]})"), HasSubstr("do not lie within"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [1], "data_offsets": [4, 0]})"), HasSubstr("do not lie within"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [1], "data_offsets": [0]})"), HasSubstr("do not lie within"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 4]})"), HasSubstr("do not lie within"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [0], "data_offsets": [0, 0]})"), HasSubstr("end at byte 0"));
+}
+
+TEST_F(SafetensorsTest, RefusesOverlapsGapsAndNamesThatOccurTwice) {
+  std::string eight(8, '\0');
+  auto two = [&](const std::string& second_name, const std::string& first, const std::string& second) {
+    return error(R"({"a": {"dtype": "U8", "shape": [4], "data_offsets": )" + first + R"(}, ")" + second_name +
+                     R"(": {"dtype": "U8", "shape": [4], "data_offsets": )" + second + "}}",
+                 eight);
+  };
+  EXPECT_EQ(two("b", "[0, 4]", "[4, 8]"), "(no error)");
+  EXPECT_EQ(two("b", "[4, 8]", "[0, 4]"), "(no error)");
+  EXPECT_THAT(two("b", "[0, 4]", "[0, 4]"), HasSubstr("overlap"));
+  EXPECT_THAT(two("b", "[0, 4]", "[3, 7]"), HasSubstr("overlap"));
+  EXPECT_THAT(two("b", "[1, 5]", "[4, 8]"), HasSubstr("gap"));
+  EXPECT_THAT(two("a", "[0, 4]", "[4, 8]"), HasSubstr("'a' occurs twice"));
+  EXPECT_THAT(error(R"({"a": {"dtype": "U8", "dtype": "I8", "shape": [8], "data_offsets": [0, 8]}})", eight),
+              HasSubstr("'dtype' occurs twice"));
+}
+
+TEST_F(SafetensorsTest, RefusesABoolThatIsNeitherTrueNorFalse) {
+  EXPECT_THAT(error(R"({"a": {"dtype": "BOOL", "shape": [2], "data_offsets": [0, 2]}})", "\x01\x02"),
+              HasSubstr("neither 0 nor 1"));
+}
+
+}  // namespace
+}  // namespace lockstep::io
