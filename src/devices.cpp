@@ -143,10 +143,15 @@ c10::Device try_gpu(int i) {
   return i >= 0 && i < gpu_count() ? gpu(i) : cpu();
 }
 
+Devices try_gpus(int count) {
+  if (count < 1) throw Error("a run needs at least one device, not " + std::to_string(count));
+  Devices devices(count, cpu());
+  for (int i = 0; i < count && count <= gpu_count(); ++i) devices[i] = gpu(i);
+  return devices;
+}
+
 Devices try_all_gpus() {
-  Devices devices;
-  for (int i = 0; i < gpu_count(); ++i) devices.push_back(gpu(i));
-  return devices.empty() ? Devices{cpu()} : devices;
+  return try_gpus(std::max(gpu_count(), 1));
 }
 
 Devices default_devices() {

@@ -102,6 +102,14 @@ TEST(Devices, TryGpuFallsBackToTheCpu) {
   EXPECT_EQ(try_all_gpus()[0], try_gpu(0));
 }
 
+TEST(Devices, TryGpusGivesOneTypeOfDevice) {
+  const int count = gpu_count();
+  EXPECT_EQ(try_gpus(count + 1), Devices(count + 1, cpu));
+  EXPECT_EQ(try_gpus(count + 2), Devices(count + 2, cpu));
+  if (count > 0) EXPECT_EQ(try_gpus(count), try_all_gpus());
+  EXPECT_THAT(error_of([] { try_gpus(0); }), HasSubstr("at least one device, not 0"));
+}
+
 TEST(Devices, DefaultIsEveryGpuOrOneCpuRankPerCore) {
   EXPECT_EQ(default_devices(), gpu_count() > 0 ? try_all_gpus() : Devices(cpu_cores(), cpu));
 }

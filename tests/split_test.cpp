@@ -1,8 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-
 #include <lockstep/split.hpp>
+
+#include <limits>
+
 #include "error_of.hpp"
 
 namespace lockstep {

@@ -19,6 +19,10 @@ using Devices = std::vector<c10::Device>;
 // Source: Dive into Deep Learning, section "GPUs", `try_gpu`; used by "Training on Multiple GPUs" for its device list.
 c10::Device try_gpu(int i = 0);
 
+// try_gpu(0) … try_gpu(count - 1) if the machine has so many GPUs, otherwise as many CPU ranks: one list, one type of
+// device. Throws Error unless count >= 1.
+Devices try_gpus(int count);
+
 // Every GPU of the machine, or a list with the CPU alone if there is none (d2l: `try_all_gpus`).
 Devices try_all_gpus();
 

@@ -23,8 +23,11 @@ std::vector<at::Tensor> get_params(const std::vector<at::Tensor>& params, const 
 // Trains one global minibatch `x` [n, 1, 28, 28], `y` [n] (int64) of LeNet: splits it, runs forward and backward on all
 // devices at once, sums the gradients over the devices (allreduce) and updates every device's parameters by w -= lr *
 // gradient of the mean loss over the whole batch. `device_params[i]` lies on devices[i]; parts may be uneven or empty.
-// Returns the mean loss over the whole batch before the update.
-// Section: `train_batch` ("Training").
+// Every step starts with zero gradients; afterwards each parameter's grad() is the whole batch's, the same on every
+// device. Returns the mean loss over the whole batch before the update.
+// Section: `train_batch` ("Training"). Throws Error before any parameter is changed: lists of another length than
+// `devices`; parameters that are no leafs requiring gradients, lie on another device, differ between devices or share
+// memory; x and y that differ in n or type, or are empty; lr negative or not finite; a loss that fails on a device.
 double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<std::vector<at::Tensor>>& device_params,
                    const Devices& devices, double lr);
 
@@ -41,10 +44,9 @@ struct ScratchOptions {
   std::function<void(const EpochMetrics&)> on_epoch = {};  // called after each epoch's evaluation
 };
 
-// Trains LeNet from scratch on `data` over try_gpu(0) … try_gpu(num_devices - 1) (CPU ranks where there are fewer GPUs)
-// and evaluates it on device 0 after every epoch. EpochMetrics::seconds times the training alone. Section:
-// `train(num_gpus, batch_size, lr)`. Throws Error before the first step: num_devices, batch_size or epochs < 1, lr
-// negative or not finite.
+// Trains LeNet from scratch on `data` over try_gpus(num_devices) and evaluates it on device 0 after every epoch.
+// EpochMetrics::seconds times the training alone. Section: `train(num_gpus, batch_size, lr)`. Throws Error before the
+// first step: num_devices, batch_size or epochs < 1, lr negative or not finite, a training or test set without samples.
 std::vector<EpochMetrics> train(int num_devices, int64_t batch_size, double lr, const ImageData& data,
                                 const ScratchOptions& options = {});
 
