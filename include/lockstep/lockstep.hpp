@@ -9,6 +9,7 @@
 #include <lockstep/devices.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
+#include <lockstep/fetch_data.hpp>
 #include <lockstep/metrics.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>

@@ -1,0 +1,27 @@
+// The subcommands. Each adds itself to the program's command line; the chosen one is then run.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include <functional>
+#include <string>
+
+#include "output.hpp"
+
+namespace lockstep::cli {
+
+struct Command {
+  CLI::App* app;                     // its part of the command line; parsed() tells whether the user chose it
+  std::function<int(Output&)> work;  // prints to the output and returns the exit code; throws lockstep::Error
+};
+
+Command add_train(CLI::App& program);
+Command add_eval(CLI::App& program);
+Command add_devices(CLI::App& program);
+Command add_fetch_data(CLI::App& program);
+
+// "0.1.0" and "2.15.0": this program's and LibTorch's.
+std::string version();
+std::string torch_version();
+
+}  // namespace lockstep::cli

@@ -1,0 +1,50 @@
+// lockstep devices: what this machine has and what a run would use.
+#include <ATen/Context.h>
+#include <lockstep/devices.hpp>
+
+#include <string>
+
+#include "commands.hpp"
+#include "text.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+const char* const examples =
+    "Examples:\n"
+    "  lockstep devices\n"
+    "      GPUs with their memory, CPU cores, the versions in use.\n"
+    "  lockstep train --devices cuda:0,cuda:1\n"
+    "      Devices by the names that are listed here.\n";
+
+std::string gigabytes(int64_t bytes) {
+  return format("%.1f GB", static_cast<double>(bytes) / 1e9);
+}
+
+int devices_command(Output& output) {
+  Rows rows;
+  for (const GpuInfo& gpu : gpus()) {
+    rows.emplace_back(gpu.device.str(), (gpu.name.empty() ? "GPU" : gpu.name) + ", " + gigabytes(gpu.free_bytes) +
+                                            " of " + gigabytes(gpu.total_bytes) + " free");
+  }
+  const bool torch_has_cuda = at::hasCUDA();
+  if (rows.empty()) rows.emplace_back("GPUs", "none");
+  rows.emplace_back("CPU cores", std::to_string(cpu_cores()));
+  rows.emplace_back("default", to_string(default_devices()) + ", what a run without --devices uses");
+  rows.emplace_back("LibTorch", torch_version() + (torch_has_cuda ? ", with CUDA" : ", without CUDA"));
+  rows.emplace_back("lockstep",
+                    version() + (LOCKSTEP_HAS_CUDA ? ", built with CUDA and NCCL" : ", built without CUDA and NCCL"));
+  output.print(table(rows));
+  return 0;
+}
+
+}  // namespace
+
+Command add_devices(CLI::App& program) {
+  CLI::App* const app = program.add_subcommand("devices", "List this machine's devices and the default choice.");
+  app->footer(examples);
+  return {app, devices_command};
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,66 @@
+// lockstep eval: the test accuracy of a kept run, computed on several devices at once.
+#include <lockstep/trainer.hpp>
+
+#include <memory>
+#include <string>
+
+#include "commands.hpp"
+#include "text.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+const char* const examples =
+    "Examples:\n"
+    "  lockstep eval runs/big-batch\n"
+    "      The run's test accuracy, on every GPU, or else on every CPU core.\n"
+    "  lockstep eval runs/big-batch --devices 3xcpu\n"
+    "      The same number from three ranks: every sample counts once, however they\n"
+    "      are split.\n";
+
+struct Flags {
+  std::string run_dir, devices, data_dir;
+  EvalOptions options;
+};
+
+int eval_command(const Flags& flags, Output& output) {
+  EvalOptions options = flags.options;
+  if (!flags.devices.empty()) options.devices = parse_devices(flags.devices);
+  options.data_dir = flags.data_dir;
+  const EvalResult result = evaluate_run(flags.run_dir, options);
+  const bool synthetic = result.source.rfind("synthetic", 0) == 0;
+  output.print(format("test acc: %.4f (%lld of %lld correct), loss %.4f, on ", result.accuracy(),
+                      static_cast<long long>(result.correct), static_cast<long long>(result.total), result.loss) +
+               to_string(result.devices) + (synthetic ? " (synthetic data)" : "") + "\n");
+  return 0;
+}
+
+}  // namespace
+
+Command add_eval(CLI::App& program) {
+  CLI::App* const app = program.add_subcommand("eval", "Compute a kept run's test accuracy on several devices.");
+  app->footer(examples);
+  const auto flags = std::make_shared<Flags>();
+  app->add_option("RUN_DIR", flags->run_dir, "folder of the run, as lockstep train made it")
+      ->required()
+      ->group("Arguments");
+  app->add_option("--devices", flags->devices, "as for lockstep train (default: every GPU, or else every core)")
+      ->type_name("LIST")
+      ->take_last();
+  app->add_option("--data-dir", flags->data_dir, "folder of the IDX files (default: as the run had it)")
+      ->type_name("DIR")
+      ->take_last();
+  app->add_option("--batch-size", flags->options.batch_size,
+                  "samples per step, over all devices together; changes nothing in the result")
+      ->type_name("N")
+      ->default_str(std::to_string(flags->options.batch_size))
+      ->take_last();
+  app->add_option("--threads-per-rank", flags->options.threads_per_rank, "threads that each rank computes with")
+      ->type_name("N")
+      ->default_str(std::to_string(flags->options.threads_per_rank))
+      ->take_last();
+  return {app, [flags](Output& output) { return eval_command(*flags, output); }};
+}
+
+}  // namespace lockstep::cli

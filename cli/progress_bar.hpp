@@ -1,0 +1,50 @@
+// The progress bar, with tqdm's habits: one line that is redrawn in place and goes away when the work is done.
+//
+//   epoch  3/10  45%|████▌     | 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "output.hpp"
+
+namespace lockstep::cli {
+
+enum class Unit { samples, bytes };
+
+struct Progress {
+  std::string label;
+  int64_t done = 0;
+  int64_t total = 0;  // 0 if it is not known
+  double seconds = 0;
+  Unit unit = Unit::samples;
+  std::string note = {};  // "loss=0.512"
+};
+
+// The line for a terminal of `width` columns: at most `width` - 1 of them are used, first at the expense of the bar,
+// then of the line's end. `utf8` allows the bar's block characters; '#' stands in for them.
+std::string progress_line(const Progress& progress, int width, bool utf8);
+
+// The bottom line of the terminal, which shows what goes on until something lasting is printed.
+class LiveLine {
+ public:
+  // With `enabled` false, as when the output is no terminal, nothing is ever shown.
+  LiveLine(Output& output, bool enabled);
+  ~LiveLine() { clear(); }
+  LiveLine(const LiveLine&) = delete;
+  LiveLine& operator=(const LiveLine&) = delete;
+
+  void show(const std::string& text);  // one line of plain ASCII
+  void show(const Progress& progress);
+  void clear();
+
+ private:
+  void draw(const std::string& line);
+
+  Output& output_;
+  bool enabled_;
+  bool utf8_;
+  bool shown_ = false;
+};
+
+}  // namespace lockstep::cli

@@ -1,0 +1,55 @@
+#include "run_name.hpp"
+
+#include <algorithm>
+#include <system_error>
+
+namespace lockstep::cli {
+
+namespace {
+
+std::string short_name(c10::Device device) {
+  std::string name = device.str();
+  name.erase(std::remove(name.begin(), name.end(), ':'), name.end());
+  return name;
+}
+
+// cuda:0, cuda:1, cuda:2: each index one above the last.
+bool is_range(const Devices& devices) {
+  const auto gap = std::adjacent_find(devices.begin(), devices.end(), [](c10::Device a, c10::Device b) {
+    return !a.has_index() || b.index() != a.index() + 1;
+  });
+  return devices.size() > 1 && gap == devices.end();
+}
+
+}  // namespace
+
+std::string short_name(const Devices& devices) {
+  if (is_range(devices)) return short_name(devices.front()) + "-" + std::to_string(devices.back().index());
+  std::string name;
+  for (auto device = devices.begin(); device != devices.end();) {
+    const auto next = std::find_if(device, devices.end(), [&](c10::Device other) { return other != *device; });
+    const auto copies = next - device;
+    if (!name.empty()) name += '+';
+    if (copies > 1) name += std::to_string(copies) + 'x';
+    name += short_name(*device);
+    device = next;
+  }
+  return name;
+}
+
+std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now, const std::string& model,
+                         const Devices& devices) {
+  std::tm local{};
+  localtime_r(&now, &local);
+  char time[32];
+  std::strftime(time, sizeof time, "%Y-%m-%d_%H-%M-%S", &local);
+  const std::string name = std::string(time) + "_" + model + "_" + short_name(devices);
+  std::error_code unreadable;  // then the run's folder cannot be made either, and that error tells more
+  if (!std::filesystem::exists(runs_dir / name, unreadable)) return name;
+  for (int number = 2;; ++number) {
+    const std::string numbered = name + "-" + std::to_string(number);
+    if (!std::filesystem::exists(runs_dir / numbered, unreadable)) return numbered;
+  }
+}
+
+}  // namespace lockstep::cli

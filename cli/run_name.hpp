@@ -1,0 +1,20 @@
+// The name of a run that the user did not name: 2026-11-21_10-32-05_lenet_2xcpu.
+#pragma once
+
+#include <lockstep/devices.hpp>
+
+#include <ctime>
+#include <filesystem>
+#include <string>
+
+namespace lockstep::cli {
+
+// A device list in few characters that are safe in a file's name: "cpu", "2xcpu", "cuda0", "cuda0-3", "2xcuda0",
+// "cuda0+cuda2".
+std::string short_name(const Devices& devices);
+
+// A name that no file in `runs_dir` has: local time, model and devices, and "-2", "-3", … behind it if that is taken.
+std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now, const std::string& model,
+                         const Devices& devices);
+
+}  // namespace lockstep::cli

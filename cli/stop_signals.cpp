@@ -1,0 +1,53 @@
+#include "stop_signals.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <string_view>
+
+namespace lockstep::cli {
+
+namespace {
+
+void print_error(std::string_view text) {
+  // Nothing can be done if this fails.
+  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+}
+
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  sigemptyset(&awaited_);
+  sigaddset(&awaited_, SIGTERM);
+  if (!is_ignored(SIGINT)) sigaddset(&awaited_, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &awaited_, &mask_before_);
+  waiter_ = std::thread([this] { wait_for_signals(); });
+}
+
+StopSignals::~StopSignals() {
+  done_ = true;
+  pthread_kill(waiter_.native_handle(), SIGTERM);  // wakes the waiter; blocked everywhere, so it does nothing else
+  waiter_.join();
+  pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+}
+
+void StopSignals::wait_for_signals() {
+  for (int signal = 0; !done_;) {
+    if (sigwait(&awaited_, &signal) != 0 || done_) continue;
+    if (received_ != 0) {
+      print_error("\n");
+      _exit(128 + signal);  // no destructors: threads may hang, and what is on the disk is whole at any moment
+    }
+    received_ = signal;
+    print_error(signal == SIGINT ? "\nstopping (Ctrl-C again ends at once)\n"
+                                 : "\nSIGTERM: stopping (a second signal ends at once)\n");
+    source_.request_stop();
+  }
+}
+
+}  // namespace lockstep::cli

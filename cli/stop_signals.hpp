@@ -1,0 +1,37 @@
+// Ctrl-C and SIGTERM as a polite request: the first asks for a stop, the second ends the program at once.
+#pragma once
+
+#include <atomic>
+#include <csignal>
+#include <stop_token>
+#include <thread>
+
+namespace lockstep::cli {
+
+// While it lives, SIGINT and SIGTERM are blocked in the thread that made it and in all threads started from there, and
+// a thread of its own waits for them: so they interrupt no system call and need no code that is safe in a handler.
+// Make it before other threads start, one at a time. A signal that the parent process had ignored (a job in the
+// background of a script) stays ignored.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  std::stop_token token() const { return source_.get_token(); }
+  void request_stop() { source_.request_stop(); }  // for reasons of our own
+  int received() const { return received_; }       // the first signal that came; 0 if none did
+
+ private:
+  void wait_for_signals();
+
+  std::stop_source source_;
+  std::atomic<int> received_ = 0;
+  std::atomic<bool> done_ = false;
+  sigset_t awaited_;
+  sigset_t mask_before_;
+  std::thread waiter_;
+};
+
+}  // namespace lockstep::cli

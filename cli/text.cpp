@@ -1,0 +1,52 @@
+#include "text.hpp"
+
+#include <algorithm>
+#include <cstdarg>
+#include <cstdio>
+#include <sstream>
+
+namespace lockstep::cli {
+
+std::string format(const char* pattern, ...) {
+  va_list arguments, again;
+  va_start(arguments, pattern);
+  va_copy(again, arguments);
+  const int size = std::vsnprintf(nullptr, 0, pattern, arguments);
+  va_end(arguments);
+  std::string text(static_cast<size_t>(std::max(size, 0)), '\0');
+  std::vsnprintf(text.data(), text.size() + 1, pattern, again);
+  va_end(again);
+  return text;
+}
+
+std::vector<std::string> wrap(const std::string& text, size_t width) {
+  std::vector<std::string> lines;
+  std::istringstream paragraphs(text);
+  for (std::string paragraph; std::getline(paragraphs, paragraph);) {
+    lines.emplace_back();
+    std::istringstream words(paragraph);
+    for (std::string word; words >> word;) {
+      std::string& line = lines.back();
+      if (line.empty()) {
+        line = word;
+      } else if (line.size() + 1 + word.size() <= width) {
+        line += " " + word;
+      } else {
+        lines.push_back(word);
+      }
+    }
+  }
+  return lines;
+}
+
+std::string table(const Rows& rows) {
+  size_t width = 0;
+  for (const auto& [name, value] : rows) width = std::max(width, name.size());
+  std::string text;
+  for (const auto& [name, value] : rows) {
+    text += "  " + name + std::string(width - name.size() + 2, ' ') + value + "\n";
+  }
+  return text;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,21 @@
+// Text for the terminal: printf into a string, wrapped paragraphs, aligned tables.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::cli {
+
+// printf into a string.
+[[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+// Words of `text` in lines of at most `width` columns, broken at blanks; a longer word keeps a line to itself. A line
+// break in `text` stays.
+std::vector<std::string> wrap(const std::string& text, size_t width);
+
+// One row per line, indented by two; the second column starts below one another.
+using Rows = std::vector<std::pair<std::string, std::string>>;
+std::string table(const Rows& rows);
+
+}  // namespace lockstep::cli

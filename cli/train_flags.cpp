@@ -1,0 +1,134 @@
+#include "train_flags.hpp"
+
+#include <lockstep/error.hpp>
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "run_name.hpp"
+#include "terminal.hpp"
+#include "text.hpp"
+
+namespace lockstep::cli {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+TrainOptions read_options(const fs::path& file) {
+  std::ostringstream text;
+  errno = 0;
+  std::ifstream stream(file);
+  // A folder opens, but cannot be read.
+  if (!stream || !(text << stream.rdbuf())) {
+    throw Error("--config " + file.string() + ": cannot be read: " + (errno ? std::strerror(errno) : "it is empty") +
+                "; it takes a run's config.json");
+  }
+  try {
+    return train_options_from_json(text.str());
+  } catch (const Error& error) {
+    throw Error("--config " + file.string() + ": " + error.what());
+  }
+}
+
+void check_name(const std::string& name) {
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
+    throw Error("--name \"" + name + "\": it must be the name of a folder, without \"/\"; --runs-dir says where");
+  }
+}
+
+template <class T>
+void override_with(const std::optional<T>& flag, T& value) {
+  if (flag) value = *flag;
+}
+
+}  // namespace
+
+void add_flags(CLI::App& app, TrainFlags& flags) {
+  const TrainOptions defaults;
+  const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
+                       const std::string& group, const std::string& default_text = {}) {
+    app.add_option(name, value, description)->type_name(type)->group(group)->default_str(default_text)->take_last();
+  };
+  const char* const what = "What to train";
+  add("--model", flags.model, "NAME", "the network; lenet is the only one so far", what, defaults.model);
+  add("--data", flags.data, "NAME", "fashion-mnist, or synthetic: a stand-in of the same size that needs no files",
+      what, defaults.data);
+  add("--data-dir", flags.data_dir, "DIR",
+      "folder of the four IDX files of Fashion-MNIST, gzipped or plain (default: where Debian's package "
+      "dataset-fashion-mnist or lockstep fetch-data put them)",
+      what);
+  add("--config", flags.config, "FILE", "a run's config.json: the same run again; flags beside it override it", what);
+
+  const char* const where = "Where";
+  add("--devices", flags.devices, "LIST",
+      "one rank per device (default: every GPU, or else one CPU rank per core)\n"
+      "2: the first two GPUs, or two CPU ranks\n"
+      "cpu: one CPU rank; cpu,cpu or 2xcpu: two\n"
+      "cuda: every GPU; cuda:0,cuda:2: these two\n"
+      "2xcuda:0: two ranks that share one GPU",
+      where);
+  add("--threads-per-rank", flags.threads_per_rank, "N", "threads that each rank computes with", where,
+      std::to_string(defaults.threads_per_rank));
+
+  const char* const how = "How";
+  add("--batch-size", flags.batch_size, "N", "samples per step, over all devices together", how,
+      std::to_string(defaults.batch_size));
+  add("--lr", flags.lr, "X", "learning rate of plain SGD", how, format("%g", defaults.lr));
+  add("--epochs", flags.epochs, "N", "passes over the training set", how, std::to_string(defaults.epochs));
+  add("--seed", flags.seed, "N", "of the initial weights and of the samples' order", how,
+      std::to_string(defaults.seed));
+
+  const char* const out = "What is kept and shown";
+  add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", out, flags.runs_dir);
+  add("--name", flags.name, "NAME",
+      "folder of this run in there, which must not hold another run (default: date, time, model and devices)", out);
+  add("--progress", flags.progress, "MODE",
+      "auto: bar on a terminal, lines elsewhere\n"
+      "bar: a progress bar, if the output is a terminal, and a line per finished epoch\n"
+      "lines: a line per finished epoch\n"
+      "none: the settings and the result only\n",
+      out, flags.progress);
+}
+
+TrainOptions to_options(const TrainFlags& flags) {
+  TrainOptions options = flags.config.empty() ? TrainOptions{} : read_options(flags.config);
+  override_with(flags.model, options.model);
+  override_with(flags.data, options.data);
+  override_with(flags.threads_per_rank, options.threads_per_rank);
+  override_with(flags.batch_size, options.batch_size);
+  override_with(flags.lr, options.lr);
+  override_with(flags.epochs, options.epochs);
+  override_with(flags.seed, options.seed);
+  if (flags.data_dir) options.data_dir = *flags.data_dir;
+  if (flags.devices) options.devices = parse_devices(*flags.devices);
+  if (options.devices.empty()) options.devices = default_devices();
+
+  if (options.data == "synthetic") {
+    if (flags.data_dir) throw Error("--data-dir goes with --data fashion-mnist; synthetic data need no files");
+    options.data_dir.clear();
+  }
+  // So that the run's config.json means the same in every folder.
+  if (!options.data_dir.empty()) options.data_dir = fs::absolute(options.data_dir);
+
+  if (flags.name) check_name(*flags.name);
+  const fs::path runs_dir = flags.runs_dir;
+  options.run_dir =
+      runs_dir /
+      (flags.name ? *flags.name : new_run_name(runs_dir, std::time(nullptr), options.model, options.devices));
+  return options;
+}
+
+ProgressMode progress_mode(const std::string& word, int fd) {
+  if (word == "auto") return can_redraw(fd) ? ProgressMode::bar : ProgressMode::lines;
+  if (word == "bar") return is_terminal(fd) ? ProgressMode::bar : ProgressMode::lines;
+  if (word == "lines") return ProgressMode::lines;
+  if (word == "none") return ProgressMode::none;
+  throw Error("--progress \"" + word + "\": it must be auto, bar, lines or none");
+}
+
+}  // namespace lockstep::cli

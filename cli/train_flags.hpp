@@ -1,0 +1,36 @@
+// The flags of `lockstep train`, and the options that they, a configuration file and the defaults add up to.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <lockstep/trainer.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace lockstep::cli {
+
+enum class ProgressMode { bar, lines, none };
+
+struct TrainFlags {
+  std::optional<std::string> model, data, data_dir, devices;
+  std::optional<int> threads_per_rank, epochs;
+  std::optional<int64_t> batch_size;
+  std::optional<double> lr;
+  std::optional<uint64_t> seed;
+  std::string config;  // empty: none
+  std::string runs_dir = "runs";
+  std::optional<std::string> name;
+  std::string progress = "auto";
+};
+
+void add_flags(CLI::App& app, TrainFlags& flags);
+
+// Defaults, overridden by --config's file, overridden by the flags that were given; devices are resolved, paths of data
+// are absolute, and run_dir is a folder of its own. Throws Error.
+TrainOptions to_options(const TrainFlags& flags);
+
+// What --progress means for this output. Throws Error for a word that it does not know.
+ProgressMode progress_mode(const std::string& word, int fd);
+
+}  // namespace lockstep::cli

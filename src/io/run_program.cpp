@@ -1,0 +1,125 @@
+#include "io/run_program.hpp"
+
+#include <signal.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <lockstep/error.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+#include <thread>
+
+namespace lockstep::io {
+namespace {
+
+std::string reason(int error) {
+  return std::generic_category().message(error);
+}
+
+// A file in memory: unlike a pipe it never fills up, so nobody has to read and write at the same time.
+class MemoryFile {
+ public:
+  explicit MemoryFile(const char* name) : fd_(memfd_create(name, MFD_CLOEXEC)) {
+    if (fd_ < 0) throw Error("memfd_create failed: " + reason(errno));
+  }
+  ~MemoryFile() { ::close(fd_); }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+
+  int fd() const { return fd_; }
+
+  void fill(const std::string& text) {
+    for (size_t done = 0; done < text.size();) {
+      ssize_t written = ::pwrite(fd_, text.data() + done, text.size() - done, static_cast<off_t>(done));
+      if (written < 0) throw Error("writing to a file in memory failed: " + reason(errno));
+      done += static_cast<size_t>(written);
+    }
+  }
+
+  std::string content() const {
+    std::string bytes;
+    char buffer[1 << 16];
+    for (;;) {
+      ssize_t count = ::pread(fd_, buffer, sizeof buffer, static_cast<off_t>(bytes.size()));
+      if (count < 0) throw Error("reading a file in memory failed: " + reason(errno));
+      if (count == 0) return bytes;
+      bytes.append(buffer, static_cast<size_t>(count));
+    }
+  }
+
+ private:
+  int fd_;
+};
+
+pid_t start(const std::vector<std::string>& arguments, int in, int out, int err) {
+  std::vector<char*> argv;
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, in, STDIN_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, out, STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, err, STDERR_FILENO);
+
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &all);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+
+  pid_t child = 0;
+  int error = posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), environ);
+  posix_spawnattr_destroy(&attributes);
+  posix_spawn_file_actions_destroy(&actions);
+  if (error == ENOENT) throw Error("the program '" + arguments[0] + "' is not installed, or not in PATH");
+  if (error != 0) throw Error("the program '" + arguments[0] + "' could not be started: " + reason(error));
+  return child;
+}
+
+// The child's status as waitpid gives it; kills it and its whole group when the time is over.
+int wait_for(pid_t child, const std::string& program, std::chrono::milliseconds limit) {
+  auto deadline = std::chrono::steady_clock::now() + limit;
+  auto pause = std::chrono::milliseconds(1);
+  int status = 0;
+  for (;;) {
+    pid_t ended = ::waitpid(child, &status, WNOHANG);
+    if (ended == child) return status;
+    if (ended < 0 && errno != EINTR) throw Error("waiting for '" + program + "' failed: " + reason(errno));
+    if (std::chrono::steady_clock::now() >= deadline) break;
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, std::chrono::milliseconds(20));
+  }
+  ::kill(-child, SIGKILL);
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  throw Error("'" + program + "' did not finish within " + std::to_string(limit.count()) + " ms and was killed");
+}
+
+}  // namespace
+
+std::string run_program(const std::vector<std::string>& arguments, const std::string& input,
+                        std::chrono::milliseconds limit) {
+  const std::string& program = arguments.at(0);
+  MemoryFile in("input"), out("output"), err("errors");
+  in.fill(input);
+  int status = wait_for(start(arguments, in.fd(), out.fd(), err.fd()), program, limit);
+
+  if (WIFSIGNALED(status)) {
+    throw Error("'" + program + "' was ended by signal " + std::to_string(WTERMSIG(status)) + ": " + err.content());
+  }
+  if (WEXITSTATUS(status) != 0) {
+    throw Error("'" + program + "' failed with exit code " + std::to_string(WEXITSTATUS(status)) + ": " +
+                err.content());
+  }
+  return out.content();
+}
+
+}  // namespace lockstep::io

@@ -1,0 +1,155 @@
+#include <lockstep/error.hpp>
+#include <lockstep/metrics.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <locale>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <system_error>
+
+#include "io/atomic_file.hpp"
+#include "io/run_program.hpp"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// JSON has no NaN and no infinity: a loss that diverged is written as null and read as NaN.
+double number(const Json& line, const char* key) {
+  if (!line.contains(key)) throw Error("it lacks '" + std::string(key) + "'");
+  if (line[key].is_null()) return std::numeric_limits<double>::quiet_NaN();
+  if (!line[key].is_number()) throw Error("its '" + std::string(key) + "' is not a number: " + line[key].dump());
+  return line[key].get<double>();
+}
+
+EpochMetrics parse(const std::string& text) {
+  Json line = Json::parse(text);
+  if (!line.is_object()) throw Error("it is not a JSON object");
+  if (!line.contains("epoch") || !line["epoch"].is_number_integer()) throw Error("its 'epoch' is not a whole number");
+  return {.epoch = line["epoch"].get<int>(),
+          .train_loss = number(line, "train_loss"),
+          .train_accuracy = number(line, "train_accuracy"),
+          .test_accuracy = number(line, "test_accuracy"),
+          .seconds = number(line, "seconds")};
+}
+
+// As a gnuplot string in single quotes, in which only the quote itself is special.
+std::string quoted(const std::string& text) {
+  std::string result = "'";
+  for (char c : text) {
+    if (c == '\'') result += '\'';
+    result += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
+  }
+  return result + "'";
+}
+
+// at most ten marks on the epoch axis, at round numbers.
+int epoch_step(int epochs) {
+  for (int power = 1;; power *= 10) {
+    for (int step : {power, 2 * power, 5 * power}) {
+      if (epochs <= 10 * step) return step;
+    }
+  }
+}
+
+std::string terminal_for(const std::filesystem::path& file) {
+  if (file.extension() == ".svg") return "svg size 720,450 dynamic enhanced font 'sans-serif,13' background 'white'";
+  if (file.extension() == ".png")
+    return "pngcairo size 1440,900 fontscale 2 linewidth 2 pointscale 2 enhanced font 'sans-serif,10' background "
+           "'white'";
+  throw Error("cannot draw '" + file.string() + "': its extension must be .svg or .png");
+}
+
+std::string script_for(const std::string& terminal, const std::vector<EpochMetrics>& history,
+                       const std::string& title) {
+  int first = history.front().epoch, last = history.back().epoch;
+  std::ostringstream script;
+  script.imbue(std::locale::classic());
+  script << "set terminal " << terminal << "\n$curve << END\n";
+  for (const EpochMetrics& epoch : history) {
+    script << epoch.epoch;
+    for (double value : {epoch.train_loss, epoch.train_accuracy, epoch.test_accuracy}) {
+      if (std::isfinite(value)) script << ' ' << value;
+      if (!std::isfinite(value)) script << " NaN";
+    }
+    script << '\n';
+  }
+  script << "END\n";
+
+  // A curve of one epoch is a point in the middle.
+  double margin = first == last ? 0.5 : 0;
+  script << "set xrange [" << first - margin << ':' << last + margin << "]\n"
+         << "set xtics " << epoch_step(last) << "\n"
+         << "set yrange [0:1<*]\n";
+  script << R"(
+set title )"
+         << quoted(title) << R"( noenhanced offset 0,1.4
+set xlabel 'epoch' textcolor rgb '#333333'
+set border 3 linewidth 1 linecolor rgb '#888888'
+set tics nomirror out scale 0.6 textcolor rgb '#333333'
+set format y '%.1f'
+set grid linetype 1 linewidth 0.6 linecolor rgb '#dddddd'
+set key at graph 0.5,1.07 center center horizontal Left reverse samplen 3.5 textcolor rgb '#333333'
+set tmargin 4.6
+set rmargin 3
+set style data )"
+         << (history.size() <= 40 ? "linespoints" : "lines") << R"(
+plot $curve using 1:2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 pointsize 0.5 linecolor rgb '#1f77b4', \
+     $curve using 1:3 title 'train accuracy' dashtype (12,4) linewidth 2 pointtype 5 pointsize 0.5 linecolor rgb '#c2378b', \
+     $curve using 1:4 title 'test accuracy' dashtype (12,4,2,4) linewidth 2 pointtype 9 pointsize 0.6 linecolor rgb '#2a8a3a'
+)";
+  return script.str();
+}
+
+}  // namespace
+
+void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history) {
+  std::string text;
+  for (const EpochMetrics& epoch : history) {
+    Json line = {{"epoch", epoch.epoch},
+                 {"train_loss", epoch.train_loss},
+                 {"train_accuracy", epoch.train_accuracy},
+                 {"test_accuracy", epoch.test_accuracy},
+                 {"seconds", epoch.seconds}};
+    text += line.dump() + "\n";
+  }
+  io::write_file(file, text);
+}
+
+std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file) {
+  errno = 0;
+  std::ifstream in(file);
+  if (!in) throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno));
+  std::vector<EpochMetrics> history;
+  std::string line;
+  while (std::getline(in, line)) {
+    try {
+      history.push_back(parse(line));
+    } catch (const std::exception& error) {
+      throw Error("'" + file.string() + "', line " + std::to_string(history.size() + 1) + ": " + error.what());
+    }
+  }
+  if (in.bad()) throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno));
+  return history;
+}
+
+void draw_curve(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, const std::string& title) {
+  if (history.empty()) throw Error("cannot draw '" + file.string() + "': there is no epoch to draw yet");
+  std::string script = script_for(terminal_for(file), history, title);
+  std::string image;
+  try {
+    image = io::run_program({"gnuplot", "--default-settings"}, script, std::chrono::seconds(10));
+  } catch (const Error& error) {
+    throw Error("cannot draw '" + file.string() + "': " + error.what() + " (gnuplot is Debian's package gnuplot-nox)");
+  }
+  if (image.empty()) throw Error("cannot draw '" + file.string() + "': gnuplot drew nothing");
+  io::write_file(file, image);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,142 @@
+// Wrong input and outputs that fail: an exit code, one clear text, and nothing left behind.
+#include "cli_fixture.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using lockstep::Cli;
+using lockstep::Finished;
+using lockstep::lines_of;
+using lockstep::Program;
+using lockstep::run_program;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using testing::StartsWith;
+
+class CliErrors : public Cli {
+ protected:
+  // Runs `arguments` and expects the error on one line, and no trace of a run.
+  void expect_error(const std::vector<std::string>& arguments, int code, const std::vector<std::string>& parts) {
+    const Finished run = run_program(arguments, setup());
+    SCOPED_TRACE(testing::PrintToString(arguments) + ": " + run.err);
+    EXPECT_EQ(run.code, code);
+    EXPECT_THAT(run.err, StartsWith(code == 1 ? "lockstep: error: " : "lockstep: "));
+    EXPECT_EQ(lines_of(run.err).size(), code == 1 ? 1u : 2u);
+    for (const auto& part : parts) EXPECT_THAT(run.err, HasSubstr(part));
+    EXPECT_THAT(work_.names(), IsEmpty());
+  }
+};
+
+TEST_F(CliErrors, WrongSettings) {
+  expect_error(train({"--batch-size", "0"}), 1, {"batch size", "0", "at least 1"});
+  expect_error(train({"--lr", "-0.1"}), 1, {"learning rate", "-0.1"});
+  expect_error(train({"--lr", "nan"}), 1, {"learning rate", "nan"});
+  expect_error(train({"--epochs", "0"}), 1, {"epochs", "0"});
+  expect_error(train({"--threads-per-rank", "0"}), 1, {"threads", "0"});
+  expect_error(train({"--model", "resnet"}), 1, {"resnet", "lenet"});
+  expect_error(train({"--data", "mnist"}), 1, {"mnist", "fashion-mnist", "synthetic"});
+  expect_error(train({"--data", "synthetic"}), 1, {"--data-dir", "synthetic"});
+  expect_error(train({"--progress", "dots"}), 1, {"--progress", "dots", "lines"});
+  for (const char* name : {"", ".", "..", "a/b"}) expect_error(train({"--name", name}), 1, {"--name", name});
+}
+
+TEST_F(CliErrors, DevicesThatAreNotThere) {
+  expect_error(train({"--devices", "tpu"}), 1, {"tpu"});
+  expect_error(train({"--devices", ""}), 1, {"devices", "empty"});
+  expect_error(train({"--devices", "cuda:99"}), 1, {"cuda:99", "GPU"});
+}
+
+TEST_F(CliErrors, DataThatCannotBeRead) {
+  expect_error({"train", "--data-dir", work_.path().string()}, 1, {work_.path().string()});
+  expect_error({"train", "--data-dir", "missing"}, 1, {(work_ / "missing").string()});
+  images_.write("t10k-labels-idx1-ubyte", "not IDX");
+  expect_error(train(), 1, {(images_ / "t10k-labels-idx1-ubyte").string()});
+}
+
+TEST_F(CliErrors, FoldersThatCannotBeWritten) {
+  // Also root cannot make a folder inside a file or in /proc.
+  images_.write("file", "");
+  const std::string file = (images_ / "file").string();
+  expect_error(train({"--runs-dir", file, "--name", "r"}), 1, {file, "Not a directory"});
+  expect_error(train({"--runs-dir", "/proc/nowhere"}), 1, {"/proc/nowhere"});
+}
+
+TEST_F(CliErrors, ConfigurationsThatMakeNoSense) {
+  expect_error({"train", "--config", "missing.json"}, 1, {"missing.json", "No such file"});
+  expect_error({"train", "--config", images_.path().string()}, 1, {images_.path().string()});
+  const std::string file = (images_ / "config.json").string();
+  for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{{"", "empty"},
+                                                                                   {"{\"epochs\": 1", "JSON"},
+                                                                                   {"{\"epochs\": \"ten\"}", "epochs"},
+                                                                                   {"{\"colour\": 1}", "colour"}}) {
+    images_.write("config.json", text);
+    expect_error({"train", "--config", file}, 1, {file, part});
+  }
+}
+
+TEST_F(CliErrors, FoldersThatHoldNoRun) {
+  expect_error({"eval", "missing"}, 1, {"missing", "config.json"});
+  expect_error({"eval", images_.path().string()}, 1, {images_.path().string(), "config.json"});
+  images_.write("config.json", "{\"data_dir\": \"" + images_.path().string() + "\"}");
+  expect_error({"eval", images_.path().string()}, 1, {"model.safetensors"});
+  expect_error({"eval", images_.path().string(), "--batch-size", "0"}, 1, {"batch size"});
+}
+
+TEST_F(CliErrors, WrongUsage) {
+  expect_error({"train", "--batch-size", "many"}, 2, {"--batch-size", "many", "lockstep train --help"});
+  expect_error({"train", "--batch-size"}, 2, {"--batch-size"});
+  expect_error({"train", "--seed", "-1"}, 2, {"--seed", "-1"});
+  expect_error({"train", "--epochs", "99999999999"}, 2, {"--epochs", "99999999999"});
+  expect_error({"train", "--speed", "9"}, 2, {"--speed"});
+  expect_error({"train", "extra"}, 2, {"extra"});
+  expect_error({"trian"}, 2, {"trian", "lockstep --help"});
+  expect_error({"eval"}, 2, {"RUN_DIR", "lockstep eval --help"});
+}
+
+TEST_F(CliErrors, HelpShowsDefaultsAndExamples) {
+  const Finished alone = run_program({}, setup());
+  EXPECT_EQ(alone.code, 0);
+  EXPECT_THAT(alone.out, AllOf(HasSubstr("train"), HasSubstr("eval"), HasSubstr("devices"), HasSubstr("fetch-data"),
+                               HasSubstr("Examples:"), HasSubstr("Exit codes:")));
+  EXPECT_EQ(run_program({"--help"}, setup()).out, alone.out);
+  for (const char* command : {"train", "eval", "devices", "fetch-data"}) {
+    const Finished help = run_program({command, "--help"}, setup());
+    EXPECT_EQ(help.code, 0);
+    EXPECT_THAT(help.out, AllOf(HasSubstr(std::string("Usage: lockstep ") + command), HasSubstr("Examples:")));
+    for (const auto& line : lines_of(help.out)) EXPECT_LE(line.size(), 80u) << line;
+  }
+  EXPECT_THAT(run_program({"train", "--help"}, setup()).out,
+              AllOf(HasSubstr("--batch-size N"), HasSubstr("(default: 256)"), HasSubstr("(default: 0.2)")));
+  EXPECT_THAT(run_program({"--version"}, setup()).out, StartsWith("lockstep "));
+}
+
+TEST_F(CliErrors, DevicesAreListed) {
+  const Finished run = run_program({"devices"}, setup());
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out,
+              AllOf(HasSubstr("CPU cores  "), HasSubstr("default "), HasSubstr("LibTorch "), HasSubstr("NCCL")));
+}
+
+TEST_F(CliErrors, AReaderThatGoesAwayEndsTheRunQuietly) {
+  Program program(train({"--epochs", "100000", "--name", "piped"}), setup());
+  ASSERT_TRUE(program.wait_for("epoch      2/100000"));
+  program.close_output();
+  const Finished run = program.finish();
+  EXPECT_EQ(run.code, 128 + SIGPIPE);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("stopped after "), HasSubstr("runs/piped"), Not(HasSubstr("error"))));
+  EXPECT_GE(metrics("piped").size(), 2u);
+}
+
+TEST_F(CliErrors, AFullDiskUnderTheOutputIsNamed) {
+  auto full = setup();
+  full.out = "/dev/full";
+  for (const auto& arguments : {train({"--epochs", "100000"}), {"devices"}, {"--help"}}) {
+    const Finished run = run_program(arguments, full);
+    EXPECT_EQ(run.code, 1);
+    EXPECT_THAT(run.err, HasSubstr("lockstep: error: cannot write to the standard output: No space left on device"));
+  }
+}
+
+}  // namespace

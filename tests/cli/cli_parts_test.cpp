@@ -1,0 +1,98 @@
+// The program's own parts, without the program: the bar's line, names of runs, wrapped text.
+#include <gmock/gmock.h>
+
+#include "cli/progress_bar.hpp"
+#include "cli/run_name.hpp"
+#include "cli/text.hpp"
+#include "scratch_folder.hpp"
+
+namespace {
+
+using lockstep::Devices;
+using lockstep::ScratchFolder;
+using namespace lockstep::cli;
+using testing::ElementsAre;
+
+const Progress half{.label = "epoch  3/10", .done = 27136, .total = 60000, .seconds = 8.47, .note = "loss=0.512"};
+
+TEST(ProgressLine, LooksLikeTqdms) {
+  EXPECT_EQ(progress_line(half, 82, true),
+            "epoch  3/10  45%|████▌     | 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
+  EXPECT_EQ(progress_line(half, 82, false),
+            "epoch  3/10  45%|####      | 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
+}
+
+TEST(ProgressLine, UsesTheWidthThatThereIs) {
+  EXPECT_EQ(progress_line(half, 84, false),
+            "epoch  3/10  45%|#####       | 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
+  EXPECT_EQ(progress_line(half, 76, false),
+            "epoch  3/10  45%|#   | 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
+  EXPECT_EQ(progress_line(half, 75, false), "epoch  3/10  45% 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
+  EXPECT_EQ(progress_line(half, 30, false), "epoch  3/10  45% 27136/60000 ");
+  EXPECT_EQ(progress_line(half, 1, false), "");
+  EXPECT_EQ(progress_line(half, 1000, false).find("| 27136"), 17u + 40u);  // a longer bar says no more
+}
+
+TEST(ProgressLine, KnowsBothEnds) {
+  Progress progress = half;
+  progress.done = 0;
+  progress.seconds = 0;
+  EXPECT_EQ(progress_line(progress, 70, false), "epoch  3/10   0% 0/60000 [00:00<?, ? samples/s, loss=0.512]");
+  progress.done = 60000;
+  progress.seconds = 3725;
+  EXPECT_EQ(progress_line(progress, 82, true),
+            "epoch  3/10 100%|██████████| 60000/60000 [1:02:05<00:00, 16 samples/s, loss=0.512]");
+}
+
+TEST(ProgressLine, CountsBytes) {
+  EXPECT_EQ(progress_line({.label = "a.gz", .done = 12300000, .total = 24600000, .seconds = 2, .unit = Unit::bytes}, 64,
+                          false),
+            "a.gz  50%|######      | 12.3MB/24.6MB [00:02<00:02, 6.2 MB/s]");
+  EXPECT_EQ(progress_line({.label = "a.gz", .done = 5000000, .seconds = 2, .unit = Unit::bytes}, 80, false),
+            "a.gz 5.0MB [00:02, 2.5 MB/s]");
+}
+
+c10::Device cpu() {
+  return c10::Device(c10::kCPU);
+}
+
+c10::Device cuda(int index) {
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+}
+
+TEST(RunName, HasShortNamesForDevices) {
+  EXPECT_EQ(short_name({cpu()}), "cpu");
+  EXPECT_EQ(short_name({cpu(), cpu()}), "2xcpu");
+  EXPECT_EQ(short_name({cuda(0)}), "cuda0");
+  EXPECT_EQ(short_name({cuda(0), cuda(0)}), "2xcuda0");
+  EXPECT_EQ(short_name({cuda(0), cuda(1), cuda(2), cuda(3)}), "cuda0-3");
+  EXPECT_EQ(short_name({cuda(0), cuda(2)}), "cuda0+cuda2");
+  EXPECT_EQ(short_name({cuda(1), cuda(1), cuda(0)}), "2xcuda1+cuda0");
+}
+
+TEST(RunName, IsLocalTimeModelAndDevicesAndUnique) {
+  setenv("TZ", "UTC-1", 1);  // one hour ahead of UTC
+  tzset();
+  const ScratchFolder runs;
+  const Devices devices(2, cpu());
+  const std::time_t now = 1795253525;  // 2026-11-21 09:32:05 UTC
+  const auto next = [&] { return new_run_name(runs.path(), now, "lenet", devices); };
+  EXPECT_EQ(next(), "2026-11-21_10-32-05_lenet_2xcpu");
+  std::filesystem::create_directory(runs / next());
+  EXPECT_EQ(next(), "2026-11-21_10-32-05_lenet_2xcpu-2");
+  std::filesystem::create_directory(runs / next());
+  EXPECT_EQ(next(), "2026-11-21_10-32-05_lenet_2xcpu-3");
+}
+
+TEST(Text, Wraps) {
+  EXPECT_THAT(wrap("one two three", 7), ElementsAre("one two", "three"));
+  EXPECT_THAT(wrap("one two three", 6), ElementsAre("one", "two", "three"));
+  EXPECT_THAT(wrap("a-word-too-long b", 6), ElementsAre("a-word-too-long", "b"));
+  EXPECT_THAT(wrap("one\ntwo", 80), ElementsAre("one", "two"));
+}
+
+TEST(Text, AlignsTables) {
+  EXPECT_EQ(table({{"a", "1"}, {"long", "2"}}), "  a     1\n  long  2\n");
+}
+
+}  // namespace

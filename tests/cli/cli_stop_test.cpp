@@ -1,0 +1,93 @@
+// Ctrl-C and SIGTERM: what is finished is kept, the exit code says why, a second one ends at once.
+#include "cli_fixture.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using lockstep::Cli;
+using lockstep::Finished;
+using lockstep::Program;
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+
+class CliStop : public Cli {
+ protected:
+  std::vector<std::string> endless(const std::string& name) const {
+    return train({"--epochs", "100000", "--name", name});
+  }
+
+  std::vector<std::string> slow_start() const { return {"train", "--data", "synthetic", "--name", "slow"}; }
+};
+
+TEST_F(CliStop, KeepsFinishedEpochs) {
+  for (const auto& [signal, code] : {std::pair(SIGINT, 130), std::pair(SIGTERM, 143)}) {
+    const std::string name = "run" + std::to_string(code);
+    Program program(endless(name), setup());
+    ASSERT_TRUE(program.wait_for("epoch      2/100000"));
+    program.send(signal);
+    const Finished run = program.finish();
+    EXPECT_EQ(run.code, code) << run.err;
+    const auto kept = metrics(name);
+    EXPECT_GE(kept.size(), 2u);
+    EXPECT_THAT(run.out, HasSubstr("\nstopped after " + std::to_string(kept.size()) +
+                                   " of 100000 epochs; the run is kept in runs/" + name + "\n"));
+    EXPECT_THAT(run.out, Not(HasSubstr("test acc: ")));
+    for (const char* file : {"config.json", "model.safetensors", "curve.svg", "curve.png"}) {
+      EXPECT_TRUE(fs::exists(work_ / "runs" / name / file)) << file;
+    }
+  }
+}
+
+TEST_F(CliStop, WorksFromTheKeyboard) {
+  auto terminal = setup();
+  terminal.terminal = true;
+  terminal.environment.push_back("TERM=xterm");
+  Program program(endless("typed"), terminal);
+  ASSERT_TRUE(program.wait_for("epoch      2/100000"));
+  program.type("\x03");
+  const Finished run = program.finish();
+  EXPECT_EQ(run.code, 130);
+  EXPECT_THAT(run.out, ContainsRegex("stopped after [0-9]+ of 100000 epochs; the run is kept in runs/typed\r\n$"));
+}
+
+TEST_F(CliStop, WorksWhileTheDataLoad) {
+  auto terminal = setup();
+  terminal.terminal = true;
+  terminal.environment.push_back("TERM=xterm");
+  Program program(slow_start(), terminal);
+  ASSERT_TRUE(program.wait_for("loading the data"));
+  program.type("\x03");
+  const Finished run = program.finish();
+  EXPECT_EQ(run.code, 130);
+  EXPECT_THAT(run.out, AllOf(HasSubstr("stopped after 0 of 10 epochs; no run is kept"), Not(HasSubstr("epoch  1/10"))));
+  EXPECT_FALSE(fs::exists(work_ / "runs"));
+}
+
+TEST_F(CliStop, ASecondSignalEndsAtOnce) {
+  auto terminal = setup();
+  terminal.terminal = true;
+  terminal.environment.push_back("TERM=xterm");
+  Program program(slow_start(), terminal);
+  ASSERT_TRUE(program.wait_for("loading the data"));
+  program.send(SIGINT);
+  ASSERT_TRUE(program.wait_for("stopping"));
+  program.send(SIGTERM);
+  const Finished run = program.finish();
+  EXPECT_EQ(run.code, 143);
+  EXPECT_THAT(run.out, Not(HasSubstr("stopped after")));
+}
+
+TEST_F(CliStop, AnIgnoredInterruptStaysIgnored) {
+  auto background = setup();
+  background.ignore_interrupt = true;
+  Program program(endless("background"), background);
+  ASSERT_TRUE(program.wait_for("epoch      1/100000"));
+  program.send(SIGINT);
+  ASSERT_TRUE(program.wait_for("epoch      4/100000"));
+  program.send(SIGTERM);
+  EXPECT_EQ(program.finish().code, 143);
+}
+
+}  // namespace

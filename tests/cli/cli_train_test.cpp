@@ -1,0 +1,175 @@
+// lockstep train and eval with a pipe at the other end: what they print, what they keep, what runs again.
+#include <fstream>
+#include <regex>
+
+#include "cli_fixture.hpp"
+
+namespace {
+
+namespace fs = std::filesystem;
+using lockstep::Cli;
+using lockstep::EpochMetrics;
+using lockstep::Finished;
+using lockstep::lines_of;
+using lockstep::run_program;
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+std::string as_printed(const char* pattern, const EpochMetrics& m) {
+  char text[200];
+  std::snprintf(text, sizeof text, pattern, m.epoch, m.train_loss, m.train_accuracy, m.test_accuracy, m.seconds);
+  return text;
+}
+
+class CliTrain : public Cli {};
+
+TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
+  const Finished run = run_program(train({"--lr", "0.15", "--seed", "7", "--name", "first"}), setup());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err, IsEmpty());
+  const auto lines = lines_of(run.out);
+  ASSERT_EQ(lines.size(), 16u) << run.out;
+  EXPECT_THAT(lines[0], ContainsRegex("^lockstep [0-9.]+, LibTorch 2\\.[0-9.]+$"));
+  EXPECT_EQ(lines[1], "  model             lenet");
+  EXPECT_EQ(lines[2], "  data              fashion-mnist in " + images_.path().string());
+  EXPECT_EQ(lines[3], "  devices           [cpu, cpu], 2 ranks");
+  EXPECT_EQ(lines[4], "  threads per rank  1");
+  EXPECT_EQ(lines[5], "  batch size        32 over all ranks");
+  EXPECT_EQ(lines[6], "  learning rate     0.15");
+  EXPECT_EQ(lines[7], "  epochs            2");
+  EXPECT_EQ(lines[8], "  seed              7");
+  EXPECT_EQ(lines[9], "  run folder        runs/first");
+  EXPECT_EQ(lines[10], "");
+
+  const auto kept = metrics("first");
+  ASSERT_EQ(kept.size(), 2u);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(lines[11 + i],
+              as_printed("epoch %d/2  train loss %.4f  train acc %.4f  test acc %.4f  %.1f sec/epoch", kept[i]));
+  }
+  EXPECT_THAT(lines[14], ContainsRegex("^the run is kept in runs/first; peak memory [1-9][0-9]+ MB$"));
+  char last[100];
+  std::snprintf(last, sizeof last, "test acc: %.2f, %.1f sec/epoch on [cpu, cpu]", kept[1].test_accuracy,
+                (kept[0].seconds + kept[1].seconds) / 2);
+  EXPECT_EQ(lines[15], last);
+  EXPECT_THAT(run.out, Not(HasSubstr("\r")));
+  EXPECT_THAT(run.out, Not(HasSubstr("synthetic")));
+}
+
+TEST_F(CliTrain, ShowsNoEpochsIfAskedNotTo) {
+  const Finished run = run_program(train({"--progress", "none"}), setup());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("  batch size  "), HasSubstr("\ntest acc: "), Not(HasSubstr("epoch 1/2"))));
+}
+
+TEST_F(CliTrain, SaysWhereverItPrintsThatDataAreSynthetic) {
+  const Finished run = run_program(
+      {"train", "--data", "synthetic", "--batch-size", "4096", "--epochs", "1", "--name", "made-up"}, setup());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, ContainsRegex("\n  data +synthetic "));
+  EXPECT_THAT(run.out, ContainsRegex("\nepoch 1/1 .* sec/epoch \\(synthetic data\\)\n"));
+  EXPECT_THAT(run.out, ContainsRegex("\ntest acc: .* \\(synthetic data\\)\n$"));
+  const Finished eval = run_program({"eval", "runs/made-up"}, setup());
+  EXPECT_THAT(eval.out, ContainsRegex("^test acc: .* \\(synthetic data\\)\n$")) << eval.err;
+}
+
+TEST_F(CliTrain, RunsAConfigurationAgain) {
+  ASSERT_EQ(run_program(train({"--seed", "5", "--devices", "3xcpu", "--name", "first"}), setup()).code, 0);
+  const Finished again = run_program({"train", "--config", "runs/first/config.json", "--name", "again"}, setup());
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.out, AllOf(HasSubstr("runs/first/config.json\n"), HasSubstr("\n  run folder        runs/again\n"),
+                               HasSubstr("on [cpu, cpu, cpu]\n")));
+  const auto first = metrics("first"), second = metrics("again");
+  ASSERT_EQ(second.size(), first.size());
+  for (size_t i = 0; i < first.size(); ++i) {  // to the bit
+    EXPECT_EQ(second[i].train_loss, first[i].train_loss);
+    EXPECT_EQ(second[i].train_accuracy, first[i].train_accuracy);
+    EXPECT_EQ(second[i].test_accuracy, first[i].test_accuracy);
+  }
+  EXPECT_EQ(work_.read("runs/again/model.safetensors"), work_.read("runs/first/model.safetensors"));
+}
+
+TEST_F(CliTrain, LetsFlagsOverrideAConfiguration) {
+  ASSERT_EQ(run_program(train({"--name", "first"}), setup()).code, 0);
+  const Finished other = run_program({"train", "--name", "other", "--seed", "9", "--config", "runs/first/config.json",
+                                      "--epochs", "1", "--devices", "cpu"},
+                                     setup());
+  ASSERT_EQ(other.code, 0) << other.err;
+  EXPECT_THAT(other.out, AllOf(HasSubstr("  seed              9\n"), HasSubstr("  batch size        32 "),
+                               HasSubstr("  devices           [cpu], 1 rank\n")));
+  ASSERT_EQ(metrics("other").size(), 1u);
+  EXPECT_NE(metrics("other")[0].train_loss, metrics("first")[0].train_loss);
+}
+
+TEST_F(CliTrain, NamesRunsByTimeAndDevices) {
+  ASSERT_EQ(run_program(train({"--epochs", "1"}), setup()).code, 0);
+  ASSERT_EQ(run_program(train({"--epochs", "1"}), setup()).code, 0);
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(work_ / "runs")) names.push_back(entry.path().filename());
+  ASSERT_EQ(names.size(), 2u);
+  for (const auto& name : names) {
+    EXPECT_TRUE(std::regex_match(name, std::regex(R"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_lenet_2xcpu(-2)?)"))) << name;
+  }
+}
+
+TEST_F(CliTrain, NeverOverwritesARun) {
+  ASSERT_EQ(run_program(train({"--name", "first"}), setup()).code, 0);
+  const std::string before = work_.read("runs/first/metrics.jsonl");
+  const Finished second = run_program(train({"--name", "first", "--seed", "1"}), setup());
+  EXPECT_EQ(second.code, 1);
+  EXPECT_THAT(second.err, AllOf(HasSubstr("lockstep: error: "), HasSubstr("runs/first"), HasSubstr("already")));
+  EXPECT_EQ(work_.read("runs/first/metrics.jsonl"), before);
+}
+
+TEST_F(CliTrain, RunsInAnyFolderWithoutAnEnvironment) {
+  const auto arguments = train({"--runs-dir", (work_ / "out").string(), "--name", "bare"});
+  const Finished run = run_program(arguments, {.folder = "/", .environment = {}});
+  ASSERT_EQ(run.code, 0) << run.err;
+  for (const char* file : {"config.json", "metrics.jsonl", "model.safetensors"}) {
+    EXPECT_TRUE(fs::exists(work_ / "out/bare" / file)) << file;
+  }
+}
+
+TEST_F(CliTrain, KeepsPathsOfDataThatWorkFromEverywhere) {
+  auto from_images = setup();
+  from_images.folder = images_.path();
+  const std::string runs = (work_ / "runs").string();
+  const Finished run = run_program(
+      {"train", "--data-dir", ".", "--epochs", "1", "--runs-dir", runs, "--name", "r", "--devices", "1"}, from_images);
+  ASSERT_EQ(run.code, 0) << run.err;
+  const Finished eval = run_program({"eval", "runs/r"}, setup());
+  EXPECT_EQ(eval.code, 0) << eval.err;
+}
+
+TEST_F(CliTrain, GoesOnWithoutGnuplotAndSaysSoOnce) {
+  auto bare = setup();
+  bare.environment = {"PATH=/nonexistent"};
+  const Finished run = run_program(train({"--name", "plain"}), bare);
+  EXPECT_EQ(run.code, 0);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("lockstep: warning: "), HasSubstr("gnuplot")));
+  EXPECT_EQ(lines_of(run.err).size(), 1u) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("\ntest acc: "));
+}
+
+TEST_F(CliTrain, EvaluatesARunExactlyOnAnyNumberOfDevices) {
+  ASSERT_EQ(run_program(train({"--name", "first", "--epochs", "3", "--batch-size", "16"}), setup()).code, 0);
+  const double expected = metrics("first").back().test_accuracy;
+  char line[100];
+  std::snprintf(line, sizeof line, "test acc: %.4f (%.0f of 100 correct), loss ", expected, expected * 100);
+  std::string loss;
+  for (const auto& [spec, list] : std::vector<std::pair<std::string, std::string>>{
+           {"1", "[cpu]"}, {"2xcpu", "[cpu, cpu]"}, {"cpu,cpu,cpu", "[cpu, cpu, cpu]"}}) {
+    const Finished eval = run_program({"eval", "runs/first", "--devices", spec, "--batch-size", "7"}, setup());
+    ASSERT_EQ(eval.code, 0) << eval.err;
+    EXPECT_THAT(eval.out, AllOf(HasSubstr(line), EndsWith(", on " + list + "\n")));
+    const std::string found = eval.out.substr(eval.out.find("loss "), 11);
+    EXPECT_EQ(found, loss.empty() ? found : loss);
+    loss = found;
+  }
+}
+
+}  // namespace

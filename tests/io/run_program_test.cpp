@@ -1,0 +1,73 @@
+#include "io/run_program.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "error_of.hpp"
+#include "scratch_folder.hpp"
+
+namespace lockstep::io {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+TEST(RunProgram, GivesInputAndTakesOutput) {
+  std::string much(3'000'000, 'x');  // more than any pipe holds
+  much += std::string("\0\n\xff", 3);
+  EXPECT_EQ(run_program({"cat"}, much, 10s), much);
+  EXPECT_EQ(run_program({"true"}, much, 10s), "");
+}
+
+TEST(RunProgram, PassesArgumentsWithoutAShell) {
+  EXPECT_EQ(run_program({"printf", "%s|", "a b", "$HOME", "`ls`", ""}, "", 10s), "a b|$HOME|`ls`||");
+}
+
+TEST(RunProgram, NamesTheProgramThatFails) {
+  auto error = [](const std::vector<std::string>& arguments) {
+    return error_of([&] { run_program(arguments, "", 10s); });
+  };
+  EXPECT_THAT(error({"no-such-program"}), AllOf(HasSubstr("'no-such-program'"), HasSubstr("not installed")));
+  EXPECT_THAT(error({"/"}), AllOf(HasSubstr("'/'"), HasSubstr("could not be started")));
+  EXPECT_THAT(error({"sh", "-c", "echo why >&2; exit 4"}), AllOf(HasSubstr("exit code 4"), HasSubstr("why")));
+  EXPECT_THAT(error({"sh", "-c", "kill -KILL $$"}), HasSubstr("signal 9"));
+}
+
+TEST(RunProgram, KillsAProgramThatHangsAndItsChildren) {
+  ScratchFolder folder;
+  std::string script = "sleep 60 & echo $! > '" + (folder / "pid").string() + "'; wait";
+  auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(error_of([&] {
+                run_program({"sh", "-c", script}, "", 500ms);
+              }),
+              AllOf(HasSubstr("'sh' did not finish within 500 ms"), HasSubstr("killed")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  pid_t sleeper = std::stoi(folder.read("pid"));
+  // Gone, or dead and waiting for init to notice.
+  bool dead = false;
+  for (int i = 0; i < 200 && !dead; ++i) {
+    std::ifstream in("/proc/" + std::to_string(sleeper) + "/stat");
+    std::string stat(std::istreambuf_iterator<char>(in), {});
+    dead = stat.empty() || stat.find(") Z") != std::string::npos;
+    usleep(10'000);
+  }
+  EXPECT_TRUE(dead);
+}
+
+TEST(RunProgram, GivesTheProgramTheDefaultSignals) {
+  sigset_t blocked, old;
+  sigemptyset(&blocked);
+  sigaddset(&blocked, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &blocked, &old);
+  std::string error = error_of([] { run_program({"sh", "-c", "kill -TERM $$; sleep 5"}, "", 10s); });
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  EXPECT_THAT(error, HasSubstr("signal 15"));
+}
+
+}  // namespace
+}  // namespace lockstep::io
