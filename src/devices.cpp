@@ -174,6 +174,19 @@ std::string to_string(const Devices& devices) {
   return text.str();
 }
 
+void check_devices(const Devices& devices) {
+  if (devices.empty()) throw Error("the device list is empty; name at least one device, for example cpu");
+  for (const auto& device : devices) {
+    if (device.type() != devices[0].type()) {
+      throw Error(to_string(devices) + " mixes device types; the ranks of one run exchange tensors of one type");
+    }
+    if (!device.is_cpu() && (!device.is_cuda() || !device.has_index() || device.index() >= gpu_count())) {
+      throw Error("there is no device " + device.str() + "; this machine has the CPU and " +
+                  std::to_string(gpu_count()) + " GPUs (cuda:0, cuda:1, … with LibTorch's CUDA build)");
+    }
+  }
+}
+
 void synchronize(const c10::Device& device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
 }

@@ -50,23 +50,13 @@ std::string text_of(const std::exception_ptr& exception, const std::string& rank
 }
 
 void check(const Devices& devices, const RunOptions& options) {
-  if (devices.empty()) throw Error("run: the device list is empty; name at least one device, for example cpu");
+  check_devices(devices);
   if (options.threads_per_rank < 1) {
     throw Error("run: threads_per_rank is " + std::to_string(options.threads_per_rank) +
                 "; a rank needs at least 1 thread");
   }
   if (options.timeout <= std::chrono::milliseconds::zero()) {
     throw Error("run: the timeout is " + std::to_string(options.timeout.count()) + " ms; it must be positive");
-  }
-  for (const auto& device : devices) {
-    if (device.type() != devices[0].type()) {
-      throw Error("run: " + to_string(devices) +
-                  " mixes device types; the ranks of one run exchange tensors of one type");
-    }
-    if (device.is_cuda() && (!device.has_index() || device.index() >= gpu_count())) {
-      throw Error("run: there is no device " + device.str() + "; this machine has " + std::to_string(gpu_count()) +
-                  " GPUs, named cuda:0, cuda:1, …");
-    }
   }
 }
 

@@ -97,6 +97,7 @@ TrainOptions checked(TrainOptions options) {
   if (options.threads_per_rank < 1)
     refuse("the number of threads per rank", options.threads_per_rank, "it must be at least 1");
   if (options.devices.empty()) options.devices = default_devices();
+  check_devices(options.devices);
   return options;
 }
 

@@ -77,7 +77,7 @@ TEST_F(Trainer, Learns) {
   TrainOptions settings = options(2);
   settings.data_dir = images.path();
   settings.batch_size = 16;
-  settings.epochs = 4;
+  settings.epochs = 12;
   const auto result = lockstep::train(settings);
   EXPECT_LT(result.history.back().train_loss, 0.5 * result.history.front().train_loss);
   EXPECT_GT(result.history.back().test_accuracy, 0.5);

@@ -45,6 +45,9 @@ Devices parse_devices(std::string_view spec, int gpu_count);
 // "[cpu, cpu]", "[cuda:0]": as the section prints it.
 std::string to_string(const Devices& devices);
 
+// Throws Error unless a run could have one rank per entry: at least one, each of them there, all of one type.
+void check_devices(const Devices& devices);
+
 // Waits until everything queued on `device` is done; on the CPU there is nothing to wait for. For clocks that measure a
 // device's work.
 void synchronize(const c10::Device& device);

@@ -19,7 +19,7 @@ class CliErrors : public Cli {
  protected:
   // Runs `arguments` and expects the error on one line, and no trace of a run.
   void expect_error(const std::vector<std::string>& arguments, int code, const std::vector<std::string>& parts) {
-    const Finished run = run_program(arguments, setup());
+    const Finished run = run_program(arguments, surroundings());
     SCOPED_TRACE(testing::PrintToString(arguments) + ": " + run.err);
     EXPECT_EQ(run.code, code);
     EXPECT_THAT(run.err, StartsWith(code == 1 ? "lockstep: error: " : "lockstep: "));
@@ -96,31 +96,31 @@ TEST_F(CliErrors, WrongUsage) {
 }
 
 TEST_F(CliErrors, HelpShowsDefaultsAndExamples) {
-  const Finished alone = run_program({}, setup());
+  const Finished alone = run_program({}, surroundings());
   EXPECT_EQ(alone.code, 0);
   EXPECT_THAT(alone.out, AllOf(HasSubstr("train"), HasSubstr("eval"), HasSubstr("devices"), HasSubstr("fetch-data"),
                                HasSubstr("Examples:"), HasSubstr("Exit codes:")));
-  EXPECT_EQ(run_program({"--help"}, setup()).out, alone.out);
+  EXPECT_EQ(run_program({"--help"}, surroundings()).out, alone.out);
   for (const char* command : {"train", "eval", "devices", "fetch-data"}) {
-    const Finished help = run_program({command, "--help"}, setup());
+    const Finished help = run_program({command, "--help"}, surroundings());
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.out, AllOf(HasSubstr(std::string("Usage: lockstep ") + command), HasSubstr("Examples:")));
     for (const auto& line : lines_of(help.out)) EXPECT_LE(line.size(), 80u) << line;
   }
-  EXPECT_THAT(run_program({"train", "--help"}, setup()).out,
+  EXPECT_THAT(run_program({"train", "--help"}, surroundings()).out,
               AllOf(HasSubstr("--batch-size N"), HasSubstr("(default: 256)"), HasSubstr("(default: 0.2)")));
-  EXPECT_THAT(run_program({"--version"}, setup()).out, StartsWith("lockstep "));
+  EXPECT_THAT(run_program({"--version"}, surroundings()).out, StartsWith("lockstep "));
 }
 
 TEST_F(CliErrors, DevicesAreListed) {
-  const Finished run = run_program({"devices"}, setup());
+  const Finished run = run_program({"devices"}, surroundings());
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out,
               AllOf(HasSubstr("CPU cores  "), HasSubstr("default "), HasSubstr("LibTorch "), HasSubstr("NCCL")));
 }
 
 TEST_F(CliErrors, AReaderThatGoesAwayEndsTheRunQuietly) {
-  Program program(train({"--epochs", "100000", "--name", "piped"}), setup());
+  Program program(train({"--epochs", "100000", "--name", "piped"}), surroundings());
   ASSERT_TRUE(program.wait_for("epoch      2/100000"));
   program.close_output();
   const Finished run = program.finish();
@@ -130,7 +130,7 @@ TEST_F(CliErrors, AReaderThatGoesAwayEndsTheRunQuietly) {
 }
 
 TEST_F(CliErrors, AFullDiskUnderTheOutputIsNamed) {
-  auto full = setup();
+  auto full = surroundings();
   full.out = "/dev/full";
   for (const auto& arguments : {train({"--epochs", "100000"}), {"devices"}, {"--help"}}) {
     const Finished run = run_program(arguments, full);

@@ -17,7 +17,9 @@ class Cli : public testing::Test {
   Cli() { write_small_images(images_, 300, 100); }
 
   // The environment has what finds gnuplot, and nothing else.
-  Setup setup() const { return {.folder = work_.path(), .environment = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8"}}; }
+  Surroundings surroundings() const {
+    return {.folder = work_.path(), .environment = {"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8"}};
+  }
 
   // `lockstep train` on the small images with `more` flags; two epochs on two ranks if those do not say otherwise.
   std::vector<std::string> train(const std::vector<std::string>& more = {}) const {

@@ -24,7 +24,7 @@ class CliStop : public Cli {
 TEST_F(CliStop, KeepsFinishedEpochs) {
   for (const auto& [signal, code] : {std::pair(SIGINT, 130), std::pair(SIGTERM, 143)}) {
     const std::string name = "run" + std::to_string(code);
-    Program program(endless(name), setup());
+    Program program(endless(name), surroundings());
     ASSERT_TRUE(program.wait_for("epoch      2/100000"));
     program.send(signal);
     const Finished run = program.finish();
@@ -41,7 +41,7 @@ TEST_F(CliStop, KeepsFinishedEpochs) {
 }
 
 TEST_F(CliStop, WorksFromTheKeyboard) {
-  auto terminal = setup();
+  auto terminal = surroundings();
   terminal.terminal = true;
   terminal.environment.push_back("TERM=xterm");
   Program program(endless("typed"), terminal);
@@ -53,7 +53,7 @@ TEST_F(CliStop, WorksFromTheKeyboard) {
 }
 
 TEST_F(CliStop, WorksWhileTheDataLoad) {
-  auto terminal = setup();
+  auto terminal = surroundings();
   terminal.terminal = true;
   terminal.environment.push_back("TERM=xterm");
   Program program(slow_start(), terminal);
@@ -66,7 +66,7 @@ TEST_F(CliStop, WorksWhileTheDataLoad) {
 }
 
 TEST_F(CliStop, ASecondSignalEndsAtOnce) {
-  auto terminal = setup();
+  auto terminal = surroundings();
   terminal.terminal = true;
   terminal.environment.push_back("TERM=xterm");
   Program program(slow_start(), terminal);
@@ -80,7 +80,7 @@ TEST_F(CliStop, ASecondSignalEndsAtOnce) {
 }
 
 TEST_F(CliStop, AnIgnoredInterruptStaysIgnored) {
-  auto background = setup();
+  auto background = surroundings();
   background.ignore_interrupt = true;
   Program program(endless("background"), background);
   ASSERT_TRUE(program.wait_for("epoch      1/100000"));

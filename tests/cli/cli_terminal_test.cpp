@@ -49,7 +49,7 @@ struct Screen {
 class CliTerminal : public Cli {
  protected:
   Finished run(int columns, const std::string& locale, const std::vector<std::string>& more = {}) const {
-    auto terminal = setup();
+    auto terminal = surroundings();
     terminal.terminal = true;
     terminal.columns = columns;
     terminal.environment = {"PATH=/usr/bin:/bin", "TERM=xterm", "LC_ALL=" + locale};

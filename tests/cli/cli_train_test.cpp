@@ -28,7 +28,7 @@ std::string as_printed(const char* pattern, const EpochMetrics& m) {
 class CliTrain : public Cli {};
 
 TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
-  const Finished run = run_program(train({"--lr", "0.15", "--seed", "7", "--name", "first"}), setup());
+  const Finished run = run_program(train({"--lr", "0.15", "--seed", "7", "--name", "first"}), surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, IsEmpty());
   const auto lines = lines_of(run.out);
@@ -61,25 +61,26 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
 }
 
 TEST_F(CliTrain, ShowsNoEpochsIfAskedNotTo) {
-  const Finished run = run_program(train({"--progress", "none"}), setup());
+  const Finished run = run_program(train({"--progress", "none"}), surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("  batch size  "), HasSubstr("\ntest acc: "), Not(HasSubstr("epoch 1/2"))));
 }
 
 TEST_F(CliTrain, SaysWhereverItPrintsThatDataAreSynthetic) {
   const Finished run = run_program(
-      {"train", "--data", "synthetic", "--batch-size", "4096", "--epochs", "1", "--name", "made-up"}, setup());
+      {"train", "--data", "synthetic", "--batch-size", "4096", "--epochs", "1", "--name", "made-up"}, surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, ContainsRegex("\n  data +synthetic "));
   EXPECT_THAT(run.out, ContainsRegex("\nepoch 1/1 .* sec/epoch \\(synthetic data\\)\n"));
   EXPECT_THAT(run.out, ContainsRegex("\ntest acc: .* \\(synthetic data\\)\n$"));
-  const Finished eval = run_program({"eval", "runs/made-up"}, setup());
+  const Finished eval = run_program({"eval", "runs/made-up"}, surroundings());
   EXPECT_THAT(eval.out, ContainsRegex("^test acc: .* \\(synthetic data\\)\n$")) << eval.err;
 }
 
 TEST_F(CliTrain, RunsAConfigurationAgain) {
-  ASSERT_EQ(run_program(train({"--seed", "5", "--devices", "3xcpu", "--name", "first"}), setup()).code, 0);
-  const Finished again = run_program({"train", "--config", "runs/first/config.json", "--name", "again"}, setup());
+  ASSERT_EQ(run_program(train({"--seed", "5", "--devices", "3xcpu", "--name", "first"}), surroundings()).code, 0);
+  const Finished again =
+      run_program({"train", "--config", "runs/first/config.json", "--name", "again"}, surroundings());
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_THAT(again.out, AllOf(HasSubstr("runs/first/config.json\n"), HasSubstr("\n  run folder        runs/again\n"),
                                HasSubstr("on [cpu, cpu, cpu]\n")));
@@ -94,10 +95,10 @@ TEST_F(CliTrain, RunsAConfigurationAgain) {
 }
 
 TEST_F(CliTrain, LetsFlagsOverrideAConfiguration) {
-  ASSERT_EQ(run_program(train({"--name", "first"}), setup()).code, 0);
+  ASSERT_EQ(run_program(train({"--name", "first"}), surroundings()).code, 0);
   const Finished other = run_program({"train", "--name", "other", "--seed", "9", "--config", "runs/first/config.json",
                                       "--epochs", "1", "--devices", "cpu"},
-                                     setup());
+                                     surroundings());
   ASSERT_EQ(other.code, 0) << other.err;
   EXPECT_THAT(other.out, AllOf(HasSubstr("  seed              9\n"), HasSubstr("  batch size        32 "),
                                HasSubstr("  devices           [cpu], 1 rank\n")));
@@ -106,8 +107,8 @@ TEST_F(CliTrain, LetsFlagsOverrideAConfiguration) {
 }
 
 TEST_F(CliTrain, NamesRunsByTimeAndDevices) {
-  ASSERT_EQ(run_program(train({"--epochs", "1"}), setup()).code, 0);
-  ASSERT_EQ(run_program(train({"--epochs", "1"}), setup()).code, 0);
+  ASSERT_EQ(run_program(train({"--epochs", "1"}), surroundings()).code, 0);
+  ASSERT_EQ(run_program(train({"--epochs", "1"}), surroundings()).code, 0);
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(work_ / "runs")) names.push_back(entry.path().filename());
   ASSERT_EQ(names.size(), 2u);
@@ -117,9 +118,9 @@ TEST_F(CliTrain, NamesRunsByTimeAndDevices) {
 }
 
 TEST_F(CliTrain, NeverOverwritesARun) {
-  ASSERT_EQ(run_program(train({"--name", "first"}), setup()).code, 0);
+  ASSERT_EQ(run_program(train({"--name", "first"}), surroundings()).code, 0);
   const std::string before = work_.read("runs/first/metrics.jsonl");
-  const Finished second = run_program(train({"--name", "first", "--seed", "1"}), setup());
+  const Finished second = run_program(train({"--name", "first", "--seed", "1"}), surroundings());
   EXPECT_EQ(second.code, 1);
   EXPECT_THAT(second.err, AllOf(HasSubstr("lockstep: error: "), HasSubstr("runs/first"), HasSubstr("already")));
   EXPECT_EQ(work_.read("runs/first/metrics.jsonl"), before);
@@ -135,18 +136,18 @@ TEST_F(CliTrain, RunsInAnyFolderWithoutAnEnvironment) {
 }
 
 TEST_F(CliTrain, KeepsPathsOfDataThatWorkFromEverywhere) {
-  auto from_images = setup();
+  auto from_images = surroundings();
   from_images.folder = images_.path();
   const std::string runs = (work_ / "runs").string();
   const Finished run = run_program(
       {"train", "--data-dir", ".", "--epochs", "1", "--runs-dir", runs, "--name", "r", "--devices", "1"}, from_images);
   ASSERT_EQ(run.code, 0) << run.err;
-  const Finished eval = run_program({"eval", "runs/r"}, setup());
+  const Finished eval = run_program({"eval", "runs/r"}, surroundings());
   EXPECT_EQ(eval.code, 0) << eval.err;
 }
 
 TEST_F(CliTrain, GoesOnWithoutGnuplotAndSaysSoOnce) {
-  auto bare = setup();
+  auto bare = surroundings();
   bare.environment = {"PATH=/nonexistent"};
   const Finished run = run_program(train({"--name", "plain"}), bare);
   EXPECT_EQ(run.code, 0);
@@ -156,14 +157,14 @@ TEST_F(CliTrain, GoesOnWithoutGnuplotAndSaysSoOnce) {
 }
 
 TEST_F(CliTrain, EvaluatesARunExactlyOnAnyNumberOfDevices) {
-  ASSERT_EQ(run_program(train({"--name", "first", "--epochs", "3", "--batch-size", "16"}), setup()).code, 0);
+  ASSERT_EQ(run_program(train({"--name", "first", "--epochs", "3", "--batch-size", "16"}), surroundings()).code, 0);
   const double expected = metrics("first").back().test_accuracy;
   char line[100];
   std::snprintf(line, sizeof line, "test acc: %.4f (%.0f of 100 correct), loss ", expected, expected * 100);
   std::string loss;
   for (const auto& [spec, list] : std::vector<std::pair<std::string, std::string>>{
            {"1", "[cpu]"}, {"2xcpu", "[cpu, cpu]"}, {"cpu,cpu,cpu", "[cpu, cpu, cpu]"}}) {
-    const Finished eval = run_program({"eval", "runs/first", "--devices", spec, "--batch-size", "7"}, setup());
+    const Finished eval = run_program({"eval", "runs/first", "--devices", spec, "--batch-size", "7"}, surroundings());
     ASSERT_EQ(eval.code, 0) << eval.err;
     EXPECT_THAT(eval.out, AllOf(HasSubstr(line), EndsWith(", on " + list + "\n")));
     const std::string found = eval.out.substr(eval.out.find("loss "), 11);

@@ -22,7 +22,7 @@
 
 namespace lockstep {
 
-struct Setup {
+struct Surroundings {
   std::filesystem::path folder = "/";         // the working directory
   std::vector<std::string> environment = {};  // all of it: "NAME=value"
   bool terminal = false;                      // both outputs and the input are one, and err stays empty
@@ -39,14 +39,14 @@ struct Finished {
 
 class Program {
  public:
-  Program(const std::vector<std::string>& arguments, const Setup& setup) {
+  Program(const std::vector<std::string>& arguments, const Surroundings& surroundings) {
     const char* const program = std::getenv("LOCKSTEP_PROGRAM");
     if (program == nullptr) throw std::runtime_error("set LOCKSTEP_PROGRAM to the program's path; ctest does");
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     int ours[2] = {-1, -1}, theirs[2] = {-1, -1};
-    if (setup.terminal) {
-      ours[0] = open_terminal(setup.columns);
+    if (surroundings.terminal) {
+      ours[0] = open_terminal(surroundings.columns);
       // The first terminal that a session's leader opens becomes the one whose Ctrl-C it gets.
       posix_spawn_file_actions_addopen(&actions, 0, ptsname(ours[0]), O_RDWR, 0);
       posix_spawn_file_actions_adddup2(&actions, 0, 1);
@@ -60,9 +60,10 @@ class Program {
         theirs[i] = ends[1];
         posix_spawn_file_actions_adddup2(&actions, theirs[i], i + 1);
       }
-      if (!setup.out.empty()) posix_spawn_file_actions_addopen(&actions, 1, setup.out.c_str(), O_WRONLY, 0);
+      if (!surroundings.out.empty())
+        posix_spawn_file_actions_addopen(&actions, 1, surroundings.out.c_str(), O_WRONLY, 0);
     }
-    posix_spawn_file_actions_addchdir_np(&actions, setup.folder.c_str());
+    posix_spawn_file_actions_addchdir_np(&actions, surroundings.folder.c_str());
 
     // Signals as a shell in a terminal hands them on, whatever started the tests.
     posix_spawnattr_t attributes;
@@ -72,7 +73,7 @@ class Program {
     sigfillset(&defaults);
     struct sigaction before {};
     sigaction(SIGINT, nullptr, &before);
-    if (setup.ignore_interrupt) {
+    if (surroundings.ignore_interrupt) {
       sigdelset(&defaults, SIGINT);
       signal(SIGINT, SIG_IGN);
     }
@@ -82,7 +83,7 @@ class Program {
 
     std::vector<std::string> words = {program};
     words.insert(words.end(), arguments.begin(), arguments.end());
-    auto environment = setup.environment;
+    auto environment = surroundings.environment;
     const int error =
         posix_spawn(&pid_, program, &actions, &attributes, pointers(words).data(), pointers(environment).data());
     sigaction(SIGINT, &before, nullptr);
@@ -188,8 +189,8 @@ class Program {
   std::string out_, err_;
 };
 
-inline Finished run_program(const std::vector<std::string>& arguments, const Setup& setup) {
-  return Program(arguments, setup).finish();
+inline Finished run_program(const std::vector<std::string>& arguments, const Surroundings& surroundings) {
+  return Program(arguments, surroundings).finish();
 }
 
 }  // namespace lockstep
