@@ -16,9 +16,11 @@ function(lockstep_find_torch cuda)
   set(lockstep_torch_FOUND FALSE PARENT_SCOPE)
   set(lockstep_torch_CUDA OFF PARENT_SCOPE)
 
-  if(NOT TARGET torch::cudart)
-    add_library(torch::cudart INTERFACE IMPORTED)
-  endif()
+  foreach(answered torch::cudart caffe2::mkl)  # with MKL it would add library folders that do not exist
+    if(NOT TARGET ${answered})
+      add_library(${answered} INTERFACE IMPORTED)
+    endif()
+  endforeach()
   # Its package file warns of static libraries (kineto) that the wheel does not hold and
   # that a shared LibTorch does not need.
   set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
