@@ -328,7 +328,7 @@ TEST(Batches, GiveAnEmptyPartItsShapeAndType) {
   Dataset dataset{at::zeros({2, 1, 28, 28}, at::kByte), at::zeros({2}, at::kLong)};
   for (bool shuffle : {true, false}) {
     Batches part = batches(dataset, {.shuffle = shuffle}, {.index = 2, .count = 3});
-    const Batch& batch = *part.begin();
+    const Batch batch = *part.begin();
     EXPECT_EQ(batch.x.sizes(), (std::vector<int64_t>{0, 1, 28, 28}));
     EXPECT_EQ(batch.x.scalar_type(), at::kFloat);
     EXPECT_EQ(batch.y.sizes(), (std::vector<int64_t>{0}));
