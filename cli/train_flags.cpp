@@ -52,7 +52,11 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
   const TrainOptions defaults;
   const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
                        const std::string& group, const std::string& default_text = {}) {
-    app.add_option(name, value, description)->type_name(type)->group(group)->default_str(default_text)->take_last();
+    return app.add_option(name, value, description)
+        ->type_name(type)
+        ->group(group)
+        ->default_str(default_text)
+        ->take_last();
   };
   const char* const what = "What to train";
   add("--model", flags.model, "NAME", "the network; lenet is the only one so far", what, defaults.model);
@@ -80,8 +84,10 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       std::to_string(defaults.batch_size));
   add("--lr", flags.lr, "X", "learning rate of plain SGD", how, format("%g", defaults.lr));
   add("--epochs", flags.epochs, "N", "passes over the training set", how, std::to_string(defaults.epochs));
-  add("--seed", flags.seed, "N", "of the initial weights and of the samples' order", how,
-      std::to_string(defaults.seed));
+  add("--seed", flags.seed, "N", "of the initial weights and of the samples' order", how, std::to_string(defaults.seed))
+      ->check([](const std::string& text) {  // CLI11 reads -1 as the largest number
+        return text.starts_with('-') ? text + " is not a number of at least 0" : std::string();
+      });
 
   const char* const out = "What is kept and shown";
   add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", out, flags.runs_dir);

@@ -38,22 +38,24 @@ void RunFolder::create(const TrainOptions& options) {
 }
 
 void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module,
-                      const std::string& title, const Warn& warn) const {
+                      const std::string& title, const Warn& warn) {
   if (folder_.empty()) return;
   write_metrics(folder_ / kMetricsFile, history);
   save_weights(folder_ / kWeightsFile, module);
   draw("curve.svg", history, title, warn);
 }
 
-void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn) const {
+void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn) {
   if (!folder_.empty() && !history.empty()) draw("curve.png", history, title, warn);
 }
 
 void RunFolder::draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title,
-                     const Warn& warn) const {
+                     const Warn& warn) {
+  if (!can_draw_) return;
   try {
     draw_curve(folder_ / name, history, title);
   } catch (const Error& error) {
+    can_draw_ = false;
     if (warn) warn(error.what());
   }
 }

@@ -22,18 +22,19 @@ class RunFolder {
 
   using Warn = std::function<void(const std::string&)>;
 
-  // After each epoch: metrics.jsonl, model.safetensors and curve.svg. A curve that cannot be drawn is a warning.
+  // After each epoch: metrics.jsonl, model.safetensors and curve.svg. A curve that cannot be drawn is a
+  // warning, and not tried again.
   void write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module, const std::string& title,
-             const Warn& warn) const;
+             const Warn& warn);
 
   // At the end, however it came: curve.png.
-  void finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn) const;
+  void finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
  private:
-  void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title,
-            const Warn& warn) const;
+  void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
   std::filesystem::path folder_;
+  bool can_draw_ = true;
 };
 
 }  // namespace lockstep

@@ -135,11 +135,17 @@ TEST_P(EachAlgorithm, GivesTheSameBitsTwiceAndOnEveryDevice) {
 }
 
 TEST_P(EachAlgorithm, SumsLeafsThatRequireGradients) {
-  std::vector<torch::Tensor> leafs = {torch::ones({3}).requires_grad_(), torch::full({3}, 2.0f).requires_grad_()};
-  allreduce(leafs, GetParam());
-  for (const auto& leaf : leafs) {
-    EXPECT_TRUE(leaf.is_leaf() && leaf.requires_grad());
-    EXPECT_TRUE(leaf.equal(torch::full({3}, 3.0f)));
+  for (const bool with_gaps : {false, true}) {
+    std::vector<torch::Tensor> leafs;
+    for (const float value : {1.0f, 2.0f}) {
+      const auto matrix = torch::full({3, 4}, value);
+      leafs.push_back((with_gaps ? matrix.slice(1, 0, 4, 2) : matrix).requires_grad_());
+    }
+    allreduce(leafs, GetParam());
+    for (const auto& leaf : leafs) {
+      EXPECT_TRUE(leaf.is_leaf() && leaf.requires_grad());
+      EXPECT_TRUE(leaf.equal(torch::full_like(leaf, 3.0f)));
+    }
   }
 }
 

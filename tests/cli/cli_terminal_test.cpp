@@ -65,7 +65,7 @@ TEST_F(CliTerminal, DrawsABarPerEpochAndReplacesItByTheLine) {
   for (const auto& frame : screen.frames) full_bars += frame.find("epoch 2/2 100%|█") == 0;
   EXPECT_GE(full_bars, 1u) << result.out;
   EXPECT_THAT(result.out,
-              ContainsRegex("epoch 1/2 100%\\|█+\\| 300/300 \\[00:0[0-9]<00:00, [0-9]+ samples/s, loss=[0-9.]+\\]"));
+              ContainsRegex("epoch 1/2 100%\\|(█)+\\| 300/300 \\[00:0[0-9]<00:00, [0-9]+ samples/s, loss=[0-9.]+\\]"));
   EXPECT_THAT(result.out, HasSubstr("loading the data"));
 
   ASSERT_EQ(screen.lines.size(), 17u) << result.out;

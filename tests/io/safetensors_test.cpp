@@ -181,17 +181,20 @@ TEST_F(SafetensorsTest, RefusesAnEntryThatIsWrong) {
 }
 
 TEST_F(SafetensorsTest, RefusesOverlapsGapsAndNamesThatOccurTwice) {
-  std::string eight(8, '\0');
-  auto two = [&](const std::string& second_name, const std::string& first, const std::string& second) {
+  std::string eight(8, '\0'), nine(9, '\0');
+  auto two = [&](const std::string& second_name, const std::string& first, const std::string& second,
+                 const std::string& data = std::string(8, '\0')) {
     return error(R"({"a": {"dtype": "U8", "shape": [4], "data_offsets": )" + first + R"(}, ")" + second_name +
                      R"(": {"dtype": "U8", "shape": [4], "data_offsets": )" + second + "}}",
-                 eight);
+                 data);
   };
   EXPECT_EQ(two("b", "[0, 4]", "[4, 8]"), "(no error)");
   EXPECT_EQ(two("b", "[4, 8]", "[0, 4]"), "(no error)");
   EXPECT_THAT(two("b", "[0, 4]", "[0, 4]"), HasSubstr("overlap"));
   EXPECT_THAT(two("b", "[0, 4]", "[3, 7]"), HasSubstr("overlap"));
   EXPECT_THAT(two("b", "[1, 5]", "[4, 8]"), HasSubstr("gap"));
+  EXPECT_THAT(two("b", "[0, 4]", "[5, 9]", nine), HasSubstr("begins at byte 5 of the data, but 4"));
+  EXPECT_THAT(two("b", "[1, 5]", "[5, 9]", nine), HasSubstr("begins at byte 1 of the data, but 0"));
   EXPECT_THAT(two("a", "[0, 4]", "[4, 8]"), HasSubstr("'a' occurs twice"));
   EXPECT_THAT(error(R"({"a": {"dtype": "U8", "dtype": "I8", "shape": [8], "data_offsets": [0, 8]}})", eight),
               HasSubstr("'dtype' occurs twice"));
