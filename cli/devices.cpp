@@ -1,5 +1,4 @@
 // lockstep devices: what this machine has and what a run would use.
-#include <ATen/Context.h>
 #include <lockstep/devices.hpp>
 
 #include <string>
@@ -28,11 +27,10 @@ int devices_command(Output& output) {
     rows.emplace_back(gpu.device.str(), (gpu.name.empty() ? "GPU" : gpu.name) + ", " + gigabytes(gpu.free_bytes) +
                                             " of " + gigabytes(gpu.total_bytes) + " free");
   }
-  const bool torch_has_cuda = at::hasCUDA();
   if (rows.empty()) rows.emplace_back("GPUs", "none");
   rows.emplace_back("CPU cores", std::to_string(cpu_cores()));
   rows.emplace_back("default", to_string(default_devices()) + ", what a run without --devices uses");
-  rows.emplace_back("LibTorch", torch_version() + (torch_has_cuda ? ", with CUDA" : ", without CUDA"));
+  rows.emplace_back("LibTorch", torch_version());
   rows.emplace_back("lockstep",
                     version() + (LOCKSTEP_HAS_CUDA ? ", built with CUDA and NCCL" : ", built without CUDA and NCCL"));
   output.print(table(rows));

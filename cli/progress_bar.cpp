@@ -13,6 +13,7 @@ namespace {
 
 constexpr int narrowest_bar = 4;  // columns; below, the numbers alone say more
 constexpr int widest_bar = 40;
+constexpr int spare = 3;  // columns at the right end: the last one, where terminals wrap, and "^C", which they print
 
 // "08:05", "1:08:05"; "?" for a time that nobody knows yet.
 std::string clock(double seconds) {
@@ -64,11 +65,11 @@ std::string progress_line(const Progress& progress, int width, bool utf8) {
   tail += " [" + clock(progress.seconds) + (has_total ? "<" + clock(left) : "") + ", " + rate_text(rate, progress.unit);
   tail += (progress.note.empty() ? "" : ", " + progress.note) + "]";
 
-  const int room = width - 1 - static_cast<int>(head.size() + tail.size()) - 2;  // 2: the bar's own ends
+  const int room = width - spare - static_cast<int>(head.size() + tail.size()) - 2;  // 2: the bar's own ends
   if (has_total && room >= narrowest_bar) {
     return head + "|" + bar(fraction, std::min(room, widest_bar), utf8) + "|" + tail;
   }
-  return (head + tail).substr(0, static_cast<size_t>(std::max(width - 1, 0)));
+  return (head + tail).substr(0, static_cast<size_t>(std::max(width - spare, 0)));
 }
 
 LiveLine::LiveLine(Output& output, bool enabled)
@@ -76,7 +77,7 @@ LiveLine::LiveLine(Output& output, bool enabled)
 
 void LiveLine::show(const std::string& text) {
   if (!enabled_) return;
-  draw(text.substr(0, static_cast<size_t>(terminal_width(output_.fd()) - 1)));
+  draw(text.substr(0, static_cast<size_t>(std::max(terminal_width(output_.fd()) - spare, 0))));
 }
 
 void LiveLine::show(const Progress& progress) {

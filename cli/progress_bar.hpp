@@ -21,8 +21,9 @@ struct Progress {
   std::string note = {};  // "loss=0.512"
 };
 
-// The line for a terminal of `width` columns: at most `width` - 1 of them are used, first at the expense of the bar,
-// then of the line's end. `utf8` allows the bar's block characters; '#' stands in for them.
+// The line for a terminal of `width` columns: three of them stay free, so that neither the last column nor a "^C"
+// wraps. What does not fit is taken first from the bar, then from the line's end. `utf8` allows the bar's block
+// characters; '#' stands in for them.
 std::string progress_line(const Progress& progress, int width, bool utf8);
 
 // The bottom line of the terminal, which shows what goes on until something lasting is printed.

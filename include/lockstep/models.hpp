@@ -17,7 +17,7 @@ namespace lockstep {
 
 // W1 (20,1,3,3), b1 (20), W2 (50,20,5,5), b2 (50), W3 (800,128), b3 (128), W4 (128,10), b4 (10), in this order, on the
 // CPU, float32. Weights are N(0, 0.01^2), biases zero. (With so small weights the loss rests near ln 10 = 2.30 for the
-// first epochs.) Section: "A Toy Network".
+// first epoch.) LibTorch's generator takes the seed's low 32 bits. Section: "A Toy Network".
 std::vector<torch::Tensor> lenet_params(uint64_t seed = 0);
 
 // The network's 10 logits [n, 10] for images `x` [n, 1, 28, 28] (section: `lenet(X, params)`).

@@ -16,19 +16,19 @@ using testing::ElementsAre;
 const Progress half{.label = "epoch  3/10", .done = 27136, .total = 60000, .seconds = 8.47, .note = "loss=0.512"};
 
 TEST(ProgressLine, LooksLikeTqdms) {
-  EXPECT_EQ(progress_line(half, 83, true),
+  EXPECT_EQ(progress_line(half, 85, true),
             "epoch  3/10  45%|████▌     | 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
-  EXPECT_EQ(progress_line(half, 83, false),
+  EXPECT_EQ(progress_line(half, 85, false),
             "epoch  3/10  45%|####      | 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
 }
 
 TEST(ProgressLine, UsesTheWidthThatThereIs) {
-  EXPECT_EQ(progress_line(half, 85, false),
+  EXPECT_EQ(progress_line(half, 87, false),
             "epoch  3/10  45%|#####       | 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
-  EXPECT_EQ(progress_line(half, 77, false),
+  EXPECT_EQ(progress_line(half, 79, false),
             "epoch  3/10  45%|#   | 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
-  EXPECT_EQ(progress_line(half, 76, false), "epoch  3/10  45% 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
-  EXPECT_EQ(progress_line(half, 30, false), "epoch  3/10  45% 27136/60000 ");
+  EXPECT_EQ(progress_line(half, 78, false), "epoch  3/10  45% 27136/60000 [00:08<00:10, 3204 samples/s, loss=0.512]");
+  EXPECT_EQ(progress_line(half, 32, false), "epoch  3/10  45% 27136/60000 ");
   EXPECT_EQ(progress_line(half, 1, false), "");
   EXPECT_EQ(progress_line(half, 1000, false).find("| 27136"), 17u + 40u);  // a longer bar says no more
 }
@@ -37,15 +37,15 @@ TEST(ProgressLine, KnowsBothEnds) {
   Progress progress = half;
   progress.done = 0;
   progress.seconds = 0;
-  EXPECT_EQ(progress_line(progress, 65, false), "epoch  3/10   0% 0/60000 [00:00<?, ? samples/s, loss=0.512]");
+  EXPECT_EQ(progress_line(progress, 67, false), "epoch  3/10   0% 0/60000 [00:00<?, ? samples/s, loss=0.512]");
   progress.done = 60000;
   progress.seconds = 3725;
-  EXPECT_EQ(progress_line(progress, 83, true),
+  EXPECT_EQ(progress_line(progress, 85, true),
             "epoch  3/10 100%|██████████| 60000/60000 [1:02:05<00:00, 16 samples/s, loss=0.512]");
 }
 
 TEST(ProgressLine, CountsBytes) {
-  EXPECT_EQ(progress_line({.label = "a.gz", .done = 12300000, .total = 24600000, .seconds = 2, .unit = Unit::bytes}, 62,
+  EXPECT_EQ(progress_line({.label = "a.gz", .done = 12300000, .total = 24600000, .seconds = 2, .unit = Unit::bytes}, 64,
                           false),
             "a.gz  50%|######      | 12.3MB/24.6MB [00:02<00:02, 6.2 MB/s]");
   EXPECT_EQ(progress_line({.label = "a.gz", .done = 5000000, .seconds = 2, .unit = Unit::bytes}, 80, false),

@@ -1,10 +1,14 @@
 // The program in a terminal: the bar is redrawn in place, stays within the width, and leaves only the lines.
+#include <algorithm>
+#include <numeric>
+
 #include "cli_fixture.hpp"
 
 namespace {
 
 using lockstep::Cli;
 using lockstep::Finished;
+using lockstep::Program;
 using lockstep::run_program;
 using testing::AllOf;
 using testing::ContainsRegex;
@@ -12,38 +16,39 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
 
-size_t columns_of(const std::string& utf8) {
-  return static_cast<size_t>(std::count_if(utf8.begin(), utf8.end(), [](char c) { return (c & 0xc0) != 0x80; }));
-}
-
-// A terminal that knows what the program uses: \n, \r and "clear to the end of the line". Fails on a line that is too
-// long to be redrawn.
-struct Screen {
-  std::vector<std::string> lines = {""};  // what a user sees in the end
-  std::vector<std::string> frames;        // every line as it was when \r overwrote it
-
-  Screen(const std::string& text, size_t width) {
-    bool at_start = true;
+// A terminal that knows what the program uses: \n, \r and "clear to the end of the line".
+class Screen {
+ public:
+  explicit Screen(const std::string& text) {
     for (size_t i = 0; i < text.size(); ++i) {
-      std::string& line = lines.back();
       if (text[i] == '\r') {
-        if (!line.empty() && text[i + 1] != '\n') {
-          EXPECT_LT(columns_of(line), width) << line;
-          frames.push_back(line);
-        }
-        at_start = true;
+        if (column_ > 0 && text[i + 1] != '\n') frames.push_back(cells_);
+        column_ = 0;
       } else if (text[i] == '\n') {
-        lines.emplace_back();
+        lines.push_back(joined(cells_));
+        cells_.clear();
       } else if (text.compare(i, 3, "\033[K") == 0) {
-        if (at_start) line.clear();
+        cells_.resize(column_);
         i += 2;
+      } else if ((text[i] & 0xc0) == 0x80) {
+        cells_.at(column_ - 1) += text[i];  // the rest of a UTF-8 character
       } else {
-        if (at_start) line.clear();  // each frame ends with the escape that clears what is left of the one before
-        at_start = false;
-        line += text[i];
+        cells_.resize(std::max(cells_.size(), column_ + 1), " ");
+        cells_[column_++] = text[i];
       }
     }
+    lines.push_back(joined(cells_));
   }
+
+  using Cells = std::vector<std::string>;  // one character each
+  static std::string joined(const Cells& cells) { return std::accumulate(cells.begin(), cells.end(), std::string()); }
+
+  std::vector<std::string> lines;  // what a user sees in the end
+  std::vector<Cells> frames;       // every line as it was when the cursor went back to its beginning
+
+ private:
+  Cells cells_;
+  size_t column_ = 0;
 };
 
 class CliTerminal : public Cli {
@@ -60,10 +65,9 @@ class CliTerminal : public Cli {
 TEST_F(CliTerminal, DrawsABarPerEpochAndReplacesItByTheLine) {
   const Finished result = run(100, "C.UTF-8", {"--name", "bar"});
   ASSERT_EQ(result.code, 0) << result.out;
-  const Screen screen(result.out, 100);
-  size_t full_bars = 0;
-  for (const auto& frame : screen.frames) full_bars += frame.find("epoch 2/2 100%|█") == 0;
-  EXPECT_GE(full_bars, 1u) << result.out;
+  const Screen screen(result.out);
+  const auto is_full = [](const auto& frame) { return Screen::joined(frame).starts_with("epoch 2/2 100%|█"); };
+  EXPECT_TRUE(std::any_of(screen.frames.begin(), screen.frames.end(), is_full)) << result.out;
   EXPECT_THAT(result.out,
               ContainsRegex("epoch 1/2 100%\\|(█)+\\| 300/300 \\[00:0[0-9]<00:00, [0-9]+ samples/s, loss=[0-9.]+\\]"));
   EXPECT_THAT(result.out, HasSubstr("loading the data"));
@@ -78,11 +82,31 @@ TEST_F(CliTerminal, DrawsABarPerEpochAndReplacesItByTheLine) {
 }
 
 TEST_F(CliTerminal, FitsNarrowTerminals) {
-  for (const int columns : {20, 40, 60}) {
-    const Finished result = run(columns, "C.UTF-8");
+  for (const size_t columns : {20, 40, 60}) {
+    const Finished result = run(static_cast<int>(columns), "C.UTF-8");
     ASSERT_EQ(result.code, 0) << result.out;
-    EXPECT_FALSE(Screen(result.out, static_cast<size_t>(columns)).frames.empty());
+    const Screen screen(result.out);
+    EXPECT_FALSE(screen.frames.empty());
+    for (const auto& frame : screen.frames) EXPECT_LE(frame.size(), columns - 3) << Screen::joined(frame);
   }
+}
+
+TEST_F(CliTerminal, FollowsTheTerminalsWidth) {
+  auto terminal = surroundings();
+  terminal.terminal = true;
+  terminal.environment.push_back("TERM=xterm");
+  terminal.columns = 60;
+  Program program(train({"--epochs", "1000"}), terminal);
+  ASSERT_TRUE(program.wait_for("epoch    2/1000  train loss"));
+  program.resize(100);
+  ASSERT_TRUE(program.wait_for("epoch    6/1000  train loss"));
+  program.send(SIGTERM);
+  const auto frames = Screen(program.finish().out).frames;
+  EXPECT_LE(frames.front().size(), 57u);
+  EXPECT_GT(
+      std::max_element(frames.begin(), frames.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })
+          ->size(),
+      60u);
 }
 
 TEST_F(CliTerminal, DrawsInAsciiWhereTheLocaleIsNotUtf8) {
@@ -102,7 +126,7 @@ TEST_F(CliTerminal, PrintsLinesOnlyIfAsked) {
 TEST_F(CliTerminal, AnErrorLeavesNoBarBehind) {
   const Finished result = run(100, "C.UTF-8", {"--data-dir", "missing"});
   EXPECT_EQ(result.code, 1);
-  const Screen screen(result.out, 100);
+  const Screen screen(result.out);
   ASSERT_EQ(screen.lines.size(), 2u) << result.out;
   EXPECT_THAT(screen.lines[0], StartsWith("lockstep: error: "));
 }

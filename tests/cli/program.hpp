@@ -120,6 +120,8 @@ class Program {
   void send(int signal) { ::kill(pid_, signal); }
   void type(const std::string& keys) { check(write(out_fd_, keys.data(), keys.size()) > 0, "write"); }
 
+  void resize(int columns) { set_columns(out_fd_, columns); }  // of the terminal
+
   // The reader goes away, as `head` does.
   void close_output() {
     if (out_fd_ >= 0) close(std::exchange(out_fd_, -1));
@@ -141,7 +143,7 @@ class Program {
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::seconds patience{120};  // far beyond what any of the tests needs
+  static constexpr std::chrono::seconds patience{240};  // far beyond what any of the tests needs, also with sanitizers
 
   static void check(bool ok, const char* what) {
     if (!ok) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
@@ -157,11 +159,15 @@ class Program {
   static int open_terminal(int columns) {
     const int fd = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
     check(fd >= 0 && grantpt(fd) == 0 && unlockpt(fd) == 0, "posix_openpt");
+    set_columns(fd, columns);
+    return fd;
+  }
+
+  static void set_columns(int fd, int columns) {
     winsize size{};
     size.ws_row = 24;
     size.ws_col = static_cast<unsigned short>(columns);
     check(ioctl(fd, TIOCSWINSZ, &size) == 0, "TIOCSWINSZ");
-    return fd;
   }
 
   // Appends what has come; false at the end of both outputs or after the deadline.
