@@ -31,7 +31,8 @@ StopSignals::StopSignals() {
 
 StopSignals::~StopSignals() {
   done_ = true;
-  pthread_kill(waiter_.native_handle(), SIGTERM);  // wakes the waiter; blocked everywhere, so it does nothing else
+  // Wakes the waiter; blocked everywhere, so it ends nothing. NOLINTNEXTLINE(bugprone-bad-signal-to-kill-thread)
+  pthread_kill(waiter_.native_handle(), SIGTERM);
   waiter_.join();
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }

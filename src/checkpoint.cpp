@@ -32,7 +32,8 @@ std::string describe(const at::Tensor& tensor) {
 void save_weights(const std::filesystem::path& file, const torch::nn::Module& module) {
   NamedTensors once;
   for (const auto& [name, tensor] : state_of(module)) {
-    bool known = std::any_of(once.begin(), once.end(), [&](const auto& entry) { return entry.second.is_same(tensor); });
+    bool known = std::any_of(once.begin(), once.end(),
+                             [&tensor = tensor](const auto& entry) { return entry.second.is_same(tensor); });
     if (!known) once.emplace_back(name, tensor);
   }
   io::write_safetensors(file, once);
@@ -55,8 +56,8 @@ void load_weights(const std::filesystem::path& file, torch::nn::Module& module) 
     values.erase(value);
   }
   for (const auto& [name, tensor] : state) {  // a shared tensor may be there under any of its names
-    bool found =
-        std::any_of(copies.begin(), copies.end(), [&](const auto& copy) { return copy.first.is_same(tensor); });
+    bool found = std::any_of(copies.begin(), copies.end(),
+                             [&tensor = tensor](const auto& copy) { return copy.first.is_same(tensor); });
     if (!found) fail("it lacks '" + name + "', which the module has");
   }
   if (!values.empty()) fail("it holds '" + values.begin()->first + "', which the module does not have");

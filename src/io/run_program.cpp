@@ -1,6 +1,5 @@
 #include "io/run_program.hpp"
 
-#include <signal.h>
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -9,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <system_error>
 #include <thread>
 
@@ -56,6 +56,7 @@ class MemoryFile {
 
 pid_t start(const std::vector<std::string>& arguments, int in, int out, int err) {
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
 
