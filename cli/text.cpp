@@ -11,6 +11,7 @@ std::string format(const char* pattern, ...) {
   va_list arguments, again;
   va_start(arguments, pattern);
   va_copy(again, arguments);
+  // va_start did initialise them. NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized)
   const int size = std::vsnprintf(nullptr, 0, pattern, arguments);
   va_end(arguments);
   std::string text(static_cast<size_t>(std::max(size, 0)), '\0');
@@ -44,7 +45,7 @@ std::string table(const Rows& rows) {
   for (const auto& [name, value] : rows) width = std::max(width, name.size());
   std::string text;
   for (const auto& [name, value] : rows) {
-    text += "  " + name + std::string(width - name.size() + 2, ' ') + value + "\n";
+    text.append("  ").append(name).append(width - name.size() + 2, ' ').append(value).append("\n");
   }
   return text;
 }

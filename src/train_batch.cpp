@@ -121,6 +121,7 @@ at::Tensor lenet_loss(const at::Tensor& x, const at::Tensor& y, const Params& pa
 
 std::vector<at::Tensor> gradients_of(const std::vector<Params>& device_params, size_t param) {
   std::vector<at::Tensor> gradients;
+  gradients.reserve(device_params.size());
   for (const auto& params : device_params) gradients.push_back(params[param].grad());
   return gradients;
 }

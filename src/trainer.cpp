@@ -156,24 +156,24 @@ double TrainResult::seconds_per_epoch() const {
   return std::accumulate(history.begin(), history.end(), 0.0, add) / static_cast<double>(history.size());
 }
 
-TrainResult train(const TrainOptions& given, const TrainCallbacks& callbacks) {
-  const TrainOptions options = checked(given);
-  RunFolder folder(options.run_dir);
+TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) {
+  const TrainOptions settings = checked(options);
+  RunFolder folder(settings.run_dir);
   TrainResult result;
-  result.devices = options.devices;
-  const ImageData data = load_data(options);
+  result.devices = settings.devices;
+  const ImageData data = load_data(settings);
   if (callbacks.on_data) callbacks.on_data(data.source);
   if (callbacks.stop.stop_requested()) {
     result.stopped = true;
     return result;
   }
-  folder.create(options);
-  const std::string title = options.model + " on " + data.source + ", " + to_string(options.devices) + ", batch size " +
-                            std::to_string(options.batch_size);
+  folder.create(settings);
+  const std::string title = settings.model + " on " + data.source + ", " + to_string(settings.devices) +
+                            ", batch size " + std::to_string(settings.batch_size);
 
   const auto body = [&](Rank& rank) {
-    RankTrainer trainer(options, callbacks, data, rank);
-    for (int number = 1; number <= options.epochs; ++number) {
+    RankTrainer trainer(settings, callbacks, data, rank);
+    for (int number = 1; number <= settings.epochs; ++number) {
       const EpochMetrics metrics = trainer.epoch(number);
       if (rank.index() != 0) continue;
       result.history.push_back(metrics);
@@ -182,7 +182,7 @@ TrainResult train(const TrainOptions& given, const TrainCallbacks& callbacks) {
     }
   };
   try {
-    run(options.devices, body, {.threads_per_rank = options.threads_per_rank});
+    run(settings.devices, body, {.threads_per_rank = settings.threads_per_rank});
   } catch (const Error& error) {
     if (!is_stop(error)) throw;
     result.stopped = true;
