@@ -1,4 +1,5 @@
 // lockstep eval: the test accuracy of a kept run, computed on several devices at once.
+#include <lockstep/rank.hpp>
 #include <lockstep/trainer.hpp>
 
 #include <memory>
@@ -29,6 +30,7 @@ int eval_command(const Flags& flags, Output& output) {
   if (!flags.devices.empty()) options.devices = parse_devices(flags.devices);
   options.data_dir = flags.data_dir;
   const EvalResult result = evaluate_run(flags.run_dir, options);
+  if (this_process().index > 0) return 0;  // under a launcher one process speaks
   const bool synthetic = result.source.rfind("synthetic", 0) == 0;
   output.print(format("test acc: %.4f (%lld of %lld correct), loss %.4f, on ", result.accuracy(),
                       static_cast<long long>(result.correct), static_cast<long long>(result.total), result.loss) +

@@ -21,7 +21,7 @@ bool is_ignored(int signal) {
 
 }  // namespace
 
-StopSignals::StopSignals() {
+StopSignals::StopSignals(bool quiet) : quiet_(quiet) {
   sigemptyset(&awaited_);
   sigaddset(&awaited_, SIGTERM);
   if (!is_ignored(SIGINT)) sigaddset(&awaited_, SIGINT);
@@ -45,8 +45,10 @@ void StopSignals::wait_for_signals() {
       _exit(128 + signal);  // no destructors: threads may hang, and what is on the disk is whole at any moment
     }
     received_ = signal;
-    print_error(signal == SIGINT ? "\nstopping (Ctrl-C again ends at once)\n"
-                                 : "\nSIGTERM: stopping (a second signal ends at once)\n");
+    if (!quiet_) {
+      print_error(signal == SIGINT ? "\nstopping (Ctrl-C again ends at once)\n"
+                                   : "\nSIGTERM: stopping (a second signal ends at once)\n");
+    }
     source_.request_stop();
   }
 }

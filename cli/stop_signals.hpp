@@ -14,7 +14,7 @@ namespace lockstep::cli {
 // background of a script) stays ignored.
 class StopSignals {
  public:
-  StopSignals();
+  explicit StopSignals(bool quiet = false);  // quiet: another process of the job says that it stops
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -26,6 +26,7 @@ class StopSignals {
  private:
   void wait_for_signals();
 
+  const bool quiet_;
   std::stop_source source_;
   std::atomic<int> received_ = 0;
   std::atomic<bool> done_ = false;

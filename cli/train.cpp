@@ -1,4 +1,5 @@
 // lockstep train: trains a network over several devices, shows how it goes, and keeps the run in a folder.
+#include <lockstep/rank.hpp>
 #include <lockstep/trainer.hpp>
 
 #include <sys/resource.h>
@@ -35,10 +36,16 @@ std::string plural(size_t count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
+std::string ranks(const Devices& devices) {
+  const int processes = this_process().count;
+  return processes == 1 ? plural(devices.size(), "rank")
+                        : "on each machine, for " + std::to_string(processes) + " processes";
+}
+
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
   Rows rows = {{"model", options.model},
                {"data", options.data == "synthetic" ? source : options.data + " in " + source},
-               {"devices", to_string(options.devices) + ", " + plural(options.devices.size(), "rank")},
+               {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
                {"threads per rank", std::to_string(options.threads_per_rank)},
                {"batch size", std::to_string(options.batch_size) + " over all ranks"},
                {"learning rate", format("%g", options.lr)},
@@ -139,9 +146,16 @@ class Report {
   std::set<std::string> warned_;
 };
 
+int exit_code(const TrainResult& result, const StopSignals& signals) {
+  if (!result.stopped) return 0;
+  return signals.received() == 0 ? 1 : 128 + signals.received();
+}
+
+// Under a launcher only the process with rank 0 speaks.
 int train_command(const TrainFlags& flags, Output& output) {
   const TrainOptions options = to_options(flags);
-  StopSignals signals;  // before LibTorch starts threads
+  const bool reports = this_process().index == 0;
+  StopSignals signals(!reports);  // before LibTorch starts threads
   Report report(flags, options, output);
 
   // Wraps a member of `report`; a run that nobody can watch any more is stopped.
@@ -152,20 +166,17 @@ int train_command(const TrainFlags& flags, Output& output) {
     };
   };
   TrainCallbacks callbacks;
+  callbacks.stop = signals.token();
+  if (!reports) return exit_code(train(options, callbacks), signals);
   callbacks.on_data = show(&Report::data_loaded);
   callbacks.on_step = show(&Report::step);
   callbacks.on_epoch = show(&Report::epoch);
   callbacks.on_warning = show(&Report::warning);
-  callbacks.stop = signals.token();
 
   report.loading();
   const TrainResult result = train(options, callbacks);
-  if (!result.stopped) {
-    report.finished(result);
-    return 0;
-  }
-  report.stopped(result);
-  return signals.received() == 0 ? 1 : 128 + signals.received();
+  result.stopped ? report.stopped(result) : report.finished(result);
+  return exit_code(result, signals);
 }
 
 }  // namespace

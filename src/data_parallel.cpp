@@ -71,8 +71,9 @@ void Replica::check_that_modules_match() {
   const auto tensors = static_cast<int64_t>(parameters.size() + module_->buffers().size());
   const auto address = parameters.empty() ? 0 : reinterpret_cast<int64_t>(parameters[0].const_data_ptr());
   // Row r holds what rank r has; the others add zeros.
-  torch::Tensor table = torch::zeros({rank_.world_size(), 2}, torch::kLong);
-  table[rank_.index()] = torch::tensor({tensors, address}, torch::kLong);
+  torch::Tensor table = torch::zeros({rank_.world_size(), 3}, torch::kLong);
+  const int64_t process = rank_.process();  // an address means something within its process only
+  table[rank_.index()] = torch::tensor({tensors, address, process}, torch::kLong);
   table = table.to(rank_.device());
   rank_.allreduce(table);
   table = table.cpu();
@@ -83,7 +84,7 @@ void Replica::check_that_modules_match() {
                   std::to_string(tensors) + " parameters and buffers, rank " + std::to_string(other) + " has " +
                   std::to_string(their_tensors) + ". Every rank must build the same module");
     }
-    if (other != rank_.index() && address != 0 && their_address == address) {
+    if (other != rank_.index() && address != 0 && their_address == address && table[other][2].item<int64_t>() == process) {
       throw Error("DataParallel: ranks " + std::to_string(std::min(rank_.index(), other)) + " and " +
                   std::to_string(std::max(rank_.index(), other)) +
                   " hold the same parameters in memory, not replicas (a copy of a torch::nn::Module shares its "

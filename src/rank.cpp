@@ -29,12 +29,17 @@ class FirstFailure {
     text_ = std::move(text);
   }
 
-  void rethrow() const {
-    if (!exception_) return;
+  // `elsewhere` is what the rank that failed first said if that was possibly one of another process.
+  void rethrow(const std::string& elsewhere) const {
+    const std::string& text = elsewhere.empty() ? text_ : elsewhere;
+    if (!exception_) {
+      if (!text.empty()) throw Error(text);
+      return;
+    }
     try {
       std::rethrow_exception(exception_);
     } catch (...) {
-      std::throw_with_nested(Error(text_));
+      std::throw_with_nested(Error(text));
     }
   }
 
@@ -60,22 +65,37 @@ void check(const Devices& devices, const RunOptions& options) {
   }
 }
 
-std::unique_ptr<comm::World> make_world(const Devices& devices, std::chrono::milliseconds timeout) {
+// Whether this thread is a rank. What its body runs is a world of its own.
+bool& is_rank() {
+  static thread_local bool is_rank = false;
+  return is_rank;
+}
+
+std::unique_ptr<comm::World> make_world(const Devices& devices, const RunOptions& options) {
+  if (!is_rank()) {
+    if (auto world = comm::make_processes_world(devices, options)) return world;
+  }
   const std::set<c10::DeviceIndex> indices = [&] {
     std::set<c10::DeviceIndex> set;
     for (const auto& device : devices) set.insert(device.index());
     return set;
   }();
   if (devices.size() > 1 && devices[0].is_cuda() && indices.size() == devices.size()) {
-    if (auto world = comm::make_nccl_world(devices, timeout)) return world;
+    if (auto world = comm::make_nccl_world(devices, options.timeout)) return world;
   }
-  return comm::make_in_process_world(devices, timeout);
+  return comm::make_in_process_world(devices, options.timeout);
 }
 
 }  // namespace
 
-Rank::Rank(int index, int world_size, c10::Device device, c10::intrusive_ptr<c10d::Backend> backend)
-    : index_(index), world_size_(world_size), device_(device), backend_(std::move(backend)) {}
+Rank::Rank(int index, int world_size, c10::Device device, c10::intrusive_ptr<c10d::Backend> backend, int process,
+           int first_of_process)
+    : index_(index),
+      world_size_(world_size),
+      device_(device),
+      backend_(std::move(backend)),
+      process_(process),
+      first_of_process_(first_of_process) {}
 
 void Rank::allreduce(at::Tensor tensor, c10d::ReduceOp op) {
   std::vector<at::Tensor> tensors{std::move(tensor)};
@@ -95,9 +115,11 @@ void Rank::barrier() {
   backend_->barrier(c10d::BarrierOptions{})->wait();
 }
 
-void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options) {
-  check(devices, options);
-  const auto world = make_world(devices, options.timeout);
+void run(const Devices& devices_here, const std::function<void(Rank&)>& body, const RunOptions& options) {
+  check(devices_here, options);
+  const auto world = make_world(devices_here, options);
+  const Devices& devices = world->devices();
+  const int first = static_cast<int>(world->ranks_here().begin), last = static_cast<int>(world->ranks_here().end);
   FirstFailure failure;
 
   const auto fail = [&](int index) {
@@ -108,9 +130,10 @@ void run(const Devices& devices, const std::function<void(Rank&)>& body, const R
   const auto run_rank = [&](int index) {
     try {
       pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
+      is_rank() = true;
       const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
       at::set_num_threads(options.threads_per_rank);
-      Rank rank(index, static_cast<int>(devices.size()), devices[index], world->backend(index));
+      Rank rank(index, static_cast<int>(devices.size()), devices[index], world->backend(index), world->process(), first);
       body(rank);
       world->leave(index);
     } catch (...) {
@@ -120,7 +143,7 @@ void run(const Devices& devices, const std::function<void(Rank&)>& body, const R
 
   const int threads_before = at::get_num_threads();
   std::vector<std::thread> threads;
-  for (int index = 0; index < static_cast<int>(devices.size()); ++index) {
+  for (int index = first; index < last; ++index) {
     try {
       threads.emplace_back(run_rank, index);
     } catch (...) {  // no more threads to be had: end the ranks that already run
@@ -130,7 +153,7 @@ void run(const Devices& devices, const std::function<void(Rank&)>& body, const R
   }
   for (auto& thread : threads) thread.join();
   at::set_num_threads(threads_before);  // the last call also counts for threads that have not computed yet
-  failure.rethrow();
+  failure.rethrow(world->finish());
 }
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 
 #include <exception>
 #include <numeric>
+#include <string_view>
 #include <utility>
 
 namespace lockstep {
@@ -31,7 +32,9 @@ struct Stopped : std::exception {
   const char* what() const noexcept override { return "stopped by request"; }
 };
 
+// A stop that the user asked another process for ends this one's run with nothing but its text.
 bool is_stop(const Error& error) {
+  if (std::string_view(error.what()).ends_with(Stopped().what())) return true;
   try {
     std::rethrow_if_nested(error);
   } catch (const Stopped&) {
@@ -158,7 +161,7 @@ double TrainResult::seconds_per_epoch() const {
 
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) {
   const TrainOptions settings = checked(options);
-  RunFolder folder(settings.run_dir);
+  RunFolder folder(this_process().index == 0 ? settings.run_dir : "");  // one process writes
   TrainResult result;
   result.devices = settings.devices;
   const ImageData data = load_data(settings);
@@ -175,8 +178,8 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
     RankTrainer trainer(settings, callbacks, data, rank);
     for (int number = 1; number <= settings.epochs; ++number) {
       const EpochMetrics metrics = trainer.epoch(number);
+      if (rank.index_in_process() == 0) result.history.push_back(metrics);
       if (rank.index() != 0) continue;
-      result.history.push_back(metrics);
       folder.write(result.history, trainer.module(), title, callbacks.on_warning);
       if (callbacks.on_epoch) callbacks.on_epoch(metrics);
     }
@@ -210,7 +213,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     net->eval();
     const Score score = evaluate([&](const torch::Tensor& x) { return net->forward(x); }, data.test.to(rank.device()),
                                  rank, config.batch_size);
-    if (rank.index() == 0) static_cast<Score&>(result) = score;
+    if (rank.index_in_process() == 0) static_cast<Score&>(result) = score;
   };
   run(config.devices, body, {.threads_per_rank = config.threads_per_rank});
   return result;

@@ -1,9 +1,11 @@
 // Ranks: run() calls a function once per device, all at the same time, and each call's Rank talks to the others.
 //
-// A rank is one device with one replica of the model; here it is a thread of this process. A Rank is used by its own
-// thread only. Its backend is c10d's interface: lockstep's own for threads of one process, NCCL between distinct GPUs
-// where this build has it. Cost of run(): one thread per rank. Every wait has a timeout, and a rank that fails ends the
-// others.
+// A rank is one device with one replica of the model, and a thread: of this process alone, or, if a launcher started the
+// program several times (torchrun --no-python, lockstep launch, mpirun, srun), of one of its processes. The program is
+// the same. A Rank is used by its own thread only. Its backend is c10d's interface: lockstep's own for threads of one
+// process, Gloo between processes on the CPU, NCCL between distinct GPUs where this build has it. Cost of run(): one
+// thread per rank, and between processes connections of each rank to all others. Every wait has a timeout, and a rank
+// that fails ends the others.
 #pragma once
 
 #include <lockstep/devices.hpp>
@@ -17,11 +19,17 @@ namespace lockstep {
 
 class Rank {
  public:
-  Rank(int index, int world_size, c10::Device device, c10::intrusive_ptr<c10d::Backend> backend);
+  Rank(int index, int world_size, c10::Device device, c10::intrusive_ptr<c10d::Backend> backend, int process = 0,
+       int first_of_process = 0);
 
   int index() const { return index_; }            // 0 … world_size() - 1
   int world_size() const { return world_size_; }  // 1 is a normal world: every collective works
   c10::Device device() const { return device_; }
+
+  // Which of the launcher's processes this rank is a thread of, and which of that process's ranks it is; without a
+  // launcher 0 and index(). For what has to be done once per process.
+  int process() const { return process_; }
+  int index_in_process() const { return index_ - first_of_process_; }
 
   // For everything that c10d can do, also asynchronously. All ranks must make the same collective calls in the same
   // order.
@@ -52,12 +60,27 @@ class Rank {
   int world_size_;
   c10::Device device_;
   c10::intrusive_ptr<c10d::Backend> backend_;
+  int process_;
+  int first_of_process_;
 };
 
 struct RunOptions {
   int threads_per_rank = 1;                    // intra-op threads of each rank's thread
   std::chrono::milliseconds timeout{300'000};  // of every wait for another rank
+  // Between processes: how long run() waits for all of them to come. LOCKSTEP_RENDEZVOUS_TIMEOUT in the environment, in
+  // seconds, overrules it.
+  std::chrono::milliseconds rendezvous_timeout{60'000};
 };
+
+// Where this process stands among those that its launcher started.
+struct Process {
+  int index = 0;
+  int count = 1;
+};
+
+// As the launcher's environment says; {0, 1} without a launcher. For what only one process may do outside of run():
+// printing, writing a file. Throws Error: an environment that is incomplete or contradicts itself.
+Process this_process();
 
 // Calls body(rank) once per entry of `devices`, each on a thread of its own with its own intra-op thread count and
 // devices[rank] as its current device, and waits for all of them. Runs may nest and repeat; nothing is left behind. If
@@ -65,6 +88,13 @@ struct RunOptions {
 // rank and the device, with the original exception nested. (A rank that computes is not interrupted: it ends at its
 // next collective.) Throws Error: no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1, timeout
 // <= 0.
+//
+// Under a launcher `devices` is the machine's list, and the processes of a machine share it out in equal parts, in
+// order; of a list with one CPU, each process gets one CPU rank. Ranks are numbered by process. The processes must make
+// the same runs in the same order, and each run() waits until the ranks of all processes are done; if one fails, every
+// process's run() throws that rank's Error. A run() inside of body is a world of its own: threads of this process. More
+// Errors: a list that cannot be shared out, a process that does not come in time, that runs another program or
+// configuration, or that dies.
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options = {});
 
 }  // namespace lockstep

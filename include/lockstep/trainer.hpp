@@ -1,7 +1,8 @@
 // The trainer: everything that `lockstep train` and `lockstep eval` do, without a terminal.
 //
 // train() runs one rank per device, reports through callbacks (called on rank 0's thread, one at a time) and keeps its
-// run in a folder. Thread-safe for different folders. The library prints nothing.
+// run in a folder. Under a launcher (see rank.hpp) the process with rank 0 reports and writes; on_data is called, and
+// the result is the same, in all of them. Thread-safe for different folders. The library prints nothing.
 #pragma once
 
 #include <lockstep/devices.hpp>

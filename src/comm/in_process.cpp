@@ -358,7 +358,7 @@ class InProcessBackend : public c10d::Backend {
 class InProcessWorld : public World {
  public:
   InProcessWorld(const Devices& devices, std::chrono::milliseconds timeout)
-      : exchange_(std::make_shared<Exchange>(devices, timeout)) {}
+      : World(devices), exchange_(std::make_shared<Exchange>(devices, timeout)) {}
 
   c10::intrusive_ptr<c10d::Backend> backend(int rank) override {
     return c10::make_intrusive<InProcessBackend>(rank, exchange_);

@@ -1,7 +1,9 @@
-// Ranks as threads over c10d's NCCL: one communicator rank per thread, found through a store in memory.
+// Ranks over c10d's NCCL, one communicator rank each: threads of one process find each other through a store in memory,
+// processes through theirs.
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "comm/group.hpp"
 #include "comm/world.hpp"
 
 #include <mutex>
@@ -10,19 +12,23 @@
 namespace lockstep::comm {
 namespace {
 
+c10::intrusive_ptr<c10d::ProcessGroupNCCL> connect(const GroupPlace& place, const c10::Device& device) {
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = place.timeout;
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(place.store, place.rank, place.size, options);
+  backend->setBoundDeviceId(device);
+  return backend;
+}
+
 class NcclWorld : public World {
  public:
   NcclWorld(const Devices& devices, std::chrono::milliseconds timeout)
-      : devices_(devices), timeout_(timeout), backends_(devices.size()) {
+      : World(devices), timeout_(timeout), backends_(devices.size()) {
     store_->setTimeout(timeout);
   }
 
   c10::intrusive_ptr<c10d::Backend> backend(int rank) override {
-    auto options = c10d::ProcessGroupNCCL::Options::create();
-    options->timeout = timeout_;
-    auto backend =
-        c10::make_intrusive<c10d::ProcessGroupNCCL>(store_, rank, static_cast<int>(devices_.size()), options);
-    backend->setBoundDeviceId(devices_[rank]);
+    auto backend = connect({store_, rank, static_cast<int>(devices().size()), timeout_}, devices()[rank]);
     const std::lock_guard lock(mutex_);
     backends_[rank] = backend;
     return backend;
@@ -47,7 +53,6 @@ class NcclWorld : public World {
   }
 
  private:
-  const Devices devices_;
   const std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::HashStore> store_ = c10::make_intrusive<c10d::HashStore>();
   std::mutex mutex_;
@@ -55,6 +60,11 @@ class NcclWorld : public World {
 };
 
 }  // namespace
+
+Group make_nccl_group(const GroupPlace& place, const c10::Device& device) {
+  const auto backend = connect(place, device);
+  return {backend, [backend] { backend->abort(); }};
+}
 
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout) {
   return std::make_unique<NcclWorld>(devices, timeout);

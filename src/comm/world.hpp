@@ -1,19 +1,30 @@
 // A World holds the ranks of one run together: it gives each its backend, and tells the others when one fails or is
-// done.
+// done. Ranks are named by their index in the whole world, of which this process may hold a part.
 #pragma once
 
-#include <lockstep/devices.hpp>
+#include <lockstep/split.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
+
+namespace lockstep {
+struct RunOptions;
+}
 
 namespace lockstep::comm {
 
 class World {
  public:
+  explicit World(Devices devices)
+      : devices_(std::move(devices)), ranks_here_{0, static_cast<int64_t>(devices_.size())} {}
   virtual ~World() = default;
+
+  const Devices& devices() const { return devices_; }  // of all ranks
+  Part ranks_here() const { return ranks_here_; }      // the ranks that are threads of this process
+  int process() const { return process_; }             // of this process among those of its launcher
 
   // The backend of `rank`; called once per rank, from that rank's thread.
   virtual c10::intrusive_ptr<c10d::Backend> backend(int rank) = 0;
@@ -23,6 +34,19 @@ class World {
 
   // Rank `rank` is done and will make no further call: whoever waits for it fails at once.
   virtual void leave(int rank) = 0;
+
+  // All ranks of this process have ended: waits for those of other processes. What the rank that failed first in the
+  // whole world said; empty if none did, or if only this process can know.
+  virtual std::string finish() { return ""; }
+
+ protected:
+  World(Devices devices, Part ranks_here, int process)
+      : devices_(std::move(devices)), ranks_here_(ranks_here), process_(process) {}
+
+ private:
+  const Devices devices_;
+  const Part ranks_here_;
+  const int process_ = 0;
 };
 
 // "rank 1 (cpu)": how every text names a rank.
@@ -33,5 +57,9 @@ std::unique_ptr<World> make_in_process_world(const Devices& devices, std::chrono
 
 // Ranks as threads that exchange through NCCL; needs distinct GPUs. Null in a build without CUDA.
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout);
+
+// Ranks in several processes, as the launcher in the environment says; `devices` is this machine's list. Null if no
+// launcher started this process, or if it started this one alone. See processes.cpp.
+std::unique_ptr<World> make_processes_world(const Devices& devices, const RunOptions& options);
 
 }  // namespace lockstep::comm

@@ -23,6 +23,7 @@
 namespace lockstep {
 
 struct Surroundings {
+  std::string program = {};                   // another one than lockstep
   std::filesystem::path folder = "/";         // the working directory
   std::vector<std::string> environment = {};  // all of it: "NAME=value"
   bool terminal = false;                      // both outputs and the input are one, and err stays empty
@@ -40,7 +41,8 @@ struct Finished {
 class Program {
  public:
   Program(const std::vector<std::string>& arguments, const Surroundings& surroundings) {
-    const char* const program = std::getenv("LOCKSTEP_PROGRAM");
+    const char* const lockstep = std::getenv("LOCKSTEP_PROGRAM");
+    const char* const program = surroundings.program.empty() ? lockstep : surroundings.program.c_str();
     if (program == nullptr) throw std::runtime_error("set LOCKSTEP_PROGRAM to the program's path; ctest does");
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);

@@ -1,0 +1,55 @@
+// c10d's Gloo, which LibTorch's wheel holds without Gloo's headers; those come from the system and nothing of the
+// system's Gloo is linked.
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "comm/group.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <sstream>
+#include <vector>
+
+namespace lockstep::comm {
+namespace {
+
+using c10d::ProcessGroupGloo;
+
+constexpr int kClosingTag = (1 << 30) - 1024;
+
+std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::string& local_address) {
+  std::vector<std::shared_ptr<gloo::transport::Device>> devices;
+  const char* const names = std::getenv("GLOO_SOCKET_IFNAME");
+  std::istringstream interfaces(names == nullptr ? "" : names);
+  for (std::string name; std::getline(interfaces, name, ',');) {
+    if (!name.empty()) devices.push_back(ProcessGroupGloo::createDeviceForInterface(name));
+  }
+  if (devices.empty()) devices.push_back(ProcessGroupGloo::createDeviceForHostname(local_address));
+  return devices;
+}
+
+// c10d offers no way to end Gloo's waits, but a receive that times out closes all connections of its context, and with
+// them everything that waits on them on either side. There is one context per device, picked by the tag.
+void close_connections(ProcessGroupGloo& group, int peer, int contexts) {
+  for (int context = 0; context < contexts; ++context) {
+    try {
+      std::vector<at::Tensor> nothing{at::zeros({1})};
+      group.recv(nothing, peer, kClosingTag + context)->wait(std::chrono::milliseconds(1));
+    } catch (const std::exception&) {  // as intended
+    }
+  }
+}
+
+}  // namespace
+
+Group make_gloo_group(const GroupPlace& place, const std::string& local_address) {
+  auto options = ProcessGroupGloo::Options::create(place.timeout);
+  options->devices = devices_for(local_address);
+  const auto contexts = static_cast<int>(options->devices.size());
+  options->threads = 2 * contexts;
+  const auto backend = c10::make_intrusive<ProcessGroupGloo>(place.store, place.rank, place.size, options);
+  const int peer = place.rank == 0 ? place.size - 1 : 0;
+  return {backend, [backend, peer, contexts] { close_connections(*backend, peer, contexts); }};
+}
+
+}  // namespace lockstep::comm

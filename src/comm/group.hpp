@@ -1,0 +1,32 @@
+// Group: one member of a c10d backend that reaches over processes. Gloo for tensors on the CPU, NCCL for GPUs.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <functional>
+#include <string>
+
+namespace lockstep::comm {
+
+struct Group {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::function<void()> close;  // ends everything that waits, here and at the peers; for when the run has failed
+};
+
+struct GroupPlace {
+  c10::intrusive_ptr<c10d::Store> store;  // this member's own connection
+  int rank = 0;
+  int size = 1;
+  std::chrono::milliseconds timeout{};  // of connecting, and of calls that name none
+};
+
+// Connects to all other members, which must make the same call. Tensors must lie on the CPU. `local_address` is where
+// peers reach this machine; GLOO_SOCKET_IFNAME in the environment overrules it. Throws Error in a build without Gloo.
+Group make_gloo_group(const GroupPlace& place, const std::string& local_address);
+
+// Throws Error in a build without CUDA.
+Group make_nccl_group(const GroupPlace& place, const c10::Device& device);
+
+}  // namespace lockstep::comm

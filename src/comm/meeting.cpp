@@ -1,0 +1,137 @@
+#include "comm/meeting.hpp"
+
+#include <lockstep/error.hpp>
+#include <nlohmann/json.hpp>
+#include <unistd.h>
+
+#include "comm/seconds.hpp"
+
+#include <map>
+#include <thread>
+#include <vector>
+
+namespace lockstep::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+
+constexpr auto kPause = std::chrono::milliseconds(20);
+
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string process_name(int process, const LaunchEnvironment& launch) {
+  return "process " + std::to_string(process) + " of " + std::to_string(launch.world_size);
+}
+
+std::string key_of(int process) {
+  return "config/" + std::to_string(process);
+}
+
+std::string numbers(const std::vector<int>& list) {
+  std::string text;
+  for (size_t i = 0; i < list.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(list[i]);
+  return text;
+}
+
+std::vector<int> absent(c10d::Store& store, int processes) {
+  std::vector<int> absent;
+  for (int process = 0; process < processes; ++process) {
+    if (!store.check({key_of(process)})) absent.push_back(process);
+  }
+  return absent;
+}
+
+void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  for (int next = 0; next < launch.world_size;) {
+    if (store.check({key_of(next)})) {
+      ++next;
+      continue;
+    }
+    if (store.check({"failure"})) throw Error(store.get_to_str("failure"));
+    if (Clock::now() >= deadline) {
+      const auto missing = absent(store, launch.world_size);
+      if (missing.empty()) return;
+      throw Error(process_name(launch.rank, launch) + " waited " + seconds(timeout) + " for " +
+                  (missing.size() == 1 ? "process " : "processes ") + numbers(missing) + ", which did not come to run(). " +
+                  "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+// NCCL takes a GPU once only; ranks that share one must be threads of one process.
+void check_that_gpus_differ(const std::vector<json>& all) {
+  std::map<std::pair<std::string, std::string>, int> owners;
+  for (int process = 0; process < static_cast<int>(all.size()); ++process) {
+    for (const auto& device : all[process]["devices"]) {
+      if (device == "cpu") continue;
+      const auto [owner, is_new] = owners.emplace(std::pair(all[process]["host"], device), process);
+      if (is_new) continue;
+      throw Error("processes " + std::to_string(owner->second) + " and " + std::to_string(process) + " both use " +
+                  std::string(device) + " of " + std::string(all[process]["host"]) +
+                  ". NCCL needs a GPU for each rank; ranks that share one must be threads of one process");
+    }
+  }
+}
+
+}  // namespace
+
+std::string run_prefix(int run) {
+  return "run-" + std::to_string(run);
+}
+
+Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
+            const std::string& configuration, std::chrono::milliseconds timeout) {
+  if (store.add("came/" + std::to_string(launch.rank), 1) != 1) {
+    throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +
+                ": each needs a rank of its own");
+  }
+  json mine{{"configuration", configuration}, {"devices", json::array()}, {"host", host_name()}};
+  for (const auto& device : devices_here) mine["devices"].push_back(device.str());
+  store.set(key_of(launch.rank), mine.dump());
+  wait_for_all(store, launch, timeout);
+
+  Layout layout;
+  std::vector<json> all;
+  for (int process = 0; process < launch.world_size; ++process) {
+    all.push_back(json::parse(store.get_to_str(key_of(process))));
+    const std::string theirs = all[process]["configuration"], first = all[0]["configuration"];
+    if (theirs != first) {
+      throw Error("process " + std::to_string(process) + " runs another program or configuration than process 0: " +
+                  theirs + "; process 0: " + first + ". All processes must run the same");
+    }
+    Devices devices;
+    for (const std::string device : all[process]["devices"]) devices.emplace_back(device);
+    layout.by_process.push_back(std::move(devices));
+  }
+  check_that_gpus_differ(all);
+  return layout;
+}
+
+void call_off(c10d::Store& store, const std::string& text) {
+  try {
+    const std::vector<uint8_t> bytes(text.begin(), text.end());
+    store.compareSet("failure", {}, bytes);
+  } catch (const std::exception&) {  // then the others learn it from their deadline
+  }
+}
+
+void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience) {
+  try {
+    const auto deadline = Clock::now() + patience;
+    int64_t gone = store.add("parted", 1);
+    while (rendezvous.hosts_store() && gone < rendezvous.launch().world_size && Clock::now() < deadline) {
+      std::this_thread::sleep_for(kPause);
+      gone = store.add("parted", 0);
+    }
+  } catch (const std::exception&) {  // nobody to talk to
+  }
+}
+
+}  // namespace lockstep::comm

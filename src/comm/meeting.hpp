@@ -1,0 +1,29 @@
+// Meeting: the processes of a job come together at the start of a run, and part at its end.
+//
+// Each leaves its ranks and its configuration in the store; nobody starts before all have come, and whoever runs
+// another program or configuration is refused with both shown. Every wait has a deadline.
+#pragma once
+
+#include "comm/layout.hpp"
+#include "comm/rendezvous.hpp"
+
+#include <chrono>
+#include <string>
+
+namespace lockstep::comm {
+
+// The job's k-th run as this process knows it, which must be the same k everywhere.
+std::string run_prefix(int run);
+
+// Leaves this process's devices and configuration, waits for all others', and compares. Throws Error: a process that
+// does not come before the deadline, that reported a failure, or whose configuration differs.
+Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
+            const std::string& configuration, std::chrono::milliseconds timeout);
+
+// Says what ended this process's run before the meeting was complete, so that the others need not wait.
+void call_off(c10d::Store& store, const std::string& text);
+
+// The last word of this process in a run. Who keeps the store waits for the others' last word, but never for long.
+void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience);
+
+}  // namespace lockstep::comm

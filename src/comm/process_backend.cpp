@@ -1,0 +1,301 @@
+#include "comm/process_backend.hpp"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <lockstep/error.hpp>
+
+#include "comm/process_work.hpp"
+#include "comm/reduction.hpp"
+
+#include <utility>
+
+namespace lockstep::comm {
+
+using c10d::OpType;
+using c10d::ReduceOp;
+using Tensor = ProcessBackend::Tensor;
+using Tensors = ProcessBackend::Tensors;
+using WorkPtr = ProcessBackend::WorkPtr;
+
+namespace {
+
+// Gloo's own patience is a little longer, so that whoever waits gives up first and can say for whom it waited.
+constexpr std::chrono::milliseconds kMargin{10'000};
+
+// A tensor as one dimension, through a copy if it is not contiguous.
+struct Flat {
+  explicit Flat(const Tensor& tensor)
+      : original(tensor.detach()), packed(original.contiguous()), flat(packed.view({-1})) {}
+
+  void copy_back() const {
+    if (!packed.is_same(original)) original.copy_(packed);
+  }
+
+  Tensor original, packed, flat;
+};
+
+Tensors flat_parts(const std::vector<Flat>& list) {
+  Tensors parts;
+  for (const auto& one : list) parts.push_back(one.flat);
+  return parts;
+}
+
+std::vector<Flat> flatten(const Tensors& tensors) {
+  return {tensors.begin(), tensors.end()};
+}
+
+Pending then(Pending pending, std::function<void()> also) {
+  return {pending.work, [first = std::move(pending.finish), also = std::move(also)] {
+            const c10::NoGradGuard no_grad;
+            if (first) first();
+            also();
+          }};
+}
+
+}  // namespace
+
+ProcessBackend::ProcessBackend(int rank, Group group, std::shared_ptr<Vigil> vigil,
+                               std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout)
+    : Backend(rank, static_cast<int>(vigil->layout().devices().size())),
+      group_(std::move(group)),
+      vigil_(std::move(vigil)),
+      hierarchy_(std::move(hierarchy)),
+      timeout_(timeout),
+      arguments_(vigil_->layout().name(rank), rank, size_) {}
+
+// ---- Collectives that a hierarchy of ranks shortens.
+
+WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const Tensor& tensor = arguments_.only(tensors, "allreduce");
+  arguments_.check_op(options.reduceOp, tensor, "allreduce");
+  const std::string text = "allreduce(" + name_of(options.reduceOp) + ") of " + describe(tensor);
+  return post(OpType::ALLREDUCE, text, options.timeout, tensors, [&](auto timeout) {
+    const Flat values(tensor);
+    const ReduceOp::RedOpType op = options.reduceOp;
+    auto pending = hierarchy_ ? Pending{hierarchy_->post(rank_, {Hierarchy::Kind::allreduce, op, 0, text, values.flat})}
+                              : start_allreduce(*group_.backend, values.flat, op, size_, timeout);
+    return then(std::move(pending), [values] { values.copy_back(); });
+  });
+}
+
+WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const Tensor& tensor = arguments_.only(tensors, "reduce");
+  arguments_.check_rank(options.rootRank, "reduce's root");
+  arguments_.check_op(options.reduceOp, tensor, "reduce");
+  const auto root = static_cast<int>(options.rootRank);
+  const std::string text =
+      "reduce(" + name_of(options.reduceOp) + ", root " + std::to_string(root) + ") of " + describe(tensor);
+  return post(OpType::REDUCE, text, options.timeout, tensors, [&](auto timeout) {
+    const Flat values(tensor);
+    const ReduceOp::RedOpType op = options.reduceOp;
+    if (hierarchy_) {
+      return then({hierarchy_->post(rank_, {Hierarchy::Kind::reduce, op, root, text, values.flat})},
+                  [values, is_root = rank_ == root] {
+                    if (is_root) values.copy_back();
+                  });
+    }
+    // An allreduce of copies: the root's bits are then the same as an allreduce's.
+    const Tensor sum = rank_ == root ? values.flat : values.flat.clone();
+    return then(start_allreduce(*group_.backend, sum, op, size_, timeout), [values, is_root = rank_ == root] {
+      if (is_root) values.copy_back();
+    });
+  });
+}
+
+WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const Tensor& tensor = arguments_.only(tensors, "broadcast");
+  arguments_.check_rank(options.rootRank, "broadcast's root");
+  const auto root = static_cast<int>(options.rootRank);
+  const std::string text = "broadcast(root " + std::to_string(root) + ") of " + describe(tensor);
+  return post(OpType::BROADCAST, text, options.timeout, tensors, [&](auto timeout) {
+    const Flat values(tensor);
+    const auto copy_back = [values, is_root = rank_ == root] {
+      if (!is_root) values.copy_back();
+    };
+    if (hierarchy_) {
+      return then({hierarchy_->post(rank_, {Hierarchy::Kind::broadcast, {}, root, text, values.flat})}, copy_back);
+    }
+    if (tensor.numel() == 0) return Pending{};
+    Tensors bytes{as_bytes(values.flat)};
+    c10d::BroadcastOptions theirs;
+    theirs.rootRank = root;
+    theirs.timeout = timeout;
+    return then({group_.backend->broadcast(bytes, theirs)}, copy_back);
+  });
+}
+
+WorkPtr ProcessBackend::barrier(const c10d::BarrierOptions& options) {
+  return post(OpType::BARRIER, "barrier", options.timeout, {}, [&](auto timeout) {
+    if (hierarchy_) return Pending{hierarchy_->post(rank_, {Hierarchy::Kind::barrier, {}, 0, "barrier"})};
+    c10d::BarrierOptions theirs;
+    theirs.timeout = timeout;
+    return Pending{group_.backend->barrier(theirs)};
+  });
+}
+
+// ---- Collectives in which every rank speaks for itself.
+
+WorkPtr ProcessBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                  const c10d::AllgatherOptions& options) {
+  const Tensor& input = arguments_.only(inputs, "allgather");
+  arguments_.check_alike(outputs, input, "outputs", "allgather");
+  return gather_all(OpType::ALLGATHER, input, outputs[0], outputs[0], options);
+}
+
+WorkPtr ProcessBackend::_allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) {
+  arguments_.check_tensor(input, "allgather's input");
+  arguments_.check_tensor(output, "allgather's output");
+  arguments_.check_whole(output, input, "allgather's output", "inputs");
+  return gather_all(OpType::_ALLGATHER_BASE, input, {output}, {output}, options);
+}
+
+WorkPtr ProcessBackend::gather_all(OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
+                                   const c10d::AllgatherOptions& options) {
+  return post(type, "allgather of " + describe(input), options.timeout, std::move(result), [&](auto timeout) {
+    if (input.numel() == 0) return Pending{};
+    Tensor mine = as_bytes(Flat(input).flat);
+    Tensor all = at::empty({mine.numel() * size_}, mine.options());
+    c10d::AllgatherOptions theirs;
+    theirs.timeout = timeout;
+    return then({group_.backend->_allgather_base(all, mine, theirs)}, [outputs, all] {
+      int64_t begin = 0;
+      for (const auto& output : outputs) {
+        const int64_t bytes = output.numel() * output.element_size();
+        output.detach().copy_(all.narrow(0, begin, bytes).view(output.scalar_type()).view(output.sizes()));
+        begin += bytes;
+      }
+    });
+  });
+}
+
+WorkPtr ProcessBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                       const c10d::ReduceScatterOptions& options) {
+  const Tensor& output = arguments_.only(outputs, "reduce_scatter");
+  arguments_.check_alike(inputs, output, "inputs", "reduce_scatter");
+  return scatter_reduced(OpType::REDUCE_SCATTER, flat_parts(flatten(inputs[0])), output, options);
+}
+
+WorkPtr ProcessBackend::_reduce_scatter_base(Tensor& output, Tensor& input,
+                                             const c10d::ReduceScatterOptions& options) {
+  arguments_.check_tensor(input, "reduce_scatter's input");
+  arguments_.check_tensor(output, "reduce_scatter's output");
+  arguments_.check_whole(input, output, "reduce_scatter's input", "outputs");
+  const Tensors parts = Flat(input).flat.split_with_sizes(std::vector<int64_t>(size_, output.numel()), 0);
+  return scatter_reduced(OpType::_REDUCE_SCATTER_BASE, parts, output, options);
+}
+
+// Every rank gets its part of all ranks' inputs and adds them in the order of the ranks.
+WorkPtr ProcessBackend::scatter_reduced(OpType type, const Tensors& inputs, const Tensor& output,
+                                        const c10d::ReduceScatterOptions& options) {
+  arguments_.check_op(options.reduceOp, output, "reduce_scatter");
+  const std::string text = "reduce_scatter(" + name_of(options.reduceOp) + ") to " + describe(output);
+  return post(type, text, options.timeout, {output}, [&](auto timeout) {
+    Tensors values;
+    for (int rank = 0; rank < size_; ++rank) values.push_back(at::empty({output.numel()}, output.options()));
+    const ReduceOp::RedOpType op = options.reduceOp;
+    return exchange(inputs, values, timeout, [values, op, to = output.detach()] {
+      to.copy_(reduce_in_order(values, op, c10::kCPU, /*overwrite_first=*/true).view(to.sizes()));
+    });
+  });
+}
+
+WorkPtr ProcessBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  arguments_.check_list(outputs, "alltoall's outputs");
+  arguments_.check_list(inputs, "alltoall's inputs");
+  return post(OpType::ALLTOALL, "alltoall", options.timeout, outputs, [&](auto timeout) {
+    const auto to = flatten(outputs);
+    return exchange(flat_parts(flatten(inputs)), flat_parts(to), timeout, [to] {
+      for (const auto& one : to) one.copy_back();
+    });
+  });
+}
+
+WorkPtr ProcessBackend::alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_sizes,
+                                      std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
+  arguments_.check_tensor(input, "alltoall's input");
+  arguments_.check_tensor(output, "alltoall's output");
+  const Flat to(output);
+  const Tensors outputs = arguments_.in_parts(to.flat, output, output_sizes, "alltoall's output");
+  const Tensors inputs = arguments_.in_parts(Flat(input).flat, input, input_sizes, "alltoall's input");
+  return post(OpType::ALLTOALL_BASE, "alltoall", options.timeout, {output},
+              [&](auto timeout) { return exchange(inputs, outputs, timeout, [to] { to.copy_back(); }); });
+}
+
+Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
+                                 std::function<void()> finish) const {
+  Tensors bytes;
+  std::vector<int64_t> to_send, to_receive;
+  int64_t received = 0;
+  for (const auto& input : inputs) {
+    bytes.push_back(as_bytes(input));
+    to_send.push_back(bytes.back().numel());
+  }
+  for (const auto& output : outputs) {
+    to_receive.push_back(output.numel() * static_cast<int64_t>(output.element_size()));
+    received += to_receive.back();
+  }
+  Tensor out = at::cat(bytes), in = at::empty({received}, out.options());
+  c10d::AllToAllOptions theirs;
+  theirs.timeout = timeout;
+  return then({group_.backend->alltoall_base(in, out, to_receive, to_send, theirs)},
+              [in, to_receive, outputs, finish = std::move(finish)] {
+                const auto parts = in.split_with_sizes(to_receive, 0);
+                for (size_t rank = 0; rank < outputs.size(); ++rank) as_bytes(outputs[rank]).copy_(parts[rank]);
+                finish();
+              });
+}
+
+// ---- Messages.
+
+WorkPtr ProcessBackend::send(Tensors& tensors, int destination, int tag) {
+  const Tensor& tensor = arguments_.only(tensors, "send");
+  arguments_.check_peer(destination, "send");
+  const std::string text = "send to rank " + std::to_string(destination) + " of " + describe(tensor);
+  return post_message(OpType::SEND, text, {}, [&](auto) {
+    Tensors bytes{as_bytes(Flat(tensor).flat)};
+    return Pending{group_.backend->send(bytes, destination, tag)};
+  });
+}
+
+WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
+  const Tensor& tensor = arguments_.only(tensors, "recv");
+  arguments_.check_peer(source, "recv");
+  const std::string text = "recv from rank " + std::to_string(source) + " of " + describe(tensor);
+  return post_message(OpType::RECV, text, tensors, [&](auto) {
+    const Flat values(tensor);
+    Tensors bytes{as_bytes(values.flat)};
+    return then({group_.backend->recv(bytes, source, tag)}, [values] { values.copy_back(); });
+  });
+}
+
+// ---- Posting.
+
+WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
+                             const Start& start) {
+  return post_call(type, {rank_, next_++, text}, timeout, std::move(result), start);
+}
+
+WorkPtr ProcessBackend::post_message(OpType type, const std::string& text, Tensors result, const Start& start) {
+  return post_call(type, {rank_, -1, text}, timeout_, std::move(result), start);
+}
+
+WorkPtr ProcessBackend::post_call(OpType type, Vigil::Call call, std::chrono::milliseconds timeout, Tensors result,
+                                  const Start& start) {
+  const c10::NoGradGuard no_grad;
+  if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
+  const Vigil::Waiting waiting(*vigil_, call);
+  if (!vigil_->failure().empty()) vigil_->explain(waiting, call, nullptr, timeout);
+  Pending pending;
+  try {
+    pending = start(timeout + kMargin);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {  // a connection was closed earlier
+    vigil_->explain(waiting, call, std::current_exception(), timeout);
+  }
+  return c10::make_intrusive<ProcessWork>(type, vigil_, std::move(call), std::move(pending), timeout,
+                                          std::move(result));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,245 @@
+// Ranks in several processes: on the CPU lockstep's ProcessBackend over Gloo, on GPUs NCCL. The processes find each
+// other through the environment that a launcher made (launch_environment), meet in a store (rendezvous, meeting), and
+// watch over each other while they work (vigil).
+#include <c10/core/DeviceGuard.h>
+#include <lockstep/error.hpp>
+#include <lockstep/rank.hpp>
+#include <torch/version.h>
+#include <unistd.h>
+
+#include "comm/group.hpp"
+#include "comm/hierarchy.hpp"
+#include "comm/meeting.hpp"
+#include "comm/process_backend.hpp"
+#include "comm/seconds.hpp"
+#include "comm/vigil.hpp"
+#include "comm/world.hpp"
+#include "exception_text.hpp"
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kFarewell{2'000};  // for the others to read why a run failed
+
+const char* environment(const char* name) {
+  return std::getenv(name);
+}
+
+// What a process is in its launcher's job stays the same for its whole life, and so does its store.
+class Job {
+ public:
+  static Job& of_this_process() {
+    static Job job;
+    return job;
+  }
+
+  // The number of the run that begins. Throws Error if one is under way: the other processes could not tell which.
+  int begin() {
+    if (running_.exchange(true)) {
+      throw Error(
+          "run() was called while another run() of this process is under way on another thread. Processes of a launcher "
+          "make their runs one at a time, all in the same order");
+    }
+    return ++runs_;
+  }
+  void end() { running_ = false; }
+
+  // Throws Error at the deadline; the next call tries again.
+  const Rendezvous& rendezvous(const LaunchEnvironment& launch, std::chrono::milliseconds timeout) {
+    const std::lock_guard lock(mutex_);
+    if (!rendezvous_) rendezvous_ = std::make_unique<Rendezvous>(launch, timeout);
+    return *rendezvous_;
+  }
+
+ private:
+  std::atomic<bool> running_ = false;
+  int runs_ = 0;
+  std::mutex mutex_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+};
+
+struct Turn {
+  int run = Job::of_this_process().begin();
+  Turn() = default;
+  ~Turn() { Job::of_this_process().end(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+};
+
+std::chrono::milliseconds rendezvous_timeout(const RunOptions& options) {
+  const char* const text = environment("LOCKSTEP_RENDEZVOUS_TIMEOUT");
+  if (text == nullptr || *text == '\0') return options.rendezvous_timeout;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end != '\0' || !(seconds > 0) || seconds > 1e6) {
+    throw Error("LOCKSTEP_RENDEZVOUS_TIMEOUT=" + std::string(text) + " in the environment is not a number of seconds");
+  }
+  return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
+}
+
+// What all processes must have in common.
+std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const RunOptions& options) {
+  std::error_code ignored;
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
+  return "program " + program + ", lockstep " + LOCKSTEP_VERSION + ", LibTorch " + TORCH_VERSION + ", " +
+         std::to_string(launch.world_size) + " processes, " + c10::DeviceTypeName(devices[0].type(), true) +
+         " ranks, timeout " + seconds(options.timeout);
+}
+
+// All that a world needs before it can be one.
+struct Place {
+  LaunchEnvironment launch;
+  const Rendezvous& rendezvous;
+  std::string prefix;
+  std::chrono::milliseconds rendezvous_timeout;
+  StorePtr store;
+  Layout layout;
+
+  static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const RunOptions& options) {
+    const auto timeout = comm::rendezvous_timeout(options);
+    const Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, timeout);
+    Place place{launch, rendezvous, run_prefix(run), timeout, rendezvous.connect(run_prefix(run)), {}};
+    try {
+      const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
+      place.layout = meet(*place.store, launch, here, configuration(launch, devices, options), timeout);
+    } catch (...) {
+      const std::string text = exception_text(std::current_exception());
+      call_off(*place.store, text);
+      part(*place.store, rendezvous, kFarewell);
+      throw Error(text);
+    }
+    return place;
+  }
+
+  StorePtr connect(const std::string& what) const { return rendezvous.connect(prefix + "/" + what); }
+};
+
+class ProcessesWorld : public World {
+ public:
+  ProcessesWorld(std::unique_ptr<Turn> turn, Place place, const RunOptions& options)
+      : World(place.layout.devices(), place.layout.ranks_of(place.launch.rank), place.launch.rank),
+        turn_(std::move(turn)),
+        place_(std::move(place)),
+        timeout_(options.timeout),
+        groups_(ranks_here().size()),
+        backends_(ranks_here().size()) {
+    const std::string host = place_.launch.agent_store ? "the launcher" : place_.layout.name_process(0);
+    vigil_ = std::make_shared<Vigil>(rendezvous().connect(place_.prefix), place_.layout, place_.launch.rank, timeout_,
+                                     host);
+    vigil_->start([this] { close(); });
+    if (devices()[0].is_cpu() && !place_.layout.one_rank_per_process()) {
+      const int process = place_.launch.rank;
+      const auto leaders = guarded(static_cast<int>(ranks_here().begin), [&] {
+        return make_gloo_group({place_.connect("leaders"), process, place_.launch.world_size, place_.rendezvous_timeout},
+                               rendezvous().local_address());
+      });
+      hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.layout, process, options.threads_per_rank, timeout_);
+    }
+  }
+
+  ~ProcessesWorld() override {
+    vigil_->stop();
+    if (!vigil_->failure().empty()) close();  // before the groups' destructors wait for what will never come
+  }
+
+  c10::intrusive_ptr<c10d::Backend> backend(int rank) override {
+    const size_t index = rank - ranks_here().begin;
+    const auto group = guarded(rank, [&] { return connect(rank); });
+    const std::lock_guard lock(mutex_);
+    groups_[index] = group;
+    if (closed_) group.close();
+    if (!devices()[rank].is_cpu()) return group.backend;
+    backends_[index] = c10::make_intrusive<ProcessBackend>(rank, group, vigil_, hierarchy_, timeout_);
+    return backends_[index];
+  }
+
+  void abort(int, const std::string& reason) override { vigil_->report(reason); }
+
+  void leave(int rank) override {
+    const size_t index = rank - ranks_here().begin;
+    if (backends_[index]) {
+      vigil_->returned(rank, backends_[index]->calls());
+    } else {
+      groups_[index].backend->shutdown();  // NCCL: waits for what is pending
+    }
+  }
+
+  std::string finish() override {
+    const std::string failure = vigil_->finish();
+    part(*place_.store, rendezvous(), failure.empty() ? place_.rendezvous_timeout : kFarewell);
+    return failure;
+  }
+
+ private:
+  const Rendezvous& rendezvous() const { return place_.rendezvous; }
+
+  Group connect(int rank) const {
+    GroupPlace member{place_.connect("ranks"), rank, static_cast<int>(devices().size()), place_.rendezvous_timeout};
+    if (devices()[rank].is_cpu()) return make_gloo_group(member, rendezvous().local_address());
+    member.timeout = timeout_;
+    return make_nccl_group(member, devices()[rank]);
+  }
+
+  // Connecting, which fails when a peer has failed.
+  Group guarded(int rank, const std::function<Group()>& connect) const {
+    const Vigil::Call call{rank, -1, "connecting to the other ranks"};
+    const Vigil::Waiting waiting(*vigil_, call);
+    try {
+      return connect();
+    } catch (const Error&) {
+      throw;
+    } catch (...) {
+      vigil_->explain(waiting, call, std::current_exception(), place_.rendezvous_timeout);
+    }
+  }
+
+  void close() {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    if (hierarchy_) hierarchy_->close();
+    for (const auto& group : groups_) {
+      if (group.close) group.close();
+    }
+  }
+
+  const std::unique_ptr<Turn> turn_;
+  const Place place_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  bool closed_ = false;                                             // guarded by mutex_
+  std::vector<Group> groups_;                                       // by the rank's place in this process; guarded
+  std::vector<c10::intrusive_ptr<ProcessBackend>> backends_;        // null on GPUs; each used by its rank's thread
+  std::shared_ptr<Hierarchy> hierarchy_;
+  std::shared_ptr<Vigil> vigil_;  // last, since its thread calls close()
+};
+
+}  // namespace
+
+std::unique_ptr<World> make_processes_world(const Devices& devices, const RunOptions& options) {
+  const auto launch = read_launch_environment(environment);
+  if (!launch || launch->world_size == 1) return nullptr;
+  auto turn = std::make_unique<Turn>();
+  auto place = Place::take(*launch, turn->run, devices, options);
+  return std::make_unique<ProcessesWorld>(std::move(turn), std::move(place), options);
+}
+
+}  // namespace lockstep::comm
+
+namespace lockstep {
+
+Process this_process() {
+  const auto launch = comm::read_launch_environment(comm::environment);
+  return launch ? Process{launch->rank, launch->world_size} : Process{};
+}
+
+}  // namespace lockstep

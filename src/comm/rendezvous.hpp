@@ -1,0 +1,53 @@
+// Rendezvous: how the processes of a job find each other, through c10d's TCPStore.
+//
+// torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process with
+// rank 0 keeps it: at MASTER_ADDR and MASTER_PORT, or, on one machine, on a free port of loopback that it leaves in a
+// file of the temporary folder. The store listens on loopback unless MASTER_ADDR names another address. Every wait has
+// a deadline. Thread-safe.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "comm/launch_environment.hpp"
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+namespace lockstep::comm {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// A store that listens at a numeric address; port 0 takes a free one. Throws Error that names both.
+c10::intrusive_ptr<c10d::TCPStore> host_store(const std::string& address, int port);
+
+class Rendezvous {
+ public:
+  // Throws Error at the deadline: nothing answers where the store should be.
+  Rendezvous(LaunchEnvironment launch, std::chrono::milliseconds timeout);
+  ~Rendezvous();
+
+  const LaunchEnvironment& launch() const { return launch_; }
+
+  // A connection of its own: a client of TCPStore serves one thread at a time. Keys of other jobs and attempts are not
+  // seen.
+  StorePtr connect(const std::string& prefix) const;
+
+  // This machine's numeric address that peers reach, and whether that is loopback.
+  const std::string& local_address() const { return local_address_; }
+
+  bool hosts_store() const { return server_ != nullptr; }
+
+ private:
+  void host();
+  void find_host(std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout);
+
+  const LaunchEnvironment launch_;
+  std::string address_;  // numeric
+  int port_ = 0;
+  std::string local_address_;
+  c10::intrusive_ptr<c10d::TCPStore> server_;
+  std::string port_file_;  // empty: none of ours
+};
+
+}  // namespace lockstep::comm

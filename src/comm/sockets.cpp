@@ -1,0 +1,141 @@
+#include "comm/sockets.hpp"
+
+#include <arpa/inet.h>
+#include <lockstep/error.hpp>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+#include <system_error>
+
+namespace lockstep::comm {
+namespace {
+
+std::string reason(int error) {
+  return std::generic_category().message(error);
+}
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+AddressList look_up(const std::string& host, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  addrinfo* list = nullptr;
+  const int error = getaddrinfo(host.c_str(), nullptr, &hints, &list);
+  if (error != 0) throw Error("the address " + host + " cannot be found: " + gai_strerror(error));
+  return {list, freeaddrinfo};
+}
+
+Address to_address(const std::string& numeric, int port) {
+  const auto list = look_up(numeric, AI_NUMERICHOST);
+  Address address;
+  address.size = list->ai_addrlen;
+  std::memcpy(&address.storage, list->ai_addr, list->ai_addrlen);
+  const auto network_port = htons(static_cast<uint16_t>(port));
+  if (list->ai_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&address.storage)->sin6_port = network_port;
+  } else {
+    reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = network_port;
+  }
+  return address;
+}
+
+std::string to_text(const sockaddr* address, socklen_t size) {
+  char text[NI_MAXHOST] = {};
+  if (getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
+  return text;
+}
+
+class Socket {
+ public:
+  Socket(int family, int type) : fd_(socket(family, type | SOCK_CLOEXEC, 0)) {
+    if (fd_ < 0) throw Error("socket() failed: " + reason(errno));
+  }
+  ~Socket() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  int fd() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+std::string numeric_address(const std::string& host) {
+  const auto list = look_up(host, 0);
+  const addrinfo* best = list.get();
+  for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+    if (entry->ai_family == AF_INET) {
+      best = entry;
+      break;
+    }
+  }
+  return to_text(best->ai_addr, best->ai_addrlen);
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
+}
+
+Listener listen_on(const std::string& address, int port) {
+  Address where = to_address(address, port);
+  Socket socket(where.storage.ss_family, SOCK_STREAM);
+  const int yes = 1;
+  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just ended
+  if (bind(socket.fd(), where.get(), where.size) != 0 || listen(socket.fd(), SOMAXCONN) != 0) {
+    const int error = errno;
+    throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
+                (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
+                                        : ". Another MASTER_PORT may be free"));
+  }
+  getsockname(socket.fd(), where.get(), &where.size);
+  const auto bound = where.storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&where.storage)->sin6_port
+                                                         : reinterpret_cast<sockaddr_in*>(&where.storage)->sin_port;
+  return {socket.release(), ntohs(bound)};
+}
+
+bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
+  const Address where = to_address(address, port);
+  const Socket socket(where.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK);
+  if (connect(socket.fd(), where.get(), where.size) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  pollfd polled{socket.fd(), POLLOUT, 0};
+  if (poll(&polled, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 3000))) != 1) return false;
+  int error = 0;
+  socklen_t size = sizeof error;
+  return getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+}
+
+std::string local_address_towards(const std::string& address, int port) {
+  const Address where = to_address(address, port);
+  const Socket socket(where.storage.ss_family, SOCK_DGRAM);  // connecting it sends nothing
+  Address here;
+  here.size = sizeof here.storage;
+  if (connect(socket.fd(), where.get(), where.size) != 0 || getsockname(socket.fd(), here.get(), &here.size) != 0) {
+    throw Error("no network interface of this machine reaches " + address + ": " + reason(errno));
+  }
+  return to_text(here.get(), here.size);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,28 @@
+// The few calls of the system's sockets that LibTorch does not offer. Addresses are numeric texts: "127.0.0.1", "::1".
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace lockstep::comm {
+
+// The address of a host; IPv4 if it has both kinds. Throws Error that names the host.
+std::string numeric_address(const std::string& host);
+
+bool is_loopback(const std::string& address);
+
+struct Listener {
+  int fd;
+  int port;
+};
+
+// A socket that listens at this address alone; port 0 takes a free one. Throws Error that names both.
+Listener listen_on(const std::string& address, int port);
+
+// Whether something accepts connections there, now. Never waits past the deadline.
+bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
+
+// This machine's address from which `address` is reached. Throws Error if there is no way to it.
+std::string local_address_towards(const std::string& address, int port);
+
+}  // namespace lockstep::comm

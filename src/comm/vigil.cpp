@@ -1,0 +1,277 @@
+#include "comm/vigil.hpp"
+
+#include <lockstep/error.hpp>
+
+#include "comm/seconds.hpp"
+#include "exception_text.hpp"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr auto kBeat = 100ms;
+constexpr int kMissedBeats = 60;        // looks without a sign of life until a process counts as dead
+constexpr int kMissedWhenClosed = 12;   // the same once a connection was closed
+constexpr auto kSearch = 4s;            // for whoever closed a connection
+constexpr const char* kWaits = "waits";
+constexpr const char* kReturned = "returned";
+
+std::vector<uint8_t> bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+// "waits 3 allreduce(sum) of float [2]", "returned 4", or nothing.
+struct State {
+  std::string what;
+  int64_t number = 0;
+  std::string text;
+};
+
+State parse_state(const std::string& words) {
+  State state;
+  std::istringstream stream(words);
+  stream >> state.what >> state.number;
+  stream.get();
+  std::getline(stream, state.text);
+  return state;
+}
+
+}  // namespace
+
+std::string Vigil::Call::where() const {
+  return number < 0 ? text : text + " (collective call " + std::to_string(number) + ")";
+}
+
+Vigil::Vigil(StorePtr store, Layout layout, int process, std::chrono::milliseconds timeout, std::string host)
+    : store_(std::move(store)),
+      layout_(std::move(layout)),
+      process_(process),
+      patience_(std::min<std::chrono::milliseconds>(1s, timeout / 4)),
+      host_(std::move(host)),
+      beats_(layout_.processes(), -1),
+      missed_(layout_.processes(), 0) {}
+
+Vigil::~Vigil() {
+  stop();
+}
+
+void Vigil::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Vigil::start(std::function<void()> on_failure) {
+  on_failure_ = std::move(on_failure);
+  thread_ = std::thread([this] { run(); });
+}
+
+// ---- The vigil's thread.
+
+void Vigil::run() {
+  bool told = false;
+  for (;;) {
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, kBeat, [&] { return stop_ || (!failure_.empty() && !told); });
+      if (stop_) return;
+    }
+    try {
+      beat();
+    } catch (const std::exception&) {
+      set_failure(host_ + " is gone: the connection to the store that it keeps was closed");
+    }
+    if (!failure().empty() && !std::exchange(told, true)) on_failure_();
+  }
+}
+
+void Vigil::beat() {
+  store_->add("beat/" + std::to_string(process_), 1);
+  if (!failure().empty()) return;
+  if (store_->check({"failure"})) return set_failure(store_->get_to_str("failure"));
+  look_around();
+}
+
+bool Vigil::must_look_around(std::map<uint64_t, Open>& open) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [id, wait] : open_) {
+    if (Clock::now() - wait.since > patience_) open.emplace(id, wait);
+  }
+  return !open.empty() || suspicions_ > 0 || finishing_;
+}
+
+void Vigil::look_around() {
+  std::map<uint64_t, Open> open;
+  const bool look = must_look_around(open);
+  publish(open);
+  if (!look) {
+    std::fill(beats_.begin(), beats_.end(), -1);  // the next look starts anew
+    return;
+  }
+  const auto states = this->states();
+  for (const auto& [id, wait] : open) judge(wait, states);
+  const bool suspicious = [&] {
+    const std::lock_guard lock(mutex_);
+    return suspicions_ > 0;
+  }();
+  watch_hearts(suspicious);
+}
+
+// What this process's ranks have waited in for long, one call each: the oldest.
+void Vigil::publish(const std::map<uint64_t, Open>& open) {
+  std::map<int, std::string> now;
+  for (const auto& [id, wait] : open) {
+    now.emplace(wait.call.rank, std::string(kWaits) + " " + std::to_string(wait.call.number) + " " + wait.call.text);
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [rank, text] : returned_) now.emplace(rank, text);
+  }
+  for (const auto& [rank, text] : published_) now.emplace(rank, "");
+  for (const auto& [rank, text] : now) {
+    auto& before = published_[rank];
+    if (before == text) continue;
+    store_->set("state/" + std::to_string(rank), bytes(text));
+    before = text;
+  }
+}
+
+std::vector<std::string> Vigil::states() {
+  const auto ranks = static_cast<int>(layout_.devices().size());
+  std::vector<std::string> keys, states;
+  for (int rank = 0; rank < ranks; ++rank) keys.push_back("state/" + std::to_string(rank));
+  for (const auto& value : store_->multiGet(keys)) states.emplace_back(value.begin(), value.end());
+  return states;
+}
+
+void Vigil::judge(const Open& open, const std::vector<std::string>& states) {
+  const Call& call = open.call;
+  if (call.number < 0) return;
+  for (int other = 0; other < static_cast<int>(states.size()); ++other) {
+    const State state = parse_state(states[other]);
+    if (state.what == kReturned && state.number <= call.number) {
+      return report(layout_.name(other) + " returned without the call that " + layout_.name(call.rank) +
+                    " waits for: " + call.where() + ". All ranks must make the same calls");
+    }
+    if (state.what == kWaits && state.number == call.number && state.text != call.text) {
+      return report("the ranks' calls differ at collective call " + std::to_string(call.number) + ": " +
+                    layout_.name(call.rank) + " called " + call.text + ", " + layout_.name(other) + " called " +
+                    state.text + ". All ranks must make the same calls in the same order");
+    }
+  }
+}
+
+void Vigil::watch_hearts(bool suspicious) {
+  for (int process = 0; process < layout_.processes(); ++process) {
+    const int64_t beats = store_->add("beat/" + std::to_string(process), 0);
+    missed_[process] = beats == beats_[process] ? missed_[process] + 1 : 0;
+    beats_[process] = beats;
+    if (process == process_ || missed_[process] < (suspicious ? kMissedWhenClosed : kMissedBeats)) continue;
+    return report(layout_.name_process(process) + " is gone: its process ended without a word (killed, or it crashed)");
+  }
+}
+
+// ---- From any thread.
+
+void Vigil::set_failure(const std::string& text) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = text;
+  }
+  changed_.notify_all();
+}
+
+std::string Vigil::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Vigil::report(const std::string& text) {
+  std::string first = text;
+  try {
+    const auto won = store_->compareSet("failure", bytes(""), bytes(text));
+    first.assign(won.begin(), won.end());
+  } catch (const std::exception&) {  // the store is gone; what this process saw is all that is known
+  }
+  set_failure(first);
+}
+
+void Vigil::returned(int rank, int64_t calls) {
+  const std::lock_guard lock(mutex_);
+  returned_[rank] = std::string(kReturned) + " " + std::to_string(calls);
+}
+
+Vigil::Waiting::Waiting(Vigil& vigil, const Call& call) : vigil_(vigil), since_(Clock::now()) {
+  const std::lock_guard lock(vigil_.mutex_);
+  id_ = vigil_.next_id_++;
+  vigil_.open_.emplace(id_, Open{call, since_});
+}
+
+Vigil::Waiting::~Waiting() {
+  const std::lock_guard lock(vigil_.mutex_);
+  vigil_.open_.erase(id_);
+}
+
+void Vigil::explain(const Waiting& waiting, const Call& call, const std::exception_ptr& cause,
+                    std::chrono::milliseconds timeout) {
+  const auto name = layout_.name(call.rank);
+  if (failure().empty() && Clock::now() - waiting.since() >= timeout) {
+    report(name + " waited " + seconds(timeout) + " in " + call.where() + " for " + missing(call) +
+           ". If that is no error, raise the timeout");
+  }
+  if (failure().empty()) {  // a connection was closed, and soon the store says why
+    std::unique_lock lock(mutex_);
+    ++suspicions_;
+    changed_.wait_for(lock, kSearch, [&] { return !failure_.empty(); });
+    --suspicions_;
+  }
+  if (failure().empty()) report(name + ": " + call.where() + " failed: " + exception_text(cause));
+  const std::string first = failure();
+  throw Error(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first);
+}
+
+std::string Vigil::missing(const Call& call) {
+  std::string text;
+  const auto add = [&](const std::string& who) { text += (text.empty() ? "" : " and ") + who; };
+  try {
+    std::this_thread::sleep_for(2 * kBeat);  // until the others have said what they wait in
+    const auto states = this->states();
+    for (int other = 0; other < static_cast<int>(states.size()); ++other) {
+      const State state = parse_state(states[other]);
+      if (other == call.rank || (state.what == kWaits && state.number == call.number)) continue;
+      add(layout_.name(other) + (state.what == kWaits      ? ", which waits in " + state.text
+                                 : state.what == kReturned ? ", which has returned"
+                                                           : ", which has not made this call"));
+    }
+  } catch (const std::exception&) {
+    add(host_ + ", whose store does not answer");
+  }
+  return text.empty() ? "its data" : text;
+}
+
+std::string Vigil::finish() {
+  {
+    const std::lock_guard lock(mutex_);
+    finishing_ = true;
+  }
+  try {
+    if (failure().empty()) store_->add("done", 1);
+    while (failure().empty() && store_->add("done", 0) < layout_.processes()) {
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, 10ms, [&] { return !failure_.empty(); });
+    }
+  } catch (const std::exception&) {
+    set_failure(host_ + " is gone: the connection to the store that it keeps was closed");
+  }
+  return failure();
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,120 @@
+// Vigil: what the processes of a run know of each other while they work, so that nothing waits for ever.
+//
+// One thread per process and run; ten times a second it says in the store that its process lives, and looks whether a
+// rank has failed. Only while one of its own ranks has waited for long does it look around further: whose heart has
+// stopped, who has returned, whose call differs. The first failure of the whole job is final, everywhere the same text,
+// and ends every present and later wait of every rank.
+//
+// Keys in the store: failure (the text), beat/<process> (a count), state/<rank> (what it waits in, or that it has
+// returned), done (a count of processes). Thread-safe.
+#pragma once
+
+#include "comm/layout.hpp"
+#include "comm/rendezvous.hpp"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lockstep::comm {
+
+class Vigil {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `store` is the vigil's own connection; `host` says in words who keeps the store, for when it is gone.
+  Vigil(StorePtr store, Layout layout, int process, std::chrono::milliseconds timeout, std::string host);
+  ~Vigil();
+  Vigil(const Vigil&) = delete;
+  Vigil& operator=(const Vigil&) = delete;
+
+  // From now on; `on_failure` is called once, from the vigil's thread.
+  void start(std::function<void()> on_failure);
+  void stop();  // on_failure is not called any more
+
+  // Says that a rank of this process failed. If another rank was first, its text stays.
+  void report(const std::string& text);
+  std::string failure() const;  // empty while all is well
+
+  void returned(int rank, int64_t calls);  // the rank is done, after so many collective calls
+
+  // What a rank waits for while the object lives.
+  struct Call {
+    int rank = 0;
+    int64_t number = -1;  // of the rank's collective calls; -1: a message
+    std::string text;     // "allreduce(sum) of float [2]"
+    std::string where() const;  // "allreduce(sum) of float [2] (collective call 3)"
+  };
+  class Waiting {
+   public:
+    Waiting(Vigil& vigil, const Call& call);
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+    Clock::time_point since() const { return since_; }
+
+   private:
+    Vigil& vigil_;
+    uint64_t id_;
+    Clock::time_point since_;
+  };
+
+  // A wait ended with `cause`, after its deadline or before: finds out who is to blame, reports it and throws it.
+  [[noreturn]] void explain(const Waiting& waiting, const Call& call, const std::exception_ptr& cause,
+                            std::chrono::milliseconds timeout);
+
+  // This process's ranks are done: waits until all processes' are, or until there is a failure; the failure's text.
+  std::string finish();
+
+  const Layout& layout() const { return layout_; }
+
+ private:
+  struct Open {
+    Call call;
+    Clock::time_point since;
+  };
+
+  void run();
+  void beat();
+  void look_around();
+  void publish(const std::map<uint64_t, Open>& open);
+  void judge(const Open& open, const std::vector<std::string>& states);
+  void watch_hearts(bool suspicious);
+  bool must_look_around(std::map<uint64_t, Open>& open);
+  void set_failure(const std::string& text);
+  std::vector<std::string> states();
+  std::string missing(const Call& call);
+
+  const StorePtr store_;
+  const Layout layout_;
+  const int process_;
+  const Clock::duration patience_;  // a wait that lasts longer is looked into
+  const std::string host_;
+  std::function<void()> on_failure_;
+
+  // Of the vigil's thread alone.
+  std::map<int, std::string> published_;
+  std::vector<int64_t> beats_;  // by process, when last seen
+  std::vector<int> missed_;     // looks since then
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::string failure_;
+  std::map<uint64_t, Open> open_;
+  std::map<int, std::string> returned_;  // by rank, as it is published
+  uint64_t next_id_ = 0;
+  int suspicions_ = 0;  // ranks whose connection was closed and that want to know by whom
+  bool finishing_ = false;
+  bool stop_ = false;
+
+  std::thread thread_;
+};
+
+}  // namespace lockstep::comm

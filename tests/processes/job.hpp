@@ -1,0 +1,92 @@
+// Jobs: the program of the process tests, started once or by a launcher.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <lockstep/checkpoint.hpp>
+#include <lockstep/models.hpp>
+#include <torch/torch.h>
+
+#include "cli/program.hpp"
+#include "scratch_folder.hpp"
+
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+using Words = std::vector<std::string>;
+
+inline std::string from_environment(const char* name) {
+  const char* const value = std::getenv(name);
+  if (value == nullptr) throw std::runtime_error("set " + std::string(name) + "; ctest does");
+  return value;
+}
+
+inline std::string ranks_program() {
+  return from_environment("LOCKSTEP_RANKS_PROGRAM");
+}
+
+// The file that a command's name means; empty if there is none.
+inline std::string find_program(const std::string& name) {
+  std::istringstream folders(from_environment("PATH"));
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const auto file = std::filesystem::path(folder) / name;
+    if (access(file.c_str(), X_OK) == 0) return file;
+  }
+  return "";
+}
+
+// The environment has what finds programs, and nothing of a launcher.
+inline Surroundings surroundings_with(const Words& variables = {}) {
+  Surroundings surroundings;
+  surroundings.environment = {"PATH=" + from_environment("PATH"), "LC_ALL=C.UTF-8", "OMP_NUM_THREADS=1"};
+  if (std::getenv("HOME") != nullptr) surroundings.environment.push_back("HOME=" + from_environment("HOME"));
+  for (const auto& variable : variables) surroundings.environment.push_back(variable);
+  return surroundings;
+}
+
+inline Words operator+(Words first, const Words& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+// lockstep launch -n PROCESSES process_ranks WORDS
+inline Words launch(int processes, const Words& words) {
+  return Words{"launch", "-n", std::to_string(processes), ranks_program()} + words;
+}
+
+inline Finished run_launched(int processes, const Words& words, const Words& variables = {}) {
+  return run_program(launch(processes, words), surroundings_with(variables));
+}
+
+// Started once, without a launcher unless `variables` look like one.
+inline Finished run_alone(const Words& words, const Words& variables = {}) {
+  auto surroundings = surroundings_with(variables);
+  surroundings.program = ranks_program();
+  return run_program(words, surroundings);
+}
+
+inline void expect_all_ok(const Finished& job, int processes) {
+  EXPECT_EQ(job.code, 0) << job.err << job.out;
+  for (int process = 0; process < processes; ++process) {
+    EXPECT_THAT(job.out, testing::HasSubstr("process " + std::to_string(process) + ": ok\n"));
+  }
+}
+
+// The largest difference between two kept LeNets.
+inline double difference(const std::filesystem::path& a, const std::filesystem::path& b) {
+  LeNet first(0), second(1);
+  load_weights(a, *first);
+  load_weights(b, *second);
+  double largest = 0;
+  const auto left = first->parameters(), right = second->parameters();
+  for (size_t i = 0; i < left.size(); ++i) {
+    largest = std::max(largest, (left[i] - right[i]).abs().max().item<double>());
+  }
+  return largest;
+}
+
+}  // namespace lockstep

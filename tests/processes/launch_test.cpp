@@ -1,0 +1,143 @@
+// lockstep launch: the environment that it makes, exit codes, signals, what it says; and lockstep train under it.
+#include "cli/cli_fixture.hpp"
+#include "job.hpp"
+
+#include <fstream>
+
+namespace {
+
+using namespace lockstep;
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+
+Finished launch_shell(int processes, const std::string& script, const Words& flags = {}, const Words& variables = {}) {
+  return run_program(Words{"launch", "-n", std::to_string(processes)} + flags + Words{"sh", "-c", script},
+                     surroundings_with(variables));
+}
+
+TEST(Launch, SetsTorchrunsVariables) {
+  const auto job = launch_shell(
+      3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_USE_AGENT_STORE; "
+         "test $MASTER_PORT -gt 1023");
+  EXPECT_EQ(job.code, 0) << job.err;
+  EXPECT_EQ(job.err, "");
+  for (const char* line : {"0 0 3 3 127.0.0.1 True\n", "1 1 3 3 127.0.0.1 True\n", "2 2 3 3 127.0.0.1 True\n"}) {
+    EXPECT_THAT(job.out, HasSubstr(line));
+  }
+}
+
+TEST(Launch, HandsArgumentsOnAsTheyAre) {
+  const auto job = run_program({"launch", "-n", "1", "echo", "-n", "--help", "a  b", "--threads", "3"}, surroundings_with());
+  EXPECT_EQ(job.out, "--help a  b --threads 3");
+  EXPECT_EQ(run_program({"launch", "-n", "1", "--", "echo", "x"}, surroundings_with()).out, "x\n");
+}
+
+TEST(Launch, SetsThreads) {
+  const auto threads = [](const Words& flags, const Words& variables) {
+    return launch_shell(2, "test $RANK = 1 || echo $OMP_NUM_THREADS", flags, variables).out;
+  };
+  EXPECT_EQ(threads({}, {}), "1\n");
+  EXPECT_EQ(threads({"--threads", "3"}, {}), "3\n");
+}
+
+TEST(Launch, LabelsLinesIfAsked) {
+  const auto job = launch_shell(2, "echo out $RANK; echo err $RANK >&2; printf end", {"--label"});
+  for (const char* line : {"[0] out 0\n", "[1] out 1\n", "[0] err 0\n", "[1] err 1\n", "[0] end\n", "[1] end\n"}) {
+    EXPECT_THAT(job.out, HasSubstr(line));
+  }
+}
+
+TEST(Launch, ReturnsTheFirstFailuresCodeAndEndsTheOthers) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto job = launch_shell(3, "test $RANK != 1 || exit 7; exec sleep 100");
+  EXPECT_EQ(job.code, 7);
+  EXPECT_THAT(job.err, AllOf(ContainsRegex("^lockstep launch: rank 1 ended with exit code 7 after [0-9.]+ s\n"),
+                             HasSubstr("lockstep launch: ending the others\n"),
+                             HasSubstr("lockstep launch: rank 0 was ended by signal 15 (Terminated)"),
+                             HasSubstr("lockstep launch: rank 2 was ended by signal 15 (Terminated)")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+}
+
+TEST(Launch, KillsWhatDoesNotEnd) {
+  const auto job = launch_shell(2, "test $RANK != 1 || exit 7; trap '' TERM; while :; do sleep 0.1; done");
+  EXPECT_EQ(job.code, 7);
+  EXPECT_THAT(job.err, HasSubstr("rank 0 was ended by signal 9 (Killed)"));
+}
+
+TEST(Launch, PassesSignalsOn) {
+  for (const auto& [signal, name] : {std::pair(SIGINT, "INT"), std::pair(SIGTERM, "TERM")}) {
+    Program program({"launch", "-n", "2", "sh", "-c",
+                     std::string("trap 'echo got it; exit 5' ") + name + "; echo ready; while :; do sleep 0.1; done"},
+                    surroundings_with());
+    ASSERT_TRUE(program.wait_for("ready\nready\n"));
+    program.send(signal);
+    const auto job = program.finish();
+    EXPECT_EQ(job.code, 5);
+    EXPECT_EQ(job.out, "ready\nready\ngot it\ngot it\n");
+  }
+}
+
+TEST(Launch, TakesItsProcessesAlongWhenItIsKilled) {
+  const ScratchFolder folder;
+  Program program({"launch", "-n", "2", "sh", "-c", "echo ready; while sleep 0.1; do echo $$; done"}, surroundings_with());
+  ASSERT_TRUE(program.wait_for("ready\nready\n"));
+  program.send(SIGKILL);
+  EXPECT_EQ(program.finish().signal, SIGKILL);  // it reads to the end: until the last process has closed its output
+}
+
+TEST(Launch, RefusesWrongUsage) {
+  for (const Words& words : {Words{"launch", "sh"}, Words{"launch", "-n", "0", "sh"}, Words{"launch", "-n", "2"},
+                             Words{"launch", "-n", "2", "--bogus", "sh"}}) {
+    EXPECT_EQ(run_program(words, surroundings_with()).code, 2);
+  }
+  const auto missing = run_program({"launch", "-n", "2", "/no/such/program"}, surroundings_with());
+  EXPECT_EQ(missing.code, 1);
+  EXPECT_THAT(missing.err, HasSubstr("cannot start /no/such/program: No such file or directory"));
+}
+
+class TrainUnderALauncher : public Cli {};
+
+TEST_F(TrainUnderALauncher, IsTheSameRunPrintedAndKeptOnce) {
+  const Words as_threads = train({"--name", "threads"});
+  auto as_processes = train({"--name", "processes", "--devices", "cpu"});
+  as_processes.insert(as_processes.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
+  const auto threads = run_program(as_threads, surroundings());
+  const auto processes = run_program(as_processes, surroundings());
+  ASSERT_EQ(threads.code, 0) << threads.err;
+  ASSERT_EQ(processes.code, 0) << processes.err;
+  EXPECT_EQ(processes.err, "");
+  size_t epochs = 0;
+  for (const auto& line : lines_of(processes.out)) epochs += line.starts_with("epoch ");
+  EXPECT_EQ(epochs, 2u) << processes.out;
+  const auto expected = metrics("threads"), actual = metrics("processes");
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < actual.size(); ++i) {
+    EXPECT_EQ(actual[i].train_loss, expected[i].train_loss);
+    EXPECT_EQ(actual[i].train_accuracy, expected[i].train_accuracy);
+    EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy);
+  }
+  EXPECT_EQ(difference(work_ / "runs/threads/model.safetensors", work_ / "runs/processes/model.safetensors"), 0);
+
+  const Words eval = {"eval", "runs/threads"};
+  const auto once = run_program(eval + Words{"--devices", "cpu"}, surroundings());
+  const auto thrice = run_program(
+      Words{"launch", "-n", "3", from_environment("LOCKSTEP_PROGRAM")} + eval + Words{"--devices", "cpu"}, surroundings());
+  EXPECT_EQ(thrice.out, once.out);
+}
+
+TEST_F(TrainUnderALauncher, StopsWhenAsked) {
+  auto words = train({"--name", "stopped", "--devices", "cpu", "--epochs", "100000"});
+  words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
+  Program program(words, surroundings());
+  ASSERT_TRUE(program.wait_for("epoch      2/100000"));
+  program.send(SIGINT);
+  const auto job = program.finish();
+  EXPECT_EQ(job.code, 130) << job.err;
+  EXPECT_THAT(job.out, HasSubstr("of 100000 epochs; the run is kept in runs/stopped"));
+  EXPECT_THAT(job.err, Not(HasSubstr("error")));
+  EXPECT_GE(metrics("stopped").size(), 2u);
+}
+
+}  // namespace

@@ -1,0 +1,69 @@
+#include <torch/torch.h>
+#include <lockstep/rank.hpp>
+
+#include <chrono>
+#include <csignal>
+#include <stdexcept>
+#include <thread>
+
+#include "scenarios.hpp"
+
+namespace {
+
+using lockstep::Rank;
+using namespace std::chrono_literals;
+
+void wait_in_a_collective(Rank& rank) {
+  rank.allreduce(torch::ones({2, 3}));
+}
+
+template <class Fault>
+void with_fault_on_rank_1(const lockstep::Devices& devices, lockstep::RunOptions options, Fault&& fault) {
+  lockstep::run(
+      devices,
+      [&](Rank& rank) {
+        rank.barrier();  // all are connected
+        if (rank.index() == 1) return fault(rank);
+        wait_in_a_collective(rank);
+      },
+      options);
+}
+
+}  // namespace
+
+void scenarios::throws(const Setup& setup) {
+  lockstep::run(setup.devices, [&](Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 1) {
+      std::this_thread::sleep_for(200ms);
+      throw std::runtime_error("out of luck");
+    }
+    std::vector<torch::Tensor> tensor{torch::ones(2)};
+    if (setup.argument == "recv") rank.backend().recv(tensor, 1, 0)->wait();
+    wait_in_a_collective(rank);
+  });
+}
+
+void scenarios::dies(const Setup& setup) {
+  with_fault_on_rank_1(setup.devices, {}, [](Rank&) { std::raise(SIGKILL); });
+}
+
+void scenarios::computes_on(const Setup& setup) {
+  with_fault_on_rank_1(setup.devices, {.timeout = 1s}, [](Rank& rank) {
+    std::this_thread::sleep_for(3s);
+    wait_in_a_collective(rank);
+  });
+}
+
+void scenarios::returns_early(const Setup& setup) {
+  with_fault_on_rank_1(setup.devices, {}, [](Rank&) {});
+}
+
+void scenarios::calls_otherwise(const Setup& setup) {
+  with_fault_on_rank_1(setup.devices, {}, [](Rank& rank) { rank.broadcast(torch::ones(5)); });
+}
+
+void scenarios::is_configured_otherwise(const Setup& setup) {
+  with_fault_on_rank_1(setup.devices, {.timeout = std::chrono::seconds(lockstep::this_process().index == 1 ? 77 : 88)},
+                       wait_in_a_collective);
+}

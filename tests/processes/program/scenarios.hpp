@@ -1,0 +1,27 @@
+// What the program of the process tests can do. Each throws if something is not as it should be.
+#pragma once
+
+#include <lockstep/devices.hpp>
+
+#include <string>
+
+namespace scenarios {
+
+struct Setup {
+  lockstep::Devices devices;  // the machine's list
+  std::string argument;
+};
+
+void collectives(const Setup& setup);  // all of them, with values that differ by rank
+void training(const Setup& setup);     // writes the last rank's weights to the file `argument`
+void runs(const Setup& setup);         // several runs, and one in another
+
+// Ways to fail; rank 1 is to blame.
+void throws(const Setup& setup);         // the others wait in an allreduce, or with `argument` "recv" in a receive
+void dies(const Setup& setup);           // without a word
+void computes_on(const Setup& setup);    // past the others' timeout
+void returns_early(const Setup& setup);  // without the others' call
+void calls_otherwise(const Setup& setup);
+void is_configured_otherwise(const Setup& setup);  // the process with index 1
+
+}  // namespace scenarios

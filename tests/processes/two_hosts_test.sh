@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Two hosts made of network namespaces, with two processes each: two_hosts_test.sh PROGRAM. Exit code 77: this machine
+# does not allow it.
+set -uo pipefail
+program=$1
+name=lockstep-$$
+master=10.213.77.1
+
+skip() {
+  echo "skipped: $1"
+  exit 77
+}
+
+clean_up() {
+  # Only what this script made.
+  ip netns del "$name-a" 2>/dev/null
+  ip netns del "$name-b" 2>/dev/null
+}
+trap clean_up EXIT
+
+command -v ip >/dev/null || skip "there is no ip (Debian: iproute2)"
+(($(id -u) == 0)) || skip "making network namespaces needs root"
+ip netns add "$name-a" 2>/dev/null && ip netns add "$name-b" || skip "this machine does not allow network namespaces"
+ip -n "$name-a" link add eth0 type veth peer name eth0 netns "$name-b" || skip "no veth devices here"
+for side in a b; do
+  address=10.213.77.$([[ $side == a ]] && echo 1 || echo 2)
+  ip -n "$name-$side" addr add "$address/24" dev eth0 && ip -n "$name-$side" link set eth0 up &&
+    ip -n "$name-$side" link set lo up || skip "the namespaces cannot be given addresses"
+done
+
+# job WORDS...: ranks 0 and 1 on host a, ranks 2 and 3 on host b, variables as torchrun sets them.
+job() {
+  local rank pids=() result=0
+  for rank in 0 1 2 3; do
+    ip netns exec "$name-$( ((rank < 2)) && echo a || echo b)" env \
+      RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=$master MASTER_PORT=29400 \
+      LOCKSTEP_RENDEZVOUS_TIMEOUT="${deadline:-60}" "$program" "$@" &
+    pids+=($!)
+  done
+  for pid in "${pids[@]}"; do
+    wait "$pid" || result=$?
+  done
+  return $result
+}
+
+set -e
+echo "one rank per process"
+job collectives cpu
+echo "two threads in each of two processes on each of two hosts"
+job collectives 4xcpu
+echo "a rank that throws on one host is named on the other"
+if job throws cpu 2>"/tmp/$name.err"; then exit 1; fi
+cat "/tmp/$name.err"
+lines=$(grep -c "rank 1 (cpu): out of luck" "/tmp/$name.err")
+rm -f "/tmp/$name.err"
+((lines == 4))
