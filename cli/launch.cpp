@@ -73,7 +73,8 @@ int launch_command(const Flags& flags) {
 
 Command add_launch(CLI::App& program) {
   CLI::App* const app = program.add_subcommand(
-      "launch", "Start a program several times on this machine, as ranks of one job: launch -n N PROGRAM [ARGUMENT...].");
+      "launch",
+      "Start a program several times on this machine, as ranks of one job: launch -n N PROGRAM [ARGUMENT...].");
   app->footer(examples);
   app->prefix_command();
   const auto flags = std::make_shared<Flags>();
@@ -81,8 +82,7 @@ Command add_launch(CLI::App& program) {
       ->type_name("N")
       ->required()
       ->check(CLI::Range(1, 1024));
-  app->add_option("--threads", flags->threads,
-                  "OMP_NUM_THREADS of each process (default: as it is set, or else 1)")
+  app->add_option("--threads", flags->threads, "OMP_NUM_THREADS of each process (default: as it is set, or else 1)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");

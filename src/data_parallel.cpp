@@ -84,7 +84,8 @@ void Replica::check_that_modules_match() {
                   std::to_string(tensors) + " parameters and buffers, rank " + std::to_string(other) + " has " +
                   std::to_string(their_tensors) + ". Every rank must build the same module");
     }
-    if (other != rank_.index() && address != 0 && their_address == address && table[other][2].item<int64_t>() == process) {
+    if (other != rank_.index() && address != 0 && their_address == address &&
+        table[other][2].item<int64_t>() == process) {
       throw Error("DataParallel: ranks " + std::to_string(std::min(rank_.index(), other)) + " and " +
                   std::to_string(std::max(rank_.index(), other)) +
                   " hold the same parameters in memory, not replicas (a copy of a torch::nn::Module shares its "

@@ -133,7 +133,8 @@ void run(const Devices& devices_here, const std::function<void(Rank&)>& body, co
       is_rank() = true;
       const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
       at::set_num_threads(options.threads_per_rank);
-      Rank rank(index, static_cast<int>(devices.size()), devices[index], world->backend(index), world->process(), first);
+      Rank rank(index, static_cast<int>(devices.size()), devices[index], world->backend(index), world->process(),
+                first);
       body(rank);
       world->leave(index);
     } catch (...) {

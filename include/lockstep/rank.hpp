@@ -1,11 +1,11 @@
 // Ranks: run() calls a function once per device, all at the same time, and each call's Rank talks to the others.
 //
-// A rank is one device with one replica of the model, and a thread: of this process alone, or, if a launcher started the
-// program several times (torchrun --no-python, lockstep launch, mpirun, srun), of one of its processes. The program is
-// the same. A Rank is used by its own thread only. Its backend is c10d's interface: lockstep's own for threads of one
-// process, Gloo between processes on the CPU, NCCL between distinct GPUs where this build has it. Cost of run(): one
-// thread per rank, and between processes connections of each rank to all others. Every wait has a timeout, and a rank
-// that fails ends the others.
+// A rank is one device with one replica of the model, and a thread: of this process alone, or, if a launcher started
+// the program several times (torchrun --no-python, lockstep launch, mpirun, srun), of one of its processes. The program
+// is the same. A Rank is used by its own thread only. Its backend is c10d's interface: lockstep's own for threads of
+// one process, Gloo between processes on the CPU, NCCL between distinct GPUs where this build has it. Cost of run():
+// one thread per rank, and between processes connections of each rank to all others. Every wait has a timeout, and a
+// rank that fails ends the others.
 #pragma once
 
 #include <lockstep/devices.hpp>

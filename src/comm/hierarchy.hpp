@@ -31,7 +31,7 @@ class Hierarchy {
     Kind kind = Kind::barrier;
     c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM;
     int root = 0;
-    std::string text;  // equal on all ranks
+    std::string text;      // equal on all ranks
     at::Tensor flat = {};  // one dimension, contiguous
   };
 

@@ -11,7 +11,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr const char* torchrun_names[] = {"RANK",       "WORLD_SIZE",  "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+constexpr const char* torchrun_names[] = {"RANK",        "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
                                           "MASTER_ADDR", "MASTER_PORT"};
 
 class Reader {
@@ -98,7 +98,8 @@ LaunchEnvironment torchrun(const Reader& reader) {
   const std::string agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE");
   launch.agent_store = agent_store == "True" || agent_store == "true" || agent_store == "1";
   // The agent's store outlives a restart of the processes.
-  launch.job = "attempt-" + (reader.has("TORCHELASTIC_RESTART_COUNT") ? reader.text("TORCHELASTIC_RESTART_COUNT") : "0");
+  launch.job =
+      "attempt-" + (reader.has("TORCHELASTIC_RESTART_COUNT") ? reader.text("TORCHELASTIC_RESTART_COUNT") : "0");
   return launch;
 }
 
@@ -189,10 +190,11 @@ Devices share_out(const Devices& devices, int local_rank, int local_world_size) 
   const auto count = static_cast<int>(devices.size());
   if (count == 1 && devices[0].is_cpu()) return devices;
   if (count % local_world_size != 0) {
-    throw Error("the device list " + to_string(devices) + " has " + std::to_string(count) +
-                (count == 1 ? " entry" : " entries") + ", which the " + std::to_string(local_world_size) +
-                " processes on this machine cannot share out evenly. The list is the machine's: name as many devices as "
-                "there are processes, or a multiple of that; \"cpu\" gives each process one CPU rank");
+    throw Error(
+        "the device list " + to_string(devices) + " has " + std::to_string(count) +
+        (count == 1 ? " entry" : " entries") + ", which the " + std::to_string(local_world_size) +
+        " processes on this machine cannot share out evenly. The list is the machine's: name as many devices as "
+        "there are processes, or a multiple of that; \"cpu\" gives each process one CPU rank");
   }
   const int each = count / local_world_size;
   const auto begin = devices.begin() + local_rank * each;

@@ -1,8 +1,8 @@
 // LaunchEnvironment: what a launcher tells each process that it starts, in the environment.
 //
 // Known are torchrun's variables, which `lockstep launch` sets too, Open MPI's (mpirun) and SLURM's (srun). Only reads
-// text: no connection is made here. Where several launchers stand in each other (srun torchrun …), the innermost counts,
-// in the order above.
+// text: no connection is made here. Where several launchers stand in each other (srun torchrun …), the innermost
+// counts, in the order above.
 #pragma once
 
 #include <lockstep/devices.hpp>

@@ -35,8 +35,7 @@ std::string Layout::name(int rank) const {
 std::string Layout::name_process(int process) const {
   const Part ranks = ranks_of(process);
   if (ranks.size() == 1) return name(static_cast<int>(ranks.begin));
-  return "ranks " + std::to_string(ranks.begin) + " to " + std::to_string(ranks.end - 1) + " (process " +
-         std::to_string(process) + ")";
+  return "ranks " + std::to_string(ranks.begin) + " to " + std::to_string(ranks.end - 1);
 }
 
 }  // namespace lockstep::comm

@@ -1,8 +1,8 @@
 #include "comm/meeting.hpp"
 
+#include <unistd.h>
 #include <lockstep/error.hpp>
 #include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include "comm/seconds.hpp"
 
@@ -58,7 +58,8 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, std::chro
       const auto missing = absent(store, launch.world_size);
       if (missing.empty()) return;
       throw Error(process_name(launch.rank, launch) + " waited " + seconds(timeout) + " for " +
-                  (missing.size() == 1 ? "process " : "processes ") + numbers(missing) + ", which did not come to run(). " +
+                  (missing.size() == 1 ? "process " : "processes ") + numbers(missing) +
+                  ", which did not come to run(). " +
                   "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
     }
     std::this_thread::sleep_for(kPause);

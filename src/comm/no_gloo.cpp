@@ -7,7 +7,8 @@ namespace lockstep::comm {
 
 Group make_gloo_group(const GroupPlace&, const std::string&) {
   throw Error(
-      "this build of lockstep has no Gloo, which CPU ranks in several processes need: install Debian's libgloo-dev (its "
+      "this build of lockstep has no Gloo, which CPU ranks in several processes need: install Debian's libgloo-dev "
+      "(its "
       "headers are enough), configure again and build. Or start the program without a launcher: ranks as threads");
 }
 

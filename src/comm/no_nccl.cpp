@@ -11,7 +11,8 @@ std::unique_ptr<World> make_nccl_world(const Devices&, std::chrono::milliseconds
 }
 
 Group make_nccl_group(const GroupPlace&, const c10::Device&) {
-  throw Error("this build of lockstep has no CUDA parts, and with them no NCCL, which GPU ranks in several processes need");
+  throw Error(
+      "this build of lockstep has no CUDA parts, and with them no NCCL, which GPU ranks in several processes need");
 }
 
 }  // namespace lockstep::comm

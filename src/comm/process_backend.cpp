@@ -176,8 +176,7 @@ WorkPtr ProcessBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& i
   return scatter_reduced(OpType::REDUCE_SCATTER, flat_parts(flatten(inputs[0])), output, options);
 }
 
-WorkPtr ProcessBackend::_reduce_scatter_base(Tensor& output, Tensor& input,
-                                             const c10d::ReduceScatterOptions& options) {
+WorkPtr ProcessBackend::_reduce_scatter_base(Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) {
   arguments_.check_tensor(input, "reduce_scatter's input");
   arguments_.check_tensor(output, "reduce_scatter's output");
   arguments_.check_whole(input, output, "reduce_scatter's input", "outputs");

@@ -1,7 +1,8 @@
 // ProcessBackend: lockstep's c10d backend of one CPU rank of a run in several processes, over c10d's Gloo.
 //
-// Takes what the in-process backend takes: every reduction, every type, tensors that are not contiguous; the collectives
-// that Gloo lacks are made of those that it has. All waits go through the Vigil. Used by the rank's own thread.
+// Takes what the in-process backend takes: every reduction, every type, tensors that are not contiguous; the
+// collectives that Gloo lacks are made of those that it has. All waits go through the Vigil. Used by the rank's own
+// thread.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -2,10 +2,10 @@
 // other through the environment that a launcher made (launch_environment), meet in a store (rendezvous, meeting), and
 // watch over each other while they work (vigil).
 #include <c10/core/DeviceGuard.h>
-#include <lockstep/error.hpp>
-#include <lockstep/rank.hpp>
 #include <torch/version.h>
 #include <unistd.h>
+#include <lockstep/error.hpp>
+#include <lockstep/rank.hpp>
 
 #include "comm/group.hpp"
 #include "comm/hierarchy.hpp"
@@ -29,7 +29,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kFarewell{2'000};  // for the others to read why a run failed
+constexpr std::chrono::milliseconds kFarewell{1'000};  // for the others to read why a run failed
 
 const char* environment(const char* name) {
   return std::getenv(name);
@@ -47,7 +47,8 @@ class Job {
   int begin() {
     if (running_.exchange(true)) {
       throw Error(
-          "run() was called while another run() of this process is under way on another thread. Processes of a launcher "
+          "run() was called while another run() of this process is under way on another thread. Processes of a "
+          "launcher "
           "make their runs one at a time, all in the same order");
     }
     return ++runs_;
@@ -133,15 +134,17 @@ class ProcessesWorld : public World {
         timeout_(options.timeout),
         groups_(ranks_here().size()),
         backends_(ranks_here().size()) {
-    const std::string host = place_.launch.agent_store ? "the launcher" : place_.layout.name_process(0);
-    vigil_ = std::make_shared<Vigil>(rendezvous().connect(place_.prefix), place_.layout, place_.launch.rank, timeout_,
-                                     host);
+    const std::string host =
+        place_.launch.agent_store ? "the launcher" : "the process of " + place_.layout.name_process(0);
+    vigil_ =
+        std::make_shared<Vigil>(rendezvous().connect(place_.prefix), place_.layout, place_.launch.rank, timeout_, host);
     vigil_->start([this] { close(); });
     if (devices()[0].is_cpu() && !place_.layout.one_rank_per_process()) {
       const int process = place_.launch.rank;
       const auto leaders = guarded(static_cast<int>(ranks_here().begin), [&] {
-        return make_gloo_group({place_.connect("leaders"), process, place_.launch.world_size, place_.rendezvous_timeout},
-                               rendezvous().local_address());
+        return make_gloo_group(
+            {place_.connect("leaders"), process, place_.launch.world_size, place_.rendezvous_timeout},
+            rendezvous().local_address());
       });
       hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.layout, process, options.threads_per_rank, timeout_);
     }
@@ -176,6 +179,7 @@ class ProcessesWorld : public World {
 
   std::string finish() override {
     const std::string failure = vigil_->finish();
+    if (vigil_->store_is_lost()) return failure;
     part(*place_.store, rendezvous(), failure.empty() ? place_.rendezvous_timeout : kFarewell);
     return failure;
   }
@@ -216,9 +220,9 @@ class ProcessesWorld : public World {
   const Place place_;
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
-  bool closed_ = false;                                             // guarded by mutex_
-  std::vector<Group> groups_;                                       // by the rank's place in this process; guarded
-  std::vector<c10::intrusive_ptr<ProcessBackend>> backends_;        // null on GPUs; each used by its rank's thread
+  bool closed_ = false;                                       // guarded by mutex_
+  std::vector<Group> groups_;                                 // by the rank's place in this process; guarded
+  std::vector<c10::intrusive_ptr<ProcessBackend>> backends_;  // null on GPUs; each used by its rank's thread
   std::shared_ptr<Hierarchy> hierarchy_;
   std::shared_ptr<Vigil> vigil_;  // last, since its thread calls close()
 };

@@ -1,10 +1,10 @@
 #include "comm/rendezvous.hpp"
 
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <fcntl.h>
-#include <lockstep/error.hpp>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <lockstep/error.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/seconds.hpp"
 #include "comm/sockets.hpp"
@@ -72,11 +72,13 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, std::chrono::milliseconds timeo
   port_ = launch_.port;
   if (is_loopback(address_) && launch_.local_world_size < launch_.world_size) {
     throw Error("MASTER_ADDR=" + launch_.address + " means this machine itself (" + address_ + "), but the " +
-                std::to_string(launch_.world_size) + " processes are on several machines: set it to an address of rank "
+                std::to_string(launch_.world_size) +
+                " processes are on several machines: set it to an address of rank "
                 "0's machine that the others reach");
   }
   if (launch_.port == 0 && launch_.job.empty()) {
-    throw Error(launch_.launcher + " gives the job no name by which its processes could find each other: set MASTER_PORT "
+    throw Error(launch_.launcher +
+                " gives the job no name by which its processes could find each other: set MASTER_PORT "
                 "to a free port, for all processes");
   }
   if (launch_.rank == 0 && !launch_.agent_store) host();
@@ -106,10 +108,10 @@ void Rendezvous::find_host(Clock::time_point deadline, std::chrono::milliseconds
     std::this_thread::sleep_for(kPause);
   }
   const std::string whose = launch_.agent_store ? "the launcher keeps" : "rank 0's process should keep";
-  const std::string where = file.empty() ? place(address_, port_) + " (MASTER_ADDR and MASTER_PORT)"
-                                         : "the port that should be in " + file;
-  throw Error("process " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.world_size) +
-              " waited " + seconds(timeout) + " for the store that " + whose + " at " + where +
+  const std::string where =
+      file.empty() ? place(address_, port_) + " (MASTER_ADDR and MASTER_PORT)" : "the port that should be in " + file;
+  throw Error("process " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.world_size) + " waited " +
+              seconds(timeout) + " for the store that " + whose + " at " + where +
               ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
               "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
 }
@@ -122,8 +124,8 @@ StorePtr Rendezvous::connect(const std::string& prefix) const {
     return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + launch_.job + "/" + prefix,
                                                   c10::make_intrusive<c10d::TCPStore>(address_, options));
   } catch (const c10::Error& error) {
-    throw Error("process " + std::to_string(launch_.rank) + " cannot use the store at " + place(address_, port_) + ": " +
-                error.what_without_backtrace());
+    throw Error("process " + std::to_string(launch_.rank) + " cannot use the store at " + place(address_, port_) +
+                ": " + error.what_without_backtrace());
   }
 }
 

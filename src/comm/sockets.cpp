@@ -1,12 +1,12 @@
 #include "comm/sockets.hpp"
 
 #include <arpa/inet.h>
-#include <lockstep/error.hpp>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <lockstep/error.hpp>
 
 #include <algorithm>
 #include <cerrno>

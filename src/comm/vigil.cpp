@@ -15,9 +15,9 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBeat = 100ms;
-constexpr int kMissedBeats = 60;        // looks without a sign of life until a process counts as dead
-constexpr int kMissedWhenClosed = 12;   // the same once a connection was closed
-constexpr auto kSearch = 4s;            // for whoever closed a connection
+constexpr int kMissedBeats = 60;       // looks without a sign of life until a process counts as dead
+constexpr int kMissedWhenClosed = 12;  // the same once a connection was closed
+constexpr auto kSearch = 4s;           // for whoever closed a connection
 constexpr const char* kWaits = "waits";
 constexpr const char* kReturned = "returned";
 
@@ -71,6 +71,12 @@ void Vigil::stop() {
 
 void Vigil::start(std::function<void()> on_failure) {
   on_failure_ = std::move(on_failure);
+  // All states are read at once, which waits for those that are not there.
+  const Part ranks = layout_.ranks_of(process_);
+  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+    published_[static_cast<int>(rank)] = "";
+    store_->set("state/" + std::to_string(rank), bytes(""));
+  }
   thread_ = std::thread([this] { run(); });
 }
 
@@ -85,9 +91,9 @@ void Vigil::run() {
       if (stop_) return;
     }
     try {
-      beat();
+      if (!lost_) beat();
     } catch (const std::exception&) {
-      set_failure(host_ + " is gone: the connection to the store that it keeps was closed");
+      lose_store();
     }
     if (!failure().empty() && !std::exchange(told, true)) on_failure_();
   }
@@ -175,7 +181,8 @@ void Vigil::watch_hearts(bool suspicious) {
     missed_[process] = beats == beats_[process] ? missed_[process] + 1 : 0;
     beats_[process] = beats;
     if (process == process_ || missed_[process] < (suspicious ? kMissedWhenClosed : kMissedBeats)) continue;
-    return report(layout_.name_process(process) + " is gone: its process ended without a word (killed, or it crashed)");
+    return report("the process of " + layout_.name_process(process) +
+                  " is gone: it ended without a word (killed, or it crashed)");
   }
 }
 
@@ -189,6 +196,11 @@ void Vigil::set_failure(const std::string& text) {
   changed_.notify_all();
 }
 
+void Vigil::lose_store() {
+  lost_ = true;
+  set_failure(host_ + " is gone: the store that it keeps does not answer");
+}
+
 std::string Vigil::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
@@ -196,10 +208,12 @@ std::string Vigil::failure() const {
 
 void Vigil::report(const std::string& text) {
   std::string first = text;
+  if (store_is_lost()) return set_failure(text);
   try {
     const auto won = store_->compareSet("failure", bytes(""), bytes(text));
     first.assign(won.begin(), won.end());
-  } catch (const std::exception&) {  // the store is gone; what this process saw is all that is known
+  } catch (const std::exception&) {
+    lost_ = true;  // what this process saw is all that is known
   }
   set_failure(first);
 }
@@ -269,7 +283,7 @@ std::string Vigil::finish() {
       changed_.wait_for(lock, 10ms, [&] { return !failure_.empty(); });
     }
   } catch (const std::exception&) {
-    set_failure(host_ + " is gone: the connection to the store that it keeps was closed");
+    lose_store();
   }
   return failure();
 }

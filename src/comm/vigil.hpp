@@ -12,6 +12,7 @@
 #include "comm/layout.hpp"
 #include "comm/rendezvous.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -48,8 +49,8 @@ class Vigil {
   // What a rank waits for while the object lives.
   struct Call {
     int rank = 0;
-    int64_t number = -1;  // of the rank's collective calls; -1: a message
-    std::string text;     // "allreduce(sum) of float [2]"
+    int64_t number = -1;        // of the rank's collective calls; -1: a message
+    std::string text;           // "allreduce(sum) of float [2]"
     std::string where() const;  // "allreduce(sum) of float [2] (collective call 3)"
   };
   class Waiting {
@@ -73,6 +74,7 @@ class Vigil {
   // This process's ranks are done: waits until all processes' are, or until there is a failure; the failure's text.
   std::string finish();
 
+  bool store_is_lost() const { return lost_; }
   const Layout& layout() const { return layout_; }
 
  private:
@@ -89,6 +91,7 @@ class Vigil {
   void watch_hearts(bool suspicious);
   bool must_look_around(std::map<uint64_t, Open>& open);
   void set_failure(const std::string& text);
+  void lose_store();
   std::vector<std::string> states();
   std::string missing(const Call& call);
 
@@ -103,6 +106,8 @@ class Vigil {
   std::map<int, std::string> published_;
   std::vector<int64_t> beats_;  // by process, when last seen
   std::vector<int> missed_;     // looks since then
+
+  std::atomic<bool> lost_ = false;  // the store does not answer
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

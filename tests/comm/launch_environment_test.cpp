@@ -34,18 +34,27 @@ Variables without(Variables variables, const std::string& name) {
   return variables;
 }
 
-const Variables torchrun = {{"RANK", "5"},           {"WORLD_SIZE", "8"},           {"LOCAL_RANK", "1"},
-                            {"LOCAL_WORLD_SIZE", "4"}, {"MASTER_ADDR", "node01"},     {"MASTER_PORT", "29400"},
-                            {"GROUP_RANK", "1"},     {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+const Variables torchrun = {{"RANK", "5"},
+                            {"WORLD_SIZE", "8"},
+                            {"LOCAL_RANK", "1"},
+                            {"LOCAL_WORLD_SIZE", "4"},
+                            {"MASTER_ADDR", "node01"},
+                            {"MASTER_PORT", "29400"},
+                            {"GROUP_RANK", "1"},
+                            {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 const Variables open_mpi = {{"OMPI_COMM_WORLD_RANK", "2"},
                             {"OMPI_COMM_WORLD_SIZE", "3"},
                             {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
                             {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
                             {"PMIX_NAMESPACE", "1234"}};
-const Variables slurm = {{"SLURM_PROCID", "4"},      {"SLURM_STEP_NUM_TASKS", "5"},
-                         {"SLURM_LOCALID", "0"},     {"SLURM_NODEID", "2"},
-                         {"SLURM_JOB_ID", "77"},     {"SLURM_STEP_ID", "0"},
-                         {"SLURM_STEP_TASKS_PER_NODE", "2(x2),1"}, {"SLURM_STEP_NODELIST", "rack[03-04,09],other"}};
+const Variables slurm = {{"SLURM_PROCID", "4"},
+                         {"SLURM_STEP_NUM_TASKS", "5"},
+                         {"SLURM_LOCALID", "0"},
+                         {"SLURM_NODEID", "2"},
+                         {"SLURM_JOB_ID", "77"},
+                         {"SLURM_STEP_ID", "0"},
+                         {"SLURM_STEP_TASKS_PER_NODE", "2(x2),1"},
+                         {"SLURM_STEP_NODELIST", "rack[03-04,09],other"}};
 
 TEST(LaunchEnvironment, IsNothingWithoutALauncher) {
   EXPECT_FALSE(read({}));
@@ -122,7 +131,8 @@ TEST(LaunchEnvironment, NamesWhatIsMissing) {
 TEST(LaunchEnvironment, NamesWhatContradicts) {
   const auto text = [](const Variables& variables) { return error_of([&] { read(variables); }); };
   EXPECT_THAT(text(with(torchrun, {{"RANK", "8"}})), HasSubstr("RANK=8 must be less than WORLD_SIZE=8"));
-  EXPECT_THAT(text(with(torchrun, {{"LOCAL_RANK", "4"}})), HasSubstr("LOCAL_RANK=4 must be less than LOCAL_WORLD_SIZE=4"));
+  EXPECT_THAT(text(with(torchrun, {{"LOCAL_RANK", "4"}})),
+              HasSubstr("LOCAL_RANK=4 must be less than LOCAL_WORLD_SIZE=4"));
   EXPECT_THAT(text(with(torchrun, {{"LOCAL_WORLD_SIZE", "9"}})),
               HasSubstr("LOCAL_WORLD_SIZE=9 must not be more than WORLD_SIZE=8"));
   EXPECT_THAT(text(with(torchrun, {{"RANK", "one"}})), HasSubstr("RANK=one in the environment is not a number"));
@@ -137,7 +147,8 @@ TEST(ShareOut, GivesEqualPartsInOrder) {
   EXPECT_EQ(comm::share_out(devices, 2, 4), (Devices{devices[2]}));
   EXPECT_EQ(comm::share_out(devices, 0, 1), devices);
   EXPECT_EQ(comm::share_out({torch::kCPU}, 2, 3), Devices{torch::kCPU});
-  EXPECT_THAT(error_of([&] { comm::share_out(devices, 0, 3); }), AllOf(HasSubstr("4 entries"), HasSubstr("3 processes")));
+  EXPECT_THAT(error_of([&] { comm::share_out(devices, 0, 3); }),
+              AllOf(HasSubstr("4 entries"), HasSubstr("3 processes")));
   EXPECT_THAT(error_of([&] { comm::share_out({devices[0]}, 0, 2); }), AllOf(HasSubstr("1 entry"), HasSubstr("2 proc")));
 }
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <gmock/gmock.h>
+#include <torch/torch.h>
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/models.hpp>
-#include <torch/torch.h>
 
 #include "cli/program.hpp"
 #include "scratch_folder.hpp"

@@ -18,9 +18,10 @@ Finished launch_shell(int processes, const std::string& script, const Words& fla
 }
 
 TEST(Launch, SetsTorchrunsVariables) {
-  const auto job = launch_shell(
-      3, "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_USE_AGENT_STORE; "
-         "test $MASTER_PORT -gt 1023");
+  const auto job =
+      launch_shell(3,
+                   "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_USE_AGENT_STORE; "
+                   "test $MASTER_PORT -gt 1023");
   EXPECT_EQ(job.code, 0) << job.err;
   EXPECT_EQ(job.err, "");
   for (const char* line : {"0 0 3 3 127.0.0.1 True\n", "1 1 3 3 127.0.0.1 True\n", "2 2 3 3 127.0.0.1 True\n"}) {
@@ -29,7 +30,8 @@ TEST(Launch, SetsTorchrunsVariables) {
 }
 
 TEST(Launch, HandsArgumentsOnAsTheyAre) {
-  const auto job = run_program({"launch", "-n", "1", "echo", "-n", "--help", "a  b", "--threads", "3"}, surroundings_with());
+  const auto job =
+      run_program({"launch", "-n", "1", "echo", "-n", "--help", "a  b", "--threads", "3"}, surroundings_with());
   EXPECT_EQ(job.out, "--help a  b --threads 3");
   EXPECT_EQ(run_program({"launch", "-n", "1", "--", "echo", "x"}, surroundings_with()).out, "x\n");
 }
@@ -81,7 +83,8 @@ TEST(Launch, PassesSignalsOn) {
 
 TEST(Launch, TakesItsProcessesAlongWhenItIsKilled) {
   const ScratchFolder folder;
-  Program program({"launch", "-n", "2", "sh", "-c", "echo ready; while sleep 0.1; do echo $$; done"}, surroundings_with());
+  Program program({"launch", "-n", "2", "sh", "-c", "echo ready; while sleep 0.1; do echo $$; done"},
+                  surroundings_with());
   ASSERT_TRUE(program.wait_for("ready\nready\n"));
   program.send(SIGKILL);
   EXPECT_EQ(program.finish().signal, SIGKILL);  // it reads to the end: until the last process has closed its output
@@ -122,8 +125,9 @@ TEST_F(TrainUnderALauncher, IsTheSameRunPrintedAndKeptOnce) {
 
   const Words eval = {"eval", "runs/threads"};
   const auto once = run_program(eval + Words{"--devices", "cpu"}, surroundings());
-  const auto thrice = run_program(
-      Words{"launch", "-n", "3", from_environment("LOCKSTEP_PROGRAM")} + eval + Words{"--devices", "cpu"}, surroundings());
+  const auto thrice =
+      run_program(Words{"launch", "-n", "3", from_environment("LOCKSTEP_PROGRAM")} + eval + Words{"--devices", "cpu"},
+                  surroundings());
   EXPECT_EQ(thrice.out, once.out);
 }
 

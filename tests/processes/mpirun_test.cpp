@@ -15,7 +15,8 @@ class Mpirun : public testing::Test {
   Finished run(int processes, const Words& words) const {
     auto surroundings = surroundings_with({"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
     surroundings.program = mpirun_;
-    return run_program(Words{"--oversubscribe", "-n", std::to_string(processes), ranks_program()} + words, surroundings);
+    return run_program(Words{"--oversubscribe", "-n", std::to_string(processes), ranks_program()} + words,
+                       surroundings);
   }
 
   const std::string mpirun_ = find_program("mpirun");

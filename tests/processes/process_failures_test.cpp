@@ -48,7 +48,7 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
     EXPECT_THAT(job.err, HasSubstr("lockstep launch: rank 1 was ended by signal 9 (Killed)"));
     for (const int survivor : {0, 2}) {
       if (survivor >= processes) continue;
-      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(survivor) + ": rank 1 (cpu) is gone"));
+      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(survivor) + ": the process of rank 1 (cpu) is gone"));
     }
     EXPECT_LT(took, 20s);
   }
@@ -58,9 +58,10 @@ TEST(ProcessFailures, ATimeoutSaysWhoWasMissingAndWhere) {
   const auto [job, took] = timed(2, {"computes_on"});
   EXPECT_EQ(job.code, 3);
   for (const char* process : {"process 0", "process 1"}) {
-    EXPECT_THAT(job.err, HasSubstr(std::string(process) +
-                                   ": rank 0 (cpu) waited 1 s in allreduce(sum) of float [2, 3] (collective call 1) for "
-                                   "rank 1 (cpu), which has not made this call"));
+    EXPECT_THAT(job.err,
+                HasSubstr(std::string(process) +
+                          ": rank 0 (cpu) waited 1 s in allreduce(sum) of float [2, 3] (collective call 1) for "
+                          "rank 1 (cpu), which has not made this call"));
   }
 }
 
@@ -82,8 +83,9 @@ TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
     for (const char* process : {"process 0", "process 1"}) {
       EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": "));
     }
-    EXPECT_THAT(job.err, AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
-                               HasSubstr(" called allreduce(sum) of float [2, 3]")));
+    EXPECT_THAT(job.err,
+                AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
+                      HasSubstr(" called allreduce(sum) of float [2, 3]")));
     EXPECT_LT(took, 20s);
   }
 }
@@ -132,7 +134,8 @@ TEST(ProcessFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
   const auto client = run_alone({"collectives"}, as_rank(1, port));
   EXPECT_EQ(client.code, 3);
   EXPECT_THAT(client.err, HasSubstr("process 1 of 2 waited 1.5 s for the store that rank 0's process should keep at "
-                                    "127.0.0.1:" + port));
+                                    "127.0.0.1:" +
+                                    port));
   EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
 }
 

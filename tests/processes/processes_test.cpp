@@ -53,7 +53,8 @@ TEST(Processes, AProcessOfAWorldOfOneHasThreads) {
 TEST(Processes, ADeviceListThatCannotBeSharedOutIsRefusedWithBothNumbers) {
   const auto job = run_launched(2, {"collectives", "3xcpu"});
   EXPECT_EQ(job.code, 3);
-  EXPECT_THAT(job.err, HasSubstr("[cpu, cpu, cpu] has 3 entries, which the 2 processes on this machine cannot share out"));
+  EXPECT_THAT(job.err,
+              HasSubstr("[cpu, cpu, cpu] has 3 entries, which the 2 processes on this machine cannot share out"));
 }
 
 }  // namespace

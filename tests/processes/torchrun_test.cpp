@@ -18,10 +18,9 @@ class Torchrun : public testing::Test {
       surroundings.environment.push_back(std::string("PYTHONPATH=") + modules);
     }
     surroundings.program = torchrun_;
-    return run_program(Words{"--no-python", "--standalone", "--nproc-per-node", std::to_string(processes),
-                             ranks_program()} +
-                           words,
-                       surroundings);
+    return run_program(
+        Words{"--no-python", "--standalone", "--nproc-per-node", std::to_string(processes), ranks_program()} + words,
+        surroundings);
   }
 
   const std::string torchrun_ = find_program("torchrun");
