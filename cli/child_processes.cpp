@@ -128,7 +128,7 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   auto& child = children_.emplace_back();
   child.pid = pid;
   if (options_.label) {
-    child.labels = std::thread(copy_with_label, output[0], "[" + std::to_string(children_.size() - 1) + "] ");
+    child.labels = std::thread(copy_with_label, output[0], format("[%zu] ", children_.size() - 1));
   }
 }
 

@@ -76,7 +76,8 @@ Command add_launch(CLI::App& program) {
       "launch",
       "Start a program several times on this machine, as ranks of one job: launch -n N PROGRAM [ARGUMENT...].");
   app->footer(examples);
-  app->prefix_command();
+  app->prefix_command();  // what follows the program is the program's
+  app->allow_extras();    // also after "--"
   const auto flags = std::make_shared<Flags>();
   app->add_option("-n,--processes", flags->processes, "how many processes to start")
       ->type_name("N")

@@ -29,13 +29,17 @@ std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::str
 }
 
 // c10d offers no way to end Gloo's waits, but a receive that times out closes all connections of its context, and with
-// them everything that waits on them on either side. There is one context per device, picked by the tag.
-void close_connections(ProcessGroupGloo& group, int peer, int contexts) {
+// them everything that waits on them on either side. There is one context per device, picked by the tag. From a peer
+// whose connection is closed already a receive fails at once and closes nothing, so each peer is tried.
+void close_connections(ProcessGroupGloo& group, int contexts) {
   for (int context = 0; context < contexts; ++context) {
-    try {
-      std::vector<at::Tensor> nothing{at::zeros({1})};
-      group.recv(nothing, peer, kClosingTag + context)->wait(std::chrono::milliseconds(1));
-    } catch (const std::exception&) {  // as intended
+    for (int peer = 0; peer < group.getSize(); ++peer) {
+      if (peer == group.getRank()) continue;
+      try {
+        std::vector<at::Tensor> nothing{at::zeros({1})};
+        group.recv(nothing, peer, kClosingTag + context)->wait(std::chrono::milliseconds(1));
+      } catch (const std::exception&) {  // as intended
+      }
     }
   }
 }
@@ -48,8 +52,7 @@ Group make_gloo_group(const GroupPlace& place, const std::string& local_address)
   const auto contexts = static_cast<int>(options->devices.size());
   options->threads = 2 * contexts;
   const auto backend = c10::make_intrusive<ProcessGroupGloo>(place.store, place.rank, place.size, options);
-  const int peer = place.rank == 0 ? place.size - 1 : 0;
-  return {backend, [backend, peer, contexts] { close_connections(*backend, peer, contexts); }};
+  return {backend, [backend, contexts] { close_connections(*backend, contexts); }};
 }
 
 }  // namespace lockstep::comm

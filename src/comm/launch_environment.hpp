@@ -14,15 +14,15 @@
 namespace lockstep::comm {
 
 struct LaunchEnvironment {
-  std::string launcher;  // "torchrun or lockstep launch", for texts
-  int rank = 0;          // of this process among all
-  int world_size = 1;    // the number of processes
-  int local_rank = 0;    // among those of this machine
+  std::string launcher = {};  // "torchrun or lockstep launch", for texts
+  int rank = 0;               // of this process among all
+  int world_size = 1;         // the number of processes
+  int local_rank = 0;         // among those of this machine
   int local_world_size = 1;
-  std::string address;       // where rank 0's process, or the launcher, keeps the store; empty: loopback
+  std::string address = {};  // where rank 0's process, or the launcher, keeps the store; empty: loopback
   int port = 0;              // 0: rank 0's process takes a free one
   bool agent_store = false;  // the launcher keeps the store, and every process is a client
-  std::string job;           // no other job that runs on this machine has the same
+  std::string job = {};      // no other job that runs on this machine has the same
 };
 
 // The value of a variable, or null.

@@ -53,7 +53,7 @@ Vigil::Vigil(StorePtr store, Layout layout, int process, std::chrono::millisecon
       process_(process),
       patience_(std::min<std::chrono::milliseconds>(1s, timeout / 4)),
       host_(std::move(host)),
-      beats_(layout_.processes(), -1),
+      beats_(layout_.processes()),
       missed_(layout_.processes(), 0) {}
 
 Vigil::~Vigil() {
@@ -71,7 +71,8 @@ void Vigil::stop() {
 
 void Vigil::start(std::function<void()> on_failure) {
   on_failure_ = std::move(on_failure);
-  // All states are read at once, which waits for those that are not there.
+  // All are read at once, which waits for those that are not there.
+  store_->add("beat/" + std::to_string(process_), 1);
   const Part ranks = layout_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
     published_[static_cast<int>(rank)] = "";
@@ -119,7 +120,7 @@ void Vigil::look_around() {
   const bool look = must_look_around(open);
   publish(open);
   if (!look) {
-    std::fill(beats_.begin(), beats_.end(), -1);  // the next look starts anew
+    std::fill(beats_.begin(), beats_.end(), "");  // the next look starts anew
     return;
   }
   const auto states = this->states();
@@ -150,12 +151,15 @@ void Vigil::publish(const std::map<uint64_t, Open>& open) {
   }
 }
 
+std::vector<std::string> Vigil::read_all(const std::string& what, int count) {
+  std::vector<std::string> keys, values;
+  for (int index = 0; index < count; ++index) keys.push_back(what + std::to_string(index));
+  for (const auto& value : store_->multiGet(keys)) values.emplace_back(value.begin(), value.end());
+  return values;
+}
+
 std::vector<std::string> Vigil::states() {
-  const auto ranks = static_cast<int>(layout_.devices().size());
-  std::vector<std::string> keys, states;
-  for (int rank = 0; rank < ranks; ++rank) keys.push_back("state/" + std::to_string(rank));
-  for (const auto& value : store_->multiGet(keys)) states.emplace_back(value.begin(), value.end());
-  return states;
+  return read_all("state/", static_cast<int>(layout_.devices().size()));
 }
 
 void Vigil::judge(const Open& open, const std::vector<std::string>& states) {
@@ -176,10 +180,10 @@ void Vigil::judge(const Open& open, const std::vector<std::string>& states) {
 }
 
 void Vigil::watch_hearts(bool suspicious) {
+  const auto beats = read_all("beat/", layout_.processes());
   for (int process = 0; process < layout_.processes(); ++process) {
-    const int64_t beats = store_->add("beat/" + std::to_string(process), 0);
-    missed_[process] = beats == beats_[process] ? missed_[process] + 1 : 0;
-    beats_[process] = beats;
+    missed_[process] = beats[process] == beats_[process] ? missed_[process] + 1 : 0;
+    beats_[process] = beats[process];
     if (process == process_ || missed_[process] < (suspicious ? kMissedWhenClosed : kMissedBeats)) continue;
     return report("the process of " + layout_.name_process(process) +
                   " is gone: it ended without a word (killed, or it crashed)");

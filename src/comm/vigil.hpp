@@ -92,6 +92,7 @@ class Vigil {
   bool must_look_around(std::map<uint64_t, Open>& open);
   void set_failure(const std::string& text);
   void lose_store();
+  std::vector<std::string> read_all(const std::string& what, int count);
   std::vector<std::string> states();
   std::string missing(const Call& call);
 
@@ -104,8 +105,8 @@ class Vigil {
 
   // Of the vigil's thread alone.
   std::map<int, std::string> published_;
-  std::vector<int64_t> beats_;  // by process, when last seen
-  std::vector<int> missed_;     // looks since then
+  std::vector<std::string> beats_;  // by process, when last seen
+  std::vector<int> missed_;         // looks since then
 
   std::atomic<bool> lost_ = false;  // the store does not answer
 
