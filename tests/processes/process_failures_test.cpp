@@ -136,7 +136,7 @@ TEST(ProcessFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
   EXPECT_THAT(client.err, HasSubstr("process 1 of 2 waited 1.5 s for the store that rank 0's process should keep at "
                                     "127.0.0.1:" +
                                     port));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
 }
 
 TEST(ProcessFailures, WithoutALauncherRank0KeepsTheStore) {

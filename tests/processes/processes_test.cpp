@@ -14,7 +14,10 @@ struct Size {
 class Processes : public testing::TestWithParam<Size> {};
 INSTANTIATE_TEST_SUITE_P(Sizes, Processes,
                          testing::Values(Size{2, "cpu"}, Size{3, "cpu"}, Size{2, "2xcpu"}, Size{2, "4xcpu"},
-                                         Size{3, "6xcpu"}));
+                                         Size{3, "6xcpu"}),
+                         [](const auto& size) {
+                           return std::to_string(size.param.processes) + "With" + size.param.devices;
+                         });
 
 TEST_P(Processes, HaveEveryCollective) {
   const auto [processes, devices] = GetParam();
