@@ -77,7 +77,6 @@ Command add_launch(CLI::App& program) {
       "Start a program several times on this machine, as ranks of one job: launch -n N PROGRAM [ARGUMENT...].");
   app->footer(examples);
   app->prefix_command();  // what follows the program is the program's
-  app->allow_extras();    // also after "--"
   const auto flags = std::make_shared<Flags>();
   app->add_option("-n,--processes", flags->processes, "how many processes to start")
       ->type_name("N")
@@ -89,7 +88,6 @@ Command add_launch(CLI::App& program) {
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");
   app->callback([flags, app] {
     flags->words = app->remaining();
-    if (!flags->words.empty() && flags->words[0] == "--") flags->words.erase(flags->words.begin());
     check_words(flags->words);
   });
   return {app, [flags](Output&) { return launch_command(*flags); }};

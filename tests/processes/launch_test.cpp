@@ -33,7 +33,6 @@ TEST(Launch, HandsArgumentsOnAsTheyAre) {
   const auto job =
       run_program({"launch", "-n", "1", "echo", "-n", "--help", "a  b", "--threads", "3"}, surroundings_with());
   EXPECT_EQ(job.out, "--help a  b --threads 3");
-  EXPECT_EQ(run_program({"launch", "-n", "1", "--", "echo", "x"}, surroundings_with()).out, "x\n");
 }
 
 TEST(Launch, SetsThreads) {
