@@ -13,6 +13,7 @@
 #include <cstring>
 #include <memory>
 #include <system_error>
+#include <utility>
 
 namespace lockstep::comm {
 namespace {

@@ -49,6 +49,21 @@ TEST(Processes, TrainTheSameBitsTwice) {
   EXPECT_EQ(difference(folder / "first", folder / "second"), 0);
 }
 
+// As srun starts them; there is none here.
+TEST(Processes, FindEachOtherInAStepOfSlurm) {
+  const auto variables = [](const std::string& rank) {
+    return Words{"SLURM_PROCID=" + rank,   "SLURM_LOCALID=" + rank,       "SLURM_NODEID=0",
+                 "SLURM_STEP_NUM_TASKS=2", "SLURM_STEP_TASKS_PER_NODE=2", "SLURM_JOB_ID=" + std::to_string(getpid()),
+                 "SLURM_STEP_ID=0",        "GLOO_SOCKET_IFNAME=lo"};
+  };
+  auto surroundings = surroundings_with(variables("1"));
+  surroundings.program = ranks_program();
+  Program other({"collectives", "4xcpu"}, surroundings);
+  const auto first = run_alone({"collectives", "4xcpu"}, variables("0"));
+  EXPECT_EQ(first.out, "process 0: ok\n") << first.err;
+  EXPECT_EQ(other.finish().out, "process 1: ok\n");
+}
+
 TEST(Processes, AProcessOfAWorldOfOneHasThreads) {
   expect_all_ok(run_launched(1, {"collectives", "2xcpu"}), 1);
 }
