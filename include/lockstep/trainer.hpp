@@ -27,7 +27,7 @@ struct TrainOptions {
   int64_t batch_size = 256;             // of the global batch
   double lr = 0.2;                      // of plain SGD
   int epochs = 10;
-  uint64_t seed = 0;                   // of the weights and of the order of the samples
+  uint64_t seed = 1;                   // of the weights and of the order of the samples (why 1: docs/results)
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
 };
 
