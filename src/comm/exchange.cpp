@@ -9,9 +9,10 @@
 #include <exception>
 
 namespace lockstep::comm {
-namespace {
 
 using Clock = std::chrono::steady_clock;
+
+namespace {
 
 // Ranks that all wait for each other are told so after this time, well before their timeout. It gives another thread of
 // a rank (CUDA's backward runs on such) the chance to make the missing call.
@@ -98,6 +99,7 @@ void Exchange::join(Operation& operation, int rank, Call call) {
   for (const auto& tensor : call.in) streams_.keep(tensor);
   for (const auto& tensor : call.out) streams_.keep(tensor);
   member.call = std::move(call);
+  member.time = Clock::now();
   member.posted = true;
   if (++operation.posts_ < operation.members_.size()) return;
   if (const auto& check = operation.members_[0].call.check) {
@@ -107,15 +109,19 @@ void Exchange::join(Operation& operation, int rank, Call call) {
   changed_.notify_all();
 }
 
-bool Exchange::test(Operation& operation, int rank) {
+bool Exchange::test(Operation& operation, int rank, std::chrono::milliseconds timeout) {
   work(operation);
   if (operation.complete_) {
     streams_.wait(operation.done_, devices_[rank]);
     return true;
   }
-  if (failed_) {
+  if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
+  const bool late = Clock::now() >= operation.member(rank).time + timeout;
+  if (failed_ || someone_left_ || late) {
     const Lock lock(mutex_);
     throw_if_failed(rank, &operation);
+    throw_if_left(rank, operation);
+    if (late && !operation.complete_) fail_late(rank, operation, timeout);
   }
   return false;
 }
@@ -162,11 +168,7 @@ void Exchange::sleep(Operation& operation, int rank, std::chrono::milliseconds t
                      operation.call(rank).signature.text() + " (" + operation.title() + ") for " + missing(operation) +
                      ". All ranks must make the same calls in the same order");
     }
-    if (Clock::now() >= deadline) {
-      fail(rank, name_of(rank, devices_) + " waited " + seconds(timeout) + " in " +
-                     operation.call(rank).signature.text() + " (" + operation.title() + ") for " + missing(operation) +
-                     ". If that is no error, raise the timeout");
-    }
+    if (Clock::now() >= deadline) fail_late(rank, operation, timeout);
   }
 }
 
@@ -219,7 +221,20 @@ void Exchange::abort(int rank, const std::string& reason) {
 void Exchange::leave(int rank) {
   const Lock lock(mutex_);
   left_[rank] = true;
+  someone_left_ = true;
   changed_.notify_all();
+  if (failure_.empty() && std::find(left_.begin(), left_.end(), false) == left_.end()) throw_if_unanswered(rank);
+}
+
+void Exchange::throw_if_unanswered(int rank) {
+  std::shared_ptr<Operation> open;
+  if (!collectives_.empty()) open = collectives_.begin()->second;
+  if (!messages_.empty()) open = messages_.begin()->second.front();
+  if (!open) return;
+  const auto& asked = *std::find_if(open->members_.begin(), open->members_.end(), [](auto& m) { return m.posted; });
+  fail(rank, name_of(asked.rank, devices_) + " called " + asked.call.signature.text() + " (" + open->title() +
+                 ") and did not wait for it; it never came about, for want of " + missing(*open) +
+                 ". All ranks must make the same calls");
 }
 
 void Exchange::end(const std::string& failure) {
@@ -243,6 +258,12 @@ void Exchange::throw_if_failed(int rank, const Operation* operation) const {
   const std::string where =
       operation ? operation->call(rank).signature.text() + " (" + operation->title() + ") was ended: " : "";
   throw Error(name_of(rank, devices_) + ": " + where + failure_);
+}
+
+void Exchange::fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout) {
+  fail(rank, name_of(rank, devices_) + " waited " + seconds(timeout) + " in " + operation.call(rank).signature.text() +
+                 " (" + operation.title() + ") for " + missing(operation) +
+                 ". If that is no error, raise the timeout (RunOptions::timeout)");
 }
 
 void Exchange::throw_if_left(int rank, const Operation& operation) {

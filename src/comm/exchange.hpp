@@ -38,14 +38,17 @@ class Exchange {
   std::shared_ptr<Operation> post_send(int rank, int destination, int tag, Call call);
   std::shared_ptr<Operation> post_recv(int rank, int source, int tag, Call call);
 
-  // Does what shares are left to do, without waiting for others; true once the operation is complete.
-  bool test(Operation& operation, int rank);
+  // Does what shares are left to do, without waiting for others; true once the operation is complete. Throws Error as
+  // wait() does, where `timeout` counts from the rank's call.
+  bool test(Operation& operation, int rank, std::chrono::milliseconds timeout);
 
   // Waits until the operation is complete, working on it meanwhile; timeout 0 means the world's own. Throws Error, see
   // above.
   void wait(Operation& operation, int rank, std::chrono::milliseconds timeout);
 
   void abort(int rank, const std::string& reason);
+
+  // Throws Error if `rank` is the last to leave and some rank made a call that others did not.
   void leave(int rank);
 
   const Devices& devices() const { return devices_; }
@@ -69,6 +72,8 @@ class Exchange {
   [[noreturn]] void fail(int rank, const std::string& reason);  // ends the world and throws
   void throw_if_failed(int rank, const Operation* operation) const;
   void throw_if_left(int rank, const Operation& operation);
+  void throw_if_unanswered(int rank);
+  [[noreturn]] void fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout);
   std::string missing(const Operation& operation) const;  // "rank 1 (cpu), which waits in …"
   bool stalled() const;  // every rank waits for a call that only another waiting rank could make
 
@@ -77,6 +82,7 @@ class Exchange {
   const bool can_spin_;
   Streams streams_;
   std::atomic<bool> failed_ = false;
+  std::atomic<bool> someone_left_ = false;
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;

@@ -53,6 +53,23 @@ std::string describe(const Tensors& tensors) {
   return text + "]";
 }
 
+// Ranks that change one piece of memory would add it to itself.
+std::string check_own_memory(const Operation& operation) {
+  const auto& members = operation.members();
+  for (size_t i = 1; i < members.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const Tensor &mine = members[i].call.in[0], &theirs = members[j].call.in[0];
+      const auto *my_begin = static_cast<const char*>(mine.const_data_ptr()), *my_end = my_begin + mine.nbytes();
+      const auto *their_begin = static_cast<const char*>(theirs.const_data_ptr()),
+                 *their_end = their_begin + theirs.nbytes();
+      if (mine.device() != theirs.device() || my_begin >= their_end || their_begin >= my_end) continue;
+      return c10::str("ranks ", members[j].rank, " and ", members[i].rank, " gave the same memory to ",
+                      members[i].call.signature.text(), "; each rank needs a tensor of its own");
+    }
+  }
+  return "";
+}
+
 Signature signature_of(const char* name, const Tensor& tensor) {
   return {.name = name, .type = tensor.scalar_type(), .sizes = c10::DimVector(tensor.sizes())};
 }
@@ -89,6 +106,7 @@ class InProcessBackend : public c10d::Backend {
     call.signature.reduction = op;
     call.in = {to_write(call, tensor)};
     call.shares = shares_of(tensor);
+    call.check = check_own_memory;
     call.work = [op](const Operation& operation, int share) {
       const auto tensors = in_of_all(operation);
       comm::reduce(tensors, op, tensors, part_of_share(*tensors[0], operation, share));
@@ -103,6 +121,7 @@ class InProcessBackend : public c10d::Backend {
     call.signature.root = root;
     call.in = {rank_ == root ? to_read(tensor) : to_write(call, tensor)};
     call.shares = shares_of(tensor);
+    call.check = check_own_memory;
     call.work = [root](const Operation& operation, int share) {
       const Part part = part_of_share(operation.call(root).in[0], operation, share);
       const Tensor from = slice(operation.call(root).in[0], part);
@@ -122,6 +141,7 @@ class InProcessBackend : public c10d::Backend {
     call.signature.root = root;
     call.in = {rank_ == root ? to_write(call, tensor) : to_read(tensor)};
     call.shares = shares_of(tensor);
+    call.check = check_own_memory;
     call.work = [op, root](const Operation& operation, int share) {
       const auto tensors = in_of_all(operation);
       comm::reduce(tensors, op, tensors[root], part_of_share(*tensors[0], operation, share));
@@ -135,7 +155,7 @@ class InProcessBackend : public c10d::Backend {
       refuse("allgather takes one list of output tensors, got " + std::to_string(outputs.size()));
     check_list(outputs[0], "allgather's outputs");
     for (const auto& output : outputs[0]) {
-      if (output.numel() != input.numel() || output.scalar_type() != input.scalar_type()) {
+      if (output.sizes() != input.sizes() || output.scalar_type() != input.scalar_type()) {
         refuse("allgather's outputs must each be like its input, " + describe(input) + ", but are " +
                describe(outputs[0]));
       }
@@ -164,7 +184,7 @@ class InProcessBackend : public c10d::Backend {
       refuse("reduce_scatter takes one list of input tensors, got " + std::to_string(inputs.size()));
     check_list(inputs[0], "reduce_scatter's inputs");
     for (const auto& input : inputs[0]) {
-      if (input.numel() != output.numel() || input.scalar_type() != output.scalar_type()) {
+      if (input.sizes() != output.sizes() || input.scalar_type() != output.scalar_type()) {
         refuse("reduce_scatter's inputs must each be like its output, " + describe(output) + ", but are " +
                describe(inputs[0]));
       }
@@ -276,7 +296,7 @@ class InProcessBackend : public c10d::Backend {
         for (const auto& to : operation.members()) {
           const Tensor& in = from.call.in[to.rank];
           const Tensor& out = to.call.out[from.rank];
-          if (in.numel() == out.numel() && in.scalar_type() == out.scalar_type()) continue;
+          if (in.sizes() == out.sizes() && in.scalar_type() == out.scalar_type()) continue;
           return c10::str("alltoall: rank ", from.rank, " sends ", describe(in), " to rank ", to.rank,
                           ", which expects ", describe(out));
         }
@@ -295,7 +315,7 @@ class InProcessBackend : public c10d::Backend {
     call.check = [](const Operation& operation) -> std::string {
       const auto [sender, receiver] = sides(operation);
       const Tensor &in = sender->in[0], &out = receiver->out[0];
-      if (in.numel() == out.numel() && in.scalar_type() == out.scalar_type()) return "";
+      if (in.sizes() == out.sizes() && in.scalar_type() == out.scalar_type()) return "";
       return "one rank called " + sender->signature.text() + ", the other " + receiver->signature.text();
     };
     return call;

@@ -10,6 +10,7 @@
 #include "comm/streams.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <compare>
 #include <cstdint>
 #include <functional>
@@ -61,7 +62,8 @@ class Operation {
     int rank;
     bool posted = false;
     Call call = {};
-    ReadyMark ready = {};  // what the rank's stream did before its call
+    std::chrono::steady_clock::time_point time = {};  // of its post
+    ReadyMark ready = {};                             // what the rank's stream did before its call
   };
 
   Operation(uint64_t number, int world_size);  // the world's collective call `number`
