@@ -11,6 +11,7 @@
 #include "run_folder.hpp"
 #include "train_options.hpp"
 
+#include <chrono>
 #include <exception>
 #include <numeric>
 #include <utility>
@@ -162,12 +163,12 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
   TrainResult result;
   result.devices = settings.devices;
   const ImageData data = load_data(settings);
-  if (callbacks.on_data) callbacks.on_data(data.source);
   if (callbacks.stop.stop_requested()) {
     result.stopped = true;
     return result;
   }
   folder.create(settings);
+  if (callbacks.on_data) callbacks.on_data(data.source);
   const std::string title = settings.model + " on " + data.source + ", " + to_string(settings.devices) +
                             ", batch size " + std::to_string(settings.batch_size);
 
@@ -192,8 +193,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
 }
 
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
-  TrainOptions config = read_config(run_dir);
-  config.devices = options.devices;
+  TrainOptions config = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
   config.threads_per_rank = options.threads_per_rank;
   config.batch_size = options.batch_size;
   if (!options.data_dir.empty()) config.data_dir = options.data_dir;
