@@ -60,7 +60,8 @@ int run(int argc, char** argv, Output& output) {
       "print the version and exit");
   program.require_subcommand(0, 1);
   const std::vector<Command> commands = {lockstep::cli::add_train(program), lockstep::cli::add_eval(program),
-                                         lockstep::cli::add_devices(program), lockstep::cli::add_fetch_data(program)};
+                                         lockstep::cli::add_devices(program), lockstep::cli::add_fetch_data(program),
+                                         lockstep::cli::add_bench(program)};
 
   const auto chosen = [&] {
     return std::find_if(commands.begin(), commands.end(), [](const Command& command) { return command.app->parsed(); });

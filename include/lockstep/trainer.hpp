@@ -29,9 +29,10 @@ struct TrainOptions {
   int epochs = 10;
   uint64_t seed = 0;                   // of the weights and of the order of the samples
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
+  std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON
 };
 
-// All of the options as JSON text, enough to run again; and back. from_json throws Error that names the key; absent
+// All of the options but the trace as JSON text, enough to run again; and back. from_json throws Error that names the key; absent
 // keys keep their defaults.
 std::string to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const std::string& text);

@@ -1,0 +1,31 @@
+// lockstep bench: what lockstep itself costs, measured on this machine.
+#include "bench_overlap.hpp"
+#include "commands.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace lockstep::cli {
+
+namespace {
+
+const char* const examples =
+    "Examples:\n"
+    "  lockstep bench overlap --devices 2 --json overlap.json\n"
+    "      How much of the gradients' reduction hides behind backward.\n";
+
+}  // namespace
+
+Command add_bench(CLI::App& program) {
+  CLI::App* const app = program.add_subcommand("bench", "Measure what lockstep itself costs on this machine.");
+  app->footer(examples);
+  app->require_subcommand(1);
+  const std::vector<Command> benchmarks = {add_bench_overlap(*app)};
+  return {app, [benchmarks](Output& output) {
+            const auto chosen = std::find_if(benchmarks.begin(), benchmarks.end(),
+                                             [](const Command& benchmark) { return benchmark.app->parsed(); });
+            return chosen->work(output);
+          }};
+}
+
+}  // namespace lockstep::cli
