@@ -29,15 +29,17 @@ namespace {
 const char* const explanation =
     "Three runs of each model take turns, so that a change of the machine's load\n"
     "meets all of them alike: each rank alone (nothing is reduced), reduction after\n"
-    "backward, and reduction in buckets while backward runs. Every time is the median\n"
-    "over the steps of all ranks.\n"
+    "backward, and reduction in buckets while backward runs. Times are medians over\n"
+    "the steps: the whole step of the slowest rank, and the communication of the rank\n"
+    "that was last to end its backward, since the others also wait for that rank.\n"
     "\n"
-    "  after       what the ranks' threads spend on communication after backward\n"
-    "  within      the same during backward. On CPU ranks of one process the ranks'\n"
-    "              own threads do the additions, so this time is not free\n"
+    "  within      time of the rank's thread for communication during backward. On CPU\n"
+    "              ranks of one process it does additions itself: this is not free\n"
+    "  after       the same after backward\n"
     "  reduced     share of the bytes that were reduced before backward ended\n"
-    "  hidden      1 - (overlapped - alone) / (afterwards - alone), of the step times:\n"
-    "              the share of the time for communication that overlap saves\n"
+    "  hidden      1 - after (overlapped) / after (afterwards): the share of the time\n"
+    "              for communication that no longer follows backward\n"
+    "  saved       the step's time that overlap saves, of the time for communication\n"
     "\n"
     "Examples:\n"
     "  lockstep bench overlap --devices 2\n"
@@ -55,26 +57,40 @@ struct Flags {
 enum Variant { alone, afterwards, overlapped };
 constexpr std::array<const char*, 3> names = {"alone", "afterwards", "overlapped"};
 
-// The steps of all ranks, by variant.
-struct Samples {
-  std::vector<double> seconds, within, after, reduced;
+// One step, of one rank or (see combine) of all.
+struct Sample {
+  double seconds = 0, within = 0, after = 0, reduced = 0;
 };
 
 struct Result {
   std::string model;
   int64_t parameters = 0, batch_size = 0;
-  std::array<Samples, 3> samples;
+  std::array<std::vector<Sample>, 3> samples;  // by variant
 };
 
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
+// The slowest rank's step, with the communication of the rank that waited least.
+Sample combine(const Sample& a, const Sample& b) {
+  Sample sample = a.after < b.after ? a : b;
+  sample.seconds = std::max(a.seconds, b.seconds);
+  return sample;
+}
+
+double median(const std::vector<Sample>& samples, double Sample::*value) {
+  std::vector<double> values;
+  for (const auto& sample : samples) values.push_back(sample.*value);
   std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
   return values[values.size() / 2];
 }
 
 double hidden(const Result& result) {
-  const auto seconds = [&](Variant variant) { return median(result.samples[variant].seconds); };
-  return 1 - (seconds(overlapped) - seconds(alone)) / (seconds(afterwards) - seconds(alone));
+  return 1 - median(result.samples[overlapped], &Sample::after) / median(result.samples[afterwards], &Sample::after);
+}
+
+// Of each pair of steps that followed one another, so that the machine's load counts less.
+double saved(const Result& result) {
+  std::vector<Sample> differences = result.samples[afterwards];
+  for (size_t i = 0; i < differences.size(); ++i) differences[i].seconds -= result.samples[overlapped][i].seconds;
+  return median(differences, &Sample::seconds) / median(result.samples[afterwards], &Sample::after);
 }
 
 // One replica that trains in one of the three ways.
@@ -89,7 +105,7 @@ class Runner {
         net_(std::make_shared<Module>(), rank_, with_overlap(options, variant == overlapped)),
         sgd_(net_->parameters(), /*lr=*/1e-3) {}
 
-  void step(const Batch& batch, Samples* samples) {
+  Sample step(const Batch& batch) {
     *times_ = {};
     synchronize(rank_.device());
     const auto start = Clock::now();
@@ -103,12 +119,12 @@ class Runner {
     }
     sgd_.step();
     synchronize(rank_.device());
-    if (samples == nullptr) return;
-    samples->seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
-    samples->within.push_back(variant_ == afterwards ? 0 : times_->within);
-    samples->after.push_back(times_->after + (variant_ == afterwards ? times_->within : 0));
-    samples->reduced.push_back(
-        times_->bytes == 0 ? 0 : static_cast<double>(times_->bytes_early) / static_cast<double>(times_->bytes));
+    const bool during = variant_ == overlapped;  // else even the posts come after backward
+    return {
+        .seconds = std::chrono::duration<double>(Clock::now() - start).count(),
+        .within = during ? times_->within : 0,
+        .after = times_->after + (during ? 0 : times_->within),
+        .reduced = static_cast<double>(times_->bytes_early) / static_cast<double>(std::max<int64_t>(1, times_->bytes))};
   }
 
   int64_t parameters() const {
@@ -133,7 +149,9 @@ class Runner {
 template <class Module>
 Result measure(const std::string& name, const Devices& devices, const Flags& flags, std::vector<int64_t> sample,
                int64_t batch_size) {
-  Result result{.model = name, .batch_size = batch_size};
+  Result result;
+  result.model = name;
+  result.batch_size = batch_size;
   std::mutex mutex;
   run(devices,
       [&](Rank& rank) {
@@ -146,23 +164,23 @@ Result measure(const std::string& name, const Devices& devices, const Flags& fla
         for (const Variant variant : {alone, afterwards, overlapped}) {
           runners.push_back(std::make_unique<Runner<Module>>(variant, rank, flags.buckets));
         }
-        std::array<Samples, 3> samples;
+        std::array<std::vector<Sample>, 3> samples;
         for (int step = -3; step < flags.steps; ++step) {  // three to warm up: the first learns the buckets' order
           for (size_t variant = 0; variant < runners.size(); ++variant) {
             rank.barrier();
-            runners[variant]->step(batch, step < 0 ? nullptr : &samples[variant]);
+            const Sample sample = runners[variant]->step(batch);
+            if (step >= 0) samples[variant].push_back(sample);
           }
         }
         const std::lock_guard lock(mutex);
         result.parameters = runners[0]->parameters();
         for (size_t variant = 0; variant < samples.size(); ++variant) {
-          const auto add = [](std::vector<double>& to, const std::vector<double>& from) {
-            to.insert(to.end(), from.begin(), from.end());
-          };
-          add(result.samples[variant].seconds, samples[variant].seconds);
-          add(result.samples[variant].within, samples[variant].within);
-          add(result.samples[variant].after, samples[variant].after);
-          add(result.samples[variant].reduced, samples[variant].reduced);
+          auto& all = result.samples[variant];
+          if (all.empty()) {
+            all = samples[variant];
+          } else {
+            std::transform(all.begin(), all.end(), samples[variant].begin(), all.begin(), combine);
+          }
         }
       },
       {.threads_per_rank = flags.threads_per_rank});
@@ -174,11 +192,13 @@ std::string report(const Result& result) {
                             static_cast<double>(result.parameters) / 1e6, static_cast<long long>(result.batch_size)) +
                      "              step ms  within ms  after ms  reduced\n";
   for (size_t variant = 0; variant < names.size(); ++variant) {
-    const Samples& samples = result.samples[variant];
-    text += format("  %-10s  %7.1f  %9.1f  %8.1f  %6.0f%%\n", names[variant], 1e3 * median(samples.seconds),
-                   1e3 * median(samples.within), 1e3 * median(samples.after), 1e2 * median(samples.reduced));
+    const auto& samples = result.samples[variant];
+    text += format("  %-10s  %7.1f  %9.1f  %8.1f  %6.0f%%\n", names[variant], 1e3 * median(samples, &Sample::seconds),
+                   1e3 * median(samples, &Sample::within), 1e3 * median(samples, &Sample::after),
+                   1e2 * median(samples, &Sample::reduced));
   }
-  return text + format("  hidden: %.0f%% of the time for communication\n\n", 1e2 * hidden(result));
+  return text + format("  hidden behind backward: %.0f%% of the time for communication; saved: %.0f%%\n\n",
+                       1e2 * hidden(result), 1e2 * saved(result));
 }
 
 nlohmann::ordered_json to_json(const Flags& flags, const Devices& devices, const std::vector<Result>& results) {
@@ -198,13 +218,14 @@ nlohmann::ordered_json to_json(const Flags& flags, const Devices& devices, const
     entry["parameters"] = result.parameters;
     entry["batch_size"] = result.batch_size;
     for (size_t variant = 0; variant < names.size(); ++variant) {
-      const Samples& samples = result.samples[variant];
-      entry[names[variant]] = {{"step_seconds", median(samples.seconds)},
-                               {"within_seconds", median(samples.within)},
-                               {"after_seconds", median(samples.after)},
-                               {"reduced_share", median(samples.reduced)}};
+      const auto& samples = result.samples[variant];
+      entry[names[variant]] = {{"step_seconds", median(samples, &Sample::seconds)},
+                               {"within_seconds", median(samples, &Sample::within)},
+                               {"after_seconds", median(samples, &Sample::after)},
+                               {"reduced_share", median(samples, &Sample::reduced)}};
     }
     entry["hidden_share"] = hidden(result);
+    entry["saved_share"] = saved(result);
     json["models"].push_back(std::move(entry));
   }
   return json;

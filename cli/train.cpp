@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <set>
@@ -158,6 +159,8 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_warning = show(&Report::warning);
   callbacks.stop = signals.token();
 
+  // LibTorch's profiler reports on the standard error output that there is no GPU.
+  if (!options.trace.empty()) setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
   report.loading();
   const TrainResult result = train(options, callbacks);
   if (!result.stopped) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "comm/world.hpp"
 #include "io/atomic_file.hpp"
 
 namespace lockstep {
@@ -29,10 +30,26 @@ json name_of_process(int process, const std::string& name) {
   return {{"ph", "M"}, {"name", "process_name"}, {"pid", process}, {"args", {{"name", name}}}};
 }
 
+torch::profiler::impl::ProfilerConfig config() {
+  torch::profiler::impl::ExperimentalConfig details;
+  details.profile_all_threads = true;  // else only the thread that starts the profiler is seen
+  return torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO,
+                                               /*report_input_shapes=*/false, /*profile_memory=*/false,
+                                               /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false,
+                                               details);
+}
+
+std::set<ActivityType> activities(const Devices& devices) {
+  std::set<ActivityType> types = {ActivityType::CPU};
+  if (devices[0].is_cuda()) types.insert(ActivityType::CUDA);
+  return types;
+}
+
 }  // namespace
 
-Trace::Trace(std::filesystem::path file) : file_(std::move(file)) {
+Trace::Trace(std::filesystem::path file, const Devices& devices) : file_(std::move(file)), devices_(devices) {
   io::write_file(file_, "");  // complain now, not after the traced steps
+  profiler::prepareProfiler(config(), activities(devices_));
 }
 
 Trace::~Trace() {
@@ -47,7 +64,6 @@ void Trace::before_step(Rank& rank) {
   {
     const std::lock_guard lock(mutex_);
     rank_of_thread_[at::RecordFunction::currentThreadId()] = rank.index();
-    devices_.emplace(rank.index(), rank.device());
     step = steps_[rank.index()]++;
   }
   if (step == kTraceAfterSteps) {
@@ -67,18 +83,7 @@ void Trace::end(Rank& rank) {
 }
 
 void Trace::start() {
-  torch::profiler::impl::ExperimentalConfig details;
-  details.profile_all_threads = true;  // else only this thread is seen
-  const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO,
-                                                     /*report_input_shapes=*/false, /*profile_memory=*/false,
-                                                     /*with_stack=*/false, /*with_flops=*/false,
-                                                     /*with_modules=*/false, details);
-  std::set<ActivityType> activities = {ActivityType::CPU};
-  for (const auto& [rank, device] : devices_) {
-    if (device.is_cuda()) activities.insert(ActivityType::CUDA);
-  }
-  profiler::prepareProfiler(config, activities);
-  profiler::enableProfiler(config, activities);
+  profiler::enableProfiler(config(), activities(devices_));
   running_ = true;
 }
 
@@ -86,8 +91,8 @@ void Trace::finish() {
   running_ = false;
   const auto result = profiler::disableProfiler();
   json events = json::array();
-  for (const auto& [rank, device] : devices_) {
-    events.push_back(name_of_process(rank, "rank " + std::to_string(rank) + " (" + device.str() + ")"));
+  for (size_t rank = 0; rank < devices_.size(); ++rank) {
+    events.push_back(name_of_process(static_cast<int>(rank), comm::name_of(static_cast<int>(rank), devices_)));
   }
   int64_t id = 0;
   for (const auto& event : result->events()) {

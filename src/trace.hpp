@@ -19,8 +19,9 @@ inline constexpr int64_t kTracedSteps = 20;
 
 class Trace {
  public:
-  // Throws Error if `file` cannot be written.
-  explicit Trace(std::filesystem::path file);
+  // Of a run on `devices`. On the program's main thread: the profiler complains of others. Throws Error if `file`
+  // cannot be written.
+  Trace(std::filesystem::path file, const Devices& devices);
   ~Trace();  // ends what a failure left running; writes nothing
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
@@ -37,11 +38,11 @@ class Trace {
   void finish();
 
   const std::filesystem::path file_;
+  const Devices devices_;
   std::mutex mutex_;              // guards the maps
   std::map<int, int64_t> steps_;  // by rank: begun so far
   std::map<uint64_t, int> rank_of_thread_;
-  std::map<int, c10::Device> devices_;  // by rank
-  bool running_ = false;                // these two: changed by rank 0 between barriers
+  bool running_ = false;  // these two: changed by rank 0 between barriers
   bool written_ = false;
 };
 

@@ -180,7 +180,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
     return result;
   }
   std::optional<Trace> trace;
-  if (!settings.trace.empty()) trace.emplace(settings.trace);
+  if (!settings.trace.empty()) trace.emplace(settings.trace, settings.devices);
   folder.create(settings);
   const std::string title = settings.model + " on " + data.source + ", " + to_string(settings.devices) +
                             ", batch size " + std::to_string(settings.batch_size);
@@ -203,7 +203,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
     result.stopped = true;
   }
   folder.finish(result.history, title, callbacks.on_warning);
-  if (trace && !trace->written() && callbacks.on_warning) {
+  if (trace && !trace->written() && !result.stopped && callbacks.on_warning) {
     callbacks.on_warning(settings.trace.string() + " has no timeline: the run had no more than " +
                          std::to_string(kTraceAfterSteps) + " steps, which are not traced");
   }

@@ -339,10 +339,12 @@ TEST(Reducer, OnlyTheLossesOwnBackwardAverages) {
     EXPECT_THAT(log, SizeIs(3));
 
     auto module = std::make_shared<Scales>();
+    const auto accumulator = torch::autograd::impl::grad_accumulator(module->a);
     {
       DataParallel gone(module, rank, one_each);
       gone.loss(inputs(rank), mean_of_outputs).backward();
     }
+    EXPECT_THAT(accumulator->post_hooks(), IsEmpty());
     module->zero_grad();
     log.clear();
     plain(*module);  // outlives the DataParallel, and is as before
