@@ -106,7 +106,7 @@ class Runner {
         sgd_(net_->parameters(), /*lr=*/1e-3) {}
 
   Sample step(const Batch& batch) {
-    *times_ = {};
+    *times_ = {.bytes_of_step = parameters() * static_cast<int64_t>(sizeof(float))};
     synchronize(rank_.device());
     const auto start = Clock::now();
     sgd_.zero_grad();

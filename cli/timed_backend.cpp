@@ -14,7 +14,7 @@ template <class Function>
 auto timed(CommunicationTimes& times, Function&& function) {
   const auto start = Clock::now();
   auto result = function();
-  (times.waited ? times.after : times.within) += std::chrono::duration<double>(Clock::now() - start).count();
+  (times.ended ? times.after : times.within) += std::chrono::duration<double>(Clock::now() - start).count();
   return result;
 }
 
@@ -25,11 +25,11 @@ class TimedWork : public c10d::Work {
 
   bool isCompleted() override {
     const bool completed = timed(*times_, [&] { return work_->isCompleted(); });
-    if (completed && !times_->waited) times_->bytes_early += std::exchange(bytes_, 0);
+    if (completed && !times_->ended) times_->bytes_early += std::exchange(bytes_, 0);
     return completed;
   }
   bool wait(std::chrono::milliseconds timeout) override {
-    times_->waited = true;
+    times_->ended = true;
     return timed(*times_, [&] { return work_->wait(timeout); });
   }
   bool isSuccess() const override { return work_->isSuccess(); }
@@ -52,6 +52,7 @@ c10::intrusive_ptr<c10d::Work> TimedBackend::allreduce(std::vector<at::Tensor>& 
   int64_t bytes = 0;
   for (const auto& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
   times_->bytes += bytes;
+  times_->ended = times_->ended || times_->bytes >= times_->bytes_of_step;
   auto work = timed(*times_, [&] { return backend_->allreduce(tensors, options); });
   return c10::make_intrusive<TimedWork>(std::move(work), times_, bytes);
 }

@@ -9,14 +9,15 @@
 
 namespace lockstep::cli {
 
-// What one rank's threads spent on allreduces since the last reset. A Reducer first posts and polls, while backward
-// computes, and then waits: the first wait ends "within".
+// What one rank's threads spent on the allreduces of a step. While backward computes, a Reducer posts and polls; the
+// post of the last bytes comes with backward's last gradient, so what follows it is spent after backward.
 struct CommunicationTimes {
-  double within = 0;        // seconds: posts and polls before the first wait
-  double after = 0;         // seconds: all later ones, and waits
-  int64_t bytes = 0;        // posted
-  int64_t bytes_early = 0;  // of these, what polls had found complete before the first wait
-  bool waited = false;
+  int64_t bytes_of_step = 0;  // how much is posted in a step
+  double within = 0;          // seconds: posts and polls during backward
+  double after = 0;           // seconds: later ones, and waits
+  int64_t bytes = 0;          // posted
+  int64_t bytes_early = 0;    // of these, what polls found complete during backward
+  bool ended = false;         // backward
 };
 
 class TimedBackend : public c10d::Backend {

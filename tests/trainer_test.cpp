@@ -81,7 +81,8 @@ TEST_F(Trainer, TracesForwardBackwardBucketsAndUpdateOfEveryRank) {
   EXPECT_THAT(warnings, testing::IsEmpty());
   // Two epochs of 5 steps, of which the first 2 are not traced. Per rank and name: how many.
   std::map<int, std::map<std::string, int>> begun;
-  for (const auto& event : nlohmann::json::parse(std::ifstream(traced.trace)).at("traceEvents")) {
+  const auto timeline = nlohmann::json::parse(std::ifstream(traced.trace));
+  for (const auto& event : timeline.at("traceEvents")) {
     const auto name = event.at("name").get<std::string>(), phase = event.at("ph").get<std::string>();
     if (phase == "X" || phase == "b") ++begun[event.at("pid").get<int>()][name];
   }
