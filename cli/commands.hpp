@@ -20,6 +20,7 @@ Command add_eval(CLI::App& program);
 Command add_bench(CLI::App& program);
 Command add_devices(CLI::App& program);
 Command add_fetch_data(CLI::App& program);
+Command add_bench(CLI::App& program);
 
 // "0.1.0" and "2.15.0": this program's and LibTorch's.
 std::string version();

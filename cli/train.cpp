@@ -4,6 +4,7 @@
 #include <lockstep/trainer.hpp>
 
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <set>
 #include <string>
@@ -188,6 +189,8 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_warning = show(&Report::warning);
   callbacks.stop = signals.token();
 
+  // LibTorch's profiler reports on the standard error output that there is no GPU.
+  if (!options.trace.empty()) setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
   report.loading();
   try {
     const TrainResult result = train_in_own_folder(flags, options, callbacks);

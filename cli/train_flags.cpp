@@ -101,6 +101,10 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
   add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", out, flags.runs_dir)->check(not_empty);
   add("--name", flags.name, "NAME",
       "folder of this run in there, which must not hold another run (default: date, time, model and devices)", out);
+  add("--trace", flags.trace, "FILE",
+      "a timeline of steps 3 to 22, for ui.perfetto.dev or chrome://tracing: forward, backward, each bucket of "
+      "gradients and the update, on every rank",
+      out);
   add("--progress", flags.progress, "MODE",
       "auto: bar on a terminal, lines elsewhere\n"
       "bar: a progress bar, if the output is a terminal, and a line per finished epoch\n"
@@ -126,6 +130,8 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (options.data == "synthetic" && !flags.data_dir) options.data_dir.clear();  // the configuration's
   // So that the run's config.json means the same in every folder.
   if (!options.data_dir.empty()) options.data_dir = fs::absolute(options.data_dir);
+
+  options.trace = flags.trace;
 
   if (flags.name) check_name(*flags.name);
   options.run_dir = flags.name ? fs::path(flags.runs_dir) / *flags.name : new_run_dir(flags, options);

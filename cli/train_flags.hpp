@@ -22,6 +22,7 @@ struct TrainFlags {
   std::string config;  // empty: none
   std::string runs_dir = "runs";
   std::optional<std::string> name;
+  std::string trace;  // empty: none
   std::string progress = "auto";
 };
 

@@ -29,12 +29,13 @@ struct TrainOptions {
   int epochs = 10;
   uint64_t seed = 1;                   // of the weights and of the order of the samples (why 1: docs/results)
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
+  std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON
 };
 
-// All of the options as JSON text, enough to run again; and back. to_json throws Error for a path that is not UTF-8.
-// from_json throws Error that names the key: one that is not known, or a value of another type or out of its range,
-// which is never rounded or cut; absent keys keep their defaults. The text's devices are parsed for this machine, so
-// they must be there, unless `devices` names others in their place.
+// All of the options but the trace as JSON text, enough to run again; and back. to_json throws Error for a path that is
+// not UTF-8. from_json throws Error that names the key: one that is not known, or a value of another type or out of its
+// range, which is never rounded or cut; absent keys keep their defaults. The text's devices are parsed for this
+// machine, so they must be there, unless `devices` names others in their place.
 std::string to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 

@@ -150,7 +150,7 @@ TEST_F(CliErrors, HelpShowsDefaultsAndExamples) {
   EXPECT_THAT(alone.out, AllOf(HasSubstr("train"), HasSubstr("eval"), HasSubstr("devices"), HasSubstr("fetch-data"),
                                HasSubstr("Examples:"), HasSubstr("Exit codes:")));
   EXPECT_EQ(run_program({"--help"}, surroundings()).out, alone.out);
-  for (const char* command : {"train", "eval", "devices", "fetch-data"}) {
+  for (const char* command : {"train", "eval", "devices", "fetch-data", "bench"}) {
     const Finished help = run_program({command, "--help"}, surroundings());
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.out, AllOf(HasSubstr(std::string("Usage: lockstep ") + command), HasSubstr("Examples:")));
