@@ -3,9 +3,11 @@
 #include <lockstep/trainer.hpp>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "commands.hpp"
+#include "flag_checks.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {
@@ -21,13 +23,14 @@ const char* const examples =
     "      are split.\n";
 
 struct Flags {
-  std::string run_dir, devices, data_dir;
+  std::string run_dir, data_dir;
+  std::optional<std::string> devices;
   EvalOptions options;
 };
 
 int eval_command(const Flags& flags, Output& output) {
   EvalOptions options = flags.options;
-  if (!flags.devices.empty()) options.devices = parse_devices(flags.devices);
+  if (flags.devices) options.devices = parse_devices(*flags.devices);
   options.data_dir = flags.data_dir;
   const EvalResult result = evaluate_run(flags.run_dir, options);
   if (this_process().index > 0) return 0;  // under a launcher one process speaks
@@ -46,22 +49,26 @@ Command add_eval(CLI::App& program) {
   const auto flags = std::make_shared<Flags>();
   app->add_option("RUN_DIR", flags->run_dir, "folder of the run, as lockstep train made it")
       ->required()
-      ->group("Arguments");
+      ->group("Arguments")
+      ->check([](const std::string& text) { return text.empty() ? "it is empty; name the folder of a run" : ""; });
   app->add_option("--devices", flags->devices, "as for lockstep train (default: every GPU, or else every core)")
       ->type_name("LIST")
       ->take_last();
   app->add_option("--data-dir", flags->data_dir, "folder of the IDX files (default: as the run had it)")
       ->type_name("DIR")
-      ->take_last();
+      ->take_last()
+      ->check(not_empty);
   app->add_option("--batch-size", flags->options.batch_size,
                   "samples per step, over all devices together; changes nothing in the result")
       ->type_name("N")
       ->default_str(std::to_string(flags->options.batch_size))
-      ->take_last();
+      ->take_last()
+      ->check(whole_number<int64_t>);
   app->add_option("--threads-per-rank", flags->options.threads_per_rank, "threads that each rank computes with")
       ->type_name("N")
       ->default_str(std::to_string(flags->options.threads_per_rank))
-      ->take_last();
+      ->take_last()
+      ->check(whole_number<int>);
   return {app, [flags](Output& output) { return eval_command(*flags, output); }};
 }
 

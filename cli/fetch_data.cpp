@@ -9,6 +9,7 @@
 #include <string>
 
 #include "commands.hpp"
+#include "flag_checks.hpp"
 #include "progress_bar.hpp"
 #include "stop_signals.hpp"
 #include "terminal.hpp"
@@ -99,11 +100,13 @@ Command add_fetch_data(CLI::App& program) {
   app->add_option("--dir", flags->dir, "folder for the files; those that are complete are not downloaded again")
       ->type_name("DIR")
       ->default_str(place.string())
-      ->take_last();
+      ->take_last()
+      ->check(not_empty);
   app->add_option("--url", flags->url,
                   "folder of the four .gz files, http(s):// or file:// (default: the data set's own)")
       ->type_name("BASE")
-      ->take_last();
+      ->take_last()
+      ->check(not_empty);
   return {app, [flags](Output& output) { return fetch_data_command(*flags, output); }};
 }
 

@@ -37,13 +37,13 @@ std::string short_name(const Devices& devices) {
   return name;
 }
 
-std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now, const std::string& model,
+std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now, const std::string& what,
                          const Devices& devices) {
   std::tm local{};
   localtime_r(&now, &local);
   char time[32];
   std::strftime(time, sizeof time, "%Y-%m-%d_%H-%M-%S", &local);
-  const std::string name = std::string(time) + "_" + model + "_" + short_name(devices);
+  const std::string name = std::string(time) + "_" + what + "_" + short_name(devices);
   std::error_code unreadable;  // then the run's folder cannot be made either, and that error tells more
   if (!std::filesystem::exists(runs_dir / name, unreadable)) return name;
   for (int number = 2;; ++number) {

@@ -1,15 +1,14 @@
 // lockstep train: trains a network over several devices, shows how it goes, and keeps the run in a folder.
+#include <sys/resource.h>
+#include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/trainer.hpp>
 
-#include <sys/resource.h>
-
-#include <cerrno>
-#include <filesystem>
+#include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <set>
 #include <string>
-#include <system_error>
 
 #include "commands.hpp"
 #include "progress_bar.hpp"
@@ -48,7 +47,7 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
                {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
                {"threads per rank", std::to_string(options.threads_per_rank)},
                {"batch size", std::to_string(options.batch_size) + " over all ranks"},
-               {"learning rate", format("%g", options.lr)},
+               {"learning rate", shortest(options.lr)},
                {"epochs", std::to_string(options.epochs)},
                {"seed", std::to_string(options.seed)},
                {"run folder", options.run_dir.string()}};
@@ -61,10 +60,17 @@ std::string epoch_label(int epoch, int epochs) {
   return format("epoch %*d/%d", digits, epoch, epochs);
 }
 
+// A loss that is not finite has no digits, and no sign that means something.
+std::string loss_text(double loss, int digits) {
+  if (std::isnan(loss)) return "nan";
+  return std::isinf(loss) ? "inf" : format("%.*f", digits, loss);
+}
+
 std::string epoch_line(const EpochMetrics& metrics, int epochs, const std::string& remark) {
   return epoch_label(metrics.epoch, epochs) +
-         format("  train loss %.4f  train acc %.4f  test acc %.4f  %.1f sec/epoch", metrics.train_loss,
-                metrics.train_accuracy, metrics.test_accuracy, metrics.seconds) +
+         format("  train loss %s  train acc %.4f  test acc %.4f  %.1f sec/epoch",
+                loss_text(metrics.train_loss, 4).c_str(), metrics.train_accuracy, metrics.test_accuracy,
+                metrics.seconds) +
          remark + "\n";
 }
 
@@ -87,19 +93,27 @@ class Report {
 
   void loading() { live_.show("loading the data ..."); }
 
-  void data_loaded(const std::string& source) { print(settings(flags_, options_, source)); }
+  void data_loaded(const std::string& source) {
+    started_ = true;
+    print(settings(flags_, options_, source));
+  }
 
   void step(const StepProgress& progress) {
     live_.show({.label = epoch_label(progress.epoch, options_.epochs),
                 .done = progress.done,
                 .total = progress.total,
                 .seconds = progress.seconds,
-                .note = format("loss=%.3f", progress.loss)});
+                .note = "loss=" + loss_text(progress.loss, 3) + (remark_.empty() ? "" : ", synthetic data")});
   }
 
   void epoch(const EpochMetrics& metrics) {
+    ++epochs_;
     live_.clear();
     if (mode_ != ProgressMode::none) print(epoch_line(metrics, options_.epochs, remark_));
+    if (!std::isfinite(metrics.train_loss)) {
+      warning("the train loss is not finite any more, so this run learns nothing further; try a smaller --lr than " +
+              shortest(options_.lr));
+    }
   }
 
   void warning(const std::string& message) {
@@ -108,14 +122,16 @@ class Report {
     Output(STDERR_FILENO).print("lockstep: warning: " + message + "\n");
   }
 
-  void stopped(const TrainResult& result) {
+  // Did the run begin, so that there could be something to keep? And what became of it:
+  bool started() const { return started_; }
+  std::string kept() const {
+    return epochs_ > 0 ? "the run is kept in " + options_.run_dir.string() : "no run is kept";
+  }
+
+  void stopped() {
     live_.clear();
-    std::error_code unknown;
-    const bool kept = std::filesystem::exists(options_.run_dir, unknown);
-    const std::string text = "stopped after " + std::to_string(result.history.size()) + " of " +
-                             plural(static_cast<size_t>(options_.epochs), "epoch") +
-                             (kept ? "; the run is kept in " + options_.run_dir.string() : "; no run is kept") +
-                             remark_ + "\n";
+    const std::string text = "stopped after " + std::to_string(epochs_) + " of " +
+                             plural(static_cast<size_t>(options_.epochs), "epoch") + "; " + kept() + remark_ + "\n";
     if (output_.failed()) {
       Output(STDERR_FILENO).print("lockstep: " + text);
     } else {
@@ -125,10 +141,12 @@ class Report {
 
   void finished(const TrainResult& result) {
     if (mode_ != ProgressMode::none) print("\n");
-    print("the run is kept in " + options_.run_dir.string() + "; peak memory " + peak_memory() + "\n");
+    const int processes = this_process().count;
+    print(kept() + remark_ + "; peak memory " + peak_memory() + (processes == 1 ? "" : " in this process") + "\n");
     print(
         format("test acc: %.2f, %.1f sec/epoch on ", result.history.back().test_accuracy, result.seconds_per_epoch()) +
-        to_string(result.devices) + remark_ + "\n");
+        to_string(result.devices) + (processes == 1 ? "" : " in " + std::to_string(processes) + " processes") +
+        remark_ + "\n");
   }
 
  private:
@@ -143,17 +161,32 @@ class Report {
   ProgressMode mode_;
   LiveLine live_;
   std::string remark_;
+  bool started_ = false;
+  size_t epochs_ = 0;  // finished and kept
   std::set<std::string> warned_;
 };
+
+// Trains in options.run_dir. Where the user named none and another run that started at the same moment was faster to
+// take it, in the next one.
+TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, const TrainCallbacks& callbacks) {
+  for (;;) {
+    try {
+      return train(options, callbacks);
+    } catch (const RunExists&) {
+      if (flags.name) throw;
+      options.run_dir = new_run_dir(flags, options);
+    }
+  }
+}
 
 int exit_code(const TrainResult& result, const StopSignals& signals) {
   if (!result.stopped) return 0;
   return signals.received() == 0 ? 1 : 128 + signals.received();
 }
 
-// Under a launcher only the process with rank 0 speaks.
+// Under a launcher only the process with rank 0 speaks, and keeps the run.
 int train_command(const TrainFlags& flags, Output& output) {
-  const TrainOptions options = to_options(flags);
+  TrainOptions options = to_options(flags);
   const bool reports = this_process().index == 0;
   StopSignals signals(!reports);  // before LibTorch starts threads
   Report report(flags, options, output);
@@ -167,6 +200,8 @@ int train_command(const TrainFlags& flags, Output& output) {
   };
   TrainCallbacks callbacks;
   callbacks.stop = signals.token();
+  // LibTorch's profiler reports on the standard error output that there is no GPU.
+  if (!options.trace.empty()) setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
   if (!reports) return exit_code(train(options, callbacks), signals);
   callbacks.on_data = show(&Report::data_loaded);
   callbacks.on_step = show(&Report::step);
@@ -174,9 +209,18 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_warning = show(&Report::warning);
 
   report.loading();
-  const TrainResult result = train(options, callbacks);
-  result.stopped ? report.stopped(result) : report.finished(result);
-  return exit_code(result, signals);
+  try {
+    const TrainResult result = train_in_own_folder(flags, options, callbacks);
+    if (!result.stopped) {
+      report.finished(result);
+      return 0;
+    }
+    report.stopped();
+    return exit_code(result, signals);
+  } catch (const Error& error) {
+    if (!report.started()) throw;
+    throw Error(std::string(error.what()) + "; " + report.kept());
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <lockstep/error.hpp>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
@@ -9,6 +10,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "flag_checks.hpp"
 #include "run_name.hpp"
 #include "terminal.hpp"
 #include "text.hpp"
@@ -19,7 +21,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-TrainOptions read_options(const fs::path& file) {
+TrainOptions read_options(const fs::path& file, const Devices& devices) {
   std::ostringstream text;
   errno = 0;
   std::ifstream stream(file);
@@ -29,7 +31,7 @@ TrainOptions read_options(const fs::path& file) {
                 "; it takes a run's config.json");
   }
   try {
-    return train_options_from_json(text.str());
+    return train_options_from_json(text.str(), devices);
   } catch (const Error& error) {
     throw Error("--config " + file.string() + ": " + error.what());
   }
@@ -38,6 +40,9 @@ TrainOptions read_options(const fs::path& file) {
 void check_name(const std::string& name) {
   if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
     throw Error("--name \"" + name + "\": it must be the name of a folder, without \"/\"; --runs-dir says where");
+  }
+  if (std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < ' ' || c == 127; })) {
+    throw Error("--name: it must have no line breaks or other control characters, which would garble what shows it");
   }
 }
 
@@ -65,8 +70,10 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
   add("--data-dir", flags.data_dir, "DIR",
       "folder of the four IDX files of Fashion-MNIST, gzipped or plain (default: where Debian's package "
       "dataset-fashion-mnist or lockstep fetch-data put them)",
-      what);
-  add("--config", flags.config, "FILE", "a run's config.json: the same run again; flags beside it override it", what);
+      what)
+      ->check(not_empty);
+  add("--config", flags.config, "FILE", "a run's config.json: the same run again; flags beside it override it", what)
+      ->check(not_empty);
 
   const char* const where = "Where";
   add("--devices", flags.devices, "LIST",
@@ -77,22 +84,28 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       "2xcuda:0: two ranks that share one GPU",
       where);
   add("--threads-per-rank", flags.threads_per_rank, "N", "threads that each rank computes with", where,
-      std::to_string(defaults.threads_per_rank));
+      std::to_string(defaults.threads_per_rank))
+      ->check(whole_number<int>);
 
   const char* const how = "How";
   add("--batch-size", flags.batch_size, "N", "samples per step, over all devices together", how,
-      std::to_string(defaults.batch_size));
-  add("--lr", flags.lr, "X", "learning rate of plain SGD", how, format("%g", defaults.lr));
-  add("--epochs", flags.epochs, "N", "passes over the training set", how, std::to_string(defaults.epochs));
+      std::to_string(defaults.batch_size))
+      ->check(whole_number<int64_t>);
+  add("--lr", flags.lr, "X", "learning rate of plain SGD", how, shortest(defaults.lr));
+  add("--epochs", flags.epochs, "N", "passes over the training set", how, std::to_string(defaults.epochs))
+      ->check(whole_number<int>);
   add("--seed", flags.seed, "N", "of the initial weights and of the samples' order", how, std::to_string(defaults.seed))
-      ->check([](const std::string& text) {  // CLI11 reads -1 as the largest number
-        return text.starts_with('-') ? text + " is not a number of at least 0" : std::string();
-      });
+      ->check(whole_number<uint64_t>);
 
   const char* const out = "What is kept and shown";
-  add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", out, flags.runs_dir);
+  add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", out, flags.runs_dir)->check(not_empty);
   add("--name", flags.name, "NAME",
       "folder of this run in there, which must not hold another run (default: date, time, model and devices)", out);
+  add("--trace", flags.trace, "FILE",
+      "a timeline of steps 3 to 22, for ui.perfetto.dev or chrome://tracing: forward, backward, each bucket of "
+      "gradients and the update, on every rank (under a launcher each process writes its own ranks': trace.json, "
+      "trace.1.json)",
+      out);
   add("--progress", flags.progress, "MODE",
       "auto: bar on a terminal, lines elsewhere\n"
       "bar: a progress bar, if the output is a terminal, and a line per finished epoch\n"
@@ -102,7 +115,8 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
 }
 
 TrainOptions to_options(const TrainFlags& flags) {
-  TrainOptions options = flags.config.empty() ? TrainOptions{} : read_options(flags.config);
+  const Devices devices = flags.devices ? parse_devices(*flags.devices) : Devices();
+  TrainOptions options = flags.config.empty() ? TrainOptions{} : read_options(flags.config, devices);
   override_with(flags.model, options.model);
   override_with(flags.data, options.data);
   override_with(flags.threads_per_rank, options.threads_per_rank);
@@ -111,22 +125,23 @@ TrainOptions to_options(const TrainFlags& flags) {
   override_with(flags.epochs, options.epochs);
   override_with(flags.seed, options.seed);
   if (flags.data_dir) options.data_dir = *flags.data_dir;
-  if (flags.devices) options.devices = parse_devices(*flags.devices);
+  if (flags.devices) options.devices = devices;
   if (options.devices.empty()) options.devices = default_devices();
 
-  if (options.data == "synthetic") {
-    if (flags.data_dir) throw Error("--data-dir goes with --data fashion-mnist; synthetic data need no files");
-    options.data_dir.clear();
-  }
+  if (options.data == "synthetic" && !flags.data_dir) options.data_dir.clear();  // the configuration's
   // So that the run's config.json means the same in every folder.
   if (!options.data_dir.empty()) options.data_dir = fs::absolute(options.data_dir);
 
+  options.trace = flags.trace;
+
   if (flags.name) check_name(*flags.name);
-  const fs::path runs_dir = flags.runs_dir;
-  options.run_dir =
-      runs_dir /
-      (flags.name ? *flags.name : new_run_name(runs_dir, std::time(nullptr), options.model, options.devices));
+  options.run_dir = flags.name ? fs::path(flags.runs_dir) / *flags.name : new_run_dir(flags, options);
   return options;
+}
+
+fs::path new_run_dir(const TrainFlags& flags, const TrainOptions& options) {
+  const std::string what = options.model + (options.data == "synthetic" ? "_synthetic" : "");
+  return flags.runs_dir / fs::path(new_run_name(flags.runs_dir, std::time(nullptr), what, options.devices));
 }
 
 ProgressMode progress_mode(const std::string& word, int fd) {

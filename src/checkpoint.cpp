@@ -3,8 +3,9 @@
 #include <lockstep/error.hpp>
 
 #include <algorithm>
-#include <map>
 #include <sstream>
+#include <utility>
+#include <vector>
 
 #include "io/safetensors.hpp"
 
@@ -29,14 +30,15 @@ std::string describe(const at::Tensor& tensor) {
 
 }  // namespace
 
-void save_weights(const std::filesystem::path& file, const torch::nn::Module& module) {
+void save_weights(const std::filesystem::path& file, const torch::nn::Module& module,
+                  const std::map<std::string, std::string>& metadata) {
   NamedTensors once;
   for (const auto& [name, tensor] : state_of(module)) {
     bool known = std::any_of(once.begin(), once.end(),
                              [&tensor = tensor](const auto& entry) { return entry.second.is_same(tensor); });
     if (!known) once.emplace_back(name, tensor);
   }
-  io::write_safetensors(file, once);
+  io::write_safetensors(file, once, metadata);
 }
 
 void load_weights(const std::filesystem::path& file, torch::nn::Module& module) {

@@ -1,9 +1,11 @@
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/error.hpp>
 
+#include "reducer.hpp"
+
 #include <algorithm>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -11,59 +13,37 @@ namespace lockstep {
 
 class Replica {
  public:
-  Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank);
+  Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
 
   Loss loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
             int64_t global_size) const;
-  void average_gradients();
   void backward(const torch::Tensor& local_mean, double weight);
 
   bool sync = true;
 
  private:
+  void make_equal();
   void check_that_modules_match();
 
-  // The gradients of all parameters of one type in one piece of memory: one allreduce serves them all.
-  struct Bucket {
-    torch::Tensor flat;
-    std::vector<std::string> names;
-    std::vector<torch::Tensor> parameters;
-    std::vector<torch::Tensor> views;  // parameter i's gradient in flat, in the parameter's shape
-  };
-
-  std::shared_ptr<torch::nn::Module> module_;
+  const std::shared_ptr<torch::nn::Module> module_;
   Rank& rank_;
-  std::vector<Bucket> buckets_;
+  std::unique_ptr<Reducer> reducer_;
 };
 
-Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank) : module_(std::move(module)), rank_(rank) {
+Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
+    : module_(std::move(module)), rank_(rank) {
+  make_equal();
+  std::vector<std::pair<std::string, torch::Tensor>> parameters;
+  for (const auto& item : module_->named_parameters()) parameters.emplace_back(item.key(), item.value());
+  reducer_ = std::make_unique<Reducer>(parameters, rank_, options);
+}
+
+void Replica::make_equal() {
   const torch::NoGradGuard no_grad;
   module_->to(rank_.device());
-
   check_that_modules_match();
   for (const auto& parameter : module_->parameters()) rank_.broadcast(parameter);
   for (const auto& buffer : module_->buffers()) rank_.broadcast(buffer);
-
-  std::map<torch::Dtype, Bucket> by_type;
-  for (const auto& item : module_->named_parameters()) {
-    if (!item.value().requires_grad()) continue;
-    auto& bucket = by_type[item.value().scalar_type()];
-    bucket.names.push_back(item.key());
-    bucket.parameters.push_back(item.value());
-  }
-  for (auto& [type, bucket] : by_type) {
-    int64_t size = 0;
-    for (const auto& parameter : bucket.parameters) size += parameter.numel();
-    bucket.flat = torch::zeros({size}, torch::TensorOptions().dtype(type).device(rank_.device()));
-    int64_t offset = 0;
-    for (const auto& parameter : bucket.parameters) {
-      // variable_data: the same memory, but no view in autograd's eyes, whose detach_() an optimizer's zero_grad()
-      // could not do.
-      bucket.views.push_back(bucket.flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()).variable_data());
-      offset += parameter.numel();
-    }
-    buckets_.push_back(std::move(bucket));
-  }
 }
 
 void Replica::check_that_modules_match() {
@@ -113,30 +93,15 @@ Loss Replica::loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mea
 }
 
 void Replica::backward(const torch::Tensor& local_mean, double weight) {
-  // An empty part has no graph: its gradients are what they were, or zero.
-  if (local_mean.requires_grad()) local_mean.backward(torch::full_like(local_mean, weight));
-  if (sync) average_gradients();
-}
-
-// The average, and not the sum, because gradients of an earlier backward() that are equal on all ranks must stay what
-// they are.
-void Replica::average_gradients() {
-  const torch::NoGradGuard no_grad;
-  for (auto& bucket : buckets_) {
-    for (size_t i = 0; i < bucket.parameters.size(); ++i) {
-      auto& gradient = bucket.parameters[i].mutable_grad();
-      auto& view = bucket.views[i];
-      if (!gradient.defined()) {
-        view.zero_();
-      } else if (gradient.layout() != torch::kStrided) {
-        throw Error("DataParallel: the gradient of " + bucket.names[i] +
-                    " is sparse, which cannot be averaged; build its Embedding with sparse(false)");
-      } else if (!gradient.is_alias_of(bucket.flat)) {
-        view.copy_(gradient);
-      }
-      gradient = view;
-    }
-    rank_.allreduce(bucket.flat, c10d::ReduceOp::AVG);
+  RECORD_USER_SCOPE("lockstep::backward");
+  const auto compute = [&] {
+    // An empty part has no graph: its gradients are what they were, or zero.
+    if (local_mean.requires_grad()) local_mean.backward(torch::full_like(local_mean, weight));
+  };
+  if (sync) {
+    reducer_->average_during(compute);
+  } else {
+    compute();
   }
 }
 
@@ -155,8 +120,9 @@ NoSync::~NoSync() {
   replica_->sync = before_;
 }
 
-std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module, Rank& rank) {
-  return std::make_shared<Replica>(std::move(module), rank);
+std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module, Rank& rank,
+                                      const DataParallelOptions& options) {
+  return std::make_shared<Replica>(std::move(module), rank, options);
 }
 
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,

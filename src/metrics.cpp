@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <exception>
 #include <fstream>
 #include <limits>
 #include <locale>
@@ -109,7 +110,7 @@ plot $curve using 1:2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 poin
 
 }  // namespace
 
-void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history) {
+void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, bool synthetic) {
   std::string text;
   for (const EpochMetrics& epoch : history) {
     Json line = {{"epoch", epoch.epoch},
@@ -117,6 +118,7 @@ void write_metrics(const std::filesystem::path& file, const std::vector<EpochMet
                  {"train_accuracy", epoch.train_accuracy},
                  {"test_accuracy", epoch.test_accuracy},
                  {"seconds", epoch.seconds}};
+    if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }
   io::write_file(file, text);
@@ -145,8 +147,11 @@ void draw_curve(const std::filesystem::path& file, const std::vector<EpochMetric
   std::string image;
   try {
     image = io::run_program({"gnuplot", "--default-settings"}, script, std::chrono::seconds(10));
+  } catch (const io::ProgramNotFound& error) {
+    std::throw_with_nested(
+        Error("cannot draw '" + file.string() + "': " + error.what() + " (gnuplot is Debian's package gnuplot-nox)"));
   } catch (const Error& error) {
-    throw Error("cannot draw '" + file.string() + "': " + error.what() + " (gnuplot is Debian's package gnuplot-nox)");
+    throw Error("cannot draw '" + file.string() + "': " + error.what());
   }
   if (image.empty()) throw Error("cannot draw '" + file.string() + "': gnuplot drew nothing");
   io::write_file(file, image);

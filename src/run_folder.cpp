@@ -4,49 +4,94 @@
 #include <lockstep/error.hpp>
 
 #include "io/atomic_file.hpp"
+#include "io/run_program.hpp"
 #include "train_options.hpp"
 
+#include <exception>
+#include <map>
 #include <system_error>
+#include <utility>
 
 namespace lockstep {
 namespace fs = std::filesystem;
 
-RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
-  std::error_code ignored;
-  if (!folder_.empty() && fs::exists(folder_ / kConfigFile, ignored)) {
-    throw Error(folder_.string() + " already holds a run; choose another name, or move it away");
+namespace {
+
+constexpr const char* run_files[] = {kConfigFile, kMetricsFile, kWeightsFile, kSvgFile, kPngFile};
+
+bool is_not_installed(const Error& error) {
+  try {
+    std::rethrow_if_nested(error);
+  } catch (const io::ProgramNotFound&) {
+    return true;
+  } catch (...) {
   }
+  return false;
+}
+
+RunExists exists(const fs::path& folder, const char* name) {
+  return RunExists(folder.string() + " already holds a run's " + name + "; choose another name, or move it away");
+}
+
+Error cannot_make(const fs::path& folder, const std::error_code& error) {
+  return Error("cannot make the run's folder " + folder.string() + ": " + error.message());
+}
+
+}  // namespace
+
+RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
+  if (folder_.empty()) return;
+  for (const char* name : run_files) {
+    std::error_code error;
+    const fs::file_type type = fs::symlink_status(folder_ / name, error).type();
+    if (type == fs::file_type::none) throw cannot_make(folder_, error);
+    if (type != fs::file_type::not_found) throw exists(folder_, name);
+  }
+}
+
+RunFolder::~RunFolder() {
+  if (kept_) return;
+  std::error_code ignored;
+  if (claimed_) {
+    for (const char* name : run_files) fs::remove(folder_ / name, ignored);
+  }
+  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
 void RunFolder::create(const TrainOptions& options) {
   if (folder_.empty()) return;
-  // The topmost folder that has to be made: what to take away again if something fails.
-  fs::path made;
-  for (fs::path path = fs::absolute(folder_).lexically_normal(); !fs::exists(fs::symlink_status(path));
-       path = path.parent_path())
-    made = path;
-  try {
-    std::error_code error;
-    fs::create_directories(folder_, error);
-    if (error) throw Error("cannot make the run's folder " + folder_.string() + ": " + error.message());
-    io::write_file(folder_ / kConfigFile, to_json(options));
-  } catch (...) {
-    std::error_code ignored;
-    if (!made.empty()) fs::remove_all(made, ignored);
-    throw;
+  synthetic_ = options.data == "synthetic";
+  const std::string config = to_json(options);
+  make(folder_);
+  claimed_ = io::create_file(folder_ / kConfigFile);
+  if (!claimed_) throw exists(folder_, kConfigFile);
+  io::write_file(folder_ / kConfigFile, config);
+}
+
+// With the folders above it that lack. Another run may be making the same ones.
+void RunFolder::make(const fs::path& folder) {
+  std::error_code error;
+  bool made = fs::create_directory(folder, error);
+  if (error == std::errc::no_such_file_or_directory && folder.has_parent_path()) {
+    make(folder.parent_path());
+    made = fs::create_directory(folder, error);
   }
+  if (error) throw cannot_make(folder_, error);
+  if (made) made_.push_back(folder);
 }
 
 void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module,
                       const std::string& title, const Warn& warn) {
   if (folder_.empty()) return;
-  write_metrics(folder_ / kMetricsFile, history);
-  save_weights(folder_ / kWeightsFile, module);
-  draw("curve.svg", history, title, warn);
+  const std::map<std::string, std::string> synthetic = {{"data", "synthetic"}};
+  write_metrics(folder_ / kMetricsFile, history, synthetic_);
+  save_weights(folder_ / kWeightsFile, module, synthetic_ ? synthetic : std::map<std::string, std::string>());
+  kept_ = true;
+  draw(kSvgFile, history, title, warn);
 }
 
 void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn) {
-  if (!folder_.empty() && !history.empty()) draw("curve.png", history, title, warn);
+  if (!folder_.empty() && !history.empty()) draw(kPngFile, history, title, warn);
 }
 
 void RunFolder::draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title,
@@ -55,7 +100,7 @@ void RunFolder::draw(const char* name, const std::vector<EpochMetrics>& history,
   try {
     draw_curve(folder_ / name, history, title);
   } catch (const Error& error) {
-    can_draw_ = false;
+    can_draw_ = !is_not_installed(error);
     if (warn) warn(error.what());
   }
 }

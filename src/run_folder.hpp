@@ -14,16 +14,23 @@ namespace lockstep {
 
 class RunFolder {
  public:
-  // Nothing is written yet. With an empty path nothing ever is. Throws Error if `folder` already holds a run.
+  // Nothing is written yet. With an empty path nothing ever is. Throws RunExists if a file is there that a run would
+  // overwrite.
   explicit RunFolder(std::filesystem::path folder);
 
-  // Makes the folder and writes config.json. Throws Error, and leaves nothing behind, if that is not possible.
+  // Unless write() has kept an epoch: removes the run's files, and the folders that create() made, if they are empty.
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  // Makes the folder and writes config.json, which makes it this run's own: throws RunExists if another run, at the
+  // same time, was first, and Error if the folder cannot be written.
   void create(const TrainOptions& options);
 
   using Warn = std::function<void(const std::string&)>;
 
-  // After each epoch: metrics.jsonl, model.safetensors and curve.svg. A curve that cannot be drawn is a
-  // warning, and not tried again.
+  // After each epoch: metrics.jsonl, model.safetensors and curve.svg. A curve that cannot be drawn is a warning; it is
+  // tried again after the next epoch, but not where gnuplot is not installed.
   void write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module, const std::string& title,
              const Warn& warn);
 
@@ -31,9 +38,14 @@ class RunFolder {
   void finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
  private:
+  void make(const std::filesystem::path& folder);
   void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
   std::filesystem::path folder_;
+  std::vector<std::filesystem::path> made_;  // by this object, the topmost first
+  bool synthetic_ = false;
+  bool claimed_ = false;  // the files in the folder are this run's
+  bool kept_ = false;     // an epoch is complete: they stay
   bool can_draw_ = true;
 };
 

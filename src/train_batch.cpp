@@ -1,5 +1,4 @@
 #include <c10/core/GradMode.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/allreduce.hpp>
 #include <lockstep/error.hpp>
@@ -173,13 +172,6 @@ double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>
 
 namespace {
 
-// GPUs work on after a call has returned; a clock may stop only when they are done.
-void synchronize(const Devices& devices) {
-  for (const auto& device : devices) {
-    if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-  }
-}
-
 int64_t count_correct(const at::Tensor& logits, const at::Tensor& y) {
   return logits.argmax(1).eq(y).sum().item<int64_t>();
 }
@@ -229,7 +221,7 @@ std::vector<EpochMetrics> train(int num_devices, int64_t batch_size, double lr, 
       const double mean = train_batch(batch.x, batch.y, device_params, devices, lr, counting_loss);
       loss += mean * static_cast<double>(batch.size());
     }
-    synchronize(devices);
+    for (const auto& device : devices) synchronize(device);  // a clock may stop only when GPUs have done their work
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
 
     history.push_back({.epoch = epoch,

@@ -3,15 +3,21 @@
 #include <lockstep/error.hpp>
 #include <nlohmann/json.hpp>
 
-#include <cmath>
+#include <cerrno>
 #include <fstream>
-#include <iterator>
+#include <limits>
 #include <sstream>
+#include <system_error>
+#include <type_traits>
+#include <utility>
 
 namespace lockstep {
 namespace {
 
 using nlohmann::json;
+
+constexpr int max_threads_per_rank = 1024;  // far beyond any machine, and few enough for the system to start them
+constexpr double largest_lr = std::numeric_limits<float>::max();  // the weights are float
 
 std::string spec_of(const Devices& devices) {
   std::string spec;
@@ -22,15 +28,37 @@ std::string spec_of(const Devices& devices) {
   return spec;
 }
 
+// "" if `found` can be a Value as it is; otherwise what it must be. (json itself would make 2 of 2.7.)
+template <class Value>
+std::string what_lacks(const json& found) {
+  if constexpr (std::is_same_v<Value, std::string>) {
+    return found.is_string() ? "" : "a text";
+  } else if constexpr (std::is_floating_point_v<Value>) {
+    return found.is_number() ? "" : "a number";
+  } else {
+    const bool fits = found.is_number_unsigned()  ? std::in_range<Value>(found.get<uint64_t>())
+                      : found.is_number_integer() ? std::in_range<Value>(found.get<int64_t>())
+                                                  : false;
+    return fits ? ""
+                : std::string("a whole number ") + (std::is_unsigned_v<Value> ? "from 0 " : "") + "up to " +
+                      std::to_string(std::numeric_limits<Value>::max());
+  }
+}
+
 // Reads config[key] into `value` if it is there. Throws Error that names the key.
 template <class Value>
 void read(const json& config, const char* key, Value& value) {
   if (!config.contains(key)) return;
-  try {
-    value = config.at(key).get<Value>();
-  } catch (const json::exception&) {
-    throw Error(std::string("configuration: the value of \"") + key + "\" cannot be " + config.at(key).dump());
+  const json& found = config.at(key);
+  if (const auto needed = what_lacks<Value>(found); !needed.empty()) {
+    throw Error(std::string("configuration: the value of \"") + key + "\" cannot be " + found.dump() + "; it must be " +
+                needed);
   }
+  value = found.get<Value>();
+}
+
+std::string reason(int error) {
+  return std::generic_category().message(error);
 }
 
 }  // namespace
@@ -47,10 +75,15 @@ std::string to_json(const TrainOptions& options) {
   config["epochs"] = options.epochs;
   config["seed"] = options.seed;
   config["run_dir"] = options.run_dir.string();
-  return config.dump(2) + "\n";
+  try {
+    return config.dump(2) + "\n";
+  } catch (const json::exception&) {  // all else is numbers and names that checked() knows
+    throw Error("configuration: a path is not UTF-8, so that it cannot be kept: data_dir is '" +
+                options.data_dir.string() + "', run_dir is '" + options.run_dir.string() + "'");
+  }
 }
 
-TrainOptions train_options_from_json(const std::string& text) {
+TrainOptions train_options_from_json(const std::string& text, const Devices& devices) {
   json config;
   try {
     config = json::parse(text);
@@ -59,11 +92,11 @@ TrainOptions train_options_from_json(const std::string& text) {
   }
   if (!config.is_object()) throw Error("configuration: expected a JSON object, got " + config.dump());
   TrainOptions options;
-  std::string data_dir, devices, run_dir;
+  std::string data_dir, spec, run_dir;
   read(config, "model", options.model);
   read(config, "data", options.data);
   read(config, "data_dir", data_dir);
-  read(config, "devices", devices);
+  read(config, "devices", spec);
   read(config, "threads_per_rank", options.threads_per_rank);
   read(config, "batch_size", options.batch_size);
   read(config, "lr", options.lr);
@@ -76,7 +109,7 @@ TrainOptions train_options_from_json(const std::string& text) {
   }
   options.data_dir = data_dir;
   options.run_dir = run_dir;
-  if (!devices.empty()) options.devices = parse_devices(devices);
+  options.devices = devices.empty() && !spec.empty() ? parse_devices(spec) : devices;
   return options;
 }
 
@@ -91,11 +124,13 @@ TrainOptions checked(TrainOptions options) {
     refuse("the data set", '"' + options.data + '"', "it must be fashion-mnist or synthetic");
   }
   if (options.batch_size < 1) refuse("the batch size", options.batch_size, "it must be at least 1");
-  if (!std::isfinite(options.lr) || options.lr < 0)
-    refuse("the learning rate", options.lr, "it must be a number of at least 0");
+  if (!(options.lr >= 0 && options.lr <= largest_lr))
+    refuse("the learning rate", options.lr, "it must be a number from 0 to 3.4e38, the largest float");
   if (options.epochs < 1) refuse("the number of epochs", options.epochs, "it must be at least 1");
-  if (options.threads_per_rank < 1)
-    refuse("the number of threads per rank", options.threads_per_rank, "it must be at least 1");
+  if (options.threads_per_rank < 1 || options.threads_per_rank > max_threads_per_rank)
+    refuse("the number of threads per rank", options.threads_per_rank, "it must be from 1 to 1024");
+  if (options.data == "synthetic" && !options.data_dir.empty())
+    throw Error("--data-dir goes with --data fashion-mnist; synthetic data need no files");
   if (options.devices.empty()) options.devices = default_devices();
   check_devices(options.devices);
   return options;
@@ -105,16 +140,20 @@ ImageData load_data(const TrainOptions& options) {
   return options.data == "synthetic" ? synthetic_images() : load_fashion_mnist(options.data_dir);
 }
 
-TrainOptions read_config(const std::filesystem::path& run_dir) {
+TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& devices) {
   const auto file = run_dir / kConfigFile;
+  errno = 0;
   std::ifstream stream(file);
-  if (!stream) {
-    throw Error(run_dir.string() + " is not the folder of a run: there is no readable " + kConfigFile +
+  if (!stream && (errno == ENOENT || errno == ENOTDIR)) {
+    throw Error(run_dir.string() + " is not the folder of a run: there is no " + kConfigFile +
                 " in it. `lockstep train` makes one");
   }
-  const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  std::ostringstream text;
+  // A folder opens, but cannot be read. An empty file gives no text, and no error either.
+  if (!stream || (!(text << stream.rdbuf()) && errno != 0))
+    throw Error("cannot read " + file.string() + ": " + reason(errno));
   try {
-    return train_options_from_json(text);
+    return train_options_from_json(text.str(), devices);
   } catch (const Error& error) {
     throw Error(file.string() + ": " + error.what());
   }

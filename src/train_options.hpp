@@ -17,8 +17,11 @@ ImageData load_data(const TrainOptions& options);
 inline constexpr const char* kConfigFile = "config.json";
 inline constexpr const char* kMetricsFile = "metrics.jsonl";
 inline constexpr const char* kWeightsFile = "model.safetensors";
+inline constexpr const char* kSvgFile = "curve.svg";
+inline constexpr const char* kPngFile = "curve.png";
 
-// The options of the run in `run_dir`. Throws Error if there is none.
-TrainOptions read_config(const std::filesystem::path& run_dir);
+// The options of the run in `run_dir`, but with these devices, since the run's own may be those of another machine.
+// Throws Error if there is none.
+TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& devices);
 
 }  // namespace lockstep

@@ -1,4 +1,5 @@
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
 #include <lockstep/checkpoint.hpp>
@@ -9,10 +10,14 @@
 #include <lockstep/trainer.hpp>
 
 #include "run_folder.hpp"
+#include "trace.hpp"
 #include "train_options.hpp"
 
+#include <chrono>
 #include <exception>
 #include <numeric>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -65,10 +70,12 @@ struct Totals {
 // What one rank does from the first epoch to the last.
 class RankTrainer {
  public:
-  RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data, Rank& rank)
+  RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data, Rank& rank,
+              Trace* trace)
       : options_(options),
         callbacks_(callbacks),
         rank_(rank),
+        trace_(trace),
         train_(data.train.to(rank.device())),
         test_(data.test.to(rank.device())),
         net_(LeNet(options.seed), rank),
@@ -114,15 +121,20 @@ class RankTrainer {
   }
 
   void step(const Batch& batch, Totals& totals) {
+    if (trace_ != nullptr) trace_->before_step(rank_);
     optimizer_.zero_grad();
-    net_.loss(batch,
-              [&](const torch::Tensor& logits, const torch::Tensor& y) {
-                const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
-                totals.add(loss, logits, y);
-                return loss;
-              })
-        .backward();
+    forward(batch, totals).backward();
+    RECORD_USER_SCOPE("lockstep::update");
     optimizer_.step();
+  }
+
+  Loss forward(const Batch& batch, Totals& totals) {
+    RECORD_USER_SCOPE("lockstep::forward");
+    return net_.loss(batch, [&](const torch::Tensor& logits, const torch::Tensor& y) {
+      const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
+      totals.add(loss, logits, y);
+      return loss;
+    });
   }
 
   void report(StepProgress& progress, const Totals& totals, Clock::time_point start) const {
@@ -145,6 +157,7 @@ class RankTrainer {
   const TrainOptions& options_;
   const TrainCallbacks& callbacks_;
   Rank& rank_;
+  Trace* const trace_;  // null: none is wanted
   const Dataset train_;
   const Dataset test_;
   DataParallel<LeNetImpl> net_;
@@ -165,17 +178,19 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
   TrainResult result;
   result.devices = settings.devices;
   const ImageData data = load_data(settings);
-  if (callbacks.on_data) callbacks.on_data(data.source);
   if (callbacks.stop.stop_requested()) {
     result.stopped = true;
     return result;
   }
+  std::optional<Trace> trace;
+  if (!settings.trace.empty()) trace.emplace(trace_file(settings.trace, this_process().index), settings.devices);
   folder.create(settings);
+  if (callbacks.on_data) callbacks.on_data(data.source);
   const std::string title = settings.model + " on " + data.source + ", " + to_string(settings.devices) +
                             ", batch size " + std::to_string(settings.batch_size);
 
   const auto body = [&](Rank& rank) {
-    RankTrainer trainer(settings, callbacks, data, rank);
+    RankTrainer trainer(settings, callbacks, data, rank, trace ? &*trace : nullptr);
     for (int number = 1; number <= settings.epochs; ++number) {
       const EpochMetrics metrics = trainer.epoch(number);
       if (rank.index_in_process() == 0) result.history.push_back(metrics);
@@ -183,6 +198,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
       folder.write(result.history, trainer.module(), title, callbacks.on_warning);
       if (callbacks.on_epoch) callbacks.on_epoch(metrics);
     }
+    if (trace) trace->end(rank);
   };
   try {
     run(settings.devices, body, {.threads_per_rank = settings.threads_per_rank});
@@ -191,12 +207,15 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
     result.stopped = true;
   }
   folder.finish(result.history, title, callbacks.on_warning);
+  if (trace && !trace->written() && !result.stopped && callbacks.on_warning) {
+    callbacks.on_warning(settings.trace.string() + " has no timeline: the run had no more than " +
+                         std::to_string(kTraceAfterSteps) + " steps, which are not traced");
+  }
   return result;
 }
 
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
-  TrainOptions config = read_config(run_dir);
-  config.devices = options.devices;
+  TrainOptions config = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
   config.threads_per_rank = options.threads_per_rank;
   config.batch_size = options.batch_size;
   if (!options.data_dir.empty()) config.data_dir = options.data_dir;

@@ -85,6 +85,15 @@ TEST_F(CheckpointTest, UsesPyTorchsNamesAndWritesASharedTensorOnce) {
                                           "block.norm.num_batches_tracked"));
 }
 
+TEST_F(CheckpointTest, KeepsMetadataBesidePyTorchs) {
+  Net net, other;
+  save_weights(file(), *net, {{"data", "synthetic"}});
+  EXPECT_THAT(folder_.read("model.safetensors"), HasSubstr(R"("__metadata__":{"format":"pt","data":"synthetic"})"));
+  load_weights(file(), *other);
+  expect_equal(values_of(*other), values_of(*net));
+  EXPECT_THAT(error_of([&] { save_weights(file(), *net, {{"data", "\xff"}}); }), HasSubstr("UTF-8"));
+}
+
 TEST_F(CheckpointTest, AcceptsASharedTensorUnderEitherNameOrBoth) {
   Net source;
   io::NamedTensors all;

@@ -1,4 +1,5 @@
-// DataParallel: replicas over 1 to 5 CPU ranks against one module that sees the whole batch.
+// DataParallel: replicas over 1 to 5 CPU ranks against one module that sees the whole batch, with gradients in many
+// buckets, in one, and averaged after backward.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel.hpp>
@@ -10,11 +11,13 @@
 #include <functional>
 #include <map>
 #include <random>
+#include <tuple>
 
 namespace {
 
 using lockstep::Batch;
 using lockstep::DataParallel;
+using lockstep::DataParallelOptions;
 using lockstep::error_of;
 using lockstep::Rank;
 using testing::AllOf;
@@ -58,12 +61,6 @@ struct Branches : torch::nn::Module {
   torch::nn::Linear negative{nullptr}, positive{nullptr};
 };
 
-struct Problem {
-  std::string name;
-  std::function<Tensor(int64_t count)> inputs;
-  int64_t classes;
-};
-
 Batch whole_batch(int64_t size, c10::IntArrayRef sample_shape, int64_t classes, torch::Dtype type) {
   auto shape = sample_shape.vec();
   shape.insert(shape.begin(), size);
@@ -103,8 +100,9 @@ void expect_near(const std::map<std::string, Tensor>& actual, const std::map<std
 // Trains `make()`'s module for a few steps on one device and on `world` ranks, and compares gradients after each step
 // and weights at the end.
 template <class Make>
-void expect_equal_training(Make make, c10::IntArrayRef sample_shape, int64_t classes, int world, int64_t batch_size,
-                           torch::Dtype type, double tolerance) {
+void expect_equal_training(Make make, c10::IntArrayRef sample_shape, int64_t classes, int world,
+                           const DataParallelOptions& options, int64_t batch_size, torch::Dtype type,
+                           double tolerance) {
   SCOPED_TRACE("world " + std::to_string(world) + ", batch " + std::to_string(batch_size));
   auto single = make();
   single->to(type);
@@ -133,7 +131,7 @@ void expect_equal_training(Make make, c10::IntArrayRef sample_shape, int64_t cla
       for (auto& item : module->named_parameters())
         item.value().copy_(start.at(item.key()) * (1 + rank.index()));  // only rank 0's are right
     }
-    DataParallel net(module, rank);
+    DataParallel net(module, rank, options);
     torch::optim::SGD sgd(net->parameters(), 0.1);
     for (size_t i = 0; i < steps.size(); ++i) {
       sgd.zero_grad(/*set_to_none=*/i % 2 == 0);
@@ -150,33 +148,49 @@ void expect_equal_training(Make make, c10::IntArrayRef sample_shape, int64_t cla
   });
 }
 
-class Worlds : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4, 5));
+struct Buckets {
+  std::string name;
+  DataParallelOptions options;
+};
+const Buckets many{"Many", {.bucket_bytes = 64, .first_bucket_bytes = 1}};
+const Buckets one{"One", {.bucket_bytes = 1 << 30, .first_bucket_bytes = 1 << 30}};
+const Buckets afterwards{"Afterwards", {.bucket_bytes = 1000, .overlap = false}};
+
+class Worlds : public testing::TestWithParam<std::tuple<int, Buckets>> {
+ protected:
+  static int world() { return std::get<0>(GetParam()); }
+  static const DataParallelOptions& options() { return std::get<1>(GetParam()).options; }
+};
+INSTANTIATE_TEST_SUITE_P(Sizes, Worlds,
+                         testing::Combine(testing::Values(1, 2, 3, 4, 5), testing::Values(many, one, afterwards)),
+                         [](const auto& info) {
+                           return std::to_string(std::get<0>(info.param)) + "Ranks" + std::get<1>(info.param).name;
+                         });
 
 TEST_P(Worlds, LeNetTrainsAsOnOneDevice) {
   const auto make = [] { return lockstep::LeNet(/*seed=*/1).ptr(); };
   for (const int64_t batch : {8, 7, 3, 1}) {
-    expect_equal_training(make, {1, 28, 28}, 10, GetParam(), batch, torch::kDouble, 1e-12);
+    expect_equal_training(make, {1, 28, 28}, 10, world(), options(), batch, torch::kDouble, 1e-12);
   }
-  expect_equal_training(make, {1, 28, 28}, 10, GetParam(), 13, torch::kFloat, 1e-5);
+  expect_equal_training(make, {1, 28, 28}, 10, world(), options(), 13, torch::kFloat, 1e-5);
 }
 
 TEST_P(Worlds, ModulesOfAllKindsTrainAsOnOneDevice) {
-  std::mt19937 random(GetParam());
+  std::mt19937 random(world());
   for (int round = 0; round < 10; ++round) {
     const auto batch = std::uniform_int_distribution<int64_t>(1, 20)(random);
-    expect_equal_training([] { return std::make_shared<SharedMlp>(); }, {6}, 3, GetParam(), batch, torch::kDouble,
-                          1e-12);
-    expect_equal_training([] { return std::make_shared<UnusedBranch>(); }, {6}, 3, GetParam(), batch, torch::kDouble,
-                          1e-12);
-    expect_equal_training([] { return std::make_shared<UnusedBranch>(); }, {6}, 3, GetParam(), batch, torch::kFloat,
-                          1e-5);
+    expect_equal_training([] { return std::make_shared<SharedMlp>(); }, {6}, 3, world(), options(), batch,
+                          torch::kDouble, 1e-12);
+    expect_equal_training([] { return std::make_shared<UnusedBranch>(); }, {6}, 3, world(), options(), batch,
+                          torch::kDouble, 1e-12);
+    expect_equal_training([] { return std::make_shared<UnusedBranch>(); }, {6}, 3, world(), options(), batch,
+                          torch::kFloat, 1e-5);
   }
 }
 
 TEST_P(Worlds, RandomLayersTrainAsOnOneDevice) {
   for (int round = 0; round < 10; ++round) {
-    std::mt19937 random(100 * GetParam() + round);
+    std::mt19937 random(100 * world() + round);
     const auto pick = [&](int64_t low, int64_t high) {
       return std::uniform_int_distribution<int64_t>(low, high)(random);
     };
@@ -191,12 +205,12 @@ TEST_P(Worlds, RandomLayersTrainAsOnOneDevice) {
       net->push_back(torch::nn::Linear(width, classes));
       return net;
     };
-    expect_equal_training(make, {inputs}, classes, GetParam(), pick(1, 30), torch::kDouble, 1e-12);
+    expect_equal_training(make, {inputs}, classes, world(), options(), pick(1, 30), torch::kDouble, 1e-12);
   }
 }
 
 TEST_P(Worlds, ParametersAndBuffersStartAsRankZeros) {
-  lockstep::run(cpus(GetParam()), [](Rank& rank) {
+  lockstep::run(cpus(world()), [](Rank& rank) {
     auto module = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
     {
       const torch::NoGradGuard no_grad;
@@ -210,7 +224,7 @@ TEST_P(Worlds, ParametersAndBuffersStartAsRankZeros) {
 }
 
 TEST_P(Worlds, BranchesThatOnlySomeRanksUseAreAveraged) {
-  const int world = GetParam();
+  const int world = Worlds::world();
   Branches single;
   const Tensor inputs = torch::randn({world, 6}), targets = torch::arange(world) % 3;
   Tensor loss = torch::zeros({});
@@ -219,7 +233,7 @@ TEST_P(Worlds, BranchesThatOnlySomeRanksUseAreAveraged) {
   loss.backward();
   const auto expected = copy_of(single.named_parameters(), true);
   lockstep::run(cpus(world), [&](Rank& rank) {
-    DataParallel net(Branches(), rank);
+    DataParallel net(Branches(), rank, options());
     {
       const torch::NoGradGuard no_grad;
       for (auto& item : net->named_parameters()) item.value().copy_(single.named_parameters()[item.key()]);
@@ -230,7 +244,7 @@ TEST_P(Worlds, BranchesThatOnlySomeRanksUseAreAveraged) {
 }
 
 TEST_P(Worlds, NoSyncAccumulatesAndLaterCallsAddUp) {
-  const int world = GetParam();
+  const int world = Worlds::world();
   std::vector<Batch> batches;
   for (const int64_t size : {5, 2, 9, 4}) batches.push_back(whole_batch(size, {6}, 3, torch::kDouble));
   const auto make = [] {
@@ -243,7 +257,7 @@ TEST_P(Worlds, NoSyncAccumulatesAndLaterCallsAddUp) {
   const auto expected = copy_of(single->named_parameters(), true);
 
   lockstep::run(cpus(world), [&](Rank& rank) {
-    DataParallel net(make(), rank);
+    DataParallel net(make(), rank, options());
     {
       const torch::NoGradGuard no_grad;
       for (auto& item : net->named_parameters()) item.value().copy_(single->named_parameters()[item.key()]);
@@ -259,6 +273,82 @@ TEST_P(Worlds, NoSyncAccumulatesAndLaterCallsAddUp) {
     net.loss(part_of_batch(batches[2], rank), F::cross_entropy).backward();
     net.loss(part_of_batch(batches[3], rank), F::cross_entropy).backward();  // again, without zero_grad
     expect_near(copy_of(net->named_parameters(), true), expected, 1e-12);
+  });
+}
+
+// Several backward calls before a step, each averaged, then the gradients' global norm clipped.
+TEST_P(Worlds, ClippingAndSeveralBackwardCallsPerStepTrainAsOnOneDevice) {
+  const auto make = [] {
+    auto module = std::make_shared<SharedMlp>();
+    module->to(torch::kDouble);
+    return module;
+  };
+  std::vector<Batch> batches;
+  for (const int64_t size : {5, 1, 9, 4, 3, 7}) batches.push_back(whole_batch(size, {6}, 3, torch::kDouble));
+  const double max_norm = 0.1;  // well below the gradients' norm
+  const auto train = [&](SharedMlp& module, const std::function<void(const Batch&)>& backward) {
+    torch::optim::SGD sgd(module.parameters(), 0.5);
+    for (size_t i = 0; i < batches.size(); i += 2) {
+      sgd.zero_grad(/*set_to_none=*/i == 0);
+      backward(batches[i]);
+      backward(batches[i + 1]);
+      EXPECT_GT(torch::nn::utils::clip_grad_norm_(module.parameters(), max_norm), max_norm);
+      sgd.step();
+    }
+  };
+  const auto single = make();
+  const auto start = copy_of(single->named_parameters(), false);
+  train(*single, [&](const Batch& batch) { F::cross_entropy(single->forward(batch.x), batch.y).backward(); });
+  const auto expected = copy_of(single->named_parameters(), false);
+
+  lockstep::run(cpus(world()), [&](Rank& rank) {
+    DataParallel net(make(), rank, options());
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& item : net->named_parameters()) item.value().copy_(start.at(item.key()));
+    }
+    train(*net, [&](const Batch& batch) { net.loss(part_of_batch(batch, rank), F::cross_entropy).backward(); });
+    expect_near(copy_of(net->named_parameters(), false), expected, 1e-12);
+  });
+}
+
+// k minibatches per step, with gradients that are undefined, zeroed, or left from before.
+TEST_P(Worlds, AccumulationOverMinibatchesTrainsAsOnOneDevice) {
+  std::vector<Batch> batches;
+  for (const int64_t size : {5, 2, 9, 4, 3, 1, 8, 6, 2}) batches.push_back(whole_batch(size, {6}, 3, torch::kDouble));
+  const auto make = [] {
+    auto module = std::make_shared<UnusedBranch>();
+    module->to(torch::kDouble);
+    return module;
+  };
+  const auto single = make();
+  const auto start = copy_of(single->named_parameters(), false);
+  const auto train = [&](UnusedBranch& module, const std::function<void(const Batch&, bool last)>& backward) {
+    torch::optim::SGD sgd(module.parameters(), 0.1);
+    for (size_t i = 0; i < batches.size(); ++i) {
+      const bool last = i % 3 == 2;
+      backward(batches[i], last);
+      if (!last) continue;
+      sgd.step();
+      if (i > 3) sgd.zero_grad(/*set_to_none=*/i % 2 == 0);
+    }
+  };
+  train(*single, [&](const Batch& batch, bool) { F::cross_entropy(single->forward(batch.x), batch.y).backward(); });
+  const auto expected = copy_of(single->named_parameters(), false);
+
+  lockstep::run(cpus(world()), [&](Rank& rank) {
+    DataParallel net(make(), rank, options());
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& item : net->named_parameters()) item.value().copy_(start.at(item.key()));
+    }
+    train(*net, [&](const Batch& batch, bool last) {
+      auto loss = net.loss(part_of_batch(batch, rank), F::cross_entropy);
+      if (last) return loss.backward();
+      const auto guard = net.no_sync();
+      loss.backward();
+    });
+    expect_near(copy_of(net->named_parameters(), false), expected, 1e-12);
   });
 }
 

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 #include <lockstep/data.hpp>
 
 #include <algorithm>
@@ -67,6 +68,38 @@ TEST_F(FashionMnistTest, NamesEveryMissingFile) {
                              HasSubstr("t10k-labels-idx1-ubyte"), Not(HasSubstr("train-labels"))));
   EXPECT_THAT(error_of([&] { load_fashion_mnist(folder_ / "nowhere"); }),
               AllOf(HasSubstr("nowhere"), HasSubstr("no such folder")));
+}
+
+// Root reads everything; so for one scope root is nobody.
+class NotRoot {
+ public:
+  NotRoot() : before_(geteuid()) {
+    if (before_ == 0) EXPECT_EQ(seteuid(65534), 0);
+  }
+  ~NotRoot() { EXPECT_EQ(seteuid(before_), 0); }
+
+ private:
+  uid_t before_;
+};
+
+TEST_F(FashionMnistTest, SaysWhyAFolderCannotBeSeen) {
+  EXPECT_THAT(error_of([&] { load_fashion_mnist(folder_ / "t10k-images-idx3-ubyte"); }), HasSubstr("not a folder"));
+  std::filesystem::create_directory(folder_ / "within");
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms::none);
+  {
+    const NotRoot nobody;
+    EXPECT_THAT(error(), AllOf(HasSubstr("Permission denied"), Not(HasSubstr("lacks"))));
+    EXPECT_THAT(error_of([&] { load_fashion_mnist(folder_ / "within"); }), HasSubstr("Permission denied"));
+  }
+  std::filesystem::permissions(folder_.path(), std::filesystem::perms::owner_all);
+}
+
+TEST(DatasetTest, OnItsOwnDeviceIsNoCopy) {
+  const ImageData data = synthetic_images(10, 5);
+  const Dataset there = data.train.to(c10::Device(at::kCPU));
+  EXPECT_EQ(there.x.const_data_ptr(), data.train.x.const_data_ptr());
+  EXPECT_EQ(there.y.const_data_ptr(), data.train.y.const_data_ptr());
+  EXPECT_EQ(there.x.scalar_type(), at::kByte);
 }
 
 TEST_F(FashionMnistTest, RefusesCountsThatDiffer) {

@@ -66,6 +66,15 @@ TEST_F(MetricsTest, WritesOneJsonObjectPerLine) {
   EXPECT_THAT(folder_.names(), ElementsAre("metrics.jsonl"));
 }
 
+TEST_F(MetricsTest, SaysOnEveryLineThatDataAreSynthetic) {
+  write_metrics(folder_ / "metrics.jsonl", some_history(2), /*synthetic=*/true);
+  const std::string text = folder_.read("metrics.jsonl");
+  for (size_t line = 0; line < text.size(); line = text.find('\n', line) + 1) {
+    EXPECT_THAT(text.substr(line, text.find('\n', line) - line), EndsWith(",\"data\":\"synthetic\"}"));
+  }
+  EXPECT_EQ(read_metrics(folder_ / "metrics.jsonl").size(), 2u);
+}
+
 TEST_F(MetricsTest, KeepsALossThatDiverged) {
   write_metrics(folder_ / "metrics.jsonl", {{1, std::nan(""), 0.1, 0.1, 1}, {2, INFINITY, 0.1, 0.1, 1}});
   EXPECT_THAT(folder_.read("metrics.jsonl"), HasSubstr("\"train_loss\":null"));
@@ -194,7 +203,8 @@ class FailingGnuplotTest : public testing::Test {
 
 TEST_F(FailingGnuplotTest, SaysWhatGnuplotSaid) {
   FakeGnuplot gnuplot("echo 'line 7: no such thing' >&2; echo half a picture; exit 3");
-  EXPECT_THAT(error(), AllOf(HasSubstr("curve.svg"), HasSubstr("exit code 3"), HasSubstr("line 7: no such thing")));
+  EXPECT_THAT(error(), AllOf(HasSubstr("curve.svg"), HasSubstr("exit code 3"), HasSubstr("line 7: no such thing"),
+                             Not(HasSubstr("gnuplot-nox"))));
 }
 
 TEST_F(FailingGnuplotTest, SaysThatItIsMissing) {

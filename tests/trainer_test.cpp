@@ -7,11 +7,13 @@
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/trainer.hpp>
+#include <nlohmann/json.hpp>
 
 #include "error_of.hpp"
 #include "small_images.hpp"
 
 #include <fstream>
+#include <map>
 
 namespace {
 
@@ -69,6 +71,36 @@ TEST_F(Trainer, GivesTheSameMetricsAndWeightsOnAnyNumberOfDevices) {
     for (const auto& item : net->named_parameters())
       EXPECT_TRUE(torch::allclose(mine[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
   }
+}
+
+TEST_F(Trainer, TracesForwardBackwardBucketsAndUpdateOfEveryRank) {
+  TrainOptions traced = options(3);
+  traced.trace = runs_ / "trace.json";
+  std::vector<std::string> warnings;
+  lockstep::train(traced, {.on_warning = [&](const std::string& text) { warnings.push_back(text); }});
+  EXPECT_THAT(warnings, testing::IsEmpty());
+  // Two epochs of 5 steps, of which the first 2 are not traced. Per rank and name: how many.
+  std::map<int, std::map<std::string, int>> begun;
+  const auto timeline = nlohmann::json::parse(std::ifstream(traced.trace));
+  for (const auto& event : timeline.at("traceEvents")) {
+    const auto name = event.at("name").get<std::string>(), phase = event.at("ph").get<std::string>();
+    if (phase == "X" || phase == "b") ++begun[event.at("pid").get<int>()][name];
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    for (const char* const name :
+         {"lockstep::forward", "lockstep::backward", "lockstep::bucket 0 allreduce", "lockstep::update"}) {
+      EXPECT_EQ(begun[rank][name], 8) << rank << " " << name;
+    }
+    EXPECT_GE(begun[rank]["aten::convolution"], 16) << rank;
+  }
+
+  TrainOptions short_run = options(2);
+  short_run.batch_size = 150;
+  short_run.trace = runs_ / "short.json";
+  lockstep::train(short_run, {.on_warning = [&](const std::string& text) { warnings.push_back(text); }});
+  EXPECT_THAT(warnings, ElementsAre(HasSubstr("short.json has no timeline")));
+  short_run.trace = runs_ / "no folder" / "trace.json";
+  EXPECT_THAT(error_of([&] { lockstep::train(short_run); }), HasSubstr("trace.json"));
 }
 
 TEST_F(Trainer, Learns) {
@@ -239,6 +271,79 @@ TEST(TrainOptionsJson, NamesWhatIsWrong) {
   EXPECT_THAT(text(R"({"learning_rate": 1})"), HasSubstr("unknown key \"learning_rate\""));
   EXPECT_THAT(text(R"({"devices": "tpu"})"), HasSubstr("tpu"));
   EXPECT_EQ(lockstep::train_options_from_json("{}").batch_size, 256);
+}
+
+TEST(TrainOptionsJson, RefusesValuesThatWouldBeChanged) {
+  for (const auto& [json, key] :
+       std::vector<std::pair<std::string, std::string>>{{R"({"epochs": 2.7})", "epochs"},
+                                                        {R"({"epochs": 1e99})", "epochs"},
+                                                        {R"({"epochs": 2147483648})", "epochs"},
+                                                        {R"({"epochs": true})", "epochs"},
+                                                        {R"({"threads_per_rank": -99999999999})", "threads_per_rank"},
+                                                        {R"({"batch_size": 32.9})", "batch_size"},
+                                                        {R"({"batch_size": 9223372036854775808})", "batch_size"},
+                                                        {R"({"seed": -1})", "seed"},
+                                                        {R"({"seed": 18446744073709551616})", "seed"},
+                                                        {R"({"lr": true})", "lr"},
+                                                        {R"({"data_dir": 5})", "data_dir"}}) {
+    EXPECT_THAT(error_of([&, &text = json] { lockstep::train_options_from_json(text); }),
+                AllOf(HasSubstr("\"" + key + "\""), HasSubstr("it must be")))
+        << json;
+  }
+  EXPECT_EQ(lockstep::train_options_from_json(R"({"lr": 1})").lr, 1);
+  EXPECT_EQ(lockstep::train_options_from_json(R"({"seed": 18446744073709551615})").seed, 18446744073709551615u);
+}
+
+TEST(TrainOptionsJson, DoesNotAskForDevicesThatAreReplaced) {
+  for (const char* json : {R"({"devices": "cuda:77"})", R"({"devices": "cuda"})"}) {
+    EXPECT_EQ(lockstep::train_options_from_json(json, cpus(2)).devices, cpus(2));
+  }
+  EXPECT_THAT(error_of([] { lockstep::train_options_from_json(R"({"devices": "cuda:77"})"); }), HasSubstr("cuda:77"));
+}
+
+// Each in a process of its own, since peak memory is a whole process's. 47 MB of images as bytes would be 188 as float.
+int64_t peak_memory_of_a_start(const TrainOptions& settings) {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::stop_source stop;
+    lockstep::TrainCallbacks callbacks;
+    callbacks.stop = stop.get_token();
+    callbacks.on_step = [&](const lockstep::StepProgress&) { stop.request_stop(); };
+    _exit(lockstep::train(settings, callbacks).stopped ? 0 : 1);
+  }
+  int status = 0;
+  rusage usage{};
+  EXPECT_EQ(wait4(child, &status, 0, &usage), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  return usage.ru_maxrss * 1024;
+}
+
+TEST_F(Trainer, ImagesAreInMemoryOnceForAllRanks) {
+  constexpr int64_t images = 60'000, pixels = 28 * 28;
+  images_.write("train-images-idx3-ubyte", lockstep::idx_bytes({images, 28, 28}, std::string(images * pixels, 'x')));
+  images_.write("train-labels-idx1-ubyte", lockstep::idx_bytes({images}, std::string(images, '\1')));
+  const auto one = peak_memory_of_a_start(options(1));
+  const auto four = peak_memory_of_a_start(options(4));
+  EXPECT_LT(four - one, images * pixels * 4 / 2);  // not even half a copy as float for three ranks more
+}
+
+TEST_F(Trainer, ARunThatFailsInItsFirstEpochLeavesNothing) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "new" / "run";
+  const auto fail = [&] {
+    lockstep::TrainCallbacks callbacks;
+    callbacks.on_step = [](const lockstep::StepProgress&) { throw lockstep::Error("enough"); };
+    return error_of([&] { lockstep::train(settings, callbacks); });
+  };
+  EXPECT_THAT(fail(), HasSubstr("enough"));
+  EXPECT_THAT(runs_.names(), testing::IsEmpty());
+  // A folder that was there before stays, and what else is in it.
+  fs::create_directory(runs_ / "new");
+  runs_.write("new/notes.txt", "");
+  EXPECT_THAT(fail(), HasSubstr("enough"));
+  EXPECT_THAT(runs_.names(), ElementsAre("new"));
+  EXPECT_FALSE(fs::exists(settings.run_dir));
+  EXPECT_TRUE(fs::exists(runs_ / "new/notes.txt"));
 }
 
 TEST(EvaluateRun, SaysWhatIsMissing) {

@@ -23,14 +23,16 @@ struct Dataset {
   at::Tensor y;
 
   int64_t size() const { return x.size(0); }
+  // Itself, sharing memory, if it lies there already; otherwise a copy.
   Dataset to(const c10::Device& device) const { return {x.to(device), y.to(device)}; }
 };
 
+// An image set as it is read once per process, on the CPU; ranks on the CPU share its tensors.
 struct ImageData {
-  Dataset train;
-  Dataset test;
-  std::string source;  // for people: a folder, or "synthetic (...)"
-  bool synthetic = false;
+  Dataset train;           // what gradients come from
+  Dataset test;            // what accuracy is measured on
+  std::string source;      // for people: a folder, or "synthetic (...)"
+  bool synthetic = false;  // made up: whatever shows results must say so
 };
 
 // Fashion-MNIST from `dir` (four IDX files, gzipped or plain); with an empty `dir` from the places where Debian's

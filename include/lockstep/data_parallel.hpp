@@ -3,8 +3,10 @@
 //
 // The contract: after net.loss(batch, criterion).backward() every rank's gradients are those of the mean loss over the
 // whole global batch, however it was split (uneven and empty parts too), added in a fixed order; equal on all ranks.
-// Used by its rank's thread only. Cost: one allreduce per step and dtype, after backward, over a flat buffer that the
-// gradients are views of.
+// Used by its rank's thread only. Cost: every gradient is averaged once per backward(), in buckets whose allreduces run
+// while backward still computes earlier layers' gradients. A parameter's .grad is a view into its bucket: clipping and
+// optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is copied. A gradient that is kept
+// beyond the next backward() must be cloned.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -19,6 +21,12 @@
 
 namespace lockstep {
 
+struct DataParallelOptions {
+  int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds as many bytes of gradients
+  int64_t first_bucket_bytes = 256 << 10;  // of the first bucket, so that averaging starts early
+  bool overlap = true;                     // false: every bucket is averaged after backward
+};
+
 // One replica's share of the work that does not depend on the module's type.
 class Replica;
 
@@ -27,7 +35,8 @@ class Loss {
  public:
   // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
   // add up over several calls, as in LibTorch. A parameter that no rank used gets a zero gradient. All ranks must call
-  // it, also those with an empty part. Throws Error: a sparse gradient; and as Rank::allreduce does.
+  // it, also those with an empty part. Throws Error: a sparse gradient; and as Rank::allreduce does. After an exception
+  // this rank is out of step with the others: every later call throws.
   void backward();
 
   torch::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
@@ -58,7 +67,8 @@ class NoSync {
 
 // Moves `module` to the rank's device and copies rank 0's parameters and buffers to all ranks. Throws Error on every
 // rank if the ranks' modules differ in their number of tensors, a shape or a type.
-std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module, Rank& rank);
+std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module, Rank& rank,
+                                      const DataParallelOptions& options);
 // See DataParallel::mean.
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
                int64_t global_size);
@@ -68,12 +78,14 @@ class DataParallel {
  public:
   // Makes the replicas equal: the module moves to rank.device(), parameters and buffers become rank 0's. Create
   // optimizers afterwards. Takes a module by value, a module holder (TORCH_MODULE) or a shared_ptr. Throws Error on
-  // every rank if the ranks' modules differ.
-  DataParallel(std::shared_ptr<Module> module, Rank& rank)
-      : module_(std::move(module)), replica_(make_replica(module_, rank)) {}
-  DataParallel(Module module, Rank& rank) requires std::derived_from<Module, torch::nn::Module>
-      : DataParallel(std::make_shared<Module>(std::move(module)), rank) {}
-  DataParallel(torch::nn::ModuleHolder<Module> holder, Rank& rank) : DataParallel(holder.ptr(), rank) {}
+  // every rank if the ranks' modules differ; an option below 1.
+  DataParallel(std::shared_ptr<Module> module, Rank& rank, const DataParallelOptions& options = {})
+      : module_(std::move(module)), replica_(make_replica(module_, rank, options)) {}
+  DataParallel(Module module, Rank& rank, const DataParallelOptions& options = {})  //
+      requires std::derived_from<Module, torch::nn::Module>
+      : DataParallel(std::make_shared<Module>(std::move(module)), rank, options) {}
+  DataParallel(torch::nn::ModuleHolder<Module> holder, Rank& rank, const DataParallelOptions& options = {})
+      : DataParallel(holder.ptr(), rank, options) {}
 
   Module* operator->() const { return module_.get(); }
   Module& operator*() const { return *module_; }
@@ -117,6 +129,6 @@ template <class Holder>
 requires requires {
   typename Holder::ContainedType;
 }
-DataParallel(Holder, Rank&)->DataParallel<typename Holder::ContainedType>;
+DataParallel(Holder, Rank&, const DataParallelOptions& = {})->DataParallel<typename Holder::ContainedType>;
 
 }  // namespace lockstep

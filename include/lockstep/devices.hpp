@@ -34,9 +34,10 @@ Devices default_devices();
 //   "cpu"            one CPU rank             "cuda"            every GPU
 //   "cpu,cpu"        two CPU ranks            "cuda:0,cuda:1"   these two GPUs
 //   "2xcpu"          two CPU ranks            "2xcuda:0"        two ranks that share one GPU
-// Blanks around a name or a number do not matter. Throws Error: empty or unreadable text; a GPU that is not there (the
-// text lists those that are); no device or more than 1024; CPU and GPU in one list, since ranks of one run exchange
-// tensors of one device type.
+// Blanks around a name or a number do not matter. Section: the list `devices = [d2l.try_gpu(i) for i in
+// range(num_gpus)]` ("Training"), written by a user. Throws Error: empty or unreadable text; a GPU that is not there
+// (the text lists those that are); no device or more than 1024; CPU and GPU in one list, since ranks of one run
+// exchange tensors of one device type.
 Devices parse_devices(std::string_view spec);
 
 // The same for a machine with `gpu_count` GPUs.
@@ -60,12 +61,13 @@ int cpu_cores();
 
 struct GpuInfo {
   c10::Device device;
-  std::string name;  // as the driver gives it; empty if this build has no CUDA part
-  int64_t free_bytes = 0;
-  int64_t total_bytes = 0;
+  std::string name;         // as the driver gives it; empty if this build has no CUDA part
+  int64_t free_bytes = 0;   // now, whoever uses the rest
+  int64_t total_bytes = 0;  // of the GPU's memory
 };
 
-// One entry per GPU, in the order of their indices.
+// One entry per GPU that LibTorch can use, in the order of their indices: names from the CUDA runtime, memory from
+// LibTorch's allocator. None without GPUs. Throws Error that names the GPU which does not answer.
 std::vector<GpuInfo> gpus();
 
 }  // namespace lockstep

@@ -11,7 +11,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <stop_token>
 
 namespace lockstep {
 

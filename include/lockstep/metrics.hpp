@@ -19,16 +19,18 @@ struct EpochMetrics {
   double seconds = 0;         // of the epoch's training, devices synchronised, evaluation not counted
 };
 
-// Writes one JSON object per line and epoch; a loss that is not finite as null, which is read back as NaN. Throws
-// Error; the file of before stays as it was.
-void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history);
+// Writes one JSON object per line and epoch; a loss that is not finite as null, which is read back as NaN. With
+// `synthetic` every line says that the data were (read_metrics does not mind). Throws Error; the file of before stays
+// as it was.
+void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, bool synthetic = false);
 
 // Reads what write_metrics wrote. Throws Error that names the file and the line.
 std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file);
 
 // Draws train loss, train accuracy and test accuracy over the epochs with gnuplot (the section's animated plot): an SVG
 // or a PNG, by the file's extension. Values that are not finite leave a gap. Takes some tens of milliseconds. Throws
-// Error if there is no epoch, or gnuplot is missing, fails or hangs (it gets 10 s); the file of before stays as it was.
+// Error if there is no epoch, or gnuplot is missing (the text says which package has it), fails or hangs (it gets 10
+// s); the file of before stays as it was.
 void draw_curve(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, const std::string& title);
 
 }  // namespace lockstep

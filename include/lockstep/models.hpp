@@ -20,21 +20,28 @@ namespace lockstep {
 // first epoch.) LibTorch's generator takes the seed's low 32 bits. Section: "A Toy Network".
 std::vector<torch::Tensor> lenet_params(uint64_t seed = 0);
 
-// The network's 10 logits [n, 10] for images `x` [n, 1, 28, 28] (section: `lenet(X, params)`).
+// The network's 10 logits [n, 10] for images `x` [n, 1, 28, 28]: numbers in [0, 1], of the parameters' type and on
+// their device. Section: `lenet(X, params)` ("A Toy Network"). Throws Error that shows both shapes: images of another
+// shape, parameters of another number or shape than lenet_params gives.
 torch::Tensor lenet(const torch::Tensor& x, const std::vector<torch::Tensor>& params);
 
 // The same network as a torch::nn::Module: conv1, conv2, fc1, fc2.
 class LeNetImpl : public torch::nn::Module {
  public:
+  // With the weights of lenet_params(seed): float32 on the CPU.
   explicit LeNetImpl(uint64_t seed = 0);
-  torch::Tensor forward(const torch::Tensor& x);  // [n, 1, 28, 28] -> logits [n, 10]
+
+  // As lenet(): [n, 1, 28, 28] -> logits [n, 10]. Throws Error for images of another shape.
+  torch::Tensor forward(const torch::Tensor& x);
 
   torch::nn::Conv2d conv1, conv2;
   torch::nn::Linear fc1, fc2;
 };
 TORCH_MODULE(LeNet);
 
-// Copies the list's values into the module (W3 and W4 transposed, as torch::nn::Linear keeps them).
+// Copies the list's values into the module (W3 and W4 transposed, as torch::nn::Linear keeps them), converted to its
+// type and device. Throws Error, before anything is changed, for a list of another number of parameters or another
+// shape: the text shows both.
 void load_lenet_params(LeNet& net, const std::vector<torch::Tensor>& params);
 
 }  // namespace lockstep

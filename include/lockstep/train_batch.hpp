@@ -17,7 +17,8 @@
 namespace lockstep {
 
 // An independent copy of `params` on `device`, each tensor a leaf that requires gradients, its gradient attached and
-// zero. Section: `get_params` ("Data Synchronization").
+// zero. Section: `get_params` ("Data Synchronization"). Throws Error that names the place of an undefined tensor, and
+// LibTorch's c10::Error for a type that has no gradients (integers) or a device that is not there.
 std::vector<at::Tensor> get_params(const std::vector<at::Tensor>& params, const c10::Device& device);
 
 // Trains one global minibatch `x` [n, 1, 28, 28], `y` [n] (int64) of LeNet: splits it, runs forward and backward on all
@@ -45,8 +46,10 @@ struct ScratchOptions {
 };
 
 // Trains LeNet from scratch on `data` over try_gpus(num_devices) and evaluates it on device 0 after every epoch.
-// EpochMetrics::seconds times the training alone. Section: `train(num_gpus, batch_size, lr)`. Throws Error before the
-// first step: num_devices, batch_size or epochs < 1, lr negative or not finite, a training or test set without samples.
+// EpochMetrics::seconds times the training alone. Section: `train(num_gpus, batch_size, lr)` ("Training"). Throws Error
+// before the first step: num_devices, batch_size or epochs < 1, lr negative or not finite, a training or test set
+// without samples. After it, as train_batch does: data that are not images and class indices, a device that fails or
+// has no memory left; and whatever on_epoch throws.
 std::vector<EpochMetrics> train(int num_devices, int64_t batch_size, double lr, const ImageData& data,
                                 const ScratchOptions& options = {});
 

@@ -6,10 +6,10 @@
 #pragma once
 
 #include <lockstep/devices.hpp>
+#include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/metrics.hpp>
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -28,14 +28,18 @@ struct TrainOptions {
   int64_t batch_size = 256;             // of the global batch
   double lr = 0.2;                      // of plain SGD
   int epochs = 10;
-  uint64_t seed = 0;                   // of the weights and of the order of the samples
+  uint64_t seed = 1;                   // of the weights and of the order of the samples (why 1: docs/results)
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
+  std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON; of
+                                       // a launcher's process N, of its ranks alone, with .N before the extension
 };
 
-// All of the options as JSON text, enough to run again; and back. from_json throws Error that names the key; absent
-// keys keep their defaults.
+// All of the options but the trace as JSON text, enough to run again; and back. to_json throws Error for a path that is
+// not UTF-8. from_json throws Error that names the key: one that is not known, or a value of another type or out of its
+// range, which is never rounded or cut; absent keys keep their defaults. The text's devices are parsed for this
+// machine, so they must be there, unless `devices` names others in their place.
 std::string to_json(const TrainOptions& options);
-TrainOptions train_options_from_json(const std::string& text);
+TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 
 struct StepProgress {
   int epoch = 0;     // from 1
@@ -46,7 +50,7 @@ struct StepProgress {
 };
 
 struct TrainCallbacks {
-  std::function<void(const std::string& source)> on_data = {};  // once, when the data are loaded
+  std::function<void(const std::string& source)> on_data = {};  // once, when the data are loaded and run_dir is taken
   std::function<void(const StepProgress&)> on_step = {};  // at most some ten times a second, and at the end of an epoch
   std::function<void(const EpochMetrics&)> on_epoch = {};  // after each epoch's evaluation, its files written
   std::function<void(const std::string& message)> on_warning =
@@ -61,17 +65,29 @@ struct TrainResult {
   double seconds_per_epoch() const;  // mean over the finished epochs; 0 if there are none
 };
 
+// A run_dir that holds another run, or a file that a run would overwrite. Of two runs that want one folder at the same
+// time, one gets it and the other this error.
+class RunExists : public Error {
+ public:
+  using Error::Error;
+};
+
 // Trains, and after every epoch evaluates and writes into run_dir: config.json (first), metrics.jsonl,
-// model.safetensors, curve.svg; curve.png at the end. Throws Error before the first step, with nothing written: an
-// unknown model or data set, unreadable data, batch_size or epochs < 1, lr negative or not finite, threads_per_rank <
-// 1, a device that is not there, a run_dir that cannot be written or already holds a run.
+// model.safetensors, curve.svg; curve.png at the end. On synthetic data metrics.jsonl and model.safetensors say so.
+//
+// Throws Error before the first step: an unknown model or data set, unreadable data, a data_dir beside synthetic data,
+// batch_size or epochs < 1, lr negative or too large for a float, threads_per_rank < 1 or > 1024, a device that is not
+// there, a run_dir that cannot be written; RunExists. After it: a rank that fails (memory, a GPU), a file that cannot
+// be written (a full disk), an exception from a callback; the Error names the rank or the file, and finished epochs
+// stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its files nor the
+// folders that it made.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {
   Devices devices = {};  // empty: default_devices()
   int threads_per_rank = 1;
   int64_t batch_size = 256;             // over all devices at once; does not change the result
-  std::filesystem::path data_dir = {};  // empty: as the run had it
+  std::filesystem::path data_dir = {};  // of the IDX files, for a run that had some; empty: as the run had it
 };
 
 struct EvalResult : Score {
@@ -79,9 +95,10 @@ struct EvalResult : Score {
   Devices devices;
 };
 
-// Test accuracy of a kept run on several devices at once: every sample counted once, whatever the split (the section's
-// exercise). Throws Error: a folder without config.json or model.safetensors, weights of another model, unreadable
-// data.
+// Test accuracy of a kept run on several devices at once, which need not be those that it was trained on: every sample
+// counted once, whatever the split (the section's exercise). Throws Error: a folder without a readable config.json or
+// model.safetensors, weights of another model, unreadable data, a data_dir for a run on synthetic data, options that
+// train() would refuse.
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options = {});
 
 }  // namespace lockstep

@@ -1,26 +1,32 @@
 #include "comm/exchange.hpp"
 
+#include <ATen/core/grad_mode.h>
 #include <lockstep/error.hpp>
 
+#include "comm/seconds.hpp"
 #include "comm/world.hpp"
 
 #include <algorithm>
 #include <exception>
-#include <numeric>
 
 namespace lockstep::comm {
-namespace {
 
 using Clock = std::chrono::steady_clock;
+
+namespace {
 
 // Ranks that all wait for each other are told so after this time, well before their timeout. It gives another thread of
 // a rank (CUDA's backward runs on such) the chance to make the missing call.
 constexpr std::chrono::milliseconds kStallGrace{500};
 
-std::string seconds(std::chrono::milliseconds time) {
-  std::string text = std::to_string(static_cast<double>(time.count()) / 1000);
-  text.erase(text.find('.') + 2);
-  return text + " s";
+// How long a wait spins before it sleeps. Ranks that do equal work arrive within microseconds of each other, and waking
+// a sleeper takes tens of them; but a core that spins is a core that nobody else can use.
+constexpr std::chrono::microseconds kSpin{100};
+
+void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
 }
 
 }  // namespace
@@ -28,6 +34,7 @@ std::string seconds(std::chrono::milliseconds time) {
 Exchange::Exchange(Devices devices, std::chrono::milliseconds timeout)
     : devices_(std::move(devices)),
       timeout_(timeout),
+      can_spin_(static_cast<int>(devices_.size()) <= cpu_cores()),
       streams_(devices_),
       left_(devices_.size()),
       next_collective_(devices_.size()),
@@ -39,22 +46,18 @@ std::shared_ptr<Operation> Exchange::post(int rank, Call call) {
   const uint64_t number = next_collective_[rank]++;
   auto& slot = collectives_[number];
   if (!slot) {
-    slot = std::make_shared<Operation>();
-    slot->title_ = "collective call " + std::to_string(number);
-    slot->members_.resize(devices_.size());
-    std::iota(slot->members_.begin(), slot->members_.end(), 0);
-  }
-  const auto operation = slot;
-  if (!operation->calls_.empty()) {
-    const auto& [other, theirs] = *operation->calls_.begin();
-    if (theirs.text != call.text) {
-      fail(rank, "the ranks' calls differ at " + operation->title_ + ": " + name_of(other, devices_) + " called " +
-                     theirs.text + ", " + name_of(rank, devices_) + " called " + call.text +
+    slot = std::make_shared<Operation>(number, static_cast<int>(devices_.size()));
+  } else {
+    const auto& other = *std::find_if(slot->members_.begin(), slot->members_.end(), [](auto& m) { return m.posted; });
+    if (other.call.signature != call.signature) {
+      fail(rank, "the ranks' calls differ at " + slot->title() + ": " + name_of(other.rank, devices_) + " called " +
+                     other.call.signature.text() + ", " + name_of(rank, devices_) + " called " + call.signature.text() +
                      ". All ranks must make the same calls in the same order");
     }
   }
+  const auto operation = slot;
+  if (operation->posts_ + 1 == devices_.size()) collectives_.erase(number);
   join(*operation, rank, std::move(call));
-  if (operation->posted()) collectives_.erase(number);
   return operation;
 }
 
@@ -66,22 +69,18 @@ std::shared_ptr<Operation> Exchange::post_recv(int rank, int source, int tag, Ca
   return post_message({source, rank, tag}, rank, std::move(call));
 }
 
-std::shared_ptr<Operation> Exchange::post_message(Side side, int rank, Call call) {
+std::shared_ptr<Operation> Exchange::post_message(const Side& side, int rank, Call call) {
   const Lock lock(mutex_);
   throw_if_failed(rank, nullptr);
   auto& queue = messages_[side];
   const auto open =
-      std::find_if(queue.begin(), queue.end(), [&](const auto& message) { return !message->calls_.contains(rank); });
+      std::find_if(queue.begin(), queue.end(), [&](const auto& message) { return !message->member(rank).posted; });
   std::shared_ptr<Operation> operation;
   if (open != queue.end()) {
     operation = *open;
     queue.erase(open);
   } else {
-    const auto [source, destination, tag] = side;
-    operation = std::make_shared<Operation>();
-    operation->title_ =
-        "message " + std::to_string(source) + " -> " + std::to_string(destination) + ", tag " + std::to_string(tag);
-    operation->members_ = {std::min(source, destination), std::max(source, destination)};
+    operation = std::make_shared<Operation>(side);
     queue.push_back(operation);
   }
   if (queue.empty()) messages_.erase(side);
@@ -90,31 +89,58 @@ std::shared_ptr<Operation> Exchange::post_message(Side side, int rank, Call call
 }
 
 void Exchange::join(Operation& operation, int rank, Call call) {
-  operation.ready_.emplace(rank, streams_.ready(devices_[rank]));
+  auto& member = operation.member(rank);
+  member.ready = streams_.ready(devices_[rank]);
   for (const auto& tensor : call.in) streams_.keep(tensor);
   for (const auto& tensor : call.out) streams_.keep(tensor);
-  operation.calls_.emplace(rank, std::move(call));
-  if (!operation.posted()) return;
-  if (const auto& check = operation.calls_.begin()->second.check) {
-    if (const auto complaint = check(operation); !complaint.empty()) fail(rank, operation.title_ + ": " + complaint);
+  member.call = std::move(call);
+  member.time = Clock::now();
+  member.posted = true;
+  if (++operation.posts_ < operation.members_.size()) return;
+  if (const auto& check = operation.members_[0].call.check) {
+    if (const auto complaint = check(operation); !complaint.empty()) fail(rank, operation.title() + ": " + complaint);
   }
+  operation.posted_ = true;
   changed_.notify_all();
 }
 
-bool Exchange::test(Operation& operation, int rank) {
-  Lock lock(mutex_);
-  if (!operation.complete_) throw_if_failed(rank, &operation);
-  work(operation, lock);
-  if (!operation.complete_) throw_if_failed(rank, &operation);
-  if (operation.complete_) streams_.wait(operation.done_, devices_[rank]);
-  return operation.complete_;
+bool Exchange::test(Operation& operation, int rank, std::chrono::milliseconds timeout) {
+  work(operation);
+  if (operation.complete_) {
+    streams_.wait(operation.done_, devices_[rank]);
+    return true;
+  }
+  if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
+  const bool late = Clock::now() >= operation.member(rank).time + timeout;
+  if (failed_ || someone_left_ || late) {
+    const Lock lock(mutex_);
+    throw_if_failed(rank, &operation);
+    throw_if_left(rank, operation);
+    if (late && !operation.complete_) fail_late(rank, operation, timeout);
+  }
+  return false;
 }
 
 void Exchange::wait(Operation& operation, int rank, std::chrono::milliseconds timeout) {
-  if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
+  work(operation);
+  if (can_spin_) spin(operation);
+  if (!operation.complete_) sleep(operation, rank, timeout <= std::chrono::milliseconds::zero() ? timeout_ : timeout);
+  streams_.wait(operation.done_, devices_[rank]);
+}
+
+void Exchange::spin(Operation& operation) {
+  const auto end = Clock::now() + kSpin;
+  while (!operation.complete_ && !failed_ && Clock::now() < end) {
+    for (int i = 0; i < 16 && !operation.complete_; ++i) {
+      work(operation);
+      pause();
+    }
+  }
+}
+
+void Exchange::sleep(Operation& operation, int rank, std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   Lock lock(mutex_);
-  work(operation, lock);
   auto& waiting = waiting_[rank];
   waiting.push_back(&operation);
   const auto not_waiting = [&](void*) { waiting.erase(std::find(waiting.begin(), waiting.end(), &operation)); };
@@ -122,100 +148,137 @@ void Exchange::wait(Operation& operation, int rank, std::chrono::milliseconds ti
 
   while (!operation.complete_) {
     throw_if_failed(rank, &operation);
-    for (const int member : operation.members_) {
-      if (left_[member] && !operation.calls_.contains(member)) {
-        fail(rank, name_of(member, devices_) + " returned without the call that " + name_of(rank, devices_) +
-                       " waits for: " + operation.call(rank).text + " (" + operation.title_ +
-                       "). All ranks must make the same calls");
-      }
+    throw_if_left(rank, operation);
+    if (operation.has_work()) {
+      lock.unlock();
+      work(operation);
+      lock.lock();
+      continue;
     }
     const bool was_stalled = stalled();
     const auto wake = was_stalled ? std::min(deadline, Clock::now() + kStallGrace) : deadline;
-    if (changed_.wait_until(lock, wake) == std::cv_status::no_timeout || operation.complete_ || !failure_.empty()) {
-      work(operation, lock);
-    } else if (was_stalled && stalled()) {
+    if (changed_.wait_until(lock, wake) == std::cv_status::no_timeout || operation.complete_) continue;
+    if (was_stalled && stalled()) {
       fail(rank, "the ranks wait for each other: " + name_of(rank, devices_) + " waits in " +
-                     operation.call(rank).text + " (" + operation.title_ + ") for " + missing(operation) +
+                     operation.call(rank).signature.text() + " (" + operation.title() + ") for " + missing(operation) +
                      ". All ranks must make the same calls in the same order");
-    } else if (Clock::now() >= deadline) {
-      fail(rank, name_of(rank, devices_) + " waited " + seconds(timeout) + " in " + operation.call(rank).text + " (" +
-                     operation.title_ + ") for " + missing(operation) + ". If that is no error, raise the timeout");
     }
+    if (Clock::now() >= deadline) fail_late(rank, operation, timeout);
   }
-  streams_.wait(operation.done_, devices_[rank]);
 }
 
-void Exchange::work(Operation& operation, Lock& lock) {
-  while (operation.posted() && operation.next_share_ < operation.shares() && failure_.empty()) {
+void Exchange::work(Operation& operation) {
+  while (operation.has_work() && !failed_) {
     const int share = operation.next_share_++;
-    std::vector<const ReadyMark*> marks;
-    for (const auto& [rank, mark] : operation.ready_) marks.push_back(&mark);
-    const auto& task = operation.calls_.begin()->second.work;
-    lock.unlock();
-    std::string complaint;
+    if (share >= operation.shares()) return;
     try {
-      if (task) streams_.run_after(marks, [&] { task(operation, share); });
+      const at::NoGradGuard no_grad;
+      run_share(operation, share);
     } catch (const std::exception& error) {
-      complaint = error.what();
-    }
-    lock.lock();
-    if (!complaint.empty() && failure_.empty()) {
-      failure_ = operation.calls_.begin()->second.text + " (" + operation.title_ + ") failed: " + complaint;
-      changed_.notify_all();
+      end(operation.members_[0].call.signature.text() + " (" + operation.title() + ") failed: " + error.what());
       return;
     }
     if (++operation.finished_shares_ == operation.shares()) finish(operation);
   }
 }
 
+void Exchange::run_share(Operation& operation, int share) {
+  const auto& task = operation.members_[0].call.work;
+  if (!task) return;
+  if (streams_.empty()) return task(operation, share);
+  std::vector<const ReadyMark*> marks;
+  for (const auto& member : operation.members_) marks.push_back(&member.ready);
+  streams_.run_after(marks, [&] { task(operation, share); });
+}
+
 void Exchange::finish(Operation& operation) {
   try {
+    const at::NoGradGuard no_grad;
     streams_.run_after({}, [&] {
-      for (auto& [rank, call] : operation.calls_) {
-        for (auto& [to, from] : call.back) to.copy_(from, /*non_blocking=*/true);
+      for (const auto& member : operation.members_) {
+        for (const auto& [to, from] : member.call.back) to.copy_(from, /*non_blocking=*/true);
       }
     });
     operation.done_ = streams_.done();
-    operation.complete_ = true;
   } catch (const std::exception& error) {
-    failure_ = operation.title_ + " failed: " + error.what();
+    return end(operation.title() + " failed: " + error.what());
   }
+  operation.complete_ = true;
+  const Lock lock(mutex_);  // after complete_, so that nobody who saw it unset is asleep yet or misses this
   changed_.notify_all();
 }
 
 void Exchange::abort(int rank, const std::string& reason) {
-  const Lock lock(mutex_);
-  if (failure_.empty()) failure_ = reason;
-  left_[rank] = true;
-  changed_.notify_all();
+  end(reason);
+  leave(rank);
 }
 
 void Exchange::leave(int rank) {
   const Lock lock(mutex_);
   left_[rank] = true;
+  someone_left_ = true;
+  changed_.notify_all();
+  if (failure_.empty() && std::find(left_.begin(), left_.end(), false) == left_.end()) throw_if_unanswered(rank);
+}
+
+void Exchange::throw_if_unanswered(int rank) {
+  std::shared_ptr<Operation> open;
+  if (!collectives_.empty()) open = collectives_.begin()->second;
+  if (!messages_.empty()) open = messages_.begin()->second.front();
+  if (!open) return;
+  const auto& asked = *std::find_if(open->members_.begin(), open->members_.end(), [](auto& m) { return m.posted; });
+  fail(rank, name_of(asked.rank, devices_) + " called " + asked.call.signature.text() + " (" + open->title() +
+                 ") and did not wait for it; it never came about, for want of " + missing(*open) +
+                 ". All ranks must make the same calls");
+}
+
+void Exchange::end(const std::string& failure) {
+  const Lock lock(mutex_);
+  set_failure(failure);
+}
+
+void Exchange::set_failure(const std::string& failure) {
+  if (failure_.empty()) failure_ = failure;
+  failed_ = true;
   changed_.notify_all();
 }
 
 void Exchange::fail(int rank, const std::string& reason) {
-  failure_ = reason;
-  changed_.notify_all();
+  set_failure(reason);
   throw Error(name_of(rank, devices_) + ": " + reason);
 }
 
 void Exchange::throw_if_failed(int rank, const Operation* operation) const {
   if (failure_.empty()) return;
-  const std::string where = operation ? operation->call(rank).text + " (" + operation->title_ + ") was ended: " : "";
+  const std::string where =
+      operation ? operation->call(rank).signature.text() + " (" + operation->title() + ") was ended: " : "";
   throw Error(name_of(rank, devices_) + ": " + where + failure_);
+}
+
+void Exchange::fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout) {
+  fail(rank, name_of(rank, devices_) + " waited " + seconds(timeout) + " in " + operation.call(rank).signature.text() +
+                 " (" + operation.title() + ") for " + missing(operation) +
+                 ". If that is no error, raise the timeout (RunOptions::timeout)");
+}
+
+void Exchange::throw_if_left(int rank, const Operation& operation) {
+  for (const auto& member : operation.members_) {
+    if (!left_[member.rank] || member.posted) continue;
+    fail(rank, name_of(member.rank, devices_) + " returned without the call that " + name_of(rank, devices_) +
+                   " waits for: " + operation.call(rank).signature.text() + " (" + operation.title() +
+                   "). All ranks must make the same calls");
+  }
 }
 
 std::string Exchange::missing(const Operation& operation) const {
   std::string text;
-  for (const int member : operation.members_) {
-    if (operation.calls_.contains(member)) continue;
+  for (const auto& member : operation.members_) {
+    if (member.posted) continue;
     if (!text.empty()) text += " and ";
-    text += name_of(member, devices_);
-    const auto& waits = waiting_[member];
-    text += waits.empty() ? ", which has not made this call" : ", which waits in " + waits.back()->call(member).text;
+    text += name_of(member.rank, devices_);
+    const auto& waits = waiting_[member.rank];
+    text += waits.empty() ? ", which has not made this call"
+                          : ", which waits in " + waits.back()->call(member.rank).signature.text();
   }
   return text.empty() ? "its work to be finished" : text;
 }
@@ -225,7 +288,7 @@ bool Exchange::stalled() const {
     if (left_[rank]) continue;
     const auto& waits = waiting_[rank];
     const bool stuck =
-        !waits.empty() && std::all_of(waits.begin(), waits.end(), [](const auto* o) { return !o->posted(); });
+        !waits.empty() && std::all_of(waits.begin(), waits.end(), [](const auto* o) { return !o->posted_; });
     if (!stuck) return false;
   }
   return true;

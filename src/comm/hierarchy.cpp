@@ -1,12 +1,16 @@
 #include "comm/hierarchy.hpp"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/SmallVector.h>
 #include <lockstep/error.hpp>
 
+#include "comm/arguments.hpp"
 #include "comm/gloo_reduction.hpp"
 #include "comm/reduction.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep::comm {
@@ -63,10 +67,17 @@ c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, Call call) {
     }
     Operation& operation = *queue_[number];
     for (size_t other = 0; other < operation.calls.size(); ++other) {
-      if (!operation.promises[other] || operation.calls[other].text == call.text) continue;
-      throw Error("the ranks' calls differ: " + layout_.name(static_cast<int>(ranks_.begin + other)) + " called " +
-                  operation.calls[other].text + ", " + layout_.name(rank) + " called " + call.text +
-                  ". All ranks must make the same calls in the same order");
+      if (!operation.promises[other]) continue;
+      const Call& theirs = operation.calls[other];
+      const int their_rank = static_cast<int>(ranks_.begin) + static_cast<int>(other);
+      if (theirs.text != call.text) {
+        throw Error("the ranks' calls differ: " + layout_.name(their_rank) + " called " + theirs.text + ", " +
+                    layout_.name(rank) + " called " + call.text +
+                    ". All ranks must make the same calls in the same order");
+      }
+      if (call.kind != Kind::barrier && share_memory(call.flat, theirs.flat)) {
+        throw Error(same_memory_text(std::min(rank, their_rank), std::max(rank, their_rank), call.text));
+      }
     }
     operation.calls[place] = std::move(call);
     operation.promises[place] = promise;
@@ -134,10 +145,12 @@ ReduceOp::RedOpType op_inside(ReduceOp::RedOpType op) {
   return op == ReduceOp::AVG ? ReduceOp::SUM : op;
 }
 
-std::vector<at::Tensor> values_of(const std::vector<Hierarchy::Call>& calls) {
-  std::vector<at::Tensor> values;
-  for (const auto& call : calls) values.push_back(call.flat);
-  return values;
+// Reduces the calls' values in the order of the ranks into `target`, which may be one of them.
+void reduce_inside(const std::vector<Hierarchy::Call>& calls, const at::Tensor& target) {
+  c10::SmallVector<const at::Tensor*, 8> values;
+  for (const auto& call : calls) values.push_back(&call.flat);
+  const at::Tensor* const to = &target;
+  comm::reduce(values, op_inside(calls[0].op), to, {0, target.numel()});
 }
 
 void complete(const Pending& pending, std::chrono::milliseconds timeout) {
@@ -148,16 +161,16 @@ void complete(const Pending& pending, std::chrono::milliseconds timeout) {
 }  // namespace
 
 void Hierarchy::allreduce(const std::vector<Call>& calls) {
-  const auto values = values_of(calls);
-  const at::Tensor sum = reduce_in_order(values, op_inside(calls[0].op), c10::kCPU, /*overwrite_first=*/true);
+  const at::Tensor& sum = calls[0].flat;
+  reduce_inside(calls, sum);
   complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_, timeout_), timeout_);
-  for (size_t i = 1; i < values.size(); ++i) values[i].copy_(sum);
+  for (size_t i = 1; i < calls.size(); ++i) calls[i].flat.copy_(sum);
 }
 
 // Like an allreduce, so that the root's bits are the same; only the root keeps them.
 void Hierarchy::reduce(const std::vector<Call>& calls) {
-  const at::Tensor sum =
-      reduce_in_order(values_of(calls), op_inside(calls[0].op), c10::kCPU, /*overwrite_first=*/false);
+  const at::Tensor sum = at::empty_like(calls[0].flat);
+  reduce_inside(calls, sum);
   complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_, timeout_), timeout_);
   const int root = calls[0].root;
   if (layout_.process_of(root) == process_) calls[root - ranks_.begin].flat.copy_(sum);

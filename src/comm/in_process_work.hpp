@@ -24,7 +24,7 @@ class InProcessWork : public c10d::Work {
   bool isCompleted() override {
     if (Work::isCompleted()) return true;
     try {
-      if (!exchange_->test(*operation_, rank_)) return false;
+      if (!exchange_->test(*operation_, rank_, timeout_)) return false;
       finish();
     } catch (...) {
       finish(std::current_exception());

@@ -5,9 +5,11 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/error.hpp>
 
+#include "comm/operation.hpp"
 #include "comm/process_work.hpp"
 #include "comm/reduction.hpp"
 
+#include <optional>
 #include <utility>
 
 namespace lockstep::comm {
@@ -45,6 +47,16 @@ std::vector<Flat> flatten(const Tensors& tensors) {
   return {tensors.begin(), tensors.end()};
 }
 
+// The call in words, as the in-process backend has it.
+std::string text_of(const char* name, const Tensor& tensor, std::optional<ReduceOp::RedOpType> op = {}, int root = -1,
+                    int peer = -1) {
+  Signature signature = signature_of(name, tensor);
+  signature.reduction = op;
+  signature.root = root;
+  signature.peer = peer;
+  return signature.text();
+}
+
 Pending then(Pending pending, std::function<void()> also) {
   return {pending.work, [first = std::move(pending.finish), also = std::move(also)] {
             const c10::NoGradGuard no_grad;
@@ -62,17 +74,17 @@ ProcessBackend::ProcessBackend(int rank, Group group, std::shared_ptr<Vigil> vig
       vigil_(std::move(vigil)),
       hierarchy_(std::move(hierarchy)),
       timeout_(timeout),
-      arguments_(vigil_->layout().name(rank), rank, size_) {}
+      arguments_(vigil_->layout().name(rank), c10::kCPU, rank, size_),
+      calls_(vigil_->layout().devices().size()) {}
 
 // ---- Collectives that a hierarchy of ranks shortens.
 
 WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const Tensor& tensor = arguments_.only(tensors, "allreduce");
-  arguments_.check_op(options.reduceOp, tensor, "allreduce");
-  const std::string text = "allreduce(" + name_of(options.reduceOp) + ") of " + describe(tensor);
+  const auto op = arguments_.checked_op(options.reduceOp, tensor, "allreduce");
+  const std::string text = text_of("allreduce", tensor, op);
   return post(OpType::ALLREDUCE, text, options.timeout, tensors, [&](auto timeout) {
     const Flat values(tensor);
-    const ReduceOp::RedOpType op = options.reduceOp;
     auto pending = hierarchy_ ? Pending{hierarchy_->post(rank_, {Hierarchy::Kind::allreduce, op, 0, text, values.flat})}
                               : start_allreduce(*group_.backend, values.flat, op, size_, timeout);
     return then(std::move(pending), [values] { values.copy_back(); });
@@ -81,14 +93,11 @@ WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions
 
 WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const Tensor& tensor = arguments_.only(tensors, "reduce");
-  arguments_.check_rank(options.rootRank, "reduce's root");
-  arguments_.check_op(options.reduceOp, tensor, "reduce");
-  const auto root = static_cast<int>(options.rootRank);
-  const std::string text =
-      "reduce(" + name_of(options.reduceOp) + ", root " + std::to_string(root) + ") of " + describe(tensor);
+  const int root = arguments_.checked_rank(options.rootRank, "reduce's root");
+  const auto op = arguments_.checked_op(options.reduceOp, tensor, "reduce");
+  const std::string text = text_of("reduce", tensor, op, root);
   return post(OpType::REDUCE, text, options.timeout, tensors, [&](auto timeout) {
     const Flat values(tensor);
-    const ReduceOp::RedOpType op = options.reduceOp;
     if (hierarchy_) {
       return then({hierarchy_->post(rank_, {Hierarchy::Kind::reduce, op, root, text, values.flat})},
                   [values, is_root = rank_ == root] {
@@ -105,9 +114,8 @@ WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
 
 WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const Tensor& tensor = arguments_.only(tensors, "broadcast");
-  arguments_.check_rank(options.rootRank, "broadcast's root");
-  const auto root = static_cast<int>(options.rootRank);
-  const std::string text = "broadcast(root " + std::to_string(root) + ") of " + describe(tensor);
+  const int root = arguments_.checked_rank(options.rootRank, "broadcast's root");
+  const std::string text = text_of("broadcast", tensor, {}, root);
   return post(OpType::BROADCAST, text, options.timeout, tensors, [&](auto timeout) {
     const Flat values(tensor);
     const auto copy_back = [values, is_root = rank_ == root] {
@@ -139,20 +147,20 @@ WorkPtr ProcessBackend::barrier(const c10d::BarrierOptions& options) {
 WorkPtr ProcessBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                   const c10d::AllgatherOptions& options) {
   const Tensor& input = arguments_.only(inputs, "allgather");
-  arguments_.check_alike(outputs, input, "outputs", "allgather");
+  arguments_.check_alike(outputs, input, "allgather", "output", "input");
   return gather_all(OpType::ALLGATHER, input, outputs[0], outputs[0], options);
 }
 
 WorkPtr ProcessBackend::_allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) {
   arguments_.check_tensor(input, "allgather's input");
   arguments_.check_tensor(output, "allgather's output");
-  arguments_.check_whole(output, input, "allgather's output", "inputs");
+  arguments_.check_whole(output, input, "allgather", "output", "input");
   return gather_all(OpType::_ALLGATHER_BASE, input, {output}, {output}, options);
 }
 
 WorkPtr ProcessBackend::gather_all(OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
                                    const c10d::AllgatherOptions& options) {
-  return post(type, "allgather of " + describe(input), options.timeout, std::move(result), [&](auto timeout) {
+  return post(type, text_of("allgather", input), options.timeout, std::move(result), [&](auto timeout) {
     if (input.numel() == 0) return Pending{};
     Tensor mine = as_bytes(Flat(input).flat);
     Tensor all = at::empty({mine.numel() * size_}, mine.options());
@@ -172,14 +180,14 @@ WorkPtr ProcessBackend::gather_all(OpType type, const Tensor& input, const Tenso
 WorkPtr ProcessBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                        const c10d::ReduceScatterOptions& options) {
   const Tensor& output = arguments_.only(outputs, "reduce_scatter");
-  arguments_.check_alike(inputs, output, "inputs", "reduce_scatter");
+  arguments_.check_alike(inputs, output, "reduce_scatter", "input", "output");
   return scatter_reduced(OpType::REDUCE_SCATTER, flat_parts(flatten(inputs[0])), output, options);
 }
 
 WorkPtr ProcessBackend::_reduce_scatter_base(Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) {
   arguments_.check_tensor(input, "reduce_scatter's input");
   arguments_.check_tensor(output, "reduce_scatter's output");
-  arguments_.check_whole(input, output, "reduce_scatter's input", "outputs");
+  arguments_.check_whole(input, output, "reduce_scatter", "input", "output");
   const Tensors parts = Flat(input).flat.split_with_sizes(std::vector<int64_t>(size_, output.numel()), 0);
   return scatter_reduced(OpType::_REDUCE_SCATTER_BASE, parts, output, options);
 }
@@ -187,14 +195,16 @@ WorkPtr ProcessBackend::_reduce_scatter_base(Tensor& output, Tensor& input, cons
 // Every rank gets its part of all ranks' inputs and adds them in the order of the ranks.
 WorkPtr ProcessBackend::scatter_reduced(OpType type, const Tensors& inputs, const Tensor& output,
                                         const c10d::ReduceScatterOptions& options) {
-  arguments_.check_op(options.reduceOp, output, "reduce_scatter");
-  const std::string text = "reduce_scatter(" + name_of(options.reduceOp) + ") to " + describe(output);
-  return post(type, text, options.timeout, {output}, [&](auto timeout) {
+  const auto op = arguments_.checked_op(options.reduceOp, output, "reduce_scatter");
+  return post(type, text_of("reduce_scatter", output, op), options.timeout, {output}, [&](auto timeout) {
     Tensors values;
     for (int rank = 0; rank < size_; ++rank) values.push_back(at::empty({output.numel()}, output.options()));
-    const ReduceOp::RedOpType op = options.reduceOp;
-    return exchange(inputs, values, timeout, [values, op, to = output.detach()] {
-      to.copy_(reduce_in_order(values, op, c10::kCPU, /*overwrite_first=*/true).view(to.sizes()));
+    return exchange(inputs, values, timeout, [values, op, to = Flat(output)] {
+      c10::SmallVector<const Tensor*, 8> pointers;
+      for (const auto& value : values) pointers.push_back(&value);
+      const Tensor* const target = &to.flat;
+      comm::reduce(pointers, op, target, {0, to.flat.numel()});
+      to.copy_back();
     });
   });
 }
@@ -215,8 +225,10 @@ WorkPtr ProcessBackend::alltoall_base(Tensor& output, Tensor& input, std::vector
   arguments_.check_tensor(input, "alltoall's input");
   arguments_.check_tensor(output, "alltoall's output");
   const Flat to(output);
-  const Tensors outputs = arguments_.in_parts(to.flat, output, output_sizes, "alltoall's output");
-  const Tensors inputs = arguments_.in_parts(Flat(input).flat, input, input_sizes, "alltoall's input");
+  const Tensors outputs =
+      to.flat.split_with_sizes(arguments_.elements_of_parts(output, output_sizes, "alltoall's output"), 0);
+  const Tensors inputs =
+      Flat(input).flat.split_with_sizes(arguments_.elements_of_parts(input, input_sizes, "alltoall's input"), 0);
   return post(OpType::ALLTOALL_BASE, "alltoall", options.timeout, {output},
               [&](auto timeout) { return exchange(inputs, outputs, timeout, [to] { to.copy_back(); }); });
 }
@@ -250,8 +262,8 @@ Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, 
 WorkPtr ProcessBackend::send(Tensors& tensors, int destination, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "send");
   arguments_.check_peer(destination, "send");
-  const std::string text = "send to rank " + std::to_string(destination) + " of " + describe(tensor);
-  return post_message(OpType::SEND, text, {}, [&](auto) {
+  ++calls_.sent[destination];
+  return post_message(OpType::SEND, text_of("send to", tensor, {}, -1, destination), {}, [&](auto) {
     Tensors bytes{as_bytes(Flat(tensor).flat)};
     return Pending{group_.backend->send(bytes, destination, tag)};
   });
@@ -260,8 +272,8 @@ WorkPtr ProcessBackend::send(Tensors& tensors, int destination, int tag) {
 WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "recv");
   arguments_.check_peer(source, "recv");
-  const std::string text = "recv from rank " + std::to_string(source) + " of " + describe(tensor);
-  return post_message(OpType::RECV, text, tensors, [&](auto) {
+  ++calls_.received[source];
+  return post_message(OpType::RECV, text_of("recv from", tensor, {}, -1, source), tensors, [&](auto) {
     const Flat values(tensor);
     Tensors bytes{as_bytes(values.flat)};
     return then({group_.backend->recv(bytes, source, tag)}, [values] { values.copy_back(); });
@@ -272,7 +284,8 @@ WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
 
 WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
                              const Start& start) {
-  return post_call(type, {rank_, next_++, text}, timeout, std::move(result), start);
+  calls_.last = text;
+  return post_call(type, {rank_, calls_.collective++, text}, timeout, std::move(result), start);
 }
 
 WorkPtr ProcessBackend::post_message(OpType type, const std::string& text, Tensors result, const Start& start) {

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "comm/arguments.hpp"
+#include "comm/calls.hpp"
 #include "comm/gloo_reduction.hpp"
 #include "comm/group.hpp"
 #include "comm/hierarchy.hpp"
@@ -26,7 +27,7 @@ class ProcessBackend : public c10d::Backend {
   ProcessBackend(int rank, Group group, std::shared_ptr<Vigil> vigil, std::shared_ptr<Hierarchy> hierarchy,
                  std::chrono::milliseconds timeout);
 
-  int64_t calls() const { return next_; }  // collective ones, so far
+  const Calls& calls() const { return calls_; }  // so far
 
   using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
@@ -72,7 +73,7 @@ class ProcessBackend : public c10d::Backend {
   const std::shared_ptr<Hierarchy> hierarchy_;  // null: one rank per process
   const std::chrono::milliseconds timeout_;
   const Arguments arguments_;
-  int64_t next_ = 0;
+  Calls calls_;
 };
 
 }  // namespace lockstep::comm

@@ -1,12 +1,14 @@
 // ProcessWork: the c10d handle of one rank's call to ranks of other processes. A wait that fails says who is to blame.
 #pragma once
 
+#include <lockstep/error.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "comm/gloo_reduction.hpp"
 #include "comm/vigil.hpp"
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -24,14 +26,18 @@ class ProcessWork : public c10d::Work {
         timeout_(timeout),
         result_(std::move(result)) {}
 
-  // Never waits for others. A message is complete once it was waited for. As c10d has it, a failed work is completed
-  // too: see isSuccess() and exception().
+  // Never waits for others, but ends as wait() does: at the timeout, or when the run has failed. A message is complete
+  // once it was waited for. As c10d has it, a failed work is completed too: see isSuccess() and exception().
   bool isCompleted() override {
     if (Work::isCompleted()) return true;
-    if (pending_.work && !pending_.work->isCompleted()) return false;
     try {
+      if (pending_.work && !pending_.work->isCompleted()) {
+        throw_if_hopeless();
+        return false;
+      }
       wait();
-    } catch (...) {  // kept in exception()
+    } catch (...) {
+      if (!Work::isCompleted()) finish(std::current_exception());
     }
     return true;
   }
@@ -62,7 +68,19 @@ class ProcessWork : public c10d::Work {
     } catch (...) {
       vigil_->explain(waiting, call_, std::current_exception(), timeout);
     }
+    polled_.reset();
     if (pending_.finish) pending_.finish();
+  }
+
+  // While someone polls, the vigil watches over the call as over one that is waited for.
+  void throw_if_hopeless() {
+    if (!polled_) polled_.emplace(*vigil_, call_);
+    const bool late = Vigil::Clock::now() - polled_->since() >= timeout_;
+    if (late && call_.number < 0) {
+      throw Error(vigil_->layout().name(call_.rank) + ": " + call_.where() +
+                  " was only polled: between processes a message completes in wait()");
+    }
+    if (late || !vigil_->failure().empty()) vigil_->explain(*polled_, call_, nullptr, timeout_);
   }
 
   const std::shared_ptr<Vigil> vigil_;
@@ -70,6 +88,7 @@ class ProcessWork : public c10d::Work {
   const Pending pending_;
   const std::chrono::milliseconds timeout_;
   const std::vector<at::Tensor> result_;
+  std::optional<Vigil::Waiting> polled_;  // since the first poll that found the call open
 };
 
 }  // namespace lockstep::comm

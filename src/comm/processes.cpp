@@ -48,8 +48,7 @@ class Job {
     if (running_.exchange(true)) {
       throw Error(
           "run() was called while another run() of this process is under way on another thread. Processes of a "
-          "launcher "
-          "make their runs one at a time, all in the same order");
+          "launcher make their runs one at a time, all in the same order");
     }
     return ++runs_;
   }

@@ -2,13 +2,24 @@
 
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
 #include <lockstep/error.hpp>
+
+#include <algorithm>
+#include <cstring>
 
 namespace lockstep::comm {
 
 using c10d::ReduceOp;
 
 namespace {
+
+// ---- Through LibTorch: every type, every reduction, every device.
+
+at::Tensor slice(const at::Tensor& tensor, const Part& part) {
+  return tensor.view({-1}).narrow(0, part.begin, part.size());
+}
 
 void combine(at::Tensor& sum, const at::Tensor& value, ReduceOp::RedOpType op) {
   const at::Tensor here = value.to(sum.device(), /*non_blocking=*/true);
@@ -27,9 +38,51 @@ void combine(at::Tensor& sum, const at::Tensor& value, ReduceOp::RedOpType op) {
   }
 }
 
+void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Part& part) {
+  const at::Tensor first = slice(*values[0], part);
+  const bool in_place = targets[0] == values[0];
+  at::Tensor sum =
+      in_place ? first : first.to(targets[0]->device(), first.scalar_type(), /*non_blocking=*/true, /*copy=*/true);
+  for (size_t rank = 1; rank < values.size(); ++rank) combine(sum, slice(*values[rank], part), op);
+  if (op == ReduceOp::AVG) sum.div_(static_cast<double>(values.size()));
+  for (size_t i = in_place ? 1 : 0; i < targets.size(); ++i) slice(*targets[i], part).copy_(sum, /*non_blocking=*/true);
+}
+
+// ---- Sums and averages in the CPU's memory.
+
+// Elements that are added up in the first-level cache before the sum is written to all targets.
+constexpr int64_t kBlockBytes = 4096;
+
+template <class Scalar>
+void add_blocks(TensorPointers values, bool average, TensorPointers targets, const Part& part) {
+  constexpr int64_t block = kBlockBytes / sizeof(Scalar);
+  c10::SmallVector<const Scalar*, 8> from;
+  c10::SmallVector<Scalar*, 8> to;
+  for (const auto* value : values) from.push_back(value->const_data_ptr<Scalar>());
+  for (const auto* target : targets) to.push_back(target->mutable_data_ptr<Scalar>());
+  const auto count = static_cast<Scalar>(values.size());
+
+  Scalar sum[block];
+  for (int64_t begin = part.begin; begin < part.end; begin += block) {
+    const int64_t size = std::min(block, part.end - begin);
+    if (from.size() == 1) {
+      std::copy_n(from[0] + begin, size, sum);
+    } else {
+      for (int64_t i = 0; i < size; ++i) sum[i] = from[0][begin + i] + from[1][begin + i];
+    }
+    for (size_t rank = 2; rank < from.size(); ++rank) {
+      for (int64_t i = 0; i < size; ++i) sum[i] += from[rank][begin + i];
+    }
+    if (average) {
+      for (int64_t i = 0; i < size; ++i) sum[i] /= count;
+    }
+    for (Scalar* target : to) std::copy_n(sum, size, target + begin);
+  }
+}
+
 }  // namespace
 
-std::string name_of(const ReduceOp& op) {
+std::string name_of(ReduceOp::RedOpType op) {
   switch (op) {
     case ReduceOp::SUM:
       return "sum";
@@ -46,14 +99,20 @@ std::string name_of(const ReduceOp& op) {
   }
 }
 
-at::Tensor reduce_in_order(const std::vector<at::Tensor>& values, ReduceOp::RedOpType op, const c10::Device& device,
-                           bool overwrite_first) {
-  at::Tensor sum = overwrite_first && values[0].device() == device
-                       ? values[0]
-                       : values[0].to(device, values[0].scalar_type(), /*non_blocking=*/true, /*copy=*/true);
-  for (size_t rank = 1; rank < values.size(); ++rank) combine(sum, values[rank], op);
-  if (op == ReduceOp::AVG) sum.div_(static_cast<double>(values.size()));
-  return sum;
+std::string describe(at::ScalarType type, at::IntArrayRef sizes) {
+  return c10::str(caffe2::TypeMeta::fromScalarType(type).name(), " ", sizes);
+}
+
+void reduce(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Part& part) {
+  const bool adds = op == ReduceOp::SUM || op == ReduceOp::AVG;
+  const at::Tensor& first = *values[0];
+  if (first.is_cpu() && adds && first.scalar_type() == at::kFloat) {
+    add_blocks<float>(values, op == ReduceOp::AVG, targets, part);
+  } else if (first.is_cpu() && adds && first.scalar_type() == at::kDouble) {
+    add_blocks<double>(values, op == ReduceOp::AVG, targets, part);
+  } else {
+    reduce_tensors(values, op, targets, part);
+  }
 }
 
 }  // namespace lockstep::comm

@@ -1,20 +1,25 @@
-// Reductions over the ranks' values, added in the order of the ranks.
+// Reductions over the ranks' values, added in the order of the ranks. Not a collective: one caller does all of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <lockstep/split.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <string>
-#include <vector>
 
 namespace lockstep::comm {
 
-// "sum", "avg", "product", "min", "max". Throws Error for c10d's other reductions, which are not offered here.
-std::string name_of(const c10d::ReduceOp& op);
+using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
-// The reduction of `values` on `device`, left in the memory of values[0] if `overwrite_first` and it lies there. Values
-// on other devices are copied to it, on the current streams.
-at::Tensor reduce_in_order(const std::vector<at::Tensor>& values, c10d::ReduceOp::RedOpType op,
-                           const c10::Device& device, bool overwrite_first);
+// "sum", "avg", "product", "min", "max". Throws Error for c10d's other reductions, which are not offered here.
+std::string name_of(c10d::ReduceOp::RedOpType op);
+
+// "float [2, 3]".
+std::string describe(at::ScalarType type, at::IntArrayRef sizes);
+
+// Elements `part` of `values`, contiguous tensors of one type and size, reduced in their order into the same elements
+// of every one of `targets`. A target may be one of the values. On the CPU, sums and averages of float and double pass
+// over memory once; everything else, and GPUs on their current streams, go through LibTorch.
+void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers targets, const Part& part);
 
 }  // namespace lockstep::comm

@@ -23,6 +23,8 @@ class Streams {
  public:
   explicit Streams(const Devices& devices);
 
+  bool empty() const { return streams_.empty(); }  // no GPUs: nothing to order
+
   // On the calling rank's thread: everything queued so far on the current stream of `device`.
   ReadyMark ready(const c10::Device& device) const;
 

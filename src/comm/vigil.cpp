@@ -222,9 +222,10 @@ void Vigil::report(const std::string& text) {
   set_failure(first);
 }
 
-void Vigil::returned(int rank, int64_t calls) {
+void Vigil::returned(int rank, const Calls& calls) {
   const std::lock_guard lock(mutex_);
-  returned_[rank] = std::string(kReturned) + " " + std::to_string(calls);
+  returned_[rank] = std::string(kReturned) + " " + std::to_string(calls.collective);
+  calls_[rank] = calls;
 }
 
 Vigil::Waiting::Waiting(Vigil& vigil, const Call& call) : vigil_(vigil), since_(Clock::now()) {
@@ -243,7 +244,7 @@ void Vigil::explain(const Waiting& waiting, const Call& call, const std::excepti
   const auto name = layout_.name(call.rank);
   if (failure().empty() && Clock::now() - waiting.since() >= timeout) {
     report(name + " waited " + seconds(timeout) + " in " + call.where() + " for " + missing(call) +
-           ". If that is no error, raise the timeout");
+           ". If that is no error, raise the timeout (RunOptions::timeout)");
   }
   if (failure().empty()) {  // a connection was closed, and soon the store says why
     std::unique_lock lock(mutex_);
@@ -275,17 +276,39 @@ std::string Vigil::missing(const Call& call) {
   return text.empty() ? "its data" : text;
 }
 
+void Vigil::leave_calls() {
+  const auto calls = [&] {
+    const std::lock_guard lock(mutex_);
+    return calls_;
+  }();
+  for (const auto& [rank, made] : calls) store_->set("calls/" + std::to_string(rank), bytes(made.to_text()));
+}
+
+// All processes find the same.
+void Vigil::check_calls() {
+  if (!layout_.devices()[0].is_cpu()) return;
+  std::vector<Calls> by_rank;
+  for (const auto& text : read_all("calls/", static_cast<int>(layout_.devices().size()))) {
+    by_rank.push_back(Calls::from_text(text));
+  }
+  if (const auto complaint = unanswered(by_rank, layout_); !complaint.empty()) report(complaint);
+}
+
 std::string Vigil::finish() {
   {
     const std::lock_guard lock(mutex_);
     finishing_ = true;
   }
   try {
-    if (failure().empty()) store_->add("done", 1);
+    if (failure().empty()) {
+      leave_calls();
+      store_->add("done", 1);
+    }
     while (failure().empty() && store_->add("done", 0) < layout_.processes()) {
       std::unique_lock lock(mutex_);
       changed_.wait_for(lock, 10ms, [&] { return !failure_.empty(); });
     }
+    if (failure().empty()) check_calls();
   } catch (const std::exception&) {
     lose_store();
   }

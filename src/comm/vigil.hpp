@@ -6,9 +6,10 @@
 // and ends every present and later wait of every rank.
 //
 // Keys in the store: failure (the text), beat/<process> (a count), state/<rank> (what it waits in, or that it has
-// returned), done (a count of processes). Thread-safe.
+// returned), calls/<rank> (what it had called when it returned), done (a count of processes). Thread-safe.
 #pragma once
 
+#include "comm/calls.hpp"
 #include "comm/layout.hpp"
 #include "comm/rendezvous.hpp"
 
@@ -44,7 +45,7 @@ class Vigil {
   void report(const std::string& text);
   std::string failure() const;  // empty while all is well
 
-  void returned(int rank, int64_t calls);  // the rank is done, after so many collective calls
+  void returned(int rank, const Calls& calls);  // the rank is done
 
   // What a rank waits for while the object lives.
   struct Call {
@@ -71,7 +72,8 @@ class Vigil {
   [[noreturn]] void explain(const Waiting& waiting, const Call& call, const std::exception_ptr& cause,
                             std::chrono::milliseconds timeout);
 
-  // This process's ranks are done: waits until all processes' are, or until there is a failure; the failure's text.
+  // This process's ranks are done: waits until all processes' are, or until there is a failure; the failure's text. A
+  // call that came about on some ranks only is one.
   std::string finish();
 
   bool store_is_lost() const { return lost_; }
@@ -95,6 +97,8 @@ class Vigil {
   std::vector<std::string> read_all(const std::string& what, int count);
   std::vector<std::string> states();
   std::string missing(const Call& call);
+  void leave_calls();
+  void check_calls();
 
   const StorePtr store_;
   const Layout layout_;
@@ -115,6 +119,7 @@ class Vigil {
   std::string failure_;
   std::map<uint64_t, Open> open_;
   std::map<int, std::string> returned_;  // by rank, as it is published
+  std::map<int, Calls> calls_;           // of those that have returned; of none on GPUs
   uint64_t next_id_ = 0;
   int suspicions_ = 0;  // ranks whose connection was closed and that want to know by whom
   bool finishing_ = false;

@@ -32,7 +32,8 @@ class World {
   // Rank `rank` failed for `reason`: every wait of the others ends at once with an Error.
   virtual void abort(int rank, const std::string& reason) = 0;
 
-  // Rank `rank` is done and will make no further call: whoever waits for it fails at once.
+  // Rank `rank` is done and will make no further call: whoever waits for it fails at once. Throws Error if it was the
+  // last, and some rank's call never came about.
   virtual void leave(int rank) = 0;
 
   // All ranks of this process have ended: waits for those of other processes. What the rank that failed first in the

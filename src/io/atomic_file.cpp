@@ -72,6 +72,14 @@ void AtomicFile::discard() {
   temporary_.clear();
 }
 
+bool create_file(const std::filesystem::path& file) {
+  const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (fd < 0 && errno == EEXIST) return false;
+  if (fd < 0) throw Error("cannot write '" + file.string() + "': " + std::generic_category().message(errno));
+  ::close(fd);
+  return true;
+}
+
 void write_file(const std::filesystem::path& file, std::string_view text) {
   AtomicFile out(file);
   out.write(text);

@@ -33,6 +33,10 @@ class AtomicFile {
   int fd_ = -1;
 };
 
+// Makes an empty file. False if there is something of that name already: of several callers at the same time one gets
+// true. Throws Error if it cannot be made.
+bool create_file(const std::filesystem::path& file);
+
 // Replaces `file` by `text`.
 void write_file(const std::filesystem::path& file, std::string_view text);
 

@@ -1,7 +1,10 @@
 #include "io/fashion_mnist_files.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
 #include <lockstep/error.hpp>
 
+#include <cerrno>
 #include <system_error>
 
 #include "io/idx.hpp"
@@ -9,8 +12,13 @@
 namespace lockstep::io {
 
 std::string what_lacks(const std::filesystem::path& dir) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(dir, ignored)) return "no such folder";
+  std::error_code error;
+  const auto type = std::filesystem::status(dir, error).type();
+  if (type == std::filesystem::file_type::not_found) return "no such folder";
+  if (type == std::filesystem::file_type::none) return error.message();
+  if (type != std::filesystem::file_type::directory) return "it is not a folder";
+  // Whether its files may be looked for; otherwise it would seem to lack them.
+  if (::faccessat(AT_FDCWD, dir.c_str(), X_OK, AT_EACCESS) != 0) return std::generic_category().message(errno);
   std::string missing;
   for (const char* name : fashion_mnist_files) {
     if (find_idx(dir, name).empty()) missing += (missing.empty() ? "it lacks " : ", ") + std::string(name);

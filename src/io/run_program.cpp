@@ -80,7 +80,7 @@ pid_t start(const std::vector<std::string>& arguments, int in, int out, int err)
   int error = posix_spawnp(&child, argv[0], &actions, &attributes, argv.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
-  if (error == ENOENT) throw Error("the program '" + arguments[0] + "' is not installed, or not in PATH");
+  if (error == ENOENT) throw ProgramNotFound("the program '" + arguments[0] + "' is not installed, or not in PATH");
   if (error != 0) throw Error("the program '" + arguments[0] + "' could not be started: " + reason(error));
   return child;
 }

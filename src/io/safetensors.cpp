@@ -60,8 +60,9 @@ NamedTensors in_file_order(NamedTensors tensors) {
   return tensors;
 }
 
-std::string header_of(const NamedTensors& tensors) {
+std::string header_of(const NamedTensors& tensors, const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = {{metadata_key, {{"format", "pt"}}}};
+  for (const auto& [key, value] : metadata) header[metadata_key][key] = value;
   uint64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
     if (header.contains(name)) throw Error("two tensors are named '" + name + "'");
@@ -75,7 +76,7 @@ std::string header_of(const NamedTensors& tensors) {
   try {
     text = header.dump();
   } catch (const Json::exception&) {
-    throw Error("a tensor's name is not UTF-8");
+    throw Error("a tensor's name, or the metadata, is not UTF-8");
   }
   text.resize((text.size() + 7) / 8 * 8, ' ');
   return text;
@@ -212,12 +213,13 @@ NamedTensors read_stream(std::ifstream& in, uint64_t file_size) {
 
 }  // namespace
 
-void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors) {
+void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
+                       const std::map<std::string, std::string>& metadata) {
   NamedTensors sorted;
   std::string header;
   try {
     sorted = in_file_order(tensors);
-    header = header_of(sorted);
+    header = header_of(sorted, metadata);
   } catch (const Error& error) {
     throw Error("cannot write '" + file.string() + "': " + error.what());
   }

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,9 +19,11 @@ namespace lockstep::io {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
-// Writes the tensors, from whatever device, and replaces `file` whole. Throws Error: a type that the format lacks, a
-// name given twice, a disk that does not take it; the file of before stays as it was.
-void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors);
+// Writes the tensors, from whatever device, and replaces `file` whole. `metadata` joins {"format": "pt"} in the header.
+// Throws Error: a type that the format lacks, a name given twice, text that is not UTF-8, a disk that does not take it;
+// the file of before stays as it was.
+void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
+                       const std::map<std::string, std::string>& metadata = {});
 
 // The file's tensors on the CPU, in the order of their data. Strict: nothing that the header says is believed before it
 // is checked against the file's size. Throws Error that names the file and what is wrong.

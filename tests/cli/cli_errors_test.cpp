@@ -35,11 +35,40 @@ TEST_F(CliErrors, WrongSettings) {
   expect_error(train({"--lr", "nan"}), 1, {"learning rate", "nan"});
   expect_error(train({"--epochs", "0"}), 1, {"epochs", "0"});
   expect_error(train({"--threads-per-rank", "0"}), 1, {"threads", "0"});
+  expect_error(train({"--threads-per-rank", "100000"}), 1, {"threads", "100000", "1024"});
+  expect_error(train({"--lr", "1e308"}), 1, {"learning rate", "1e+308", "3.4e38"});
+  expect_error(train({"--lr", "inf"}), 1, {"learning rate", "inf"});
   expect_error(train({"--model", "resnet"}), 1, {"resnet", "lenet"});
   expect_error(train({"--data", "mnist"}), 1, {"mnist", "fashion-mnist", "synthetic"});
   expect_error(train({"--data", "synthetic"}), 1, {"--data-dir", "synthetic"});
   expect_error(train({"--progress", "dots"}), 1, {"--progress", "dots", "lines"});
   for (const char* name : {"", ".", "..", "a/b"}) expect_error(train({"--name", name}), 1, {"--name", name});
+  for (const char* name : {"a\nb", "\x1b[31m", "\x7f"}) {
+    expect_error(train({"--name", name}), 1, {"--name", "control characters"});
+  }
+}
+
+TEST_F(CliErrors, EmptyTextsAreNotTheDefault) {
+  for (const char* flag : {"--data-dir", "--config", "--runs-dir", "--batch-size", "--seed"}) {
+    expect_error(train({flag, ""}), 2, {flag});
+  }
+  for (const char* flag : {"--dir", "--url"}) expect_error({"fetch-data", flag, ""}, 2, {flag, "empty"});
+  expect_error({"eval", ""}, 2, {"RUN_DIR", "empty"});
+  expect_error({"eval", "run", "--data-dir", ""}, 2, {"--data-dir", "empty"});
+  expect_error({"eval", "run", "--devices", ""}, 1, {"devices", "empty"});
+}
+
+TEST_F(CliErrors, NumbersThatAreTooLarge) {
+  for (const auto& [flag, number] :
+       std::vector<std::pair<std::string, std::string>>{{"--seed", "18446744073709551616"},
+                                                        {"--batch-size", "99999999999999999999"},
+                                                        {"--batch-size", "9223372036854775808"},
+                                                        {"--epochs", "2147483648"},
+                                                        {"--threads-per-rank", "99999999999"}}) {
+    expect_error(train({flag, number}), 2, {flag, number, "too large"});
+  }
+  expect_error({"eval", "run", "--batch-size", "99999999999999999999"}, 2, {"--batch-size", "too large"});
+  expect_error(train({"--epochs", "1.5"}), 2, {"--epochs", "1.5"});
 }
 
 TEST_F(CliErrors, DevicesThatAreNotThere) {
@@ -51,6 +80,7 @@ TEST_F(CliErrors, DevicesThatAreNotThere) {
 TEST_F(CliErrors, DataThatCannotBeRead) {
   expect_error({"train", "--data-dir", work_.path().string()}, 1, {work_.path().string()});
   expect_error({"train", "--data-dir", "missing"}, 1, {(work_ / "missing").string()});
+  expect_error({"train", "--data-dir", "/etc/passwd"}, 1, {"/etc/passwd", "not a folder"});
   images_.write("t10k-labels-idx1-ubyte", "not IDX");
   expect_error(train(), 1, {(images_ / "t10k-labels-idx1-ubyte").string()});
 }
@@ -61,6 +91,14 @@ TEST_F(CliErrors, FoldersThatCannotBeWritten) {
   const std::string file = (images_ / "file").string();
   expect_error(train({"--runs-dir", file, "--name", "r"}), 1, {file, "Not a directory"});
   expect_error(train({"--runs-dir", "/proc/nowhere"}), 1, {"/proc/nowhere"});
+  // What root may not even look at. (To others a folder without permission is such a place.)
+  fs::create_directory_symlink("loop", images_ / "loop");
+  const std::string loop = (images_ / "loop").string();
+  expect_error(train({"--runs-dir", loop, "--name", "r"}), 1, {loop, "Too many levels of symbolic links"});
+  expect_error(train({"--runs-dir", loop}), 1, {loop, "Too many levels of symbolic links"});
+  const std::string long_name(300, 'n');
+  expect_error(train({"--name", long_name}), 1, {long_name, "File name too long"});
+  expect_error(train({"--name", "\xff"}), 1, {"runs/\xff", "UTF-8"});
 }
 
 TEST_F(CliErrors, ConfigurationsThatMakeNoSense) {
@@ -70,6 +108,7 @@ TEST_F(CliErrors, ConfigurationsThatMakeNoSense) {
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{{"", "empty"},
                                                                                    {"{\"epochs\": 1", "JSON"},
                                                                                    {"{\"epochs\": \"ten\"}", "epochs"},
+                                                                                   {"{\"epochs\": 2.7}", "epochs"},
                                                                                    {"{\"colour\": 1}", "colour"}}) {
     images_.write("config.json", text);
     expect_error({"train", "--config", file}, 1, {file, part});
@@ -82,6 +121,16 @@ TEST_F(CliErrors, FoldersThatHoldNoRun) {
   images_.write("config.json", "{\"data_dir\": \"" + images_.path().string() + "\"}");
   expect_error({"eval", images_.path().string()}, 1, {"model.safetensors"});
   expect_error({"eval", images_.path().string(), "--batch-size", "0"}, 1, {"batch size"});
+  images_.write("config.json", "{\"data\": \"synthetic\"}");
+  expect_error({"eval", images_.path().string(), "--data-dir", "somewhere"}, 1, {"--data-dir", "synthetic"});
+}
+
+TEST_F(CliErrors, AConfigurationThatCannotBeReadSaysWhy) {
+  fs::create_directory(images_ / "config.json");
+  expect_error({"eval", images_.path().string()}, 1, {"config.json", "Is a directory"});
+  fs::remove(images_ / "config.json");
+  fs::create_symlink("config.json", images_ / "config.json");
+  expect_error({"eval", images_.path().string()}, 1, {"config.json", "Too many levels of symbolic links"});
 }
 
 TEST_F(CliErrors, WrongUsage) {
@@ -101,7 +150,7 @@ TEST_F(CliErrors, HelpShowsDefaultsAndExamples) {
   EXPECT_THAT(alone.out, AllOf(HasSubstr("train"), HasSubstr("eval"), HasSubstr("devices"), HasSubstr("fetch-data"),
                                HasSubstr("Examples:"), HasSubstr("Exit codes:")));
   EXPECT_EQ(run_program({"--help"}, surroundings()).out, alone.out);
-  for (const char* command : {"train", "eval", "devices", "fetch-data"}) {
+  for (const char* command : {"train", "eval", "devices", "fetch-data", "bench"}) {
     const Finished help = run_program({command, "--help"}, surroundings());
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.out, AllOf(HasSubstr(std::string("Usage: lockstep ") + command), HasSubstr("Examples:")));

@@ -84,6 +84,13 @@ TEST(RunName, IsLocalTimeModelAndDevicesAndUnique) {
   EXPECT_EQ(next(), "2026-11-21_10-32-05_lenet_2xcpu-3");
 }
 
+TEST(Text, ShowsNumbersAsShortAsTheyCanBeReadBack) {
+  EXPECT_EQ(shortest(0.2), "0.2");
+  EXPECT_EQ(shortest(0.123456789), "0.123456789");
+  EXPECT_EQ(shortest(1e-5), "1e-05");
+  EXPECT_EQ(shortest(3), "3");
+}
+
 TEST(Text, Wraps) {
   EXPECT_THAT(wrap("one two three", 7), ElementsAre("one two", "three"));
   EXPECT_THAT(wrap("one two three", 6), ElementsAre("one", "two", "three"));

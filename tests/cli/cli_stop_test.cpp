@@ -65,6 +65,27 @@ TEST_F(CliStop, WorksWhileTheDataLoad) {
   EXPECT_FALSE(fs::exists(work_ / "runs"));
 }
 
+TEST_F(CliStop, BeforeTheFirstEpochLeavesNoFolder) {
+  auto terminal = surroundings();
+  terminal.terminal = true;
+  terminal.columns = 100;
+  terminal.environment.push_back("TERM=xterm");
+  for (const auto& name : {std::vector<std::string>{}, std::vector<std::string>{"--name", "early"}}) {
+    std::vector<std::string> arguments = {"train", "--data", "synthetic", "--devices", "1"};
+    arguments.insert(arguments.end(), name.begin(), name.end());
+    Program program(arguments, terminal);
+    ASSERT_TRUE(program.wait_for("epoch  1/10"));
+    EXPECT_TRUE(fs::exists(work_ / "runs"));
+    ASSERT_TRUE(program.wait_for(", synthetic data]"));  // the bar says so as well
+    program.type("\x03");
+    const Finished run = program.finish();
+    EXPECT_EQ(run.code, 130);
+    EXPECT_THAT(run.out, HasSubstr("stopped after 0 of 10 epochs; no run is kept (synthetic data)"));
+    if (name.empty()) EXPECT_THAT(run.out, HasSubstr("_lenet_synthetic_cpu"));
+    EXPECT_FALSE(fs::exists(work_ / "runs"));
+  }
+}
+
 TEST_F(CliStop, ASecondSignalEndsAtOnce) {
   auto terminal = surroundings();
   terminal.terminal = true;

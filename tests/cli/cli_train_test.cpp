@@ -11,7 +11,9 @@ using lockstep::Cli;
 using lockstep::EpochMetrics;
 using lockstep::Finished;
 using lockstep::lines_of;
+using lockstep::Program;
 using lockstep::run_program;
+using lockstep::ScratchFolder;
 using testing::AllOf;
 using testing::ContainsRegex;
 using testing::EndsWith;
@@ -25,7 +27,14 @@ std::string as_printed(const char* pattern, const EpochMetrics& m) {
   return text;
 }
 
-class CliTrain : public Cli {};
+class CliTrain : public Cli {
+ protected:
+  std::vector<std::string> names_of_runs() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(work_ / "runs")) names.push_back(entry.path().filename());
+    return names;
+  }
+};
 
 TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
   const Finished run = run_program(train({"--lr", "0.15", "--seed", "7", "--name", "first"}), surroundings());
@@ -72,7 +81,14 @@ TEST_F(CliTrain, SaysWhereverItPrintsThatDataAreSynthetic) {
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, ContainsRegex("\n  data +synthetic "));
   EXPECT_THAT(run.out, ContainsRegex("\nepoch 1/1 .* sec/epoch \\(synthetic data\\)\n"));
+  EXPECT_THAT(run.out, HasSubstr("\nthe run is kept in runs/made-up (synthetic data); peak memory "));
   EXPECT_THAT(run.out, ContainsRegex("\ntest acc: .* \\(synthetic data\\)\n$"));
+  for (const auto& line : lines_of(work_.read("runs/made-up/metrics.jsonl"))) {
+    EXPECT_THAT(line, HasSubstr("\"data\":\"synthetic\""));
+  }
+  EXPECT_THAT(work_.read("runs/made-up/model.safetensors").substr(0, 200),
+              HasSubstr("\"__metadata__\":{\"format\":\"pt\",\"data\":\"synthetic\"}"));
+  EXPECT_THAT(work_.read("runs/made-up/curve.svg"), HasSubstr("synthetic"));
   const Finished eval = run_program({"eval", "runs/made-up"}, surroundings());
   EXPECT_THAT(eval.out, ContainsRegex("^test acc: .* \\(synthetic data\\)\n$")) << eval.err;
 }
@@ -106,11 +122,83 @@ TEST_F(CliTrain, LetsFlagsOverrideAConfiguration) {
   EXPECT_NE(metrics("other")[0].train_loss, metrics("first")[0].train_loss);
 }
 
+TEST_F(CliTrain, RunsAndEvaluatesARunOfAMachineWithOtherDevices) {
+  ASSERT_EQ(run_program(train({"--name", "first"}), surroundings()).code, 0);
+  std::string config = work_.read("runs/first/config.json");
+  const std::string here = "\"cpu,cpu\"";
+  ASSERT_NE(config.find(here), std::string::npos);
+  work_.write("runs/first/config.json", config.replace(config.find(here), here.size(), "\"cuda:70,cuda:71\""));
+  for (const auto& devices : {std::vector<std::string>{"--devices", "cpu"}, std::vector<std::string>{}}) {
+    std::vector<std::string> eval = {"eval", "runs/first"};
+    eval.insert(eval.end(), devices.begin(), devices.end());
+    const Finished done = run_program(eval, surroundings());
+    EXPECT_EQ(done.code, 0) << done.err;
+  }
+  std::vector<std::string> again = {"train", "--config", "runs/first/config.json", "--name", "again"};
+  EXPECT_THAT(run_program(again, surroundings()).err, HasSubstr("cuda:70 is not there"));
+  again.insert(again.end(), {"--devices", "cpu"});
+  const Finished done = run_program(again, surroundings());
+  EXPECT_EQ(done.code, 0) << done.err;
+}
+
+// Synthetic data take a moment to make: both runs have chosen their folder before either of them makes it.
+TEST_F(CliTrain, TwoRunsAtOnceGetTwoFolders) {
+  Program one({"train", "--data", "synthetic"}, surroundings());
+  Program two({"train", "--data", "synthetic"}, surroundings());
+  EXPECT_TRUE(one.wait_for("run folder") && two.wait_for("run folder"));
+  const auto names = names_of_runs();
+  EXPECT_EQ(names.size(), 2u) << testing::PrintToString(names);
+  for (Program* program : {&one, &two}) {
+    program->send(SIGTERM);
+    EXPECT_EQ(program->finish().code, 143);
+  }
+  // Both folders are gone, and "runs" too unless the run that made it ended first, when it was not yet empty.
+  std::error_code gone;
+  EXPECT_EQ(fs::directory_iterator(work_ / "runs", gone), fs::directory_iterator());
+}
+
+TEST_F(CliTrain, OfTwoRunsAtOnceWithOneNameOneIsRefused) {
+  Program one({"train", "--data", "synthetic", "--name", "mine"}, surroundings());
+  Program two({"train", "--data", "synthetic", "--name", "mine"}, surroundings());
+  const bool first = one.wait_for("run folder"), second = two.wait_for("run folder");
+  EXPECT_NE(first, second);
+  EXPECT_TRUE(fs::exists(work_ / "runs/mine/config.json"));
+  Program& refused = first ? two : one;
+  Program& taken = first ? one : two;
+  taken.send(SIGTERM);
+  EXPECT_EQ(taken.finish().code, 143);
+  EXPECT_THAT(refused.finish().err, HasSubstr("runs/mine already holds a run"));
+}
+
+TEST_F(CliTrain, AnErrorBeforeTheFirstEpochIsKeptLeavesNothing) {
+  const ScratchFolder images;  // enough for an epoch of a second
+  lockstep::write_small_images(images, 8000, 10);
+  Program program({"train", "--data-dir", images.path().string(), "--devices", "1", "--name", "lost"}, surroundings());
+  ASSERT_TRUE(program.wait_for("run folder"));
+  fs::remove_all(work_ / "runs" / "lost");
+  const Finished run = program.finish();
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("runs/lost/metrics.jsonl"), EndsWith("; no run is kept\n")));
+  EXPECT_THAT(work_.names(), IsEmpty());
+}
+
+TEST_F(CliTrain, ALossThatIsNotFiniteIsNanAndAWarning) {
+  const Finished run = run_program(train({"--lr", "1e30", "--name", "wild"}), surroundings());
+  EXPECT_EQ(run.code, 0);
+  EXPECT_THAT(run.out, AllOf(HasSubstr("epoch 2/2  train loss nan  train acc "), Not(HasSubstr("-nan"))));
+  ASSERT_EQ(lines_of(run.err).size(), 1u) << run.err;
+  EXPECT_THAT(run.err, AllOf(HasSubstr("lockstep: warning: "), HasSubstr("not finite"), HasSubstr("--lr than 1e+30")));
+}
+
+TEST_F(CliTrain, ShowsTheLearningRateAsItIs) {
+  const Finished run = run_program(train({"--lr", "0.123456789", "--epochs", "1"}), surroundings());
+  EXPECT_THAT(run.out, HasSubstr("\n  learning rate     0.123456789\n"));
+}
+
 TEST_F(CliTrain, NamesRunsByTimeAndDevices) {
   ASSERT_EQ(run_program(train({"--epochs", "1"}), surroundings()).code, 0);
   ASSERT_EQ(run_program(train({"--epochs", "1"}), surroundings()).code, 0);
-  std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(work_ / "runs")) names.push_back(entry.path().filename());
+  const auto names = names_of_runs();
   ASSERT_EQ(names.size(), 2u);
   for (const auto& name : names) {
     EXPECT_TRUE(std::regex_match(name, std::regex(R"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_lenet_2xcpu(-2)?)"))) << name;
@@ -124,6 +212,20 @@ TEST_F(CliTrain, NeverOverwritesARun) {
   EXPECT_EQ(second.code, 1);
   EXPECT_THAT(second.err, AllOf(HasSubstr("lockstep: error: "), HasSubstr("runs/first"), HasSubstr("already")));
   EXPECT_EQ(work_.read("runs/first/metrics.jsonl"), before);
+}
+
+TEST_F(CliTrain, NeverOverwritesAFile) {
+  fs::create_directories(work_ / "runs/mine");
+  for (const char* name : {"metrics.jsonl", "model.safetensors", "curve.svg", "curve.png"}) {
+    work_.write(fs::path("runs/mine") / name, "precious");
+    const Finished run = run_program(train({"--name", "mine"}), surroundings());
+    EXPECT_EQ(run.code, 1);
+    EXPECT_THAT(run.err, AllOf(HasSubstr("runs/mine already holds"), HasSubstr(name)));
+    EXPECT_EQ(work_.read(fs::path("runs/mine") / name), "precious");
+    fs::remove(work_ / "runs/mine" / name);
+  }
+  work_.write("runs/mine/notes.txt", "of something else");
+  EXPECT_EQ(run_program(train({"--name", "mine"}), surroundings()).code, 0);
 }
 
 TEST_F(CliTrain, RunsInAnyFolderWithoutAnEnvironment) {
@@ -151,9 +253,22 @@ TEST_F(CliTrain, GoesOnWithoutGnuplotAndSaysSoOnce) {
   bare.environment = {"PATH=/nonexistent"};
   const Finished run = run_program(train({"--name", "plain"}), bare);
   EXPECT_EQ(run.code, 0);
-  EXPECT_THAT(run.err, AllOf(HasSubstr("lockstep: warning: "), HasSubstr("gnuplot")));
+  EXPECT_THAT(run.err, AllOf(HasSubstr("lockstep: warning: "), HasSubstr("gnuplot-nox")));
   EXPECT_EQ(lines_of(run.err).size(), 1u) << run.err;
   EXPECT_THAT(run.out, HasSubstr("\ntest acc: "));
+}
+
+TEST_F(CliTrain, DrawsAgainAfterGnuplotFailedOnce) {
+  const ScratchFolder tools;
+  tools.write("gnuplot", "#!/bin/sh\nmkdir '" + (tools / "failed").string() +
+                             "' && echo 'no memory just now' >&2 && exit 3\nexec /usr/bin/gnuplot \"$@\"\n");
+  fs::permissions(tools / "gnuplot", fs::perms::owner_all);
+  auto flaky = surroundings();
+  flaky.environment = {"PATH=" + tools.path().string() + ":/usr/bin:/bin"};
+  const Finished run = run_program(train({"--name", "flaky"}), flaky);
+  EXPECT_EQ(run.code, 0);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("no memory just now"), Not(HasSubstr("gnuplot-nox"))));
+  for (const char* file : {"curve.svg", "curve.png"}) EXPECT_TRUE(fs::exists(work_ / "runs/flaky" / file)) << file;
 }
 
 TEST_F(CliTrain, EvaluatesARunExactlyOnAnyNumberOfDevices) {

@@ -296,10 +296,60 @@ TEST(InProcess, CallsThatDifferEndInAnErrorThatShowsBoth) {
                     rank.backend().send(t, 1, 0)->wait();
                   },
                   [](Rank& rank) {
-                    Tensors t{torch::ones(3)};
+                    Tensors t{torch::ones({2, 1})};
                     rank.backend().recv(t, 0, 0)->wait();
                   }),
-              AllOf(HasSubstr("send to rank 1 of float [2]"), HasSubstr("recv from rank 0 of float [3]")));
+              AllOf(HasSubstr("send to rank 1 of float [2]"), HasSubstr("recv from rank 0 of float [2, 1]")));
+}
+
+TEST(InProcess, ACallThatNobodyWaitsForAndTheOthersDoNotMakeIsAnError) {
+  EXPECT_THAT(error_of([] {
+                lockstep::run(cpus(2), [](Rank& rank) {
+                  Tensors tensor{torch::ones(2)};
+                  if (rank.index() == 0) rank.backend().allreduce(tensor, with(ReduceOp::SUM));
+                });
+              }),
+              AllOf(HasSubstr("rank 0 (cpu) called allreduce(sum) of float [2]"), HasSubstr("for want of rank 1")));
+  EXPECT_THAT(error_of([] {
+                lockstep::run(cpus(3), [](Rank& rank) {
+                  Tensors tensor{torch::ones(2)};
+                  if (rank.index() == 2) rank.backend().send(tensor, 0, 7);
+                });
+              }),
+              AllOf(HasSubstr("rank 2 (cpu) called send to rank 0"), HasSubstr("message 2 -> 0, tag 7"),
+                    HasSubstr("for want of rank 0")));
+}
+
+TEST(InProcess, PollingEndsAsWaitingDoes) {
+  const auto poll = [](Rank& rank) {
+    Tensors tensor{torch::ones(2)};
+    const auto work = rank.backend().allreduce(tensor, with(ReduceOp::SUM));
+    while (!work->isCompleted()) std::this_thread::yield();
+    EXPECT_FALSE(work->isSuccess());
+    std::rethrow_exception(work->exception());
+  };
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? poll(rank) : void(); }); }),
+              HasSubstr("rank 1 (cpu) returned without the call"));
+  lockstep::RunOptions options;
+  options.timeout = 100ms;
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(
+                    cpus(2), [&](Rank& rank) { rank.index() == 0 ? poll(rank) : std::this_thread::sleep_for(500ms); },
+                    options);
+              }),
+              AllOf(HasSubstr("waited 0.1 s"), HasSubstr("rank 1 (cpu), which has not made this call")));
+}
+
+TEST(InProcess, RanksThatGiveTheSameMemoryAreRefused) {
+  const Tensor shared = torch::ones(10);
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(3), [&](Rank& rank) { rank.allreduce(shared); }); }),
+              AllOf(HasSubstr("ranks 0 and 1 gave the same memory"), HasSubstr("a tensor of its own")));
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(cpus(2), [&](Rank& rank) { rank.broadcast(shared.narrow(0, rank.index() * 4, 5)); });
+              }),
+              HasSubstr("the same memory"));
+  lockstep::run(cpus(2), [&](Rank& rank) { rank.allreduce(shared.narrow(0, rank.index() * 5, 5)); });
+  expect_equal(shared, torch::full({10}, 2.0));
 }
 
 TEST(InProcess, RanksThatWaitForEachOtherAreToldSoBeforeTheTimeout) {

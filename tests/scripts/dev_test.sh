@@ -53,4 +53,24 @@ expect_said "cannot create the folder /dev/null/cache/lockstep"
 wanted=$(printf 'true\napt-get update\nenv DEBIAN_FRONTEND=noninteractive %s' "$install")
 [[ $(cat "$work/sudo.log") == "$wanted" ]] || fail "sudo was asked for: $(cat "$work/sudo.log")"
 
+# A clang-tidy that crashes: what it said is shown. In a copy, whose LibTorch and tools are stand-ins.
+house=$work/house
+mkdir -p "$house/cmake"
+cp "$dev" "$house/dev"
+dev=$house/dev
+printf '#!/bin/bash\necho /nowhere\n' >"$house/cmake/fetch-libtorch.sh"
+chmod +x "$house/cmake/fetch-libtorch.sh"
+# shellcheck disable=SC2016
+stand_in dpkg-query 'for name; do [[ $name == -* ]] || echo "$name:installed"; done'
+stand_in git 'exit 0'
+stand_in clang-format-14 'exit 0'
+stand_in cmake 'mkdir -p build/lint'
+stand_in run-clang-tidy-14 'echo "2 warnings generated." >&2; echo "clang-tidy-14: symbol lookup error" >&2; exit 127'
+if run_dev lint; then fail "it took a crash for good code"; fi
+expect_said "clang-tidy-14: symbol lookup error"
+expect_said "build/logs/clang-tidy.log"
+if grep -q "warnings generated" "$work/said"; then fail "it showed what clang-tidy counts"; fi
+stand_in run-clang-tidy-14 'echo "2 warnings generated." >&2'
+run_dev lint || fail "it failed for good code"
+
 echo "all as expected"

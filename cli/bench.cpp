@@ -1,0 +1,43 @@
+// lockstep bench: what lockstep itself costs, measured on this machine.
+#include <lockstep/error.hpp>
+#include <lockstep/rank.hpp>
+
+#include "bench_allreduce.hpp"
+#include "bench_overlap.hpp"
+#include "bench_step.hpp"
+#include "commands.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace lockstep::cli {
+
+namespace {
+
+const char* const examples =
+    "Examples:\n"
+    "  lockstep bench allreduce --devices 2 --peers\n"
+    "      Sums between two ranks, beside memcpy and Open MPI.\n"
+    "  lockstep bench step --devices 2\n"
+    "      What DataParallel adds to a step.\n"
+    "  lockstep bench overlap --devices 2 --json overlap.json\n"
+    "      How much of the gradients' reduction hides behind backward.\n";
+
+}  // namespace
+
+Command add_bench(CLI::App& program) {
+  CLI::App* const app = program.add_subcommand("bench", "Measure what lockstep itself costs on this machine.");
+  app->footer(examples);
+  app->require_subcommand(1);
+  const std::vector<Command> benchmarks = {add_bench_allreduce(*app), add_bench_overlap(*app), add_bench_step(*app)};
+  return {app, [benchmarks](Output& output) {
+            if (this_process().count > 1) {
+              throw Error("bench measures the ranks of one process; start it without a launcher, with --devices");
+            }
+            const auto chosen = std::find_if(benchmarks.begin(), benchmarks.end(),
+                                             [](const Command& benchmark) { return benchmark.app->parsed(); });
+            return chosen->work(output);
+          }};
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,253 @@
+#include "bench_allreduce.hpp"
+
+#include <torch/types.h>
+#include <torch/utils.h>
+#include <lockstep/allreduce.hpp>
+#include <lockstep/devices.hpp>
+#include <lockstep/error.hpp>
+#include <lockstep/rank.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "bench_report.hpp"
+#include "io/atomic_file.hpp"
+#include "io/run_program.hpp"
+#include "text.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+const char* const explanation =
+    "Sums float tensors of several sizes over the devices, again and again, and keeps\n"
+    "the best of several rounds in which all take turns:\n"
+    "\n"
+    "  ranks    Rank::allreduce, between ranks that are threads of this process\n"
+    "  naive, sharded, ring, tree\n"
+    "           lockstep::allreduce over a list, the section's way, from one thread\n"
+    "  memcpy   one copy of the same bytes, on one CPU core: the memory's speed\n"
+    "  openmpi  MPI_Allreduce between as many processes (--peers)\n"
+    "\n"
+    "busbw is the bus bandwidth as nccl-tests defines it: 2 (n - 1) / n times the\n"
+    "bytes, divided by the time; it can be compared between numbers of ranks.\n"
+    "\n"
+    "Examples:\n"
+    "  lockstep bench allreduce --devices 2 --peers\n"
+    "  lockstep bench allreduce --devices 4xcpu --sizes 40,516272 --json sums.json\n";
+
+using Clock = std::chrono::steady_clock;
+
+struct Flags {
+  std::string devices, json, plot;
+  std::vector<int64_t> sizes = {40, 4000, 65536, 516272, 4000000, 24000000};
+  int rounds = 10;
+  bool peers = false;
+};
+
+struct Size {
+  int64_t bytes;
+  BestTimes best = {};
+};
+using Sizes = std::vector<Size>;
+
+// Enough calls that the clock does not matter, and few enough that no size takes long.
+int calls_for(int64_t bytes) {
+  return static_cast<int>(std::clamp<int64_t>(50'000'000 / bytes, 5, 2000));
+}
+
+torch::Tensor zeros(int64_t bytes, const c10::Device& device) {
+  return torch::zeros({bytes / 4}, torch::TensorOptions().device(device));
+}
+
+// Seconds per call of `call`, after some that are not counted.
+double time_of(int64_t bytes, const Devices& devices, const std::function<void()>& call) {
+  const int calls = calls_for(bytes);
+  for (int i = 0; i < std::max(calls / 10, 2); ++i) call();
+  for (const auto& device : devices) synchronize(device);
+  const auto start = Clock::now();
+  for (int i = 0; i < calls; ++i) call();
+  for (const auto& device : devices) synchronize(device);
+  return std::chrono::duration<double>(Clock::now() - start).count() / calls;
+}
+
+void time_ranks(const Devices& devices, Sizes& sizes) {
+  run(devices, [&](Rank& rank) {
+    for (auto& size : sizes) {
+      const torch::Tensor tensor = zeros(size.bytes, rank.device());
+      rank.barrier();
+      const double seconds = time_of(size.bytes, {rank.device()}, [&] { rank.allreduce(tensor); });
+      if (rank.index() == 0) size.best.add("ranks", seconds);
+    }
+  });
+}
+
+void time_lists(const Devices& devices, Sizes& sizes) {
+  using enum AllreduceAlgorithm;
+  for (auto& size : sizes) {
+    std::vector<torch::Tensor> tensors;
+    for (const auto& device : devices) tensors.push_back(zeros(size.bytes, device));
+    for (const auto algorithm : {naive, sharded, ring, tree}) {
+      size.best.add(std::string(to_string(algorithm)),
+                    time_of(size.bytes, devices, [&] { allreduce(tensors, algorithm); }));
+    }
+  }
+}
+
+void time_memcpy(Sizes& sizes) {
+  for (auto& size : sizes) {
+    const std::vector<char> from(size.bytes, 1);
+    std::vector<char> to(size.bytes, 2);
+    size.best.add("memcpy", time_of(size.bytes, {}, [&] {
+                    std::memcpy(to.data(), from.data(), from.size());
+                    asm volatile("" : : "r"(to.data()) : "memory");  // as far as the compiler knows, the copy is read
+                  }));
+  }
+}
+
+// Starts the peer, which takes pairs BYTES CALLS and prints "BYTES SECONDS" for each.
+void time_openmpi(const Devices& devices, Sizes& sizes) {
+  std::vector<std::string> command = {"mpirun", "--allow-run-as-root",          "--oversubscribe",
+                                      "-n",     std::to_string(devices.size()), LOCKSTEP_OPENMPI_PEER};
+  for (const auto& size : sizes) {
+    command.push_back(std::to_string(size.bytes));
+    command.push_back(std::to_string(calls_for(size.bytes)));
+  }
+  std::istringstream lines(io::run_program(command, "", std::chrono::minutes(2)));
+  for (auto& size : sizes) {
+    int64_t bytes = 0;
+    double seconds = 0;
+    if (!(lines >> bytes >> seconds) || bytes != size.bytes) throw Error("its output is not understood");
+    size.best.add("openmpi", seconds);
+  }
+}
+
+// ---- The report.
+
+const std::vector<std::string> contenders = {"ranks", "naive", "sharded", "ring", "tree", "memcpy", "openmpi"};
+
+double bus_bandwidth(const Size& size, const std::string& name, size_t ranks) {
+  const double n = static_cast<double>(ranks);
+  return 2 * (n - 1) / n * static_cast<double>(size.bytes) / size.best.of(name);
+}
+
+std::string table_of(const Sizes& sizes, size_t ranks) {
+  std::string text = format("%10s  %-8s %11s  %10s  %8s\n", "bytes", "", "us", "busbw GB/s", "memcpys");
+  for (const auto& size : sizes) {
+    for (const auto& name : contenders) {
+      if (!size.best.has(name)) continue;
+      const std::string bus = name == "memcpy" ? "" : format("%.2f", bus_bandwidth(size, name, ranks) / 1e9);
+      text += format("%10lld  %-8s %11.2f  %10s  %8.2f\n", static_cast<long long>(size.bytes), name.c_str(),
+                     size.best.of(name) * 1e6, bus.c_str(), size.best.of(name) / size.best.of("memcpy"));
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+nlohmann::ordered_json json_of(const Sizes& sizes, const Devices& devices, const Flags& flags) {
+  auto json = circumstances("allreduce", devices);
+  json["rounds"] = flags.rounds;
+  for (const auto& size : sizes) {
+    for (const auto& name : contenders) {
+      if (!size.best.has(name)) continue;
+      nlohmann::ordered_json row = {{"bytes", size.bytes}, {"name", name}, {"seconds", size.best.of(name)}};
+      if (name != "memcpy") row["bus_bytes_per_second"] = bus_bandwidth(size, name, devices.size());
+      json["results"].push_back(std::move(row));
+    }
+  }
+  return json;
+}
+
+void draw(const std::string& file, const Sizes& sizes, const Devices& devices) {
+  std::string script =
+      "set terminal svg size 720,450 background 'white'\nset logscale xy\nset key left top\nset grid\n"
+      "set xlabel 'bytes'\nset ylabel 'microseconds'\nset title 'allreduce on " +
+      to_string(devices) + "' noenhanced\n";
+  std::string curves;
+  for (const auto& name : contenders) {
+    if (!sizes[0].best.has(name)) continue;
+    script += "$" + name + " << END\n";
+    for (const auto& size : sizes) {
+      script += format("%lld %.6g\n", static_cast<long long>(size.bytes), size.best.of(name) * 1e6);
+    }
+    script += "END\n";
+    curves += (curves.empty() ? "plot " : ", ") + format("$%s with linespoints title '%s'", name.c_str(), name.c_str());
+  }
+  io::write_file(file,
+                 io::run_program({"gnuplot", "--default-settings"}, script + curves + "\n", std::chrono::seconds(10)));
+}
+
+void check(const Flags& flags) {
+  if (flags.rounds < 1) throw Error("--rounds is " + std::to_string(flags.rounds) + "; it must be at least 1");
+  for (const int64_t bytes : flags.sizes) {
+    if (bytes >= 4 && bytes % 4 == 0) continue;
+    throw Error("--sizes: " + std::to_string(bytes) + " bytes are not whole floats of 4 bytes each");
+  }
+}
+
+int allreduce_command(const Flags& flags, Output& output) {
+  check(flags);
+  const Devices devices = flags.devices.empty() ? default_devices() : parse_devices(flags.devices);
+  check_devices(devices);
+  Sizes sizes;
+  for (const int64_t bytes : flags.sizes) sizes.push_back({bytes});
+
+  std::string no_openmpi;
+  for (int round = 0; round < flags.rounds; ++round) {
+    time_ranks(devices, sizes);
+    time_memcpy(sizes);
+    time_lists(devices, sizes);
+    if (!flags.peers || !no_openmpi.empty()) continue;
+    try {
+      if (std::string(LOCKSTEP_OPENMPI_PEER).empty()) throw Error("libopenmpi-dev was not there when this was built");
+      time_openmpi(devices, sizes);
+    } catch (const Error& error) {
+      no_openmpi = error.what();
+    }
+  }
+  output.print(format("allreduce on %s, best of %d rounds\n\n", to_string(devices).c_str(), flags.rounds) +
+               table_of(sizes, devices.size()));
+  if (!no_openmpi.empty()) output.print("openmpi: not measured: " + no_openmpi + "\n");
+  if (!flags.json.empty()) {
+    auto json = json_of(sizes, devices, flags);
+    if (!no_openmpi.empty()) json["not_measured"]["openmpi"] = no_openmpi;
+    write_json(flags.json, json);
+  }
+  if (!flags.plot.empty()) draw(flags.plot, sizes, devices);
+  return 0;
+}
+
+}  // namespace
+
+Command add_bench_allreduce(CLI::App& bench) {
+  CLI::App* const app = bench.add_subcommand("allreduce", "Measure allreduce, by size and algorithm.");
+  app->footer(explanation);
+  const auto flags = std::make_shared<Flags>();
+  app->add_option("--devices", flags->devices, "as for lockstep train (default: every GPU, or else every core)")
+      ->type_name("LIST")
+      ->take_last();
+  app->add_option("--sizes", flags->sizes, "bytes of the tensors, separated by commas")
+      ->type_name("N,…")
+      ->delimiter(',')
+      ->default_str("40,4000,65536,516272,4000000,24000000");
+  app->add_option("--rounds", flags->rounds, "turns of each; the best counts")
+      ->type_name("N")
+      ->default_str("10")
+      ->take_last();
+  app->add_flag("--peers", flags->peers, "measure Open MPI as well");
+  app->add_option("--json", flags->json, "write the figures to this file")->type_name("FILE")->take_last();
+  app->add_option("--plot", flags->plot, "draw them as SVG into this file, with gnuplot")
+      ->type_name("FILE")
+      ->take_last();
+  return {app, [flags](Output& output) { return allreduce_command(*flags, output); }};
+}
+
+}  // namespace lockstep::cli

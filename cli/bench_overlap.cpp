@@ -1,0 +1,275 @@
+#include "bench_overlap.hpp"
+
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/sgd.h>
+#include <lockstep/data_parallel.hpp>
+#include <lockstep/devices.hpp>
+#include <lockstep/error.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "bench_models.hpp"
+#include "bench_report.hpp"
+#include "text.hpp"
+#include "timed_backend.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+const char* const explanation =
+    "Three runs of each model take turns, so that a change of the machine's load\n"
+    "meets all of them alike: each rank alone (nothing is reduced), reduction after\n"
+    "backward, and reduction in buckets while backward runs. Times are medians over\n"
+    "the steps: the whole step of the slowest rank, and the communication of the rank\n"
+    "that was last to end its backward, since the others also wait for that rank.\n"
+    "\n"
+    "  within      time of the rank's thread for communication during backward. On CPU\n"
+    "              ranks of one process it does additions itself: this is not free\n"
+    "  after       the same after backward\n"
+    "  reduced     share of the bytes that were reduced before backward ended\n"
+    "  hidden      1 - after (overlapped) / after (afterwards): the share of the time\n"
+    "              for communication that no longer follows backward\n"
+    "  saved       the step's time that overlap saves, of the time for communication\n"
+    "\n"
+    "Examples:\n"
+    "  lockstep bench overlap --devices 2\n"
+    "  lockstep bench overlap --model mlp --bucket-bytes 1000000 --json mlp.json\n";
+
+using Clock = std::chrono::steady_clock;
+
+struct Flags {
+  std::string devices, model = "all", json;
+  int threads_per_rank = 1, steps = 30;
+  int64_t batch_size = 0;
+  DataParallelOptions buckets;
+};
+
+enum Variant { alone, afterwards, overlapped };
+constexpr std::array<const char*, 3> names = {"alone", "afterwards", "overlapped"};
+
+// One step, of one rank or (see combine) of all.
+struct Sample {
+  double seconds = 0, within = 0, after = 0, reduced = 0;
+};
+
+struct Result {
+  std::string model;
+  int64_t parameters = 0, batch_size = 0;
+  std::array<std::vector<Sample>, 3> samples;  // by variant
+};
+
+// The slowest rank's step, with the communication of the rank that waited least.
+Sample combine(const Sample& a, const Sample& b) {
+  Sample sample = a.after < b.after ? a : b;
+  sample.seconds = std::max(a.seconds, b.seconds);
+  return sample;
+}
+
+double median(const std::vector<Sample>& samples, double Sample::*value) {
+  std::vector<double> values;
+  for (const auto& sample : samples) values.push_back(sample.*value);
+  std::nth_element(values.begin(), values.begin() + static_cast<ptrdiff_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+double hidden(const Result& result) {
+  return 1 - median(result.samples[overlapped], &Sample::after) / median(result.samples[afterwards], &Sample::after);
+}
+
+// Of each pair of steps that followed one another, so that the machine's load counts less.
+double saved(const Result& result) {
+  std::vector<Sample> differences = result.samples[afterwards];
+  for (size_t i = 0; i < differences.size(); ++i) differences[i].seconds -= result.samples[overlapped][i].seconds;
+  return median(differences, &Sample::seconds) / median(result.samples[afterwards], &Sample::after);
+}
+
+// One replica that trains in one of the three ways.
+template <class Module>
+class Runner {
+ public:
+  Runner(Variant variant, Rank& rank, DataParallelOptions options)
+      : variant_(variant),
+        rank_(rank.index(), rank.world_size(), rank.device(),
+              c10::make_intrusive<TimedBackend>(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&rank.backend()),
+                                                times_)),
+        net_(std::make_shared<Module>(), rank_, with_overlap(options, variant == overlapped)),
+        sgd_(net_->parameters(), /*lr=*/1e-3) {}
+
+  Sample step(const Batch& batch) {
+    *times_ = {.bytes_of_step = parameters() * static_cast<int64_t>(sizeof(float))};
+    synchronize(rank_.device());
+    const auto start = Clock::now();
+    sgd_.zero_grad();
+    auto loss = net_.loss(batch, torch::nn::functional::cross_entropy);
+    if (variant_ == alone) {
+      const auto guard = net_.no_sync();
+      loss.backward();
+    } else {
+      loss.backward();
+    }
+    sgd_.step();
+    synchronize(rank_.device());
+    const bool during = variant_ == overlapped;  // else even the posts come after backward
+    return {
+        .seconds = std::chrono::duration<double>(Clock::now() - start).count(),
+        .within = during ? times_->within : 0,
+        .after = times_->after + (during ? 0 : times_->within),
+        .reduced = static_cast<double>(times_->bytes_early) / static_cast<double>(std::max<int64_t>(1, times_->bytes))};
+  }
+
+  int64_t parameters() const {
+    int64_t sum = 0;
+    for (const auto& parameter : net_->parameters()) sum += parameter.numel();
+    return sum;
+  }
+
+ private:
+  static DataParallelOptions with_overlap(DataParallelOptions options, bool overlap) {
+    options.overlap = overlap;
+    return options;
+  }
+
+  const Variant variant_;
+  const std::shared_ptr<CommunicationTimes> times_ = std::make_shared<CommunicationTimes>();
+  Rank rank_;
+  DataParallel<Module> net_;
+  torch::optim::SGD sgd_;
+};
+
+template <class Module>
+Result measure(const std::string& name, const Devices& devices, const Flags& flags, std::vector<int64_t> sample,
+               int64_t batch_size) {
+  Result result;
+  result.model = name;
+  result.batch_size = batch_size;
+  std::mutex mutex;
+  run(devices,
+      [&](Rank& rank) {
+        const Part part = part_of(batch_size, rank.index(), rank.world_size());
+        auto shape = sample;
+        shape.insert(shape.begin(), part.size());
+        const Batch batch{torch::randn(shape).to(rank.device()), torch::randint(10, {part.size()}).to(rank.device()),
+                          batch_size};
+        std::vector<std::unique_ptr<Runner<Module>>> runners;
+        for (const Variant variant : {alone, afterwards, overlapped}) {
+          runners.push_back(std::make_unique<Runner<Module>>(variant, rank, flags.buckets));
+        }
+        std::array<std::vector<Sample>, 3> samples;
+        for (int step = -3; step < flags.steps; ++step) {  // three to warm up: the first learns the buckets' order
+          for (size_t variant = 0; variant < runners.size(); ++variant) {
+            rank.barrier();
+            const Sample sample = runners[variant]->step(batch);
+            if (step >= 0) samples[variant].push_back(sample);
+          }
+        }
+        const std::lock_guard lock(mutex);
+        result.parameters = runners[0]->parameters();
+        for (size_t variant = 0; variant < samples.size(); ++variant) {
+          auto& all = result.samples[variant];
+          if (all.empty()) {
+            all = samples[variant];
+          } else {
+            std::transform(all.begin(), all.end(), samples[variant].begin(), all.begin(), combine);
+          }
+        }
+      },
+      {.threads_per_rank = flags.threads_per_rank});
+  return result;
+}
+
+std::string report(const Result& result) {
+  std::string text = format("%s, %.1f million parameters, global batch %lld\n", result.model.c_str(),
+                            static_cast<double>(result.parameters) / 1e6, static_cast<long long>(result.batch_size)) +
+                     "              step ms  within ms  after ms  reduced\n";
+  for (size_t variant = 0; variant < names.size(); ++variant) {
+    const auto& samples = result.samples[variant];
+    text += format("  %-10s  %7.1f  %9.1f  %8.1f  %6.0f%%\n", names[variant], 1e3 * median(samples, &Sample::seconds),
+                   1e3 * median(samples, &Sample::within), 1e3 * median(samples, &Sample::after),
+                   1e2 * median(samples, &Sample::reduced));
+  }
+  return text + format("  hidden behind backward: %.0f%% of the time for communication; saved: %.0f%%\n\n",
+                       1e2 * hidden(result), 1e2 * saved(result));
+}
+
+nlohmann::ordered_json to_json(const Flags& flags, const Devices& devices, const std::vector<Result>& results) {
+  nlohmann::ordered_json json = circumstances("overlap", devices);
+  json["threads_per_rank"] = flags.threads_per_rank;
+  json["steps"] = flags.steps;
+  json["bucket_bytes"] = flags.buckets.bucket_bytes;
+  json["first_bucket_bytes"] = flags.buckets.first_bucket_bytes;
+  for (const auto& result : results) {
+    nlohmann::ordered_json entry;
+    entry["model"] = result.model;
+    entry["parameters"] = result.parameters;
+    entry["batch_size"] = result.batch_size;
+    for (size_t variant = 0; variant < names.size(); ++variant) {
+      const auto& samples = result.samples[variant];
+      entry[names[variant]] = {{"step_seconds", median(samples, &Sample::seconds)},
+                               {"within_seconds", median(samples, &Sample::within)},
+                               {"after_seconds", median(samples, &Sample::after)},
+                               {"reduced_share", median(samples, &Sample::reduced)}};
+    }
+    entry["hidden_share"] = hidden(result);
+    entry["saved_share"] = saved(result);
+    json["models"].push_back(std::move(entry));
+  }
+  return json;
+}
+
+int overlap_command(const Flags& flags, Output& output) {
+  if (flags.steps < 1) throw Error("--steps is " + std::to_string(flags.steps) + "; it must be at least 1");
+  if (flags.model != "all" && flags.model != "mlp" && flags.model != "resnet18") {
+    throw Error("--model \"" + flags.model + "\": it must be mlp, resnet18 or all");
+  }
+  const Devices devices = flags.devices.empty() ? default_devices() : parse_devices(flags.devices);
+  const auto ranks = static_cast<int64_t>(devices.size());
+  const auto batch_size = [&](int64_t per_rank) { return flags.batch_size > 0 ? flags.batch_size : per_rank * ranks; };
+  output.print("overlap on " + to_string(devices) +
+               format(", buckets of %lld bytes, the first of %lld; medians of %d steps\n\n",
+                      static_cast<long long>(flags.buckets.bucket_bytes),
+                      static_cast<long long>(flags.buckets.first_bucket_bytes), flags.steps));
+  std::vector<Result> results;
+  const auto add = [&](Result result) {
+    output.print(report(result));
+    results.push_back(std::move(result));
+  };
+  if (flags.model != "resnet18") add(measure<Mlp>("mlp", devices, flags, {Mlp::kWidth}, batch_size(64)));
+  if (flags.model != "mlp") add(measure<ResNet18>("resnet18", devices, flags, {3, 32, 32}, batch_size(8)));
+  if (!flags.json.empty()) write_json(flags.json, to_json(flags, devices, results));
+  return 0;
+}
+
+}  // namespace
+
+Command add_bench_overlap(CLI::App& bench) {
+  CLI::App* const app =
+      bench.add_subcommand("overlap", "Measure how much of the gradients' reduction hides behind backward.");
+  app->footer(explanation);
+  const auto flags = std::make_shared<Flags>();
+  const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
+                       const std::string& default_text) {
+    app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
+  };
+  add("--devices", flags->devices, "LIST", "as for lockstep train (default: every GPU, or else every core)", "");
+  add("--threads-per-rank", flags->threads_per_rank, "N", "threads that each rank computes with", "1");
+  add("--model", flags->model, "NAME", "mlp, resnet18 or all", flags->model);
+  add("--batch-size", flags->batch_size, "N",
+      "samples per step, over all devices (default: 64 per rank for mlp, 8 for resnet18)", "");
+  add("--steps", flags->steps, "N", "measured steps of each kind", std::to_string(flags->steps));
+  add("--bucket-bytes", flags->buckets.bucket_bytes, "N", "size of a bucket of gradients",
+      std::to_string(flags->buckets.bucket_bytes));
+  add("--first-bucket-bytes", flags->buckets.first_bucket_bytes, "N", "size of the first bucket",
+      std::to_string(flags->buckets.first_bucket_bytes));
+  add("--json", flags->json, "FILE", "also write the figures as JSON", "");
+  return {app, [flags](Output& output) { return overlap_command(*flags, output); }};
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,29 @@
+// Checks of a flag's text before CLI11 reads it. CLI11 would take "" for "no folder given", and the largest number
+// there is for any larger one. Each returns what is wrong, or "" if nothing is.
+#pragma once
+
+#include <charconv>
+#include <string>
+#include <system_error>
+#include <type_traits>
+
+namespace lockstep::cli {
+
+inline std::string not_empty(const std::string& text) {
+  return text.empty() ? "it is empty; leave the flag out for the default" : "";
+}
+
+// For numbers in decimal that fit a Number.
+template <class Number>
+std::string whole_number(const std::string& text) {
+  Number number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if (error == std::errc::result_out_of_range) return text + " is too large";
+  if (error != std::errc() || rest != end) {
+    return text + " is not a whole number" + (std::is_unsigned_v<Number> ? " of at least 0" : "");
+  }
+  return "";
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,28 @@
+// Calls: what a rank of a run in several processes has called, counted, so that at the end of the run a call that
+// nobody answered is found.
+#pragma once
+
+#include "comm/layout.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+struct Calls {
+  explicit Calls(size_t world_size = 0) : sent(world_size, 0), received(world_size, 0) {}
+
+  int64_t collective = 0;
+  std::string last = {};                // of the collective ones: "allreduce(sum) of float [2]"
+  std::vector<int64_t> sent, received;  // messages, by the other rank
+
+  std::string to_text() const;
+  static Calls from_text(const std::string& text);
+};
+
+// When all ranks are done, each without an error: which call came about on some ranks only, and whose is missing; ""
+// if all fit together.
+std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout);
+
+}  // namespace lockstep::comm

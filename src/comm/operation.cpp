@@ -1,0 +1,51 @@
+#include "comm/operation.hpp"
+
+#include <c10/util/StringUtil.h>
+
+#include "comm/reduction.hpp"
+
+#include <algorithm>
+#include <string_view>
+
+namespace lockstep::comm {
+
+std::string Signature::text() const {
+  std::string text = name;
+  if (peer >= 0) text += " rank " + std::to_string(peer);
+  std::string details = reduction ? name_of(*reduction) : "";
+  if (root >= 0) details += (details.empty() ? "root " : ", root ") + std::to_string(root);
+  if (!details.empty()) text += "(" + details + ")";
+  if (type == at::ScalarType::Undefined) return text;
+  return text + " of " + describe(type, sizes);
+}
+
+Signature signature_of(const char* name, const at::Tensor& tensor) {
+  return {.name = name, .type = tensor.scalar_type(), .sizes = c10::DimVector(tensor.sizes())};
+}
+
+Operation::Operation(uint64_t number, int world_size) : place_(number) {
+  members_.reserve(world_size);
+  for (int rank = 0; rank < world_size; ++rank) members_.push_back({rank});
+}
+
+Operation::Operation(const Side& side) : place_(side) {
+  members_.push_back({std::min(side.source, side.destination)});
+  members_.push_back({std::max(side.source, side.destination)});
+}
+
+const Call& Operation::call(int rank) const {
+  return const_cast<Operation*>(this)->member(rank).call;
+}
+
+Operation::Member& Operation::member(int rank) {
+  if (std::holds_alternative<uint64_t>(place_)) return members_[rank];
+  return members_[0].rank == rank ? members_[0] : members_[1];
+}
+
+std::string Operation::title() const {
+  if (const auto* number = std::get_if<uint64_t>(&place_)) return "collective call " + std::to_string(*number);
+  const auto& side = std::get<Side>(place_);
+  return c10::str("message ", side.source, " -> ", side.destination, ", tag ", side.tag);
+}
+
+}  // namespace lockstep::comm

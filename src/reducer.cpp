@@ -1,0 +1,294 @@
+#include "reducer.hpp"
+
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <lockstep/error.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <map>
+#include <memory>
+#include <numeric>
+#include <set>
+
+#include "exception_text.hpp"
+
+namespace lockstep {
+namespace {
+
+// Calls a function after a gradient has been accumulated.
+class Hook : public torch::autograd::FunctionPostHook {
+ public:
+  explicit Hook(std::function<void()> function) : function_(std::move(function)) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    function_();
+    return outputs;
+  }
+
+ private:
+  const std::function<void()> function_;
+};
+
+// The place of `parameter`'s gradient in `flat`, with the strides that autograd likes a gradient to have: those of the
+// parameter. variable_data: the same memory, but no view in autograd's eyes, whose detach_() an optimizer's zero_grad()
+// could not do.
+at::Tensor view_for(const at::Tensor& parameter, const at::Tensor& flat, int64_t offset) {
+  const at::Tensor part = flat.narrow(0, offset, parameter.numel());
+  const bool dense = parameter.is_non_overlapping_and_dense();
+  return (dense ? part.as_strided(parameter.sizes(), parameter.strides()) : part.view(parameter.sizes()))
+      .variable_data();
+}
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.scalar_type() == b.scalar_type();
+}
+
+std::string name_of(const Rank& rank) {
+  return "rank " + std::to_string(rank.index()) + " (" + rank.device().str() + ")";
+}
+
+}  // namespace
+
+Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, Rank& rank,
+                 const DataParallelOptions& options)
+    : rank_(rank), options_(options) {
+  if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
+    throw Error("DataParallel: bucket_bytes is " + std::to_string(options_.bucket_bytes) +
+                " and first_bucket_bytes is " + std::to_string(options_.first_bucket_bytes) +
+                "; both must be at least 1");
+  }
+  if (!rank_.device().is_cpu()) {
+    poll_stream_ = c10::impl::VirtualGuardImpl(rank_.device().type()).getStreamFromGlobalPool(rank_.device());
+  }
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& [name, parameter] : parameters) {
+    if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    slots_.push_back({.name = name, .parameter = parameter});
+  }
+  // The last layers' gradients come first.
+  std::vector<size_t> order(slots_.size());
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  make_buckets(order, order.size());
+
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].accumulator = torch::autograd::impl::grad_accumulator(slots_[i].parameter);
+    slots_[i].hook = slots_[i].accumulator->add_post_hook(std::make_unique<Hook>([this, i] { on_gradient(i); }));
+  }
+}
+
+Reducer::~Reducer() {
+  for (auto& slot : slots_) {
+    if (slot.accumulator) slot.accumulator->del_post_hook(slot.hook);
+  }
+}
+
+void Reducer::average_during(const std::function<void()>& backward) {
+  if (!failure_.empty()) throw Error(failure_);
+  try {
+    start();
+    backward();
+    finish();
+  } catch (...) {
+    // Posting the rest would let the others go on with gradients that lack this rank's part. So this rank stays out of
+    // step, and whoever waits for it is told when it leaves or makes another call.
+    const std::lock_guard lock(mutex_);
+    active_ = false;
+    open_.clear();
+    failure_ = name_of(rank_) + ": DataParallel: an earlier backward of this rank failed before its gradients were " +
+               "averaged, so it is out of step with the other ranks. End the run there. What failed: " +
+               exception_text(std::current_exception());
+    throw;
+  }
+}
+
+void Reducer::start() {
+  const std::lock_guard lock(mutex_);
+  for (auto& slot : slots_) slot.ready = false;
+  for (auto& bucket : buckets_) bucket.missing = bucket.slots.size();
+  ready_order_.clear();
+  next_bucket_ = 0;
+  active_ = true;
+}
+
+void Reducer::on_gradient(size_t index) {
+  const std::lock_guard lock(mutex_);
+  if (!active_) return;
+  Slot& slot = slots_[index];
+  if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
+    if (slot.bucket < next_bucket_) {
+      throw Error("DataParallel: the gradient of " + slot.name +
+                  " grew again after it had been averaged, in the same backward. Use the option overlap = false");
+    }
+    return fill(slot);
+  }
+  fill(slot);
+  slot.ready = true;
+  --buckets_[slot.bucket].missing;
+  ready_order_.push_back(index);
+  if (!options_.overlap) return;
+  post_ready_buckets();
+  poll();
+}
+
+void Reducer::fill(Slot& slot) {
+  const c10::AutoGradMode no_grad(false);
+  auto& gradient = slot.parameter.mutable_grad();
+  if (!gradient.defined()) {
+    slot.view.zero_();
+  } else if (gradient.layout() != at::kStrided) {
+    throw Error("DataParallel: the gradient of " + slot.name +
+                " is sparse, which cannot be averaged; build its Embedding with sparse(false)");
+  } else if (same_memory(gradient, slot.view)) {
+    return;
+  } else {
+    slot.view.copy_(gradient);
+  }
+  gradient = slot.view;
+}
+
+void Reducer::post_ready_buckets() {
+  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) post(next_bucket_);
+}
+
+void Reducer::post(size_t index) {
+  Bucket& bucket = buckets_[index];
+  if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
+    bucket.range = std::make_unique<at::RecordFunction>(std::move(*callbacks));
+    bucket.range->_setAsync();
+    bucket.range->before("lockstep::bucket " + std::to_string(index) + " allreduce");
+  }
+  // The average, and not the sum, because gradients of an earlier backward that are equal on all ranks must stay what
+  // they are.
+  std::vector<at::Tensor> tensors{bucket.flat};
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::AVG;
+  bucket.work = rank_.backend().allreduce(tensors, options);
+  ++next_bucket_;
+  open_.push_back(index);
+}
+
+// A work that is found complete makes the current stream wait for it. That must not be the stream on which backward
+// goes on, so polling has a stream of its own.
+void Reducer::poll() {
+  if (open_.empty()) return;
+  const c10::OptionalStreamGuard guard(poll_stream_);
+  std::erase_if(open_, [&](size_t index) {
+    if (!buckets_[index].work->isCompleted()) return false;
+    buckets_[index].range.reset();
+    return true;
+  });
+}
+
+void Reducer::finish() {
+  const std::lock_guard lock(mutex_);
+  active_ = false;
+  for (size_t index = next_bucket_; index < buckets_.size(); ++index) {
+    for (const size_t slot : buckets_[index].slots) {
+      if (!slots_[slot].ready) fill(slots_[slot]);
+    }
+    post(index);
+  }
+  for (auto& bucket : buckets_) {
+    bucket.work->wait();
+    bucket.work.reset();
+    bucket.range.reset();
+  }
+  open_.clear();
+  if (!learned_) learn_order();
+}
+
+// One allreduce tells every rank what rank 0 has seen, and which parameters any rank used.
+void Reducer::learn_order() {
+  const auto count = static_cast<int64_t>(slots_.size());
+  if (count == 0) return;
+  at::Tensor table = at::zeros({2, count}, at::kLong);  // the place in rank 0's order, from 1; how many ranks used it
+  auto cells = table.accessor<int64_t, 2>();
+  for (size_t place = 0; place < ready_order_.size(); ++place) {
+    const auto slot = static_cast<int64_t>(ready_order_[place]);
+    if (rank_.index() == 0) cells[0][slot] = static_cast<int64_t>(place) + 1;
+    cells[1][slot] = 1;
+  }
+  table = table.to(rank_.device());
+  rank_.allreduce(table);
+  table = table.cpu();
+  const auto all = table.accessor<int64_t, 2>();
+
+  std::vector<size_t> order, rest;
+  for (size_t slot = slots_.size(); slot-- > 0;) {
+    (all[0][static_cast<int64_t>(slot)] > 0 ? order : rest).push_back(slot);
+  }
+  if (order.empty()) return;  // rank 0 had an empty part
+  const auto place = [&](size_t slot) { return all[0][static_cast<int64_t>(slot)]; };
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return place(a) < place(b); });
+  const size_t used = order.size();
+  order.insert(order.end(), rest.begin(), rest.end());
+  make_buckets(order, used);
+  learned_ = true;
+
+  std::vector<std::string> unused;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (all[1][static_cast<int64_t>(slot)] == 0) unused.push_back(slots_[slot].name);
+  }
+  warn_of_unused(unused);
+}
+
+void Reducer::warn_of_unused(const std::vector<std::string>& names) const {
+  if (names.empty() || rank_.index() != 0) return;
+  std::string list;
+  for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
+  TORCH_WARN("lockstep: DataParallel: no rank used these parameters in the first backward: ", list,
+             ". Their gradients are zeros, and their buckets are averaged after backward. If they are never used, "
+             "requires_grad_(false) saves that");
+}
+
+// Gradients keep their values: they move from the old buckets to the new ones.
+void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<Bucket> buckets;
+  std::map<at::ScalarType, Bucket> filling;
+  std::map<at::ScalarType, int64_t> bytes;
+  const auto close = [&](at::ScalarType type) {
+    buckets.push_back(std::move(filling[type]));
+    filling.erase(type);
+    bytes.erase(type);
+  };
+  const auto close_all = [&] {
+    while (!filling.empty()) close(filling.begin()->first);
+  };
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (i == used) close_all();  // what comes during backward does not wait for what never comes
+    const at::Tensor& parameter = slots_[order[i]].parameter;
+    const auto type = parameter.scalar_type();
+    filling[type].slots.push_back(order[i]);
+    bytes[type] += static_cast<int64_t>(parameter.nbytes());
+    if (bytes[type] >= (buckets.empty() ? options_.first_bucket_bytes : options_.bucket_bytes)) close(type);
+  }
+  close_all();
+
+  for (size_t index = 0; index < buckets.size(); ++index) {
+    Bucket& bucket = buckets[index];
+    int64_t size = 0;
+    for (const size_t slot : bucket.slots) size += slots_[slot].parameter.numel();
+    const auto type = slots_[bucket.slots[0]].parameter.scalar_type();
+    bucket.flat = at::zeros({size}, at::TensorOptions(rank_.device()).dtype(type));
+    int64_t offset = 0;
+    for (const size_t number : bucket.slots) {
+      Slot& slot = slots_[number];
+      const at::Tensor old = std::exchange(slot.view, view_for(slot.parameter, bucket.flat, offset));
+      slot.bucket = index;
+      offset += slot.parameter.numel();
+      const at::Tensor& gradient = slot.parameter.grad();
+      if (old.defined() && gradient.defined() && same_memory(gradient, old)) fill(slot);
+    }
+  }
+  buckets_ = std::move(buckets);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,96 @@
+// Reducer: averages a replica's gradients over the ranks, bucket by bucket, while backward still computes others.
+//
+// A bucket is a flat piece of memory that holds the gradients of several parameters of one type; each parameter's .grad
+// is a view into it. A hook behind each parameter's gradient accumulator notes that its gradient is there. When a
+// bucket's last gradient is there, and all buckets before it have been posted, its allreduce is posted on the rank's
+// backend. So every rank posts every bucket once per backward and in the same order, whatever it computed, and nothing
+// can wait for a parameter that some rank did not use.
+//
+// Buckets follow the order in which gradients become ready: at first the reverse of registration, and after the first
+// backward in which rank 0 had a gradient the order that rank 0 has seen, on all ranks.
+//
+// Hooks run on the thread that computes (on GPUs: autograd's thread of the device, with the gradient's stream current);
+// they post and poll, and never wait. Everything else runs on the rank's thread.
+#pragma once
+
+#include <ATen/record_function.h>
+#include <c10/core/Stream.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <lockstep/data_parallel.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+class Reducer {
+ public:
+  // The parameters by name, in the order of registration. Those that need no gradient are left out; one of two names
+  // counts once. Throws Error: an option below 1.
+  Reducer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, Rank& rank,
+          const DataParallelOptions& options);
+  ~Reducer();  // takes the hooks off again: the module may live on
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // Runs `backward`, which adds to the parameters' gradients, and returns when all gradients are averages over the
+  // ranks: also those that it did not touch (what they were before, or zero). All ranks must call it. If it throws,
+  // every later call throws an Error that says so, because this rank may owe the others buckets.
+  void average_during(const std::function<void()>& backward);
+
+ private:
+  // 2.11 has a std::shared_ptr here, 2.15 an intrusive one.
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+  struct Slot {  // one parameter's place
+    std::string name;
+    at::Tensor parameter;
+    Accumulator accumulator = {};  // kept alive: autograd itself holds it only as long as a graph needs it
+    uintptr_t hook = 0;
+    size_t bucket = 0;
+    at::Tensor view = {};  // in the bucket, with the parameter's shape and strides
+    bool ready = false;
+  };
+
+  struct Bucket {
+    at::Tensor flat;
+    std::vector<size_t> slots;
+    size_t missing = 0;  // slots that are not ready yet
+    c10::intrusive_ptr<c10d::Work> work = {};
+    std::unique_ptr<at::RecordFunction> range = {};  // on a profiler's timeline, if one runs: from post to completion
+  };
+
+  void on_gradient(size_t slot);  // the hook
+  void fill(Slot& slot);          // makes .grad the slot's view, without changing its value
+  void post_ready_buckets();      // in order, as far as they are ready
+  void post(size_t bucket);
+  void poll();         // open works, so that backends without a thread of their own get on
+  void start();        // before backward
+  void finish();       // after backward: what is missing, then waits
+  void learn_order();  // once: all ranks agree on rank 0's order
+  void make_buckets(const std::vector<size_t>& order, size_t used);  // the first `used` slots apart from the rest
+  void warn_of_unused(const std::vector<std::string>& names) const;
+
+  Rank& rank_;
+  const DataParallelOptions options_;
+  std::optional<c10::Stream> poll_stream_;  // see poll()
+
+  std::mutex mutex_;  // guards all below: hooks run on autograd's threads
+  std::vector<Slot> slots_;
+  std::vector<Bucket> buckets_;  // in the order in which they are posted
+  size_t next_bucket_ = 0;       // all before it are posted
+  std::vector<size_t> open_;     // posted buckets that were not complete when last polled
+  bool active_ = false;          // between start() and finish(): hooks do nothing outside
+  bool learned_ = false;
+  std::vector<size_t> ready_order_;  // of slots, in this backward
+  std::string failure_;              // of an earlier backward; empty while all is well
+};
+
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+#include "trace.hpp"
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/profiler_kineto.h>
+#include <nlohmann/json.hpp>
+
+#include <set>
+#include <string>
+#include <utility>
+
+#include "io/atomic_file.hpp"
+
+namespace lockstep {
+namespace {
+
+namespace profiler = torch::autograd::profiler;
+using nlohmann::json;
+using torch::profiler::impl::ActivityType;
+
+// Threads that are no rank's own (CUDA's backward runs on such) and GPUs follow the ranks on the timeline.
+constexpr int kOtherThreads = 1'000'000;
+constexpr int kFirstGpu = 1'000'001;
+
+double microseconds(uint64_t nanoseconds) {
+  return static_cast<double>(nanoseconds) / 1e3;
+}
+
+json name_of_process(int process, const std::string& name) {
+  return {{"ph", "M"}, {"name", "process_name"}, {"pid", process}, {"args", {{"name", name}}}};
+}
+
+torch::profiler::impl::ProfilerConfig config() {
+  torch::profiler::impl::ExperimentalConfig details;
+  details.profile_all_threads = true;  // else only the thread that starts the profiler is seen
+  return torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::KINETO,
+                                               /*report_input_shapes=*/false, /*profile_memory=*/false,
+                                               /*with_stack=*/false, /*with_flops=*/false, /*with_modules=*/false,
+                                               details);
+}
+
+std::set<ActivityType> activities(const Devices& devices) {
+  std::set<ActivityType> types = {ActivityType::CPU};
+  if (devices[0].is_cuda()) types.insert(ActivityType::CUDA);
+  return types;
+}
+
+}  // namespace
+
+std::filesystem::path trace_file(const std::filesystem::path& file, int process) {
+  if (process == 0) return file;
+  return std::filesystem::path(file).replace_filename(file.stem().string() + "." + std::to_string(process) +
+                                                      file.extension().string());
+}
+
+Trace::Trace(std::filesystem::path file, const Devices& devices) : file_(std::move(file)), devices_(devices) {
+  io::write_file(file_, "");  // complain now, not after the traced steps
+  profiler::prepareProfiler(config(), activities(devices_));
+}
+
+Trace::~Trace() {
+  try {
+    if (running_) profiler::disableProfiler();
+  } catch (...) {  // there is nobody to tell any more
+  }
+}
+
+void Trace::before_step(Rank& rank) {
+  int64_t step;
+  {
+    const std::lock_guard lock(mutex_);
+    rank_of_thread_[at::RecordFunction::currentThreadId()] = rank.index();
+    names_[rank.index()] = "rank " + std::to_string(rank.index()) + " (" + rank.device().str() + ")";
+    step = steps_[rank.index()]++;
+  }
+  if (step == kTraceAfterSteps) {
+    rank.barrier();
+    if (rank.index_in_process() == 0) start();
+    rank.barrier();
+  } else if (step == kTraceAfterSteps + kTracedSteps) {
+    end(rank);
+  }
+}
+
+void Trace::end(Rank& rank) {
+  synchronize(rank.device());
+  rank.barrier();
+  if (rank.index_in_process() == 0 && running_) finish();
+  rank.barrier();
+}
+
+void Trace::start() {
+  profiler::enableProfiler(config(), activities(devices_));
+  running_ = true;
+}
+
+void Trace::finish() {
+  running_ = false;
+  const auto result = profiler::disableProfiler();
+  json events = json::array();
+  for (const auto& [rank, name] : names_) events.push_back(name_of_process(rank, name));
+  int64_t id = 0;
+  for (const auto& event : result->events()) {
+    const bool on_cpu = event.deviceType() == c10::DeviceType::CPU;
+    const auto rank = rank_of_thread_.find(event.startThreadId());
+    int process = kOtherThreads;
+    if (!on_cpu) {
+      process = kFirstGpu + event.deviceIndex();
+    } else if (rank != rank_of_thread_.end()) {
+      process = rank->second;
+    }
+    const json common = {{"name", event.name()},
+                         {"pid", process},
+                         {"tid", on_cpu ? static_cast<int64_t>(event.startThreadId()) : event.deviceResourceId()}};
+    const auto add = [&](const char* phase, uint64_t time, const json& more) {
+      json entry = common;
+      entry["ph"] = phase;
+      entry["ts"] = microseconds(time - result->trace_start_ns());
+      entry.update(more);
+      events.push_back(std::move(entry));
+    };
+    if (event.isAsync()) {  // a bucket, which need not end before what began after it
+      const json async = {{"cat", "bucket"}, {"id", ++id}};
+      add("b", event.startNs(), async);
+      add("e", event.endNs(), async);
+    } else {
+      add("X", event.startNs(), {{"cat", on_cpu ? "cpu" : "gpu"}, {"dur", microseconds(event.durationNs())}});
+    }
+  }
+  events.push_back(name_of_process(kOtherThreads, "other threads"));
+  io::write_file(file_, json{{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}}.dump());
+  written_ = true;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,61 @@
+// The examples: each runs on small data and prints what its head comment promises, but for losses, accuracies and
+// seconds.
+#include <gmock/gmock.h>
+
+#include "cli/program.hpp"
+#include "small_images.hpp"
+
+#include <fstream>
+#include <regex>
+
+namespace {
+
+using lockstep::Finished;
+
+// The lines that an example's head comment gives as its output: those that are indented by three, up to the code.
+std::string expected_output(const std::string& example) {
+  const auto file = std::filesystem::path(__FILE__).parent_path().parent_path() / "examples" / example;
+  std::ifstream source(file);
+  std::string text;
+  bool begun = false;
+  for (std::string line; std::getline(source, line) && line.starts_with("//");) {
+    if (begun) text += line.size() > 5 ? line.substr(5) + "\n" : "\n";
+    begun = begun || line.find("Expected output") != std::string::npos;
+  }
+  // The paragraph that explains comes before the first empty line.
+  return text.substr(text.find("\n\n") + 2);
+}
+
+// Losses, accuracies and seconds depend on the data and the machine.
+std::string without_measurements(const std::string& text) {
+  const std::string values = std::regex_replace(text, std::regex("(loss|update|acc:?) [0-9]+\\.[0-9]+"), "$1 #");
+  return std::regex_replace(values, std::regex("[0-9]+\\.[0-9] sec"), "# sec");
+}
+
+std::string trimmed(std::string text) {
+  text.erase(text.find_last_not_of('\n') + 1);
+  return text;
+}
+
+TEST(Examples, FromScratchPrintsWhatItPromises) {
+  const char* const program = std::getenv("LOCKSTEP_EXAMPLE_01");
+  ASSERT_NE(program, nullptr) << "set LOCKSTEP_EXAMPLE_01 to the example's path; ctest does";
+  const lockstep::ScratchFolder images;
+  write_small_images(images, 300, 100);
+  setenv("LOCKSTEP_PROGRAM", program, 1);
+  const Finished run = lockstep::run_program({"1", images.path().string()}, {.environment = {"CUDA_VISIBLE_DEVICES="}});
+  ASSERT_EQ(run.code, 0) << run.err;
+  const std::string expected = expected_output("01_from_scratch.cpp");
+  ASSERT_THAT(expected, testing::HasSubstr("train(2, 256, 0.2)"));
+  EXPECT_EQ(without_measurements(trimmed(run.out)), without_measurements(trimmed(expected)));
+  EXPECT_THAT(run.out, testing::ContainsRegex("epoch  1: train loss 2\\.30[0-9], test acc 0\\."));
+}
+
+TEST(Examples, FromScratchNamesAFolderWithoutData) {
+  setenv("LOCKSTEP_PROGRAM", std::getenv("LOCKSTEP_EXAMPLE_01"), 1);
+  const Finished run = lockstep::run_program({"1", "/nowhere"}, {});
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, testing::HasSubstr("/nowhere"));
+}
+
+}  // namespace
