@@ -130,6 +130,38 @@ TEST_F(TrainUnderALauncher, IsTheSameRunPrintedAndKeptOnce) {
   EXPECT_EQ(thrice.out, once.out);
 }
 
+TEST_F(TrainUnderALauncher, EachProcessTracesItsOwnRanks) {
+  auto words = train({"--name", "traced", "--devices", "cpu", "--trace", "trace.json"});
+  words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
+  const auto job = run_program(words, surroundings());
+  ASSERT_EQ(job.code, 0) << job.err;
+  const auto text_of = [&](const char* name) {
+    std::ostringstream text;
+    text << std::ifstream(work_ / name).rdbuf();
+    return text.str();
+  };
+  const auto first = text_of("trace.json"), second = text_of("trace.1.json");
+  EXPECT_THAT(first, AllOf(HasSubstr("rank 0 (cpu)"), Not(HasSubstr("rank 1 (cpu)")), HasSubstr("lockstep::bucket")));
+  EXPECT_THAT(second, AllOf(HasSubstr("rank 1 (cpu)"), Not(HasSubstr("rank 0 (cpu)")), HasSubstr("lockstep::bucket")));
+}
+
+TEST_F(TrainUnderALauncher, ANameThatIsTakenIsRefused) {
+  ASSERT_EQ(run_program(train({"--name", "taken", "--epochs", "1"}), surroundings()).code, 0);
+  auto words = train({"--name", "taken", "--devices", "cpu"});
+  words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
+  const auto job = run_program(words, surroundings());
+  EXPECT_NE(job.code, 0);
+  EXPECT_THAT(job.err, HasSubstr("runs/taken already holds a run's"));
+  EXPECT_EQ(metrics("taken").size(), 1u);
+}
+
+TEST(Launch, BenchSaysThatItIsOfOneProcess) {
+  const auto job =
+      run_program({"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM"), "bench", "step"}, surroundings_with());
+  EXPECT_EQ(job.code, 1);
+  EXPECT_THAT(job.err, HasSubstr("bench measures the ranks of one process; start it without a launcher"));
+}
+
 TEST_F(TrainUnderALauncher, StopsWhenAsked) {
   auto words = train({"--name", "stopped", "--devices", "cpu", "--epochs", "100000"});
   words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});

@@ -76,6 +76,39 @@ TEST(ProcessFailures, ARankThatReturnsWithoutTheOthersCallIsNamed) {
   }
 }
 
+TEST(ProcessFailures, PollingEndsAsWaitingDoes) {
+  for (const char* devices : {"cpu", "4xcpu"}) {
+    const auto [job, took] = timed(2, {"returns_early", devices, "poll"});
+    EXPECT_EQ(job.code, 3);
+    for (const char* process : {"process 0", "process 1"}) {
+      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu) returned without the call"));
+    }
+    EXPECT_LT(took, 20s);
+  }
+}
+
+TEST(ProcessFailures, ACallThatNobodyAnswersIsAnErrorOfAll) {
+  for (const auto& [processes, devices] : {std::pair(2, "cpu"), std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
+    const auto [job, took] = timed(processes, {"asks_in_vain", devices});
+    const auto [message, took_too] = timed(processes, {"asks_in_vain", devices, "send"});
+    for (int process = 0; process < processes; ++process) {
+      const std::string name = "process " + std::to_string(process);
+      EXPECT_THAT(job.err, HasSubstr(name + ": rank 1 (cpu) called allreduce(sum) of float [2] (collective call 1) and "
+                                            "did not wait for it; it never came about, for want of rank 0 (cpu)"));
+      EXPECT_THAT(message.err, HasSubstr(name + ": rank 1 (cpu) called send to rank 0 (cpu) once, which called recv "
+                                                "from rank 1 (cpu) 0 times"));
+    }
+    EXPECT_LT(std::max(took, took_too), 20s);
+  }
+}
+
+TEST(ProcessFailures, RanksOfAProcessThatGiveTheSameMemoryAreRefused) {
+  const auto [job, took] = timed(2, {"shares_memory", "4xcpu"});
+  EXPECT_EQ(job.code, 3);
+  EXPECT_THAT(job.err, AllOf(HasSubstr("gave the same memory to allreduce(sum) of float [100]"),
+                             HasSubstr("each rank needs a tensor of its own")));
+}
+
 TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
   for (const char* devices : {"cpu", "4xcpu"}) {
     const auto [job, took] = timed(2, {"calls_otherwise", devices});

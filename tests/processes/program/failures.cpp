@@ -17,6 +17,13 @@ void wait_in_a_collective(Rank& rank) {
   rank.allreduce(torch::ones({2, 3}));
 }
 
+void poll_in_a_collective(Rank& rank) {
+  std::vector<torch::Tensor> tensor{torch::ones({2, 3})};
+  const auto work = rank.backend().allreduce(tensor, c10d::AllreduceOptions());
+  while (!work->isCompleted()) std::this_thread::sleep_for(1ms);
+  work->wait();
+}
+
 template <class Fault>
 void with_fault_on_rank_1(const lockstep::Devices& devices, lockstep::RunOptions options, Fault&& fault) {
   lockstep::run(
@@ -56,7 +63,32 @@ void scenarios::computes_on(const Setup& setup) {
 }
 
 void scenarios::returns_early(const Setup& setup) {
-  with_fault_on_rank_1(setup.devices, {}, [](Rank&) {});
+  if (setup.argument.empty()) return with_fault_on_rank_1(setup.devices, {}, [](Rank&) {});
+  lockstep::run(setup.devices, [](Rank& rank) {
+    rank.barrier();
+    if (rank.index() != 1) poll_in_a_collective(rank);
+  });
+}
+
+void scenarios::asks_in_vain(const Setup& setup) {
+  lockstep::run(setup.devices, [&](Rank& rank) {
+    rank.barrier();
+    std::vector<torch::Tensor> tensor{torch::ones(2)};
+    if (rank.index() != 1) return;
+    if (setup.argument == "send") {
+      rank.backend().send(tensor, 0, 7);
+    } else {
+      rank.backend().allreduce(tensor, c10d::AllreduceOptions());
+    }
+  });
+}
+
+void scenarios::shares_memory(const Setup& setup) {
+  const torch::Tensor one = torch::ones(100);
+  lockstep::run(setup.devices, [&](Rank& rank) {
+    rank.barrier();
+    rank.allreduce(one);
+  });
 }
 
 void scenarios::calls_otherwise(const Setup& setup) {

@@ -30,6 +30,8 @@ int main(int argc, char** argv) {
       {"dies", scenarios::dies},
       {"computes_on", scenarios::computes_on},
       {"returns_early", scenarios::returns_early},
+      {"asks_in_vain", scenarios::asks_in_vain},
+      {"shares_memory", scenarios::shares_memory},
       {"calls_otherwise", scenarios::calls_otherwise},
       {"is_configured_otherwise", scenarios::is_configured_otherwise}};
   at::set_num_threads(1);

@@ -20,7 +20,9 @@ void runs(const Setup& setup);         // several runs, and one in another
 void throws(const Setup& setup);         // the others wait in an allreduce, or with `argument` "recv" in a receive
 void dies(const Setup& setup);           // without a word
 void computes_on(const Setup& setup);    // past the others' timeout
-void returns_early(const Setup& setup);  // without the others' call
+void returns_early(const Setup& setup);  // without the others' call, for which they wait, or with "poll" ask
+void asks_in_vain(const Setup& setup);   // does not wait for an allreduce, or with "send" a message, and returns
+void shares_memory(const Setup& setup);  // two ranks of a process give one tensor
 void calls_otherwise(const Setup& setup);
 void is_configured_otherwise(const Setup& setup);  // the process with index 1
 

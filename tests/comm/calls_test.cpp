@@ -1,0 +1,61 @@
+// The counts of the ranks' calls, and what they say at the end of a run.
+#include "comm/calls.hpp"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+namespace {
+
+using namespace lockstep;
+using comm::Calls;
+using testing::AllOf;
+using testing::HasSubstr;
+
+const comm::Layout layout{{Devices(1, torch::kCPU), Devices(2, torch::kCPU)}};  // three ranks in two processes
+
+std::vector<Calls> three(int64_t collective) {
+  std::vector<Calls> all(3, Calls(3));
+  for (auto& calls : all) calls.collective = collective, calls.last = "barrier";
+  return all;
+}
+
+TEST(CallsTest, SurviveTheStore) {
+  Calls calls(3);
+  calls.collective = 7;
+  calls.last = "allreduce(sum) of float [2]";
+  calls.sent = {0, 1, 2};
+  calls.received = {3, 0, 5};
+  const Calls read = Calls::from_text(calls.to_text());
+  EXPECT_EQ(read.collective, 7);
+  EXPECT_EQ(read.last, calls.last);
+  EXPECT_EQ(read.sent, calls.sent);
+  EXPECT_EQ(read.received, calls.received);
+}
+
+TEST(CallsTest, ThatFitTogetherAreNoError) {
+  auto all = three(4);
+  all[0].sent[2] = all[2].received[0] = 3;
+  EXPECT_EQ(comm::unanswered(all, layout), "");
+}
+
+TEST(CallsTest, ACollectiveThatSomeDidNotMakeIsNamedWithAllThatLack) {
+  auto all = three(4);
+  all[1].collective = 5;
+  all[1].last = "allreduce(sum) of float [2]";
+  EXPECT_EQ(
+      comm::unanswered(all, layout),
+      "rank 1 (cpu) called allreduce(sum) of float [2] (collective call 4) and did not wait for it; it never came "
+      "about, for want of rank 0 (cpu) and rank 2 (cpu). All ranks must make the same calls");
+}
+
+TEST(CallsTest, AMessageWithoutItsOtherSideIsNamed) {
+  auto all = three(4);
+  all[0].sent[2] = 2;
+  all[2].received[0] = 1;
+  EXPECT_THAT(comm::unanswered(all, layout), AllOf(HasSubstr("rank 0 (cpu) called send to rank 2 (cpu) 2 times"),
+                                                   HasSubstr("once"), HasSubstr("for want of rank 2 (cpu)")));
+  all[2].received[0] = 3;
+  EXPECT_THAT(comm::unanswered(all, layout), HasSubstr("for want of rank 0 (cpu)"));
+}
+
+}  // namespace
