@@ -69,8 +69,12 @@ Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& paramete
   }
   std::set<const c10::TensorImpl*> seen;
   for (const auto& [name, parameter] : parameters) {
-    if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    slots_.push_back({.name = name, .parameter = parameter});
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    if (parameter.requires_grad()) {
+      slots_.push_back({.name = name, .parameter = parameter});
+    } else {
+      frozen_.emplace_back(name, parameter);
+    }
   }
   // The last layers' gradients come first.
   std::vector<size_t> order(slots_.size());
@@ -92,6 +96,7 @@ Reducer::~Reducer() {
 void Reducer::average_during(const std::function<void()>& backward) {
   if (!failure_.empty()) throw Error(failure_);
   try {
+    check_that_frozen_stay_frozen();
     start();
     backward();
     finish();
@@ -105,6 +110,15 @@ void Reducer::average_during(const std::function<void()>& backward) {
                "averaged, so it is out of step with the other ranks. End the run there. What failed: " +
                exception_text(std::current_exception());
     throw;
+  }
+}
+
+void Reducer::check_that_frozen_stay_frozen() const {
+  for (const auto& [name, parameter] : frozen_) {
+    if (!parameter.requires_grad()) continue;
+    throw Error(name_of(rank_) + ": DataParallel: " + name +
+                " needed no gradient when this DataParallel was made, and needs one now, which would not be averaged. "
+                "Build the DataParallel after requires_grad_(true)");
   }
 }
 
@@ -140,6 +154,10 @@ void Reducer::on_gradient(size_t index) {
 void Reducer::fill(Slot& slot) {
   const c10::AutoGradMode no_grad(false);
   auto& gradient = slot.parameter.mutable_grad();
+  if (!gradient.defined() && !slot.parameter.requires_grad()) {
+    slot.view.zero_();  // frozen since: no gradient, so that an optimizer leaves it alone
+    return;
+  }
   if (!gradient.defined()) {
     slot.view.zero_();
   } else if (gradient.layout() != at::kStrided) {

@@ -32,8 +32,8 @@ namespace lockstep {
 
 class Reducer {
  public:
-  // The parameters by name, in the order of registration. Those that need no gradient are left out; one of two names
-  // counts once. Throws Error: an option below 1.
+  // The parameters by name, in the order of registration. Those that need no gradient are left out and must stay so;
+  // one of two names counts once. Throws Error: an option below 1.
   Reducer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, Rank& rank,
           const DataParallelOptions& options);
   ~Reducer();  // takes the hooks off again: the module may live on
@@ -69,7 +69,8 @@ class Reducer {
 
   void on_gradient(size_t slot);  // the hook
   void fill(Slot& slot);          // makes .grad the slot's view, without changing its value
-  void post_ready_buckets();      // in order, as far as they are ready
+  void check_that_frozen_stay_frozen() const;
+  void post_ready_buckets();  // in order, as far as they are ready
   void post(size_t bucket);
   void poll();         // open works, so that backends without a thread of their own get on
   void start();        // before backward
@@ -80,7 +81,8 @@ class Reducer {
 
   Rank& rank_;
   const DataParallelOptions options_;
-  std::optional<c10::Stream> poll_stream_;  // see poll()
+  std::vector<std::pair<std::string, at::Tensor>> frozen_;  // parameters that need no gradient
+  std::optional<c10::Stream> poll_stream_;                  // see poll()
 
   std::mutex mutex_;  // guards all below: hooks run on autograd's threads
   std::vector<Slot> slots_;

@@ -292,6 +292,41 @@ TEST(Reducer, ParametersThatNoRankUsesAreNamedOnce) {
   EXPECT_THAT(texts[2], IsEmpty());
 }
 
+TEST(Reducer, AParameterThatNeedsAGradientLaterIsRefused) {
+  const std::string error = error_of([] {
+    lockstep::run(cpus(2), [](Rank& rank) {
+      const auto scales = std::make_shared<Scales>();
+      scales->b.requires_grad_(false);
+      DataParallel net(scales, rank);
+      net.loss(inputs(rank), mean_of_outputs).backward();
+      net->b.requires_grad_(true);
+      net.loss(inputs(rank), mean_of_outputs).backward();
+    });
+  });
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("rank "), HasSubstr("b needed no gradient when"), HasSubstr("requires_grad_(true)")));
+}
+
+TEST(Reducer, AParameterThatIsFrozenLaterGetsNoGradientSoThatOptimizersLeaveItAlone) {
+  lockstep::run(cpus(2), [](Rank& rank) {
+    DataParallel net(std::make_shared<Scales>(), rank, one_each);
+    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(0.1));
+    net.loss(inputs(rank), mean_of_outputs).backward();
+    expect_gradients_of_scales(*net, 2);
+    sgd.step();
+    net->b.requires_grad_(false);
+    const Tensor a = net->a.clone(), b = net->b.clone();
+    for (int step = 0; step < 2; ++step) {
+      sgd.zero_grad();
+      net.loss(inputs(rank), mean_of_outputs).backward();
+      sgd.step();
+      EXPECT_FALSE(net->b.grad().defined());
+    }
+    EXPECT_TRUE(torch::equal(net->b, b));
+    EXPECT_FALSE(torch::equal(net->a, a));
+  });
+}
+
 TEST(Reducer, AParameterOfTwoNamesHasOneGradient) {
   struct Tied : torch::nn::Module {
     Tied() {

@@ -7,13 +7,11 @@
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/trainer.hpp>
-#include <nlohmann/json.hpp>
 
 #include "error_of.hpp"
 #include "small_images.hpp"
 
 #include <fstream>
-#include <map>
 
 namespace {
 
@@ -71,36 +69,6 @@ TEST_F(Trainer, GivesTheSameMetricsAndWeightsOnAnyNumberOfDevices) {
     for (const auto& item : net->named_parameters())
       EXPECT_TRUE(torch::allclose(mine[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
   }
-}
-
-TEST_F(Trainer, TracesForwardBackwardBucketsAndUpdateOfEveryRank) {
-  TrainOptions traced = options(3);
-  traced.trace = runs_ / "trace.json";
-  std::vector<std::string> warnings;
-  lockstep::train(traced, {.on_warning = [&](const std::string& text) { warnings.push_back(text); }});
-  EXPECT_THAT(warnings, testing::IsEmpty());
-  // Two epochs of 5 steps, of which the first 2 are not traced. Per rank and name: how many.
-  std::map<int, std::map<std::string, int>> begun;
-  const auto timeline = nlohmann::json::parse(std::ifstream(traced.trace));
-  for (const auto& event : timeline.at("traceEvents")) {
-    const auto name = event.at("name").get<std::string>(), phase = event.at("ph").get<std::string>();
-    if (phase == "X" || phase == "b") ++begun[event.at("pid").get<int>()][name];
-  }
-  for (int rank = 0; rank < 3; ++rank) {
-    for (const char* const name :
-         {"lockstep::forward", "lockstep::backward", "lockstep::bucket 0 allreduce", "lockstep::update"}) {
-      EXPECT_EQ(begun[rank][name], 8) << rank << " " << name;
-    }
-    EXPECT_GE(begun[rank]["aten::convolution"], 16) << rank;
-  }
-
-  TrainOptions short_run = options(2);
-  short_run.batch_size = 150;
-  short_run.trace = runs_ / "short.json";
-  lockstep::train(short_run, {.on_warning = [&](const std::string& text) { warnings.push_back(text); }});
-  EXPECT_THAT(warnings, ElementsAre(HasSubstr("short.json has no timeline")));
-  short_run.trace = runs_ / "no folder" / "trace.json";
-  EXPECT_THAT(error_of([&] { lockstep::train(short_run); }), HasSubstr("trace.json"));
 }
 
 TEST_F(Trainer, Learns) {

@@ -34,9 +34,11 @@ class Replica;
 class Loss {
  public:
   // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
-  // add up over several calls, as in LibTorch. A parameter that no rank used gets a zero gradient. All ranks must call
-  // it, also those with an empty part. Throws Error: a sparse gradient; and as Rank::allreduce does. After an exception
-  // this rank is out of step with the others: every later call throws.
+  // add up over several calls, as in LibTorch. A parameter that no rank used gets a zero gradient (so an optimizer's
+  // momentum and weight decay still move it; requires_grad_(false) keeps it as it is). All ranks must call it, also
+  // those with an empty part. Throws Error: a sparse gradient; a parameter that was frozen when the DataParallel was
+  // made and is so no longer; and as Rank::allreduce does. After an exception this rank is out of step with the others:
+  // every later call throws.
   void backward();
 
   torch::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
