@@ -63,6 +63,10 @@ void check(const Devices& devices, const RunOptions& options) {
   if (options.timeout <= std::chrono::milliseconds::zero()) {
     throw Error("run: the timeout is " + std::to_string(options.timeout.count()) + " ms; it must be positive");
   }
+  if (options.rendezvous_timeout <= std::chrono::milliseconds::zero()) {
+    throw Error("run: the rendezvous timeout is " + std::to_string(options.rendezvous_timeout.count()) +
+                " ms; it must be positive");
+  }
 }
 
 // Whether this thread is a rank. What its body runs is a world of its own.

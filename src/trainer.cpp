@@ -15,8 +15,10 @@
 
 #include <chrono>
 #include <exception>
+#include <iomanip>
 #include <numeric>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -47,6 +49,15 @@ bool is_stop(const Error& error) {
   } catch (...) {
   }
   return false;
+}
+
+// What all processes of a launcher must have in common: all that shapes their steps. Folders and devices may differ.
+std::string common_settings(const TrainOptions& options) {
+  std::ostringstream text;
+  text << std::setprecision(17) << "model " << options.model << ", data " << options.data << ", batch size "
+       << options.batch_size << ", learning rate " << options.lr << ", epochs " << options.epochs << ", seed "
+       << options.seed << (options.trace.empty() ? "" : ", traced");
+  return text.str();
 }
 
 // Sums over the samples that a rank has seen; they stay on its device, so that nothing waits for it.
@@ -201,7 +212,8 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
     if (trace) trace->end(rank);
   };
   try {
-    run(settings.devices, body, {.threads_per_rank = settings.threads_per_rank});
+    run(settings.devices, body,
+        {.threads_per_rank = settings.threads_per_rank, .configuration = common_settings(settings)});
   } catch (const Error& error) {
     if (!is_stop(error)) throw;
     result.stopped = true;
@@ -234,7 +246,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
                                  rank, config.batch_size);
     if (rank.index_in_process() == 0) static_cast<Score&>(result) = score;
   };
-  run(config.devices, body, {.threads_per_rank = config.threads_per_rank});
+  run(config.devices, body, {.threads_per_rank = config.threads_per_rank, .configuration = common_settings(config)});
   return result;
 }
 

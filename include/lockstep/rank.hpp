@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <functional>
+#include <string>
 
 namespace lockstep {
 
@@ -70,6 +71,9 @@ struct RunOptions {
   // Between processes: how long run() waits for all of them to come. LOCKSTEP_RENDEZVOUS_TIMEOUT in the environment, in
   // seconds, overrules it.
   std::chrono::milliseconds rendezvous_timeout{60'000};
+  // Between processes: a text that must be the same in all of them, such as the settings that shape the calls. run()
+  // refuses a difference and shows both.
+  std::string configuration = {};
 };
 
 // Where this process stands among those that its launcher started.

@@ -14,7 +14,6 @@ namespace {
 
 using at::Tensor;
 using c10d::OpType;
-using c10d::ReduceOp;
 using Tensors = std::vector<Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 

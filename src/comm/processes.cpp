@@ -93,7 +93,8 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
   return "program " + program + ", lockstep " + LOCKSTEP_VERSION + ", LibTorch " + TORCH_VERSION + ", " +
          std::to_string(launch.world_size) + " processes, " + c10::DeviceTypeName(devices[0].type(), true) +
-         " ranks, timeout " + seconds(options.timeout);
+         " ranks, timeout " + seconds(options.timeout) +
+         (options.configuration.empty() ? "" : ", " + options.configuration);
 }
 
 // All that a world needs before it can be one.

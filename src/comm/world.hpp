@@ -33,7 +33,7 @@ class World {
   virtual void abort(int rank, const std::string& reason) = 0;
 
   // Rank `rank` is done and will make no further call: whoever waits for it fails at once. Throws Error if it was the
-  // last, and some rank's call never came about.
+  // last, and some rank's call never came about; between processes finish() says so.
   virtual void leave(int rank) = 0;
 
   // All ranks of this process have ended: waits for those of other processes. What the rank that failed first in the

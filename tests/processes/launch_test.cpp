@@ -155,6 +155,17 @@ TEST_F(TrainUnderALauncher, ANameThatIsTakenIsRefused) {
   EXPECT_EQ(metrics("taken").size(), 1u);
 }
 
+TEST_F(TrainUnderALauncher, OtherFlagsInOneProcessAreRefusedWithBothShown) {
+  const Words words =
+      Words{"launch", "-n", "2", "sh", "-c", "exec \"$0\" \"$@\" --seed 4$RANK", from_environment("LOCKSTEP_PROGRAM")} +
+      train({"--name", "differ", "--devices", "cpu"});
+  const auto job = run_program(words, surroundings());
+  EXPECT_EQ(job.code, 1);
+  EXPECT_THAT(job.err, AllOf(HasSubstr("process 1 runs another program or configuration than process 0"),
+                             HasSubstr("batch size 32"), HasSubstr("seed 40"), HasSubstr("seed 41")));
+  EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
+}
+
 TEST(Launch, BenchSaysThatItIsOfOneProcess) {
   const auto job =
       run_program({"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM"), "bench", "step"}, surroundings_with());
