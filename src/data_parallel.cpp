@@ -6,6 +6,7 @@
 #include "reducer.hpp"
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ class Replica {
  private:
   void make_equal();
   void check_that_modules_match();
+  torch::Tensor of_all_ranks(const std::vector<int64_t>& numbers);
 
   const std::shared_ptr<torch::nn::Module> module_;
   Rank& rank_;
@@ -46,26 +48,39 @@ void Replica::make_equal() {
   for (const auto& buffer : module_->buffers()) rank_.broadcast(buffer);
 }
 
-void Replica::check_that_modules_match() {
-  const auto parameters = module_->parameters();
-  const auto tensors = static_cast<int64_t>(parameters.size() + module_->buffers().size());
-  const auto address = parameters.empty() ? 0 : reinterpret_cast<int64_t>(parameters[0].const_data_ptr());
-  // Row r holds what rank r has; the others add zeros.
-  torch::Tensor table = torch::zeros({rank_.world_size(), 3}, torch::kLong);
-  const int64_t process = rank_.process();  // an address means something within its process only
-  table[rank_.index()] = torch::tensor({tensors, address, process}, torch::kLong);
+// Row r of the result is what rank r gave; all give as many numbers.
+torch::Tensor Replica::of_all_ranks(const std::vector<int64_t>& numbers) {
+  const auto count = static_cast<int64_t>(numbers.size());
+  torch::Tensor table = torch::zeros({rank_.world_size(), count}, torch::kLong);
+  table[rank_.index()] = torch::tensor(numbers, torch::kLong);
   table = table.to(rank_.device());
   rank_.allreduce(table);
-  table = table.cpu();
+  return table.cpu();
+}
+
+void Replica::check_that_modules_match() {
+  std::vector<torch::Tensor> tensors = module_->parameters();
+  const auto buffers = module_->buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  const auto count = static_cast<int64_t>(tensors.size());
+  const torch::Tensor counts = of_all_ranks({count});
   for (int other = 0; other < rank_.world_size(); ++other) {
-    const auto their_tensors = table[other][0].item<int64_t>(), their_address = table[other][1].item<int64_t>();
-    if (their_tensors != tensors) {
-      throw Error("DataParallel: the ranks' modules differ: rank " + std::to_string(rank_.index()) + " has " +
-                  std::to_string(tensors) + " parameters and buffers, rank " + std::to_string(other) + " has " +
-                  std::to_string(their_tensors) + ". Every rank must build the same module");
-    }
-    if (other != rank_.index() && address != 0 && their_address == address &&
-        table[other][2].item<int64_t>() == process) {
+    const auto their_count = counts[other][0].item<int64_t>();
+    if (their_count == count) continue;
+    throw Error("DataParallel: the ranks' modules differ: rank " + std::to_string(rank_.index()) + " has " +
+                std::to_string(count) + " parameters and buffers, rank " + std::to_string(other) + " has " +
+                std::to_string(their_count) + ". Every rank must build the same module");
+  }
+
+  std::vector<int64_t> addresses{rank_.process()};  // which mean something within their process only
+  for (const auto& tensor : tensors) addresses.push_back(reinterpret_cast<int64_t>(tensor.const_data_ptr()));
+  const torch::Tensor table = of_all_ranks(addresses);
+  const std::set<int64_t> mine(addresses.begin() + 1, addresses.end());
+  for (int other = 0; other < rank_.world_size(); ++other) {
+    if (other == rank_.index() || table[other][0].item<int64_t>() != rank_.process()) continue;
+    for (int64_t i = 1; i <= count; ++i) {
+      const auto address = table[other][i].item<int64_t>();
+      if (address == 0 || mine.count(address) == 0) continue;  // 0: no elements
       throw Error("DataParallel: ranks " + std::to_string(std::min(rank_.index(), other)) + " and " +
                   std::to_string(std::max(rank_.index(), other)) +
                   " hold the same parameters in memory, not replicas (a copy of a torch::nn::Module shares its "

@@ -423,6 +423,21 @@ TEST(DataParallelTest, ReplicasThatShareTheirMemoryAreRefused) {
       AllOf(HasSubstr("same parameters in memory"), HasSubstr("inside the function given to run()")));
 }
 
+TEST(DataParallelTest, ReplicasThatShareOneBufferAreRefused) {
+  struct WithBuffer : torch::nn::Module {
+    explicit WithBuffer(const Tensor& buffer) { register_buffer("buffer", buffer); }
+    Tensor forward(const Tensor& x) { return linear(x); }
+    torch::nn::Linear linear = register_module("linear", torch::nn::Linear(2, 2));
+  };
+  const Tensor shared = torch::zeros({2});
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(cpus(3), [&](Rank& rank) {
+                  DataParallel net(WithBuffer(rank.index() == 1 ? torch::zeros({2}) : shared), rank);
+                });
+              }),
+              HasSubstr("ranks 0 and 2 hold the same"));
+}
+
 TEST(DataParallelTest, BadLossesAreRefused) {
   lockstep::run(cpus(2), [](Rank& rank) {
     DataParallel net(torch::nn::Linear(2, 3), rank);

@@ -216,6 +216,70 @@ TEST_P(Worlds, AlltoallTransposesTheRanksTensors) {
   });
 }
 
+// The same values in memory of another kind: as they are, transposed, or every second element.
+Tensor laid_out(const Tensor& tensor, int layout) {
+  if (layout == 1) return tensor.transpose(0, -1).contiguous().transpose(0, -1);
+  if (layout == 2) return tensor.repeat_interleave(2, 0).slice(0, 0, std::nullopt, 2);
+  return tensor.clone();
+}
+
+// Every collective that moves or adds, on one kind of tensor: `shape` is [rows, columns].
+void expect_collectives_right(Rank& rank, c10::IntArrayRef shape, torch::Dtype type, int layout) {
+  const int world = rank.world_size(), me = rank.index(), root = world - 1;
+  const auto of = [&](int who) { return value(who, shape, type); };
+  const auto mine = [&] { return laid_out(of(me), layout); };
+  const auto zeros = [&] { return laid_out(torch::zeros(shape, type), layout); };
+  const Tensor sum = torch::stack(values(world, shape, type)).sum(0).to(type);
+
+  const Tensor broadcast = mine();
+  rank.broadcast(broadcast, root);
+  expect_equal(broadcast, of(root));
+
+  Tensors reduced{mine()};
+  c10d::ReduceOptions to_root;
+  to_root.rootRank = root;
+  rank.backend().reduce(reduced, to_root)->wait();
+  expect_equal(reduced[0], me == root ? sum : of(me));
+
+  Tensors input{mine()};
+  std::vector<Tensors> gathered(1);
+  for (int i = 0; i < world; ++i) gathered[0].push_back(zeros());
+  rank.backend().allgather(gathered, input)->wait();
+  for (int i = 0; i < world; ++i) expect_equal(gathered[0][i], of(i));
+
+  // Rank r brings value(r + i) for rank i.
+  std::vector<Tensors> parts(1);
+  Tensors part{zeros()};
+  for (int i = 0; i < world; ++i) parts[0].push_back(laid_out(of(me + i), layout));
+  rank.backend().reduce_scatter(part, parts)->wait();
+  Tensors of_others;
+  for (int i = 0; i < world; ++i) of_others.push_back(of(i + me));
+  expect_equal(part[0], torch::stack(of_others).sum(0).to(type));
+
+  Tensors received;
+  for (int i = 0; i < world; ++i) received.push_back(zeros());
+  rank.backend().alltoall(received, parts[0])->wait();
+  for (int i = 0; i < world; ++i) expect_equal(received[i], of(i + me));
+
+  if (world == 1) return;
+  Tensors to_next{mine()}, from_previous{zeros()};
+  const auto sent = rank.backend().send(to_next, (me + 1) % world, 0);
+  rank.backend().recv(from_previous, (me + world - 1) % world, 0)->wait();
+  sent->wait();
+  expect_equal(from_previous[0], of((me + world - 1) % world));
+}
+
+TEST_P(Worlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
+  lockstep::run(cpus(GetParam()), [&](Rank& rank) {
+    for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
+                            torch::kInt16, torch::kInt32, torch::kInt64}) {
+      SCOPED_TRACE(c10::toString(type));
+      for (const int layout : {0, 1, 2}) expect_collectives_right(rank, {4, 3}, type, layout);
+      expect_collectives_right(rank, {0, 3}, type, 0);
+    }
+  });
+}
+
 TEST_P(Worlds, MessagesGoAroundTheRingInOrder) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
@@ -382,6 +446,57 @@ TEST(InProcess, ATimeoutSaysWhoWasMissingAndWhere) {
   });
   EXPECT_THAT(text, AllOf(HasSubstr("waited 0.2 s"), HasSubstr("allreduce(sum) of float [2]"),
                           HasSubstr("rank 2 (cpu), which has not made this call")));
+}
+
+TEST(InProcess, EveryCallTakesATimeoutOfItsOwn) {
+  const auto timeout_of = [](const auto& call) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto text = error_of([&] {
+      lockstep::run(cpus(2), [&](Rank& rank) {
+        if (rank.index() == 1) std::this_thread::sleep_for(400ms);
+        call(rank);
+      });
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+    return text;
+  };
+  const auto expected = AllOf(HasSubstr("waited 0.1 s"), HasSubstr("rank 1 (cpu), which has not made this call"));
+  const auto short_timeout = [](auto options) {
+    options.timeout = 100ms;
+    return options;
+  };
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensors tensor{torch::ones(2)};
+                rank.backend().allreduce(tensor, short_timeout(c10d::AllreduceOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensors tensor{torch::ones(2)};
+                rank.backend().broadcast(tensor, short_timeout(c10d::BroadcastOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensors tensor{torch::ones(2)};
+                rank.backend().reduce(tensor, short_timeout(c10d::ReduceOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensor input = torch::ones(2), output = torch::zeros(4);
+                rank.backend()._allgather_base(output, input, short_timeout(c10d::AllgatherOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensor input = torch::ones(4), output = torch::zeros(2);
+                rank.backend()._reduce_scatter_base(output, input, short_timeout(c10d::ReduceScatterOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensors inputs{torch::ones(2), torch::ones(2)}, outputs{torch::zeros(2), torch::zeros(2)};
+                rank.backend().alltoall(outputs, inputs, short_timeout(c10d::AllToAllOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) { rank.backend().barrier(short_timeout(c10d::BarrierOptions()))->wait(); }),
+              expected);
 }
 
 TEST(InProcess, BadArgumentsAreRefusedByName) {
