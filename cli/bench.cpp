@@ -17,7 +17,7 @@ namespace {
 const char* const examples =
     "Examples:\n"
     "  lockstep bench allreduce --devices 2 --peers\n"
-    "      Sums between two ranks, beside memcpy and Open MPI.\n"
+    "      Sums between two ranks, beside memcpy, Gloo and Open MPI.\n"
     "  lockstep bench step --devices 2\n"
     "      What DataParallel adds to a step.\n"
     "  lockstep bench overlap --devices 2 --json overlap.json\n"

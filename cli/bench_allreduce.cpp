@@ -7,17 +7,20 @@
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
 #include <nlohmann/json.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "bench_report.hpp"
+#include "comm/group.hpp"
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
 #include "text.hpp"
@@ -34,6 +37,7 @@ const char* const explanation =
     "  naive, sharded, ring, tree\n"
     "           lockstep::allreduce over a list, the section's way, from one thread\n"
     "  memcpy   one copy of the same bytes, on one CPU core: the memory's speed\n"
+    "  gloo     c10d's Gloo over the loopback network, as many threads (--peers)\n"
     "  openmpi  MPI_Allreduce between as many processes (--peers)\n"
     "\n"
     "busbw is the bus bandwidth as nccl-tests defines it: 2 (n - 1) / n times the\n"
@@ -112,8 +116,25 @@ void time_memcpy(Sizes& sizes) {
   }
 }
 
+void time_gloo(const Devices& devices, Sizes& sizes) {
+  if (!devices[0].is_cpu()) throw Error("it adds tensors on the CPU, and these ranks are on " + devices[0].str());
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  run(devices, [&](Rank& rank) {
+    const auto group =
+        comm::make_gloo_group({store, rank.index(), rank.world_size(), std::chrono::seconds(60)}, "127.0.0.1");
+    for (auto& size : sizes) {
+      std::vector<torch::Tensor> tensors{zeros(size.bytes, rank.device())};
+      rank.barrier();
+      const double seconds = time_of(size.bytes, {}, [&] { group.backend->allreduce(tensors)->wait(); });
+      if (rank.index() == 0) size.best.add("gloo", seconds);
+    }
+    rank.barrier();  // nobody closes its connections before all are done
+  });
+}
+
 // Starts the peer, which takes pairs BYTES CALLS and prints "BYTES SECONDS" for each.
 void time_openmpi(const Devices& devices, Sizes& sizes) {
+  if (std::string(LOCKSTEP_OPENMPI_PEER).empty()) throw Error("libopenmpi-dev was not there when this was built");
   std::vector<std::string> command = {"mpirun", "--allow-run-as-root",          "--oversubscribe",
                                       "-n",     std::to_string(devices.size()), LOCKSTEP_OPENMPI_PEER};
   for (const auto& size : sizes) {
@@ -131,7 +152,7 @@ void time_openmpi(const Devices& devices, Sizes& sizes) {
 
 // ---- The report.
 
-const std::vector<std::string> contenders = {"ranks", "naive", "sharded", "ring", "tree", "memcpy", "openmpi"};
+const std::vector<std::string> contenders = {"ranks", "naive", "sharded", "ring", "tree", "memcpy", "gloo", "openmpi"};
 
 double bus_bandwidth(const Size& size, const std::string& name, size_t ranks) {
   const double n = static_cast<double>(ranks);
@@ -200,25 +221,29 @@ int allreduce_command(const Flags& flags, Output& output) {
   Sizes sizes;
   for (const int64_t bytes : flags.sizes) sizes.push_back({bytes});
 
-  std::string no_openmpi;
+  using Peer = void (*)(const Devices&, Sizes&);
+  std::map<std::string, Peer> peers;
+  if (flags.peers) peers = {{"gloo", time_gloo}, {"openmpi", time_openmpi}};
+  std::map<std::string, std::string> not_measured;  // and why
   for (int round = 0; round < flags.rounds; ++round) {
     time_ranks(devices, sizes);
     time_memcpy(sizes);
     time_lists(devices, sizes);
-    if (!flags.peers || !no_openmpi.empty()) continue;
-    try {
-      if (std::string(LOCKSTEP_OPENMPI_PEER).empty()) throw Error("libopenmpi-dev was not there when this was built");
-      time_openmpi(devices, sizes);
-    } catch (const Error& error) {
-      no_openmpi = error.what();
+    for (const auto& [name, time_peer] : peers) {
+      if (not_measured.count(name) != 0) continue;
+      try {
+        time_peer(devices, sizes);
+      } catch (const Error& error) {
+        not_measured[name] = error.what();
+      }
     }
   }
   output.print(format("allreduce on %s, best of %d rounds\n\n", to_string(devices).c_str(), flags.rounds) +
                table_of(sizes, devices.size()));
-  if (!no_openmpi.empty()) output.print("openmpi: not measured: " + no_openmpi + "\n");
+  for (const auto& [name, reason] : not_measured) output.print(name + ": not measured: " + reason + "\n");
   if (!flags.json.empty()) {
     auto json = json_of(sizes, devices, flags);
-    if (!no_openmpi.empty()) json["not_measured"]["openmpi"] = no_openmpi;
+    if (!not_measured.empty()) json["not_measured"] = not_measured;
     write_json(flags.json, json);
   }
   if (!flags.plot.empty()) draw(flags.plot, sizes, devices);
@@ -242,7 +267,7 @@ Command add_bench_allreduce(CLI::App& bench) {
       ->type_name("N")
       ->default_str("10")
       ->take_last();
-  app->add_flag("--peers", flags->peers, "measure Open MPI as well");
+  app->add_flag("--peers", flags->peers, "measure Gloo and Open MPI as well");
   app->add_option("--json", flags->json, "write the figures to this file")->type_name("FILE")->take_last();
   app->add_option("--plot", flags->plot, "draw them as SVG into this file, with gnuplot")
       ->type_name("FILE")

@@ -1,12 +1,16 @@
 // lockstep bench: what it prints and writes, and that bad flags are told.
 #include <nlohmann/json.hpp>
 
+#include <filesystem>
 #include <fstream>
+#include <map>
+#include <string>
 
 #include "cli_fixture.hpp"
 
 namespace {
 
+namespace fs = std::filesystem;
 using lockstep::Cli;
 using lockstep::Finished;
 using lockstep::run_program;
@@ -33,12 +37,49 @@ TEST_F(CliBench, OverlapPrintsATableAndWritesJson) {
   EXPECT_LE(model.at("hidden_share"), 1);
 }
 
+TEST_F(CliBench, AllreduceMeasuresEverySizeAndAlgorithmAndPeer) {
+  const Finished run = run_program({"bench", "allreduce", "--devices", "2xcpu", "--sizes", "40,4000", "--rounds", "1",
+                                    "--peers", "--json", "sums.json", "--plot", "sums.svg"},
+                                   surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("busbw GB/s"), HasSubstr("ranks"), HasSubstr("memcpy")));
+  const auto json = nlohmann::json::parse(std::ifstream(work_ / "sums.json"));
+  std::map<std::string, int> measured;
+  for (const auto& result : json.at("results")) {
+    ++measured[result.at("name").get<std::string>()];
+    EXPECT_GT(result.at("seconds"), 0);
+    if (result.at("name") == "memcpy") continue;
+    // Of two ranks: as many bytes as the tensor has.
+    EXPECT_NEAR(result.at("bus_bytes_per_second").get<double>(),
+                result.at("bytes").get<double>() / result.at("seconds").get<double>(), 1);
+  }
+  for (const char* name : {"ranks", "naive", "sharded", "ring", "tree", "memcpy"}) EXPECT_EQ(measured[name], 2) << name;
+  for (const char* peer : {"gloo", "openmpi"}) {  // measured, or it is said why not
+    if (measured[peer] == 2) continue;
+    EXPECT_THAT(run.out, HasSubstr(std::string(peer) + ": not measured: "));
+    EXPECT_NE(json.at("not_measured").at(peer), "");
+  }
+  EXPECT_GT(fs::file_size(work_ / "sums.svg"), 1000u);
+}
+
+TEST_F(CliBench, StepSaysWhatDataParallelAdds) {
+  const Finished run = run_program(
+      {"bench", "step", "--devices", "2xcpu", "--rounds", "2", "--steps", "10", "--json", "step.json"}, surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("alone"), HasSubstr("data parallel"), HasSubstr("added")));
+  const auto json = nlohmann::json::parse(std::ifstream(work_ / "step.json"));
+  EXPECT_GT(json.at("alone_seconds"), 0);
+  EXPECT_GT(json.at("data_parallel_seconds"), 0);
+}
+
 TEST_F(CliBench, BadFlagsAreErrors) {
   EXPECT_THAT(run_program({"bench", "overlap", "--model", "lenet"}, surroundings()).err,
               HasSubstr("mlp, resnet18 or all"));
   EXPECT_THAT(run_program({"bench", "overlap", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
   EXPECT_THAT(run_program({"bench", "overlap", "--bucket-bytes", "0", "--steps", "1"}, surroundings()).err,
               HasSubstr("bucket_bytes is 0"));
+  EXPECT_THAT(run_program({"bench", "allreduce", "--sizes", "6"}, surroundings()).err, HasSubstr("not whole floats"));
+  EXPECT_THAT(run_program({"bench", "step", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
   EXPECT_EQ(run_program({"bench"}, surroundings()).code, 2);
 }
 
