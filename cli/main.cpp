@@ -35,13 +35,16 @@ const char* const footer =
     "Exit codes: 0 done; 1 an error; 2 wrong usage; 130 stopped by Ctrl-C, 143 by\n"
     "SIGTERM; 141 nobody reads the output any more.\n";
 
-// The activations of a training step are large blocks that live for milliseconds. By default the C library maps each
-// anew and gives it back to the kernel when it is freed: at every step the kernel clears the pages again, and the rank
-// threads wait for each other in its page fault handler. With these limits freed blocks stay with the process.
+// The activations of a training step are large blocks that live for milliseconds. By default the C library gives them
+// back to the kernel when they are freed, and at every step the kernel clears the pages again, while the rank threads
+// wait for each other in its page fault handler: up to a third of the time. With these limits freed blocks stay with
+// the process. The last one is for threads, whose memory comes in pieces of at most 64 MB that are unmapped when all of
+// a piece is free, unless so much must stay.
 void keep_freed_memory() {
 #ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  mallopt(M_TOP_PAD, 64 << 20);
 #endif
 }
 
