@@ -104,6 +104,7 @@ void expect_equal_training(Make make, c10::IntArrayRef sample_shape, int64_t cla
                            const DataParallelOptions& options, int64_t batch_size, torch::Dtype type,
                            double tolerance) {
   SCOPED_TRACE("world " + std::to_string(world) + ", batch " + std::to_string(batch_size));
+  torch::manual_seed(batch_size);  // in every process the same
   auto single = make();
   single->to(type);
   const auto start = copy_of(single->named_parameters(), false);
@@ -158,6 +159,7 @@ const Buckets afterwards{"Afterwards", {.bucket_bytes = 1000, .overlap = false}}
 
 class Worlds : public testing::TestWithParam<std::tuple<int, Buckets>> {
  protected:
+  Worlds() { torch::manual_seed(world()); }  // in every process the same
   static int world() { return std::get<0>(GetParam()); }
   static const DataParallelOptions& options() { return std::get<1>(GetParam()).options; }
 };

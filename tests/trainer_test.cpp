@@ -273,6 +273,7 @@ TEST(TrainOptionsJson, DoesNotAskForDevicesThatAreReplaced) {
 int64_t peak_memory_of_a_start(const TrainOptions& settings) {
   const pid_t child = fork();
   if (child == 0) {
+    at::set_num_threads(1);  // LibTorch makes its threads anew after a fork(), which the ranks must not ask at once
     std::stop_source stop;
     lockstep::TrainCallbacks callbacks;
     callbacks.stop = stop.get_token();
