@@ -55,7 +55,7 @@ class Job {
   void end() { running_ = false; }
 
   // Throws Error at the deadline; the next call tries again.
-  const Rendezvous& rendezvous(const LaunchEnvironment& launch, std::chrono::milliseconds timeout) {
+  Rendezvous& rendezvous(const LaunchEnvironment& launch, std::chrono::milliseconds timeout) {
     const std::lock_guard lock(mutex_);
     if (!rendezvous_) rendezvous_ = std::make_unique<Rendezvous>(launch, timeout);
     return *rendezvous_;
@@ -100,7 +100,7 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
 // All that a world needs before it can be one.
 struct Place {
   LaunchEnvironment launch;
-  const Rendezvous& rendezvous;
+  Rendezvous& rendezvous;
   std::string prefix;
   std::chrono::milliseconds rendezvous_timeout;
   StorePtr store;
@@ -108,7 +108,7 @@ struct Place {
 
   static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const RunOptions& options) {
     const auto timeout = comm::rendezvous_timeout(options);
-    const Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, timeout);
+    Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, timeout);
     Place place{launch, rendezvous, run_prefix(run), timeout, rendezvous.connect(run_prefix(run)), {}};
     try {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
@@ -185,7 +185,7 @@ class ProcessesWorld : public World {
   }
 
  private:
-  const Rendezvous& rendezvous() const { return place_.rendezvous; }
+  Rendezvous& rendezvous() const { return place_.rendezvous; }
 
   Group connect(int rank) const {
     GroupPlace member{place_.connect("ranks"), rank, static_cast<int>(devices().size()), place_.rendezvous_timeout};

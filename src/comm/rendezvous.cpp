@@ -116,17 +116,25 @@ void Rendezvous::find_host(Clock::time_point deadline, std::chrono::milliseconds
               "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
 }
 
-StorePtr Rendezvous::connect(const std::string& prefix) const {
+StorePtr Rendezvous::connect(const std::string& prefix) {
+  return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + launch_.job + "/" + prefix, idle_client());
+}
+
+c10::intrusive_ptr<c10d::TCPStore> Rendezvous::idle_client() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& client : clients_) {
+    if (client.use_count() == 1) return client;
+  }
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port_);
   options.timeout = std::chrono::seconds(10);
   try {
-    return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + launch_.job + "/" + prefix,
-                                                  c10::make_intrusive<c10d::TCPStore>(address_, options));
+    clients_.push_back(c10::make_intrusive<c10d::TCPStore>(address_, options));
   } catch (const c10::Error& error) {
     throw Error("process " + std::to_string(launch_.rank) + " cannot use the store at " + place(address_, port_) +
                 ": " + error.what_without_backtrace());
   }
+  return clients_.back();
 }
 
 }  // namespace lockstep::comm

@@ -12,7 +12,9 @@
 
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <vector>
 
 namespace lockstep::comm {
 
@@ -29,9 +31,10 @@ class Rendezvous {
 
   const LaunchEnvironment& launch() const { return launch_; }
 
-  // A connection of its own: a client of TCPStore serves one thread at a time. Keys of other jobs and attempts are not
-  // seen.
-  StorePtr connect(const std::string& prefix) const;
+  // A connection for the caller alone: a client of TCPStore serves one thread at a time. Keys of other jobs and
+  // attempts are not seen. Connections that earlier callers have let go are used again, because c10d asks the name
+  // service for every new one, which may take seconds.
+  StorePtr connect(const std::string& prefix);
 
   // This machine's numeric address that peers reach, and whether that is loopback.
   const std::string& local_address() const { return local_address_; }
@@ -39,6 +42,7 @@ class Rendezvous {
   bool hosts_store() const { return server_ != nullptr; }
 
  private:
+  c10::intrusive_ptr<c10d::TCPStore> idle_client();
   void host();
   void find_host(std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout);
 
@@ -48,6 +52,9 @@ class Rendezvous {
   std::string local_address_;
   c10::intrusive_ptr<c10d::TCPStore> server_;
   std::string port_file_;  // empty: none of ours
+
+  std::mutex mutex_;  // guards what follows
+  std::vector<c10::intrusive_ptr<c10d::TCPStore>> clients_;
 };
 
 }  // namespace lockstep::comm
