@@ -17,6 +17,8 @@ namespace lockstep {
 
 std::string_view to_string(AllreduceAlgorithm algorithm) {
   switch (algorithm) {
+    case AllreduceAlgorithm::automatic:
+      return "automatic";
     case AllreduceAlgorithm::naive:
       return "naive";
     case AllreduceAlgorithm::sharded:
@@ -191,6 +193,8 @@ void tree(const Tensors& data) {
 
 void run_algorithm(AllreduceAlgorithm algorithm, const Tensors& data) {
   switch (algorithm) {
+    case AllreduceAlgorithm::automatic:
+      return data[0].is_cpu() ? naive(data) : sharded(data);
     case AllreduceAlgorithm::naive:
       return naive(data);
     case AllreduceAlgorithm::sharded:

@@ -12,7 +12,8 @@ using testing::AllOf;
 using testing::HasSubstr;
 using Algorithm = AllreduceAlgorithm;
 
-const std::vector<Algorithm> algorithms = {Algorithm::naive, Algorithm::sharded, Algorithm::ring, Algorithm::tree};
+const std::vector<Algorithm> algorithms = {Algorithm::automatic, Algorithm::naive, Algorithm::sharded, Algorithm::ring,
+                                           Algorithm::tree};
 
 // Small integers, so that every type adds them exactly in any order; no two devices have the same.
 std::vector<torch::Tensor> whole_numbers(int devices, at::IntArrayRef shape, torch::Dtype type) {
@@ -155,7 +156,7 @@ TEST(Allreduce, NaiveAndShardedAddInTheOrderOfTheList) {
     std::vector<torch::Tensor> tensors;
     for (int i = 0; i < 5; ++i) tensors.push_back(torch::randn({size}) * std::pow(10.0, i % 3));
     const auto in_order = sum_of(tensors);
-    for (const auto algorithm : {Algorithm::naive, Algorithm::sharded}) {
+    for (const auto algorithm : {Algorithm::automatic, Algorithm::naive, Algorithm::sharded}) {
       auto data = copies(tensors);
       allreduce(data, algorithm);
       for (const auto& tensor : data) EXPECT_TRUE(tensor.equal(in_order)) << to_string(algorithm);

@@ -15,21 +15,21 @@
 
 namespace lockstep {
 
-// Who adds and who sends: the table above. They cost the same on a list of one or two; on many devices sharded and ring
-// spread the work, tree takes the fewest steps, and naive is there to be read.
-enum class AllreduceAlgorithm { naive, sharded, ring, tree };
+// Who adds and who sends: the table above. automatic takes what was the fastest when measured (docs/algorithms.md):
+// naive on the CPU, whose cores share every addition anyway; sharded on GPUs, which so share the work and the links.
+enum class AllreduceAlgorithm { automatic, naive, sharded, ring, tree };
 
-// "naive", "sharded", "ring" or "tree". Throws Error for a value that is none of them.
+// "automatic", "naive", "sharded", "ring" or "tree". Throws Error for a value that is none of them.
 std::string_view to_string(AllreduceAlgorithm algorithm);
 
 // Replaces every tensor's values, in place, by the sum over the list. [[1, 1]] and [[2, 2]] become [[3, 3]] twice.
 // Tensors may be non-contiguous, empty and of any numeric type (sums are kept in that type); a list of one stays as it
 // is. An element's terms are added in an order that depends on the list's length and its place in the tensor alone, so
-// equal inputs give equal bits, and every device gets the same bits; naive and sharded add in the order of the list.
-// Nothing is recorded for autograd. GPU work is queued on each device's current stream and not waited for.
+// equal inputs give equal bits, and every device gets the same bits; automatic, naive and sharded add in the order of
+// the list. Nothing is recorded for autograd. GPU work is queued on each device's current stream and not waited for.
 // Section: `allreduce` ("Data Synchronization"); sharded: its exercise "aggregate different parameters on different
 // devices". Throws Error before anything is changed: an empty list, an undefined tensor, tensors that differ in shape,
 // in type or in device type, a type that cannot be added (bool, sparse), entries that share memory.
-void allreduce(std::vector<at::Tensor>& tensors, AllreduceAlgorithm algorithm = AllreduceAlgorithm::sharded);
+void allreduce(std::vector<at::Tensor>& tensors, AllreduceAlgorithm algorithm = AllreduceAlgorithm::automatic);
 
 }  // namespace lockstep
