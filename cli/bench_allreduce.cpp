@@ -116,8 +116,12 @@ void time_memcpy(Sizes& sizes) {
   }
 }
 
-void time_gloo(const Devices& devices, Sizes& sizes) {
+void check_cpu(const Devices& devices) {
   if (!devices[0].is_cpu()) throw Error("it adds tensors on the CPU, and these ranks are on " + devices[0].str());
+}
+
+void time_gloo(const Devices& devices, Sizes& sizes) {
+  check_cpu(devices);
   const auto store = c10::make_intrusive<c10d::HashStore>();
   run(devices, [&](Rank& rank) {
     const auto group =
@@ -134,7 +138,10 @@ void time_gloo(const Devices& devices, Sizes& sizes) {
 
 // Starts the peer, which takes pairs BYTES CALLS and prints "BYTES SECONDS" for each.
 void time_openmpi(const Devices& devices, Sizes& sizes) {
-  if (std::string(LOCKSTEP_OPENMPI_PEER).empty()) throw Error("libopenmpi-dev was not there when this was built");
+  check_cpu(devices);
+  if (std::string(LOCKSTEP_OPENMPI_PEER).empty()) {
+    throw Error("Open MPI's compiler was not there when this was configured; install libopenmpi-dev, then ./dev clean");
+  }
   std::vector<std::string> command = {"mpirun", "--allow-run-as-root",          "--oversubscribe",
                                       "-n",     std::to_string(devices.size()), LOCKSTEP_OPENMPI_PEER};
   for (const auto& size : sizes) {

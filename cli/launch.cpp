@@ -82,7 +82,8 @@ Command add_launch(CLI::App& program) {
       ->type_name("N")
       ->required()
       ->check(CLI::Range(1, 1024));
-  app->add_option("--threads", flags->threads, "OMP_NUM_THREADS of each process (default: as it is set, or else 1)")
+  app->add_option("--threads", flags->threads,
+                  "OMP_NUM_THREADS of each process (default: as it is set, or else 1 if N > 1)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024));
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");

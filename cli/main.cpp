@@ -78,7 +78,11 @@ int run(int argc, char** argv, Output& output) {
     output.print(program.help());
     return 0;
   } catch (const CLI::ParseError& error) {
-    const std::string command = chosen() == commands.end() ? "" : " " + chosen()->app->get_name();
+    std::string command;
+    if (chosen() != commands.end()) {
+      command = " " + chosen()->app->get_name();
+      for (const auto* part : chosen()->app->get_subcommands()) command += " " + part->get_name();
+    }
     complain(std::string(error.what()) + "\nlockstep" + command + " --help shows what there is.");
     return wrong_usage;
   }

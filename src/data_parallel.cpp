@@ -6,6 +6,7 @@
 #include "reducer.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -70,6 +71,22 @@ void Replica::check_that_modules_match() {
     throw Error("DataParallel: the ranks' modules differ: rank " + std::to_string(rank_.index()) + " has " +
                 std::to_string(count) + " parameters and buffers, rank " + std::to_string(other) + " has " +
                 std::to_string(their_count) + ". Every rank must build the same module");
+  }
+
+  // Shapes and types as one number each, so that a difference is found before Gloo moves bytes into the wrong places.
+  const auto describe = [](const torch::Tensor& tensor) {
+    return std::string(c10::toString(tensor.scalar_type())) + " " + c10::str(tensor.sizes());
+  };
+  std::vector<int64_t> kinds;
+  for (const auto& tensor : tensors) kinds.push_back(static_cast<int64_t>(std::hash<std::string>()(describe(tensor))));
+  const torch::Tensor all_kinds = of_all_ranks(kinds);
+  for (int other = 0; other < rank_.world_size(); ++other) {
+    for (int64_t i = 0; i < count; ++i) {
+      if (all_kinds[other][i].item<int64_t>() == kinds[i]) continue;
+      throw Error("DataParallel: the ranks' modules differ: on rank " + std::to_string(rank_.index()) +
+                  " parameter or buffer " + std::to_string(i) + " is " + describe(tensors[i]) + ", and on rank " +
+                  std::to_string(other) + " it has another shape or type. Every rank must build the same module");
+    }
   }
 
   std::vector<int64_t> addresses{rank_.process()};  // which mean something within their process only

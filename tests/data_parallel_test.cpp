@@ -409,7 +409,7 @@ TEST(DataParallelTest, ModulesThatDifferAreRefusedOnEveryRank) {
                 lockstep::run(cpus(2),
                               [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); });
               }),
-              AllOf(HasSubstr("float [3, 2]"), HasSubstr("float [4, 2]")));
+              AllOf(HasSubstr("parameter or buffer 0 is Float ["), HasSubstr("another shape or type")));
   EXPECT_THAT(error_of([] {
                 lockstep::run(cpus(2), [](Rank& rank) {
                   DataParallel net(torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(rank.index() == 0)), rank);

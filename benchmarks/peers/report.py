@@ -1,6 +1,7 @@
 """What the runner measured, as figures and as Markdown."""
 
 import math
+import pathlib
 import statistics
 
 # All contenders start from the same weights and see the same minibatches. Until the loss leaves its plateau near ln 10,
@@ -10,11 +11,16 @@ first_epoch_tolerance = 1e-6
 last_epoch_tolerance = 0.05
 
 
+def without_folders(text):
+    """A command's word without the path that it has on this machine."""
+    return pathlib.Path(text).name if text.startswith("/") else text
+
+
 def figures(contender, settings):
     """One contender's results as plain values; without times if it has no figures, and then with the reason."""
     row = {
         "name": contender.name,
-        "command": [str(word) for word in contender.command],
+        "command": [without_folders(str(word)) for word in contender.command],
         "unavailable": contender.unavailable,
         "rounds": contender.rounds,
     }

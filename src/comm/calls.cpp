@@ -2,10 +2,24 @@
 
 #include <nlohmann/json.hpp>
 
+#include <functional>
+
 namespace lockstep::comm {
 namespace {
 
 constexpr const char* kAdvice = ". All ranks must make the same calls";
+
+std::string differing(const std::vector<Calls>& by_rank, const Layout& layout) {
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    const Calls &mine = by_rank[rank], &first = by_rank[0];
+    if (mine.fingerprint == first.fingerprint) continue;
+    const std::string name = layout.name(static_cast<int>(rank)), other = layout.name(0);
+    return "the ranks' calls differ: " + name + " and " + other + " made " + std::to_string(mine.collective) +
+           " collective calls each, but not the same ones, so their results are worth nothing. The last was " +
+           mine.last + " on " + name + " and " + first.last + " on " + other + kAdvice + " in the same order";
+  }
+  return "";
+}
 
 std::string unanswered_collective(const std::vector<Calls>& by_rank, const Layout& layout) {
   size_t most = 0;
@@ -17,7 +31,7 @@ std::string unanswered_collective(const std::vector<Calls>& by_rank, const Layou
     if (by_rank[rank].collective == by_rank[most].collective) continue;
     missing += (missing.empty() ? "" : " and ") + layout.name(static_cast<int>(rank));
   }
-  if (missing.empty()) return "";
+  if (missing.empty()) return differing(by_rank, layout);
   return layout.name(static_cast<int>(most)) + " called " + by_rank[most].last + " (collective call " +
          std::to_string(by_rank[most].collective - 1) + ") and did not wait for it; it never came about, for want of " +
          missing + kAdvice;
@@ -29,8 +43,16 @@ std::string times(int64_t count) {
 
 }  // namespace
 
+void Calls::add(const std::string& text) {
+  ++collective;
+  last = text;
+  fingerprint = fingerprint * 31 + std::hash<std::string>()(text);
+}
+
 std::string Calls::to_text() const {
-  return nlohmann::json{{"collective", collective}, {"last", last}, {"sent", sent}, {"received", received}}.dump();
+  return nlohmann::json{
+      {"collective", collective}, {"last", last}, {"fingerprint", fingerprint}, {"sent", sent}, {"received", received}}
+      .dump();
 }
 
 Calls Calls::from_text(const std::string& text) {
@@ -38,6 +60,7 @@ Calls Calls::from_text(const std::string& text) {
   Calls calls;
   calls.collective = json.at("collective").get<int64_t>();
   calls.last = json.at("last").get<std::string>();
+  calls.fingerprint = json.at("fingerprint").get<uint64_t>();
   calls.sent = json.at("sent").get<std::vector<int64_t>>();
   calls.received = json.at("received").get<std::vector<int64_t>>();
   return calls;

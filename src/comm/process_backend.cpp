@@ -284,8 +284,9 @@ WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
 
 WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
                              const Start& start) {
-  calls_.last = text;
-  return post_call(type, {rank_, calls_.collective++, text}, timeout, std::move(result), start);
+  const int64_t number = calls_.collective;
+  calls_.add(text);
+  return post_call(type, {rank_, number, text}, timeout, std::move(result), start);
 }
 
 WorkPtr ProcessBackend::post_message(OpType type, const std::string& text, Tensors result, const Start& start) {

@@ -81,6 +81,8 @@ TEST_F(CliBench, BadFlagsAreErrors) {
   EXPECT_THAT(run_program({"bench", "allreduce", "--sizes", "6"}, surroundings()).err, HasSubstr("not whole floats"));
   EXPECT_THAT(run_program({"bench", "step", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
   EXPECT_EQ(run_program({"bench"}, surroundings()).code, 2);
+  EXPECT_THAT(run_program({"bench", "step", "--bogus"}, surroundings()).err,
+              HasSubstr("lockstep bench step --help shows"));
 }
 
 }  // namespace

@@ -123,6 +123,17 @@ TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
   }
 }
 
+TEST(ProcessFailures, CallsThatDifferInTheirOperationAloneAreFoundWhenTheRunEnds) {
+  const auto [job, took] = timed(3, {"calls_otherwise", "cpu", "max"});
+  EXPECT_EQ(job.code, 3);
+  for (const char* process : {"process 0", "process 1", "process 2"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) +
+                                   ": the ranks' calls differ: rank 1 (cpu) and rank 0 (cpu) made 2 collective calls"));
+  }
+  EXPECT_THAT(job.err, HasSubstr("The last was allreduce(max) of float [2, 3] on rank 1 (cpu)"));
+  EXPECT_LT(took, 20s);
+}
+
 TEST(ProcessFailures, AnotherConfigurationIsRefusedWithBothShown) {
   const auto [job, took] = timed(3, {"is_configured_otherwise"});
   EXPECT_EQ(job.code, 3);

@@ -92,7 +92,13 @@ void scenarios::shares_memory(const Setup& setup) {
 }
 
 void scenarios::calls_otherwise(const Setup& setup) {
-  with_fault_on_rank_1(setup.devices, {}, [](Rank& rank) { rank.broadcast(torch::ones(5)); });
+  with_fault_on_rank_1(setup.devices, {}, [&](Rank& rank) {
+    if (setup.argument == "max") {
+      rank.allreduce(torch::ones({2, 3}), c10d::ReduceOp::MAX);
+    } else {
+      rank.broadcast(torch::ones(5));
+    }
+  });
 }
 
 void scenarios::is_configured_otherwise(const Setup& setup) {

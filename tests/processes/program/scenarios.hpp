@@ -23,7 +23,8 @@ void computes_on(const Setup& setup);    // past the others' timeout
 void returns_early(const Setup& setup);  // without the others' call, for which they wait, or with "poll" ask
 void asks_in_vain(const Setup& setup);   // does not wait for an allreduce, or with "send" a message, and returns
 void shares_memory(const Setup& setup);  // two ranks of a process give one tensor
-void calls_otherwise(const Setup& setup);
+void calls_otherwise(
+    const Setup& setup);  // a broadcast, or with "max" what Gloo cannot tell from the others' allreduce
 void is_configured_otherwise(const Setup& setup);  // the process with index 1
 
 }  // namespace scenarios
