@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <string_view>
 
 namespace lockstep::cli {
@@ -38,13 +39,18 @@ StopSignals::~StopSignals() {
 }
 
 void StopSignals::wait_for_signals() {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point first;
   for (int signal = 0; !done_;) {
     if (sigwait(&awaited_, &signal) != 0 || done_) continue;
+    // One request may come twice: timeout(1) signals its command and then the command's process group.
+    if (signal == received_ && Clock::now() - first < std::chrono::milliseconds(500)) continue;
     if (received_ != 0) {
       print_error("\n");
       _exit(128 + signal);  // no destructors: threads may hang, and what is on the disk is whole at any moment
     }
     received_ = signal;
+    first = Clock::now();
     if (!quiet_) {
       print_error(signal == SIGINT ? "\nstopping (Ctrl-C again ends at once)\n"
                                    : "\nSIGTERM: stopping (a second signal ends at once)\n");

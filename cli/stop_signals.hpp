@@ -1,4 +1,5 @@
-// Ctrl-C and SIGTERM as a polite request: the first asks for a stop, the second ends the program at once.
+// Ctrl-C and SIGTERM as a polite request: the first asks for a stop, the second ends the program at once; the same one
+// again within half a second counts as the first.
 #pragma once
 
 #include <atomic>

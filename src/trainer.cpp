@@ -232,6 +232,10 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   config.batch_size = options.batch_size;
   if (!options.data_dir.empty()) config.data_dir = options.data_dir;
   config = checked(config);
+  if (!std::filesystem::exists(run_dir / kWeightsFile)) {
+    throw Error("'" + run_dir.string() + "' holds no " + std::string(kWeightsFile) +
+                ": the run ended before an epoch was done");
+  }
 
   const ImageData data = load_data(config);
   EvalResult result;

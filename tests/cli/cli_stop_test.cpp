@@ -100,6 +100,18 @@ TEST_F(CliStop, ASecondSignalEndsAtOnce) {
   EXPECT_THAT(run.out, Not(HasSubstr("stopped after")));
 }
 
+TEST_F(CliStop, TheSameSignalTwiceAtOnceIsOneRequest) {
+  Program program(endless("twice"), surroundings());
+  ASSERT_TRUE(program.wait_for("epoch      1/100000"));
+  program.send(SIGINT);
+  program.send(SIGINT);
+  ASSERT_TRUE(program.wait_for("stopping"));
+  program.send(SIGINT);
+  const Finished run = program.finish();
+  EXPECT_EQ(run.code, 130);
+  EXPECT_THAT(run.out, HasSubstr("stopped after"));
+}
+
 TEST_F(CliStop, AnIgnoredInterruptStaysIgnored) {
   auto background = surroundings();
   background.ignore_interrupt = true;
