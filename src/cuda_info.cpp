@@ -8,4 +8,9 @@ std::string gpu_name(int index) {
   return at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index))->name;
 }
 
+std::string gpu_id(int index) {
+  const cudaUUID_t id = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index))->uuid;
+  return {id.bytes, sizeof id.bytes};
+}
+
 }  // namespace lockstep

@@ -6,4 +6,8 @@ std::string gpu_name(int) {
   return {};
 }
 
+std::string gpu_id(int) {
+  return {};
+}
+
 }  // namespace lockstep

@@ -4,10 +4,12 @@
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
 
+#include "comm/launch_environment.hpp"
 #include "comm/world.hpp"
 #include "exception_text.hpp"
 
 #include <algorithm>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -117,6 +119,11 @@ void Rank::broadcast(at::Tensor tensor, int root) {
 
 void Rank::barrier() {
   backend_->barrier(c10d::BarrierOptions{})->wait();
+}
+
+Process this_process() {
+  const auto launch = comm::read_launch_environment(std::getenv);
+  return launch ? Process{launch->rank, launch->world_size} : Process{};
 }
 
 void run(const Devices& devices_here, const std::function<void(Rank&)>& body, const RunOptions& options) {

@@ -33,7 +33,8 @@ class Rank {
   int index_in_process() const { return index_ - first_of_process_; }
 
   // For everything that c10d can do, also asynchronously. All ranks must make the same collective calls in the same
-  // order.
+  // order; on the CPU calls that differ are an Error of all, which shows both, and between processes the tags of
+  // messages go from 0 to 32767. NCCL, between GPUs, does not compare calls: there they wait until the timeout.
   c10d::Backend& backend() { return *backend_; }
 
   // The most used collectives, waited for; tensors are changed in place and lie on device(). They throw Error that
@@ -94,11 +95,11 @@ Process this_process();
 // <= 0.
 //
 // Under a launcher `devices` is the machine's list, and the processes of a machine share it out in equal parts, in
-// order; of a list with one CPU, each process gets one CPU rank. Ranks are numbered by process. The processes must make
-// the same runs in the same order, and each run() waits until the ranks of all processes are done; if one fails, every
-// process's run() throws that rank's Error. A run() inside of body is a world of its own: threads of this process. More
-// Errors: a list that cannot be shared out, a process that does not come in time, that runs another program or
-// configuration, or that dies.
+// order; of a list with one entry each process gets one rank: on the CPU, or on the one GPU that it alone can see.
+// Ranks are numbered by process. The processes must make the same runs in the same order, and each run() waits until
+// the ranks of all processes are done; if one fails, every process's run() throws that rank's Error. A run() inside of
+// body is a world of its own: threads of this process. More Errors: a list that cannot be shared out, a process that
+// does not come in time, that runs another program or configuration, or that dies.
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options = {});
 
 }  // namespace lockstep

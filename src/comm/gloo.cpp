@@ -17,6 +17,12 @@ using c10d::ProcessGroupGloo;
 
 constexpr int kClosingTag = (1 << 30) - 1024;
 
+// c10d counts its collectives and takes the count as their tag. Ours says more (see tag_of in process_backend.cpp), so
+// the count is set before each call; only a class derived from theirs may name it.
+struct Counter : ProcessGroupGloo {
+  static constexpr uint32_t ProcessGroupGloo::*member() { return &Counter::collectiveCounter_; }
+};
+
 std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::string& local_address) {
   std::vector<std::shared_ptr<gloo::transport::Device>> devices;
   const char* const names = std::getenv("GLOO_SOCKET_IFNAME");
@@ -52,7 +58,8 @@ Group make_gloo_group(const GroupPlace& place, const std::string& local_address)
   const auto contexts = static_cast<int>(options->devices.size());
   options->threads = 2 * contexts;
   const auto backend = c10::make_intrusive<ProcessGroupGloo>(place.store, place.rank, place.size, options);
-  return {backend, [backend, contexts] { close_connections(*backend, contexts); }};
+  return {backend, [backend, contexts] { close_connections(*backend, contexts); },
+          [backend](uint32_t tag) { (*backend).*Counter::member() = tag; }};
 }
 
 }  // namespace lockstep::comm

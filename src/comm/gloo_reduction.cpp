@@ -33,9 +33,15 @@ at::Tensor as_real(const at::Tensor& flat, ReduceOp::RedOpType op) {
 
 }  // namespace
 
+Pending start_barrier(c10d::Backend& group, std::chrono::milliseconds timeout) {
+  c10d::BarrierOptions options;
+  options.timeout = timeout;
+  return {group.barrier(options)};
+}
+
 Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, ReduceOp::RedOpType op, int ranks,
                         std::chrono::milliseconds timeout) {
-  if (flat.numel() == 0) return {};
+  if (flat.numel() == 0) return start_barrier(group, timeout);
   const at::Tensor values = as_real(flat, op);
   const at::Tensor buffer = values.to(gloo_type(values.scalar_type()));  // the same tensor if the type is
   c10d::AllreduceOptions options;

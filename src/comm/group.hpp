@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -13,6 +14,8 @@ namespace lockstep::comm {
 struct Group {
   c10::intrusive_ptr<c10d::Backend> backend;
   std::function<void()> close;  // ends everything that waits, here and at the peers; for when the run has failed
+  std::function<void(uint32_t tag)> use_tag = {};  // of the next collective call, which meets only those of equal tag;
+                                                   // null where the backend has no such thing (NCCL)
 };
 
 struct GroupPlace {

@@ -31,7 +31,7 @@ Hierarchy::Hierarchy(Group leaders, const Layout& layout, int process, int threa
       process_(process),
       ranks_(layout.ranks_of(process)),
       world_size_(static_cast<int>(layout.devices().size())),
-      timeout_(timeout),
+      timeout_(timeout + kMargin),
       next_(ranks_.size(), 0),
       courier_([this, threads] { run(threads); }) {}
 
@@ -123,7 +123,17 @@ void Hierarchy::fail_all(const std::exception_ptr& cause) {
   }
 }
 
+namespace {
+
+void complete(const Pending& pending, std::chrono::milliseconds timeout) {
+  if (pending.work) pending.work->wait(timeout);
+  if (pending.finish) pending.finish();
+}
+
+}  // namespace
+
 void Hierarchy::work(Operation& operation) {
+  leaders_.use_tag(operation.calls[0].tag);
   switch (operation.calls[0].kind) {
     case Kind::allreduce:
       return allreduce(operation.calls);
@@ -132,9 +142,7 @@ void Hierarchy::work(Operation& operation) {
     case Kind::broadcast:
       return broadcast(operation.calls);
     case Kind::barrier:
-      c10d::BarrierOptions options;
-      options.timeout = timeout_;
-      leaders_.backend->barrier(options)->wait(timeout_);
+      return complete(start_barrier(*leaders_.backend, timeout_), timeout_);
   }
 }
 
@@ -151,11 +159,6 @@ void reduce_inside(const std::vector<Hierarchy::Call>& calls, const at::Tensor& 
   for (const auto& call : calls) values.push_back(&call.flat);
   const at::Tensor* const to = &target;
   comm::reduce(values, op_inside(calls[0].op), to, {0, target.numel()});
-}
-
-void complete(const Pending& pending, std::chrono::milliseconds timeout) {
-  if (pending.work) pending.work->wait(timeout);
-  if (pending.finish) pending.finish();
 }
 
 }  // namespace
@@ -180,7 +183,7 @@ void Hierarchy::broadcast(const std::vector<Call>& calls) {
   const int root = calls[0].root, from = layout_.process_of(root);
   const size_t source = from == process_ ? root - ranks_.begin : 0;
   const at::Tensor& values = calls[source].flat;
-  if (values.numel() == 0) return;
+  if (values.numel() == 0) return complete(start_barrier(*leaders_.backend, timeout_), timeout_);
   std::vector<at::Tensor> bytes{as_bytes(values)};
   c10d::BroadcastOptions options;
   options.rootRank = from;

@@ -33,6 +33,7 @@ class Hierarchy {
     int root = 0;
     std::string text;      // equal on all ranks
     at::Tensor flat = {};  // one dimension, contiguous
+    uint32_t tag = 0;      // of the call between the processes; equal on all ranks
   };
 
   // `leaders` is this process's member of a group of all processes. Calls in flight end after `timeout`.

@@ -188,11 +188,11 @@ std::optional<LaunchEnvironment> read_launch_environment(const Environment& envi
 
 Devices share_out(const Devices& devices, int local_rank, int local_world_size) {
   const auto count = static_cast<int>(devices.size());
-  if (count == 1 && devices[0].is_cpu()) return devices;
+  if (count == 1) return devices;  // a GPU must be one that this process alone sees: meet() compares
   if (count % local_world_size != 0) {
     throw Error(
-        "the device list " + to_string(devices) + " has " + std::to_string(count) +
-        (count == 1 ? " entry" : " entries") + ", which the " + std::to_string(local_world_size) +
+        "the device list " + to_string(devices) + " has " + std::to_string(count) + " entries, which the " +
+        std::to_string(local_world_size) +
         " processes on this machine cannot share out evenly. The list is the machine's: name as many devices as "
         "there are processes, or a multiple of that; \"cpu\" gives each process one CPU rank");
   }

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/seconds.hpp"
+#include "cuda_info.hpp"
 
 #include <map>
 #include <thread>
@@ -66,17 +67,30 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, std::chro
   }
 }
 
-// NCCL takes a GPU once only; ranks that share one must be threads of one process.
+// A device's identity as JSON can hold it: one number per byte. Of the CPU none.
+std::vector<int> identity(const c10::Device& device) {
+  if (device.is_cpu()) return {};
+  const std::string id = gpu_id(device.index());
+  std::vector<int> numbers;
+  for (const char byte : id) numbers.push_back(static_cast<unsigned char>(byte));
+  return numbers;
+}
+
+// NCCL takes a GPU once only; ranks that share one must be threads of one process. Indices do not tell: where a
+// launcher shows each process a GPU of its own (CUDA_VISIBLE_DEVICES), each calls it cuda:0.
 void check_that_gpus_differ(const std::vector<json>& all) {
-  std::map<std::pair<std::string, std::string>, int> owners;
+  std::map<json, int> owners;
   for (int process = 0; process < static_cast<int>(all.size()); ++process) {
-    for (const auto& device : all[process]["devices"]) {
-      if (device == "cpu") continue;
-      const auto [owner, is_new] = owners.emplace(std::pair(all[process]["host"], device), process);
+    for (size_t i = 0; i < all[process]["devices"].size(); ++i) {
+      const json& id = all[process]["ids"][i];
+      if (id.empty()) continue;
+      const auto [owner, is_new] = owners.emplace(id, process);
       if (is_new) continue;
-      throw Error("processes " + std::to_string(owner->second) + " and " + std::to_string(process) + " both use " +
-                  std::string(device) + " of " + std::string(all[process]["host"]) +
-                  ". NCCL needs a GPU for each rank; ranks that share one must be threads of one process");
+      throw Error(
+          "processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
+          " both use the same GPU of " + std::string(all[process]["host"]) + " (" +
+          std::string(all[process]["devices"][i]) +
+          " of the second). NCCL needs a GPU for each rank; ranks that share one must be threads of one process");
     }
   }
 }
@@ -93,8 +107,12 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +
                 ": each needs a rank of its own");
   }
-  json mine{{"configuration", configuration}, {"devices", json::array()}, {"host", host_name()}};
-  for (const auto& device : devices_here) mine["devices"].push_back(device.str());
+  json mine{
+      {"configuration", configuration}, {"devices", json::array()}, {"ids", json::array()}, {"host", host_name()}};
+  for (const auto& device : devices_here) {
+    mine["devices"].push_back(device.str());
+    mine["ids"].push_back(identity(device));
+  }
   store.set(key_of(launch.rank), mine.dump());
   wait_for_all(store, launch, timeout);
 

@@ -3,9 +3,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
 #include <lockstep/error.hpp>
 
 #include "comm/operation.hpp"
+#include "comm/parts.hpp"
 #include "comm/process_work.hpp"
 #include "comm/reduction.hpp"
 
@@ -21,9 +23,6 @@ using Tensors = ProcessBackend::Tensors;
 using WorkPtr = ProcessBackend::WorkPtr;
 
 namespace {
-
-// Gloo's own patience is a little longer, so that whoever waits gives up first and can say for whom it waited.
-constexpr std::chrono::milliseconds kMargin{10'000};
 
 // A tensor as one dimension, through a copy if it is not contiguous.
 struct Flat {
@@ -57,6 +56,16 @@ std::string text_of(const char* name, const Tensor& tensor, std::optional<Reduce
   return signature.text();
 }
 
+// Gloo brings calls together by their tag alone, whatever they are: of unequal sizes it ends the process, of equal
+// sizes it mixes the values. With their number and a trace of their text in the tag, calls that differ never meet, and
+// the vigil says so. Calls of one rank that are under way at the same time have different numbers.
+uint32_t tag_of(int64_t number, const std::string& text) {
+  return static_cast<uint32_t>(number) << 16 | (std::hash<std::string>()(text) & 0xffff);
+}
+
+// c10d's tags of messages have 31 bits.
+constexpr int kLargestTag = 0x7fff;
+
 Pending then(Pending pending, std::function<void()> also) {
   return {pending.work, [first = std::move(pending.finish), also = std::move(also)] {
             const c10::NoGradGuard no_grad;
@@ -67,10 +76,11 @@ Pending then(Pending pending, std::function<void()> also) {
 
 }  // namespace
 
-ProcessBackend::ProcessBackend(int rank, Group group, std::shared_ptr<Vigil> vigil,
+ProcessBackend::ProcessBackend(int rank, Group group, StorePtr store, std::shared_ptr<Vigil> vigil,
                                std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout)
     : Backend(rank, static_cast<int>(vigil->layout().devices().size())),
       group_(std::move(group)),
+      store_(std::move(store)),
       vigil_(std::move(vigil)),
       hierarchy_(std::move(hierarchy)),
       timeout_(timeout),
@@ -85,7 +95,7 @@ WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions
   const std::string text = text_of("allreduce", tensor, op);
   return post(OpType::ALLREDUCE, text, options.timeout, tensors, [&](auto timeout) {
     const Flat values(tensor);
-    auto pending = hierarchy_ ? Pending{hierarchy_->post(rank_, {Hierarchy::Kind::allreduce, op, 0, text, values.flat})}
+    auto pending = hierarchy_ ? inside({Hierarchy::Kind::allreduce, op, 0, text, values.flat})
                               : start_allreduce(*group_.backend, values.flat, op, size_, timeout);
     return then(std::move(pending), [values] { values.copy_back(); });
   });
@@ -99,10 +109,9 @@ WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
   return post(OpType::REDUCE, text, options.timeout, tensors, [&](auto timeout) {
     const Flat values(tensor);
     if (hierarchy_) {
-      return then({hierarchy_->post(rank_, {Hierarchy::Kind::reduce, op, root, text, values.flat})},
-                  [values, is_root = rank_ == root] {
-                    if (is_root) values.copy_back();
-                  });
+      return then(inside({Hierarchy::Kind::reduce, op, root, text, values.flat}), [values, is_root = rank_ == root] {
+        if (is_root) values.copy_back();
+      });
     }
     // An allreduce of copies: the root's bits are then the same as an allreduce's.
     const Tensor sum = rank_ == root ? values.flat : values.flat.clone();
@@ -122,9 +131,9 @@ WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
       if (!is_root) values.copy_back();
     };
     if (hierarchy_) {
-      return then({hierarchy_->post(rank_, {Hierarchy::Kind::broadcast, {}, root, text, values.flat})}, copy_back);
+      return then(inside({Hierarchy::Kind::broadcast, {}, root, text, values.flat}), copy_back);
     }
-    if (tensor.numel() == 0) return Pending{};
+    if (tensor.numel() == 0) return start_barrier(*group_.backend, timeout);
     Tensors bytes{as_bytes(values.flat)};
     c10d::BroadcastOptions theirs;
     theirs.rootRank = root;
@@ -135,10 +144,7 @@ WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
 
 WorkPtr ProcessBackend::barrier(const c10d::BarrierOptions& options) {
   return post(OpType::BARRIER, "barrier", options.timeout, {}, [&](auto timeout) {
-    if (hierarchy_) return Pending{hierarchy_->post(rank_, {Hierarchy::Kind::barrier, {}, 0, "barrier"})};
-    c10d::BarrierOptions theirs;
-    theirs.timeout = timeout;
-    return Pending{group_.backend->barrier(theirs)};
+    return hierarchy_ ? inside({Hierarchy::Kind::barrier, {}, 0, "barrier"}) : start_barrier(*group_.backend, timeout);
   });
 }
 
@@ -161,7 +167,7 @@ WorkPtr ProcessBackend::_allgather_base(Tensor& output, Tensor& input, const c10
 WorkPtr ProcessBackend::gather_all(OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
                                    const c10d::AllgatherOptions& options) {
   return post(type, text_of("allgather", input), options.timeout, std::move(result), [&](auto timeout) {
-    if (input.numel() == 0) return Pending{};
+    if (input.numel() == 0) return start_barrier(*group_.backend, timeout);
     Tensor mine = as_bytes(Flat(input).flat);
     Tensor all = at::empty({mine.numel() * size_}, mine.options());
     c10d::AllgatherOptions theirs;
@@ -214,7 +220,7 @@ WorkPtr ProcessBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::
   arguments_.check_list(inputs, "alltoall's inputs");
   return post(OpType::ALLTOALL, "alltoall", options.timeout, outputs, [&](auto timeout) {
     const auto to = flatten(outputs);
-    return exchange(flat_parts(flatten(inputs)), flat_parts(to), timeout, [to] {
+    return exchange_compared(flat_parts(flatten(inputs)), flat_parts(to), timeout, [to] {
       for (const auto& one : to) one.copy_back();
     });
   });
@@ -230,7 +236,17 @@ WorkPtr ProcessBackend::alltoall_base(Tensor& output, Tensor& input, std::vector
   const Tensors inputs =
       Flat(input).flat.split_with_sizes(arguments_.elements_of_parts(input, input_sizes, "alltoall's input"), 0);
   return post(OpType::ALLTOALL_BASE, "alltoall", options.timeout, {output},
-              [&](auto timeout) { return exchange(inputs, outputs, timeout, [to] { to.copy_back(); }); });
+              [&](auto timeout) { return exchange_compared(inputs, outputs, timeout, [to] { to.copy_back(); }); });
+}
+
+Pending ProcessBackend::exchange_compared(const Tensors& inputs, const Tensors& outputs,
+                                          std::chrono::milliseconds timeout, std::function<void()> finish) const {
+  const std::string prefix = "parts/" + std::to_string(calls_.collective) + "/";
+  const std::string left = compare_parts(*store_, prefix, rank_, inputs, outputs);
+  return exchange(inputs, outputs, timeout, [store = store_, left, finish = std::move(finish)] {
+    store->deleteKey(left);
+    finish();
+  });
 }
 
 Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
@@ -262,38 +278,61 @@ Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, 
 WorkPtr ProcessBackend::send(Tensors& tensors, int destination, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "send");
   arguments_.check_peer(destination, "send");
-  ++calls_.sent[destination];
-  return post_message(OpType::SEND, text_of("send to", tensor, {}, -1, destination), {}, [&](auto) {
+  const auto message = message_of(tensor, rank_, destination, tag, ++calls_.sent[destination]);
+  return post_call(OpType::SEND, message.call, {}, {}, [&](auto) {
     Tensors bytes{as_bytes(Flat(tensor).flat)};
-    return Pending{group_.backend->send(bytes, destination, tag)};
+    return Pending{group_.backend->send(bytes, destination, message.tag)};
   });
 }
 
 WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "recv");
   arguments_.check_peer(source, "recv");
-  ++calls_.received[source];
-  return post_message(OpType::RECV, text_of("recv from", tensor, {}, -1, source), tensors, [&](auto) {
+  const auto message = message_of(tensor, source, rank_, tag, ++calls_.received[source]);
+  return post_call(OpType::RECV, message.call, {}, tensors, [&](auto) {
     const Flat values(tensor);
     Tensors bytes{as_bytes(values.flat)};
-    return then({group_.backend->recv(bytes, source, tag)}, [values] { values.copy_back(); });
+    return then({group_.backend->recv(bytes, source, message.tag)}, [values] { values.copy_back(); });
   });
+}
+
+// The n-th send of a tag to a rank meets that rank's n-th recv of the tag.
+ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int source, int destination, int tag,
+                                                   int64_t messages) {
+  if (tag < 0 || tag > kLargestTag) {
+    arguments_.refuse("a message's tag is " + std::to_string(tag) + "; between processes tags go from 0 to " +
+                      std::to_string(kLargestTag));
+  }
+  const bool sends = source == rank_;
+  const int peer = sends ? destination : source;
+  const int64_t number = ++(sends ? sent_ : received_)[{peer, tag}];
+  OpenCall call{.rank = rank_,
+                .text = text_of(sends ? "send to" : "recv from", tensor, {}, -1, peer),
+                .peer = peer,
+                .sends = sends,
+                .messages = messages,
+                .message = c10::str("message ", number, " from rank ", source, " to rank ", destination, ", tag ", tag),
+                .content = describe(tensor)};
+  const auto trace = static_cast<int>(std::hash<std::string>()(call.message + call.content) & 0xffff);
+  return {std::move(call), tag << 16 | trace};
 }
 
 // ---- Posting.
 
 WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
                              const Start& start) {
-  const int64_t number = calls_.collective;
+  const OpenCall call{.rank = rank_, .number = calls_.collective, .text = text};
   calls_.add(text);
-  return post_call(type, {rank_, number, text}, timeout, std::move(result), start);
+  group_.use_tag(tag_of(call.number, text));
+  return post_call(type, call, timeout, std::move(result), start);
 }
 
-WorkPtr ProcessBackend::post_message(OpType type, const std::string& text, Tensors result, const Start& start) {
-  return post_call(type, {rank_, -1, text}, timeout_, std::move(result), start);
+Pending ProcessBackend::inside(Hierarchy::Call call) {
+  call.tag = tag_of(calls_.collective, call.text);
+  return {hierarchy_->post(rank_, std::move(call))};
 }
 
-WorkPtr ProcessBackend::post_call(OpType type, Vigil::Call call, std::chrono::milliseconds timeout, Tensors result,
+WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milliseconds timeout, Tensors result,
                                   const Start& start) {
   const c10::NoGradGuard no_grad;
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;

@@ -15,17 +15,20 @@
 #include "comm/vigil.hpp"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::comm {
 
 class ProcessBackend : public c10d::Backend {
  public:
-  // `group` has one member per rank. With a hierarchy, allreduce, reduce, broadcast and barrier go through it.
-  ProcessBackend(int rank, Group group, std::shared_ptr<Vigil> vigil, std::shared_ptr<Hierarchy> hierarchy,
-                 std::chrono::milliseconds timeout);
+  // `group` has one member per rank, `store` is a connection of the rank's own. With a hierarchy, allreduce, reduce,
+  // broadcast and barrier go through it.
+  ProcessBackend(int rank, Group group, StorePtr store, std::shared_ptr<Vigil> vigil,
+                 std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout);
 
   const Calls& calls() const { return calls_; }  // so far
 
@@ -56,24 +59,35 @@ class ProcessBackend : public c10d::Backend {
   // Starts a call and gives its handle. `timeout` <= 0: the run's.
   WorkPtr post(c10d::OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
                const Start& start);
-  WorkPtr post_message(c10d::OpType type, const std::string& text, Tensors result, const Start& start);
-  WorkPtr post_call(c10d::OpType type, Vigil::Call call, std::chrono::milliseconds timeout, Tensors result,
+  WorkPtr post_call(c10d::OpType type, OpenCall call, std::chrono::milliseconds timeout, Tensors result,
                     const Start& start);
+  Pending inside(Hierarchy::Call call);  // through the hierarchy
+
+  struct Message {
+    OpenCall call;
+    int tag;  // for Gloo
+  };
+  Message message_of(const Tensor& tensor, int source, int destination, int tag, int64_t messages);
 
   // `inputs[r]` goes to rank r and `outputs[r]` comes from it; then finish().
   Pending exchange(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
                    std::function<void()> finish) const;
+  // The same for parts of any size; throws Error where two ranks' parts do not fit.
+  Pending exchange_compared(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
+                            std::function<void()> finish) const;
   WorkPtr gather_all(c10d::OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
                      const c10d::AllgatherOptions& options);
   WorkPtr scatter_reduced(c10d::OpType type, const Tensors& inputs, const Tensor& output,
                           const c10d::ReduceScatterOptions& options);
 
   const Group group_;
+  const StorePtr store_;
   const std::shared_ptr<Vigil> vigil_;
   const std::shared_ptr<Hierarchy> hierarchy_;  // null: one rank per process
   const std::chrono::milliseconds timeout_;
   const Arguments arguments_;
   Calls calls_;
+  std::map<std::pair<int, int>, int64_t> sent_, received_;  // messages, by the other rank and the tag
 };
 
 }  // namespace lockstep::comm

@@ -17,7 +17,7 @@ namespace lockstep::comm {
 class ProcessWork : public c10d::Work {
  public:
   // `result` are the tensors that hold the result once the work is complete. No timeout of its own: `timeout`.
-  ProcessWork(c10d::OpType type, std::shared_ptr<Vigil> vigil, Vigil::Call call, Pending pending,
+  ProcessWork(c10d::OpType type, std::shared_ptr<Vigil> vigil, OpenCall call, Pending pending,
               std::chrono::milliseconds timeout, std::vector<at::Tensor> result)
       : Work(call.rank, type),
         vigil_(std::move(vigil)),
@@ -76,7 +76,7 @@ class ProcessWork : public c10d::Work {
   void throw_if_hopeless() {
     if (!polled_) polled_.emplace(*vigil_, call_);
     const bool late = Vigil::Clock::now() - polled_->since() >= timeout_;
-    if (late && call_.number < 0) {
+    if (late && call_.peer >= 0) {
       throw Error(vigil_->layout().name(call_.rank) + ": " + call_.where() +
                   " was only polled: between processes a message completes in wait()");
     }
@@ -84,7 +84,7 @@ class ProcessWork : public c10d::Work {
   }
 
   const std::shared_ptr<Vigil> vigil_;
-  const Vigil::Call call_;
+  const OpenCall call_;
   const Pending pending_;
   const std::chrono::milliseconds timeout_;
   const std::vector<at::Tensor> result_;

@@ -1,9 +1,7 @@
 // Ranks in several processes: on the CPU lockstep's ProcessBackend over Gloo, on GPUs NCCL. The processes find each
 // other through the environment that a launcher made (launch_environment), meet in a store (rendezvous, meeting), and
 // watch over each other while they work (vigil).
-#include <c10/core/DeviceGuard.h>
 #include <torch/version.h>
-#include <unistd.h>
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
 
@@ -22,7 +20,6 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -30,10 +27,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kFarewell{1'000};  // for the others to read why a run failed
-
-const char* environment(const char* name) {
-  return std::getenv(name);
-}
 
 // What a process is in its launcher's job stays the same for its whole life, and so does its store.
 class Job {
@@ -77,7 +70,7 @@ struct Turn {
 };
 
 std::chrono::milliseconds rendezvous_timeout(const RunOptions& options) {
-  const char* const text = environment("LOCKSTEP_RENDEZVOUS_TIMEOUT");
+  const char* const text = std::getenv("LOCKSTEP_RENDEZVOUS_TIMEOUT");
   if (text == nullptr || *text == '\0') return options.rendezvous_timeout;
   char* end = nullptr;
   const double seconds = std::strtod(text, &end);
@@ -162,7 +155,8 @@ class ProcessesWorld : public World {
     groups_[index] = group;
     if (closed_) group.close();
     if (!devices()[rank].is_cpu()) return group.backend;
-    backends_[index] = c10::make_intrusive<ProcessBackend>(rank, group, vigil_, hierarchy_, timeout_);
+    backends_[index] =
+        c10::make_intrusive<ProcessBackend>(rank, group, place_.connect("parts"), vigil_, hierarchy_, timeout_);
     return backends_[index];
   }
 
@@ -179,7 +173,10 @@ class ProcessesWorld : public World {
 
   std::string finish() override {
     const std::string failure = vigil_->finish();
-    if (vigil_->store_is_lost()) return failure;
+    if (vigil_->store_is_lost()) {
+      rendezvous().drop_connections();
+      return failure;
+    }
     part(*place_.store, rendezvous(), failure.empty() ? place_.rendezvous_timeout : kFarewell);
     return failure;
   }
@@ -196,7 +193,7 @@ class ProcessesWorld : public World {
 
   // Connecting, which fails when a peer has failed.
   Group guarded(int rank, const std::function<Group()>& connect) const {
-    const Vigil::Call call{rank, -1, "connecting to the other ranks"};
+    const OpenCall call{rank, -1, "connecting to the other ranks"};
     const Vigil::Waiting waiting(*vigil_, call);
     try {
       return connect();
@@ -230,7 +227,7 @@ class ProcessesWorld : public World {
 }  // namespace
 
 std::unique_ptr<World> make_processes_world(const Devices& devices, const RunOptions& options) {
-  const auto launch = read_launch_environment(environment);
+  const auto launch = read_launch_environment(std::getenv);
   if (!launch || launch->world_size == 1) return nullptr;
   auto turn = std::make_unique<Turn>();
   auto place = Place::take(*launch, turn->run, devices, options);
@@ -238,12 +235,3 @@ std::unique_ptr<World> make_processes_world(const Devices& devices, const RunOpt
 }
 
 }  // namespace lockstep::comm
-
-namespace lockstep {
-
-Process this_process() {
-  const auto launch = comm::read_launch_environment(comm::environment);
-  return launch ? Process{launch->rank, launch->world_size} : Process{};
-}
-
-}  // namespace lockstep

@@ -22,6 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kPause = std::chrono::milliseconds(30);
+constexpr auto kAnswer = std::chrono::seconds(10);  // a store that takes longer is taken for frozen
 
 std::string place(const std::string& address, int port) {
   return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + std::to_string(port);
@@ -120,6 +121,11 @@ StorePtr Rendezvous::connect(const std::string& prefix) {
   return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + launch_.job + "/" + prefix, idle_client());
 }
 
+void Rendezvous::drop_connections() {
+  const std::lock_guard lock(mutex_);
+  clients_.clear();
+}
+
 c10::intrusive_ptr<c10d::TCPStore> Rendezvous::idle_client() {
   const std::lock_guard lock(mutex_);
   for (const auto& client : clients_) {
@@ -127,9 +133,10 @@ c10::intrusive_ptr<c10d::TCPStore> Rendezvous::idle_client() {
   }
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port_);
-  options.timeout = std::chrono::seconds(10);
+  options.timeout = kAnswer;
   try {
     clients_.push_back(c10::make_intrusive<c10d::TCPStore>(address_, options));
+    limit_silence(address_, port_, kAnswer);  // c10d itself waits for an answer without end
   } catch (const c10::Error& error) {
     throw Error("process " + std::to_string(launch_.rank) + " cannot use the store at " + place(address_, port_) +
                 ": " + error.what_without_backtrace());

@@ -36,6 +36,9 @@ class Rendezvous {
   // service for every new one, which may take seconds.
   StorePtr connect(const std::string& prefix);
 
+  // The store did not answer: a late answer would be taken for the next question's, so nobody uses them again.
+  void drop_connections();
+
   // This machine's numeric address that peers reach, and whether that is loopback.
   const std::string& local_address() const { return local_address_; }
 

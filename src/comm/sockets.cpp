@@ -10,7 +10,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <system_error>
 #include <utility>
@@ -25,6 +27,10 @@ std::string reason(int error) {
 struct Address {
   sockaddr_storage storage{};
   socklen_t size = 0;
+  int port() const {
+    return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                                               : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  }
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
@@ -59,7 +65,8 @@ Address to_address(const std::string& numeric, int port) {
 std::string to_text(const sockaddr* address, socklen_t size) {
   char text[NI_MAXHOST] = {};
   if (getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
-  return text;
+  const std::string mapped = "::ffff:";  // an IPv4 address as sockets of both kinds have it
+  return std::string(text).starts_with(mapped) ? text + mapped.size() : text;
 }
 
 class Socket {
@@ -110,9 +117,7 @@ Listener listen_on(const std::string& address, int port) {
                                         : ". Another MASTER_PORT may be free"));
   }
   getsockname(socket.fd(), where.get(), &where.size);
-  const auto bound = where.storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&where.storage)->sin6_port
-                                                         : reinterpret_cast<sockaddr_in*>(&where.storage)->sin_port;
-  return {socket.release(), ntohs(bound)};
+  return {socket.release(), where.port()};
 }
 
 bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
@@ -126,6 +131,18 @@ bool answers(const std::string& address, int port, std::chrono::steady_clock::ti
   int error = 0;
   socklen_t size = sizeof error;
   return getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+}
+
+void limit_silence(const std::string& address, int port, std::chrono::seconds limit) {
+  const timeval time{limit.count(), 0};
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    Address peer;
+    peer.size = sizeof peer.storage;
+    if (getpeername(fd, peer.get(), &peer.size) != 0) continue;  // no socket, or not connected
+    if (to_text(peer.get(), peer.size) != address || peer.port() != port) continue;
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+  }
 }
 
 std::string local_address_towards(const std::string& address, int port) {

@@ -22,6 +22,9 @@ Listener listen_on(const std::string& address, int port);
 // Whether something accepts connections there, now. Never waits past the deadline.
 bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
+// From now on, what this process reads from its connections to that address fails if nothing comes for so long.
+void limit_silence(const std::string& address, int port, std::chrono::seconds limit);
+
 // This machine's address from which `address` is reached. Throws Error if there is no way to it.
 std::string local_address_towards(const std::string& address, int port);
 

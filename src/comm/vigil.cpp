@@ -6,7 +6,6 @@
 #include "exception_text.hpp"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 namespace lockstep::comm {
@@ -18,34 +17,12 @@ constexpr auto kBeat = 100ms;
 constexpr int kMissedBeats = 60;       // looks without a sign of life until a process counts as dead
 constexpr int kMissedWhenClosed = 12;  // the same once a connection was closed
 constexpr auto kSearch = 4s;           // for whoever closed a connection
-constexpr const char* kWaits = "waits";
-constexpr const char* kReturned = "returned";
 
 std::vector<uint8_t> bytes(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
-// "waits 3 allreduce(sum) of float [2]", "returned 4", or nothing.
-struct State {
-  std::string what;
-  int64_t number = 0;
-  std::string text;
-};
-
-State parse_state(const std::string& words) {
-  State state;
-  std::istringstream stream(words);
-  stream >> state.what >> state.number;
-  stream.get();
-  std::getline(stream, state.text);
-  return state;
-}
-
 }  // namespace
-
-std::string Vigil::Call::where() const {
-  return number < 0 ? text : text + " (collective call " + std::to_string(number) + ")";
-}
 
 Vigil::Vigil(StorePtr store, Layout layout, int process, std::chrono::milliseconds timeout, std::string host)
     : store_(std::move(store)),
@@ -73,7 +50,7 @@ void Vigil::start(std::function<void()> on_failure) {
   on_failure_ = std::move(on_failure);
   store_->add("beat/" + std::to_string(process_), 1);
   const Part ranks = layout_.ranks_of(process_);
-  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // so that one request reads all
     published_[static_cast<int>(rank)] = "";
     store_->set("state/" + std::to_string(rank), bytes(""));
   }
@@ -123,7 +100,10 @@ void Vigil::look_around() {
     return;
   }
   const auto states = this->states();
-  for (const auto& [id, wait] : open) judge(wait, states);
+  for (const auto& [id, wait] : open) {
+    const auto complaint = contradiction(wait.call, states, layout_);
+    if (!complaint.empty()) return report(complaint);
+  }
   const bool suspicious = [&] {
     const std::lock_guard lock(mutex_);
     return suspicions_ > 0;
@@ -135,11 +115,13 @@ void Vigil::look_around() {
 void Vigil::publish(const std::map<uint64_t, Open>& open) {
   std::map<int, std::string> now;
   for (const auto& [id, wait] : open) {
-    now.emplace(wait.call.rank, std::string(kWaits) + " " + std::to_string(wait.call.number) + " " + wait.call.text);
+    now.emplace(wait.call.rank, RankState{RankState::Kind::waits, wait.call}.to_text());
   }
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [rank, text] : returned_) now.emplace(rank, text);
+    for (const auto& [rank, calls] : returned_) {
+      now.emplace(rank, RankState{RankState::Kind::returned, {}, calls}.to_text());
+    }
   }
   for (const auto& [rank, text] : published_) now.emplace(rank, "");
   for (const auto& [rank, text] : now) {
@@ -162,25 +144,12 @@ std::vector<std::string> Vigil::read_all(const std::string& what, int count) {
   return values;
 }
 
-std::vector<std::string> Vigil::states() {
-  return read_all("state/", static_cast<int>(layout_.devices().size()));
-}
-
-void Vigil::judge(const Open& open, const std::vector<std::string>& states) {
-  const Call& call = open.call;
-  if (call.number < 0) return;
-  for (int other = 0; other < static_cast<int>(states.size()); ++other) {
-    const State state = parse_state(states[other]);
-    if (state.what == kReturned && state.number <= call.number) {
-      return report(layout_.name(other) + " returned without the call that " + layout_.name(call.rank) +
-                    " waits for: " + call.where() + ". All ranks must make the same calls");
-    }
-    if (state.what == kWaits && state.number == call.number && state.text != call.text) {
-      return report("the ranks' calls differ at collective call " + std::to_string(call.number) + ": " +
-                    layout_.name(call.rank) + " called " + call.text + ", " + layout_.name(other) + " called " +
-                    state.text + ". All ranks must make the same calls in the same order");
-    }
+std::vector<RankState> Vigil::states() {
+  std::vector<RankState> states;
+  for (const auto& text : read_all("state/", static_cast<int>(layout_.devices().size()))) {
+    states.push_back(RankState::from_text(text));
   }
+  return states;
 }
 
 void Vigil::watch_hearts(bool suspicious) {
@@ -190,7 +159,7 @@ void Vigil::watch_hearts(bool suspicious) {
     beats_[process] = beats[process];
     if (process == process_ || missed_[process] < (suspicious ? kMissedWhenClosed : kMissedBeats)) continue;
     return report("the process of " + layout_.name_process(process) +
-                  " is gone: it ended without a word (killed, or it crashed)");
+                  " is gone: it ended without a word (killed, or it crashed), or it stands still");
   }
 }
 
@@ -228,11 +197,10 @@ void Vigil::report(const std::string& text) {
 
 void Vigil::returned(int rank, const Calls& calls) {
   const std::lock_guard lock(mutex_);
-  returned_[rank] = std::string(kReturned) + " " + std::to_string(calls.collective);
-  calls_[rank] = calls;
+  returned_[rank] = calls;
 }
 
-Vigil::Waiting::Waiting(Vigil& vigil, const Call& call) : vigil_(vigil), since_(Clock::now()) {
+Vigil::Waiting::Waiting(Vigil& vigil, const OpenCall& call) : vigil_(vigil), since_(Clock::now()) {
   const std::lock_guard lock(vigil_.mutex_);
   id_ = vigil_.next_id_++;
   vigil_.open_.emplace(id_, Open{call, since_});
@@ -243,7 +211,7 @@ Vigil::Waiting::~Waiting() {
   vigil_.open_.erase(id_);
 }
 
-void Vigil::explain(const Waiting& waiting, const Call& call, const std::exception_ptr& cause,
+void Vigil::explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause,
                     std::chrono::milliseconds timeout) {
   const auto name = layout_.name(call.rank);
   if (failure().empty() && Clock::now() - waiting.since() >= timeout) {
@@ -261,21 +229,13 @@ void Vigil::explain(const Waiting& waiting, const Call& call, const std::excepti
   throw Error(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first);
 }
 
-std::string Vigil::missing(const Call& call) {
+std::string Vigil::missing(const OpenCall& call) {
   std::string text;
-  const auto add = [&](const std::string& who) { text += (text.empty() ? "" : " and ") + who; };
   try {
     std::this_thread::sleep_for(2 * kBeat);  // until the others have said what they wait in
-    const auto states = this->states();
-    for (int other = 0; other < static_cast<int>(states.size()); ++other) {
-      const State state = parse_state(states[other]);
-      if (other == call.rank || (state.what == kWaits && state.number == call.number)) continue;
-      add(layout_.name(other) + (state.what == kWaits      ? ", which waits in " + state.text
-                                 : state.what == kReturned ? ", which has returned"
-                                                           : ", which has not made this call"));
-    }
+    text = missing_ranks(call, states(), layout_);
   } catch (const std::exception&) {
-    add(host_ + ", whose store does not answer");
+    text = host_ + ", whose store does not answer";
   }
   return text.empty() ? "its data" : text;
 }
@@ -283,7 +243,7 @@ std::string Vigil::missing(const Call& call) {
 void Vigil::leave_calls() {
   const auto calls = [&] {
     const std::lock_guard lock(mutex_);
-    return calls_;
+    return returned_;
   }();
   for (const auto& [rank, made] : calls) store_->set("calls/" + std::to_string(rank), bytes(made.to_text()));
 }

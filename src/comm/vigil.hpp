@@ -11,6 +11,7 @@
 
 #include "comm/calls.hpp"
 #include "comm/layout.hpp"
+#include "comm/rank_state.hpp"
 #include "comm/rendezvous.hpp"
 
 #include <atomic>
@@ -47,16 +48,10 @@ class Vigil {
 
   void returned(int rank, const Calls& calls);  // the rank is done
 
-  // What a rank waits for while the object lives.
-  struct Call {
-    int rank = 0;
-    int64_t number = -1;        // of the rank's collective calls; -1: a message
-    std::string text;           // "allreduce(sum) of float [2]"
-    std::string where() const;  // "allreduce(sum) of float [2] (collective call 3)"
-  };
+  // A rank waits in a call while the object lives.
   class Waiting {
    public:
-    Waiting(Vigil& vigil, const Call& call);
+    Waiting(Vigil& vigil, const OpenCall& call);
     ~Waiting();
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
@@ -69,7 +64,7 @@ class Vigil {
   };
 
   // A wait ended with `cause`, after its deadline or before: finds out who is to blame, reports it and throws it.
-  [[noreturn]] void explain(const Waiting& waiting, const Call& call, const std::exception_ptr& cause,
+  [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause,
                             std::chrono::milliseconds timeout);
 
   // This process's ranks are done: waits until all processes' are, or until there is a failure; the failure's text. A
@@ -81,7 +76,7 @@ class Vigil {
 
  private:
   struct Open {
-    Call call;
+    OpenCall call;
     Clock::time_point since;
   };
 
@@ -89,14 +84,13 @@ class Vigil {
   void beat();
   void look_around();
   void publish(const std::map<uint64_t, Open>& open);
-  void judge(const Open& open, const std::vector<std::string>& states);
   void watch_hearts(bool suspicious);
   bool must_look_around(std::map<uint64_t, Open>& open);
   void set_failure(const std::string& text);
   void lose_store();
   std::vector<std::string> read_all(const std::string& what, int count);
-  std::vector<std::string> states();
-  std::string missing(const Call& call);
+  std::vector<RankState> states();
+  std::string missing(const OpenCall& call);
   void leave_calls();
   void check_calls();
 
@@ -118,8 +112,7 @@ class Vigil {
   std::condition_variable changed_;
   std::string failure_;
   std::map<uint64_t, Open> open_;
-  std::map<int, std::string> returned_;  // by rank, as it is published
-  std::map<int, Calls> calls_;           // of those that have returned; of none on GPUs
+  std::map<int, Calls> returned_;  // what they had called, by rank; of none on GPUs
   uint64_t next_id_ = 0;
   int suspicions_ = 0;  // ranks whose connection was closed and that want to know by whom
   bool finishing_ = false;

@@ -123,15 +123,58 @@ TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
   }
 }
 
-TEST(ProcessFailures, CallsThatDifferInTheirOperationAloneAreFoundWhenTheRunEnds) {
-  const auto [job, took] = timed(3, {"calls_otherwise", "cpu", "max"});
-  EXPECT_EQ(job.code, 3);
-  for (const char* process : {"process 0", "process 1", "process 2"}) {
-    EXPECT_THAT(job.err, HasSubstr(std::string(process) +
-                                   ": the ranks' calls differ: rank 1 (cpu) and rank 0 (cpu) made 2 collective calls"));
+TEST(ProcessFailures, CallsThatDifferInOperationOrSizeAloneNeverMeet) {
+  for (const auto& [processes, devices] : {std::pair(2, "cpu"), std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
+    for (const auto& [how, call] :
+         {std::pair("max", "allreduce(max) of float [2, 3]"), std::pair("long", "allreduce(sum) of float [1000000]"),
+          std::pair("empty", "allreduce(sum) of float [0]")}) {
+      const auto [job, took] = timed(processes, {"calls_otherwise", devices, how});
+      EXPECT_EQ(job.code, 3) << job.err;
+      for (int process = 0; process < processes; ++process) {
+        EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
+      }
+      EXPECT_THAT(job.err, AllOf(HasSubstr("calls differ"), HasSubstr(std::string("rank 1 (cpu) called ") + call),
+                                 HasSubstr(" called allreduce(sum) of float [2, 3]")));
+      EXPECT_LT(took, 20s);
+    }
   }
-  EXPECT_THAT(job.err, HasSubstr("The last was allreduce(max) of float [2, 3] on rank 1 (cpu)"));
+}
+
+TEST(ProcessFailures, PartsOfAnAlltoallThatDoNotFitAreShown) {
+  for (const int processes : {2, 3}) {
+    const auto [job, took] = timed(processes, {"parts_do_not_fit"});
+    EXPECT_EQ(job.code, 3) << job.err;
+    for (int process = 0; process < processes; ++process) {
+      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
+    }
+    EXPECT_THAT(job.err, HasSubstr("alltoall: rank 0 sends float [6] to rank 1, which expects float [9]"));
+    EXPECT_LT(took, 20s);
+  }
+}
+
+TEST(ProcessFailures, MessagesThatDoNotFitAreShownBoth) {
+  const auto [job, took] = timed(2, {"message_fails", "cpu", "size"});
+  EXPECT_EQ(job.code, 3) << job.err;
+  for (const char* process : {"process 0", "process 1"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": "));
+  }
+  EXPECT_THAT(job.err, AllOf(HasSubstr("the two sides of message 1 from rank 0 to rank 1, tag 7 differ"),
+                             HasSubstr("rank 0 (cpu) called send to rank 1 of float [1000000]"),
+                             HasSubstr("rank 1 (cpu) called recv from rank 0 of float [3]")));
   EXPECT_LT(took, 20s);
+}
+
+TEST(ProcessFailures, AMessageThatCannotComeEndsTheWaitForIt) {
+  const auto [job, took] = timed(2, {"message_fails", "cpu", "none"});
+  EXPECT_EQ(job.code, 3) << job.err;
+  for (const char* process : {"process 0", "process 1"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 0 (cpu) returned without the send that rank 1 (cpu) "
+                                                          "waits for: recv from rank 0 of float [3]"));
+  }
+  EXPECT_LT(took, 20s);
+
+  const auto [tag, took_too] = timed(2, {"message_fails", "cpu", "tag"});
+  EXPECT_THAT(tag.err, HasSubstr("a message's tag is 1048576; between processes tags go from 0 to 32767"));
 }
 
 TEST(ProcessFailures, AnotherConfigurationIsRefusedWithBothShown) {
@@ -191,6 +234,29 @@ TEST(ProcessFailures, WithoutALauncherRank0KeepsTheStore) {
   const auto host = run_alone({"throws"}, as_rank(0, port, "60"));
   EXPECT_THAT(host.err, HasSubstr("process 0: rank 1 (cpu): out of luck\n"));
   EXPECT_THAT(other.finish().err, HasSubstr("process 1: rank 1 (cpu): out of luck\n"));
+}
+
+TEST(ProcessFailures, AStoreThatFreezesEndsTheRun) {
+  const std::string port = free_port();
+  auto surroundings = surroundings_with(as_rank(0, port, "60"));
+  surroundings.program = ranks_program();
+  Program host({"freezes"}, surroundings);
+  const auto start = std::chrono::steady_clock::now();
+  const auto client = run_alone({"freezes"}, as_rank(1, port, "60"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 40s);
+  EXPECT_EQ(client.code, 3);
+  EXPECT_THAT(client.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone: the store that it keeps does not "
+                                    "answer"));
+  host.send(SIGKILL);
+  EXPECT_EQ(host.finish().signal, SIGKILL);
+}
+
+TEST(ProcessFailures, AFrozenProcessIsNamedByTheOthers) {
+  const auto [job, took] = timed(3, {"freezes"});
+  for (const char* process : {"process 1", "process 2"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the process of rank 0 (cpu) is gone"));
+  }
+  EXPECT_LT(took, 60s);
 }
 
 TEST(ProcessFailures, AnIncompleteEnvironmentIsRefusedByName) {

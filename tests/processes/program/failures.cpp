@@ -51,6 +51,14 @@ void scenarios::throws(const Setup& setup) {
   });
 }
 
+void scenarios::freezes(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 0) std::raise(SIGSTOP);
+    wait_in_a_collective(rank);
+  });
+}
+
 void scenarios::dies(const Setup& setup) {
   with_fault_on_rank_1(setup.devices, {}, [](Rank&) { std::raise(SIGKILL); });
 }
@@ -93,11 +101,32 @@ void scenarios::shares_memory(const Setup& setup) {
 
 void scenarios::calls_otherwise(const Setup& setup) {
   with_fault_on_rank_1(setup.devices, {}, [&](Rank& rank) {
-    if (setup.argument == "max") {
-      rank.allreduce(torch::ones({2, 3}), c10d::ReduceOp::MAX);
-    } else {
-      rank.broadcast(torch::ones(5));
-    }
+    if (setup.argument == "max") return rank.allreduce(torch::ones({2, 3}), c10d::ReduceOp::MAX);
+    if (setup.argument == "long") return rank.allreduce(torch::ones(1'000'000));
+    if (setup.argument == "empty") return rank.allreduce(torch::ones(0));
+    rank.broadcast(torch::ones(5));
+  });
+}
+
+// Rank 1 expects one row more of rank 0 than that sends.
+void scenarios::parts_do_not_fit(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) {
+    const bool expects_more = rank.index() == 1;
+    std::vector<int64_t> sends(rank.world_size(), 2), expects(rank.world_size(), 2);
+    if (expects_more) ++expects[0];
+    torch::Tensor input = torch::ones({2 * rank.world_size(), 3});
+    torch::Tensor output = torch::ones({2 * rank.world_size() + (expects_more ? 1 : 0), 3});
+    rank.backend().alltoall_base(output, input, expects, sends, c10d::AllToAllOptions())->wait();
+  });
+}
+
+// Rank 1 waits for a message of rank 0, which fits in number and tag but not in size, or never comes.
+void scenarios::message_fails(const Setup& setup) {
+  lockstep::run(setup.devices, [&](Rank& rank) {
+    rank.barrier();
+    std::vector<torch::Tensor> tensor{torch::ones(rank.index() == 1 ? 3 : 1'000'000)};
+    if (rank.index() == 1) rank.backend().recv(tensor, 0, setup.argument == "tag" ? 1 << 20 : 7)->wait();
+    if (rank.index() == 0 && setup.argument == "size") rank.backend().send(tensor, 1, 7)->wait();
   });
 }
 

@@ -17,14 +17,16 @@ void training(const Setup& setup);     // writes the last rank's weights to the 
 void runs(const Setup& setup);         // several runs, and one in another
 
 // Ways to fail; rank 1 is to blame.
-void throws(const Setup& setup);         // the others wait in an allreduce, or with `argument` "recv" in a receive
-void dies(const Setup& setup);           // without a word
-void computes_on(const Setup& setup);    // past the others' timeout
-void returns_early(const Setup& setup);  // without the others' call, for which they wait, or with "poll" ask
-void asks_in_vain(const Setup& setup);   // does not wait for an allreduce, or with "send" a message, and returns
-void shares_memory(const Setup& setup);  // two ranks of a process give one tensor
-void calls_otherwise(
-    const Setup& setup);  // a broadcast, or with "max" what Gloo cannot tell from the others' allreduce
+void throws(const Setup& setup);           // the others wait in an allreduce, or with `argument` "recv" in a receive
+void dies(const Setup& setup);             // without a word
+void computes_on(const Setup& setup);      // past the others' timeout
+void returns_early(const Setup& setup);    // without the others' call, for which they wait, or with "poll" ask
+void asks_in_vain(const Setup& setup);     // does not wait for an allreduce, or with "send" a message, and returns
+void shares_memory(const Setup& setup);    // two ranks of a process give one tensor
+void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that is "max", "long" or "empty"
+void parts_do_not_fit(const Setup& setup);
+void message_fails(const Setup& setup);  // another "size" than was sent, a "tag" that is too large, or "none" was sent
+void freezes(const Setup& setup);        // rank 0
 void is_configured_otherwise(const Setup& setup);  // the process with index 1
 
 }  // namespace scenarios
