@@ -26,4 +26,13 @@ std::string whole_number(const std::string& text) {
   return "";
 }
 
+template <int least, int most>
+std::string number_between(const std::string& text) {
+  const std::string wrong = whole_number<int>(text);
+  if (!wrong.empty()) return wrong;
+  const int number = std::stoi(text);
+  if (number < least) return text + " is too small; it must be at least " + std::to_string(least);
+  return number > most ? text + " is too large; it must be at most " + std::to_string(most) : "";
+}
+
 }  // namespace lockstep::cli

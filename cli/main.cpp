@@ -18,6 +18,7 @@
 #include "commands.hpp"
 #include "help.hpp"
 #include "output.hpp"
+#include "said.hpp"
 
 namespace {
 
@@ -49,7 +50,8 @@ void keep_freed_memory() {
 }
 
 void complain(const std::string& text) {
-  Output(STDERR_FILENO).print("lockstep: " + text + "\n");
+  const std::string rest = lockstep::cli::not_yet_said(text);
+  if (!rest.empty()) Output(STDERR_FILENO).print("lockstep: " + rest + "\n");
 }
 
 // Runs the chosen command. A usage error also names the help that would have prevented it.

@@ -80,6 +80,24 @@ class Socket {
   int fd_;
 };
 
+Listener listen_at(const std::string& address, int port, bool both_kinds) {
+  Address where = to_address(address, port);
+  Socket socket(where.storage.ss_family, SOCK_STREAM);
+  const int yes = 1, no = 0;
+  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just ended
+  if (both_kinds) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  if (bind(socket.fd(), where.get(), where.size) != 0 || listen(socket.fd(), SOMAXCONN) != 0) {
+    const int error = errno;
+    throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
+                (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
+                                        : ". Another MASTER_PORT may be free"));
+  }
+  getsockname(socket.fd(), where.get(), &where.size);
+  const auto bound = where.storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&where.storage)->sin6_port
+                                                         : reinterpret_cast<sockaddr_in*>(&where.storage)->sin_port;
+  return {socket.release(), ntohs(bound)};
+}
+
 }  // namespace
 
 std::string numeric_address(const std::string& host) {
@@ -99,20 +117,14 @@ bool is_loopback(const std::string& address) {
 }
 
 Listener listen_on(const std::string& address, int port) {
-  Address where = to_address(address, port);
-  Socket socket(where.storage.ss_family, SOCK_STREAM);
-  const int yes = 1;
-  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just ended
-  if (bind(socket.fd(), where.get(), where.size) != 0 || listen(socket.fd(), SOMAXCONN) != 0) {
-    const int error = errno;
-    throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
-                (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
-                                        : ". Another MASTER_PORT may be free"));
-  }
-  getsockname(socket.fd(), where.get(), &where.size);
-  const auto bound = where.storage.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6*>(&where.storage)->sin6_port
-                                                         : reinterpret_cast<sockaddr_in*>(&where.storage)->sin_port;
-  return {socket.release(), ntohs(bound)};
+  return listen_at(address, port, /*both_kinds=*/false);
+}
+
+Listener listen_everywhere(int port) {
+  const int probe = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (probe < 0) return listen_at("0.0.0.0", port, /*both_kinds=*/false);  // a kernel without IPv6
+  close(probe);
+  return listen_at("::", port, /*both_kinds=*/true);
 }
 
 bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
