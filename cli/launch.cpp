@@ -122,11 +122,11 @@ Command add_launch(CLI::App& program) {
   app->add_option("-n,--processes", flags->processes, "how many processes to start")
       ->type_name("N")
       ->required()
-      ->check(number_between<1, 1024>);
+      ->check(number_between<int, 1, 1024>);
   app->add_option("--threads", flags->threads,
                   "OMP_NUM_THREADS of each process (default: as it is set, or else 1 if N > 1)")
       ->type_name("N")
-      ->check(number_between<1, 1024>);
+      ->check(number_between<int, 1, 1024>);
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");
   app->callback([flags, app] {
     flags->words = app->remaining();

@@ -8,6 +8,8 @@
 #include <unistd.h>
 #include <lockstep/error.hpp>
 
+#include "io/reason.hpp"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -18,9 +20,7 @@
 namespace lockstep::comm {
 namespace {
 
-std::string reason(int error) {
-  return std::generic_category().message(error);
-}
+using io::reason;
 
 struct Address {
   sockaddr_storage storage{};
