@@ -21,9 +21,11 @@
 
 #include "bench_report.hpp"
 #include "comm/group.hpp"
+#include "flag_checks.hpp"
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
 #include "text.hpp"
+#include "usage.hpp"
 
 namespace lockstep::cli {
 
@@ -166,14 +168,20 @@ double bus_bandwidth(const Size& size, const std::string& name, size_t ranks) {
   return 2 * (n - 1) / n * static_cast<double>(size.bytes) / size.best.of(name);
 }
 
+// As many digits as make a copy of a few bytes more than 0.
+std::string microseconds(double seconds) {
+  return format(seconds < 1e-7 ? "%.4f" : "%.2f", seconds * 1e6);
+}
+
 std::string table_of(const Sizes& sizes, size_t ranks) {
   std::string text = format("%10s  %-8s %11s  %10s  %8s\n", "bytes", "", "us", "busbw GB/s", "memcpys");
   for (const auto& size : sizes) {
     for (const auto& name : contenders) {
       if (!size.best.has(name)) continue;
       const std::string bus = name == "memcpy" ? "" : format("%.2f", bus_bandwidth(size, name, ranks) / 1e9);
-      text += format("%10lld  %-8s %11.2f  %10s  %8.2f\n", static_cast<long long>(size.bytes), name.c_str(),
-                     size.best.of(name) * 1e6, bus.c_str(), size.best.of(name) / size.best.of("memcpy"));
+      text +=
+          format("%10lld  %-8s %11s  %10s  %8.2f\n", static_cast<long long>(size.bytes), name.c_str(),
+                 microseconds(size.best.of(name)).c_str(), bus.c_str(), size.best.of(name) / size.best.of("memcpy"));
     }
     text += "\n";
   }
@@ -214,16 +222,16 @@ void draw(const std::string& file, const Sizes& sizes, const Devices& devices) {
 }
 
 void check(const Flags& flags) {
-  if (flags.rounds < 1) throw Error("--rounds is " + std::to_string(flags.rounds) + "; it must be at least 1");
   for (const int64_t bytes : flags.sizes) {
     if (bytes >= 4 && bytes % 4 == 0) continue;
-    throw Error("--sizes: " + std::to_string(bytes) + " bytes are not whole floats of 4 bytes each");
+    throw UsageError("--sizes: " + std::to_string(bytes) + " bytes are not whole floats of 4 bytes each");
   }
 }
 
 int allreduce_command(const Flags& flags, Output& output) {
   check(flags);
-  const Devices devices = flags.devices.empty() ? default_devices() : parse_devices(flags.devices);
+  const Devices devices =
+      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
   check_devices(devices);
   Sizes sizes;
   for (const int64_t bytes : flags.sizes) sizes.push_back({bytes});
@@ -273,7 +281,8 @@ Command add_bench_allreduce(CLI::App& bench) {
   app->add_option("--rounds", flags->rounds, "turns of each; the best counts")
       ->type_name("N")
       ->default_str("10")
-      ->take_last();
+      ->take_last()
+      ->check(number_between<int, 1>);
   app->add_flag("--peers", flags->peers, "measure Gloo and Open MPI as well");
   app->add_option("--json", flags->json, "write the figures to this file")->type_name("FILE")->take_last();
   app->add_option("--plot", flags->plot, "draw them as SVG into this file, with gnuplot")

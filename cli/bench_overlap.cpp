@@ -17,8 +17,10 @@
 
 #include "bench_models.hpp"
 #include "bench_report.hpp"
+#include "flag_checks.hpp"
 #include "text.hpp"
 #include "timed_backend.hpp"
+#include "usage.hpp"
 
 namespace lockstep::cli {
 
@@ -225,11 +227,11 @@ nlohmann::ordered_json to_json(const Flags& flags, const Devices& devices, const
 }
 
 int overlap_command(const Flags& flags, Output& output) {
-  if (flags.steps < 1) throw Error("--steps is " + std::to_string(flags.steps) + "; it must be at least 1");
   if (flags.model != "all" && flags.model != "mlp" && flags.model != "resnet18") {
-    throw Error("--model \"" + flags.model + "\": it must be mlp, resnet18 or all");
+    throw UsageError("--model \"" + flags.model + "\": it must be mlp, resnet18 or all");
   }
-  const Devices devices = flags.devices.empty() ? default_devices() : parse_devices(flags.devices);
+  const Devices devices =
+      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
   const auto ranks = static_cast<int64_t>(devices.size());
   const auto batch_size = [&](int64_t per_rank) { return flags.batch_size > 0 ? flags.batch_size : per_rank * ranks; };
   output.print("overlap on " + to_string(devices) +
@@ -256,14 +258,17 @@ Command add_bench_overlap(CLI::App& bench) {
   const auto flags = std::make_shared<Flags>();
   const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
                        const std::string& default_text) {
-    app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
+    return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
   };
   add("--devices", flags->devices, "LIST", "as for lockstep train (default: every GPU, or else every core)", "");
-  add("--threads-per-rank", flags->threads_per_rank, "N", "threads that each rank computes with", "1");
+  add("--threads-per-rank", flags->threads_per_rank, "N", "threads that each rank computes with", "1")
+      ->check(number_between<int, 1, 1024>);
   add("--model", flags->model, "NAME", "mlp, resnet18 or all", flags->model);
   add("--batch-size", flags->batch_size, "N",
-      "samples per step, over all devices (default: 64 per rank for mlp, 8 for resnet18)", "");
-  add("--steps", flags->steps, "N", "measured steps of each kind", std::to_string(flags->steps));
+      "samples per step, over all devices (default: 64 per rank for mlp, 8 for resnet18)", "")
+      ->check(number_between<int64_t, 1>);
+  add("--steps", flags->steps, "N", "measured steps of each kind", std::to_string(flags->steps))
+      ->check(number_between<int, 1>);
   add("--bucket-bytes", flags->buckets.bucket_bytes, "N", "size of a bucket of gradients",
       std::to_string(flags->buckets.bucket_bytes));
   add("--first-bucket-bytes", flags->buckets.first_bucket_bytes, "N", "size of the first bucket",

@@ -11,7 +11,9 @@
 #include <string>
 
 #include "bench_report.hpp"
+#include "flag_checks.hpp"
 #include "text.hpp"
+#include "usage.hpp"
 
 namespace lockstep::cli {
 
@@ -82,8 +84,8 @@ BestTimes measure(const Devices& devices, const Flags& flags) {
 }
 
 int step_command(const Flags& flags, Output& output) {
-  if (flags.rounds < 1 || flags.steps < 1) throw Error("--rounds and --steps must be at least 1");
-  const Devices devices = flags.devices.empty() ? default_devices() : parse_devices(flags.devices);
+  const Devices devices =
+      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
   const BestTimes best = measure(devices, flags);
   const double alone = best.of("alone"), parallel = best.of("data parallel");
   output.print(format("a step of a model with 8 small parameters on %s, best of %d rounds of %d steps\n\n",
@@ -114,8 +116,13 @@ Command add_bench_step(CLI::App& bench) {
   app->add_option("--rounds", flags->rounds, "turns of each; the best counts")
       ->type_name("N")
       ->default_str("20")
-      ->take_last();
-  app->add_option("--steps", flags->steps, "steps of each in a round")->type_name("N")->default_str("500")->take_last();
+      ->take_last()
+      ->check(number_between<int, 1>);
+  app->add_option("--steps", flags->steps, "steps of each in a round")
+      ->type_name("N")
+      ->default_str("500")
+      ->take_last()
+      ->check(number_between<int, 1>);
   app->add_option("--json", flags->json, "write the figures to this file")->type_name("FILE")->take_last();
   return {app, [flags](Output& output) { return step_command(*flags, output); }};
 }

@@ -1,6 +1,7 @@
 #include "child_processes.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,7 +22,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kill_after = 5s;
+constexpr size_t pipe_size = 64 << 10;  // what a pipe holds
 
 void say(const std::string& text) {
   Output(STDERR_FILENO).print("lockstep launch: " + text + "\n");
@@ -68,14 +69,20 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
   _exit(127);
 }
 
-// Copies whole lines, each with a label.
-void copy_with_label(int fd, const std::string& label) {
+// Copies whole lines, each with a label, until the pipe's end; or until all is done, if a process that nobody knows of
+// keeps the pipe open.
+void copy_with_label(int fd, int done, const std::string& label) {
   Output output(STDOUT_FILENO);
   std::string rest;
-  char buffer[4096];
-  for (ssize_t size = 0; (size = read(fd, buffer, sizeof buffer)) > 0 || (size < 0 && errno == EINTR);) {
-    if (size < 0) continue;
-    rest.append(buffer, static_cast<size_t>(size));
+  std::vector<char> buffer(pipe_size);
+  for (bool last = false; !last;) {
+    pollfd polled[] = {{fd, POLLIN, 0}, {done, POLLIN, 0}};
+    if (poll(polled, 2, -1) < 0) continue;
+    last = polled[1].revents != 0;
+    const ssize_t size = read(fd, buffer.data(), buffer.size());
+    last = last || size == 0;
+    if (size <= 0) continue;
+    rest.append(buffer.data(), static_cast<size_t>(size));
     for (size_t end = 0; (end = rest.find('\n')) != std::string::npos; rest.erase(0, end + 1)) {
       output.print(label + rest.substr(0, end + 1));
     }
@@ -84,9 +91,19 @@ void copy_with_label(int fd, const std::string& label) {
   close(fd);
 }
 
+// The advice that belongs to "No such file or directory".
+std::string where_to_look(const std::string& program) {
+  if (program.find('/') != std::string::npos) return "";
+  const bool is_here = access(("./" + program).c_str(), X_OK) == 0;
+  return " in the folders of PATH" + (is_here ? "; did you mean ./" + program + "?" : "");
+}
+
 }  // namespace
 
-ChildProcesses::ChildProcesses(Options options) : options_(options), started_(Clock::now()) {
+ChildProcesses::ChildProcesses(Options options) : options_(std::move(options)), started_(Clock::now()) {
+  if (options_.label && pipe2(done_, O_CLOEXEC) != 0) {
+    throw Error(std::string("cannot make a pipe: ") + std::strerror(errno));
+  }
   sigemptyset(&awaited_);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&awaited_, signal);
   pthread_sigmask(SIG_BLOCK, &awaited_, &mask_before_);
@@ -94,10 +111,10 @@ ChildProcesses::ChildProcesses(Options options) : options_(options), started_(Cl
 
 ChildProcesses::~ChildProcesses() {
   send(SIGKILL);
-  for (auto& child : children_) {
-    if (child.pid != 0) waitpid(child.pid, nullptr, 0);
-    if (child.labels.joinable()) child.labels.join();
+  for (const auto& child : children_) {
+    if (child.runs) waitpid(child.pid, nullptr, 0);
   }
+  end_labels();
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
@@ -123,39 +140,64 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   if (error != 0) {
     if (pid > 0) waitpid(pid, nullptr, 0);
     if (output[0] >= 0) close(output[0]);
-    throw Error("cannot start " + words[0] + ": " + std::strerror(error));
+    throw Error("cannot start " + words[0] + ": " + std::strerror(error) +
+                (error == ENOENT ? where_to_look(words[0]) : ""));
   }
   auto& child = children_.emplace_back();
   child.pid = pid;
   if (options_.label) {
-    child.labels = std::thread(copy_with_label, output[0], format("[%zu] ", children_.size() - 1));
+    fcntl(output[0], F_SETFL, O_NONBLOCK);
+    child.labels = std::thread(copy_with_label, output[0], done_[0], format("[%zu] ", children_.size() - 1));
   }
 }
 
-void ChildProcesses::send(int signal) const {
-  for (const auto& child : children_) {
-    if (child.pid != 0) kill(-child.pid, signal);
-  }
+bool ChildProcesses::send(int signal) const {
+  bool any = false;
+  for (const auto& child : children_) any = kill(-child.pid, signal) == 0 || any;
+  return any;
 }
 
-int ChildProcesses::wait(std::chrono::milliseconds grace) {
+int ChildProcesses::wait() {
   while (reap()) {
-    if (first_failure_ != 0 && next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + grace;
     if (Clock::now() >= next_step_) end_others();
     const timespec pause{0, 100'000'000};
     const int signal = sigtimedwait(&awaited_, nullptr, &pause);
-    if (signal > 0 && signal != SIGCHLD) send(signal);
+    if (signal > 0 && signal != SIGCHLD) pass_on(signal);
   }
-  for (auto& child : children_) {
-    if (child.labels.joinable()) child.labels.join();
-  }
+  end_leftovers();
+  end_labels();
+  children_.clear();  // their numbers may be given to others
   return first_failure_;
+}
+
+void ChildProcesses::pass_on(int signal) {
+  if (signal != SIGUSR1 && signal != SIGUSR2) stop_signal_ = signal;
+  send(signal);
 }
 
 void ChildProcesses::end_others() {
   if (next_signal_ == SIGTERM) say("ending the others");
   send(std::exchange(next_signal_, SIGKILL));
-  next_step_ = Clock::now() + kill_after;
+  next_step_ = Clock::now() + options_.until_kill;
+}
+
+// What the processes started and did not wait for. (A group's number is not given to another while it has members.)
+void ChildProcesses::end_leftovers() {
+  for (const auto& [signal, patience] : {std::pair(0, 200ms), std::pair(SIGTERM, 1000ms), std::pair(SIGKILL, 0ms)}) {
+    const auto deadline = Clock::now() + patience;
+    for (bool there = send(signal); there; there = send(0)) {
+      if (Clock::now() >= deadline) break;
+      std::this_thread::sleep_for(10ms);
+    }
+  }
+}
+
+void ChildProcesses::end_labels() {
+  if (done_[1] >= 0) close(std::exchange(done_[1], -1));
+  for (auto& child : children_) {
+    if (child.labels.joinable()) child.labels.join();
+  }
+  if (done_[0] >= 0) close(std::exchange(done_[0], -1));
 }
 
 bool ChildProcesses::reap() {
@@ -163,11 +205,11 @@ bool ChildProcesses::reap() {
   for (size_t rank = 0; rank < children_.size(); ++rank) {
     Child& child = children_[rank];
     int status = 0;
-    if (child.pid != 0 && waitpid(child.pid, &status, WNOHANG) == child.pid) {
-      child.pid = 0;
+    if (child.runs && waitpid(child.pid, &status, WNOHANG) == child.pid) {
+      child.runs = false;
       ended(static_cast<int>(rank), status);
     }
-    running = running || child.pid != 0;
+    running = running || child.runs;
   }
   return running;
 }
@@ -175,13 +217,31 @@ bool ChildProcesses::reap() {
 void ChildProcesses::ended(int rank, int status) {
   const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   const int code = signal != 0 ? 128 + signal : WEXITSTATUS(status);
+  const bool stopped = stop_signal_ != 0 && code == 128 + stop_signal_;
+  if (options_.on_end) {
+    options_.on_end(rank, code != 0,
+                    stopped       ? "stopped by request"
+                    : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal))
+                                  : format("it ended with exit code %d", code));
+  }
   if (code == 0) return;
-  const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
-  say("rank " + std::to_string(rank) +
-      (signal != 0 ? format(" was ended by signal %d (%s)", signal, strsignal(signal))
-                   : format(" ended with exit code %d", code)) +
-      format(" after %.1f s", seconds));
-  if (first_failure_ == 0) first_failure_ = code;
+  if (!stopped) say_how(rank, code, signal);
+  if (first_failure_ != 0) return;
+  first_failure_ = code;
+  next_step_ = Clock::now() + (stopped ? options_.until_term_when_stopped : options_.until_term);
+}
+
+// The first failure tells most. Of the later ones, which mostly follow from it, only those that nobody else explains.
+void ChildProcesses::say_how(int rank, int code, int signal) {
+  const bool others_are_ended = next_signal_ == SIGKILL;
+  const std::string after = format(" after %.1f s", std::chrono::duration<double>(Clock::now() - started_).count());
+  if (others_are_ended && signal == SIGKILL) {
+    say("rank " + std::to_string(rank) + " did not end, so it was killed");
+  } else if (signal != 0 && !(others_are_ended && signal == SIGTERM)) {
+    say("rank " + std::to_string(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) + after);
+  } else if (first_failure_ == 0) {
+    say("rank " + std::to_string(rank) + format(" ended with exit code %d", code) + after);
+  }
 }
 
 }  // namespace lockstep::cli

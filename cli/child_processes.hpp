@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -15,12 +16,18 @@ class ChildProcesses {
  public:
   struct Options {
     bool label = false;  // "[1] " before every line of rank 1
+    // How long the others may go on after a process failed, until SIGTERM comes, and after that until SIGKILL does.
+    std::chrono::milliseconds until_term{2'000}, until_kill{3'000};
+    // The first of these times if they stop because the user asked for it: they keep what they have.
+    std::chrono::milliseconds until_term_when_stopped{10'000};
+    // Called when a process has ended; `how` is words for a sentence: "it ended with exit code 7".
+    std::function<void(int rank, bool failed, const std::string& how)> on_end = {};
   };
 
   // From here on, signals to end and of children are blocked, in this thread and in those started later. Make it before
   // other threads.
   explicit ChildProcesses(Options options);
-  // Kills those that still run.
+  // Kills those that still run, and what they started.
   ~ChildProcesses();
   ChildProcesses(const ChildProcesses&) = delete;
   ChildProcesses& operator=(const ChildProcesses&) = delete;
@@ -29,28 +36,35 @@ class ChildProcesses {
   // environment. Only the first one reads the standard input. Throws Error that names the program.
   void start(const std::vector<std::string>& words, const std::vector<std::string>& variables);
 
-  // Waits for all of them, passes signals on, and says on the standard error how one ended that failed. Then the others
-  // have `grace` to end by themselves (ranks notice it, and say why), then get SIGTERM, and 5 s later SIGKILL. The
-  // first failure's exit code, 128 + the number of a signal; 0 if all succeeded.
-  int wait(std::chrono::milliseconds grace);
+  // Waits for all of them and passes signals on. Says on the standard error how the first one ended that failed, and
+  // ends the others as the options say; then ends what they left running in their process groups. The first failure's
+  // exit code, 128 + the number of a signal; 0 if all succeeded.
+  int wait();
 
  private:
   using Clock = std::chrono::steady_clock;
   struct Child {
-    pid_t pid = 0;  // 0: has ended
+    pid_t pid = 0;  // also of its process group
+    bool runs = true;
     std::thread labels;
   };
 
   bool reap();  // whether any still run
   void ended(int rank, int status);
+  void say_how(int rank, int code, int signal);
   void end_others();
-  void send(int signal) const;
+  void end_leftovers();
+  void end_labels();
+  void pass_on(int signal);
+  bool send(int signal) const;  // whether any process was there
 
   const Options options_;
   sigset_t awaited_;
   sigset_t mask_before_;
   std::vector<Child> children_;
+  int done_[2] = {-1, -1};  // a pipe whose closed end tells the threads of the labels that nothing more will come
   Clock::time_point started_;
+  int stop_signal_ = 0;  // that was passed on
   int first_failure_ = 0;
   Clock::time_point next_step_ = Clock::time_point::max();  // of ending the others
   int next_signal_ = SIGTERM;

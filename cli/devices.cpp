@@ -1,6 +1,7 @@
 // lockstep devices: what this machine has and what a run would use.
 #include <lockstep/devices.hpp>
 
+#include <fstream>
 #include <string>
 
 #include "commands.hpp"
@@ -21,6 +22,16 @@ std::string gigabytes(int64_t bytes) {
   return format("%.1f GB", static_cast<double>(bytes) / 1e9);
 }
 
+// As the kernel calls it; empty where it does not.
+std::string cpu_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "";
+}
+
 int devices_command(Output& output) {
   Rows rows;
   for (const GpuInfo& gpu : gpus()) {
@@ -28,7 +39,8 @@ int devices_command(Output& output) {
                                             " of " + gigabytes(gpu.total_bytes) + " free");
   }
   if (rows.empty()) rows.emplace_back("GPUs", "none");
-  rows.emplace_back("CPU cores", std::to_string(cpu_cores()));
+  const std::string model = cpu_model();
+  rows.emplace_back("CPU cores", std::to_string(cpu_cores()) + (model.empty() ? "" : ", " + model));
   rows.emplace_back("default", to_string(default_devices()) + ", what a run without --devices uses");
   rows.emplace_back("LibTorch", torch_version());
   rows.emplace_back("lockstep",

@@ -9,6 +9,7 @@
 #include "commands.hpp"
 #include "flag_checks.hpp"
 #include "text.hpp"
+#include "usage.hpp"
 
 namespace lockstep::cli {
 
@@ -20,7 +21,9 @@ const char* const examples =
     "      The run's test accuracy, on every GPU, or else on every CPU core.\n"
     "  lockstep eval runs/big-batch --devices 3xcpu\n"
     "      The same number from three ranks: every sample counts once, however they\n"
-    "      are split.\n";
+    "      are split.\n"
+    "\n"
+    "As processes: lockstep launch, mpirun, srun, torchrun --no-python.\n";
 
 struct Flags {
   std::string run_dir, data_dir;
@@ -30,7 +33,7 @@ struct Flags {
 
 int eval_command(const Flags& flags, Output& output) {
   EvalOptions options = flags.options;
-  if (flags.devices) options.devices = parse_devices(*flags.devices);
+  if (flags.devices) options.devices = from_flags([&] { return parse_devices(*flags.devices); });
   options.data_dir = flags.data_dir;
   const EvalResult result = evaluate_run(flags.run_dir, options);
   if (this_process().index > 0) return 0;  // under a launcher one process speaks
@@ -63,12 +66,12 @@ Command add_eval(CLI::App& program) {
       ->type_name("N")
       ->default_str(std::to_string(flags->options.batch_size))
       ->take_last()
-      ->check(whole_number<int64_t>);
+      ->check(number_between<int64_t, 1>);
   app->add_option("--threads-per-rank", flags->options.threads_per_rank, "threads that each rank computes with")
       ->type_name("N")
       ->default_str(std::to_string(flags->options.threads_per_rank))
       ->take_last()
-      ->check(whole_number<int>);
+      ->check(number_between<int, 1, 1024>);
   return {app, [flags](Output& output) { return eval_command(*flags, output); }};
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <charconv>
+#include <cmath>
+#include <limits>
 #include <string>
 #include <system_error>
 #include <type_traits>
@@ -24,6 +26,29 @@ std::string whole_number(const std::string& text) {
     return text + " is not a whole number" + (std::is_unsigned_v<Number> ? " of at least 0" : "");
   }
   return "";
+}
+
+template <class Number, Number least, Number most = std::numeric_limits<Number>::max()>
+std::string number_between(const std::string& text) {
+  const std::string wrong = whole_number<Number>(text);
+  if (!wrong.empty()) return wrong;
+  Number number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  if (number < least) return text + " is too small; it must be at least " + std::to_string(least);
+  return number > most ? text + " is too large; it must be at most " + std::to_string(most) : "";
+}
+
+// What fits a float, and is not negative.
+inline std::string rate(const std::string& text) {
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, number);
+  if ((error != std::errc() && error != std::errc::result_out_of_range) || rest != end || std::isnan(number)) {
+    return text + " is not a number";
+  }
+  if (number < 0) return text + " is too small; it must be at least 0";
+  const bool fits = error == std::errc() && number <= std::numeric_limits<float>::max();
+  return fits ? "" : text + " is too large; it must be at most 3.4e38, the largest float";
 }
 
 }  // namespace lockstep::cli

@@ -43,7 +43,12 @@ std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppForma
   for (const auto* option : app->get_options([](const CLI::Option* option) { return option->get_positional(); })) {
     positionals += " " + option->get_name(true);
   }
-  text += "\nUsage: " + name + positionals + (commands.empty() ? " [OPTION...]" : " COMMAND [OPTION...]") + "\n";
+  std::string required;
+  for (const auto* option : app->get_options([](const CLI::Option* option) { return option->get_required(); })) {
+    if (!option->get_positional()) required += " -" + option->get_snames().at(0) + " " + option->get_type_name();
+  }
+  text += "\nUsage: " + name + required + positionals + (commands.empty() ? " [OPTION...]" : " COMMAND [OPTION...]") +
+          (app->get_prefix_command() ? " PROGRAM [ARGUMENT...]" : "") + "\n";
 
   if (!commands.empty()) text += "\nCommands:\n";
   for (const auto* command : commands) text += entry(command->get_name(), command->get_description());

@@ -1,16 +1,21 @@
 // lockstep launch: starts a program several times on this machine, as ranks of one job.
-#include <lockstep/error.hpp>
+#include <unistd.h>
 
-#include <chrono>
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "child_processes.hpp"
-#include "comm/rendezvous.hpp"
+#include "comm/meeting.hpp"
 #include "commands.hpp"
+#include "flag_checks.hpp"
+#include "said.hpp"
 
 namespace lockstep::cli {
 
@@ -26,10 +31,9 @@ const char* const examples =
     "\n"
     "Each process finds its place in torchrun's variables: RANK, LOCAL_RANK,\n"
     "WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Signals are passed on.\n"
-    "If a process fails, the others have 3 s to notice, then they are ended; the exit\n"
-    "code is that of the first that failed.\n";
-
-constexpr std::chrono::seconds grace{3};
+    "If a process fails, ranks that wait for it are told at once and say why they end;\n"
+    "whatever still runs 2 s later gets SIGTERM, and 3 s after that SIGKILL. The exit\n"
+    "code is that of the first that failed. Nothing that the processes started stays.\n";
 
 struct Flags {
   int processes = 0;
@@ -55,37 +59,74 @@ std::vector<std::string> variables(const Flags& flags, int rank, int port) {
   return variables;
 }
 
+bool is_on_path(const std::string& program) {
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (access((std::filesystem::path(folder) / program).c_str(), X_OK) == 0) return true;
+  }
+  return false;
+}
+
 void check_words(const std::vector<std::string>& words) {
   if (words.empty()) throw CLI::ValidationError("the program to start is missing");
   if (words[0].starts_with("-")) throw CLI::ValidationError("launch has no option " + words[0]);
 }
 
+// In a checkout this program has no place on PATH, but people write its name.
+std::vector<std::string> with_this_program(std::vector<std::string> words) {
+  if (words[0] != "lockstep" || is_on_path(words[0])) return words;
+  std::error_code error;
+  const auto itself = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) words[0] = itself.string();
+  return words;
+}
+
+// A process's own variables, as it will read them.
+comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables) {
+  return *comm::read_launch_environment([&](const char* name) -> const char* {
+    const std::string start = std::string(name) + "=";
+    const auto found = std::find_if(variables.begin(), variables.end(),
+                                    [&](const std::string& variable) { return variable.starts_with(start); });
+    return found == variables.end() ? nullptr : found->c_str() + start.size();
+  });
+}
+
 int launch_command(const Flags& flags) {
-  ChildProcesses processes({.label = flags.label});  // before the store starts threads
-  const auto store = comm::host_store("127.0.0.1", 0);
+  const Said said;
+  c10::intrusive_ptr<c10d::TCPStore> store;
+  ChildProcesses::Options options{.label = flags.label};
+  options.on_end = [&](int rank, bool failed, const std::string& how) {
+    said.add("error: " +
+             comm::announce_end(store, environment_of(variables(flags, rank, store->getPort())), failed, how));
+  };
+  ChildProcesses processes(options);  // before the store starts threads
+  store = comm::host_store("127.0.0.1", 0);
+  const auto words = with_this_program(flags.words);
   for (int rank = 0; rank < flags.processes; ++rank) {
-    processes.start(flags.words, variables(flags, rank, store->getPort()));
+    auto all = variables(flags, rank, store->getPort());
+    all.push_back(said.variable());
+    processes.start(words, all);
   }
-  return processes.wait(grace);
+  return processes.wait();
 }
 
 }  // namespace
 
 Command add_launch(CLI::App& program) {
-  CLI::App* const app = program.add_subcommand(
-      "launch",
-      "Start a program several times on this machine, as ranks of one job: launch -n N PROGRAM [ARGUMENT...].");
+  CLI::App* const app =
+      program.add_subcommand("launch", "Start a program several times on this machine, as ranks of one job.");
   app->footer(examples);
   app->prefix_command();  // what follows the program is the program's
   const auto flags = std::make_shared<Flags>();
   app->add_option("-n,--processes", flags->processes, "how many processes to start")
       ->type_name("N")
       ->required()
-      ->check(CLI::Range(1, 1024));
+      ->check(number_between<int, 1, 1024>);
   app->add_option("--threads", flags->threads,
                   "OMP_NUM_THREADS of each process (default: as it is set, or else 1 if N > 1)")
       ->type_name("N")
-      ->check(CLI::Range(1, 1024));
+      ->check(number_between<int, 1, 1024>);
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");
   app->callback([flags, app] {
     flags->words = app->remaining();

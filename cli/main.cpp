@@ -12,17 +12,24 @@
 #include <exception>
 #include <memory>
 #include <new>
+#include <regex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "commands.hpp"
 #include "help.hpp"
 #include "output.hpp"
+#include "said.hpp"
+#include "usage.hpp"
 
 namespace {
 
 using lockstep::cli::Command;
+using lockstep::cli::explain;
 using lockstep::cli::Output;
+using lockstep::cli::UsageError;
+using lockstep::cli::which_help;
 
 constexpr int failed = 1;
 constexpr int wrong_usage = 2;
@@ -30,7 +37,7 @@ constexpr int wrong_usage = 2;
 const char* const footer =
     "Examples:\n"
     "  lockstep train --devices 2\n"
-    "  lockstep train --help\n"
+    "  lockstep train --help, or lockstep help train\n"
     "\n"
     "Exit codes: 0 done; 1 an error; 2 wrong usage; 130 stopped by Ctrl-C, 143 by\n"
     "SIGTERM; 141 nobody reads the output any more.\n";
@@ -48,12 +55,19 @@ void keep_freed_memory() {
 #endif
 }
 
+// Without the names that the JSON library gives its exceptions: "[json.exception.parse_error.101] ".
+std::string in_words(const std::string& text) {
+  static const std::regex names(R"(\[json\.exception\.[a-z_]+\.[0-9]+\] )");
+  return std::regex_replace(text, names, "");
+}
+
 void complain(const std::string& text) {
-  Output(STDERR_FILENO).print("lockstep: " + text + "\n");
+  const std::string rest = lockstep::cli::not_yet_said(in_words(text));
+  if (!rest.empty()) Output(STDERR_FILENO).print("lockstep: " + rest + "\n");
 }
 
 // Runs the chosen command. A usage error also names the help that would have prevented it.
-int run(int argc, char** argv, Output& output) {
+int run(const std::vector<const char*>& words, Output& output) {
   CLI::App program("lockstep trains neural networks over several devices, on LibTorch.", "lockstep");
   program.formatter(std::make_shared<lockstep::cli::Help>());
   program.footer(footer);
@@ -70,7 +84,7 @@ int run(int argc, char** argv, Output& output) {
     return std::find_if(commands.begin(), commands.end(), [](const Command& command) { return command.app->parsed(); });
   };
   try {
-    program.parse(argc, argv);
+    program.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::CallForVersion& version) {
     output.print(std::string(version.what()) + "\n");
     return 0;
@@ -78,24 +92,33 @@ int run(int argc, char** argv, Output& output) {
     output.print(program.help());
     return 0;
   } catch (const CLI::ParseError& error) {
-    std::string command;
-    if (chosen() != commands.end()) {
-      command = " " + chosen()->app->get_name();
-      for (const auto* part : chosen()->app->get_subcommands()) command += " " + part->get_name();
-    }
-    complain(std::string(error.what()) + "\nlockstep" + command + " --help shows what there is.");
+    complain(explain(program, error, {words.begin() + 1, words.end()}) + "\n" + which_help(program));
     return wrong_usage;
   }
   if (chosen() == commands.end()) {
     output.print(program.help());
     return 0;
   }
-  return chosen()->work(output);
+  try {
+    return chosen()->work(output);
+  } catch (const UsageError& error) {
+    complain(std::string(error.what()) + "\n" + which_help(program));
+    return wrong_usage;
+  }
 }
 
-int run_and_report_errors(int argc, char** argv, Output& output) {
+// "lockstep help train" is "lockstep train --help".
+std::vector<const char*> with_help_as_option(int argc, char** argv) {
+  std::vector<const char*> words(argv, argv + argc);
+  if (words.size() < 2 || std::string_view(words[1]) != "help") return words;
+  words.erase(words.begin() + 1);
+  words.push_back("--help");
+  return words;
+}
+
+int run_and_report_errors(const std::vector<const char*>& words, Output& output) {
   try {
-    return run(argc, argv, output);
+    return run(words, output);
   } catch (const lockstep::Error& error) {
     complain(std::string("error: ") + error.what());
   } catch (const std::bad_alloc&) {
@@ -114,7 +137,7 @@ int main(int argc, char** argv) {
   keep_freed_memory();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);
-  const int code = run_and_report_errors(argc, argv, output);
+  const int code = run_and_report_errors(with_help_as_option(argc, argv), output);
   if (!output.failed()) return code;
   if (output.error() == EPIPE) return 128 + SIGPIPE;  // as a shell reports it, and as quietly
   complain(std::string("error: cannot write to the standard output: ") + std::strerror(output.error()));

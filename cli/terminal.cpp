@@ -16,7 +16,8 @@ bool is_terminal(int fd) {
 
 bool can_redraw(int fd) {
   const char* const kind = std::getenv("TERM");
-  return is_terminal(fd) && kind != nullptr && std::string_view(kind) != "dumb";
+  const bool somebody_is_there = is_terminal(STDIN_FILENO) || is_terminal(STDERR_FILENO);
+  return is_terminal(fd) && somebody_is_there && kind != nullptr && std::string_view(kind) != "dumb";
 }
 
 int terminal_width(int fd) {

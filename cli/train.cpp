@@ -29,7 +29,8 @@ const char* const examples =
     "\n"
     "The run's folder holds config.json, metrics.jsonl, model.safetensors, curve.svg\n"
     "and curve.png, written after every epoch (curve.png at the end). Ctrl-C stops\n"
-    "after the current step and keeps the finished epochs; a second one ends at once.\n";
+    "after the current step and keeps the finished epochs; a second one ends at once.\n"
+    "As processes: lockstep launch, mpirun, srun, torchrun --no-python.\n";
 
 std::string plural(size_t count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");

@@ -14,6 +14,8 @@
 #include "run_name.hpp"
 #include "terminal.hpp"
 #include "text.hpp"
+#include "train_options.hpp"
+#include "usage.hpp"
 
 namespace lockstep::cli {
 
@@ -31,7 +33,7 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
                 "; it takes a run's config.json");
   }
   try {
-    return train_options_from_json(text.str(), devices);
+    return checked(train_options_from_json(text.str(), devices));
   } catch (const Error& error) {
     throw Error("--config " + file.string() + ": " + error.what());
   }
@@ -39,10 +41,11 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
 
 void check_name(const std::string& name) {
   if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
-    throw Error("--name \"" + name + "\": it must be the name of a folder, without \"/\"; --runs-dir says where");
+    throw UsageError("--name \"" + name + "\": it must be the name of a folder, without \"/\"; --runs-dir says where");
   }
   if (std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < ' ' || c == 127; })) {
-    throw Error("--name: it must have no line breaks or other control characters, which would garble what shows it");
+    throw UsageError(
+        "--name: it must have no line breaks or other control characters, which would garble what shows it");
   }
 }
 
@@ -85,15 +88,15 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       where);
   add("--threads-per-rank", flags.threads_per_rank, "N", "threads that each rank computes with", where,
       std::to_string(defaults.threads_per_rank))
-      ->check(whole_number<int>);
+      ->check(number_between<int, 1, 1024>);
 
   const char* const how = "How";
   add("--batch-size", flags.batch_size, "N", "samples per step, over all devices together", how,
       std::to_string(defaults.batch_size))
-      ->check(whole_number<int64_t>);
-  add("--lr", flags.lr, "X", "learning rate of plain SGD", how, shortest(defaults.lr));
+      ->check(number_between<int64_t, 1>);
+  add("--lr", flags.lr, "X", "learning rate of plain SGD", how, shortest(defaults.lr))->check(rate);
   add("--epochs", flags.epochs, "N", "passes over the training set", how, std::to_string(defaults.epochs))
-      ->check(whole_number<int>);
+      ->check(number_between<int, 1>);
   add("--seed", flags.seed, "N", "of the initial weights and of the samples' order", how, std::to_string(defaults.seed))
       ->check(whole_number<uint64_t>);
 
@@ -115,7 +118,7 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
 }
 
 TrainOptions to_options(const TrainFlags& flags) {
-  const Devices devices = flags.devices ? parse_devices(*flags.devices) : Devices();
+  const Devices devices = flags.devices ? from_flags([&] { return parse_devices(*flags.devices); }) : Devices();
   TrainOptions options = flags.config.empty() ? TrainOptions{} : read_options(flags.config, devices);
   override_with(flags.model, options.model);
   override_with(flags.data, options.data);
@@ -129,6 +132,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (options.devices.empty()) options.devices = default_devices();
 
   if (options.data == "synthetic" && !flags.data_dir) options.data_dir.clear();  // the configuration's
+  from_flags([&] { return checked(options); });
   // So that the run's config.json means the same in every folder.
   if (!options.data_dir.empty()) options.data_dir = fs::absolute(options.data_dir);
 
@@ -149,7 +153,7 @@ ProgressMode progress_mode(const std::string& word, int fd) {
   if (word == "bar") return is_terminal(fd) ? ProgressMode::bar : ProgressMode::lines;
   if (word == "lines") return ProgressMode::lines;
   if (word == "none") return ProgressMode::none;
-  throw Error("--progress \"" + word + "\": it must be auto, bar, lines or none");
+  throw UsageError("--progress \"" + word + "\": it must be auto, bar, lines or none");
 }
 
 }  // namespace lockstep::cli

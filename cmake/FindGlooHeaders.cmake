@@ -1,4 +1,4 @@
-# lockstep_find_gloo() looks for Gloo's headers, which ranks in several processes need on the CPU. LibTorch's wheel holds
+# lockstep_find_gloo() looks for Gloo's headers, which ranks in several processes need on the CPU. LibTorch's wheel has
 # Gloo itself but not its headers; Debian's libgloo-dev has them. Nothing of it is linked. Sets lockstep_gloo_FOUND.
 
 include(CheckCXXSourceCompiles)

@@ -39,6 +39,11 @@ constexpr const char* advice =
     "or "
     "copy the four files from another machine and name their folder (--data-dir DIR)";
 
+constexpr const char* wrong_checksum = "wrong checksum: ";
+constexpr const char* advice_on_checksums =
+    "\nWhat is there is another file than Fashion-MNIST's, or was changed on the way. Try again, or another mirror "
+    "(--url), or install Debian's package dataset-fashion-mnist";
+
 class Md5 {
  public:
   Md5() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
@@ -92,7 +97,7 @@ class Download {
     if (received_ > largest_file) return "it sends more than " + std::to_string(largest_file) + " bytes";
     if (status != CURLE_OK) return message[0] ? message.data() : curl_easy_strerror(status);
     std::string sum = md5_.hex();
-    if (sum != remote_.md5) return "wrong checksum: expected MD5 " + std::string(remote_.md5) + ", received " + sum;
+    if (sum != remote_.md5) return wrong_checksum + ("expected MD5 " + std::string(remote_.md5)) + ", received " + sum;
     file_.commit();
     return std::nullopt;
   }
@@ -161,6 +166,7 @@ class Download {
 void fetch(const RemoteFile& remote, const std::filesystem::path& dir, std::vector<std::string>& base_urls,
            const FetchOptions& options) {
   std::string failures;
+  bool arrived = false;  // from some URL, if not the right file
   for (auto base = base_urls.begin(); base != base_urls.end(); ++base) {
     std::string url = *base + (base->ends_with('/') ? "" : "/") + remote.name;
     std::optional<std::string> failure = Download(remote, dir, options).run(url);
@@ -168,9 +174,11 @@ void fetch(const RemoteFile& remote, const std::filesystem::path& dir, std::vect
       std::rotate(base_urls.begin(), base, base + 1);
       return;
     }
+    arrived = arrived || failure->starts_with(wrong_checksum);
     failures += "\n  " + url + ": " + *failure;
   }
-  throw Error("cannot download " + std::string(remote.name) + ":" + failures + advice);
+  throw Error("cannot download " + std::string(remote.name) + ":" + failures +
+              (arrived ? advice_on_checksums : advice));
 }
 
 }  // namespace

@@ -99,11 +99,13 @@ set grid linetype 1 linewidth 0.6 linecolor rgb '#dddddd'
 set key at graph 0.5,1.07 center center horizontal Left reverse samplen 3.5 textcolor rgb '#333333'
 set tmargin 4.6
 set rmargin 3
+set pointsize )"
+         << (history.size() == 1 ? 1.5 : 0.5) << R"(
 set style data )"
          << (history.size() <= 40 ? "linespoints" : "lines") << R"(
-plot $curve using 1:2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 pointsize 0.5 linecolor rgb '#1f77b4', \
-     $curve using 1:3 title 'train accuracy' dashtype (12,4) linewidth 2 pointtype 5 pointsize 0.5 linecolor rgb '#c2378b', \
-     $curve using 1:4 title 'test accuracy' dashtype (12,4,2,4) linewidth 2 pointtype 9 pointsize 0.6 linecolor rgb '#2a8a3a'
+plot $curve using 1:2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 linecolor rgb '#1f77b4', \
+     $curve using 1:3 title 'train accuracy' dashtype (12,4) linewidth 2 pointtype 5 linecolor rgb '#c2378b', \
+     $curve using 1:4 title 'test accuracy' dashtype (12,4,2,4) linewidth 2 pointtype 9 linecolor rgb '#2a8a3a'
 )";
   return script.str();
 }

@@ -9,6 +9,7 @@
 
 #include <exception>
 #include <map>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -30,6 +31,12 @@ bool is_not_installed(const Error& error) {
 }
 
 RunExists exists(const fs::path& folder, const char* name) {
+  std::error_code ignored;
+  if (name == std::string_view(kConfigFile) && !fs::exists(folder / kMetricsFile, ignored)) {
+    return RunExists(folder.string() + " already holds a run's " + name +
+                     ", but no finished epoch: the run has just begun, or was killed. If nobody works there any more, "
+                     "remove the folder; or choose another name");
+  }
   return RunExists(folder.string() + " already holds a run's " + name + "; choose another name, or move it away");
 }
 

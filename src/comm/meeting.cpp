@@ -3,6 +3,7 @@
 #include <unistd.h>
 #include <lockstep/error.hpp>
 #include <nlohmann/json.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/seconds.hpp"
 #include "cuda_info.hpp"
@@ -31,6 +32,10 @@ std::string process_name(int process, const LaunchEnvironment& launch) {
 
 std::string key_of(int process) {
   return "config/" + std::to_string(process);
+}
+
+std::string came_key(int process) {
+  return "came/" + std::to_string(process);
 }
 
 std::string numbers(const std::vector<int>& list) {
@@ -65,6 +70,24 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, std::chro
     }
     std::this_thread::sleep_for(kPause);
   }
+}
+
+std::vector<json> read_all(c10d::Store& store, int processes) {
+  std::vector<json> all;
+  for (int process = 0; process < processes; ++process) {
+    all.push_back(json::parse(store.get_to_str(key_of(process))));
+  }
+  return all;
+}
+
+Layout layout_of(const std::vector<json>& all) {
+  Layout layout;
+  for (const auto& process : all) {
+    Devices devices;
+    for (const std::string device : process["devices"]) devices.emplace_back(device);
+    layout.by_process.push_back(std::move(devices));
+  }
+  return layout;
 }
 
 // A device's identity as JSON can hold it: one number per byte. Of the CPU none.
@@ -103,7 +126,7 @@ std::string run_prefix(int run) {
 
 Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
             const std::string& configuration, std::chrono::milliseconds timeout) {
-  if (store.add("came/" + std::to_string(launch.rank), 1) != 1) {
+  if (store.add(came_key(launch.rank), 1) != 1) {
     throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +
                 ": each needs a rank of its own");
   }
@@ -116,21 +139,16 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
   store.set(key_of(launch.rank), mine.dump());
   wait_for_all(store, launch, timeout);
 
-  Layout layout;
-  std::vector<json> all;
-  for (int process = 0; process < launch.world_size; ++process) {
-    all.push_back(json::parse(store.get_to_str(key_of(process))));
+  const auto all = read_all(store, launch.world_size);
+  for (int process = 1; process < launch.world_size; ++process) {
     const std::string theirs = all[process]["configuration"], first = all[0]["configuration"];
     if (theirs != first) {
       throw Error("process " + std::to_string(process) + " runs another program or configuration than process 0: " +
                   theirs + "; process 0: " + first + ". All processes must run the same");
     }
-    Devices devices;
-    for (const std::string device : all[process]["devices"]) devices.emplace_back(device);
-    layout.by_process.push_back(std::move(devices));
   }
   check_that_gpus_differ(all);
-  return layout;
+  return layout_of(all);
 }
 
 void call_off(c10d::Store& store, const std::string& text) {
@@ -139,6 +157,24 @@ void call_off(c10d::Store& store, const std::string& text) {
     store.compareSet("failure", {}, bytes);
   } catch (const std::exception&) {  // then the others learn it from their deadline
   }
+}
+
+std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how) {
+  const auto store_of = [&](int run) {
+    return c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch.job) + run_prefix(run), store);
+  };
+  int run = 0;  // the last one that it came to
+  while (store_of(run + 1)->check({came_key(launch.rank)})) ++run;
+  if (failed && run > 0) {
+    const auto last = store_of(run);
+    const std::string who = absent(*last, launch.world_size).empty()
+                                ? layout_of(read_all(*last, launch.world_size)).name_process(launch.rank)
+                                : process_name(launch.rank, launch);
+    call_off(*last, "the process of " + who + " is gone: " + how);
+  }
+  const std::string absence = process_name(launch.rank, launch) + " did not come to run(): " + how;
+  call_off(*store_of(run + 1), absence);
+  return absence;
 }
 
 void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience) {

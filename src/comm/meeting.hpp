@@ -23,6 +23,11 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
 // Says what ended this process's run before the meeting was complete, so that the others need not wait.
 void call_off(c10d::Store& store, const std::string& text);
 
+// For a launcher that keeps the store and sees how its processes end. Whoever waits for this process, or will, is told
+// at once; so is, if the process failed, whoever is in a run with it. What a rank said before stays. `how` is words
+// that follow a colon: "it ended with exit code 7". Returns what those are told who wait for it to come.
+std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how);
+
 // The last word of this process in a run. Who keeps the store waits for the others' last word, but never for long.
 void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience);
 

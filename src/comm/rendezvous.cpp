@@ -51,27 +51,40 @@ int read_port(const std::string& file) {
   return port;
 }
 
-}  // namespace
+// Means the machine itself everywhere, so it is a mistake where there are several. Other names may mean loopback on one
+// machine alone: Debian's /etc/hosts gives a machine's own name the address 127.0.1.1.
+bool is_every_machines_own(const std::string& host) {
+  return is_loopback(host) || host.find("localhost") != std::string::npos || host == "ip6-loopback";
+}
 
-c10::intrusive_ptr<c10d::TCPStore> host_store(const std::string& address, int port) {
-  const auto [fd, bound_port] = listen_on(address, port);
+c10::intrusive_ptr<c10d::TCPStore> keep_store(const std::string& address, const Listener& listener) {
   c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(bound_port);
+  options.port = static_cast<uint16_t>(listener.port);
   options.isServer = true;
   options.waitWorkers = false;
-  options.masterListenFd = fd;  // so that it listens at this address alone
+  options.masterListenFd = listener.fd;
   try {
     return c10::make_intrusive<c10d::TCPStore>(address, options);
   } catch (const c10::Error& error) {
-    throw Error("cannot keep a store at " + place(address, bound_port) + ": " + error.what_without_backtrace());
+    throw Error("cannot keep a store at " + place(address, listener.port) + ": " + error.what_without_backtrace());
   }
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::TCPStore> host_store(const std::string& address, int port) {
+  return keep_store(address, listen_on(address, port));
+}
+
+std::string job_prefix(const std::string& job) {
+  return "lockstep/" + job + "/";
 }
 
 Rendezvous::Rendezvous(LaunchEnvironment launch, std::chrono::milliseconds timeout) : launch_(std::move(launch)) {
   const auto deadline = Clock::now() + timeout;
   address_ = launch_.address.empty() ? "127.0.0.1" : numeric_address(launch_.address);
   port_ = launch_.port;
-  if (is_loopback(address_) && launch_.local_world_size < launch_.world_size) {
+  if (on_several_machines() && is_loopback(address_) && is_every_machines_own(launch_.address)) {
     throw Error("MASTER_ADDR=" + launch_.address + " means this machine itself (" + address_ + "), but the " +
                 std::to_string(launch_.world_size) +
                 " processes are on several machines: set it to an address of rank "
@@ -84,7 +97,13 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, std::chrono::milliseconds timeo
   }
   if (launch_.rank == 0 && !launch_.agent_store) host();
   if (!server_) find_host(deadline, timeout);
-  local_address_ = local_address_towards(address_, port_);
+  if (launch_.port == 0) connect("found")->add("count", 1);
+  if (on_several_machines() && is_loopback(address_)) {
+    learn_local_address(deadline, timeout);
+  } else {
+    local_address_ = local_address_towards(address_, port_);
+    if (on_several_machines()) connect("network")->set("address", local_address_);
+  }
 }
 
 Rendezvous::~Rendezvous() {
@@ -92,12 +111,28 @@ Rendezvous::~Rendezvous() {
 }
 
 void Rendezvous::host() {
-  server_ = host_store(address_, port_);
+  const bool own_name = on_several_machines() && is_loopback(address_);  // the others know it by another address
+  server_ = own_name ? keep_store(address_, listen_everywhere(port_)) : host_store(address_, port_);
   port_ = server_->getPort();
   if (launch_.port != 0) return;
   const std::string file = port_file_of(launch_.job);
   io::write_file(file, std::to_string(port_));
   port_file_ = file;
+}
+
+// The way from rank 0's machine to itself is loopback, which the other machines do not reach. They say where they are,
+// and this machine's address towards there is the one that they reach.
+void Rendezvous::learn_local_address(Clock::time_point deadline, std::chrono::milliseconds timeout) {
+  const auto store = connect("network");
+  while (!store->check({"address"})) {
+    if (Clock::now() >= deadline) {
+      throw Error(process_name() + " waited " + seconds(timeout) + " for a process of another machine. On this one " +
+                  "MASTER_ADDR=" + launch_.address + " means the machine itself (" + address_ +
+                  "): do the others reach it by that name?");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  local_address_ = local_address_towards(store->get_to_str("address"), port_);
 }
 
 void Rendezvous::find_host(Clock::time_point deadline, std::chrono::milliseconds timeout) {
@@ -109,16 +144,32 @@ void Rendezvous::find_host(Clock::time_point deadline, std::chrono::milliseconds
     std::this_thread::sleep_for(kPause);
   }
   const std::string whose = launch_.agent_store ? "the launcher keeps" : "rank 0's process should keep";
-  const std::string where =
-      file.empty() ? place(address_, port_) + " (MASTER_ADDR and MASTER_PORT)" : "the port that should be in " + file;
-  throw Error("process " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.world_size) + " waited " +
-              seconds(timeout) + " for the store that " + whose + " at " + where +
+  const std::string itself = on_several_machines() && is_loopback(address_)
+                                 ? "; MASTER_ADDR=" + launch_.address + " means this machine itself here"
+                                 : "";
+  const std::string where = file.empty() ? place(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")"
+                                         : "the port that should be in " + file;
+  throw Error(process_name() + " waited " + seconds(timeout) + " for the store that " + whose + " at " + where +
               ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
               "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
 }
 
 StorePtr Rendezvous::connect(const std::string& prefix) {
-  return c10::make_intrusive<c10d::PrefixStore>("lockstep/" + launch_.job + "/" + prefix, idle_client());
+  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch_.job) + prefix, idle_client());
+  forget_port_file();
+  return store;
+}
+
+std::string Rendezvous::process_name() const {
+  return "process " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.world_size);
+}
+
+// Once nobody will look for it any more, so that it does not stay if this process is killed.
+void Rendezvous::forget_port_file() {
+  const std::lock_guard lock(mutex_);
+  if (port_file_.empty() || server_->add(job_prefix(launch_.job) + "found/count", 0) < launch_.world_size) return;
+  unlink(port_file_.c_str());
+  port_file_.clear();
 }
 
 void Rendezvous::drop_connections() {
@@ -138,8 +189,8 @@ c10::intrusive_ptr<c10d::TCPStore> Rendezvous::idle_client() {
     clients_.push_back(c10::make_intrusive<c10d::TCPStore>(address_, options));
     limit_silence(address_, port_, kAnswer);  // c10d itself waits for an answer without end
   } catch (const c10::Error& error) {
-    throw Error("process " + std::to_string(launch_.rank) + " cannot use the store at " + place(address_, port_) +
-                ": " + error.what_without_backtrace());
+    throw Error(process_name() + " cannot use the store at " + place(address_, port_) + ": " +
+                error.what_without_backtrace());
   }
   return clients_.back();
 }

@@ -2,8 +2,8 @@
 //
 // torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process with
 // rank 0 keeps it: at MASTER_ADDR and MASTER_PORT, or, on one machine, on a free port of loopback that it leaves in a
-// file of the temporary folder. The store listens on loopback unless MASTER_ADDR names another address. Every wait has
-// a deadline. Thread-safe.
+// file of the temporary folder until all have read it. The store listens on loopback unless MASTER_ADDR names another
+// address. Every wait has a deadline. Thread-safe.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -22,6 +22,9 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 // A store that listens at a numeric address; port 0 takes a free one. Throws Error that names both.
 c10::intrusive_ptr<c10d::TCPStore> host_store(const std::string& address, int port);
+
+// What comes before all keys of a job in its store.
+std::string job_prefix(const std::string& job);
 
 class Rendezvous {
  public:
@@ -48,15 +51,19 @@ class Rendezvous {
   c10::intrusive_ptr<c10d::TCPStore> idle_client();
   void host();
   void find_host(std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout);
+  void learn_local_address(std::chrono::steady_clock::time_point deadline, std::chrono::milliseconds timeout);
+  void forget_port_file();
+  std::string process_name() const;
+  bool on_several_machines() const { return launch_.local_world_size < launch_.world_size; }
 
   const LaunchEnvironment launch_;
   std::string address_;  // numeric
   int port_ = 0;
   std::string local_address_;
   c10::intrusive_ptr<c10d::TCPStore> server_;
-  std::string port_file_;  // empty: none of ours
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;       // guards what follows
+  std::string port_file_;  // empty: none of ours, or not any more
   std::vector<c10::intrusive_ptr<c10d::TCPStore>> clients_;
 };
 

@@ -8,6 +8,8 @@
 #include <unistd.h>
 #include <lockstep/error.hpp>
 
+#include "io/reason.hpp"
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -20,9 +22,7 @@
 namespace lockstep::comm {
 namespace {
 
-std::string reason(int error) {
-  return std::generic_category().message(error);
-}
+using io::reason;
 
 struct Address {
   sockaddr_storage storage{};
@@ -87,6 +87,22 @@ class Socket {
   int fd_;
 };
 
+Listener listen_at(const std::string& address, int port, bool both_kinds) {
+  Address where = to_address(address, port);
+  Socket socket(where.storage.ss_family, SOCK_STREAM);
+  const int yes = 1, no = 0;
+  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just ended
+  if (both_kinds) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  if (bind(socket.fd(), where.get(), where.size) != 0 || listen(socket.fd(), SOMAXCONN) != 0) {
+    const int error = errno;
+    throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
+                (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
+                                        : ". Another MASTER_PORT may be free"));
+  }
+  getsockname(socket.fd(), where.get(), &where.size);
+  return {socket.release(), where.port()};
+}
+
 }  // namespace
 
 std::string numeric_address(const std::string& host) {
@@ -106,18 +122,14 @@ bool is_loopback(const std::string& address) {
 }
 
 Listener listen_on(const std::string& address, int port) {
-  Address where = to_address(address, port);
-  Socket socket(where.storage.ss_family, SOCK_STREAM);
-  const int yes = 1;
-  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just ended
-  if (bind(socket.fd(), where.get(), where.size) != 0 || listen(socket.fd(), SOMAXCONN) != 0) {
-    const int error = errno;
-    throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
-                (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
-                                        : ". Another MASTER_PORT may be free"));
-  }
-  getsockname(socket.fd(), where.get(), &where.size);
-  return {socket.release(), where.port()};
+  return listen_at(address, port, /*both_kinds=*/false);
+}
+
+Listener listen_everywhere(int port) {
+  const int probe = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (probe < 0) return listen_at("0.0.0.0", port, /*both_kinds=*/false);  // a kernel without IPv6
+  close(probe);
+  return listen_at("::", port, /*both_kinds=*/true);
 }
 
 bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {

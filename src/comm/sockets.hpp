@@ -19,6 +19,9 @@ struct Listener {
 // A socket that listens at this address alone; port 0 takes a free one. Throws Error that names both.
 Listener listen_on(const std::string& address, int port);
 
+// The same at every address of this machine, of both kinds.
+Listener listen_everywhere(int port);
+
 // Whether something accepts connections there, now. Never waits past the deadline.
 bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 

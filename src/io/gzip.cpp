@@ -1,5 +1,7 @@
 #include "io/gzip.hpp"
 
+#include "io/reason.hpp"
+
 #include <lockstep/error.hpp>
 
 #include <algorithm>
@@ -14,10 +16,6 @@ namespace {
 constexpr size_t buffer_size = 1 << 18;
 constexpr int gzip_window_bits = 15 + 16;  // zlib's way of asking for gzip's header and checksum
 
-std::string reason() {
-  return std::generic_category().message(errno);
-}
-
 }  // namespace
 
 GzipReader::GzipReader(const std::filesystem::path& file) : file_(file), buffer_(buffer_size) {
@@ -26,7 +24,7 @@ GzipReader::GzipReader(const std::filesystem::path& file) : file_(file), buffer_
   file_size_ = std::filesystem::file_size(file, error);
   if (error) throw Error("cannot read '" + file.string() + "': " + error.message());
   in_.open(file, std::ios::binary);
-  if (!in_) throw Error("cannot open '" + file.string() + "': " + reason());
+  if (!in_) throw Error("cannot open '" + file.string() + "': " + reason(errno));
   fill();
   compressed_ = stream_.avail_in >= 2 && buffer_[0] == 0x1f && buffer_[1] == 0x8b;
   if (compressed_ && inflateInit2(&stream_, gzip_window_bits) != Z_OK) throw Error("zlib could not be initialised");
@@ -84,7 +82,7 @@ size_t GzipReader::read_compressed(void* into, size_t bytes) {
 
 void GzipReader::fill() {
   in_.read(reinterpret_cast<char*>(buffer_.data()), buffer_size);
-  if (in_.bad()) throw Error("cannot read '" + file_.string() + "': " + reason());
+  if (in_.bad()) throw Error("cannot read '" + file_.string() + "': " + reason(errno));
   stream_.next_in = buffer_.data();
   stream_.avail_in = static_cast<uInt>(in_.gcount());
 }

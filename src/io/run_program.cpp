@@ -1,5 +1,7 @@
 #include "io/run_program.hpp"
 
+#include "io/reason.hpp"
+
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -14,10 +16,6 @@
 
 namespace lockstep::io {
 namespace {
-
-std::string reason(int error) {
-  return std::generic_category().message(error);
-}
 
 // A file in memory: unlike a pipe it never fills up, so nobody has to read and write at the same time.
 class MemoryFile {

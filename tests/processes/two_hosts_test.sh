@@ -4,7 +4,8 @@
 set -uo pipefail
 program=$1
 name=lockstep-$$
-master=10.213.77.1
+address_of_a=10.213.77.1
+errors=$(mktemp)
 
 skip() {
   echo "skipped: $1"
@@ -15,6 +16,7 @@ clean_up() {
   # Only what this script made.
   ip netns del "$name-a" 2>/dev/null
   ip netns del "$name-b" 2>/dev/null
+  rm -rf "/etc/netns/$name-a" "/etc/netns/$name-b" "$errors"
 }
 trap clean_up EXIT
 
@@ -28,13 +30,19 @@ for side in a b; do
     ip -n "$name-$side" link set lo up || skip "the namespaces cannot be given addresses"
 done
 
-# job WORDS...: ranks 0 and 1 on host a, ranks 2 and 3 on host b, variables as torchrun sets them.
+# What ip netns exec puts in the place of /etc/hosts. As on Debian, host a's own name is loopback on host a itself.
+mkdir -p "/etc/netns/$name-a" "/etc/netns/$name-b" || skip "the namespaces cannot be given names"
+echo "127.0.1.1 first-host" >"/etc/netns/$name-a/hosts"
+echo "$address_of_a first-host" >"/etc/netns/$name-b/hosts"
+
+# job MASTER WORDS...: ranks 0 and 1 on host a, ranks 2 and 3 on host b, variables as torchrun sets them.
 job() {
-  local rank pids=() result=0
+  local master=$1 rank pids=() result=0
+  shift
   for rank in 0 1 2 3; do
     ip netns exec "$name-$( ((rank < 2)) && echo a || echo b)" env \
       RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$((rank % 2)) LOCAL_WORLD_SIZE=2 MASTER_ADDR=$master MASTER_PORT=29400 \
-      LOCKSTEP_RENDEZVOUS_TIMEOUT="${deadline:-60}" "$program" "$@" &
+      "$program" "$@" &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do
@@ -45,12 +53,12 @@ job() {
 
 set -e
 echo "one rank per process"
-job collectives cpu
+job $address_of_a collectives cpu
 echo "two threads in each of two processes on each of two hosts"
-job collectives 4xcpu
+job $address_of_a collectives 4xcpu
+echo "the first host by its name, which means loopback there"
+job first-host collectives cpu
 echo "a rank that throws on one host is named on the other"
-if job throws cpu 2>"/tmp/$name.err"; then exit 1; fi
-cat "/tmp/$name.err"
-lines=$(grep -c "rank 1 (cpu): out of luck" "/tmp/$name.err")
-rm -f "/tmp/$name.err"
-((lines == 4))
+if job $address_of_a throws cpu 2>"$errors"; then exit 1; fi
+cat "$errors"
+(($(grep -c "rank 1 (cpu): out of luck" "$errors") == 4))

@@ -1,0 +1,29 @@
+// What the processes of a `lockstep launch` have said on the standard error, so that a failure which all of them learn
+// is said once. The launcher makes the list and hands it on as an inherited file descriptor; a process without one, or
+// whose descriptor was closed on the way, says everything.
+#pragma once
+
+#include <string>
+
+namespace lockstep::cli {
+
+class Said {
+ public:
+  // For the launcher. Throws Error.
+  Said();
+  ~Said();
+  Said(const Said&) = delete;
+  Said& operator=(const Said&) = delete;
+
+  std::string variable() const;             // "NAME=value", for the processes' environment
+  void add(const std::string& text) const;  // said by the launcher itself
+
+ private:
+  int fd_;
+};
+
+// The part of `text` that no other process of this launch has said: all of it, what follows "; " after what another one
+// said, or nothing. From here on it counts as said.
+std::string not_yet_said(const std::string& text);
+
+}  // namespace lockstep::cli

@@ -1,0 +1,95 @@
+#include "usage.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace lockstep::cli {
+
+namespace {
+
+using Words = std::vector<std::string>;
+
+// The command that the user chose, or the part of it.
+const CLI::App& chosen(const CLI::App& program) {
+  const auto parsed = program.get_subcommands();
+  return parsed.empty() ? program : chosen(*parsed.front());
+}
+
+// How many letters must be inserted, removed or replaced to get from one word to the other (Levenshtein's distance).
+size_t distance(const std::string& from, const std::string& to) {
+  std::vector<size_t> row(to.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 0; i < from.size(); ++i) {
+    size_t diagonal = std::exchange(row[0], i + 1);
+    for (size_t j = 0; j < to.size(); ++j) {
+      const size_t replaced = diagonal + (from[i] == to[j] ? 0 : 1);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+std::string did_you_mean(const std::string& word, const Words& known) {
+  const auto rank = [&](const std::string& other) {
+    return other.starts_with(word) ? 0 : distance(word, other);  // people shorten
+  };
+  const auto best =
+      std::min_element(known.begin(), known.end(), [&](const auto& a, const auto& b) { return rank(a) < rank(b); });
+  if (best == known.end() || rank(*best) > std::max<size_t>(2, word.size() / 4)) return "";
+  return "; did you mean " + *best + "?";
+}
+
+Words flags_of(const CLI::App& app) {
+  Words names;
+  for (const auto* option : app.get_options()) {
+    for (const auto& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+Words commands_of(const CLI::App& app) {
+  Words names;
+  for (const auto* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(command->get_name());
+  }
+  return names;
+}
+
+std::string join(const Words& words) {
+  std::string text;
+  for (const auto& word : words) text += (text.empty() ? "" : ", ") + word;
+  return text;
+}
+
+}  // namespace
+
+std::string explain(const CLI::App& program, const CLI::ParseError& error, const Words& words) {
+  const CLI::App& app = chosen(program);
+  const Words left = program.remaining(/*recurse=*/true), commands = commands_of(app);
+  const auto first = std::find_if(words.begin(), words.end(),
+                                  [&](const std::string& word) { return std::count(left.begin(), left.end(), word); });
+  if (first == words.end()) {
+    if (!commands.empty() && app.get_subcommands().empty()) return app.get_name() + ": say what: " + join(commands);
+    return error.what();
+  }
+  if (first->starts_with("-")) {
+    const std::string flag = first->substr(0, first->find('='));
+    return app.get_name() + " has no option " + flag + did_you_mean(flag, flags_of(app));
+  }
+  if (commands.empty()) return app.get_name() + " does not expect \"" + *first + "\"";
+  const std::string near = did_you_mean(*first, commands);
+  return app.get_name() + " has no command " + *first + (near.empty() ? "; there are " + join(commands) : near);
+}
+
+std::string which_help(const CLI::App& program) {
+  std::string command = program.get_name();
+  for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
+    app = app->get_subcommands().front();
+    command += " " + app->get_name();
+  }
+  return command + " --help shows what there is.";
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,34 @@
+// Wrong usage: what the command line says that nobody understands, and which help would have told.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <lockstep/error.hpp>
+
+#include <string>
+#include <vector>
+
+namespace lockstep::cli {
+
+// A flag's value that makes no sense, found after the command line was read.
+class UsageError : public Error {
+ public:
+  using Error::Error;
+};
+
+// What function() returns; its Errors, which are about a flag's value, become UsageErrors.
+template <class Function>
+auto from_flags(Function&& function) {
+  try {
+    return function();
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+}
+
+// What is wrong with `words`, the command line without the program's name, with a suggestion where one is near.
+std::string explain(const CLI::App& program, const CLI::ParseError& error, const std::vector<std::string>& words);
+
+// "lockstep train --help shows what there is."
+std::string which_help(const CLI::App& program);
+
+}  // namespace lockstep::cli
