@@ -155,8 +155,9 @@ def install(python, requirements, folder):
     say(f"MXNet: fetching it into {folder} (70 MB to download, 0.3 GB on disk, once) …")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=folder.name + ".", dir=folder.parent) as part:
-        output_of([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir", "--only-binary", ":all:",
-                   "--root-user-action", "ignore", "--target", pathlib.Path(part, "new"), "-r", requirements])
+        output_of([python, "-m", "pip", "install", "--disable-pip-version-check", "--no-cache-dir",
+                   "--root-user-action", "ignore", "--only-binary", ":all:", "--target", pathlib.Path(part, "new"),
+                   "-r", requirements])
         try:
             pathlib.Path(part, "new").rename(folder)
         except OSError:  # another run was faster
@@ -202,7 +203,7 @@ def make(table, options, data_dir, samples, epochs, work):
     made = []
     for key, name, kind, arguments in table:
         words, env = starts[kind]
-        # Compiled code goes to a folder of each contender's own: PyTorch's cache does not tell numbers of threads apart.
+        # A folder for each contender's compiled code: PyTorch's cache does not tell numbers of threads apart.
         own = {"TORCHINDUCTOR_CACHE_DIR": str(pathlib.Path(work, key)), "PYTHONDONTWRITEBYTECODE": "1"}
         env = env | environments.get(key, {}) | own
         made.append(Contender(key, name, kind, [*words, *arguments, *flags], env, missing.get(kind)))

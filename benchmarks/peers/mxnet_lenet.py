@@ -1,5 +1,5 @@
-"""The section's algorithm in MXNet, on one or several contexts of the CPU: the parameters are copied to every context, a
-minibatch is split over them, gradients are added on the first and copied back, and each context updates its copy.
+"""The section's algorithm in MXNet, on one or several contexts of the CPU: the parameters are copied to every context,
+a minibatch is split over them, gradients are added on the first and copied back, and each context updates its copy.
 
 What differs from the section's text: the data are in memory, and the initial weights and the order of the samples come
 from files that draws.py wrote, so that all peers train alike. Prints what lockstep writes into metrics.jsonl: one JSON
@@ -94,7 +94,7 @@ def accuracy(params, x, y):
 def main():
     parser = task.parser(__doc__)
     parser.add_argument("--contexts", type=int, default=1, help="cpu(0), cpu(1), …; OMP_NUM_THREADS: threads of each")
-    parser.add_argument("--draws", type=pathlib.Path, required=True, help="folder that draws.py wrote, for the same seed")
+    parser.add_argument("--draws", type=pathlib.Path, required=True, help="folder that draws.py wrote for this seed")
     options = parser.parse_args()
 
     devices = [cpu(i) for i in range(options.contexts)]

@@ -44,7 +44,7 @@ def lenet(seed):
 
 
 def make_step(net, optimizer, x, y, sums):
-    """The function that trains on the samples that an index names, and adds their losses and right answers to `sums`."""
+    """The function that trains on the samples of an index, and adds their losses and right answers to `sums`."""
     def step(index):
         x_batch, y_batch = x[index], y[index]
         optimizer.zero_grad(set_to_none=True)

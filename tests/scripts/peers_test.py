@@ -88,8 +88,9 @@ class Run(unittest.TestCase):
     def test_a_missing_program_keeps_its_row(self):
         with tempfile.TemporaryDirectory() as folder:
             pathlib.Path(folder, "train-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 9]) + bytes(9))
-            done = subprocess.run([sys.executable, peers / "run", "--only", "lockstep-1", "--data-dir", folder, "--lockstep",
-                                   pathlib.Path(folder, "absent")], capture_output=True, text=True, timeout=60)
+            command = [sys.executable, peers / "run", "--only", "lockstep-1", "--data-dir", folder,
+                       "--lockstep", pathlib.Path(folder, "absent")]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         self.assertEqual(done.returncode, 1, done.stderr)
         self.assertIn("| lockstep, 1 rank | not measured: no program at", done.stdout)
         self.assertIn("Left out on request: lockstep, 2 ranks", done.stdout)
