@@ -1,40 +1,32 @@
-"""The section's LeNet on Fashion-MNIST in eager PyTorch, on the CPU, as a careful PyTorch user writes it.
+"""The section's LeNet on Fashion-MNIST in PyTorch, as a careful PyTorch user writes it: eager or compiled, in one
+process or as DistributedDataParallel over several, on the CPU; on a GPU eager, or with each step as one CUDA graph.
 
 The same task as `lockstep train`: the same network and, for the same seed, the same initial weights and the same
 minibatches, so that losses can be compared to rounding; plain SGD on the mean cross-entropy. Prints what lockstep
 writes into metrics.jsonl: one JSON object per epoch, whose `seconds` times the training alone.
 """
 
-import argparse
-import gzip
-import json
+import os
 import pathlib
-import struct
+import shutil
+import sys
+import sysconfig
+import tempfile
 import time
-import warnings
 
-# This script does not use NumPy, which the benchmark's environment does not have.
-warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-
+import draws
+import task
 import torch
 from torch import nn
 
 
-def read_idx(folder, name):
-    """A uint8 tensor from an IDX file, gzipped or plain."""
-    plain = folder / name
-    data = plain.read_bytes() if plain.exists() else gzip.decompress((folder / f"{name}.gz").read_bytes())
-    zeros, type_code, dimensions = struct.unpack_from(">HBB", data)
-    if zeros != 0 or type_code != 0x08:
-        raise SystemExit(f"error: '{plain}' is not an IDX file of unsigned bytes")
-    shape = struct.unpack_from(f">{dimensions}I", data, 4)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=4 + 4 * dimensions).view(shape)
+def load(folder, prefix, device):
+    def read(name):
+        data, offset, shape = task.read_idx(folder, name)
+        return torch.frombuffer(data, dtype=torch.uint8, offset=offset).view(shape)
 
-
-def load(folder, prefix):
-    images = read_idx(folder, f"{prefix}-images-idx3-ubyte")
-    labels = read_idx(folder, f"{prefix}-labels-idx1-ubyte")
-    return images.unsqueeze(1).float().div_(255), labels.long()
+    images, labels = read(f"{prefix}-images-idx3-ubyte"), read(f"{prefix}-labels-idx1-ubyte")
+    return images.to(device).unsqueeze(1).float().div_(255), labels.to(device).long()
 
 
 def lenet(seed):
@@ -45,45 +37,67 @@ def lenet(seed):
         nn.Linear(800, 128), nn.ReLU(),
         nn.Linear(128, 10),
     )
-    # Drawn like lockstep's: weights in order, the linear ones as the section's [in, out], one generator for all.
-    generator = torch.Generator().manual_seed(seed)
-    for layer in net:
-        if isinstance(layer, nn.Conv2d):
-            nn.init.normal_(layer.weight, std=0.01, generator=generator)
-            nn.init.zeros_(layer.bias)
-        elif isinstance(layer, nn.Linear):
-            weight = torch.randn(layer.in_features, layer.out_features, generator=generator) * 0.01
-            layer.weight.data.copy_(weight.t())
-            nn.init.zeros_(layer.bias)
+    with torch.no_grad():
+        for parameter, drawn in zip(net.parameters(), draws.weights(seed)):
+            parameter.copy_(drawn.t() if drawn.dim() == 2 else drawn)  # the section's linear weights are [in, out]
     return net
 
 
-def shuffled(size, seed, epoch):
-    """The permutation that lockstep::batches (src/data.cpp) draws for this seed and epoch."""
-    def scramble(z):
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
-        return z ^ (z >> 31)
-
-    golden = 0x9E3779B97F4A7C15
-    mixed = scramble((scramble((seed + golden) % 2**64) + epoch + golden) % 2**64)
-    return torch.randperm(size, generator=torch.Generator().manual_seed(mixed))
-
-
-def train_epoch(net, optimizer, x, y, order, batch_size):
-    """Mean loss and accuracy over the epoch's samples, each as its minibatch saw it."""
-    loss_sum = torch.zeros((), dtype=torch.double)
-    correct = torch.zeros((), dtype=torch.long)
-    for index in order.split(batch_size):
+def make_step(net, optimizer, x, y, sums):
+    """The function that trains on the samples of an index, and adds their losses and right answers to `sums`."""
+    def step(index):
         x_batch, y_batch = x[index], y[index]
         optimizer.zero_grad(set_to_none=True)
         logits = net(x_batch)
         loss = nn.functional.cross_entropy(logits, y_batch)
         loss.backward()
         optimizer.step()
-        loss_sum += loss.detach() * len(index)
-        correct += (logits.argmax(1) == y_batch).sum()
-    return loss_sum.item() / len(x), correct.item() / len(x)
+        sums[0] += loss.detach().double() * len(index)
+        sums[1] += (logits.detach().argmax(1) == y_batch).sum()
+
+    return step
+
+
+def compile_now(net, x, y, sizes):
+    """Has forward and backward compiled for each size of a minibatch, and returns the seconds it took. From then on a
+    compilation is an error, so that none hides in an epoch."""
+    start = time.perf_counter()
+    for size in sizes:
+        index = torch.arange(size)
+        nn.functional.cross_entropy(net(x[index]), y[index]).backward()
+    net.zero_grad(set_to_none=True)
+    if torch._dynamo.utils.counters["stats"]["unique_graphs"] < len(sizes):
+        sys.exit("error: torch.compile left the network as it was")
+    torch.compiler.set_stance("fail_on_recompile")
+    return time.perf_counter() - start
+
+
+def as_graph(step, net, optimizer, size):
+    """`step` on `size` samples as one CUDA graph that is replayed; on other numbers of samples, as it is."""
+    index = torch.zeros(size, dtype=torch.long, device="cuda")
+    initial = [parameter.detach().clone() for parameter in net.parameters()]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # libraries choose algorithms and allocate, which a capture must not
+        for _ in range(3):
+            step(index)
+    torch.cuda.current_stream().wait_stream(stream)
+    with torch.no_grad():
+        for parameter, value in zip(net.parameters(), initial):
+            parameter.copy_(value)
+
+    optimizer.zero_grad(set_to_none=True)  # backward then makes the gradients in the graph's own memory
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # records the step without doing it
+        step(index)
+
+    def graphed_step(part):
+        if len(part) != size:
+            return step(part)
+        index.copy_(part)
+        graph.replay()
+
+    return graphed_step
 
 
 @torch.inference_mode()
@@ -92,35 +106,95 @@ def accuracy(net, x, y):
     return sum((net(images).argmax(1) == labels).sum().item() for images, labels in parts) / len(x)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=pathlib.Path, required=True, help="folder with the four IDX files")
-    parser.add_argument("--threads", type=int, default=1, help="intra-op threads")
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--lr", type=float, default=0.2)
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the samples")
-    options = parser.parse_args()
-
+def train(process, options, store):
+    """One process of options.processes; the first one prints."""
     torch.set_num_threads(options.threads)
-    train_x, train_y = load(options.data_dir, "train")
-    test_x, test_y = load(options.data_dir, "t10k")
-    net = lenet(options.seed)
-    optimizer = torch.optim.SGD(net.parameters(), lr=options.lr)
+    device = torch.device(options.device)
+    data_parallel = options.processes > 1
+    if data_parallel:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=process,
+                                             world_size=options.processes)
+    train_x, train_y = load(options.data_dir, "train", device)
+    test_x, test_y = load(options.data_dir, "t10k", device)
+    sizes = {min(options.batch_size, len(train_x)), len(train_x) % options.batch_size} - {0}
+    if any(size % options.processes for size in sizes):  # the mean of the processes' means would be another one
+        sys.exit(f"error: {options.processes} processes cannot share minibatches of {sorted(sizes)} samples equally")
+
+    plain = net = lenet(options.seed).to(device)
+    if options.compile:
+        # With dynamic shapes the last, smaller minibatch would replace the code for all others by more general code.
+        net = torch.compile(net, dynamic=False)
+    if data_parallel:  # around the compiled network: the other way round, torch.compile compiles nothing (2.15)
+        net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=options.lr, fused=device.type == "cuda" or None)
+    sums = torch.zeros(2, dtype=torch.double, device=device)
+    told_once = {}
+    if options.compile:
+        part_sizes = sorted((size // options.processes for size in sizes), reverse=True)
+        told_once["compile_seconds"] = compile_now(net, train_x, train_y, part_sizes)
+    step = make_step(net, optimizer, train_x, train_y, sums)
+    if options.graph:
+        step = as_graph(step, plain, optimizer, min(options.batch_size, len(train_x)))
 
     for epoch in range(1, options.epochs + 1):
+        wait_for_all(device, data_parallel)
         start = time.perf_counter()
-        order = shuffled(len(train_x), options.seed, epoch)
-        train_loss, train_accuracy = train_epoch(net, optimizer, train_x, train_y, order, options.batch_size)
+        sums.zero_()
+        order = draws.shuffled(len(train_x), options.seed, epoch).to(device)
+        for index in order.split(options.batch_size):
+            step(index.chunk(options.processes)[process])
+        if data_parallel:
+            torch.distributed.all_reduce(sums)
+        loss, correct = (sums / len(train_x)).tolist()  # waits for a GPU
         seconds = time.perf_counter() - start
-        metrics = {
-            "epoch": epoch,
-            "train_loss": train_loss,
-            "train_accuracy": train_accuracy,
-            "test_accuracy": accuracy(net, test_x, test_y),
-            "seconds": seconds,
-        }
-        print(json.dumps(metrics), flush=True)
+        if process == 0:
+            task.print_metrics(epoch, loss, correct, accuracy(plain, test_x, test_y), seconds, **told_once)
+        told_once = {}
+    if data_parallel:
+        torch.distributed.destroy_process_group()
+
+
+def wait_for_all(device, data_parallel):
+    if data_parallel:
+        torch.distributed.barrier()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def check_compiler():
+    compiler = os.environ.get("CXX", "g++")
+    header = pathlib.Path(sysconfig.get_path("include"), "Python.h")
+    if not shutil.which(compiler) or not header.exists():
+        sys.exit(f"error: torch.compile on the CPU needs {compiler} and {header}; on Debian and Ubuntu: "
+                 "apt-get install g++ python3-dev")
+
+
+def main():
+    parser = task.parser(__doc__)
+    parser.add_argument("--threads", type=int, default=1, help="intra-op threads of each process")
+    parser.add_argument("--processes", type=int, default=1, help="2 or more: DistributedDataParallel over Gloo")
+    parser.add_argument("--compile", action="store_true", help="torch.compile, before the first epoch")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--graph", action="store_true", help="each step as one CUDA graph; with --device cuda")
+    options = parser.parse_args()
+
+    on_gpu = options.device == "cuda"
+    if on_gpu and (options.processes > 1 or options.compile):
+        parser.error("--processes and --compile are for the CPU")
+    if options.graph and not on_gpu:
+        parser.error("--graph needs --device cuda")
+    if on_gpu and not torch.cuda.is_available():
+        sys.exit("error: PyTorch finds no GPU here")
+    if options.compile:
+        check_compiler()
+    torch.backends.cudnn.benchmark = True
+
+    if options.processes == 1:
+        train(0, options, None)
+        return
+    with tempfile.TemporaryDirectory() as folder:  # the processes meet in a file: no port to choose
+        torch.multiprocessing.spawn(train, args=(options, pathlib.Path(folder, "store")), nprocs=options.processes)
 
 
 if __name__ == "__main__":

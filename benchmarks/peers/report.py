@@ -10,6 +10,22 @@ import statistics
 first_epoch_tolerance = 1e-6
 last_epoch_tolerance = 0.05
 
+# (what is said, the faster, the others, of which the best counts, the goal)
+ratios = [
+    ("lockstep, 2 ranks, against PyTorch on both cores", "lockstep-2", ["pytorch-2", "ddp"], 1.6),
+    ("lockstep, 2 ranks, against torch.compile on both cores", "lockstep-2", ["compile", "compile-ddp"], 1.3),
+    ("lockstep, 2 ranks, against 1 rank", "lockstep-2", ["lockstep-1"], 1.8),
+    ("lockstep, 2 ranks, against MXNet's two contexts", "lockstep-2", ["mxnet-contexts"], None),
+    ("PyTorch, 2 threads, against 1 thread", "pytorch-2", ["pytorch-1"], None),
+    ("the limit, against lockstep, 2 ranks", "limit-2", ["lockstep-2"], None),
+    ("lockstep on the GPU, against PyTorch's CUDA graph", "lockstep-gpu", ["pytorch-graph"], None),
+    ("lockstep on the GPU, against eager PyTorch", "lockstep-gpu", ["pytorch-gpu"], None),
+    ("lockstep, 2 ranks on one GPU, against 1 rank", "lockstep-2-gpu", ["lockstep-gpu"], None),
+]
+
+
+# Figures
+
 
 def without_folders(text):
     """A command's word without the path that it has on this machine."""
@@ -19,7 +35,9 @@ def without_folders(text):
 def figures(contender, settings):
     """One contender's results as plain values; without times if it has no figures, and then with the reason."""
     row = {
+        "key": contender.key,
         "name": contender.name,
+        "kind": contender.kind,
         "command": [without_folders(str(word)) for word in contender.command],
         "unavailable": contender.unavailable,
         "rounds": contender.rounds,
@@ -29,22 +47,28 @@ def figures(contender, settings):
         row["best_seconds"] = min(timed)
         row["median_seconds"] = statistics.median(timed)
         row["samples_per_second"] = settings["samples"] / min(timed)
+        compiled = [metrics[0]["compile_seconds"] for metrics in contender.rounds if "compile_seconds" in metrics[0]]
+        if compiled:
+            row["compile_seconds"] = compiled
     return row
+
+
+def fastest_pytorch(rows):
+    """The measured row of PyTorch with the least best_seconds, or None."""
+    measured = [row for row in rows if row["kind"] == "pytorch" and "best_seconds" in row]
+    return min(measured, key=lambda row: row["best_seconds"], default=None)
 
 
 def comparison(rows):
     """Adds each row's speed relative to the best PyTorch, and says whether the contenders did the same work."""
-    measured = [row for row in rows if "best_seconds" in row]
-    seconds = {row["name"]: row["best_seconds"] for row in measured}
-    best_pytorch = min((best for name, best in seconds.items() if name.startswith("PyTorch")), default=None)
-    for row in measured:
-        row["speed"] = best_pytorch / row["best_seconds"] if best_pytorch else None
-
-    def speed_up(one, two):
-        return seconds[one] / seconds[two] if one in seconds and two in seconds else None
+    measured = {row["key"]: row for row in rows if "best_seconds" in row}
+    best_pytorch = fastest_pytorch(rows)
+    for row in measured.values():
+        row["speed"] = best_pytorch["best_seconds"] / row["best_seconds"] if best_pytorch else None
 
     def spread(epoch):
-        losses = [metrics[epoch]["train_loss"] for row in measured for metrics in row["rounds"]]
+        losses = [metrics[epoch]["train_loss"] for row in measured.values() if row["kind"] != "sgemm"
+                  for metrics in row["rounds"]]
         if not all(map(math.isfinite, losses)):
             return math.inf
         return (max(losses) - min(losses)) / max(map(abs, losses)) if losses else None
@@ -52,20 +76,38 @@ def comparison(rows):
     first, last = spread(0), spread(-1)
     return {
         "complete": len(measured) == len(rows),
-        "lockstep_2_ranks_over_1": speed_up("lockstep, 1 rank", "lockstep, 2 ranks"),
-        "pytorch_2_threads_over_1": speed_up("PyTorch, 1 thread", "PyTorch, 2 threads"),
+        "ratios": [ratio for entry in ratios if (ratio := measured_ratio(measured, *entry))],
         "first_epoch_loss_spread": first,
         "last_epoch_loss_spread": last,
-        "losses_agree": bool(measured) and first <= first_epoch_tolerance and last <= last_epoch_tolerance,
+        "losses_agree": first is None or (first <= first_epoch_tolerance and last <= last_epoch_tolerance),
     }
+
+
+def measured_ratio(measured, name, one, others, goal):
+    """How many times as fast `one` is as the best of the others; None if the run has not both."""
+    present = [measured[other] for other in others if other in measured]
+    if one not in measured or not present:
+        return None
+    best = min(present, key=lambda row: row["best_seconds"])
+    return {
+        "name": name,
+        "against": best["name"],
+        "not_measured": [other for other in others if other not in measured],
+        "times_as_fast": best["best_seconds"] / measured[one]["best_seconds"],
+        "goal": goal,
+    }
+
+
+# Markdown
 
 
 def markdown(result):
     settings, machine, versions, compared = (result[key] for key in ("settings", "machine", "versions", "comparison"))
     epochs = settings["warm_up_epochs"] + settings["epochs"]
     timed = f"{settings['epochs']} timed epoch" + ("s" if settings["epochs"] > 1 else "")
+    place = "a GPU" if settings["gpu"] else "the CPU"
     lines = [
-        "# Seconds per epoch on the CPU: lockstep and PyTorch",
+        f"# Seconds per epoch on {place}: lockstep and its peers",
         "",
         f"LeNet on Fashion-MNIST, {settings['samples']} samples per epoch, batch {settings['batch_size']}, SGD with lr "
         f"{settings['lr']}, float32. Turns of each, in alternation: {settings['rounds']}; {timed} per "
@@ -76,16 +118,21 @@ def markdown(result):
         "|---|---:|---:|---:|---:|---:|---:|---:|",
         *map(table_row, result["contenders"]),
         "",
-        *speed_up_lines(compared),
+        *ratio_table(compared["ratios"]),
+        *accuracy_table(result.get("accuracy")),
         loss_line(compared, epochs),
         "",
+        *(f"- {row['name']}: compiling took {spoken(row['compile_seconds'])}, outside of the epochs."
+          for row in result["contenders"] if "compile_seconds" in row),
+        *([f"- Left out on request: {'; '.join(result['left_out'])}."] if result["left_out"] else []),
         f"- Date: {result['date']}",
-        f"- Machine: {machine['cpu']}, {machine['cpus']} CPUs for this process; {machine['system']}, Linux "
-        f"{machine['kernel']}; load {machine['load_before']:.2f} before the start"
+        f"- Machine: {machine['cpu']}, {machine['cpus']} CPUs for this process; "
+        + (f"GPU: {versions.get('gpu') or 'none found'}; " if settings["gpu"] else "")
+        + f"{machine['system']}, Linux {machine['kernel']}; load {machine['load_before']:.2f} before the start"
         + (" (not quiet)" if machine["load_before"] > 0.5 else ""),
         f"- lockstep: {result['commit'] or 'unknown commit'}",
         f"- PyTorch: {versions['pytorch']}, Python {versions['python']}. {kernels(versions['same_libtorch_cpu'])}"
-        if "pytorch" in versions else "- PyTorch: not available",
+        if "pytorch" in versions else "- PyTorch: not available, or not asked for",
         f"- Command: `{result['command']}`",
     ]
     if machine["environment"]:
@@ -97,31 +144,63 @@ def markdown(result):
 def table_row(row):
     if "best_seconds" not in row:
         return f"| {row['name']} | not measured: {row['unavailable'].replace('|', '/')} | | | | | | |"
-    first, last = row["rounds"][0][0], row["rounds"][0][-1]
     speed = f"{row['speed']:.2f}" if row["speed"] else ""
+    learnt = " | | |"
+    if row["kind"] != "sgemm":
+        first, last = row["rounds"][0][0], row["rounds"][0][-1]
+        learnt = f" {first['train_loss']:.6f} | {last['train_loss']:.4f} | {last['test_accuracy']:.4f} |"
     return (f"| {row['name']} | {row['best_seconds']:.2f} | {row['median_seconds']:.2f} "
-            f"| {row['samples_per_second']:.0f} | {speed} "
-            f"| {first['train_loss']:.6f} | {last['train_loss']:.4f} | {last['test_accuracy']:.4f} |")
+            f"| {row['samples_per_second']:.0f} | {speed} |{learnt}")
 
 
-def speed_up_lines(compared):
-    lines = []
-    if compared["lockstep_2_ranks_over_1"]:
-        lines.append(f"lockstep: two ranks are {compared['lockstep_2_ranks_over_1']:.2f} times as fast as one.")
-    if compared["pytorch_2_threads_over_1"]:
-        lines.append(f"PyTorch: two threads are {compared['pytorch_2_threads_over_1']:.2f} times as fast as one.")
-    return lines
+def ratio_table(ratios):
+    if not ratios:
+        return []
+    lines = ["| best against best | times as fast | goal | |", "|---|---:|---:|---|"]
+    for ratio in ratios:
+        verdict = ""
+        if ratio["goal"]:
+            verdict = "reached" if ratio["times_as_fast"] >= ratio["goal"] else "missed"
+            if ratio["not_measured"] and verdict == "reached":
+                verdict = f"open: not measured: {', '.join(ratio['not_measured'])}"
+        name = ratio["name"]
+        if name.endswith("both cores"):
+            name += f" ({ratio['against']} is the best)"
+        lines.append(f"| {name} | {ratio['times_as_fast']:.2f} | {ratio['goal'] or ''} | {verdict} |")
+    return [*lines, ""]
+
+
+def accuracy_table(accuracy):
+    if not accuracy:
+        return []
+    epochs = accuracy["epochs"]
+    lines = [f"Trained once more, for {epochs} epochs:", "",
+             f"| | test accuracy, epoch {epochs} | its range in the last three epochs | train loss, epoch {epochs} |",
+             "|---|---:|---:|---:|"]
+    for run in accuracy["runs"]:
+        if run["unavailable"]:
+            lines.append(f"| {run['name']} | not measured: {run['unavailable'].replace('|', '/')} | | |")
+            continue
+        tested = [epoch["test_accuracy"] for epoch in run["metrics"]]
+        lines.append(f"| {run['name']} | {tested[-1]:.4f} | {min(tested[-3:]):.4f} to {max(tested[-3:]):.4f} "
+                     f"| {run['metrics'][-1]['train_loss']:.4f} |")
+    return [*lines, ""]
 
 
 def loss_line(compared, epochs):
     if compared["first_epoch_loss_spread"] is None:
-        return "Nothing was measured."
+        return "No training was measured."
     verdict = "All that were measured learnt the same"
     if not compared["losses_agree"]:
         verdict = "**They did not learn the same, so the figures compare different work**"
     return (f"{verdict}: train losses differ by {compared['first_epoch_loss_spread']:.1e} in epoch 1 (at most "
             f"{first_epoch_tolerance:.0e}: rounding) and by {compared['last_epoch_loss_spread']:.1%} in epoch {epochs} "
             f"(at most {last_epoch_tolerance:.0%}).")
+
+
+def spoken(compile_seconds):
+    first, *later = compile_seconds
+    return f"{first:.1f} s" + (f" ({min(later):.1f} s in later turns, from its cache)" if later else "")
 
 
 def kernels(same):

@@ -1,0 +1,41 @@
+"""What every peer does in the same way: its flags, reading Fashion-MNIST, and printing an epoch's figures as lockstep
+keeps them in metrics.jsonl. Needs no framework."""
+
+import argparse
+import gzip
+import json
+import pathlib
+import struct
+
+
+def parser(description):
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=pathlib.Path, required=True, help="folder with the four IDX files")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=256, help="over all processes together")
+    parser.add_argument("--lr", type=float, default=0.2)
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order of the samples")
+    return parser
+
+
+def read_idx(folder, name):
+    """(bytes, offset, shape) of the unsigned bytes in an IDX file, gzipped or plain."""
+    plain = folder / name
+    data = plain.read_bytes() if plain.exists() else gzip.decompress((folder / f"{name}.gz").read_bytes())
+    zeros, type_code, dimensions = struct.unpack_from(">HBB", data)
+    if zeros != 0 or type_code != 0x08:
+        raise SystemExit(f"error: '{plain}' is not an IDX file of unsigned bytes")
+    shape = struct.unpack_from(f">{dimensions}I", data, 4)
+    return bytearray(data), 4 + 4 * dimensions, shape
+
+
+def print_metrics(epoch, train_loss, train_accuracy, test_accuracy, seconds, **more):
+    """`seconds` is the epoch's training alone."""
+    print(json.dumps({
+        "epoch": epoch,
+        "train_loss": train_loss,
+        "train_accuracy": train_accuracy,
+        "test_accuracy": test_accuracy,
+        "seconds": seconds,
+        **more,
+    }), flush=True)

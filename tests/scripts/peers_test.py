@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""benchmarks/peers: what the report concludes from figures, and that a contender that is missing is named.
+
+    peers_test.py
+"""
+
+import sys
+
+sys.dont_write_bytecode = True
+
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+peers = pathlib.Path(__file__).resolve().parents[2] / "benchmarks/peers"
+sys.path.insert(0, str(peers))
+
+import contenders
+import report
+
+
+def row(key, seconds, first_loss=2.3, last_loss=1.6, unavailable=None):
+    """A contender's figures after one turn of two epochs, the second of which is timed."""
+    _, name, kind, _ = next(entry for entry in contenders.on_cpu if entry[0] == key)
+    contender = contenders.Contender(key, name, kind, ["/bin/true"], {}, unavailable)
+    if not unavailable:
+        contender.rounds = [[{"train_loss": first_loss, "seconds": 0.5}, {"train_loss": last_loss, "seconds": seconds}]]
+    return report.figures(contender, {"warm_up_epochs": 1, "samples": 60000})
+
+
+def ratio(rows, name):
+    found = [entry for entry in report.comparison(rows)["ratios"] if entry["name"] == name]
+    return found[0] if found else None
+
+
+class Report(unittest.TestCase):
+    both_cores = "lockstep, 2 ranks, against PyTorch on both cores"
+
+    def test_warm_up_is_not_timed(self):
+        self.assertEqual(row("lockstep-2", 5.0)["best_seconds"], 5.0)
+
+    def test_against_the_better_of_two(self):
+        rows = [row("lockstep-2", 5.0), row("pytorch-2", 12.0), row("ddp", 10.0)]
+        found = ratio(rows, self.both_cores)
+        self.assertEqual((found["times_as_fast"], found["against"]), (2.0, "PyTorch DDP over Gloo, 2 processes"))
+        self.assertIn("reached", "\n".join(report.ratio_table([found])))
+
+    def test_a_goal_is_open_while_a_peer_is_missing(self):
+        rows = [row("lockstep-2", 5.0), row("pytorch-2", 10.0), row("ddp", None, unavailable="no Gloo")]
+        found = ratio(rows, self.both_cores)
+        self.assertEqual(found["not_measured"], ["ddp"])
+        text = "\n".join(report.ratio_table([found]))
+        self.assertIn("open", text)
+        self.assertNotIn("reached", text)
+        self.assertFalse(report.comparison(rows)["complete"])
+
+    def test_a_missed_goal(self):
+        rows = [row("lockstep-1", 9.0), row("lockstep-2", 6.0)]
+        self.assertIn("missed", "\n".join(report.ratio_table(report.comparison(rows)["ratios"])))
+
+    def test_different_work_is_seen(self):
+        same = [row("lockstep-2", 5.0, first_loss=2.3), row("ddp", 5.0, first_loss=2.3 + 1e-6)]
+        self.assertTrue(report.comparison(same)["losses_agree"])
+        other = [row("lockstep-2", 5.0, first_loss=2.3), row("ddp", 5.0, first_loss=2.3 + 1e-5)]
+        self.assertFalse(report.comparison(other)["losses_agree"])
+        nan = [row("lockstep-2", 5.0), row("ddp", 5.0, last_loss=float("nan"))]
+        self.assertFalse(report.comparison(nan)["losses_agree"])
+
+
+class Choice(unittest.TestCase):
+    def keys(self, only=(), skip=()):
+        return [entry[0] for entry in contenders.choose(contenders.on_cpu, list(only), list(skip))[0]]
+
+    def test_patterns(self):
+        self.assertEqual(self.keys(only=["lockstep-*", "ddp"]), ["lockstep-1", "lockstep-2", "ddp"])
+        self.assertEqual(self.keys(only=["lockstep-*"], skip=["*-1"]), ["lockstep-2"])
+        self.assertEqual(len(self.keys()), len(contenders.on_cpu))
+        with self.assertRaises(ValueError):
+            self.keys(skip=["ddpp"])
+
+    def test_those_left_out_are_told(self):
+        left_out = contenders.choose(contenders.on_cpu, [], ["mxnet-*"])[1]
+        self.assertEqual(len(left_out), 3)
+
+
+class Run(unittest.TestCase):
+    def test_a_missing_program_keeps_its_row(self):
+        with tempfile.TemporaryDirectory() as folder:
+            pathlib.Path(folder, "train-labels-idx1-ubyte").write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 9]) + bytes(9))
+            command = [sys.executable, peers / "run", "--only", "lockstep-1", "--data-dir", folder,
+                       "--lockstep", pathlib.Path(folder, "absent")]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertIn("| lockstep, 1 rank | not measured: no program at", done.stdout)
+        self.assertIn("Left out on request: lockstep, 2 ranks", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()
