@@ -31,6 +31,7 @@ class CliErrors : public Cli {
 
 TEST_F(CliErrors, WrongSettings) {
   expect_error(train({"--batch-size", "0"}), 1, {"batch size", "0", "at least 1"});
+  expect_error(train({"--batch-size", "301"}), 1, {"batch size", "301", "at most 300"});
   expect_error(train({"--lr", "-0.1"}), 1, {"learning rate", "-0.1"});
   expect_error(train({"--lr", "nan"}), 1, {"learning rate", "nan"});
   expect_error(train({"--epochs", "0"}), 1, {"epochs", "0"});
@@ -75,6 +76,12 @@ TEST_F(CliErrors, DevicesThatAreNotThere) {
   expect_error(train({"--devices", "tpu"}), 1, {"tpu"});
   expect_error(train({"--devices", ""}), 1, {"devices", "empty"});
   expect_error(train({"--devices", "cuda:99"}), 1, {"cuda:99", "GPU"});
+  expect_error(train({"--cuda-graph"}), 1, {"--cuda-graph needs CUDA devices", "[cpu, cpu]"});
+}
+
+TEST_F(CliErrors, NamesThatItDoesNotKnow) {
+  expect_error(train({"--precision", "fp8"}), 1, {"\"fp8\"", "float32 or bf16"});
+  expect_error(train({"--memory-format", "nhwc"}), 1, {"\"nhwc\"", "contiguous or channels-last"});
 }
 
 TEST_F(CliErrors, DataThatCannotBeRead) {
