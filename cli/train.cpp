@@ -51,6 +51,9 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
                {"learning rate", shortest(options.lr)},
                {"epochs", std::to_string(options.epochs)},
                {"seed", std::to_string(options.seed)},
+               {"precision", options.precision},
+               {"memory format", options.memory_format},
+               {"CUDA graph", options.cuda_graph ? "yes" : "no"},
                {"run folder", options.run_dir.string()}};
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
   return "lockstep " + version() + ", LibTorch " + torch_version() + "\n" + table(rows) + "\n";
@@ -143,7 +146,8 @@ class Report {
   void finished(const TrainResult& result) {
     if (mode_ != ProgressMode::none) print("\n");
     const int processes = this_process().count;
-    print(kept() + remark_ + "; peak memory " + peak_memory() + (processes == 1 ? "" : " in this process") + "\n");
+    print(kept() + remark_ + "; peak memory " + peak_memory() + (processes == 1 ? "" : " in this process") +
+          format("; waiting for data took %.2f %% of the time\n", 100 * result.data_wait()));
     print(
         format("test acc: %.2f, %.1f sec/epoch on ", result.history.back().test_accuracy, result.seconds_per_epoch()) +
         to_string(result.devices) + (processes == 1 ? "" : " in " + std::to_string(processes) + " processes") +

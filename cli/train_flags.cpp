@@ -99,6 +99,20 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       ->check(number_between<int, 1>);
   add("--seed", flags.seed, "N", "of the initial weights and of the samples' order", how, std::to_string(defaults.seed))
       ->check(whole_number<uint64_t>);
+  add("--precision", flags.precision, "NAME",
+      "float32, or bf16: automatic mixed precision, in which convolutions and matrix products compute in bfloat16, and "
+      "weights, loss and update stay float32",
+      how, defaults.precision);
+  add("--memory-format", flags.memory_format, "NAME",
+      "contiguous, or channels-last: images and convolutions' weights pixel by pixel, which many convolutions are "
+      "faster "
+      "on; the results differ by rounding only",
+      how, defaults.memory_format);
+  app.add_flag("--cuda-graph", flags.cuda_graph,
+               "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not "
+               "limit small networks (--cuda-graph=false: not, though --config says so)")
+      ->group(how)
+      ->take_last();
 
   const char* const out = "What is kept and shown";
   add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", out, flags.runs_dir)->check(not_empty);
@@ -127,6 +141,9 @@ TrainOptions to_options(const TrainFlags& flags) {
   override_with(flags.lr, options.lr);
   override_with(flags.epochs, options.epochs);
   override_with(flags.seed, options.seed);
+  override_with(flags.precision, options.precision);
+  override_with(flags.memory_format, options.memory_format);
+  override_with(flags.cuda_graph, options.cuda_graph);
   if (flags.data_dir) options.data_dir = *flags.data_dir;
   if (flags.devices) options.devices = devices;
   if (options.devices.empty()) options.devices = default_devices();

@@ -14,11 +14,12 @@ namespace lockstep::cli {
 enum class ProgressMode { bar, lines, none };
 
 struct TrainFlags {
-  std::optional<std::string> model, data, data_dir, devices;
+  std::optional<std::string> model, data, data_dir, devices, precision, memory_format;
   std::optional<int> threads_per_rank, epochs;
   std::optional<int64_t> batch_size;
   std::optional<double> lr;
   std::optional<uint64_t> seed;
+  std::optional<bool> cuda_graph;
   std::string config;  // empty: none
   std::string runs_dir = "runs";
   std::optional<std::string> name;

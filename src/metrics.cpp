@@ -37,7 +37,8 @@ EpochMetrics parse(const std::string& text) {
           .train_loss = number(line, "train_loss"),
           .train_accuracy = number(line, "train_accuracy"),
           .test_accuracy = number(line, "test_accuracy"),
-          .seconds = number(line, "seconds")};
+          .seconds = number(line, "seconds"),
+          .data_wait = line.contains("data_wait") ? number(line, "data_wait") : 0};
 }
 
 // As a gnuplot string in single quotes, in which only the quote itself is special.
@@ -119,7 +120,8 @@ void write_metrics(const std::filesystem::path& file, const std::vector<EpochMet
                  {"train_loss", epoch.train_loss},
                  {"train_accuracy", epoch.train_accuracy},
                  {"test_accuracy", epoch.test_accuracy},
-                 {"seconds", epoch.seconds}};
+                 {"seconds", epoch.seconds},
+                 {"data_wait", epoch.data_wait}};
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }

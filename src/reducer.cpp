@@ -15,6 +15,7 @@
 #include <numeric>
 #include <set>
 
+#include "cuda_graph.hpp"
 #include "exception_text.hpp"
 
 namespace lockstep {
@@ -192,10 +193,11 @@ void Reducer::post(size_t index) {
   open_.push_back(index);
 }
 
+// Not while a CUDA graph records, which only a backend with streams of its own can be part of: it needs no polling.
 // A work that is found complete makes the current stream wait for it. That must not be the stream on which backward
 // goes on, so polling has a stream of its own.
 void Reducer::poll() {
-  if (open_.empty()) return;
+  if (open_.empty() || (poll_stream_ && is_recording())) return;
   const c10::OptionalStreamGuard guard(poll_stream_);
   std::erase_if(open_, [&](size_t index) {
     if (!buckets_[index].work->isCompleted()) return false;

@@ -33,6 +33,8 @@ template <class Value>
 std::string what_lacks(const json& found) {
   if constexpr (std::is_same_v<Value, std::string>) {
     return found.is_string() ? "" : "a text";
+  } else if constexpr (std::is_same_v<Value, bool>) {
+    return found.is_boolean() ? "" : "true or false";
   } else if constexpr (std::is_floating_point_v<Value>) {
     return found.is_number() ? "" : "a number";
   } else {
@@ -74,6 +76,9 @@ std::string to_json(const TrainOptions& options) {
   config["lr"] = options.lr;
   config["epochs"] = options.epochs;
   config["seed"] = options.seed;
+  config["precision"] = options.precision;
+  config["memory_format"] = options.memory_format;
+  config["cuda_graph"] = options.cuda_graph;
   config["run_dir"] = options.run_dir.string();
   try {
     return config.dump(2) + "\n";
@@ -102,6 +107,9 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read(config, "lr", options.lr);
   read(config, "epochs", options.epochs);
   read(config, "seed", options.seed);
+  read(config, "precision", options.precision);
+  read(config, "memory_format", options.memory_format);
+  read(config, "cuda_graph", options.cuda_graph);
   read(config, "run_dir", run_dir);
   const json known = json::parse(to_json({}));
   for (const auto& [key, value] : config.items()) {
@@ -123,6 +131,12 @@ TrainOptions checked(TrainOptions options) {
   if (options.data != "fashion-mnist" && options.data != "synthetic") {
     refuse("the data set", '"' + options.data + '"', "it must be fashion-mnist or synthetic");
   }
+  if (options.precision != "float32" && options.precision != "bf16") {
+    refuse("the precision", '"' + options.precision + '"', "it must be float32 or bf16");
+  }
+  if (options.memory_format != "contiguous" && options.memory_format != "channels-last") {
+    refuse("the memory format", '"' + options.memory_format + '"', "it must be contiguous or channels-last");
+  }
   if (options.batch_size < 1) refuse("the batch size", options.batch_size, "it must be at least 1");
   if (!(options.lr >= 0 && options.lr <= largest_lr))
     refuse("the learning rate", options.lr, "it must be a number from 0 to 3.4e38, the largest float");
@@ -133,11 +147,28 @@ TrainOptions checked(TrainOptions options) {
     throw Error("--data-dir goes with --data fashion-mnist; synthetic data need no files");
   if (options.devices.empty()) options.devices = default_devices();
   check_devices(options.devices);
+  if (options.cuda_graph && !options.devices[0].is_cuda()) {
+    throw Error("--cuda-graph needs CUDA devices, and this run is on " + to_string(options.devices));
+  }
   return options;
 }
 
 ImageData load_data(const TrainOptions& options) {
   return options.data == "synthetic" ? synthetic_images() : load_fashion_mnist(options.data_dir);
+}
+
+void check_batch_size(const TrainOptions& options, const ImageData& data) {
+  if (options.batch_size <= data.train.size()) return;
+  throw Error("the batch size is " + std::to_string(options.batch_size) + "; it must be at most " +
+              std::to_string(data.train.size()) + ", the number of training samples in " + data.source);
+}
+
+bool computes_in_bf16(const TrainOptions& options) {
+  return options.precision == "bf16";
+}
+
+at::MemoryFormat memory_format(const TrainOptions& options) {
+  return options.memory_format == "channels-last" ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }
 
 TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& devices) {

@@ -14,6 +14,13 @@ TrainOptions checked(TrainOptions options);
 // The data set that the options name.
 ImageData load_data(const TrainOptions& options);
 
+// Throws Error if not even one batch of the options' size can be had of the training samples.
+void check_batch_size(const TrainOptions& options, const ImageData& data);
+
+// What options.precision and options.memory_format mean.
+bool computes_in_bf16(const TrainOptions& options);
+at::MemoryFormat memory_format(const TrainOptions& options);
+
 inline constexpr const char* kConfigFile = "config.json";
 inline constexpr const char* kMetricsFile = "metrics.jsonl";
 inline constexpr const char* kWeightsFile = "model.safetensors";

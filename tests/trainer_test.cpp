@@ -83,6 +83,62 @@ TEST_F(Trainer, Learns) {
   EXPECT_GT(result.history.back().test_accuracy, 0.5);
 }
 
+TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
+  const ScratchFolder images;
+  write_small_images(images, 1000, 200);
+  TrainOptions settings = options(2);
+  settings.data_dir = images.path();
+  settings.batch_size = 8;
+  settings.epochs = 1;
+  const auto exact = lockstep::train(settings);
+  settings.epochs = 6;
+  settings.precision = "bf16";
+  settings.run_dir = runs_ / "bf16";
+  const auto rounded = lockstep::train(settings);
+  EXPECT_NE(rounded.history[0].train_loss, exact.history[0].train_loss);
+  EXPECT_NEAR(rounded.history[0].train_loss, exact.history[0].train_loss, 0.01);
+  EXPECT_LT(rounded.history.back().train_loss, 0.5 * rounded.history.front().train_loss);
+  EXPECT_GT(rounded.history.back().test_accuracy, 0.5);
+
+  lockstep::LeNet net;
+  load_weights(settings.run_dir / "model.safetensors", *net);  // which refuses another type than float32
+  lockstep::EvalOptions eval;
+  eval.devices = cpus(3);
+  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir, eval).accuracy(), rounded.history.back().test_accuracy);
+}
+
+TEST_F(Trainer, GivesTheSameInBothMemoryFormats) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "contiguous";
+  const auto expected = lockstep::train(settings);
+  settings.memory_format = "channels-last";
+  settings.run_dir = runs_ / "channels-last";
+  const auto result = lockstep::train(settings);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_NEAR(result.history[i].train_loss, expected.history[i].train_loss, 1e-5);
+    EXPECT_NEAR(result.history[i].test_accuracy, expected.history[i].test_accuracy, 1e-9);
+  }
+  lockstep::LeNet net, other;
+  load_weights(runs_ / "contiguous/model.safetensors", *net);
+  load_weights(runs_ / "channels-last/model.safetensors", *other);
+  const auto theirs = other->named_parameters();
+  for (const auto& item : net->named_parameters())
+    EXPECT_TRUE(torch::allclose(theirs[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
+  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir).accuracy(), result.history.back().test_accuracy);
+}
+
+TEST_F(Trainer, MeasuresHowLongRanksWaitForData) {
+  const auto result = lockstep::train(options(2));
+  double seconds = 0, waited = 0;
+  for (const auto& metrics : result.history) {
+    EXPECT_GT(metrics.data_wait, 0);
+    EXPECT_LT(metrics.data_wait, 0.5);  // some 10 microseconds of a step of milliseconds
+    seconds += metrics.seconds;
+    waited += metrics.seconds * metrics.data_wait;
+  }
+  EXPECT_NEAR(result.data_wait(), waited / seconds, 1e-12);
+}
+
 TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
   TrainOptions settings = options(2);
   settings.run_dir = runs_ / "deep" / "run";
@@ -166,6 +222,13 @@ TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused([](auto& o) { o.epochs = 0; }), HasSubstr("epochs is 0"));
   EXPECT_THAT(refused([](auto& o) { o.threads_per_rank = 0; }), HasSubstr("threads per rank is 0"));
   EXPECT_THAT(refused([](auto& o) { o.model = "vgg"; }), AllOf(HasSubstr("vgg"), HasSubstr("lenet")));
+  EXPECT_THAT(refused([](auto& o) { o.batch_size = 151; }),
+              AllOf(HasSubstr("batch size is 151"), HasSubstr("150"), HasSubstr(images_.path().string())));
+  EXPECT_THAT(refused([](auto& o) { o.precision = "fp8"; }), AllOf(HasSubstr("\"fp8\""), HasSubstr("float32 or bf16")));
+  EXPECT_THAT(refused([](auto& o) { o.memory_format = "nhwc"; }),
+              AllOf(HasSubstr("\"nhwc\""), HasSubstr("contiguous or channels-last")));
+  EXPECT_THAT(refused([](auto& o) { o.cuda_graph = true; }),
+              AllOf(HasSubstr("--cuda-graph needs CUDA devices"), HasSubstr("[cpu, cpu]")));
   EXPECT_THAT(refused([](auto& o) { o.data = "mnist"; }), AllOf(HasSubstr("mnist"), HasSubstr("synthetic")));
   EXPECT_THAT(refused([](auto& o) { o.devices = {torch::Device("cuda:77")}; }), HasSubstr("cuda:77"));
   EXPECT_THAT(refused([&](auto& o) { o.data_dir = runs_.path(); }), HasSubstr(runs_.path().string()));
@@ -223,11 +286,17 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.lr = 0.1;
   options.epochs = 4;
   options.seed = 18446744073709551615u;
+  options.precision = "bf16";
+  options.memory_format = "channels-last";
+  options.cuda_graph = true;
   options.run_dir = "runs/x";
   const auto back = lockstep::train_options_from_json(to_json(options));
   EXPECT_EQ(to_json(back), to_json(options));
   EXPECT_EQ(back.seed, options.seed);
   EXPECT_EQ(back.lr, options.lr);
+  EXPECT_EQ(back.precision, options.precision);
+  EXPECT_EQ(back.memory_format, options.memory_format);
+  EXPECT_EQ(back.cuda_graph, options.cuda_graph);
   EXPECT_EQ(back.devices, options.devices);
 }
 
@@ -253,6 +322,9 @@ TEST(TrainOptionsJson, RefusesValuesThatWouldBeChanged) {
                                                         {R"({"seed": -1})", "seed"},
                                                         {R"({"seed": 18446744073709551616})", "seed"},
                                                         {R"({"lr": true})", "lr"},
+                                                        {R"({"cuda_graph": 1})", "cuda_graph"},
+                                                        {R"({"cuda_graph": "yes"})", "cuda_graph"},
+                                                        {R"({"precision": 16})", "precision"},
                                                         {R"({"data_dir": 5})", "data_dir"}}) {
     EXPECT_THAT(error_of([&, &text = json] { lockstep::train_options_from_json(text); }),
                 AllOf(HasSubstr("\"" + key + "\""), HasSubstr("it must be")))

@@ -8,6 +8,7 @@
 
 #include <torch/torch.h>
 #include <lockstep/allreduce.hpp>
+#include <lockstep/autocast.hpp>
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/data.hpp>
 #include <lockstep/data_parallel.hpp>

@@ -17,6 +17,8 @@ struct EpochMetrics {
   double train_accuracy = 0;  // in [0, 1], likewise
   double test_accuracy = 0;   // in [0, 1], after the epoch, every test sample counted once
   double seconds = 0;         // of the epoch's training, devices synchronised, evaluation not counted
+  double data_wait = 0;       // share of these seconds, in [0, 1], in which a rank had no minibatch yet (the rank that
+                              // lacked one longest); 0 where nobody measured it
 };
 
 // Writes one JSON object per line and epoch; a loss that is not finite as null, which is read back as NaN. With

@@ -28,7 +28,13 @@ struct TrainOptions {
   int64_t batch_size = 256;             // of the global batch
   double lr = 0.2;                      // of plain SGD
   int epochs = 10;
-  uint64_t seed = 1;                   // of the weights and of the order of the samples (why 1: docs/results)
+  uint64_t seed = 1;  // of the weights and of the order of the samples (why 1: docs/results)
+  // "float32", or "bf16": forward and loss as automatic mixed precision (autocast.hpp), weights and update in float32.
+  std::string precision = "float32";
+  // "contiguous": images channel by channel; "channels-last": pixel by pixel, which many convolutions are faster on,
+  // and bfloat16 on GPUs wants. The results are the same but for rounding.
+  std::string memory_format = "contiguous";
+  bool cuda_graph = false;             // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
   std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON; of
                                        // a launcher's process N, of its ranks alone, with .N before the extension
@@ -63,6 +69,7 @@ struct TrainResult {
   Devices devices;
   bool stopped = false;              // the stop token ended it
   double seconds_per_epoch() const;  // mean over the finished epochs; 0 if there are none
+  double data_wait() const;          // EpochMetrics::data_wait of all finished epochs together; 0 if there are none
 };
 
 // A run_dir that holds another run, or a file that a run would overwrite. Of two runs that want one folder at the same
@@ -76,11 +83,12 @@ class RunExists : public Error {
 // model.safetensors, curve.svg; curve.png at the end. On synthetic data metrics.jsonl and model.safetensors say so.
 //
 // Throws Error before the first step: an unknown model or data set, unreadable data, a data_dir beside synthetic data,
-// batch_size or epochs < 1, lr negative or too large for a float, threads_per_rank < 1 or > 1024, a device that is not
-// there, a run_dir that cannot be written; RunExists. After it: a rank that fails (memory, a GPU), a file that cannot
-// be written (a full disk), an exception from a callback; the Error names the rank or the file, and finished epochs
-// stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its files nor the
-// folders that it made.
+// batch_size < 1 or above the number of training samples, epochs < 1, lr negative or too large for a float,
+// threads_per_rank < 1 or > 1024, a precision or memory format that it does not know, a device that is not there,
+// cuda_graph on CPU devices, a run_dir that cannot be written; RunExists. After it: a rank that fails (memory, a GPU),
+// a file that cannot be written (a full disk), an exception from a callback; the Error names the rank or the file, and
+// finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its
+// files nor the folders that it made.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {

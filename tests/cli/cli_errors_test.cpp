@@ -33,6 +33,7 @@ class CliErrors : public Cli {
 TEST_F(CliErrors, WrongSettings) {
   expect_error(train({"--batch-size", "0"}), 2, {"--batch-size: 0 is too small; it must be at least 1"});
   expect_error(train({"--batch-size", "-1"}), 2, {"--batch-size: -1 is too small; it must be at least 1"});
+  expect_error(train({"--batch-size", "301"}), 1, {"batch size", "301", "at most 300"});
   expect_error(train({"--lr", "-0.1"}), 2, {"--lr: -0.1 is too small; it must be at least 0"});
   for (const char* text : {"nan", "much", "0.1x"}) {
     expect_error(train({"--lr", text}), 2, {"--lr: " + std::string(text) + " is not a number"});
@@ -80,6 +81,12 @@ TEST_F(CliErrors, DevicesThatAreNotThere) {
   expect_error(train({"--devices", "tpu"}), 2, {"tpu"});
   expect_error(train({"--devices", ""}), 2, {"devices", "empty"});
   expect_error(train({"--devices", "cuda:99"}), 2, {"cuda:99", "GPU"});
+  expect_error(train({"--cuda-graph"}), 2, {"--cuda-graph needs CUDA devices", "[cpu, cpu]"});
+}
+
+TEST_F(CliErrors, NamesThatItDoesNotKnow) {
+  expect_error(train({"--precision", "fp8"}), 2, {"\"fp8\"", "float32 or bf16"});
+  expect_error(train({"--memory-format", "nhwc"}), 2, {"\"nhwc\"", "contiguous or channels-last"});
 }
 
 TEST_F(CliErrors, DataThatCannotBeRead) {

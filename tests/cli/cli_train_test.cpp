@@ -20,6 +20,7 @@ using testing::EndsWith;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
+using testing::StartsWith;
 
 std::string as_printed(const char* pattern, const EpochMetrics& m) {
   char text[200];
@@ -41,7 +42,7 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, IsEmpty());
   const auto lines = lines_of(run.out);
-  ASSERT_EQ(lines.size(), 16u) << run.out;
+  ASSERT_EQ(lines.size(), 19u) << run.out;
   EXPECT_THAT(lines[0], ContainsRegex("^lockstep [0-9.]+, LibTorch 2\\.[0-9.]+$"));
   EXPECT_EQ(lines[1], "  model             lenet");
   EXPECT_EQ(lines[2], "  data              fashion-mnist in " + images_.path().string());
@@ -51,20 +52,24 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
   EXPECT_EQ(lines[6], "  learning rate     0.15");
   EXPECT_EQ(lines[7], "  epochs            2");
   EXPECT_EQ(lines[8], "  seed              7");
-  EXPECT_EQ(lines[9], "  run folder        runs/first");
-  EXPECT_EQ(lines[10], "");
+  EXPECT_EQ(lines[9], "  precision         float32");
+  EXPECT_EQ(lines[10], "  memory format     contiguous");
+  EXPECT_EQ(lines[11], "  CUDA graph        no");
+  EXPECT_EQ(lines[12], "  run folder        runs/first");
+  EXPECT_EQ(lines[13], "");
 
   const auto kept = metrics("first");
   ASSERT_EQ(kept.size(), 2u);
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(lines[11 + i],
+    EXPECT_EQ(lines[14 + i],
               as_printed("epoch %d/2  train loss %.4f  train acc %.4f  test acc %.4f  %.1f sec/epoch", kept[i]));
   }
-  EXPECT_THAT(lines[14], ContainsRegex("^the run is kept in runs/first; peak memory [1-9][0-9]+ MB$"));
+  EXPECT_THAT(lines[17], ContainsRegex("^the run is kept in runs/first; peak memory [1-9][0-9]+ MB; "
+                                       "waiting for data took [0-9]+\\.[0-9][0-9] % of the time$"));
   char last[100];
   std::snprintf(last, sizeof last, "test acc: %.2f, %.1f sec/epoch on [cpu, cpu]", kept[1].test_accuracy,
                 (kept[0].seconds + kept[1].seconds) / 2);
-  EXPECT_EQ(lines[15], last);
+  EXPECT_EQ(lines[18], last);
   EXPECT_THAT(run.out, Not(HasSubstr("\r")));
   EXPECT_THAT(run.out, Not(HasSubstr("synthetic")));
 }
@@ -120,6 +125,32 @@ TEST_F(CliTrain, LetsFlagsOverrideAConfiguration) {
                                HasSubstr("  devices           [cpu], 1 rank\n")));
   ASSERT_EQ(metrics("other").size(), 1u);
   EXPECT_NE(metrics("other")[0].train_loss, metrics("first")[0].train_loss);
+}
+
+TEST_F(CliTrain, TakesPrecisionMemoryFormatAndGraphFromFlagsAndConfigurations) {
+  const Finished run = run_program(
+      train({"--precision", "bf16", "--memory-format", "channels-last", "--name", "first"}), surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("\n  precision         bf16\n  memory format     channels-last\n")));
+  std::string config = work_.read("runs/first/config.json");
+  const std::string no = "\"cuda_graph\": false";
+  ASSERT_NE(config.find(no), std::string::npos) << config;
+  work_.write("runs/first/config.json", config.replace(config.find(no), no.size(), "\"cuda_graph\": true"));
+
+  // A run with a graph, whose kind of device is not here: evaluated it is, and trained again if asked for no graph.
+  const Finished eval = run_program({"eval", "runs/first"}, surroundings());
+  ASSERT_EQ(eval.code, 0) << eval.err;
+  char accuracy[40];
+  std::snprintf(accuracy, sizeof accuracy, "test acc: %.4f ", metrics("first")[1].test_accuracy);
+  EXPECT_THAT(eval.out, StartsWith(accuracy));
+  std::vector<std::string> again = {"train", "--config", "runs/first/config.json", "--name", "again"};
+  const Finished refused = run_program(again, surroundings());
+  EXPECT_EQ(refused.code, 1);
+  EXPECT_THAT(refused.err, HasSubstr("--cuda-graph needs CUDA devices"));
+  again.push_back("--cuda-graph=false");
+  const Finished second = run_program(again, surroundings());
+  ASSERT_EQ(second.code, 0) << second.err;
+  EXPECT_EQ(metrics("again")[1].train_loss, metrics("first")[1].train_loss);
 }
 
 TEST_F(CliTrain, RunsAndEvaluatesARunOfAMachineWithOtherDevices) {

@@ -1,0 +1,179 @@
+#include "rank_trainer.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/nn/functional/loss.h>
+#include <lockstep/autocast.hpp>
+
+#include "memory_format.hpp"
+#include "train_options.hpp"
+
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::milliseconds kProgressInterval{100};
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Ranks that share a GPU compute at the same time only on different streams, and the default one cannot be recorded.
+std::optional<c10::Stream> own_stream(const c10::Device& device) {
+  if (device.is_cpu()) return std::nullopt;
+  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+}
+
+LeNet make_net(const TrainOptions& options) {
+  LeNet net(options.seed);
+  set_memory_format(*net, memory_format(options));
+  return net;
+}
+
+}  // namespace
+
+Totals::Totals(const c10::Device& device)
+    : loss(torch::zeros({}, torch::TensorOptions(device).dtype(torch::kDouble))),
+      correct(torch::zeros({}, torch::TensorOptions(device).dtype(torch::kLong))) {}
+
+void Totals::reset() {
+  loss.zero_();
+  correct.zero_();
+}
+
+void Totals::add(const torch::Tensor& mean_loss, const torch::Tensor& logits, const torch::Tensor& y) {
+  const torch::NoGradGuard no_grad;
+  loss.add_(mean_loss.detach() * static_cast<double>(y.size(0)));
+  correct.add_((logits.argmax(1) == y).sum());
+}
+
+RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data,
+                         Rank& rank, Trace* trace, std::unique_ptr<Graph> graph)
+    : options_(options),
+      callbacks_(callbacks),
+      rank_(rank),
+      stream_(own_stream(rank.device())),
+      trace_(trace),
+      train_(data.train.to(rank.device())),
+      test_(data.test.to(rank.device())),
+      net_(make_net(options), rank),
+      optimizer_(net_->parameters(), options.lr),
+      totals_(rank.device()),
+      exchange_recorded_(rank.backend().getBackendName() == "nccl") {
+  if (graph) {
+    graphed_.emplace(rank, std::move(graph), options.batch_size, exchange_recorded_,
+                     [this](const Batch& batch) { recorded_part(batch); });
+  }
+}
+
+EpochMetrics RankTrainer::epoch(int number) {
+  EpochMetrics metrics;
+  metrics.epoch = number;
+  train(number, metrics);
+  rank_.allreduce(totals_.loss);
+  rank_.allreduce(totals_.correct);
+  const torch::Tensor wait = torch::tensor(metrics.data_wait, torch::kDouble).to(rank_.device());
+  rank_.allreduce(wait, c10d::ReduceOp::MAX);
+  metrics.data_wait = wait.item<double>();
+  metrics.train_loss = totals_.loss.item<double>() / static_cast<double>(train_.size());
+  metrics.train_accuracy = totals_.correct.item<double>() / static_cast<double>(train_.size());
+  metrics.test_accuracy = evaluate_now().accuracy();
+  return metrics;
+}
+
+void RankTrainer::train(int number, EpochMetrics& metrics) {
+  totals_.reset();
+  samples_ = 0;
+  StepProgress progress{.epoch = number, .total = train_.size()};
+  net_->train();
+  rank_.barrier();
+  synchronize(rank_.device());
+  const auto start = Clock::now();
+  auto reported = start, asked = start;
+  double waited = 0;
+  for (auto& batch : batches(train_, {.size = options_.batch_size, .seed = options_.seed, .epoch = number}, rank_)) {
+    waited += seconds_since(asked);
+    if (callbacks_.stop.stop_requested()) throw Stopped();
+    batch.x = batch.x.contiguous(memory_format(options_));
+    step(batch);
+    progress.done += batch.global_size;
+    if (rank_.index() == 0 && (Clock::now() - reported > kProgressInterval || progress.done == progress.total)) {
+      report(progress, start);
+      reported = Clock::now();
+    }
+    asked = Clock::now();
+  }
+  synchronize(rank_.device());
+  rank_.barrier();
+  metrics.seconds = seconds_since(start);
+  metrics.data_wait = waited / metrics.seconds;
+}
+
+void RankTrainer::step(const Batch& batch) {
+  if (trace_ != nullptr) trace_->before_step(rank_);
+  if (graphed_ && graphed_->replay(batch)) {
+    part_after_recorded(batch);
+  } else {
+    optimizer_.zero_grad();
+    forward(batch).backward();
+    update();
+  }
+  samples_ += batch.size();
+}
+
+// A graph holds the whole step if nothing is exchanged, or if the exchange can be recorded with it: NCCL's can, and so
+// stays beside backward. Our own exchange is agreed between host threads, and kernels of several ranks' graphs cannot
+// wait for each other; it follows the replay, with the update behind it (docs/decisions/0008).
+void RankTrainer::recorded_part(const Batch& batch) {
+  optimizer_.zero_grad();
+  if (exchange_recorded_) {
+    forward(batch).backward();
+    return update();
+  }
+  const auto guard = net_.no_sync();
+  forward(batch).backward();
+  if (rank_.world_size() == 1) update();
+}
+
+void RankTrainer::part_after_recorded(const Batch& batch) {
+  if (exchange_recorded_ || rank_.world_size() == 1) return;
+  net_.mean({}, 0, batch.global_size).backward();  // adds nothing to the gradients, and averages them
+  update();
+}
+
+Loss RankTrainer::forward(const Batch& batch) {
+  RECORD_USER_SCOPE("lockstep::forward");
+  const Autocast precision(rank_.device(), torch::kBFloat16, computes_in_bf16(options_));
+  return net_.loss(batch, [&](const torch::Tensor& logits, const torch::Tensor& y) {
+    const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
+    totals_.add(loss, logits, y);
+    return loss;
+  });
+}
+
+void RankTrainer::update() {
+  RECORD_USER_SCOPE("lockstep::update");
+  optimizer_.step();
+}
+
+void RankTrainer::report(StepProgress& progress, Clock::time_point start) const {
+  if (!callbacks_.on_step) return;
+  progress.seconds = seconds_since(start);
+  progress.loss = samples_ == 0 ? 0.0 : totals_.loss.item<double>() / static_cast<double>(samples_);
+  callbacks_.on_step(progress);
+}
+
+Score RankTrainer::evaluate_now() {
+  net_->eval();
+  return evaluate(
+      [&](const torch::Tensor& x) {
+        if (callbacks_.stop.stop_requested()) throw Stopped();
+        const Autocast precision(rank_.device(), torch::kBFloat16, computes_in_bf16(options_));
+        return net_(x.contiguous(memory_format(options_)));
+      },
+      test_, rank_);
+}
+
+}  // namespace lockstep

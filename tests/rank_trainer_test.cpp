@@ -1,0 +1,67 @@
+// RankTrainer with recorded steps, on a stand-in for the graph: the steps around a recording are those of a run
+// without.
+#include "rank_trainer.hpp"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "fake_graph.hpp"
+
+namespace {
+
+using lockstep::EpochMetrics;
+using lockstep::Rank;
+using lockstep::TrainOptions;
+
+struct Outcome {
+  std::vector<EpochMetrics> history;
+  std::vector<torch::Tensor> weights;
+  int replays = 0;
+};
+
+// On `ranks` CPU ranks, with rank 0's outcome.
+Outcome train(int ranks, const TrainOptions& options, bool graphed) {
+  const auto data = lockstep::synthetic_images(150, 40);
+  Outcome outcome;
+  lockstep::run(lockstep::Devices(ranks, torch::kCPU), [&](Rank& rank) {
+    int replays = 0;
+    const lockstep::TrainCallbacks callbacks;
+    lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr,
+                                  graphed ? std::make_unique<lockstep::FakeGraph>(&replays) : nullptr);
+    std::vector<EpochMetrics> history;
+    for (int epoch = 1; epoch <= options.epochs; ++epoch) history.push_back(trainer.epoch(epoch));
+    if (rank.index() == 0) outcome = {history, trainer.module().parameters(), replays};
+  });
+  return outcome;
+}
+
+TEST(RankTrainer, RecordedStepsGiveWhatOtherStepsGive) {
+  TrainOptions options;
+  options.batch_size = 32;
+  options.epochs = 3;
+  for (const int ranks : {1, 2, 3}) {
+    SCOPED_TRACE(ranks);
+    const Outcome expected = train(ranks, options, false), outcome = train(ranks, options, true);
+    EXPECT_EQ(expected.replays, 0);
+    EXPECT_EQ(outcome.replays, 3 * 4 - lockstep::kWarmUpSteps);  // 4 full batches and one of 22 samples
+    for (size_t i = 0; i < expected.history.size(); ++i) {
+      EXPECT_EQ(outcome.history[i].train_loss, expected.history[i].train_loss);
+      EXPECT_EQ(outcome.history[i].train_accuracy, expected.history[i].train_accuracy);
+      EXPECT_EQ(outcome.history[i].test_accuracy, expected.history[i].test_accuracy);
+    }
+    for (size_t i = 0; i < expected.weights.size(); ++i) {
+      EXPECT_TRUE(torch::equal(outcome.weights[i], expected.weights[i])) << "weight " << i;
+    }
+  }
+}
+
+TEST(RankTrainer, RecordsStepsOfRanksWithoutSamplesToo) {
+  TrainOptions options;
+  options.batch_size = 2;
+  options.epochs = 1;
+  const Outcome expected = train(3, options, false), outcome = train(3, options, true);
+  EXPECT_EQ(outcome.replays, 75 - lockstep::kWarmUpSteps);
+  EXPECT_EQ(outcome.history[0].train_loss, expected.history[0].train_loss);
+}
+
+}  // namespace
