@@ -135,7 +135,7 @@ def find_mxnet():
     requirements = here / "mxnet.txt"
     version = next(line for line in requirements.read_text().splitlines() if line.startswith("mxnet==")).split("==")[1]
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache", "lockstep")
-    failure = Unavailable("no Python")
+    failure = None  # of the first Python, which is the usual one
     for python in ("/usr/bin/python3", "python3", "python3.11", "python3.10"):
         try:
             tag = output_of([python, "-c", "import sys; print('py%d.%d' % sys.version_info[:2])"]).strip()
@@ -145,8 +145,8 @@ def find_mxnet():
             env = dict(os.environ, PYTHONPATH=str(folder))
             output_of([python, "-c", "import mxnet"], env)
             return python, env
-        except Unavailable as reason:
-            failure = Unavailable(f"MXNet {version}, which needs Python 3.8 to 3.11: {reason}")
+        except (Unavailable, OSError) as reason:
+            failure = failure or Unavailable(f"MXNet {version}, which needs Python 3.8 to 3.11: {reason}")
     raise failure
 
 
