@@ -94,7 +94,9 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
   };
   try {
     run(settings.devices, body,
-        {.threads_per_rank = settings.threads_per_rank, .configuration = common_settings(settings)});
+        {.threads_per_rank = settings.threads_per_rank,
+         .stop = callbacks.stop,
+         .configuration = common_settings(settings)});
   } catch (const Error& error) {
     if (!is_stop(error)) throw;
     result.stopped = true;

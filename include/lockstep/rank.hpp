@@ -14,6 +14,7 @@
 
 #include <chrono>
 #include <functional>
+#include <stop_token>
 #include <string>
 
 namespace lockstep {
@@ -72,6 +73,8 @@ struct RunOptions {
   // Between processes: how long run() waits for all of them to come. LOCKSTEP_RENDEZVOUS_TIMEOUT in the environment, in
   // seconds, overrules it.
   std::chrono::milliseconds rendezvous_timeout{60'000};
+  // Between processes: a request ends this waiting, with an Error in all of them that ends in "stopped by request".
+  std::stop_token stop = {};
   // Between processes: a text that must be the same in all of them, such as the settings that shape the calls. run()
   // refuses a difference and shows both.
   std::string configuration = {};

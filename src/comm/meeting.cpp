@@ -52,18 +52,19 @@ std::vector<int> absent(c10d::Store& store, int processes) {
   return absent;
 }
 
-void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, std::chrono::milliseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Patience& patience) {
+  const auto deadline = Clock::now() + patience.timeout;
   for (int next = 0; next < launch.world_size;) {
     if (store.check({key_of(next)})) {
       ++next;
       continue;
     }
     if (store.check({"failure"})) throw Error(store.get_to_str("failure"));
+    patience.check(process_name(launch.rank, launch));
     if (Clock::now() >= deadline) {
       const auto missing = absent(store, launch.world_size);
       if (missing.empty()) return;
-      throw Error(process_name(launch.rank, launch) + " waited " + seconds(timeout) + " for " +
+      throw Error(process_name(launch.rank, launch) + " waited " + seconds(patience.timeout) + " for " +
                   (missing.size() == 1 ? "process " : "processes ") + numbers(missing) +
                   ", which did not come to run(). " +
                   "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
@@ -125,7 +126,7 @@ std::string run_prefix(int run) {
 }
 
 Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
-            const std::string& configuration, std::chrono::milliseconds timeout) {
+            const std::string& configuration, const Patience& patience) {
   if (store.add(came_key(launch.rank), 1) != 1) {
     throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +
                 ": each needs a rank of its own");
@@ -137,7 +138,7 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     mine["ids"].push_back(identity(device));
   }
   store.set(key_of(launch.rank), mine.dump());
-  wait_for_all(store, launch, timeout);
+  wait_for_all(store, launch, patience);
 
   const auto all = read_all(store, launch.world_size);
   for (int process = 1; process < launch.world_size; ++process) {

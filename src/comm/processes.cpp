@@ -48,9 +48,9 @@ class Job {
   void end() { running_ = false; }
 
   // Throws Error at the deadline; the next call tries again.
-  Rendezvous& rendezvous(const LaunchEnvironment& launch, std::chrono::milliseconds timeout) {
+  Rendezvous& rendezvous(const LaunchEnvironment& launch, const Patience& patience) {
     const std::lock_guard lock(mutex_);
-    if (!rendezvous_) rendezvous_ = std::make_unique<Rendezvous>(launch, timeout);
+    if (!rendezvous_) rendezvous_ = std::make_unique<Rendezvous>(launch, patience);
     return *rendezvous_;
   }
 
@@ -100,12 +100,12 @@ struct Place {
   Layout layout;
 
   static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const RunOptions& options) {
-    const auto timeout = comm::rendezvous_timeout(options);
-    Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, timeout);
-    Place place{launch, rendezvous, run_prefix(run), timeout, rendezvous.connect(run_prefix(run)), {}};
+    const Patience patience{comm::rendezvous_timeout(options), options.stop};
+    Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, patience);
+    Place place{launch, rendezvous, run_prefix(run), patience.timeout, rendezvous.connect(run_prefix(run)), {}};
     try {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
-      place.layout = meet(*place.store, launch, here, configuration(launch, devices, options), timeout);
+      place.layout = meet(*place.store, launch, here, configuration(launch, devices, options), patience);
     } catch (...) {
       const std::string text = exception_text(std::current_exception());
       call_off(*place.store, text);

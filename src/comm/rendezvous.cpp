@@ -80,8 +80,8 @@ std::string job_prefix(const std::string& job) {
   return "lockstep/" + job + "/";
 }
 
-Rendezvous::Rendezvous(LaunchEnvironment launch, std::chrono::milliseconds timeout) : launch_(std::move(launch)) {
-  const auto deadline = Clock::now() + timeout;
+Rendezvous::Rendezvous(LaunchEnvironment launch, const Patience& patience) : launch_(std::move(launch)) {
+  const auto deadline = Clock::now() + patience.timeout;
   address_ = launch_.address.empty() ? "127.0.0.1" : numeric_address(launch_.address);
   port_ = launch_.port;
   if (on_several_machines() && is_loopback(address_) && is_every_machines_own(launch_.address)) {
@@ -96,10 +96,10 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, std::chrono::milliseconds timeo
                 "to a free port, for all processes");
   }
   if (launch_.rank == 0 && !launch_.agent_store) host();
-  if (!server_) find_host(deadline, timeout);
+  if (!server_) find_host(deadline, patience);
   if (launch_.port == 0) connect("found")->add("count", 1);
   if (on_several_machines() && is_loopback(address_)) {
-    learn_local_address(deadline, timeout);
+    learn_local_address(deadline, patience);
   } else {
     local_address_ = local_address_towards(address_, port_);
     if (on_several_machines()) connect("network")->set("address", local_address_);
@@ -122,22 +122,24 @@ void Rendezvous::host() {
 
 // The way from rank 0's machine to itself is loopback, which the other machines do not reach. They say where they are,
 // and this machine's address towards there is the one that they reach.
-void Rendezvous::learn_local_address(Clock::time_point deadline, std::chrono::milliseconds timeout) {
+void Rendezvous::learn_local_address(Clock::time_point deadline, const Patience& patience) {
   const auto store = connect("network");
   while (!store->check({"address"})) {
+    patience.check(process_name());
     if (Clock::now() >= deadline) {
-      throw Error(process_name() + " waited " + seconds(timeout) + " for a process of another machine. On this one " +
-                  "MASTER_ADDR=" + launch_.address + " means the machine itself (" + address_ +
-                  "): do the others reach it by that name?");
+      throw Error(process_name() + " waited " + seconds(patience.timeout) +
+                  " for a process of another machine. On this one " + "MASTER_ADDR=" + launch_.address +
+                  " means the machine itself (" + address_ + "): do the others reach it by that name?");
     }
     std::this_thread::sleep_for(kPause);
   }
   local_address_ = local_address_towards(store->get_to_str("address"), port_);
 }
 
-void Rendezvous::find_host(Clock::time_point deadline, std::chrono::milliseconds timeout) {
+void Rendezvous::find_host(Clock::time_point deadline, const Patience& patience) {
   const std::string file = launch_.port == 0 ? port_file_of(launch_.job) : "";
   for (;;) {
+    patience.check(process_name());
     if (!file.empty()) port_ = read_port(file);  // again each time: it may be left over from a job that was killed
     if (port_ != 0 && answers(address_, port_, deadline)) return;
     if (Clock::now() + kPause >= deadline) break;
@@ -149,7 +151,8 @@ void Rendezvous::find_host(Clock::time_point deadline, std::chrono::milliseconds
                                  : "";
   const std::string where = file.empty() ? place(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")"
                                          : "the port that should be in " + file;
-  throw Error(process_name() + " waited " + seconds(timeout) + " for the store that " + whose + " at " + where +
+  throw Error(process_name() + " waited " + seconds(patience.timeout) + " for the store that " + whose + " at " +
+              where +
               ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
               "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
 }

@@ -1,4 +1,6 @@
 // Ctrl-C and SIGTERM: what is finished is kept, the exit code says why, a second one ends at once.
+#include <thread>
+
 #include "cli_fixture.hpp"
 
 namespace {
@@ -63,6 +65,27 @@ TEST_F(CliStop, WorksWhileTheDataLoad) {
   EXPECT_EQ(run.code, 130);
   EXPECT_THAT(run.out, AllOf(HasSubstr("stopped after 0 of 10 epochs; no run is kept"), Not(HasSubstr("epoch  1/10"))));
   EXPECT_FALSE(fs::exists(work_ / "runs"));
+}
+
+TEST_F(CliStop, WorksWhileOtherProcessesAreAwaited) {
+  for (const char* rank : {"0", "1"}) {  // the first keeps the store, the second waits for it
+    auto launched = surroundings();
+    for (const std::string variable : {"SIZE=2", "LOCAL_SIZE=2"}) {
+      launched.environment.push_back("OMPI_COMM_WORLD_" + variable);
+    }
+    for (const std::string variable : {"RANK=", "LOCAL_RANK="}) {
+      launched.environment.push_back("OMPI_COMM_WORLD_" + variable + rank);
+    }
+    launched.environment.push_back("PMIX_NAMESPACE=stop-" + std::to_string(getpid()));
+    Program program(train({"--devices", "cpu", "--name", "awaits"}), launched);
+    std::this_thread::sleep_for(std::chrono::seconds(3));  // it says nothing while it waits
+    const auto start = std::chrono::steady_clock::now();
+    program.send(SIGTERM);
+    const Finished run = program.finish();
+    EXPECT_EQ(run.code, 143) << run.err;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+    EXPECT_FALSE(fs::exists(work_ / "runs"));
+  }
 }
 
 TEST_F(CliStop, BeforeTheFirstEpochLeavesNoFolder) {

@@ -123,7 +123,7 @@ TEST(Rendezvous, LoopbackForSeveralMachinesIsRefused) {
   launch.local_world_size = 2;
   launch.address = "localhost";
   launch.port = 29400;
-  EXPECT_THAT(error_of([&] { comm::Rendezvous(launch, std::chrono::seconds(1)); }),
+  EXPECT_THAT(error_of([&] { comm::Rendezvous(launch, {std::chrono::seconds(1)}); }),
               AllOf(HasSubstr("MASTER_ADDR=localhost means this machine itself"), HasSubstr("4 processes")));
 }
 
