@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 #include <lockstep/allreduce.hpp>
 #include <lockstep/checkpoint.hpp>
+#include <lockstep/conv_relu_pool.hpp>
 #include <lockstep/data.hpp>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/devices.hpp>

@@ -1,0 +1,19 @@
+#include "kernels/conv_relu_pool.hpp"
+
+namespace lockstep::kernels {
+namespace {
+
+constexpr int64_t kLanes = 16;
+constexpr int64_t kRows = 5;
+constexpr int64_t kWeightRows = 3;
+
+}  // namespace
+}  // namespace lockstep::kernels
+
+#include "kernels/conv_relu_pool_kernels.inc"
+
+namespace lockstep::kernels {
+
+extern const ConvReluPoolKernels conv_relu_pool_avx512 = kKernels;
+
+}  // namespace lockstep::kernels
