@@ -72,6 +72,10 @@ struct Blocks {
   const int64_t size;  // values per sample
 };
 
+at::Tensor floats(at::IntArrayRef sizes) {
+  return at::empty(sizes, at::kFloat);
+}
+
 std::vector<int64_t> tap_offsets(const ConvReluPoolShape& shape, int64_t lanes) {
   std::vector<int64_t> offsets;
   for (int64_t c = 0; c < shape.channels; ++c) {
@@ -92,14 +96,13 @@ struct Result {
 Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
   const ConvReluPoolShape shape = shape_of(x, weight);
-  const at::Tensor images = x.contiguous(), weights = weight.contiguous();
-  const at::Tensor biases = bias.defined() ? bias.contiguous() : at::zeros({shape.out_channels});
+  const at::Tensor images = x.contiguous(), weights = weight.contiguous(), biases = bias.contiguous();
   Result result;
-  result.out = at::empty({x.size(0), shape.out_channels, shape.pooled_height, shape.pooled_width});
+  result.out = floats({x.size(0), shape.out_channels, shape.pooled_height, shape.pooled_width});
   const Blocks in(images, kernels.lanes), out(result.out, kernels.lanes);
-  result.x_blocks = at::empty({in.count, in.size, in.lanes});
+  result.x_blocks = floats({in.count, in.size, in.lanes});
   result.passed = at::empty({out.count, out.size, out.lanes}, at::kByte);
-  const at::Tensor packed = at::empty({weight.numel()});
+  const at::Tensor packed = floats({weight.numel()});
   kernels.pack_for_forward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
   const std::vector<int64_t> offsets = tap_offsets(shape, kernels.lanes);
 
@@ -108,7 +111,7 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   float* const x_blocks = result.x_blocks.mutable_data_ptr<float>();
   uint8_t* const passed = result.passed.mutable_data_ptr<uint8_t>();
   at::parallel_for(0, in.count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
-    const at::Tensor out_block = at::empty({out.size, out.lanes});
+    const at::Tensor out_block = floats({out.size, out.lanes});
     for (int64_t i = begin; i < end; ++i) {
       kernels.to_block(from + in.first_value(i), in.samples_in(i), in.size, x_blocks + in.first_value(i));
       kernels.forward(shape, x_blocks + in.first_value(i), packed.const_data_ptr<float>(),
@@ -123,7 +126,7 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
 at::Tensor in_blocks(const at::Tensor& tensor, const ConvReluPoolKernels& kernels) {
   const at::Tensor from = tensor.contiguous();
   const Blocks blocks(from, kernels.lanes);
-  const at::Tensor result = at::empty({blocks.count, blocks.size, blocks.lanes});
+  const at::Tensor result = floats({blocks.count, blocks.size, blocks.lanes});
   at::parallel_for(0, blocks.count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       kernels.to_block(from.const_data_ptr<float>() + blocks.first_value(i), blocks.samples_in(i), blocks.size,
@@ -137,12 +140,12 @@ at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at
                          const at::Tensor& grad_blocks) {
   const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
   const ConvReluPoolShape shape = shape_of(x, weight);
-  const at::Tensor grad_x = at::empty(x.sizes());
+  const at::Tensor grad_x = floats(x.sizes());
   const Blocks in(grad_x, kernels.lanes);
-  const at::Tensor weights = weight.contiguous(), packed = at::empty({weight.numel()});
+  const at::Tensor weights = weight.contiguous(), packed = floats({weight.numel()});
   kernels.pack_for_backward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
   at::parallel_for(0, in.count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
-    const at::Tensor scratch = at::empty({shape.out_channels, 4, in.lanes}), block = at::empty({in.size, in.lanes});
+    const at::Tensor scratch = floats({shape.out_channels, 4, in.lanes}), block = floats({in.size, in.lanes});
     for (int64_t i = begin; i < end; ++i) {
       block.zero_();
       kernels.backward_input(shape, grad_blocks.select(0, i).const_data_ptr<float>(),
@@ -163,9 +166,9 @@ ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor
                                            const at::Tensor& passed, const at::Tensor& grad_blocks) {
   const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
   const ConvReluPoolShape shape = shape_of(x, weight);
-  const ParameterGradients grads{at::empty(weight.sizes()), at::empty({shape.out_channels})};
+  const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
   at::parallel_for(0, kernels.weight_groups(shape), /*grain_size=*/1, [&](int64_t begin, int64_t end) {
-    const at::Tensor scratch = at::empty({kernels.weight_scratch(shape)});
+    const at::Tensor scratch = floats({kernels.weight_scratch(shape)});
     for (int64_t group = begin; group < end; ++group) {
       kernels.backward_weight(shape, x_blocks.size(0), group, x_blocks.const_data_ptr<float>(),
                               grad_blocks.const_data_ptr<float>(), passed.const_data_ptr<uint8_t>(),
@@ -226,7 +229,9 @@ at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const a
   check_shapes(x, weight, bias);
   const bool suits =
       x.size(0) > 0 && suits_kernels(x) && suits_kernels(weight) && (!bias.defined() || suits_kernels(bias));
-  return suits ? ConvReluPool::apply(x, weight, bias) : by_libtorch(x, weight, bias);
+  if (!suits) return by_libtorch(x, weight, bias);
+  // An undefined tensor cannot be a differentiable function's argument.
+  return ConvReluPool::apply(x, weight, bias.defined() ? bias : at::zeros({weight.size(0)}, at::kFloat));
 }
 
 }  // namespace lockstep

@@ -131,7 +131,7 @@ TEST(ConvReluPool, ComputesOnlyTheGradientsThatAreAskedFor) {
 TEST(ConvReluPool, WorksWithoutBias) {
   torch::manual_seed(4);
   Inputs in = random_inputs({18, 3, 8, 9, 6, 3, 2});
-  in.bias = {};
+  in.bias = at::Tensor();
   expect_agreement(in);
 }
 
@@ -252,7 +252,7 @@ TEST(ConvReluPool, ShowsTheShapesThatDoNotFit) {
               }),
               AllOf(HasSubstr("[4, 2, 6, 6]"), HasSubstr("[3, 1, 3, 3]")));
   EXPECT_THAT(error_of([&] { conv_relu_pool(in.x, in.weight, torch::zeros({4})); }), HasSubstr("[4]"));
-  EXPECT_THAT(error_of([&] { conv_relu_pool(in.x, {}, in.bias); }), HasSubstr("undefined"));
+  EXPECT_THAT(error_of([&] { conv_relu_pool(in.x, at::Tensor(), in.bias); }), HasSubstr("undefined"));
   EXPECT_THAT(error_of([&] { conv_relu_pool(in.x, torch::zeros({3, 2, 6, 3}), in.bias); }), HasSubstr("[3, 2, 6, 3]"));
 }
 

@@ -3,7 +3,9 @@
 //
 // Float32 on the CPU takes lockstep's own kernels; everything else (CUDA, other types, an empty batch) takes LibTorch's
 // operators, with the same result up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the
-// same bits, whatever the number of intra-op threads. Of 2 GB, a call may need as much again as its input for backward.
+// same bits, whatever the number of intra-op threads. Cost: one pass over the input; until backward it holds a second
+// copy of x and a byte per result. Samples are computed 16 at a time (8 or 4 on older CPUs), so a batch of one pays for
+// 16.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,8 +1,9 @@
-#include "kernels/conv_relu_pool.hpp"
+#include <cstdint>
 
 namespace lockstep::kernels {
 namespace {
 
+// 16 registers.
 constexpr int64_t kLanes = 8;
 constexpr int64_t kRows = 2;
 constexpr int64_t kWeightRows = 2;

@@ -1,8 +1,9 @@
-#include "kernels/conv_relu_pool.hpp"
+#include <cstdint>
 
 namespace lockstep::kernels {
 namespace {
 
+// 32 registers.
 constexpr int64_t kLanes = 16;
 constexpr int64_t kRows = 5;
 constexpr int64_t kWeightRows = 3;
