@@ -1,14 +1,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
-#include <torch/nn/functional/pooling.h>
+#include <lockstep/conv_relu_pool.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/models.hpp>
 
 #include <string>
 
 namespace lockstep {
-
-namespace F = torch::nn::functional;
 
 std::vector<torch::Tensor> lenet_params(uint64_t seed) {
   const double scale = 0.01;
@@ -89,8 +87,8 @@ LeNetImpl::LeNetImpl(uint64_t seed)
 
 torch::Tensor LeNetImpl::forward(const torch::Tensor& x) {
   check_images(x);
-  auto h = F::avg_pool2d(torch::relu(conv1(x)), F::AvgPool2dFuncOptions(2));
-  h = F::avg_pool2d(torch::relu(conv2(h)), F::AvgPool2dFuncOptions(2));
+  auto h = conv_relu_pool(x, conv1->weight, conv1->bias);
+  h = conv_relu_pool(h, conv2->weight, conv2->bias);
   h = torch::relu(fc1(h.flatten(1)));
   return fc2(h);
 }

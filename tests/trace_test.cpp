@@ -54,7 +54,7 @@ TEST_F(Trace, ShowsForwardBackwardBucketsAndUpdateOfEveryRank) {
          {"lockstep::forward", "lockstep::backward", "lockstep::bucket 0 allreduce", "lockstep::update"}) {
       EXPECT_EQ(begun[rank][name], 8) << rank << " " << name;
     }
-    EXPECT_GE(begun[rank]["aten::convolution"], 16) << rank;
+    EXPECT_GE(begun[rank]["lockstep::conv_relu_pool"], 16) << rank;
   }
 }
 

@@ -10,6 +10,7 @@
 #include <lockstep/allreduce.hpp>
 #include <lockstep/autocast.hpp>
 #include <lockstep/checkpoint.hpp>
+#include <lockstep/conv_relu_pool.hpp>
 #include <lockstep/data.hpp>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/devices.hpp>

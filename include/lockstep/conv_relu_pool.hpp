@@ -1,0 +1,24 @@
+// conv_relu_pool: a convolution, ReLU and 2x2 average pooling as one operator, several times as fast on CPUs as the
+// three of LibTorch (docs/decisions/0007-lenet-kernels.md). Differentiable; second derivatives too.
+//
+// Float32 on the CPU takes lockstep's own kernels; everything else (CUDA, other types, an empty batch) takes LibTorch's
+// operators, with the same result up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the
+// same bits, whatever the number of intra-op threads. Cost: one pass over the input; until backward it holds a second
+// copy of x and a byte per result. Samples are computed 16 at a time (8 or 4 on older CPUs), so a batch of one pays for
+// 16.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+// avg_pool2d(relu(conv2d(x, weight, bias)), 2): stride 1 and no padding in the convolution, stride 2 in the pooling,
+// which leaves out a last row and column that fill no block. Here these are not even computed.
+//   x       [n, channels, height, width]
+//   weight  [out_channels, channels, kernel_height, kernel_width], as torch::nn::Conv2d keeps it
+//   bias    [out_channels], or undefined: none
+//   returns [n, out_channels, (height - kernel_height + 1) / 2, (width - kernel_width + 1) / 2], contiguous
+// Throws Error, which shows the shapes, for tensors that do not fit, or images too small for one pooled value.
+at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+
+}  // namespace lockstep
