@@ -18,6 +18,7 @@ process_limit_seconds = 3600
 on_cpu = [
     ("lockstep-1", "lockstep, 1 rank", "lockstep", ["--devices", "cpu"]),
     ("lockstep-2", "lockstep, 2 ranks", "lockstep", ["--devices", "2xcpu"]),
+    ("lockstep-processes", "lockstep, 2 ranks in 2 processes", "lockstep-launch", ["--devices", "cpu"]),
     ("pytorch-1", "PyTorch, 1 thread", "pytorch", ["--threads", 1]),
     ("pytorch-2", "PyTorch, 2 threads", "pytorch", ["--threads", 2]),
     ("ddp", "PyTorch DDP over Gloo, 2 processes", "pytorch", ["--processes", 2]),
@@ -32,6 +33,9 @@ on_cpu = [
 on_gpu = [
     ("lockstep-gpu", "lockstep, 1 rank on cuda:0", "lockstep", ["--devices", "cuda:0"]),
     ("lockstep-2-gpu", "lockstep, 2 ranks on cuda:0", "lockstep", ["--devices", "2xcuda:0"]),
+    ("lockstep-graph", "lockstep, CUDA graph, 1 rank on cuda:0", "lockstep", ["--devices", "cuda:0", "--cuda-graph"]),
+    ("lockstep-2-graph", "lockstep, CUDA graph, 2 ranks on cuda:0", "lockstep",
+     ["--devices", "2xcuda:0", "--cuda-graph"]),
     ("pytorch-gpu", "PyTorch, eager on cuda:0", "pytorch", ["--device", "cuda"]),
     ("pytorch-graph", "PyTorch, CUDA graph on cuda:0", "pytorch", ["--device", "cuda", "--graph"]),
 ]
@@ -57,10 +61,11 @@ class Contender:
         """The metrics of each epoch of a new process."""
         with tempfile.TemporaryDirectory() as folder:
             command = [*self.command, "--epochs", str(epochs)]
-            if self.kind == "lockstep":  # it keeps its metrics in the run's folder; the others print them
+            keeps_run = self.kind.startswith("lockstep")
+            if keeps_run:  # it keeps its metrics in the run's folder; the others print them
                 command += ["--name", "bench", "--runs-dir", folder]
             text = output_of(command, self.env)
-            if self.kind == "lockstep":
+            if keeps_run:
                 text = pathlib.Path(folder, "bench", "metrics.jsonl").read_text()
         metrics = [json.loads(line) for line in text.splitlines()]
         if len(metrics) != epochs:
@@ -179,12 +184,14 @@ def make(table, options, data_dir, samples, epochs, work):
     kinds = {kind for _, _, kind, _ in table}
     starts, missing, versions = {}, {}, {}  # by kind: the command's first words and environment; why there is none
     program = options.lockstep.resolve()
-    starts["lockstep"] = [program, "train", "--progress", "none"], dict(os.environ)
+    train = [program, "train", "--progress", "none"]
+    starts["lockstep"] = train, dict(os.environ)
+    starts["lockstep-launch"] = [program, "launch", "-n", 2, *train], dict(os.environ)
     if not os.access(program, os.X_OK):
-        missing["lockstep"] = f"no program at {program}; ./dev build makes it"
+        missing["lockstep"] = missing["lockstep-launch"] = f"no program at {program}; ./dev build makes it"
     for kind in ("pytorch", "sgemm", "mxnet"):
         starts[kind] = ["python3", here / script_of(kind)], {}
-    if kinds - {"lockstep"}:
+    if kinds - {"lockstep", "lockstep-launch"}:
         try:
             python, env, versions = find_pytorch(options.python)
             starts["pytorch"] = [python, here / script_of("pytorch")], env
