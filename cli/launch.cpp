@@ -97,8 +97,9 @@ int launch_command(const Flags& flags) {
   c10::intrusive_ptr<c10d::TCPStore> store;
   ChildProcesses::Options options{.label = flags.label};
   options.on_end = [&](int rank, bool failed, const std::string& how) {
-    said.add("error: " +
-             comm::announce_end(store, environment_of(variables(flags, rank, store->getPort())), failed, how));
+    const auto environment = environment_of(variables(flags, rank, store->getPort()));
+    const std::string absence = comm::announce_end(store, environment, failed, how);
+    if (failed) said.add("error: " + absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
   };
   ChildProcesses processes(options);  // before the store starts threads
   store = comm::host_store("127.0.0.1", 0);

@@ -7,6 +7,7 @@
 namespace lockstep::comm {
 namespace {
 
+constexpr size_t kRecent = 8;
 constexpr const char* kAdvice = ". All ranks must make the same calls";
 
 std::string differing(const std::vector<Calls>& by_rank, const Layout& layout) {
@@ -15,8 +16,8 @@ std::string differing(const std::vector<Calls>& by_rank, const Layout& layout) {
     if (mine.fingerprint == first.fingerprint) continue;
     const std::string name = layout.name(static_cast<int>(rank)), other = layout.name(0);
     return "the ranks' calls differ: " + name + " and " + other + " made " + std::to_string(mine.collective) +
-           " collective calls each, but not the same ones, so their results are worth nothing. The last was " +
-           mine.last + " on " + name + " and " + first.last + " on " + other + kAdvice + " in the same order";
+           " collective calls each, but not the same ones; those that differ never came about. The last was " +
+           mine.last() + " on " + name + " and " + first.last() + " on " + other + kAdvice + " in the same order";
   }
   return "";
 }
@@ -32,7 +33,7 @@ std::string unanswered_collective(const std::vector<Calls>& by_rank, const Layou
     missing += (missing.empty() ? "" : " and ") + layout.name(static_cast<int>(rank));
   }
   if (missing.empty()) return differing(by_rank, layout);
-  return layout.name(static_cast<int>(most)) + " called " + by_rank[most].last + " (collective call " +
+  return layout.name(static_cast<int>(most)) + " called " + by_rank[most].last() + " (collective call " +
          std::to_string(by_rank[most].collective - 1) + ") and did not wait for it; it never came about, for want of " +
          missing + kAdvice;
 }
@@ -45,13 +46,22 @@ std::string times(int64_t count) {
 
 void Calls::add(const std::string& text) {
   ++collective;
-  last = text;
+  if (recent.size() == kRecent) recent.erase(recent.begin());
+  recent.push_back(text);
   fingerprint = fingerprint * 31 + std::hash<std::string>()(text);
 }
 
+std::string Calls::text_of(int64_t number) const {
+  const int64_t index = number - (collective - static_cast<int64_t>(recent.size()));
+  return index < 0 || number >= collective ? "" : recent[index];
+}
+
 std::string Calls::to_text() const {
-  return nlohmann::json{
-      {"collective", collective}, {"last", last}, {"fingerprint", fingerprint}, {"sent", sent}, {"received", received}}
+  return nlohmann::json{{"collective", collective},
+                        {"recent", recent},
+                        {"fingerprint", fingerprint},
+                        {"sent", sent},
+                        {"received", received}}
       .dump();
 }
 
@@ -59,7 +69,7 @@ Calls Calls::from_text(const std::string& text) {
   const auto json = nlohmann::json::parse(text);
   Calls calls;
   calls.collective = json.at("collective").get<int64_t>();
-  calls.last = json.at("last").get<std::string>();
+  calls.recent = json.at("recent").get<std::vector<std::string>>();
   calls.fingerprint = json.at("fingerprint").get<uint64_t>();
   calls.sent = json.at("sent").get<std::vector<int64_t>>();
   calls.received = json.at("received").get<std::vector<int64_t>>();

@@ -110,6 +110,11 @@ void check_that_gpus_differ(const std::vector<json>& all) {
       if (id.empty()) continue;
       const auto [owner, is_new] = owners.emplace(id, process);
       if (is_new) continue;
+      if (owner->second == process) {
+        throw Error("two ranks of process " + std::to_string(process) + " share " +
+                    std::string(all[process]["devices"][i]) +
+                    ". Between processes NCCL needs a GPU for each rank; ranks can share one in a run of one process");
+      }
       throw Error(
           "processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
           " both use the same GPU of " + std::string(all[process]["host"]) + " (" +

@@ -58,13 +58,14 @@ std::string text_of(const char* name, const Tensor& tensor, std::optional<Reduce
 
 // Gloo brings calls together by their tag alone, whatever they are: of unequal sizes it ends the process, of equal
 // sizes it mixes the values. With their number and a trace of their text in the tag, calls that differ never meet, and
-// the vigil says so. Calls of one rank that are under way at the same time have different numbers.
+// the vigil says so (but for one pair of texts in 65536). Calls of one rank that are under way at the same time have
+// different numbers.
 uint32_t tag_of(int64_t number, const std::string& text) {
   return static_cast<uint32_t>(number) << 16 | (std::hash<std::string>()(text) & 0xffff);
 }
 
-// c10d's tags of messages have 31 bits.
-constexpr int kLargestTag = 0x7fff;
+// c10d's tags of messages have 31 bits; the last of ours is used to close connections (gloo.cpp).
+constexpr int kLargestTag = 0x7fff - 1;
 
 Pending then(Pending pending, std::function<void()> also) {
   return {pending.work, [first = std::move(pending.finish), also = std::move(also)] {
@@ -85,7 +86,7 @@ ProcessBackend::ProcessBackend(int rank, Group group, StorePtr store, std::share
       hierarchy_(std::move(hierarchy)),
       timeout_(timeout),
       arguments_(vigil_->layout().name(rank), c10::kCPU, rank, size_),
-      calls_(vigil_->layout().devices().size()) {}
+      calls_(std::make_shared<Calls>(vigil_->layout().devices().size())) {}
 
 // ---- Collectives that a hierarchy of ranks shortens.
 
@@ -220,8 +221,9 @@ WorkPtr ProcessBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::
   arguments_.check_list(inputs, "alltoall's inputs");
   return post(OpType::ALLTOALL, "alltoall", options.timeout, outputs, [&](auto timeout) {
     const auto to = flatten(outputs);
-    return exchange_compared(flat_parts(flatten(inputs)), flat_parts(to), timeout, [to] {
+    return exchange(flat_parts(flatten(inputs)), flat_parts(to), timeout, [to, forget = compare(inputs, outputs)] {
       for (const auto& one : to) one.copy_back();
+      forget();
     });
   });
 }
@@ -235,18 +237,18 @@ WorkPtr ProcessBackend::alltoall_base(Tensor& output, Tensor& input, std::vector
       to.flat.split_with_sizes(arguments_.elements_of_parts(output, output_sizes, "alltoall's output"), 0);
   const Tensors inputs =
       Flat(input).flat.split_with_sizes(arguments_.elements_of_parts(input, input_sizes, "alltoall's input"), 0);
-  return post(OpType::ALLTOALL_BASE, "alltoall", options.timeout, {output},
-              [&](auto timeout) { return exchange_compared(inputs, outputs, timeout, [to] { to.copy_back(); }); });
+  return post(OpType::ALLTOALL_BASE, "alltoall", options.timeout, {output}, [&](auto timeout) {
+    return exchange(inputs, outputs, timeout, [to, forget = compare(inputs, outputs)] {
+      to.copy_back();
+      forget();
+    });
+  });
 }
 
-Pending ProcessBackend::exchange_compared(const Tensors& inputs, const Tensors& outputs,
-                                          std::chrono::milliseconds timeout, std::function<void()> finish) const {
-  const std::string prefix = "parts/" + std::to_string(calls_.collective) + "/";
+std::function<void()> ProcessBackend::compare(const Tensors& inputs, const Tensors& outputs) const {
+  const std::string prefix = "parts/" + std::to_string(calls_->collective) + "/";
   const std::string left = compare_parts(*store_, prefix, rank_, inputs, outputs);
-  return exchange(inputs, outputs, timeout, [store = store_, left, finish = std::move(finish)] {
-    store->deleteKey(left);
-    finish();
-  });
+  return [store = store_, left] { store->deleteKey(left); };
 }
 
 Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
@@ -278,7 +280,7 @@ Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, 
 WorkPtr ProcessBackend::send(Tensors& tensors, int destination, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "send");
   arguments_.check_peer(destination, "send");
-  const auto message = message_of(tensor, rank_, destination, tag, ++calls_.sent[destination]);
+  const auto message = message_of(tensor, rank_, destination, tag);
   return post_call(OpType::SEND, message.call, {}, {}, [&](auto) {
     Tensors bytes{as_bytes(Flat(tensor).flat)};
     return Pending{group_.backend->send(bytes, destination, message.tag)};
@@ -288,7 +290,7 @@ WorkPtr ProcessBackend::send(Tensors& tensors, int destination, int tag) {
 WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "recv");
   arguments_.check_peer(source, "recv");
-  const auto message = message_of(tensor, source, rank_, tag, ++calls_.received[source]);
+  const auto message = message_of(tensor, source, rank_, tag);
   return post_call(OpType::RECV, message.call, {}, tensors, [&](auto) {
     const Flat values(tensor);
     Tensors bytes{as_bytes(values.flat)};
@@ -297,8 +299,7 @@ WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
 }
 
 // The n-th send of a tag to a rank meets that rank's n-th recv of the tag.
-ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int source, int destination, int tag,
-                                                   int64_t messages) {
+ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int source, int destination, int tag) {
   if (tag < 0 || tag > kLargestTag) {
     arguments_.refuse("a message's tag is " + std::to_string(tag) + "; between processes tags go from 0 to " +
                       std::to_string(kLargestTag));
@@ -310,7 +311,7 @@ ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int sou
                 .text = text_of(sends ? "send to" : "recv from", tensor, {}, -1, peer),
                 .peer = peer,
                 .sends = sends,
-                .messages = messages,
+                .messages = ++(sends ? calls_->sent : calls_->received)[peer],
                 .message = c10::str("message ", number, " from rank ", source, " to rank ", destination, ", tag ", tag),
                 .content = describe(tensor)};
   const auto trace = static_cast<int>(std::hash<std::string>()(call.message + call.content) & 0xffff);
@@ -321,14 +322,14 @@ ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int sou
 
 WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
                              const Start& start) {
-  const OpenCall call{.rank = rank_, .number = calls_.collective, .text = text};
-  calls_.add(text);
+  const OpenCall call{.rank = rank_, .number = calls_->collective, .text = text};
+  calls_->add(text);
   group_.use_tag(tag_of(call.number, text));
   return post_call(type, call, timeout, std::move(result), start);
 }
 
 Pending ProcessBackend::inside(Hierarchy::Call call) {
-  call.tag = tag_of(calls_.collective, call.text);
+  call.tag = tag_of(calls_->collective, call.text);
   return {hierarchy_->post(rank_, std::move(call))};
 }
 
@@ -336,7 +337,7 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
                                   const Start& start) {
   const c10::NoGradGuard no_grad;
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
-  const Vigil::Waiting waiting(*vigil_, call);
+  const Vigil::Waiting waiting(*vigil_, call, *calls_);
   if (!vigil_->failure().empty()) vigil_->explain(waiting, call, nullptr, timeout);
   Pending pending;
   try {
@@ -346,7 +347,7 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
   } catch (const std::exception&) {  // a connection was closed earlier
     vigil_->explain(waiting, call, std::current_exception(), timeout);
   }
-  return c10::make_intrusive<ProcessWork>(type, vigil_, std::move(call), std::move(pending), timeout,
+  return c10::make_intrusive<ProcessWork>(type, vigil_, std::move(call), calls_, std::move(pending), timeout,
                                           std::move(result));
 }
 

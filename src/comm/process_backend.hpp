@@ -30,7 +30,7 @@ class ProcessBackend : public c10d::Backend {
   ProcessBackend(int rank, Group group, StorePtr store, std::shared_ptr<Vigil> vigil,
                  std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout);
 
-  const Calls& calls() const { return calls_; }  // so far
+  const Calls& calls() const { return *calls_; }  // so far
 
   using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
@@ -67,14 +67,14 @@ class ProcessBackend : public c10d::Backend {
     OpenCall call;
     int tag;  // for Gloo
   };
-  Message message_of(const Tensor& tensor, int source, int destination, int tag, int64_t messages);
+  Message message_of(const Tensor& tensor, int source, int destination, int tag);
 
   // `inputs[r]` goes to rank r and `outputs[r]` comes from it; then finish().
   Pending exchange(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
                    std::function<void()> finish) const;
-  // The same for parts of any size; throws Error where two ranks' parts do not fit.
-  Pending exchange_compared(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
-                            std::function<void()> finish) const;
+  // An alltoall's parts with the other ranks'. Gives what is to be done once all have come. Throws Error where two do
+  // not fit.
+  std::function<void()> compare(const Tensors& inputs, const Tensors& outputs) const;
   WorkPtr gather_all(c10d::OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
                      const c10d::AllgatherOptions& options);
   WorkPtr scatter_reduced(c10d::OpType type, const Tensors& inputs, const Tensor& output,
@@ -86,7 +86,7 @@ class ProcessBackend : public c10d::Backend {
   const std::shared_ptr<Hierarchy> hierarchy_;  // null: one rank per process
   const std::chrono::milliseconds timeout_;
   const Arguments arguments_;
-  Calls calls_;
+  const std::shared_ptr<Calls> calls_;
   std::map<std::pair<int, int>, int64_t> sent_, received_;  // messages, by the other rank and the tag
 };
 

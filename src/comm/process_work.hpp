@@ -17,11 +17,13 @@ namespace lockstep::comm {
 class ProcessWork : public c10d::Work {
  public:
   // `result` are the tensors that hold the result once the work is complete. No timeout of its own: `timeout`.
-  ProcessWork(c10d::OpType type, std::shared_ptr<Vigil> vigil, OpenCall call, Pending pending,
-              std::chrono::milliseconds timeout, std::vector<at::Tensor> result)
+  // `calls` are those that the rank has made, at any time.
+  ProcessWork(c10d::OpType type, std::shared_ptr<Vigil> vigil, OpenCall call, std::shared_ptr<const Calls> calls,
+              Pending pending, std::chrono::milliseconds timeout, std::vector<at::Tensor> result)
       : Work(call.rank, type),
         vigil_(std::move(vigil)),
         call_(std::move(call)),
+        calls_(std::move(calls)),
         pending_(std::move(pending)),
         timeout_(timeout),
         result_(std::move(result)) {}
@@ -62,7 +64,7 @@ class ProcessWork : public c10d::Work {
 
  private:
   void wait_for(std::chrono::milliseconds timeout) {
-    const Vigil::Waiting waiting(*vigil_, call_);
+    const Vigil::Waiting waiting(*vigil_, call_, *calls_);
     try {
       if (pending_.work) pending_.work->wait(timeout);
     } catch (...) {
@@ -74,9 +76,13 @@ class ProcessWork : public c10d::Work {
 
   // While someone polls, the vigil watches over the call as over one that is waited for.
   void throw_if_hopeless() {
-    if (!polled_) polled_.emplace(*vigil_, call_);
+    if (!polled_) {
+      OpenCall call = call_;
+      call.polled = true;
+      polled_.emplace(*vigil_, std::move(call), *calls_);
+    }
     const bool late = Vigil::Clock::now() - polled_->since() >= timeout_;
-    if (late && call_.peer >= 0) {
+    if (late && call_.is_message()) {
       throw Error(vigil_->layout().name(call_.rank) + ": " + call_.where() +
                   " was only polled: between processes a message completes in wait()");
     }
@@ -85,6 +91,7 @@ class ProcessWork : public c10d::Work {
 
   const std::shared_ptr<Vigil> vigil_;
   const OpenCall call_;
+  const std::shared_ptr<const Calls> calls_;
   const Pending pending_;
   const std::chrono::milliseconds timeout_;
   const std::vector<at::Tensor> result_;

@@ -110,6 +110,7 @@ struct Place {
       const std::string text = exception_text(std::current_exception());
       call_off(*place.store, text);
       part(*place.store, rendezvous, kFarewell);
+      rendezvous.drop_connections();
       throw Error(text);
     }
     return place;
@@ -173,11 +174,10 @@ class ProcessesWorld : public World {
 
   std::string finish() override {
     const std::string failure = vigil_->finish();
-    if (vigil_->store_is_lost()) {
-      rendezvous().drop_connections();
-      return failure;
+    if (!vigil_->store_is_lost()) {
+      part(*place_.store, rendezvous(), failure.empty() ? place_.rendezvous_timeout : kFarewell);
     }
-    part(*place_.store, rendezvous(), failure.empty() ? place_.rendezvous_timeout : kFarewell);
+    if (!failure.empty()) rendezvous().drop_connections();
     return failure;
   }
 
@@ -193,8 +193,8 @@ class ProcessesWorld : public World {
 
   // Connecting, which fails when a peer has failed.
   Group guarded(int rank, const std::function<Group()>& connect) const {
-    const OpenCall call{rank, -1, "connecting to the other ranks"};
-    const Vigil::Waiting waiting(*vigil_, call);
+    const OpenCall call{.rank = rank, .text = "connecting to the other ranks"};
+    const Vigil::Waiting waiting(*vigil_, call, Calls(devices().size()));
     try {
       return connect();
     } catch (const Error&) {

@@ -13,37 +13,32 @@ std::string OpenCall::where() const {
 }
 
 std::string RankState::to_text() const {
-  switch (kind) {
-    case Kind::busy:
-      break;
-    case Kind::returned:
-      return json{{"returned", calls.to_text()}}.dump();
-    case Kind::waits:
-      return json{{"number", call.number},  {"text", call.text},         {"peer", call.peer},
-                  {"sends", call.sends},    {"messages", call.messages}, {"message", call.message},
-                  {"content", call.content}}
-          .dump();
+  if (kind == Kind::busy) return "";
+  json state{{"calls", calls.to_text()}};
+  if (kind == Kind::waits) {
+    state["call"] = {{"number", call.number},   {"text", call.text},         {"peer", call.peer},
+                     {"sends", call.sends},     {"messages", call.messages}, {"message", call.message},
+                     {"content", call.content}, {"polled", call.polled}};
   }
-  return "";
+  return state.dump();
 }
 
 RankState RankState::from_text(const std::string& text) {
   RankState state;
   if (text.empty()) return state;
   const auto object = json::parse(text);
-  if (object.contains("returned")) {
-    state.kind = Kind::returned;
-    state.calls = Calls::from_text(object["returned"]);
-    return state;
-  }
-  state.kind = Kind::waits;
-  object.at("number").get_to(state.call.number);
-  object.at("text").get_to(state.call.text);
-  object.at("peer").get_to(state.call.peer);
-  object.at("sends").get_to(state.call.sends);
-  object.at("messages").get_to(state.call.messages);
-  object.at("message").get_to(state.call.message);
-  object.at("content").get_to(state.call.content);
+  state.calls = Calls::from_text(object.at("calls"));
+  state.kind = object.contains("call") ? Kind::waits : Kind::returned;
+  if (state.kind == Kind::returned) return state;
+  const json& call = object["call"];
+  call.at("number").get_to(state.call.number);
+  call.at("text").get_to(state.call.text);
+  call.at("peer").get_to(state.call.peer);
+  call.at("sends").get_to(state.call.sends);
+  call.at("messages").get_to(state.call.messages);
+  call.at("message").get_to(state.call.message);
+  call.at("content").get_to(state.call.content);
+  call.at("polled").get_to(state.call.polled);
   return state;
 }
 
@@ -57,10 +52,11 @@ std::string contradiction_of_collective(const OpenCall& call, const std::vector<
       return layout.name(other) + " returned without the call that " + layout.name(call.rank) +
              " waits for: " + call.where() + ". All ranks must make the same calls";
     }
-    if (state.kind == Kind::waits && state.call.number == call.number && state.call.text != call.text) {
+    const std::string theirs = state.calls.text_of(call.number);
+    if (!theirs.empty() && theirs != call.text) {
       return "the ranks' calls differ at collective call " + std::to_string(call.number) + ": " +
-             layout.name(call.rank) + " called " + call.text + ", " + layout.name(other) + " called " +
-             state.call.text + ". All ranks must make the same calls in the same order";
+             layout.name(call.rank) + " called " + call.text + ", " + layout.name(other) + " called " + theirs +
+             ". All ranks must make the same calls in the same order";
     }
   }
   return "";
@@ -84,15 +80,61 @@ std::string contradiction_of_message(const OpenCall& call, const RankState& peer
 }  // namespace
 
 std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {
-  if (call.peer >= 0) return contradiction_of_message(call, states[call.peer], layout);
+  if (call.is_message()) return contradiction_of_message(call, states[call.peer], layout);
   return call.number < 0 ? "" : contradiction_of_collective(call, states, layout);
+}
+
+namespace {
+
+// Whether `rank` waits for a call that `other`, which waits too, has not made yet.
+bool lacks(const std::vector<RankState>& states, int rank, int other) {
+  const OpenCall& call = states[rank].call;
+  const Calls& theirs = states[other].calls;
+  if (!call.is_message()) return other != rank && theirs.collective <= call.number;
+  return other == call.peer && (call.sends ? theirs.received : theirs.sent)[rank] < call.messages;
+}
+
+}  // namespace
+
+std::string standstill(const std::vector<RankState>& states, const Layout& layout) {
+  const int ranks = static_cast<int>(states.size());
+  std::vector<int> waits_for(ranks, -1);  // by rank: one that it lacks and that is stuck too
+  std::vector<bool> stuck;
+  for (const auto& state : states) {
+    const OpenCall& call = state.call;
+    stuck.push_back(state.kind == Kind::waits && !call.polled && (call.is_message() || call.number >= 0));
+  }
+  for (bool changed = true; changed;) {  // whoever lacks nobody that is stuck will go on
+    changed = false;
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (!stuck[rank]) continue;
+      int other = 0;
+      while (other < ranks && !(stuck[other] && lacks(states, rank, other))) ++other;
+      waits_for[rank] = other;
+      if (other < ranks) continue;
+      stuck[rank] = false;
+      changed = true;
+    }
+  }
+  int rank = 0;
+  while (rank < ranks && !stuck[rank]) ++rank;
+  if (rank == ranks) return "";
+  for (int step = 0; step < ranks; ++step) rank = waits_for[rank];  // by then it is on the circle
+  std::string text;
+  const int first = rank;
+  do {
+    text += (text.empty() ? "" : ", ") + layout.name(rank) + " waits in " + states[rank].call.where() + " for " +
+            layout.name(waits_for[rank]);
+    rank = waits_for[rank];
+  } while (rank != first);
+  return "the ranks wait for each other: " + text + ". All ranks must make the same calls in the same order";
 }
 
 std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {
   std::string text;
   for (int other = 0; other < static_cast<int>(states.size()); ++other) {
     const RankState& state = states[other];
-    if (call.peer >= 0 ? other != call.peer : other == call.rank) continue;
+    if (call.is_message() ? other != call.peer : other == call.rank) continue;
     if (state.kind == Kind::waits && state.call.number == call.number && state.call.message == call.message) continue;
     text += (text.empty() ? "" : " and ") + layout.name(other);
     switch (state.kind) {
@@ -103,7 +145,7 @@ std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& st
         text += ", which has returned";
         break;
       case Kind::busy:
-        text += ", which has not made this call";
+        text += ", which is not there";
     }
   }
   return text;

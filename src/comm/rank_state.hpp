@@ -15,21 +15,23 @@ namespace lockstep::comm {
 struct OpenCall {
   int rank = 0;
   int64_t number = -1;       // of the rank's collective calls; -1: another kind
-  std::string text;          // "allreduce(sum) of float [2]", "recv from rank 0 of float [2]"
+  std::string text = {};     // "allreduce(sum) of float [2]", "recv from rank 0 of float [2]"
   int peer = -1;             // of a message: the other rank
   bool sends = false;        // of a message: this is the sender's side
   int64_t messages = 0;      // of a message: how many this side has called in this direction, this one included
   std::string message = {};  // of a message: "message 3 from rank 0 to rank 1, tag 7", equal on both sides
   std::string content = {};  // of a message: "float [2]", which must be equal on both sides
+  bool polled = false;       // asked for again and again, while the rank may do something else in between
 
+  bool is_message() const { return peer >= 0; }
   std::string where() const;  // "allreduce(sum) of float [2] (collective call 3)"
 };
 
 struct RankState {
   enum class Kind { busy, waits, returned };
   Kind kind = Kind::busy;  // busy: nothing is known
+  Calls calls = Calls();   // that the rank had made when it began to wait, or when it returned
   OpenCall call = {};      // of one that waits
-  Calls calls = Calls();   // of one that has returned
 
   std::string to_text() const;
   static RankState from_text(const std::string& text);
@@ -37,6 +39,10 @@ struct RankState {
 
 // Why `call` will never come about, by what its rank and the others (by rank) say; "" if nothing speaks against it.
 std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
+
+// Which ranks wait for each other, so that none will go on; "" if there are none. States that are out of date do no
+// harm: of ranks that seem to wait for each other none can have been the first to go on.
+std::string standstill(const std::vector<RankState>& states, const Layout& layout);
 
 // Whom `call` still lacks, by name, and what they do instead; "" if all have made it.
 std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);

@@ -6,6 +6,7 @@
 #include <lockstep/error.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "comm/alarm.hpp"
 #include "comm/seconds.hpp"
 #include "comm/sockets.hpp"
 #include "io/atomic_file.hpp"
@@ -189,6 +190,7 @@ c10::intrusive_ptr<c10d::TCPStore> Rendezvous::idle_client() {
   options.port = static_cast<uint16_t>(port_);
   options.timeout = kAnswer;
   try {
+    const Alarm alarm(kAnswer, [this] { hang_up(address_, port_); });
     clients_.push_back(c10::make_intrusive<c10d::TCPStore>(address_, options));
     limit_silence(address_, port_, kAnswer);  // c10d itself waits for an answer without end
   } catch (const c10::Error& error) {

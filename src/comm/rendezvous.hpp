@@ -40,7 +40,8 @@ class Rendezvous {
   // service for every new one, which may take seconds.
   StorePtr connect(const std::string& prefix);
 
-  // The store did not answer: a late answer would be taken for the next question's, so nobody uses them again.
+  // A run has failed, perhaps while the store owed an answer: it would be taken for that to the next question, so
+  // nobody uses these connections again.
   void drop_connections();
 
   // This machine's numeric address that peers reach, and whether that is loopback.

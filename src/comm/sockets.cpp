@@ -18,6 +18,7 @@
 #include <memory>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 namespace lockstep::comm {
 namespace {
@@ -145,16 +146,31 @@ bool answers(const std::string& address, int port, std::chrono::steady_clock::ti
   return getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
 }
 
-void limit_silence(const std::string& address, int port, std::chrono::seconds limit) {
-  const timeval time{limit.count(), 0};
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+namespace {
+
+// The descriptors of this process's connections to that address.
+std::vector<int> connections_to(const std::string& address, int port) {
+  std::vector<int> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
     const int fd = std::atoi(entry.path().filename().c_str());
     Address peer;
     peer.size = sizeof peer.storage;
     if (getpeername(fd, peer.get(), &peer.size) != 0) continue;  // no socket, or not connected
-    if (to_text(peer.get(), peer.size) != address || peer.port() != port) continue;
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+    if (to_text(peer.get(), peer.size) == address && peer.port() == port) found.push_back(fd);
   }
+  return found;
+}
+
+}  // namespace
+
+void limit_silence(const std::string& address, int port, std::chrono::seconds limit) {
+  const timeval time{limit.count(), 0};
+  for (const int fd : connections_to(address, port)) setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+}
+
+void hang_up(const std::string& address, int port) {
+  for (const int fd : connections_to(address, port)) shutdown(fd, SHUT_RDWR);
 }
 
 std::string local_address_towards(const std::string& address, int port) {

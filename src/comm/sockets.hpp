@@ -28,6 +28,9 @@ bool answers(const std::string& address, int port, std::chrono::steady_clock::ti
 // From now on, what this process reads from its connections to that address fails if nothing comes for so long.
 void limit_silence(const std::string& address, int port, std::chrono::seconds limit);
 
+// Ends every connection of this process to that address: what waits there for an answer fails.
+void hang_up(const std::string& address, int port);
+
 // This machine's address from which `address` is reached. Throws Error if there is no way to it.
 std::string local_address_towards(const std::string& address, int port);
 

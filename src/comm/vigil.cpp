@@ -14,9 +14,10 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBeat = 100ms;
-constexpr int kMissedBeats = 60;       // looks without a sign of life until a process counts as dead
-constexpr int kMissedWhenClosed = 12;  // the same once a connection was closed
-constexpr auto kSearch = 4s;           // for whoever closed a connection
+constexpr auto kSilence = 6s;                // without a sign of life, until a process counts as dead
+constexpr auto kSilenceWhenClosed = 1200ms;  // the same once a connection was closed
+constexpr int kFewProcesses = 16;  // more than these look around less often, or the store would have too much to say
+constexpr auto kSearch = 4s;       // for whoever closed a connection
 
 std::vector<uint8_t> bytes(const std::string& text) {
   return {text.begin(), text.end()};
@@ -31,7 +32,7 @@ Vigil::Vigil(StorePtr store, Layout layout, int process, std::chrono::millisecon
       patience_(std::min<std::chrono::milliseconds>(1s, timeout / 4)),
       host_(std::move(host)),
       beats_(layout_.processes()),
-      missed_(layout_.processes(), 0) {}
+      seen_(layout_.processes()) {}
 
 Vigil::~Vigil() {
   stop();
@@ -88,7 +89,8 @@ bool Vigil::must_look_around(std::map<uint64_t, Open>& open) {
   for (const auto& [id, wait] : open_) {
     if (Clock::now() - wait.since > patience_) open.emplace(id, wait);
   }
-  return !open.empty() || suspicions_ > 0 || finishing_;
+  // NCCL's waits do not pass through here.
+  return !open.empty() || suspicions_ > 0 || finishing_ || !layout_.devices()[0].is_cpu();
 }
 
 void Vigil::look_around() {
@@ -99,11 +101,14 @@ void Vigil::look_around() {
     std::fill(beats_.begin(), beats_.end(), "");  // the next look starts anew
     return;
   }
+  if (Clock::now() < next_look_) return;
+  next_look_ = Clock::now() + kBeat * (layout_.processes() / kFewProcesses);
   const auto states = this->states();
   for (const auto& [id, wait] : open) {
-    const auto complaint = contradiction(wait.call, states, layout_);
+    const auto complaint = contradiction(wait.state.call, states, layout_);
     if (!complaint.empty()) return report(complaint);
   }
+  if (const auto complaint = standstill(states, layout_); !complaint.empty()) return report(complaint);
   const bool suspicious = [&] {
     const std::lock_guard lock(mutex_);
     return suspicions_ > 0;
@@ -115,12 +120,12 @@ void Vigil::look_around() {
 void Vigil::publish(const std::map<uint64_t, Open>& open) {
   std::map<int, std::string> now;
   for (const auto& [id, wait] : open) {
-    now.emplace(wait.call.rank, RankState{RankState::Kind::waits, wait.call}.to_text());
+    now.emplace(wait.state.call.rank, wait.state.to_text());
   }
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [rank, calls] : returned_) {
-      now.emplace(rank, RankState{RankState::Kind::returned, {}, calls}.to_text());
+      now.emplace(rank, RankState{RankState::Kind::returned, calls}.to_text());
     }
   }
   for (const auto& [rank, text] : published_) now.emplace(rank, "");
@@ -155,9 +160,10 @@ std::vector<RankState> Vigil::states() {
 void Vigil::watch_hearts(bool suspicious) {
   const auto beats = read_all("beat/", layout_.processes());
   for (int process = 0; process < layout_.processes(); ++process) {
-    missed_[process] = beats[process] == beats_[process] ? missed_[process] + 1 : 0;
+    if (beats[process] != beats_[process]) seen_[process] = Clock::now();
     beats_[process] = beats[process];
-    if (process == process_ || missed_[process] < (suspicious ? kMissedWhenClosed : kMissedBeats)) continue;
+    const auto silence = Clock::now() - seen_[process];
+    if (process == process_ || silence < (suspicious ? Clock::duration(kSilenceWhenClosed) : kSilence)) continue;
     return report("the process of " + layout_.name_process(process) +
                   " is gone: it ended without a word (killed, or it crashed), or it stands still");
   }
@@ -200,10 +206,10 @@ void Vigil::returned(int rank, const Calls& calls) {
   returned_[rank] = calls;
 }
 
-Vigil::Waiting::Waiting(Vigil& vigil, const OpenCall& call) : vigil_(vigil), since_(Clock::now()) {
+Vigil::Waiting::Waiting(Vigil& vigil, OpenCall call, Calls calls) : vigil_(vigil), since_(Clock::now()) {
   const std::lock_guard lock(vigil_.mutex_);
   id_ = vigil_.next_id_++;
-  vigil_.open_.emplace(id_, Open{call, since_});
+  vigil_.open_.emplace(id_, Open{{RankState::Kind::waits, std::move(calls), std::move(call)}, since_});
 }
 
 Vigil::Waiting::~Waiting() {

@@ -51,7 +51,7 @@ class Vigil {
   // A rank waits in a call while the object lives.
   class Waiting {
    public:
-    Waiting(Vigil& vigil, const OpenCall& call);
+    Waiting(Vigil& vigil, OpenCall call, Calls calls);  // that the rank has made so far
     ~Waiting();
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
@@ -76,7 +76,7 @@ class Vigil {
 
  private:
   struct Open {
-    OpenCall call;
+    RankState state;
     Clock::time_point since;
   };
 
@@ -103,8 +103,9 @@ class Vigil {
 
   // Of the vigil's thread alone.
   std::map<int, std::string> published_;
-  std::vector<std::string> beats_;  // by process, when last seen
-  std::vector<int> missed_;         // looks since then
+  std::vector<std::string> beats_;       // by process, when last seen
+  std::vector<Clock::time_point> seen_;  // when the count had changed
+  Clock::time_point next_look_{};
 
   std::atomic<bool> lost_ = false;  // the store does not answer
 

@@ -28,7 +28,9 @@ TEST(CallsTest, SurviveTheStore) {
   calls.received = {3, 0, 5};
   const Calls read = Calls::from_text(calls.to_text());
   EXPECT_EQ(read.collective, 7);
-  EXPECT_EQ(read.last, "allreduce(sum) of float [2]");
+  EXPECT_EQ(read.last(), "allreduce(sum) of float [2]");
+  EXPECT_EQ(read.text_of(read.collective - 1), read.last());
+  EXPECT_EQ(read.text_of(read.collective), "");
   EXPECT_EQ(read.fingerprint, calls.fingerprint);
   EXPECT_EQ(read.sent, calls.sent);
   EXPECT_EQ(read.received, calls.received);

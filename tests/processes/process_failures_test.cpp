@@ -4,7 +4,10 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "comm/sockets.hpp"
+
 #include <chrono>
+#include <thread>
 
 namespace {
 
@@ -61,7 +64,7 @@ TEST(ProcessFailures, ATimeoutSaysWhoWasMissingAndWhere) {
     EXPECT_THAT(job.err,
                 HasSubstr(std::string(process) +
                           ": rank 0 (cpu) waited 1 s in allreduce(sum) of float [2, 3] (collective call 1) for "
-                          "rank 1 (cpu), which has not made this call"));
+                          "rank 1 (cpu), which is not there"));
   }
 }
 
@@ -177,6 +180,17 @@ TEST(ProcessFailures, AMessageThatCannotComeEndsTheWaitForIt) {
   EXPECT_THAT(tag.err, HasSubstr("a message's tag is 1048576; between processes tags go from 0 to 32767"));
 }
 
+TEST(ProcessFailures, RanksThatWaitForEachOtherAreToldSo) {
+  for (const char* how : {"recv", "mixed"}) {
+    const auto [job, took] = timed(2, {"waits_crosswise", "cpu", how});
+    EXPECT_EQ(job.code, 3) << job.err;
+    for (const char* process : {"process 0", "process 1"}) {
+      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the ranks wait for each other: "));
+    }
+    EXPECT_LT(took, 20s);
+  }
+}
+
 TEST(ProcessFailures, AnotherConfigurationIsRefusedWithBothShown) {
   const auto [job, took] = timed(3, {"is_configured_otherwise"});
   EXPECT_EQ(job.code, 3);
@@ -247,6 +261,25 @@ TEST(ProcessFailures, AStoreThatFreezesEndsTheRun) {
   EXPECT_EQ(client.code, 3);
   EXPECT_THAT(client.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone: the store that it keeps does not "
                                     "answer"));
+  host.send(SIGKILL);
+  EXPECT_EQ(host.finish().signal, SIGKILL);
+}
+
+TEST(ProcessFailures, AStoreThatIsFrozenFromTheStartEndsTheRun) {
+  const std::string port = free_port();
+  auto surroundings = surroundings_with(as_rank(0, port, "60"));
+  surroundings.program = ranks_program();
+  Program host({"collectives"}, surroundings);
+  const auto listens = [&] {
+    return comm::answers("127.0.0.1", std::stoi(port), std::chrono::steady_clock::now() + 1s);
+  };
+  while (!listens()) std::this_thread::sleep_for(10ms);
+  host.send(SIGSTOP);  // the system accepts connections for it
+  const auto start = std::chrono::steady_clock::now();
+  const auto client = run_alone({"collectives"}, as_rank(1, port, "60"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 40s);
+  EXPECT_EQ(client.code, 3);
+  EXPECT_THAT(client.err, HasSubstr("process 1 of 2 cannot use the store at 127.0.0.1:" + port));
   host.send(SIGKILL);
   EXPECT_EQ(host.finish().signal, SIGKILL);
 }

@@ -51,6 +51,15 @@ void scenarios::throws(const Setup& setup) {
   });
 }
 
+void scenarios::waits_crosswise(const Setup& setup) {
+  lockstep::run(setup.devices, [&](Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 0 && setup.argument == "mixed") return wait_in_a_collective(rank);
+    std::vector<torch::Tensor> tensor{torch::ones(2)};
+    rank.backend().recv(tensor, 1 - rank.index(), 0)->wait();
+  });
+}
+
 void scenarios::freezes(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) {
     rank.barrier();

@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
       {"throws", scenarios::throws},
       {"dies", scenarios::dies},
       {"freezes", scenarios::freezes},
+      {"waits_crosswise", scenarios::waits_crosswise},
       {"parts_do_not_fit", scenarios::parts_do_not_fit},
       {"message_fails", scenarios::message_fails},
       {"computes_on", scenarios::computes_on},

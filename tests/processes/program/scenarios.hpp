@@ -27,6 +27,7 @@ void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that 
 void parts_do_not_fit(const Setup& setup);
 void message_fails(const Setup& setup);  // another "size" than was sent, a "tag" that is too large, or "none" was sent
 void freezes(const Setup& setup);        // rank 0
+void waits_crosswise(const Setup& setup);  // both wait for a message of the other; "mixed": rank 0 in an allreduce
 void is_configured_otherwise(const Setup& setup);  // the process with index 1
 
 }  // namespace scenarios

@@ -1,0 +1,79 @@
+// What ranks of several processes conclude from each other's words.
+#include "comm/rank_state.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace {
+
+using namespace lockstep;
+using comm::Calls;
+using comm::OpenCall;
+using comm::RankState;
+using testing::AllOf;
+using testing::HasSubstr;
+
+comm::Layout layout_of(int processes) {
+  comm::Layout layout;
+  layout.by_process.assign(processes, Devices{torch::kCPU});
+  return layout;
+}
+
+Calls made(int world_size, const std::vector<std::string>& collectives) {
+  Calls calls(world_size);
+  for (const auto& text : collectives) calls.add(text);
+  return calls;
+}
+
+RankState waits(int rank, Calls calls, int64_t number) {
+  return {RankState::Kind::waits, calls, {.rank = rank, .number = number, .text = calls.text_of(number)}};
+}
+
+RankState receives(int rank, Calls calls, int peer) {
+  ++calls.received[peer];
+  OpenCall call{.rank = rank, .text = "recv", .peer = peer, .messages = calls.received[peer], .message = "message"};
+  return {RankState::Kind::waits, calls, call};
+}
+
+TEST(RankStateTest, SurvivesTheStore) {
+  const RankState state = receives(1, made(3, {"barrier", "allreduce"}), 2);
+  const RankState read = RankState::from_text(state.to_text());
+  EXPECT_EQ(read.kind, RankState::Kind::waits);
+  EXPECT_EQ(read.call.peer, 2);
+  EXPECT_EQ(read.call.messages, 1);
+  EXPECT_EQ(read.calls.text_of(1), "allreduce");
+  EXPECT_EQ(RankState::from_text(RankState().to_text()).kind, RankState::Kind::busy);
+}
+
+TEST(RankStateTest, RanksThatWaitForEachOtherAreFound) {
+  const std::vector<RankState> circle = {receives(0, Calls(3), 1), receives(1, Calls(3), 2), receives(2, Calls(3), 0)};
+  EXPECT_THAT(comm::standstill(circle, layout_of(3)),
+              AllOf(HasSubstr("wait for each other"), HasSubstr("rank 0 (cpu) waits in recv (message) for rank 1"),
+                    HasSubstr("rank 2 (cpu) waits in recv (message) for rank 0")));
+  const std::vector<RankState> mixed = {waits(0, made(2, {"barrier"}), 0), receives(1, Calls(2), 0)};
+  EXPECT_THAT(comm::standstill(mixed, layout_of(2)), HasSubstr("rank 1 (cpu) waits in recv (message) for rank 0"));
+}
+
+TEST(RankStateTest, RanksThatSomebodyCanSetGoingDoNot) {
+  std::vector<RankState> states = {receives(0, Calls(3), 1), receives(1, Calls(3), 2), RankState()};
+  EXPECT_EQ(comm::standstill(states, layout_of(3)), "");  // rank 2 may send yet
+  states[2] = receives(2, Calls(3), 0);
+  states[2].call.polled = true;
+  EXPECT_EQ(comm::standstill(states, layout_of(3)), "");
+  states[2].call.polled = false;
+  states[2].calls.sent[1] = 1;  // what rank 1 waits for is on its way
+  EXPECT_EQ(comm::standstill(states, layout_of(3)), "");
+  const std::vector<RankState> same = {waits(0, made(2, {"barrier"}), 0), waits(1, made(2, {"barrier"}), 0)};
+  EXPECT_EQ(comm::standstill(same, layout_of(2)), "");
+}
+
+TEST(RankStateTest, ACallThatAnotherRankDidNotWaitForContradictsToo) {
+  const auto later = made(2, {"barrier", "allreduce(max)", "barrier"});
+  const std::vector<RankState> states = {waits(0, made(2, {"barrier", "allreduce(sum)"}), 1), waits(1, later, 2)};
+  EXPECT_THAT(comm::contradiction(states[0].call, states, layout_of(2)),
+              AllOf(HasSubstr("differ at collective call 1"), HasSubstr("rank 0 (cpu) called allreduce(sum)"),
+                    HasSubstr("rank 1 (cpu) called allreduce(max)")));
+  EXPECT_EQ(comm::contradiction(waits(0, made(2, {"barrier"}), 0).call, states, layout_of(2)), "");
+}
+
+}  // namespace
