@@ -108,11 +108,11 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       "faster "
       "on; the results differ by rounding only",
       how, defaults.memory_format);
-  app.add_flag("--cuda-graph", flags.cuda_graph,
-               "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not "
-               "limit small networks (--cuda-graph=false: not, though --config says so)")
-      ->group(how)
-      ->take_last();
+  app.add_flag_function(
+         "--cuda-graph", [&flags](int64_t count) { flags.cuda_graph = count > 0; },
+         "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
+         "small networks (--cuda-graph=false: not, though --config says so)")
+      ->group(how);
 
   const char* const out = "What is kept and shown";
   add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", out, flags.runs_dir)->check(not_empty);

@@ -8,6 +8,10 @@
 #include "error_of.hpp"
 #include "fake_graph.hpp"
 
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 namespace {
 
 using lockstep::Batch;
@@ -57,7 +61,8 @@ TEST(GraphedStep, RecordsOneRankAfterTheOtherUnlessTheStepIsCollective) {
   struct Slow : FakeGraph {
     explicit Slow(std::atomic<int>& recording, std::atomic<int>& most) : recording_(recording), most_(most) {}
     void record(const std::function<void()>& work) override {
-      most_ = std::max<int>(most_, ++recording_);
+      const int now = ++recording_;
+      for (int seen = most_; seen < now && !most_.compare_exchange_weak(seen, now);) continue;
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       --recording_;
       FakeGraph::record(work);

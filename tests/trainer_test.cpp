@@ -85,13 +85,13 @@ TEST_F(Trainer, Learns) {
 
 TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
   const ScratchFolder images;
-  write_small_images(images, 1000, 200);
+  write_small_images(images, 2000, 200);
   TrainOptions settings = options(2);
   settings.data_dir = images.path();
-  settings.batch_size = 8;
+  settings.batch_size = 16;
   settings.epochs = 1;
   const auto exact = lockstep::train(settings);
-  settings.epochs = 6;
+  settings.epochs = 8;
   settings.precision = "bf16";
   settings.run_dir = runs_ / "bf16";
   const auto rounded = lockstep::train(settings);
