@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/empty.h>
@@ -210,7 +211,7 @@ class ConvReluPool : public torch::autograd::Function<ConvReluPool> {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &x_blocks = saved[3], &passed = saved[4];
     if (at::GradMode::is_enabled()) return differentiable_gradients(ctx, grads[0], {x, weight, bias});
-    const at::Tensor grad_blocks = in_blocks(grads[0], kernels::conv_relu_pool_kernels());
+    const at::Tensor grad_blocks = in_blocks(grads[0].resolve_neg(), kernels::conv_relu_pool_kernels());
     variable_list result(3);
     if (ctx->needs_input_grad(0)) result[0] = gradient_of_x(x, weight, passed, grad_blocks);
     if (ctx->needs_input_grad(1) || ctx->needs_input_grad(2)) {
@@ -227,8 +228,9 @@ class ConvReluPool : public torch::autograd::Function<ConvReluPool> {
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   RECORD_USER_SCOPE("lockstep::conv_relu_pool");
   check_shapes(x, weight, bias);
-  const bool suits =
-      x.size(0) > 0 && suits_kernels(x) && suits_kernels(weight) && (!bias.defined() || suits_kernels(bias));
+  const bool suits =  // mixed precision would have the convolution in bfloat16
+      !at::autocast::is_autocast_enabled(at::kCPU) && x.size(0) > 0 && suits_kernels(x) && suits_kernels(weight) &&
+      (!bias.defined() || suits_kernels(bias));
   if (!suits) return by_libtorch(x, weight, bias);
   // An undefined tensor cannot be a differentiable function's argument.
   return ConvReluPool::apply(x, weight, bias.defined() ? bias : at::zeros({weight.size(0)}, at::kFloat));

@@ -171,7 +171,7 @@ Score RankTrainer::evaluate_now() {
       [&](const torch::Tensor& x) {
         if (callbacks_.stop.stop_requested()) throw Stopped();
         const Autocast precision(rank_.device(), torch::kBFloat16, computes_in_bf16(options_));
-        return net_(x.contiguous(memory_format(options_)));
+        return net_(x.contiguous(memory_format(options_))).to(torch::kFloat);  // for the loss of a whole batch
       },
       test_, rank_);
 }

@@ -133,7 +133,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     net->eval();
     const auto forward = [&](const torch::Tensor& x) {
       const Autocast precision(rank.device(), torch::kBFloat16, computes_in_bf16(config));
-      return net->forward(x.contiguous(memory_format(config)));
+      return net->forward(x.contiguous(memory_format(config))).to(torch::kFloat);  // for the loss of a whole batch
     };
     const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch_size);
     if (rank.index_in_process() == 0) static_cast<Score&>(result) = score;
