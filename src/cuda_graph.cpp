@@ -3,36 +3,63 @@
 #include <ATen/cuda/CUDAGraph.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
+#include <mutex>
+#include <optional>
+#include <utility>
+
 namespace lockstep {
 namespace {
 
+// A graph signs on with its device's default generator when it is recorded and off when it is destroyed, and before
+// LibTorch 2.12 nothing guards the generator's list against ranks that share a GPU.
+std::mutex& generators() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 class CudaGraph : public Graph {
  public:
+  ~CudaGraph() override {
+    const std::lock_guard lock(generators());
+    graph_.reset();
+  }
+
   void record(const std::function<void()>& work) override {
     // Thread-local: calls of other threads (another rank's allocations, NCCL's watchdog) are no fault of this
     // recording.
-    graph_.capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
+    begin();
     try {
       work();
     } catch (...) {
       abandon();
       throw;
     }
-    graph_.capture_end();
+    end();
   }
 
-  void replay() override { graph_.replay(); }
+  void replay() override { graph_->replay(); }
 
  private:
+  // Not for the whole recording: NCCL's ranks wait for each other in it.
+  void begin() {
+    const std::lock_guard lock(generators());
+    graph_->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
+  }
+  void end() {
+    const std::lock_guard lock(generators());
+    graph_->capture_end();
+  }
+
   // Takes the stream out of recording, which has failed already: a second complaint adds nothing.
   void abandon() noexcept {
     try {
-      graph_.capture_end();
+      end();
     } catch (...) {
     }
   }
 
-  at::cuda::CUDAGraph graph_;  // registers the device's default generator by itself, so that random numbers go on
+  std::optional<at::cuda::CUDAGraph> graph_{
+      std::in_place};  // registers the device's default generator by itself, so that random numbers go on
 };
 
 }  // namespace

@@ -1,11 +1,10 @@
 // conv_relu_pool: a convolution, ReLU and 2x2 average pooling as one operator, several times as fast on CPUs as the
 // three of LibTorch (docs/decisions/0007-lenet-kernels.md). Differentiable; second derivatives too.
 //
-// Float32 on the CPU takes lockstep's own kernels; everything else (CUDA, other types, autocast, an empty batch) takes LibTorch's
-// operators, with the same result up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the
-// same bits, whatever the number of intra-op threads. Cost: one pass over the input; until backward it holds a second
-// copy of x and a byte per result. Samples are computed 16 at a time (8 or 4 on older CPUs), so a batch of one pays for
-// 16.
+// Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs); everything
+// else (fewer than a third as many samples, CUDA, other types, mixed precision) takes LibTorch's operators, with the
+// same result up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the same bits, whatever
+// the number of intra-op threads. Memory: until backward a second copy of x and a byte per result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
