@@ -58,8 +58,8 @@ class CudaGraph : public Graph {
     }
   }
 
-  std::optional<at::cuda::CUDAGraph> graph_{
-      std::in_place};  // registers the device's default generator by itself, so that random numbers go on
+  // Registers the device's default generator by itself, so that random numbers go on.
+  std::optional<at::cuda::CUDAGraph> graph_{std::in_place};
 };
 
 }  // namespace

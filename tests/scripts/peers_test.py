@@ -68,13 +68,23 @@ class Report(unittest.TestCase):
         self.assertFalse(report.comparison(nan)["losses_agree"])
 
 
+    def test_accuracies(self):
+        def run(*accuracies, unavailable=None):
+            return {"unavailable": unavailable, "metrics": [{"test_accuracy": value} for value in accuracies]}
+
+        self.assertIsNone(report.accuracies_agree(None))
+        self.assertTrue(report.accuracies_agree({"runs": [run(0.1, 0.84, 0.80, 0.84), run(0.9, 0.82, 0.83, 0.84)]}))
+        self.assertFalse(report.accuracies_agree({"runs": [run(0.84, 0.84, 0.84), run(0.80, 0.80, 0.80)]}))
+        self.assertFalse(report.accuracies_agree({"runs": [run(0.84), run(unavailable="no PyTorch")]}))
+
+
 class Choice(unittest.TestCase):
     def keys(self, only=(), skip=()):
         return [entry[0] for entry in contenders.choose(contenders.on_cpu, list(only), list(skip))[0]]
 
     def test_patterns(self):
-        self.assertEqual(self.keys(only=["lockstep-*", "ddp"]), ["lockstep-1", "lockstep-2", "ddp"])
-        self.assertEqual(self.keys(only=["lockstep-*"], skip=["*-1"]), ["lockstep-2"])
+        self.assertEqual(self.keys(only=["lockstep-?", "ddp"]), ["lockstep-1", "lockstep-2", "ddp"])
+        self.assertEqual(self.keys(only=["lockstep-*"], skip=["*-1"]), ["lockstep-2", "lockstep-processes"])
         self.assertEqual(len(self.keys()), len(contenders.on_cpu))
         with self.assertRaises(ValueError):
             self.keys(skip=["ddpp"])
