@@ -33,7 +33,11 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
                 "; it takes a run's config.json");
   }
   try {
-    return checked(train_options_from_json(text.str(), devices));
+    const TrainOptions options = train_options_from_json(text.str(), devices);
+    TrainOptions without_graph = options;  // which --cuda-graph=false may still take back
+    without_graph.cuda_graph = false;
+    checked(without_graph);
+    return options;
   } catch (const Error& error) {
     throw Error("--config " + file.string() + ": " + error.what());
   }

@@ -145,7 +145,7 @@ TEST_F(CliTrain, TakesPrecisionMemoryFormatAndGraphFromFlagsAndConfigurations) {
   EXPECT_THAT(eval.out, StartsWith(accuracy));
   std::vector<std::string> again = {"train", "--config", "runs/first/config.json", "--name", "again"};
   const Finished refused = run_program(again, surroundings());
-  EXPECT_EQ(refused.code, 1);
+  EXPECT_EQ(refused.code, 2);
   EXPECT_THAT(refused.err, HasSubstr("--cuda-graph needs CUDA devices"));
   again.push_back("--cuda-graph=false");
   const Finished second = run_program(again, surroundings());
