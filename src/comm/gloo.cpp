@@ -15,7 +15,7 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
-constexpr int kClosingTag = 0x7fff << 16;  // no message has it: see kLargestTag in process_backend.cpp
+constexpr int kClosingTag = 0x7fff << 16;  // used once a run has failed, so it may be a message's too
 
 // c10d counts its collectives and takes the count as their tag. Ours says more (see tag_of in process_backend.cpp), so
 // the count is set before each call; only a class derived from theirs may name it.

@@ -64,8 +64,8 @@ uint32_t tag_of(int64_t number, const std::string& text) {
   return static_cast<uint32_t>(number) << 16 | (std::hash<std::string>()(text) & 0xffff);
 }
 
-// c10d's tags of messages have 31 bits; the last of ours is used to close connections (gloo.cpp).
-constexpr int kLargestTag = 0x7fff - 1;
+// c10d's tags of messages have 31 bits.
+constexpr int kLargestTag = 0x7fff;
 
 Pending then(Pending pending, std::function<void()> also) {
   return {pending.work, [first = std::move(pending.finish), also = std::move(also)] {
