@@ -104,7 +104,11 @@ TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
   load_weights(settings.run_dir / "model.safetensors", *net);  // which refuses another type than float32
   lockstep::EvalOptions eval;
   eval.devices = cpus(3);
-  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir, eval).accuracy(), rounded.history.back().test_accuracy);
+  const auto score = lockstep::evaluate_run(settings.run_dir, eval);
+  EXPECT_EQ(score.accuracy(), rounded.history.back().test_accuracy);
+  settings.precision = "float32";
+  runs_.write("bf16/config.json", to_json(settings));
+  EXPECT_NE(lockstep::evaluate_run(settings.run_dir, eval).loss, score.loss);
 }
 
 TEST_F(Trainer, GivesTheSameInBothMemoryFormats) {
