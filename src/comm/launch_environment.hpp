@@ -33,7 +33,7 @@ using Environment = std::function<const char*(const char* name)>;
 std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment);
 
 // The part of the machine's device list that belongs to one of the machine's processes: equal parts, in order; of a
-// list with one CPU, every process gets one CPU rank. Throws Error that names both numbers.
+// list with one entry, every process gets one rank. Throws Error that names both numbers.
 Devices share_out(const Devices& devices, int local_rank, int local_world_size);
 
 }  // namespace lockstep::comm
