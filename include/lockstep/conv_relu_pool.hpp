@@ -1,5 +1,5 @@
-// conv_relu_pool: a convolution, ReLU and 2x2 average pooling as one operator, on CPUs several times as fast as the
-// three of LibTorch for up to some 50 channels (docs/decisions/0007-lenet-kernels.md). Differentiable, also twice.
+// conv_relu_pool: a convolution, ReLU and 2x2 average pooling as one operator, on CPUs two to ten times as fast as the
+// three of LibTorch for images with few channels (docs/decisions/0007-lenet-kernels.md). Differentiable, also twice.
 //
 // Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs); everything
 // else (fewer than a third as many samples, CUDA, other types) takes LibTorch's operators, with the same result up to
