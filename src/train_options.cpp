@@ -3,11 +3,12 @@
 #include <lockstep/error.hpp>
 #include <nlohmann/json.hpp>
 
+#include "io/reason.hpp"
+
 #include <cerrno>
 #include <fstream>
 #include <limits>
 #include <sstream>
-#include <system_error>
 #include <type_traits>
 #include <utility>
 
@@ -57,10 +58,6 @@ void read(const json& config, const char* key, Value& value) {
                 needed);
   }
   value = found.get<Value>();
-}
-
-std::string reason(int error) {
-  return std::generic_category().message(error);
 }
 
 }  // namespace
@@ -182,7 +179,7 @@ TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& de
   std::ostringstream text;
   // A folder opens, but cannot be read. An empty file gives no text, and no error either.
   if (!stream || (!(text << stream.rdbuf()) && errno != 0))
-    throw Error("cannot read " + file.string() + ": " + reason(errno));
+    throw Error("cannot read " + file.string() + ": " + io::reason(errno));
   try {
     return train_options_from_json(text.str(), devices);
   } catch (const Error& error) {
