@@ -1,10 +1,10 @@
 // conv_relu_pool: a convolution, ReLU and 2x2 average pooling as one operator, on CPUs two to ten times as fast as the
 // three of LibTorch for images with few channels (docs/decisions/0007-lenet-kernels.md). Differentiable, also twice.
 //
-// Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs); everything
-// else (fewer than a third as many samples, CUDA, other types, mixed precision) takes LibTorch's operators, with the
-// same result up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the same bits, whatever
-// the number of intra-op threads. Memory: until backward a second copy of x and a byte per result.
+// Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs);
+// everything else (fewer than a third as many samples, CUDA, other types, mixed precision) takes LibTorch's operators,
+// with the same result up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the same bits,
+// whatever the number of intra-op threads. Memory: until backward a second copy of x and a byte per result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
