@@ -30,8 +30,7 @@ struct TrainFlags {
 void add_flags(CLI::App& app, TrainFlags& flags);
 
 // Defaults, overridden by --config's file, overridden by the flags that were given; devices are resolved, paths of data
-// are absolute, and run_dir is --name's folder or else new_run_dir's. Throws UsageError
-// for a flag, Error for the file.
+// are absolute, and run_dir is --name's folder or else new_run_dir's. Throws UsageError for a flag, Error for the file.
 TrainOptions to_options(const TrainFlags& flags);
 
 // A folder for a run without --name that is not there yet; a run that starts at the same time may choose the same one.
