@@ -99,9 +99,8 @@ class Runner {
  public:
   Runner(Variant variant, Rank& rank, DataParallelOptions options)
       : variant_(variant),
-        rank_(rank.index(), rank.world_size(), rank.device(),
-              c10::make_intrusive<TimedBackend>(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&rank.backend()),
-                                                times_)),
+        rank_(rank.with_backend(c10::make_intrusive<TimedBackend>(
+            c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&rank.backend()), times_))),
         net_(std::make_shared<Module>(), rank_, with_overlap(options, variant == overlapped)),
         sgd_(net_->parameters(), /*lr=*/1e-3) {}
 

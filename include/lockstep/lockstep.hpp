@@ -17,6 +17,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/fetch_data.hpp>
+#include <lockstep/mesh.hpp>
 #include <lockstep/metrics.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>

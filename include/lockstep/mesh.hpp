@@ -1,0 +1,55 @@
+// Mesh: the ranks of a run as a block of three axes, so that ways to split a network can be combined.
+//
+// Ranks along the data axis hold replicas and train different samples; along the pipeline axis they hold different
+// layers; along the tensor axis different channels of the same layers. Used by its rank's thread only. Cost: three
+// splits (Rank::split) when it is made.
+#pragma once
+
+#include <lockstep/rank.hpp>
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+struct MeshShape {
+  int data = 1;
+  int pipeline = 1;
+  int tensor = 1;
+
+  int size() const { return data * pipeline * tensor; }
+  bool operator==(const MeshShape&) const = default;
+};
+
+// "2 x 1 x 4 (data x pipeline x tensor)".
+std::string to_string(const MeshShape& shape);
+
+// Every shape of `ranks` ranks, data first: for 4 they are 4x1x1, 2x2x1, 2x1x2, 1x4x1, 1x2x2, 1x1x4. Throws Error
+// unless ranks >= 1.
+std::vector<MeshShape> mesh_shapes(int ranks);
+
+// Throws Error unless the shape's product is `ranks`; the text says which shapes would fit.
+void check_mesh(const MeshShape& shape, int ranks);
+
+class Mesh {
+ public:
+  // All ranks call it with the same shape. Rank i stands at tensor coordinate i % tensor, pipeline coordinate i /
+  // tensor % pipeline and data coordinate i / (tensor * pipeline): what talks most lies next to each other, as in
+  // Megatron-LM (Narayanan et al. 2021, section 3). Throws Error as check_mesh does.
+  Mesh(Rank& rank, const MeshShape& shape);
+
+  const MeshShape& shape() const { return shape_; }
+
+  // The ranks that differ from this one in one coordinate, numbered by it.
+  Rank& data() { return data_; }
+  Rank& pipeline() { return pipeline_; }
+  Rank& tensor() { return tensor_; }
+
+ private:
+  MeshShape shape_;
+  Rank data_;
+  Rank pipeline_;
+  Rank tensor_;
+};
+
+}  // namespace lockstep
