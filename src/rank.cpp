@@ -104,7 +104,7 @@ class comm::RankPlace {
   static Rank rank(World& world, int world_rank, Members members) {
     auto backend = world.backend(world_rank, members);
     auto place = std::make_shared<RankPlace>(world, world_rank, std::move(members));
-    return Rank(std::move(place), world.devices()[world_rank], std::move(backend));
+    return Rank(std::move(place), std::move(backend));
   }
 
   World& world;
@@ -113,11 +113,11 @@ class comm::RankPlace {
   int splits = 0;  // so far, equal on all members
 };
 
-Rank::Rank(std::shared_ptr<comm::RankPlace> place, c10::Device device, c10::intrusive_ptr<c10d::Backend> backend)
+Rank::Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend)
     : place_(std::move(place)),
       index_(place_->members.index_of(place_->world_rank)),
       world_size_(place_->members.size()),
-      device_(device),
+      device_(place_->world.devices()[place_->world_rank]),
       backend_(std::move(backend)) {}
 
 std::string Rank::name() const {
@@ -147,11 +147,15 @@ Rank Rank::split(int color) {
   for (int other = 0; other < world_size_; ++other) {
     if (colors[other].item<int64_t>() == color) group.ranks.push_back(place_->members.ranks[other]);
   }
-  return comm::RankPlace::rank(place_->world, place_->world_rank, std::move(group));
+  const Rank made = comm::RankPlace::rank(place_->world, place_->world_rank, std::move(group));
+  return wrap_ ? made.wrapped(wrap_) : made;
 }
 
-Rank Rank::with_backend(c10::intrusive_ptr<c10d::Backend> backend) const {
-  return Rank(place_, device_, std::move(backend));
+Rank Rank::wrapped(Wrap wrap) const {
+  Rank copy = *this;
+  copy.backend_ = wrap(backend_);
+  copy.wrap_ = std::move(wrap);
+  return copy;
 }
 
 void Rank::allreduce(at::Tensor tensor, c10d::ReduceOp op) {

@@ -64,22 +64,24 @@ class Rank {
   // allreduce, and between processes connections among the group. As MPI_Comm_split. Throws Error: a negative color.
   Rank split(int color);
 
-  // The same rank, speaking through `backend`, which passes on to backend(): for what counts or times calls. Groups
-  // that are split from it have their own.
-  Rank with_backend(c10::intrusive_ptr<c10d::Backend> backend) const;
+  // The same rank, which speaks through what `wrap` makes of its backend; so do groups that are split from it. For what
+  // counts or times calls and passes them on.
+  using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
+  Rank wrapped(Wrap wrap) const;
 
   // Where this rank stands, for split_and_load's and batches' parts.
   operator Shard() const { return {index_, world_size_, device_}; }
 
  private:
   friend class comm::RankPlace;
-  Rank(std::shared_ptr<comm::RankPlace> place, c10::Device device, c10::intrusive_ptr<c10d::Backend> backend);
+  Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend);
 
   std::shared_ptr<comm::RankPlace> place_;  // the same for all copies of this Rank
   int index_;
   int world_size_;
   c10::Device device_;
   c10::intrusive_ptr<c10d::Backend> backend_;
+  Wrap wrap_;  // of the groups' backends too; may be empty
 };
 
 struct RunOptions {
