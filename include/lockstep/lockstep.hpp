@@ -21,6 +21,7 @@
 #include <lockstep/metrics.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>
+#include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/train_batch.hpp>

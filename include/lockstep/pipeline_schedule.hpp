@@ -1,0 +1,47 @@
+// Schedules of a pipeline: in which order each rank computes the forwards and backwards of its stages.
+//
+// A network's layers are cut into stages; stage s lives on rank s % ranks. A batch is cut into microbatches, so that
+// ranks compute different ones at once. Pure functions, thread-safe, no LibTorch. For S ranks, v stages per rank and M
+// microbatches, with stages of equal length:
+//   gpipe        all forwards, then all backwards; keeps M microbatches' activations (Huang et al. 2019)
+//   one_f_one_b  a backward as soon as there is one; rank r keeps min(S - r, M) of them (Narayanan et al. 2019)
+//   interleaved  the same with v shorter stages per rank: idle for 1/v of the time, v times the messages
+//                (Megatron-LM: Narayanan et al. 2021)
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+enum class Schedule { gpipe, one_f_one_b, interleaved };
+
+// "gpipe", "1f1b", "interleaved".
+std::string_view to_string(Schedule schedule);
+// The other way round. Throws Error that names the schedules there are.
+Schedule schedule_from(std::string_view name);
+
+// One stage's forward or backward of one microbatch.
+struct PipelineStep {
+  enum class Kind { forward, backward };
+
+  Kind kind;
+  int microbatch;  // 0 … microbatches - 1
+  int stage;       // 0 … ranks * stages_per_rank - 1
+
+  bool operator==(const PipelineStep&) const = default;
+};
+
+// What rank `rank` of `ranks` computes, in order: each of its stages' forwards and backwards of each microbatch once.
+// A forward needs the same microbatch's forward of the stage before; a backward needs its own stage's forward and the
+// backward of the stage behind. If every rank does its steps in order and waits for what a step needs, all of them
+// complete: no order of steps waits for itself. Throws Error: a rank outside of 0 … ranks - 1, a count below 1, more
+// than one stage per rank with a schedule other than interleaved.
+std::vector<PipelineStep> steps_of(Schedule schedule, int rank, int ranks, int stages_per_rank, int microbatches);
+
+// The part of a rank's time in which it waits, if all stages take equally long and messages take none: (S - 1) / (M + S
+// - 1) for gpipe and one_f_one_b, (S - 1) / (v M + S - 1) for interleaved, there for a count of microbatches that is a
+// multiple of S. Throws Error as steps_of does.
+double ideal_idle_share(Schedule schedule, int ranks, int stages_per_rank, int microbatches);
+
+}  // namespace lockstep
