@@ -21,6 +21,7 @@
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>
 #include <lockstep/rank.hpp>
+#include <lockstep/residual_block.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/train_batch.hpp>
 #include <lockstep/trainer.hpp>
