@@ -23,6 +23,7 @@
 #include <lockstep/on_each_device.hpp>
 #include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/rank.hpp>
+#include <lockstep/residual_block.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/train_batch.hpp>
 #include <lockstep/trainer.hpp>
