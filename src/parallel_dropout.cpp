@@ -5,6 +5,7 @@
 #include <lockstep/parallel_dropout.hpp>
 #include <lockstep/split.hpp>
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -33,18 +34,19 @@ ParallelDropoutImpl::ParallelDropoutImpl(const ParallelDropoutOptions& options, 
 
 at::Tensor ParallelDropoutImpl::forward(const at::Tensor& x) {
   if (!is_training() || options_.p == 0) return x;
-  std::vector<int64_t> whole = x.sizes().vec();
-  const int64_t dim = at::maybe_wrap_dim(options_.dim, x.dim());
-  if (options_.input_is_parallel) whole[dim] = options_.total > 0 ? options_.total : x.size(dim) * rank_.world_size();
-  Part part{0, whole[dim]};
-  if (options_.input_is_parallel) part = part_of(whole[dim], rank_.index(), rank_.world_size());
-  if (options_.whole_channels) {
-    for (int64_t i = 2; i < x.dim(); ++i) whole[i] = 1;
-  }
   const double kept = 1 - options_.p;
   if (kept == 0) return x * 0;
-  const at::Tensor mask = at::empty(whole, x.options().requires_grad(false)).bernoulli_(kept, generator_);
-  return x * mask.narrow(dim, part.begin, part.size()).div(kept);
+
+  std::vector<int64_t> sizes = x.sizes().vec();  // of the mask of the whole
+  const int64_t dim = at::maybe_wrap_dim(options_.dim, x.dim());
+  if (options_.input_is_parallel) sizes[dim] = options_.total > 0 ? options_.total : x.size(dim) * rank_.world_size();
+  if (options_.whole_channels) std::fill(sizes.begin() + std::min<int64_t>(2, x.dim()), sizes.end(), 1);
+  at::Tensor mask = at::empty(sizes, x.options().requires_grad(false)).bernoulli_(kept, generator_).div_(kept);
+  if (options_.input_is_parallel) {
+    const Part part = part_of(sizes[dim], rank_.index(), rank_.world_size());
+    mask = mask.narrow(dim, part.begin, part.size());
+  }
+  return x * mask;
 }
 
 }  // namespace lockstep
