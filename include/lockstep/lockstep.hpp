@@ -25,6 +25,7 @@
 #include <lockstep/parallel_functions.hpp>
 #include <lockstep/parallel_layers.hpp>
 #include <lockstep/rank.hpp>
+#include <lockstep/residual_block.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/tensor_parallel.hpp>
 #include <lockstep/train_batch.hpp>
