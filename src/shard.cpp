@@ -11,9 +11,13 @@
 #include <lockstep/tensor_parallel.hpp>
 
 #include "gathered.hpp"
+#include "sharded_residual_block.hpp"
+#include "whole_copy.hpp"
 
+#include <cstddef>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -76,6 +80,9 @@ class Sharder {
                   "; leave the rule's entry out, or make it LayerSplit::whole");
     }
     if (const auto* own = dynamic_cast<const Shardable*>(module.get())) return computed_whole(own->shard(rank_));
+    if (const auto block = as<ResidualBlockImpl>(layer)) {
+      return computed_whole(AnyModule(std::make_shared<ShardedResidualBlock>(*block, rank_)));
+    }
     if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) return part_of_norm_1d(norm, layer);
     if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) return part_of_norm_2d(norm, layer);
     if (is_dropout(*module)) return part_of_dropout(layer, held_);
@@ -200,11 +207,7 @@ class Sharder {
   AnyModule clone(const AnyModule& layer) const {
     const c10::AutoGradMode no_grad(false);
     AnyModule copy = cloned(layer);
-    auto parameters = copy.ptr()->named_parameters();
-    for (const auto& item : layer.ptr()->named_parameters()) {
-      parameters[item.key()].requires_grad_(item.value().requires_grad());
-    }
-    copy.ptr()->train(layer.ptr()->is_training());
+    take_over_flags(*layer.ptr(), *copy.ptr());
     return copy;
   }
 

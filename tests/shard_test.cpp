@@ -2,6 +2,8 @@
 // nets of which it is known what they exchange.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/models.hpp>
+#include <lockstep/residual_block.hpp>
 #include <lockstep/tensor_parallel.hpp>
 
 #include "error_of.hpp"
@@ -396,6 +398,55 @@ TEST_P(Worlds, TwoTowersCrossInTheThirdConvolutionAndTheLinearLayersAlone) {
                 ElementsAre(sends("conv3", {"allgather"}), sends("fc6", {"allreduce"}), sends("fc8", {"allreduce"})));
     EXPECT_THAT(traffic.backward, ElementsAre("allreduce", "reduce_scatter"));  // before fc7, before conv3
   });
+}
+
+TEST_P(Worlds, ResidualBlocksNeedOneSumEach) {
+  Sequential net({{"conv1", torch::nn::Conv2d(1, 12, 3)},
+                  {"norm1", torch::nn::BatchNorm2d(12)},
+                  {"relu", torch::nn::ReLU()},
+                  {"block1", ResidualBlock(12, 12)},
+                  {"block2", ResidualBlock(12, 24, 2)},
+                  {"pool", torch::nn::AdaptiveAvgPool2d(1)},
+                  {"flatten", torch::nn::Flatten()},
+                  {"fc", torch::nn::Linear(24, 5)}});
+  expect_sharded_trains_as_whole(net, {1, 8, 8}, 5, GetParam());
+  if (GetParam() == 1) return;
+  run(cpus(GetParam()), [&](Rank& rank) {
+    const Traffic traffic = traffic_of(net, torch::randn({2, 1, 8, 8}, torch::kDouble), rank);
+    EXPECT_THAT(traffic.forward, ElementsAre(sends("block1", {"allgather", "allreduce"}),
+                                             sends("block2", {"allreduce"}), sends("fc", {"allgather"})));
+    EXPECT_THAT(traffic.backward, ElementsAre("allreduce", "allreduce", "allreduce"));  // before fc, block2, block1
+  });
+}
+
+TEST_P(Worlds, FrozenPartsOfResidualBlocksStayFrozen) {
+  ResidualBlock block(12, 24);
+  block->shortcut->parameters()[0].requires_grad_(false);
+  block->norm2->bias.requires_grad_(false);
+  Sequential net({{"block", block}});
+  run(cpus(GetParam()), [&](Rank& rank) {
+    const auto whole = net->named_parameters();
+    for (const auto& item : shard(net, rank)->named_parameters()) {
+      EXPECT_EQ(item.value().requires_grad(), whole[item.key()].requires_grad()) << item.key();
+    }
+  });
+}
+
+// The models that the program has, in small.
+class Models : public Worlds {};
+INSTANTIATE_TEST_SUITE_P(Sizes, Models, testing::Values(1, 2, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+TEST_P(Models, TrainAsOnOneDevice) {
+  const std::vector<ModelOptions> list{{.name = "mlp", .width = 0.05},
+                                       {.name = "alexnet", .width = 0.05, .image_size = 65},
+                                       {.name = "alexnet", .width = 0.05, .image_size = 65, .groups = 2},
+                                       {.name = "resnet18", .width = 0.125, .image_size = 16}};
+  for (const auto& options : list) {
+    SCOPED_TRACE(to_string(options));
+    expect_sharded_trains_as_whole(make_model(options), {1, 28, 28}, 10, GetParam());
+  }
+  if (GetParam() <= 2) expect_sharded_trains_as_whole(make_model({.name = "lenet"}), {1, 28, 28}, 10, GetParam());
 }
 
 // ---- Modules of one's own, dropout, a split loss
