@@ -112,19 +112,30 @@ std::string range(const Partition& partition, int64_t first, int64_t end) {
   return end - first == 1 ? "layer " + name(first) : "layers " + name(first) + " to " + name(end - 1);
 }
 
+// How full a device is, as a share of what it has; empty without a limit.
+double filling(const Partition& partition, const Costs& costs, int stage, int64_t first, int64_t end) {
+  const double limit = partition.stages[static_cast<size_t>(stage)].memory_bytes;
+  return limit > 0 ? costs.of(stage, first, end).bytes / limit : 0;
+}
+
+std::vector<int64_t> leanest_stages(const Partition& partition, const Costs& costs) {
+  return best_partition(
+             static_cast<int64_t>(partition.layers.size()), static_cast<int>(partition.stages.size()),
+             [&](int stage, int64_t first, int64_t end) { return filling(partition, costs, stage, first, end); },
+             largest)
+      .cuts;
+}
+
 // No partition fits: says which one comes closest, and what it lacks.
-[[noreturn]] void refuse(const Partition& partition, const Costs& costs) {
+[[noreturn]] void refuse(const Partition& partition) {
+  const Costs costs(partition);
   const auto layers = static_cast<int64_t>(partition.layers.size());
   const int stages = static_cast<int>(partition.stages.size());
-  const auto filling = [&](int stage, int64_t first, int64_t end) {
-    const double limit = partition.stages[static_cast<size_t>(stage)].memory_bytes;
-    return limit > 0 ? costs.of(stage, first, end).bytes / limit : 0;
-  };
-  std::vector<int64_t> bounds = best_partition(layers, stages, filling, largest).cuts;
+  std::vector<int64_t> bounds = leanest_stages(partition, costs);
   bounds.insert(bounds.begin(), 0);
   bounds.push_back(layers);
   const auto filling_of = [&](int s) {
-    return filling(s, bounds[static_cast<size_t>(s)], bounds[static_cast<size_t>(s) + 1]);
+    return filling(partition, costs, s, bounds[static_cast<size_t>(s)], bounds[static_cast<size_t>(s) + 1]);
   };
   int fullest = 0;
   for (int s = 1; s < stages; ++s) {
@@ -138,27 +149,42 @@ std::string range(const Partition& partition, int64_t first, int64_t end) {
               ". More devices, a smaller batch, smaller microbatches or recomputation need less");
 }
 
+void check_counts(const Partition& partition) {
+  const size_t layers = partition.layers.size(), stages = partition.stages.size();
+  if (stages >= 1 && stages <= layers) return;
+  throw Error(std::to_string(stages) + " stages cannot be made of " + std::to_string(layers) +
+              " layers: each stage needs at least one, so from 1 to " + std::to_string(layers) + " stages fit");
+}
+
 }  // namespace
 
-std::vector<int64_t> balanced_stages(const Partition& partition) {
+std::optional<std::vector<int64_t>> fitting_stages(const Partition& partition) {
+  check_counts(partition);
   const auto layers = static_cast<int64_t>(partition.layers.size());
   const int stages = static_cast<int>(partition.stages.size());
-  if (stages < 1 || stages > layers) {
-    throw Error(std::to_string(stages) + " stages cannot be made of " + std::to_string(layers) +
-                " layers: each stage needs at least one, so from 1 to " + std::to_string(layers) + " stages fit");
-  }
   const Costs costs(partition);
   const auto seconds = [&](int stage, int64_t first, int64_t end) {
     return costs.fits(stage, first, end) ? costs.of(stage, first, end).seconds : impossible;
   };
   const double slowest = best_partition(layers, stages, seconds, largest).cost;
-  if (slowest == impossible) refuse(partition, costs);
+  if (slowest == impossible) return {};
 
   const auto crossing = [&](int stage, int64_t first, int64_t end) {
     if (seconds(stage, first, end) > slowest) return impossible;
     return end < layers ? partition.layers[static_cast<size_t>(end) - 1].cut_seconds : 0;
   };
   return best_partition(layers, stages, crossing, sum).cuts;
+}
+
+std::vector<int64_t> balanced_stages(const Partition& partition) {
+  auto cuts = fitting_stages(partition);
+  if (!cuts) refuse(partition);
+  return *std::move(cuts);
+}
+
+std::vector<int64_t> leanest_stages(const Partition& partition) {
+  check_counts(partition);
+  return leanest_stages(partition, Costs(partition));
 }
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,5 +38,10 @@ struct Partition {
 // stage exceeds its device's memory. Takes stages * layers² steps. Throws Error: more stages than layers; no partition
 // fits the memory, and what would.
 std::vector<int64_t> balanced_stages(const Partition& partition);
+// The same; nothing where no partition fits the memory.
+std::optional<std::vector<int64_t>> fitting_stages(const Partition& partition);
+
+// The partition whose fullest device, measured by what it has, is least full. (Devices without a limit are empty.)
+std::vector<int64_t> leanest_stages(const Partition& partition);
 
 }  // namespace lockstep

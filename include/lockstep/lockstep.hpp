@@ -10,6 +10,7 @@
 #include <lockstep/allreduce.hpp>
 #include <lockstep/autocast.hpp>
 #include <lockstep/checkpoint.hpp>
+#include <lockstep/cluster.hpp>
 #include <lockstep/conv_relu_pool.hpp>
 #include <lockstep/data.hpp>
 #include <lockstep/data_parallel.hpp>
@@ -18,9 +19,12 @@
 #include <lockstep/evaluate.hpp>
 #include <lockstep/fetch_data.hpp>
 #include <lockstep/metrics.hpp>
+#include <lockstep/mesh.hpp>
+#include <lockstep/model_profile.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>
 #include <lockstep/pipeline_schedule.hpp>
+#include <lockstep/plan.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/train_batch.hpp>

@@ -18,7 +18,7 @@ struct TimeCurve {
     int64_t samples;
     double seconds;
   };
-  std::vector<Point> points;  // in ascending order of samples; none: everything takes no time
+  std::vector<Point> points = {};  // in ascending order of samples; none: everything takes no time
 
   double at(double samples) const;  // 0 for no samples
 };
@@ -33,14 +33,14 @@ struct LayerMessage {
 };
 
 struct LayerProfile {
-  std::string name;             // in the net
-  double parameter_bytes = 0;   // the gradients have as many
-  double buffer_bytes = 0;      // running statistics
-  double output_bytes = 0;      // per sample
-  double saved_bytes = 0;       // per sample: what a forward adds to the memory held until the layer's backward
-  double workspace_bytes = 0;   // per sample: what its forward or backward needs beside that while it runs
-  TimeCurve forward, backward;  // alone on the device with speed 1, communication not counted
-  std::vector<LayerMessage> forward_messages, backward_messages;
+  std::string name;            // in the net
+  double parameter_bytes = 0;  // the gradients have as many
+  double buffer_bytes = 0;     // running statistics
+  double output_bytes = 0;     // per sample
+  double saved_bytes = 0;      // per sample: what a forward adds to the memory held until the layer's backward
+  double workspace_bytes = 0;  // per sample: what its forward or backward needs beside that while it runs
+  TimeCurve forward = {}, backward = {};  // alone on the device with speed 1, communication not counted
+  std::vector<LayerMessage> forward_messages = {}, backward_messages = {};
 };
 
 // The net as one of `ranks` ranks holds it that split it by channels.

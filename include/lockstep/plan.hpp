@@ -51,9 +51,9 @@ struct Plan {
   int stages_per_rank = 1;
   int microbatches = 1;  // of the part of the batch that one pipeline has
   bool recompute = false;
-  std::vector<int64_t> cuts;              // the first layers of stages 1, 2, …
+  std::vector<int64_t> cuts = {};         // the first layers of stages 1, 2, …
   std::string tensor_rule = "alternate";  // how layers are split by channels: shard()'s default
-  Prediction prediction;
+  Prediction prediction = {};
 };
 
 // What predictions need to know beside the plan.
