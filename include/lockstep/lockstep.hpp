@@ -19,6 +19,7 @@
 #include <lockstep/evaluate.hpp>
 #include <lockstep/fetch_data.hpp>
 #include <lockstep/metrics.hpp>
+#include <lockstep/layer_profile.hpp>
 #include <lockstep/mesh.hpp>
 #include <lockstep/model_profile.hpp>
 #include <lockstep/models.hpp>
