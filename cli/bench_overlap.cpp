@@ -5,17 +5,18 @@
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/devices.hpp>
 #include <lockstep/error.hpp>
+#include <lockstep/models.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
-#include "bench_models.hpp"
 #include "bench_report.hpp"
 #include "flag_checks.hpp"
 #include "text.hpp"
@@ -93,16 +94,35 @@ double saved(const Result& result) {
   return median(differences, &Sample::seconds) / median(result.samples[afterwards], &Sample::after);
 }
 
+// What is measured: a model, and the size of one of its samples.
+struct Subject {
+  std::string name;
+  std::function<std::shared_ptr<torch::nn::SequentialImpl>()> make;
+  std::vector<int64_t> sample;
+};
+
+// 25.2 million parameters, little to compute for each.
+Subject mlp() {
+  constexpr int64_t units = 2048;
+  const MlpOptions options{.inputs = units, .hidden = std::vector<int64_t>(6, units)};
+  return {"mlp", [options] { return Mlp(options).ptr(); }, {units}};
+}
+
+// 11.2 million parameters, much to compute for each.
+Subject resnet18() {
+  const ResNet18Options options{.in_channels = 3};
+  return {"resnet18", [options] { return ResNet18(options).ptr(); }, {3, 32, 32}};
+}
+
 // One replica that trains in one of the three ways.
-template <class Module>
 class Runner {
  public:
-  Runner(Variant variant, Rank& rank, DataParallelOptions options)
+  Runner(const Subject& subject, Variant variant, Rank& rank, DataParallelOptions options)
       : variant_(variant),
         rank_(rank.index(), rank.world_size(), rank.device(),
               c10::make_intrusive<TimedBackend>(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&rank.backend()),
                                                 times_)),
-        net_(std::make_shared<Module>(), rank_, with_overlap(options, variant == overlapped)),
+        net_(subject.make(), rank_, with_overlap(options, variant == overlapped)),
         sgd_(net_->parameters(), /*lr=*/1e-3) {}
 
   Sample step(const Batch& batch) {
@@ -142,27 +162,25 @@ class Runner {
   const Variant variant_;
   const std::shared_ptr<CommunicationTimes> times_ = std::make_shared<CommunicationTimes>();
   Rank rank_;
-  DataParallel<Module> net_;
+  DataParallel<torch::nn::SequentialImpl> net_;
   torch::optim::SGD sgd_;
 };
 
-template <class Module>
-Result measure(const std::string& name, const Devices& devices, const Flags& flags, std::vector<int64_t> sample,
-               int64_t batch_size) {
+Result measure(const Subject& subject, const Devices& devices, const Flags& flags, int64_t batch_size) {
   Result result;
-  result.model = name;
+  result.model = subject.name;
   result.batch_size = batch_size;
   std::mutex mutex;
   run(devices,
       [&](Rank& rank) {
         const Part part = part_of(batch_size, rank.index(), rank.world_size());
-        auto shape = sample;
+        auto shape = subject.sample;
         shape.insert(shape.begin(), part.size());
         const Batch batch{torch::randn(shape).to(rank.device()), torch::randint(10, {part.size()}).to(rank.device()),
                           batch_size};
-        std::vector<std::unique_ptr<Runner<Module>>> runners;
+        std::vector<std::unique_ptr<Runner>> runners;
         for (const Variant variant : {alone, afterwards, overlapped}) {
-          runners.push_back(std::make_unique<Runner<Module>>(variant, rank, flags.buckets));
+          runners.push_back(std::make_unique<Runner>(subject, variant, rank, flags.buckets));
         }
         std::array<std::vector<Sample>, 3> samples;
         for (int step = -3; step < flags.steps; ++step) {  // three to warm up: the first learns the buckets' order
@@ -243,8 +261,8 @@ int overlap_command(const Flags& flags, Output& output) {
     output.print(report(result));
     results.push_back(std::move(result));
   };
-  if (flags.model != "resnet18") add(measure<Mlp>("mlp", devices, flags, {Mlp::kWidth}, batch_size(64)));
-  if (flags.model != "mlp") add(measure<ResNet18>("resnet18", devices, flags, {3, 32, 32}, batch_size(8)));
+  if (flags.model != "resnet18") add(measure(mlp(), devices, flags, batch_size(64)));
+  if (flags.model != "mlp") add(measure(resnet18(), devices, flags, batch_size(8)));
   if (!flags.json.empty()) write_json(flags.json, to_json(flags, devices, results));
   return 0;
 }

@@ -15,6 +15,7 @@
 #include "stop_signals.hpp"
 #include "text.hpp"
 #include "train_flags.hpp"
+#include "train_options.hpp"
 
 namespace lockstep::cli {
 
@@ -26,6 +27,8 @@ const char* const examples =
     "      LeNet on Fashion-MNIST, on every GPU, or else on every CPU core.\n"
     "  lockstep train --devices 2 --batch-size 512 --lr 0.4 --name big-batch\n"
     "      Two devices; the run is kept in runs/big-batch.\n"
+    "  lockstep train --model alexnet --width 0.25 --image-size 96 --lr 0.01\n"
+    "      AlexNet, a quarter as wide, on smaller images: a reduced one for CPUs.\n"
     "\n"
     "The run's folder holds config.json, metrics.jsonl, model.safetensors, curve.svg\n"
     "and curve.png, written after every epoch (curve.png at the end). Ctrl-C stops\n"
@@ -43,7 +46,7 @@ std::string ranks(const Devices& devices) {
 }
 
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
-  Rows rows = {{"model", options.model},
+  Rows rows = {{"model", to_string(model_options(options))},
                {"data", options.data == "synthetic" ? source : options.data + " in " + source},
                {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
                {"threads per rank", std::to_string(options.threads_per_rank)},

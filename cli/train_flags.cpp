@@ -71,7 +71,25 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
         ->take_last();
   };
   const char* const what = "What to train";
-  add("--model", flags.model, "NAME", "the network; lenet is the only one so far", what, defaults.model);
+  add("--model", flags.model, "NAME",
+      "the network\n"
+      "lenet: the section's\n"
+      "mlp: six hidden layers of 512 units\n"
+      "alexnet: images resized to 224 x 224; the book trains it with --lr 0.01\n"
+      "resnet18: ResNet-18 for small images; the book trains it with --lr 0.1. BatchNorm's running statistics are each "
+      "device's own; what is evaluated and kept after an epoch are the first one's\n",
+      what, defaults.model)
+      ->check(known_model);
+  add("--width", flags.width, "X", "mlp, alexnet, resnet18: this many times the channels and units, in multiples of 8",
+      what, shortest(defaults.width))
+      ->check(rate);
+  add("--image-size", flags.image_size, "N",
+      "alexnet, resnet18: images are resized to N x N (default: 224 for alexnet; resnet18 takes them as they are)",
+      what)
+      ->check(number_between<int64_t, 1>);
+  add("--groups", flags.groups, "N", "alexnet: 2 is the network of 2012, in two towers of channels", what,
+      std::to_string(defaults.groups))
+      ->check(number_between<int64_t, 1>);
   add("--data", flags.data, "NAME", "fashion-mnist, or synthetic: a stand-in of the same size that needs no files",
       what, defaults.data);
   add("--data-dir", flags.data_dir, "DIR",
@@ -138,6 +156,9 @@ TrainOptions to_options(const TrainFlags& flags) {
   const Devices devices = flags.devices ? from_flags([&] { return parse_devices(*flags.devices); }) : Devices();
   TrainOptions options = flags.config.empty() ? TrainOptions{} : read_options(flags.config, devices);
   override_with(flags.model, options.model);
+  override_with(flags.width, options.width);
+  override_with(flags.image_size, options.image_size);
+  override_with(flags.groups, options.groups);
   override_with(flags.data, options.data);
   override_with(flags.threads_per_rank, options.threads_per_rank);
   override_with(flags.batch_size, options.batch_size);

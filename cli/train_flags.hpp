@@ -16,8 +16,8 @@ enum class ProgressMode { bar, lines, none };
 struct TrainFlags {
   std::optional<std::string> model, data, data_dir, devices, precision, memory_format;
   std::optional<int> threads_per_rank, epochs;
-  std::optional<int64_t> batch_size;
-  std::optional<double> lr;
+  std::optional<int64_t> image_size, groups, batch_size;
+  std::optional<double> width, lr;
   std::optional<uint64_t> seed;
   std::optional<bool> cuda_graph;
   std::string config;  // empty: none

@@ -1,5 +1,7 @@
 #include "usage.hpp"
 
+#include <lockstep/models.hpp>
+
 #include <algorithm>
 #include <numeric>
 #include <utility>
@@ -81,6 +83,12 @@ std::string explain(const CLI::App& program, const CLI::ParseError& error, const
   if (commands.empty()) return app.get_name() + " does not expect \"" + *first + "\"";
   const std::string near = did_you_mean(*first, commands);
   return app.get_name() + " has no command " + *first + (near.empty() ? "; there are " + join(commands) : near);
+}
+
+std::string known_model(const std::string& name) {
+  const Words known = model_names();
+  if (std::count(known.begin(), known.end(), name) != 0) return "";
+  return "there is no model \"" + name + "\", but " + join(known) + did_you_mean(name, known);
 }
 
 std::string which_help(const CLI::App& program) {

@@ -28,6 +28,9 @@ auto from_flags(Function&& function) {
 // What is wrong with `words`, the command line without the program's name, with a suggestion where one is near.
 std::string explain(const CLI::App& program, const CLI::ParseError& error, const std::vector<std::string>& words);
 
+// A check of --model for CLI11: "" for a model's name, otherwise what there is, with a suggestion where one is near.
+std::string known_model(const std::string& name);
+
 // "lockstep train --help shows what there is."
 std::string which_help(const CLI::App& program);
 

@@ -8,10 +8,13 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/init.h>
 #include <lockstep/conv_relu_pool.hpp>
 #include <lockstep/error.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -203,7 +206,7 @@ variable_list differentiable_gradients(AutogradContext* ctx, const at::Tensor& g
   return result;
 }
 
-class ConvReluPool : public torch::autograd::Function<ConvReluPool> {
+class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const at::Tensor& bias) {
@@ -238,7 +241,33 @@ at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const a
       (!bias.defined() || suits_kernels(bias));
   if (!suits) return by_libtorch(x, weight, bias);
   // An undefined tensor cannot be a differentiable function's argument.
-  return ConvReluPool::apply(x, weight, bias.defined() ? bias : at::zeros({weight.size(0)}, at::kFloat));
+  return ConvReluPoolFunction::apply(x, weight, bias.defined() ? bias : at::zeros({weight.size(0)}, at::kFloat));
+}
+
+ConvReluPoolImpl::ConvReluPoolImpl(int64_t in_channels, int64_t out_channels, int64_t kernel)
+    : in_channels_(in_channels), out_channels_(out_channels), kernel_(kernel) {
+  if (in_channels < 1 || out_channels < 1 || kernel < 1) {
+    throw Error("ConvReluPool: all sizes must be at least 1; these are in_channels " + std::to_string(in_channels) +
+                ", out_channels " + std::to_string(out_channels) + ", kernel " + std::to_string(kernel));
+  }
+  reset();
+}
+
+at::Tensor ConvReluPoolImpl::forward(const at::Tensor& x) {
+  return conv_relu_pool(x, weight, bias);
+}
+
+void ConvReluPoolImpl::reset() {
+  weight = register_parameter("weight", at::empty({out_channels_, in_channels_, kernel_, kernel_}));
+  bias = register_parameter("bias", at::empty({out_channels_}));
+  torch::nn::init::kaiming_uniform_(weight, std::sqrt(5));  // as torch::nn::Conv2d does
+  const double bound = 1 / std::sqrt(static_cast<double>(in_channels_ * kernel_ * kernel_));
+  torch::nn::init::uniform_(bias, -bound, bound);
+}
+
+void ConvReluPoolImpl::pretty_print(std::ostream& out) const {
+  out << "lockstep::ConvReluPool(" << in_channels_ << ", " << out_channels_ << ", kernel_size=[" << kernel_ << ", "
+      << kernel_ << "])";
 }
 
 }  // namespace lockstep

@@ -1,101 +1,91 @@
-#include <ATen/CPUGeneratorImpl.h>
-#include <c10/core/GradMode.h>
-#include <lockstep/conv_relu_pool.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/models.hpp>
 
-#include <string>
+#include "model_parts.hpp"
+
+#include <charconv>
+#include <iterator>
+#include <utility>
 
 namespace lockstep {
-
-std::vector<torch::Tensor> lenet_params(uint64_t seed) {
-  const double scale = 0.01;
-  const at::Generator generator = at::detail::createCPUGenerator(seed);
-  const auto weights = [&](at::IntArrayRef sizes) { return torch::randn(sizes, generator, torch::kFloat) * scale; };
-  const auto biases = [](int64_t size) { return torch::zeros({size}, torch::kFloat); };
-
-  auto W1 = weights({20, 1, 3, 3});
-  auto b1 = biases(20);
-  auto W2 = weights({50, 20, 5, 5});
-  auto b2 = biases(50);
-  auto W3 = weights({800, 128});
-  auto b3 = biases(128);
-  auto W4 = weights({128, 10});
-  auto b4 = biases(10);
-  return {W1, b1, W2, b2, W3, b3, W4, b4};
-}
-
 namespace {
 
-void check_params(const char* function, const std::vector<torch::Tensor>& params) {
-  static const std::vector<std::vector<int64_t>> shapes = {{20, 1, 3, 3}, {20},  {50, 20, 5, 5}, {50},
-                                                           {800, 128},    {128}, {128, 10},      {10}};
-  if (params.size() != shapes.size()) {
-    throw Error(std::string(function) + ": LeNet has " + std::to_string(shapes.size()) +
-                " parameters (W1, b1, … W4, b4), this list has " + std::to_string(params.size()));
-  }
-  for (size_t i = 0; i < shapes.size(); ++i) {
-    if (!params[i].defined() || params[i].sizes() != at::IntArrayRef(shapes[i])) {
-      throw Error(std::string(function) + ": LeNet's parameter " + std::to_string(i) + " must be " +
-                  c10::str(at::IntArrayRef(shapes[i])) + ", this one is " +
-                  (params[i].defined() ? c10::str(params[i].sizes()) : std::string("undefined")));
-    }
-  }
+AlexNetOptions alexnet_options(const ModelOptions& options) {
+  AlexNetOptions result{.width = options.width, .groups = options.groups, .dropout = 0, .seed = options.seed};
+  if (options.image_size != 0) result.image_size = options.image_size;
+  return result;
 }
 
-void check_images(const torch::Tensor& x) {
-  if (!x.defined() || x.dim() != 4 || x.size(1) != 1 || x.size(2) != 28 || x.size(3) != 28) {
-    throw Error("lenet: images must be [n, 1, 28, 28], these are " +
-                (x.defined() ? c10::str(x.sizes()) : std::string("undefined")));
-  }
+ResNet18Options resnet18_options(const ModelOptions& options) {
+  return {.width = options.width, .image_size = options.image_size, .seed = options.seed};
 }
 
-// torch::nn::Linear keeps [out, in], the section's matrices are [in, out].
-void copy_params(LeNetImpl& net, const std::vector<torch::Tensor>& params) {
-  const torch::NoGradGuard no_grad;
-  net.conv1->weight.copy_(params[0]);
-  net.conv1->bias.copy_(params[1]);
-  net.conv2->weight.copy_(params[2]);
-  net.conv2->bias.copy_(params[3]);
-  net.fc1->weight.copy_(params[4].t());
-  net.fc1->bias.copy_(params[5]);
-  net.fc2->weight.copy_(params[6].t());
-  net.fc2->bias.copy_(params[7]);
+MlpOptions mlp_options(const ModelOptions& options) {
+  MlpOptions result{.seed = options.seed};
+  for (int64_t& units : result.hidden) units = scaled(units, options.width);
+  return result;
 }
 
 }  // namespace
 
-torch::Tensor lenet(const torch::Tensor& x, const std::vector<torch::Tensor>& params) {
-  check_params("lenet", params);
-  check_images(x);
-  const auto h1_conv = torch::conv2d(x, params[0], params[1]);
-  const auto h1 = torch::avg_pool2d(torch::relu(h1_conv), /*kernel_size=*/2, /*stride=*/2);
-  const auto h2_conv = torch::conv2d(h1, params[2], params[3]);
-  const auto h2 = torch::avg_pool2d(torch::relu(h2_conv), /*kernel_size=*/2, /*stride=*/2);
-  const auto h3_linear = torch::mm(h2.flatten(1), params[4]) + params[5];
-  const auto h3 = torch::relu(h3_linear);
-  return torch::mm(h3, params[6]) + params[7];
+std::vector<std::string> model_names() {
+  return {"lenet", "mlp", "alexnet", "resnet18"};
 }
 
-LeNetImpl::LeNetImpl(uint64_t seed)
-    : conv1(register_module("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 20, 3)))),
-      conv2(register_module("conv2", torch::nn::Conv2d(torch::nn::Conv2dOptions(20, 50, 5)))),
-      fc1(register_module("fc1", torch::nn::Linear(800, 128))),
-      fc2(register_module("fc2", torch::nn::Linear(128, 10))) {
-  copy_params(*this, lenet_params(seed));
+void check_model(const ModelOptions& options) {
+  const auto refuse = [&](bool given, const char* what, const char* who) {
+    if (given) throw Error(options.name + " has no " + what + "; " + who);
+  };
+  const bool image_size = options.image_size != 0, groups = options.groups != 1;
+  if (options.name == "lenet") {
+    refuse(options.width != 1, "width", "mlp, alexnet and resnet18 have one");
+    refuse(image_size, "image size", "alexnet and resnet18 have one");
+    refuse(groups, "groups", "alexnet has");
+  } else if (options.name == "mlp") {
+    check_width("mlp", options.width);
+    refuse(image_size, "image size", "alexnet and resnet18 have one");
+    refuse(groups, "groups", "alexnet has");
+  } else if (options.name == "alexnet") {
+    check_options(alexnet_options(options));
+  } else if (options.name == "resnet18") {
+    refuse(groups, "groups", "alexnet has");
+    check_options(resnet18_options(options));
+  } else {
+    std::string known;
+    for (const auto& name : model_names()) known += (known.empty() ? "" : ", ") + name;
+    throw Error("the model is \"" + options.name + "\"; there are " + known);
+  }
 }
 
-torch::Tensor LeNetImpl::forward(const torch::Tensor& x) {
-  check_images(x);
-  auto h = conv_relu_pool(x, conv1->weight, conv1->bias);
-  h = conv_relu_pool(h, conv2->weight, conv2->bias);
-  h = torch::relu(fc1(h.flatten(1)));
-  return fc2(h);
+torch::nn::Sequential make_model(const ModelOptions& options) {
+  check_model(options);
+  // A Sequential is made of the pointer to its base class; of any other it would make its only layer.
+  std::shared_ptr<torch::nn::SequentialImpl> net;
+  if (options.name == "lenet") net = std::make_shared<LeNetImpl>(options.seed);
+  if (options.name == "mlp") net = std::make_shared<MlpImpl>(mlp_options(options));
+  if (options.name == "alexnet") net = std::make_shared<AlexNetImpl>(alexnet_options(options));
+  if (options.name == "resnet18") net = std::make_shared<ResNet18Impl>(resnet18_options(options));
+  return torch::nn::Sequential(std::move(net));
 }
 
-void load_lenet_params(LeNet& net, const std::vector<torch::Tensor>& params) {
-  check_params("load_lenet_params", params);
-  copy_params(*net, params);
+std::string to_string(const ModelOptions& options) {
+  std::string text = options.name;
+  if (options.width != 1) {
+    char width[32];  // the shortest text that is read back as this number
+    text += ", width " + std::string(width, std::to_chars(width, std::end(width), options.width).ptr);
+  }
+  const std::string size = std::to_string(options.image_size);
+  if (options.image_size != 0) text += ", images of " + size + " x " + size;
+  if (options.groups != 1) text += ", " + std::to_string(options.groups) + " groups";
+  return text;
+}
+
+std::shared_ptr<torch::nn::Module> NamedSequentialImpl::clone(const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<NamedSequentialImpl>();
+  copy->train(is_training());
+  auto layer = begin();
+  for (const auto& name : named_children().keys()) copy->push_back(name, (layer++)->clone(device));
+  return copy;
 }
 
 }  // namespace lockstep

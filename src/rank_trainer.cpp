@@ -26,8 +26,8 @@ std::optional<c10::Stream> own_stream(const c10::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
 }
 
-LeNet make_net(const TrainOptions& options) {
-  LeNet net(options.seed);
+torch::nn::Sequential make_net(const TrainOptions& options) {
+  torch::nn::Sequential net = make_model(model_options(options));
   set_memory_format(*net, memory_format(options));
   return net;
 }
@@ -79,6 +79,7 @@ EpochMetrics RankTrainer::epoch(int number) {
   metrics.data_wait = wait.item<double>();
   metrics.train_loss = totals_.loss.item<double>() / static_cast<double>(train_.size());
   metrics.train_accuracy = totals_.correct.item<double>() / static_cast<double>(train_.size());
+  share_buffers();
   metrics.test_accuracy = evaluate_now().accuracy();
   return metrics;
 }
@@ -163,6 +164,11 @@ void RankTrainer::report(StepProgress& progress, Clock::time_point start) const 
   progress.seconds = seconds_since(start);
   progress.loss = samples_ == 0 ? 0.0 : totals_.loss.item<double>() / static_cast<double>(samples_);
   callbacks_.on_step(progress);
+}
+
+// BatchNorm's running statistics are of each rank's own parts. What is evaluated, and kept, is one network: rank 0's.
+void RankTrainer::share_buffers() {
+  for (const auto& buffer : net_->buffers()) rank_.broadcast(buffer);
 }
 
 Score RankTrainer::evaluate_now() {

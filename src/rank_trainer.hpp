@@ -56,6 +56,7 @@ class RankTrainer {
   Loss forward(const Batch& batch);
   void update();
   void report(StepProgress& progress, Clock::time_point start) const;
+  void share_buffers();
   Score evaluate_now();
 
   const TrainOptions& options_;
@@ -65,7 +66,7 @@ class RankTrainer {
   Trace* const trace_;                     // null: none is wanted
   const Dataset train_;
   const Dataset test_;
-  DataParallel<LeNetImpl> net_;
+  DataParallel<torch::nn::SequentialImpl> net_;
   FusedSgd optimizer_;
   Totals totals_;
   int64_t samples_ = 0;           // that totals_ are of

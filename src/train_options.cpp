@@ -65,6 +65,9 @@ void read(const json& config, const char* key, Value& value) {
 std::string to_json(const TrainOptions& options) {
   nlohmann::ordered_json config;
   config["model"] = options.model;
+  config["width"] = options.width;
+  config["image_size"] = options.image_size;
+  config["groups"] = options.groups;
   config["data"] = options.data;
   config["data_dir"] = options.data_dir.string();
   config["devices"] = spec_of(options.devices);
@@ -96,6 +99,9 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   TrainOptions options;
   std::string data_dir, spec, run_dir;
   read(config, "model", options.model);
+  read(config, "width", options.width);
+  read(config, "image_size", options.image_size);
+  read(config, "groups", options.groups);
   read(config, "data", options.data);
   read(config, "data_dir", data_dir);
   read(config, "devices", spec);
@@ -124,7 +130,7 @@ TrainOptions checked(TrainOptions options) {
     text << what << " is " << value << "; " << rule;
     throw Error(text.str());
   };
-  if (options.model != "lenet") refuse("the model", '"' + options.model + '"', "lenet is the only one so far");
+  check_model(model_options(options));
   if (options.data != "fashion-mnist" && options.data != "synthetic") {
     refuse("the data set", '"' + options.data + '"', "it must be fashion-mnist or synthetic");
   }
@@ -148,6 +154,14 @@ TrainOptions checked(TrainOptions options) {
     throw Error("--cuda-graph needs CUDA devices, and this run is on " + to_string(options.devices));
   }
   return options;
+}
+
+ModelOptions model_options(const TrainOptions& options) {
+  return {.name = options.model,
+          .width = options.width,
+          .image_size = options.image_size,
+          .groups = options.groups,
+          .seed = options.seed};
 }
 
 ImageData load_data(const TrainOptions& options) {

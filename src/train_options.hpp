@@ -2,6 +2,7 @@
 #pragma once
 
 #include <lockstep/data.hpp>
+#include <lockstep/models.hpp>
 #include <lockstep/trainer.hpp>
 
 #include <filesystem>
@@ -10,6 +11,9 @@ namespace lockstep {
 
 // The options with every default filled in. Throws Error for each value that cannot be trained with.
 TrainOptions checked(TrainOptions options);
+
+// The model that the options describe.
+ModelOptions model_options(const TrainOptions& options);
 
 // The data set that the options name.
 ImageData load_data(const TrainOptions& options);

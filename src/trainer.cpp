@@ -38,10 +38,11 @@ bool is_stop(const Error& error) {
 // What all processes of a launcher must have in common: all that shapes their steps. Folders and devices may differ.
 std::string common_settings(const TrainOptions& options) {
   std::ostringstream text;
-  text << std::setprecision(17) << "model " << options.model << ", data " << options.data << ", batch size "
-       << options.batch_size << ", learning rate " << options.lr << ", epochs " << options.epochs << ", seed "
-       << options.seed << ", precision " << options.precision << ", memory format " << options.memory_format
-       << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
+  text << std::setprecision(17) << "model " << to_string(model_options(options)) << ", data " << options.data
+       << ", batch size " << options.batch_size << ", learning rate " << options.lr << ", epochs " << options.epochs
+       << ", seed " << options.seed << ", precision " << options.precision << ", memory format "
+       << options.memory_format << (options.cuda_graph ? ", CUDA graph" : "")
+       << (options.trace.empty() ? "" : ", traced");
   return text.str();
 }
 
@@ -77,8 +78,8 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
   if (!settings.trace.empty()) trace.emplace(trace_file(settings.trace, this_process().index), settings.devices);
   folder.create(settings);
   if (callbacks.on_data) callbacks.on_data(data.source);
-  const std::string title = settings.model + " on " + data.source + ", " + to_string(settings.devices) +
-                            ", batch size " + std::to_string(settings.batch_size);
+  const std::string title = to_string(model_options(settings)) + " on " + data.source + ", " +
+                            to_string(settings.devices) + ", batch size " + std::to_string(settings.batch_size);
 
   const auto body = [&](Rank& rank) {
     RankTrainer trainer(settings, callbacks, data, rank, trace ? &*trace : nullptr,
@@ -126,7 +127,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   result.source = data.source;
   result.devices = config.devices;
   const auto body = [&](Rank& rank) {
-    LeNet net(config.seed);
+    torch::nn::Sequential net = make_model(model_options(config));
     load_weights(run_dir / kWeightsFile, *net);
     net->to(rank.device());
     set_memory_format(*net, memory_format(config));

@@ -270,5 +270,35 @@ TEST(ConvReluPool, ShowsTheShapesThatDoNotFit) {
   EXPECT_THAT(error_of([&] { conv_relu_pool(in.x, torch::zeros({3, 2, 6, 3}), in.bias); }), HasSubstr("[3, 2, 6, 3]"));
 }
 
+TEST(ConvReluPoolModule, StartsAsAConv2dAndComputesConvReluPool) {
+  torch::manual_seed(12);
+  const torch::nn::Conv2d conv(3, 6, 5);
+  torch::manual_seed(12);
+  ConvReluPool module(3, 6, 5);
+  EXPECT_THAT(module->named_parameters().keys(), testing::ElementsAre("weight", "bias"));
+  EXPECT_TRUE(module->weight.equal(conv->weight));
+  EXPECT_TRUE(module->bias.equal(conv->bias));
+
+  const at::Tensor x = torch::randn({9, 3, 12, 13});
+  const at::Tensor out = torch::nn::Sequential(module)->forward(x);
+  EXPECT_TRUE(out.equal(conv_relu_pool(x, module->weight, module->bias)));
+  out.sum().backward();
+  EXPECT_GT(module->bias.grad().abs().min().item<float>(), 0);
+}
+
+TEST(ConvReluPoolModule, CloneHasParametersOfItsOwn) {
+  ConvReluPool module(2, 4, 3);
+  const auto clone = std::dynamic_pointer_cast<ConvReluPoolImpl>(module->clone());
+  ASSERT_NE(clone, nullptr);
+  EXPECT_TRUE(clone->weight.equal(module->weight));
+  EXPECT_TRUE(clone->bias.equal(module->bias));
+  EXPECT_FALSE(clone->weight.is_alias_of(module->weight));
+  EXPECT_TRUE(clone->weight.is_same(clone->parameters()[0]));
+}
+
+TEST(ConvReluPoolModule, RefusesSizesBelowOne) {
+  EXPECT_THAT(error_of([] { ConvReluPool(2, 0, 3); }), HasSubstr("out_channels 0"));
+}
+
 }  // namespace
 }  // namespace lockstep

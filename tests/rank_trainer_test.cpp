@@ -64,4 +64,31 @@ TEST(RankTrainer, RecordsStepsOfRanksWithoutSamplesToo) {
   EXPECT_EQ(outcome.history[0].train_loss, expected.history[0].train_loss);
 }
 
+TEST(RankTrainer, RanksHaveOneNetworkAfterAnEpochWithItsRunningStatistics) {
+  TrainOptions options;
+  options.model = "resnet18";
+  options.width = 0.05;
+  options.batch_size = 31;  // the ranks' parts differ in size
+  options.lr = 0.05;
+  options.epochs = 2;
+  for (const bool graphed : {false, true}) {
+    const auto data = lockstep::synthetic_images(150, 40);
+    std::vector<std::vector<torch::Tensor>> states(3);
+    lockstep::run(lockstep::Devices(3, torch::kCPU), [&](Rank& rank) {
+      const lockstep::TrainCallbacks callbacks;
+      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr,
+                                    graphed ? std::make_unique<lockstep::FakeGraph>() : nullptr);
+      for (int epoch = 1; epoch <= options.epochs; ++epoch) trainer.epoch(epoch);
+      auto& state = states[rank.index()] = trainer.module().parameters();
+      for (const auto& buffer : trainer.module().buffers()) state.push_back(buffer);
+    });
+    const lockstep::ResNet18 untrained(lockstep::ResNet18Options{.width = 0.05});
+    ASSERT_EQ(states[0].size(), untrained->parameters().size() + untrained->buffers().size());
+    EXPECT_FALSE(torch::equal(states[0].end()[-3], untrained->buffers().end()[-3]));  // a running mean
+    for (size_t i = 0; i < states[0].size(); ++i) {
+      EXPECT_TRUE(torch::equal(states[0][i], states[1][i]) && torch::equal(states[0][i], states[2][i])) << i;
+    }
+  }
+}
+
 }  // namespace

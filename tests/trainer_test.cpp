@@ -131,6 +131,65 @@ TEST_F(Trainer, GivesTheSameInBothMemoryFormats) {
   EXPECT_EQ(lockstep::evaluate_run(settings.run_dir).accuracy(), result.history.back().test_accuracy);
 }
 
+// A run of each model, made small, with its weights and metrics.
+class EveryModel : public Trainer {
+ protected:
+  TrainOptions options(const lockstep::ModelOptions& model, const std::string& name) const {
+    TrainOptions settings = Trainer::options(2);
+    settings.model = model.name;
+    settings.width = model.width;
+    settings.image_size = model.image_size;
+    settings.groups = model.groups;
+    settings.lr = 0.05;
+    settings.run_dir = runs_ / name;
+    return settings;
+  }
+  const std::vector<lockstep::ModelOptions> models_ = {
+      {.name = "mlp", .width = 0.1},
+      {.name = "alexnet", .width = 0.05, .image_size = 65, .groups = 2},
+      {.name = "resnet18", .width = 0.05}};
+};
+
+TEST_F(EveryModel, TrainsTheSameBitsTwiceAndEvaluatesOnAnyNumberOfDevices) {
+  for (const auto& model : models_) {
+    SCOPED_TRACE(to_string(model));
+    const auto first = lockstep::train(options(model, model.name + "-1"));
+    const auto second = lockstep::train(options(model, model.name + "-2"));
+    EXPECT_EQ(runs_.read(model.name + "-1/model.safetensors"), runs_.read(model.name + "-2/model.safetensors"));
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_TRUE(std::isfinite(first.history[i].train_loss));
+      EXPECT_EQ(first.history[i].train_loss, second.history[i].train_loss);
+      EXPECT_EQ(first.history[i].test_accuracy, second.history[i].test_accuracy);
+    }
+    EXPECT_NE(first.history[0].train_loss, first.history[1].train_loss);
+    for (const int ranks : {1, 3}) {
+      lockstep::EvalOptions eval;
+      eval.devices = cpus(ranks);
+      EXPECT_DOUBLE_EQ(lockstep::evaluate_run(runs_ / (model.name + "-1"), eval).accuracy(),
+                       first.history.back().test_accuracy);
+    }
+  }
+}
+
+TEST_F(EveryModel, TrainsInBfloat16AndChannelsLastNearlyTheSame) {
+  for (const auto& model : models_) {
+    SCOPED_TRACE(to_string(model));
+    TrainOptions settings = options(model, model.name + "-float");
+    settings.epochs = 1;
+    settings.lr = 1e-3;  // a larger one carries rounding from step to step
+    const auto expected = lockstep::train(settings).history[0].train_loss;
+    settings.memory_format = "channels-last";
+    settings.run_dir = runs_ / (model.name + "-last");
+    EXPECT_NEAR(lockstep::train(settings).history[0].train_loss, expected, 1e-3);
+    settings.precision = "bf16";
+    settings.run_dir = runs_ / (model.name + "-bf16");
+    const auto rounded = lockstep::train(settings).history[0];
+    EXPECT_NEAR(rounded.train_loss, expected, 0.1);
+    EXPECT_NE(rounded.train_loss, expected);
+    EXPECT_DOUBLE_EQ(lockstep::evaluate_run(settings.run_dir).accuracy(), rounded.test_accuracy);
+  }
+}
+
 TEST_F(Trainer, MeasuresHowLongRanksWaitForData) {
   const auto result = lockstep::train(options(2));
   double seconds = 0, waited = 0;
@@ -226,6 +285,7 @@ TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused([](auto& o) { o.epochs = 0; }), HasSubstr("epochs is 0"));
   EXPECT_THAT(refused([](auto& o) { o.threads_per_rank = 0; }), HasSubstr("threads per rank is 0"));
   EXPECT_THAT(refused([](auto& o) { o.model = "vgg"; }), AllOf(HasSubstr("vgg"), HasSubstr("lenet")));
+  EXPECT_THAT(refused([](auto& o) { o.width = 2; }), HasSubstr("lenet has no width"));
   EXPECT_THAT(refused([](auto& o) { o.batch_size = 151; }),
               AllOf(HasSubstr("batch size is 151"), HasSubstr("150"), HasSubstr(images_.path().string())));
   EXPECT_THAT(refused([](auto& o) { o.precision = "fp8"; }), AllOf(HasSubstr("\"fp8\""), HasSubstr("float32 or bf16")));
@@ -282,6 +342,10 @@ TEST_F(Trainer, AFullDiskEndsTheRunAndLeavesEarlierFilesReadable) {
 
 TEST(TrainOptionsJson, ComesBackAsItWas) {
   TrainOptions options;
+  options.model = "alexnet";
+  options.width = 0.1;
+  options.image_size = 96;
+  options.groups = 2;
   options.data = "synthetic";
   options.data_dir = "/some where/\"quoted\"";
   options.devices = cpus(3);
@@ -296,6 +360,10 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.run_dir = "runs/x";
   const auto back = lockstep::train_options_from_json(to_json(options));
   EXPECT_EQ(to_json(back), to_json(options));
+  EXPECT_EQ(back.model, options.model);
+  EXPECT_EQ(back.width, options.width);
+  EXPECT_EQ(back.image_size, options.image_size);
+  EXPECT_EQ(back.groups, options.groups);
   EXPECT_EQ(back.seed, options.seed);
   EXPECT_EQ(back.lr, options.lr);
   EXPECT_EQ(back.precision, options.precision);
@@ -326,6 +394,8 @@ TEST(TrainOptionsJson, RefusesValuesThatWouldBeChanged) {
                                                         {R"({"seed": -1})", "seed"},
                                                         {R"({"seed": 18446744073709551616})", "seed"},
                                                         {R"({"lr": true})", "lr"},
+                                                        {R"({"width": "2"})", "width"},
+                                                        {R"({"image_size": 96.5})", "image_size"},
                                                         {R"({"cuda_graph": 1})", "cuda_graph"},
                                                         {R"({"cuda_graph": "yes"})", "cuda_graph"},
                                                         {R"({"precision": 16})", "precision"},

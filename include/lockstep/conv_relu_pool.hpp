@@ -8,6 +8,11 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <iosfwd>
 
 namespace lockstep {
 
@@ -19,5 +24,23 @@ namespace lockstep {
 //   returns [n, out_channels, (height - kernel_height + 1) / 2, (width - kernel_width + 1) / 2], contiguous
 // Throws Error, which shows the shapes, for tensors that do not fit, or images too small for one pooled value.
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
+
+// The same as a module, for a torch::nn::Sequential: a torch::nn::Conv2d (its parameters' names, shapes and first
+// values), ReLU and pooling in one.
+class ConvReluPoolImpl : public torch::nn::Cloneable<ConvReluPoolImpl> {
+ public:
+  // The kernel is square, kernel x kernel. Throws Error for a size below 1.
+  ConvReluPoolImpl(int64_t in_channels, int64_t out_channels, int64_t kernel);
+
+  at::Tensor forward(const at::Tensor& x);  // as conv_relu_pool
+  void reset() override;                    // draws new weights, uniformly, from LibTorch's generator
+  void pretty_print(std::ostream& out) const override;
+
+  at::Tensor weight, bias;
+
+ private:
+  int64_t in_channels_, out_channels_, kernel_;
+};
+TORCH_MODULE(ConvReluPool);
 
 }  // namespace lockstep

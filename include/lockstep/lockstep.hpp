@@ -27,6 +27,7 @@
 #include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/plan.hpp>
 #include <lockstep/rank.hpp>
+#include <lockstep/residual_block.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/train_batch.hpp>
 #include <lockstep/trainer.hpp>

@@ -20,7 +20,10 @@
 namespace lockstep {
 
 struct TrainOptions {
-  std::string model = "lenet";          // the only one so far
+  std::string model = "lenet";  // one of model_names()
+  double width = 1;             // of the model, as image_size and groups: see ModelOptions in models.hpp
+  int64_t image_size = 0;
+  int64_t groups = 1;
   std::string data = "fashion-mnist";   // or "synthetic"
   std::filesystem::path data_dir = {};  // of the IDX files; empty: where packages put them
   Devices devices = {};                 // one rank per entry; empty: default_devices()
@@ -81,14 +84,16 @@ class RunExists : public Error {
 
 // Trains, and after every epoch evaluates and writes into run_dir: config.json (first), metrics.jsonl,
 // model.safetensors, curve.svg; curve.png at the end. On synthetic data metrics.jsonl and model.safetensors say so.
+// BatchNorm's running statistics are of each device's own parts of the batches; before an epoch is evaluated and kept
+// all devices take rank 0's.
 //
-// Throws Error before the first step: an unknown model or data set, unreadable data, a data_dir beside synthetic data,
-// batch_size < 1 or above the number of training samples, epochs < 1, lr negative or too large for a float,
-// threads_per_rank < 1 or > 1024, a precision or memory format that it does not know, a device that is not there,
-// cuda_graph on CPU devices, a run_dir that cannot be written; RunExists. After it: a rank that fails (memory, a GPU),
-// a file that cannot be written (a full disk), an exception from a callback; the Error names the rank or the file, and
-// finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its
-// files nor the folders that it made.
+// Throws Error before the first step: a model that check_model refuses, an unknown data set, unreadable data, a
+// data_dir beside synthetic data, batch_size < 1 or above the number of training samples, epochs < 1, lr negative or
+// too large for a float, threads_per_rank < 1 or > 1024, a precision or memory format that it does not know, a device
+// that is not there, cuda_graph on CPU devices, a run_dir that cannot be written; RunExists. After it: a rank that
+// fails (memory, a GPU), a file that cannot be written (a full disk), an exception from a callback; the Error names the
+// rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing
+// behind: neither its files nor the folders that it made.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {

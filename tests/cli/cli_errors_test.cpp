@@ -44,7 +44,14 @@ TEST_F(CliErrors, WrongSettings) {
   for (const char* text : {"1e308", "1e999", "inf"}) {
     expect_error(train({"--lr", text}), 2, {"--lr: " + std::string(text) + " is too large", "3.4e38"});
   }
-  expect_error(train({"--model", "resnet"}), 2, {"resnet", "lenet"});
+  expect_error(train({"--model", "resnet"}), 2,
+               {"--model: there is no model \"resnet\", but lenet, mlp, alexnet, resnet18; did you mean resnet18?"});
+  expect_error(train({"--width", "0.5"}), 2, {"lenet has no width; mlp, alexnet and resnet18 have one"});
+  expect_error(train({"--model", "mlp", "--width", "0"}), 2, {"mlp: the width is 0; it must be above 0"});
+  expect_error(train({"--model", "mlp", "--width", "wide"}), 2, {"--width: wide is not a number"});
+  expect_error(train({"--model", "resnet18", "--image-size", "8"}), 2, {"image size is 8; it must be from 9"});
+  expect_error(train({"--model", "resnet18", "--image-size", "0"}), 2, {"--image-size: 0 is too small"});
+  expect_error(train({"--model", "alexnet", "--groups", "3"}), 2, {"groups is 3; it must be 1, or 2"});
   expect_error(train({"--data", "mnist"}), 2, {"mnist", "fashion-mnist", "synthetic"});
   expect_error(train({"--data", "synthetic"}), 2, {"--data-dir", "synthetic"});
   expect_error(train({"--progress", "dots"}), 2, {"--progress", "dots", "lines"});
@@ -117,14 +124,16 @@ TEST_F(CliErrors, ConfigurationsThatMakeNoSense) {
   expect_error({"train", "--config", "missing.json"}, 1, {"missing.json", "No such file"});
   expect_error({"train", "--config", images_.path().string()}, 1, {images_.path().string()});
   const std::string file = (images_ / "config.json").string();
-  for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{{"", "empty"},
-                                                                                   {"{", "not JSON: parse error"},
-                                                                                   {"{\"epochs\": 0}", "epochs is 0"},
+  for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
+           {"", "empty"},
+           {"{", "not JSON: parse error"},
+           {"{\"epochs\": 0}", "epochs is 0"},
+           {"{\"model\": \"vgg\"}", "there are lenet, mlp, alexnet, resnet18"},
 
-                                                                                   {"{\"epochs\": 1", "JSON"},
-                                                                                   {"{\"epochs\": \"ten\"}", "epochs"},
-                                                                                   {"{\"epochs\": 2.7}", "epochs"},
-                                                                                   {"{\"colour\": 1}", "colour"}}) {
+           {"{\"epochs\": 1", "JSON"},
+           {"{\"epochs\": \"ten\"}", "epochs"},
+           {"{\"epochs\": 2.7}", "epochs"},
+           {"{\"colour\": 1}", "colour"}}) {
     images_.write("config.json", text);
     expect_error({"train", "--config", file}, 1, {file, part});
   }

@@ -115,6 +115,29 @@ TEST_F(CliTrain, RunsAConfigurationAgain) {
   EXPECT_EQ(work_.read("runs/again/model.safetensors"), work_.read("runs/first/model.safetensors"));
 }
 
+TEST_F(CliTrain, TrainsEvaluatesAndRepeatsOtherModels) {
+  const Finished run = run_program(
+      train({"--model", "alexnet", "--width", "0.05", "--image-size", "65", "--groups", "2", "--name", "first"}),
+      surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("\n  model             alexnet, width 0.05, images of 65 x 65, 2 groups\n"));
+  const Finished eval = run_program({"eval", "runs/first", "--devices", "3xcpu"}, surroundings());
+  ASSERT_EQ(eval.code, 0) << eval.err;
+  char accuracy[40];
+  std::snprintf(accuracy, sizeof accuracy, "test acc: %.4f ", metrics("first")[1].test_accuracy);
+  EXPECT_THAT(eval.out, StartsWith(accuracy));
+
+  const Finished again =
+      run_program({"train", "--config", "runs/first/config.json", "--name", "again"}, surroundings());
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(work_.read("runs/again/model.safetensors"), work_.read("runs/first/model.safetensors"));
+  const Finished other = run_program({"train", "--config", "runs/first/config.json", "--name", "other", "--model",
+                                      "resnet18", "--groups", "1", "--image-size", "9"},
+                                     surroundings());
+  ASSERT_EQ(other.code, 0) << other.err;
+  EXPECT_THAT(other.out, HasSubstr("\n  model             resnet18, width 0.05, images of 9 x 9\n"));
+}
+
 TEST_F(CliTrain, LetsFlagsOverrideAConfiguration) {
   ASSERT_EQ(run_program(train({"--name", "first"}), surroundings()).code, 0);
   const Finished other = run_program({"train", "--name", "other", "--seed", "9", "--config", "runs/first/config.json",

@@ -1,0 +1,40 @@
+// ResidualBlock: what ResNet-18 is made of, two convolutions beside a short cut (He et al. 2015, figure 2).
+//
+// A module for a torch::nn::Sequential. As with all BatchNorm, in training mode a sample's result depends on the others
+// in the same part of the batch, and each device's running statistics are of its own parts. Not thread-safe: one thread
+// at a time, as LibTorch's modules.
+#pragma once
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <iosfwd>
+
+namespace lockstep {
+
+class ResidualBlockImpl : public torch::nn::Cloneable<ResidualBlockImpl> {
+ public:
+  // Throws Error for a size below 1.
+  ResidualBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride = 1);
+
+  // relu(norm2(conv2(relu(norm1(conv1(x))))) + shortcut(x)):
+  // [n, in_channels, height, width] -> [n, out_channels, ceil(height / stride), ceil(width / stride)].
+  torch::Tensor forward(const torch::Tensor& x);
+  void reset() override;
+  void pretty_print(std::ostream& out) const override;
+
+  torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};  // 3 x 3 without bias; conv1 has the stride
+  torch::nn::BatchNorm2d norm1{nullptr}, norm2{nullptr};
+  // Empty, which stands for x itself, where shapes stay; else a 1 x 1 convolution with the stride, and a BatchNorm2d.
+  torch::nn::Sequential shortcut{nullptr};
+
+ private:
+  int64_t in_channels_, out_channels_, stride_;
+};
+TORCH_MODULE(ResidualBlock);
+
+}  // namespace lockstep

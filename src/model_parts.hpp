@@ -1,0 +1,29 @@
+// What the models are made from: checked options, scaled sizes, and weights that depend on a seed alone.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/upsampling.h>
+#include <lockstep/models.hpp>
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep {
+
+// Throw Error that names the model.
+void check_width(const std::string& model, double width);
+void check_image_size(const std::string& model, int64_t size, int64_t least);
+void check_at_least_one(const std::string& model, const std::string& what, int64_t size);
+void check_options(const AlexNetOptions& options);
+void check_options(const ResNet18Options& options);
+
+// The nearest multiple of 8 to count * width, at least 8.
+int64_t scaled(int64_t count, double width);
+
+// A layer that resizes images to size x size, bilinearly.
+torch::nn::Upsample resize(int64_t size);
+
+// Xavier's uniform distribution for all parameters with two dimensions or more, zero for biases; BatchNorm's stay.
+void draw_weights(torch::nn::Module& net, uint64_t seed);
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+#include <lockstep/error.hpp>
+#include <lockstep/residual_block.hpp>
+
+#include <ostream>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+torch::nn::Conv2d convolution(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
+  return torch::nn::Conv2d(
+      torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(/*new_bias=*/false));
+}
+
+}  // namespace
+
+ResidualBlockImpl::ResidualBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride)
+    : in_channels_(in_channels), out_channels_(out_channels), stride_(stride) {
+  if (in_channels < 1 || out_channels < 1 || stride < 1) {
+    throw Error("ResidualBlock: all sizes must be at least 1; these are in_channels " + std::to_string(in_channels) +
+                ", out_channels " + std::to_string(out_channels) + ", stride " + std::to_string(stride));
+  }
+  reset();
+}
+
+void ResidualBlockImpl::reset() {
+  conv1 = register_module("conv1", convolution(in_channels_, out_channels_, 3, stride_));
+  norm1 = register_module("norm1", torch::nn::BatchNorm2d(out_channels_));
+  conv2 = register_module("conv2", convolution(out_channels_, out_channels_, 3, 1));
+  norm2 = register_module("norm2", torch::nn::BatchNorm2d(out_channels_));
+  shortcut = register_module("shortcut", torch::nn::Sequential());
+  if (stride_ == 1 && in_channels_ == out_channels_) return;
+  shortcut->push_back(convolution(in_channels_, out_channels_, 1, stride_));
+  shortcut->push_back(torch::nn::BatchNorm2d(out_channels_));
+}
+
+// What is changed in place is this block's own, and no backward needs it as it was.
+torch::Tensor ResidualBlockImpl::forward(const torch::Tensor& x) {
+  const torch::Tensor y = norm2(conv2(norm1(conv1(x)).relu_()));
+  return (y + (shortcut->is_empty() ? x : shortcut->forward(x))).relu_();
+}
+
+void ResidualBlockImpl::pretty_print(std::ostream& out) const {
+  out << "lockstep::ResidualBlock(" << in_channels_ << ", " << out_channels_ << ", stride=" << stride_ << ")";
+}
+
+}  // namespace lockstep
