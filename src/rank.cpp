@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
 #include <pthread.h>
 #include <lockstep/error.hpp>
@@ -77,16 +78,19 @@ bool& is_rank() {
   return is_rank;
 }
 
+// Autograd has one thread per GPU. Of ranks that share one, a rank that waits for another in its backward would keep
+// the other from running its own there, so each runs its backward on its own thread.
+bool share_a_gpu(const Devices& devices) {
+  std::set<c10::DeviceIndex> indices;
+  for (const auto& device : devices) indices.insert(device.index());
+  return devices[0].is_cuda() && indices.size() < devices.size();
+}
+
 std::unique_ptr<comm::World> make_world(const Devices& devices, const RunOptions& options) {
   if (!is_rank()) {
     if (auto world = comm::make_processes_world(devices, options)) return world;
   }
-  const std::set<c10::DeviceIndex> indices = [&] {
-    std::set<c10::DeviceIndex> set;
-    for (const auto& device : devices) set.insert(device.index());
-    return set;
-  }();
-  if (devices.size() > 1 && devices[0].is_cuda() && indices.size() == devices.size()) {
+  if (devices.size() > 1 && devices[0].is_cuda() && !share_a_gpu(devices)) {
     if (auto world = comm::make_nccl_world(devices, options.timeout)) return world;
   }
   return comm::make_in_process_world(devices, options.timeout);
@@ -144,6 +148,7 @@ void run(const Devices& devices_here, const std::function<void(Rank&)>& body, co
       is_rank() = true;
       const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
       at::set_num_threads(options.threads_per_rank);
+      if (share_a_gpu(devices)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
       Rank rank(index, static_cast<int>(devices.size()), devices[index], world->backend(index), world->process(),
                 first);
       body(rank);

@@ -1,7 +1,8 @@
 // lockstep: training torch::nn::Modules over several devices, on LibTorch. This header only includes; each idea has one
 // of its own, in three storeys, each usable without the ones above:
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
-//   2. rank, data_parallel, evaluate: one thread per device, in one process or several; any torch::nn::Module
+//   2. rank, data_parallel, evaluate: one thread per device, in one process or several; any torch::nn::Module;
+//      tensor_parallel (on parallel_layers, parallel_dropout, parallel_functions): each layer split over the ranks
 //   3. trainer: what the program `lockstep` does
 // Errors of all of them: error.hpp. Thread-safety and cost stand at the top of each header.
 #pragma once
@@ -26,8 +27,12 @@
 #include <lockstep/on_each_device.hpp>
 #include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/plan.hpp>
+#include <lockstep/parallel_dropout.hpp>
+#include <lockstep/parallel_functions.hpp>
+#include <lockstep/parallel_layers.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/residual_block.hpp>
 #include <lockstep/split.hpp>
+#include <lockstep/tensor_parallel.hpp>
 #include <lockstep/train_batch.hpp>
 #include <lockstep/trainer.hpp>
