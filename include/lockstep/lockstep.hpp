@@ -11,6 +11,7 @@
 #include <lockstep/allreduce.hpp>
 #include <lockstep/autocast.hpp>
 #include <lockstep/checkpoint.hpp>
+#include <lockstep/cluster.hpp>
 #include <lockstep/conv_relu_pool.hpp>
 #include <lockstep/data.hpp>
 #include <lockstep/data_parallel.hpp>
@@ -18,14 +19,17 @@
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/fetch_data.hpp>
+#include <lockstep/layer_profile.hpp>
 #include <lockstep/mesh.hpp>
 #include <lockstep/metrics.hpp>
+#include <lockstep/model_profile.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>
-#include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/parallel_dropout.hpp>
 #include <lockstep/parallel_functions.hpp>
 #include <lockstep/parallel_layers.hpp>
+#include <lockstep/pipeline_schedule.hpp>
+#include <lockstep/plan.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/residual_block.hpp>
 #include <lockstep/split.hpp>

@@ -1,0 +1,23 @@
+// Numbers of bytes for people.
+#pragma once
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+namespace lockstep {
+
+// "12 B", "1.5 kB", "244 MB": three digits, decimal prefixes.
+inline std::string bytes_text(double bytes) {
+  static constexpr std::array units = {"B", "kB", "MB", "GB", "TB", "PB"};
+  size_t unit = 0;
+  while (bytes >= 999.5 && unit + 1 < units.size()) {
+    bytes /= 1000;
+    ++unit;
+  }
+  char text[32];
+  std::snprintf(text, sizeof text, "%.3g %s", bytes, units[unit]);
+  return text;
+}
+
+}  // namespace lockstep

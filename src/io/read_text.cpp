@@ -1,0 +1,24 @@
+#include "io/read_text.hpp"
+
+#include <lockstep/error.hpp>
+
+#include <cerrno>
+#include <fstream>
+#include <sstream>
+
+#include "io/reason.hpp"
+
+namespace lockstep::io {
+
+std::string read_text(const std::filesystem::path& file) {
+  std::ostringstream text;
+  errno = 0;
+  std::ifstream stream(file);
+  // A folder opens, but cannot be read. An empty file gives no text, and no error either.
+  if (!stream || (!(text << stream.rdbuf()) && errno != 0)) {
+    throw Error("cannot read " + file.string() + ": " + reason(errno));
+  }
+  return text.str();
+}
+
+}  // namespace lockstep::io

@@ -1,0 +1,130 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <lockstep/devices.hpp>
+#include <lockstep/layer_profile.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include "shared_text.hpp"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t small_bytes = 1 << 10, large_bytes = 4 << 20;
+constexpr int rounds = 5;
+constexpr double seconds_per_round = 0.02;
+constexpr int tag = 0;
+
+// Seconds of one call, at best; all ranks call as often. Rank 0's clock counts.
+double seconds_of(Rank& rank, const std::function<void()>& call) {
+  using Clock = std::chrono::steady_clock;
+  const auto since = [](Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+  };
+  call();  // connections are made, memory is touched
+  synchronize(rank.device());
+  rank.barrier();
+  auto start = Clock::now();
+  call();
+  synchronize(rank.device());
+  at::Tensor count = at::zeros({1}, at::kLong);
+  count[0] = std::clamp<int64_t>(std::llround(seconds_per_round / since(start)), 1, 1000);
+  count = count.to(rank.device());
+  rank.broadcast(count);
+  const auto calls = count.item<int64_t>();
+  double best = std::numeric_limits<double>::infinity();
+  for (int round = 0; round < rounds; ++round) {
+    rank.barrier();
+    start = Clock::now();
+    for (int64_t i = 0; i < calls; ++i) call();
+    synchronize(rank.device());
+    best = std::min(best, since(start) / static_cast<double>(calls));
+  }
+  return best;
+}
+
+at::Tensor floats(int64_t bytes, const Rank& rank) {
+  return at::zeros({bytes / 4}, at::TensorOptions(rank.device()).dtype(at::kFloat));
+}
+
+// The link on which `steps` messages of `share` of the bytes each take as long as was measured.
+Link fitted(const std::function<double(int64_t bytes)>& seconds, double steps, double share) {
+  const double small = seconds(small_bytes), large = seconds(large_bytes);
+  const double per_byte = std::max(large - small, 0.0) / static_cast<double>(large_bytes - small_bytes);
+  Link link;
+  if (per_byte > 0) link.bytes_per_second = steps * share / per_byte;
+  link.latency = std::max(0.0, small - per_byte * small_bytes) / steps;
+  return link;
+}
+
+Links measured_links(Rank& rank) {
+  const int ranks = rank.world_size();
+  Links links;
+  if (ranks == 1) return links;
+  const double share = 1.0 / ranks;
+  links.allreduce = fitted(
+      [&](int64_t bytes) {
+        const at::Tensor tensor = floats(bytes, rank);
+        return seconds_of(rank, [&] { rank.allreduce(tensor); });
+      },
+      2 * (ranks - 1), share);
+  links.allgather = fitted(
+      [&](int64_t bytes) {
+        std::vector<at::Tensor> input{floats(bytes / ranks, rank)};
+        std::vector<std::vector<at::Tensor>> outputs(1);
+        for (int r = 0; r < ranks; ++r) outputs[0].push_back(floats(bytes / ranks, rank));
+        return seconds_of(rank, [&] { rank.backend().allgather(outputs, input, c10d::AllgatherOptions{})->wait(); });
+      },
+      ranks - 1, share);
+  // There and back between the first two; the others wait.
+  links.send = fitted(
+      [&](int64_t bytes) {
+        std::vector<at::Tensor> tensor{floats(bytes, rank)};
+        auto& backend = rank.backend();
+        return seconds_of(rank, [&] {
+          if (rank.index() == 0) {
+            backend.send(tensor, 1, tag)->wait();
+            backend.recv(tensor, 1, tag)->wait();
+          } else if (rank.index() == 1) {
+            backend.recv(tensor, 0, tag)->wait();
+            backend.send(tensor, 0, tag)->wait();
+          }
+        });
+      },
+      /*steps=*/2, /*share=*/1);
+  return links;
+}
+
+}  // namespace
+
+Cluster measured_cluster(const ModelProfile& profile, Rank& rank) {
+  Cluster cluster;
+  cluster.devices.resize(static_cast<size_t>(rank.world_size()));
+  cluster.devices_per_node = rank.world_size();
+  for (size_t i = 0; i < cluster.devices.size() && i < profile.speeds.size(); ++i) {
+    cluster.devices[i].speed = profile.speeds[i];
+  }
+  cluster.contention = profile.contention;
+  cluster.overlap = rank.device().is_cpu() ? 0 : 1;
+
+  at::Tensor memory = at::zeros({rank.world_size()}, at::kDouble);
+  for (const auto& gpu : gpus()) {
+    if (gpu.device == rank.device()) memory[rank.index()] = static_cast<double>(gpu.total_bytes);
+  }
+  memory = memory.to(rank.device());
+  rank.allreduce(memory);
+  memory = memory.cpu();
+  for (size_t i = 0; i < cluster.devices.size(); ++i) {
+    cluster.devices[i].memory_bytes = memory[static_cast<int64_t>(i)].item<double>();
+  }
+  cluster.within = measured_links(rank);
+  cluster.between = cluster.within;
+  return cluster_from_json(shared_text(rank.index() == 0 ? to_json(cluster) : "", rank));
+}
+
+}  // namespace lockstep
