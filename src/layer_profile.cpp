@@ -65,7 +65,7 @@ std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, 
   std::sort(counts.begin(), counts.end());
   for (const int ranks : counts) {
     const auto echo = c10::make_intrusive<EchoBackend>(/*rank=*/0, ranks);
-    Rank first(0, ranks, rank.device(), echo);
+    Rank first = rank.wrapped([&](const auto&) { return echo; });
     Sequential slice;
     try {
       slice = options.slice(net, first);

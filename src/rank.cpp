@@ -158,6 +158,8 @@ Rank Rank::split(int color) {
 Rank Rank::wrapped(Wrap wrap) const {
   Rank copy = *this;
   copy.backend_ = wrap(backend_);
+  copy.index_ = copy.backend_->getRank();
+  copy.world_size_ = copy.backend_->getSize();
   copy.wrap_ = std::move(wrap);
   return copy;
 }
