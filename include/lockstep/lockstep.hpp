@@ -1,7 +1,7 @@
 // lockstep: training torch::nn::Modules over several devices, on LibTorch. This header only includes; each idea has one
 // of its own, in three storeys, each usable without the ones above:
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
-//   2. rank, data_parallel, evaluate: one thread per device, in one process or several; any torch::nn::Module
+//   2. rank, data_parallel, pipeline, evaluate: one thread per device, in one process or several; any torch::nn::Module
 //   3. trainer: what the program `lockstep` does
 // Errors of all of them: error.hpp. Thread-safety and cost stand at the top of each header.
 #pragma once
@@ -20,6 +20,7 @@
 #include <lockstep/metrics.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>
+#include <lockstep/pipeline.hpp>
 #include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/split.hpp>
