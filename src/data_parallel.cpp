@@ -3,6 +3,7 @@
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/error.hpp>
 
+#include "of_all_ranks.hpp"
 #include "reducer.hpp"
 
 #include <algorithm>
@@ -19,18 +20,20 @@ class Replica {
 
   Loss loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
             int64_t global_size) const;
-  void backward(const torch::Tensor& local_mean, double weight);
+  double weight_of(int64_t local_size, int64_t global_size) const;
+  void backward_through(const std::function<void()>& compute);
 
-  bool sync = true;
+  bool sync() const { return sync_; }
+  void set_sync(bool sync);
 
  private:
   void make_equal();
   void check_that_modules_match();
-  torch::Tensor of_all_ranks(const std::vector<int64_t>& numbers);
 
   const std::shared_ptr<torch::nn::Module> module_;
   Rank& rank_;
   std::unique_ptr<Reducer> reducer_;
+  bool sync_ = true;
 };
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
@@ -49,22 +52,12 @@ void Replica::make_equal() {
   for (const auto& buffer : module_->buffers()) rank_.broadcast(buffer);
 }
 
-// Row r of the result is what rank r gave; all give as many numbers.
-torch::Tensor Replica::of_all_ranks(const std::vector<int64_t>& numbers) {
-  const auto count = static_cast<int64_t>(numbers.size());
-  torch::Tensor table = torch::zeros({rank_.world_size(), count}, torch::kLong);
-  table[rank_.index()] = torch::tensor(numbers, torch::kLong);
-  table = table.to(rank_.device());
-  rank_.allreduce(table);
-  return table.cpu();
-}
-
 void Replica::check_that_modules_match() {
   std::vector<torch::Tensor> tensors = module_->parameters();
   const auto buffers = module_->buffers();
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   const auto count = static_cast<int64_t>(tensors.size());
-  const torch::Tensor counts = of_all_ranks({count});
+  const torch::Tensor counts = of_all_ranks(rank_, {count});
   for (int other = 0; other < rank_.world_size(); ++other) {
     const auto their_count = counts[other][0].item<int64_t>();
     if (their_count == count) continue;
@@ -79,7 +72,7 @@ void Replica::check_that_modules_match() {
   };
   std::vector<int64_t> kinds;
   for (const auto& tensor : tensors) kinds.push_back(static_cast<int64_t>(std::hash<std::string>()(describe(tensor))));
-  const torch::Tensor all_kinds = of_all_ranks(kinds);
+  const torch::Tensor all_kinds = of_all_ranks(rank_, kinds);
   for (int other = 0; other < rank_.world_size(); ++other) {
     for (int64_t i = 0; i < count; ++i) {
       if (all_kinds[other][i].item<int64_t>() == kinds[i]) continue;
@@ -91,7 +84,7 @@ void Replica::check_that_modules_match() {
 
   std::vector<int64_t> addresses{rank_.process()};  // which mean something within their process only
   for (const auto& tensor : tensors) addresses.push_back(reinterpret_cast<int64_t>(tensor.const_data_ptr()));
-  const torch::Tensor table = of_all_ranks(addresses);
+  const torch::Tensor table = of_all_ranks(rank_, addresses);
   const std::set<int64_t> mine(addresses.begin() + 1, addresses.end());
   for (int other = 0; other < rank_.world_size(); ++other) {
     if (other == rank_.index() || table[other][0].item<int64_t>() != rank_.process()) continue;
@@ -108,48 +101,55 @@ void Replica::check_that_modules_match() {
 
 Loss Replica::loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
                    int64_t global_size) const {
-  if (local_size < 0 || global_size < 1 || local_size > global_size) {
-    throw Error("DataParallel: a part of " + std::to_string(local_size) + " samples of a global batch of " +
-                std::to_string(global_size) + "; a part has 0 to all of the batch's samples, and the batch at least 1");
-  }
+  const double weight = weight_of(local_size, global_size);
   if (local_size == 0) local_mean = torch::zeros({}, rank_.device());
   if (!local_mean.defined() || local_mean.numel() != 1) {
     throw Error(
         "DataParallel: the loss must be one number, the mean over the part's samples; use the criterion's mean "
         "reduction");
   }
-  // backward() averages over the ranks, equal weights: a part that holds more samples than the average must count for
-  // more.
-  const double weight = static_cast<double>(local_size) * rank_.world_size() / static_cast<double>(global_size);
   return Loss(self, std::move(local_mean), weight);
 }
 
-void Replica::backward(const torch::Tensor& local_mean, double weight) {
+// The average has equal weights: a part that holds more samples than the average must count for more.
+double Replica::weight_of(int64_t local_size, int64_t global_size) const {
+  if (local_size < 0 || global_size < 1 || local_size > global_size) {
+    throw Error("DataParallel: a part of " + std::to_string(local_size) + " samples of a global batch of " +
+                std::to_string(global_size) + "; a part has 0 to all of the batch's samples, and the batch at least 1");
+  }
+  return static_cast<double>(local_size) * rank_.world_size() / static_cast<double>(global_size);
+}
+
+void Replica::backward_through(const std::function<void()>& compute) {
   RECORD_USER_SCOPE("lockstep::backward");
-  const auto compute = [&] {
-    // An empty part has no graph: its gradients are what they were, or zero.
-    if (local_mean.requires_grad()) local_mean.backward(torch::full_like(local_mean, weight));
-  };
-  if (sync) {
+  if (sync_) {
     reducer_->average_during(compute);
   } else {
     compute();
   }
 }
 
+void Replica::set_sync(bool sync) {
+  sync_ = sync;
+  reducer_->listen(sync);
+}
+
 Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight)
     : replica_(std::move(replica)), local_mean_(std::move(local_mean)), weight_(weight) {}
 
 void Loss::backward() {
-  replica_->backward(local_mean_, weight_);
+  replica_->backward_through([this] {
+    // An empty part has no graph: its gradients are what they were, or zero.
+    if (local_mean_.requires_grad()) local_mean_.backward(torch::full_like(local_mean_, weight_));
+  });
 }
 
-NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)), before_(replica_->sync) {
-  replica_->sync = false;
+NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)), before_(replica_->sync()) {
+  replica_->set_sync(false);
 }
 
 NoSync::~NoSync() {
-  replica_->sync = before_;
+  replica_->set_sync(before_);
 }
 
 std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module, Rank& rank,
@@ -160,6 +160,14 @@ std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module,
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
                int64_t global_size) {
   return replica->loss(replica, std::move(local_mean), local_size, global_size);
+}
+
+double weight_of(const Replica& replica, int64_t local_size, int64_t global_size) {
+  return replica.weight_of(local_size, global_size);
+}
+
+void backward_through(Replica& replica, const std::function<void()>& compute) {
+  replica.backward_through(compute);
 }
 
 }  // namespace lockstep

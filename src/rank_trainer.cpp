@@ -140,7 +140,7 @@ void RankTrainer::recorded_part(const Batch& batch) {
 
 void RankTrainer::part_after_recorded(const Batch& batch) {
   if (exchange_recorded_ || rank_.world_size() == 1) return;
-  net_.mean({}, 0, batch.global_size).backward();  // adds nothing to the gradients, and averages them
+  net_.backward_through([] {});  // adds nothing to the gradients, and averages them
   update();
 }
 

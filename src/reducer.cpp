@@ -114,6 +114,11 @@ void Reducer::average_during(const std::function<void()>& backward) {
   }
 }
 
+void Reducer::listen(bool last) {
+  const std::lock_guard lock(mutex_);
+  listening_ = last;
+}
+
 void Reducer::check_that_frozen_stay_frozen() const {
   for (const auto& [name, parameter] : frozen_) {
     if (!parameter.requires_grad()) continue;
@@ -143,6 +148,7 @@ void Reducer::on_gradient(size_t index) {
     }
     return fill(slot);
   }
+  if (!listening_) return;
   fill(slot);
   slot.ready = true;
   --buckets_[slot.bucket].missing;

@@ -45,6 +45,10 @@ class Reducer {
   // every later call throws an Error that says so, because this rank may owe the others buckets.
   void average_during(const std::function<void()>& backward);
 
+  // Whether a gradient that is computed from now on is the last of its parameter in this backward, so that its bucket
+  // may go. So it is at first.
+  void listen(bool last);
+
  private:
   // 2.11 has a std::shared_ptr here, 2.15 an intrusive one.
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
@@ -90,6 +94,7 @@ class Reducer {
   size_t next_bucket_ = 0;       // all before it are posted
   std::vector<size_t> open_;     // posted buckets that were not complete when last polled
   bool active_ = false;          // between start() and finish(): hooks do nothing outside
+  bool listening_ = true;        // see listen()
   bool learned_ = false;
   std::vector<size_t> ready_order_;  // of slots, in this backward
   std::string failure_;              // of an earlier backward; empty while all is well

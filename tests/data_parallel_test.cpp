@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <random>
 #include <tuple>
 
@@ -352,6 +353,42 @@ TEST_P(Worlds, AccumulationOverMinibatchesTrainsAsOnOneDevice) {
     });
     expect_near(copy_of(net->named_parameters(), false), expected, 1e-12);
   });
+}
+
+// Each rank's part in pieces, of which the last one's backward completes the gradients; parts may be empty.
+TEST_P(Worlds, SeveralBackwardsThatAreAveragedOnceTrainAsOnOneDevice) {
+  const auto make = [] {
+    auto module = std::make_shared<SharedMlp>();
+    module->to(torch::kDouble);
+    return module;
+  };
+  for (const int64_t size : {13, 3}) {
+    const Batch whole = whole_batch(size, {6}, 3, torch::kDouble);
+    const auto single = make();
+    const auto start = copy_of(single->named_parameters(), false);
+    for (int i = 0; i < 2; ++i) F::cross_entropy(single->forward(whole.x), whole.y).backward();
+    const auto expected = copy_of(single->named_parameters(), true);
+
+    lockstep::run(cpus(world()), [&](Rank& rank) {
+      DataParallel net(make(), rank, options());
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& item : net->named_parameters()) item.value().copy_(start.at(item.key()));
+      }
+      const Batch mine = part_of_batch(whole, rank);
+      for (int i = 0; i < 2; ++i) {
+        net.backward_through([&] {
+          for (int64_t sample = 0; sample < mine.size(); ++sample) {
+            std::optional<lockstep::NoSync> more_to_come;
+            if (sample + 1 < mine.size()) more_to_come.emplace(net.replica());
+            const Tensor loss = F::cross_entropy(net(mine.x.narrow(0, sample, 1)), mine.y.narrow(0, sample, 1));
+            (loss * net.weight_of(1, mine.global_size)).backward();
+          }
+        });
+      }
+      expect_near(copy_of(net->named_parameters(), true), expected, 1e-12);
+    });
+  }
 }
 
 TEST(DataParallelTest, TakesModulesByValueByHolderAndByPointer) {

@@ -15,6 +15,7 @@
 #include <lockstep/rank.hpp>
 
 #include <concepts>
+#include <functional>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -54,7 +55,8 @@ class Loss {
 };
 
 // While it lives, Loss::backward() leaves this rank's gradients as they are, to be averaged with those of the next
-// backward() outside.
+// backward() outside. Inside of DataParallel::backward_through: what is computed meanwhile is not yet the last that is
+// added to its parameters.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<Replica> replica);
@@ -71,9 +73,11 @@ class NoSync {
 // rank if the ranks' modules differ in their number of tensors, a shape or a type.
 std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module, Rank& rank,
                                       const DataParallelOptions& options);
-// See DataParallel::mean.
+// See DataParallel::mean, weight_of and backward_through.
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
                int64_t global_size);
+double weight_of(const Replica& replica, int64_t local_size, int64_t global_size);
+void backward_through(Replica& replica, const std::function<void()>& compute);
 
 template <class Module>
 class DataParallel {
@@ -117,6 +121,22 @@ class DataParallel {
   Loss mean(torch::Tensor local_mean, int64_t local_size, int64_t global_size) {
     return make_loss(replica_, std::move(local_mean), local_size, global_size);
   }
+
+  // For backwards that are not one Loss: compute() calls LibTorch's backward itself, as often as it likes or not at all,
+  // and when this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient
+  // may be averaged as soon as it has been added to once; what is not yet the last of it is to be computed under
+  // no_sync(). All ranks must call it; throws as Loss::backward() does.
+  void backward_through(const std::function<void()>& compute) { lockstep::backward_through(*replica_, compute); }
+
+  // From what the backward of the mean loss of `local_size` of the global batch's `global_size` samples starts, so that
+  // the average over the ranks is the gradient of the global batch's mean loss: local_size * ranks / global_size.
+  // Throws Error: sizes that cannot be.
+  double weight_of(int64_t local_size, int64_t global_size) const {
+    return lockstep::weight_of(*replica_, local_size, global_size);
+  }
+
+  // For what works with the replica whatever its module's type is, as Pipeline does.
+  const std::shared_ptr<Replica>& replica() const { return replica_; }
 
   // For accumulating gradients over several backward() calls: { auto guard = net.no_sync(); net.loss(first,
   // …).backward(); } net.loss(last, …).backward();

@@ -3,6 +3,7 @@
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
 //   2. rank, data_parallel, evaluate: one thread per device, in one process or several; any torch::nn::Module;
 //      tensor_parallel (on parallel_layers, parallel_dropout, parallel_functions): each layer split over the ranks
+//   2. rank, data_parallel, pipeline, evaluate: one thread per device, in one process or several; any torch::nn::Module
 //   3. trainer: what the program `lockstep` does
 // Errors of all of them: error.hpp. Thread-safety and cost stand at the top of each header.
 #pragma once
@@ -28,6 +29,7 @@
 #include <lockstep/parallel_dropout.hpp>
 #include <lockstep/parallel_functions.hpp>
 #include <lockstep/parallel_layers.hpp>
+#include <lockstep/pipeline.hpp>
 #include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/plan.hpp>
 #include <lockstep/rank.hpp>

@@ -1,0 +1,16 @@
+// of_all_ranks: what every rank has to say, for checks that compare the ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/rank.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+// Row r of the result, int64 [ranks, numbers] on the CPU, is what rank r gave. All ranks must call it, with as many
+// numbers. One allreduce.
+at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers);
+
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+// What a Pipeline refuses before it computes anything.
+#pragma once
+
+#include <lockstep/pipeline.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// What this rank can see for itself. Throws Error: a number of stages that does not go with the ranks and the schedule,
+// microbatches < 1, a stage of this rank without layers, random layers that would be computed twice.
+void check_stages(const std::vector<torch::nn::Sequential>& stages, const Rank& rank, const PipelineOptions& options);
+
+// All ranks must call them. Throw Error on every rank if two ranks differ.
+void compare_options(Rank& rank, int stages, const PipelineOptions& options);
+void compare_batches(Rank& rank, const std::string& shape, int64_t size);
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+// PipelineStage: some layers that follow each other, with what their backward needs of each microbatch that is under
+// way.
+//
+// Used by its rank's thread; knows nothing of other stages but that it is the first or not.
+#pragma once
+
+#include <torch/nn/modules/container/sequential.h>
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+class PipelineStage {
+ public:
+  // What becomes of the layers' output before it leaves the stage: of the last stage's the loss, else nothing.
+  using Head = std::function<at::Tensor(const at::Tensor& output)>;
+
+  // `index`: 0 for the first stage of all.
+  PipelineStage(int index, torch::nn::Sequential layers);
+
+  int index() const { return index_; }
+  const torch::nn::Sequential& layers() const { return layers_; }
+
+  // The layers one after another. Throws Error that names the layer that fails, what came to it and what it says.
+  at::Tensor through(at::Tensor x);
+
+  // head(through(x)), detached. Keeps what backward(microbatch) needs: the graph, or without `keep_graph` the input
+  // alone. `x` may be changed by a layer that works in place.
+  at::Tensor forward(int microbatch, const at::Tensor& x, const Head& head, bool keep_graph);
+
+  // Adds to the parameters' gradients what `gradient`, of forward's result, makes of them, and returns the gradient of
+  // its input; undefined for the first stage. `gradient` may be one number for all elements. Without the graph computes
+  // forward again; buffers (running statistics) have moved before and keep their values.
+  at::Tensor backward(int microbatch, const at::Tensor& gradient);
+
+ private:
+  struct Kept {
+    at::Tensor input;   // a leaf
+    at::Tensor output;  // with its graph; undefined if only the input is kept
+    Head head;          // for computing forward again
+  };
+
+  const int index_;
+  torch::nn::Sequential layers_;
+  std::vector<std::string> names_;  // of the layers
+  std::map<int, Kept> kept_;        // by microbatch
+};
+
+// The name of a module of LibTorch's in `layers` that draws random numbers when it trains; empty if there is none.
+std::string module_that_draws(const torch::nn::Sequential& layers);
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+// What tests of nets of layers share: a function as a layer, a copy that is a rank's own.
+#pragma once
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <lockstep/devices.hpp>
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+namespace lockstep {
+
+inline Devices cpus(int count) {
+  return Devices(count, torch::kCPU);
+}
+
+// A function as a layer.
+struct LambdaImpl : torch::nn::Cloneable<LambdaImpl> {
+  using Function = std::function<torch::Tensor(const torch::Tensor&)>;
+  explicit LambdaImpl(Function function) : function_(std::move(function)) {}
+  void reset() override {}
+  torch::Tensor forward(const torch::Tensor& x) { return function_(x); }
+  Function function_;
+};
+TORCH_MODULE(Lambda);
+
+// Every rank has layers of its own; a copy of a module would share them.
+inline torch::nn::Sequential copy_of(const torch::nn::Sequential& net) {
+  return {std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone())};
+}
+
+}  // namespace lockstep
