@@ -6,7 +6,10 @@
 #include <lockstep/rank.hpp>
 #include <lockstep/split.hpp>
 
+#include "error_of.hpp"
+
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -38,6 +41,11 @@ inline void expect_equal_on_all_ranks(const at::Tensor& tensor, Rank& rank, cons
   const at::Tensor first = tensor.detach().clone();
   rank.broadcast(first);
   EXPECT_TRUE(first.equal(tensor.detach())) << what << " on rank " << rank.index();
+}
+
+// What run() throws, or "(no error)".
+inline std::string error_on_ranks(int count, const std::function<void(Rank&)>& body) {
+  return error_of([&] { run(cpus(count), body); });
 }
 
 // Notes the name of each collective call, and hands it on.
