@@ -19,8 +19,8 @@
 
 #include "bench_report.hpp"
 #include "flag_checks.hpp"
+#include "observed_backend.hpp"
 #include "text.hpp"
-#include "timed_backend.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {
@@ -94,6 +94,35 @@ double saved(const Result& result) {
   return median(differences, &Sample::seconds) / median(result.samples[afterwards], &Sample::after);
 }
 
+// What one rank's threads spent on the allreduces of a step. While backward computes, a Reducer posts and polls; the
+// post of the last bytes comes with backward's last gradient, so what follows it is spent after backward.
+class CommunicationTimes : public CallObserver {
+ public:
+  void begin_step(int64_t bytes_of_step) {
+    *this = {};
+    bytes_of_step_ = bytes_of_step;
+  }
+
+  void posts(c10d::OpType, int64_t posted, int) override {
+    bytes += posted;
+    ended_ = ended_ || bytes >= bytes_of_step_;
+  }
+  void spent(double seconds) override { (ended_ ? after : within) += seconds; }
+  void waits() override { ended_ = true; }
+  void found_complete(int64_t reduced) override {
+    if (!ended_) bytes_early += reduced;
+  }
+
+  double within = 0;        // seconds: posts and polls during backward
+  double after = 0;         // seconds: later ones, and waits
+  int64_t bytes = 0;        // posted
+  int64_t bytes_early = 0;  // of these, what polls found complete during backward
+
+ private:
+  int64_t bytes_of_step_ = 0;  // how much is posted in a step
+  bool ended_ = false;         // backward
+};
+
 // What is measured: a model, and the size of one of its samples.
 struct Subject {
   std::string name;
@@ -119,14 +148,13 @@ class Runner {
  public:
   Runner(const Subject& subject, Variant variant, Rank& rank, DataParallelOptions options)
       : variant_(variant),
-        rank_(rank.index(), rank.world_size(), rank.device(),
-              c10::make_intrusive<TimedBackend>(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&rank.backend()),
-                                                times_)),
+        rank_(rank.wrapped(
+            [times = times_](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, times); })),
         net_(subject.make(), rank_, with_overlap(options, variant == overlapped)),
         sgd_(net_->parameters(), /*lr=*/1e-3) {}
 
   Sample step(const Batch& batch) {
-    *times_ = {.bytes_of_step = parameters() * static_cast<int64_t>(sizeof(float))};
+    times_->begin_step(parameters() * static_cast<int64_t>(sizeof(float)));
     synchronize(rank_.device());
     const auto start = Clock::now();
     sgd_.zero_grad();

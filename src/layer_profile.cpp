@@ -3,6 +3,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/layer_profile.hpp>
 #include <lockstep/plan.hpp>
+#include <lockstep/tensor_parallel.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -60,15 +61,14 @@ void check(const Sequential& net, const Batch& sample, const ProfileOptions& opt
 std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, const MeanLoss& criterion,
                                     const Rank& rank, const ProfileOptions& options) {
   std::vector<SlicedLayers> sliced;
-  if (!options.slice) return sliced;
   auto counts = options.tensor_ranks;
   std::sort(counts.begin(), counts.end());
   for (const int ranks : counts) {
     const auto echo = c10::make_intrusive<EchoBackend>(/*rank=*/0, ranks);
-    Rank first(0, ranks, rank.device(), echo);
+    Rank first = rank.wrapped([&](const auto&) { return echo; });
     Sequential slice;
     try {
-      slice = options.slice(net, first);
+      slice = options.slice ? options.slice(net, first) : shard(net, first);
     } catch (const Error&) {
       continue;  // its channels do not split into so many
     }

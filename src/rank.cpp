@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
 #include <pthread.h>
@@ -98,14 +99,70 @@ std::unique_ptr<comm::World> make_world(const Devices& devices, const RunOptions
 
 }  // namespace
 
-Rank::Rank(int index, int world_size, c10::Device device, c10::intrusive_ptr<c10d::Backend> backend, int process,
-           int first_of_process)
-    : index_(index),
-      world_size_(world_size),
-      device_(device),
-      backend_(std::move(backend)),
-      process_(process),
-      first_of_process_(first_of_process) {}
+// Which ranks a Rank makes its calls with, and the world that can make groups of them.
+class comm::RankPlace {
+ public:
+  RankPlace(World& world, int world_rank, Members members)
+      : world(world), world_rank(world_rank), members(std::move(members)) {}
+
+  static Rank rank(World& world, int world_rank, Members members) {
+    auto backend = world.backend(world_rank, members);
+    auto place = std::make_shared<RankPlace>(world, world_rank, std::move(members));
+    return Rank(std::move(place), std::move(backend));
+  }
+
+  World& world;
+  const int world_rank;
+  const Members members;
+  int splits = 0;  // so far, equal on all members
+};
+
+Rank::Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend)
+    : place_(std::move(place)),
+      index_(place_->members.index_of(place_->world_rank)),
+      world_size_(place_->members.size()),
+      device_(place_->world.devices()[place_->world_rank]),
+      backend_(std::move(backend)) {}
+
+std::string Rank::name() const {
+  return comm::name_of(place_->world_rank, place_->world.devices());
+}
+
+int Rank::process() const {
+  return place_->world.process();
+}
+
+int Rank::index_in_process() const {
+  const auto& ranks = place_->members.ranks;
+  const auto first = place_->world.ranks_here().begin;
+  return static_cast<int>(
+      std::count_if(ranks.begin(), ranks.begin() + index_, [&](int rank) { return rank >= first; }));
+}
+
+Rank Rank::split(int color) {
+  if (color < 0) throw Error(name() + ": split: the color is " + std::to_string(color) + "; colors start at 0");
+  at::Tensor colors = at::zeros({world_size_}, at::kLong);
+  colors[index_] = color;
+  colors = colors.to(device_);
+  allreduce(colors);
+  colors = colors.cpu();
+
+  comm::Members group{place_->members.name + "/" + std::to_string(place_->splits++) + "." + std::to_string(color), {}};
+  for (int other = 0; other < world_size_; ++other) {
+    if (colors[other].item<int64_t>() == color) group.ranks.push_back(place_->members.ranks[other]);
+  }
+  const Rank made = comm::RankPlace::rank(place_->world, place_->world_rank, std::move(group));
+  return wrap_ ? made.wrapped(wrap_) : made;
+}
+
+Rank Rank::wrapped(Wrap wrap) const {
+  Rank copy = *this;
+  copy.backend_ = wrap(backend_);
+  copy.index_ = copy.backend_->getRank();
+  copy.world_size_ = copy.backend_->getSize();
+  copy.wrap_ = std::move(wrap);
+  return copy;
+}
 
 void Rank::allreduce(at::Tensor tensor, c10d::ReduceOp op) {
   std::vector<at::Tensor> tensors{std::move(tensor)};
@@ -149,8 +206,7 @@ void run(const Devices& devices_here, const std::function<void(Rank&)>& body, co
       const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
       at::set_num_threads(options.threads_per_rank);
       if (share_a_gpu(devices)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-      Rank rank(index, static_cast<int>(devices.size()), devices[index], world->backend(index), world->process(),
-                first);
+      Rank rank = comm::RankPlace::rank(*world, index, world->everybody());
       body(rank);
       world->leave(index);
     } catch (...) {

@@ -7,7 +7,7 @@
 #pragma once
 
 #include <lockstep/cluster.hpp>
-#include <lockstep/mesh.hpp>
+#include <lockstep/mesh_shape.hpp>
 #include <lockstep/model_profile.hpp>
 #include <lockstep/pipeline_schedule.hpp>
 

@@ -14,24 +14,27 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <stop_token>
 #include <string>
 
 namespace lockstep {
 
+namespace comm {
+class RankPlace;
+}
+
 class Rank {
  public:
-  Rank(int index, int world_size, c10::Device device, c10::intrusive_ptr<c10d::Backend> backend, int process = 0,
-       int first_of_process = 0);
-
   int index() const { return index_; }            // 0 … world_size() - 1
   int world_size() const { return world_size_; }  // 1 is a normal world: every collective works
   c10::Device device() const { return device_; }
+  std::string name() const;  // "rank 1 (cpu)", as errors name it: by its number in the whole run, also in a group
 
-  // Which of the launcher's processes this rank is a thread of, and which of that process's ranks it is; without a
-  // launcher 0 and index(). For what has to be done once per process.
-  int process() const { return process_; }
-  int index_in_process() const { return index_ - first_of_process_; }
+  // Which of the launcher's processes this rank is a thread of, and which of that process's ranks it is (of a group:
+  // of its ranks there); without a launcher 0 and index(). For what has to be done once per process.
+  int process() const;
+  int index_in_process() const;
 
   // For everything that c10d can do, also asynchronously. All ranks must make the same collective calls in the same
   // order; on the CPU calls that differ are an Error of all, which shows both, and between processes the tags of
@@ -55,16 +58,31 @@ class Rank {
     return result;
   }
 
+  // Groups. All ranks call split, and those that give the same color (>= 0) become a group: a Rank each, numbered anew
+  // in their present order, whose collectives and messages are the group's own. A group's Rank can be used wherever a
+  // Rank can, also to be split again, until run() ends; a failure in a group is one of the whole run. Cost: one small
+  // allreduce, and between processes connections among the group. As MPI_Comm_split. Throws Error: a negative color.
+  Rank split(int color);
+
+  // The same rank, which speaks through what `wrap` makes of its backend; so do groups that are split from it. For what
+  // counts or times calls and passes them on. index() and world_size() are those of what `wrap` made, which may thus
+  // stand for another group.
+  using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
+  Rank wrapped(Wrap wrap) const;
+
   // Where this rank stands, for split_and_load's and batches' parts.
   operator Shard() const { return {index_, world_size_, device_}; }
 
  private:
+  friend class comm::RankPlace;
+  Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend);
+
+  std::shared_ptr<comm::RankPlace> place_;  // the same for all copies of this Rank
   int index_;
   int world_size_;
   c10::Device device_;
   c10::intrusive_ptr<c10d::Backend> backend_;
-  int process_;
-  int first_of_process_;
+  Wrap wrap_;  // of the groups' backends too; may be empty
 };
 
 struct RunOptions {

@@ -37,42 +37,51 @@ Exchange::Exchange(Devices devices, std::chrono::milliseconds timeout)
       can_spin_(static_cast<int>(devices_.size()) <= cpu_cores()),
       streams_(devices_),
       left_(devices_.size()),
-      next_collective_(devices_.size()),
       waiting_(devices_.size()) {}
 
-std::shared_ptr<Operation> Exchange::post(int rank, Call call) {
+std::string Exchange::name(int rank) const {
+  return name_of(rank, devices_);
+}
+
+Exchange::Group& Exchange::group(const Members& members) {
   const Lock lock(mutex_);
-  throw_if_failed(rank, nullptr);
-  const uint64_t number = next_collective_[rank]++;
-  auto& slot = collectives_[number];
+  return groups_.try_emplace(members.name, members).first->second;
+}
+
+std::shared_ptr<Operation> Exchange::post(Group& group, int rank, Call call) {
+  const Lock lock(mutex_);
+  throw_if_failed(group.members.ranks[rank]);
+  const uint64_t number = group.next_collective_[rank]++;
+  auto& slot = group.collectives_[number];
   if (!slot) {
-    slot = std::make_shared<Operation>(number, static_cast<int>(devices_.size()));
+    slot = std::make_shared<Operation>(group.members, number);
   } else {
     const auto& other = *std::find_if(slot->members_.begin(), slot->members_.end(), [](auto& m) { return m.posted; });
     if (other.call.signature != call.signature) {
-      fail(rank, "the ranks' calls differ at " + slot->title() + ": " + name_of(other.rank, devices_) + " called " +
-                     other.call.signature.text() + ", " + name_of(rank, devices_) + " called " + call.signature.text() +
+      const int here = slot->in_world(rank);
+      fail(here, "the ranks' calls differ at " + slot->title() + ": " + name(slot->in_world(other.rank)) + " called " +
+                     other.call.signature.text() + ", " + name(here) + " called " + call.signature.text() +
                      ". All ranks must make the same calls in the same order");
     }
   }
   const auto operation = slot;
-  if (operation->posts_ + 1 == devices_.size()) collectives_.erase(number);
+  if (operation->posts_ + 1 == operation->members_.size()) group.collectives_.erase(number);
   join(*operation, rank, std::move(call));
   return operation;
 }
 
-std::shared_ptr<Operation> Exchange::post_send(int rank, int destination, int tag, Call call) {
-  return post_message({rank, destination, tag}, rank, std::move(call));
+std::shared_ptr<Operation> Exchange::post_send(Group& group, int rank, int destination, int tag, Call call) {
+  return post_message(group, {rank, destination, tag}, rank, std::move(call));
 }
 
-std::shared_ptr<Operation> Exchange::post_recv(int rank, int source, int tag, Call call) {
-  return post_message({source, rank, tag}, rank, std::move(call));
+std::shared_ptr<Operation> Exchange::post_recv(Group& group, int rank, int source, int tag, Call call) {
+  return post_message(group, {source, rank, tag}, rank, std::move(call));
 }
 
-std::shared_ptr<Operation> Exchange::post_message(const Side& side, int rank, Call call) {
+std::shared_ptr<Operation> Exchange::post_message(Group& group, const Side& side, int rank, Call call) {
   const Lock lock(mutex_);
-  throw_if_failed(rank, nullptr);
-  auto& queue = messages_[side];
+  throw_if_failed(group.members.ranks[rank]);
+  auto& queue = group.messages_[side];
   const auto open =
       std::find_if(queue.begin(), queue.end(), [&](const auto& message) { return !message->member(rank).posted; });
   std::shared_ptr<Operation> operation;
@@ -80,17 +89,18 @@ std::shared_ptr<Operation> Exchange::post_message(const Side& side, int rank, Ca
     operation = *open;
     queue.erase(open);
   } else {
-    operation = std::make_shared<Operation>(side);
+    operation = std::make_shared<Operation>(group.members, side);
     queue.push_back(operation);
   }
-  if (queue.empty()) messages_.erase(side);
+  if (queue.empty()) group.messages_.erase(side);
   join(*operation, rank, std::move(call));
   return operation;
 }
 
 void Exchange::join(Operation& operation, int rank, Call call) {
   auto& member = operation.member(rank);
-  member.ready = streams_.ready(devices_[rank]);
+  const int here = operation.in_world(rank);
+  member.ready = streams_.ready(devices_[here]);
   for (const auto& tensor : call.in) streams_.keep(tensor);
   for (const auto& tensor : call.out) streams_.keep(tensor);
   member.call = std::move(call);
@@ -98,7 +108,7 @@ void Exchange::join(Operation& operation, int rank, Call call) {
   member.posted = true;
   if (++operation.posts_ < operation.members_.size()) return;
   if (const auto& check = operation.members_[0].call.check) {
-    if (const auto complaint = check(operation); !complaint.empty()) fail(rank, operation.title() + ": " + complaint);
+    if (const auto complaint = check(operation); !complaint.empty()) fail(here, operation.title() + ": " + complaint);
   }
   operation.posted_ = true;
   changed_.notify_all();
@@ -107,14 +117,14 @@ void Exchange::join(Operation& operation, int rank, Call call) {
 bool Exchange::test(Operation& operation, int rank, std::chrono::milliseconds timeout) {
   work(operation);
   if (operation.complete_) {
-    streams_.wait(operation.done_, devices_[rank]);
+    streams_.wait(operation.done_, devices_[operation.in_world(rank)]);
     return true;
   }
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
   const bool late = Clock::now() >= operation.member(rank).time + timeout;
   if (failed_ || someone_left_ || late) {
     const Lock lock(mutex_);
-    throw_if_failed(rank, &operation);
+    throw_if_failed(rank, operation);
     throw_if_left(rank, operation);
     if (late && !operation.complete_) fail_late(rank, operation, timeout);
   }
@@ -125,7 +135,7 @@ void Exchange::wait(Operation& operation, int rank, std::chrono::milliseconds ti
   work(operation);
   if (can_spin_) spin(operation);
   if (!operation.complete_) sleep(operation, rank, timeout <= std::chrono::milliseconds::zero() ? timeout_ : timeout);
-  streams_.wait(operation.done_, devices_[rank]);
+  streams_.wait(operation.done_, devices_[operation.in_world(rank)]);
 }
 
 void Exchange::spin(Operation& operation) {
@@ -141,13 +151,14 @@ void Exchange::spin(Operation& operation) {
 void Exchange::sleep(Operation& operation, int rank, std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   Lock lock(mutex_);
-  auto& waiting = waiting_[rank];
+  const int here = operation.in_world(rank);
+  auto& waiting = waiting_[here];
   waiting.push_back(&operation);
   const auto not_waiting = [&](void*) { waiting.erase(std::find(waiting.begin(), waiting.end(), &operation)); };
   const std::unique_ptr<void, decltype(not_waiting)> guard(&waiting, not_waiting);
 
   while (!operation.complete_) {
-    throw_if_failed(rank, &operation);
+    throw_if_failed(rank, operation);
     throw_if_left(rank, operation);
     if (operation.has_work()) {
       lock.unlock();
@@ -159,8 +170,8 @@ void Exchange::sleep(Operation& operation, int rank, std::chrono::milliseconds t
     const auto wake = was_stalled ? std::min(deadline, Clock::now() + kStallGrace) : deadline;
     if (changed_.wait_until(lock, wake) == std::cv_status::no_timeout || operation.complete_) continue;
     if (was_stalled && stalled()) {
-      fail(rank, "the ranks wait for each other: " + name_of(rank, devices_) + " waits in " +
-                     operation.call(rank).signature.text() + " (" + operation.title() + ") for " + missing(operation) +
+      fail(here, "the ranks wait for each other: " + name(here) + " waits in " + operation.call(rank).signature.text() +
+                     " (" + operation.title() + ") for " + missing(operation) +
                      ". All ranks must make the same calls in the same order");
     }
     if (Clock::now() >= deadline) fail_late(rank, operation, timeout);
@@ -223,11 +234,13 @@ void Exchange::leave(int rank) {
 
 void Exchange::throw_if_unanswered(int rank) {
   std::shared_ptr<Operation> open;
-  if (!collectives_.empty()) open = collectives_.begin()->second;
-  if (!messages_.empty()) open = messages_.begin()->second.front();
+  for (const auto& [name, group] : groups_) {
+    if (!group.collectives_.empty()) open = group.collectives_.begin()->second;
+    if (!group.messages_.empty()) open = group.messages_.begin()->second.front();
+  }
   if (!open) return;
   const auto& asked = *std::find_if(open->members_.begin(), open->members_.end(), [](auto& m) { return m.posted; });
-  fail(rank, name_of(asked.rank, devices_) + " called " + asked.call.signature.text() + " (" + open->title() +
+  fail(rank, name(open->in_world(asked.rank)) + " called " + asked.call.signature.text() + " (" + open->title() +
                  ") and did not wait for it; it never came about, for want of " + missing(*open) +
                  ". All ranks must make the same calls");
 }
@@ -245,26 +258,31 @@ void Exchange::set_failure(const std::string& failure) {
 
 void Exchange::fail(int rank, const std::string& reason) {
   set_failure(reason);
-  throw Error(name_of(rank, devices_) + ": " + reason);
+  throw Error(name(rank) + ": " + reason);
 }
 
-void Exchange::throw_if_failed(int rank, const Operation* operation) const {
+void Exchange::throw_if_failed(int rank) const {
+  if (!failure_.empty()) throw Error(name(rank) + ": " + failure_);
+}
+
+void Exchange::throw_if_failed(int rank, const Operation& operation) const {
   if (failure_.empty()) return;
-  const std::string where =
-      operation ? operation->call(rank).signature.text() + " (" + operation->title() + ") was ended: " : "";
-  throw Error(name_of(rank, devices_) + ": " + where + failure_);
+  throw Error(name(operation.in_world(rank)) + ": " + operation.call(rank).signature.text() + " (" + operation.title() +
+              ") was ended: " + failure_);
 }
 
 void Exchange::fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout) {
-  fail(rank, name_of(rank, devices_) + " waited " + seconds(timeout) + " in " + operation.call(rank).signature.text() +
-                 " (" + operation.title() + ") for " + missing(operation) +
+  const int here = operation.in_world(rank);
+  fail(here, name(here) + " waited " + seconds(timeout) + " in " + operation.call(rank).signature.text() + " (" +
+                 operation.title() + ") for " + missing(operation) +
                  ". If that is no error, raise the timeout (RunOptions::timeout)");
 }
 
 void Exchange::throw_if_left(int rank, const Operation& operation) {
   for (const auto& member : operation.members_) {
-    if (!left_[member.rank] || member.posted) continue;
-    fail(rank, name_of(member.rank, devices_) + " returned without the call that " + name_of(rank, devices_) +
+    const int here = operation.in_world(rank), there = operation.in_world(member.rank);
+    if (!left_[there] || member.posted) continue;
+    fail(here, name(there) + " returned without the call that " + name(here) +
                    " waits for: " + operation.call(rank).signature.text() + " (" + operation.title() +
                    "). All ranks must make the same calls");
   }
@@ -275,10 +293,10 @@ std::string Exchange::missing(const Operation& operation) const {
   for (const auto& member : operation.members_) {
     if (member.posted) continue;
     if (!text.empty()) text += " and ";
-    text += name_of(member.rank, devices_);
-    const auto& waits = waiting_[member.rank];
-    text += waits.empty() ? ", which has not made this call"
-                          : ", which waits in " + waits.back()->call(member.rank).signature.text();
+    const int there = operation.in_world(member.rank);
+    text += name(there);
+    const auto& waits = waiting_[there];
+    text += waits.empty() ? ", which has not made this call" : ", which waits in " + waits.back()->text_of(there);
   }
   return text.empty() ? "its work to be finished" : text;
 }

@@ -31,12 +31,29 @@ class Exchange {
  public:
   Exchange(Devices devices, std::chrono::milliseconds timeout);
 
+  // Ranks that make collective calls together, and the calls that some of them have yet to join.
+  class Group {
+   public:
+    explicit Group(Members of) : members(std::move(of)), next_collective_(members.size()) {}
+    const Members members;
+
+   private:
+    friend class Exchange;
+    std::vector<uint64_t> next_collective_;  // by rank; guarded by the Exchange, as all below
+    std::map<uint64_t, std::shared_ptr<Operation>> collectives_;
+    std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // those with one side missing
+  };
+  // The group of this name, made at the first call. It lives as long as the exchange.
+  Group& group(const Members& members);
+
+  // In all that follows up to wait(), `rank` is the rank's number in the group.
+
   // Rank `rank` makes its next collective call. Throws Error if another rank's call at this place differs.
-  std::shared_ptr<Operation> post(int rank, Call call);
+  std::shared_ptr<Operation> post(Group& group, int rank, Call call);
 
   // Messages from one rank to another, matched in order per (source, destination, tag).
-  std::shared_ptr<Operation> post_send(int rank, int destination, int tag, Call call);
-  std::shared_ptr<Operation> post_recv(int rank, int source, int tag, Call call);
+  std::shared_ptr<Operation> post_send(Group& group, int rank, int destination, int tag, Call call);
+  std::shared_ptr<Operation> post_recv(Group& group, int rank, int source, int tag, Call call);
 
   // Does what shares are left to do, without waiting for others; true once the operation is complete. Throws Error as
   // wait() does, where `timeout` counts from the rank's call.
@@ -46,17 +63,20 @@ class Exchange {
   // above.
   void wait(Operation& operation, int rank, std::chrono::milliseconds timeout);
 
+  // From here on `rank` is its number in the world.
+
   void abort(int rank, const std::string& reason);
 
   // Throws Error if `rank` is the last to leave and some rank made a call that others did not.
   void leave(int rank);
 
   const Devices& devices() const { return devices_; }
+  std::string name(int rank) const;  // "rank 1 (cpu)"
 
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  std::shared_ptr<Operation> post_message(const Side& side, int rank, Call call);
+  std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
   void join(Operation& operation, int rank, Call call);  // adds one rank's call; now there may be work to do
 
   // Without the lock:
@@ -69,8 +89,9 @@ class Exchange {
 
   // With the lock:
   void set_failure(const std::string& failure);
-  [[noreturn]] void fail(int rank, const std::string& reason);  // ends the world and throws
-  void throw_if_failed(int rank, const Operation* operation) const;
+  [[noreturn]] void fail(int rank, const std::string& reason);  // ends the world and throws; rank in the world
+  void throw_if_failed(int rank) const;                         // rank in the world
+  void throw_if_failed(int rank, const Operation& operation) const;
   void throw_if_left(int rank, const Operation& operation);
   void throw_if_unanswered(int rank);
   [[noreturn]] void fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout);
@@ -86,12 +107,10 @@ class Exchange {
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  std::string failure_;  // of the world; empty while all is well
-  std::vector<bool> left_;
-  std::vector<uint64_t> next_collective_;                            // by rank
-  std::map<uint64_t, std::shared_ptr<Operation>> collectives_;       // those that some rank has yet to join
-  std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // those with one side missing
-  std::vector<std::vector<const Operation*>> waiting_;               // by rank: what its threads wait for
+  std::string failure_;                                 // of the world; empty while all is well
+  std::vector<bool> left_;                              // by rank in the world
+  std::map<std::string, Group> groups_;                 // by name
+  std::vector<std::vector<const Operation*>> waiting_;  // by rank: what its threads wait for
 };
 
 }  // namespace lockstep::comm

@@ -48,7 +48,8 @@ std::string check_own_memory(const Operation& operation) {
   for (size_t i = 1; i < members.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       if (!share_memory(members[i].call.in[0], members[j].call.in[0])) continue;
-      return same_memory_text(members[j].rank, members[i].rank, members[i].call.signature.text());
+      return same_memory_text(operation.in_world(members[j].rank), operation.in_world(members[i].rank),
+                              members[i].call.signature.text());
     }
   }
   return "";
@@ -72,11 +73,13 @@ Tensor to_write(Call& call, const Tensor& tensor) {
 
 class InProcessBackend : public c10d::Backend {
  public:
-  InProcessBackend(int rank, std::shared_ptr<Exchange> exchange)
-      : Backend(rank, static_cast<int>(exchange->devices().size())),
+  InProcessBackend(int world_rank, const Members& members, std::shared_ptr<Exchange> exchange)
+      : Backend(members.index_of(world_rank), members.size()),
         exchange_(std::move(exchange)),
-        arguments_(name_of(rank, exchange_->devices()), exchange_->devices()[rank], rank, size_) {
-    setBoundDeviceId(exchange_->devices()[rank].is_cpu() ? std::nullopt : std::optional(exchange_->devices()[rank]));
+        group_(exchange_->group(members)),
+        arguments_(exchange_->name(world_rank), exchange_->devices()[world_rank], rank_, size_) {
+    const c10::Device device = exchange_->devices()[world_rank];
+    setBoundDeviceId(device.is_cpu() ? std::nullopt : std::optional(device));
   }
 
   const std::string getBackendName() const override { return "lockstep"; }
@@ -191,7 +194,8 @@ class InProcessBackend : public c10d::Backend {
     arguments_.check_peer(destination, "send");
     Call call{signature_of("send to", tensor), {to_read(tensor)}};
     call.signature.peer = destination;
-    return post_message(OpType::SEND, exchange_->post_send(rank_, destination, tag, as_message(std::move(call))), {});
+    return post_message(OpType::SEND,
+                        exchange_->post_send(group_, rank_, destination, tag, as_message(std::move(call))), {});
   }
 
   WorkPtr recv(Tensors& tensors, int source, int tag) override {
@@ -200,7 +204,8 @@ class InProcessBackend : public c10d::Backend {
     Call call{signature_of("recv from", tensor)};
     call.signature.peer = source;
     call.out = {to_write(call, tensor)};
-    return post_message(OpType::RECV, exchange_->post_recv(rank_, source, tag, as_message(std::move(call))), tensors);
+    return post_message(OpType::RECV, exchange_->post_recv(group_, rank_, source, tag, as_message(std::move(call))),
+                        tensors);
   }
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
@@ -211,8 +216,8 @@ class InProcessBackend : public c10d::Backend {
   // -- Posting.
 
   WorkPtr post(OpType type, Call call, std::chrono::milliseconds timeout, Tensors result) {
-    return c10::make_intrusive<InProcessWork>(rank_, type, exchange_, exchange_->post(rank_, std::move(call)), timeout,
-                                              std::move(result));
+    return c10::make_intrusive<InProcessWork>(rank_, type, exchange_, exchange_->post(group_, rank_, std::move(call)),
+                                              timeout, std::move(result));
   }
 
   WorkPtr post_message(OpType type, std::shared_ptr<Operation> operation, Tensors result) {
@@ -303,6 +308,7 @@ class InProcessBackend : public c10d::Backend {
   int shares_of(const Tensor& tensor) const { return tensor.nbytes() <= kWholeBytes ? 1 : size_; }
 
   const std::shared_ptr<Exchange> exchange_;
+  Exchange::Group& group_;
   const Arguments arguments_;
 };
 
@@ -311,8 +317,8 @@ class InProcessWorld : public World {
   InProcessWorld(const Devices& devices, std::chrono::milliseconds timeout)
       : World(devices), exchange_(std::make_shared<Exchange>(devices, timeout)) {}
 
-  c10::intrusive_ptr<c10d::Backend> backend(int rank) override {
-    return c10::make_intrusive<InProcessBackend>(rank, exchange_);
+  c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override {
+    return c10::make_intrusive<InProcessBackend>(rank, members, exchange_);
   }
   void abort(int rank, const std::string& reason) override { exchange_->abort(rank, reason); }
   void leave(int rank) override { exchange_->leave(rank); }

@@ -1,6 +1,7 @@
 // Ranks over c10d's NCCL, one communicator rank each: threads of one process find each other through a store in memory,
 // processes through theirs.
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "comm/group.hpp"
@@ -27,36 +28,39 @@ class NcclWorld : public World {
     store_->setTimeout(timeout);
   }
 
-  c10::intrusive_ptr<c10d::Backend> backend(int rank) override {
-    auto backend = connect({store_, rank, static_cast<int>(devices().size()), timeout_}, devices()[rank]);
+  c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override {
+    const auto store = c10::make_intrusive<c10d::PrefixStore>(members.name, store_);
+    auto backend = connect({store, members.index_of(rank), members.size(), timeout_}, devices()[rank]);
     const std::lock_guard lock(mutex_);
-    backends_[rank] = backend;
+    backends_[rank].push_back(backend);
     return backend;
   }
 
   // NCCL's own waits end when their communicators are torn down.
   void abort(int, const std::string&) override {
     const std::lock_guard lock(mutex_);
-    for (const auto& backend : backends_) {
-      if (backend) backend->abort();
+    for (const auto& of_rank : backends_) {
+      for (const auto& backend : of_rank) backend->abort();
     }
   }
 
   // Destroying a communicator waits for its pending work, so a rank takes down only its own.
   void leave(int rank) override {
-    c10::intrusive_ptr<c10d::ProcessGroupNCCL> backend;
+    Backends of_rank;
     {
       const std::lock_guard lock(mutex_);
-      backend = std::move(backends_[rank]);
+      of_rank.swap(backends_[rank]);
     }
-    if (backend) backend->shutdown();
+    for (const auto& backend : of_rank) backend->shutdown();
   }
 
  private:
+  using Backends = std::vector<c10::intrusive_ptr<c10d::ProcessGroupNCCL>>;  // of the world and of groups
+
   const std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::HashStore> store_ = c10::make_intrusive<c10d::HashStore>();
   std::mutex mutex_;
-  std::vector<c10::intrusive_ptr<c10d::ProcessGroupNCCL>> backends_;  // guarded by mutex_
+  std::vector<Backends> backends_;  // by rank; guarded by mutex_
 };
 
 }  // namespace

@@ -23,12 +23,12 @@ Signature signature_of(const char* name, const at::Tensor& tensor) {
   return {.name = name, .type = tensor.scalar_type(), .sizes = c10::DimVector(tensor.sizes())};
 }
 
-Operation::Operation(uint64_t number, int world_size) : place_(number) {
-  members_.reserve(world_size);
-  for (int rank = 0; rank < world_size; ++rank) members_.push_back({rank});
+Operation::Operation(const Members& of, uint64_t number) : of_(of), place_(number) {
+  members_.reserve(of.size());
+  for (int rank = 0; rank < of.size(); ++rank) members_.push_back({rank});
 }
 
-Operation::Operation(const Side& side) : place_(side) {
+Operation::Operation(const Members& of, const Side& side) : of_(of), place_(side) {
   members_.push_back({std::min(side.source, side.destination)});
   members_.push_back({std::max(side.source, side.destination)});
 }
@@ -43,9 +43,9 @@ Operation::Member& Operation::member(int rank) {
 }
 
 std::string Operation::title() const {
-  if (const auto* number = std::get_if<uint64_t>(&place_)) return "collective call " + std::to_string(*number);
+  if (const auto* number = std::get_if<uint64_t>(&place_)) return c10::str("collective call ", *number, of_.text());
   const auto& side = std::get<Side>(place_);
-  return c10::str("message ", side.source, " -> ", side.destination, ", tag ", side.tag);
+  return c10::str("message ", side.source, " -> ", side.destination, ", tag ", side.tag, of_.text());
 }
 
 }  // namespace lockstep::comm

@@ -7,6 +7,7 @@
 #include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
+#include "comm/members.hpp"
 #include "comm/streams.hpp"
 
 #include <atomic>
@@ -61,28 +62,32 @@ struct Side {
 class Operation {
  public:
   struct Member {
-    int rank;
+    int rank;  // its number among the members
     bool posted = false;
     Call call = {};
     std::chrono::steady_clock::time_point time = {};  // of its post
     ReadyMark ready = {};                             // what the rank's stream did before its call
   };
 
-  Operation(uint64_t number, int world_size);  // the world's collective call `number`
-  explicit Operation(const Side& side);        // a message
+  // `of` outlives it.
+  Operation(const Members& of, uint64_t number);   // their collective call `number`
+  Operation(const Members& of, const Side& side);  // a message
 
   // For work and check, which run once all members have posted.
   const std::vector<Member>& members() const { return members_; }  // by rank, ascending
   const Call& call(int rank) const;
+  std::string text_of(int world_rank) const { return call(of_.index_of(world_rank)).signature.text(); }
   int shares() const { return members_[0].call.shares; }
 
-  std::string title() const;  // "collective call 3", "message 0 -> 1, tag 0"
+  int in_world(int rank) const { return of_.ranks[rank]; }
+  std::string title() const;  // "collective call 3", "message 0 -> 1, tag 0 among ranks 0, 2"
 
  private:
   friend class Exchange;
   Member& member(int rank);
   bool has_work() const { return posted_ && next_share_ < shares(); }
 
+  const Members& of_;
   const std::variant<uint64_t, Side> place_;
   std::vector<Member> members_;  // guarded by the Exchange until `posted_`, then read by all
   size_t posts_ = 0;

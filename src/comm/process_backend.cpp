@@ -77,16 +77,20 @@ Pending then(Pending pending, std::function<void()> also) {
 
 }  // namespace
 
-ProcessBackend::ProcessBackend(int rank, Group group, StorePtr store, std::shared_ptr<Vigil> vigil,
-                               std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout)
-    : Backend(rank, static_cast<int>(vigil->layout().devices().size())),
+ProcessBackend::ProcessBackend(int world_rank, Members members, Group group, StorePtr store,
+                               std::shared_ptr<Vigil> vigil, std::shared_ptr<Hierarchy> hierarchy,
+                               std::chrono::milliseconds timeout)
+    : Backend(members.index_of(world_rank), members.size()),
+      world_rank_(world_rank),
+      members_(std::move(members)),
       group_(std::move(group)),
       store_(std::move(store)),
       vigil_(std::move(vigil)),
       hierarchy_(std::move(hierarchy)),
       timeout_(timeout),
-      arguments_(vigil_->layout().name(rank), c10::kCPU, rank, size_),
-      calls_(std::make_shared<Calls>(vigil_->layout().devices().size())) {}
+      arguments_(vigil_->layout().name(world_rank), c10::kCPU, rank_, size_) {
+  vigil_->log().join(world_rank_, members_.name);
+}
 
 // ---- Collectives that a hierarchy of ranks shortens.
 
@@ -246,7 +250,7 @@ WorkPtr ProcessBackend::alltoall_base(Tensor& output, Tensor& input, std::vector
 }
 
 std::function<void()> ProcessBackend::compare(const Tensors& inputs, const Tensors& outputs) const {
-  const std::string prefix = "parts/" + std::to_string(calls_->collective) + "/";
+  const std::string prefix = "parts/" + members_.name + "/" + std::to_string(collective_calls_) + "/";
   const std::string left = compare_parts(*store_, prefix, rank_, inputs, outputs);
   return [store = store_, left] { store->deleteKey(left); };
 }
@@ -307,12 +311,14 @@ ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int sou
   const bool sends = source == rank_;
   const int peer = sends ? destination : source;
   const int64_t number = ++(sends ? sent_ : received_)[{peer, tag}];
-  OpenCall call{.rank = rank_,
+  const int peer_in_world = members_.ranks[peer];
+  OpenCall call{.rank = world_rank_,
                 .text = text_of(sends ? "send to" : "recv from", tensor, {}, -1, peer),
-                .peer = peer,
+                .peer = peer_in_world,
                 .sends = sends,
-                .messages = ++(sends ? calls_->sent : calls_->received)[peer],
-                .message = c10::str("message ", number, " from rank ", source, " to rank ", destination, ", tag ", tag),
+                .messages = vigil_->log().add_message(world_rank_, peer_in_world, sends),
+                .message = c10::str("message ", number, " from rank ", source, " to rank ", destination, ", tag ", tag,
+                                    members_.text()),
                 .content = describe(tensor)};
   const auto trace = static_cast<int>(std::hash<std::string>()(call.message + call.content) & 0xffff);
   return {std::move(call), tag << 16 | trace};
@@ -322,14 +328,16 @@ ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int sou
 
 WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
                              const Start& start) {
-  const OpenCall call{.rank = rank_, .number = calls_->collective, .text = text};
-  calls_->add(text);
+  OpenCall call{.rank = world_rank_, .text = text};
+  if (!members_.name.empty()) call.among = members_;
+  call.number = vigil_->log().add_collective(world_rank_, members_.name, text);
+  collective_calls_ = call.number + 1;
   group_.use_tag(tag_of(call.number, text));
-  return post_call(type, call, timeout, std::move(result), start);
+  return post_call(type, std::move(call), timeout, std::move(result), start);
 }
 
 Pending ProcessBackend::inside(Hierarchy::Call call) {
-  call.tag = tag_of(calls_->collective, call.text);
+  call.tag = tag_of(collective_calls_, call.text);
   return {hierarchy_->post(rank_, std::move(call))};
 }
 
@@ -337,7 +345,7 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
                                   const Start& start) {
   const c10::NoGradGuard no_grad;
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
-  const Vigil::Waiting waiting(*vigil_, call, *calls_);
+  const Vigil::Waiting waiting(*vigil_, call);
   if (!vigil_->failure().empty()) vigil_->explain(waiting, call, nullptr, timeout);
   Pending pending;
   try {
@@ -347,7 +355,7 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
   } catch (const std::exception&) {  // a connection was closed earlier
     vigil_->explain(waiting, call, std::current_exception(), timeout);
   }
-  return c10::make_intrusive<ProcessWork>(type, vigil_, std::move(call), calls_, std::move(pending), timeout,
+  return c10::make_intrusive<ProcessWork>(rank_, type, vigil_, std::move(call), std::move(pending), timeout,
                                           std::move(result));
 }
 

@@ -8,10 +8,10 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "comm/arguments.hpp"
-#include "comm/calls.hpp"
 #include "comm/gloo_reduction.hpp"
 #include "comm/group.hpp"
 #include "comm/hierarchy.hpp"
+#include "comm/members.hpp"
 #include "comm/vigil.hpp"
 
 #include <functional>
@@ -25,12 +25,10 @@ namespace lockstep::comm {
 
 class ProcessBackend : public c10d::Backend {
  public:
-  // `group` has one member per rank, `store` is a connection of the rank's own. With a hierarchy, allreduce, reduce,
-  // broadcast and barrier go through it.
-  ProcessBackend(int rank, Group group, StorePtr store, std::shared_ptr<Vigil> vigil,
+  // Of rank `world_rank` among `members`: `group` has one member per rank of them, `store` is a connection of the
+  // rank's own. With a hierarchy, allreduce, reduce, broadcast and barrier go through it.
+  ProcessBackend(int world_rank, Members members, Group group, StorePtr store, std::shared_ptr<Vigil> vigil,
                  std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout);
-
-  const Calls& calls() const { return *calls_; }  // so far
 
   using Tensor = at::Tensor;
   using Tensors = std::vector<at::Tensor>;
@@ -80,13 +78,15 @@ class ProcessBackend : public c10d::Backend {
   WorkPtr scatter_reduced(c10d::OpType type, const Tensors& inputs, const Tensor& output,
                           const c10d::ReduceScatterOptions& options);
 
+  const int world_rank_;
+  const Members members_;
   const Group group_;
   const StorePtr store_;
   const std::shared_ptr<Vigil> vigil_;
   const std::shared_ptr<Hierarchy> hierarchy_;  // null: one rank per process
   const std::chrono::milliseconds timeout_;
   const Arguments arguments_;
-  const std::shared_ptr<Calls> calls_;
+  int64_t collective_calls_ = 0;
   std::map<std::pair<int, int>, int64_t> sent_, received_;  // messages, by the other rank and the tag
 };
 

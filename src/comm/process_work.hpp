@@ -16,14 +16,13 @@ namespace lockstep::comm {
 
 class ProcessWork : public c10d::Work {
  public:
-  // `result` are the tensors that hold the result once the work is complete. No timeout of its own: `timeout`.
-  // `calls` are those that the rank has made, at any time.
-  ProcessWork(c10d::OpType type, std::shared_ptr<Vigil> vigil, OpenCall call, std::shared_ptr<const Calls> calls,
-              Pending pending, std::chrono::milliseconds timeout, std::vector<at::Tensor> result)
-      : Work(call.rank, type),
+  // `rank` is the one that calls, as c10d numbers it: in its group. `result` are the tensors that hold the result once
+  // the work is complete. No timeout of its own: `timeout`.
+  ProcessWork(int rank, c10d::OpType type, std::shared_ptr<Vigil> vigil, OpenCall call, Pending pending,
+              std::chrono::milliseconds timeout, std::vector<at::Tensor> result)
+      : Work(rank, type),
         vigil_(std::move(vigil)),
         call_(std::move(call)),
-        calls_(std::move(calls)),
         pending_(std::move(pending)),
         timeout_(timeout),
         result_(std::move(result)) {}
@@ -64,7 +63,7 @@ class ProcessWork : public c10d::Work {
 
  private:
   void wait_for(std::chrono::milliseconds timeout) {
-    const Vigil::Waiting waiting(*vigil_, call_, *calls_);
+    const Vigil::Waiting waiting(*vigil_, call_);
     try {
       if (pending_.work) pending_.work->wait(timeout);
     } catch (...) {
@@ -79,7 +78,7 @@ class ProcessWork : public c10d::Work {
     if (!polled_) {
       OpenCall call = call_;
       call.polled = true;
-      polled_.emplace(*vigil_, std::move(call), *calls_);
+      polled_.emplace(*vigil_, std::move(call));
     }
     const bool late = Vigil::Clock::now() - polled_->since() >= timeout_;
     if (late && call_.is_message()) {
@@ -91,7 +90,6 @@ class ProcessWork : public c10d::Work {
 
   const std::shared_ptr<Vigil> vigil_;
   const OpenCall call_;
-  const std::shared_ptr<const Calls> calls_;
   const Pending pending_;
   const std::chrono::milliseconds timeout_;
   const std::vector<at::Tensor> result_;

@@ -126,7 +126,6 @@ class ProcessesWorld : public World {
         turn_(std::move(turn)),
         place_(std::move(place)),
         timeout_(options.timeout),
-        groups_(ranks_here().size()),
         backends_(ranks_here().size()) {
     const std::string host =
         place_.launch.agent_store ? "the launcher" : "the process of " + place_.layout.name_process(0);
@@ -149,27 +148,30 @@ class ProcessesWorld : public World {
     if (!vigil_->failure().empty()) close();  // before the groups' destructors wait for what will never come
   }
 
-  c10::intrusive_ptr<c10d::Backend> backend(int rank) override {
-    const size_t index = rank - ranks_here().begin;
-    const auto group = guarded(rank, [&] { return connect(rank); });
+  // A hierarchy is for calls of all ranks.
+  c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override {
+    const auto group = guarded(rank, [&] { return connect(rank, members); });
+    c10::intrusive_ptr<c10d::Backend> backend = group.backend;
+    if (devices()[rank].is_cpu()) {
+      backend = c10::make_intrusive<ProcessBackend>(rank, members, group, place_.connect("parts"), vigil_,
+                                                    members.name.empty() ? hierarchy_ : nullptr, timeout_);
+    }
     const std::lock_guard lock(mutex_);
-    groups_[index] = group;
+    groups_.push_back(group);
     if (closed_) group.close();
-    if (!devices()[rank].is_cpu()) return group.backend;
-    backends_[index] =
-        c10::make_intrusive<ProcessBackend>(rank, group, place_.connect("parts"), vigil_, hierarchy_, timeout_);
-    return backends_[index];
+    backends_[rank - ranks_here().begin].push_back(backend);
+    return backend;
   }
 
   void abort(int, const std::string& reason) override { vigil_->report(reason); }
 
   void leave(int rank) override {
-    const size_t index = rank - ranks_here().begin;
-    if (backends_[index]) {
-      vigil_->returned(rank, backends_[index]->calls());
-    } else {
-      groups_[index].backend->shutdown();  // NCCL: waits for what is pending
-    }
+    if (devices()[rank].is_cpu()) return vigil_->returned(rank);
+    const auto backends = [&] {
+      const std::lock_guard lock(mutex_);
+      return backends_[rank - ranks_here().begin];
+    }();
+    for (const auto& backend : backends) backend->shutdown();  // NCCL: waits for what is pending
   }
 
   std::string finish() override {
@@ -184,8 +186,9 @@ class ProcessesWorld : public World {
  private:
   Rendezvous& rendezvous() const { return place_.rendezvous; }
 
-  Group connect(int rank) const {
-    GroupPlace member{place_.connect("ranks"), rank, static_cast<int>(devices().size()), place_.rendezvous_timeout};
+  Group connect(int rank, const Members& members) const {
+    GroupPlace member{place_.connect("ranks" + members.name), members.index_of(rank), members.size(),
+                      place_.rendezvous_timeout};
     if (devices()[rank].is_cpu()) return make_gloo_group(member, rendezvous().local_address());
     member.timeout = timeout_;
     return make_nccl_group(member, devices()[rank]);
@@ -194,7 +197,7 @@ class ProcessesWorld : public World {
   // Connecting, which fails when a peer has failed.
   Group guarded(int rank, const std::function<Group()>& connect) const {
     const OpenCall call{.rank = rank, .text = "connecting to the other ranks"};
-    const Vigil::Waiting waiting(*vigil_, call, Calls(devices().size()));
+    const Vigil::Waiting waiting(*vigil_, call);
     try {
       return connect();
     } catch (const Error&) {
@@ -217,9 +220,9 @@ class ProcessesWorld : public World {
   const Place place_;
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
-  bool closed_ = false;                                       // guarded by mutex_
-  std::vector<Group> groups_;                                 // by the rank's place in this process; guarded
-  std::vector<c10::intrusive_ptr<ProcessBackend>> backends_;  // null on GPUs; each used by its rank's thread
+  bool closed_ = false;                                                   // guarded by mutex_, as the next two
+  std::vector<Group> groups_;                                             // of the world and of groups
+  std::vector<std::vector<c10::intrusive_ptr<c10d::Backend>>> backends_;  // by the rank's place in this process
   std::shared_ptr<Hierarchy> hierarchy_;
   std::shared_ptr<Vigil> vigil_;  // last, since its thread calls close()
 };

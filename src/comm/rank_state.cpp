@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+
 namespace lockstep::comm {
 
 using nlohmann::json;
@@ -9,16 +11,21 @@ using Kind = RankState::Kind;
 
 std::string OpenCall::where() const {
   if (!message.empty()) return text + " (" + message + ")";
-  return number < 0 ? text : text + " (collective call " + std::to_string(number) + ")";
+  return number < 0 ? text : text + " (collective call " + std::to_string(number) + among.text() + ")";
+}
+
+bool OpenCall::concerns(int other) const {
+  return among.ranks.empty() || std::binary_search(among.ranks.begin(), among.ranks.end(), other);
 }
 
 std::string RankState::to_text() const {
   if (kind == Kind::busy) return "";
   json state{{"calls", calls.to_text()}};
   if (kind == Kind::waits) {
-    state["call"] = {{"number", call.number},   {"text", call.text},         {"peer", call.peer},
-                     {"sends", call.sends},     {"messages", call.messages}, {"message", call.message},
-                     {"content", call.content}, {"polled", call.polled}};
+    state["call"] = {{"number", call.number},     {"group", call.among.name}, {"members", call.among.ranks},
+                     {"text", call.text},         {"peer", call.peer},        {"sends", call.sends},
+                     {"messages", call.messages}, {"message", call.message},  {"content", call.content},
+                     {"polled", call.polled}};
   }
   return state.dump();
 }
@@ -32,6 +39,8 @@ RankState RankState::from_text(const std::string& text) {
   if (state.kind == Kind::returned) return state;
   const json& call = object["call"];
   call.at("number").get_to(state.call.number);
+  call.at("group").get_to(state.call.among.name);
+  call.at("members").get_to(state.call.among.ranks);
   call.at("text").get_to(state.call.text);
   call.at("peer").get_to(state.call.peer);
   call.at("sends").get_to(state.call.sends);
@@ -47,14 +56,16 @@ namespace {
 std::string contradiction_of_collective(const OpenCall& call, const std::vector<RankState>& states,
                                         const Layout& layout) {
   for (int other = 0; other < static_cast<int>(states.size()); ++other) {
+    if (!call.concerns(other)) continue;
     const RankState& state = states[other];
-    if (state.kind == Kind::returned && state.calls.collective <= call.number) {
+    const CollectiveCalls& calls = state.calls.of(call.among.name);
+    if (state.kind == Kind::returned && calls.count <= call.number) {
       return layout.name(other) + " returned without the call that " + layout.name(call.rank) +
              " waits for: " + call.where() + ". All ranks must make the same calls";
     }
-    const std::string theirs = state.calls.text_of(call.number);
+    const std::string theirs = calls.text_of(call.number);
     if (!theirs.empty() && theirs != call.text) {
-      return "the ranks' calls differ at collective call " + std::to_string(call.number) + ": " +
+      return "the ranks' calls differ at collective call " + std::to_string(call.number) + call.among.text() + ": " +
              layout.name(call.rank) + " called " + call.text + ", " + layout.name(other) + " called " + theirs +
              ". All ranks must make the same calls in the same order";
     }
@@ -90,7 +101,9 @@ namespace {
 bool lacks(const std::vector<RankState>& states, int rank, int other) {
   const OpenCall& call = states[rank].call;
   const Calls& theirs = states[other].calls;
-  if (!call.is_message()) return other != rank && theirs.collective <= call.number;
+  if (!call.is_message()) {
+    return other != rank && call.concerns(other) && theirs.of(call.among.name).count <= call.number;
+  }
   return other == call.peer && (call.sends ? theirs.received : theirs.sent)[rank] < call.messages;
 }
 
@@ -134,8 +147,11 @@ std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& st
   std::string text;
   for (int other = 0; other < static_cast<int>(states.size()); ++other) {
     const RankState& state = states[other];
-    if (call.is_message() ? other != call.peer : other == call.rank) continue;
-    if (state.kind == Kind::waits && state.call.number == call.number && state.call.message == call.message) continue;
+    if (call.is_message() ? other != call.peer : other == call.rank || !call.concerns(other)) continue;
+    if (state.kind == Kind::waits && state.call.number == call.number && state.call.message == call.message &&
+        state.call.among.name == call.among.name) {
+      continue;
+    }
     text += (text.empty() ? "" : " and ") + layout.name(other);
     switch (state.kind) {
       case Kind::waits:

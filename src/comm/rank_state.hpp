@@ -4,6 +4,7 @@
 
 #include "comm/calls.hpp"
 #include "comm/layout.hpp"
+#include "comm/members.hpp"
 
 #include <cstdint>
 #include <string>
@@ -14,7 +15,8 @@ namespace lockstep::comm {
 // A call that a rank waits in.
 struct OpenCall {
   int rank = 0;
-  int64_t number = -1;       // of the rank's collective calls; -1: another kind
+  int64_t number = -1;       // of the rank's collective calls in this group; -1: another kind
+  Members among = {};        // of a collective call; without ranks: all
   std::string text = {};     // "allreduce(sum) of float [2]", "recv from rank 0 of float [2]"
   int peer = -1;             // of a message: the other rank
   bool sends = false;        // of a message: this is the sender's side
@@ -24,13 +26,14 @@ struct OpenCall {
   bool polled = false;       // asked for again and again, while the rank may do something else in between
 
   bool is_message() const { return peer >= 0; }
-  std::string where() const;  // "allreduce(sum) of float [2] (collective call 3)"
+  bool concerns(int other) const;  // of a collective call: whether this rank makes it too
+  std::string where() const;       // "allreduce(sum) of float [2] (collective call 3 among ranks 0, 2)"
 };
 
 struct RankState {
   enum class Kind { busy, waits, returned };
   Kind kind = Kind::busy;  // busy: nothing is known
-  Calls calls = Calls();   // that the rank had made when it began to wait, or when it returned
+  Calls calls = Calls();   // that the rank has made
   OpenCall call = {};      // of one that waits
 
   std::string to_text() const;

@@ -31,6 +31,7 @@ Vigil::Vigil(StorePtr store, Layout layout, int process, std::chrono::millisecon
       process_(process),
       patience_(std::min<std::chrono::milliseconds>(1s, timeout / 4)),
       host_(std::move(host)),
+      log_(layout_.ranks_of(process), layout_.devices().size()),
       beats_(layout_.processes()),
       seen_(layout_.processes()) {}
 
@@ -105,7 +106,7 @@ void Vigil::look_around() {
   next_look_ = Clock::now() + kBeat * (layout_.processes() / kFewProcesses);
   const auto states = this->states();
   for (const auto& [id, wait] : open) {
-    const auto complaint = contradiction(wait.state.call, states, layout_);
+    const auto complaint = contradiction(wait.call, states, layout_);
     if (!complaint.empty()) return report(complaint);
   }
   if (const auto complaint = standstill(states, layout_); !complaint.empty()) return report(complaint);
@@ -120,13 +121,12 @@ void Vigil::look_around() {
 void Vigil::publish(const std::map<uint64_t, Open>& open) {
   std::map<int, std::string> now;
   for (const auto& [id, wait] : open) {
-    now.emplace(wait.state.call.rank, wait.state.to_text());
+    const int rank = wait.call.rank;
+    now.emplace(rank, RankState{RankState::Kind::waits, log_.of(rank), wait.call}.to_text());
   }
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [rank, calls] : returned_) {
-      now.emplace(rank, RankState{RankState::Kind::returned, calls}.to_text());
-    }
+    for (const int rank : returned_) now.emplace(rank, RankState{RankState::Kind::returned, log_.of(rank)}.to_text());
   }
   for (const auto& [rank, text] : published_) now.emplace(rank, "");
   for (const auto& [rank, text] : now) {
@@ -201,15 +201,15 @@ void Vigil::report(const std::string& text) {
   set_failure(first);
 }
 
-void Vigil::returned(int rank, const Calls& calls) {
+void Vigil::returned(int rank) {
   const std::lock_guard lock(mutex_);
-  returned_[rank] = calls;
+  returned_.insert(rank);
 }
 
-Vigil::Waiting::Waiting(Vigil& vigil, OpenCall call, Calls calls) : vigil_(vigil), since_(Clock::now()) {
+Vigil::Waiting::Waiting(Vigil& vigil, OpenCall call) : vigil_(vigil), since_(Clock::now()) {
   const std::lock_guard lock(vigil_.mutex_);
   id_ = vigil_.next_id_++;
-  vigil_.open_.emplace(id_, Open{{RankState::Kind::waits, std::move(calls), std::move(call)}, since_});
+  vigil_.open_.emplace(id_, Open{std::move(call), since_});
 }
 
 Vigil::Waiting::~Waiting() {
@@ -247,11 +247,11 @@ std::string Vigil::missing(const OpenCall& call) {
 }
 
 void Vigil::leave_calls() {
-  const auto calls = [&] {
+  const auto ranks = [&] {
     const std::lock_guard lock(mutex_);
     return returned_;
   }();
-  for (const auto& [rank, made] : calls) store_->set("calls/" + std::to_string(rank), bytes(made.to_text()));
+  for (const int rank : ranks) store_->set("calls/" + std::to_string(rank), bytes(log_.of(rank).to_text()));
 }
 
 // All processes find the same.

@@ -22,6 +22,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -46,12 +47,13 @@ class Vigil {
   void report(const std::string& text);
   std::string failure() const;  // empty while all is well
 
-  void returned(int rank, const Calls& calls);  // the rank is done
+  CallLog& log() { return log_; }  // of this process's ranks; of none on GPUs
+  void returned(int rank);         // the rank is done
 
   // A rank waits in a call while the object lives.
   class Waiting {
    public:
-    Waiting(Vigil& vigil, OpenCall call, Calls calls);  // that the rank has made so far
+    Waiting(Vigil& vigil, OpenCall call);
     ~Waiting();
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
@@ -76,7 +78,7 @@ class Vigil {
 
  private:
   struct Open {
-    RankState state;
+    OpenCall call;
     Clock::time_point since;
   };
 
@@ -100,6 +102,7 @@ class Vigil {
   const Clock::duration patience_;  // a wait that lasts longer is looked into
   const std::string host_;
   std::function<void()> on_failure_;
+  CallLog log_;
 
   // Of the vigil's thread alone.
   std::map<int, std::string> published_;
@@ -113,7 +116,7 @@ class Vigil {
   std::condition_variable changed_;
   std::string failure_;
   std::map<uint64_t, Open> open_;
-  std::map<int, Calls> returned_;  // what they had called, by rank; of none on GPUs
+  std::set<int> returned_;  // ranks
   uint64_t next_id_ = 0;
   int suspicions_ = 0;  // ranks whose connection was closed and that want to know by whom
   bool finishing_ = false;

@@ -5,8 +5,11 @@
 #include <lockstep/split.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "comm/members.hpp"
+
 #include <chrono>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -26,8 +29,12 @@ class World {
   Part ranks_here() const { return ranks_here_; }      // the ranks that are threads of this process
   int process() const { return process_; }             // of this process among those of its launcher
 
-  // The backend of `rank`; called once per rank, from that rank's thread.
-  virtual c10::intrusive_ptr<c10d::Backend> backend(int rank) = 0;
+  // All ranks, as the members of the calls that they make together.
+  Members everybody() const;
+
+  // The backend of `rank` among `members`, of which it is one. Called once per rank for everybody(), and once per
+  // member of each group, from that rank's thread; all members of a group call it.
+  virtual c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) = 0;
 
   // Rank `rank` failed for `reason`: every wait of the others ends at once with an Error.
   virtual void abort(int rank, const std::string& reason) = 0;
@@ -49,6 +56,13 @@ class World {
   const Part ranks_here_;
   const int process_ = 0;
 };
+
+inline Members World::everybody() const {
+  Members members;
+  members.ranks.resize(devices_.size());
+  std::iota(members.ranks.begin(), members.ranks.end(), 0);
+  return members;
+}
 
 // "rank 1 (cpu)": how every text names a rank.
 std::string name_of(int rank, const Devices& devices);

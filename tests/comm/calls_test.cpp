@@ -16,22 +16,24 @@ const comm::Layout layout{{Devices(1, torch::kCPU), Devices(2, torch::kCPU)}};  
 std::vector<Calls> three(int64_t collective) {
   std::vector<Calls> all(3, Calls(3));
   for (auto& calls : all) {
-    for (int64_t i = 0; i < collective; ++i) calls.add("barrier");
+    for (int64_t i = 0; i < collective; ++i) calls.collective[""].add("barrier");
   }
   return all;
 }
 
 TEST(CallsTest, SurviveTheStore) {
   Calls calls(3);
-  for (int i = 0; i < 7; ++i) calls.add("allreduce(sum) of float [2]");
+  for (int i = 0; i < 7; ++i) calls.collective["/0.1"].add("allreduce(sum) of float [2]");
   calls.sent = {0, 1, 2};
   calls.received = {3, 0, 5};
   const Calls read = Calls::from_text(calls.to_text());
-  EXPECT_EQ(read.collective, 7);
-  EXPECT_EQ(read.last(), "allreduce(sum) of float [2]");
-  EXPECT_EQ(read.text_of(read.collective - 1), read.last());
-  EXPECT_EQ(read.text_of(read.collective), "");
-  EXPECT_EQ(read.fingerprint, calls.fingerprint);
+  const auto& group = read.of("/0.1");
+  EXPECT_EQ(group.count, 7);
+  EXPECT_EQ(group.last(), "allreduce(sum) of float [2]");
+  EXPECT_EQ(group.text_of(group.count - 1), group.last());
+  EXPECT_EQ(group.text_of(group.count), "");
+  EXPECT_EQ(group.fingerprint, calls.of("/0.1").fingerprint);
+  EXPECT_EQ(read.of("").count, 0);
   EXPECT_EQ(read.sent, calls.sent);
   EXPECT_EQ(read.received, calls.received);
 }
@@ -44,7 +46,7 @@ TEST(CallsTest, ThatFitTogetherAreNoError) {
 
 TEST(CallsTest, ACollectiveThatSomeDidNotMakeIsNamedWithAllThatLack) {
   auto all = three(4);
-  all[1].add("allreduce(sum) of float [2]");
+  all[1].collective[""].add("allreduce(sum) of float [2]");
   EXPECT_EQ(
       comm::unanswered(all, layout),
       "rank 1 (cpu) called allreduce(sum) of float [2] (collective call 4) and did not wait for it; it never came "
@@ -54,17 +56,27 @@ TEST(CallsTest, ACollectiveThatSomeDidNotMakeIsNamedWithAllThatLack) {
 TEST(CallsTest, AsManyButOtherCollectivesAreNamed) {
   auto all = three(4);
   for (size_t rank = 0; rank < 3; ++rank) {
-    all[rank].add(rank == 2 ? "allreduce(max) of float [2]" : "allreduce(sum) of float [2]");
-    all[rank].add("barrier");
+    all[rank].collective[""].add(rank == 2 ? "allreduce(max) of float [2]" : "allreduce(sum) of float [2]");
+    all[rank].collective[""].add("barrier");
   }
   EXPECT_THAT(comm::unanswered(all, layout), AllOf(HasSubstr("rank 2 (cpu) and rank 0 (cpu) made 6 collective calls"),
                                                    HasSubstr("not the same ones")));
   auto swapped = three(0);
   for (size_t rank = 0; rank < 3; ++rank) {
-    swapped[rank].add(rank == 1 ? "a" : "b");
-    swapped[rank].add(rank == 1 ? "b" : "a");
+    swapped[rank].collective[""].add(rank == 1 ? "a" : "b");
+    swapped[rank].collective[""].add(rank == 1 ? "b" : "a");
   }
   EXPECT_THAT(comm::unanswered(swapped, layout), HasSubstr("rank 1 (cpu) and rank 0 (cpu)"));
+}
+
+TEST(CallsTest, AGroupsCallsAreComparedAmongItsMembers) {
+  auto all = three(4);
+  all[0].collective["/0.0"].add("barrier");
+  all[2].collective["/0.0"].add("barrier");
+  EXPECT_EQ(comm::unanswered(all, layout), "");
+  all[0].collective["/0.0"].add("barrier");
+  EXPECT_THAT(comm::unanswered(all, layout), AllOf(HasSubstr("rank 0 (cpu) called barrier (collective call 1)"),
+                                                   HasSubstr("for want of rank 2 (cpu).")));
 }
 
 TEST(CallsTest, AMessageWithoutItsOtherSideIsNamed) {

@@ -21,12 +21,12 @@ comm::Layout layout_of(int processes) {
 
 Calls made(int world_size, const std::vector<std::string>& collectives) {
   Calls calls(world_size);
-  for (const auto& text : collectives) calls.add(text);
+  for (const auto& text : collectives) calls.collective[""].add(text);
   return calls;
 }
 
 RankState waits(int rank, Calls calls, int64_t number) {
-  return {RankState::Kind::waits, calls, {.rank = rank, .number = number, .text = calls.text_of(number)}};
+  return {RankState::Kind::waits, calls, {.rank = rank, .number = number, .text = calls.of("").text_of(number)}};
 }
 
 RankState receives(int rank, Calls calls, int peer) {
@@ -41,7 +41,7 @@ TEST(RankStateTest, SurvivesTheStore) {
   EXPECT_EQ(read.kind, RankState::Kind::waits);
   EXPECT_EQ(read.call.peer, 2);
   EXPECT_EQ(read.call.messages, 1);
-  EXPECT_EQ(read.calls.text_of(1), "allreduce");
+  EXPECT_EQ(read.calls.of("").text_of(1), "allreduce");
   EXPECT_EQ(RankState::from_text(RankState().to_text()).kind, RankState::Kind::busy);
 }
 
@@ -74,6 +74,34 @@ TEST(RankStateTest, ACallThatAnotherRankDidNotWaitForContradictsToo) {
               AllOf(HasSubstr("differ at collective call 1"), HasSubstr("rank 0 (cpu) called allreduce(sum)"),
                     HasSubstr("rank 1 (cpu) called allreduce(max)")));
   EXPECT_EQ(comm::contradiction(waits(0, made(2, {"barrier"}), 0).call, states, layout_of(2)), "");
+}
+
+// Ranks 0 and 2 of three, in a group.
+RankState waits_in_group(int rank, const std::vector<std::string>& collectives) {
+  Calls calls(3);
+  for (const auto& text : collectives) calls.collective["/0.0"].add(text);
+  const auto number = static_cast<int64_t>(collectives.size()) - 1;
+  return {RankState::Kind::waits,
+          calls,
+          {.rank = rank, .number = number, .among = {"/0.0", {0, 2}}, .text = collectives.back()}};
+}
+
+TEST(RankStateTest, AGroupsCallsConcernItsMembersOnly) {
+  std::vector<RankState> states = {waits_in_group(0, {"barrier"}), waits(1, made(3, {"allreduce"}), 0),
+                                   RankState::from_text(waits_in_group(2, {"allgather"}).to_text())};
+  EXPECT_THAT(comm::contradiction(states[0].call, states, layout_of(3)),
+              AllOf(HasSubstr("differ at collective call 0 among ranks 0, 2"), HasSubstr("rank 0 (cpu) called barrier"),
+                    HasSubstr("rank 2 (cpu) called allgather")));
+  states[2] = waits_in_group(2, {"barrier"});
+  EXPECT_EQ(comm::contradiction(states[0].call, states, layout_of(3)), "");
+  EXPECT_EQ(comm::missing_ranks(states[0].call, states, layout_of(3)), "");
+  EXPECT_EQ(comm::standstill(states, layout_of(3)), "");  // 0 and 2 will go on, and may then join rank 1
+  states[2] = waits(2, made(3, {"allreduce"}), 0);
+  EXPECT_THAT(comm::standstill(states, layout_of(3)),
+              HasSubstr("rank 2 (cpu) waits in allreduce (collective call 0) for rank 0 (cpu)"));
+  EXPECT_THAT(comm::missing_ranks(states[0].call, states, layout_of(3)),
+              "rank 2 (cpu), which waits in allreduce "
+              "(collective call 0)");
 }
 
 }  // namespace

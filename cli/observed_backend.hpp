@@ -1,0 +1,49 @@
+// ObservedBackend: a c10d backend that hands every call on to another and tells an observer of it.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace lockstep::cli {
+
+// Told of one rank's calls, on the thread that makes them.
+class CallObserver {
+ public:
+  virtual ~CallObserver() = default;
+
+  // A call begins, with so many bytes of this rank's own: what it sends or, in a broadcast, receives. Nothing of a
+  // recv.
+  virtual void posts(c10d::OpType type, int64_t bytes, int ranks) = 0;
+  virtual void spent(double seconds) = 0;        // on posting a call, polling or waiting for it
+  virtual void waits() {}                        // for a call; before it does
+  virtual void found_complete(int64_t bytes) {}  // a poll did, of a call of so many bytes
+};
+
+class ObservedBackend : public c10d::Backend {
+ public:
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  ObservedBackend(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<CallObserver> observer);
+
+  const std::string getBackendName() const override { return backend_->getBackendName(); }
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  template <class Post>
+  WorkPtr observe(c10d::OpType type, int64_t bytes, Post&& post);
+
+  const c10::intrusive_ptr<c10d::Backend> backend_;
+  const std::shared_ptr<CallObserver> observer_;
+};
+
+}  // namespace lockstep::cli

@@ -1,0 +1,28 @@
+// Members: ranks of a run that make collective calls together: all of them, or a group that Rank::split made.
+#pragma once
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+// In a group ranks are numbered anew, in the order of their numbers in the world.
+struct Members {
+  std::string name = {};        // of the group, unique in its run; empty: the whole world
+  std::vector<int> ranks = {};  // by number in the group: the number in the world
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  int index_of(int world_rank) const {
+    return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), world_rank) - ranks.begin());
+  }
+  // " among ranks 0, 2": where a call took place; empty for the world.
+  std::string text() const {
+    if (name.empty()) return "";
+    std::string list;
+    for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+    return " among ranks " + list;
+  }
+};
+
+}  // namespace lockstep::comm
