@@ -43,13 +43,11 @@ void check_plan(const Plan& plan, const torch::nn::Sequential& net, int devices)
                 quoted_or_none(found, i) + ". Plan again for this net, or train that one");
   }
   check_plan_shape(plan, static_cast<int64_t>(found.size()));
-  const auto& mesh = plan.mesh;
-  const int64_t ranks = int64_t{mesh.data} * mesh.pipeline * mesh.tensor;
-  if (ranks == devices) return;
-  throw Error("plan: its mesh, data " + std::to_string(mesh.data) + " x pipeline " + std::to_string(mesh.pipeline) +
-              " x tensor " + std::to_string(mesh.tensor) + ", is for " + std::to_string(ranks) +
-              " devices, and there are " + std::to_string(devices) + ". Give it " + std::to_string(ranks) +
-              ", or plan again for " + std::to_string(devices));
+  try {
+    check_mesh(plan.mesh, devices);
+  } catch (const Error& error) {
+    throw Error(std::string("plan: ") + error.what() + ". Use the devices it was made for, or plan again");
+  }
 }
 
 }  // namespace lockstep

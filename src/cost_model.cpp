@@ -41,8 +41,7 @@ CostModel::CostModel(const ModelProfile& profile, const Cluster& cluster, const 
       columns_(static_cast<size_t>(mesh.pipeline)) {
   const int64_t ranks = static_cast<int64_t>(mesh.data) * mesh.pipeline * mesh.tensor;
   if (ranks > static_cast<int64_t>(cluster.devices.size())) {
-    throw Error("a mesh of " + std::to_string(mesh.data) + " x " + std::to_string(mesh.pipeline) + " x " +
-                std::to_string(mesh.tensor) + " needs " + std::to_string(ranks) + " devices; there are " +
+    throw Error("a mesh of " + to_string(mesh) + " needs " + std::to_string(ranks) + " devices; there are " +
                 std::to_string(cluster.devices.size()));
   }
   for (int d = 0; d < mesh.data; ++d) {

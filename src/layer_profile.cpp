@@ -3,6 +3,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/layer_profile.hpp>
 #include <lockstep/plan.hpp>
+#include <lockstep/tensor_parallel.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -60,7 +61,6 @@ void check(const Sequential& net, const Batch& sample, const ProfileOptions& opt
 std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, const MeanLoss& criterion,
                                     const Rank& rank, const ProfileOptions& options) {
   std::vector<SlicedLayers> sliced;
-  if (!options.slice) return sliced;
   auto counts = options.tensor_ranks;
   std::sort(counts.begin(), counts.end());
   for (const int ranks : counts) {
@@ -68,7 +68,7 @@ std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, 
     Rank first = rank.wrapped([&](const auto&) { return echo; });
     Sequential slice;
     try {
-      slice = options.slice(net, first);
+      slice = options.slice ? options.slice(net, first) : shard(net, first);
     } catch (const Error&) {
       continue;  // its channels do not split into so many
     }

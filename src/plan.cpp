@@ -18,17 +18,9 @@ namespace {
 // Beyond these a pipeline of p ranks is idle for less than 1 / 17 of the time.
 constexpr int microbatches_per_rank = 16;
 
-std::vector<MeshShape> mesh_shapes(int devices, const PlanOptions& options) {
-  std::vector<MeshShape> shapes;
-  for (int tensor = 1; tensor <= devices; ++tensor) {
-    if (devices % tensor != 0 || (tensor > 1 && !options.tensor)) continue;
-    for (int pipeline = 1; pipeline <= devices / tensor; ++pipeline) {
-      if (devices / tensor % pipeline != 0 || (pipeline > 1 && !options.pipeline)) continue;
-      const MeshShape shape{.data = devices / tensor / pipeline, .pipeline = pipeline, .tensor = tensor};
-      if (shape.data == 1 || options.data) shapes.push_back(shape);
-    }
-  }
-  return shapes;
+bool allowed(const MeshShape& mesh, const PlanOptions& options) {
+  return (mesh.data == 1 || options.data) && (mesh.pipeline == 1 || options.pipeline) &&
+         (mesh.tensor == 1 || options.tensor);
 }
 
 // 1, 2, 3, 4, 6, 8, 12, 16, …
@@ -61,8 +53,7 @@ bool profiled(const ModelProfile& profile, int tensor) {
 }
 
 std::string describe(const Plan& plan) {
-  return "data " + std::to_string(plan.mesh.data) + " x pipeline " + std::to_string(plan.mesh.pipeline) + " x tensor " +
-         std::to_string(plan.mesh.tensor) + ", " + std::to_string(plan.microbatches) + " microbatches" +
+  return to_string(plan.mesh) + ", " + std::to_string(plan.microbatches) + " microbatches" +
          (plan.recompute ? ", recomputing" : "");
 }
 
@@ -74,7 +65,8 @@ class Search {
 
   std::vector<Plan> run() {
     const auto layers = static_cast<int>(profile_.layers.size());
-    for (const auto& mesh : mesh_shapes(static_cast<int>(cluster_.devices.size()), options_)) {
+    for (const auto& mesh : mesh_shapes(static_cast<int>(cluster_.devices.size()))) {
+      if (!allowed(mesh, options_)) continue;
       if (mesh.data > options_.batch_size || mesh.pipeline > layers || !profiled(profile_, mesh.tensor)) continue;
       const CostModel costs(profile_, cluster_, options_.training, mesh, options_.batch_size);
       for (const auto& [schedule, stages_per_rank] : schedules(options_, mesh.pipeline, layers)) {

@@ -88,7 +88,7 @@ TEST(MakePlan, WhatCannotBeIsAnError) {
   Cluster cluster = ideal_cluster(2);
   for (auto& device : cluster.devices) device.memory_bytes = 3e6;
   EXPECT_THAT(error_of([&] { make_plan(equal_layers(4), cluster, {}); }),
-              AllOf(HasSubstr("\"equal\""), HasSubstr("needs least"), HasSubstr("pipeline 2"), HasSubstr("has 3 MB")));
+              AllOf(HasSubstr("\"equal\""), HasSubstr("needs least"), HasSubstr("1 x 2 x 1"), HasSubstr("has 3 MB")));
   EXPECT_THAT(error_of([&] { make_plan(equal_layers(1), ideal_cluster(7), {.batch_size = 3}); }),
               AllOf(HasSubstr("7 devices"), HasSubstr("batch of 3")));
   EXPECT_THAT(error_of([&] { make_plan(equal_layers(1), ideal_cluster(1), {.batch_size = 0}); }),

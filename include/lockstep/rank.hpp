@@ -65,7 +65,8 @@ class Rank {
   Rank split(int color);
 
   // The same rank, which speaks through what `wrap` makes of its backend; so do groups that are split from it. For what
-  // counts or times calls and passes them on. index() and world_size() are those of the backend that wrap returns.
+  // counts or times calls and passes them on. index() and world_size() are those of what `wrap` made, which may thus
+  // stand for another group.
   using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
   Rank wrapped(Wrap wrap) const;
 

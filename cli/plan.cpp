@@ -1,0 +1,218 @@
+// lockstep plan: measures a model and this machine, or takes a described one, and says how best to split the model.
+#include <torch/nn/functional/loss.h>
+#include <lockstep/error.hpp>
+#include <lockstep/layer_profile.hpp>
+#include <lockstep/models.hpp>
+#include <lockstep/plan.hpp>
+#include <lockstep/rank.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+
+#include "commands.hpp"
+#include "flag_checks.hpp"
+#include "io/atomic_file.hpp"
+#include "io/read_text.hpp"
+#include "plan_report.hpp"
+#include "text.hpp"
+#include "usage.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+const char* const explanation =
+    "Every layer is measured on one device, then all devices compute at once, then\n"
+    "their links are measured: do it on a quiet machine. From that the time, memory\n"
+    "and bytes sent of every way to split are predicted; docs/plan.md says how.\n"
+    "\n"
+    "Examples:\n"
+    "  lockstep plan --model resnet18 --devices 2 --out plan.json\n"
+    "      The best plan for two devices of this machine.\n"
+    "  lockstep plan --model alexnet --width 0.25 --simulate docs/cluster.json\n"
+    "      For a cluster that need not be there: the layers are measured here, on\n"
+    "      one device, and everything else is as the file says.\n"
+    "  lockstep plan --model alexnet --keep-profile alexnet.json\n"
+    "  lockstep plan --profile alexnet.json --simulate docs/cluster.json\n"
+    "      The same without measuring again.\n";
+
+struct Flags {
+  ModelOptions model;
+  std::string devices, schedules, simulate, out, profile, keep_profile, keep_cluster;
+  int threads_per_rank = 1;
+  int64_t batch_size = 256;
+  double optimizer_state = 0;
+  double seconds = 10;
+  size_t rows = 12;
+};
+
+std::vector<Schedule> schedules_of(const std::string& text) {
+  if (text.empty()) return PlanOptions().schedules;
+  std::vector<Schedule> schedules;
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    schedules.push_back(from_flags([&] { return schedule_from(word); }));
+  }
+  return schedules;
+}
+
+// "width 0.25, 2 groups" of "alexnet, width 0.25, 2 groups".
+std::string options_text(const ModelOptions& model) {
+  const std::string text = to_string(model);
+  return text == model.name ? "" : text.substr(std::min(text.size(), model.name.size() + 2));
+}
+
+// Slices that some mesh over so many devices could use.
+std::vector<int> tensor_ranks(size_t devices) {
+  std::vector<int> counts = ProfileOptions().tensor_ranks;
+  std::erase_if(counts, [&](int count) { return devices % static_cast<size_t>(count) != 0; });
+  return counts;
+}
+
+struct Measured {
+  ModelProfile profile;
+  Cluster cluster;
+};
+
+// On as many devices as there are; `planned` may be more.
+Measured measure(const Flags& flags, const Devices& devices, size_t planned) {
+  Measured measured;
+  const auto on_each = [&](Rank& rank) {
+    const auto net = make_model(flags.model);
+    // What the images show does not matter, only how many there are.
+    const Batch sample{torch::full({flags.batch_size, 1, 28, 28}, 0.5), torch::zeros({flags.batch_size}, torch::kLong),
+                       flags.batch_size};
+    const auto cross_entropy = [](const at::Tensor& logits, const at::Tensor& y) {
+      return torch::nn::functional::cross_entropy(logits, y);
+    };
+    ModelProfile profile = lockstep::profile(net, sample, cross_entropy, rank,
+                                             {.seconds = flags.seconds, .tensor_ranks = tensor_ranks(planned)});
+    const Cluster cluster = measured_cluster(profile, rank);
+    if (rank.index_in_process() != 0) return;
+    measured = {std::move(profile), cluster};
+  };
+  run(devices, on_each, {.threads_per_rank = flags.threads_per_rank});
+  measured.profile.model = flags.model.name;
+  measured.profile.options = options_text(flags.model);
+  return measured;
+}
+
+ModelProfile read_profile(const std::string& file) {
+  const std::string text = io::read_text(file);
+  try {
+    return profile_from_json(text);
+  } catch (const Error& error) {
+    throw Error(file + ": " + error.what());
+  }
+}
+
+std::string device_list(const Devices& devices) {
+  std::string text;
+  for (const auto& device : devices) text += (text.empty() ? "" : ",") + device.str();
+  return text;
+}
+
+int plan_command(const Flags& flags, Output& output) {
+  if (!flags.profile.empty() && flags.simulate.empty()) {
+    throw UsageError("--profile goes with --simulate: without a described cluster the devices here are measured");
+  }
+  if (!flags.simulate.empty() && !flags.keep_cluster.empty()) {
+    throw UsageError("--keep-cluster does not go with --simulate: no cluster is measured");
+  }
+  PlanOptions options{.batch_size = flags.batch_size,
+                      .training = {.state_bytes_per_parameter_byte = flags.optimizer_state},
+                      .schedules = schedules_of(flags.schedules)};
+  from_flags([&] {
+    check_model(flags.model);
+    return 0;
+  });
+  Devices devices =
+      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
+
+  std::optional<Cluster> described;
+  Measured measured;
+  if (!flags.simulate.empty()) {
+    described = read_cluster(flags.simulate);
+    devices.resize(1, devices[0]);
+  } else {
+    options.devices = device_list(devices);
+  }
+  if (flags.profile.empty()) {
+    measured = measure(flags, devices, described ? described->devices.size() : devices.size());
+  } else {
+    measured.profile = read_profile(flags.profile);
+  }
+  const Cluster& cluster = described ? *described : measured.cluster;
+  const ModelProfile& profile = measured.profile;
+
+  Plan one;
+  one.batch_size = flags.batch_size;
+  const Prediction alone = predict(profile, cluster, one, options.training);
+  const auto candidates = candidate_plans(profile, cluster, options);
+  const Plan best = best_plan(candidates);
+  if (this_process().index != 0) return 0;
+
+  Rows settings = {
+      {"model", profile.model + (profile.options.empty() ? "" : ", " + profile.options)},
+      {"devices", described ? std::to_string(cluster.devices.size()) + " of " + flags.simulate : to_string(devices)},
+      {"batch size", std::to_string(flags.batch_size) + " over all devices"}};
+  if (cluster.contention.size() > 1) {
+    settings.push_back(
+        {"contention", format("%.2f times as long when all compute at once", cluster.contention.back())});
+  }
+  output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" + table(settings) + "\n" +
+               layer_table(profile, flags.batch_size) + "\n" + candidate_table(candidates, alone, flags.rows) + "\n" +
+               in_words(best, profile, alone));
+  const auto keep = [&](const std::string& file, const std::string& text, const char* what) {
+    if (file.empty()) return;
+    io::write_file(file, text);
+    output.print("the " + std::string(what) + " is kept in " + file + "\n");
+  };
+  keep(flags.out, to_json(best), "plan");
+  keep(flags.keep_profile, to_json(profile), "profile");
+  keep(flags.keep_cluster, to_json(cluster), "cluster");
+  return 0;
+}
+
+}  // namespace
+
+Command add_plan(CLI::App& program) {
+  CLI::App* const app = program.add_subcommand("plan", "Choose how to split a network over devices, and predict it.");
+  app->footer(explanation);
+  const auto flags = std::make_shared<Flags>();
+  const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
+                       const std::string& default_text = {}) {
+    return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
+  };
+  add("--model", flags->model.name, "NAME", "as for lockstep train", flags->model.name)->check(known_model);
+  add("--width", flags->model.width, "X", "as for lockstep train", "1")->check(rate);
+  add("--image-size", flags->model.image_size, "N", "as for lockstep train")->check(number_between<int64_t, 1>);
+  add("--groups", flags->model.groups, "N", "as for lockstep train", "1")->check(number_between<int64_t, 1>);
+  add("--devices", flags->devices, "LIST", "as for lockstep train (default: every GPU, or else every core)");
+  add("--threads-per-rank", flags->threads_per_rank, "N", "threads that each rank computes with", "1")
+      ->check(number_between<int, 1, 1024>);
+  add("--batch-size", flags->batch_size, "N", "samples per step, over all devices together", "256")
+      ->check(number_between<int64_t, 1>);
+  add("--optimizer-state", flags->optimizer_state, "X",
+      "values that the optimizer keeps per parameter: 0 for SGD, 1 with momentum, 2 for Adam", "0")
+      ->check(rate);
+  add("--schedules", flags->schedules, "LIST", "pipeline schedules to try (default: 1f1b,gpipe,interleaved)")
+      ->check(not_empty);
+  add("--simulate", flags->simulate, "FILE", "plan for the cluster that this JSON file describes")->check(not_empty);
+  add("--out", flags->out, "FILE", "keep the plan in this file")->check(not_empty);
+  add("--seconds", flags->seconds, "X",
+      "how long the layers may be measured, the whole net's and each slice's; the largest batches are left out first",
+      "10")
+      ->check(rate);
+  add("--rows", flags->rows, "N", "how many candidates to print", "12")->check(number_between<size_t, 1>);
+  add("--keep-profile", flags->keep_profile, "FILE", "keep what was measured of the layers")->check(not_empty);
+  add("--profile", flags->profile, "FILE", "such a file instead of measuring, with --simulate")->check(not_empty);
+  add("--keep-cluster", flags->keep_cluster, "FILE", "keep what was measured of the devices, as --simulate takes it")
+      ->check(not_empty);
+  return {app, [flags](Output& output) { return plan_command(*flags, output); }};
+}
+
+}  // namespace lockstep::cli

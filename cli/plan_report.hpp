@@ -1,0 +1,23 @@
+// What lockstep plan prints: a profile's layers, the candidates, and the choice.
+#pragma once
+
+#include <lockstep/model_profile.hpp>
+#include <lockstep/plan.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep::cli {
+
+// A line per layer: bytes, and milliseconds of `samples` on the device that measured them.
+std::string layer_table(const ModelProfile& profile, int64_t samples);
+
+// A line per plan, the first `most` of them; `alone` is what one device needs for the same batch.
+std::string candidate_table(const std::vector<Plan>& plans, const Prediction& alone, size_t most);
+
+// The plan in words: its mesh, its stages by the names of their layers, and what it will cost.
+std::string in_words(const Plan& plan, const ModelProfile& profile, const Prediction& alone);
+
+}  // namespace lockstep::cli
