@@ -39,10 +39,10 @@ std::string percent(double share) {
 }
 
 std::string schedule_of(const Plan& plan) {
-  if (plan.mesh.pipeline == 1) return "-";
-  std::string text(to_string(plan.schedule));
-  if (plan.stages_per_rank > 1) text += " x" + std::to_string(plan.stages_per_rank);
-  return text + (plan.recompute ? ", recomputing" : "");
+  if (plan.split.mesh.pipeline == 1) return "-";
+  std::string text(to_string(plan.split.schedule));
+  if (plan.split.stages_per_rank > 1) text += " x" + std::to_string(plan.split.stages_per_rank);
+  return text + (plan.split.recompute ? ", recomputing" : "");
 }
 
 std::string mesh_of(const MeshShape& mesh) {
@@ -80,7 +80,7 @@ std::string candidate_table(const std::vector<Plan>& plans, const Prediction& al
   row("one device", "-", "1", alone);
   for (size_t i = 0; i < std::min(most, plans.size()); ++i) {
     const Plan& plan = plans[i];
-    row(mesh_of(plan.mesh), schedule_of(plan), std::to_string(plan.microbatches), plan.prediction);
+    row(mesh_of(plan.split.mesh), schedule_of(plan), std::to_string(plan.split.microbatches), plan.prediction);
   }
   std::string text = "candidates, as predicted; memory and bytes sent per step of the busiest device\n" + columns(rows);
   if (plans.size() > most) text += "  and " + std::to_string(plans.size() - most) + " slower ones\n";
@@ -88,20 +88,20 @@ std::string candidate_table(const std::vector<Plan>& plans, const Prediction& al
 }
 
 std::string in_words(const Plan& plan, const ModelProfile& profile, const Prediction& alone) {
-  Rows rows = {{"mesh", to_string(plan.mesh)}};
-  if (plan.mesh.pipeline > 1) {
+  Rows rows = {{"mesh", to_string(plan.split.mesh)}};
+  if (plan.split.mesh.pipeline > 1) {
     std::string stages;
-    for (size_t s = 0; s <= plan.cuts.size(); ++s) {
-      const int64_t first = s == 0 ? 0 : plan.cuts[s - 1];
-      const auto end = s == plan.cuts.size() ? static_cast<int64_t>(profile.layers.size()) : plan.cuts[s];
+    for (size_t s = 0; s <= plan.split.cuts.size(); ++s) {
+      const int64_t first = s == 0 ? 0 : plan.split.cuts[s - 1];
+      const auto end = s == plan.split.cuts.size() ? static_cast<int64_t>(profile.layers.size()) : plan.split.cuts[s];
       const auto name = [&](int64_t layer) { return profile.layers[static_cast<size_t>(layer)].name; };
       stages += (s == 0 ? "" : " | ") + name(first) + (end - first > 1 ? " … " + name(end - 1) : "");
     }
     rows.push_back({"stages", stages});
     rows.push_back({"schedule", schedule_of(plan)});
   }
-  if (plan.mesh.pipeline > 1 || plan.microbatches > 1) {
-    rows.push_back({"microbatches", std::to_string(plan.microbatches)});
+  if (plan.split.mesh.pipeline > 1 || plan.split.microbatches > 1) {
+    rows.push_back({"microbatches", std::to_string(plan.split.microbatches)});
   }
   rows.push_back({"step", milliseconds(plan.prediction.step_seconds) + " ms, " +
                               format("%.2f", alone.step_seconds / plan.prediction.step_seconds) +

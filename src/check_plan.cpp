@@ -44,7 +44,7 @@ void check_plan(const Plan& plan, const torch::nn::Sequential& net, int devices)
   }
   check_plan_shape(plan, static_cast<int64_t>(found.size()));
   try {
-    check_mesh(plan.mesh, devices);
+    check_mesh(plan.split.mesh, devices);
   } catch (const Error& error) {
     throw Error(std::string("plan: ") + error.what() + ". Use the devices it was made for, or plan again");
   }

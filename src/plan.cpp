@@ -53,8 +53,8 @@ bool profiled(const ModelProfile& profile, int tensor) {
 }
 
 std::string describe(const Plan& plan) {
-  return to_string(plan.mesh) + ", " + std::to_string(plan.microbatches) + " microbatches" +
-         (plan.recompute ? ", recomputing" : "");
+  return to_string(plan.split.mesh) + ", " + std::to_string(plan.split.microbatches) + " microbatches" +
+         (plan.split.recompute ? ", recomputing" : "");
 }
 
 // Tries plans, and remembers which of those that do not fit lacks least.
@@ -103,14 +103,14 @@ class Search {
                 .options = profile_.options,
                 .layers = profile_.signature,
                 .devices = options_.devices,
-                .mesh = mesh,
                 .batch_size = options_.batch_size,
-                .schedule = shape.schedule,
-                .stages_per_rank = shape.stages_per_rank,
-                .microbatches = shape.microbatches,
-                .recompute = shape.recompute};
+                .split = {.mesh = mesh,
+                          .schedule = shape.schedule,
+                          .stages_per_rank = shape.stages_per_rank,
+                          .microbatches = shape.microbatches,
+                          .recompute = shape.recompute}};
       plan.prediction = costs.predict(shape, cuts);
-      plan.cuts = std::move(cuts);
+      plan.split.cuts = std::move(cuts);
       return plan;
     };
     if (const auto cuts = fitting_stages(partition)) {
@@ -181,10 +181,11 @@ double Prediction::bytes_sent() const {
 Prediction predict(const ModelProfile& profile, const Cluster& cluster, const Plan& plan,
                    const TrainingCost& training) {
   check_plan_shape(plan, static_cast<int64_t>(profile.layers.size()));
-  const CostModel costs(profile, cluster, training, plan.mesh, plan.batch_size);
+  const CostModel costs(profile, cluster, training, plan.split.mesh, plan.batch_size);
   // A part that is smaller than the count of microbatches makes fewer of them.
-  const int microbatches = static_cast<int>(std::min<int64_t>(plan.microbatches, costs.part()));
-  return costs.predict({plan.schedule, plan.stages_per_rank, microbatches, plan.recompute}, plan.cuts);
+  const int microbatches = static_cast<int>(std::min<int64_t>(plan.split.microbatches, costs.part()));
+  return costs.predict({plan.split.schedule, plan.split.stages_per_rank, microbatches, plan.split.recompute},
+                       plan.split.cuts);
 }
 
 std::vector<Plan> candidate_plans(const ModelProfile& profile, const Cluster& cluster, const PlanOptions& options) {
@@ -209,8 +210,9 @@ Plan best_plan(const std::vector<Plan>& candidates) {
   };
   const double fastest = std::min_element(candidates.begin(), candidates.end(), faster)->prediction.step_seconds;
   const auto difficulty = [](const Plan& plan) {
-    return std::tuple(plan.recompute, plan.mesh.tensor, plan.mesh.pipeline * plan.stages_per_rank,
-                      plan.prediction.memory_bytes(), plan.microbatches);
+    return std::tuple(plan.split.recompute, plan.split.mesh.tensor,
+                      plan.split.mesh.pipeline * plan.split.stages_per_rank, plan.prediction.memory_bytes(),
+                      plan.split.microbatches);
   };
   const Plan* best = nullptr;
   for (const auto& plan : candidates) {

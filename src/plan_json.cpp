@@ -56,14 +56,15 @@ std::string to_json(const Plan& plan) {
       {"options", plan.options},
       {"layers", plan.layers},
       {"devices", plan.devices},
-      {"mesh", {{"data", plan.mesh.data}, {"pipeline", plan.mesh.pipeline}, {"tensor", plan.mesh.tensor}}},
+      {"mesh",
+       {{"data", plan.split.mesh.data}, {"pipeline", plan.split.mesh.pipeline}, {"tensor", plan.split.mesh.tensor}}},
       {"batch_size", plan.batch_size},
-      {"schedule", to_string(plan.schedule)},
-      {"stages_per_rank", plan.stages_per_rank},
-      {"microbatches", plan.microbatches},
-      {"recompute", plan.recompute},
-      {"cuts", plan.cuts},
-      {"tensor_rule", plan.tensor_rule},
+      {"schedule", to_string(plan.split.schedule)},
+      {"stages_per_rank", plan.split.stages_per_rank},
+      {"microbatches", plan.split.microbatches},
+      {"recompute", plan.split.recompute},
+      {"cuts", plan.split.cuts},
+      {"tensor_rule", plan.split.tensor_rule},
       {"prediction", to_json(plan.prediction)}};
   return json.dump(2) + "\n";
 }
@@ -76,23 +77,23 @@ Plan plan_from_json(std::string_view text) {
   plan.layers = fields.list<std::string>("layers");
   plan.devices = fields.required<std::string>("devices");
   auto mesh = fields.object("mesh");
-  plan.mesh.data = at_least_1(mesh, "data");
-  plan.mesh.pipeline = at_least_1(mesh, "pipeline");
-  plan.mesh.tensor = at_least_1(mesh, "tensor");
+  plan.split.mesh.data = at_least_1(mesh, "data");
+  plan.split.mesh.pipeline = at_least_1(mesh, "pipeline");
+  plan.split.mesh.tensor = at_least_1(mesh, "tensor");
   mesh.no_more();
   plan.batch_size = fields.required<int64_t>("batch_size");
   if (plan.batch_size < 1) fields.refuse("batch_size", "at least 1");
   const auto schedule = fields.required<std::string>("schedule");
   try {
-    plan.schedule = schedule_from(schedule);
+    plan.split.schedule = schedule_from(schedule);
   } catch (const Error& error) {
     throw Error(std::string("plan: the value of \"schedule\": ") + error.what());
   }
-  plan.stages_per_rank = at_least_1(fields, "stages_per_rank");
-  plan.microbatches = at_least_1(fields, "microbatches");
-  plan.recompute = fields.required<bool>("recompute");
-  plan.cuts = fields.list<int64_t>("cuts");
-  plan.tensor_rule = fields.required<std::string>("tensor_rule");
+  plan.split.stages_per_rank = at_least_1(fields, "stages_per_rank");
+  plan.split.microbatches = at_least_1(fields, "microbatches");
+  plan.split.recompute = fields.required<bool>("recompute");
+  plan.split.cuts = fields.list<int64_t>("cuts");
+  plan.split.tensor_rule = fields.required<std::string>("tensor_rule");
   plan.prediction = prediction_from(fields.object("prediction"));
   fields.no_more();
   return plan;

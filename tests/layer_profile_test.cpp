@@ -184,7 +184,7 @@ TEST(LayerProfile, AllRanksHaveTheSameProfileAndCluster) {
   // What was measured is enough for a plan.
   const Plan plan = make_plan(measured, cluster, {.batch_size = 24});
   EXPECT_GT(plan.prediction.step_seconds, 0);
-  EXPECT_EQ(plan.mesh.data * plan.mesh.pipeline * plan.mesh.tensor, 3);
+  EXPECT_EQ(plan.split.mesh.data * plan.split.mesh.pipeline * plan.split.mesh.tensor, 3);
 }
 
 TEST(LayerProfile, WhatCannotBeMeasuredIsAnError) {
@@ -219,7 +219,7 @@ TEST(CheckPlan, ANetOfTheSameLayersOnAsManyDevicesFits) {
   wider->push_back("more", torch::nn::ReLU());
   EXPECT_THAT(error_of([&] { check_plan(plan, wider, 2); }),
               AllOf(HasSubstr("layer 5 was no such layer"), HasSubstr("\"more:\"")));
-  plan.cuts = {5};
+  plan.split.cuts = {5};
   EXPECT_THAT(error_of([&] { check_plan(plan, net, 2); }), HasSubstr("from 1 to 4"));
 }
 

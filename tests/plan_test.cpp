@@ -22,8 +22,8 @@ using testing::HasSubstr;
 
 TEST(MakePlan, DataParallelWhereLittleIsSent) {
   const Plan plan = make_plan(equal_layers(4), ideal_cluster(4), {.batch_size = 64, .devices = "4xcpu"});
-  EXPECT_EQ(plan.mesh, (MeshShape{.data = 4}));
-  EXPECT_THAT(plan.cuts, ElementsAre());
+  EXPECT_EQ(plan.split.mesh, (MeshShape{.data = 4}));
+  EXPECT_THAT(plan.split.cuts, ElementsAre());
   EXPECT_EQ(plan.model, "equal");
   EXPECT_EQ(plan.devices, "4xcpu");
   EXPECT_EQ(plan.layers.size(), 4u);
@@ -36,10 +36,10 @@ TEST(MakePlan, APipelineWhereGradientsAreLargeAndLinksAreSlow) {
   Cluster cluster = ideal_cluster(4);
   cluster.within = {.send = {1e-6, 1e9}, .allreduce = {1e-6, 1e9}, .allgather = {1e-6, 1e9}};
   const Plan plan = make_plan(profile, cluster, {.batch_size = 64});
-  EXPECT_EQ(plan.mesh, (MeshShape{.pipeline = 4}));
-  EXPECT_THAT(plan.cuts, ElementsAre(1, 2, 3));
-  EXPECT_EQ(plan.schedule, Schedule::one_f_one_b);  // as fast as GPipe, with less memory
-  EXPECT_EQ(plan.microbatches, 64);
+  EXPECT_EQ(plan.split.mesh, (MeshShape{.pipeline = 4}));
+  EXPECT_THAT(plan.split.cuts, ElementsAre(1, 2, 3));
+  EXPECT_EQ(plan.split.schedule, Schedule::one_f_one_b);  // as fast as GPipe, with less memory
+  EXPECT_EQ(plan.split.microbatches, 64);
   const Plan two = make_plan(profile, cluster, {.batch_size = 64, .pipeline = false});
   EXPECT_EQ(two.mesh, (MeshShape{.data = 4}));
   EXPECT_GT(two.prediction.step_seconds, plan.prediction.step_seconds);
@@ -52,7 +52,7 @@ TEST(MakePlan, OverheadOfSmallMicrobatchesLimitsTheirNumber) {
   }
   const Plan plan = make_plan(profile, ideal_cluster(2), {.batch_size = 64, .data = false, .tensor = false});
   // (M + 1) (2 ms + 6.4 ms / M) is least at the square root of 3.2: 2 beats 1 and 3.
-  EXPECT_EQ(plan.microbatches, 2);
+  EXPECT_EQ(plan.split.microbatches, 2);
   EXPECT_NEAR(plan.prediction.step_seconds, 3 * 2 * (2e-3 + 3.2e-3), 1e-9);
 }
 
@@ -64,7 +64,7 @@ TEST(MakePlan, RecomputesWhereMemoryIsShortOnly) {
   for (auto& layer : profile.layers) layer.saved_bytes = 5e6;
   for (auto& device : cluster.devices) device.memory_bytes = 24e6;  // 4 MB of them for parameters and gradients
   const Plan plan = make_plan(profile, cluster, options);
-  EXPECT_TRUE(plan.recompute);
+  EXPECT_TRUE(plan.split.recompute);
   EXPECT_LE(plan.prediction.memory_bytes(), 24e6);
   // Also a device of its own, whose microbatches are accumulated one after the other.
   options = {.batch_size = 64, .pipeline = false, .tensor = false};
@@ -80,8 +80,8 @@ TEST(MakePlan, UnequalDevicesGetUnequalStages) {
   cluster.devices[1].speed = 3;
   const Plan plan = make_plan(equal_layers(8), cluster,
                               {.batch_size = 64, .schedules = {Schedule::one_f_one_b}, .data = false, .tensor = false});
-  EXPECT_EQ(plan.mesh, (MeshShape{.pipeline = 2}));
-  EXPECT_THAT(plan.cuts, ElementsAre(2));
+  EXPECT_EQ(plan.split.mesh, (MeshShape{.pipeline = 2}));
+  EXPECT_THAT(plan.split.cuts, ElementsAre(2));
 }
 
 TEST(MakePlan, WhatCannotBeIsAnError) {
@@ -101,19 +101,19 @@ TEST(Predict, RefusesPlansThatDoNotFit) {
   const auto error = [](const std::function<void(Plan&)>& change) {
     Plan plan;
     plan.batch_size = 8;
-    plan.mesh.pipeline = 2;
-    plan.cuts = {2};
+    plan.split.mesh.pipeline = 2;
+    plan.split.cuts = {2};
     change(plan);
     return error_of([&] { predict(equal_layers(4), ideal_cluster(2), plan); });
   };
   EXPECT_EQ(error([](Plan&) {}), "(no error)");
-  EXPECT_THAT(error([](Plan& plan) { plan.cuts = {}; }), HasSubstr("need 1 cuts, and there are 0"));
-  EXPECT_THAT(error([](Plan& plan) { plan.cuts = {4}; }), HasSubstr("from 1 to 3"));
-  EXPECT_THAT(error([](Plan& plan) { plan.cuts = {0}; }), HasSubstr("from 1 to 3"));
-  EXPECT_THAT(error([](Plan& plan) { plan.mesh.pipeline = 5; }), HasSubstr("has at most 4"));
-  EXPECT_THAT(error([](Plan& plan) { plan.mesh.data = 2; }), HasSubstr("needs 4 devices; there are 2"));
-  EXPECT_THAT(error([](Plan& plan) { plan.microbatches = 0; }), HasSubstr("microbatches is 0"));
-  EXPECT_THAT(error([](Plan& plan) { plan.stages_per_rank = 2; }), HasSubstr("only the interleaved schedule"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.cuts = {}; }), HasSubstr("need 1 cuts, and there are 0"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.cuts = {4}; }), HasSubstr("from 1 to 3"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.cuts = {0}; }), HasSubstr("from 1 to 3"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.mesh.pipeline = 5; }), HasSubstr("has at most 4"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.mesh.data = 2; }), HasSubstr("needs 4 devices; there are 2"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.microbatches = 0; }), HasSubstr("microbatches is 0"));
+  EXPECT_THAT(error([](Plan& plan) { plan.split.stages_per_rank = 2; }), HasSubstr("only the interleaved schedule"));
 }
 
 Plan interesting_plan() {
@@ -121,7 +121,7 @@ Plan interesting_plan() {
   profile.options = "width=0.5";
   Plan plan = make_plan(profile, ideal_cluster(2),
                         {.batch_size = 64, .schedules = {Schedule::interleaved}, .data = false, .devices = "cpu,cpu"});
-  plan.recompute = true;
+  plan.split.recompute = true;
   return plan;
 }
 
@@ -135,7 +135,7 @@ TEST(PlanJson, ComesBackAsItWas) {
   EXPECT_EQ(back.mesh, (MeshShape{.pipeline = 2}));
   EXPECT_EQ(back.schedule, Schedule::interleaved);
   EXPECT_GE(back.stages_per_rank, 2);
-  EXPECT_EQ(back.cuts, plan.cuts);
+  EXPECT_EQ(back.cuts, plan.split.cuts);
   EXPECT_TRUE(back.recompute);
   EXPECT_EQ(back.prediction.step_seconds, plan.prediction.step_seconds);
   EXPECT_EQ(back.prediction.ranks.size(), 2u);

@@ -117,10 +117,10 @@ TEST(CostModel, LinksAndRings) {
 
 Plan plan_of(MeshShape mesh, int64_t batch_size, int microbatches, std::vector<int64_t> cuts = {}) {
   Plan plan;
-  plan.mesh = mesh;
+  plan.split.mesh = mesh;
   plan.batch_size = batch_size;
-  plan.microbatches = microbatches;
-  plan.cuts = std::move(cuts);
+  plan.split.microbatches = microbatches;
+  plan.split.cuts = std::move(cuts);
   return plan;
 }
 
@@ -179,9 +179,9 @@ TEST(CostModel, APipelineIsItsSimulation) {
     EXPECT_NEAR(ideal.ranks[static_cast<size_t>(p)].memory_bytes, 2e6 + 64 * 500 + (4 - p) * 8 * (3e3 + input), 1e-6);
   }
   Plan plan = plan_of({.pipeline = 4}, 64, 8, {1, 2, 3});
-  plan.schedule = Schedule::gpipe;
+  plan.split.schedule = Schedule::gpipe;
   EXPECT_NEAR(predict(profile, cluster, plan).memory_bytes(), 2e6 + 64 * 500 + 64 * 4e3, 1e-6);
-  plan.recompute = true;
+  plan.split.recompute = true;
   const Prediction recomputed = predict(profile, cluster, plan);
   EXPECT_NEAR(recomputed.step_seconds, (8 + 3) * (2 * f_ + b_), 1e-9);
   EXPECT_NEAR(recomputed.memory_bytes(), 2e6 + 64 * 500 + 64 * 1e3 + 8 * 3e3, 1e-6);
@@ -266,7 +266,7 @@ TEST(CostModel, AThousandDevicesTakeSeconds) {
   EXPECT_GT(plans.size(), 20u);
   for (size_t i = 1; i < plans.size(); ++i) {
     EXPECT_LE(plans[i - 1].prediction.step_seconds, plans[i].prediction.step_seconds);
-    EXPECT_EQ(plans[i].mesh.data * plans[i].mesh.pipeline * plans[i].mesh.tensor, 1024);
+    EXPECT_EQ(plans[i].split.mesh.data * plans[i].split.mesh.pipeline * plans[i].split.mesh.tensor, 1024);
   }
   EXPECT_LE(best_plan(plans).prediction.step_seconds, 1.01 * plans.front().prediction.step_seconds);
 }

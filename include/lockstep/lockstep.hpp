@@ -24,6 +24,7 @@
 #include <lockstep/mesh.hpp>
 #include <lockstep/metrics.hpp>
 #include <lockstep/model_profile.hpp>
+#include <lockstep/model_split.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>
 #include <lockstep/parallel_dropout.hpp>
@@ -35,6 +36,7 @@
 #include <lockstep/rank.hpp>
 #include <lockstep/residual_block.hpp>
 #include <lockstep/split.hpp>
+#include <lockstep/split_model.hpp>
 #include <lockstep/tensor_parallel.hpp>
 #include <lockstep/train_batch.hpp>
 #include <lockstep/trainer.hpp>

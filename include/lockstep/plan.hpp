@@ -7,9 +7,8 @@
 #pragma once
 
 #include <lockstep/cluster.hpp>
-#include <lockstep/mesh_shape.hpp>
 #include <lockstep/model_profile.hpp>
-#include <lockstep/pipeline_schedule.hpp>
+#include <lockstep/model_split.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -45,14 +44,8 @@ struct Plan {
   std::string options;              // ::options
   std::vector<std::string> layers;  // and ::signature, to tell whether a net is the one that was planned for
   std::string devices;              // as parse_devices() reads it; empty for a cluster that is described
-  MeshShape mesh;
-  int64_t batch_size = 0;  // of the global batch
-  Schedule schedule = Schedule::one_f_one_b;
-  int stages_per_rank = 1;
-  int microbatches = 1;  // of the part of the batch that one pipeline has
-  bool recompute = false;
-  std::vector<int64_t> cuts = {};         // the first layers of stages 1, 2, …
-  std::string tensor_rule = "alternate";  // how layers are split by channels: shard()'s default
+  int64_t batch_size = 0;           // of the global batch
+  ModelSplit split = {};
   Prediction prediction = {};
 };
 
