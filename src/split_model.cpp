@@ -70,7 +70,7 @@ torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& 
   }
   auto loss = replicas_.loss(batch, criterion);
   loss.backward();
-  return loss.value();
+  return loss.value().to(torch::kDouble);
 }
 
 torch::Tensor SplitModel::forward(const torch::Tensor& x) {

@@ -40,7 +40,7 @@ class SplitModel {
   DataParallel<torch::nn::SequentialImpl>& replicas() { return replicas_; }  // over the data axis
 
   // Adds the gradient of the global batch's mean loss to .grad. `batch` is the part of mesh().data()'s index, the same
-  // for all ranks of that index. Returns the part's mean loss, a scalar on the rank's device, equal on these ranks; 0
+  // for all ranks of that index. Returns the part's mean loss, a double on the rank's device, equal on these ranks; 0
   // for an empty part. The criterion is called where the last layer is. All ranks must call it.
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 
