@@ -1,6 +1,5 @@
 #include "pipeline_shapes.hpp"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
@@ -106,7 +105,6 @@ std::vector<SampleShape> trace_shapes(Rank& rank, std::vector<PipelineStage>& st
     }
   }
   for (const auto& send : sends) send->wait();
-  at::autocast::clear_cache();  // weights that were converted here have no graph
   // All know what comes out, and none goes on before all stages have been tried.
   const at::Tensor message = packed(shapes.back(), rank.device());
   rank.broadcast(message, ranks - 1);

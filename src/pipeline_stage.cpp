@@ -1,6 +1,5 @@
 #include "pipeline_stage.hpp"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -34,18 +33,6 @@ struct Entrance : torch::autograd::Function<Entrance> {
 at::Tensor enter(const at::Tensor& x) {
   return x.requires_grad() ? Entrance::apply(x) : x;
 }
-
-// Weights that autocast converts without recording must not be found, converted, by the forward that records.
-class NoCastCache {
- public:
-  NoCastCache() { at::autocast::set_autocast_cache_enabled(false); }
-  ~NoCastCache() { at::autocast::set_autocast_cache_enabled(before_); }
-  NoCastCache(const NoCastCache&) = delete;
-  NoCastCache& operator=(const NoCastCache&) = delete;
-
- private:
-  const bool before_ = at::autocast::is_autocast_cache_enabled();
-};
 
 // Buffers get their values back. variable_data: autograd has noted the buffers of a BatchNorm, though it does not read
 // them after training's forward, and is not to see them change.
@@ -95,7 +82,6 @@ at::Tensor PipelineStage::forward(int microbatch, const at::Tensor& x, const Hea
     result = kept.output = head(through(enter(kept.input)));
   } else {
     const c10::NoGradGuard no_grad;
-    const NoCastCache no_cache;
     result = head(through(kept.input.clone()));  // a layer may work in place, and the input is needed once more
   }
   kept_[microbatch] = std::move(kept);

@@ -307,7 +307,7 @@ TEST(PipelineTest, StagesWithoutParametersPassGradientsOn) {
   });
 }
 
-// Weights that the zeros or a forward without a graph have seen in bfloat16 still get gradients.
+// Also weights that the zeros, or a forward without a graph, have seen in bfloat16 before.
 TEST(PipelineTest, MixedPrecisionHasTheGradientsOfOneDevice) {
   torch::manual_seed(1);
   Sequential net(nn::Linear(6, 16), nn::Tanh(), nn::Linear(16, 16), nn::Tanh(), nn::Linear(16, 4));
