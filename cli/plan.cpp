@@ -1,12 +1,9 @@
 // lockstep plan: measures a model and this machine, or takes a described one, and says how best to split the model.
-#include <torch/nn/functional/loss.h>
 #include <lockstep/error.hpp>
-#include <lockstep/layer_profile.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/plan.hpp>
 #include <lockstep/rank.hpp>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -16,6 +13,7 @@
 #include "flag_checks.hpp"
 #include "io/atomic_file.hpp"
 #include "io/read_text.hpp"
+#include "measured_model.hpp"
 #include "plan_report.hpp"
 #include "text.hpp"
 #include "usage.hpp"
@@ -59,47 +57,6 @@ std::vector<Schedule> schedules_of(const std::string& text) {
   return schedules;
 }
 
-// "width 0.25, 2 groups" of "alexnet, width 0.25, 2 groups".
-std::string options_text(const ModelOptions& model) {
-  const std::string text = to_string(model);
-  return text == model.name ? "" : text.substr(std::min(text.size(), model.name.size() + 2));
-}
-
-// Slices that some mesh over so many devices could use.
-std::vector<int> tensor_ranks(size_t devices) {
-  std::vector<int> counts = ProfileOptions().tensor_ranks;
-  std::erase_if(counts, [&](int count) { return devices % static_cast<size_t>(count) != 0; });
-  return counts;
-}
-
-struct Measured {
-  ModelProfile profile;
-  Cluster cluster;
-};
-
-// On as many devices as there are; `planned` may be more.
-Measured measure(const Flags& flags, const Devices& devices, size_t planned) {
-  Measured measured;
-  const auto on_each = [&](Rank& rank) {
-    const auto net = make_model(flags.model);
-    // What the images show does not matter, only how many there are.
-    const Batch sample{torch::full({flags.batch_size, 1, 28, 28}, 0.5), torch::zeros({flags.batch_size}, torch::kLong),
-                       flags.batch_size};
-    const auto cross_entropy = [](const at::Tensor& logits, const at::Tensor& y) {
-      return torch::nn::functional::cross_entropy(logits, y);
-    };
-    ModelProfile profile = lockstep::profile(net, sample, cross_entropy, rank,
-                                             {.seconds = flags.seconds, .tensor_ranks = tensor_ranks(planned)});
-    const Cluster cluster = measured_cluster(profile, rank);
-    if (rank.index_in_process() != 0) return;
-    measured = {std::move(profile), cluster};
-  };
-  run(devices, on_each, {.threads_per_rank = flags.threads_per_rank});
-  measured.profile.model = flags.model.name;
-  measured.profile.options = options_text(flags.model);
-  return measured;
-}
-
 ModelProfile read_profile(const std::string& file) {
   const std::string text = io::read_text(file);
   try {
@@ -133,7 +90,7 @@ int plan_command(const Flags& flags, Output& output) {
       flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
 
   std::optional<Cluster> described;
-  Measured measured;
+  MeasuredModel measured;
   if (!flags.simulate.empty()) {
     described = read_cluster(flags.simulate);
     devices.resize(1, devices[0]);
@@ -141,7 +98,11 @@ int plan_command(const Flags& flags, Output& output) {
     options.devices = device_list(devices);
   }
   if (flags.profile.empty()) {
-    measured = measure(flags, devices, described ? described->devices.size() : devices.size());
+    measured = measure_model(flags.model, devices,
+                             {.batch_size = flags.batch_size,
+                              .seconds = flags.seconds,
+                              .threads_per_rank = flags.threads_per_rank,
+                              .planned_devices = described ? described->devices.size() : devices.size()});
   } else {
     measured.profile = read_profile(flags.profile);
   }

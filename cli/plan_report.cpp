@@ -11,25 +11,6 @@ namespace {
 
 using Cells = std::vector<std::string>;
 
-// Rows of cells below one another: the first column begins, the others end in one line.
-std::string columns(const std::vector<Cells>& rows) {
-  std::vector<size_t> widths;
-  for (const auto& row : rows) {
-    widths.resize(std::max(widths.size(), row.size()));
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    text += " ";
-    for (size_t i = 0; i < row.size(); ++i) {
-      const std::string blanks(widths[i] - row[i].size(), ' ');
-      text += i == 0 ? " " + row[i] + blanks : "  " + blanks + row[i];
-    }
-    text += "\n";
-  }
-  return text;
-}
-
 std::string milliseconds(double seconds) {
   return format("%.*f", seconds < 0.001 ? 3 : seconds < 0.1 ? 2 : 1, seconds * 1e3);
 }

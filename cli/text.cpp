@@ -58,4 +58,22 @@ std::string table(const Rows& rows) {
   return text;
 }
 
+std::string columns(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    text += " ";
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string blanks(widths[i] - row[i].size(), ' ');
+      text += i == 0 ? " " + row[i] + blanks : "  " + blanks + row[i];
+    }
+    text += "\n";
+  }
+  return text;
+}
+
 }  // namespace lockstep::cli

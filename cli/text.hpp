@@ -21,4 +21,7 @@ std::vector<std::string> wrap(const std::string& text, size_t width);
 using Rows = std::vector<std::pair<std::string, std::string>>;
 std::string table(const Rows& rows);
 
+// Rows of cells below one another, indented by two: the first column begins, the others end in one line.
+std::string columns(const std::vector<std::vector<std::string>>& rows);
+
 }  // namespace lockstep::cli

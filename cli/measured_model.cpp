@@ -1,0 +1,54 @@
+#include "measured_model.hpp"
+
+#include <torch/nn/functional/loss.h>
+#include <lockstep/layer_profile.hpp>
+#include <lockstep/rank.hpp>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::cli {
+
+namespace {
+
+// "width 0.25, 2 groups" of "alexnet, width 0.25, 2 groups".
+std::string options_text(const ModelOptions& model) {
+  const std::string text = to_string(model);
+  return text == model.name ? "" : text.substr(std::min(text.size(), model.name.size() + 2));
+}
+
+// Slices that some mesh over so many devices could use.
+std::vector<int> tensor_ranks(size_t devices) {
+  std::vector<int> counts = ProfileOptions().tensor_ranks;
+  std::erase_if(counts, [&](int count) { return devices % static_cast<size_t>(count) != 0; });
+  return counts;
+}
+
+}  // namespace
+
+MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, const MeasureOptions& options) {
+  MeasuredModel measured;
+  const auto on_each = [&](Rank& rank) {
+    const auto net = make_model(model);
+    // What the images show does not matter, only how many there are.
+    const Batch sample{torch::full({options.batch_size, 1, 28, 28}, 0.5),
+                       torch::zeros({options.batch_size}, torch::kLong), options.batch_size};
+    const auto cross_entropy = [](const at::Tensor& logits, const at::Tensor& y) {
+      return torch::nn::functional::cross_entropy(logits, y);
+    };
+    ModelProfile profile =
+        lockstep::profile(net, sample, cross_entropy, rank,
+                          {.seconds = options.seconds, .tensor_ranks = tensor_ranks(options.planned_devices)});
+    const Cluster cluster = measured_cluster(profile, rank);
+    if (rank.index_in_process() != 0) return;
+    measured = {std::move(profile), cluster};
+  };
+  run(devices, on_each, {.threads_per_rank = options.threads_per_rank});
+  measured.profile.model = model.name;
+  measured.profile.options = options_text(model);
+  return measured;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,29 @@
+// What plans are made from, measured on this machine's devices.
+#pragma once
+
+#include <lockstep/cluster.hpp>
+#include <lockstep/devices.hpp>
+#include <lockstep/model_profile.hpp>
+#include <lockstep/models.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace lockstep::cli {
+
+struct MeasuredModel {
+  ModelProfile profile;
+  Cluster cluster;
+};
+
+struct MeasureOptions {
+  int64_t batch_size = 256;
+  double seconds = 10;  // see ProfileOptions
+  int threads_per_rank = 1;
+  size_t planned_devices = 1;  // may be more than there are
+};
+
+// Profiles the model and the devices' links, with one rank per device. Throws Error as profile() and run() do.
+MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, const MeasureOptions& options);
+
+}  // namespace lockstep::cli
