@@ -1,4 +1,6 @@
 // lockstep plan: measures a model and this machine, or takes a described one, and says how best to split the model.
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/error.hpp>
 #include <lockstep/layer_profile.hpp>
@@ -83,8 +85,8 @@ Measured measure(const Flags& flags, const Devices& devices, size_t planned) {
   const auto on_each = [&](Rank& rank) {
     const auto net = make_model(flags.model);
     // What the images show does not matter, only how many there are.
-    const Batch sample{torch::full({flags.batch_size, 1, 28, 28}, 0.5), torch::zeros({flags.batch_size}, torch::kLong),
-                       flags.batch_size};
+    const Batch sample{at::full({flags.batch_size, 1, 28, 28}, 0.5, at::kFloat),
+                       at::zeros({flags.batch_size}, at::kLong), flags.batch_size};
     const auto cross_entropy = [](const at::Tensor& logits, const at::Tensor& y) {
       return torch::nn::functional::cross_entropy(logits, y);
     };
@@ -125,10 +127,7 @@ int plan_command(const Flags& flags, Output& output) {
   PlanOptions options{.batch_size = flags.batch_size,
                       .training = {.state_bytes_per_parameter_byte = flags.optimizer_state},
                       .schedules = schedules_of(flags.schedules)};
-  from_flags([&] {
-    check_model(flags.model);
-    return 0;
-  });
+  from_flags([&] { check_model(flags.model); });
   Devices devices =
       flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
 
