@@ -1,5 +1,7 @@
 #include "measured_model.hpp"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/layer_profile.hpp>
 #include <lockstep/rank.hpp>
@@ -33,8 +35,8 @@ MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, c
   const auto on_each = [&](Rank& rank) {
     const auto net = make_model(model);
     // What the images show does not matter, only how many there are.
-    const Batch sample{torch::full({options.batch_size, 1, 28, 28}, 0.5),
-                       torch::zeros({options.batch_size}, torch::kLong), options.batch_size};
+    const Batch sample{at::full({options.batch_size, 1, 28, 28}, 0.5, at::kFloat),
+                       at::zeros({options.batch_size}, at::kLong), options.batch_size};
     const auto cross_entropy = [](const at::Tensor& logits, const at::Tensor& y) {
       return torch::nn::functional::cross_entropy(logits, y);
     };

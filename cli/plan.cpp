@@ -82,10 +82,7 @@ int plan_command(const Flags& flags, Output& output) {
   PlanOptions options{.batch_size = flags.batch_size,
                       .training = {.state_bytes_per_parameter_byte = flags.optimizer_state},
                       .schedules = schedules_of(flags.schedules)};
-  from_flags([&] {
-    check_model(flags.model);
-    return 0;
-  });
+  from_flags([&] { check_model(flags.model); });
   Devices devices =
       flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
 

@@ -3,14 +3,11 @@
 #include <lockstep/error.hpp>
 #include <nlohmann/json.hpp>
 
-#include "io/reason.hpp"
+#include "io/read_text.hpp"
+#include "json_fields.hpp"
 
-#include <cerrno>
-#include <fstream>
 #include <limits>
 #include <sstream>
-#include <type_traits>
-#include <utility>
 
 namespace lockstep {
 namespace {
@@ -27,25 +24,6 @@ std::string spec_of(const Devices& devices) {
     spec += device.str();
   }
   return spec;
-}
-
-// "" if `found` can be a Value as it is; otherwise what it must be. (json itself would make 2 of 2.7.)
-template <class Value>
-std::string what_lacks(const json& found) {
-  if constexpr (std::is_same_v<Value, std::string>) {
-    return found.is_string() ? "" : "a text";
-  } else if constexpr (std::is_same_v<Value, bool>) {
-    return found.is_boolean() ? "" : "true or false";
-  } else if constexpr (std::is_floating_point_v<Value>) {
-    return found.is_number() ? "" : "a number";
-  } else {
-    const bool fits = found.is_number_unsigned()  ? std::in_range<Value>(found.get<uint64_t>())
-                      : found.is_number_integer() ? std::in_range<Value>(found.get<int64_t>())
-                                                  : false;
-    return fits ? ""
-                : std::string("a whole number ") + (std::is_unsigned_v<Value> ? "from 0 " : "") + "up to " +
-                      std::to_string(std::numeric_limits<Value>::max());
-  }
 }
 
 // Reads config[key] into `value` if it is there. Throws Error that names the key.
@@ -184,18 +162,14 @@ at::MemoryFormat memory_format(const TrainOptions& options) {
 
 TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& devices) {
   const auto file = run_dir / kConfigFile;
-  errno = 0;
-  std::ifstream stream(file);
-  if (!stream && (errno == ENOENT || errno == ENOTDIR)) {
+  std::error_code unknown;
+  if (!std::filesystem::exists(file, unknown) && !unknown) {
     throw Error(run_dir.string() + " is not the folder of a run: there is no " + kConfigFile +
                 " in it. `lockstep train` makes one");
   }
-  std::ostringstream text;
-  // A folder opens, but cannot be read. An empty file gives no text, and no error either.
-  if (!stream || (!(text << stream.rdbuf()) && errno != 0))
-    throw Error("cannot read " + file.string() + ": " + io::reason(errno));
+  const std::string text = io::read_text(file);
   try {
-    return train_options_from_json(text.str(), devices);
+    return train_options_from_json(text, devices);
   } catch (const Error& error) {
     throw Error(file.string() + ": " + error.what());
   }

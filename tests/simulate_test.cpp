@@ -262,7 +262,7 @@ TEST(CostModel, AThousandDevicesTakeSeconds) {
   cluster.between = {.send = {1e-5, 1e10}, .allreduce = {1e-5, 1e10}, .allgather = {1e-5, 1e10}};
   const auto start = std::chrono::steady_clock::now();
   const auto plans = candidate_plans(profile, cluster, {.batch_size = 8192});
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
   EXPECT_GT(plans.size(), 20u);
   for (size_t i = 1; i < plans.size(); ++i) {
     EXPECT_LE(plans[i - 1].prediction.step_seconds, plans[i].prediction.step_seconds);
