@@ -162,19 +162,31 @@ void measure(std::vector<Row>& rows, const Flags& flags, const Dataset& images) 
   }
 }
 
-std::string report(const std::vector<Row>& rows) {
-  std::vector<std::vector<std::string>> cells = {{"scheme", "step ms", "predicted", "speed-up", "memory", "parameters",
-                                                  "gradients", "optimizer", "activations", "sent", "idle", "loss"}};
+std::string times_table(const std::vector<Row>& rows) {
+  std::vector<std::vector<std::string>> cells = {
+      {"scheme", "step ms", "predicted", "speed-up", "sent", "idle", "loss"}};
   const double alone = rows[0].cost->step_seconds;
   for (const auto& row : rows) {
     const SchemeCost& cost = *row.cost;
-    const auto bytes = [](auto count) { return bytes_text(static_cast<double>(count)); };
     cells.push_back({row.scheme.name, format("%.1f", 1e3 * cost.step_seconds),
                      row.predicted == 0 ? "-" : format("%.1f", 1e3 * row.predicted),
-                     format("%.2f", alone / cost.step_seconds), bytes(cost.memory()), bytes(cost.parameters),
-                     bytes(cost.gradients), bytes(cost.optimizer_state), bytes(cost.activations),
-                     bytes(cost.bytes_sent), format("%.0f %%", 100 * cost.idle_share),
-                     format("%.6f", cost.final_loss)});
+                     format("%.2f", alone / cost.step_seconds), bytes_text(cost.bytes_sent),
+                     format("%.0f %%", 100 * cost.idle_share), format("%.6f", cost.final_loss)});
+  }
+  return aligned(cells);
+}
+
+std::string memory_table(const std::vector<Row>& rows) {
+  std::vector<std::vector<std::string>> cells = {
+      {"scheme", "memory", "parameters", "gradients", "optimizer", "activations"}};
+  for (const auto& row : rows) {
+    const SchemeCost& cost = *row.cost;
+    std::vector<std::string> line = {row.scheme.name};
+    for (const int64_t bytes :
+         {cost.memory(), cost.parameters, cost.gradients, cost.optimizer_state, cost.activations}) {
+      line.push_back(bytes_text(static_cast<double>(bytes)));
+    }
+    cells.push_back(std::move(line));
   }
   return aligned(cells);
 }
@@ -245,7 +257,7 @@ int compare_command(const Flags& flags, Output& output) {
                                              .planned_devices = devices.size()});
   auto rows = Schemes(model, devices, flags.scheme.batch_size).all();
   measure(rows, flags, data.train);
-  output.print(report(rows));
+  output.print(times_table(rows) + "\n" + memory_table(rows));
   if (!flags.json.empty()) write_json(flags.json, to_json(flags, devices, rows));
   return 0;
 }
