@@ -45,6 +45,7 @@ class LayerMeter {
   };
 
   at::Tensor call(size_t layer, const at::Tensor& x, int64_t samples);
+  double now() const;
   template <class Action>
   double seconds_of(const Action& action);
   void step_by_layers(int64_t samples, std::vector<StepTimes>& times, Exchanges* exchanges = nullptr,
@@ -58,7 +59,8 @@ class LayerMeter {
   const Batch sample_;
   const MeanLoss criterion_;
   const c10::intrusive_ptr<EchoBackend> echo_;
-  int64_t smallest_ = 1;  // number of samples that the net takes
+  const bool on_one_thread_;  // on the CPU
+  int64_t smallest_ = 1;      // number of samples that the net takes
 };
 
 }  // namespace lockstep
