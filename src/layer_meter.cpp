@@ -48,7 +48,7 @@ std::vector<LayerMessage> messages_of(const std::vector<EchoBackend::Message>& f
 
 }  // namespace
 
-LayerMeter::LayerMeter(torch::nn::Sequential net, std::vector<std::string> names, Batch sample, MeanLoss criterion,
+LayerMeter::LayerMeter(torch::nn::Sequential net, std::vector<std::string> names, Batch sample, Criterion criterion,
                        c10::intrusive_ptr<EchoBackend> echo)
     : net_(std::move(net)),
       names_(std::move(names)),

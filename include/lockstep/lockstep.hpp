@@ -14,6 +14,7 @@
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/cluster.hpp>
 #include <lockstep/conv_relu_pool.hpp>
+#include <lockstep/criterion.hpp>
 #include <lockstep/data.hpp>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/devices.hpp>
