@@ -110,10 +110,11 @@ int plan_command(const Flags& flags, Output& output) {
   if (!flags.profile.empty()) measured.profile = read_profile(flags.profile);
   const bool speaks = this_process().index == 0;
   if (speaks) {  // before measuring, which takes its time
-    const std::string count = described ? std::to_string(described->devices.size()) + " of " + flags.simulate : "";
+    const std::string where =
+        described ? std::to_string(described->devices.size()) + " of " + flags.simulate : to_string(devices);
     output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" +
                  table({{"model", flags.profile.empty() ? to_string(flags.model) : name_of(measured.profile)},
-                        {"devices", described ? count : to_string(devices)},
+                        {"devices", where},
                         {"batch size", std::to_string(flags.batch_size) + " over all devices"}}) +
                  "\n");
   }
