@@ -16,6 +16,7 @@
 #include "text.hpp"
 #include "train_flags.hpp"
 #include "train_options.hpp"
+#include "train_plan.hpp"
 
 namespace lockstep::cli {
 
@@ -29,6 +30,8 @@ const char* const examples =
     "      Two devices; the run is kept in runs/big-batch.\n"
     "  lockstep train --model alexnet --width 0.25 --image-size 96 --lr 0.01\n"
     "      AlexNet, a quarter as wide, on smaller images: a reduced one for CPUs.\n"
+    "  lockstep train --model mlp --plan auto\n"
+    "      By layers or channels too, if that is predicted to be faster here.\n"
     "\n"
     "The run's folder holds config.json, metrics.jsonl, model.safetensors, curve.svg\n"
     "and curve.png, written after every epoch (curve.png at the end). Ctrl-C stops\n"
@@ -58,6 +61,7 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
                {"memory format", options.memory_format},
                {"CUDA graph", options.cuda_graph ? "yes" : "no"},
                {"run folder", options.run_dir.string()}};
+  if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
   return "lockstep " + version() + ", LibTorch " + torch_version() + "\n" + table(rows) + "\n";
 }
@@ -97,6 +101,9 @@ class Report {
         mode_(progress_mode(flags.progress, output.fd())),
         live_(output, mode_ == ProgressMode::bar),
         remark_(options.data == "synthetic" ? " (synthetic data)" : "") {}
+
+  void planning() { live_.show("measuring the network and the devices ..."); }
+  void planned(const std::string& line) { print(line); }
 
   void loading() { live_.show("loading the data ..."); }
 
@@ -210,6 +217,11 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.stop = signals.token();
   // LibTorch's profiler reports on the standard error output that there is no GPU.
   if (!options.trace.empty()) setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
+  if (flags.plan == "auto") {
+    if (reports) report.planning();
+    const std::string line = plan_here(options);
+    if (reports) report.planned(line);
+  }
   if (!reports) return exit_code(train(options, callbacks), signals);
   callbacks.on_data = show(&Report::data_loaded);
   callbacks.on_step = show(&Report::step);

@@ -15,6 +15,7 @@
 #include "terminal.hpp"
 #include "text.hpp"
 #include "train_options.hpp"
+#include "train_plan.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {
@@ -34,9 +35,10 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
   }
   try {
     const TrainOptions options = train_options_from_json(text.str(), devices);
-    TrainOptions without_graph = options;  // which --cuda-graph=false may still take back
-    without_graph.cuda_graph = false;
-    checked(without_graph);
+    TrainOptions what_stays = options;  // --cuda-graph=false and --plan may still take back the others
+    what_stays.cuda_graph = false;
+    what_stays.split.reset();
+    checked(what_stays);
     return options;
   } catch (const Error& error) {
     throw Error("--config " + file.string() + ": " + error.what());
@@ -50,6 +52,20 @@ void check_name(const std::string& name) {
   if (std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < ' ' || c == 127; })) {
     throw UsageError(
         "--name: it must have no line breaks or other control characters, which would garble what shows it");
+  }
+}
+
+// The configuration's split may not go with the flags beside it.
+void check_settings(const TrainFlags& flags, const TrainOptions& options) {
+  TrainOptions whole = options;
+  whole.split.reset();
+  checked(whole);
+  if (!options.split) return;
+  try {
+    checked(options);
+  } catch (const Error& error) {
+    throw Error("--config " + flags.config + " splits the network, and that does not fit here: " + error.what() +
+                ". --plan none splits it by data alone, --plan auto anew");
   }
 }
 
@@ -106,8 +122,15 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       "2: the first two GPUs, or two CPU ranks\n"
       "cpu: one CPU rank; cpu,cpu or 2xcpu: two\n"
       "cuda: every GPU; cuda:0,cuda:2: these two\n"
-      "2xcuda:0: two ranks that share one GPU",
+      "2xcuda:0: two ranks that share one GPU\n",
       where);
+  add("--plan", flags.plan, "FILE",
+      "how the network is split over the devices: a plan of lockstep plan for this network; its devices and batch size "
+      "hold where no flag says others\n"
+      "auto: measures the network and the devices first, and takes the best split\n"
+      "none: by data alone, whatever --config says",
+      where, "none")
+      ->check(not_empty);
   add("--threads-per-rank", flags.threads_per_rank, "N", "threads that each rank computes with", where,
       std::to_string(defaults.threads_per_rank))
       ->check(number_between<int, 1, 1024>);
@@ -153,7 +176,12 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
 }
 
 TrainOptions to_options(const TrainFlags& flags) {
-  const Devices devices = flags.devices ? from_flags([&] { return parse_devices(*flags.devices); }) : Devices();
+  Devices devices = flags.devices ? from_flags([&] { return parse_devices(*flags.devices); }) : Devices();
+  std::optional<Plan> plan;
+  if (!flags.plan.empty() && is_file(flags.plan)) {
+    plan = read_train_plan(flags.plan);
+    if (!flags.devices) devices = devices_of(*plan, flags.plan);
+  }
   TrainOptions options = flags.config.empty() ? TrainOptions{} : read_options(flags.config, devices);
   override_with(flags.model, options.model);
   override_with(flags.width, options.width);
@@ -161,6 +189,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   override_with(flags.groups, options.groups);
   override_with(flags.data, options.data);
   override_with(flags.threads_per_rank, options.threads_per_rank);
+  if (plan) options.batch_size = plan->batch_size;
   override_with(flags.batch_size, options.batch_size);
   override_with(flags.lr, options.lr);
   override_with(flags.epochs, options.epochs);
@@ -169,11 +198,19 @@ TrainOptions to_options(const TrainFlags& flags) {
   override_with(flags.memory_format, options.memory_format);
   override_with(flags.cuda_graph, options.cuda_graph);
   if (flags.data_dir) options.data_dir = *flags.data_dir;
-  if (flags.devices) options.devices = devices;
+  if (!devices.empty()) options.devices = devices;
+  if (!flags.plan.empty()) options.split.reset();
   if (options.devices.empty()) options.devices = default_devices();
 
   if (options.data == "synthetic" && !flags.data_dir) options.data_dir.clear();  // the configuration's
-  from_flags([&] { return checked(options); });
+  from_flags([&] {
+    check_settings(flags, options);
+    return 0;
+  });
+  if (plan) {
+    follow(*plan, flags.plan, options);
+    checked(options);
+  }
   // So that the run's config.json means the same in every folder.
   if (!options.data_dir.empty()) options.data_dir = fs::absolute(options.data_dir);
 

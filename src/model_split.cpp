@@ -6,13 +6,28 @@
 namespace lockstep {
 namespace {
 
+std::string joined(const std::vector<int64_t>& cuts) {
+  std::string text;
+  for (const int64_t cut : cuts) text += (text.empty() ? "" : ", ") + std::to_string(cut);
+  return text;
+}
+
 std::string text_of(const std::vector<int64_t>& cuts) {
-  std::string text = "[";
-  for (const int64_t cut : cuts) text += (text.size() > 1 ? ", " : "") + std::to_string(cut);
-  return text + "]";
+  return "[" + joined(cuts) + "]";
 }
 
 }  // namespace
+
+std::string to_string(const ModelSplit& split) {
+  std::string text = to_string(split.mesh);
+  if (split.stages() > 1) text += ", " + std::string(to_string(split.schedule));
+  if (split.stages_per_rank > 1) text += ", " + std::to_string(split.stages_per_rank) + " stages per rank";
+  if (split.microbatches > 1) text += ", " + std::to_string(split.microbatches) + " microbatches";
+  if (split.recompute) text += ", recomputed";
+  if (!split.cuts.empty()) text += (split.cuts.size() > 1 ? ", cuts at " : ", cut at ") + joined(split.cuts);
+  if (split.tensor_rule != ModelSplit().tensor_rule) text += ", " + split.tensor_rule;
+  return text;
+}
 
 void check_split(const ModelSplit& split, int64_t layers) {
   const auto at_least_1 = [](const std::string& what, int64_t value) {

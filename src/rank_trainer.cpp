@@ -2,6 +2,7 @@
 
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/autocast.hpp>
@@ -43,9 +44,13 @@ void Totals::reset() {
   correct.zero_();
 }
 
-void Totals::add(const torch::Tensor& mean_loss, const torch::Tensor& logits, const torch::Tensor& y) {
+void Totals::add_loss(const torch::Tensor& mean, int64_t samples) {
   const torch::NoGradGuard no_grad;
-  loss.add_(mean_loss.detach() * static_cast<double>(y.size(0)));
+  loss.add_(mean.detach() * static_cast<double>(samples));
+}
+
+void Totals::add_correct(const torch::Tensor& logits, const torch::Tensor& y) {
+  const torch::NoGradGuard no_grad;
   correct.add_((logits.argmax(1) == y).sum());
 }
 
@@ -58,10 +63,12 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       trace_(trace),
       train_(data.train.to(rank.device())),
       test_(data.test.to(rank.device())),
-      net_(make_net(options), rank),
-      optimizer_(net_->parameters(), options.lr),
+      net_(make_net(options), rank, split_of(options, rank.world_size())),
+      counts_loss_(net_.mesh().pipeline().index() == 0 && net_.mesh().tensor().index() == 0),
+      counts_correct_(net_.mesh().tensor().index() == 0),
+      optimizer_(net_.parameters(), options.lr),
       totals_(rank.device()),
-      exchange_recorded_(rank.backend().getBackendName() == "nccl") {
+      exchange_recorded_(net_.mesh().data().backend().getBackendName() == "nccl") {
   if (graph) {
     graphed_.emplace(rank, std::move(graph), options.batch_size, exchange_recorded_,
                      [this](const Batch& batch) { recorded_part(batch); });
@@ -88,13 +95,14 @@ void RankTrainer::train(int number, EpochMetrics& metrics) {
   totals_.reset();
   samples_ = 0;
   StepProgress progress{.epoch = number, .total = train_.size()};
-  net_->train();
+  net_.module()->train();
   rank_.barrier();
   synchronize(rank_.device());
   const auto start = Clock::now();
   auto reported = start, asked = start;
   double waited = 0;
-  for (auto& batch : batches(train_, {.size = options_.batch_size, .seed = options_.seed, .epoch = number}, rank_)) {
+  const BatchOptions sampling{.size = options_.batch_size, .seed = options_.seed, .epoch = number};
+  for (auto& batch : batches(train_, sampling, net_.mesh().data())) {
     waited += seconds_since(asked);
     if (callbacks_.stop.stop_requested()) throw Stopped();
     batch.x = batch.x.contiguous(memory_format(options_));
@@ -118,7 +126,7 @@ void RankTrainer::step(const Batch& batch) {
     part_after_recorded(batch);
   } else {
     optimizer_.zero_grad();
-    forward(batch).backward();
+    net_.pipeline_stats() ? pipelined(batch) : forward(batch).backward();
     update();
   }
   samples_ += batch.size();
@@ -133,25 +141,38 @@ void RankTrainer::recorded_part(const Batch& batch) {
     forward(batch).backward();
     return update();
   }
-  const auto guard = net_.no_sync();
+  const auto guard = net_.replicas().no_sync();
   forward(batch).backward();
   if (rank_.world_size() == 1) update();
 }
 
 void RankTrainer::part_after_recorded(const Batch& batch) {
   if (exchange_recorded_ || rank_.world_size() == 1) return;
-  net_.backward_through([] {});  // adds nothing to the gradients, and averages them
+  net_.replicas().backward_through([] {});  // adds nothing to the gradients, and averages them
   update();
 }
 
 Loss RankTrainer::forward(const Batch& batch) {
   RECORD_USER_SCOPE("lockstep::forward");
   const Autocast precision(rank_.device(), torch::kBFloat16, computes_in_bf16(options_));
-  return net_.loss(batch, [&](const torch::Tensor& logits, const torch::Tensor& y) {
+  return net_.replicas().loss(batch, [&](const torch::Tensor& logits, const torch::Tensor& y) {
     const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
-    totals_.add(loss, logits, y);
+    if (counts_loss_) totals_.add_loss(loss, y.size(0));
+    if (counts_correct_) totals_.add_correct(logits, y);
     return loss;
   });
+}
+
+// Forwards and backwards of its microbatches, in turns.
+void RankTrainer::pipelined(const Batch& batch) {
+  const Autocast precision(rank_.device(), torch::kBFloat16, computes_in_bf16(options_));
+  const auto criterion = [&](const torch::Tensor& logits, const torch::Tensor& y) {
+    // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.
+    if (counts_correct_ && c10::GradMode::is_enabled()) totals_.add_correct(logits, y);
+    return torch::nn::functional::cross_entropy(logits, y);
+  };
+  const torch::Tensor mean = net_.forward_backward(batch, criterion);
+  if (counts_loss_) totals_.add_loss(mean, batch.size());
 }
 
 void RankTrainer::update() {
@@ -166,20 +187,29 @@ void RankTrainer::report(StepProgress& progress, Clock::time_point start) const 
   callbacks_.on_step(progress);
 }
 
-// BatchNorm's running statistics are of each rank's own parts. What is evaluated, and kept, is one network: rank 0's.
+// BatchNorm's running statistics are of each rank's own parts. What is evaluated, and kept, is one network: that of the
+// data axis's first ranks.
 void RankTrainer::share_buffers() {
-  for (const auto& buffer : net_->buffers()) rank_.broadcast(buffer);
+  for (const auto& buffer : net_.module()->buffers()) net_.mesh().data().broadcast(buffer);
 }
 
 Score RankTrainer::evaluate_now() {
-  net_->eval();
+  net_.module()->eval();
   return evaluate(
       [&](const torch::Tensor& x) {
         if (callbacks_.stop.stop_requested()) throw Stopped();
         const Autocast precision(rank_.device(), torch::kBFloat16, computes_in_bf16(options_));
-        return net_(x.contiguous(memory_format(options_))).to(torch::kFloat);  // for the loss of a whole batch
+        // float32: for the loss of a whole batch
+        return net_.forward(x.contiguous(memory_format(options_))).to(torch::kFloat);
       },
-      test_, rank_);
+      test_, net_.mesh().data());
+}
+
+torch::nn::Sequential RankTrainer::whole() {
+  if (net_.mesh().shape().size() == net_.mesh().shape().data) return net_.module();
+  auto net = make_model(model_options(options_));
+  net_.gather(net);
+  return net;
 }
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/models.hpp>
+#include <lockstep/split_model.hpp>
 #include <lockstep/trainer.hpp>
 
 #include "fused_sgd.hpp"
@@ -31,7 +32,8 @@ struct Stopped : std::exception {
 struct Totals {
   explicit Totals(const c10::Device& device);
   void reset();
-  void add(const torch::Tensor& mean_loss, const torch::Tensor& logits, const torch::Tensor& y);
+  void add_loss(const torch::Tensor& mean, int64_t samples);
+  void add_correct(const torch::Tensor& logits, const torch::Tensor& y);
 
   torch::Tensor loss;
   torch::Tensor correct;
@@ -44,7 +46,10 @@ class RankTrainer {
               Trace* trace, std::unique_ptr<Graph> graph);
 
   EpochMetrics epoch(int number);
-  const torch::nn::Module& module() const { return *net_; }
+
+  // The whole network, under its own names: what this rank holds, if it is split by data alone; else another one, which
+  // all ranks must ask for.
+  torch::nn::Sequential whole();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -54,6 +59,7 @@ class RankTrainer {
   void recorded_part(const Batch& batch);
   void part_after_recorded(const Batch& batch);
   Loss forward(const Batch& batch);
+  void pipelined(const Batch& batch);
   void update();
   void report(StepProgress& progress, Clock::time_point start) const;
   void share_buffers();
@@ -66,7 +72,11 @@ class RankTrainer {
   Trace* const trace_;                     // null: none is wanted
   const Dataset train_;
   const Dataset test_;
-  DataParallel<torch::nn::SequentialImpl> net_;
+  SplitModel net_;
+  // Ranks that have the same samples add them to the epoch's sums once: the loss the first of them, what is right the
+  // first of those that see the network's output.
+  const bool counts_loss_;
+  const bool counts_correct_;
   FusedSgd optimizer_;
   Totals totals_;
   int64_t samples_ = 0;           // that totals_ are of

@@ -1,16 +1,15 @@
 #include "train_options.hpp"
 
 #include <lockstep/error.hpp>
+#include <lockstep/rank.hpp>
 #include <nlohmann/json.hpp>
 
-#include "io/reason.hpp"
+#include "io/read_text.hpp"
+#include "json_fields.hpp"
+#include "split_json.hpp"
 
-#include <cerrno>
-#include <fstream>
 #include <limits>
 #include <sstream>
-#include <type_traits>
-#include <utility>
 
 namespace lockstep {
 namespace {
@@ -29,35 +28,16 @@ std::string spec_of(const Devices& devices) {
   return spec;
 }
 
-// "" if `found` can be a Value as it is; otherwise what it must be. (json itself would make 2 of 2.7.)
-template <class Value>
-std::string what_lacks(const json& found) {
-  if constexpr (std::is_same_v<Value, std::string>) {
-    return found.is_string() ? "" : "a text";
-  } else if constexpr (std::is_same_v<Value, bool>) {
-    return found.is_boolean() ? "" : "true or false";
-  } else if constexpr (std::is_floating_point_v<Value>) {
-    return found.is_number() ? "" : "a number";
-  } else {
-    const bool fits = found.is_number_unsigned()  ? std::in_range<Value>(found.get<uint64_t>())
-                      : found.is_number_integer() ? std::in_range<Value>(found.get<int64_t>())
-                                                  : false;
-    return fits ? ""
-                : std::string("a whole number ") + (std::is_unsigned_v<Value> ? "from 0 " : "") + "up to " +
-                      std::to_string(std::numeric_limits<Value>::max());
+// Under a launcher the number of ranks is not known here; Mesh checks it.
+void check_split_of(const TrainOptions& options) {
+  if (!options.split) return;
+  const ModelSplit& split = *options.split;
+  check_split(split, static_cast<int64_t>(make_model(model_options(options))->size()));
+  if (this_process().count == 1) check_mesh(split.mesh, static_cast<int>(options.devices.size()));
+  if (options.cuda_graph && (split.stages() > 1 || split.mesh.tensor > 1 || split.microbatches > 1)) {
+    throw Error("--cuda-graph records steps whose network is split by data alone, and this run's is split as " +
+                to_string(split) + "; leave one of the two out");
   }
-}
-
-// Reads config[key] into `value` if it is there. Throws Error that names the key.
-template <class Value>
-void read(const json& config, const char* key, Value& value) {
-  if (!config.contains(key)) return;
-  const json& found = config.at(key);
-  if (const auto needed = what_lacks<Value>(found); !needed.empty()) {
-    throw Error(std::string("configuration: the value of \"") + key + "\" cannot be " + found.dump() + "; it must be " +
-                needed);
-  }
-  value = found.get<Value>();
 }
 
 }  // namespace
@@ -79,6 +59,7 @@ std::string to_json(const TrainOptions& options) {
   config["precision"] = options.precision;
   config["memory_format"] = options.memory_format;
   config["cuda_graph"] = options.cuda_graph;
+  if (options.split) config["split"] = to_json(*options.split);
   config["run_dir"] = options.run_dir.string();
   try {
     return config.dump(2) + "\n";
@@ -89,35 +70,32 @@ std::string to_json(const TrainOptions& options) {
 }
 
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices) {
-  json config;
-  try {
-    config = json::parse(text);
-  } catch (const json::exception& error) {
-    throw Error(std::string("configuration: this is not JSON: ") + error.what());
-  }
-  if (!config.is_object()) throw Error("configuration: expected a JSON object, got " + config.dump());
+  auto fields = JsonFields::parse(text, "configuration");
   TrainOptions options;
+  const auto read = [&fields](const char* key, auto& value) { value = fields.optional(key, value); };
   std::string data_dir, spec, run_dir;
-  read(config, "model", options.model);
-  read(config, "width", options.width);
-  read(config, "image_size", options.image_size);
-  read(config, "groups", options.groups);
-  read(config, "data", options.data);
-  read(config, "data_dir", data_dir);
-  read(config, "devices", spec);
-  read(config, "threads_per_rank", options.threads_per_rank);
-  read(config, "batch_size", options.batch_size);
-  read(config, "lr", options.lr);
-  read(config, "epochs", options.epochs);
-  read(config, "seed", options.seed);
-  read(config, "precision", options.precision);
-  read(config, "memory_format", options.memory_format);
-  read(config, "cuda_graph", options.cuda_graph);
-  read(config, "run_dir", run_dir);
-  const json known = json::parse(to_json({}));
-  for (const auto& [key, value] : config.items()) {
-    if (!known.contains(key)) throw Error("configuration: unknown key \"" + key + "\"");
+  read("model", options.model);
+  read("width", options.width);
+  read("image_size", options.image_size);
+  read("groups", options.groups);
+  read("data", options.data);
+  read("data_dir", data_dir);
+  read("devices", spec);
+  read("threads_per_rank", options.threads_per_rank);
+  read("batch_size", options.batch_size);
+  read("lr", options.lr);
+  read("epochs", options.epochs);
+  read("seed", options.seed);
+  read("precision", options.precision);
+  read("memory_format", options.memory_format);
+  read("cuda_graph", options.cuda_graph);
+  read("run_dir", run_dir);
+  if (fields.has("split")) {
+    auto split = fields.object("split");
+    options.split = split_from(split);
+    split.no_more();
   }
+  fields.no_more();
   options.data_dir = data_dir;
   options.run_dir = run_dir;
   options.devices = devices.empty() && !spec.empty() ? parse_devices(spec) : devices;
@@ -153,7 +131,12 @@ TrainOptions checked(TrainOptions options) {
   if (options.cuda_graph && !options.devices[0].is_cuda()) {
     throw Error("--cuda-graph needs CUDA devices, and this run is on " + to_string(options.devices));
   }
+  check_split_of(options);
   return options;
+}
+
+ModelSplit split_of(const TrainOptions& options, int ranks) {
+  return options.split.value_or(ModelSplit{.mesh = {.data = ranks}});
 }
 
 ModelOptions model_options(const TrainOptions& options) {
@@ -184,18 +167,14 @@ at::MemoryFormat memory_format(const TrainOptions& options) {
 
 TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& devices) {
   const auto file = run_dir / kConfigFile;
-  errno = 0;
-  std::ifstream stream(file);
-  if (!stream && (errno == ENOENT || errno == ENOTDIR)) {
+  std::error_code unknown;
+  if (!std::filesystem::exists(file, unknown) && !unknown) {
     throw Error(run_dir.string() + " is not the folder of a run: there is no " + kConfigFile +
                 " in it. `lockstep train` makes one");
   }
-  std::ostringstream text;
-  // A folder opens, but cannot be read. An empty file gives no text, and no error either.
-  if (!stream || (!(text << stream.rdbuf()) && errno != 0))
-    throw Error("cannot read " + file.string() + ": " + io::reason(errno));
+  const std::string text = io::read_text(file);
   try {
-    return train_options_from_json(text.str(), devices);
+    return train_options_from_json(text, devices);
   } catch (const Error& error) {
     throw Error(file.string() + ": " + error.what());
   }

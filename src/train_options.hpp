@@ -15,6 +15,9 @@ TrainOptions checked(TrainOptions options);
 // The model that the options describe.
 ModelOptions model_options(const TrainOptions& options);
 
+// How the network is split over the run's ranks.
+ModelSplit split_of(const TrainOptions& options, int ranks);
+
 // The data set that the options name.
 ImageData load_data(const TrainOptions& options);
 

@@ -41,8 +41,8 @@ std::string common_settings(const TrainOptions& options) {
   text << std::setprecision(17) << "model " << to_string(model_options(options)) << ", data " << options.data
        << ", batch size " << options.batch_size << ", learning rate " << options.lr << ", epochs " << options.epochs
        << ", seed " << options.seed << ", precision " << options.precision << ", memory format "
-       << options.memory_format << (options.cuda_graph ? ", CUDA graph" : "")
-       << (options.trace.empty() ? "" : ", traced");
+       << options.memory_format << (options.split ? ", split as " + to_string(*options.split) : "")
+       << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
   return text.str();
 }
 
@@ -86,9 +86,10 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
                         settings.cuda_graph ? make_cuda_graph() : nullptr);
     for (int number = 1; number <= settings.epochs; ++number) {
       const EpochMetrics metrics = trainer.epoch(number);
+      const torch::nn::Sequential net = trainer.whole();
       if (rank.index_in_process() == 0) result.history.push_back(metrics);
       if (rank.index() != 0) continue;
-      folder.write(result.history, trainer.module(), title, callbacks.on_warning);
+      folder.write(result.history, *net, title, callbacks.on_warning);
       if (callbacks.on_epoch) callbacks.on_epoch(metrics);
     }
     if (trace) trace->end(rank);
@@ -114,7 +115,8 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   TrainOptions config = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
   config.threads_per_rank = options.threads_per_rank;
   config.batch_size = options.batch_size;
-  config.cuda_graph = false;  // of the steps, and evaluation may be on other devices
+  config.cuda_graph = false;  // of the steps, as the split, and evaluation may be on other devices
+  config.split.reset();
   if (!options.data_dir.empty()) config.data_dir = options.data_dir;
   config = checked(config);
   if (!std::filesystem::exists(run_dir / kWeightsFile)) {

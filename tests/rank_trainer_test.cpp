@@ -30,7 +30,7 @@ Outcome train(int ranks, const TrainOptions& options, bool graphed) {
                                   graphed ? std::make_unique<lockstep::FakeGraph>(&replays) : nullptr);
     std::vector<EpochMetrics> history;
     for (int epoch = 1; epoch <= options.epochs; ++epoch) history.push_back(trainer.epoch(epoch));
-    if (rank.index() == 0) outcome = {history, trainer.module().parameters(), replays};
+    if (rank.index() == 0) outcome = {history, trainer.whole()->parameters(), replays};
   });
   return outcome;
 }
@@ -79,8 +79,8 @@ TEST(RankTrainer, RanksHaveOneNetworkAfterAnEpochWithItsRunningStatistics) {
       lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr,
                                     graphed ? std::make_unique<lockstep::FakeGraph>() : nullptr);
       for (int epoch = 1; epoch <= options.epochs; ++epoch) trainer.epoch(epoch);
-      auto& state = states[rank.index()] = trainer.module().parameters();
-      for (const auto& buffer : trainer.module().buffers()) state.push_back(buffer);
+      auto& state = states[rank.index()] = trainer.whole()->parameters();
+      for (const auto& buffer : trainer.whole()->buffers()) state.push_back(buffer);
     });
     const lockstep::ResNet18 untrained(lockstep::ResNet18Options{.width = 0.05});
     ASSERT_EQ(states[0].size(), untrained->parameters().size() + untrained->buffers().size());

@@ -7,6 +7,7 @@
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/trainer.hpp>
+#include <nlohmann/json.hpp>
 
 #include "error_of.hpp"
 #include "small_images.hpp"
@@ -357,6 +358,13 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.precision = "bf16";
   options.memory_format = "channels-last";
   options.cuda_graph = true;
+  options.split = {.mesh = {.data = 1, .pipeline = 3},
+                   .schedule = lockstep::Schedule::interleaved,
+                   .stages_per_rank = 2,
+                   .microbatches = 4,
+                   .recompute = true,
+                   .cuts = {1, 2, 3, 5, 8},
+                   .tensor_rule = "alternating"};
   options.run_dir = "runs/x";
   const auto back = lockstep::train_options_from_json(to_json(options));
   EXPECT_EQ(to_json(back), to_json(options));
@@ -370,6 +378,27 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.memory_format, options.memory_format);
   EXPECT_EQ(back.cuda_graph, options.cuda_graph);
   EXPECT_EQ(back.devices, options.devices);
+  EXPECT_EQ(back.split, options.split);
+  EXPECT_EQ(lockstep::train_options_from_json("{}").split, std::nullopt);
+}
+
+TEST(TrainOptionsJson, NamesWhatIsWrongWithASplit) {
+  TrainOptions options;
+  options.split = lockstep::ModelSplit{.mesh = {.data = 2}};
+  const auto config = nlohmann::json::parse(to_json(options));
+  const auto text = [&](auto change) {
+    auto changed = config;
+    change(changed["split"]);
+    return error_of([&] { lockstep::train_options_from_json(changed.dump(), cpus(2)); });
+  };
+  EXPECT_THAT(text([](auto& split) { split = 3; }), HasSubstr("\"split\""));
+  EXPECT_THAT(text([](auto& split) { split.erase("cuts"); }), HasSubstr("the key \"split.cuts\" is missing"));
+  EXPECT_THAT(text([](auto& split) { split["colour"] = 1; }), HasSubstr("unknown key \"split.colour\""));
+  EXPECT_THAT(text([](auto& split) { split["mesh"]["data"] = 0; }),
+              AllOf(HasSubstr("\"split.mesh.data\""), HasSubstr("at least 1")));
+  EXPECT_THAT(text([](auto& split) { split["microbatches"] = 1.5; }), HasSubstr("\"split.microbatches\""));
+  EXPECT_THAT(text([](auto& split) { split["schedule"] = "fastest"; }),
+              AllOf(HasSubstr("\"split.schedule\""), HasSubstr("1f1b")));
 }
 
 TEST(TrainOptionsJson, NamesWhatIsWrong) {

@@ -29,6 +29,9 @@ struct ModelSplit {
   bool operator==(const ModelSplit&) const = default;
 };
 
+// "2 x 2 x 1 (data x pipeline x tensor), 1f1b, 4 microbatches, cuts at 3": all that shapes a run's steps.
+std::string to_string(const ModelSplit& split);
+
 // Throws Error, which says what would fit, unless a net of `layers` layers can be split so: a number below 1, several
 // stages per rank without the interleaved schedule, more stages than layers, cuts that are not as many as the stages
 // need, do not ascend or do not lie within the layers, an unknown tensor rule.

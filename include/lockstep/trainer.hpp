@@ -9,10 +9,12 @@
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/metrics.hpp>
+#include <lockstep/model_split.hpp>
 
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -37,6 +39,8 @@ struct TrainOptions {
   // "contiguous": images channel by channel; "channels-last": pixel by pixel, which many convolutions are faster on,
   // and bfloat16 on GPUs wants. The results are the same but for rounding.
   std::string memory_format = "contiguous";
+  // How the network is split over the ranks, as a plan has it (plan.hpp). Absent: not at all, all ranks along data.
+  std::optional<ModelSplit> split = {};
   bool cuda_graph = false;             // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
   std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON; of
@@ -55,7 +59,7 @@ struct StepProgress {
   int64_t done = 0;  // samples of this epoch trained so far, over all ranks
   int64_t total = 0;
   double seconds = 0;  // since the epoch began
-  double loss = 0;     // rank 0's mean over the epoch so far
+  double loss = 0;     // the mean over rank 0's samples of the epoch so far
 };
 
 struct TrainCallbacks {
@@ -90,7 +94,8 @@ class RunExists : public Error {
 // Throws Error before the first step: a model that check_model refuses, an unknown data set, unreadable data, a
 // data_dir beside synthetic data, batch_size < 1 or above the number of training samples, epochs < 1, lr negative or
 // too large for a float, threads_per_rank < 1 or > 1024, a precision or memory format that it does not know, a device
-// that is not there, cuda_graph on CPU devices, a run_dir that cannot be written; RunExists. After it: a rank that
+// that is not there, a split that check_split refuses or whose mesh is not as large as the run, cuda_graph on CPU
+// devices or with a split other than by data, a run_dir that cannot be written; RunExists. After it: a rank that
 // fails (memory, a GPU), a file that cannot be written (a full disk), an exception from a callback; the Error names the
 // rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing
 // behind: neither its files nor the folders that it made.

@@ -1,4 +1,7 @@
 // Wrong input and outputs that fail: an exit code, one clear text, and nothing left behind.
+#include <lockstep/models.hpp>
+#include <lockstep/plan.hpp>
+
 #include "cli_fixture.hpp"
 
 namespace {
@@ -137,6 +140,39 @@ TEST_F(CliErrors, ConfigurationsThatMakeNoSense) {
     images_.write("config.json", text);
     expect_error({"train", "--config", file}, 1, {file, part});
   }
+}
+
+TEST_F(CliErrors, PlansThatDoNotFit) {
+  lockstep::Plan plan{.model = "mlp",
+                      .options = "width 0.25",
+                      .layers = model_signature(lockstep::make_model({.name = "mlp", .width = 0.25})),
+                      .devices = "cpu,cpu",
+                      .batch_size = 32,
+                      .split = {.mesh = {.pipeline = 2}, .cuts = {4}}};
+  const std::string file = (images_ / "plan.json").string();
+  const auto expect_refused = [&](const std::vector<std::string>& model, const std::vector<std::string>& parts) {
+    images_.write("plan.json", to_json(plan));
+    std::vector<std::string> words = {"train", "--data-dir", images_.path().string(), "--plan", file};
+    words.insert(words.end(), model.begin(), model.end());
+    expect_error(words, 1, parts);
+  };
+  const std::vector<std::string> mlp = {"--model", "mlp", "--width", "0.25"};
+  expect_error(train({"--plan", "missing.json"}), 1, {"--plan", "missing.json", "No such file"});
+  expect_error(train({"--plan", ""}), 2, {"--plan"});
+  expect_refused({}, {file, "for \"mlp\" (width 0.25)", "this run is of lenet"});
+  expect_refused({"--model", "mlp"}, {file, "[128, 784]", "[512, 784]"});
+  expect_refused({"--model", "mlp", "--width", "0.25", "--devices", "3xcpu"},
+                 {file, "1 x 2 x 1 (data x pipeline x tensor) does not fit 3 devices", "Use the devices"});
+  plan.devices = "cuda:70,cuda:71";
+  expect_refused(mlp, {file, "cuda:70", "--devices"});
+  plan.devices = "cpu,cpu";
+  plan.split.cuts = {20};
+  expect_refused(mlp, {file, "[20]"});
+  plan.split.cuts = {4};
+  plan.batch_size = 301;
+  expect_refused(mlp, {"batch size", "301", "at most 300"});
+  images_.write("plan.json", R"({"model": "mlp"})");
+  expect_error(train({"--plan", file}), 1, {file, "\"options\" is missing"});
 }
 
 TEST_F(CliErrors, AFolderOfARunThatWasKilledSaysSo) {

@@ -1,4 +1,7 @@
 // lockstep launch: the environment that it makes, exit codes, signals, what it says; and lockstep train under it.
+#include <lockstep/models.hpp>
+#include <lockstep/plan.hpp>
+
 #include "cli/cli_fixture.hpp"
 #include "job.hpp"
 
@@ -191,6 +194,48 @@ TEST_F(TrainUnderALauncher, IsTheSameRunPrintedAndKeptOnce) {
       run_program(Words{"launch", "-n", "3", from_environment("LOCKSTEP_PROGRAM")} + eval + Words{"--devices", "cpu"},
                   surroundings());
   EXPECT_EQ(thrice.out, once.out);
+}
+
+TEST_F(TrainUnderALauncher, FollowsAPlan) {
+  const ModelOptions model{.name = "mlp", .width = 0.25};
+  const Plan plan{.model = "mlp",
+                  .options = "width 0.25",
+                  .layers = model_signature(make_model(model)),
+                  .devices = "cpu,cpu",
+                  .batch_size = 32,
+                  .split = {.mesh = {.pipeline = 2}, .microbatches = 4, .cuts = {5}}};
+  work_.write("plan.json", to_json(plan));
+  const auto words = [&](const std::string& name, const std::string& file) {
+    return Words{"train", "--model", "mlp", "--width", "0.25", "--lr", "0.05", "--epochs", "2", "--name", name} +
+           Words{"--data-dir", images_.path().string(), "--batch-size", "32", "--plan", file};
+  };
+  const Words launch = {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")};
+  const auto threads = run_program(words("threads", "plan.json"), surroundings());
+  const auto processes = run_program(launch + words("processes", "plan.json"), surroundings());
+  ASSERT_EQ(threads.code, 0) << threads.err;
+  ASSERT_EQ(processes.code, 0) << processes.err;
+  EXPECT_EQ(processes.err, "");
+  EXPECT_THAT(processes.out, HasSubstr("1 x 2 x 1 (data x pipeline x tensor), 1f1b, 4 microbatches, cut at 5\n"));
+  const auto expected = metrics("threads"), actual = metrics("processes");
+  ASSERT_EQ(actual.size(), 2u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(actual[i].train_loss, expected[i].train_loss);
+    EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy);
+  }
+  EXPECT_EQ(work_.read("runs/processes/model.safetensors"), work_.read("runs/threads/model.safetensors"));
+
+  // Three ranks, which only the run itself can count.
+  const auto more = run_program(Words{"launch", "-n", "3", from_environment("LOCKSTEP_PROGRAM")} +
+                                    words("three", "plan.json") + Words{"--devices", "cpu"},
+                                surroundings());
+  EXPECT_EQ(more.code, 1);
+  EXPECT_THAT(more.err, HasSubstr("1 x 2 x 1 (data x pipeline x tensor) does not fit 3 devices"));
+  EXPECT_FALSE(std::filesystem::exists(work_ / "runs/three"));
+
+  const auto made = run_program(launch + words("auto", "auto") + Words{"--devices", "cpu"}, surroundings());
+  ASSERT_EQ(made.code, 0) << made.err;
+  EXPECT_THAT(made.out, ContainsRegex("^plan: [0-9] x [0-9] x [0-9] .*\nlockstep "));
+  EXPECT_EQ(metrics("auto").size(), 2u);
 }
 
 TEST_F(TrainUnderALauncher, EachProcessTracesItsOwnRanks) {

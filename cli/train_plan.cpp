@@ -1,0 +1,74 @@
+#include "train_plan.hpp"
+
+#include <lockstep/error.hpp>
+#include <lockstep/models.hpp>
+#include <lockstep/rank.hpp>
+
+#include "measured_model.hpp"
+#include "text.hpp"
+#include "train_options.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+Error wrong(const std::string& file, const std::string& what) {
+  return Error("--plan " + file + ": " + what);
+}
+
+}  // namespace
+
+bool is_file(const std::string& plan) {
+  return plan != "auto" && plan != "none";
+}
+
+Plan read_train_plan(const std::string& file) {
+  try {
+    return read_plan(file);
+  } catch (const Error& error) {
+    throw Error(std::string("--plan: ") + error.what());
+  }
+}
+
+Devices devices_of(const Plan& plan, const std::string& file) {
+  if (plan.devices.empty()) return {};
+  try {
+    return parse_devices(plan.devices);
+  } catch (const Error& error) {
+    throw wrong(file, std::string("it was made for the devices ") + plan.devices + ": " + error.what() +
+                          ". --devices names others in their place");
+  }
+}
+
+void follow(const Plan& plan, const std::string& file, TrainOptions& options) {
+  const ModelOptions model = model_options(options);
+  const auto net = make_model(model);
+  const int ranks = this_process().count == 1 ? static_cast<int>(options.devices.size()) : plan.split.mesh.size();
+  try {
+    check_plan(plan, net, ranks);
+  } catch (const Error& error) {
+    const bool other_model = plan.layers != model_signature(net);
+    throw wrong(file, error.what() + (other_model ? "; this run is of " + to_string(model) : ""));
+  }
+  options.split = plan.split;
+}
+
+std::string plan_here(TrainOptions& options) {
+  const MeasuredModel measured = measure_model(model_options(options), options.devices,
+                                               {.batch_size = options.batch_size,
+                                                .threads_per_rank = options.threads_per_rank,
+                                                .planned_devices = options.devices.size()});
+  const bool any_axis = !options.cuda_graph;  // which goes with the data axis alone
+  const Plan best =
+      make_plan(measured.profile, measured.cluster,
+                {.batch_size = options.batch_size, .pipeline = any_axis, .tensor = any_axis, .devices = ""});
+  Plan one;
+  one.batch_size = options.batch_size;
+  const double alone = predict(measured.profile, measured.cluster, one).step_seconds;
+  options.split = best.split;
+  return "plan: " + to_string(best.split) +
+         format("; predicted: %.1f ms per step, %.2f times as fast as one device\n", 1e3 * best.prediction.step_seconds,
+                alone / best.prediction.step_seconds);
+}
+
+}  // namespace lockstep::cli
