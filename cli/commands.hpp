@@ -18,6 +18,7 @@ struct Command {
 Command add_train(CLI::App& program);
 Command add_eval(CLI::App& program);
 Command add_plan(CLI::App& program);
+Command add_compare(CLI::App& program);
 Command add_bench(CLI::App& program);
 Command add_devices(CLI::App& program);
 Command add_fetch_data(CLI::App& program);

@@ -1,5 +1,7 @@
 #include "measured_model.hpp"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/layer_profile.hpp>
 #include <lockstep/rank.hpp>
@@ -33,13 +35,10 @@ MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, c
   const auto on_each = [&](Rank& rank) {
     const auto net = make_model(model);
     // What the images show does not matter, only how many there are.
-    const Batch sample{torch::full({options.batch_size, 1, 28, 28}, 0.5),
-                       torch::zeros({options.batch_size}, torch::kLong), options.batch_size};
-    const auto cross_entropy = [](const at::Tensor& logits, const at::Tensor& y) {
-      return torch::nn::functional::cross_entropy(logits, y);
-    };
+    const Batch sample{at::full({options.batch_size, 1, 28, 28}, 0.5, at::kFloat),
+                       at::zeros({options.batch_size}, at::kLong), options.batch_size};
     ModelProfile profile =
-        lockstep::profile(net, sample, cross_entropy, rank,
+        lockstep::profile(net, sample, torch::nn::functional::cross_entropy, rank,
                           {.seconds = options.seconds, .tensor_ranks = tensor_ranks(options.planned_devices)});
     const Cluster cluster = measured_cluster(profile, rank);
     if (rank.index_in_process() != 0) return;

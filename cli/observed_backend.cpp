@@ -80,6 +80,12 @@ WorkPtr ObservedBackend::_allgather_base(at::Tensor& output, at::Tensor& input, 
                  [&] { return backend_->_allgather_base(output, input, options); });
 }
 
+WorkPtr ObservedBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                        const c10d::ReduceScatterOptions& options) {
+  return observe(OpType::REDUCE_SCATTER, bytes_of(outputs),
+                 [&] { return backend_->reduce_scatter(outputs, inputs, options); });
+}
+
 WorkPtr ObservedBackend::send(Tensors& tensors, int destination, int tag) {
   return observe(OpType::SEND, bytes_of(tensors), [&] { return backend_->send(tensors, destination, tag); });
 }

@@ -14,8 +14,8 @@ class CallObserver {
  public:
   virtual ~CallObserver() = default;
 
-  // A call begins, with so many bytes of this rank's own: what it sends or, in a broadcast, receives. Nothing of a
-  // recv.
+  // A call among `ranks` ranks begins: with so many bytes of the tensor that is reduced, broadcast or sent, or of one
+  // rank's part of what is gathered or scattered; 0 of a recv.
   virtual void posts(c10d::OpType type, int64_t bytes, int ranks) = 0;
   virtual void spent(double seconds) = 0;        // on posting a call, polling or waiting for it
   virtual void waits() {}                        // for a call; before it does
@@ -34,6 +34,8 @@ class ObservedBackend : public c10d::Backend {
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;

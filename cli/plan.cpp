@@ -25,11 +25,20 @@ namespace {
 const char* const explanation =
     "Every layer is measured on one device, then all devices compute at once, then\n"
     "their links are measured: do it on a quiet machine. From that the time, memory\n"
-    "and bytes sent of every way to split are predicted; docs/plan.md says how.\n"
+    "and bytes sent of every way to split are predicted; docs/plan.md says how. It\n"
+    "takes --seconds for the whole net, and once more for each way to slice it.\n"
+    "\n"
+    "  kept        bytes that a layer's forward leaves for its backward\n"
+    "  candidates  each mesh of all devices: so many replicas of the network, stages\n"
+    "              of layers, and slices of each layer by channels\n"
+    "  memory      of the fullest device: parameters, gradients, the optimizer's\n"
+    "              state, activations\n"
+    "  idle        share of the step in which a device does not compute, on average\n"
     "\n"
     "Examples:\n"
     "  lockstep plan --model resnet18 --devices 2 --out plan.json\n"
-    "      The best plan for two devices of this machine.\n"
+    "      The best plan for two devices of this machine. lockstep train --plan\n"
+    "      plan.json trains so, and lockstep compare measures the main candidates.\n"
     "  lockstep plan --model alexnet --width 0.25 --simulate docs/cluster.json\n"
     "      For a cluster that need not be there: the layers are measured here, on\n"
     "      one device, and everything else is as the file says.\n"
@@ -66,6 +75,10 @@ ModelProfile read_profile(const std::string& file) {
   }
 }
 
+std::string name_of(const ModelProfile& profile) {
+  return profile.model + (profile.options.empty() ? "" : ", " + profile.options);
+}
+
 std::string device_list(const Devices& devices) {
   std::string text;
   for (const auto& device : devices) text += (text.empty() ? "" : ",") + device.str();
@@ -82,10 +95,7 @@ int plan_command(const Flags& flags, Output& output) {
   PlanOptions options{.batch_size = flags.batch_size,
                       .training = {.state_bytes_per_parameter_byte = flags.optimizer_state},
                       .schedules = schedules_of(flags.schedules)};
-  from_flags([&] {
-    check_model(flags.model);
-    return 0;
-  });
+  from_flags([&] { check_model(flags.model); });
   Devices devices =
       flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
 
@@ -97,14 +107,23 @@ int plan_command(const Flags& flags, Output& output) {
   } else {
     options.devices = device_list(devices);
   }
+  if (!flags.profile.empty()) measured.profile = read_profile(flags.profile);
+  const bool speaks = this_process().index == 0;
+  if (speaks) {  // before measuring, which takes its time
+    const std::string where =
+        described ? std::to_string(described->devices.size()) + " of " + flags.simulate : to_string(devices);
+    output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" +
+                 table({{"model", flags.profile.empty() ? to_string(flags.model) : name_of(measured.profile)},
+                        {"devices", where},
+                        {"batch size", std::to_string(flags.batch_size) + " over all devices"}}) +
+                 "\n");
+  }
   if (flags.profile.empty()) {
     measured = measure_model(flags.model, devices,
                              {.batch_size = flags.batch_size,
                               .seconds = flags.seconds,
                               .threads_per_rank = flags.threads_per_rank,
                               .planned_devices = described ? described->devices.size() : devices.size()});
-  } else {
-    measured.profile = read_profile(flags.profile);
   }
   const Cluster& cluster = described ? *described : measured.cluster;
   const ModelProfile& profile = measured.profile;
@@ -114,19 +133,17 @@ int plan_command(const Flags& flags, Output& output) {
   const Prediction alone = predict(profile, cluster, one, options.training);
   const auto candidates = candidate_plans(profile, cluster, options);
   const Plan best = best_plan(candidates);
-  if (this_process().index != 0) return 0;
+  if (!speaks) return 0;
 
-  Rows settings = {
-      {"model", profile.model + (profile.options.empty() ? "" : ", " + profile.options)},
-      {"devices", described ? std::to_string(cluster.devices.size()) + " of " + flags.simulate : to_string(devices)},
-      {"batch size", std::to_string(flags.batch_size) + " over all devices"}};
-  if (cluster.contention.size() > 1) {
-    settings.push_back(
-        {"contention", format("%.2f times as long when all compute at once", cluster.contention.back())});
+  const std::string contention =
+      cluster.contention.size() > 1
+          ? format("  each device takes %.2f times as long when all of its node compute\n", cluster.contention.back())
+          : "";
+  output.print(layer_table(profile, flags.batch_size) + contention + "\n" +
+               candidate_table(candidates, alone, flags.rows) + "\n" + in_words(best, profile, alone));
+  if (best.prediction.step_seconds > alone.step_seconds) {
+    output.print("(a plan uses all devices that it is given; here one device alone would be faster)\n");
   }
-  output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" + table(settings) + "\n" +
-               layer_table(profile, flags.batch_size) + "\n" + candidate_table(candidates, alone, flags.rows) + "\n" +
-               in_words(best, profile, alone));
   const auto keep = [&](const std::string& file, const std::string& text, const char* what) {
     if (file.empty()) return;
     io::write_file(file, text);
@@ -152,7 +169,9 @@ Command add_plan(CLI::App& program) {
   add("--width", flags->model.width, "X", "as for lockstep train", "1")->check(rate);
   add("--image-size", flags->model.image_size, "N", "as for lockstep train")->check(number_between<int64_t, 1>);
   add("--groups", flags->model.groups, "N", "as for lockstep train", "1")->check(number_between<int64_t, 1>);
-  add("--devices", flags->devices, "LIST", "as for lockstep train (default: every GPU, or else every core)");
+  add("--devices", flags->devices, "LIST",
+      "as for lockstep train (default: every GPU, or else every core); with --simulate the first of them measures the "
+      "layers");
   add("--threads-per-rank", flags->threads_per_rank, "N", "threads that each rank computes with", "1")
       ->check(number_between<int, 1, 1024>);
   add("--batch-size", flags->batch_size, "N", "samples per step, over all devices together", "256")
@@ -170,7 +189,9 @@ Command add_plan(CLI::App& program) {
       ->check(rate);
   add("--rows", flags->rows, "N", "how many candidates to print", "12")->check(number_between<size_t, 1>);
   add("--keep-profile", flags->keep_profile, "FILE", "keep what was measured of the layers")->check(not_empty);
-  add("--profile", flags->profile, "FILE", "such a file instead of measuring, with --simulate")->check(not_empty);
+  add("--profile", flags->profile, "FILE",
+      "such a file, of the model that it names, instead of measuring; with --simulate")
+      ->check(not_empty);
   add("--keep-cluster", flags->keep_cluster, "FILE", "keep what was measured of the devices, as --simulate takes it")
       ->check(not_empty);
   return {app, [flags](Output& output) { return plan_command(*flags, output); }};

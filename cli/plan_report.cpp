@@ -45,7 +45,7 @@ std::string layer_table(const ModelProfile& profile, int64_t samples) {
   std::string sliced;
   for (const auto& slices : profile.sliced) sliced += (sliced.empty() ? "" : ", ") + std::to_string(slices.ranks);
   return "layers, on one device: bytes per sample, and times of " + std::to_string(samples) + " samples\n" +
-         columns(rows) + "  the update of all parameters takes " + milliseconds(profile.update_seconds) + " ms" +
+         aligned(rows) + "  the update of all parameters takes " + milliseconds(profile.update_seconds) + " ms" +
          (sliced.empty() ? "" : "; also measured in " + sliced + " slices by channels") + "\n";
 }
 
@@ -63,7 +63,7 @@ std::string candidate_table(const std::vector<Plan>& plans, const Prediction& al
     const Plan& plan = plans[i];
     row(mesh_of(plan.split.mesh), schedule_of(plan), std::to_string(plan.split.microbatches), plan.prediction);
   }
-  std::string text = "candidates, as predicted; memory and bytes sent per step of the busiest device\n" + columns(rows);
+  std::string text = "candidates, as predicted; memory and bytes sent per step of the busiest device\n" + aligned(rows);
   if (plans.size() > most) text += "  and " + std::to_string(plans.size() - most) + " slower ones\n";
   return text;
 }

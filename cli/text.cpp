@@ -58,7 +58,7 @@ std::string table(const Rows& rows) {
   return text;
 }
 
-std::string columns(const std::vector<std::vector<std::string>>& rows) {
+std::string aligned(const std::vector<std::vector<std::string>>& rows) {
   std::vector<size_t> widths;
   for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));

@@ -22,6 +22,6 @@ using Rows = std::vector<std::pair<std::string, std::string>>;
 std::string table(const Rows& rows);
 
 // Rows of cells below one another, indented by two: the first column begins, the others end in one line.
-std::string columns(const std::vector<std::vector<std::string>>& rows);
+std::string aligned(const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace lockstep::cli

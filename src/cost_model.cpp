@@ -90,13 +90,6 @@ double CostModel::seconds(const std::vector<LayerMessage>& messages, double samp
   return sum;
 }
 
-// A stage ends with whole activations: what a cut behind a layer costs whose output is a slice of them.
-double CostModel::gather_seconds(int64_t layer, double samples) const {
-  const double whole = profile_.layers[static_cast<size_t>(layer)].output_bytes;
-  if (layers_[static_cast<size_t>(layer)].output_bytes > whole * 0.999) return 0;
-  return seconds({LayerMessage::Kind::allgather, 0, whole}, samples);
-}
-
 // By one rank, in rings.
 double CostModel::sent_bytes(const std::vector<LayerMessage>& messages, double samples) const {
   double sum = 0;
@@ -119,7 +112,7 @@ std::vector<CostModel::Stage> CostModel::stages(const std::vector<int64_t>& cuts
       stage.saved_bytes += layer.saved_bytes;
       stage.workspace_bytes = std::max(stage.workspace_bytes, layer.workspace_bytes);
     }
-    if (s > 0) stage.input_bytes = profile_.layers[static_cast<size_t>(stage.first) - 1].output_bytes;
+    if (s > 0) stage.input_bytes = layers_[static_cast<size_t>(stage.first) - 1].output_bytes;
     stages.push_back(stage);
   }
   stages.back().saved_bytes += profile_.loss.saved_bytes;
@@ -146,9 +139,7 @@ PipelineRun::Stage CostModel::run_of(const Stage& stage, int p, double samples, 
     run.forward += profile_.loss.forward.at(samples);
     run.backward += profile_.loss.backward.at(samples);
   } else {
-    run.forward_messages += gather_seconds(stage.end - 1, samples);
-    run.send_forward =
-        pipeline_.send.seconds(profile_.layers[static_cast<size_t>(stage.end) - 1].output_bytes * samples);
+    run.send_forward = pipeline_.send.seconds(layers_[static_cast<size_t>(stage.end) - 1].output_bytes * samples);
   }
   if (stage.first > 0) run.send_backward = pipeline_.send.seconds(stage.input_bytes * samples);
   if (mesh_.pipeline == 1) run.send_forward = run.send_backward = 0;
@@ -165,12 +156,12 @@ Partition CostModel::partition(const PipelineShape& shape) const {
     const auto& layer = layers_[i];
     const double forward = layer.forward.at(samples) + seconds(layer.forward_messages, samples);
     const double backward = layer.backward.at(samples) + seconds(layer.backward_messages, samples);
-    const double output = profile_.layers[i].output_bytes * samples, saved = layer.saved_bytes * samples;
+    const double output = layer.output_bytes * samples, saved = layer.saved_bytes * samples;
     const double crossing = mesh_.pipeline == 1 ? 0 : 2 * pipeline_.send.seconds(output);
     partition.layers.push_back({
         .name = layer.name,
         .seconds = (shape.recompute ? 2 : 1) * forward + backward,
-        .cut_seconds = crossing + gather_seconds(static_cast<int64_t>(i), samples),
+        .cut_seconds = crossing,
         // Recomputed activations are there for one microbatch only.
         .fixed_bytes = layer.parameter_bytes * (2 + training_.state_bytes_per_parameter_byte) + layer.buffer_bytes +
                        (shape.recompute ? saved : 0),
@@ -239,11 +230,7 @@ double CostModel::bytes_sent(const PipelineShape& shape, const std::vector<Stage
                         sent_bytes(layer.backward_messages, samples);
     }
     if (mesh_.pipeline > 1 && s + 1 < stages.size()) {
-      const double output = profile_.layers[static_cast<size_t>(stage.end) - 1].output_bytes;
-      per_microbatch += output * samples;
-      if (gather_seconds(stage.end - 1, samples) > 0) {
-        per_microbatch += sent_bytes({{LayerMessage::Kind::allgather, 0, output}}, samples);
-      }
+      per_microbatch += layers_[static_cast<size_t>(stage.end) - 1].output_bytes * samples;
     }
     if (mesh_.pipeline > 1 && s > 0) per_microbatch += stage.input_bytes * samples;
     sent += per_microbatch * shape.microbatches;

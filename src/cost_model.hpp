@@ -62,7 +62,6 @@ class CostModel {
   bool crosses_nodes(const std::function<int(int data, int pipeline, int tensor)>& neighbour) const;
   double seconds(const LayerMessage& message, double samples) const;
   double seconds(const std::vector<LayerMessage>& messages, double samples) const;
-  double gather_seconds(int64_t layer, double samples) const;
   double sent_bytes(const std::vector<LayerMessage>& messages, double samples) const;
   std::vector<Stage> stages(const std::vector<int64_t>& cuts) const;
   PipelineRun::Stage run_of(const Stage& stage, int p, double samples, bool recompute) const;

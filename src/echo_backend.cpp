@@ -4,6 +4,8 @@
 
 #include <chrono>
 
+#include "thread_clock.hpp"
+
 namespace lockstep {
 namespace {
 
@@ -28,9 +30,9 @@ double bytes_of(const std::vector<at::Tensor>& tensors) {
 template <class Action>
 double seconds_of(const Action& action) {
   const at::NoGradGuard no_grad;
-  const auto start = std::chrono::steady_clock::now();
+  const double start = thread_seconds();
   action();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return thread_seconds() - start;
 }
 
 }  // namespace

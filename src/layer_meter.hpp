@@ -20,7 +20,7 @@ class LayerMeter {
  public:
   // `names` are the layers'; with `echo`, the net is a slice whose exchanges it answers. The sample lies on the net's
   // device.
-  LayerMeter(torch::nn::Sequential net, std::vector<std::string> names, Batch sample, MeanLoss criterion,
+  LayerMeter(torch::nn::Sequential net, std::vector<std::string> names, Batch sample, Criterion criterion,
              c10::intrusive_ptr<EchoBackend> echo = {});
 
   // Every layer, and behind them the criterion. Takes about `seconds`, more if two sizes take longer. Throws Error that
@@ -45,6 +45,7 @@ class LayerMeter {
   };
 
   at::Tensor call(size_t layer, const at::Tensor& x, int64_t samples);
+  double now() const;
   template <class Action>
   double seconds_of(const Action& action);
   void step_by_layers(int64_t samples, std::vector<StepTimes>& times, Exchanges* exchanges = nullptr,
@@ -56,9 +57,10 @@ class LayerMeter {
   torch::nn::Sequential net_;
   const std::vector<std::string> names_;
   const Batch sample_;
-  const MeanLoss criterion_;
+  const Criterion criterion_;
   const c10::intrusive_ptr<EchoBackend> echo_;
-  int64_t smallest_ = 1;  // number of samples that the net takes
+  const bool on_one_thread_;  // on the CPU
+  int64_t smallest_ = 1;      // number of samples that the net takes
 };
 
 }  // namespace lockstep

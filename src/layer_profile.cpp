@@ -58,7 +58,7 @@ void check(const Sequential& net, const Batch& sample, const ProfileOptions& opt
 }
 
 // The slices of the group's first rank, whose part is never smaller than another's.
-std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, const MeanLoss& criterion,
+std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, const Criterion& criterion,
                                     const Rank& rank, const ProfileOptions& options) {
   std::vector<SlicedLayers> sliced;
   auto counts = options.tensor_ranks;
@@ -189,7 +189,7 @@ class Load {
 
 }  // namespace
 
-ModelProfile profile(const Sequential& net, const Batch& sample, const MeanLoss& criterion, Rank& rank,
+ModelProfile profile(const Sequential& net, const Batch& sample, const Criterion& criterion, Rank& rank,
                      const ProfileOptions& options) {
   check(net, sample, options);
   const Batch here{sample.x.to(rank.device()), sample.y.to(rank.device()), sample.global_size};

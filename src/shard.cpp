@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -226,6 +227,19 @@ void check_names(const torch::nn::Sequential& net, const ShardRule& rule) {
   }
 }
 
+// Two parts of one layer would be two layers, each with half of its gradient.
+void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
+  std::map<const Module*, std::string> names;
+  for (const auto& item : net->named_children()) {
+    if (item.value()->parameters().empty()) continue;
+    const auto [before, is_new] = names.emplace(item.value().get(), item.key());
+    if (is_new) continue;
+    throw Error("shard: layer " + item.key() + " is layer " + before->second +
+                " once more; layers that share their weights cannot be split. Put both into one module that is " +
+                "Shardable, or kept whole");
+  }
+}
+
 uint64_t seed_of(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options) {
   if (options.seed) return *options.seed;
   bool needed = false;
@@ -250,6 +264,7 @@ torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const 
   const ShardRule& rule = options.rule;
   if (net.is_empty() || net->is_empty()) throw Error("shard: the net has no layers");
   check_names(net, rule);
+  check_that_no_weights_are_shared(net);
   Sharder sharder(rank, seed_of(net, rank, options));
   torch::nn::Sequential part;
   size_t index = 0;

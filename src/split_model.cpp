@@ -1,7 +1,10 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <lockstep/error.hpp>
 #include <lockstep/split_model.hpp>
 #include <lockstep/tensor_parallel.hpp>
+
+#include "pipeline_stage.hpp"
 
 #include <string>
 #include <utility>
@@ -16,6 +19,11 @@ ShardRule rule_of(const ModelSplit& split) {
 ModelSplit checked(const ModelSplit& split, const torch::nn::Sequential& net, const Rank& rank) {
   check_mesh(split.mesh, rank.world_size());
   check_split(split, static_cast<int64_t>(net->size()));
+  if (const auto name = module_that_draws(net); split.recompute && !name.empty()) {  // shard() would hide its type
+    throw Error("SplitModel: " + name +
+                " draws random numbers, which would be others when its forward is computed again; use recompute = "
+                "false, or p(0) for a dropout");
+  }
   return split;
 }
 

@@ -12,9 +12,17 @@ namespace {
 
 using lockstep::Finished;
 
+// Runs the example examples/<name>.cpp.
+Finished run_example(const std::string& name, const std::vector<std::string>& arguments = {}) {
+  const char* const folder = std::getenv("LOCKSTEP_EXAMPLE_PROGRAMS");
+  if (folder == nullptr) throw std::runtime_error("set LOCKSTEP_EXAMPLE_PROGRAMS to the programs' folder; ctest does");
+  setenv("LOCKSTEP_PROGRAM", (std::string(folder) + "/example_" + name).c_str(), 1);
+  return lockstep::run_program(arguments, {.environment = {"CUDA_VISIBLE_DEVICES="}});
+}
+
 // The lines that an example's head comment gives as its output: those that are indented by three, up to the code.
-std::string expected_output(const std::string& example) {
-  const auto file = std::filesystem::path(__FILE__).parent_path().parent_path() / "examples" / example;
+std::string expected_output(const std::string& name) {
+  const auto file = std::filesystem::path(__FILE__).parent_path().parent_path() / "examples" / (name + ".cpp");
   std::ifstream source(file);
   std::string text;
   bool begun = false;
@@ -38,24 +46,28 @@ std::string trimmed(std::string text) {
 }
 
 TEST(Examples, FromScratchPrintsWhatItPromises) {
-  const char* const program = std::getenv("LOCKSTEP_EXAMPLE_01");
-  ASSERT_NE(program, nullptr) << "set LOCKSTEP_EXAMPLE_01 to the example's path; ctest does";
   const lockstep::ScratchFolder images;
   write_small_images(images, 300, 100);
-  setenv("LOCKSTEP_PROGRAM", program, 1);
-  const Finished run = lockstep::run_program({"1", images.path().string()}, {.environment = {"CUDA_VISIBLE_DEVICES="}});
+  const Finished run = run_example("01_from_scratch", {"1", images.path().string()});
   ASSERT_EQ(run.code, 0) << run.err;
-  const std::string expected = expected_output("01_from_scratch.cpp");
+  const std::string expected = expected_output("01_from_scratch");
   ASSERT_THAT(expected, testing::HasSubstr("train(2, 256, 0.2)"));
   EXPECT_EQ(without_measurements(trimmed(run.out)), without_measurements(trimmed(expected)));
   EXPECT_THAT(run.out, testing::ContainsRegex("epoch  1: train loss 2\\.30[0-9], test acc 0\\."));
 }
 
 TEST(Examples, FromScratchNamesAFolderWithoutData) {
-  setenv("LOCKSTEP_PROGRAM", std::getenv("LOCKSTEP_EXAMPLE_01"), 1);
-  const Finished run = lockstep::run_program({"1", "/nowhere"}, {});
+  const Finished run = run_example("01_from_scratch", {"1", "/nowhere"});
   EXPECT_EQ(run.code, 1);
   EXPECT_THAT(run.err, testing::HasSubstr("/nowhere"));
+}
+
+TEST(Examples, YourModelEndsWithOneLossUnderEveryScheme) {
+  const Finished run = run_example("02_your_model");
+  ASSERT_EQ(run.code, 0) << run.err;
+  const std::string expected = expected_output("02_your_model");
+  ASSERT_THAT(expected, testing::HasSubstr("layers 2, channels 2"));
+  EXPECT_EQ(trimmed(run.out), trimmed(expected));
 }
 
 }  // namespace

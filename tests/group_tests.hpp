@@ -55,10 +55,8 @@ class CountingBackend : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using Work = c10::intrusive_ptr<c10d::Work>;
 
-  CountingBackend(Rank& rank, std::shared_ptr<Calls> calls)
-      : Backend(rank.index(), rank.world_size()),
-        backend_(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&rank.backend())),
-        calls_(std::move(calls)) {}
+  CountingBackend(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<Calls> calls)
+      : Backend(backend->getRank(), backend->getSize()), backend_(std::move(backend)), calls_(std::move(calls)) {}
 
   const std::string getBackendName() const override { return backend_->getBackendName(); }
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
@@ -87,7 +85,7 @@ class CountingBackend : public c10d::Backend {
 
 // A rank like `rank` whose calls are noted in `calls`; barriers are not.
 inline Rank counted(Rank& rank, const std::shared_ptr<CountingBackend::Calls>& calls) {
-  return {rank.index(), rank.world_size(), rank.device(), c10::make_intrusive<CountingBackend>(rank, calls)};
+  return rank.wrapped([calls](const auto& backend) { return c10::make_intrusive<CountingBackend>(backend, calls); });
 }
 
 }  // namespace lockstep

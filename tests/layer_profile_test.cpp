@@ -68,6 +68,20 @@ TEST(LayerProfile, BytesAreExact) {
                                              "relu:", "flatten:", "fc: weight [10, 144], bias [10]"));
 }
 
+TEST(LayerProfile, SlicesAreThoseOfShard) {
+  const ModelProfile profile = profile_alone(small_net(), small_batch(8));
+  const auto& halves = layers_of(profile, 2);
+  EXPECT_EQ(halves[0].parameter_bytes, (2 * 9 + 2) * 4);
+  EXPECT_EQ(halves[0].output_bytes, 2 * 6 * 6 * 4);
+  EXPECT_EQ(halves[1].parameter_bytes, 4 * 4);
+  EXPECT_EQ(halves[4].parameter_bytes, (72 * 10 + 10) * 4);
+  for (size_t i = 0; i < 4; ++i) EXPECT_THAT(halves[i].forward_messages, ElementsAre()) << i;
+  // The linear layer takes slices of features and adds what they give.
+  ASSERT_EQ(halves[4].forward_messages.size(), 1u);
+  EXPECT_EQ(halves[4].forward_messages[0].kind, LayerMessage::Kind::allreduce);
+  EXPECT_EQ(halves[4].forward_messages[0].bytes_per_sample, 40);
+}
+
 TEST(LayerProfile, TimesArePositiveAndGrowWithTheWork) {
   Sequential net;
   net->push_back("thin", torch::nn::Linear(16, 16));
@@ -75,8 +89,8 @@ TEST(LayerProfile, TimesArePositiveAndGrowWithTheWork) {
   net->push_back("in", torch::nn::Linear(16, 1024));
   net->push_back("wide", torch::nn::Linear(1024, 1024));
   net->push_back("out", torch::nn::Linear(1024, 10));
-  const ModelProfile profile =
-      profile_alone(net, {torch::rand({256, 16}), torch::zeros({256}, torch::kLong), 256}, {.seconds = 3});
+  const ModelProfile profile = profile_alone(net, {torch::rand({256, 16}), torch::zeros({256}, torch::kLong), 256},
+                                             {.seconds = 60, .tensor_ranks = {}});
   for (const auto& layer : profile.layers) {
     std::vector<int64_t> samples;
     for (const auto& point : layer.forward.points) {

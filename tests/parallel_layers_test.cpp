@@ -180,7 +180,7 @@ TEST_P(Worlds, BatchNormsAreTheWholeOnes) {
 TEST_P(Worlds, DropoutDropsTheSameOverAnyNumberOfRanks) {
   const Tensor images = torch::ones({4, 13, 3, 2});
   on_ranks([&](Rank& rank) {
-    Rank alone(0, 1, torch::kCPU, nullptr);
+    Rank alone = rank.split(rank.index());
     for (const bool whole_channels : {false, true}) {
       ParallelDropoutOptions options{.p = 0.25, .whole_channels = whole_channels, .seed = 3};
       ParallelDropout whole(options, alone), copied(options, rank);

@@ -3,9 +3,9 @@
 #include <torch/torch.h>
 #include <lockstep/autocast.hpp>
 #include <lockstep/evaluate.hpp>
+#include <lockstep/mesh.hpp>
 #include <lockstep/pipeline.hpp>
 
-#include "comm/world.hpp"
 #include "small_nets.hpp"
 
 #include <chrono>
@@ -340,8 +340,7 @@ TEST(PipelineTest, EvaluateCountsAsOnOneDevice) {
     expected = evaluate([&](const Tensor& x) { return copy_of(net)->forward(x); }, rank);
   });
   lockstep::run(cpus(2), [&](Rank& rank) {
-    const auto world = lockstep::comm::make_in_process_world(cpus(1), std::chrono::seconds(60));
-    Rank alone(0, 1, torch::kCPU, world->backend(0));
+    Rank alone = rank.split(rank.index());
     Pipeline pipeline(split_into_stages(copy_of(net), 2), rank);
     const auto score = evaluate([&](const Tensor& x) { return pipeline.forward(x); }, alone);
     EXPECT_EQ(score.correct, expected.correct);
@@ -365,19 +364,12 @@ TEST(PipelineTest, ReplicasOverADataAxisHaveTheGradientsOfTheGlobalBatch) {
         F::cross_entropy(single->forward(whole.x), whole.y).backward();
         gradients.push_back(gradients_of(single));
       }
-      std::vector<std::unique_ptr<lockstep::comm::World>> pipelines, columns;
-      for (int i = 0; i < 2; ++i) {
-        pipelines.push_back(lockstep::comm::make_in_process_world(cpus(2), std::chrono::seconds(60)));
-        columns.push_back(lockstep::comm::make_in_process_world(cpus(2), std::chrono::seconds(60)));
-      }
       lockstep::run(cpus(4), [&, schedule = schedule, stages = stages](Rank& rank) {
-        const int row = rank.index() / 2, column = rank.index() % 2;
-        Rank along(column, 2, torch::kCPU, pipelines[row]->backend(column));
-        Rank across(row, 2, torch::kCPU, columns[column]->backend(row));
-        Pipeline pipeline(split_into_stages(copy_of(task.net), stages), along,
+        lockstep::Mesh mesh(rank, {.data = 2, .pipeline = 2});
+        Pipeline pipeline(split_into_stages(copy_of(task.net), stages), mesh.pipeline(),
                           {.schedule = schedule, .microbatches = 3});
-        DataParallel replicas(pipeline.module(), across, {.bucket_bytes = 1, .first_bucket_bytes = 1});
-        const auto part = lockstep::part_of(size, row, 2);
+        DataParallel replicas(pipeline.module(), mesh.data(), {.bucket_bytes = 1, .first_bucket_bytes = 1});
+        const auto part = lockstep::part_of(size, mesh.data().index(), 2);
         const Batch mine{whole.x.slice(0, part.begin, part.end).clone(), whole.y.slice(0, part.begin, part.end), size};
         for (int i = 0; i < 2; ++i) {
           pipeline.forward_backward(mine, F::cross_entropy, replicas);

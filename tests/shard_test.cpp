@@ -282,6 +282,8 @@ TEST(ShardTest, WhatCannotBeSplitIsAnErrorWithTheLayersName) {
                                                 HasSubstr("LayerSplit::whole"), HasSubstr("Shardable")));
   EXPECT_EQ(error_of_shard(unknown, 2, ShardRule().with("softmax", LayerSplit::whole)), "(no error)");
   EXPECT_THAT(error_of_shard(Sequential(), 1), HasSubstr("no layers"));
+  const torch::nn::Linear twice(4, 4);
+  EXPECT_THAT(error_of_shard(Sequential({{"fc1", twice}, {"fc2", twice}}), 2), HasSubstr("fc2 is layer fc1 once more"));
 }
 
 TEST(ShardTest, RulesThatTheNetCannotFollowAreErrors) {

@@ -178,6 +178,14 @@ TEST(SplitModelTest, ASplitThatDoesNotFitIsRefusedBeforeTheFirstStep) {
   EXPECT_THAT(error(2, {.mesh = {.tensor = 2}, .tensor_rule = "rows"}),
               AllOf(HasSubstr("\"rows\""), HasSubstr("\"channels\" and \"alternating\"")));
   EXPECT_THAT(error(5, {.mesh = {.tensor = 5}}), HasSubstr("conv1"));
+  const std::string random = error_of([] {
+    lockstep::run(lockstep::Devices(2, torch::kCPU), [](Rank& rank) {
+      Sequential net = make_net();
+      net->push_back("drop", torch::nn::Dropout(0.5));
+      SplitModel(net, rank, {.mesh = {.tensor = 2}, .recompute = true});
+    });
+  });
+  EXPECT_THAT(random, AllOf(HasSubstr("drop"), HasSubstr("draws random numbers")));
 }
 
 }  // namespace

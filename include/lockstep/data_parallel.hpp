@@ -122,10 +122,10 @@ class DataParallel {
     return make_loss(replica_, std::move(local_mean), local_size, global_size);
   }
 
-  // For backwards that are not one Loss: compute() calls LibTorch's backward itself, as often as it likes or not at all,
-  // and when this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient
-  // may be averaged as soon as it has been added to once; what is not yet the last of it is to be computed under
-  // no_sync(). All ranks must call it; throws as Loss::backward() does.
+  // For backwards that are not one Loss: compute() calls LibTorch's backward itself, as often as it likes or not at
+  // all, and when this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's
+  // gradient may be averaged as soon as it has been added to once; what is not yet the last of it is to be computed
+  // under no_sync(). All ranks must call it; throws as Loss::backward() does.
   void backward_through(const std::function<void()>& compute) { lockstep::backward_through(*replica_, compute); }
 
   // From what the backward of the mean loss of `local_size` of the global batch's `global_size` samples starts, so that

@@ -7,6 +7,7 @@
 
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/cluster.hpp>
+#include <lockstep/criterion.hpp>
 #include <lockstep/data.hpp>
 #include <lockstep/model_profile.hpp>
 #include <lockstep/rank.hpp>
@@ -25,14 +26,11 @@ struct ProfileOptions {
   std::function<torch::nn::Sequential(const torch::nn::Sequential& net, Rank& rank)> slice = {};
 };
 
-// A loss that is a mean over the samples, of the net's output and the targets.
-using MeanLoss = std::function<at::Tensor(const at::Tensor& output, const at::Tensor& targets)>;
-
 // Times are measured for 1, 2, 4, … samples up to all of `sample`, which should be as many as a device will have at
 // once; the best of several. Layers are timed one by one within whole steps, and their times scaled so that their sum
 // is the time of a whole step. model and options are left for the caller to fill. Throws Error: an empty net or sample,
 // a layer that fails (with its name), a net that cannot be cloned; and as Rank's collectives.
-ModelProfile profile(const torch::nn::Sequential& net, const Batch& sample, const MeanLoss& criterion, Rank& rank,
+ModelProfile profile(const torch::nn::Sequential& net, const Batch& sample, const Criterion& criterion, Rank& rank,
                      const ProfileOptions& options = {});
 
 // The ranks of this run as a cluster of one node: speeds and contention from the profile that they measured, GPUs'

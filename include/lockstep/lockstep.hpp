@@ -1,10 +1,14 @@
 // lockstep: training torch::nn::Modules over several devices, on LibTorch. This header only includes; each idea has one
 // of its own, in three storeys, each usable without the ones above:
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
-//   2. rank, data_parallel, evaluate: one thread per device, in one process or several; any torch::nn::Module;
-//      tensor_parallel (on parallel_layers, parallel_dropout, parallel_functions): each layer split over the ranks
-//   2. rank, data_parallel, pipeline, evaluate: one thread per device, in one process or several; any torch::nn::Module
+//   2. rank, evaluate: one thread per device, in one process or several; and on ranks any torch::nn::Module, split
+//        by data      data_parallel
+//        by layers    pipeline (pipeline_schedule)
+//        by channels  tensor_parallel (parallel_layers, parallel_dropout, parallel_functions)
+//        by several   split_model (model_split), over a mesh (mesh_shape)
+//      which of them: plan, from what layer_profile measures (model_profile, cluster)
 //   3. trainer: what the program `lockstep` does
+// The rest are leaves: data, models, residual_block, conv_relu_pool, checkpoint, metrics, autocast, ….
 // Errors of all of them: error.hpp. Thread-safety and cost stand at the top of each header.
 #pragma once
 
@@ -14,6 +18,7 @@
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/cluster.hpp>
 #include <lockstep/conv_relu_pool.hpp>
+#include <lockstep/criterion.hpp>
 #include <lockstep/data.hpp>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/devices.hpp>

@@ -6,8 +6,8 @@
 // reverse order of their making, whose numbers count per thread. The order thus depends on the graph alone, also where
 // branches meet, and the graph is the same on all ranks if all run the same layers. Backward calls the group's backend
 // on the thread that runs it, with forward's stream current: on the CPU the rank's own; on a GPU autograd's thread of
-// that GPU, while the rank's own waits, or the rank's own where ranks share a GPU (see run()). In a group of one rank
-// every function returns x. They throw Error as Rank's collectives do.
+// that GPU, while the rank's own waits, or the rank's own where ranks share a GPU (run() sees to that). In a group of
+// one rank every function returns x. They throw Error as Rank's collectives do.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -16,16 +16,14 @@
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
+#include <lockstep/criterion.hpp>
 #include <lockstep/data.hpp>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/rank.hpp>
 
-#include <concepts>
-#include <functional>
 #include <initializer_list>
 #include <memory>
-#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -58,23 +56,6 @@ struct PipelineStats {
   double computing = 0;  // of these in its stages' forwards and backwards; on GPUs, NaN without `measure`
 
   double idle_share() const { return 1 - computing / seconds; }  // beside it: ideal_idle_share()
-};
-
-// What makes a microbatch's mean loss of the network's output and the targets: any callable, or one of
-// torch::nn::functional's losses by its name. It must be a mean over the samples.
-class Criterion {
- public:
-  template <std::invocable<torch::Tensor, torch::Tensor> Function>
-  Criterion(Function function) : function_(std::move(function)) {}
-  template <class Options>
-  Criterion(torch::Tensor (*function)(const torch::Tensor&, const torch::Tensor&, const Options&))
-      : function_(
-            [function](const torch::Tensor& y_hat, const torch::Tensor& y) { return function(y_hat, y, Options{}); }) {}
-
-  torch::Tensor operator()(const torch::Tensor& y_hat, const torch::Tensor& y) const { return function_(y_hat, y); }
-
- private:
-  std::function<torch::Tensor(const torch::Tensor&, const torch::Tensor&)> function_;
 };
 
 class Pipeline {

@@ -70,7 +70,8 @@ class Shardable {
 // activation functions, ResidualBlock, and what is Shardable. What has weights and is kept whole is cloned, which draws
 // from LibTorch's default generator as its construction did. All ranks return after the last has drawn. Throws Error on
 // all ranks, with the layer's name: a type that it does not know, numbers that cannot be split (the text says what
-// would fit), an entry of the rule that names no layer, or one that the layer cannot follow.
+// would fit), a layer with weights that the net has twice, an entry of the rule that names no layer, or one that the
+// layer cannot follow.
 torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options = {});
 
 // Gathers the weights and buffers of all ranks' parts into `net`, on every rank: for checkpoints, evaluation on one

@@ -58,7 +58,7 @@ TEST_F(CliPlan, SimulatesAClusterAlsoFromAKeptProfile) {
   EXPECT_THAT(run.out, AllOf(HasSubstr("64 of cluster.json"), HasSubstr("slices by channels"), HasSubstr("idle"),
                              Not(HasSubstr("1f1b"))));
   const Plan kept = read_plan(work_ / "plan.json");
-  EXPECT_EQ(kept.mesh.size(), 64);
+  EXPECT_EQ(kept.split.mesh.size(), 64);
   EXPECT_EQ(kept.devices, "");
 
   const Finished again = run_program(
@@ -66,6 +66,13 @@ TEST_F(CliPlan, SimulatesAClusterAlsoFromAKeptProfile) {
       surroundings());
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(again.out, run.out.substr(0, run.out.find("the plan is kept")));
+  EXPECT_THAT(run.out, Not(HasSubstr("one device alone")));
+
+  auto slow = nlohmann::json::parse(described);
+  for (const char* links : {"within", "between"}) slow[links]["latency"] = 1;
+  work_.write("slow.json", slow.dump());
+  const Finished alone = run_program({"plan", "--profile", "profile.json", "--simulate", "slow.json"}, surroundings());
+  EXPECT_THAT(alone.out, HasSubstr("one device alone would be faster"));
 }
 
 TEST_F(CliPlan, WhatWasMeasuredOfTheDevicesCanBeSimulated) {

@@ -1,0 +1,304 @@
+// lockstep compare: trains the same steps under each way to split a network, and shows what each costs.
+#include <lockstep/error.hpp>
+#include <lockstep/plan.hpp>
+#include <lockstep/rank.hpp>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "bench_report.hpp"
+#include "bytes_text.hpp"
+#include "commands.hpp"
+#include "flag_checks.hpp"
+#include "measured_model.hpp"
+#include "scheme.hpp"
+#include "text.hpp"
+#include "usage.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+const char* const explanation =
+    "The schemes take turns, so that a change of the machine's load meets all of them\n"
+    "alike; the best round of each counts. All start with equal weights and see the\n"
+    "same batches. The model is profiled first, which balances the pipelines' stages\n"
+    "and gives the predictions (docs/plan.md). The tables come when all have run.\n"
+    "\n"
+    "  data N                replicas of the network, each for a part of the batch\n"
+    "  layers, one batch …   each device some layers; they take turns\n"
+    "  pipeline              the same with microbatches, so that they compute at once\n"
+    "  tensor N              each device a slice of every layer; \"alternating\" also\n"
+    "                        convolutions by output and then by input\n"
+    "\n"
+    "  step ms     median of the steps, of the slowest device\n"
+    "  predicted   what lockstep plan makes of the profile; - where that has none\n"
+    "  speed-up    one device's step over this one's\n"
+    "  memory      of the fullest device: parameters (and buffers), gradients, the\n"
+    "              optimizer's state (momentum), activations at their peak\n"
+    "  sent        per step, by the device that sends most; an allreduce counts as a\n"
+    "              ring's. Threads of one process share memory and copy less\n"
+    "  idle        share of the step not in layers, loss or update: waiting for\n"
+    "              others, sending, adding\n"
+    "  loss        of the last step's batch. BatchNorm (resnet18) normalises over what\n"
+    "              a device computes at once, so there data and pipelines differ\n"
+    "\n"
+    "Examples:\n"
+    "  lockstep compare --model lenet --devices 2\n"
+    "  lockstep compare --model alexnet --width 0.25 --batch-size 64 --steps 5\n";
+
+struct Flags {
+  SchemeOptions scheme;
+  std::string devices, data = "fashion-mnist", data_dir, json;
+  int rounds = 3;
+  double seconds = 10;
+};
+
+struct Row {
+  Scheme scheme;
+  double predicted = 0;  // seconds
+  std::optional<SchemeCost> cost = {};
+};
+
+// The best plan whose mesh and schedule are these; none if the model cannot be split so.
+std::optional<Plan> planned(const MeasuredModel& model, const MeshShape& mesh, const PlanOptions& options) {
+  std::vector<Plan> plans;
+  try {
+    plans = candidate_plans(model.profile, model.cluster, options);
+  } catch (const Error&) {  // nothing fits
+    return std::nullopt;
+  }
+  const auto found =
+      std::find_if(plans.begin(), plans.end(), [&](const Plan& plan) { return plan.split.mesh == mesh; });
+  return found == plans.end() ? std::nullopt : std::optional(*found);
+}
+
+std::string name_of(const MeshShape& mesh) {
+  std::string name;
+  const auto add = [&](int ranks, const char* axis) {
+    if (ranks > 1) name += (name.empty() ? "" : " x ") + std::string(axis) + " " + std::to_string(ranks);
+  };
+  add(mesh.data, "data");
+  add(mesh.pipeline, "pipeline");
+  add(mesh.tensor, "tensor");
+  return name;
+}
+
+class Schemes {
+ public:
+  Schemes(const MeasuredModel& model, const Devices& devices, int64_t batch_size)
+      : model_(model), devices_(devices), batch_size_(batch_size) {}
+
+  std::vector<Row> all() {
+    add("one device", {devices_[0]}, {});
+    const auto count = static_cast<int>(devices_.size());
+    for (const auto& mesh : mesh_shapes(count)) {
+      if (count == 1) break;
+      if (mesh.pipeline == 1) {
+        add_plan(name_of(mesh), mesh, Schedule::one_f_one_b);
+      } else if (mesh.pipeline < count) {
+        add_plan(name_of(mesh) + ", 1f1b", mesh, Schedule::one_f_one_b);
+      } else {
+        add_pipelines(mesh);
+      }
+      if (mesh.tensor == count) add_alternating(mesh);
+    }
+    return rows_;
+  }
+
+ private:
+  // Layers on different devices that wait for each other, then with microbatches in each schedule.
+  void add_pipelines(const MeshShape& mesh) {
+    const auto gpipe = add_plan("pipeline, gpipe", mesh, Schedule::gpipe);
+    if (gpipe) {
+      ModelSplit layers = gpipe->split;
+      layers.microbatches = 1;
+      rows_.pop_back();
+      add("layers, one batch at a time", devices_, layers);
+      add("pipeline, gpipe, " + microbatches(gpipe->split), devices_, gpipe->split);
+    }
+    add_plan("pipeline, 1f1b", mesh, Schedule::one_f_one_b);
+    add_plan("pipeline, interleaved", mesh, Schedule::interleaved);
+  }
+
+  void add_alternating(const MeshShape& mesh) {
+    ModelSplit split{.mesh = mesh, .tensor_rule = "alternating"};
+    if (!rows_.empty() && rows_.back().scheme.split.mesh == mesh) add(name_of(mesh) + ", alternating", devices_, split);
+  }
+
+  std::optional<Plan> add_plan(std::string name, const MeshShape& mesh, Schedule schedule) {
+    PlanOptions options{.batch_size = batch_size_, .schedules = {schedule}, .max_stages_per_rank = 2};
+    auto plan = planned(model_, mesh, options);
+    if (!plan) return plan;
+    if (plan->split.mesh.pipeline > 1) name += ", " + microbatches(plan->split);
+    add(name, devices_, plan->split);
+    return plan;
+  }
+
+  void add(const std::string& name, const Devices& devices, const ModelSplit& split) {
+    Plan plan;
+    plan.batch_size = batch_size_;
+    plan.split = split;
+    Row row{{name, devices, split}};
+    // The alternating rule was not profiled.
+    if (split.tensor_rule == "channels") row.predicted = predict(model_.profile, model_.cluster, plan).step_seconds;
+    rows_.push_back(std::move(row));
+  }
+
+  static std::string microbatches(const ModelSplit& split) {
+    return std::to_string(split.microbatches) + " microbatches";
+  }
+
+  const MeasuredModel& model_;
+  const Devices& devices_;
+  const int64_t batch_size_;
+  std::vector<Row> rows_;
+};
+
+void measure(std::vector<Row>& rows, const Flags& flags, const Dataset& images) {
+  for (int round = 0; round < flags.rounds; ++round) {
+    for (auto& row : rows) {
+      const SchemeCost cost = train_scheme(row.scheme, flags.scheme, images);
+      if (!row.cost || cost.step_seconds < row.cost->step_seconds) row.cost = cost;
+    }
+  }
+}
+
+std::string times_table(const std::vector<Row>& rows) {
+  std::vector<std::vector<std::string>> cells = {
+      {"scheme", "step ms", "predicted", "speed-up", "sent", "idle", "loss"}};
+  const double alone = rows[0].cost->step_seconds;
+  for (const auto& row : rows) {
+    const SchemeCost& cost = *row.cost;
+    cells.push_back({row.scheme.name, format("%.1f", 1e3 * cost.step_seconds),
+                     row.predicted == 0 ? "-" : format("%.1f", 1e3 * row.predicted),
+                     format("%.2f", alone / cost.step_seconds), bytes_text(cost.bytes_sent),
+                     format("%.0f %%", 100 * cost.idle_share), format("%.6f", cost.final_loss)});
+  }
+  return aligned(cells);
+}
+
+std::string memory_table(const std::vector<Row>& rows) {
+  std::vector<std::vector<std::string>> cells = {
+      {"scheme", "memory", "parameters", "gradients", "optimizer", "activations"}};
+  for (const auto& row : rows) {
+    const SchemeCost& cost = *row.cost;
+    std::vector<std::string> line = {row.scheme.name};
+    for (const int64_t bytes :
+         {cost.memory(), cost.parameters, cost.gradients, cost.optimizer_state, cost.activations}) {
+      line.push_back(bytes_text(static_cast<double>(bytes)));
+    }
+    cells.push_back(std::move(line));
+  }
+  return aligned(cells);
+}
+
+nlohmann::ordered_json to_json(const Flags& flags, const Devices& devices, const std::vector<Row>& rows) {
+  nlohmann::ordered_json json = circumstances("compare", devices);
+  json["model"] = to_string(flags.scheme.model);
+  json["batch_size"] = flags.scheme.batch_size;
+  json["steps"] = flags.scheme.steps;
+  json["rounds"] = flags.rounds;
+  json["lr"] = flags.scheme.lr;
+  json["threads_per_rank"] = flags.scheme.threads_per_rank;
+  for (const auto& row : rows) {
+    const ModelSplit& split = row.scheme.split;
+    const SchemeCost& cost = *row.cost;
+    json["schemes"].push_back({{"name", row.scheme.name},
+                               {"devices", row.scheme.devices.size()},
+                               {"data", split.mesh.data},
+                               {"pipeline", split.mesh.pipeline},
+                               {"tensor", split.mesh.tensor},
+                               {"schedule", to_string(split.schedule)},
+                               {"stages_per_rank", split.stages_per_rank},
+                               {"microbatches", split.microbatches},
+                               {"cuts", split.cuts},
+                               {"tensor_rule", split.tensor_rule},
+                               {"step_seconds", cost.step_seconds},
+                               {"predicted_seconds", row.predicted},
+                               {"parameter_bytes", cost.parameters},
+                               {"gradient_bytes", cost.gradients},
+                               {"optimizer_bytes", cost.optimizer_state},
+                               {"activation_bytes", cost.activations},
+                               {"bytes_sent", cost.bytes_sent},
+                               {"idle_share", cost.idle_share},
+                               {"final_loss", cost.final_loss}});
+  }
+  return json;
+}
+
+ImageData load(const Flags& flags) {
+  if (flags.data == "synthetic") return synthetic_images();
+  if (flags.data == "fashion-mnist") return load_fashion_mnist(flags.data_dir);
+  throw UsageError("--data \"" + flags.data + "\": it must be fashion-mnist or synthetic");
+}
+
+int compare_command(const Flags& flags, Output& output) {
+  if (this_process().count > 1) {
+    throw Error("compare runs its ranks as threads of one process; start it without a launcher");
+  }
+  from_flags([&] {
+    check_model(flags.scheme.model);
+    return 0;
+  });
+  const Devices devices =
+      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
+  const ImageData data = load(flags);
+  output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" +
+               table({{"model", to_string(flags.scheme.model)},
+                      {"data", data.source},
+                      {"devices", to_string(devices)},
+                      {"batch size", std::to_string(flags.scheme.batch_size) + " over all devices"},
+                      {"steps", std::to_string(flags.scheme.steps) + ", best of " + std::to_string(flags.rounds) +
+                                    " rounds in turns"}}) +
+               "\n");
+  const MeasuredModel model = measure_model(flags.scheme.model, devices,
+                                            {.batch_size = flags.scheme.batch_size,
+                                             .seconds = flags.seconds,
+                                             .threads_per_rank = flags.scheme.threads_per_rank,
+                                             .planned_devices = devices.size()});
+  auto rows = Schemes(model, devices, flags.scheme.batch_size).all();
+  measure(rows, flags, data.train);
+  output.print(times_table(rows) + "\n" + memory_table(rows));
+  if (!flags.json.empty()) write_json(flags.json, to_json(flags, devices, rows));
+  return 0;
+}
+
+}  // namespace
+
+Command add_compare(CLI::App& program) {
+  CLI::App* const app =
+      program.add_subcommand("compare", "Train a network split by data, by layers and by channels, side by side.");
+  app->footer(explanation);
+  const auto flags = std::make_shared<Flags>();
+  const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
+                       const std::string& default_text = {}) {
+    return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
+  };
+  SchemeOptions& scheme = flags->scheme;
+  add("--model", scheme.model.name, "NAME", "as for lockstep train", scheme.model.name)->check(known_model);
+  add("--width", scheme.model.width, "X", "as for lockstep train", "1")->check(rate);
+  add("--image-size", scheme.model.image_size, "N", "as for lockstep train")->check(number_between<int64_t, 1>);
+  add("--groups", scheme.model.groups, "N", "as for lockstep train", "1")->check(number_between<int64_t, 1>);
+  add("--data", flags->data, "NAME", "as for lockstep train", flags->data);
+  add("--data-dir", flags->data_dir, "DIR", "as for lockstep train")->check(not_empty);
+  add("--devices", flags->devices, "LIST", "as for lockstep train (default: every GPU, or else every core)");
+  add("--threads-per-rank", scheme.threads_per_rank, "N", "threads that each rank computes with", "1")
+      ->check(number_between<int, 1, 1024>);
+  add("--batch-size", scheme.batch_size, "N", "samples per step, over all devices together", "256")
+      ->check(number_between<int64_t, 1>);
+  add("--lr", scheme.lr, "X", "learning rate of SGD with momentum 0.9", shortest(scheme.lr))->check(rate);
+  add("--steps", scheme.steps, "N", "measured steps of each scheme in each round", std::to_string(scheme.steps))
+      ->check(number_between<int, 1>);
+  add("--rounds", flags->rounds, "N", "rounds, of which the best counts", std::to_string(flags->rounds))
+      ->check(number_between<int, 1>);
+  add("--seconds", flags->seconds, "X", "how long the layers may be profiled", "10")->check(rate);
+  add("--json", flags->json, "FILE", "also write the figures as JSON");
+  return {app, [flags](Output& output) { return compare_command(*flags, output); }};
+}
+
+}  // namespace lockstep::cli

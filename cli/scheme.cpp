@@ -1,0 +1,154 @@
+#include "scheme.hpp"
+
+#include <ATen/ops/tensor.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/optim/sgd.h>
+#include <lockstep/error.hpp>
+#include <lockstep/split_model.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "memory_meter.hpp"
+#include "observed_backend.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int warm_up = 2;  // the first learns the buckets' order, and makes the optimizer's state
+
+// What one rank sends, and how long its thread is in calls to the others.
+class Traffic : public CallObserver {
+ public:
+  void posts(c10d::OpType type, int64_t bytes, int ranks) override {
+    const auto others = static_cast<double>(ranks - 1);
+    const auto size = static_cast<double>(bytes);
+    switch (type) {
+      case c10d::OpType::SEND:
+        sent += size;
+        break;
+      case c10d::OpType::ALLREDUCE:
+        sent += 2 * others / ranks * size;
+        break;
+      case c10d::OpType::BROADCAST:
+        sent += others / ranks * size;  // as a chain sends it, in many pieces
+        break;
+      default:
+        sent += others * size;  // of what is gathered or scattered
+    }
+  }
+  void spent(double more) override { seconds += more; }
+
+  double sent = 0;
+  double seconds = 0;
+};
+
+int64_t bytes_of(const std::vector<torch::Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const auto& tensor : tensors) bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
+  return bytes;
+}
+
+int64_t state_bytes(const torch::optim::SGD& sgd) {
+  int64_t bytes = 0;
+  for (const auto& [parameter, state] : sgd.state()) {
+    bytes += bytes_of({static_cast<const torch::optim::SGDParamState&>(*state).momentum_buffer()});
+  }
+  return bytes;
+}
+
+struct Samples {
+  std::vector<double> seconds;
+  SchemeCost cost;
+};
+
+Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options, const Dataset& images) {
+  MemoryMeter meter;
+  auto traffic = std::make_shared<Traffic>();
+  Rank rank =
+      world.wrapped([traffic](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, traffic); });
+  SplitModel net(make_model(options.model), rank, scheme.split);
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
+  Samples samples;
+  double last_loss = 0;
+  int step = -warm_up;
+  const BatchOptions order{.size = options.batch_size, .seed = options.model.seed, .epoch = 1};
+  for (auto& batch : batches(images.to(rank.device()), order, net.mesh().data())) {
+    if (step == options.steps) break;
+    rank.barrier();
+    synchronize(rank.device());
+    *traffic = {};
+    meter.reset_peak();
+    const int64_t held = meter.current();
+    const auto start = Clock::now();
+    sgd.zero_grad();
+    const torch::Tensor loss = net.forward_backward(batch, torch::nn::functional::cross_entropy);
+    sgd.step();
+    synchronize(rank.device());
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    if (step >= 0) {
+      samples.seconds.push_back(seconds);
+      samples.cost.activations = std::max(samples.cost.activations, meter.peak() - held);
+      samples.cost.idle_share += traffic->seconds / seconds / options.steps;
+      samples.cost.bytes_sent = traffic->sent;
+    }
+    const torch::Tensor part = loss * (static_cast<double>(batch.size()) / static_cast<double>(batch.global_size));
+    net.mesh().data().allreduce(part);
+    last_loss = part.item<double>();
+    ++step;
+  }
+  samples.cost.final_loss = last_loss;
+  samples.cost.parameters = bytes_of(net.parameters()) + bytes_of(net.module()->buffers());
+  for (const auto& parameter : net.parameters()) samples.cost.gradients += bytes_of({parameter.grad()});
+  samples.cost.optimizer_state = state_bytes(sgd);
+  return samples;
+}
+
+// The slowest rank's steps, the fullest rank's memory.
+void combine(Samples& all, const Samples& one) {
+  if (all.seconds.empty()) {
+    all = one;
+    return;
+  }
+  for (size_t i = 0; i < all.seconds.size(); ++i) all.seconds[i] = std::max(all.seconds[i], one.seconds[i]);
+  SchemeCost& to = all.cost;
+  const auto keep_larger = [](auto& mine, const auto& theirs) { mine = std::max(mine, theirs); };
+  keep_larger(to.parameters, one.cost.parameters);
+  keep_larger(to.gradients, one.cost.gradients);
+  keep_larger(to.optimizer_state, one.cost.optimizer_state);
+  keep_larger(to.activations, one.cost.activations);
+  keep_larger(to.bytes_sent, one.cost.bytes_sent);
+  to.idle_share += one.cost.idle_share;
+}
+
+}  // namespace
+
+SchemeCost train_scheme(const Scheme& scheme, const SchemeOptions& options, const Dataset& images) {
+  const int64_t needed = options.batch_size * (options.steps + warm_up);
+  if (images.size() < needed) {
+    throw Error(std::to_string(options.steps) + " steps and " + std::to_string(warm_up) + " before them, of " +
+                std::to_string(options.batch_size) + " samples each, need " + std::to_string(needed) +
+                " images; there are " + std::to_string(images.size()) + ". Take fewer steps or a smaller batch");
+  }
+  Samples all;
+  std::mutex mutex;
+  run(scheme.devices,
+      [&](Rank& rank) {
+        const Samples samples = train_on(rank, scheme, options, images);
+        const std::lock_guard lock(mutex);
+        combine(all, samples);
+      },
+      {.threads_per_rank = options.threads_per_rank});
+  all.cost.idle_share /= static_cast<double>(scheme.devices.size());
+  std::sort(all.seconds.begin(), all.seconds.end());
+  all.cost.step_seconds = all.seconds[all.seconds.size() / 2];
+  return all.cost;
+}
+
+}  // namespace lockstep::cli

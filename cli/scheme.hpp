@@ -1,0 +1,49 @@
+// Scheme: one way to split a network over devices, and what training it so costs, measured.
+#pragma once
+
+#include <lockstep/data.hpp>
+#include <lockstep/devices.hpp>
+#include <lockstep/model_split.hpp>
+#include <lockstep/models.hpp>
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep::cli {
+
+struct Scheme {
+  std::string name;
+  Devices devices;
+  ModelSplit split;
+};
+
+struct SchemeOptions {
+  ModelOptions model;
+  int64_t batch_size = 256;  // of the global batch
+  int steps = 20;            // measured ones; two before them warm up
+  double lr = 0.05;          // of SGD with momentum 0.9
+  int threads_per_rank = 1;
+};
+
+struct SchemeCost {
+  double step_seconds = 0;  // the median over the steps, of the slowest rank
+
+  // Bytes of the fullest device: they need not be the same device's.
+  int64_t parameters = 0;  // and buffers
+  int64_t gradients = 0;
+  int64_t optimizer_state = 0;
+  int64_t activations = 0;  // what a step needs beside these, at its peak
+
+  double bytes_sent = 0;  // per step, by the rank that sends most
+  double idle_share = 0;  // of the steps' time, the mean of the ranks: not in layers, loss or update
+  double final_loss = 0;  // of the last step's global batch
+
+  int64_t memory() const { return parameters + gradients + optimizer_state + activations; }
+};
+
+// Trains the model from its seed on the first batches of `images`, split as the scheme says. Of an allreduce each rank
+// counts as sending 2 (k - 1) / k of its bytes, as a ring does; what threads of one process share need not be sent at
+// all. Throws Error as run() and SplitModel do, and if `images` are fewer than a batch.
+SchemeCost train_scheme(const Scheme& scheme, const SchemeOptions& options, const Dataset& images);
+
+}  // namespace lockstep::cli

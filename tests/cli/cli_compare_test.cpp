@@ -1,0 +1,102 @@
+// lockstep compare: every scheme trains the same, and what it reports of bytes is exact.
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+
+#include "cli_fixture.hpp"
+
+namespace {
+
+using lockstep::Cli;
+using lockstep::Finished;
+using lockstep::run_program;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class CliCompare : public Cli {
+ protected:
+  // The schemes by name.
+  std::map<std::string, nlohmann::json> compare(const std::string& devices) {
+    const Finished run =
+        run_program({"compare", "--model", "mlp", "--width", "0.0625", "--data", "synthetic", "--devices", devices,
+                     "--batch-size", "24", "--steps", "3", "--rounds", "1", "--seconds", "0.2", "--json", "all.json"},
+                    surroundings());
+    EXPECT_EQ(run.code, 0) << run.err;
+    EXPECT_THAT(run.out, AllOf(HasSubstr("speed-up"), HasSubstr("activations"), HasSubstr("one device")));
+    std::map<std::string, nlohmann::json> schemes;
+    std::ifstream file(work_ / "all.json");
+    const auto all = nlohmann::json::parse(file);
+    for (const auto& scheme : all.at("schemes")) {
+      schemes[scheme.at("name").get<std::string>().substr(0, scheme.at("name").get<std::string>().find(", 1f1b"))] =
+          scheme;
+    }
+    return schemes;
+  }
+};
+
+// 784 -> 32, five times 32 -> 32, 32 -> 10.
+constexpr int64_t parameter_bytes = 4 * (784 * 32 + 32 + 5 * (32 * 32 + 32) + 32 * 10 + 10);
+
+TEST_F(CliCompare, EverySchemeOfTwoDevicesTrainsTheSame) {
+  const auto schemes = compare("2xcpu");
+  const auto& alone = schemes.at("one device");
+  EXPECT_EQ(alone.at("bytes_sent"), 0);
+  EXPECT_EQ(alone.at("parameter_bytes"), parameter_bytes);
+  int pipelines = 0;
+  for (const auto& [name, scheme] : schemes) {
+    SCOPED_TRACE(name);
+    EXPECT_NEAR(scheme.at("final_loss").get<double>(), alone.at("final_loss").get<double>(), 1e-4);
+    EXPECT_EQ(scheme.at("gradient_bytes"), scheme.at("parameter_bytes"));
+    EXPECT_EQ(scheme.at("optimizer_bytes"), scheme.at("parameter_bytes"));
+    EXPECT_GT(scheme.at("step_seconds"), 0);
+    EXPECT_GT(scheme.at("activation_bytes"), 0);
+    EXPECT_GE(scheme.at("idle_share"), 0);
+    EXPECT_LT(scheme.at("idle_share"), 1);
+    if (&scheme == &alone) continue;
+    EXPECT_GT(scheme.at("bytes_sent"), 0);
+    if (scheme.at("data") == 1) EXPECT_LT(scheme.at("parameter_bytes"), parameter_bytes);
+    if (scheme.at("pipeline") == 2) ++pipelines;
+  }
+  EXPECT_EQ(pipelines, 4);
+  EXPECT_EQ(schemes.at("data 2").at("bytes_sent"), parameter_bytes);  // 2 (k - 1) / k of it
+  // The first layer's weights are most of the net, and each rank has half of them.
+  EXPECT_LT(schemes.at("tensor 2").at("parameter_bytes"), 0.6 * parameter_bytes);
+}
+
+TEST_F(CliCompare, FourDevicesAlsoHaveMeshes) {
+  const auto schemes = compare("4xcpu");
+  for (const char* name : {"data 4", "data 2 x pipeline 2", "data 2 x tensor 2", "pipeline 2 x tensor 2", "tensor 4"}) {
+    ASSERT_EQ(schemes.count(name), 1u) << name;
+    EXPECT_NEAR(schemes.at(name).at("final_loss").get<double>(),
+                schemes.at("one device").at("final_loss").get<double>(), 1e-4);
+  }
+}
+
+TEST_F(CliCompare, BadFlagsAreToldBeforeAnythingIsMeasured) {
+  const auto error = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), "compare");
+    const Finished run = run_program(words, surroundings());
+    EXPECT_EQ(run.code, 2) << run.err;
+    EXPECT_THAT(run.out, Not(HasSubstr("step ms")));
+    return run.err;
+  };
+  EXPECT_THAT(error({"--model", "lennet"}), AllOf(HasSubstr("lennet"), HasSubstr("lenet")));
+  EXPECT_THAT(error({"--data", "mnist"}), HasSubstr("fashion-mnist or synthetic"));
+  EXPECT_THAT(error({"--devices", "none"}), HasSubstr("none"));
+  EXPECT_THAT(error({"--steps", "0"}), HasSubstr("at least 1"));
+  EXPECT_THAT(error({"--model", "lenet", "--width", "2"}), HasSubstr("lenet"));
+}
+
+TEST_F(CliCompare, TooFewImagesAreToldWithBothNumbers) {
+  const Finished run = run_program({"compare", "--model", "mlp", "--width", "0.0625", "--data", "synthetic",
+                                    "--devices", "2xcpu", "--batch-size", "30000", "--steps", "1", "--seconds", "0"},
+                                   surroundings());
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("need 90000 images; there are 60000"), HasSubstr("smaller batch")));
+}
+
+}  // namespace
