@@ -4,7 +4,7 @@
 #include <lockstep/split_model.hpp>
 #include <lockstep/tensor_parallel.hpp>
 
-#include "pipeline_stage.hpp"
+#include "pipeline/pipeline_stage.hpp"
 
 #include <string>
 #include <utility>

@@ -1,5 +1,5 @@
 // balanced_stages against all partitions there are.
-#include "partition.hpp"
+#include "plan/partition.hpp"
 
 #include <gmock/gmock.h>
 

@@ -3,8 +3,8 @@
 #include <torch/torch.h>
 #include <lockstep/rank.hpp>
 
-#include "pipeline_mail.hpp"
-#include "pipeline_messages.hpp"
+#include "pipeline/pipeline_mail.hpp"
+#include "pipeline/pipeline_messages.hpp"
 
 #include <functional>
 #include <vector>

@@ -1,5 +1,5 @@
 // Pipelines played event by event, and the cost model around them, against formulas.
-#include "simulate.hpp"
+#include "plan/simulate.hpp"
 
 #include <gmock/gmock.h>
 #include <lockstep/error.hpp>

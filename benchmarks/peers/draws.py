@@ -21,7 +21,7 @@ weight_shapes = [(20, 1, 3, 3), (20,), (50, 20, 5, 5), (50,), (800, 128), (128,)
 
 
 def weights(seed):
-    """As lockstep::lenet_params (src/lenet.cpp): the biases are zero, the rest comes in order from one generator."""
+    """As lockstep::lenet_params (src/models/lenet.cpp): the biases are zero, the rest comes in order from one generator."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.zeros(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.01
             for shape in weight_shapes]

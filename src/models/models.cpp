@@ -1,0 +1,91 @@
+#include <lockstep/error.hpp>
+#include <lockstep/models.hpp>
+
+#include "models/model_parts.hpp"
+
+#include <charconv>
+#include <iterator>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+AlexNetOptions alexnet_options(const ModelOptions& options) {
+  AlexNetOptions result{.width = options.width, .groups = options.groups, .dropout = 0, .seed = options.seed};
+  if (options.image_size != 0) result.image_size = options.image_size;
+  return result;
+}
+
+ResNet18Options resnet18_options(const ModelOptions& options) {
+  return {.width = options.width, .image_size = options.image_size, .seed = options.seed};
+}
+
+MlpOptions mlp_options(const ModelOptions& options) {
+  MlpOptions result{.seed = options.seed};
+  for (int64_t& units : result.hidden) units = scaled(units, options.width);
+  return result;
+}
+
+}  // namespace
+
+std::vector<std::string> model_names() {
+  return {"lenet", "mlp", "alexnet", "resnet18"};
+}
+
+void check_model(const ModelOptions& options) {
+  const auto refuse = [&](bool given, const char* what, const char* who) {
+    if (given) throw Error(options.name + " has no " + what + "; " + who);
+  };
+  const bool image_size = options.image_size != 0, groups = options.groups != 1;
+  if (options.name == "lenet") {
+    refuse(options.width != 1, "width", "mlp, alexnet and resnet18 have one");
+    refuse(image_size, "image size", "alexnet and resnet18 have one");
+    refuse(groups, "groups", "alexnet has");
+  } else if (options.name == "mlp") {
+    check_width("mlp", options.width);
+    refuse(image_size, "image size", "alexnet and resnet18 have one");
+    refuse(groups, "groups", "alexnet has");
+  } else if (options.name == "alexnet") {
+    check_options(alexnet_options(options));
+  } else if (options.name == "resnet18") {
+    refuse(groups, "groups", "alexnet has");
+    check_options(resnet18_options(options));
+  } else {
+    std::string known;
+    for (const auto& name : model_names()) known += (known.empty() ? "" : ", ") + name;
+    throw Error("the model is \"" + options.name + "\"; there are " + known);
+  }
+}
+
+torch::nn::Sequential make_model(const ModelOptions& options) {
+  check_model(options);
+  // A Sequential is made of the pointer to its base class; of any other it would make its only layer.
+  std::shared_ptr<torch::nn::SequentialImpl> net;
+  if (options.name == "lenet") net = std::make_shared<LeNetImpl>(options.seed);
+  if (options.name == "mlp") net = std::make_shared<MlpImpl>(mlp_options(options));
+  if (options.name == "alexnet") net = std::make_shared<AlexNetImpl>(alexnet_options(options));
+  if (options.name == "resnet18") net = std::make_shared<ResNet18Impl>(resnet18_options(options));
+  return torch::nn::Sequential(std::move(net));
+}
+
+std::string to_string(const ModelOptions& options) {
+  std::string text = options.name;
+  if (options.width != 1) {
+    char width[32];  // the shortest text that is read back as this number
+    text += ", width " + std::string(width, std::to_chars(width, std::end(width), options.width).ptr);
+  }
+  const std::string size = std::to_string(options.image_size);
+  if (options.image_size != 0) text += ", images of " + size + " x " + size;
+  if (options.groups != 1) text += ", " + std::to_string(options.groups) + " groups";
+  return text;
+}
+
+std::shared_ptr<torch::nn::Module> NamedSequentialImpl::clone(const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<NamedSequentialImpl>();
+  copy->train(is_training());
+  auto layer = begin();
+  for (const auto& name : named_children().keys()) copy->push_back(name, (layer++)->clone(device));
+  return copy;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,297 @@
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <lockstep/devices.hpp>
+#include <lockstep/error.hpp>
+#include <lockstep/pipeline.hpp>
+
+#include "comm/arguments.hpp"
+#include "pipeline/pipeline_checks.hpp"
+#include "pipeline/pipeline_mail.hpp"
+#include "pipeline/pipeline_shapes.hpp"
+#include "pipeline/pipeline_stage.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+
+namespace lockstep {
+
+using comm::describe;
+
+namespace {
+
+using torch::nn::Sequential;
+using Clock = std::chrono::steady_clock;
+using Kind = PipelineStep::Kind;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace
+
+class Pipeline::State {
+ public:
+  State(std::vector<Sequential> stages, Rank& rank, const PipelineOptions& options);
+
+  double forward_backward(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica);
+  at::Tensor forward(const at::Tensor& x);
+
+  const Sequential& module() const { return module_; }
+  const PipelineStats& stats() const { return stats_; }
+
+ private:
+  using Shapes = std::vector<SampleShape>;
+
+  // This rank's part of a schedule.
+  struct Work {
+    std::vector<PipelineStep> steps;
+    PipelineMessages messages;
+  };
+
+  const Shapes& shapes_for(const at::Tensor& x);
+  const Work& work_for(int microbatches, bool backward);
+
+  double run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
+             const Shapes& shapes);
+  PipelineMail mail(const Work& work, const Shapes& shapes, int64_t samples, int microbatches);
+  void check_output(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const;
+  PipelineStage& stage(int index) { return stages_[static_cast<size_t>(index / rank_.world_size())]; }
+  bool is_last(int stage) const { return stage == count_ - 1; }
+  int last_rank() const { return rank_.world_size() - 1; }
+  bool on_gpu() const { return !rank_.device().is_cpu(); }
+  void timed(const std::function<void()>& compute);
+
+  Rank rank_;
+  const PipelineOptions options_;
+  const int count_;                    // of stages, over all ranks
+  std::vector<PipelineStage> stages_;  // this rank's, ascending
+  Sequential module_;
+  std::set<std::pair<std::string, int64_t>> compared_;  // shapes and sizes of batches that all ranks had
+  std::map<std::string, Shapes> shapes_;                // by the shape of a sample that goes in
+  std::map<std::pair<int, bool>, Work> work_;
+  PipelineStats stats_;
+};
+
+// ---- Making it.
+
+Pipeline::State::State(std::vector<Sequential> stages, Rank& rank, const PipelineOptions& options)
+    : rank_(rank), options_(options), count_(static_cast<int>(stages.size())) {
+  check_stages(stages, rank_, options_);
+  for (int index = rank_.index(); index < count_; index += rank_.world_size()) {
+    auto& layers = stages[static_cast<size_t>(index)];
+    layers->to(rank_.device());
+    stages_.emplace_back(index, layers);
+    const auto children = layers->named_children();
+    for (size_t i = 0; i < children.size(); ++i) {
+      if (module_->named_children().contains(children[i].key())) {
+        throw Error("Pipeline: two layers of rank " + std::to_string(rank_.index()) + " are named " +
+                    children[i].key() + "; split_into_stages gives stages whose layers have the net's names");
+      }
+      module_->push_back(children[i].key(), *(layers->begin() + static_cast<ptrdiff_t>(i)));
+    }
+  }
+  compare_options(rank_, count_, options_);
+}
+
+// ---- Before a batch.
+
+const Pipeline::State::Shapes& Pipeline::State::shapes_for(const at::Tensor& x) {
+  if (!x.defined() || x.dim() == 0) throw Error("Pipeline: a batch's x needs a first dimension, the samples");
+  const SampleShape input = sample_shape(x);
+  std::string key = input.text();
+  const auto device = rank_.device().type();
+  if (at::autocast::is_autocast_enabled(device)) {  // other types cross then
+    key += std::string(" in ") + c10::toString(at::autocast::get_autocast_dtype(device));
+  }
+  if (compared_.count({key, x.size(0)}) == 0) {
+    compare_batches(rank_, key, x.size(0));
+    compared_.emplace(key, x.size(0));
+  }
+  const auto found = shapes_.find(key);
+  if (found != shapes_.end()) return found->second;
+  return shapes_[key] = trace_shapes(rank_, stages_, count_, input);
+}
+
+const Pipeline::State::Work& Pipeline::State::work_for(int microbatches, bool backward) {
+  const auto [found, is_new] = work_.try_emplace({microbatches, backward});
+  if (!is_new) return found->second;
+  const int ranks = rank_.world_size();
+  std::vector<std::vector<PipelineStep>> steps;
+  for (int rank = 0; rank < ranks; ++rank) {
+    steps.push_back(steps_of(options_.schedule, rank, ranks, count_ / ranks, microbatches));
+    if (!backward) std::erase_if(steps.back(), [](const auto& step) { return step.kind == Kind::backward; });
+  }
+  found->second = {steps[static_cast<size_t>(rank_.index())], messages_of(rank_.index(), steps, count_)};
+  return found->second;
+}
+
+// An activation that is needed has the shape that the stage takes; a gradient that of what it gives.
+PipelineMail Pipeline::State::mail(const Work& work, const Shapes& shapes, int64_t samples, int microbatches) {
+  const auto empty = [&shapes, &work, samples, microbatches, device = rank_.device()](int index) {
+    const auto& step = work.steps[static_cast<size_t>(index)];
+    const auto& shape = shapes[static_cast<size_t>(step.stage) + (step.kind == Kind::forward ? 0 : 1)];
+    return shape.empty(part_of(samples, step.microbatch, microbatches).size(), device);
+  };
+  return {rank_, work.messages, empty, /*in_order=*/on_gpu()};
+}
+
+// ---- A batch.
+
+double Pipeline::State::forward_backward(const Batch& batch, const Criterion& criterion,
+                                         const std::shared_ptr<Replica>& replica) {
+  const auto start = Clock::now();
+  stats_ = {};
+  if (!batch.y.defined() || batch.y.dim() == 0 || !batch.x.defined() || batch.x.dim() == 0 ||
+      batch.x.size(0) != batch.y.size(0)) {
+    throw Error("Pipeline: a batch needs x and y with as many samples; x is " +
+                (batch.x.defined() ? describe(batch.x) : "undefined") + ", y is " +
+                (batch.y.defined() ? describe(batch.y) : "undefined"));
+  }
+  const Shapes& shapes = shapes_for(batch.x);
+  double loss = 0;
+  const auto compute = [&] {
+    if (batch.size() > 0) loss = run(batch, criterion, replica, shapes);
+  };
+  replica ? backward_through(*replica, compute) : compute();
+  if (on_gpu() && !options_.measure) stats_.computing = std::numeric_limits<double>::quiet_NaN();
+  stats_.seconds = seconds_since(start);
+  return loss;
+}
+
+double Pipeline::State::run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
+                            const Shapes& shapes) {
+  const int64_t samples = batch.size();
+  const int microbatches = static_cast<int>(std::min<int64_t>(samples, options_.microbatches));
+  const Work& work = work_for(microbatches, /*backward=*/true);
+  PipelineMail mail = this->mail(work, shapes, samples, microbatches);
+  Announcement announcement(rank_, last_rank(), /*early=*/!on_gpu());
+  at::Tensor loss = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
+  std::map<int, int> backwards;  // done, by stage
+
+  for (size_t i = 0; i < work.steps.size(); ++i) {
+    const auto& step = work.steps[i];
+    PipelineStage& stage = this->stage(step.stage);
+    const Part part = part_of(samples, step.microbatch, microbatches);
+    const double share = static_cast<double>(part.size()) / static_cast<double>(samples);
+    const at::Tensor received = mail.take(static_cast<int>(i));
+    at::Tensor made;
+
+    if (step.kind == Kind::forward) {
+      // A backward that follows at once saves no memory by computing forward again.
+      const bool backward_next =
+          i + 1 < work.steps.size() && work.steps[i + 1] == PipelineStep{Kind::backward, step.microbatch, step.stage};
+      const auto head = [&criterion, y = batch.y.slice(0, part.begin, part.end), last = is_last(step.stage),
+                         device = rank_.device()](const at::Tensor& output) {
+        return last ? criterion(output, y.to(device)) : output;
+      };
+      timed([&] {
+        const at::Tensor x = step.stage == 0 ? batch.x.slice(0, part.begin, part.end).to(rank_.device()) : received;
+        made = stage.forward(step.microbatch, x, head, !options_.recompute || backward_next);
+        if (!is_last(step.stage)) return;
+        if (made.numel() != 1) {
+          throw Error("Pipeline: the criterion gives " + describe(made) +
+                      ", and must give one number, the mean over the samples");
+        }
+        loss.add_(made.reshape({}), share);
+      });
+      if (is_last(step.stage)) continue;
+      const auto& expected = shapes[static_cast<size_t>(step.stage) + 1];
+      check_output(stage, made, expected);
+    } else {
+      // Only the last microbatch's backward completes the stage's gradients.
+      std::optional<NoSync> not_yet;
+      if (replica && ++backwards[step.stage] < microbatches) not_yet.emplace(replica);
+      timed([&] {
+        const double weight = replica ? weight_of(*replica, part.size(), batch.global_size) : share;
+        made = stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, at::kDouble) : received);
+      });
+      if (step.stage == 0) continue;
+    }
+    mail.give(static_cast<int>(i), made);
+  }
+  mail.finish();
+  return announcement.exchange(loss);
+}
+
+void Pipeline::State::check_output(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const {
+  if (y.dim() > 0 && sample_shape(y) == expected) return;
+  throw Error("Pipeline: stage " + std::to_string(stage.index()) + " gives " + describe(y) + ", and gave " +
+              expected.text() + " for zeros in eval mode; a stage's output must have one shape");
+}
+
+void Pipeline::State::timed(const std::function<void()>& compute) {
+  const bool wait = on_gpu() && options_.measure;
+  if (wait) synchronize(rank_.device());
+  const auto start = Clock::now();
+  compute();
+  if (wait) synchronize(rank_.device());
+  stats_.computing += seconds_since(start);
+}
+
+at::Tensor Pipeline::State::forward(const at::Tensor& x) {
+  const c10::NoGradGuard no_grad;
+  const Shapes& shapes = shapes_for(x);
+  const int64_t samples = x.size(0);
+  at::Tensor result = shapes.back().empty(samples, rank_.device());
+  if (samples == 0) return result;
+  const int microbatches = static_cast<int>(std::min<int64_t>(samples, options_.microbatches));
+  const Work& work = work_for(microbatches, /*backward=*/false);
+  PipelineMail mail = this->mail(work, shapes, samples, microbatches);
+  for (size_t i = 0; i < work.steps.size(); ++i) {
+    const auto& step = work.steps[i];
+    const Part part = part_of(samples, step.microbatch, microbatches);
+    const at::Tensor received = mail.take(static_cast<int>(i));
+    PipelineStage& stage = this->stage(step.stage);
+    const at::Tensor y =
+        stage.through(step.stage == 0 ? x.slice(0, part.begin, part.end).to(rank_.device()) : received);
+    check_output(stage, y, shapes[static_cast<size_t>(step.stage) + 1]);
+    if (is_last(step.stage)) {
+      result.slice(0, part.begin, part.end).copy_(y);
+    } else {
+      mail.give(static_cast<int>(i), y);
+    }
+  }
+  mail.finish();
+  rank_.broadcast(result, last_rank());
+  return result;
+}
+
+// ---- The public class.
+
+Pipeline::Pipeline(std::vector<Sequential> stages, Rank& rank, const PipelineOptions& options)
+    : state_(std::make_unique<State>(std::move(stages), rank, options)) {}
+Pipeline::~Pipeline() = default;
+Pipeline::Pipeline(Pipeline&&) noexcept = default;
+Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
+
+Sequential Pipeline::module() const {
+  return state_->module();
+}
+
+double Pipeline::forward_backward(const Batch& batch, const Criterion& criterion) {
+  return state_->forward_backward(batch, criterion, nullptr);
+}
+
+double Pipeline::forward_backward(const Batch& batch, const Criterion& criterion,
+                                  const std::shared_ptr<Replica>& replica) {
+  return state_->forward_backward(batch, criterion, replica);
+}
+
+at::Tensor Pipeline::forward(const at::Tensor& x) {
+  return state_->forward(x);
+}
+
+PipelineStats Pipeline::stats() const {
+  return state_->stats();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,77 @@
+#include "pipeline/pipeline_checks.hpp"
+
+#include <ATen/ops/equal.h>
+#include <lockstep/error.hpp>
+
+#include "of_all_ranks.hpp"
+#include "pipeline/pipeline_stage.hpp"
+
+#include <functional>
+#include <utility>
+
+namespace lockstep {
+
+using torch::nn::Sequential;
+
+void check_stages(const std::vector<Sequential>& stages, const Rank& rank, const PipelineOptions& options) {
+  const int ranks = rank.world_size();
+  const auto count = static_cast<int>(stages.size());
+  const bool interleaved = options.schedule == Schedule::interleaved;
+  if (options.microbatches < 1) {
+    throw Error("Pipeline: microbatches is " + std::to_string(options.microbatches) + "; it must be at least 1");
+  }
+  if (count == 0 || (interleaved ? count % ranks != 0 : count != ranks)) {
+    throw Error("Pipeline: " + std::to_string(count) + " stages do not go with " + std::to_string(ranks) +
+                " ranks and the schedule " + std::string(to_string(options.schedule)) + ", which takes " +
+                (interleaved ? "a multiple of " : "") + std::to_string(ranks));
+  }
+  for (int index = rank.index(); index < count; index += ranks) {
+    const auto& layers = stages[static_cast<size_t>(index)];
+    if (layers.is_empty() || layers->is_empty()) {
+      throw Error("Pipeline: stage " + std::to_string(index) + " is of rank " + std::to_string(rank.index()) +
+                  ", and has no layers there; every rank must be given its own stages");
+    }
+    if (layers->named_children().size() != layers->size()) {
+      throw Error("Pipeline: stage " + std::to_string(index) + " holds modules that are none of its layers");
+    }
+    if (!options.recompute) continue;
+    if (const auto name = module_that_draws(layers); !name.empty()) {
+      throw Error("Pipeline: " + name + " of stage " + std::to_string(index) +
+                  " draws random numbers, which would be others when its forward is computed again; use recompute = "
+                  "false, or p(0) for a dropout");
+    }
+  }
+}
+
+void compare_options(Rank& rank, int stages, const PipelineOptions& options) {
+  const std::pair<const char*, int64_t> entries[] = {{"stages", stages},
+                                                     {"schedule", static_cast<int64_t>(options.schedule)},
+                                                     {"microbatches", options.microbatches},
+                                                     {"recompute", options.recompute}};
+  std::vector<int64_t> numbers;
+  for (const auto& [name, value] : entries) numbers.push_back(value);
+  const at::Tensor all = of_all_ranks(rank, numbers);
+  for (int other = 0; other < rank.world_size(); ++other) {
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      const auto theirs = all[other][static_cast<int64_t>(i)].item<int64_t>();
+      if (theirs == numbers[i]) continue;
+      throw Error(std::string("Pipeline: the ranks differ in ") + entries[i].first + ": rank " +
+                  std::to_string(rank.index()) + " has " + std::to_string(numbers[i]) + ", rank " +
+                  std::to_string(other) + " has " + std::to_string(theirs));
+    }
+  }
+}
+
+void compare_batches(Rank& rank, const std::string& shape, int64_t size) {
+  const at::Tensor all = of_all_ranks(rank, {size, static_cast<int64_t>(std::hash<std::string>()(shape))});
+  for (int other = 0; other < rank.world_size(); ++other) {
+    const auto their_size = all[other][0].item<int64_t>();
+    if (their_size == size && at::equal(all[other][1], all[rank.index()][1])) continue;
+    throw Error("Pipeline: the ranks' batches differ: rank " + std::to_string(rank.index()) + " passes " +
+                std::to_string(size) + " samples of " + shape + ", rank " + std::to_string(other) + " " +
+                std::to_string(their_size) + " samples" + (their_size == size ? " of another shape or type" : "") +
+                ". All ranks of a pipeline must pass the same batch");
+  }
+}
+
+}  // namespace lockstep

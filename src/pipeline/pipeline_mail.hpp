@@ -1,0 +1,72 @@
+// What a rank of a pipeline sends and receives while it computes: PipelineMessages, as tensors over the rank's backend.
+//
+// Used by the rank's thread. Receives are posted a step before they are needed, so that between processes a message
+// comes while the rank computes. Where the order of posts counts (NCCL runs what one rank posts one after the other),
+// everything is posted in the one order of PipelineMessages.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/rank.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "pipeline/pipeline_messages.hpp"
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+namespace lockstep {
+
+// Tags of a pipeline's messages: the last ones that there are, so that others can count from 0.
+enum PipelineTag { kActivationTag = 32764, kGradientTag, kLossTag, kShapeTag };
+
+class PipelineMail {
+ public:
+  // `empty(step)`: a contiguous tensor for what the rank's step `step` needs. `messages` must outlive the mail.
+  PipelineMail(Rank& rank, const PipelineMessages& messages, std::function<at::Tensor(int step)> empty, bool in_order);
+
+  // What the rank's step `step` needs from another stage; undefined if nothing. To be called for every step in order.
+  at::Tensor take(int step);
+  // What step `step` has made for another stage; it must not be changed any more. A stage of this rank gets a copy too.
+  void give(int step, const at::Tensor& tensor);
+  // Waits until all that was given has arrived.
+  void finish();
+
+ private:
+  struct Open {
+    at::Tensor tensor;
+    c10::intrusive_ptr<c10d::Work> work;
+  };
+
+  void post(int message);
+  void post_up_to(int message);  // in the one order
+  void wait(int message);
+
+  Rank& rank_;
+  const PipelineMessages& messages_;
+  const std::function<at::Tensor(int step)> empty_;
+  const bool in_order_;
+  std::vector<Open> open_;  // per message
+  int next_message_ = 0;    // in order: all before it are posted
+  size_t next_step_ = 0;    // out of order: what all steps before it need is posted
+};
+
+// One number from one rank to all others, which expect it while they compute.
+class Announcement {
+ public:
+  // With `early` the others post their receives at once; not where the order of posts counts.
+  Announcement(Rank& rank, int speaker, bool early);
+
+  // Called by all ranks; `number`, a scalar of type double, is the speaker's and ignored on the others. Returns it.
+  double exchange(const at::Tensor& number);
+
+ private:
+  void post_receive();
+
+  Rank& rank_;
+  const int speaker_;
+  std::vector<at::Tensor> received_;
+  c10::intrusive_ptr<c10d::Work> receive_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,138 @@
+#include "pipeline/pipeline_stage.hpp"
+
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/rnn.h>
+#include <lockstep/error.hpp>
+
+#include "comm/arguments.hpp"
+#include "exception_text.hpp"
+
+#include <exception>
+#include <utility>
+
+namespace lockstep {
+
+using comm::describe;
+
+namespace {
+
+// A stage's input as its layers see it: the same memory, but not a leaf, so that a layer may work in place on it.
+struct Entrance : torch::autograd::Function<Entrance> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.variable_data(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return gradients;
+  }
+};
+
+at::Tensor enter(const at::Tensor& x) {
+  return x.requires_grad() ? Entrance::apply(x) : x;
+}
+
+// Buffers get their values back. variable_data: autograd has noted the buffers of a BatchNorm, though it does not read
+// them after training's forward, and is not to see them change.
+class BuffersStay {
+ public:
+  explicit BuffersStay(const torch::nn::Sequential& layers) {
+    for (const auto& buffer : layers->buffers()) kept_.emplace_back(buffer, buffer.detach().clone());
+  }
+  ~BuffersStay() {
+    const c10::NoGradGuard no_grad;
+    for (const auto& [buffer, value] : kept_) buffer.variable_data().copy_(value);
+  }
+  BuffersStay(const BuffersStay&) = delete;
+  BuffersStay& operator=(const BuffersStay&) = delete;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> kept_;
+};
+
+}  // namespace
+
+PipelineStage::PipelineStage(int index, torch::nn::Sequential layers) : index_(index), layers_(std::move(layers)) {
+  for (const auto& child : layers_->named_children()) names_.push_back(child.key());
+}
+
+at::Tensor PipelineStage::through(at::Tensor x) {
+  size_t place = 0;
+  for (auto& layer : *layers_) {
+    const std::string before = describe(x);
+    try {
+      x = layer.forward(std::move(x));
+    } catch (const std::exception&) {
+      std::throw_with_nested(Error("Pipeline: layer " + names_[place] + " of stage " + std::to_string(index_) + ", " +
+                                   c10::str(*layer.ptr()) + ", fails at what comes to it, " + before + ": " +
+                                   exception_text(std::current_exception())));
+    }
+    ++place;
+  }
+  return x;
+}
+
+at::Tensor PipelineStage::forward(int microbatch, const at::Tensor& x, const Head& head, bool keep_graph) {
+  Kept kept{x.detach(), {}, head};
+  if (index_ > 0) kept.input.requires_grad_();
+  at::Tensor result;
+  if (keep_graph) {
+    result = kept.output = head(through(enter(kept.input)));
+  } else {
+    const c10::NoGradGuard no_grad;
+    result = head(through(kept.input.clone()));  // a layer may work in place, and the input is needed once more
+  }
+  kept_[microbatch] = std::move(kept);
+  return result.detach();
+}
+
+at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient) {
+  const auto found = kept_.find(microbatch);
+  Kept kept = std::move(found->second);
+  kept_.erase(found);
+  if (!kept.output.defined()) {
+    const BuffersStay stay(layers_);
+    kept.output = kept.head(through(enter(kept.input)));
+  }
+  if (kept.output.requires_grad()) {
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    kept.output.backward(gradient.to(kept.output.options()).expand_as(kept.output));
+  }
+  if (!kept.input.requires_grad()) return {};
+  const at::Tensor& of_input = kept.input.grad();
+  return of_input.defined() ? of_input : at::zeros_like(kept.input);
+}
+
+namespace {
+
+template <class... Modules>
+bool drops_out(const torch::nn::Module& module) {
+  const auto one = [&](const auto* dropout) { return dropout != nullptr && dropout->options.p() > 0; };
+  return (one(dynamic_cast<const Modules*>(&module)) || ...);
+}
+
+template <class... Modules>
+bool drops_out_inside(const torch::nn::Module& module) {
+  const auto one = [&](const auto* net) { return net != nullptr && net->options.dropout() > 0; };
+  return (one(dynamic_cast<const Modules*>(&module)) || ...);
+}
+
+}  // namespace
+
+std::string module_that_draws(const torch::nn::Sequential& layers) {
+  namespace nn = torch::nn;
+  for (const auto& item : layers->named_modules()) {
+    const nn::Module& module = *item.value();
+    if (drops_out<nn::DropoutImpl, nn::Dropout2dImpl, nn::Dropout3dImpl, nn::AlphaDropoutImpl,
+                  nn::FeatureAlphaDropoutImpl>(module) ||
+        drops_out_inside<nn::RNNImpl, nn::LSTMImpl, nn::GRUImpl, nn::MultiheadAttentionImpl>(module) ||
+        dynamic_cast<const nn::RReLUImpl*>(&module) != nullptr) {
+      return item.key();
+    }
+  }
+  return "";
+}
+
+}  // namespace lockstep

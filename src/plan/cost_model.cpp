@@ -1,0 +1,298 @@
+#include "plan/cost_model.hpp"
+
+#include <lockstep/error.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+// DataParallel's buckets: as many bytes of gradients are summed at once.
+constexpr double bucket_bytes = 4 << 20;
+
+int64_t divided_up(int64_t number, int64_t by) {
+  return (number + by - 1) / by;
+}
+
+// Of each stage of rank `p`: for how many microbatches it holds activations at once, at most.
+std::map<int, int> most_live(const PipelineShape& shape, int p, int ranks) {
+  std::map<int, int> live, most;
+  for (const auto& step : steps_of(shape.schedule, p, ranks, shape.stages_per_rank, shape.microbatches)) {
+    live[step.stage] += step.kind == PipelineStep::Kind::forward ? 1 : -1;
+    most[step.stage] = std::max(most[step.stage], live[step.stage]);
+  }
+  return most;
+}
+
+}  // namespace
+
+CostModel::CostModel(const ModelProfile& profile, const Cluster& cluster, const TrainingCost& training,
+                     const MeshShape& mesh, int64_t batch_size)
+    : profile_(profile),
+      cluster_(cluster),
+      training_(training),
+      mesh_(mesh),
+      layers_(layers_of(profile, mesh.tensor)),
+      part_(divided_up(batch_size, mesh.data)),
+      columns_(static_cast<size_t>(mesh.pipeline)) {
+  const int64_t ranks = static_cast<int64_t>(mesh.data) * mesh.pipeline * mesh.tensor;
+  if (ranks > static_cast<int64_t>(cluster.devices.size())) {
+    throw Error("a mesh of " + to_string(mesh) + " needs " + std::to_string(ranks) + " devices; there are " +
+                std::to_string(cluster.devices.size()));
+  }
+  for (int d = 0; d < mesh.data; ++d) {
+    for (int p = 0; p < mesh.pipeline; ++p) {
+      for (int t = 0; t < mesh.tensor; ++t) {
+        const auto& here = cluster.devices[static_cast<size_t>(device(d, p, t))];
+        Column& column = columns_[static_cast<size_t>(p)];
+        column.speed = column.speed == 0 ? here.speed : std::min(column.speed, here.speed);
+        if (here.memory_bytes > 0) {
+          column.memory_bytes =
+              column.memory_bytes == 0 ? here.memory_bytes : std::min(column.memory_bytes, here.memory_bytes);
+        }
+      }
+    }
+  }
+  for (int p = 0; p < mesh.pipeline; ++p) columns_[static_cast<size_t>(p)].node = cluster.node_of(device(0, p, 0));
+  const auto links = [&](auto neighbour) { return crosses_nodes(neighbour) ? cluster.between : cluster.within; };
+  data_ = links([&](int d, int p, int t) { return device((d + 1) % mesh_.data, p, t); });
+  pipeline_ = links([&](int d, int p, int t) { return device(d, (p + 1) % mesh_.pipeline, t); });
+  tensor_ = links([&](int d, int p, int t) { return device(d, p, (t + 1) % mesh_.tensor); });
+  const auto of_first = std::count_if(columns_.begin(), columns_.end(), [](const Column& c) { return c.node == 0; });
+  copies_ = std::max(1, static_cast<int>(std::min<int64_t>(ranks, cluster.devices_per_node) / of_first));
+}
+
+// Is there a device whose neighbour is in another node?
+bool CostModel::crosses_nodes(const std::function<int(int, int, int)>& neighbour) const {
+  for (int d = 0; d < mesh_.data; ++d) {
+    for (int p = 0; p < mesh_.pipeline; ++p) {
+      for (int t = 0; t < mesh_.tensor; ++t) {
+        if (cluster_.node_of(device(d, p, t)) != cluster_.node_of(neighbour(d, p, t))) return true;
+      }
+    }
+  }
+  return false;
+}
+
+double CostModel::seconds(const LayerMessage& message, double samples) const {
+  const double bytes = message.bytes + message.bytes_per_sample * samples;
+  return message.kind == LayerMessage::Kind::allreduce ? allreduce_seconds(tensor_.allreduce, mesh_.tensor, bytes)
+                                                       : allgather_seconds(tensor_.allgather, mesh_.tensor, bytes);
+}
+
+double CostModel::seconds(const std::vector<LayerMessage>& messages, double samples) const {
+  double sum = 0;
+  for (const auto& message : messages) sum += seconds(message, samples);
+  return sum;
+}
+
+// By one rank, in rings.
+double CostModel::sent_bytes(const std::vector<LayerMessage>& messages, double samples) const {
+  double sum = 0;
+  for (const auto& message : messages) {
+    const double rounds = message.kind == LayerMessage::Kind::allreduce ? 2 : 1;
+    sum += rounds * (mesh_.tensor - 1) / mesh_.tensor * (message.bytes + message.bytes_per_sample * samples);
+  }
+  return sum;
+}
+
+std::vector<CostModel::Stage> CostModel::stages(const std::vector<int64_t>& cuts) const {
+  std::vector<Stage> stages;
+  const auto layers = static_cast<int64_t>(layers_.size());
+  for (size_t s = 0; s <= cuts.size(); ++s) {
+    Stage stage{.first = s == 0 ? 0 : cuts[s - 1], .end = s == cuts.size() ? layers : cuts[s]};
+    for (int64_t i = stage.first; i < stage.end; ++i) {
+      const auto& layer = layers_[static_cast<size_t>(i)];
+      stage.parameter_bytes += layer.parameter_bytes;
+      stage.buffer_bytes += layer.buffer_bytes;
+      stage.saved_bytes += layer.saved_bytes;
+      stage.workspace_bytes = std::max(stage.workspace_bytes, layer.workspace_bytes);
+    }
+    if (s > 0) stage.input_bytes = layers_[static_cast<size_t>(stage.first) - 1].output_bytes;
+    stages.push_back(stage);
+  }
+  stages.back().saved_bytes += profile_.loss.saved_bytes;
+  stages.back().workspace_bytes = std::max(stages.back().workspace_bytes, profile_.loss.workspace_bytes);
+  return stages;
+}
+
+// A microbatch of `samples` through a stage that lives on rank p.
+PipelineRun::Stage CostModel::run_of(const Stage& stage, int p, double samples, bool recompute) const {
+  const bool is_last = stage.end == static_cast<int64_t>(layers_.size());
+  PipelineRun::Stage run;
+  for (int64_t i = stage.first; i < stage.end; ++i) {
+    const auto& layer = layers_[static_cast<size_t>(i)];
+    run.forward += layer.forward.at(samples);
+    run.backward += layer.backward.at(samples);
+    run.forward_messages += seconds(layer.forward_messages, samples);
+    run.backward_messages += seconds(layer.backward_messages, samples);
+  }
+  if (recompute) {
+    run.backward += run.forward;
+    run.backward_messages += run.forward_messages;
+  }
+  if (is_last) {
+    run.forward += profile_.loss.forward.at(samples);
+    run.backward += profile_.loss.backward.at(samples);
+  } else {
+    run.send_forward = pipeline_.send.seconds(layers_[static_cast<size_t>(stage.end) - 1].output_bytes * samples);
+  }
+  if (stage.first > 0) run.send_backward = pipeline_.send.seconds(stage.input_bytes * samples);
+  if (mesh_.pipeline == 1) run.send_forward = run.send_backward = 0;
+  const double speed = columns_[static_cast<size_t>(p)].speed;
+  run.forward /= speed;
+  run.backward /= speed;
+  return run;
+}
+
+Partition CostModel::partition(const PipelineShape& shape) const {
+  const double samples = static_cast<double>(part_) / shape.microbatches;
+  Partition partition;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const auto& layer = layers_[i];
+    const double forward = layer.forward.at(samples) + seconds(layer.forward_messages, samples);
+    const double backward = layer.backward.at(samples) + seconds(layer.backward_messages, samples);
+    const double output = layer.output_bytes * samples, saved = layer.saved_bytes * samples;
+    const double crossing = mesh_.pipeline == 1 ? 0 : 2 * pipeline_.send.seconds(output);
+    partition.layers.push_back({
+        .name = layer.name,
+        .seconds = (shape.recompute ? 2 : 1) * forward + backward,
+        .cut_seconds = crossing,
+        // Recomputed activations are there for one microbatch only.
+        .fixed_bytes = layer.parameter_bytes * (2 + training_.state_bytes_per_parameter_byte) + layer.buffer_bytes +
+                       (shape.recompute ? saved : 0),
+        .live_bytes = shape.recompute ? 0 : saved,
+        .cut_bytes = output,
+        .workspace_bytes = layer.workspace_bytes * samples,
+    });
+  }
+  auto& last = partition.layers.back();
+  last.seconds += profile_.loss.forward.at(samples) + profile_.loss.backward.at(samples);
+  (shape.recompute ? last.fixed_bytes : last.live_bytes) += profile_.loss.saved_bytes * samples;
+  last.workspace_bytes = std::max(last.workspace_bytes, profile_.loss.workspace_bytes * samples);
+
+  partition.stages.resize(static_cast<size_t>(mesh_.pipeline) * static_cast<size_t>(shape.stages_per_rank));
+  const double batch = profile_.input_bytes * static_cast<double>(part_);
+  for (int p = 0; p < mesh_.pipeline; ++p) {
+    const Column& column = columns_[static_cast<size_t>(p)];
+    for (const auto& [stage, live] : most_live(shape, p, mesh_.pipeline)) {
+      auto& device = partition.stages[static_cast<size_t>(stage)];
+      device.speed = column.speed;
+      device.live_microbatches = live;
+      // A device that is full with the batch alone has a byte left, so that this is told like any other lack.
+      if (column.memory_bytes > 0)
+        device.memory_bytes = std::max(1.0, column.memory_bytes - batch) / shape.stages_per_rank;
+    }
+  }
+  return partition;
+}
+
+// Activations at their peak.
+double CostModel::live_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p,
+                             double samples) const {
+  double live = 0, peak = 0;
+  for (const auto& step : steps_of(shape.schedule, p, mesh_.pipeline, shape.stages_per_rank, shape.microbatches)) {
+    const Stage& stage = stages[static_cast<size_t>(step.stage)];
+    const double kept = (stage.input_bytes + (shape.recompute ? 0 : stage.saved_bytes)) * samples;
+    const double now = (shape.recompute ? stage.saved_bytes : 0) * samples;  // while the step runs
+    if (step.kind == PipelineStep::Kind::forward) live += kept;
+    peak = std::max(peak, live + now);
+    if (step.kind == PipelineStep::Kind::backward) live -= kept;
+  }
+  return peak;
+}
+
+double CostModel::memory_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p,
+                               double samples) const {
+  double fixed = profile_.input_bytes * static_cast<double>(part_), workspace = 0;
+  for (size_t s = static_cast<size_t>(p); s < stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
+    fixed += stages[s].parameter_bytes * (2 + training_.state_bytes_per_parameter_byte) + stages[s].buffer_bytes;
+    workspace = std::max(workspace, stages[s].workspace_bytes * samples);
+  }
+  return fixed + live_bytes(shape, stages, p, samples) + workspace;
+}
+
+// By rank p in a step.
+double CostModel::bytes_sent(const PipelineShape& shape, const std::vector<Stage>& stages, int p,
+                             double samples) const {
+  double sent = 0;
+  for (size_t s = static_cast<size_t>(p); s < stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
+    const Stage& stage = stages[s];
+    sent += 2.0 * (mesh_.data - 1) / mesh_.data * stage.parameter_bytes;
+    double per_microbatch = 0;
+    for (int64_t i = stage.first; i < stage.end; ++i) {
+      const auto& layer = layers_[static_cast<size_t>(i)];
+      per_microbatch += (shape.recompute ? 2 : 1) * sent_bytes(layer.forward_messages, samples) +
+                        sent_bytes(layer.backward_messages, samples);
+    }
+    if (mesh_.pipeline > 1 && s + 1 < stages.size()) {
+      per_microbatch += layers_[static_cast<size_t>(stage.end) - 1].output_bytes * samples;
+    }
+    if (mesh_.pipeline > 1 && s > 0) per_microbatch += stage.input_bytes * samples;
+    sent += per_microbatch * shape.microbatches;
+  }
+  return sent;
+}
+
+// What is left of the sum of `bytes` of gradients when a backward of so many seconds is over.
+double CostModel::exposed_allreduce(double bytes, double backward) const {
+  if (mesh_.data == 1 || bytes == 0) return 0;
+  const double buckets = std::ceil(bytes / bucket_bytes);
+  const double bucket = allreduce_seconds(data_.allreduce, mesh_.data, bytes / buckets);
+  // The first layer's gradient comes last: its bucket has nothing left to hide behind.
+  return std::max(buckets * bucket - cluster_.overlap * backward, bucket);
+}
+
+Prediction CostModel::predict(const PipelineShape& shape, const std::vector<int64_t>& cuts) const {
+  const auto stages = this->stages(cuts);
+  const double samples = static_cast<double>(part_) / shape.microbatches;
+  PipelineRun run;
+  run.schedule = shape.schedule;
+  run.ranks = mesh_.pipeline;
+  run.stages_per_rank = shape.stages_per_rank;
+  run.microbatches = shape.microbatches;
+  run.copies = copies_;
+  for (size_t s = 0; s < stages.size(); ++s) {
+    const int p = static_cast<int>(s) % mesh_.pipeline;
+    run.stages.push_back(run_of(stages[s], p, samples, shape.recompute));
+  }
+  for (const auto& column : columns_) run.node.push_back(column.node);
+  if (!cluster_.contention.empty()) run.slowdown = [this](double computing) { return cluster_.slowdown(computing); };
+  const PipelineTimes times = simulate(run);
+
+  const auto all = [](const std::vector<LayerProfile>& layers) {
+    return std::accumulate(layers.begin(), layers.end(), 0.0,
+                           [](double sum, const LayerProfile& layer) { return sum + layer.parameter_bytes; });
+  };
+  const double whole_bytes = all(profile_.layers);
+  Prediction prediction;
+  for (int p = 0; p < mesh_.pipeline; ++p) {
+    const auto index = static_cast<size_t>(p);
+    Prediction::RankShare share;
+    double backward = 0;  // of the last microbatch, which gradients are summed beside
+    for (size_t s = index; s < stages.size(); s += columns_.size()) {
+      share.parameter_bytes += stages[s].parameter_bytes;
+      backward += run.stages[s].backward;
+    }
+    const double members =
+        copies_ * static_cast<double>(std::count_if(columns_.begin(), columns_.end(), [&](const Column& other) {
+          return other.node == columns_[index].node;
+        }));
+    const double update = whole_bytes == 0 ? 0
+                                           : profile_.update_seconds * share.parameter_bytes / whole_bytes /
+                                                 columns_[index].speed * cluster_.slowdown(members);
+    share.busy_seconds = times.busy[index] + update;
+    share.memory_bytes = memory_bytes(shape, stages, p, samples);
+    share.bytes_sent = bytes_sent(shape, stages, p, samples);
+    prediction.step_seconds = std::max(
+        prediction.step_seconds, times.finish[index] + exposed_allreduce(share.parameter_bytes, backward) + update);
+    prediction.ranks.push_back(share);
+  }
+  return prediction;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,84 @@
+// What a net split over a mesh costs, from its profile: the formulas of docs/plan.md.
+//
+// No LibTorch, no state beyond its arguments, which must outlive it.
+#pragma once
+
+#include <lockstep/plan.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "plan/partition.hpp"
+#include "plan/simulate.hpp"
+
+namespace lockstep {
+
+// How a pipeline is run, beside where it is cut.
+struct PipelineShape {
+  Schedule schedule = Schedule::one_f_one_b;
+  int stages_per_rank = 1;
+  int microbatches = 1;
+  bool recompute = false;
+};
+
+class CostModel {
+ public:
+  // Throws Error: a mesh that is larger than the cluster or that the model was not profiled for.
+  CostModel(const ModelProfile& profile, const Cluster& cluster, const TrainingCost& training, const MeshShape& mesh,
+            int64_t batch_size);
+
+  // Of the batch that one pipeline has; the largest.
+  int64_t part() const { return part_; }
+
+  // What balanced_stages() cuts. With several stages per rank each stage has its share of the device's memory.
+  Partition partition(const PipelineShape& shape) const;
+
+  // Of the stages that start at `cuts`, which must fit.
+  Prediction predict(const PipelineShape& shape, const std::vector<int64_t>& cuts) const;
+
+  // The memory of the smallest of the devices that hold rank `p` of the pipeline axis; 0: no limit.
+  double memory_limit(int p) const { return columns_[static_cast<size_t>(p)].memory_bytes; }
+
+ private:
+  // The devices that stand beside each other on the data and tensor axes, as one: they do the same.
+  struct Column {
+    double speed = 0;         // of the slowest
+    double memory_bytes = 0;  // of the smallest; 0: no limit
+    int node = 0;             // of the first
+  };
+  // Stage s: its layers, and what they add up to.
+  struct Stage {
+    int64_t first, end;
+    double parameter_bytes = 0, buffer_bytes = 0;
+    double saved_bytes = 0;      // per sample
+    double workspace_bytes = 0;  // per sample
+    double input_bytes = 0;      // per sample; of the first stage none, since the batch counts for itself
+  };
+
+  int device(int data, int pipeline, int tensor) const {
+    return (data * mesh_.pipeline + pipeline) * mesh_.tensor + tensor;
+  }
+  bool crosses_nodes(const std::function<int(int data, int pipeline, int tensor)>& neighbour) const;
+  double seconds(const LayerMessage& message, double samples) const;
+  double seconds(const std::vector<LayerMessage>& messages, double samples) const;
+  double sent_bytes(const std::vector<LayerMessage>& messages, double samples) const;
+  std::vector<Stage> stages(const std::vector<int64_t>& cuts) const;
+  PipelineRun::Stage run_of(const Stage& stage, int p, double samples, bool recompute) const;
+  double live_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p, double samples) const;
+  double memory_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p, double samples) const;
+  double bytes_sent(const PipelineShape& shape, const std::vector<Stage>& stages, int p, double samples) const;
+  double exposed_allreduce(double bytes, double backward) const;
+
+  const ModelProfile& profile_;
+  const Cluster& cluster_;
+  const TrainingCost training_;
+  const MeshShape mesh_;
+  const std::vector<LayerProfile>& layers_;  // of the slice, if there is a tensor axis
+  const int64_t part_;
+  std::vector<Column> columns_;     // one per rank of the pipeline axis
+  Links data_, pipeline_, tensor_;  // of each axis
+  int copies_ = 1;                  // of a pipeline that share a node
+};
+
+}  // namespace lockstep

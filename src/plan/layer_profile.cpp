@@ -1,0 +1,216 @@
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros.h>
+#include <lockstep/error.hpp>
+#include <lockstep/layer_profile.hpp>
+#include <lockstep/plan.hpp>
+#include <lockstep/tensor_parallel.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <utility>
+
+#include "fused_sgd.hpp"
+#include "plan/echo_backend.hpp"
+#include "plan/layer_meter.hpp"
+#include "shared_text.hpp"
+
+namespace lockstep {
+namespace {
+
+using torch::nn::Sequential;
+
+constexpr double seconds_of_load = 0.2;  // that ranks compute at a time to compare their speeds
+constexpr double longest_step = 0.25;    // seconds of the step that they compare with, where it can be so short
+constexpr double same_speed = 0.1;       // a smaller difference is the machine's noise
+constexpr int rounds_of_load = 2;
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::vector<std::string> names_of(const Sequential& net) {
+  std::vector<std::string> names;
+  for (const auto& item : net->named_children()) names.push_back(item.key());
+  return names;
+}
+
+Sequential clone_of(const Sequential& net, c10::Device device) {
+  try {
+    return Sequential(std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone(device)));
+  } catch (const c10::Error& error) {
+    throw Error(std::string("profile: the net cannot be cloned, and measuring must not change it: ") +
+                error.what_without_backtrace());
+  }
+}
+
+void check(const Sequential& net, const Batch& sample, const ProfileOptions& options) {
+  if (net.is_empty() || net->is_empty()) throw Error("profile: the net has no layers");
+  if (!sample.x.defined() || !sample.y.defined() || sample.x.dim() == 0 || sample.size() == 0) {
+    throw Error("profile: the sample batch is empty");
+  }
+  if (!(options.seconds >= 0)) throw Error("profile: options.seconds must be at least 0");
+  for (const int ranks : options.tensor_ranks) {
+    if (ranks < 2) throw Error("profile: tensor_ranks has " + std::to_string(ranks) + "; they must be at least 2");
+  }
+}
+
+// The slices of the group's first rank, whose part is never smaller than another's.
+std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, const Criterion& criterion,
+                                    const Rank& rank, const ProfileOptions& options) {
+  std::vector<SlicedLayers> sliced;
+  auto counts = options.tensor_ranks;
+  std::sort(counts.begin(), counts.end());
+  for (const int ranks : counts) {
+    const auto echo = c10::make_intrusive<EchoBackend>(/*rank=*/0, ranks);
+    Rank first = rank.wrapped([&](const auto&) { return echo; });
+    Sequential slice;
+    try {
+      slice = options.slice ? options.slice(net, first) : shard(net, first);
+    } catch (const Error&) {
+      continue;  // its channels do not split into so many
+    }
+    auto layers = LayerMeter(slice, names_of(net), sample, criterion, echo).measure(options.seconds);
+    layers.pop_back();  // the criterion
+    sliced.push_back({ranks, std::move(layers)});
+  }
+  return sliced;
+}
+
+double update_seconds(const Sequential& net) {
+  FusedSgd sgd(net->parameters(), /*lr=*/0);
+  if (net->parameters().empty()) return 0;
+  const auto device = net->parameters()[0].device();
+  double best = std::numeric_limits<double>::infinity();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int round = 0; round < 3 || (round < 50 && seconds_since(begin) < seconds_of_load); ++round) {
+    synchronize(device);
+    const auto start = std::chrono::steady_clock::now();
+    sgd.zero_grad();
+    sgd.step();
+    synchronize(device);
+    best = std::min(best, seconds_since(start));
+  }
+  return best;
+}
+
+// Compares the ranks: each alone, and several at once.
+class Load {
+ public:
+  Load(LayerMeter& meter, Rank& rank, const std::vector<LayerProfile>& layers, int64_t most_samples)
+      : meter_(meter), rank_(rank) {
+    at::Tensor choice = at::zeros({2}, at::kLong);
+    if (rank.index() == 0) {
+      int64_t samples = std::max<int64_t>(1, most_samples / rank.world_size());
+      const auto seconds = [&](int64_t n) {
+        double sum = 0;
+        for (const auto& layer : layers) {
+          sum += layer.forward.at(static_cast<double>(n)) + layer.backward.at(static_cast<double>(n));
+        }
+        return sum;
+      };
+      const int64_t fewest = layers[0].forward.points[0].samples;
+      while (samples / 2 >= fewest && seconds(samples) > longest_step) samples /= 2;
+      samples = std::max(samples, fewest);
+      choice[0] = samples;
+      choice[1] = std::max<int64_t>(1, std::llround(seconds_of_load / seconds(samples)));
+    }
+    choice = choice.to(rank.device());
+    rank.broadcast(choice);
+    choice = choice.cpu();
+    samples_ = choice[0].item<int64_t>();
+    steps_ = choice[1].item<int64_t>();
+    meter_.step(samples_);
+  }
+
+  // Of each rank, alone, relative to rank 0.
+  std::vector<double> speeds() {
+    std::vector<double> alone;
+    for (int r = 0; r < rank_.world_size(); ++r) {
+      const auto seconds = seconds_of([&](int index) { return index == r; });
+      alone.push_back(seconds[static_cast<size_t>(r)]);
+    }
+    alone_ = alone[0];
+    for (double& seconds : alone) {
+      const double speed = alone_ / seconds;
+      seconds = std::abs(speed - 1) < same_speed ? 1 : speed;
+    }
+    return alone;
+  }
+
+  // Cluster::contention. After speeds().
+  std::vector<double> contention(const std::vector<double>& speeds) {
+    std::vector<double> slowdown{1};
+    for (int computing = 2; computing <= rank_.world_size();) {
+      const auto seconds = seconds_of([&](int index) { return index < computing; });
+      double sum = 0;
+      for (int r = 0; r < computing; ++r) sum += seconds[static_cast<size_t>(r)] * speeds[static_cast<size_t>(r)];
+      const double here = std::max(slowdown.back(), sum / computing / alone_);
+      // Between the counts that were measured it is a straight line.
+      const double before = slowdown.back();
+      const auto known = static_cast<int>(slowdown.size());
+      for (int n = known + 1; n <= computing; ++n) {
+        slowdown.push_back(before + (here - before) * (n - known) / (computing - known));
+      }
+      if (computing == rank_.world_size()) break;
+      computing = std::min(computing < 4 ? computing + 1 : 2 * computing, rank_.world_size());
+    }
+    return slowdown;
+  }
+
+ private:
+  // Of each rank: seconds of a step while those compute that `computes` says, at best; 0 for the others.
+  template <class Computes>
+  std::vector<double> seconds_of(const Computes& computes) {
+    at::Tensor all = at::zeros({rank_.world_size()}, at::kDouble);
+    double best = std::numeric_limits<double>::infinity();
+    for (int round = 0; round < rounds_of_load; ++round) {
+      rank_.barrier();
+      if (!computes(rank_.index())) continue;
+      const auto start = std::chrono::steady_clock::now();
+      for (int64_t i = 0; i < steps_; ++i) meter_.step(samples_);
+      best = std::min(best, seconds_since(start) / static_cast<double>(steps_));
+    }
+    if (computes(rank_.index())) all[rank_.index()] = best;
+    all = all.to(rank_.device());
+    rank_.allreduce(all);
+    all = all.cpu();
+    return {all.data_ptr<double>(), all.data_ptr<double>() + rank_.world_size()};
+  }
+
+  LayerMeter& meter_;
+  Rank& rank_;
+  int64_t samples_ = 0;
+  int64_t steps_ = 0;
+  double alone_ = 0;  // rank 0's seconds
+};
+
+}  // namespace
+
+ModelProfile profile(const Sequential& net, const Batch& sample, const Criterion& criterion, Rank& rank,
+                     const ProfileOptions& options) {
+  check(net, sample, options);
+  const Batch here{sample.x.to(rank.device()), sample.y.to(rank.device()), sample.global_size};
+  const Sequential copy = rank.in_turn([&] { return clone_of(net, rank.device()); });
+  LayerMeter meter(copy, names_of(net), here, criterion);
+  ModelProfile profile;
+  if (rank.index() == 0) {
+    profile.signature = model_signature(net);
+    profile.input_bytes = static_cast<double>(here.x.nbytes()) / static_cast<double>(here.size());
+    profile.layers = meter.measure(options.seconds);
+    profile.update_seconds = update_seconds(copy);
+    profile.sliced = slices_of(net, here, criterion, rank, options);
+  }
+  Load load(meter, rank, profile.layers, here.size());
+  profile.speeds = load.speeds();
+  profile.contention = load.contention(profile.speeds);
+  if (rank.index() == 0) {
+    profile.loss = std::move(profile.layers.back());
+    profile.layers.pop_back();
+  }
+  return profile_from_json(shared_text(rank.index() == 0 ? to_json(profile) : "", rank));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,190 @@
+#include "plan/partition.hpp"
+
+#include <lockstep/error.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+
+#include "bytes_text.hpp"
+
+namespace lockstep {
+namespace {
+
+constexpr double impossible = std::numeric_limits<double>::infinity();
+
+struct StageCost {
+  double seconds = 0;
+  double bytes = 0;
+};
+
+// What a stage of the layers first … end - 1 costs, in constant time from tables over all such ranges.
+class Costs {
+ public:
+  explicit Costs(const Partition& partition)
+      : partition_(partition), count_(partition.layers.size()), ranges_(count_ * count_) {
+    for (size_t first = 0; first < count_; ++first) {
+      Range range;
+      for (size_t last = first; last < count_; ++last) {
+        const auto& layer = partition.layers[last];
+        range.seconds += layer.seconds;
+        range.fixed += layer.fixed_bytes;
+        range.live += layer.live_bytes;
+        range.workspace = std::max(range.workspace, layer.workspace_bytes);
+        ranges_[first * count_ + last] = range;
+      }
+    }
+  }
+
+  StageCost of(int stage, int64_t first, int64_t end) const {
+    const auto& device = partition_.stages[static_cast<size_t>(stage)];
+    const Range& range = ranges_[static_cast<size_t>(first) * count_ + static_cast<size_t>(end) - 1];
+    StageCost cost{range.seconds / device.speed, range.fixed + range.workspace};
+    double live = range.live;
+    if (first > 0) {
+      cost.seconds += layer(first - 1).cut_seconds;
+      live += layer(first - 1).cut_bytes;
+    }
+    if (end < static_cast<int64_t>(count_)) cost.seconds += layer(end - 1).cut_seconds;
+    cost.bytes += device.live_microbatches * live;
+    return cost;
+  }
+
+  bool fits(int stage, int64_t first, int64_t end) const {
+    const double limit = partition_.stages[static_cast<size_t>(stage)].memory_bytes;
+    return limit <= 0 || of(stage, first, end).bytes <= limit;
+  }
+
+ private:
+  struct Range {
+    double seconds = 0, fixed = 0, live = 0, workspace = 0;
+  };
+
+  const Partition::Layer& layer(int64_t index) const { return partition_.layers[static_cast<size_t>(index)]; }
+
+  const Partition& partition_;
+  const size_t count_;
+  std::vector<Range> ranges_;
+};
+
+using CostOfStage = std::function<double(int stage, int64_t first, int64_t end)>;
+using Combine = std::function<double(double before, double stage)>;
+
+struct Best {
+  double cost = impossible;
+  std::vector<int64_t> cuts;
+};
+
+// Bellman's recursion: best[s][j], of all ways to make the first j layers s stages, is the least over i of
+// combine(best[s - 1][i], cost of layers i … j - 1 as stage s - 1). Exact, since both combinations used here, maximum
+// and sum, never fall when one of their arguments grows.
+Best best_partition(int64_t layers, int stages, const CostOfStage& cost, const Combine& combine) {
+  const auto rows = static_cast<size_t>(stages) + 1, columns = static_cast<size_t>(layers) + 1;
+  std::vector<std::vector<double>> best(rows, std::vector<double>(columns, impossible));
+  std::vector<std::vector<int64_t>> first_of_last(rows, std::vector<int64_t>(columns, 0));
+  best[0][0] = 0;
+  for (int s = 1; s <= stages; ++s) {
+    for (int64_t end = s; end <= layers - (stages - s); ++end) {
+      for (int64_t first = s - 1; first < end; ++first) {
+        if (best[s - 1][first] == impossible) continue;
+        const double value = combine(best[s - 1][first], cost(s - 1, first, end));
+        if (value >= best[s][end]) continue;
+        best[s][end] = value;
+        first_of_last[s][end] = first;
+      }
+    }
+  }
+  Best result{best[stages][layers], {}};
+  if (result.cost == impossible) return result;
+  int64_t end = layers;
+  for (int s = stages; s > 1; --s) {
+    end = first_of_last[s][end];
+    result.cuts.insert(result.cuts.begin(), end);
+  }
+  return result;
+}
+
+const Combine largest = [](double before, double stage) { return std::max(before, stage); };
+const Combine sum = [](double before, double stage) { return before + stage; };
+
+std::string range(const Partition& partition, int64_t first, int64_t end) {
+  const auto name = [&](int64_t layer) { return "\"" + partition.layers[static_cast<size_t>(layer)].name + "\""; };
+  return end - first == 1 ? "layer " + name(first) : "layers " + name(first) + " to " + name(end - 1);
+}
+
+// How full a device is, as a share of what it has; empty without a limit.
+double filling(const Partition& partition, const Costs& costs, int stage, int64_t first, int64_t end) {
+  const double limit = partition.stages[static_cast<size_t>(stage)].memory_bytes;
+  return limit > 0 ? costs.of(stage, first, end).bytes / limit : 0;
+}
+
+std::vector<int64_t> leanest_stages(const Partition& partition, const Costs& costs) {
+  return best_partition(
+             static_cast<int64_t>(partition.layers.size()), static_cast<int>(partition.stages.size()),
+             [&](int stage, int64_t first, int64_t end) { return filling(partition, costs, stage, first, end); },
+             largest)
+      .cuts;
+}
+
+// No partition fits: says which one comes closest, and what it lacks.
+[[noreturn]] void refuse(const Partition& partition) {
+  const Costs costs(partition);
+  const auto layers = static_cast<int64_t>(partition.layers.size());
+  const int stages = static_cast<int>(partition.stages.size());
+  std::vector<int64_t> bounds = leanest_stages(partition, costs);
+  bounds.insert(bounds.begin(), 0);
+  bounds.push_back(layers);
+  const auto filling_of = [&](int s) {
+    return filling(partition, costs, s, bounds[static_cast<size_t>(s)], bounds[static_cast<size_t>(s) + 1]);
+  };
+  int fullest = 0;
+  for (int s = 1; s < stages; ++s) {
+    if (filling_of(s) > filling_of(fullest)) fullest = s;
+  }
+  const int64_t first = bounds[static_cast<size_t>(fullest)], end = bounds[static_cast<size_t>(fullest) + 1];
+  throw Error("no cut of " + std::to_string(layers) + " layers into " + std::to_string(stages) +
+              " stages fits the devices' memory: at best stage " + std::to_string(fullest) + ", " +
+              range(partition, first, end) + ", needs " + bytes_text(costs.of(fullest, first, end).bytes) +
+              " and its device has " + bytes_text(partition.stages[static_cast<size_t>(fullest)].memory_bytes) +
+              ". More devices, a smaller batch, smaller microbatches or recomputation need less");
+}
+
+void check_counts(const Partition& partition) {
+  const size_t layers = partition.layers.size(), stages = partition.stages.size();
+  if (stages >= 1 && stages <= layers) return;
+  throw Error(std::to_string(stages) + " stages cannot be made of " + std::to_string(layers) +
+              " layers: each stage needs at least one, so from 1 to " + std::to_string(layers) + " stages fit");
+}
+
+}  // namespace
+
+std::optional<std::vector<int64_t>> fitting_stages(const Partition& partition) {
+  check_counts(partition);
+  const auto layers = static_cast<int64_t>(partition.layers.size());
+  const int stages = static_cast<int>(partition.stages.size());
+  const Costs costs(partition);
+  const auto seconds = [&](int stage, int64_t first, int64_t end) {
+    return costs.fits(stage, first, end) ? costs.of(stage, first, end).seconds : impossible;
+  };
+  const double slowest = best_partition(layers, stages, seconds, largest).cost;
+  if (slowest == impossible) return {};
+
+  const auto crossing = [&](int stage, int64_t first, int64_t end) {
+    if (seconds(stage, first, end) > slowest) return impossible;
+    return end < layers ? partition.layers[static_cast<size_t>(end) - 1].cut_seconds : 0;
+  };
+  return best_partition(layers, stages, crossing, sum).cuts;
+}
+
+std::vector<int64_t> balanced_stages(const Partition& partition) {
+  auto cuts = fitting_stages(partition);
+  if (!cuts) refuse(partition);
+  return *std::move(cuts);
+}
+
+std::vector<int64_t> leanest_stages(const Partition& partition) {
+  check_counts(partition);
+  return leanest_stages(partition, Costs(partition));
+}
+
+}  // namespace lockstep
