@@ -66,9 +66,11 @@ std::string plan_here(TrainOptions& options) {
   one.batch_size = options.batch_size;
   const double alone = predict(measured.profile, measured.cluster, one).step_seconds;
   options.split = best.split;
+  const double speed_up = alone / best.prediction.step_seconds;
   return "plan: " + to_string(best.split) +
-         format("; predicted: %.1f ms per step, %.2f times as fast as one device\n", 1e3 * best.prediction.step_seconds,
-                alone / best.prediction.step_seconds);
+         format("; predicted: %.1f ms per step, %.2f times as fast as one device", 1e3 * best.prediction.step_seconds,
+                speed_up) +
+         (speed_up < 1 ? " (which would be faster alone)\n" : "\n");
 }
 
 }  // namespace lockstep::cli

@@ -145,7 +145,7 @@ TEST_F(CliErrors, ConfigurationsThatMakeNoSense) {
 TEST_F(CliErrors, PlansThatDoNotFit) {
   lockstep::Plan plan{.model = "mlp",
                       .options = "width 0.25",
-                      .layers = model_signature(lockstep::make_model({.name = "mlp", .width = 0.25})),
+                      .layers = lockstep::model_signature(lockstep::make_model({.name = "mlp", .width = 0.25})),
                       .devices = "cpu,cpu",
                       .batch_size = 32,
                       .split = {.mesh = {.pipeline = 2}, .cuts = {4}}};
