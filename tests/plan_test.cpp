@@ -41,7 +41,7 @@ TEST(MakePlan, APipelineWhereGradientsAreLargeAndLinksAreSlow) {
   EXPECT_EQ(plan.split.schedule, Schedule::one_f_one_b);  // as fast as GPipe, with less memory
   EXPECT_EQ(plan.split.microbatches, 64);
   const Plan two = make_plan(profile, cluster, {.batch_size = 64, .pipeline = false});
-  EXPECT_EQ(two.mesh, (MeshShape{.data = 4}));
+  EXPECT_EQ(two.split.mesh, (MeshShape{.data = 4}));
   EXPECT_GT(two.prediction.step_seconds, plan.prediction.step_seconds);
 }
 
@@ -60,7 +60,7 @@ TEST(MakePlan, RecomputesWhereMemoryIsShortOnly) {
   ModelProfile profile = equal_layers(4);
   Cluster cluster = ideal_cluster(2);
   PlanOptions options{.batch_size = 64, .data = false, .tensor = false};
-  EXPECT_FALSE(make_plan(profile, cluster, options).recompute);
+  EXPECT_FALSE(make_plan(profile, cluster, options).split.recompute);
   for (auto& layer : profile.layers) layer.saved_bytes = 5e6;
   for (auto& device : cluster.devices) device.memory_bytes = 24e6;  // 4 MB of them for parameters and gradients
   const Plan plan = make_plan(profile, cluster, options);
@@ -71,8 +71,8 @@ TEST(MakePlan, RecomputesWhereMemoryIsShortOnly) {
   for (auto& layer : profile.layers) layer.saved_bytes = 1e6;
   for (auto& device : cluster.devices) device.memory_bytes = 30e6;
   const Plan accumulated = make_plan(profile, cluster, options);
-  EXPECT_EQ(accumulated.mesh, (MeshShape{.data = 2}));
-  EXPECT_EQ(accumulated.microbatches, 6);  // 5.33 samples of 4 MB beside 8 MB
+  EXPECT_EQ(accumulated.split.mesh, (MeshShape{.data = 2}));
+  EXPECT_EQ(accumulated.split.microbatches, 6);  // 5.33 samples of 4 MB beside 8 MB
 }
 
 TEST(MakePlan, UnequalDevicesGetUnequalStages) {
@@ -132,11 +132,11 @@ TEST(PlanJson, ComesBackAsItWas) {
   EXPECT_EQ(back.model, "equal");
   EXPECT_EQ(back.options, "width=0.5");
   EXPECT_EQ(back.layers, plan.layers);
-  EXPECT_EQ(back.mesh, (MeshShape{.pipeline = 2}));
-  EXPECT_EQ(back.schedule, Schedule::interleaved);
-  EXPECT_GE(back.stages_per_rank, 2);
-  EXPECT_EQ(back.cuts, plan.split.cuts);
-  EXPECT_TRUE(back.recompute);
+  EXPECT_EQ(back.split.mesh, (MeshShape{.pipeline = 2}));
+  EXPECT_EQ(back.split.schedule, Schedule::interleaved);
+  EXPECT_GE(back.split.stages_per_rank, 2);
+  EXPECT_EQ(back.split.cuts, plan.split.cuts);
+  EXPECT_TRUE(back.split.recompute);
   EXPECT_EQ(back.prediction.step_seconds, plan.prediction.step_seconds);
   EXPECT_EQ(back.prediction.ranks.size(), 2u);
   EXPECT_EQ(back.prediction.bytes_sent(), plan.prediction.bytes_sent());

@@ -14,7 +14,7 @@ void check_plan_shape(const Plan& plan, int64_t layers) {
     check_split(plan.split, layers);
     if (plan.split.cuts.empty() && plan.split.stages() > 1) {
       throw Error(std::to_string(plan.split.stages()) + " stages need " + std::to_string(plan.split.stages() - 1) +
-                  " cuts, and there are none");
+                  " cuts, and there are 0");
     }
   } catch (const Error& error) {
     throw Error(std::string("plan: ") + error.what());
