@@ -69,8 +69,8 @@ TEST_F(CliPlan, SimulatesAClusterAlsoFromAKeptProfile) {
 }
 
 TEST_F(CliPlan, SaysWhenOneDeviceAloneWouldBeFaster) {
-  work_.write("one.json", R"({"devices": [{"count": 1}], "within": {}})");
-  work_.write("slow.json", R"({"devices": [{"count": 2}], "within": {"latency": 1}})");
+  work_.write("one.json", R"({"devices": [{"count": 1}], "within": {"latency": 1, "bytes_per_second": 1}})");
+  work_.write("slow.json", R"({"devices": [{"count": 2}], "within": {"latency": 1, "bytes_per_second": 1}})");
   const Finished one = run_program(plan({"--simulate", "one.json", "--keep-profile", "profile.json"}), surroundings());
   const Finished slow = run_program({"plan", "--profile", "profile.json", "--simulate", "slow.json"}, surroundings());
   ASSERT_EQ(one.code + slow.code, 0) << one.err << slow.err;
