@@ -41,10 +41,8 @@ using Log = std::vector<std::string>;
 // Notes every allreduce and hands it on.
 class Spy : public c10d::Backend {
  public:
-  Spy(Rank& rank, Log& log)
-      : Backend(rank.index(), rank.world_size()),
-        backend_(c10::intrusive_ptr<c10d::Backend>::reclaim_copy(&rank.backend())),
-        log_(log) {}
+  Spy(c10::intrusive_ptr<c10d::Backend> backend, Log& log)
+      : Backend(backend->getRank(), backend->getSize()), backend_(std::move(backend)), log_(log) {}
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
@@ -69,7 +67,7 @@ std::vector<Log> run_spied(int world, const std::function<void(Rank&, Log&)>& bo
   std::vector<Log> logs(world);
   lockstep::run(cpus(world), [&](Rank& rank) {
     Log& log = logs[rank.index()];
-    Rank spied(rank.index(), rank.world_size(), rank.device(), c10::make_intrusive<Spy>(rank, log));
+    Rank spied = rank.wrapped([&](const auto& backend) { return c10::make_intrusive<Spy>(backend, log); });
     body(spied, log);
   });
   return logs;
