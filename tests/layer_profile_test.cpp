@@ -109,6 +109,19 @@ TEST(LayerProfile, TimesArePositiveAndGrowWithTheWork) {
   EXPECT_GT(profile.update_seconds, 0);
 }
 
+// As in a step of the whole net: nothing before the first parameters needs a gradient, so neither does their input.
+TEST(LayerProfile, BackwardEndsAtTheFirstParameters) {
+  Sequential net;
+  net->push_back("flatten", torch::nn::Flatten());
+  net->push_back("tanh", torch::nn::Tanh());
+  net->push_back("fc", torch::nn::Linear(64, 10));
+  const ModelProfile profile = profile_alone(net, small_batch(32));
+  EXPECT_EQ(profile.layers[0].backward.at(32), 0);
+  EXPECT_EQ(profile.layers[1].backward.at(32), 0);
+  EXPECT_GT(profile.layers[1].forward.at(32), 0);
+  EXPECT_GT(profile.layers[2].backward.at(32), 0);
+}
+
 TEST(LayerProfile, TheNetStaysAsItIs) {
   const Sequential net = small_net();
   const auto before = net->named_buffers()["norm.running_mean"].clone();

@@ -23,7 +23,7 @@ constexpr int fewest_rounds = 3, most_rounds = 25;
 
 // Where one layer's graph ends and the next one's begins.
 Tensor boundary(const Tensor& output) {
-  return output.detach().requires_grad_(output.is_floating_point());
+  return output.detach().requires_grad_(output.requires_grad());
 }
 
 void keep_better(double& best, double seconds) {
