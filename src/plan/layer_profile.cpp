@@ -25,7 +25,7 @@ using torch::nn::Sequential;
 constexpr double seconds_of_load = 0.2;  // that ranks compute at a time to compare their speeds
 constexpr double longest_step = 0.25;    // seconds of the step that they compare with, where it can be so short
 constexpr double same_speed = 0.1;       // a smaller difference is the machine's noise
-constexpr int rounds_of_load = 2;
+constexpr int rounds_of_load = 5;
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
