@@ -1,4 +1,4 @@
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/error.hpp>
 #include <lockstep/split_model.hpp>

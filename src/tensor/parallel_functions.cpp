@@ -138,30 +138,41 @@ Tensor reduce_from_group(const Tensor& x, Rank& rank) {
   return rank.world_size() == 1 ? x : Differentiable<ReduceFrom>::apply(x, Exchanged{rank});
 }
 
-Tensor gather_from_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
-  dim = checked_dim("gather_from_group", x, dim);
+namespace {
+
+// The ranks' parts, which may differ in size, become one tensor.
+template <class Gather>
+Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
+  dim = checked_dim(name, x, dim);
   if (rank.world_size() == 1) return x;
-  auto sizes = sizes_in_group("gather_from_group", x, dim, rank, total);
-  return Differentiable<GatherFrom>::apply(x, Exchanged{rank, dim, std::move(sizes)});
+  auto sizes = sizes_in_group(name, x, dim, rank, total);
+  return Differentiable<Gather>::apply(x, Exchanged{rank, dim, std::move(sizes)});
+}
+
+// Of a whole tensor each rank gets its part.
+template <class Scatter>
+Tensor parted(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
+  dim = checked_dim(name, x, dim);
+  if (rank.world_size() == 1) return x;
+  return Differentiable<Scatter>::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
+}
+
+}  // namespace
+
+Tensor gather_from_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
+  return joined<GatherFrom>("gather_from_group", x, dim, rank, total);
 }
 
 Tensor scatter_to_group(const Tensor& x, int64_t dim, Rank& rank) {
-  dim = checked_dim("scatter_to_group", x, dim);
-  if (rank.world_size() == 1) return x;
-  return Differentiable<ScatterTo>::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
+  return parted<ScatterTo>("scatter_to_group", x, dim, rank);
 }
 
 Tensor gather_in_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
-  dim = checked_dim("gather_in_group", x, dim);
-  if (rank.world_size() == 1) return x;
-  auto sizes = sizes_in_group("gather_in_group", x, dim, rank, total);
-  return Differentiable<GatherIn>::apply(x, Exchanged{rank, dim, std::move(sizes)});
+  return joined<GatherIn>("gather_in_group", x, dim, rank, total);
 }
 
 Tensor reduce_scatter_in_group(const Tensor& x, int64_t dim, Rank& rank) {
-  dim = checked_dim("reduce_scatter_in_group", x, dim);
-  if (rank.world_size() == 1) return x;
-  return Differentiable<ReduceScatterIn>::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
+  return parted<ReduceScatterIn>("reduce_scatter_in_group", x, dim, rank);
 }
 
 }  // namespace lockstep
