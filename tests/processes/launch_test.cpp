@@ -12,8 +12,10 @@ namespace {
 
 using namespace lockstep;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using testing::MatchesRegex;
 using testing::Not;
 
@@ -291,7 +293,10 @@ TEST_F(TrainUnderALauncher, StopsAtOnceWhileItWaitsForAnother) {
     const auto job = program.finish();
     EXPECT_EQ(job.code, 128 + signal) << job.err;
     EXPECT_THAT(job.out, HasSubstr("stopped after 0 of 2 epochs; no run is kept"));
-    EXPECT_THAT(job.err, AllOf(HasSubstr("stopping"), Not(HasSubstr("error")), Not(HasSubstr("ended"))));
+    // Nothing else: if the news that rank 1 was stopped overtakes the signal, rank 0 ends without having said
+    // "stopping".
+    EXPECT_THAT(job.err,
+                AnyOf(IsEmpty(), AllOf(HasSubstr("stopping"), Not(HasSubstr("error")), Not(HasSubstr("ended")))));
     EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
   }
