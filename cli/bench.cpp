@@ -14,7 +14,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const examples =
+const char* const bench_examples =
     "Examples:\n"
     "  lockstep bench allreduce --devices 2 --peers\n"
     "      Sums between two ranks, beside memcpy, Gloo and Open MPI.\n"
@@ -27,7 +27,7 @@ const char* const examples =
 
 Command add_bench(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("bench", "Measure what lockstep itself costs on this machine.");
-  app->footer(examples);
+  app->footer(bench_examples);
   app->require_subcommand(1);
   const std::vector<Command> benchmarks = {add_bench_allreduce(*app), add_bench_overlap(*app), add_bench_step(*app)};
   return {app, [benchmarks](Output& output) {

@@ -31,7 +31,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const explanation =
+const char* const bench_allreduce_explanation =
     "Sums float tensors of several sizes over the devices, again and again, and keeps\n"
     "the best of several rounds in which all take turns:\n"
     "\n"
@@ -51,7 +51,7 @@ const char* const explanation =
 
 using Clock = std::chrono::steady_clock;
 
-struct Flags {
+struct BenchAllreduceFlags {
   std::string devices, json, plot;
   std::vector<int64_t> sizes = {40, 4000, 65536, 516272, 4000000, 24000000};
   int rounds = 10;
@@ -188,7 +188,7 @@ std::string table_of(const Sizes& sizes, size_t ranks) {
   return text;
 }
 
-nlohmann::ordered_json json_of(const Sizes& sizes, const Devices& devices, const Flags& flags) {
+nlohmann::ordered_json json_of(const Sizes& sizes, const Devices& devices, const BenchAllreduceFlags& flags) {
   auto json = circumstances("allreduce", devices);
   json["rounds"] = flags.rounds;
   for (const auto& size : sizes) {
@@ -221,14 +221,14 @@ void draw(const std::string& file, const Sizes& sizes, const Devices& devices) {
                  io::run_program({"gnuplot", "--default-settings"}, script + curves + "\n", std::chrono::seconds(10)));
 }
 
-void check(const Flags& flags) {
+void check(const BenchAllreduceFlags& flags) {
   for (const int64_t bytes : flags.sizes) {
     if (bytes >= 4 && bytes % 4 == 0) continue;
     throw UsageError("--sizes: " + std::to_string(bytes) + " bytes are not whole floats of 4 bytes each");
   }
 }
 
-int allreduce_command(const Flags& flags, Output& output) {
+int allreduce_command(const BenchAllreduceFlags& flags, Output& output) {
   check(flags);
   const Devices devices =
       flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
@@ -269,8 +269,8 @@ int allreduce_command(const Flags& flags, Output& output) {
 
 Command add_bench_allreduce(CLI::App& bench) {
   CLI::App* const app = bench.add_subcommand("allreduce", "Measure allreduce, by size and algorithm.");
-  app->footer(explanation);
-  const auto flags = std::make_shared<Flags>();
+  app->footer(bench_allreduce_explanation);
+  const auto flags = std::make_shared<BenchAllreduceFlags>();
   app->add_option("--devices", flags->devices, "as for lockstep train (default: every GPU, or else every core)")
       ->type_name("LIST")
       ->take_last();

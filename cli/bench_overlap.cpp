@@ -27,7 +27,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const explanation =
+const char* const bench_overlap_explanation =
     "Three runs of each model take turns, so that a change of the machine's load\n"
     "meets all of them alike: each rank alone (nothing is reduced), reduction after\n"
     "backward, and reduction in buckets while backward runs. Times are medians over\n"
@@ -48,7 +48,7 @@ const char* const explanation =
 
 using Clock = std::chrono::steady_clock;
 
-struct Flags {
+struct BenchOverlapFlags {
   std::string devices, model = "all", json;
   int threads_per_rank = 1, steps = 30;
   int64_t batch_size = 0;
@@ -194,7 +194,7 @@ class Runner {
   torch::optim::SGD sgd_;
 };
 
-Result measure(const Subject& subject, const Devices& devices, const Flags& flags, int64_t batch_size) {
+Result measure(const Subject& subject, const Devices& devices, const BenchOverlapFlags& flags, int64_t batch_size) {
   Result result;
   result.model = subject.name;
   result.batch_size = batch_size;
@@ -247,7 +247,7 @@ std::string report(const Result& result) {
                        1e2 * hidden(result), 1e2 * saved(result));
 }
 
-nlohmann::ordered_json to_json(const Flags& flags, const Devices& devices, const std::vector<Result>& results) {
+nlohmann::ordered_json to_json(const BenchOverlapFlags& flags, const Devices& devices, const std::vector<Result>& results) {
   nlohmann::ordered_json json = circumstances("overlap", devices);
   json["threads_per_rank"] = flags.threads_per_rank;
   json["steps"] = flags.steps;
@@ -272,7 +272,7 @@ nlohmann::ordered_json to_json(const Flags& flags, const Devices& devices, const
   return json;
 }
 
-int overlap_command(const Flags& flags, Output& output) {
+int overlap_command(const BenchOverlapFlags& flags, Output& output) {
   if (flags.model != "all" && flags.model != "mlp" && flags.model != "resnet18") {
     throw UsageError("--model \"" + flags.model + "\": it must be mlp, resnet18 or all");
   }
@@ -300,8 +300,8 @@ int overlap_command(const Flags& flags, Output& output) {
 Command add_bench_overlap(CLI::App& bench) {
   CLI::App* const app =
       bench.add_subcommand("overlap", "Measure how much of the gradients' reduction hides behind backward.");
-  app->footer(explanation);
-  const auto flags = std::make_shared<Flags>();
+  app->footer(bench_overlap_explanation);
+  const auto flags = std::make_shared<BenchOverlapFlags>();
   const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
                        const std::string& default_text) {
     return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();

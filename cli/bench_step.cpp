@@ -19,7 +19,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const explanation =
+const char* const bench_step_explanation =
     "A model with 8 small parameters, so that nearly nothing is computed: every rank\n"
     "takes the same step without DataParallel and with it, in turns, and the best of\n"
     "several rounds counts. The difference is what DataParallel adds to any step.\n"
@@ -30,7 +30,7 @@ const char* const explanation =
 
 using Clock = std::chrono::steady_clock;
 
-struct Flags {
+struct BenchStepFlags {
   std::string devices, json;
   int rounds = 20, steps = 500;
 };
@@ -46,7 +46,7 @@ struct Small : torch::nn::Module {
 };
 
 // Seconds per step, best of the rounds, of rank 0.
-BestTimes measure(const Devices& devices, const Flags& flags) {
+BestTimes measure(const Devices& devices, const BenchStepFlags& flags) {
   BestTimes best;
   run(devices, [&](Rank& rank) {
     const auto alone = std::make_shared<Small>();
@@ -83,7 +83,7 @@ BestTimes measure(const Devices& devices, const Flags& flags) {
   return best;
 }
 
-int step_command(const Flags& flags, Output& output) {
+int step_command(const BenchStepFlags& flags, Output& output) {
   const Devices devices =
       flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
   const BestTimes best = measure(devices, flags);
@@ -108,8 +108,8 @@ int step_command(const Flags& flags, Output& output) {
 
 Command add_bench_step(CLI::App& bench) {
   CLI::App* const app = bench.add_subcommand("step", "Measure what DataParallel adds to a step.");
-  app->footer(explanation);
-  const auto flags = std::make_shared<Flags>();
+  app->footer(bench_step_explanation);
+  const auto flags = std::make_shared<BenchStepFlags>();
   app->add_option("--devices", flags->devices, "as for lockstep train (default: every GPU, or else every core)")
       ->type_name("LIST")
       ->take_last();

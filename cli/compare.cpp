@@ -23,7 +23,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const explanation =
+const char* const compare_explanation =
     "The schemes take turns, so that a change of the machine's load meets all of them\n"
     "alike; the best round of each counts. All start with equal weights and see the\n"
     "same batches. The model is profiled first, which balances the pipelines' stages\n"
@@ -51,7 +51,7 @@ const char* const explanation =
     "  lockstep compare --model lenet --devices 2\n"
     "  lockstep compare --model alexnet --width 0.25 --batch-size 64 --steps 5\n";
 
-struct Flags {
+struct CompareFlags {
   SchemeOptions scheme;
   std::string devices, data = "fashion-mnist", data_dir, json;
   int rounds = 3;
@@ -159,7 +159,7 @@ class Schemes {
   std::vector<Row> rows_;
 };
 
-void measure(std::vector<Row>& rows, const Flags& flags, const Dataset& images) {
+void measure(std::vector<Row>& rows, const CompareFlags& flags, const Dataset& images) {
   for (int round = 0; round < flags.rounds; ++round) {
     for (auto& row : rows) {
       const SchemeCost cost = train_scheme(row.scheme, flags.scheme, images);
@@ -197,7 +197,7 @@ std::string memory_table(const std::vector<Row>& rows) {
   return aligned(cells);
 }
 
-nlohmann::ordered_json to_json(const Flags& flags, const Devices& devices, const std::vector<Row>& rows) {
+nlohmann::ordered_json to_json(const CompareFlags& flags, const Devices& devices, const std::vector<Row>& rows) {
   nlohmann::ordered_json json = circumstances("compare", devices);
   json["model"] = to_string(flags.scheme.model);
   json["batch_size"] = flags.scheme.batch_size;
@@ -231,13 +231,13 @@ nlohmann::ordered_json to_json(const Flags& flags, const Devices& devices, const
   return json;
 }
 
-ImageData load(const Flags& flags) {
+ImageData load(const CompareFlags& flags) {
   if (flags.data == "synthetic") return synthetic_images();
   if (flags.data == "fashion-mnist") return load_fashion_mnist(flags.data_dir);
   throw UsageError("--data \"" + flags.data + "\": it must be fashion-mnist or synthetic");
 }
 
-int compare_command(const Flags& flags, Output& output) {
+int compare_command(const CompareFlags& flags, Output& output) {
   if (this_process().count > 1) {
     throw Error("compare runs its ranks as threads of one process; start it without a launcher");
   }
@@ -273,8 +273,8 @@ int compare_command(const Flags& flags, Output& output) {
 Command add_compare(CLI::App& program) {
   CLI::App* const app =
       program.add_subcommand("compare", "Train a network split by data, by layers and by channels, side by side.");
-  app->footer(explanation);
-  const auto flags = std::make_shared<Flags>();
+  app->footer(compare_explanation);
+  const auto flags = std::make_shared<CompareFlags>();
   const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
                        const std::string& default_text = {}) {
     return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();

@@ -11,7 +11,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const examples =
+const char* const devices_examples =
     "Examples:\n"
     "  lockstep devices\n"
     "      GPUs with their memory, CPU cores, the versions in use.\n"
@@ -53,7 +53,7 @@ int devices_command(Output& output) {
 
 Command add_devices(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("devices", "List this machine's devices and the default choice.");
-  app->footer(examples);
+  app->footer(devices_examples);
   return {app, devices_command};
 }
 

@@ -15,7 +15,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const examples =
+const char* const eval_examples =
     "Examples:\n"
     "  lockstep eval runs/big-batch\n"
     "      The run's test accuracy, on every GPU, or else on every CPU core.\n"
@@ -25,13 +25,13 @@ const char* const examples =
     "\n"
     "As processes: lockstep launch, mpirun, srun, torchrun --no-python.\n";
 
-struct Flags {
+struct EvalFlags {
   std::string run_dir, data_dir;
   std::optional<std::string> devices;
   EvalOptions options;
 };
 
-int eval_command(const Flags& flags, Output& output) {
+int eval_command(const EvalFlags& flags, Output& output) {
   EvalOptions options = flags.options;
   if (flags.devices) options.devices = from_flags([&] { return parse_devices(*flags.devices); });
   options.data_dir = flags.data_dir;
@@ -48,8 +48,8 @@ int eval_command(const Flags& flags, Output& output) {
 
 Command add_eval(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("eval", "Compute a kept run's test accuracy on several devices.");
-  app->footer(examples);
-  const auto flags = std::make_shared<Flags>();
+  app->footer(eval_examples);
+  const auto flags = std::make_shared<EvalFlags>();
   app->add_option("RUN_DIR", flags->run_dir, "folder of the run, as lockstep train made it")
       ->required()
       ->group("Arguments")

@@ -19,21 +19,21 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const examples =
+const char* const fetch_data_examples =
     "Examples:\n"
     "  lockstep fetch-data\n"
     "      Four files, 31 MB, where lockstep train finds them by itself.\n"
     "  lockstep fetch-data --dir data --url https://example.org/fashion-mnist\n"
     "      From a mirror into a folder; then: lockstep train --data-dir data\n";
 
-struct Flags {
+struct FetchDataFlags {
   std::string dir, url;
 };
 
 // A bar per file on a terminal; without one only the last line.
-class Report {
+class DownloadReport {
  public:
-  explicit Report(Output& output) : output_(output), live_(output, can_redraw(output.fd())) {}
+  explicit DownloadReport(Output& output) : output_(output), live_(output, can_redraw(output.fd())) {}
 
   void show(const FetchProgress& progress) {
     const auto now = Clock::now();
@@ -65,17 +65,17 @@ class Report {
   Clock::time_point begin_, drawn_;
 };
 
-std::filesystem::path folder(const Flags& flags) {
+std::filesystem::path folder(const FetchDataFlags& flags) {
   if (!flags.dir.empty()) return std::filesystem::absolute(flags.dir);
   const auto place = fashion_mnist_download_place();
   if (place.empty()) throw Error("there is no home folder to put the data into: HOME is not set; use --dir DIR");
   return place;
 }
 
-int fetch_data_command(const Flags& flags, Output& output) {
+int fetch_data_command(const FetchDataFlags& flags, Output& output) {
   const auto dir = folder(flags);
   StopSignals signals;
-  Report report(output);
+  DownloadReport report(output);
   FetchOptions options;
   if (!flags.url.empty()) options.base_urls = {flags.url};
   options.on_progress = [&](const FetchProgress& progress) { report.show(progress); };
@@ -94,8 +94,8 @@ int fetch_data_command(const Flags& flags, Output& output) {
 
 Command add_fetch_data(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("fetch-data", "Download Fashion-MNIST and verify its checksums.");
-  app->footer(examples);
-  const auto flags = std::make_shared<Flags>();
+  app->footer(fetch_data_examples);
+  const auto flags = std::make_shared<FetchDataFlags>();
   const auto place = fashion_mnist_download_place();
   app->add_option("--dir", flags->dir, "folder for the files; those that are complete are not downloaded again")
       ->type_name("DIR")

@@ -21,7 +21,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const examples =
+const char* const launch_examples =
     "Examples:\n"
     "  lockstep launch -n 2 lockstep train --devices cpu\n"
     "      Two processes with one CPU rank each.\n"
@@ -35,14 +35,14 @@ const char* const examples =
     "whatever still runs 2 s later gets SIGTERM, and 3 s after that SIGKILL. The exit\n"
     "code is that of the first that failed. Nothing that the processes started stays.\n";
 
-struct Flags {
+struct LaunchFlags {
   int processes = 0;
   std::optional<int> threads;
   bool label = false;
   std::vector<std::string> words;  // the program and its arguments
 };
 
-std::vector<std::string> variables(const Flags& flags, int rank, int port) {
+std::vector<std::string> variables(const LaunchFlags& flags, int rank, int port) {
   const std::string count = std::to_string(flags.processes), index = std::to_string(rank);
   std::vector<std::string> variables = {"RANK=" + index,
                                         "LOCAL_RANK=" + index,
@@ -92,7 +92,7 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
   });
 }
 
-int launch_command(const Flags& flags) {
+int launch_command(const LaunchFlags& flags) {
   const Said said;
   c10::intrusive_ptr<c10d::TCPStore> store;
   ChildProcesses::Options options{.label = flags.label};
@@ -117,9 +117,9 @@ int launch_command(const Flags& flags) {
 Command add_launch(CLI::App& program) {
   CLI::App* const app =
       program.add_subcommand("launch", "Start a program several times on this machine, as ranks of one job.");
-  app->footer(examples);
+  app->footer(launch_examples);
   app->prefix_command();  // what follows the program is the program's
-  const auto flags = std::make_shared<Flags>();
+  const auto flags = std::make_shared<LaunchFlags>();
   app->add_option("-n,--processes", flags->processes, "how many processes to start")
       ->type_name("N")
       ->required()

@@ -43,13 +43,13 @@ class ObservedWork : public c10d::Work {
   int64_t bytes_;
 };
 
+}  // namespace
+
 int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   int64_t bytes = 0;
-  for (const auto& tensor : tensors) bytes += static_cast<int64_t>(tensor.nbytes());
+  for (const auto& tensor : tensors) bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   return bytes;
 }
-
-}  // namespace
 
 using WorkPtr = ObservedBackend::WorkPtr;
 

@@ -22,6 +22,8 @@ class CallObserver {
   virtual void found_complete(int64_t bytes) {}  // a poll did, of a call of so many bytes
 };
 
+int64_t bytes_of(const std::vector<at::Tensor>& tensors);  // an undefined one has none
+
 class ObservedBackend : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;

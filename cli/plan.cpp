@@ -22,7 +22,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const explanation =
+const char* const plan_explanation =
     "Every layer is measured on one device, then all devices compute at once, then\n"
     "their links are measured: do it on a quiet machine. From that the time, memory\n"
     "and bytes sent of every way to split are predicted; docs/plan.md says how. It\n"
@@ -46,7 +46,7 @@ const char* const explanation =
     "  lockstep plan --profile alexnet.json --simulate docs/cluster.json\n"
     "      The same without measuring again.\n";
 
-struct Flags {
+struct PlanFlags {
   ModelOptions model;
   std::string devices, schedules, simulate, out, profile, keep_profile, keep_cluster;
   int threads_per_rank = 1;
@@ -85,7 +85,7 @@ std::string device_list(const Devices& devices) {
   return text;
 }
 
-int plan_command(const Flags& flags, Output& output) {
+int plan_command(const PlanFlags& flags, Output& output) {
   if (!flags.profile.empty() && flags.simulate.empty()) {
     throw UsageError("--profile goes with --simulate: without a described cluster the devices here are measured");
   }
@@ -159,8 +159,8 @@ int plan_command(const Flags& flags, Output& output) {
 
 Command add_plan(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("plan", "Choose how to split a network over devices, and predict it.");
-  app->footer(explanation);
-  const auto flags = std::make_shared<Flags>();
+  app->footer(plan_explanation);
+  const auto flags = std::make_shared<PlanFlags>();
   const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
                        const std::string& default_text = {}) {
     return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();

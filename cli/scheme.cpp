@@ -49,12 +49,6 @@ class Traffic : public CallObserver {
   double seconds = 0;
 };
 
-int64_t bytes_of(const std::vector<torch::Tensor>& tensors) {
-  int64_t bytes = 0;
-  for (const auto& tensor : tensors) bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
-  return bytes;
-}
-
 int64_t state_bytes(const torch::optim::SGD& sgd) {
   int64_t bytes = 0;
   for (const auto& [parameter, state] : sgd.state()) {

@@ -22,7 +22,7 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const examples =
+const char* const train_examples =
     "Examples:\n"
     "  lockstep train\n"
     "      LeNet on Fashion-MNIST, on every GPU, or else on every CPU core.\n"
@@ -92,9 +92,9 @@ std::string peak_memory() {
 }
 
 // What the trainer's callbacks show while it works.
-class Report {
+class RunReport {
  public:
-  Report(const TrainFlags& flags, const TrainOptions& options, Output& output)
+  RunReport(const TrainFlags& flags, const TrainOptions& options, Output& output)
       : flags_(flags),
         options_(options),
         output_(output),
@@ -204,7 +204,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
   const bool reports = this_process().index == 0;
   StopSignals signals(!reports);  // before LibTorch starts threads
-  Report report(flags, options, output);
+  RunReport report(flags, options, output);
 
   // Wraps a member of `report`; a run that nobody can watch any more is stopped.
   const auto show = [&](auto member) {
@@ -223,10 +223,10 @@ int train_command(const TrainFlags& flags, Output& output) {
     if (reports) report.planned(line);
   }
   if (!reports) return exit_code(train(options, callbacks), signals);
-  callbacks.on_data = show(&Report::data_loaded);
-  callbacks.on_step = show(&Report::step);
-  callbacks.on_epoch = show(&Report::epoch);
-  callbacks.on_warning = show(&Report::warning);
+  callbacks.on_data = show(&RunReport::data_loaded);
+  callbacks.on_step = show(&RunReport::step);
+  callbacks.on_epoch = show(&RunReport::epoch);
+  callbacks.on_warning = show(&RunReport::warning);
 
   report.loading();
   try {
@@ -247,7 +247,7 @@ int train_command(const TrainFlags& flags, Output& output) {
 
 Command add_train(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("train", "Train a network over several devices and keep the run.");
-  app->footer(examples);
+  app->footer(train_examples);
   const auto flags = std::make_shared<TrainFlags>();
   add_flags(*app, *flags);
   return {app, [flags](Output& output) { return train_command(*flags, output); }};

@@ -12,9 +12,9 @@ namespace {
 constexpr size_t kRecent = 8;
 constexpr const char* kAdvice = ". All ranks must make the same calls";
 
-using Members = std::vector<std::pair<int, const CollectiveCalls*>>;  // of one group, by rank
+using CallsByRank = std::vector<std::pair<int, const CollectiveCalls*>>;  // of one group, by rank
 
-std::string differing(const Members& members, const Layout& layout) {
+std::string differing(const CallsByRank& members, const Layout& layout) {
   const auto& [first_rank, first] = members[0];
   for (const auto& [rank, calls] : members) {
     if (calls->fingerprint == first->fingerprint) continue;
@@ -26,7 +26,7 @@ std::string differing(const Members& members, const Layout& layout) {
   return "";
 }
 
-std::string unanswered_collective(const Members& members, const Layout& layout) {
+std::string unanswered_collective(const CallsByRank& members, const Layout& layout) {
   const auto& [most_rank, most] = *std::max_element(
       members.begin(), members.end(), [](const auto& a, const auto& b) { return a.second->count < b.second->count; });
   std::string missing;
@@ -96,7 +96,7 @@ std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout) 
              (sent > received ? receiver : sender) + kAdvice;
     }
   }
-  std::map<std::string, Members> groups;
+  std::map<std::string, CallsByRank> groups;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     for (const auto& [group, calls] : by_rank[rank].collective) {
       groups[group].emplace_back(static_cast<int>(rank), &calls);
