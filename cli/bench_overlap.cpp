@@ -247,7 +247,8 @@ std::string report(const Result& result) {
                        1e2 * hidden(result), 1e2 * saved(result));
 }
 
-nlohmann::ordered_json to_json(const BenchOverlapFlags& flags, const Devices& devices, const std::vector<Result>& results) {
+nlohmann::ordered_json to_json(const BenchOverlapFlags& flags, const Devices& devices,
+                               const std::vector<Result>& results) {
   nlohmann::ordered_json json = circumstances("overlap", devices);
   json["threads_per_rank"] = flags.threads_per_rank;
   json["steps"] = flags.steps;
