@@ -145,9 +145,9 @@ class Load {
     std::vector<double> slowdown{1};
     for (int computing = 2; computing <= rank_.world_size();) {
       const auto seconds = seconds_of([&](int index) { return index < computing; });
-      double sum = 0;
-      for (int r = 0; r < computing; ++r) sum += seconds[static_cast<size_t>(r)] * speeds[static_cast<size_t>(r)];
-      const double here = std::max(slowdown.back(), sum / computing / alone_);
+      double slowest = 0;
+      for (size_t r = 0; r < seconds.size(); ++r) slowest = std::max(slowest, seconds[r] * speeds[r]);
+      const double here = std::max(slowdown.back(), slowest / alone_);
       // Between the counts that were measured it is a straight line.
       const double before = slowdown.back();
       const auto known = static_cast<int>(slowdown.size());
@@ -161,23 +161,29 @@ class Load {
   }
 
  private:
-  // Of each rank: seconds of a step while those compute that `computes` says, at best; 0 for the others.
+  // Of each rank: seconds of a step while those compute that `computes` says; 0 for the others. In the best round, which
+  // is best as a whole: ranks that share a core take turns at being quick, so each one's own best would leave out that
+  // they share.
   template <class Computes>
   std::vector<double> seconds_of(const Computes& computes) {
-    at::Tensor all = at::zeros({rank_.world_size()}, at::kDouble);
-    double best = std::numeric_limits<double>::infinity();
+    std::vector<double> best(static_cast<size_t>(rank_.world_size()), std::numeric_limits<double>::infinity());
     for (int round = 0; round < rounds_of_load; ++round) {
+      at::Tensor all = at::zeros({rank_.world_size()}, at::kDouble);
       rank_.barrier();
-      if (!computes(rank_.index())) continue;
-      const auto start = std::chrono::steady_clock::now();
-      for (int64_t i = 0; i < steps_; ++i) meter_.step(samples_);
-      best = std::min(best, seconds_since(start) / static_cast<double>(steps_));
+      if (computes(rank_.index())) {
+        const auto start = std::chrono::steady_clock::now();
+        for (int64_t i = 0; i < steps_; ++i) meter_.step(samples_);
+        all[rank_.index()] = seconds_since(start) / static_cast<double>(steps_);
+      }
+      all = all.to(rank_.device());
+      rank_.allreduce(all);
+      all = all.cpu();
+      const std::vector<double> seconds(all.data_ptr<double>(), all.data_ptr<double>() + rank_.world_size());
+      if (*std::max_element(seconds.begin(), seconds.end()) < *std::max_element(best.begin(), best.end())) {
+        best = seconds;
+      }
     }
-    if (computes(rank_.index())) all[rank_.index()] = best;
-    all = all.to(rank_.device());
-    rank_.allreduce(all);
-    all = all.cpu();
-    return {all.data_ptr<double>(), all.data_ptr<double>() + rank_.world_size()};
+    return best;
   }
 
   LayerMeter& meter_;
