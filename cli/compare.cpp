@@ -131,7 +131,12 @@ class Schemes {
   }
 
   std::optional<Plan> add_plan(std::string name, const MeshShape& mesh, Schedule schedule) {
-    PlanOptions options{.batch_size = batch_size_, .schedules = {schedule}, .max_stages_per_rank = 2};
+    const PlanOptions options{.batch_size = batch_size_,
+                              .schedules = {schedule},
+                              .max_stages_per_rank = 2,
+                              .data = mesh.data > 1,
+                              .pipeline = mesh.pipeline > 1,
+                              .tensor = mesh.tensor > 1};
     auto plan = planned(model_, mesh, options);
     if (!plan) return plan;
     if (plan->split.mesh.pipeline > 1) name += ", " + microbatches(plan->split);
@@ -248,6 +253,10 @@ int compare_command(const CompareFlags& flags, Output& output) {
   const Devices devices =
       flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
   const ImageData data = load(flags);
+  from_flags([&] {
+    check_images(flags.scheme, data.train);
+    return 0;
+  });
   output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" +
                table({{"model", to_string(flags.scheme.model)},
                       {"data", data.source},

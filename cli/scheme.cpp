@@ -123,13 +123,15 @@ void combine(Samples& all, const Samples& one) {
 
 }  // namespace
 
+void check_images(const SchemeOptions& options, const Dataset& images) {
+  // Steps are divided, since a product of what was typed could be too large for a number.
+  if (options.batch_size <= images.size() / (int64_t{options.steps} + warm_up)) return;
+  throw Error(std::to_string(options.steps) + " steps and " + std::to_string(warm_up) + " before them, of " +
+              std::to_string(options.batch_size) + " samples each, need more images than there are, " +
+              std::to_string(images.size()) + ". Take fewer steps or a smaller batch");
+}
+
 SchemeCost train_scheme(const Scheme& scheme, const SchemeOptions& options, const Dataset& images) {
-  const int64_t needed = options.batch_size * (options.steps + warm_up);
-  if (images.size() < needed) {
-    throw Error(std::to_string(options.steps) + " steps and " + std::to_string(warm_up) + " before them, of " +
-                std::to_string(options.batch_size) + " samples each, need " + std::to_string(needed) +
-                " images; there are " + std::to_string(images.size()) + ". Take fewer steps or a smaller batch");
-  }
   Samples all;
   std::mutex mutex;
   run(scheme.devices,

@@ -41,9 +41,12 @@ struct SchemeCost {
   int64_t memory() const { return parameters + gradients + optimizer_state + activations; }
 };
 
+// Throws Error if `images` are too few for the options' steps.
+void check_images(const SchemeOptions& options, const Dataset& images);
+
 // Trains the model from its seed on the first batches of `images`, split as the scheme says. Of an allreduce each rank
 // counts as sending 2 (k - 1) / k of its bytes, as a ring does; what threads of one process share need not be sent at
-// all. Throws Error as run() and SplitModel do, and if `images` are fewer than a batch.
+// all. `images` have passed check_images. Throws Error as run() and SplitModel do.
 SchemeCost train_scheme(const Scheme& scheme, const SchemeOptions& options, const Dataset& images);
 
 }  // namespace lockstep::cli

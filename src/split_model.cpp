@@ -1,5 +1,6 @@
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <lockstep/error.hpp>
 #include <lockstep/split_model.hpp>
 #include <lockstep/tensor_parallel.hpp>
@@ -77,7 +78,10 @@ torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& 
     return torch::full({}, loss, torch::TensorOptions(mesh_.data().device()).dtype(torch::kDouble));
   }
   auto loss = replicas_.loss(batch, criterion);
-  loss.backward();
+  {  // backward takes the types that forward chose
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    loss.backward();
+  }
   return loss.value().to(torch::kDouble);
 }
 

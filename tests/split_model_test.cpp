@@ -1,6 +1,7 @@
 // SplitModel: over every mesh a net learns what it learns on one device.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/autocast.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/split_model.hpp>
@@ -158,6 +159,31 @@ TEST(SplitModelTest, EvaluatesOnAllRanks) {
       EXPECT_EQ(here.correct, score.correct) << lockstep::to_string(mesh);
       EXPECT_EQ(here.total, 21);
       EXPECT_NEAR(here.loss, score.loss, 1e-6);
+    }
+  });
+}
+
+TEST(SplitModelTest, BackwardLeavesTheCallersAutocast) {
+  lockstep::run({torch::kCPU}, [](Rank& rank) {
+    for (const int microbatches : {1, 2}) {
+      SplitModel net(make_net(), rank, {.microbatches = microbatches});
+      std::vector<torch::ScalarType> products;  // types of matrix products, in forward and backward in turns
+      const lockstep::Autocast bf16(rank.device());
+      net.forward_backward(make_batch(4, 0), [&](const Tensor& y_hat, const Tensor& y) {
+        const auto multiply = [&] {
+          const Tensor ones = torch::ones({2, 2});
+          products.push_back(ones.mm(ones).scalar_type());
+        };
+        const Tensor loss = torch::nn::functional::cross_entropy(y_hat, y);
+        multiply();
+        loss.register_hook([multiply](const Tensor&) { multiply(); });
+        return loss;
+      });
+      ASSERT_EQ(products.size(), 2u * static_cast<size_t>(microbatches));
+      for (size_t i = 0; i < products.size(); i += 2) {
+        EXPECT_EQ(products[i], torch::kBFloat16);
+        EXPECT_EQ(products[i + 1], torch::kFloat) << microbatches << " microbatches";
+      }
     }
   });
 }

@@ -91,12 +91,14 @@ TEST_F(CliCompare, BadFlagsAreToldBeforeAnythingIsMeasured) {
   EXPECT_THAT(error({"--model", "lenet", "--width", "2"}), HasSubstr("lenet"));
 }
 
-TEST_F(CliCompare, TooFewImagesAreToldWithBothNumbers) {
+TEST_F(CliCompare, TooFewImagesAreToldBeforeAnythingIsMeasured) {
   const Finished run = run_program({"compare", "--model", "mlp", "--width", "0.0625", "--data", "synthetic",
                                     "--devices", "2xcpu", "--batch-size", "30000", "--steps", "1", "--seconds", "0"},
                                    surroundings());
-  EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, AllOf(HasSubstr("need 90000 images; there are 60000"), HasSubstr("smaller batch")));
+  EXPECT_EQ(run.code, 2);
+  EXPECT_EQ(run.out, "");
+  EXPECT_THAT(run.err, AllOf(HasSubstr("of 30000 samples each, need more images than there are, 60000"),
+                             HasSubstr("smaller batch")));
 }
 
 }  // namespace
