@@ -125,72 +125,80 @@ class Load {
     meter_.step(samples_);
   }
 
-  // Of each rank, alone, relative to rank 0.
-  std::vector<double> speeds() {
-    std::vector<double> alone;
-    for (int r = 0; r < rank_.world_size(); ++r) {
-      const auto seconds = seconds_of([&](int index) { return index == r; });
-      alone.push_back(seconds[static_cast<size_t>(r)]);
+  // Each rank alone, and several at once, in turns: what disturbs the machine for a second must not spoil all rounds of
+  // one case.
+  void measure() {
+    for (int r = 0; r < rank_.world_size(); ++r) cases_.push_back({r, r + 1});
+    for (int count = 2; count <= rank_.world_size();) {
+      cases_.push_back({0, count});
+      if (count == rank_.world_size()) break;
+      count = std::min(count < 4 ? count + 1 : 2 * count, rank_.world_size());
     }
-    alone_ = alone[0];
-    for (double& seconds : alone) {
-      const double speed = alone_ / seconds;
-      seconds = std::abs(speed - 1) < same_speed ? 1 : speed;
+    for (int round = 0; round < rounds_of_load; ++round) {
+      for (auto& one : cases_) measure(one);
     }
-    return alone;
   }
 
-  // Cluster::contention. After speeds().
-  std::vector<double> contention(const std::vector<double>& speeds) {
+  // Of each rank, alone, relative to rank 0.
+  std::vector<double> speeds() const {
+    std::vector<double> speeds;
+    for (int r = 0; r < rank_.world_size(); ++r) {
+      const double speed = alone(0) / alone(r);
+      speeds.push_back(std::abs(speed - 1) < same_speed ? 1 : speed);
+    }
+    return speeds;
+  }
+
+  // Cluster::contention.
+  std::vector<double> contention() const {
+    const auto speed = speeds();
     std::vector<double> slowdown{1};
-    for (int computing = 2; computing <= rank_.world_size();) {
-      const auto seconds = seconds_of([&](int index) { return index < computing; });
+    for (const auto& one : cases_) {
+      if (one.end - one.begin == 1) continue;
       double slowest = 0;
-      for (size_t r = 0; r < seconds.size(); ++r) slowest = std::max(slowest, seconds[r] * speeds[r]);
-      const double here = std::max(slowdown.back(), slowest / alone_);
+      for (size_t r = 0; r < speed.size(); ++r) slowest = std::max(slowest, one.seconds[r] * speed[r]);
       // Between the counts that were measured it is a straight line.
-      const double before = slowdown.back();
+      const double before = slowdown.back(), here = std::max(before, slowest / alone(0));
       const auto known = static_cast<int>(slowdown.size());
-      for (int n = known + 1; n <= computing; ++n) {
-        slowdown.push_back(before + (here - before) * (n - known) / (computing - known));
+      for (int n = known + 1; n <= one.end; ++n) {
+        slowdown.push_back(before + (here - before) * (n - known) / (one.end - known));
       }
-      if (computing == rank_.world_size()) break;
-      computing = std::min(computing < 4 ? computing + 1 : 2 * computing, rank_.world_size());
     }
     return slowdown;
   }
 
  private:
-  // Of each rank: seconds of a step while those compute that `computes` says; 0 for the others. In the best round, which
-  // is best as a whole: ranks that share a core take turns at being quick, so each one's own best would leave out that
-  // they share.
-  template <class Computes>
-  std::vector<double> seconds_of(const Computes& computes) {
-    std::vector<double> best(static_cast<size_t>(rank_.world_size()), std::numeric_limits<double>::infinity());
-    for (int round = 0; round < rounds_of_load; ++round) {
-      at::Tensor all = at::zeros({rank_.world_size()}, at::kDouble);
-      rank_.barrier();
-      if (computes(rank_.index())) {
-        const auto start = std::chrono::steady_clock::now();
-        for (int64_t i = 0; i < steps_; ++i) meter_.step(samples_);
-        all[rank_.index()] = seconds_since(start) / static_cast<double>(steps_);
-      }
-      all = all.to(rank_.device());
-      rank_.allreduce(all);
-      all = all.cpu();
-      const std::vector<double> seconds(all.data_ptr<double>(), all.data_ptr<double>() + rank_.world_size());
-      if (*std::max_element(seconds.begin(), seconds.end()) < *std::max_element(best.begin(), best.end())) {
-        best = seconds;
-      }
+  // Ranks begin … end - 1 compute, the others wait.
+  struct Case {
+    int begin, end;
+    std::vector<double> seconds = {};  // of each rank's step, in the best round; 0 for those that wait
+  };
+
+  double alone(int r) const { return cases_[static_cast<size_t>(r)].seconds[static_cast<size_t>(r)]; }
+
+  // One round. The best is that which is best as a whole: ranks that share a core take turns at being quick, so each
+  // one's own best would leave out that they share.
+  void measure(Case& one) {
+    at::Tensor all = at::zeros({rank_.world_size()}, at::kDouble);
+    rank_.barrier();
+    if (one.begin <= rank_.index() && rank_.index() < one.end) {
+      const auto start = std::chrono::steady_clock::now();
+      for (int64_t i = 0; i < steps_; ++i) meter_.step(samples_);
+      all[rank_.index()] = seconds_since(start) / static_cast<double>(steps_);
     }
-    return best;
+    all = all.to(rank_.device());
+    rank_.allreduce(all);
+    all = all.cpu();
+    const std::vector<double> seconds(all.data_ptr<double>(), all.data_ptr<double>() + rank_.world_size());
+    const auto slowest = [](const std::vector<double>& of) { return *std::max_element(of.begin(), of.end()); };
+    if (one.seconds.empty() || slowest(seconds) < slowest(one.seconds)) one.seconds = seconds;
   }
 
   LayerMeter& meter_;
   Rank& rank_;
   int64_t samples_ = 0;
   int64_t steps_ = 0;
-  double alone_ = 0;  // rank 0's seconds
+  std::vector<Case> cases_;  // first each rank alone
 };
 
 }  // namespace
@@ -210,8 +218,9 @@ ModelProfile profile(const Sequential& net, const Batch& sample, const Criterion
     profile.sliced = slices_of(net, here, criterion, rank, options);
   }
   Load load(meter, rank, profile.layers, here.size());
+  load.measure();
   profile.speeds = load.speeds();
-  profile.contention = load.contention(profile.speeds);
+  profile.contention = load.contention();
   if (rank.index() == 0) {
     profile.loss = std::move(profile.layers.back());
     profile.layers.pop_back();
