@@ -4,6 +4,7 @@
 #   the first ```cpp block with "int main"                                        -> main.cpp
 #   the first ```cmake block with "find_package(lockstep"                         -> CMakeLists.txt
 #   the first ```sh, ```bash or ```console block with "cmake --build", after it   -> run as it stands
+#   the first ```cpp block with "SplitModel"                                      -> the body of a second program
 #   readme_program_test.sh PREFIX WORK-FOLDER
 set -euo pipefail
 prefix=$1 work=$2
@@ -40,3 +41,26 @@ cat commands.sh
 unset Torch_DIR Torch_ROOT
 export CMAKE_PREFIX_PATH=$prefix
 bash -euxo pipefail commands.sh
+
+# And the loop over a SplitModel, with layers and a little data around it.
+{
+  cat <<'END'
+#include <lockstep/lockstep.hpp>
+namespace nn = torch::nn;
+nn::Sequential my_layers() {
+  return nn::Sequential(nn::Flatten(), nn::Linear(784, 32), nn::ReLU(), nn::Linear(32, 10));
+}
+int main() {
+  const lockstep::ImageData data{{torch::zeros({512, 1, 28, 28}, torch::kByte), torch::zeros({512}, torch::kLong)}, {}, ""};
+  lockstep::run(lockstep::parse_devices("4xcpu"), [&](lockstep::Rank& rank) {
+END
+  block "cpp c++" "SplitModel"
+  echo "  });"
+  echo "}"
+} >split.cpp
+cat >>CMakeLists.txt <<'END'
+add_executable(split split.cpp)
+target_link_libraries(split PRIVATE lockstep::lockstep)
+END
+cmake --build build --target split
+./build/split
