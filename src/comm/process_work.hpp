@@ -61,6 +61,8 @@ class ProcessWork : public c10d::Work {
 
   std::vector<at::Tensor> result() override { return result_; }
 
+  int sourceRank() const override { return pending_.work->sourceRank(); }
+
  private:
   void wait_for(std::chrono::milliseconds timeout) {
     const Vigil::Waiting waiting(*vigil_, call_);
