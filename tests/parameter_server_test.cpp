@@ -208,7 +208,8 @@ TEST_P(Worlds, SparsePushesSendTheUsedRowsAlone) {
   };
   lockstep::run(cpus(world), [&](Rank& rank) {
     auto embedding = make_embedding(rank, true);
-    ParameterServer server(embedding, rank, plain_sgd(0.5), {.piece_bytes = 300 * 64});  // cut in four
+    ParameterServer server(embedding, rank, plain_sgd(0.5),
+                           {.piece_bytes = 370 * 64});  // rows 370 and 740 begin a piece
     server.train([&](Worker& worker) {
       for (auto& batch : lockstep::batches(task, {.size = 4, .seed = 1}, worker)) {
         embedding->zero_grad();

@@ -343,6 +343,26 @@ TEST_P(Worlds, BarrierHoldsBackUntilAllHaveCome) {
   });
 }
 
+TEST(InProcess, AReceiveFromAnyRankTakesTheMessageThatWasSentFirst) {
+  std::atomic<int> sent = 0;
+  lockstep::run(cpus(4), [&](Rank& rank) {
+    const int turn = rank.world_size() - 1 - rank.index();  // the last rank sends first
+    while (sent < turn) std::this_thread::yield();
+    Tensors tensor{torch::zeros(2)};
+    if (rank.index() > 0) {
+      const auto work = rank.backend().send(tensor, 0, 3);
+      ++sent;
+      work->wait();
+      return;
+    }
+    for (int source = 3; source > 0; --source) {
+      const auto work = rank.backend().recvAnysource(tensor, 3);
+      work->wait();
+      EXPECT_EQ(work->sourceRank(), source);
+    }
+  });
+}
+
 TEST(InProcess, AReceiveFromAnyRankThatNobodyCanAnswerIsAnError) {
   const auto receive = [](Rank& rank) {
     Tensors tensor{torch::zeros(2)};
