@@ -1,4 +1,4 @@
-// A text that rank 0 has and all ranks need.
+// A text that one rank has and all ranks need.
 #pragma once
 
 #include <lockstep/rank.hpp>
@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// Rank 0's `text`, on every rank. Collective. Throws Error as Rank::broadcast.
-std::string shared_text(const std::string& text, Rank& rank);
+// The `text` of rank `root`, on every rank. Collective. Throws Error as Rank::broadcast.
+std::string shared_text(const std::string& text, Rank& rank, int root = 0);
 
 }  // namespace lockstep

@@ -70,4 +70,15 @@ TEST(Examples, YourModelEndsWithOneLossUnderEveryScheme) {
   EXPECT_EQ(trimmed(run.out), trimmed(expected));
 }
 
+// The losses of asynchronous updates depend on the order in which they come.
+TEST(Examples, ParameterServerIsAllreduceWhenSynchronousAndGoesOnWithoutALostWorker) {
+  const Finished run = run_example("03_parameter_server");
+  ASSERT_EQ(run.code, 0) << run.err;
+  const std::string expected = expected_output("03_parameter_server");
+  const size_t asynchronous = expected.find("asynchronous  ");
+  ASSERT_NE(asynchronous, std::string::npos);
+  EXPECT_THAT(run.out, testing::StartsWith(expected.substr(0, asynchronous)));
+  EXPECT_EQ(without_measurements(trimmed(run.out)), without_measurements(trimmed(expected)));
+}
+
 }  // namespace

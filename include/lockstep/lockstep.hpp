@@ -6,6 +6,7 @@
 //        by layers    pipeline (pipeline_schedule)
 //        by channels  tensor_parallel (parallel_layers, parallel_dropout, parallel_functions)
 //        by several   split_model (model_split), over a mesh (mesh_shape)
+//      or with servers that keep the parameters: parameter_server
 //      which of them: plan, from what layer_profile measures (model_profile, cluster)
 //   3. trainer: what the program `lockstep` does
 // The rest are leaves: data, models, residual_block, conv_relu_pool, checkpoint, metrics, autocast, ….
@@ -35,6 +36,7 @@
 #include <lockstep/parallel_dropout.hpp>
 #include <lockstep/parallel_functions.hpp>
 #include <lockstep/parallel_layers.hpp>
+#include <lockstep/parameter_server.hpp>
 #include <lockstep/pipeline.hpp>
 #include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/plan.hpp>

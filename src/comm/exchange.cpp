@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <iterator>
 
 namespace lockstep::comm {
 
@@ -78,9 +79,43 @@ std::shared_ptr<Operation> Exchange::post_recv(Group& group, int rank, int sourc
   return post_message(group, {source, rank, tag}, rank, std::move(call));
 }
 
+std::shared_ptr<Operation> Exchange::post_recv_any(Group& group, int rank, int tag, Call call) {
+  const Lock lock(mutex_);
+  throw_if_failed(group.members.ranks[rank]);
+  auto oldest = group.messages_.end();
+  const auto sent = [](const auto& place) { return place->second.front()->member(place->first.source).time; };
+  for (auto place = group.messages_.begin(); place != group.messages_.end(); ++place) {
+    const auto& [side, queue] = *place;
+    if (side.destination != rank || side.tag != tag || queue.front()->member(rank).posted) continue;
+    if (oldest == group.messages_.end() || sent(place) < sent(oldest)) oldest = place;
+  }
+  std::shared_ptr<Operation> operation;
+  if (oldest != group.messages_.end()) {
+    operation = oldest->second.front();
+    oldest->second.pop_front();
+    if (oldest->second.empty()) group.messages_.erase(oldest);
+  } else {
+    const Side side{kAnySource, rank, tag};
+    operation = std::make_shared<Operation>(group.members, side);
+    group.messages_[side].push_back(operation);
+  }
+  join(*operation, rank, std::move(call));
+  return operation;
+}
+
 std::shared_ptr<Operation> Exchange::post_message(Group& group, const Side& side, int rank, Call call) {
   const Lock lock(mutex_);
   throw_if_failed(group.members.ranks[rank]);
+  const bool answered = group.messages_.count(side) > 0 || rank != side.source;
+  const auto any = answered ? group.messages_.end() : group.messages_.find({kAnySource, side.destination, side.tag});
+  if (any != group.messages_.end()) {
+    const auto operation = any->second.front();
+    any->second.pop_front();
+    if (any->second.empty()) group.messages_.erase(any);
+    operation->set_source(rank);
+    join(*operation, rank, std::move(call));
+    return operation;
+  }
   auto& queue = group.messages_[side];
   const auto open =
       std::find_if(queue.begin(), queue.end(), [&](const auto& message) { return !message->member(rank).posted; });
@@ -279,21 +314,46 @@ void Exchange::fail_late(int rank, const Operation& operation, std::chrono::mill
 }
 
 void Exchange::throw_if_left(int rank, const Operation& operation) {
+  const int here = operation.in_world(rank);
   for (const auto& member : operation.members_) {
-    const int here = operation.in_world(rank), there = operation.in_world(member.rank);
-    if (!left_[there] || member.posted) continue;
+    if (member.posted) continue;
+    if (member.rank == kAnySource) return throw_if_all_left(rank, operation);
+    const int there = operation.in_world(member.rank);
+    if (!left_[there]) continue;
     fail(here, name(there) + " returned without the call that " + name(here) +
                    " waits for: " + operation.call(rank).signature.text() + " (" + operation.title() +
                    "). All ranks must make the same calls");
   }
 }
 
-std::string Exchange::missing(const Operation& operation) const {
-  std::string text;
+void Exchange::throw_if_all_left(int rank, const Operation& operation) {
+  for (const int there : awaited(operation)) {
+    if (!left_[there]) return;
+  }
+  const int here = operation.in_world(rank);
+  fail(here, "all other ranks returned without the message that " + name(here) + " waits for: " +
+                 operation.call(rank).signature.text() + " (" + operation.title() + "). Each recv needs a send");
+}
+
+std::vector<int> Exchange::awaited(const Operation& operation) const {
+  std::vector<int> ranks;
   for (const auto& member : operation.members_) {
     if (member.posted) continue;
+    if (member.rank != kAnySource) {
+      ranks.push_back(operation.in_world(member.rank));
+      continue;
+    }
+    const int receiver = operation.in_world(operation.members_[0].rank);
+    std::copy_if(operation.of_.ranks.begin(), operation.of_.ranks.end(), std::back_inserter(ranks),
+                 [&](int other) { return other != receiver; });
+  }
+  return ranks;
+}
+
+std::string Exchange::missing(const Operation& operation) const {
+  std::string text;
+  for (const int there : awaited(operation)) {
     if (!text.empty()) text += " and ";
-    const int there = operation.in_world(member.rank);
     text += name(there);
     const auto& waits = waiting_[there];
     text += waits.empty() ? ", which has not made this call" : ", which waits in " + waits.back()->text_of(there);

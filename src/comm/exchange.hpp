@@ -54,6 +54,8 @@ class Exchange {
   // Messages from one rank to another, matched in order per (source, destination, tag).
   std::shared_ptr<Operation> post_send(Group& group, int rank, int destination, int tag, Call call);
   std::shared_ptr<Operation> post_recv(Group& group, int rank, int source, int tag, Call call);
+  // The message of this tag that was sent first, or the next one that will be, of any rank.
+  std::shared_ptr<Operation> post_recv_any(Group& group, int rank, int tag, Call call);
 
   // Does what shares are left to do, without waiting for others; true once the operation is complete. Throws Error as
   // wait() does, where `timeout` counts from the rank's call.
@@ -93,9 +95,11 @@ class Exchange {
   void throw_if_failed(int rank) const;                         // rank in the world
   void throw_if_failed(int rank, const Operation& operation) const;
   void throw_if_left(int rank, const Operation& operation);
+  void throw_if_all_left(int rank, const Operation& operation);  // of a receive from any rank
   void throw_if_unanswered(int rank);
   [[noreturn]] void fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout);
-  std::string missing(const Operation& operation) const;  // "rank 1 (cpu), which waits in …"
+  std::vector<int> awaited(const Operation& operation) const;  // who has not posted, by rank in the world
+  std::string missing(const Operation& operation) const;       // "rank 1 (cpu), which waits in …"
   bool stalled() const;  // every rank waits for a call that only another waiting rank could make
 
   const Devices devices_;

@@ -208,6 +208,14 @@ class InProcessBackend : public c10d::Backend {
                         tensors);
   }
 
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override {
+    const Tensor& tensor = arguments_.only(tensors, "recv");
+    Call call{signature_of("recv from any rank", tensor)};
+    call.out = {to_write(call, tensor)};
+    return post_message(OpType::RECVANYSOURCE,
+                        exchange_->post_recv_any(group_, rank_, tag, as_message(std::move(call))), tensors);
+  }
+
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     return post(OpType::BARRIER, Call{{.name = "barrier"}}, options.timeout, {});
   }

@@ -47,6 +47,8 @@ class InProcessWork : public c10d::Work {
 
   std::vector<at::Tensor> result() override { return result_; }
 
+  int sourceRank() const override { return operation_->source(); }  // once it is complete
+
  private:
   const std::shared_ptr<Exchange> exchange_;
   const std::shared_ptr<Operation> operation_;

@@ -4,7 +4,6 @@
 
 #include "comm/reduction.hpp"
 
-#include <algorithm>
 #include <string_view>
 
 namespace lockstep::comm {
@@ -29,8 +28,14 @@ Operation::Operation(const Members& of, uint64_t number) : of_(of), place_(numbe
 }
 
 Operation::Operation(const Members& of, const Side& side) : of_(of), place_(side) {
-  members_.push_back({std::min(side.source, side.destination)});
-  members_.push_back({std::max(side.source, side.destination)});
+  // The receiver first: of a receive from any rank the other may change while the receiver looks for itself.
+  members_.push_back({side.destination});
+  members_.push_back({side.source});
+}
+
+void Operation::set_source(int rank) {
+  std::get<Side>(place_).source = rank;
+  members_[1].rank = rank;
 }
 
 const Call& Operation::call(int rank) const {
@@ -45,7 +50,8 @@ Operation::Member& Operation::member(int rank) {
 std::string Operation::title() const {
   if (const auto* number = std::get_if<uint64_t>(&place_)) return c10::str("collective call ", *number, of_.text());
   const auto& side = std::get<Side>(place_);
-  return c10::str("message ", side.source, " -> ", side.destination, ", tag ", side.tag, of_.text());
+  const std::string source = side.source == kAnySource ? "any rank" : std::to_string(side.source);
+  return c10::str("message ", source, " -> ", side.destination, ", tag ", side.tag, of_.text());
 }
 
 }  // namespace lockstep::comm

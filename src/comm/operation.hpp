@@ -51,6 +51,9 @@ struct Call {
   std::function<std::string(const Operation&)> check = {};     // once all have posted: what does not fit, or ""
 };
 
+// Of a receive that takes the first message of any rank.
+constexpr int kAnySource = -1;
+
 // A message's place: the n-th post on one side meets the n-th on the other.
 struct Side {
   int source;
@@ -71,24 +74,26 @@ class Operation {
 
   // `of` outlives it.
   Operation(const Members& of, uint64_t number);   // their collective call `number`
-  Operation(const Members& of, const Side& side);  // a message
+  Operation(const Members& of, const Side& side);  // a message, perhaps of kAnySource
 
   // For work and check, which run once all members have posted.
-  const std::vector<Member>& members() const { return members_; }  // by rank, ascending
+  const std::vector<Member>& members() const { return members_; }  // of a collective: by rank, ascending
   const Call& call(int rank) const;
   std::string text_of(int world_rank) const { return call(of_.index_of(world_rank)).signature.text(); }
   int shares() const { return members_[0].call.shares; }
 
+  int source() const { return std::get<Side>(place_).source; }  // of a message that was posted by both sides
   int in_world(int rank) const { return of_.ranks[rank]; }
   std::string title() const;  // "collective call 3", "message 0 -> 1, tag 0 among ranks 0, 2"
 
  private:
   friend class Exchange;
   Member& member(int rank);
+  void set_source(int rank);  // of a receive from any rank: whose message it takes
   bool has_work() const { return posted_ && next_share_ < shares(); }
 
   const Members& of_;
-  const std::variant<uint64_t, Side> place_;
+  std::variant<uint64_t, Side> place_;
   std::vector<Member> members_;  // guarded by the Exchange until `posted_`, then read by all
   size_t posts_ = 0;
   std::atomic<bool> posted_ = false;  // by all members, and it fits together

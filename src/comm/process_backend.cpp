@@ -56,12 +56,16 @@ std::string text_of(const char* name, const Tensor& tensor, std::optional<Reduce
   return signature.text();
 }
 
+int trace_of(const std::string& text) {
+  return static_cast<int>(std::hash<std::string>()(text) & 0xffff);
+}
+
 // Gloo brings calls together by their tag alone, whatever they are: of unequal sizes it ends the process, of equal
 // sizes it mixes the values. With their number and a trace of their text in the tag, calls that differ never meet, and
 // the vigil says so (but for one pair of texts in 65536). Calls of one rank that are under way at the same time have
 // different numbers.
 uint32_t tag_of(int64_t number, const std::string& text) {
-  return static_cast<uint32_t>(number) << 16 | (std::hash<std::string>()(text) & 0xffff);
+  return static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(trace_of(text));
 }
 
 // c10d's tags of messages have 31 bits.
@@ -302,12 +306,35 @@ WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
   });
 }
 
+// Whose message it was is known once it is there.
+WorkPtr ProcessBackend::recvAnysource(Tensors& tensors, int tag) {
+  const Tensor& tensor = arguments_.only(tensors, "recv");
+  check_tag(tag);
+  if (tag < kFirstOpenTag) {
+    arguments_.refuse("a message from any rank has the tag " + std::to_string(tag) +
+                      "; between processes such tags start at " + std::to_string(kFirstOpenTag));
+  }
+  const OpenCall call{.rank = world_rank_, .text = text_of("recv from any rank", tensor)};
+  return post_call(OpType::RECVANYSOURCE, call, {}, tensors, [&](auto) {
+    const Flat values(tensor);
+    Tensors bytes{as_bytes(values.flat)};
+    const auto work = group_.backend->recvAnysource(bytes, tag << 16 | trace_of(describe(tensor)));
+    return then({work}, [work, values, vigil = vigil_, here = world_rank_, ranks = members_.ranks] {
+      values.copy_back();
+      vigil->log().add_message(here, ranks[work->sourceRank()], /*sends=*/false);
+    });
+  });
+}
+
+void ProcessBackend::check_tag(int tag) const {
+  if (tag >= 0 && tag <= kLargestTag) return;
+  arguments_.refuse("a message's tag is " + std::to_string(tag) + "; between processes tags go from 0 to " +
+                    std::to_string(kLargestTag));
+}
+
 // The n-th send of a tag to a rank meets that rank's n-th recv of the tag.
 ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int source, int destination, int tag) {
-  if (tag < 0 || tag > kLargestTag) {
-    arguments_.refuse("a message's tag is " + std::to_string(tag) + "; between processes tags go from 0 to " +
-                      std::to_string(kLargestTag));
-  }
+  check_tag(tag);
   const bool sends = source == rank_;
   const int peer = sends ? destination : source;
   const int64_t number = ++(sends ? sent_ : received_)[{peer, tag}];
@@ -320,7 +347,7 @@ ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int sou
                 .message = c10::str("message ", number, " from rank ", source, " to rank ", destination, ", tag ", tag,
                                     members_.text()),
                 .content = describe(tensor)};
-  const auto trace = static_cast<int>(std::hash<std::string>()(call.message + call.content) & 0xffff);
+  const int trace = trace_of(tag < kFirstOpenTag ? call.message + call.content : call.content);
   return {std::move(call), tag << 16 | trace};
 }
 

@@ -23,6 +23,10 @@
 
 namespace lockstep::comm {
 
+// From this tag on a message can be received from any rank. Its number is then no part of what brings both sides
+// together (see process_backend.cpp), so that of several sides that differ fewer are found.
+constexpr int kFirstOpenTag = 0x4000;
+
 class ProcessBackend : public c10d::Backend {
  public:
   // Of rank `world_rank` among `members`: `group` has one member per rank of them, `store` is a connection of the
@@ -49,6 +53,7 @@ class ProcessBackend : public c10d::Backend {
                         std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override;
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;  // of tag kFirstOpenTag or above
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
@@ -65,6 +70,7 @@ class ProcessBackend : public c10d::Backend {
     OpenCall call;
     int tag;  // for Gloo
   };
+  void check_tag(int tag) const;
   Message message_of(const Tensor& tensor, int source, int destination, int tag);
 
   // `inputs[r]` goes to rank r and `outputs[r]` comes from it; then finish().

@@ -61,11 +61,13 @@ class ProcessWork : public c10d::Work {
 
   std::vector<at::Tensor> result() override { return result_; }
 
+  int sourceRank() const override { return pending_.work->sourceRank(); }
+
  private:
   void wait_for(std::chrono::milliseconds timeout) {
     const Vigil::Waiting waiting(*vigil_, call_);
     try {
-      if (pending_.work) pending_.work->wait(timeout);
+      if (pending_.work && !pending_.work->wait(timeout)) throw Error("the run has ended");  // see gloo.cpp
     } catch (...) {
       vigil_->explain(waiting, call_, std::current_exception(), timeout);
     }

@@ -299,6 +299,36 @@ TEST_P(Worlds, MessagesGoAroundTheRingInOrder) {
   });
 }
 
+// Some messages are sent before the receive is posted, some after.
+TEST_P(Worlds, AReceiveFromAnyRankTakesEveryMessageOnceInItsSendersOrder) {
+  const int world = GetParam();
+  if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
+  constexpr int kTag = 0x4000, kMessages = 5;
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    if (rank.index() != 0) {
+      for (int i = 0; i < kMessages; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(i % 2));
+        Tensors tensor{torch::full({2}, 10 * rank.index() + i)};
+        rank.backend().send(tensor, 0, kTag)->wait();
+      }
+      return;
+    }
+    std::vector<int> received(world, 0);
+    for (int i = 0; i < kMessages * (world - 1); ++i) {
+      Tensors tensor{torch::zeros(2, torch::kLong)};
+      const auto work = rank.backend().recvAnysource(tensor, kTag);
+      work->wait();
+      const int source = work->sourceRank();
+      expect_equal(tensor[0], torch::full({2}, 10 * source + received.at(source)++));
+    }
+    EXPECT_EQ(received, [&] {
+      std::vector<int> all(world, kMessages);
+      all[0] = 0;
+      return all;
+    }());
+  });
+}
+
 TEST_P(Worlds, BarrierHoldsBackUntilAllHaveCome) {
   const int world = GetParam();
   std::atomic<int> arrived = 0;
@@ -311,6 +341,53 @@ TEST_P(Worlds, BarrierHoldsBackUntilAllHaveCome) {
       rank.barrier();
     }
   });
+}
+
+TEST(InProcess, AReceiveFromAnyRankTakesTheMessageThatWasSentFirst) {
+  std::atomic<int> sent = 0;
+  lockstep::run(cpus(4), [&](Rank& rank) {
+    const int turn = rank.world_size() - 1 - rank.index();  // the last rank sends first
+    while (sent < turn) std::this_thread::yield();
+    Tensors tensor{torch::zeros(2)};
+    if (rank.index() > 0) {
+      const auto work = rank.backend().send(tensor, 0, 3);
+      ++sent;
+      work->wait();
+      return;
+    }
+    for (int source = 3; source > 0; --source) {
+      const auto work = rank.backend().recvAnysource(tensor, 3);
+      work->wait();
+      EXPECT_EQ(work->sourceRank(), source);
+    }
+  });
+}
+
+TEST(InProcess, AReceiveFromAnyRankThatNobodyCanAnswerIsAnError) {
+  const auto receive = [](Rank& rank) {
+    Tensors tensor{torch::zeros(2)};
+    rank.backend().recvAnysource(tensor, 3)->wait();
+  };
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(cpus(3), [&](Rank& rank) {
+                  if (rank.index() == 1) receive(rank);
+                });
+              }),
+              AllOf(HasSubstr("rank 1 (cpu)"), HasSubstr("all other ranks returned"),
+                    HasSubstr("recv from any rank of float [2]"), HasSubstr("message any rank -> 1, tag 3")));
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? receive(rank) : rank.barrier(); });
+              }),
+              AllOf(HasSubstr("wait for each other"), HasSubstr("recv from any rank")));
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(cpus(2),
+                              [&](Rank& rank) {
+                                if (rank.index() == 0) return receive(rank);
+                                std::this_thread::sleep_for(400ms);
+                              },
+                              {.timeout = 100ms});
+              }),
+              AllOf(HasSubstr("rank 0 (cpu) waited 0.1 s"), HasSubstr("rank 1 (cpu), which has not made this call")));
 }
 
 TEST(InProcess, AsynchronousCallsCompleteInAnyOrderOfWaiting) {

@@ -57,6 +57,19 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
   }
 }
 
+TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers) {
+  for (const int victim : {1, 2}) {
+    const auto [job, took] = timed(3, {"serves", "cpu", std::to_string(victim)});
+    EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
+    for (const int survivor : {0, 1, 2}) {
+      if (survivor == victim) continue;
+      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(survivor) + ": the process of rank " +
+                                     std::to_string(victim) + " (cpu) is gone"));
+    }
+    EXPECT_LT(took, 20s);
+  }
+}
+
 TEST(ProcessFailures, ATimeoutSaysWhoWasMissingAndWhere) {
   const auto [job, took] = timed(2, {"computes_on"});
   EXPECT_EQ(job.code, 3);

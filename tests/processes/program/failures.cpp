@@ -1,10 +1,16 @@
 #include <torch/torch.h>
+#include <lockstep/parameter_server.hpp>
 #include <lockstep/rank.hpp>
 
 #include <chrono>
 #include <csignal>
+#include <functional>
+#include <memory>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "scenarios.hpp"
 
@@ -70,6 +76,34 @@ void scenarios::freezes(const Setup& setup) {
 
 void scenarios::dies(const Setup& setup) {
   with_fault_on_rank_1(setup.devices, {}, [](Rank&) { std::raise(SIGKILL); });
+}
+
+// Rank 2 keeps the parameters for ranks 0 and 1, until the rank that the argument names is killed.
+void scenarios::serves(const Setup& setup) {
+  lockstep::run(setup.devices, [&](Rank& rank) {
+    const auto kill = [&] {
+      if (std::to_string(rank.index()) == setup.argument) std::raise(SIGKILL);
+    };
+    struct Sgd : torch::optim::SGD {
+      Sgd(const std::vector<torch::Tensor>& parameters, std::function<void()> first)
+          : SGD(parameters, 0.1), first(std::move(first)) {}
+      torch::Tensor step(LossClosure) override {
+        first();
+        return SGD::step();
+      }
+      std::function<void()> first;
+    };
+    torch::nn::Linear net(3, 2);
+    lockstep::ParameterServer server(net, rank,
+                                     [&](const auto& parameters) { return std::make_unique<Sgd>(parameters, kill); },
+                                     {.consistency = lockstep::Consistency::asynchronous});
+    server.train([&](lockstep::Worker& worker) {
+      for (int step = 0;; ++step) {
+        if (step == 3) kill();
+        worker.step();
+      }
+    });
+  });
 }
 
 void scenarios::computes_on(const Setup& setup) {

@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
       {"runs", scenarios::runs},
       {"throws", scenarios::throws},
       {"dies", scenarios::dies},
+      {"serves", scenarios::serves},
       {"freezes", scenarios::freezes},
       {"waits_crosswise", scenarios::waits_crosswise},
       {"parts_do_not_fit", scenarios::parts_do_not_fit},

@@ -26,6 +26,7 @@ void shares_memory(const Setup& setup);    // two ranks of a process give one te
 void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that is "max", "long" or "empty"
 void parts_do_not_fit(const Setup& setup);
 void message_fails(const Setup& setup);  // another "size" than was sent, a "tag" that is too large, or "none" was sent
+void serves(const Setup& setup);         // as a parameter server; the rank that `argument` names is killed
 void freezes(const Setup& setup);        // rank 0
 void waits_crosswise(const Setup& setup);  // both wait for a message of the other; "mixed": rank 0 in an allreduce
 void is_configured_otherwise(const Setup& setup);  // the process with index 1

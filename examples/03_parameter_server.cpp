@@ -1,0 +1,120 @@
+// A parameter server: some ranks keep the parameters, the others compute gradients, push them there and pull what has
+// become of the parameters. Without it, all ranks add up their gradients after every step, and wait for the slowest.
+//
+//   synchronous    a step waits for all workers' gradients: the same training as without servers. For comparison, and
+//                  where the sums are better kept away from the ranks that compute.
+//   asynchronous   nobody waits for anybody: every push is an update, of parameters that others may have changed since
+//                  the worker pulled them. For workers of unequal speed, and for workers that may be lost.
+//   bounded        between the two: a worker waits once it is so many steps ahead of the slowest.
+//
+// If workers seldom share parameters, as with rows of an embedding, asynchronous updates seldom meet; with
+// Embedding's sparse(true) a worker sends the rows alone that its batch uses.
+//
+//   example_03_parameter_server
+//
+// Expected output, with CPU ranks, also where there are GPUs. In the last three lines the losses depend on the order
+// in which pushes arrive, and are a little different every time:
+//
+//   two ranks, no server       loss 0.321745
+//   synchronous, one server    loss 0.321745
+//   synchronous, two servers   loss 0.321745
+//   asynchronous               loss 0.245508
+//   at most two steps ahead    loss 0.352864
+//   asynchronous, one is lost  loss 0.250880, without worker 1: its machine was turned off
+#include <lockstep/lockstep.hpp>
+
+#include <cstdio>
+#include <iostream>
+#include <stdexcept>
+
+namespace {
+
+using lockstep::Consistency;
+using lockstep::Rank;
+using torch::Tensor;
+using torch::nn::Linear;
+using torch::nn::Sequential;
+namespace F = torch::nn::functional;
+
+constexpr int kEpochs = 10;
+
+// The same weights on every rank, in double precision, so that the digits are the same on every machine.
+Sequential make_net(Rank& rank) {
+  return rank.in_turn([] {
+    torch::manual_seed(1);
+    Sequential net(Linear(8, 64), torch::nn::ReLU(), Linear(64, 4));
+    net->to(torch::kDouble);
+    return net;
+  });
+}
+
+// The task: of eight numbers in [-1, 1], the signs of two products, which are four classes.
+lockstep::Dataset make_task() {
+  torch::manual_seed(2);
+  const Tensor x = torch::rand({600, 8}, torch::kDouble) * 2 - 1;
+  const auto positive = [&](int i, int j) { return (x.select(1, i) * x.select(1, j) > 0).to(torch::kLong); };
+  return {x, positive(0, 1) + 2 * positive(2, 3)};
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_sgd(std::vector<Tensor> parameters) {
+  return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
+}
+
+// The loss over the whole task, from rank 0.
+void report(const char* scheme, Rank& rank, Sequential& net, const lockstep::Dataset& task,
+            const std::vector<lockstep::LostWorker>& lost = {}) {
+  if (rank.index() != 0) return;
+  std::printf("%-25s  loss %.6f", scheme, F::cross_entropy(net->forward(task.x), task.y).item<double>());
+  for (const auto& [worker, reason] : lost) std::printf(", without worker %d: %s", worker, reason.c_str());
+  std::printf("\n");
+}
+
+void without_server(Rank& rank, const lockstep::Dataset& task) {
+  lockstep::DataParallel net(make_net(rank), rank);
+  const auto sgd = make_sgd(net->parameters());
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    for (auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, rank)) {
+      sgd->zero_grad();
+      net.loss(batch, F::cross_entropy).backward();
+      sgd->step();
+    }
+  }
+  auto whole = Sequential(std::static_pointer_cast<torch::nn::SequentialImpl>((*net).shared_from_this()));
+  report("two ranks, no server", rank, whole, task);
+}
+
+// The ranks that `options` makes servers have the optimizer. What the workers do is a function of its own.
+void with_servers(const char* scheme, const lockstep::ParameterServerOptions& options, Rank& rank,
+                  const lockstep::Dataset& task, int lost_in_epoch = kEpochs) {
+  auto net = make_net(rank);
+  lockstep::ParameterServer server(net, rank, make_sgd, options);
+  const auto lost = server.train([&](lockstep::Worker& worker) {
+    for (int epoch = 0; epoch < kEpochs; ++epoch) {
+      if (worker.index() == 1 && epoch == lost_in_epoch) throw std::runtime_error("its machine was turned off");
+      for (auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, worker)) {  // this worker's part
+        net->zero_grad();
+        worker.backward(F::cross_entropy(net->forward(batch.x), batch.y), batch);
+        worker.step();  // push the gradients, pull the parameters
+      }
+    }
+  });
+  report(scheme, rank, net, task, lost);
+}
+
+}  // namespace
+
+int main() try {
+  const lockstep::Dataset task = make_task();
+  const lockstep::Devices two(2, torch::kCPU), three(3, torch::kCPU), four(4, torch::kCPU);
+  lockstep::run(two, [&](Rank& rank) { without_server(rank, task); });
+  lockstep::run(three, [&](Rank& rank) { with_servers("synchronous, one server", {}, rank, task); });
+  lockstep::run(four, [&](Rank& rank) { with_servers("synchronous, two servers", {.servers = 2}, rank, task); });
+  const lockstep::ParameterServerOptions asynchronous{.consistency = Consistency::asynchronous};
+  lockstep::run(three, [&](Rank& rank) { with_servers("asynchronous", asynchronous, rank, task); });
+  const lockstep::ParameterServerOptions bounded{.consistency = Consistency::bounded, .staleness = 2};
+  lockstep::run(three, [&](Rank& rank) { with_servers("at most two steps ahead", bounded, rank, task); });
+  lockstep::run(three, [&](Rank& rank) { with_servers("asynchronous, one is lost", asynchronous, rank, task, 5); });
+} catch (const lockstep::Error& error) {
+  std::cerr << "error: " << error.what() << "\n";
+  return 1;
+}

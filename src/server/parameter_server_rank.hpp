@@ -1,0 +1,57 @@
+// ParameterServerRank: what a rank holds of a ParameterServer; the worker's side of the messages is here, the server's
+// in ShardServer.
+#pragma once
+
+#include <lockstep/parameter_server.hpp>
+
+#include "server/key_shards.hpp"
+#include "server/request.hpp"
+#include "server/shard_server.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+class ParameterServerRank {
+ public:
+  ParameterServerRank(std::shared_ptr<torch::nn::Module> module, Rank& rank,
+                      const ParameterServer::MakeOptimizer& make_optimizer, const ParameterServerOptions& options);
+
+  std::vector<LostWorker> train(const ParameterServer::Body& body);
+
+  // What a worker asks of all servers, with its gradients if it pushes; returns when it is answered.
+  void ask(int64_t asks);
+  double weight_of(const Batch& batch) const;
+
+  const Rank& rank() const { return rank_; }
+  int workers() const { return rank_.world_size() - options_.servers; }
+  server::ShardServer* server() { return server_.get(); }
+  int64_t bytes_pushed() const { return bytes_pushed_; }
+
+ private:
+  void check_options();
+  void work(const ParameterServer::Body& body);
+  void wait_for_the_end();
+  std::vector<LostWorker> meet();
+  std::vector<at::Tensor> gradients() const;
+  void take_parameters(int server, const at::Tensor& bytes);
+  int rank_of(int server) const { return workers() + server; }
+
+  const std::shared_ptr<torch::nn::Module> module_;
+  Rank rank_;  // of a group of its own, so that its messages and the user's do not mix
+  const ParameterServerOptions options_;
+  std::vector<at::Tensor> parameters_;                      // those that need a gradient
+  std::vector<std::pair<std::string, at::Tensor>> frozen_;  // the others
+  std::vector<server::KeyShard> shards_;                    // by server
+  std::unique_ptr<server::ShardServer> server_;             // null on workers
+  std::vector<at::Tensor> pulled_;                          // by server: its shard's bytes; on workers
+  std::optional<std::string> failure_;                      // of this worker's body
+  int64_t bytes_pushed_ = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+// What a worker asks of a server: one message of fixed size, which the server takes from whatever worker is first. If
+// it announces a payload, that follows from the same worker.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep::server {
+
+// Tags of messages, in a group of ranks that is the parameter server's own. The first is received from any rank, for
+// which a backend between processes keeps its upper half.
+constexpr int kRequestTag = 0x4000;
+constexpr int kPayloadTag = 1;
+constexpr int kReplyTag = 2;  // a shard's parameters
+constexpr int kEndTag = 3;    // all workers are done
+
+enum Asks : int64_t { kPush = 1, kPull = 2, kDone = 4 };  // may be combined
+
+struct Request {
+  int64_t asks = 0;
+  std::vector<int64_t> rows = {};  // of a push, by piece: see Push
+
+  // int64 [1 + pieces]
+  static at::Tensor empty(size_t pieces) { return at::empty({static_cast<int64_t>(pieces) + 1}, at::kLong); }
+  at::Tensor to_tensor(size_t pieces) const {
+    std::vector<int64_t> numbers{asks};
+    numbers.insert(numbers.end(), rows.begin(), rows.end());
+    numbers.resize(pieces + 1);
+    return at::tensor(numbers, at::kLong);
+  }
+  static Request from_tensor(const at::Tensor& tensor) {
+    const auto* const numbers = tensor.const_data_ptr<int64_t>();
+    return {numbers[0], {numbers + 1, numbers + tensor.numel()}};
+  }
+};
+
+}  // namespace lockstep::server

@@ -1,0 +1,57 @@
+// ShardServer: the server's side of a ParameterServer. One thread, the rank's own, that takes one request after the
+// other, in the order in which they come.
+#pragma once
+
+#include <lockstep/parameter_server.hpp>
+
+#include "server/key_shards.hpp"
+#include "server/push.hpp"
+#include "server/request.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+namespace lockstep::server {
+
+class ShardServer {
+ public:
+  // Workers are ranks 0 … workers - 1 of `rank`. The shard begins with the values of `parameters`.
+  ShardServer(Rank& rank, int workers, KeyShard shard, const std::vector<at::Tensor>& parameters,
+              const ParameterServer::MakeOptimizer& make_optimizer, const ParameterServerOptions& options);
+
+  // Until all workers are done; tells them so. Throws Error, see ParameterServer::train.
+  void serve();
+
+  const at::Tensor& bytes() const { return bytes_; }  // the shard's parameters
+  torch::optim::Optimizer& optimizer() { return *optimizer_; }
+
+ private:
+  struct Of {  // a worker, in this serve()
+    int64_t pushes = 0;
+    bool wants = false;  // the parameters
+    bool done = false;
+    std::deque<Push> waiting = {};  // pushes that other workers' are awaited for
+  };
+
+  int receive(Request& request);                            // gives the worker
+  void take(int worker, const std::vector<int64_t>& rows);  // its push
+  void update_in_rounds();                                  // synchronous: as far as all workers have pushed
+  void update(const std::vector<at::Tensor>& gradients);    // one step of the optimizer; by piece
+  at::Tensor average(const std::vector<at::Tensor>& gradients, const Piece& piece) const;  // one per worker
+  void check_equal_pushes() const;
+  void answer();
+  bool may_have(const Of& worker) const;  // the parameters, as they are now
+
+  Rank& rank_;
+  const KeyShard shard_;
+  const ParameterServerOptions options_;
+  at::Tensor bytes_;
+  std::vector<at::Tensor> pieces_;  // views of bytes_
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::vector<Of> workers_;
+  int64_t rounds_ = 0;  // of this serve(), synchronous
+};
+
+}  // namespace lockstep::server
