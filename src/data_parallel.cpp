@@ -2,6 +2,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/error.hpp>
+#include <lockstep/sync_batch_norm.hpp>
 
 #include "of_all_ranks.hpp"
 #include "reducer.hpp"
@@ -21,6 +22,7 @@ class Replica {
   Loss loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
             int64_t global_size) const;
   double weight_of(int64_t local_size, int64_t global_size) const;
+  bool forwards_empty_parts() const { return has_sync_batchnorm(*module_); }
   void backward_through(const std::function<void()>& compute);
 
   bool sync() const { return sync_; }
@@ -102,7 +104,8 @@ void Replica::check_that_modules_match() {
 Loss Replica::loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
                    int64_t global_size) const {
   const double weight = weight_of(local_size, global_size);
-  if (local_size == 0) local_mean = torch::zeros({}, rank_.device());
+  const bool no_samples = local_size == 0;
+  if (no_samples && !(local_mean.defined() && forwards_empty_parts())) local_mean = torch::zeros({}, rank_.device());
   if (!local_mean.defined() || local_mean.numel() != 1) {
     throw Error(
         "DataParallel: the loss must be one number, the mean over the part's samples; use the criterion's mean "
@@ -139,7 +142,7 @@ Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double we
 
 void Loss::backward() {
   replica_->backward_through([this] {
-    // An empty part has no graph: its gradients are what they were, or zero.
+    // Without a graph, as an empty part mostly is, gradients are what they were, or zero.
     if (local_mean_.requires_grad()) local_mean_.backward(torch::full_like(local_mean_, weight_));
   });
 }
@@ -160,6 +163,10 @@ std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module,
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
                int64_t global_size) {
   return replica->loss(replica, std::move(local_mean), local_size, global_size);
+}
+
+bool forwards_empty_parts(const Replica& replica) {
+  return replica.forwards_empty_parts();
 }
 
 double weight_of(const Replica& replica, int64_t local_size, int64_t global_size) {
