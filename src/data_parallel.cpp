@@ -34,13 +34,14 @@ class Replica {
 
   const std::shared_ptr<torch::nn::Module> module_;
   Rank& rank_;
-  std::unique_ptr<Reducer> reducer_;
+  std::unique_ptr<Reducer> reducer_;  // null: somebody else averages
   bool sync_ = true;
 };
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
     : module_(std::move(module)), rank_(rank) {
   make_equal();
+  if (!options.average) return;
   std::vector<std::pair<std::string, torch::Tensor>> parameters;
   for (const auto& item : module_->named_parameters()) parameters.emplace_back(item.key(), item.value());
   reducer_ = std::make_unique<Reducer>(parameters, rank_, options);
@@ -125,7 +126,7 @@ double Replica::weight_of(int64_t local_size, int64_t global_size) const {
 
 void Replica::backward_through(const std::function<void()>& compute) {
   RECORD_USER_SCOPE("lockstep::backward");
-  if (sync_) {
+  if (sync_ && reducer_) {
     reducer_->average_during(compute);
   } else {
     compute();
@@ -134,7 +135,7 @@ void Replica::backward_through(const std::function<void()>& compute) {
 
 void Replica::set_sync(bool sync) {
   sync_ = sync;
-  reducer_->listen(sync);
+  if (reducer_) reducer_->listen(sync);
 }
 
 Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight)
