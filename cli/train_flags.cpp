@@ -35,8 +35,9 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
   }
   try {
     const TrainOptions options = train_options_from_json(text.str(), devices);
-    TrainOptions what_stays = options;  // --cuda-graph=false and --plan may still take back the others
+    TrainOptions what_stays = options;  // flags may still take back the others
     what_stays.cuda_graph = false;
+    what_stays.sync_batchnorm = false;
     what_stays.split.reset();
     checked(what_stays);
     return options;
@@ -92,8 +93,8 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       "lenet: the section's\n"
       "mlp: six hidden layers of 512 units\n"
       "alexnet: images resized to 224 x 224; the book trains it with --lr 0.01\n"
-      "resnet18: ResNet-18 for small images; the book trains it with --lr 0.1. BatchNorm's running statistics are each "
-      "device's own; what is evaluated and kept after an epoch are the first one's\n",
+      "resnet18: ResNet-18 for small images; the book trains it with --lr 0.1. BatchNorm normalises over "
+      "each device's own samples (but see --sync-batchnorm); its running statistics are averaged after every epoch\n",
       what, defaults.model)
       ->check(known_model);
   add("--width", flags.width, "X", "mlp, alexnet, resnet18: this many times the channels and units, in multiples of 8",
@@ -153,6 +154,11 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       "faster on (lenet on the CPU has kernels of its own, which it does not change); rounding differs",
       how, defaults.memory_format);
   app.add_flag_function(
+         "--sync-batchnorm", [&flags](int64_t count) { flags.sync_batchnorm = count > 0; },
+         "resnet18: BatchNorm normalises over the samples of all devices, as one device would, and not over each "
+         "device's own (--sync-batchnorm=false: not, though --config says so)")
+      ->group(how);
+  app.add_flag_function(
          "--cuda-graph", [&flags](int64_t count) { flags.cuda_graph = count > 0; },
          "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
          "small networks (--cuda-graph=false: not, though --config says so)")
@@ -196,6 +202,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   override_with(flags.seed, options.seed);
   override_with(flags.precision, options.precision);
   override_with(flags.memory_format, options.memory_format);
+  override_with(flags.sync_batchnorm, options.sync_batchnorm);
   override_with(flags.cuda_graph, options.cuda_graph);
   if (flags.data_dir) options.data_dir = *flags.data_dir;
   if (!devices.empty()) options.devices = devices;

@@ -19,7 +19,7 @@ struct TrainFlags {
   std::optional<int64_t> image_size, groups, batch_size;
   std::optional<double> width, lr;
   std::optional<uint64_t> seed;
-  std::optional<bool> cuda_graph;
+  std::optional<bool> cuda_graph, sync_batchnorm;
   std::string config;  // empty: none
   std::string plan;    // a file, "auto" or "none"; empty: as the configuration says
   std::string runs_dir = "runs";

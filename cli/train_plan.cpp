@@ -58,7 +58,7 @@ std::string plan_here(TrainOptions& options) {
                                                {.batch_size = options.batch_size,
                                                 .threads_per_rank = options.threads_per_rank,
                                                 .planned_devices = options.devices.size()});
-  const bool any_axis = !options.cuda_graph;  // which goes with the data axis alone
+  const bool any_axis = !options.cuda_graph && !options.sync_batchnorm;  // which go with the data axis alone
   const Plan best =
       make_plan(measured.profile, measured.cluster,
                 {.batch_size = options.batch_size, .pipeline = any_axis, .tensor = any_axis, .devices = ""});

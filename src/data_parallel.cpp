@@ -2,6 +2,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/error.hpp>
+#include <lockstep/sync_batch_norm.hpp>
 
 #include "equal_modules.hpp"
 #include "part_weight.hpp"
@@ -20,6 +21,7 @@ class Replica {
   Loss loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
             int64_t global_size) const;
   double weight_of(int64_t local_size, int64_t global_size) const;
+  bool forwards_empty_parts() const { return has_sync_batchnorm(*module_); }
   void backward_through(const std::function<void()>& compute);
 
   bool sync() const { return sync_; }
@@ -28,13 +30,14 @@ class Replica {
  private:
   const std::shared_ptr<torch::nn::Module> module_;
   Rank& rank_;
-  std::unique_ptr<Reducer> reducer_;
+  std::unique_ptr<Reducer> reducer_;  // null: somebody else averages
   bool sync_ = true;
 };
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
     : module_(std::move(module)), rank_(rank) {
   make_modules_equal(*module_, rank_, "DataParallel");
+  if (!options.average) return;
   std::vector<std::pair<std::string, torch::Tensor>> parameters;
   for (const auto& item : module_->named_parameters()) parameters.emplace_back(item.key(), item.value());
   reducer_ = std::make_unique<Reducer>(parameters, rank_, options);
@@ -43,7 +46,8 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
 Loss Replica::loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
                    int64_t global_size) const {
   const double weight = weight_of(local_size, global_size);
-  if (local_size == 0) local_mean = torch::zeros({}, rank_.device());
+  const bool no_samples = local_size == 0;
+  if (no_samples && !(local_mean.defined() && forwards_empty_parts())) local_mean = torch::zeros({}, rank_.device());
   if (!local_mean.defined() || local_mean.numel() != 1) {
     throw Error(
         "DataParallel: the loss must be one number, the mean over the part's samples; use the criterion's mean "
@@ -58,7 +62,7 @@ double Replica::weight_of(int64_t local_size, int64_t global_size) const {
 
 void Replica::backward_through(const std::function<void()>& compute) {
   RECORD_USER_SCOPE("lockstep::backward");
-  if (sync_) {
+  if (sync_ && reducer_) {
     reducer_->average_during(compute);
   } else {
     compute();
@@ -67,7 +71,7 @@ void Replica::backward_through(const std::function<void()>& compute) {
 
 void Replica::set_sync(bool sync) {
   sync_ = sync;
-  reducer_->listen(sync);
+  if (reducer_) reducer_->listen(sync);
 }
 
 Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight)
@@ -75,7 +79,7 @@ Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double we
 
 void Loss::backward() {
   replica_->backward_through([this] {
-    // An empty part has no graph: its gradients are what they were, or zero.
+    // Without a graph, as an empty part mostly is, gradients are what they were, or zero.
     if (local_mean_.requires_grad()) local_mean_.backward(torch::full_like(local_mean_, weight_));
   });
 }
@@ -96,6 +100,10 @@ std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module,
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
                int64_t global_size) {
   return replica->loss(replica, std::move(local_mean), local_size, global_size);
+}
+
+bool forwards_empty_parts(const Replica& replica) {
+  return replica.forwards_empty_parts();
 }
 
 double weight_of(const Replica& replica, int64_t local_size, int64_t global_size) {

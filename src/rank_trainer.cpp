@@ -6,6 +6,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/autocast.hpp>
+#include <lockstep/running_statistics.hpp>
+#include <lockstep/sync_batch_norm.hpp>
 
 #include "memory_format.hpp"
 #include "train_options.hpp"
@@ -27,9 +29,10 @@ std::optional<c10::Stream> own_stream(const c10::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
 }
 
-torch::nn::Sequential make_net(const TrainOptions& options) {
+torch::nn::Sequential make_net(const TrainOptions& options, Rank& rank) {
   torch::nn::Sequential net = make_model(model_options(options));
   set_memory_format(*net, memory_format(options));
+  if (options.sync_batchnorm) convert_sync_batchnorm(*net, rank);
   return net;
 }
 
@@ -63,7 +66,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       trace_(trace),
       train_(data.train.to(rank.device())),
       test_(data.test.to(rank.device())),
-      net_(make_net(options), rank, split_of(options, rank.world_size())),
+      net_(make_net(options, rank), rank, split_of(options, rank.world_size())),
       counts_loss_(net_.mesh().pipeline().index() == 0 && net_.mesh().tensor().index() == 0),
       counts_correct_(net_.mesh().tensor().index() == 0),
       optimizer_(net_.parameters(), options.lr),
@@ -86,7 +89,8 @@ EpochMetrics RankTrainer::epoch(int number) {
   metrics.data_wait = wait.item<double>();
   metrics.train_loss = totals_.loss.item<double>() / static_cast<double>(train_.size());
   metrics.train_accuracy = totals_.correct.item<double>() / static_cast<double>(train_.size());
-  share_buffers();
+  // What is evaluated, and kept, is one network.
+  average_running_statistics(*net_.module(), net_.mesh().data(), samples_);
   metrics.test_accuracy = evaluate_now().accuracy();
   return metrics;
 }
@@ -185,12 +189,6 @@ void RankTrainer::report(StepProgress& progress, Clock::time_point start) const 
   progress.seconds = seconds_since(start);
   progress.loss = samples_ == 0 ? 0.0 : totals_.loss.item<double>() / static_cast<double>(samples_);
   callbacks_.on_step(progress);
-}
-
-// BatchNorm's running statistics are of each rank's own parts. What is evaluated, and kept, is one network: that of the
-// data axis's first ranks.
-void RankTrainer::share_buffers() {
-  for (const auto& buffer : net_.module()->buffers()) net_.mesh().data().broadcast(buffer);
 }
 
 Score RankTrainer::evaluate_now() {

@@ -62,7 +62,6 @@ class RankTrainer {
   void pipelined(const Batch& batch);
   void update();
   void report(StepProgress& progress, Clock::time_point start) const;
-  void share_buffers();
   Score evaluate_now();
 
   const TrainOptions& options_;
@@ -79,7 +78,7 @@ class RankTrainer {
   const bool counts_correct_;
   FusedSgd optimizer_;
   Totals totals_;
-  int64_t samples_ = 0;           // that totals_ are of
+  int64_t samples_ = 0;           // of this epoch, that this rank has trained on
   const bool exchange_recorded_;  // see recorded_part()
   std::optional<GraphedStep> graphed_;
 };

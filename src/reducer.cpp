@@ -17,6 +17,7 @@
 
 #include "cuda_graph.hpp"
 #include "exception_text.hpp"
+#include "flat_view.hpp"
 
 namespace lockstep {
 namespace {
@@ -35,21 +36,6 @@ class Hook : public torch::autograd::FunctionPostHook {
  private:
   const std::function<void()> function_;
 };
-
-// The place of `parameter`'s gradient in `flat`, with the strides that autograd likes a gradient to have: those of the
-// parameter. variable_data: the same memory, but no view in autograd's eyes, whose detach_() an optimizer's zero_grad()
-// could not do.
-at::Tensor view_for(const at::Tensor& parameter, const at::Tensor& flat, int64_t offset) {
-  const at::Tensor part = flat.narrow(0, offset, parameter.numel());
-  const bool dense = parameter.is_non_overlapping_and_dense();
-  return (dense ? part.as_strided(parameter.sizes(), parameter.strides()) : part.view(parameter.sizes()))
-      .variable_data();
-}
-
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
-         a.scalar_type() == b.scalar_type();
-}
 
 std::string name_of(const Rank& rank) {
   return "rank " + std::to_string(rank.index()) + " (" + rank.device().str() + ")";
@@ -307,7 +293,7 @@ void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
     int64_t offset = 0;
     for (const size_t number : bucket.slots) {
       Slot& slot = slots_[number];
-      const at::Tensor old = std::exchange(slot.view, view_for(slot.parameter, bucket.flat, offset));
+      const at::Tensor old = std::exchange(slot.view, view_in_flat(slot.parameter, bucket.flat, offset));
       slot.bucket = index;
       offset += slot.parameter.numel();
       const at::Tensor& gradient = slot.parameter.grad();

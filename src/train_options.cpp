@@ -8,6 +8,7 @@
 #include "json_fields.hpp"
 #include "split_json.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <sstream>
 
@@ -28,15 +29,40 @@ std::string spec_of(const Devices& devices) {
   return spec;
 }
 
+bool by_data_alone(const ModelSplit& split) {
+  return split.stages() == 1 && split.mesh.tensor == 1 && split.microbatches == 1;
+}
+
 // Under a launcher the number of ranks is not known here; Mesh checks it.
 void check_split_of(const TrainOptions& options) {
   if (!options.split) return;
   const ModelSplit& split = *options.split;
   check_split(split, static_cast<int64_t>(make_model(model_options(options))->size()));
   if (this_process().count == 1) check_mesh(split.mesh, static_cast<int>(options.devices.size()));
-  if (options.cuda_graph && (split.stages() > 1 || split.mesh.tensor > 1 || split.microbatches > 1)) {
+  if (options.cuda_graph && !by_data_alone(split)) {
     throw Error("--cuda-graph records steps whose network is split by data alone, and this run's is split as " +
                 to_string(split) + "; leave one of the two out");
+  }
+}
+
+bool has_batchnorm(const ModelOptions& options) {
+  const auto names = make_model(options)->named_buffers().keys();
+  return std::any_of(names.begin(), names.end(), [](const auto& name) { return name.ends_with("running_mean"); });
+}
+
+// It exchanges in the middle of forward and backward.
+void check_sync_batchnorm(const TrainOptions& options) {
+  if (!options.sync_batchnorm) return;
+  if (options.cuda_graph) {
+    throw Error(
+        "--sync-batchnorm exchanges statistics within the steps that --cuda-graph records; leave one of the two out");
+  }
+  if (options.split && !by_data_alone(*options.split)) {
+    throw Error("--sync-batchnorm normalises over whole batches, and this run's network is split as " +
+                to_string(*options.split) + ", not by data alone; leave one of the two out");
+  }
+  if (!has_batchnorm(model_options(options))) {
+    throw Error("--sync-batchnorm: " + options.model + " has no BatchNorm; leave it out");
   }
 }
 
@@ -58,6 +84,7 @@ std::string to_json(const TrainOptions& options) {
   config["seed"] = options.seed;
   config["precision"] = options.precision;
   config["memory_format"] = options.memory_format;
+  config["sync_batchnorm"] = options.sync_batchnorm;
   config["cuda_graph"] = options.cuda_graph;
   if (options.split) config["split"] = to_json(*options.split);
   config["run_dir"] = options.run_dir.string();
@@ -88,6 +115,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("seed", options.seed);
   read("precision", options.precision);
   read("memory_format", options.memory_format);
+  read("sync_batchnorm", options.sync_batchnorm);
   read("cuda_graph", options.cuda_graph);
   read("run_dir", run_dir);
   if (fields.has("split")) {
@@ -132,6 +160,7 @@ TrainOptions checked(TrainOptions options) {
     throw Error("--cuda-graph needs CUDA devices, and this run is on " + to_string(options.devices));
   }
   check_split_of(options);
+  check_sync_batchnorm(options);
   return options;
 }
 

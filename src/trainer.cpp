@@ -42,7 +42,8 @@ std::string common_settings(const TrainOptions& options) {
        << ", batch size " << options.batch_size << ", learning rate " << options.lr << ", epochs " << options.epochs
        << ", seed " << options.seed << ", precision " << options.precision << ", memory format "
        << options.memory_format << (options.split ? ", split as " + to_string(*options.split) : "")
-       << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
+       << (options.sync_batchnorm ? ", SyncBatchNorm" : "") << (options.cuda_graph ? ", CUDA graph" : "")
+       << (options.trace.empty() ? "" : ", traced");
   return text.str();
 }
 
@@ -116,6 +117,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   config.threads_per_rank = options.threads_per_rank;
   config.batch_size = options.batch_size;
   config.cuda_graph = false;  // of the steps, as the split, and evaluation may be on other devices
+  config.sync_batchnorm = false;
   config.split.reset();
   if (!options.data_dir.empty()) config.data_dir = options.data_dir;
   config = checked(config);

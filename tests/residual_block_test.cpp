@@ -15,6 +15,10 @@ torch::Tensor normalised(const torch::Tensor& x, const torch::nn::BatchNorm2d& n
   return (x - mean) / (variance + 1e-5).sqrt() * per_channel(norm->weight) + per_channel(norm->bias);
 }
 
+torch::nn::BatchNorm2d batch_norm(const torch::nn::AnyModule& norm) {
+  return std::dynamic_pointer_cast<torch::nn::BatchNorm2dImpl>(norm.ptr());
+}
+
 ResidualBlock random_block(int64_t in, int64_t out, int64_t stride) {
   ResidualBlock block(in, out, stride);
   block->to(torch::kDouble);
@@ -26,14 +30,14 @@ ResidualBlock random_block(int64_t in, int64_t out, int64_t stride) {
 void expect_formula(ResidualBlock block, int64_t in, int64_t stride) {
   const auto x = torch::randn({3, in, 7, 6}, torch::kDouble);
   auto y = torch::conv2d(x, block->conv1->weight, {}, stride, /*padding=*/1);
-  y = torch::conv2d(torch::relu(normalised(y, block->norm1)), block->conv2->weight, {}, 1, /*padding=*/1);
+  y = torch::conv2d(torch::relu(normalised(y, batch_norm(block->norm1))), block->conv2->weight, {}, 1, /*padding=*/1);
   auto beside = x;
   if (!block->shortcut->is_empty()) {
     const auto parameters = block->shortcut->named_parameters();
     const torch::nn::BatchNorm2d norm(std::dynamic_pointer_cast<torch::nn::BatchNorm2dImpl>(block->shortcut->ptr(1)));
     beside = normalised(torch::conv2d(x, parameters["0.weight"], {}, stride), norm);
   }
-  const auto expected = torch::relu(normalised(y, block->norm2) + beside);
+  const auto expected = torch::relu(normalised(y, batch_norm(block->norm2)) + beside);
   const auto before = x.clone();
   const auto actual = torch::nn::Sequential(block)->forward(x);
   EXPECT_TRUE(actual.allclose(expected, 1e-10, 1e-10));

@@ -171,7 +171,7 @@ TEST_P(Models, TrainAsOnOneDevice) {
 TEST_P(Worlds, FrozenPartsOfResidualBlocksStayFrozen) {
   ResidualBlock block(12, 24);
   block->shortcut->parameters()[0].requires_grad_(false);
-  block->norm2->bias.requires_grad_(false);
+  block->named_parameters()["norm2.bias"].requires_grad_(false);
   Sequential net({{"block", block}});
   run(cpus(GetParam()), [&](Rank& rank) {
     const auto whole = net->named_parameters();

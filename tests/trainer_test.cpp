@@ -294,6 +294,13 @@ TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
               AllOf(HasSubstr("\"nhwc\""), HasSubstr("contiguous or channels-last")));
   EXPECT_THAT(refused([](auto& o) { o.cuda_graph = true; }),
               AllOf(HasSubstr("--cuda-graph needs CUDA devices"), HasSubstr("[cpu, cpu]")));
+  EXPECT_THAT(refused([](auto& o) { o.sync_batchnorm = true; }), HasSubstr("lenet has no BatchNorm"));
+  EXPECT_THAT(refused([](auto& o) {
+                o.model = "resnet18";
+                o.sync_batchnorm = true;
+                o.split = {.mesh = {.data = 2}, .microbatches = 2};
+              }),
+              AllOf(HasSubstr("--sync-batchnorm"), HasSubstr("2 microbatches"), HasSubstr("not by data alone")));
   EXPECT_THAT(refused([](auto& o) { o.data = "mnist"; }), AllOf(HasSubstr("mnist"), HasSubstr("synthetic")));
   EXPECT_THAT(refused([](auto& o) { o.devices = {torch::Device("cuda:77")}; }), HasSubstr("cuda:77"));
   EXPECT_THAT(refused([&](auto& o) { o.data_dir = runs_.path(); }), HasSubstr(runs_.path().string()));
@@ -357,6 +364,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.seed = 18446744073709551615u;
   options.precision = "bf16";
   options.memory_format = "channels-last";
+  options.sync_batchnorm = true;
   options.cuda_graph = true;
   options.split = {.mesh = {.data = 1, .pipeline = 3},
                    .schedule = lockstep::Schedule::interleaved,
@@ -376,6 +384,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.lr, options.lr);
   EXPECT_EQ(back.precision, options.precision);
   EXPECT_EQ(back.memory_format, options.memory_format);
+  EXPECT_EQ(back.sync_batchnorm, options.sync_batchnorm);
   EXPECT_EQ(back.cuda_graph, options.cuda_graph);
   EXPECT_EQ(back.devices, options.devices);
   EXPECT_EQ(back.split, options.split);

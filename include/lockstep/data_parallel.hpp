@@ -26,6 +26,9 @@ struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds as many bytes of gradients
   int64_t first_bucket_bytes = 256 << 10;  // of the first bucket, so that averaging starts early
   bool overlap = true;                     // false: every bucket is averaged after backward
+  // false: backward() leaves on each rank its share, of which the average over the ranks is still to be taken: by a
+  // ShardedOptimizer (sharded_optimizer.hpp). Then there are no buckets.
+  bool average = true;
 };
 
 // One replica's share of the work that does not depend on the module's type.
@@ -73,9 +76,10 @@ class NoSync {
 // rank if the ranks' modules differ in their number of tensors, a shape or a type.
 std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module, Rank& rank,
                                       const DataParallelOptions& options);
-// See DataParallel::mean, weight_of and backward_through.
+// See DataParallel::mean, loss, weight_of and backward_through.
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
                int64_t global_size);
+bool forwards_empty_parts(const Replica& replica);
 double weight_of(const Replica& replica, int64_t local_size, int64_t global_size);
 void backward_through(Replica& replica, const std::function<void()>& compute);
 
@@ -103,10 +107,13 @@ class DataParallel {
   }
 
   // The mean loss of this rank's part: criterion(forward(batch.x), batch.y), which must be a mean over the samples. An
-  // empty part gives zero without calling forward. Any callable, or one of torch::nn::functional's losses by its name.
+  // empty part gives zero without calling forward; but with a SyncBatchNorm in the module it is passed through all
+  // layers, whose exchanges with the other ranks need this one. Any callable, or one of torch::nn::functional's losses
+  // by its name.
   template <std::invocable<torch::Tensor, torch::Tensor> Criterion>
   Loss loss(const Batch& batch, Criterion&& criterion) {
-    if (batch.size() == 0) return mean({}, 0, batch.global_size);
+    if (batch.size() == 0 && !forwards_empty_parts(*replica_)) return mean({}, 0, batch.global_size);
+    if (batch.size() == 0) return mean(torch::Tensor((*this)(batch.x)).sum(), 0, batch.global_size);
     return mean(criterion((*this)(batch.x), batch.y), batch.size(), batch.global_size);
   }
   template <class Options>
@@ -117,7 +124,8 @@ class DataParallel {
   }
 
   // The same for a loss computed by hand: the scalar mean over this rank's `local_size` of the global batch's
-  // `global_size` samples. With local_size 0, `local_mean` may be undefined.
+  // `global_size` samples. With local_size 0, `local_mean` may be undefined; but with a SyncBatchNorm in the module it
+  // must come from an empty batch that went through all layers, and be no NaN: a sum.
   Loss mean(torch::Tensor local_mean, int64_t local_size, int64_t global_size) {
     return make_loss(replica_, std::move(local_mean), local_size, global_size);
   }

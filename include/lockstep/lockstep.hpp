@@ -2,7 +2,7 @@
 // of its own, in three storeys, each usable without the ones above:
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
 //   2. rank, evaluate: one thread per device, in one process or several; and on ranks any torch::nn::Module, split
-//        by data      data_parallel
+//        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer)
 //        by layers    pipeline (pipeline_schedule)
 //        by channels  tensor_parallel (parallel_layers, parallel_dropout, parallel_functions)
 //        by several   split_model (model_split), over a mesh (mesh_shape)
@@ -42,8 +42,11 @@
 #include <lockstep/plan.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/residual_block.hpp>
+#include <lockstep/running_statistics.hpp>
+#include <lockstep/sharded_optimizer.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/split_model.hpp>
+#include <lockstep/sync_batch_norm.hpp>
 #include <lockstep/tensor_parallel.hpp>
 #include <lockstep/train_batch.hpp>
 #include <lockstep/trainer.hpp>

@@ -7,6 +7,7 @@
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/pimpl.h>
@@ -28,7 +29,7 @@ class ResidualBlockImpl : public torch::nn::Cloneable<ResidualBlockImpl> {
   void pretty_print(std::ostream& out) const override;
 
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};  // 3 x 3 without bias; conv1 has the stride
-  torch::nn::BatchNorm2d norm1{nullptr}, norm2{nullptr};
+  torch::nn::AnyModule norm1, norm2;  // BatchNorm2d, or what convert_sync_batchnorm has put in their places
   // Empty, which stands for x itself, where shapes stay; else a 1 x 1 convolution with the stride, and a BatchNorm2d.
   torch::nn::Sequential shortcut{nullptr};
 

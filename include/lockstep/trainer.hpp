@@ -41,6 +41,8 @@ struct TrainOptions {
   std::string memory_format = "contiguous";
   // How the network is split over the ranks, as a plan has it (plan.hpp). Absent: not at all, all ranks along data.
   std::optional<ModelSplit> split = {};
+  // BatchNorm over the samples of all ranks (sync_batch_norm.hpp), for a model that has some, split by data alone.
+  bool sync_batchnorm = false;
   bool cuda_graph = false;             // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
   std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON; of
@@ -88,14 +90,15 @@ class RunExists : public Error {
 
 // Trains, and after every epoch evaluates and writes into run_dir: config.json (first), metrics.jsonl,
 // model.safetensors, curve.svg; curve.png at the end. On synthetic data metrics.jsonl and model.safetensors say so.
-// BatchNorm's running statistics are of each device's own parts of the batches; before an epoch is evaluated and kept
-// all devices take rank 0's.
+// BatchNorm's running statistics follow each device's own parts of the batches (without sync_batchnorm); before an
+// epoch is evaluated and kept all devices take their mean, weighted by the samples that each has seen in it.
 //
 // Throws Error before the first step: a model that check_model refuses, an unknown data set, unreadable data, a
 // data_dir beside synthetic data, batch_size < 1 or above the number of training samples, epochs < 1, lr negative or
 // too large for a float, threads_per_rank < 1 or > 1024, a precision or memory format that it does not know, a device
 // that is not there, a split that check_split refuses or whose mesh is not as large as the run, cuda_graph on CPU
-// devices or with a split other than by data, a run_dir that cannot be written; RunExists. After it: a rank that
+// devices or with a split other than by data, sync_batchnorm with such a split, with cuda_graph or for a model without
+// BatchNorm, a run_dir that cannot be written; RunExists. After it: a rank that
 // fails (memory, a GPU), a file that cannot be written (a full disk), an exception from a callback; the Error names the
 // rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing
 // behind: neither its files nor the folders that it made.

@@ -12,6 +12,12 @@ torch::nn::Conv2d convolution(int64_t in, int64_t out, int64_t kernel, int64_t s
       torch::nn::Conv2dOptions(in, out, kernel).stride(stride).padding(kernel / 2).bias(/*new_bias=*/false));
 }
 
+// A clone's norms are of the kind that it was cloned from.
+torch::nn::AnyModule fresh(const torch::nn::AnyModule& norm, int64_t channels) {
+  const bool other = !norm.is_empty() && dynamic_cast<torch::nn::BatchNorm2dImpl*>(norm.ptr().get()) == nullptr;
+  return other ? norm.clone() : torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));
+}
+
 }  // namespace
 
 ResidualBlockImpl::ResidualBlockImpl(int64_t in_channels, int64_t out_channels, int64_t stride)
@@ -25,9 +31,9 @@ ResidualBlockImpl::ResidualBlockImpl(int64_t in_channels, int64_t out_channels, 
 
 void ResidualBlockImpl::reset() {
   conv1 = register_module("conv1", convolution(in_channels_, out_channels_, 3, stride_));
-  norm1 = register_module("norm1", torch::nn::BatchNorm2d(out_channels_));
+  register_module("norm1", (norm1 = fresh(norm1, out_channels_)).ptr());
   conv2 = register_module("conv2", convolution(out_channels_, out_channels_, 3, 1));
-  norm2 = register_module("norm2", torch::nn::BatchNorm2d(out_channels_));
+  register_module("norm2", (norm2 = fresh(norm2, out_channels_)).ptr());
   shortcut = register_module("shortcut", torch::nn::Sequential());
   if (stride_ == 1 && in_channels_ == out_channels_) return;
   shortcut->push_back(convolution(in_channels_, out_channels_, 1, stride_));
@@ -36,7 +42,7 @@ void ResidualBlockImpl::reset() {
 
 // What is changed in place is this block's own, and no backward needs it as it was.
 torch::Tensor ResidualBlockImpl::forward(const torch::Tensor& x) {
-  const torch::Tensor y = norm2(conv2(norm1(conv1(x)).relu_()));
+  const torch::Tensor y = norm2.forward(conv2(norm1.forward(conv1(x)).relu_()));
   return (y + (shortcut->is_empty() ? x : shortcut->forward(x))).relu_();
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/equal.h>
 #include <lockstep/error.hpp>
+#include <lockstep/sync_batch_norm.hpp>
 
 #include "of_all_ranks.hpp"
 #include "pipeline/pipeline_stage.hpp"
@@ -33,6 +34,12 @@ void check_stages(const std::vector<Sequential>& stages, const Rank& rank, const
     }
     if (layers->named_children().size() != layers->size()) {
       throw Error("Pipeline: stage " + std::to_string(index) + " holds modules that are none of its layers");
+    }
+    if (has_sync_batchnorm(*layers)) {
+      throw Error(
+          "Pipeline: stage " + std::to_string(index) +
+          " holds a SyncBatchNorm, which normalises over whole batches; a stage computes microbatches, and with "
+          "recompute some twice. Use BatchNorm there");
     }
     if (!options.recompute) continue;
     if (const auto name = module_that_draws(layers); !name.empty()) {

@@ -1,5 +1,7 @@
 #include "tensor/sharded_residual_block.hpp"
 
+#include <lockstep/error.hpp>
+
 #include <memory>
 
 #include "tensor/whole_copy.hpp"
@@ -12,13 +14,19 @@ std::shared_ptr<Module> copy_of(const torch::nn::ModuleHolder<Module>& whole, co
   return std::static_pointer_cast<Module>(whole_copy(*whole, rank));
 }
 
+torch::nn::BatchNorm2d batch_norm(const torch::nn::AnyModule& norm) {
+  auto module = std::dynamic_pointer_cast<torch::nn::BatchNorm2dImpl>(norm.ptr());
+  if (module) return module;
+  throw Error("a ResidualBlock whose BatchNorms are synchronised over ranks cannot be split by channels");
+}
+
 }  // namespace
 
 ShardedResidualBlock::ShardedResidualBlock(const ResidualBlockImpl& whole, Rank& rank)
     : conv1_(whole.conv1, rank),
-      norm1_(whole.norm1, rank),
+      norm1_(batch_norm(whole.norm1), rank),
       conv2_(whole.conv2, rank),
-      norm2_(copy_of(whole.norm2, rank)),
+      norm2_(copy_of(batch_norm(whole.norm2), rank)),
       shortcut_(copy_of(whole.shortcut, rank)) {
   register_module("conv1", conv1_);
   register_module("norm1", norm1_);
