@@ -27,7 +27,7 @@ struct Checkpoint {
   bool operator<(const Checkpoint& other) const { return position < other.position; }
 };
 
-std::string name_of(const RunState& state) {
+std::string file_name_of(const RunState& state) {
   char name[64];
   if (state.steps == 0) {
     std::snprintf(name, sizeof name, "epoch-%04d.safetensors", state.epochs);
@@ -90,7 +90,7 @@ void CheckpointFolder::write(const RunState& state) {
     error = std::error_code(errno, std::generic_category());
   }
   if (error) throw Error("cannot make the folder " + folder_.string() + ": " + error.message());
-  write_run_state(folder_ / name_of(state), state, files_);
+  write_run_state(folder_ / file_name_of(state), state, files_);
   remove_others(state);
 }
 

@@ -21,7 +21,7 @@ NamedTensors every_name_of(const torch::nn::Module& module) {
   return state;
 }
 
-std::string describe(const at::Tensor& tensor) {
+std::string type_and_sizes(const at::Tensor& tensor) {
   std::ostringstream text;
   text << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes();
   return text.str();
@@ -49,7 +49,8 @@ void load_state(const NamedTensors& from, torch::nn::Module& module, const std::
     auto value = values.find(name);
     if (value == values.end()) continue;
     if (value->second.sizes() != tensor.sizes() || value->second.scalar_type() != tensor.scalar_type()) {
-      fail("'" + name + "' is " + describe(value->second) + " in the file, but " + describe(tensor) + " in the module");
+      fail("'" + name + "' is " + type_and_sizes(value->second) + " in the file, but " + type_and_sizes(tensor) +
+           " in the module");
     }
     copies.emplace_back(tensor, value->second);
     values.erase(value);

@@ -19,7 +19,7 @@ using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 
 // LibTorch knows parameters by their addresses.
-std::string key_of(const at::Tensor& parameter) {
+std::string archive_key(const at::Tensor& parameter) {
   return std::to_string(reinterpret_cast<size_t>(parameter.unsafeGetTensorImpl()));
 }
 
@@ -48,7 +48,7 @@ c10::IValue value_of(const at::Tensor& tensor, const at::Tensor& parameter) {
   return here.to(tensor.scalar_type()).copy_(tensor);
 }
 
-void copy(InputArchive& from, OutputArchive& to, const std::string& but = {}) {
+void copy_entries(InputArchive& from, OutputArchive& to, const std::string& but = {}) {
   for (const std::string& key : from.keys()) {
     if (key == but) continue;
     c10::IValue value;
@@ -60,16 +60,16 @@ void copy(InputArchive& from, OutputArchive& to, const std::string& but = {}) {
     InputArchive part;
     from.read(key, part);
     OutputArchive copied(to.compilation_unit());
-    copy(part, copied);
+    copy_entries(part, copied);
     to.write(key, copied);
   }
 }
 
 // By parameter, then by member.
-using Members = std::map<std::string, std::map<std::string, at::Tensor>>;
+using ByParameter = std::map<std::string, std::map<std::string, at::Tensor>>;
 
-Members members_of(const io::NamedTensors& state) {
-  Members members;
+ByParameter by_parameter(const io::NamedTensors& state) {
+  ByParameter members;
   for (const auto& [name, tensor] : state) {
     const size_t dot = name.find('.');
     if (dot == std::string::npos) throw Error("'" + name + "' is not the name of an optimizer's state");
@@ -79,7 +79,7 @@ Members members_of(const io::NamedTensors& state) {
 }
 
 // What the optimizer would save, with `members` in the place of its state.
-InputArchive archive_with(const Members& members, const io::NamedTensors& parameters,
+InputArchive archive_with(const ByParameter& members, const io::NamedTensors& parameters,
                           const torch::optim::Optimizer& optimizer) {
   OutputArchive saved;
   optimizer.save(saved);
@@ -88,20 +88,20 @@ InputArchive archive_with(const Members& members, const io::NamedTensors& parame
   if (std::find(keys.begin(), keys.end(), "state") == keys.end()) throw Error("this optimizer has no save()");
 
   OutputArchive whole;
-  copy(present, whole, "state");
+  copy_entries(present, whole, "state");
   OutputArchive states(whole.compilation_unit());
   for (const auto& [name, parameter] : parameters) {
     const auto found = members.find(name);
     if (found == members.end()) continue;
     OutputArchive one(whole.compilation_unit());
     for (const auto& [member, tensor] : found->second) one.write(member, value_of(tensor, parameter));
-    states.write(key_of(parameter), one);
+    states.write(archive_key(parameter), one);
   }
   whole.write("state", states);
   return reread(whole);
 }
 
-std::set<std::string> names_of(const io::NamedTensors& state) {
+std::set<std::string> names_in(const io::NamedTensors& state) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : state) names.insert(name);
   return names;
@@ -137,12 +137,12 @@ void load_optimizer_state(torch::optim::Optimizer& optimizer, const io::NamedTen
   optimizer.state().clear();
   if (state.empty()) return;
   try {
-    InputArchive archive = archive_with(members_of(state), parameters, optimizer);
+    InputArchive archive = archive_with(by_parameter(state), parameters, optimizer);
     optimizer.load(archive);
   } catch (const c10::Error& error) {
     throw Error(std::string("the state is of another kind of optimizer: ") + error.what_without_backtrace());
   }
-  const auto given = names_of(state), taken = names_of(optimizer_state(optimizer, parameters));
+  const auto given = names_in(state), taken = names_in(optimizer_state(optimizer, parameters));
   for (const std::string& name : given) {
     if (taken.count(name) == 0) throw Error("the optimizer has no place for the state '" + name + "'");
   }

@@ -43,14 +43,14 @@ std::string digest_of(const std::map<std::string, std::string>& metadata, const 
   return digest.hex();
 }
 
-std::string text_of(const std::map<std::string, std::string>& metadata, const char* key) {
+std::string header_text(const std::map<std::string, std::string>& metadata, const char* key) {
   const auto entry = metadata.find(key);
   if (entry != metadata.end()) return entry->second;
   throw Error("it is no checkpoint of `lockstep train`, which has \"" + std::string(key) +
               "\" in its header (a run's model.safetensors has weights alone)");
 }
 
-RunState parse(const std::string& manifest) {
+RunState parse_manifest(const std::string& manifest) {
   auto fields = JsonFields::parse(manifest, "its manifest");
   const int version = fields.required<int>("format");
   if (version != format_version) {
@@ -83,13 +83,13 @@ RunState read_run_state(const std::filesystem::path& file) {
   std::map<std::string, std::string> metadata;
   io::NamedTensors tensors = io::read_safetensors(file, &metadata);
   try {
-    const std::string manifest = text_of(metadata, manifest_key);
-    const std::string written = text_of(metadata, digest_key);
+    const std::string manifest = header_text(metadata, manifest_key);
+    const std::string written = header_text(metadata, digest_key);
     metadata.erase(digest_key);
     if (const auto digest = digest_of(metadata, tensors); digest != written) {
       throw Error("it is damaged: its SHA-256 is " + digest + ", and was " + written + " when it was written");
     }
-    RunState state = parse(manifest);
+    RunState state = parse_manifest(manifest);
     state.tensors = std::move(tensors);
     return state;
   } catch (const Error& error) {
