@@ -10,6 +10,7 @@
 #include <set>
 #include <string>
 
+#include "checkpoint_folder.hpp"
 #include "commands.hpp"
 #include "progress_bar.hpp"
 #include "stop_signals.hpp"
@@ -32,10 +33,13 @@ const char* const train_examples =
     "      AlexNet, a quarter as wide, on smaller images: a reduced one for CPUs.\n"
     "  lockstep train --model mlp --plan auto\n"
     "      By layers or channels too, if that is predicted to be faster here.\n"
+    "  lockstep train --resume last\n"
+    "      Goes on with the last run from where it was stopped.\n"
     "\n"
-    "The run's folder holds config.json, metrics.jsonl, model.safetensors, curve.svg\n"
-    "and curve.png, written after every epoch (curve.png at the end). Ctrl-C stops\n"
-    "after the current step and keeps the finished epochs; a second one ends at once.\n"
+    "The run's folder holds config.json, metrics.jsonl, model.safetensors, curve.svg,\n"
+    "checkpoints/ and curve.png, written after every epoch (curve.png at the end).\n"
+    "Ctrl-C stops after the current step and keeps the finished epochs; a second one\n"
+    "ends at once.\n"
     "As processes: lockstep launch, mpirun, srun, torchrun --no-python.\n";
 
 std::string plural(size_t count, const char* noun) {
@@ -64,6 +68,7 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
+  if (!options.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.resume.string()});
   return "lockstep " + version() + ", LibTorch " + torch_version() + "\n" + table(rows) + "\n";
 }
 
@@ -122,7 +127,7 @@ class RunReport {
   }
 
   void epoch(const EpochMetrics& metrics) {
-    ++epochs_;
+    epochs_ = static_cast<size_t>(metrics.epoch);
     live_.clear();
     if (mode_ != ProgressMode::none) print(epoch_line(metrics, options_.epochs, remark_));
     if (!std::isfinite(metrics.train_loss)) {
@@ -140,13 +145,14 @@ class RunReport {
   // Did the run begin, so that there could be something to keep? And what became of it:
   bool started() const { return started_; }
   std::string kept() const {
-    return epochs_ > 0 ? "the run is kept in " + options_.run_dir.string() : "no run is kept";
+    return epochs_ > 0 || can_go_on() ? "the run is kept in " + options_.run_dir.string() : "no run is kept";
   }
 
-  void stopped() {
+  void stopped(const TrainResult& result) {
     live_.clear();
-    const std::string text = "stopped after " + std::to_string(epochs_) + " of " +
-                             plural(static_cast<size_t>(options_.epochs), "epoch") + "; " + kept() + remark_ + "\n";
+    std::string text = "stopped after " + std::to_string(result.history.size()) + " of " +
+                       plural(static_cast<size_t>(options_.epochs), "epoch") + "; " + kept() + remark_ + "\n";
+    if (can_go_on()) text += "to go on: lockstep train --resume " + options_.run_dir.string() + "\n";
     if (output_.failed()) {
       Output(STDERR_FILENO).print("lockstep: " + text);
     } else {
@@ -171,6 +177,8 @@ class RunReport {
     output_.print(text);
   }
 
+  bool can_go_on() const { return !newest_checkpoint(options_.run_dir / kCheckpointFolder).empty(); }
+
   const TrainFlags& flags_;
   const TrainOptions& options_;
   Output& output_;
@@ -189,7 +197,7 @@ TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, 
     try {
       return train(options, callbacks);
     } catch (const RunExists&) {
-      if (flags.name) throw;
+      if (flags.name || !flags.resume.empty()) throw;
       options.run_dir = new_run_dir(flags, options);
     }
   }
@@ -236,7 +244,7 @@ int train_command(const TrainFlags& flags, Output& output) {
       report.finished(result);
       return 0;
     }
-    report.stopped();
+    report.stopped(result);
     return exit_code(result, signals);
   } catch (const Error& error) {
     if (!report.started()) throw;

@@ -10,7 +10,9 @@
 #include <fstream>
 #include <sstream>
 
+#include "checkpoint_folder.hpp"
 #include "flag_checks.hpp"
+#include "resume.hpp"
 #include "run_name.hpp"
 #include "terminal.hpp"
 #include "text.hpp"
@@ -24,6 +26,21 @@ namespace fs = std::filesystem;
 
 namespace {
 
+// `what` names the file in errors.
+TrainOptions parse_options(const std::string& text, const Devices& devices, const std::string& what) {
+  try {
+    const TrainOptions options = train_options_from_json(text, devices);
+    TrainOptions what_stays = options;  // flags may still take back the others
+    what_stays.cuda_graph = false;
+    what_stays.sync_batchnorm = false;
+    what_stays.split.reset();
+    checked(what_stays);
+    return options;
+  } catch (const Error& error) {
+    throw Error(what + ": " + error.what());
+  }
+}
+
 TrainOptions read_options(const fs::path& file, const Devices& devices) {
   std::ostringstream text;
   errno = 0;
@@ -33,17 +50,21 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
     throw Error("--config " + file.string() + ": cannot be read: " + (errno ? std::strerror(errno) : "it is empty") +
                 "; it takes a run's config.json");
   }
-  try {
-    const TrainOptions options = train_options_from_json(text.str(), devices);
-    TrainOptions what_stays = options;  // flags may still take back the others
-    what_stays.cuda_graph = false;
-    what_stays.sync_batchnorm = false;
-    what_stays.split.reset();
-    checked(what_stays);
-    return options;
-  } catch (const Error& error) {
-    throw Error("--config " + file.string() + ": " + error.what());
-  }
+  return parse_options(text.str(), devices, "--config " + file.string());
+}
+
+// "last" in --runs-dir, or in there the run called --name.
+fs::path resumed_checkpoint(const TrainFlags& flags) {
+  if (flags.resume != "last") return checkpoint_of(flags.resume);
+  return checkpoint_of(flags.name ? fs::path(flags.runs_dir) / *flags.name : last_run(flags.runs_dir));
+}
+
+// The options of the run that the checkpoint is of.
+TrainOptions resumed_options(const fs::path& checkpoint, const Devices& devices) {
+  TrainOptions options = parse_options(read_checkpoint(checkpoint).config, devices, "--resume " + checkpoint.string());
+  options.resume = checkpoint;
+  options.run_dir = run_of(checkpoint);
+  return options;
 }
 
 void check_name(const std::string& name) {
@@ -65,7 +86,8 @@ void check_settings(const TrainFlags& flags, const TrainOptions& options) {
   try {
     checked(options);
   } catch (const Error& error) {
-    throw Error("--config " + flags.config + " splits the network, and that does not fit here: " + error.what() +
+    throw Error((flags.config.empty() ? "--resume " + flags.resume : "--config " + flags.config) +
+                " splits the network, and that does not fit here: " + error.what() +
                 ". --plan none splits it by data alone, --plan auto anew");
   }
 }
@@ -115,6 +137,13 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       what)
       ->check(not_empty);
   add("--config", flags.config, "FILE", "a run's config.json: the same run again; flags beside it override it", what)
+      ->check(not_empty);
+
+  add("--resume", flags.resume, "PATH",
+      "go on with a stopped run as if it had never been stopped: its folder, or one of the checkpoints in there; last: "
+      "the run in --runs-dir that was trained last, or --name's. Its own settings hold; --epochs, --devices, --plan, "
+      "--threads-per-rank and --data-dir may be others. It stays in its folder, if --name gives no other",
+      what)
       ->check(not_empty);
 
   const char* const where = "Where";
@@ -168,6 +197,19 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
   add("--runs-dir", flags.runs_dir, "DIR", "folder of all runs", out, flags.runs_dir)->check(not_empty);
   add("--name", flags.name, "NAME",
       "folder of this run in there, which must not hold another run (default: date, time, model and devices)", out);
+  add("--keep-last", flags.keep_last, "N",
+      "keep this many of the newest checkpoints for --resume, beside the one with the best test accuracy; 0: write "
+      "none",
+      out, std::to_string(defaults.keep_last))
+      ->check(number_between<int, 0>);
+  add("--checkpoint-every", flags.checkpoint_every, "N",
+      "a checkpoint every N steps too (default: at the end of each epoch)", out)
+      ->check(number_between<int64_t, 1>);
+  app.add_flag_function(
+         "--tensorboard", [&flags](int64_t count) { flags.tensorboard = count > 0; },
+         "an event file in the run's folder, with loss, accuracy, learning rate, images per second and each rank's "
+         "wait for data, per epoch: tensorboard --logdir runs (--tensorboard=false: not, though --config says so)")
+      ->group(out);
   add("--trace", flags.trace, "FILE",
       "a timeline of steps 3 to 22, for ui.perfetto.dev or chrome://tracing: forward, backward, each bucket of "
       "gradients and the update, on every rank (under a launcher each process writes its own ranks': trace.json, "
@@ -188,7 +230,13 @@ TrainOptions to_options(const TrainFlags& flags) {
     plan = read_train_plan(flags.plan);
     if (!flags.devices) devices = devices_of(*plan, flags.plan);
   }
-  TrainOptions options = flags.config.empty() ? TrainOptions{} : read_options(flags.config, devices);
+  if (!flags.resume.empty() && !flags.config.empty()) {
+    throw UsageError("--resume goes on with a run's own settings, so that --config cannot go with it");
+  }
+  TrainOptions options;
+  if (!flags.config.empty()) options = read_options(flags.config, devices);
+  if (!flags.resume.empty()) options = resumed_options(resumed_checkpoint(flags), devices);
+  const fs::path resumed_run = flags.resume.empty() ? fs::path() : options.run_dir;
   override_with(flags.model, options.model);
   override_with(flags.width, options.width);
   override_with(flags.image_size, options.image_size);
@@ -204,6 +252,9 @@ TrainOptions to_options(const TrainFlags& flags) {
   override_with(flags.memory_format, options.memory_format);
   override_with(flags.sync_batchnorm, options.sync_batchnorm);
   override_with(flags.cuda_graph, options.cuda_graph);
+  override_with(flags.tensorboard, options.tensorboard);
+  override_with(flags.keep_last, options.keep_last);
+  override_with(flags.checkpoint_every, options.checkpoint_every);
   if (flags.data_dir) options.data_dir = *flags.data_dir;
   if (!devices.empty()) options.devices = devices;
   if (!flags.plan.empty()) options.split.reset();
@@ -224,7 +275,9 @@ TrainOptions to_options(const TrainFlags& flags) {
   options.trace = flags.trace;
 
   if (flags.name) check_name(*flags.name);
-  options.run_dir = flags.name ? fs::path(flags.runs_dir) / *flags.name : new_run_dir(flags, options);
+  options.run_dir = flags.name             ? fs::path(flags.runs_dir) / *flags.name
+                    : !resumed_run.empty() ? resumed_run
+                                           : new_run_dir(flags, options);
   return options;
 }
 

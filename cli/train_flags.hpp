@@ -19,20 +19,24 @@ struct TrainFlags {
   std::optional<int64_t> image_size, groups, batch_size;
   std::optional<double> width, lr;
   std::optional<uint64_t> seed;
-  std::optional<bool> cuda_graph, sync_batchnorm;
+  std::optional<bool> cuda_graph, sync_batchnorm, tensorboard;
   std::string config;  // empty: none
   std::string plan;    // a file, "auto" or "none"; empty: as the configuration says
   std::string runs_dir = "runs";
   std::optional<std::string> name;
-  std::string trace;  // empty: none
+  std::optional<int> keep_last;
+  std::optional<int64_t> checkpoint_every;
+  std::string resume;  // "last", a run or a checkpoint; empty: none
+  std::string trace;   // empty: none
   std::string progress = "auto";
 };
 
 void add_flags(CLI::App& app, TrainFlags& flags);
 
-// Defaults, overridden by --config's file, by --plan's file, by the flags that were given; devices are resolved, paths
-// of data are absolute, and run_dir is --name's folder or else new_run_dir's. With --plan auto, what is to be measured
-// is left to plan_here(). Throws UsageError for a flag, Error for a file.
+// Defaults, overridden by --config's file or by what --resume's run has, by --plan's file, by the flags that were
+// given; devices are resolved, paths of data are absolute, and run_dir is --name's folder, or the resumed run's, or
+// else new_run_dir's. With --plan auto, what is to be measured is left to plan_here(). Throws UsageError for a flag,
+// Error for a file.
 TrainOptions to_options(const TrainFlags& flags);
 
 // A folder for a run without --name that is not there yet; a run that starts at the same time may choose the same one.

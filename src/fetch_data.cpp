@@ -1,5 +1,4 @@
 #include <curl/curl.h>
-#include <openssl/evp.h>
 #include <lockstep/error.hpp>
 #include <lockstep/fetch_data.hpp>
 
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "io/atomic_file.hpp"
+#include "io/digest.hpp"
 
 namespace lockstep {
 namespace {
@@ -44,32 +44,8 @@ constexpr const char* advice_on_checksums =
     "\nWhat is there is another file than Fashion-MNIST's, or was changed on the way. Try again, or another mirror "
     "(--url), or install Debian's package dataset-fashion-mnist";
 
-class Md5 {
- public:
-  Md5() : context_(EVP_MD_CTX_new(), EVP_MD_CTX_free) {
-    if (!context_ || EVP_DigestInit_ex(context_.get(), EVP_md5(), nullptr) != 1) {
-      throw Error("OpenSSL does not offer MD5 here, so downloads cannot be verified");
-    }
-  }
-  void update(const void* data, size_t bytes) { EVP_DigestUpdate(context_.get(), data, bytes); }
-  std::string hex() {
-    std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
-    unsigned size = 0;
-    EVP_DigestFinal_ex(context_.get(), digest.data(), &size);
-    std::string text;
-    for (unsigned i = 0; i < size; ++i) {
-      text += "0123456789abcdef"[digest[i] >> 4];
-      text += "0123456789abcdef"[digest[i] & 15];
-    }
-    return text;
-  }
-
- private:
-  std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context_;
-};
-
 std::string md5_of(const std::filesystem::path& file) {
-  Md5 md5;
+  io::Digest md5("MD5");
   std::ifstream in(file, std::ios::binary);
   std::array<char, 1 << 16> buffer;
   while (in.read(buffer.data(), buffer.size()), in.gcount() > 0) {
@@ -157,7 +133,7 @@ class Download {
   const RemoteFile& remote_;
   const FetchOptions& options_;
   io::AtomicFile file_;
-  Md5 md5_;
+  io::Digest md5_{"MD5"};
   int64_t received_ = 0;
   std::exception_ptr exception_;
 };

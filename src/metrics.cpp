@@ -15,6 +15,7 @@
 
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
+#include "metrics_text.hpp"
 
 namespace lockstep {
 namespace {
@@ -113,7 +114,7 @@ plot $curve using 1:2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 line
 
 }  // namespace
 
-void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, bool synthetic) {
+std::string metrics_text(const std::vector<EpochMetrics>& history, bool synthetic) {
   std::string text;
   for (const EpochMetrics& epoch : history) {
     Json line = {{"epoch", epoch.epoch},
@@ -125,22 +126,31 @@ void write_metrics(const std::filesystem::path& file, const std::vector<EpochMet
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }
-  io::write_file(file, text);
+  return text;
 }
 
-std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file) {
-  errno = 0;
-  std::ifstream in(file);
-  if (!in) throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno));
+std::vector<EpochMetrics> metrics_from(std::istream& in, const std::filesystem::path& source) {
   std::vector<EpochMetrics> history;
   std::string line;
   while (std::getline(in, line)) {
     try {
       history.push_back(parse(line));
     } catch (const std::exception& error) {
-      throw Error("'" + file.string() + "', line " + std::to_string(history.size() + 1) + ": " + error.what());
+      throw Error("'" + source.string() + "', line " + std::to_string(history.size() + 1) + ": " + error.what());
     }
   }
+  return history;
+}
+
+void write_metrics(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, bool synthetic) {
+  io::write_file(file, metrics_text(history, synthetic));
+}
+
+std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file) {
+  errno = 0;
+  std::ifstream in(file);
+  if (!in) throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno));
+  std::vector<EpochMetrics> history = metrics_from(in, file);
   if (in.bad()) throw Error("cannot read '" + file.string() + "': " + std::generic_category().message(errno));
   return history;
 }

@@ -6,12 +6,18 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/autocast.hpp>
+#include <lockstep/error.hpp>
 #include <lockstep/running_statistics.hpp>
 #include <lockstep/sync_batch_norm.hpp>
 
 #include "memory_format.hpp"
+#include "module_state.hpp"
+#include "of_all_ranks.hpp"
+#include "rank_generators.hpp"
 #include "train_options.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <utility>
 
 namespace lockstep {
@@ -23,14 +29,20 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// For of_all_ranks, which passes whole numbers on.
+int64_t bits_of(double number) {
+  return std::bit_cast<int64_t>(number);
+}
+
 // Ranks that share a GPU compute at the same time only on different streams, and the default one cannot be recorded.
 std::optional<c10::Stream> own_stream(const c10::Device& device) {
   if (device.is_cpu()) return std::nullopt;
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
 }
 
-torch::nn::Sequential make_net(const TrainOptions& options, Rank& rank) {
+torch::nn::Sequential make_net(const TrainOptions& options, Rank& rank, const RunState* resumed) {
   torch::nn::Sequential net = make_model(model_options(options));
+  if (resumed != nullptr) load_state(tensors_under("model", resumed->tensors), *net, "cannot resume");
   set_memory_format(*net, memory_format(options));
   if (options.sync_batchnorm) convert_sync_batchnorm(*net, rank);
   return net;
@@ -58,7 +70,7 @@ void Totals::add_correct(const torch::Tensor& logits, const torch::Tensor& y) {
 }
 
 RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data,
-                         Rank& rank, Trace* trace, std::unique_ptr<Graph> graph)
+                         Rank& rank, Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed)
     : options_(options),
       callbacks_(callbacks),
       rank_(rank),
@@ -66,7 +78,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       trace_(trace),
       train_(data.train.to(rank.device())),
       test_(data.test.to(rank.device())),
-      net_(make_net(options, rank), rank, split_of(options, rank.world_size())),
+      net_(make_net(options, rank, resumed), rank, split_of(options, rank.world_size())),
       counts_loss_(net_.mesh().pipeline().index() == 0 && net_.mesh().tensor().index() == 0),
       counts_correct_(net_.mesh().tensor().index() == 0),
       optimizer_(net_.parameters(), options.lr),
@@ -76,17 +88,18 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
     graphed_.emplace(rank, std::move(graph), options.batch_size, exchange_recorded_,
                      [this](const Batch& batch) { recorded_part(batch); });
   }
+  if (resumed != nullptr) restore(*resumed);
 }
 
-EpochMetrics RankTrainer::epoch(int number) {
+EpochMetrics RankTrainer::epoch(int number, const std::function<void()>& keep) {
   EpochMetrics metrics;
   metrics.epoch = number;
-  train(number, metrics);
+  train(number, metrics, keep);
   rank_.allreduce(totals_.loss);
   rank_.allreduce(totals_.correct);
-  const torch::Tensor wait = torch::tensor(metrics.data_wait, torch::kDouble).to(rank_.device());
-  rank_.allreduce(wait, c10d::ReduceOp::MAX);
-  metrics.data_wait = wait.item<double>();
+  const torch::Tensor waits = of_all_ranks(rank_, {bits_of(waited_)}).view(torch::kDouble);
+  waits_.assign(waits.data_ptr<double>(), waits.data_ptr<double>() + waits.numel());
+  metrics.data_wait = *std::max_element(waits_.begin(), waits_.end()) / metrics.seconds;
   metrics.train_loss = totals_.loss.item<double>() / static_cast<double>(train_.size());
   metrics.train_accuracy = totals_.correct.item<double>() / static_cast<double>(train_.size());
   // What is evaluated, and kept, is one network.
@@ -95,33 +108,57 @@ EpochMetrics RankTrainer::epoch(int number) {
   return metrics;
 }
 
-void RankTrainer::train(int number, EpochMetrics& metrics) {
-  totals_.reset();
-  samples_ = 0;
+void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<void()>& keep) {
+  if (steps_ == 0) begin_epoch();
+  int64_t to_skip = steps_;  // of before a resume
   StepProgress progress{.epoch = number, .total = train_.size()};
   net_.module()->train();
   rank_.barrier();
   synchronize(rank_.device());
-  const auto start = Clock::now();
+  auto start = Clock::now();
   auto reported = start, asked = start;
-  double waited = 0;
+  const auto shift = [&](double seconds) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  };
   const BatchOptions sampling{.size = options_.batch_size, .seed = options_.seed, .epoch = number};
   for (auto& batch : batches(train_, sampling, net_.mesh().data())) {
-    waited += seconds_since(asked);
+    if (to_skip > 0) {
+      --to_skip;
+      progress.done += batch.global_size;
+      asked = Clock::now();
+      start = asked - shift(seconds_);
+      continue;
+    }
+    waited_ += seconds_since(asked);
     if (callbacks_.stop.stop_requested()) throw Stopped();
     batch.x = batch.x.contiguous(memory_format(options_));
     step(batch);
+    ++steps_;
     progress.done += batch.global_size;
     if (rank_.index() == 0 && (Clock::now() - reported > kProgressInterval || progress.done == progress.total)) {
       report(progress, start);
       reported = Clock::now();
+    }
+    if (keep && options_.checkpoint_every > 0 && steps_ % options_.checkpoint_every == 0 &&
+        progress.done < progress.total) {
+      synchronize(rank_.device());
+      seconds_ = seconds_since(start);
+      keep();
+      start = Clock::now() - shift(seconds_);  // the epoch's seconds are those of training
     }
     asked = Clock::now();
   }
   synchronize(rank_.device());
   rank_.barrier();
   metrics.seconds = seconds_since(start);
-  metrics.data_wait = waited / metrics.seconds;
+  steps_ = 0;
+}
+
+void RankTrainer::begin_epoch() {
+  totals_.reset();
+  samples_ = 0;
+  seconds_ = 0;
+  waited_ = 0;
 }
 
 void RankTrainer::step(const Batch& batch) {
@@ -203,8 +240,65 @@ Score RankTrainer::evaluate_now() {
       test_, net_.mesh().data());
 }
 
+RunState RankTrainer::state() {
+  RunState state;
+  state.steps = steps_;
+  state.seconds = steps_ == 0 ? 0 : seconds_;
+  put_under("model", state_of(*whole()), state.tensors);
+  state.tensors.emplace_back("ranks.rng", generators_of_all_ranks(rank_));
+  if (steps_ == 0) return state;
+  const torch::Tensor totals = of_all_ranks(
+      rank_, {bits_of(totals_.loss.item<double>()), bits_of(static_cast<double>(totals_.correct.item<int64_t>())),
+              bits_of(static_cast<double>(samples_)), bits_of(waited_)});
+  state.tensors.emplace_back("ranks.totals", totals.view(torch::kDouble));
+  if (holds_whole()) put_under("ranks.buffers", buffers_of_all_ranks(), state.tensors);
+  return state;
+}
+
+// Within an epoch BatchNorm's running statistics are each rank's own.
+io::NamedTensors RankTrainer::buffers_of_all_ranks() {
+  const torch::NoGradGuard no_grad;
+  io::NamedTensors tables;
+  for (const auto& item : net_.module()->named_buffers()) {
+    auto sizes = item.value().sizes().vec();
+    sizes.insert(sizes.begin(), rank_.world_size());
+    const torch::Tensor table = torch::zeros(sizes, item.value().options());
+    table[rank_.index()].copy_(item.value());
+    rank_.allreduce(table);
+    tables.emplace_back(item.key(), table);
+  }
+  return tables;
+}
+
+// Sums over the ranks are what counts, so other ranks than the checkpoint's go on from one rank's share; their running
+// statistics are then all rank 0's, as the network's in the checkpoint.
+void RankTrainer::restore(const RunState& state) {
+  const torch::NoGradGuard no_grad;
+  steps_ = state.steps;
+  seconds_ = state.seconds;
+  auto buffers = net_.module()->named_buffers();
+  for (const auto& [name, table] : tensors_under("ranks.buffers", state.tensors)) {
+    if (holds_whole() && table.size(0) == rank_.world_size()) buffers[name].copy_(table[rank_.index()]);
+  }
+  for (const auto& [name, table] : tensors_under("ranks", state.tensors)) {
+    const bool same_ranks = table.size(0) == rank_.world_size();
+    if (name == "rng" && same_ranks) set_generator(rank_, table);
+    if (name != "totals") continue;
+    if (!same_ranks && rank_.index() != 0) continue;
+    const torch::Tensor mine = same_ranks ? table[rank_.index()] : table.sum(0);
+    totals_.loss.fill_(mine[0].item<double>());
+    totals_.correct.fill_(static_cast<int64_t>(mine[1].item<double>()));
+    samples_ = static_cast<int64_t>(mine[2].item<double>());
+    waited_ = same_ranks ? mine[3].item<double>() : table.select(1, 3).max().item<double>();
+  }
+}
+
+bool RankTrainer::holds_whole() {
+  return net_.mesh().shape().size() == net_.mesh().shape().data;
+}
+
 torch::nn::Sequential RankTrainer::whole() {
-  if (net_.mesh().shape().size() == net_.mesh().shape().data) return net_.module();
+  if (holds_whole()) return net_.module();
   auto net = make_model(model_options(options_));
   net_.gather(net);
   return net;

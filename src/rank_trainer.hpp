@@ -13,12 +13,15 @@
 
 #include "fused_sgd.hpp"
 #include "graphed_step.hpp"
+#include "run_state.hpp"
 #include "trace.hpp"
 
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
 namespace lockstep {
 
@@ -41,11 +44,19 @@ struct Totals {
 
 class RankTrainer {
  public:
-  // `trace`, if any, is told of each step; with `graph` steps are recorded in it and replayed.
+  // `trace`, if any, is told of each step; with `graph` steps are recorded in it and replayed. Goes on from `resumed`,
+  // if any, whose next epoch is then the first. Throws Error if that is of another network.
   RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data, Rank& rank,
-              Trace* trace, std::unique_ptr<Graph> graph);
+              Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr);
 
-  EpochMetrics epoch(int number);
+  // Calls `keep`, if any, on all ranks after every options.checkpoint_every steps but the last one.
+  EpochMetrics epoch(int number, const std::function<void()>& keep = {});
+
+  // What a checkpoint holds of the ranks: position, seconds and tensors. All ranks must ask for it.
+  RunState state();
+
+  // Seconds of the last epoch in which each rank had no minibatch yet.
+  const std::vector<double>& waits() const { return waits_; }
 
   // The whole network, under its own names: what this rank holds, if it is split by data alone; else another one, which
   // all ranks must ask for.
@@ -54,7 +65,11 @@ class RankTrainer {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void train(int number, EpochMetrics& metrics);
+  void restore(const RunState& state);
+  io::NamedTensors buffers_of_all_ranks();
+  bool holds_whole();  // it is split by data alone
+  void train(int number, EpochMetrics& metrics, const std::function<void()>& keep);
+  void begin_epoch();
   void step(const Batch& batch);
   void recorded_part(const Batch& batch);
   void part_after_recorded(const Batch& batch);
@@ -78,7 +93,11 @@ class RankTrainer {
   const bool counts_correct_;
   FusedSgd optimizer_;
   Totals totals_;
-  int64_t samples_ = 0;           // of this epoch, that this rank has trained on
+  int64_t steps_ = 0;             // of an epoch that is not finished
+  double seconds_ = 0;            // that they took
+  double waited_ = 0;             // and of these, for data
+  std::vector<double> waits_;     // see waits()
+  int64_t samples_ = 0;           // that totals_ are of
   const bool exchange_recorded_;  // see recorded_part()
   std::optional<GraphedStep> graphed_;
 };

@@ -3,6 +3,7 @@
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/error.hpp>
 
+#include "checkpoint_folder.hpp"
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
 #include "train_options.hpp"
@@ -18,7 +19,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr const char* run_files[] = {kConfigFile, kMetricsFile, kWeightsFile, kSvgFile, kPngFile};
+constexpr const char* run_files[] = {kConfigFile, kMetricsFile, kWeightsFile, kSvgFile, kPngFile, kCheckpointFolder};
 
 bool is_not_installed(const Error& error) {
   try {
@@ -46,8 +47,8 @@ Error cannot_make(const fs::path& folder, const std::error_code& error) {
 
 }  // namespace
 
-RunFolder::RunFolder(fs::path folder) : folder_(std::move(folder)) {
-  if (folder_.empty()) return;
+RunFolder::RunFolder(fs::path folder, bool goes_on) : folder_(std::move(folder)), goes_on_(goes_on), kept_(goes_on) {
+  if (folder_.empty() || goes_on) return;
   for (const char* name : run_files) {
     std::error_code error;
     const fs::file_type type = fs::symlink_status(folder_ / name, error).type();
@@ -68,10 +69,14 @@ RunFolder::~RunFolder() {
 void RunFolder::create(const TrainOptions& options) {
   if (folder_.empty()) return;
   synthetic_ = options.data == "synthetic";
+  keep_last_ = options.keep_last;
   const std::string config = to_json(options);
   make(folder_);
-  claimed_ = io::create_file(folder_ / kConfigFile);
-  if (!claimed_) throw exists(folder_, kConfigFile);
+  if (!goes_on_) {
+    claimed_ = io::create_file(folder_ / kConfigFile);
+    if (!claimed_) throw exists(folder_, kConfigFile);
+  }
+  if (!lock_.take(folder_)) throw Error("another process trains in " + folder_.string() + "; wait for it, or stop it");
   io::write_file(folder_ / kConfigFile, config);
 }
 
@@ -95,6 +100,12 @@ void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn:
   save_weights(folder_ / kWeightsFile, module, synthetic_ ? synthetic : std::map<std::string, std::string>());
   kept_ = true;
   draw(kSvgFile, history, title, warn);
+}
+
+void RunFolder::keep(const RunState& state) {
+  if (folder_.empty()) return;
+  CheckpointFolder(folder_ / kCheckpointFolder, keep_last_).write(state);
+  kept_ = true;
 }
 
 void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn) {

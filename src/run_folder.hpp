@@ -10,21 +10,25 @@
 #include <string>
 #include <vector>
 
+#include "io/folder_lock.hpp"
+#include "run_state.hpp"
+
 namespace lockstep {
 
 class RunFolder {
  public:
   // Nothing is written yet. With an empty path nothing ever is. Throws RunExists if a file is there that a run would
-  // overwrite.
-  explicit RunFolder(std::filesystem::path folder);
+  // overwrite, unless that is the run that `goes_on`.
+  explicit RunFolder(std::filesystem::path folder, bool goes_on = false);
 
-  // Unless write() has kept an epoch: removes the run's files, and the folders that create() made, if they are empty.
+  // Unless something is kept that a run can be resumed from or evaluated: removes the run's files, and the folders that
+  // create() made, if they are empty.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
   // Makes the folder and writes config.json, which makes it this run's own: throws RunExists if another run, at the
-  // same time, was first, and Error if the folder cannot be written.
+  // same time, was first, and Error if the folder cannot be written, or if another process trains in it.
   void create(const TrainOptions& options);
 
   using Warn = std::function<void(const std::string&)>;
@@ -34,6 +38,9 @@ class RunFolder {
   void write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module, const std::string& title,
              const Warn& warn);
 
+  // A checkpoint, and no more of the earlier ones than the options say.
+  void keep(const RunState& state);
+
   // At the end, however it came: curve.png.
   void finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
@@ -42,10 +49,13 @@ class RunFolder {
   void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
   std::filesystem::path folder_;
+  const bool goes_on_;
+  io::FolderLock lock_;
   std::vector<std::filesystem::path> made_;  // by this object, the topmost first
   bool synthetic_ = false;
+  int keep_last_ = 0;
   bool claimed_ = false;  // the files in the folder are this run's
-  bool kept_ = false;     // an epoch is complete: they stay
+  bool kept_ = false;     // an epoch is complete, or a checkpoint written: they stay
   bool can_draw_ = true;
 };
 

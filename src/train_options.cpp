@@ -87,6 +87,9 @@ std::string to_json(const TrainOptions& options) {
   config["sync_batchnorm"] = options.sync_batchnorm;
   config["cuda_graph"] = options.cuda_graph;
   if (options.split) config["split"] = to_json(*options.split);
+  config["keep_last"] = options.keep_last;
+  config["checkpoint_every"] = options.checkpoint_every;
+  config["tensorboard"] = options.tensorboard;
   config["run_dir"] = options.run_dir.string();
   try {
     return config.dump(2) + "\n";
@@ -117,6 +120,9 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("memory_format", options.memory_format);
   read("sync_batchnorm", options.sync_batchnorm);
   read("cuda_graph", options.cuda_graph);
+  read("keep_last", options.keep_last);
+  read("checkpoint_every", options.checkpoint_every);
+  read("tensorboard", options.tensorboard);
   read("run_dir", run_dir);
   if (fields.has("split")) {
     auto split = fields.object("split");
@@ -152,6 +158,11 @@ TrainOptions checked(TrainOptions options) {
   if (options.epochs < 1) refuse("the number of epochs", options.epochs, "it must be at least 1");
   if (options.threads_per_rank < 1 || options.threads_per_rank > max_threads_per_rank)
     refuse("the number of threads per rank", options.threads_per_rank, "it must be from 1 to 1024");
+  if (options.keep_last < 0) refuse("the number of checkpoints to keep", options.keep_last, "it must be at least 0");
+  if (options.checkpoint_every < 0)
+    refuse("the number of steps between checkpoints", options.checkpoint_every, "it must be at least 0");
+  if (options.checkpoint_every > 0 && options.keep_last == 0)
+    throw Error("--checkpoint-every writes checkpoints, and --keep-last 0 keeps none; leave one of the two out");
   if (options.data == "synthetic" && !options.data_dir.empty())
     throw Error("--data-dir goes with --data fashion-mnist; synthetic data need no files");
   if (options.devices.empty()) options.devices = default_devices();

@@ -33,6 +33,7 @@ inline constexpr const char* kMetricsFile = "metrics.jsonl";
 inline constexpr const char* kWeightsFile = "model.safetensors";
 inline constexpr const char* kSvgFile = "curve.svg";
 inline constexpr const char* kPngFile = "curve.png";
+inline constexpr const char* kCheckpointFolder = "checkpoints";
 
 // The options of the run in `run_dir`, but with these devices, since the run's own may be those of another machine.
 // Throws Error if there is none.

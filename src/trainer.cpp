@@ -7,7 +7,9 @@
 
 #include "memory_format.hpp"
 #include "rank_trainer.hpp"
+#include "resume.hpp"
 #include "run_folder.hpp"
+#include "tensorboard_log.hpp"
 #include "trace.hpp"
 #include "train_options.hpp"
 
@@ -35,8 +37,18 @@ bool is_stop(const Error& error) {
   return false;
 }
 
+bool keeps_checkpoints(const TrainOptions& options) {
+  return !options.run_dir.empty() && options.keep_last > 0;
+}
+
+bool goes_on_in_its_folder(const TrainOptions& options) {
+  if (options.resume.empty() || options.run_dir.empty()) return false;
+  std::error_code different;
+  return std::filesystem::equivalent(run_of(checkpoint_of(options.resume)), options.run_dir, different);
+}
+
 // What all processes of a launcher must have in common: all that shapes their steps. Folders and devices may differ.
-std::string common_settings(const TrainOptions& options) {
+std::string common_settings(const TrainOptions& options, const RunState* resumed = nullptr) {
   std::ostringstream text;
   text << std::setprecision(17) << "model " << to_string(model_options(options)) << ", data " << options.data
        << ", batch size " << options.batch_size << ", learning rate " << options.lr << ", epochs " << options.epochs
@@ -44,6 +56,8 @@ std::string common_settings(const TrainOptions& options) {
        << options.memory_format << (options.split ? ", split as " + to_string(*options.split) : "")
        << (options.sync_batchnorm ? ", SyncBatchNorm" : "") << (options.cuda_graph ? ", CUDA graph" : "")
        << (options.trace.empty() ? "" : ", traced");
+  if (keeps_checkpoints(options)) text << ", checkpoints every " << options.checkpoint_every << " steps";
+  if (resumed != nullptr) text << ", resumed " << resumed->steps << " steps after epoch " << resumed->epochs;
   return text.str();
 }
 
@@ -66,9 +80,12 @@ double TrainResult::data_wait() const {
 
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) {
   const TrainOptions settings = checked(options);
-  RunFolder folder(this_process().index == 0 ? settings.run_dir : "");  // one process writes
+  const std::optional<RunState> resumed = resumed_state(settings);
+  RunFolder folder(this_process().index == 0 ? settings.run_dir : "",  // one process writes
+                   goes_on_in_its_folder(settings));
   TrainResult result;
   result.devices = settings.devices;
+  if (resumed) result.history = resumed->history;
   const ImageData data = load_data(settings);
   check_batch_size(settings, data);
   if (callbacks.stop.stop_requested()) {
@@ -82,16 +99,28 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
   const std::string title = to_string(model_options(settings)) + " on " + data.source + ", " +
                             to_string(settings.devices) + ", batch size " + std::to_string(settings.batch_size);
 
+  std::optional<TensorBoardLog> board;
+  if (settings.tensorboard && !settings.run_dir.empty()) board.emplace(settings.run_dir);
   const auto body = [&](Rank& rank) {
     RankTrainer trainer(settings, callbacks, data, rank, trace ? &*trace : nullptr,
-                        settings.cuda_graph ? make_cuda_graph() : nullptr);
-    for (int number = 1; number <= settings.epochs; ++number) {
-      const EpochMetrics metrics = trainer.epoch(number);
+                        settings.cuda_graph ? make_cuda_graph() : nullptr, resumed ? &*resumed : nullptr);
+    const auto keep = [&] {
+      if (!keeps_checkpoints(settings)) return;
+      RunState state = trainer.state();
+      if (rank.index() != 0) return;
+      state.epochs = static_cast<int>(result.history.size());
+      state.history = result.history;
+      state.config = to_json(settings);
+      folder.keep(state);
+    };
+    for (int number = resumed ? resumed->epochs + 1 : 1; number <= settings.epochs; ++number) {
+      const EpochMetrics metrics = trainer.epoch(number, keep);
       const torch::nn::Sequential net = trainer.whole();
       if (rank.index_in_process() == 0) result.history.push_back(metrics);
-      if (rank.index() != 0) continue;
-      folder.write(result.history, *net, title, callbacks.on_warning);
-      if (callbacks.on_epoch) callbacks.on_epoch(metrics);
+      if (rank.index() == 0) folder.write(result.history, *net, title, callbacks.on_warning);
+      if (rank.index() == 0 && board) board->write(metrics, settings.lr, data.train.size(), trainer.waits());
+      keep();
+      if (rank.index() == 0 && callbacks.on_epoch) callbacks.on_epoch(metrics);
     }
     if (trace) trace->end(rank);
   };
@@ -99,7 +128,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
     run(settings.devices, body,
         {.threads_per_rank = settings.threads_per_rank,
          .stop = callbacks.stop,
-         .configuration = common_settings(settings)});
+         .configuration = common_settings(settings, resumed ? &*resumed : nullptr)});
   } catch (const Error& error) {
     if (!is_stop(error)) throw;
     result.stopped = true;

@@ -226,7 +226,7 @@ TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(settings.run_dir)) names.push_back(entry.path().filename());
   EXPECT_THAT(names, testing::UnorderedElementsAre("config.json", "metrics.jsonl", "model.safetensors", "curve.svg",
-                                                   "curve.png"));
+                                                   "curve.png", "checkpoints"));
 
   std::ifstream file(settings.run_dir / "config.json");
   TrainOptions again = lockstep::train_options_from_json({std::istreambuf_iterator<char>(file), {}});
@@ -373,6 +373,9 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
                    .recompute = true,
                    .cuts = {1, 2, 3, 5, 8},
                    .tensor_rule = "alternating"};
+  options.keep_last = 5;
+  options.checkpoint_every = 100;
+  options.tensorboard = true;
   options.run_dir = "runs/x";
   const auto back = lockstep::train_options_from_json(to_json(options));
   EXPECT_EQ(to_json(back), to_json(options));

@@ -47,12 +47,17 @@ struct TrainOptions {
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
   std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON; of
                                        // a launcher's process N, of its ranks alone, with .N before the extension
+  int keep_last = 2;                   // checkpoints to resume from in run_dir, beside the best epoch's; 0: none at all
+  int64_t checkpoint_every = 0;        // steps between two of them within an epoch; 0: only at the end of each epoch
+  std::filesystem::path resume = {};   // if not empty: a checkpoint, or a run's folder, whose newest is meant, to go on
+                                       // from with the results of a run that never stopped; run_dir may be that run's
+  bool tensorboard = false;            // run_dir also gets an event file for TensorBoard
 };
 
-// All of the options but the trace as JSON text, enough to run again; and back. to_json throws Error for a path that is
-// not UTF-8. from_json throws Error that names the key: one that is not known, or a value of another type or out of its
-// range, which is never rounded or cut; absent keys keep their defaults. The text's devices are parsed for this
-// machine, so they must be there, unless `devices` names others in their place.
+// All of the options but resume and trace as JSON text, enough to run again; and back. to_json throws Error for a path
+// that is not UTF-8. from_json throws Error that names the key: one that is not known, or a value of another type or
+// out of its range, which is never rounded or cut; absent keys keep their defaults. The text's devices are parsed for
+// this machine, so they must be there, unless `devices` names others in their place.
 std::string to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 
@@ -70,11 +75,11 @@ struct TrainCallbacks {
   std::function<void(const EpochMetrics&)> on_epoch = {};  // after each epoch's evaluation, its files written
   std::function<void(const std::string& message)> on_warning =
       {};                     // what did not work but does not end the run: a curve that could not be drawn
-  std::stop_token stop = {};  // a request ends the run at the next step; finished epochs stay on disk
+  std::stop_token stop = {};  // a request ends the run at the next step; finished epochs and checkpoints stay on disk
 };
 
 struct TrainResult {
-  std::vector<EpochMetrics> history;  // one entry per finished epoch
+  std::vector<EpochMetrics> history;  // one entry per finished epoch, also of before a resume
   Devices devices;
   bool stopped = false;              // the stop token ended it
   double seconds_per_epoch() const;  // mean over the finished epochs; 0 if there are none
@@ -89,19 +94,26 @@ class RunExists : public Error {
 };
 
 // Trains, and after every epoch evaluates and writes into run_dir: config.json (first), metrics.jsonl,
-// model.safetensors, curve.svg; curve.png at the end. On synthetic data metrics.jsonl and model.safetensors say so.
-// BatchNorm's running statistics follow each device's own parts of the batches (without sync_batchnorm); before an
-// epoch is evaluated and kept all devices take their mean, weighted by the samples that each has seen in it.
+// model.safetensors, curve.svg, and in checkpoints/ what it can be resumed from; curve.png at the end. On synthetic
+// data metrics.jsonl and model.safetensors say so. BatchNorm's running statistics follow each device's own parts of the
+// batches (without sync_batchnorm); before an epoch is evaluated and kept all devices take their mean, weighted by the
+// samples that each has seen in it.
 //
 // Throws Error before the first step: a model that check_model refuses, an unknown data set, unreadable data, a
 // data_dir beside synthetic data, batch_size < 1 or above the number of training samples, epochs < 1, lr negative or
 // too large for a float, threads_per_rank < 1 or > 1024, a precision or memory format that it does not know, a device
 // that is not there, a split that check_split refuses or whose mesh is not as large as the run, cuda_graph on CPU
 // devices or with a split other than by data, sync_batchnorm with such a split, with cuda_graph or for a model without
-// BatchNorm, a run_dir that cannot be written; RunExists. After it: a rank that
-// fails (memory, a GPU), a file that cannot be written (a full disk), an exception from a callback; the Error names the
-// rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing
-// behind: neither its files nor the folders that it made.
+// BatchNorm, a run_dir that cannot be written, or in which another process trains; RunExists; a checkpoint that is
+// damaged or foreign (the text names the newest whole one before it), or of a run whose steps were others: another
+// model, batch size, … (only devices, split, epochs and where files lie may differ). After it: a rank that fails
+// (memory, a GPU), a file that cannot be written (a full disk), an exception from a callback; the Error names the rank
+// or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind:
+// neither its files nor the folders that it made.
+//
+// A resumed run gives the same bits on the same ranks, and on others what rounding leaves. Nothing in a step draws from
+// LibTorch's generators; their state is kept for the ranks' devices all the same. Under a launcher each process reads
+// the checkpoint.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {

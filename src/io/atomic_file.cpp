@@ -1,7 +1,5 @@
 #include "io/atomic_file.hpp"
 
-#include <fcntl.h>
-#include <unistd.h>
 #include <lockstep/error.hpp>
 
 #include <cerrno>
@@ -24,10 +22,10 @@ std::filesystem::path temporary_for(const std::filesystem::path& file) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path file) : file_(std::move(file)) {
+AtomicFile::AtomicFile(std::filesystem::path file, FileSystem& files) : files_(files), file_(std::move(file)) {
   do {
     temporary_ = temporary_for(file_);
-    fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    fd_ = files_.create(temporary_);
   } while (fd_ < 0 && errno == EEXIST);
   if (fd_ < 0) {
     int error = errno;
@@ -44,7 +42,7 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::write(const void* data, size_t bytes) {
   const char* next = static_cast<const char*>(data);
   while (bytes > 0) {
-    ssize_t written = ::write(fd_, next, bytes);
+    ssize_t written = files_.write(fd_, next, bytes);
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) fail("writing", errno);
     next += written;
@@ -54,10 +52,11 @@ void AtomicFile::write(const void* data, size_t bytes) {
 
 void AtomicFile::commit() {
   // Some file systems report a full disk only here, others only from close.
-  if (::fsync(fd_) != 0) fail("flushing to the disk", errno);
-  if (::close(std::exchange(fd_, -1)) != 0) fail("closing", errno);
-  if (::rename(temporary_.c_str(), file_.c_str()) != 0) fail("renaming the finished temporary", errno);
+  if (files_.fsync(fd_) != 0) fail("flushing to the disk", errno);
+  if (files_.close(std::exchange(fd_, -1)) != 0) fail("closing", errno);
+  if (files_.rename(temporary_, file_) != 0) fail("renaming the finished temporary", errno);
   temporary_.clear();
+  if (files_.sync_folder(file_.parent_path()) != 0) fail("flushing its folder to the disk", errno);
 }
 
 void AtomicFile::fail(const std::string& operation, int error) {
@@ -67,16 +66,16 @@ void AtomicFile::fail(const std::string& operation, int error) {
 }
 
 void AtomicFile::discard() {
-  if (fd_ >= 0) ::close(std::exchange(fd_, -1));
-  if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  if (fd_ >= 0) files_.close(std::exchange(fd_, -1));
+  if (!temporary_.empty()) files_.unlink(temporary_);
   temporary_.clear();
 }
 
 bool create_file(const std::filesystem::path& file) {
-  const int fd = ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const int fd = real_files().create(file);
   if (fd < 0 && errno == EEXIST) return false;
   if (fd < 0) throw Error("cannot write '" + file.string() + "': " + std::generic_category().message(errno));
-  ::close(fd);
+  real_files().close(fd);
   return true;
 }
 
@@ -84,6 +83,10 @@ void write_file(const std::filesystem::path& file, std::string_view text) {
   AtomicFile out(file);
   out.write(text);
   out.commit();
+}
+
+bool is_temporary(const std::filesystem::path& file) {
+  return file.filename().string().starts_with('.') && file.extension() == ".tmp";
 }
 
 }  // namespace lockstep::io

@@ -1,8 +1,9 @@
 // AtomicFile: a file that is replaced whole or not at all.
 //
-// The bytes go into a temporary sibling, which commit() flushes to the disk and renames. Without commit(), and after
-// any failure, the temporary is removed and the file of before stays as it was. (A process that is killed leaves the
-// temporary behind: a hidden file ".NAME.XXXXXXXX.tmp".) One thread at a time.
+// The bytes go into a temporary sibling, which commit() flushes to the disk and renames; then it flushes the folder.
+// Whatever ends the process or the machine, the old file or the new one is there, whole. Without commit(), and after
+// any failure before the renaming, the temporary is removed and the file of before stays as it was. (A process that is
+// killed leaves the temporary behind: a hidden file ".NAME.XXXXXXXX.tmp".) One thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +11,13 @@
 #include <string>
 #include <string_view>
 
+#include "io/file_system.hpp"
+
 namespace lockstep::io {
 
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path file);
+  explicit AtomicFile(std::filesystem::path file, FileSystem& files = real_files());
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -28,6 +31,7 @@ class AtomicFile {
   [[noreturn]] void fail(const std::string& operation, int error);
   void discard();
 
+  FileSystem& files_;
   std::filesystem::path file_;
   std::filesystem::path temporary_;  // empty once it is renamed or removed
   int fd_ = -1;
@@ -39,5 +43,8 @@ bool create_file(const std::filesystem::path& file);
 
 // Replaces `file` by `text`.
 void write_file(const std::filesystem::path& file, std::string_view text);
+
+// Whether `file` is a temporary of an AtomicFile's, which was left behind if nobody writes in its folder.
+bool is_temporary(const std::filesystem::path& file);
 
 }  // namespace lockstep::io

@@ -144,7 +144,8 @@ Entry parse_entry(const std::string& name, const Json& json, uint64_t data_size)
   return {name, type->type, {lengths.begin(), lengths.end()}, offsets[0], offsets[1]};
 }
 
-std::vector<Entry> parse_header(const std::string& text, uint64_t data_size) {
+std::vector<Entry> parse_header(const std::string& text, uint64_t data_size,
+                                std::map<std::string, std::string>& metadata) {
   if (text.empty() || text[0] != '{') throw Error("its header is not a JSON object");
   Json header;
   try {
@@ -154,7 +155,12 @@ std::vector<Entry> parse_header(const std::string& text, uint64_t data_size) {
   }
   std::vector<Entry> entries;
   for (const auto& [name, json] : header.items()) {
-    if (name == metadata_key) continue;
+    if (name == metadata_key) {
+      for (const auto& [key, value] : json.items()) {
+        if (value.is_string()) metadata[key] = value.get<std::string>();
+      }
+      continue;
+    }
     try {
       entries.push_back(parse_entry(name, json, data_size));
     } catch (const Error& error) {
@@ -186,7 +192,7 @@ void check_bool(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
-NamedTensors read_stream(std::ifstream& in, uint64_t file_size) {
+NamedTensors read_stream(std::ifstream& in, uint64_t file_size, std::map<std::string, std::string>& metadata) {
   auto read = [&](void* into, uint64_t bytes) {
     in.read(static_cast<char*>(into), static_cast<std::streamsize>(bytes));
     if (!in) throw Error("reading failed: " + std::generic_category().message(errno));
@@ -202,7 +208,7 @@ NamedTensors read_stream(std::ifstream& in, uint64_t file_size) {
   read(header.data(), header_size);
 
   NamedTensors tensors;
-  for (const Entry& entry : parse_header(header, file_size - sizeof header_size - header_size)) {
+  for (const Entry& entry : parse_header(header, file_size - sizeof header_size - header_size, metadata)) {
     at::Tensor tensor = at::empty(entry.shape, entry.type);
     read(tensor.mutable_data_ptr(), entry.end - entry.begin);
     if (entry.type == at::kBool) check_bool(tensor, entry.name);
@@ -214,7 +220,7 @@ NamedTensors read_stream(std::ifstream& in, uint64_t file_size) {
 }  // namespace
 
 void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata) {
+                       const std::map<std::string, std::string>& metadata, FileSystem& files) {
   NamedTensors sorted;
   std::string header;
   try {
@@ -225,7 +231,7 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
   }
   uint64_t header_size = header.size();
 
-  AtomicFile out(file);
+  AtomicFile out(file, files);
   out.write(&header_size, sizeof header_size);
   out.write(header);
   for (const auto& [name, tensor] : sorted) {
@@ -235,7 +241,8 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
   out.commit();
 }
 
-NamedTensors read_safetensors(const std::filesystem::path& file) {
+NamedTensors read_safetensors(const std::filesystem::path& file, std::map<std::string, std::string>* metadata) {
+  std::map<std::string, std::string> ignored;
   try {
     std::error_code error;
     uint64_t size = std::filesystem::file_size(file, error);
@@ -243,7 +250,7 @@ NamedTensors read_safetensors(const std::filesystem::path& file) {
     errno = 0;
     std::ifstream in(file, std::ios::binary);
     if (!in) throw Error("opening failed: " + std::generic_category().message(errno));
-    return read_stream(in, size);
+    return read_stream(in, size, metadata == nullptr ? ignored : *metadata);
   } catch (const Error& error) {
     throw Error("cannot read '" + file.string() + "': " + error.what());
   }

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "io/file_system.hpp"
+
 namespace lockstep::io {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -23,10 +25,12 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 // Throws Error: a type that the format lacks, a name given twice, text that is not UTF-8, a disk that does not take it;
 // the file of before stays as it was.
 void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
-                       const std::map<std::string, std::string>& metadata = {});
+                       const std::map<std::string, std::string>& metadata = {}, FileSystem& files = real_files());
 
 // The file's tensors on the CPU, in the order of their data. Strict: nothing that the header says is believed before it
-// is checked against the file's size. Throws Error that names the file and what is wrong.
-NamedTensors read_safetensors(const std::filesystem::path& file);
+// is checked against the file's size. `metadata`, if any, gets the texts of the header's. Throws Error that names the
+// file and what is wrong.
+NamedTensors read_safetensors(const std::filesystem::path& file,
+                              std::map<std::string, std::string>* metadata = nullptr);
 
 }  // namespace lockstep::io

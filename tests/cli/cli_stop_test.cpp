@@ -51,7 +51,8 @@ TEST_F(CliStop, WorksFromTheKeyboard) {
   program.type("\x03");
   const Finished run = program.finish();
   EXPECT_EQ(run.code, 130);
-  EXPECT_THAT(run.out, ContainsRegex("stopped after [0-9]+ of 100000 epochs; the run is kept in runs/typed\r\n$"));
+  EXPECT_THAT(run.out, ContainsRegex("stopped after [0-9]+ of 100000 epochs; the run is kept in runs/typed\r\n"
+                                     "to go on: lockstep train --resume runs/typed\r\n$"));
 }
 
 TEST_F(CliStop, WorksWhileTheDataLoad) {

@@ -1,0 +1,130 @@
+#include "checkpoint_folder.hpp"
+
+#include <lockstep/error.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <iterator>
+#include <optional>
+#include <regex>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "io/atomic_file.hpp"
+#include "io/reason.hpp"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using Position = std::pair<int, int64_t>;  // epochs that are finished, steps since
+
+struct Checkpoint {
+  Position position;
+  fs::path file;
+  bool operator<(const Checkpoint& other) const { return position < other.position; }
+};
+
+std::string file_name_of(const RunState& state) {
+  char name[64];
+  if (state.steps == 0) {
+    std::snprintf(name, sizeof name, "epoch-%04d.safetensors", state.epochs);
+  } else {
+    std::snprintf(name, sizeof name, "epoch-%04d-step-%06lld.safetensors", state.epochs,
+                  static_cast<long long>(state.steps));
+  }
+  return name;
+}
+
+std::optional<Position> position_of(const fs::path& file) {
+  static const std::regex pattern("epoch-([0-9]{4,9})(-step-([0-9]{6,18}))?\\.safetensors");
+  const std::string name = file.filename().string();
+  std::smatch parts;
+  if (!std::regex_match(name, parts, pattern)) return std::nullopt;
+  return Position(std::stoi(parts[1]), parts[3].matched ? std::stoll(parts[3]) : 0);
+}
+
+// In their order.
+std::vector<Checkpoint> checkpoints_in(const fs::path& folder) {
+  std::vector<Checkpoint> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (const auto position = position_of(entry.path())) found.push_back({*position, entry.path()});
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+// 0 if no epoch is finished.
+int best_epoch(const std::vector<EpochMetrics>& history) {
+  const auto worse = [](const EpochMetrics& a, const EpochMetrics& b) { return a.test_accuracy < b.test_accuracy; };
+  return history.empty() ? 0 : std::max_element(history.begin(), history.end(), worse)->epoch;
+}
+
+// The newest one before `file` in its folder that is whole; empty if there is none.
+fs::path whole_one_before(const fs::path& file) {
+  auto candidates = checkpoints_in(file.has_parent_path() ? file.parent_path() : ".");
+  if (const auto position = position_of(file)) {
+    std::erase_if(candidates, [&](const Checkpoint& candidate) { return candidate.position >= *position; });
+  }
+  for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
+    try {
+      read_run_state(candidate->file);
+      return candidate->file;
+    } catch (const Error&) {  // the next one, then
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+CheckpointFolder::CheckpointFolder(fs::path folder, int keep_last, io::FileSystem& files)
+    : folder_(std::move(folder)), keep_last_(keep_last), files_(files) {}
+
+void CheckpointFolder::write(const RunState& state) {
+  std::error_code error;
+  if (fs::create_directory(folder_, error) && files_.sync_folder(folder_.parent_path()) != 0) {
+    error = std::error_code(errno, std::generic_category());
+  }
+  if (error) throw Error("cannot make the folder " + folder_.string() + ": " + error.message());
+  write_run_state(folder_ / file_name_of(state), state, files_);
+  remove_others(state);
+}
+
+// One that cannot be removed only takes room.
+void CheckpointFolder::remove_others(const RunState& state) {
+  const Position newest{state.epochs, state.steps}, best{best_epoch(state.history), 0};
+  auto others = checkpoints_in(folder_);
+  for (; !others.empty() && others.back().position > newest; others.pop_back()) files_.unlink(others.back().file);
+  const size_t last = std::min(others.size(), static_cast<size_t>(keep_last_));
+  others.resize(others.size() - last);
+  for (const auto& [position, file] : others) {
+    if (position != best) files_.unlink(file);
+  }
+  std::vector<fs::path> left_behind;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(folder_, ignored)) {
+    if (io::is_temporary(entry.path())) left_behind.push_back(entry.path());
+  }
+  for (const auto& file : left_behind) files_.unlink(file);
+}
+
+fs::path newest_checkpoint(const fs::path& folder) {
+  const auto found = checkpoints_in(folder);
+  return found.empty() ? fs::path() : found.back().file;
+}
+
+RunState read_checkpoint(const fs::path& file) {
+  try {
+    return read_run_state(file);
+  } catch (const Error& error) {
+    const fs::path other = whole_one_before(file);
+    throw Error(error.what() + (other.empty() ? ". There is no whole one before it; the run has to begin anew"
+                                              : ". The newest whole one before it: --resume " + other.string()));
+  }
+}
+
+}  // namespace lockstep

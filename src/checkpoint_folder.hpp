@@ -1,0 +1,38 @@
+// CheckpointFolder: a run's checkpoints, a file each: the last few, and the one with the best test accuracy.
+//
+//   epoch-0003.safetensors              after epoch 3
+//   epoch-0003-step-000120.safetensors  120 steps later
+// One process at a time may write in the folder.
+#pragma once
+
+#include <filesystem>
+
+#include "io/file_system.hpp"
+#include "run_state.hpp"
+
+namespace lockstep {
+
+class CheckpointFolder {
+ public:
+  CheckpointFolder(std::filesystem::path folder, int keep_last, io::FileSystem& files = io::real_files());
+
+  // Writes a checkpoint, and when it is on the disk removes what is no longer wanted: earlier ones than the last
+  // keep_last, but for the best epoch's; later ones, of a run that did not go on from this one's past; and what killed
+  // processes left. Throws Error if it cannot be written; the others stay.
+  void write(const RunState& state);
+
+ private:
+  void remove_others(const RunState& state);
+
+  std::filesystem::path folder_;
+  int keep_last_;
+  io::FileSystem& files_;
+};
+
+// The file of the run's newest checkpoint; empty if there is none.
+std::filesystem::path newest_checkpoint(const std::filesystem::path& folder);
+
+// Reads it as read_run_state does; the Error for one that cannot be gone on from names the newest whole one before it.
+RunState read_checkpoint(const std::filesystem::path& file);
+
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+#include "io/file_system.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+
+namespace lockstep::io {
+
+int FileSystem::create(const std::filesystem::path& file) {
+  return ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+}
+
+ssize_t FileSystem::write(int fd, const void* data, size_t bytes) {
+  return ::write(fd, data, bytes);
+}
+
+int FileSystem::fsync(int fd) {
+  return ::fsync(fd);
+}
+
+int FileSystem::close(int fd) {
+  return ::close(fd);
+}
+
+int FileSystem::rename(const std::filesystem::path& from, const std::filesystem::path& to) {
+  return ::rename(from.c_str(), to.c_str());
+}
+
+int FileSystem::unlink(const std::filesystem::path& file) {
+  return ::unlink(file.c_str());
+}
+
+int FileSystem::sync_folder(const std::filesystem::path& folder) {
+  const int fd = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return errno == EACCES ? 0 : -1;
+  const int error = ::fsync(fd) == 0 || errno == EINVAL || errno == ENOTSUP ? 0 : errno;
+  ::close(fd);
+  errno = error;
+  return error == 0 ? 0 : -1;
+}
+
+FileSystem& real_files() {
+  static FileSystem files;
+  return files;
+}
+
+}  // namespace lockstep::io

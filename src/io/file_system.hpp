@@ -1,0 +1,31 @@
+// FileSystem: the system's calls that bring a file to the disk, as an object, so that tests can let each of them fail.
+//
+// Every function is the system call of its name: it returns what that returns, and sets errno.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <filesystem>
+
+namespace lockstep::io {
+
+class FileSystem {
+ public:
+  virtual ~FileSystem() = default;
+  virtual int create(const std::filesystem::path& file);  // for writing; fails if it is there
+  virtual ssize_t write(int fd, const void* data, size_t bytes);
+  virtual int fsync(int fd);
+  virtual int close(int fd);
+  virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to);
+  virtual int unlink(const std::filesystem::path& file);
+
+  // fsync of a folder, after which the names in it are on the disk too. Where the system cannot do that to folders
+  // (some network file systems), or may not read this one, it succeeds without.
+  virtual int sync_folder(const std::filesystem::path& folder);
+};
+
+// The system's own. Has no state.
+FileSystem& real_files();
+
+}  // namespace lockstep::io

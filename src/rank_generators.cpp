@@ -1,0 +1,34 @@
+#include "rank_generators.hpp"
+
+#include <ATen/Context.h>
+
+#include <mutex>
+#include <vector>
+
+#include "of_all_ranks.hpp"
+
+namespace lockstep {
+
+at::Tensor generators_of_all_ranks(Rank& rank) {
+  at::Generator generator = at::globalContext().defaultGenerator(rank.device());
+  at::Tensor state;
+  {
+    const std::lock_guard lock(generator.mutex());
+    state = generator.get_state().to(at::kLong).contiguous();
+  }
+  const auto* const bytes = state.const_data_ptr<int64_t>();
+  return of_all_ranks(rank, {bytes, bytes + state.numel()}).to(at::kByte);
+}
+
+void set_generator(Rank& rank, const at::Tensor& states) {
+  rank.barrier();
+  at::Generator generator = at::globalContext().defaultGenerator(rank.device());
+  if (rank.device().is_cuda() || rank.index_in_process() == 0) {
+    const std::lock_guard lock(generator.mutex());
+    // Of another kind of device, whose state has another length: it cannot go on here.
+    if (generator.get_state().numel() == states.size(1)) generator.set_state(states[rank.index()].clone());
+  }
+  rank.barrier();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,15 @@
+// The states of LibTorch's default generators, one per device, as checkpoints hold them. Ranks on the CPU share one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/rank.hpp>
+
+namespace lockstep {
+
+// Row r: the state of rank r's device, uint8 [ranks, bytes]. All ranks must call it.
+at::Tensor generators_of_all_ranks(Rank& rank);
+
+// The other way round. All ranks must call it; whoever drew before is done when it returns.
+void set_generator(Rank& rank, const at::Tensor& states);
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+#include "tensorboard_log.hpp"
+
+#include <chrono>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+double seconds_since_1970() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// TensorBoard reads a folder's files in the order of their names, and takes the number for a time. A run that goes on
+// within the same second needs another one.
+std::filesystem::path new_file_in(const std::filesystem::path& folder, double now) {
+  for (auto second = static_cast<int64_t>(now);; ++second) {
+    auto file = folder / ("events.out.tfevents." + std::to_string(second) + ".lockstep");
+    std::error_code unreadable;
+    if (!std::filesystem::exists(file, unreadable)) return file;
+  }
+}
+
+}  // namespace
+
+TensorBoardLog::TensorBoardLog(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+void TensorBoardLog::write(const EpochMetrics& metrics, double lr, int64_t images, const std::vector<double>& waits) {
+  const double now = seconds_since_1970();
+  if (!events_) events_.emplace(new_file_in(folder_, now), now, metrics.epoch);
+  io::Scalars scalars = {{"loss/train", metrics.train_loss},
+                         {"accuracy/train", metrics.train_accuracy},
+                         {"accuracy/test", metrics.test_accuracy},
+                         {"learning_rate", lr},
+                         {"images_per_second", static_cast<double>(images) / metrics.seconds}};
+  for (size_t rank = 0; rank < waits.size(); ++rank) {
+    scalars.emplace_back("wait_for_data/rank_" + std::to_string(rank), waits[rank]);
+  }
+  events_->add(now, metrics.epoch, scalars);
+}
+
+}  // namespace lockstep

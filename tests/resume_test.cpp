@@ -1,0 +1,281 @@
+// A run that was stopped and goes on gives the same bits as one that was not; and what cannot go on is refused.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/checkpoint.hpp>
+#include <lockstep/models.hpp>
+#include <lockstep/trainer.hpp>
+
+#include "error_of.hpp"
+#include "run_state.hpp"
+#include "small_images.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace {
+
+namespace fs = std::filesystem;
+using lockstep::EpochMetrics;
+using lockstep::error_of;
+using lockstep::ModelSplit;
+using lockstep::read_run_state;
+using lockstep::ScratchFolder;
+using lockstep::TrainOptions;
+using lockstep::TrainResult;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class Resume : public testing::Test {
+ protected:
+  Resume() {
+    write_small_images(images_, 150, 40);
+    setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
+  }
+
+  // Four epochs of five steps.
+  TrainOptions options(int ranks, const std::string& name) const {
+    TrainOptions options;
+    options.data_dir = images_.path();
+    options.devices = lockstep::Devices(ranks, torch::kCPU);
+    options.model = "mlp";
+    options.width = 0.125;
+    options.batch_size = 32;
+    options.lr = 0.05;
+    options.epochs = 4;
+    options.run_dir = runs_ / name;
+    return options;
+  }
+
+  // As train(), but a request to stop comes at the end of that epoch.
+  static TrainResult train_until(const TrainOptions& options, int epoch) {
+    std::stop_source stop;
+    lockstep::TrainCallbacks callbacks;
+    callbacks.stop = stop.get_token();
+    callbacks.on_epoch = [&](const EpochMetrics& metrics) {
+      if (metrics.epoch == epoch) stop.request_stop();
+    };
+    const auto result = lockstep::train(options, callbacks);
+    EXPECT_TRUE(result.stopped);
+    return result;
+  }
+
+  static TrainResult go_on(TrainOptions options, const fs::path& from) {
+    options.resume = from;
+    return lockstep::train(options);
+  }
+
+  fs::path checkpoint(const std::string& name, const std::string& position) const {
+    return runs_ / name / "checkpoints" / (position + ".safetensors");
+  }
+
+  static void expect_same(const TrainResult& result, const TrainResult& expected) {
+    ASSERT_EQ(result.history.size(), expected.history.size());
+    for (size_t i = 0; i < result.history.size(); ++i) {
+      EXPECT_EQ(result.history[i].epoch, static_cast<int>(i) + 1);
+      EXPECT_EQ(result.history[i].train_loss, expected.history[i].train_loss);
+      EXPECT_EQ(result.history[i].train_accuracy, expected.history[i].train_accuracy);
+      EXPECT_EQ(result.history[i].test_accuracy, expected.history[i].test_accuracy);
+    }
+  }
+
+  // The whole networks, with their running statistics, and what else the last checkpoints hold.
+  void expect_same_bits(const std::string& name, const std::string& expected) const {
+    EXPECT_EQ(runs_.read(name + "/model.safetensors"), runs_.read(expected + "/model.safetensors"));
+    const auto mine = read_run_state(checkpoint(name, "epoch-0004")).tensors;
+    const auto theirs = read_run_state(checkpoint(expected, "epoch-0004")).tensors;
+    ASSERT_EQ(mine.size(), theirs.size());
+    for (size_t i = 0; i < mine.size(); ++i) {
+      EXPECT_EQ(mine[i].first, theirs[i].first);
+      if (mine[i].first != "ranks.rng") EXPECT_TRUE(torch::equal(mine[i].second, theirs[i].second)) << mine[i].first;
+    }
+  }
+
+  void expect_near(const std::string& name, const std::string& expected) const {
+    const auto mine = read_run_state(checkpoint(name, "epoch-0004")).tensors;
+    for (const auto& [key, tensor] : read_run_state(checkpoint(expected, "epoch-0004")).tensors) {
+      if (!key.starts_with("model.")) continue;
+      const auto same =
+          std::find_if(mine.begin(), mine.end(), [&key = key](auto& entry) { return entry.first == key; });
+      ASSERT_NE(same, mine.end());
+      EXPECT_TRUE(torch::allclose(same->second, tensor, 1e-4, 1e-5)) << key;
+    }
+  }
+
+  const ScratchFolder images_;
+  const ScratchFolder runs_;
+};
+
+TEST_F(Resume, AStoppedRunGoesOnWithTheSameBits) {
+  for (const std::string model : {"mlp", "resnet18"}) {
+    for (const int ranks : {1, 2, 3}) {
+      if (model == "resnet18" && ranks != 2) continue;  // for its running statistics
+      SCOPED_TRACE(model + " on " + std::to_string(ranks));
+      const auto in = [&](const std::string& name) {
+        TrainOptions settings = options(ranks, name + model + std::to_string(ranks));
+        settings.model = model;
+        settings.width = model == "mlp" ? 0.125 : 0.05;
+        return settings;
+      };
+      const TrainResult expected = lockstep::train(in("whole"));
+      EXPECT_EQ(train_until(in("stopped"), 2).history.size(), 2u);
+      const TrainResult result = go_on(in("stopped"), in("stopped").run_dir);
+      EXPECT_FALSE(result.stopped);
+      expect_same(result, expected);
+      expect_same_bits("stopped" + model + std::to_string(ranks), "whole" + model + std::to_string(ranks));
+      EXPECT_EQ(lockstep::read_metrics(in("stopped").run_dir / "metrics.jsonl").size(), 4u);
+    }
+  }
+}
+
+TEST_F(Resume, AlsoFromWithinAnEpoch) {
+  for (const std::string model : {"mlp", "resnet18"}) {
+    SCOPED_TRACE(model);
+    const std::string whole = "whole" + model, again = "again" + model;
+    TrainOptions settings = options(model == "mlp" ? 1 : 3, whole);
+    settings.model = model;
+    settings.width = model == "mlp" ? 0.125 : 0.05;
+    settings.checkpoint_every = 2;
+    settings.keep_last = 100;
+    const TrainResult expected = lockstep::train(settings);
+    const auto state = read_run_state(checkpoint(whole, "epoch-0001-step-000004"));
+    EXPECT_EQ(state.history.size(), 1u);
+    EXPECT_GT(state.seconds, 0);
+    EXPECT_FALSE(fs::exists(checkpoint(whole, "epoch-0001-step-000005")));
+    for (const std::string position : {"epoch-0000-step-000002", "epoch-0001-step-000004", "epoch-0003"}) {
+      if (model == "resnet18" && position != "epoch-0001-step-000004") continue;
+      SCOPED_TRACE(position);
+      settings.run_dir = runs_ / again;
+      settings.checkpoint_every = 0;
+      const TrainResult result = go_on(settings, checkpoint(whole, position));
+      expect_same(result, expected);
+      expect_same_bits(again, whole);
+      if (position == "epoch-0001-step-000004") EXPECT_GT(result.history[1].seconds, state.seconds);
+      fs::remove_all(runs_ / again);
+    }
+  }
+}
+
+TEST_F(Resume, OnOtherDevicesAndOtherwiseSplit) {
+  TrainOptions settings = options(2, "whole");
+  settings.checkpoint_every = 2;
+  settings.keep_last = 100;
+  const TrainResult expected = lockstep::train(settings);
+  const std::vector<std::optional<ModelSplit>> splits = {std::nullopt,
+                                                         ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2},
+                                                         ModelSplit{.mesh = {.data = 2, .tensor = 2}}};
+  for (const std::string position : {"epoch-0002", "epoch-0002-step-000004"}) {
+    for (size_t i = 0; i < splits.size(); ++i) {
+      SCOPED_TRACE(position + ", split " + std::to_string(i));
+      const std::string name = position + std::to_string(i);
+      TrainOptions other = options(splits[i] ? splits[i]->mesh.size() : 3, name);
+      other.split = splits[i];
+      const TrainResult result = go_on(other, checkpoint("whole", position));
+      expect_near(name, "whole");
+      EXPECT_EQ(result.history[1].train_loss, expected.history[1].train_loss);  // of before
+      EXPECT_NEAR(result.history[2].train_loss, expected.history[2].train_loss, 1e-4);
+      EXPECT_NEAR(result.history[2].train_accuracy, expected.history[2].train_accuracy, 1.01 / 150);
+      if (!splits[i]) continue;
+      TrainOptions back = options(2, name + "back");
+      go_on(back, checkpoint(name, "epoch-0003"));
+      expect_near(name + "back", "whole");
+    }
+  }
+}
+
+TEST_F(Resume, WhatDrawsRandomNumbersGoesOnDrawing) {
+  const auto drawn = [&](const std::string& name, bool resumed) {
+    TrainOptions settings = options(1, name);
+    settings.epochs = resumed ? 2 : 1;
+    if (resumed) settings.resume = settings.run_dir;
+    double number = 0;
+    lockstep::TrainCallbacks callbacks;
+    callbacks.on_step = [&](const lockstep::StepProgress& progress) {
+      if (progress.done == progress.total) number = torch::rand({1}, torch::kDouble).item<double>();
+    };
+    lockstep::train(settings, callbacks);
+    return number;
+  };
+  torch::manual_seed(5);
+  const double first = drawn("run", false);
+  const double second = torch::rand({1}, torch::kDouble).item<double>();
+  EXPECT_NE(first, second);
+  torch::manual_seed(77);
+  EXPECT_EQ(drawn("run", true), second);
+}
+
+TEST_F(Resume, ARunThatIsDoneGoesOnOnlyWithMoreEpochs) {
+  TrainOptions settings = options(1, "run");
+  const TrainResult expected = lockstep::train(settings);
+  TrainOptions fewer = settings;
+  fewer.epochs = 2;
+  fewer.run_dir = runs_ / "run2";
+  lockstep::train(fewer);
+  const auto before = runs_.read("run2/metrics.jsonl");
+  EXPECT_EQ(go_on(fewer, fewer.run_dir).history.size(), 2u);
+  EXPECT_EQ(runs_.read("run2/metrics.jsonl"), before);
+  fewer.epochs = 4;
+  expect_same(go_on(fewer, fewer.run_dir), expected);
+  fewer.epochs = 3;
+  EXPECT_THAT(error_of([&] { go_on(fewer, fewer.run_dir); }), AllOf(HasSubstr("epoch 4"), HasSubstr("3 epochs")));
+}
+
+TEST_F(Resume, RefusesAnotherRun) {
+  TrainOptions settings = options(1, "run");
+  settings.epochs = 1;
+  lockstep::train(settings);
+  const auto refused = [&](auto change) {
+    TrainOptions other = settings;
+    change(other);
+    return error_of([&] { go_on(other, settings.run_dir); });
+  };
+  EXPECT_THAT(refused([](auto& o) { o.lr = 0.1; }),
+              AllOf(HasSubstr("epoch-0001.safetensors"), HasSubstr("its run has lr 0.05, and this one 0.1")));
+  EXPECT_THAT(refused([](auto& o) { o.batch_size = 64; }), HasSubstr("batch_size 32, and this one 64"));
+  EXPECT_THAT(refused([](auto& o) { o.seed = 2; }), HasSubstr("seed 1, and this one 2"));
+  EXPECT_THAT(refused([](auto& o) { o.width = 0.25; }), HasSubstr("width 0.125, and this one 0.25"));
+  EXPECT_THAT(error_of([&] { go_on(settings, runs_ / "none"); }), HasSubstr("there is no run"));
+  EXPECT_THAT(error_of([&] { go_on(settings, images_.path()); }), HasSubstr("has no checkpoint"));
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir / "model.safetensors"); }),
+              HasSubstr("it is no checkpoint of `lockstep train`"));
+  TrainOptions onto = settings;  // another run's folder
+  onto.run_dir = runs_ / "other";
+  lockstep::train(onto);
+  EXPECT_THAT(error_of([&] { go_on(onto, settings.run_dir); }), HasSubstr("already holds a run"));
+}
+
+TEST_F(Resume, ARunThatStillTrainsIsNotResumed) {
+  TrainOptions settings = options(1, "run");
+  std::string text;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.on_epoch = [&](const EpochMetrics& metrics) {
+    if (metrics.epoch == 2) text = error_of([&] { go_on(settings, settings.run_dir); });
+  };
+  lockstep::train(settings, callbacks);
+  EXPECT_THAT(text, AllOf(HasSubstr("another process trains in"), HasSubstr(settings.run_dir.string())));
+}
+
+TEST_F(Resume, ADamagedCheckpointIsRefusedAndAnEarlierOneGoesOn) {
+  const TrainResult expected = lockstep::train(options(1, "whole"));
+  const TrainOptions settings = options(1, "run");
+  train_until(settings, 3);
+  auto bytes = runs_.read("run/checkpoints/epoch-0003.safetensors");
+  bytes[bytes.size() - 5] ^= 1;
+  runs_.write("run/checkpoints/epoch-0003.safetensors", bytes);
+  const auto earlier = checkpoint("run", "epoch-0002");
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir); }),
+              AllOf(HasSubstr("SHA-256"), HasSubstr("--resume " + earlier.string())));
+  expect_same(go_on(settings, earlier), expected);
+}
+
+TEST_F(Resume, KeepsNoCheckpointsIfNoneAreWanted) {
+  TrainOptions settings = options(1, "run");
+  settings.epochs = 1;
+  settings.keep_last = 0;
+  lockstep::train(settings);
+  EXPECT_FALSE(fs::exists(runs_ / "run/checkpoints"));
+  settings.checkpoint_every = 3;
+  settings.run_dir = runs_ / "other";
+  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("--keep-last 0"));
+}
+
+}  // namespace
