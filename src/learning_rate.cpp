@@ -1,9 +1,10 @@
 #include <lockstep/error.hpp>
 #include <lockstep/learning_rate.hpp>
 
+#include "number_text.hpp"
+
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -31,12 +32,6 @@ auto value_in(const Names& names, std::string_view name, const std::string& what
   }
   throw Error(what + " is \"" + std::string(name) + "\"; it must be " + names[0].second + ", " + names[1].second +
               " or " + names[2].second);
-}
-
-// As short as it reads back the same.
-std::string digits(double value) {
-  char text[32];
-  return {text, std::to_chars(text, text + sizeof text, value).ptr};
 }
 
 [[noreturn]] void refuse(const std::string& what, const std::string& value, const std::string& rule) {
@@ -75,12 +70,12 @@ void check_steps(const LearningRate& rate) {
                 std::to_string(rate.epochs));
   }
   if (!(rate.step_factor > 0 && rate.step_factor <= largest_float)) {
-    refuse("the factor of the step schedule", digits(rate.step_factor), "a number above 0");
+    refuse("the factor of the step schedule", number_text(rate.step_factor), "a number above 0");
   }
 }
 
 void check_warmup(const LearningRate& rate) {
-  const std::string epochs = digits(rate.warmup_epochs);
+  const std::string epochs = number_text(rate.warmup_epochs);
   if (!(rate.warmup_epochs >= 0)) refuse("the number of epochs of warm-up", epochs, "at least 0");
   if (rate.warmup_epochs > rate.epochs) {
     refuse("the number of epochs of warm-up", epochs, "at most " + std::to_string(rate.epochs) + ", the run's");
@@ -115,13 +110,13 @@ LrSchedule lr_schedule_from(std::string_view name) {
 
 void check_learning_rate(const LearningRate& rate) {
   if (!(rate.lr >= 0 && rate.lr <= largest_float)) {
-    refuse("the learning rate", digits(rate.lr), "a number from 0 to 3.4e38, the largest float");
+    refuse("the learning rate", number_text(rate.lr), "a number from 0 to 3.4e38, the largest float");
   }
   if (rate.batch < 1) refuse("the batch size", std::to_string(rate.batch), "at least 1");
   if (rate.reference_batch < 1) refuse("the reference batch", std::to_string(rate.reference_batch), "at least 1");
   if (rate.epochs < 1) refuse("the number of epochs", std::to_string(rate.epochs), "at least 1");
   if (full_rate(rate) > largest_float) {
-    refuse("the learning rate scaled for the batch", digits(full_rate(rate)), "at most 3.4e38, the largest float");
+    refuse("the learning rate scaled for the batch", number_text(full_rate(rate)), "at most 3.4e38, the largest float");
   }
   check_steps(rate);
   check_warmup(rate);
@@ -144,19 +139,19 @@ double learning_rate_at(const LearningRate& rate, double epochs_done) {
 }
 
 std::string to_string(const LearningRate& rate) {
-  std::string text = digits(rate.lr);
+  std::string text = number_text(rate.lr);
   const double full = full_rate(rate);
   if (rate.scaling != LrScaling::none) {
     text += ", " + std::string(to_string(rate.scaling)) + " for " + std::to_string(rate.batch) + " / " +
-            std::to_string(rate.reference_batch) + " samples = " + digits(full);
+            std::to_string(rate.reference_batch) + " samples = " + number_text(full);
   }
   if (rate.warmup_epochs > 0) {
-    text += ", from " + digits(full / times_the_batch(rate)) + " over " + digits(rate.warmup_epochs) +
+    text += ", from " + number_text(full / times_the_batch(rate)) + " over " + number_text(rate.warmup_epochs) +
             (rate.warmup_epochs == 1 ? " epoch" : " epochs") + " of warm-up";
   }
   if (rate.schedule == LrSchedule::cosine) text += ", cosine";
   for (const int epoch : rate.step_epochs) {
-    text += (epoch == rate.step_epochs.front() ? ", times " + digits(rate.step_factor) + " after epochs " : ", ") +
+    text += (epoch == rate.step_epochs.front() ? ", times " + number_text(rate.step_factor) + " after epochs " : ", ") +
             std::to_string(epoch);
   }
   return text;

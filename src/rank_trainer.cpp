@@ -10,6 +10,7 @@
 #include "memory_format.hpp"
 #include "train_options.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep {
@@ -66,11 +67,11 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       net_(make_net(options), rank, split_of(options, rank.world_size())),
       counts_loss_(net_.mesh().pipeline().index() == 0 && net_.mesh().tensor().index() == 0),
       counts_correct_(net_.mesh().tensor().index() == 0),
-      optimizer_(net_.parameters(), options.lr),
+      update_(options, net_.parameters()),
       totals_(rank.device()),
       exchange_recorded_(net_.mesh().data().backend().getBackendName() == "nccl") {
   if (graph) {
-    graphed_.emplace(rank, std::move(graph), options.batch_size, exchange_recorded_,
+    graphed_.emplace(rank, std::move(graph), global_batch(options), exchange_recorded_,
                      [this](const Batch& batch) { recorded_part(batch); });
   }
 }
@@ -101,11 +102,14 @@ void RankTrainer::train(int number, EpochMetrics& metrics) {
   const auto start = Clock::now();
   auto reported = start, asked = start;
   double waited = 0;
-  const BatchOptions sampling{.size = options_.batch_size, .seed = options_.seed, .epoch = number};
-  for (auto& batch : batches(train_, sampling, net_.mesh().data())) {
+  const BatchOptions sampling{.size = global_batch(options_), .seed = options_.seed, .epoch = number};
+  const Batches all = batches(train_, sampling, net_.mesh().data());
+  int64_t steps_done = 0;
+  for (auto& batch : all) {
     waited += seconds_since(asked);
     if (callbacks_.stop.stop_requested()) throw Stopped();
     batch.x = batch.x.contiguous(memory_format(options_));
+    metrics.lr = update_.set_time(number - 1 + static_cast<double>(steps_done++) / static_cast<double>(all.count()));
     step(batch);
     progress.done += batch.global_size;
     if (rank_.index() == 0 && (Clock::now() - reported > kProgressInterval || progress.done == progress.total)) {
@@ -125,8 +129,8 @@ void RankTrainer::step(const Batch& batch) {
   if (graphed_ && graphed_->replay(batch)) {
     part_after_recorded(batch);
   } else {
-    optimizer_.zero_grad();
-    net_.pipeline_stats() ? pipelined(batch) : forward(batch).backward();
+    update_.zero_grad();
+    net_.pipeline_stats() ? pipelined(batch) : in_parts(batch);
     update();
   }
   samples_ += batch.size();
@@ -136,7 +140,7 @@ void RankTrainer::step(const Batch& batch) {
 // stays beside backward. Our own exchange is agreed between host threads, and kernels of several ranks' graphs cannot
 // wait for each other; it follows the replay, with the update behind it (docs/decisions/0008).
 void RankTrainer::recorded_part(const Batch& batch) {
-  optimizer_.zero_grad();
+  update_.zero_grad();
   if (exchange_recorded_) {
     forward(batch).backward();
     return update();
@@ -150,6 +154,18 @@ void RankTrainer::part_after_recorded(const Batch& batch) {
   if (exchange_recorded_ || rank_.world_size() == 1) return;
   net_.replicas().backward_through([] {});  // adds nothing to the gradients, and averages them
   update();
+}
+
+// What the parts' backwards add up to is averaged over the ranks while the last of them computes.
+void RankTrainer::in_parts(const Batch& batch) {
+  const int64_t parts = std::min<int64_t>(options_.accumulate, batch.size());
+  if (parts <= 1) return forward(batch).backward();
+  const auto x = batch.x.tensor_split(parts), y = batch.y.tensor_split(parts);
+  for (size_t part = 0; part < x.size(); ++part) {
+    std::optional<NoSync> more_to_come;
+    if (part + 1 < x.size()) more_to_come.emplace(net_.replicas().replica());
+    forward({.x = x[part], .y = y[part], .global_size = batch.global_size}).backward();
+  }
 }
 
 Loss RankTrainer::forward(const Batch& batch) {
@@ -177,7 +193,7 @@ void RankTrainer::pipelined(const Batch& batch) {
 
 void RankTrainer::update() {
   RECORD_USER_SCOPE("lockstep::update");
-  optimizer_.step();
+  update_.step();
 }
 
 void RankTrainer::report(StepProgress& progress, Clock::time_point start) const {

@@ -11,9 +11,9 @@
 #include <lockstep/split_model.hpp>
 #include <lockstep/trainer.hpp>
 
-#include "fused_sgd.hpp"
 #include "graphed_step.hpp"
 #include "trace.hpp"
+#include "update.hpp"
 
 #include <chrono>
 #include <exception>
@@ -58,6 +58,7 @@ class RankTrainer {
   void step(const Batch& batch);
   void recorded_part(const Batch& batch);
   void part_after_recorded(const Batch& batch);
+  void in_parts(const Batch& batch);
   Loss forward(const Batch& batch);
   void pipelined(const Batch& batch);
   void update();
@@ -77,7 +78,7 @@ class RankTrainer {
   // first of those that see the network's output.
   const bool counts_loss_;
   const bool counts_correct_;
-  FusedSgd optimizer_;
+  Update update_;
   Totals totals_;
   int64_t samples_ = 0;           // that totals_ are of
   const bool exchange_recorded_;  // see recorded_part()

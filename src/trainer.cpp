@@ -3,6 +3,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/models.hpp>
+#include <lockstep/optimizers.hpp>
 #include <lockstep/trainer.hpp>
 
 #include "memory_format.hpp"
@@ -39,10 +40,12 @@ bool is_stop(const Error& error) {
 std::string common_settings(const TrainOptions& options) {
   std::ostringstream text;
   text << std::setprecision(17) << "model " << to_string(model_options(options)) << ", data " << options.data
-       << ", batch size " << options.batch_size << ", learning rate " << options.lr << ", epochs " << options.epochs
-       << ", seed " << options.seed << ", precision " << options.precision << ", memory format "
-       << options.memory_format << (options.split ? ", split as " + to_string(*options.split) : "")
-       << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
+       << ", batch size " << global_batch(options) << " in " << options.accumulate << " parts, optimizer "
+       << to_string(options.optimizer, optimizer_settings(options)) << ", learning rate "
+       << to_string(learning_rate_of(options)) << ", epochs " << options.epochs << ", seed " << options.seed
+       << ", precision " << options.precision << ", memory format " << options.memory_format
+       << (options.split ? ", split as " + to_string(*options.split) : "") << (options.cuda_graph ? ", CUDA graph" : "")
+       << (options.trace.empty() ? "" : ", traced");
   return text.str();
 }
 
@@ -79,7 +82,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
   folder.create(settings);
   if (callbacks.on_data) callbacks.on_data(data.source);
   const std::string title = to_string(model_options(settings)) + " on " + data.source + ", " +
-                            to_string(settings.devices) + ", batch size " + std::to_string(settings.batch_size);
+                            to_string(settings.devices) + ", batch size " + std::to_string(global_batch(settings));
 
   const auto body = [&](Rank& rank) {
     RankTrainer trainer(settings, callbacks, data, rank, trace ? &*trace : nullptr,
@@ -112,13 +115,20 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
 }
 
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
-  TrainOptions config = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
-  config.threads_per_rank = options.threads_per_rank;
-  config.batch_size = options.batch_size;
-  config.cuda_graph = false;  // of the steps, as the split, and evaluation may be on other devices
-  config.split.reset();
-  if (!options.data_dir.empty()) config.data_dir = options.data_dir;
-  config = checked(config);
+  const TrainOptions trained = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
+  // What the network is, and no setting of its training: evaluation may be on other devices, by other batches.
+  const TrainOptions config = checked({.model = trained.model,
+                                       .width = trained.width,
+                                       .image_size = trained.image_size,
+                                       .groups = trained.groups,
+                                       .data = trained.data,
+                                       .data_dir = options.data_dir.empty() ? trained.data_dir : options.data_dir,
+                                       .devices = trained.devices,
+                                       .threads_per_rank = options.threads_per_rank,
+                                       .batch_size = options.batch_size,
+                                       .seed = trained.seed,
+                                       .precision = trained.precision,
+                                       .memory_format = trained.memory_format});
   if (!std::filesystem::exists(run_dir / kWeightsFile)) {
     throw Error("'" + run_dir.string() + "' holds no " + std::string(kWeightsFile) +
                 ": the run ended before an epoch was done");

@@ -287,7 +287,7 @@ TEST(Optimizers, TakeALearningRateForAllTheirGroups) {
 TEST(Optimizers, SayWhatTheyAre) {
   EXPECT_EQ(to_string("sgd", OptimizerSettings{}), "sgd");
   EXPECT_EQ(to_string("sgd", OptimizerSettings{.momentum = 0.9, .nesterov = true, .weight_decay = 1e-4}),
-            "sgd, momentum 0.9 (Nesterov), weight decay 0.0001");
+            "sgd, momentum 0.9 (Nesterov), weight decay 1e-04");
 }
 
 TEST(Optimizers, RefuseWhatMakesNoSense) {

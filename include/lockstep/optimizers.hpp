@@ -36,7 +36,7 @@ void set_learning_rate(torch::optim::Optimizer& optimizer, double lr);
 // Does it scale a layer's update by the layer's norm? Then it needs whole layers, not slices of them on several ranks.
 bool needs_whole_layers(const std::string& name);
 
-// "sgd", "lars, momentum 0.9, weight decay 0.0001".
+// "sgd", "lars, momentum 0.9, weight decay 1e-04".
 std::string to_string(const std::string& name, const OptimizerSettings& settings);
 
 }  // namespace lockstep

@@ -6,9 +6,10 @@
 #include <lockstep/lars.hpp>
 #include <lockstep/optimizers.hpp>
 
+#include "number_text.hpp"
+
 #include <algorithm>
 #include <limits>
-#include <sstream>
 #include <utility>
 
 namespace lockstep {
@@ -16,13 +17,6 @@ namespace {
 
 bool has_momentum(const std::string& name) {
   return name == "sgd" || name == "lars";
-}
-
-template <class Value>
-std::string as_text(Value value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
 }
 
 }  // namespace
@@ -39,14 +33,14 @@ void check_optimizer(const std::string& name, const OptimizerSettings& settings)
   }
   const double largest = std::numeric_limits<float>::max();
   if (!(settings.lr >= 0 && settings.lr <= largest)) {
-    throw Error("the learning rate is " + as_text(settings.lr) +
+    throw Error("the learning rate is " + number_text(settings.lr) +
                 "; it must be a number from 0 to 3.4e38, the largest float");
   }
   if (!(settings.momentum >= 0 && settings.momentum < 1)) {
-    throw Error("the momentum is " + as_text(settings.momentum) + "; it must be at least 0 and below 1");
+    throw Error("the momentum is " + number_text(settings.momentum) + "; it must be at least 0 and below 1");
   }
   if (!(settings.weight_decay >= 0 && settings.weight_decay <= largest)) {
-    throw Error("the weight decay is " + as_text(settings.weight_decay) + "; it must be at least 0");
+    throw Error("the weight decay is " + number_text(settings.weight_decay) + "; it must be at least 0");
   }
   if (settings.momentum > 0 && !has_momentum(name)) {
     throw Error("--momentum goes with the optimizers sgd and lars; " + name +
@@ -87,9 +81,9 @@ bool needs_whole_layers(const std::string& name) {
 
 std::string to_string(const std::string& name, const OptimizerSettings& settings) {
   std::string text = name;
-  if (settings.momentum > 0) text += ", momentum " + as_text(settings.momentum);
+  if (settings.momentum > 0) text += ", momentum " + number_text(settings.momentum);
   if (settings.nesterov) text += " (Nesterov)";
-  if (settings.weight_decay > 0) text += ", weight decay " + as_text(settings.weight_decay);
+  if (settings.weight_decay > 0) text += ", weight decay " + number_text(settings.weight_decay);
   return text;
 }
 
