@@ -31,6 +31,8 @@ const char* const train_examples =
     "      Two devices; the run is kept in runs/big-batch.\n"
     "  lockstep train --model alexnet --width 0.25 --image-size 96 --lr 0.01\n"
     "      AlexNet, a quarter as wide, on smaller images: a reduced one for CPUs.\n"
+    "  lockstep train --scale-batch 4 --scale-lr linear --warmup 2\n"
+    "      Batches of 1024; the learning rate grows from 0.2 to 0.8 in two epochs.\n"
     "  lockstep train --model mlp --plan auto\n"
     "      By layers or channels too, if that is predicted to be faster here.\n"
     "  lockstep train --resume last\n"
@@ -52,13 +54,23 @@ std::string ranks(const Devices& devices) {
                         : "on each machine, for " + std::to_string(processes) + " processes";
 }
 
+std::string batch_text(const TrainOptions& options) {
+  std::string text = std::to_string(global_batch(options)) + " over all ranks";
+  if (options.scale_batch > 1) {
+    text += ", " + std::to_string(options.scale_batch) + " times " + std::to_string(options.batch_size);
+  }
+  if (options.accumulate > 1) text += ", in " + std::to_string(options.accumulate) + " parts";
+  return text;
+}
+
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
   Rows rows = {{"model", to_string(model_options(options))},
                {"data", options.data == "synthetic" ? source : options.data + " in " + source},
                {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
                {"threads per rank", std::to_string(options.threads_per_rank)},
-               {"batch size", std::to_string(options.batch_size) + " over all ranks"},
-               {"learning rate", shortest(options.lr)},
+               {"batch size", batch_text(options)},
+               {"optimizer", to_string(options.optimizer, optimizer_settings(options))},
+               {"learning rate", to_string(learning_rate_of(options))},
                {"epochs", std::to_string(options.epochs)},
                {"seed", std::to_string(options.seed)},
                {"precision", options.precision},

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "add_option.hpp"
 #include "checkpoint_folder.hpp"
 #include "flag_checks.hpp"
 #include "resume.hpp"
@@ -92,22 +93,13 @@ void check_settings(const TrainFlags& flags, const TrainOptions& options) {
   }
 }
 
-template <class T>
-void override_with(const std::optional<T>& flag, T& value) {
-  if (flag) value = *flag;
-}
-
 }  // namespace
 
 void add_flags(CLI::App& app, TrainFlags& flags) {
   const TrainOptions defaults;
   const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
                        const std::string& group, const std::string& default_text = {}) {
-    return app.add_option(name, value, description)
-        ->type_name(type)
-        ->group(group)
-        ->default_str(default_text)
-        ->take_last();
+    return add_option(app, name, value, type, description, group, default_text);
   };
   const char* const what = "What to train";
   add("--model", flags.model, "NAME",
@@ -165,11 +157,9 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       std::to_string(defaults.threads_per_rank))
       ->check(number_between<int, 1, 1024>);
 
+  add_flags(app, flags.update);
+
   const char* const how = "How";
-  add("--batch-size", flags.batch_size, "N", "samples per step, over all devices together", how,
-      std::to_string(defaults.batch_size))
-      ->check(number_between<int64_t, 1>);
-  add("--lr", flags.lr, "X", "learning rate of plain SGD", how, shortest(defaults.lr))->check(rate);
   add("--epochs", flags.epochs, "N", "passes over the training set", how, std::to_string(defaults.epochs))
       ->check(number_between<int, 1>);
   add("--seed", flags.seed, "N", "of the initial weights and of the samples' order", how, std::to_string(defaults.seed))
@@ -244,8 +234,10 @@ TrainOptions to_options(const TrainFlags& flags) {
   override_with(flags.data, options.data);
   override_with(flags.threads_per_rank, options.threads_per_rank);
   if (plan) options.batch_size = plan->batch_size;
-  override_with(flags.batch_size, options.batch_size);
-  override_with(flags.lr, options.lr);
+  from_flags([&] {
+    apply(flags.update, options);
+    return 0;
+  });
   override_with(flags.epochs, options.epochs);
   override_with(flags.seed, options.seed);
   override_with(flags.precision, options.precision);

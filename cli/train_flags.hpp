@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "update_flags.hpp"
+
 namespace lockstep::cli {
 
 enum class ProgressMode { bar, lines, none };
@@ -16,10 +18,11 @@ enum class ProgressMode { bar, lines, none };
 struct TrainFlags {
   std::optional<std::string> model, data, data_dir, devices, precision, memory_format;
   std::optional<int> threads_per_rank, epochs;
-  std::optional<int64_t> image_size, groups, batch_size;
-  std::optional<double> width, lr;
+  std::optional<int64_t> image_size, groups;
+  std::optional<double> width;
   std::optional<uint64_t> seed;
   std::optional<bool> cuda_graph, sync_batchnorm, tensorboard;
+  UpdateFlags update;
   std::string config;  // empty: none
   std::string plan;    // a file, "auto" or "none"; empty: as the configuration says
   std::string runs_dir = "runs";

@@ -55,15 +55,17 @@ void follow(const Plan& plan, const std::string& file, TrainOptions& options) {
 
 std::string plan_here(TrainOptions& options) {
   const MeasuredModel measured = measure_model(model_options(options), options.devices,
-                                               {.batch_size = options.batch_size,
+                                               {.batch_size = global_batch(options),
                                                 .threads_per_rank = options.threads_per_rank,
                                                 .planned_devices = options.devices.size()});
   const bool any_axis = !options.cuda_graph && !options.sync_batchnorm;  // which go with the data axis alone
-  const Plan best =
-      make_plan(measured.profile, measured.cluster,
-                {.batch_size = options.batch_size, .pipeline = any_axis, .tensor = any_axis, .devices = ""});
+  const Plan best = make_plan(measured.profile, measured.cluster,
+                              {.batch_size = global_batch(options),
+                               .pipeline = any_axis && options.accumulate == 1,
+                               .tensor = any_axis && !needs_whole_layers(options.optimizer),
+                               .devices = ""});
   Plan one;
-  one.batch_size = options.batch_size;
+  one.batch_size = global_batch(options);
   const double alone = predict(measured.profile, measured.cluster, one).step_seconds;
   options.split = best.split;
   const double speed_up = alone / best.prediction.step_seconds;

@@ -18,12 +18,15 @@ class FusedSgd {
   // Sets gradients to zero where they lie, so that a CUDA graph and DataParallel's buckets find them there again.
   void zero_grad();
 
+  // Of the steps to come; those that a CUDA graph has recorded keep theirs.
+  void set_lr(double lr) { lr_ = lr; }
+
   // w -= lr * gradient; a parameter without a gradient stays what it is.
   void step();
 
  private:
   const std::vector<at::Tensor> parameters_;
-  const double lr_;
+  double lr_;
 };
 
 }  // namespace lockstep

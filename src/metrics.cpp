@@ -39,7 +39,8 @@ EpochMetrics parse(const std::string& text) {
           .train_accuracy = number(line, "train_accuracy"),
           .test_accuracy = number(line, "test_accuracy"),
           .seconds = number(line, "seconds"),
-          .data_wait = line.contains("data_wait") ? number(line, "data_wait") : 0};
+          .data_wait = line.contains("data_wait") ? number(line, "data_wait") : 0,
+          .lr = line.contains("lr") ? number(line, "lr") : 0};
 }
 
 // As a gnuplot string in single quotes, in which only the quote itself is special.
@@ -122,7 +123,8 @@ std::string metrics_text(const std::vector<EpochMetrics>& history, bool syntheti
                  {"train_accuracy", epoch.train_accuracy},
                  {"test_accuracy", epoch.test_accuracy},
                  {"seconds", epoch.seconds},
-                 {"data_wait", epoch.data_wait}};
+                 {"data_wait", epoch.data_wait},
+                 {"lr", epoch.lr}};
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }

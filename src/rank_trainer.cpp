@@ -14,6 +14,7 @@
 #include "module_state.hpp"
 #include "of_all_ranks.hpp"
 #include "rank_generators.hpp"
+#include "split_optimizer_state.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -81,11 +82,11 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       net_(make_net(options, rank, resumed), rank, split_of(options, rank.world_size())),
       counts_loss_(net_.mesh().pipeline().index() == 0 && net_.mesh().tensor().index() == 0),
       counts_correct_(net_.mesh().tensor().index() == 0),
-      optimizer_(net_.parameters(), options.lr),
+      update_(options, net_.parameters()),
       totals_(rank.device()),
       exchange_recorded_(net_.mesh().data().backend().getBackendName() == "nccl") {
   if (graph) {
-    graphed_.emplace(rank, std::move(graph), options.batch_size, exchange_recorded_,
+    graphed_.emplace(rank, std::move(graph), global_batch(options), exchange_recorded_,
                      [this](const Batch& batch) { recorded_part(batch); });
   }
   if (resumed != nullptr) restore(*resumed);
@@ -120,8 +121,9 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
   const auto shift = [&](double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   };
-  const BatchOptions sampling{.size = options_.batch_size, .seed = options_.seed, .epoch = number};
-  for (auto& batch : batches(train_, sampling, net_.mesh().data())) {
+  const BatchOptions sampling{.size = global_batch(options_), .seed = options_.seed, .epoch = number};
+  const Batches all = batches(train_, sampling, net_.mesh().data());
+  for (auto& batch : all) {
     if (to_skip > 0) {
       --to_skip;
       progress.done += batch.global_size;
@@ -132,6 +134,7 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
     waited_ += seconds_since(asked);
     if (callbacks_.stop.stop_requested()) throw Stopped();
     batch.x = batch.x.contiguous(memory_format(options_));
+    metrics.lr = update_.set_time(number - 1 + static_cast<double>(steps_) / static_cast<double>(all.count()));
     step(batch);
     ++steps_;
     progress.done += batch.global_size;
@@ -166,8 +169,8 @@ void RankTrainer::step(const Batch& batch) {
   if (graphed_ && graphed_->replay(batch)) {
     part_after_recorded(batch);
   } else {
-    optimizer_.zero_grad();
-    net_.pipeline_stats() ? pipelined(batch) : forward(batch).backward();
+    update_.zero_grad();
+    net_.pipeline_stats() ? pipelined(batch) : in_parts(batch);
     update();
   }
   samples_ += batch.size();
@@ -177,7 +180,7 @@ void RankTrainer::step(const Batch& batch) {
 // stays beside backward. Our own exchange is agreed between host threads, and kernels of several ranks' graphs cannot
 // wait for each other; it follows the replay, with the update behind it (docs/decisions/0008).
 void RankTrainer::recorded_part(const Batch& batch) {
-  optimizer_.zero_grad();
+  update_.zero_grad();
   if (exchange_recorded_) {
     forward(batch).backward();
     return update();
@@ -191,6 +194,18 @@ void RankTrainer::part_after_recorded(const Batch& batch) {
   if (exchange_recorded_ || rank_.world_size() == 1) return;
   net_.replicas().backward_through([] {});  // adds nothing to the gradients, and averages them
   update();
+}
+
+// What the parts' backwards add up to is averaged over the ranks while the last of them computes.
+void RankTrainer::in_parts(const Batch& batch) {
+  const int64_t parts = std::min<int64_t>(options_.accumulate, batch.size());
+  if (parts <= 1) return forward(batch).backward();
+  const auto x = batch.x.tensor_split(parts), y = batch.y.tensor_split(parts);
+  for (size_t part = 0; part < x.size(); ++part) {
+    std::optional<NoSync> more_to_come;
+    if (part + 1 < x.size()) more_to_come.emplace(net_.replicas().replica());
+    forward({.x = x[part], .y = y[part], .global_size = batch.global_size}).backward();
+  }
 }
 
 Loss RankTrainer::forward(const Batch& batch) {
@@ -218,7 +233,7 @@ void RankTrainer::pipelined(const Batch& batch) {
 
 void RankTrainer::update() {
   RECORD_USER_SCOPE("lockstep::update");
-  optimizer_.step();
+  update_.step();
 }
 
 void RankTrainer::report(StepProgress& progress, Clock::time_point start) const {
@@ -245,6 +260,9 @@ RunState RankTrainer::state() {
   state.steps = steps_;
   state.seconds = steps_ == 0 ? 0 : seconds_;
   put_under("model", state_of(*whole()), state.tensors);
+  if (auto* const optimizer = update_.optimizer()) {
+    put_under("optimizer", whole_optimizer_state(*optimizer, net_, rank_, [&] { return new_net(); }), state.tensors);
+  }
   state.tensors.emplace_back("ranks.rng", generators_of_all_ranks(rank_));
   if (steps_ == 0) return state;
   const torch::Tensor totals = of_all_ranks(
@@ -276,6 +294,11 @@ void RankTrainer::restore(const RunState& state) {
   const torch::NoGradGuard no_grad;
   steps_ = state.steps;
   seconds_ = state.seconds;
+  if (auto* const optimizer = update_.optimizer()) {
+    const auto theirs = tensors_under("optimizer", state.tensors);
+    load_whole_optimizer_state(
+        *optimizer, net_, rank_, [&] { return new_net(); }, theirs);
+  }
   auto buffers = net_.module()->named_buffers();
   for (const auto& [name, table] : tensors_under("ranks.buffers", state.tensors)) {
     if (holds_whole() && table.size(0) == rank_.world_size()) buffers[name].copy_(table[rank_.index()]);
@@ -299,9 +322,13 @@ bool RankTrainer::holds_whole() {
 
 torch::nn::Sequential RankTrainer::whole() {
   if (holds_whole()) return net_.module();
-  auto net = make_model(model_options(options_));
+  auto net = new_net();
   net_.gather(net);
   return net;
+}
+
+torch::nn::Sequential RankTrainer::new_net() const {
+  return make_model(model_options(options_));
 }
 
 }  // namespace lockstep

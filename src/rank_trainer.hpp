@@ -11,10 +11,10 @@
 #include <lockstep/split_model.hpp>
 #include <lockstep/trainer.hpp>
 
-#include "fused_sgd.hpp"
 #include "graphed_step.hpp"
 #include "run_state.hpp"
 #include "trace.hpp"
+#include "update.hpp"
 
 #include <chrono>
 #include <exception>
@@ -67,12 +67,14 @@ class RankTrainer {
 
   void restore(const RunState& state);
   io::NamedTensors buffers_of_all_ranks();
-  bool holds_whole();  // it is split by data alone
+  bool holds_whole();                     // it is split by data alone
+  torch::nn::Sequential new_net() const;  // with the first weights
   void train(int number, EpochMetrics& metrics, const std::function<void()>& keep);
   void begin_epoch();
   void step(const Batch& batch);
   void recorded_part(const Batch& batch);
   void part_after_recorded(const Batch& batch);
+  void in_parts(const Batch& batch);
   Loss forward(const Batch& batch);
   void pipelined(const Batch& batch);
   void update();
@@ -91,7 +93,7 @@ class RankTrainer {
   // first of those that see the network's output.
   const bool counts_loss_;
   const bool counts_correct_;
-  FusedSgd optimizer_;
+  Update update_;
   Totals totals_;
   int64_t steps_ = 0;             // of an epoch that is not finished
   double seconds_ = 0;            // that they took

@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int classes = 10;
+constexpr int drawn_classes = 10;
 constexpr int side = 28;
 constexpr int cell = 4;  // a pattern is drawn on a grid of this width and interpolated between
 constexpr int max_shift = 3;
@@ -79,13 +79,13 @@ void draw_image(uint8_t* pixels, const Moved& main, const Moved& other, Random& 
   }
 }
 
-Dataset draw_set(int64_t size, const std::array<Pattern, classes>& patterns, Random& random) {
+Dataset draw_set(int64_t size, const std::array<Pattern, drawn_classes>& patterns, Random& random) {
   Dataset set{at::empty({size, 1, side, side}, at::kByte), at::empty({size}, at::kLong)};
   auto* pixels = set.x.mutable_data_ptr<uint8_t>();
   auto* labels = set.y.mutable_data_ptr<int64_t>();
   for (int64_t i = 0; i < size; ++i, pixels += side * side) {
-    int label = draw(random, 0, classes - 1);
-    int other_label = (label + draw(random, 1, classes - 1)) % classes;
+    int label = draw(random, 0, drawn_classes - 1);
+    int other_label = (label + draw(random, 1, drawn_classes - 1)) % drawn_classes;
     Moved main = move_at_random(patterns[label], random);
     Moved other = move_at_random(patterns[other_label], random);
     draw_image(pixels, main, other, random);
@@ -102,8 +102,8 @@ ImageData synthetic_images(int64_t train_size, int64_t test_size, uint64_t seed)
                 " to test; expected 1 or more of each");
   }
   Random random(seed);
-  std::array<Pattern, classes> patterns;
-  for (int label = 0; label < classes; ++label) patterns[label] = draw_pattern(label, random);
+  std::array<Pattern, drawn_classes> patterns;
+  for (int label = 0; label < drawn_classes; ++label) patterns[label] = draw_pattern(label, random);
   Random test_random(random());  // so that the test set does not depend on the training set's size
   return {.train = draw_set(train_size, patterns, random),
           .test = draw_set(test_size, patterns, test_random),

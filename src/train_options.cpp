@@ -18,7 +18,6 @@ namespace {
 using nlohmann::json;
 
 constexpr int max_threads_per_rank = 1024;  // far beyond any machine, and few enough for the system to start them
-constexpr double largest_lr = std::numeric_limits<float>::max();  // the weights are float
 
 std::string spec_of(const Devices& devices) {
   std::string spec;
@@ -33,6 +32,46 @@ bool by_data_alone(const ModelSplit& split) {
   return split.stages() == 1 && split.mesh.tensor == 1 && split.microbatches == 1;
 }
 
+template <class Value>
+void read_name(JsonFields& fields, const char* key, Value& value, Value (*from)(std::string_view)) {
+  if (!fields.has(key)) return;
+  const auto name = fields.required<std::string>(key);
+  try {
+    value = from(name);
+  } catch (const Error& error) {
+    throw Error(std::string("configuration: the value of \"") + key + "\": " + error.what());
+  }
+}
+
+void check_batch(const TrainOptions& options) {
+  const auto refuse = [](const std::string& what, int64_t value, const std::string& rule) {
+    throw Error(what + " is " + std::to_string(value) + "; it must be " + rule);
+  };
+  if (options.batch_size < 1) refuse("the batch size", options.batch_size, "at least 1");
+  const int64_t most = std::numeric_limits<int64_t>::max() / options.batch_size;
+  if (options.scale_batch < 1 || options.scale_batch > most) {
+    refuse("the factor of the batch size (--scale-batch)", options.scale_batch, "from 1 to " + std::to_string(most));
+  }
+  if (options.reference_batch < 0) refuse("the reference batch", options.reference_batch, "at least 1");
+  if (options.accumulate < 1 || options.accumulate > global_batch(options)) {
+    refuse("the number of parts of a batch (--accumulate)", options.accumulate,
+           "from 1 to " + std::to_string(global_batch(options)) + ", the samples of a batch");
+  }
+}
+
+// A graph repeats a step with the numbers that it was recorded with.
+void check_graph_of(const TrainOptions& options) {
+  if (!options.cuda_graph) return;
+  if (!options.devices[0].is_cuda()) {
+    throw Error("--cuda-graph needs CUDA devices, and this run is on " + to_string(options.devices));
+  }
+  const bool same_rate = options.warmup == 0 && options.schedule == LrSchedule::constant;
+  if (is_plain_sgd(options) && same_rate && options.accumulate == 1) return;
+  throw Error(
+      "--cuda-graph records steps of plain sgd at a constant learning rate, without --momentum, --weight-decay, "
+      "--accumulate, --warmup and --schedule; leave it out for the others");
+}
+
 // Under a launcher the number of ranks is not known here; Mesh checks it.
 void check_split_of(const TrainOptions& options) {
   if (!options.split) return;
@@ -42,6 +81,16 @@ void check_split_of(const TrainOptions& options) {
   if (options.cuda_graph && !by_data_alone(split)) {
     throw Error("--cuda-graph records steps whose network is split by data alone, and this run's is split as " +
                 to_string(split) + "; leave one of the two out");
+  }
+  if (options.accumulate > 1 && (split.stages() > 1 || split.microbatches > 1)) {
+    throw Error("--accumulate computes a batch in parts, and so does this run's pipeline, in microbatches (" +
+                to_string(split) + "); leave --accumulate out, or take a split with more of them");
+  }
+  if (needs_whole_layers(options.optimizer) && split.mesh.tensor > 1) {
+    throw Error(options.optimizer +
+                " scales a layer's update by the norm of the whole layer, and where the network is " +
+                "split by channels (" + to_string(split) +
+                ") a rank holds slices of layers; take sgd, adam or adamw, or a split by data and layers");
   }
 }
 
@@ -61,6 +110,10 @@ void check_sync_batchnorm(const TrainOptions& options) {
     throw Error("--sync-batchnorm normalises over whole batches, and this run's network is split as " +
                 to_string(*options.split) + ", not by data alone; leave one of the two out");
   }
+  if (options.accumulate > 1) {
+    throw Error(
+        "--sync-batchnorm normalises over whole batches, and --accumulate computes them in parts; leave one out");
+  }
   if (!has_batchnorm(model_options(options))) {
     throw Error("--sync-batchnorm: " + options.model + " has no BatchNorm; leave it out");
   }
@@ -79,7 +132,18 @@ std::string to_json(const TrainOptions& options) {
   config["devices"] = spec_of(options.devices);
   config["threads_per_rank"] = options.threads_per_rank;
   config["batch_size"] = options.batch_size;
+  config["scale_batch"] = options.scale_batch;
+  config["accumulate"] = options.accumulate;
+  config["optimizer"] = options.optimizer;
+  config["momentum"] = options.momentum;
+  config["weight_decay"] = options.weight_decay;
   config["lr"] = options.lr;
+  config["reference_batch"] = options.reference_batch;
+  config["scale_lr"] = to_string(options.scale_lr);
+  config["warmup"] = options.warmup;
+  config["schedule"] = to_string(options.schedule);
+  config["step_epochs"] = options.step_epochs;
+  config["step_factor"] = options.step_factor;
   config["epochs"] = options.epochs;
   config["seed"] = options.seed;
   config["precision"] = options.precision;
@@ -113,7 +177,18 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("devices", spec);
   read("threads_per_rank", options.threads_per_rank);
   read("batch_size", options.batch_size);
+  read("scale_batch", options.scale_batch);
+  read("accumulate", options.accumulate);
+  read("optimizer", options.optimizer);
+  read("momentum", options.momentum);
+  read("weight_decay", options.weight_decay);
   read("lr", options.lr);
+  read("reference_batch", options.reference_batch);
+  read_name(fields, "scale_lr", options.scale_lr, scaling_from);
+  read("warmup", options.warmup);
+  read_name(fields, "schedule", options.schedule, lr_schedule_from);
+  if (fields.has("step_epochs")) options.step_epochs = fields.list<int>("step_epochs");
+  read("step_factor", options.step_factor);
   read("epochs", options.epochs);
   read("seed", options.seed);
   read("precision", options.precision);
@@ -152,10 +227,9 @@ TrainOptions checked(TrainOptions options) {
   if (options.memory_format != "contiguous" && options.memory_format != "channels-last") {
     refuse("the memory format", '"' + options.memory_format + '"', "it must be contiguous or channels-last");
   }
-  if (options.batch_size < 1) refuse("the batch size", options.batch_size, "it must be at least 1");
-  if (!(options.lr >= 0 && options.lr <= largest_lr))
-    refuse("the learning rate", options.lr, "it must be a number from 0 to 3.4e38, the largest float");
-  if (options.epochs < 1) refuse("the number of epochs", options.epochs, "it must be at least 1");
+  check_batch(options);
+  check_learning_rate(learning_rate_of(options));
+  check_optimizer(options.optimizer, optimizer_settings(options));
   if (options.threads_per_rank < 1 || options.threads_per_rank > max_threads_per_rank)
     refuse("the number of threads per rank", options.threads_per_rank, "it must be from 1 to 1024");
   if (options.keep_last < 0) refuse("the number of checkpoints to keep", options.keep_last, "it must be at least 0");
@@ -167,9 +241,7 @@ TrainOptions checked(TrainOptions options) {
     throw Error("--data-dir goes with --data fashion-mnist; synthetic data need no files");
   if (options.devices.empty()) options.devices = default_devices();
   check_devices(options.devices);
-  if (options.cuda_graph && !options.devices[0].is_cuda()) {
-    throw Error("--cuda-graph needs CUDA devices, and this run is on " + to_string(options.devices));
-  }
+  check_graph_of(options);
   check_split_of(options);
   check_sync_batchnorm(options);
   return options;
@@ -187,13 +259,38 @@ ModelOptions model_options(const TrainOptions& options) {
           .seed = options.seed};
 }
 
+int64_t global_batch(const TrainOptions& options) {
+  return options.batch_size * options.scale_batch;
+}
+
+LearningRate learning_rate_of(const TrainOptions& options) {
+  return {.lr = options.lr,
+          .batch = global_batch(options),
+          .reference_batch = options.reference_batch == 0 ? options.batch_size : options.reference_batch,
+          .scaling = options.scale_lr,
+          .warmup_epochs = options.warmup,
+          .schedule = options.schedule,
+          .step_epochs = options.step_epochs,
+          .step_factor = options.step_factor,
+          .epochs = options.epochs};
+}
+
+OptimizerSettings optimizer_settings(const TrainOptions& options) {
+  return {.lr = options.lr, .momentum = options.momentum, .weight_decay = options.weight_decay};
+}
+
+bool is_plain_sgd(const TrainOptions& options) {
+  return options.optimizer == "sgd" && options.momentum == 0 && options.weight_decay == 0;
+}
+
 ImageData load_data(const TrainOptions& options) {
   return options.data == "synthetic" ? synthetic_images() : load_fashion_mnist(options.data_dir);
 }
 
 void check_batch_size(const TrainOptions& options, const ImageData& data) {
-  if (options.batch_size <= data.train.size()) return;
-  throw Error("the batch size is " + std::to_string(options.batch_size) + "; it must be at most " +
+  const int64_t size = global_batch(options);
+  if (size <= data.train.size()) return;
+  throw Error("the batch size is " + std::to_string(size) + "; it must be at most " +
               std::to_string(data.train.size()) + ", the number of training samples in " + data.source);
 }
 

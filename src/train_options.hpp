@@ -2,7 +2,9 @@
 #pragma once
 
 #include <lockstep/data.hpp>
+#include <lockstep/learning_rate.hpp>
 #include <lockstep/models.hpp>
+#include <lockstep/optimizers.hpp>
 #include <lockstep/trainer.hpp>
 
 #include <filesystem>
@@ -17,6 +19,14 @@ ModelOptions model_options(const TrainOptions& options);
 
 // How the network is split over the run's ranks.
 ModelSplit split_of(const TrainOptions& options, int ranks);
+
+// Samples of a step, over all ranks.
+int64_t global_batch(const TrainOptions& options);
+
+// What the options say of the update. The plain one is w -= lr * gradient, at whatever learning rate.
+LearningRate learning_rate_of(const TrainOptions& options);
+OptimizerSettings optimizer_settings(const TrainOptions& options);
+bool is_plain_sgd(const TrainOptions& options);
 
 // The data set that the options name.
 ImageData load_data(const TrainOptions& options);

@@ -3,6 +3,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/models.hpp>
+#include <lockstep/optimizers.hpp>
 #include <lockstep/trainer.hpp>
 
 #include "memory_format.hpp"
@@ -51,9 +52,11 @@ bool goes_on_in_its_folder(const TrainOptions& options) {
 std::string common_settings(const TrainOptions& options, const RunState* resumed = nullptr) {
   std::ostringstream text;
   text << std::setprecision(17) << "model " << to_string(model_options(options)) << ", data " << options.data
-       << ", batch size " << options.batch_size << ", learning rate " << options.lr << ", epochs " << options.epochs
-       << ", seed " << options.seed << ", precision " << options.precision << ", memory format "
-       << options.memory_format << (options.split ? ", split as " + to_string(*options.split) : "")
+       << ", batch size " << global_batch(options) << " in " << options.accumulate << " parts, optimizer "
+       << to_string(options.optimizer, optimizer_settings(options)) << ", learning rate "
+       << to_string(learning_rate_of(options)) << ", epochs " << options.epochs << ", seed " << options.seed
+       << ", precision " << options.precision << ", memory format " << options.memory_format
+       << (options.split ? ", split as " + to_string(*options.split) : "")
        << (options.sync_batchnorm ? ", SyncBatchNorm" : "") << (options.cuda_graph ? ", CUDA graph" : "")
        << (options.trace.empty() ? "" : ", traced");
   if (keeps_checkpoints(options)) text << ", checkpoints every " << options.checkpoint_every << " steps";
@@ -97,7 +100,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
   folder.create(settings);
   if (callbacks.on_data) callbacks.on_data(data.source);
   const std::string title = to_string(model_options(settings)) + " on " + data.source + ", " +
-                            to_string(settings.devices) + ", batch size " + std::to_string(settings.batch_size);
+                            to_string(settings.devices) + ", batch size " + std::to_string(global_batch(settings));
 
   std::optional<TensorBoardLog> board;
   if (settings.tensorboard && !settings.run_dir.empty()) board.emplace(settings.run_dir);
@@ -118,7 +121,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
       const torch::nn::Sequential net = trainer.whole();
       if (rank.index_in_process() == 0) result.history.push_back(metrics);
       if (rank.index() == 0) folder.write(result.history, *net, title, callbacks.on_warning);
-      if (rank.index() == 0 && board) board->write(metrics, settings.lr, data.train.size(), trainer.waits());
+      if (rank.index() == 0 && board) board->write(metrics, metrics.lr, data.train.size(), trainer.waits());
       keep();
       if (rank.index() == 0 && callbacks.on_epoch) callbacks.on_epoch(metrics);
     }
@@ -142,14 +145,20 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
 }
 
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
-  TrainOptions config = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
-  config.threads_per_rank = options.threads_per_rank;
-  config.batch_size = options.batch_size;
-  config.cuda_graph = false;  // of the steps, as the split, and evaluation may be on other devices
-  config.sync_batchnorm = false;
-  config.split.reset();
-  if (!options.data_dir.empty()) config.data_dir = options.data_dir;
-  config = checked(config);
+  const TrainOptions trained = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
+  // What the network is, and no setting of its training: evaluation may be on other devices, by other batches.
+  const TrainOptions config = checked({.model = trained.model,
+                                       .width = trained.width,
+                                       .image_size = trained.image_size,
+                                       .groups = trained.groups,
+                                       .data = trained.data,
+                                       .data_dir = options.data_dir.empty() ? trained.data_dir : options.data_dir,
+                                       .devices = trained.devices,
+                                       .threads_per_rank = options.threads_per_rank,
+                                       .batch_size = options.batch_size,
+                                       .seed = trained.seed,
+                                       .precision = trained.precision,
+                                       .memory_format = trained.memory_format});
   if (!std::filesystem::exists(run_dir / kWeightsFile)) {
     throw Error("'" + run_dir.string() + "' holds no " + std::string(kWeightsFile) +
                 ": the run ended before an epoch was done");

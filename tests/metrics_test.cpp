@@ -27,7 +27,8 @@ std::vector<EpochMetrics> some_history(int epochs) {
   std::uniform_real_distribution<double> value(0, 1);
   std::vector<EpochMetrics> history;
   for (int epoch = 1; epoch <= epochs; ++epoch) {
-    history.push_back({epoch, 2.3 * value(random), value(random), value(random), 100 * value(random), value(random)});
+    history.push_back(
+        {epoch, 2.3 * value(random), value(random), value(random), 100 * value(random), value(random), value(random)});
   }
   return history;
 }
@@ -54,16 +55,17 @@ TEST_F(MetricsTest, ReadsBackEveryBit) {
       EXPECT_EQ(read[i].test_accuracy, history[i].test_accuracy);
       EXPECT_EQ(read[i].seconds, history[i].seconds);
       EXPECT_EQ(read[i].data_wait, history[i].data_wait);
+      EXPECT_EQ(read[i].lr, history[i].lr);
     }
   }
 }
 
 TEST_F(MetricsTest, WritesOneJsonObjectPerLine) {
-  write_metrics(folder_ / "metrics.jsonl", {{1, 2.25, 0.125, 0.5, 11, 0.25}, {2, 1, 1, 1, 1, 0}});
+  write_metrics(folder_ / "metrics.jsonl", {{1, 2.25, 0.125, 0.5, 11, 0.25, 0.2}, {2, 1, 1, 1, 1, 0}});
   std::string text = folder_.read("metrics.jsonl");
-  EXPECT_EQ(
-      text.substr(0, text.find('\n')),
-      R"({"epoch":1,"train_loss":2.25,"train_accuracy":0.125,"test_accuracy":0.5,"seconds":11.0,"data_wait":0.25})");
+  EXPECT_EQ(text.substr(0, text.find('\n')),
+            R"({"epoch":1,"train_loss":2.25,"train_accuracy":0.125,"test_accuracy":0.5,"seconds":11.0,)"
+            R"("data_wait":0.25,"lr":0.2})");
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
   EXPECT_THAT(folder_.names(), ElementsAre("metrics.jsonl"));
 }
@@ -86,9 +88,10 @@ TEST_F(MetricsTest, KeepsALossThatDiverged) {
   }
 }
 
-TEST_F(MetricsTest, ReadsFilesFromBeforeWaitsWereMeasured) {
+TEST_F(MetricsTest, ReadsFilesFromBeforeWaitsWereMeasuredAndRatesKept) {
   folder_.write("metrics.jsonl", R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"test_accuracy":0.1,"seconds":1})");
   EXPECT_EQ(read_metrics(folder_ / "metrics.jsonl").at(0).data_wait, 0);
+  EXPECT_EQ(read_metrics(folder_ / "metrics.jsonl").at(0).lr, 0);
 }
 
 TEST_F(MetricsTest, NamesTheFileAndTheLineThatIsWrong) {

@@ -127,6 +127,22 @@ TEST_F(Resume, AStoppedRunGoesOnWithTheSameBits) {
   }
 }
 
+TEST_F(Resume, WithTheOptimizersState) {
+  for (const char* optimizer : {"sgd", "adam", "lamb"}) {
+    SCOPED_TRACE(optimizer);
+    TrainOptions with = options(2, std::string("whole-") + optimizer);
+    with.optimizer = optimizer;
+    if (with.optimizer == "sgd") with.momentum = 0.9;
+    with.lr = 0.01;
+    with.schedule = lockstep::LrSchedule::cosine;
+    const TrainResult expected = lockstep::train(with);
+    with.run_dir = runs_ / (std::string("stopped-") + optimizer);
+    train_until(with, 2);
+    expect_same(go_on(with, with.run_dir), expected);
+    expect_same_bits(std::string("stopped-") + optimizer, std::string("whole-") + optimizer);
+  }
+}
+
 TEST_F(Resume, AlsoFromWithinAnEpoch) {
   for (const std::string model : {"mlp", "resnet18"}) {
     SCOPED_TRACE(model);

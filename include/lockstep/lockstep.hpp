@@ -9,8 +9,9 @@
 //      or with servers that keep the parameters: parameter_server
 //      which of them: plan, from what layer_profile measures (model_profile, cluster)
 //   3. trainer: what the program `lockstep` does
-// The rest are leaves: data, models, residual_block, conv_relu_pool, checkpoint, metrics, autocast, ….
-// Errors of all of them: error.hpp. Thread-safety and cost stand at the top of each header.
+// The rest are leaves: data, models, residual_block, conv_relu_pool, optimizers (lars, lamb), learning_rate,
+// checkpoint, metrics, autocast, …. Errors of all of them: error.hpp. Thread-safety and cost stand at the top of each
+// header.
 #pragma once
 
 #include <torch/torch.h>
@@ -26,13 +27,17 @@
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/fetch_data.hpp>
+#include <lockstep/lamb.hpp>
+#include <lockstep/lars.hpp>
 #include <lockstep/layer_profile.hpp>
+#include <lockstep/learning_rate.hpp>
 #include <lockstep/mesh.hpp>
 #include <lockstep/metrics.hpp>
 #include <lockstep/model_profile.hpp>
 #include <lockstep/model_split.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>
+#include <lockstep/optimizers.hpp>
 #include <lockstep/parallel_dropout.hpp>
 #include <lockstep/parallel_functions.hpp>
 #include <lockstep/parallel_layers.hpp>

@@ -8,6 +8,7 @@
 #include <lockstep/devices.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
+#include <lockstep/learning_rate.hpp>
 #include <lockstep/metrics.hpp>
 #include <lockstep/model_split.hpp>
 
@@ -30,8 +31,21 @@ struct TrainOptions {
   std::filesystem::path data_dir = {};  // of the IDX files; empty: where packages put them
   Devices devices = {};                 // one rank per entry; empty: default_devices()
   int threads_per_rank = 1;             // intra-op threads of each rank
-  int64_t batch_size = 256;             // of the global batch
-  double lr = 0.2;                      // of plain SGD
+  int64_t batch_size = 256;             // of the global batch, times scale_batch
+  int64_t scale_batch = 1;
+  // In how many parts, one after the other, a rank computes its part of a batch. The gradients are the same (but
+  // BatchNorm normalises over what is computed at once), and the activations of one of them are in memory at a time.
+  int accumulate = 1;
+  std::string optimizer = "sgd";  // one of optimizer_names()
+  double momentum = 0;            // as weight_decay: see OptimizerSettings in optimizers.hpp
+  double weight_decay = 0;
+  double lr = 0.2;              // for batches of reference_batch samples; what becomes of it: learning_rate.hpp
+  int64_t reference_batch = 0;  // 0: batch_size
+  LrScaling scale_lr = LrScaling::none;
+  double warmup = 0;  // epochs
+  LrSchedule schedule = LrSchedule::constant;
+  std::vector<int> step_epochs = {};  // as step_factor of LrSchedule::step
+  double step_factor = 0.1;
   int epochs = 10;
   uint64_t seed = 1;  // of the weights and of the order of the samples (why 1: docs/results)
   // "float32", or "bf16": forward and loss as automatic mixed precision (autocast.hpp), weights and update in float32.
@@ -100,16 +114,18 @@ class RunExists : public Error {
 // samples that each has seen in it.
 //
 // Throws Error before the first step: a model that check_model refuses, an unknown data set, unreadable data, a
-// data_dir beside synthetic data, batch_size < 1 or above the number of training samples, epochs < 1, lr negative or
-// too large for a float, threads_per_rank < 1 or > 1024, a precision or memory format that it does not know, a device
-// that is not there, a split that check_split refuses or whose mesh is not as large as the run, cuda_graph on CPU
-// devices or with a split other than by data, sync_batchnorm with such a split, with cuda_graph or for a model without
-// BatchNorm, a run_dir that cannot be written, or in which another process trains; RunExists; a checkpoint that is
-// damaged or foreign (the text names the newest whole one before it), or of a run whose steps were others: another
-// model, batch size, … (only devices, split, epochs and where files lie may differ). After it: a rank that fails
-// (memory, a GPU), a file that cannot be written (a full disk), an exception from a callback; the Error names the rank
-// or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind:
-// neither its files nor the folders that it made.
+// data_dir beside synthetic data, a global batch of less than 1 or more than all training samples, accumulate < 1 or
+// above the global batch or with a pipeline (which has microbatches), what check_optimizer and check_learning_rate
+// refuse, lars or lamb with a split by channels (their norms are of whole layers), threads_per_rank < 1 or > 1024, a
+// precision or memory format that it does not know, a device that is not there, a split that check_split refuses or
+// whose mesh is not as large as the run, cuda_graph on CPU devices, with a split other than by data, or with anything
+// but plain SGD at a constant rate without accumulation, sync_batchnorm with such a split, cuda_graph or accumulation,
+// or for a model without BatchNorm, a run_dir that cannot be written, or in which another process trains; RunExists; a
+// checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run whose steps were
+// others: another model, batch size, … (only devices, split, epochs and where files lie may differ). After it: a rank
+// that fails (memory, a GPU), a file that cannot be written (a full disk), an exception from a callback; the Error
+// names the rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves
+// nothing behind: neither its files nor the folders that it made.
 //
 // A resumed run gives the same bits on the same ranks, and on others what rounding leaves. Nothing in a step draws from
 // LibTorch's generators; their state is kept for the ranks' devices all the same. Under a launcher each process reads

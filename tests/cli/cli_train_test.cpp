@@ -44,34 +44,35 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, IsEmpty());
   const auto lines = lines_of(run.out);
-  ASSERT_EQ(lines.size(), 19u) << run.out;
+  ASSERT_EQ(lines.size(), 20u) << run.out;
   EXPECT_THAT(lines[0], ContainsRegex("^lockstep [0-9.]+, LibTorch 2\\.[0-9.]+$"));
   EXPECT_EQ(lines[1], "  model             lenet");
   EXPECT_EQ(lines[2], "  data              fashion-mnist in " + images_.path().string());
   EXPECT_EQ(lines[3], "  devices           [cpu, cpu], 2 ranks");
   EXPECT_EQ(lines[4], "  threads per rank  1");
   EXPECT_EQ(lines[5], "  batch size        32 over all ranks");
-  EXPECT_EQ(lines[6], "  learning rate     0.15");
-  EXPECT_EQ(lines[7], "  epochs            2");
-  EXPECT_EQ(lines[8], "  seed              7");
-  EXPECT_EQ(lines[9], "  precision         float32");
-  EXPECT_EQ(lines[10], "  memory format     contiguous");
-  EXPECT_EQ(lines[11], "  CUDA graph        no");
-  EXPECT_EQ(lines[12], "  run folder        runs/first");
-  EXPECT_EQ(lines[13], "");
+  EXPECT_EQ(lines[6], "  optimizer         sgd");
+  EXPECT_EQ(lines[7], "  learning rate     0.15");
+  EXPECT_EQ(lines[8], "  epochs            2");
+  EXPECT_EQ(lines[9], "  seed              7");
+  EXPECT_EQ(lines[10], "  precision         float32");
+  EXPECT_EQ(lines[11], "  memory format     contiguous");
+  EXPECT_EQ(lines[12], "  CUDA graph        no");
+  EXPECT_EQ(lines[13], "  run folder        runs/first");
+  EXPECT_EQ(lines[14], "");
 
   const auto kept = metrics("first");
   ASSERT_EQ(kept.size(), 2u);
   for (int i = 0; i < 2; ++i) {
-    EXPECT_EQ(lines[14 + i],
+    EXPECT_EQ(lines[15 + i],
               as_printed("epoch %d/2  train loss %.4f  train acc %.4f  test acc %.4f  %.1f sec/epoch", kept[i]));
   }
-  EXPECT_THAT(lines[17], ContainsRegex("^the run is kept in runs/first; peak memory [1-9][0-9]+ MB; "
+  EXPECT_THAT(lines[18], ContainsRegex("^the run is kept in runs/first; peak memory [1-9][0-9]+ MB; "
                                        "waiting for data took [0-9]+\\.[0-9][0-9] % of the time$"));
   char last[100];
   std::snprintf(last, sizeof last, "test acc: %.2f, %.1f sec/epoch on [cpu, cpu]", kept[1].test_accuracy,
                 (kept[0].seconds + kept[1].seconds) / 2);
-  EXPECT_EQ(lines[18], last);
+  EXPECT_EQ(lines[19], last);
   EXPECT_THAT(run.out, Not(HasSubstr("\r")));
   EXPECT_THAT(run.out, Not(HasSubstr("synthetic")));
 }

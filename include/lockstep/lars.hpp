@@ -1,0 +1,67 @@
+// Lars: layer-wise adaptive rate scaling (You, Gitman & Ginsburg 2017, "Large Batch Training of Convolutional
+// Networks", arXiv:1708.03888, algorithm 1): SGD with momentum in which each layer moves by a share of its own size.
+//
+//   lockstep::Lars lars(net->parameters(), lockstep::LarsOptions(/*lr=*/8).weight_decay(5e-4));
+//
+// A torch::optim::Optimizer like LibTorch's: parameter groups, torch::save and torch::load. A layer is one parameter
+// tensor. Its norms need all of it: parameters that are slices of a layer over a tensor axis (tensor_parallel.hpp)
+// would be scaled by their slices' norms. Used by one thread; waits for no GPU.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+#include <torch/optim/serialize.h>
+
+#include <vector>
+
+namespace lockstep {
+
+// In each parameter group, over all of its parameters w with gradients g:
+//   rate = trust * |w| / (|g| + weight_decay * |w| + eps)         1 if |w| or |g| is 0, as the authors' code has it
+//   v    = momentum * v + lr * rate * (g + weight_decay * w)      v = 0 before the first step
+//   w    = w - v
+struct LarsOptions : public torch::optim::OptimizerCloneableOptions<LarsOptions> {
+  LarsOptions(double lr);
+  TORCH_ARG(double, lr);  // times `trust` of SGD's: of order 1 to 30
+  TORCH_ARG(double, momentum) = 0.9;
+  TORCH_ARG(double, weight_decay) = 0;
+  TORCH_ARG(double, trust) = 0.001;
+  TORCH_ARG(double, eps) = 0;
+  TORCH_ARG(bool, adapt) = true;  // false: rate is 1, for a group of biases and BatchNorm's weights
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+  friend bool operator==(const LarsOptions& a, const LarsOptions& b);
+  double get_lr() const override;
+  void set_lr(double lr) override;
+};
+
+struct LarsParamState : public torch::optim::OptimizerCloneableParamState<LarsParamState> {
+  TORCH_ARG(torch::Tensor, velocity);  // v
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+class Lars : public torch::optim::Optimizer {
+ public:
+  // A group's own options hold as they are, not merged with the defaults. Throws Error: an option that is negative or
+  // not a number, in `defaults` or in a group's own.
+  explicit Lars(const std::vector<torch::optim::OptimizerParamGroup>& groups, const LarsOptions& defaults);
+  explicit Lars(std::vector<torch::Tensor> parameters, const LarsOptions& defaults);
+
+  // A parameter without a gradient stays what it is. With a closure, returns its loss. Throws Error: a sparse gradient.
+  torch::Tensor step(LossClosure closure = nullptr) override;
+
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  template <class Self, class Archive>
+  static void serialize(Self& self, Archive& archive) {
+    _TORCH_OPTIM_SERIALIZE_WITH_TEMPLATE_ARG(Lars);
+  }
+};
+
+}  // namespace lockstep

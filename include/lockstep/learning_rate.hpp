@@ -1,0 +1,65 @@
+// Learning rates: what becomes of the learning rate when the batch grows, and over the course of a run.
+//
+//   lockstep::LearningRate rate{.lr = 0.1, .batch = 8192, .reference_batch = 256, .scaling =
+//   lockstep::LrScaling::linear,
+//                               .warmup_epochs = 5, .schedule = lockstep::LrSchedule::cosine, .epochs = 90};
+//   lockstep::set_learning_rate(sgd, lockstep::learning_rate_at(rate, epoch + step / steps_per_epoch));  // before
+//   step()
+//
+// A plain value and pure functions without LibTorch (set_learning_rate is optimizers.hpp's). Thread-safe. Tested
+// against the formulas that stand below with their sources.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep {
+
+// For k times the reference batch: the same learning rate, sqrt(k) times (Krizhevsky 2014: the gradient noise's
+// variance stays), k times (Goyal et al. 2017, section 2.1: k small steps make one large one).
+enum class LrScaling { none, sqrt, linear };
+
+enum class LrSchedule {
+  constant,
+  step,    // times step_factor from each epoch of step_epochs on (Goyal et al. 2017, section 5.1: 0.1 at 30, 60, 80)
+  cosine,  // times (1 + cos(pi t)) / 2, t from 0 after the warm-up to 1 at the end (Loshchilov & Hutter 2017, equation
+           // 5, one period down to 0; He et al. 2019, section 3.1, count it from the end of the warm-up too)
+};
+
+// "none", "sqrt", "linear"; "constant", "step", "cosine". And back; these throw Error that names what there is.
+std::string_view to_string(LrScaling scaling);
+std::string_view to_string(LrSchedule schedule);
+LrScaling scaling_from(std::string_view name);
+LrSchedule lr_schedule_from(std::string_view name);
+
+struct LearningRate {
+  double lr = 0.2;                // for batches of reference_batch samples
+  int64_t batch = 256;            // samples of the global batch
+  int64_t reference_batch = 256;  // k = batch / reference_batch
+  LrScaling scaling = LrScaling::none;
+  // Goyal et al. 2017, section 2.2: the first epochs' rate grows by as much at every step, from 1/k of the full one to
+  // the full one. With linear scaling it begins at lr. 0: no warm-up; otherwise k must be above 1.
+  double warmup_epochs = 0;
+  LrSchedule schedule = LrSchedule::constant;
+  std::vector<int> step_epochs = {};  // of LrSchedule::step: how many epochs are done when it takes place; ascending
+  double step_factor = 0.1;           // likewise; from above 0
+  int epochs = 10;                    // of the run
+
+  bool operator==(const LearningRate&) const = default;
+};
+
+// Throws Error, which says what would do: a value outside of what stands above or below, a warm-up longer than the run
+// or (with cosine) as long, step epochs without the step schedule or that schedule without them, a scaled rate that is
+// no float any more.
+void check_learning_rate(const LearningRate& rate);
+
+// The learning rate when `epochs_done` epochs are done: epoch 1's first step has 0, its i-th of n has (i - 1) / n. Of a
+// plain constant rate, exactly lr. Needs what check_learning_rate lets pass and 0 <= epochs_done <= epochs.
+double learning_rate_at(const LearningRate& rate, double epochs_done);
+
+// "0.2"; "0.2, linear for 2048 / 256 samples = 1.6, from 0.2 over 5 epochs of warm-up, cosine".
+std::string to_string(const LearningRate& rate);
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+// What Lars and Lamb have in common: the ratio of two norms by which a layer's update is scaled, groups with options of
+// their own, and what they refuse.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
+#include <torch/optim/optimizer.h>
+#include <lockstep/error.hpp>
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// above / below for scalars on one device, and 1 where `defined_when` is false. Nothing is read back from a GPU.
+inline at::Tensor ratio_or_1(const at::Tensor& above, const at::Tensor& below, const at::Tensor& defined_when) {
+  return at::where(defined_when, above / below, at::ones_like(above));
+}
+
+// Gives the groups the options that they were made with. LibTorch's Optimizer does so up to 2.11; later ones merge them
+// with the defaults, and of optimizers that are not LibTorch's own leave the defaults alone.
+inline void keep_own_options(const std::vector<torch::optim::OptimizerParamGroup>& made_with,
+                             std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  for (size_t i = 0; i < made_with.size(); ++i) {
+    if (made_with[i].has_options()) groups[i].set_options(made_with[i].options().clone());
+  }
+}
+
+inline void check_not_negative(const char* optimizer, const char* option, double value) {
+  if (value >= 0) return;
+  throw Error(std::string(optimizer) + ": " + option + " is " + std::to_string(value) + "; it must be at least 0");
+}
+
+inline void check_dense(const char* optimizer, const at::Tensor& gradient) {
+  if (!gradient.is_sparse()) return;
+  throw Error(std::string(optimizer) + ": a gradient is sparse, and it takes dense ones only");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,74 @@
+// The flags of lockstep train for larger batches: what is shown, kept and run again; and what is refused.
+#include "cli_fixture.hpp"
+
+namespace {
+
+using lockstep::Cli;
+using lockstep::Finished;
+using lockstep::lines_of;
+using lockstep::run_program;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+class CliUpdate : public Cli {
+ protected:
+  void expect_refused(const std::vector<std::string>& flags, const std::vector<std::string>& parts) {
+    const Finished run = run_program(train(flags), surroundings());
+    SCOPED_TRACE(testing::PrintToString(flags) + ": " + run.err);
+    EXPECT_EQ(run.code, 2);
+    EXPECT_EQ(lines_of(run.err).size(), 2u);
+    for (const auto& part : parts) EXPECT_THAT(run.err, HasSubstr(part));
+    EXPECT_THAT(work_.names(), IsEmpty());
+  }
+};
+
+TEST_F(CliUpdate, ShowsKeepsAndRepeatsALargerBatch) {
+  const Finished run =
+      run_program(train({"--name",     "first", "--scale-batch",  "4",     "--accumulate", "2", "--optimizer", "lars",
+                         "--momentum", "0.9",   "--weight-decay", "5e-4",  "--lr",         "2", "--scale-lr",  "linear",
+                         "--warmup",   "1",     "--schedule",     "cosine"}),
+                  surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(
+      run.out,
+      AllOf(HasSubstr("\n  batch size        128 over all ranks, 4 times 32, in 2 parts\n"),
+            HasSubstr("\n  optimizer         lars, momentum 0.9, weight decay 5e-04\n"),
+            HasSubstr("\n  learning rate     2, linear for 128 / 32 samples = 8, from 2 over 1 epoch of warm-up, "
+                      "cosine\n")));
+  EXPECT_DOUBLE_EQ(metrics("first")[0].lr, 2 + 6 * 2.0 / 3);  // the last of three steps
+  const Finished again =
+      run_program({"train", "--config", "runs/first/config.json", "--name", "again"}, surroundings());
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_EQ(work_.read("runs/again/model.safetensors"), work_.read("runs/first/model.safetensors"));
+
+  const Finished other = run_program({"train", "--config", "runs/first/config.json", "--name", "other", "--schedule",
+                                      "step", "--step-epochs", "1", "--step-factor", "0.5", "--scale-lr", "sqrt"},
+                                     surroundings());
+  ASSERT_EQ(other.code, 0) << other.err;
+  EXPECT_EQ(metrics("other")[1].lr, 2);
+  const Finished back = run_program(
+      {"train", "--config", "runs/other/config.json", "--name", "back", "--schedule", "constant"}, surroundings());
+  ASSERT_EQ(back.code, 0) << back.err;
+  EXPECT_EQ(metrics("back")[1].lr, 4);
+}
+
+TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
+  expect_refused({"--optimizer", "sgdm"}, {"\"sgdm\"", "sgd, adam, adamw, lars or lamb"});
+  expect_refused({"--optimizer", "adam", "--momentum", "0.9"}, {"--momentum goes with", "adam"});
+  expect_refused({"--momentum", "1"}, {"momentum is 1"});
+  expect_refused({"--weight-decay", "-1"}, {"--weight-decay: -1 is too small"});
+  expect_refused({"--scale-batch", "0"}, {"--scale-batch: 0 is too small"});
+  expect_refused({"--accumulate", "0"}, {"--accumulate: 0 is too small"});
+  expect_refused({"--accumulate", "64"}, {"--accumulate) is 64; it must be from 1 to 32"});
+  expect_refused({"--scale-lr", "square"}, {"\"square\"", "none, sqrt or linear"});
+  expect_refused({"--schedule", "exp"}, {"\"exp\"", "constant, step or cosine"});
+  expect_refused({"--schedule", "step"}, {"--step-epochs 30,60,80"});
+  expect_refused({"--schedule", "step", "--step-epochs", "1,x"}, {"--step-epochs: x is not a whole number"});
+  expect_refused({"--schedule", "step", "--step-epochs", ""}, {"--step-epochs"});
+  expect_refused({"--schedule", "step", "--step-epochs", "2"}, {"between 0 and the run's 2"});
+  expect_refused({"--step-epochs", "1"}, {"the schedule is constant"});
+  expect_refused({"--warmup", "1"}, {"--scale-batch or --reference-batch"});
+}
+
+}  // namespace
