@@ -62,5 +62,5 @@ cat >>CMakeLists.txt <<'END'
 add_executable(split split.cpp)
 target_link_libraries(split PRIVATE lockstep::lockstep)
 END
-cmake --build build --target split
+cmake -B build && cmake --build build --target split
 ./build/split
