@@ -246,17 +246,11 @@ int compare_command(const CompareFlags& flags, Output& output) {
   if (this_process().count > 1) {
     throw Error("compare runs its ranks as threads of one process; start it without a launcher");
   }
-  from_flags([&] {
-    check_model(flags.scheme.model);
-    return 0;
-  });
+  from_flags([&] { check_model(flags.scheme.model); });
   const Devices devices =
       flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
   const ImageData data = load(flags);
-  from_flags([&] {
-    check_images(flags.scheme, data.train);
-    return 0;
-  });
+  from_flags([&] { check_images(flags.scheme, data.train); });
   output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" +
                table({{"model", to_string(flags.scheme.model)},
                       {"data", data.source},

@@ -98,11 +98,7 @@ Lamb::Lamb(std::vector<torch::Tensor> parameters, const LambOptions& defaults)
     : Lamb({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults) {}
 
 torch::Tensor Lamb::step(LossClosure closure) {
-  torch::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode with_gradients(true);
-    loss = closure();
-  }
+  const torch::Tensor loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
   for (auto& group : param_groups_) {
     const auto& options = static_cast<const LambOptions&>(group.options());

@@ -77,11 +77,7 @@ Lars::Lars(std::vector<torch::Tensor> parameters, const LarsOptions& defaults)
     : Lars({torch::optim::OptimizerParamGroup(std::move(parameters))}, defaults) {}
 
 torch::Tensor Lars::step(LossClosure closure) {
-  torch::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode with_gradients(true);
-    loss = closure();
-  }
+  const torch::Tensor loss = loss_of(closure);
   const torch::NoGradGuard no_grad;
   for (auto& group : param_groups_) {
     const auto& options = static_cast<const LarsOptions&>(group.options());

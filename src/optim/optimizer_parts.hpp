@@ -1,5 +1,5 @@
 // What Lars and Lamb have in common: the ratio of two norms by which a layer's update is scaled, groups with options of
-// their own, and what they refuse.
+// their own, a step's closure, and what they refuse.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,6 +25,12 @@ inline void keep_own_options(const std::vector<torch::optim::OptimizerParamGroup
   for (size_t i = 0; i < made_with.size(); ++i) {
     if (made_with[i].has_options()) groups[i].set_options(made_with[i].options().clone());
   }
+}
+
+// A step's result: what its closure computes, with gradients; undefined without one.
+inline at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
+  const at::AutoGradMode with_gradients(true);
+  return closure ? closure() : at::Tensor();
 }
 
 inline void check_not_negative(const char* optimizer, const char* option, double value) {
