@@ -1,4 +1,4 @@
-// What the tests of tensor parallelism share: slices of whole tensors, comparisons, and ranks whose calls are counted.
+// What tests of groups of ranks share: slices of whole tensors, comparisons, and ranks whose calls are counted.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,6 +42,14 @@ inline void expect_equal_on_all_ranks(const at::Tensor& tensor, Rank& rank, cons
   rank.broadcast(first);
   EXPECT_TRUE(first.equal(tensor.detach())) << what << " on rank " << rank.index();
 }
+
+// For tests over several numbers of ranks, the parameter.
+class Worlds : public testing::TestWithParam<int> {
+ protected:
+  Worlds() { torch::manual_seed(GetParam()); }  // in every process the same
+
+  static void on_ranks(const std::function<void(Rank&)>& body) { run(cpus(GetParam()), body); }
+};
 
 // What run() throws, or "(no error)".
 inline std::string error_on_ranks(int count, const std::function<void(Rank&)>& body) {

@@ -28,11 +28,8 @@ Tensor leaf(const Tensor& values) {
   return values.detach().clone().requires_grad_();
 }
 
-class Worlds : public testing::TestWithParam<int> {
+class Worlds : public lockstep::Worlds {
  protected:
-  Worlds() { torch::manual_seed(GetParam()); }  // in every process the same
-
-  static void on_ranks(const std::function<void(Rank&)>& body) { run(cpus(GetParam()), body); }
   static double sum_of_factors() { return GetParam() * (GetParam() + 1) / 2.0; }  // 1 + 2 + ... + ranks
 };
 INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),

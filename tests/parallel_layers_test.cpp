@@ -30,12 +30,6 @@ Tensor leaf(const Tensor& values) {
   return values.detach().clone().requires_grad_();
 }
 
-class Worlds : public testing::TestWithParam<int> {
- protected:
-  Worlds() { torch::manual_seed(GetParam()); }  // in every process the same
-
-  static void on_ranks(const std::function<void(Rank&)>& body) { run(cpus(GetParam()), body); }
-};
 INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
