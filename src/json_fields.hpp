@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
+#include <filesystem>
 #include <limits>
 #include <set>
 #include <string>
@@ -15,6 +16,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "io/read_text.hpp"
 
 namespace lockstep {
 
@@ -126,5 +129,16 @@ class JsonFields {
   std::string path_;  // "" or "mesh."
   std::set<std::string> asked_;
 };
+
+// What `parse` makes of the file's text; its Errors name the file.
+template <class Parse>
+auto read_json(const std::filesystem::path& file, Parse&& parse) {
+  const std::string text = io::read_text(file);
+  try {
+    return parse(text);
+  } catch (const Error& error) {
+    throw Error(file.string() + ": " + error.what());
+  }
+}
 
 }  // namespace lockstep

@@ -170,7 +170,7 @@ void RankTrainer::step(const Batch& batch) {
     part_after_recorded(batch);
   } else {
     update_.zero_grad();
-    net_.pipeline_stats() ? pipelined(batch) : in_parts(batch);
+    in_parts(batch);
     update();
   }
   samples_ += batch.size();
@@ -182,11 +182,11 @@ void RankTrainer::step(const Batch& batch) {
 void RankTrainer::recorded_part(const Batch& batch) {
   update_.zero_grad();
   if (exchange_recorded_) {
-    forward(batch).backward();
+    forward_backward(batch);
     return update();
   }
   const auto guard = net_.replicas().no_sync();
-  forward(batch).backward();
+  forward_backward(batch);
   if (rank_.world_size() == 1) update();
 }
 
@@ -199,28 +199,16 @@ void RankTrainer::part_after_recorded(const Batch& batch) {
 // What the parts' backwards add up to is averaged over the ranks while the last of them computes.
 void RankTrainer::in_parts(const Batch& batch) {
   const int64_t parts = std::min<int64_t>(options_.accumulate, batch.size());
-  if (parts <= 1) return forward(batch).backward();
+  if (parts <= 1) return forward_backward(batch);
   const auto x = batch.x.tensor_split(parts), y = batch.y.tensor_split(parts);
   for (size_t part = 0; part < x.size(); ++part) {
     std::optional<NoSync> more_to_come;
     if (part + 1 < x.size()) more_to_come.emplace(net_.replicas().replica());
-    forward({.x = x[part], .y = y[part], .global_size = batch.global_size}).backward();
+    forward_backward({.x = x[part], .y = y[part], .global_size = batch.global_size});
   }
 }
 
-Loss RankTrainer::forward(const Batch& batch) {
-  RECORD_USER_SCOPE("lockstep::forward");
-  const Autocast precision(rank_.device(), torch::kBFloat16, computes_in_bf16(options_));
-  return net_.replicas().loss(batch, [&](const torch::Tensor& logits, const torch::Tensor& y) {
-    const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
-    if (counts_loss_) totals_.add_loss(loss, y.size(0));
-    if (counts_correct_) totals_.add_correct(logits, y);
-    return loss;
-  });
-}
-
-// Forwards and backwards of its microbatches, in turns.
-void RankTrainer::pipelined(const Batch& batch) {
+void RankTrainer::forward_backward(const Batch& batch) {
   const Autocast precision(rank_.device(), torch::kBFloat16, computes_in_bf16(options_));
   const auto criterion = [&](const torch::Tensor& logits, const torch::Tensor& y) {
     // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.

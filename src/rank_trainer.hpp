@@ -75,8 +75,7 @@ class RankTrainer {
   void recorded_part(const Batch& batch);
   void part_after_recorded(const Batch& batch);
   void in_parts(const Batch& batch);
-  Loss forward(const Batch& batch);
-  void pipelined(const Batch& batch);
+  void forward_backward(const Batch& batch);
   void update();
   void report(StepProgress& progress, Clock::time_point start) const;
   Score evaluate_now();

@@ -1,4 +1,5 @@
 #include <ATen/ops/full.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <lockstep/error.hpp>
@@ -7,7 +8,6 @@
 
 #include "pipeline/pipeline_stage.hpp"
 
-#include <string>
 #include <utility>
 
 namespace lockstep {
@@ -20,11 +20,7 @@ ShardRule rule_of(const ModelSplit& split) {
 ModelSplit checked(const ModelSplit& split, const torch::nn::Sequential& net, const Rank& rank) {
   check_mesh(split.mesh, rank.world_size());
   check_split(split, static_cast<int64_t>(net->size()));
-  if (const auto name = module_that_draws(net); split.recompute && !name.empty()) {  // shard() would hide its type
-    throw Error("SplitModel: " + name +
-                " draws random numbers, which would be others when its forward is computed again; use recompute = "
-                "false, or p(0) for a dropout");
-  }
+  if (split.recompute) check_recomputable(net, "SplitModel");  // shard() would hide the modules' types
   return split;
 }
 
@@ -77,7 +73,10 @@ torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& 
     const double loss = pipeline_->forward_backward(batch, criterion, replicas_);
     return torch::full({}, loss, torch::TensorOptions(mesh_.data().device()).dtype(torch::kDouble));
   }
-  auto loss = replicas_.loss(batch, criterion);
+  auto loss = [&] {
+    RECORD_USER_SCOPE("lockstep::forward");
+    return replicas_.loss(batch, criterion);
+  }();
   {  // backward takes the types that forward chose
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     loss.backward();

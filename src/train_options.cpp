@@ -4,7 +4,6 @@
 #include <lockstep/rank.hpp>
 #include <nlohmann/json.hpp>
 
-#include "io/read_text.hpp"
 #include "json_fields.hpp"
 #include "split_json.hpp"
 
@@ -309,12 +308,7 @@ TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& de
     throw Error(run_dir.string() + " is not the folder of a run: there is no " + kConfigFile +
                 " in it. `lockstep train` makes one");
   }
-  const std::string text = io::read_text(file);
-  try {
-    return train_options_from_json(text, devices);
-  } catch (const Error& error) {
-    throw Error(file.string() + ": " + error.what());
-  }
+  return read_json(file, [&](const std::string& text) { return train_options_from_json(text, devices); });
 }
 
 }  // namespace lockstep

@@ -101,7 +101,7 @@ TEST(PipelineErrorsTest, RandomLayersAreRefusedWhereForwardIsComputedAgain) {
   for (const auto& layer :
        {nn::AnyModule(nn::Dropout(0.5)), nn::AnyModule(nn::Dropout2d(0.1)), nn::AnyModule(nn::AlphaDropout(0.1)),
         nn::AnyModule(nn::LSTM(nn::LSTMOptions(4, 4).num_layers(2).dropout(0.5))), nn::AnyModule(nn::RReLU())}) {
-    EXPECT_THAT(error_with(layer, true), AllOf(HasSubstr("random of stage 1 draws"), HasSubstr("recompute = false")));
+    EXPECT_THAT(error_with(layer, true), AllOf(HasSubstr("stage 1: random draws"), HasSubstr("recompute = false")));
     EXPECT_EQ(error_with(layer, false), "(no error)");
   }
   EXPECT_EQ(error_with(nn::AnyModule(nn::Dropout(0.0)), true), "(no error)");

@@ -41,12 +41,7 @@ void check_stages(const std::vector<Sequential>& stages, const Rank& rank, const
           " holds a SyncBatchNorm, which normalises over whole batches; a stage computes microbatches, and with "
           "recompute some twice. Use BatchNorm there");
     }
-    if (!options.recompute) continue;
-    if (const auto name = module_that_draws(layers); !name.empty()) {
-      throw Error("Pipeline: " + name + " of stage " + std::to_string(index) +
-                  " draws random numbers, which would be others when its forward is computed again; use recompute = "
-                  "false, or p(0) for a dropout");
-    }
+    if (options.recompute) check_recomputable(layers, "Pipeline: stage " + std::to_string(index));
   }
 }
 

@@ -121,7 +121,7 @@ bool drops_out_inside(const torch::nn::Module& module) {
 
 }  // namespace
 
-std::string module_that_draws(const torch::nn::Sequential& layers) {
+void check_recomputable(const torch::nn::Sequential& layers, const std::string& of) {
   namespace nn = torch::nn;
   for (const auto& item : layers->named_modules()) {
     const nn::Module& module = *item.value();
@@ -129,10 +129,11 @@ std::string module_that_draws(const torch::nn::Sequential& layers) {
                   nn::FeatureAlphaDropoutImpl>(module) ||
         drops_out_inside<nn::RNNImpl, nn::LSTMImpl, nn::GRUImpl, nn::MultiheadAttentionImpl>(module) ||
         dynamic_cast<const nn::RReLUImpl*>(&module) != nullptr) {
-      return item.key();
+      throw Error(of + ": " + item.key() +
+                  " draws random numbers, which would be others when its forward is computed again; use recompute = "
+                  "false, or p(0) for a dropout");
     }
   }
-  return "";
 }
 
 }  // namespace lockstep

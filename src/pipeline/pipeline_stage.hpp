@@ -49,7 +49,7 @@ class PipelineStage {
   std::map<int, Kept> kept_;        // by microbatch
 };
 
-// The name of a module of LibTorch's in `layers` that draws random numbers when it trains; empty if there is none.
-std::string module_that_draws(const torch::nn::Sequential& layers);
+// Throws Error, which begins with `of`, if a module of LibTorch's in `layers` draws random numbers when it trains.
+void check_recomputable(const torch::nn::Sequential& layers, const std::string& of);
 
 }  // namespace lockstep

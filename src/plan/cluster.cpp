@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "io/read_text.hpp"
 #include "json_fields.hpp"
 
 namespace lockstep {
@@ -136,12 +135,7 @@ Cluster cluster_from_json(std::string_view text) {
 }
 
 Cluster read_cluster(const std::filesystem::path& file) {
-  const std::string text = io::read_text(file);
-  try {
-    return cluster_from_json(text);
-  } catch (const Error& error) {
-    throw Error(file.string() + ": " + error.what());
-  }
+  return read_json(file, cluster_from_json);
 }
 
 }  // namespace lockstep

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include "io/read_text.hpp"
 #include "json_fields.hpp"
 #include "split_json.hpp"
 
@@ -72,12 +71,7 @@ Plan plan_from_json(std::string_view text) {
 }
 
 Plan read_plan(const std::filesystem::path& file) {
-  const std::string text = io::read_text(file);
-  try {
-    return plan_from_json(text);
-  } catch (const Error& error) {
-    throw Error(file.string() + ": " + error.what());
-  }
+  return read_json(file, plan_from_json);
 }
 
 }  // namespace lockstep

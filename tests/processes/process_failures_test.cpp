@@ -156,6 +156,20 @@ TEST(ProcessFailures, CallsThatDifferInOperationOrSizeAloneNeverMeet) {
   }
 }
 
+TEST(ProcessFailures, CallsThatDifferInAGroupEndTheWholeRun) {
+  for (const auto& [processes, devices] : {std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
+    const auto [job, took] = timed(processes, {"calls_otherwise_in_a_group", devices});
+    EXPECT_EQ(job.code, 3) << job.err;
+    for (int process = 0; process < processes; ++process) {
+      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
+    }
+    EXPECT_THAT(job.err,
+                AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
+                      HasSubstr("rank 0 (cpu) called allreduce(sum) of float [2, 3]")));
+    EXPECT_LT(took, 20s);
+  }
+}
+
 TEST(ProcessFailures, PartsOfAnAlltoallThatDoNotFitAreShown) {
   for (const int processes : {2, 3}) {
     const auto [job, took] = timed(processes, {"parts_do_not_fit"});

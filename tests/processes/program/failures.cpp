@@ -151,6 +151,14 @@ void scenarios::calls_otherwise(const Setup& setup) {
   });
 }
 
+void scenarios::calls_otherwise_in_a_group(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) {
+    Rank group = rank.split(rank.index() < 2 ? 0 : 1);  // ranks 0 and 1, and all others
+    if (rank.index() == 1) return group.broadcast(torch::ones(5));
+    rank.index() == 0 ? wait_in_a_collective(group) : wait_in_a_collective(rank);
+  });
+}
+
 // Rank 1 expects one row more of rank 0 than that sends.
 void scenarios::parts_do_not_fit(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) {

@@ -38,6 +38,7 @@ int main(int argc, char** argv) {
       {"asks_in_vain", scenarios::asks_in_vain},
       {"shares_memory", scenarios::shares_memory},
       {"calls_otherwise", scenarios::calls_otherwise},
+      {"calls_otherwise_in_a_group", scenarios::calls_otherwise_in_a_group},
       {"is_configured_otherwise", scenarios::is_configured_otherwise}};
   at::set_num_threads(1);
   try {

@@ -24,6 +24,7 @@ void returns_early(const Setup& setup);    // without the others' call, for whic
 void asks_in_vain(const Setup& setup);     // does not wait for an allreduce, or with "send" a message, and returns
 void shares_memory(const Setup& setup);    // two ranks of a process give one tensor
 void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that is "max", "long" or "empty"
+void calls_otherwise_in_a_group(const Setup& setup);  // of ranks 0 and 1, while the others wait in the whole run
 void parts_do_not_fit(const Setup& setup);
 void message_fails(const Setup& setup);  // another "size" than was sent, a "tag" that is too large, or "none" was sent
 void serves(const Setup& setup);         // as a parameter server; the rank that `argument` names is killed
