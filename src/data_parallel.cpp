@@ -4,10 +4,13 @@
 #include <lockstep/error.hpp>
 #include <lockstep/sync_batch_norm.hpp>
 
+#include "averaging.hpp"
 #include "equal_modules.hpp"
+#include "exception_text.hpp"
 #include "part_weight.hpp"
 #include "reducer.hpp"
 
+#include <exception>
 #include <functional>
 #include <string>
 #include <vector>
@@ -26,11 +29,15 @@ class Replica {
 
   bool sync() const { return sync_; }
   void set_sync(bool sync);
+  void set_averaging(std::shared_ptr<Averaging> averaging);
+
+  torch::nn::Module& module() { return *module_; }
+  Rank& rank() { return rank_; }
 
  private:
   const std::shared_ptr<torch::nn::Module> module_;
   Rank& rank_;
-  std::unique_ptr<Reducer> reducer_;  // null: somebody else averages
+  std::shared_ptr<Averaging> averaging_;  // null: somebody else averages
   bool sync_ = true;
 };
 
@@ -40,7 +47,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
   if (!options.average) return;
   std::vector<std::pair<std::string, torch::Tensor>> parameters;
   for (const auto& item : module_->named_parameters()) parameters.emplace_back(item.key(), item.value());
-  reducer_ = std::make_unique<Reducer>(parameters, rank_, options);
+  averaging_ = std::make_shared<Reducer>(parameters, rank_, options);
 }
 
 Loss Replica::loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
@@ -62,8 +69,8 @@ double Replica::weight_of(int64_t local_size, int64_t global_size) const {
 
 void Replica::backward_through(const std::function<void()>& compute) {
   RECORD_USER_SCOPE("lockstep::backward");
-  if (sync_ && reducer_) {
-    reducer_->average_during(compute);
+  if (sync_ && averaging_) {
+    averaging_->average_during(compute);
   } else {
     compute();
   }
@@ -71,7 +78,12 @@ void Replica::backward_through(const std::function<void()>& compute) {
 
 void Replica::set_sync(bool sync) {
   sync_ = sync;
-  if (reducer_) reducer_->listen(sync);
+  if (averaging_) averaging_->listen(sync);
+}
+
+void Replica::set_averaging(std::shared_ptr<Averaging> averaging) {
+  averaging_ = std::move(averaging);
+  averaging_->listen(sync_);
 }
 
 Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight)
@@ -112,6 +124,24 @@ double weight_of(const Replica& replica, int64_t local_size, int64_t global_size
 
 void backward_through(Replica& replica, const std::function<void()>& compute) {
   replica.backward_through(compute);
+}
+
+void set_averaging(Replica& replica, std::shared_ptr<Averaging> averaging) {
+  replica.set_averaging(std::move(averaging));
+}
+
+Rank& rank_of(Replica& replica) {
+  return replica.rank();
+}
+
+torch::nn::Module& module_of(Replica& replica) {
+  return replica.module();
+}
+
+std::string out_of_step(const Rank& rank, const std::string& user) {
+  return rank.name() + ": " + user + ": an earlier backward of this rank failed before its gradients were averaged, " +
+         "so it is out of step with the other ranks. End the run there. What failed: " +
+         exception_text(std::current_exception());
 }
 
 }  // namespace lockstep

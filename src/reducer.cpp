@@ -5,37 +5,19 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <lockstep/error.hpp>
 
 #include <algorithm>
-#include <exception>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <set>
 
 #include "cuda_graph.hpp"
-#include "exception_text.hpp"
 #include "flat_view.hpp"
 
 namespace lockstep {
 namespace {
-
-// Calls a function after a gradient has been accumulated.
-class Hook : public torch::autograd::FunctionPostHook {
- public:
-  explicit Hook(std::function<void()> function) : function_(std::move(function)) {}
-
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    function_();
-    return outputs;
-  }
-
- private:
-  const std::function<void()> function_;
-};
 
 std::string name_of(const Rank& rank) {
   return "rank " + std::to_string(rank.index()) + " (" + rank.device().str() + ")";
@@ -69,14 +51,7 @@ Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& paramete
   make_buckets(order, order.size());
 
   for (size_t i = 0; i < slots_.size(); ++i) {
-    slots_[i].accumulator = torch::autograd::impl::grad_accumulator(slots_[i].parameter);
-    slots_[i].hook = slots_[i].accumulator->add_post_hook(std::make_unique<Hook>([this, i] { on_gradient(i); }));
-  }
-}
-
-Reducer::~Reducer() {
-  for (auto& slot : slots_) {
-    if (slot.accumulator) slot.accumulator->del_post_hook(slot.hook);
+    slots_[i].hook = std::make_unique<GradientHook>(slots_[i].parameter, [this, i] { on_gradient(i); });
   }
 }
 
@@ -93,9 +68,7 @@ void Reducer::average_during(const std::function<void()>& backward) {
     const std::lock_guard lock(mutex_);
     active_ = false;
     open_.clear();
-    failure_ = name_of(rank_) + ": DataParallel: an earlier backward of this rank failed before its gradients were " +
-               "averaged, so it is out of step with the other ranks. End the run there. What failed: " +
-               exception_text(std::current_exception());
+    failure_ = out_of_step(rank_, "DataParallel");
     throw;
   }
 }

@@ -15,11 +15,11 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/Stream.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/variable.h>
 #include <lockstep/data_parallel.hpp>
 
-#include <cstdint>
+#include "averaging.hpp"
+#include "gradient_hook.hpp"
+
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -30,34 +30,25 @@
 
 namespace lockstep {
 
-class Reducer {
+class Reducer : public Averaging {
  public:
   // The parameters by name, in the order of registration. Those that need no gradient are left out and must stay so;
   // one of two names counts once. Throws Error: an option below 1.
   Reducer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, Rank& rank,
           const DataParallelOptions& options);
-  ~Reducer();  // takes the hooks off again: the module may live on
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Runs `backward`, which adds to the parameters' gradients, and returns when all gradients are averages over the
-  // ranks: also those that it did not touch (what they were before, or zero). All ranks must call it. If it throws,
-  // every later call throws an Error that says so, because this rank may owe the others buckets.
-  void average_during(const std::function<void()>& backward);
+  // Gradients that `backward` did not touch become averages of what they were before, or zero.
+  void average_during(const std::function<void()>& backward) override;
 
-  // Whether a gradient that is computed from now on is the last of its parameter in this backward, so that its bucket
-  // may go. So it is at first.
-  void listen(bool last);
+  void listen(bool last) override;
 
  private:
-  // 2.11 has a std::shared_ptr here, 2.15 an intrusive one.
-  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
-
   struct Slot {  // one parameter's place
     std::string name;
     at::Tensor parameter;
-    Accumulator accumulator = {};  // kept alive: autograd itself holds it only as long as a graph needs it
-    uintptr_t hook = 0;
+    std::unique_ptr<GradientHook> hook = {};
     size_t bucket = 0;
     at::Tensor view = {};  // in the bucket, with the parameter's shape and strides
     bool ready = false;

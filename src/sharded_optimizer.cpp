@@ -1,105 +1,84 @@
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/error.hpp>
 #include <lockstep/sharded_optimizer.hpp>
 
-#include "flat_view.hpp"
+#include "averaging.hpp"
+#include "sharded_parameters.hpp"
+#include "sharded_reducer.hpp"
+#include "sharded_state.hpp"
 
-#include <map>
 #include <set>
 #include <utility>
 
 namespace lockstep {
+namespace {
 
-ShardedOptimizer::ShardedOptimizer(const std::vector<at::Tensor>& parameters, Rank& rank, const Factory& make)
-    : rank_(rank) {
-  std::map<at::ScalarType, std::vector<at::Tensor>> by_type;
+ShardedOptions checked(const ShardedOptions& options, const Rank& rank) {
+  if (options.stage == 1 || options.stage == 2) {
+    if (options.bucket_bytes >= 1) return options;
+    throw Error(rank.name() + ": ShardedOptimizer: bucket_bytes is " + std::to_string(options.bucket_bytes) +
+                "; it must be at least 1");
+  }
+  throw Error(rank.name() + ": ShardedOptimizer: stage is " + std::to_string(options.stage) +
+              "; it must be 1 (optimizer state) or 2 (and gradients)");
+}
+
+std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const Rank& rank, const ShardedOptions& options) {
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
   std::set<const c10::TensorImpl*> seen;
-  for (const auto& parameter : parameters) {
-    if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    if (parameter.device() != rank.device()) {
-      throw Error(rank.name() + ": ShardedOptimizer: a parameter is on " + parameter.device().str() +
-                  "; move the module to the rank's device first, as DataParallel does");
-    }
-    by_type[parameter.scalar_type()].push_back(parameter);
+  for (const auto& item : module.named_parameters()) {
+    if (!item.value().requires_grad() || !seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    parameters.emplace_back(item.key(), item.value());
   }
-  if (by_type.empty()) throw Error(rank.name() + ": ShardedOptimizer: there is no parameter that needs a gradient");
+  if (parameters.empty()) throw Error(rank.name() + ": ShardedOptimizer: there is no parameter that needs a gradient");
+  return shard_parameters(parameters, rank, checked(options, rank).bucket_bytes);
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<ShardedBucket>& buckets, const Rank& rank,
+                                                      const ShardedOptimizer::Factory& make) {
   std::vector<at::Tensor> slices;
-  for (const auto& [type, of_type] : by_type) {
-    flats_.push_back(flatten(of_type));
-    slices.push_back(flats_.back().slice);
-  }
-  optimizer_ = make(slices);
-  if (!optimizer_) throw Error(rank.name() + ": ShardedOptimizer: the factory made no optimizer");
+  for (const auto& bucket : buckets) slices.push_back(bucket.slice);
+  auto optimizer = make(slices);
+  if (!optimizer) throw Error(rank.name() + ": ShardedOptimizer: the factory made no optimizer");
+  return optimizer;
 }
 
-ShardedOptimizer::Flat ShardedOptimizer::flatten(const std::vector<at::Tensor>& parameters) const {
-  const c10::NoGradGuard no_grad;
-  const int64_t ranks = rank_.world_size();
-  int64_t size = 0;
-  for (const auto& parameter : parameters) size += parameter.numel();
-  const int64_t of_each = (size + ranks - 1) / ranks;
+}  // namespace
 
-  Flat flat{parameters, {}, at::zeros({of_each * ranks}, parameters[0].options().requires_grad(false)), {}, {}};
-  flat.gradients = at::zeros_like(flat.values);
-  int64_t offset = 0;
-  for (auto& parameter : flat.parameters) {
-    const at::Tensor value = view_in_flat(parameter, flat.values, offset);
-    value.copy_(parameter);
-    flat.views.push_back(view_in_flat(parameter, flat.gradients, offset));
-    parameter.set_data(value);
-    offset += parameter.numel();
-  }
-  collect_gradients(flat);
-  flat.slice = flat.values.narrow(0, of_each * rank_.index(), of_each).variable_data();
-  flat.slice.requires_grad_();
-  flat.slice.mutable_grad() = at::zeros_like(flat.slice);
-  return flat;
+ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Factory& make, const ShardedOptions& options)
+    : replica_(std::move(replica)),
+      rank_(rank_of(*replica_)),
+      buckets_(buckets_of(module_of(*replica_), rank_, options)),
+      reducer_(std::make_shared<ShardedReducer>(buckets_, rank_, options)),
+      optimizer_(optimizer_of(buckets_, rank_, make)) {
+  set_averaging(*replica_, reducer_);
 }
 
-// Backward adds to gradients that are there already, so mostly they are where they should be.
-void ShardedOptimizer::collect_gradients(Flat& flat) const {
-  for (size_t i = 0; i < flat.parameters.size(); ++i) {
-    auto& gradient = flat.parameters[i].mutable_grad();
-    const at::Tensor& view = flat.views[i];
-    if (!gradient.defined()) {
-      view.zero_();
-    } else if (gradient.layout() != at::kStrided) {
-      throw Error(rank_.name() + ": ShardedOptimizer: a gradient is sparse; build its Embedding with sparse(false)");
-    } else if (!same_memory(gradient, view)) {
-      view.copy_(gradient);
-    }
-    gradient = view;
-  }
+ShardedOptimizer::~ShardedOptimizer() {
+  reducer_->end(rank_.name() +
+                ": ShardedOptimizer: the one that averaged this DataParallel's gradients is gone; keep " +
+                "it as long as you train, or make another one");
 }
 
 void ShardedOptimizer::zero_grad() {
-  for (auto& flat : flats_) {
-    for (auto& parameter : flat.parameters) parameter.mutable_grad().reset();
-    const c10::NoGradGuard no_grad;
-    collect_gradients(flat);
-  }
+  reducer_->zero_grad();
 }
 
 void ShardedOptimizer::step() {
   const c10::NoGradGuard no_grad;
-  const int64_t ranks = rank_.world_size();
-  for (auto& flat : flats_) {
-    collect_gradients(flat);
-    std::vector<std::vector<at::Tensor>> shares{flat.gradients.chunk(ranks)};
-    std::vector<at::Tensor> mean{flat.slice.mutable_grad()};
-    c10d::ReduceScatterOptions options;
-    options.reduceOp = c10d::ReduceOp::AVG;
-    rank_.backend().reduce_scatter(mean, shares, options)->wait();
-  }
+  reducer_->use();
   optimizer_->step();
-  for (auto& flat : flats_) {
-    std::vector<std::vector<at::Tensor>> all{flat.values.chunk(ranks)};
-    std::vector<at::Tensor> mine{flat.slice.detach()};
-    rank_.backend().allgather(all, mine, c10d::AllgatherOptions{})->wait();
-  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> values;
+  for (const auto& bucket : buckets_) values.emplace_back(bucket.values, bucket.slice);
+  gather_slices(values, rank_);
+}
+
+ShardedOptimizer::State ShardedOptimizer::state() {
+  return whole_state(*optimizer_, buckets_, rank_);
+}
+
+void ShardedOptimizer::load_state(const State& state) {
+  load_slices_of_state(*optimizer_, buckets_, rank_, state);
 }
 
 }  // namespace lockstep

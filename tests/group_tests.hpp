@@ -79,6 +79,14 @@ class CountingBackend : public c10d::Backend {
     calls_->push_back("allgather");
     return backend_->allgather(outputs, inputs, options);
   }
+  Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    calls_->push_back("allgather");
+    return backend_->_allgather_base(output, input, options);
+  }
+  Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
+    calls_->push_back("reduce_scatter");
+    return backend_->_reduce_scatter_base(output, input, options);
+  }
   Work reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                       const c10d::ReduceScatterOptions& options) override {
     calls_->push_back("reduce_scatter");

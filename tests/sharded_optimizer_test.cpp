@@ -1,4 +1,4 @@
-// ShardedOptimizer over 1 to 4 CPU ranks, against the same optimizer on whole parameters.
+// ShardedOptimizer over 1 to 4 CPU ranks, both stages, against the same optimizer on whole parameters.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel.hpp>
@@ -6,14 +6,16 @@
 
 #include "group_tests.hpp"
 
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace lockstep {
 namespace {
 
-using testing::ElementsAre;
+using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
@@ -77,42 +79,149 @@ Net copy_of(const Net& net) {
   return {std::dynamic_pointer_cast<NetImpl>(net->clone())};
 }
 
+// The optimizer of whole parameters, on one device.
+Net trained_whole(const Net& start, const std::vector<Batch>& batches, const ShardedOptimizer::Factory& make) {
+  Net net = copy_of(start);
+  std::vector<Tensor> learnt;
+  for (const auto& parameter : net->parameters()) {
+    if (parameter.requires_grad()) learnt.push_back(parameter);
+  }
+  const auto whole = make(learnt);
+  for (const auto& batch : batches) {
+    whole->zero_grad(/*set_to_none=*/false);
+    net->loss(net->forward(batch.x), batch.y).backward();
+    if (!net->unused.grad().defined()) net->unused.mutable_grad() = torch::zeros_like(net->unused);
+    whole->step();
+  }
+  return net;
+}
+
+void expect_trained_alike(const NetImpl& net, const Net& expected, Rank& rank, const std::string& where) {
+  for (const auto& item : net.named_parameters()) {
+    const std::string what = where + item.key();
+    const bool single_precision = item.value().scalar_type() == torch::kFloat;
+    expect_near(item.value().detach(), expected->named_parameters()[item.key()].detach(),
+                single_precision ? 1e-5 : 1e-12, what);
+    expect_equal_on_all_ranks(item.value(), rank, what);
+  }
+}
+
+void backward(DataParallel<NetImpl>& net, const Batch& batch, const Rank& rank) {
+  net.loss(part_for(batch, rank), [&](const Tensor& y_hat, const Tensor& y) { return net->loss(y_hat, y); }).backward();
+}
+
+// 256 bytes: four buckets of float64 and one of float32.
+std::vector<ShardedOptions> ways() {
+  return {{.stage = 1},
+          {.stage = 1, .bucket_bytes = 256},
+          {.stage = 2, .bucket_bytes = 256},
+          {.stage = 2, .bucket_bytes = 256, .overlap = false}};
+}
+
 TEST_P(Worlds, UpdatesAreThoseOfTheWholeOptimizer) {
   for (const auto& [name, make] : cases()) {
-    Net start, single = copy_of(start);
+    const Net start;
     const auto batches = make_batches();
-    std::vector<Tensor> learnt;
-    for (const auto& parameter : single->parameters()) {
-      if (parameter.requires_grad()) learnt.push_back(parameter);
-    }
-    const auto whole = make(learnt);
-    for (const auto& batch : batches) {
-      whole->zero_grad(/*set_to_none=*/false);
-      single->loss(single->forward(batch.x), batch.y).backward();
-      if (!single->unused.grad().defined()) single->unused.mutable_grad() = torch::zeros_like(single->unused);
-      whole->step();
-    }
-    for (const bool average : {false, true}) {
-      if (average && name != "SGD") continue;
+    const Net whole = trained_whole(start, batches, make);
+    for (const auto& options : ways()) {
+      const bool average = options.stage == 1;  // is of no account
       on_ranks([&, &name = name, &make = make](Rank& rank) {
         DataParallel net(copy_of(start), rank, {.average = average});
-        ShardedOptimizer sharded(net->parameters(), rank, make);
+        ShardedOptimizer sharded(net, make, options);
         for (size_t step = 0; step < batches.size(); ++step) {
           step % 2 == 0 ? sharded.zero_grad() : net->zero_grad();
-          const auto criterion = [&](const Tensor& y_hat, const Tensor& y) { return net->loss(y_hat, y); };
-          net.loss(part_for(batches[step], rank), criterion).backward();
+          backward(net, batches[step], rank);
+          EXPECT_EQ(net->linear->weight.grad().defined(), options.stage == 1);
           sharded.step();
         }
-        for (const auto& item : net->named_parameters()) {
-          const std::string what = name + (average ? ", averaged before, " : ", ") + item.key();
-          const bool single_precision = item.value().scalar_type() == torch::kFloat;
-          expect_near(item.value().detach(), single->named_parameters()[item.key()].detach(),
-                      single_precision ? 1e-5 : 1e-12, what);
-          expect_equal_on_all_ranks(item.value(), rank, what);
-        }
+        expect_trained_alike(*net, whole, rank, name + " ");
         EXPECT_EQ(net->conv->weight.strides(), start->conv->weight.strides());
       });
     }
+  }
+}
+
+// What each backward adds: under no_sync on the rank, with stage 2 in the slice.
+TEST_P(Worlds, AccumulatesOverBackwards) {
+  const Net start;
+  const auto batches = make_batches();
+  Net whole = copy_of(start);
+  optim::SGD sgd(whole->parameters(), 0.1);
+  for (const auto& batch : batches) whole->loss(whole->forward(batch.x), batch.y).backward();
+  sgd.step();
+  const auto make = [](auto slices) { return std::make_unique<optim::SGD>(slices, 0.1); };
+  for (const auto& options : ways()) {
+    for (const size_t unreduced : {0, 2, 3}) {
+      on_ranks([&](Rank& rank) {
+        DataParallel net(copy_of(start), rank);
+        ShardedOptimizer sharded(net, make, options);
+        backward(net, batches[0], rank);
+        sharded.zero_grad();  // of what came before nothing is left
+        for (size_t i = 0; i < batches.size(); ++i) {
+          std::optional<NoSync> no_sync;
+          if (i < unreduced) no_sync.emplace(net.replica());
+          backward(net, batches[i], rank);
+        }
+        sharded.step();
+        expect_trained_alike(*net, whole, rank, std::to_string(unreduced) + " unreduced, ");
+      });
+    }
+    on_ranks([&](Rank& rank) {  // several backwards that are one for DataParallel, as a pipeline's microbatches are
+      DataParallel net(copy_of(start), rank);
+      ShardedOptimizer sharded(net, make, options);
+      net.backward_through([&] {
+        for (size_t i = 0; i < batches.size(); ++i) {
+          std::optional<NoSync> more_to_come;
+          if (i + 1 < batches.size()) more_to_come.emplace(net.replica());
+          const Batch part = part_for(batches[i], rank);
+          if (part.size() == 0) continue;
+          const Tensor loss = net->loss(net(part.x), part.y);
+          loss.backward(torch::full_like(loss, net.weight_of(part.size(), part.global_size)));
+        }
+      });
+      sharded.step();
+      expect_trained_alike(*net, whole, rank, "in one, ");
+    });
+  }
+}
+
+// Of each step one branch, on some ranks or on all.
+struct BranchesImpl : nn::Cloneable<BranchesImpl> {
+  BranchesImpl() { reset(); }
+  void reset() override {
+    for (auto& [name, branch] : branches) {
+      branch = register_module(name, nn::Linear(6, 4));
+      branch->to(torch::kDouble);
+    }
+  }
+  Tensor forward(const Tensor& x) { return branches[branch].second(x); }
+  std::vector<std::pair<std::string, nn::Linear>> branches{{"a", nullptr}, {"b", nullptr}, {"c", nullptr}};
+  size_t branch = 0;
+};
+
+TEST_P(Worlds, ParametersWithoutGradientCountAsZeros) {
+  const auto start = std::make_shared<BranchesImpl>();
+  const Batch batch{torch::randn({5, 6}, torch::kDouble), torch::randint(4, {5}), 5};
+  const auto make = cases()[0].make;
+  for (const auto& options : ways()) {
+    on_ranks([&](Rank& rank) {
+      const auto copy = [&] { return std::dynamic_pointer_cast<BranchesImpl>(start->clone()); };
+      DataParallel net(copy(), rank), replicated(copy(), rank);
+      ShardedOptimizer sharded(net, make, options);
+      const auto whole = make(replicated->parameters());
+      for (size_t step = 0; step < 4; ++step) {
+        net->branch = replicated->branch = step < 2 ? static_cast<size_t>(rank.index()) % 2 : 1;
+        sharded.zero_grad();
+        whole->zero_grad(/*set_to_none=*/false);
+        net.loss(part_for(batch, rank), F::cross_entropy).backward();
+        replicated.loss(part_for(batch, rank), F::cross_entropy).backward();
+        sharded.step();
+        whole->step();
+      }
+      for (const auto& item : net->named_parameters()) {
+        expect_near(item.value().detach(), replicated->named_parameters()[item.key()].detach(), 1e-12, item.key());
+      }
+    });
   }
 }
 
@@ -128,8 +237,8 @@ int64_t state_bytes(const optim::Optimizer& adam) {
 TEST_P(Worlds, StateOfEachRankIsItsShareOfTheWhole) {
   on_ranks([](Rank& rank) {
     DataParallel net(nn::Linear(15, 64), rank, {.average = false});  // 1024 values
-    ShardedOptimizer adam(net->parameters(), rank,
-                          [](auto slices) { return std::make_unique<optim::Adam>(slices, optim::AdamOptions(0.1)); });
+    ShardedOptimizer adam(
+        net, [](auto slices) { return std::make_unique<optim::Adam>(slices, optim::AdamOptions(0.1)); }, {.stage = 2});
     const Batch batch{torch::ones({2, 15}), torch::zeros({2}, torch::kLong), 2 * rank.world_size()};
     net.loss(batch, F::cross_entropy).backward();
     adam.step();
@@ -138,52 +247,101 @@ TEST_P(Worlds, StateOfEachRankIsItsShareOfTheWhole) {
   });
 }
 
-TEST(ShardedOptimizer, ReducesAndGathersOncePerStep) {
-  run(cpus(2), [](Rank& rank) {
-    const auto calls = std::make_shared<CountingBackend::Calls>();
-    Rank counting = counted(rank, calls);
-    DataParallel net(nn::Linear(3, 2), counting, {.average = false});
-    ShardedOptimizer sgd(net->parameters(), counting, cases()[0].make);
-    calls->clear();
-    net.loss({torch::ones({1, 3}), torch::zeros({1}, torch::kLong), 2}, F::cross_entropy).backward();
-    sgd.step();
-    EXPECT_THAT(*calls, ElementsAre("reduce_scatter", "allgather"));
-  });
+std::map<std::string, Tensor> by_name(const ShardedOptimizer::State& state) {
+  return {state.begin(), state.end()};
 }
 
-TEST(ShardedOptimizer, AccumulatesOverBackwards) {
-  torch::manual_seed(3);
-  Net start, single = copy_of(start);
+TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
+  torch::manual_seed(5);
+  const Net start;
   const auto batches = make_batches();
-  optim::SGD whole(single->parameters(), 0.1);
-  for (const auto& batch : batches) F::cross_entropy(single->forward(batch.x), batch.y).backward();
-  whole.step();
-  run(cpus(3), [&](Rank& rank) {
-    DataParallel net(copy_of(start), rank, {.average = false});
-    ShardedOptimizer sgd(net->parameters(), rank, [](auto s) { return std::make_unique<optim::SGD>(s, 0.1); });
-    for (const auto& batch : batches) net.loss(part_for(batch, rank), F::cross_entropy).backward();
-    sgd.step();
-    expect_near(net->linear->weight.detach(), single->linear->weight.detach(), 1e-12, "linear.weight");
-  });
+  const std::vector<Batch> first(batches.begin(), batches.begin() + 2);
+  for (const auto& [name, make] : cases()) {
+    const Net whole = trained_whole(start, batches, make);
+    ShardedOptimizer::State kept;
+    Net half = copy_of(start);
+    run(cpus(3), [&, &make = make](Rank& rank) {
+      DataParallel net(copy_of(start), rank);
+      ShardedOptimizer sharded(net, make, {.stage = 2, .bucket_bytes = 256});
+      for (const auto& batch : first) {
+        backward(net, batch, rank);
+        sharded.step();
+      }
+      const auto state = sharded.state();
+      for (const auto& [key, value] : state) expect_equal_on_all_ranks(value, rank, key);
+      if (rank.index() == 0) {
+        kept = state;
+        const torch::NoGradGuard no_grad;
+        for (auto& item : half->named_parameters()) item.value().copy_(net->named_parameters()[item.key()]);
+      }
+    });
+    const std::string member = name == "SGD" ? "momentum_buffer" : "exp_avg";
+    EXPECT_EQ(by_name(kept).at(member + ".conv.weight").sizes(), start->conv->weight.sizes());
+    EXPECT_EQ(by_name(kept).count(member + ".frozen"), 0);
+    if (name != "SGD") EXPECT_EQ(by_name(kept).at("step.linear.bias").item<int64_t>(), 2);
+    run(cpus(2), [&, &make = make, &name = name](Rank& rank) {
+      DataParallel net(copy_of(half), rank);
+      ShardedOptimizer sharded(net, make, {.stage = 1, .bucket_bytes = 500});
+      sharded.load_state(kept);
+      for (size_t step = 2; step < batches.size(); ++step) {
+        sharded.zero_grad();
+        backward(net, batches[step], rank);
+        sharded.step();
+      }
+      expect_trained_alike(*net, whole, rank, name + " resumed, ");
+    });
+  }
 }
 
-TEST(ShardedOptimizer, SaysWhatItCannotShard) {
+TEST(ShardedOptimizer, SaysWhatItCannotDo) {
   const auto nothing = [](auto) { return std::unique_ptr<optim::Optimizer>(); };
   const auto sgd = [](auto slices) { return std::make_unique<optim::SGD>(slices, 0.1); };
-  EXPECT_THAT(error_on_ranks(1, [&](Rank& rank) { ShardedOptimizer({torch::ones({2})}, rank, sgd); }),
+  const auto error_with = [&](auto&& use, const ShardedOptions& options = {}) {
+    return error_on_ranks(1, [&](Rank& rank) {
+      DataParallel net(nn::Linear(2, 2), rank);
+      ShardedOptimizer sharded(net, sgd, options);
+      use(net, sharded);
+    });
+  };
+  EXPECT_THAT(error_with([](auto&, auto&) {}, {.stage = 3}), HasSubstr("stage is 3"));
+  EXPECT_THAT(error_with([](auto&, auto&) {}, {.bucket_bytes = 0}), HasSubstr("bucket_bytes is 0"));
+  EXPECT_THAT(error_with([](auto&, auto& sharded) { sharded.step(); }), HasSubstr("no averaged gradients"));
+  EXPECT_THAT(error_with([](auto& net, auto& sharded) {
+                const auto guard = net.no_sync();
+                net.loss({torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1}, F::cross_entropy).backward();
+                sharded.step();
+              }),
+              HasSubstr("outside of no_sync()"));
+  EXPECT_THAT(error_with([](auto&, auto& sharded) {
+                sharded.load_state({{"step.other", torch::zeros({})}});
+              }),
+              HasSubstr("no place for the state 'step.other'"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(nn::ReLU(), rank);
+                               ShardedOptimizer(net, sgd);
+                             }),
               HasSubstr("no parameter that needs a gradient"));
-  const auto weights = [] { return std::vector<Tensor>{torch::ones({2}).requires_grad_()}; };
-  EXPECT_THAT(error_on_ranks(1, [&](Rank& rank) { ShardedOptimizer(weights(), rank, nothing); }),
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(nn::Linear(2, 2), rank);
+                               ShardedOptimizer(net, nothing);
+                             }),
               HasSubstr("made no optimizer"));
   EXPECT_THAT(error_on_ranks(1,
                              [&](Rank& rank) {
-                               nn::Embedding table(nn::EmbeddingOptions(4, 2).sparse(true));
-                               ShardedOptimizer sharded(table->parameters(), rank, sgd);
-                               table->zero_grad();
-                               table(torch::tensor({1})).sum().backward();
-                               sharded.step();
+                               DataParallel net(nn::Linear(2, 2), rank);
+                               { ShardedOptimizer(net, sgd); }
+                               net.backward_through([] {});
                              }),
-              HasSubstr("sparse"));
+              HasSubstr("is gone"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel table(nn::Embedding(nn::EmbeddingOptions(4, 2).sparse(true)), rank);
+                               ShardedOptimizer sharded(table, sgd);
+                               table.mean(table(torch::tensor({1})).sum(), 1, 1).backward();
+                             }),
+              AllOf(HasSubstr("weight"), HasSubstr("sparse")));
 }
 
 }  // namespace

@@ -1,0 +1,67 @@
+#include "sharded_parameters.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include "flat_view.hpp"
+
+#include <map>
+
+namespace lockstep {
+namespace {
+
+void flatten(ShardedBucket& bucket, const Rank& rank) {
+  const c10::NoGradGuard no_grad;
+  const int64_t ranks = rank.world_size(), of_each = (bucket.size + ranks - 1) / ranks;
+  bucket.values = at::zeros({of_each * ranks}, bucket.places[0].parameter.options().requires_grad(false));
+  for (auto& place : bucket.places) {
+    const at::Tensor value = ShardedBucket::view(place, bucket.values);
+    value.copy_(place.parameter);
+    place.parameter.set_data(value);
+  }
+  bucket.slice = slice_of_flat(bucket.values, rank).variable_data();
+  bucket.slice.requires_grad_();
+  bucket.slice.mutable_grad() = at::zeros_like(bucket.slice);
+}
+
+}  // namespace
+
+at::Tensor ShardedBucket::view(const Place& place, const at::Tensor& flat) {
+  return view_in_flat(place.parameter, flat, place.offset);
+}
+
+std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+                                            const Rank& rank, int64_t bucket_bytes) {
+  std::vector<ShardedBucket> buckets;
+  std::map<at::ScalarType, ShardedBucket> filling;
+  for (size_t i = parameters.size(); i-- > 0;) {
+    const auto& [name, parameter] = parameters[i];
+    const auto type = parameter.scalar_type();
+    ShardedBucket& bucket = filling[type];
+    bucket.places.push_back({name, parameter, bucket.size});
+    bucket.size += parameter.numel();
+    if (bucket.size * static_cast<int64_t>(parameter.element_size()) < bucket_bytes) continue;
+    buckets.push_back(std::move(bucket));
+    filling.erase(type);
+  }
+  for (auto& [type, bucket] : filling) buckets.push_back(std::move(bucket));
+  for (auto& bucket : buckets) flatten(bucket, rank);
+  return buckets;
+}
+
+at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank) {
+  const int64_t of_each = flat.numel() / rank.world_size();
+  return flat.narrow(0, of_each * rank.index(), of_each);
+}
+
+void gather_slices(const std::vector<std::pair<at::Tensor, at::Tensor>>& flats_and_slices, Rank& rank) {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (const auto& [flat, slice] : flats_and_slices) {
+    at::Tensor all = flat, mine = slice.detach();
+    works.push_back(rank.backend()._allgather_base(all, mine, c10d::AllgatherOptions{}));
+  }
+  for (const auto& work : works) work->wait();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,246 @@
+#include "sharded_reducer.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <lockstep/error.hpp>
+
+#include "flat_view.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+namespace lockstep {
+
+ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, Rank& rank, const ShardedOptions& options)
+    : rank_(rank), options_(options), order_(buckets.size()), learned_(buckets.size() < 2) {
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  for (const auto& parameters : buckets) {
+    Bucket bucket{.parameters = parameters, .slots = {}, .gradient = parameters.slice.grad()};
+    for (const auto& place : parameters.places) {
+      bucket.slots.push_back(slots_.size());
+      slots_.push_back({.place = place, .bucket = buckets_.size()});
+    }
+    int64_t& largest = largest_[parameters.values.scalar_type()];
+    largest = std::max(largest, parameters.values.numel());
+    buckets_.push_back(std::move(bucket));
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    slots_[i].hook = std::make_unique<GradientHook>(slots_[i].place.parameter, [this, i] { on_gradient(i); });
+  }
+  if (!keeps_whole()) return;
+  for (auto& bucket : buckets_) take_memory(bucket);
+}
+
+// ---- Gradients and their memory.
+
+// All pieces of a type are as large as its largest bucket, so that they fit every bucket.
+void ShardedReducer::take_memory(Bucket& bucket) {
+  const at::Tensor& values = bucket.parameters.values;
+  if (keeps_whole()) {
+    bucket.memory = at::zeros_like(values);
+  } else {
+    auto& spare = spare_[values.scalar_type()];
+    if (spare.empty()) spare.push_back(at::empty({largest_.at(values.scalar_type())}, values.options()));
+    bucket.piece = spare.back();
+    spare.pop_back();
+    bucket.memory = bucket.piece.narrow(0, 0, values.numel());
+    bucket.memory.narrow(0, bucket.parameters.size, values.numel() - bucket.parameters.size).zero_();
+  }
+  for (const size_t slot : bucket.slots) slots_[slot].view = ShardedBucket::view(slots_[slot].place, bucket.memory);
+}
+
+void ShardedReducer::give_memory(Bucket& bucket) {
+  for (const size_t slot : bucket.slots) slots_[slot].view.reset();
+  bucket.memory.reset();
+  spare_[bucket.piece.scalar_type()].push_back(std::exchange(bucket.piece, {}));
+}
+
+// With stage 1 .grad is the view, and grows there; with stage 2 it is gone afterwards.
+void ShardedReducer::collect(Slot& slot) {
+  const c10::AutoGradMode no_grad(false);
+  if (!slot.view.defined()) take_memory(buckets_[slot.bucket]);
+  auto& gradient = slot.place.parameter.mutable_grad();
+  const bool grows = !keeps_whole() && slot.ready;  // by a backward inside the backward
+  if (!gradient.defined()) {
+    if (!grows) slot.view.zero_();
+  } else if (gradient.layout() != at::kStrided) {
+    throw Error(rank_.name() + ": ShardedOptimizer: the gradient of " + slot.place.name +
+                " is sparse, which cannot be averaged; build its Embedding with sparse(false)");
+  } else if (grows) {
+    slot.view.add_(gradient);
+  } else if (!same_memory(gradient, slot.view)) {
+    slot.view.copy_(gradient);
+  }
+  if (keeps_whole()) {
+    gradient = slot.view;
+  } else {
+    gradient.reset();
+  }
+}
+
+void ShardedReducer::zero_grad() {
+  const std::lock_guard lock(mutex_);
+  const c10::NoGradGuard no_grad;
+  for (auto& slot : slots_) slot.place.parameter.mutable_grad().reset();
+  for (auto& bucket : buckets_) {
+    bucket.adds = false;
+    if (!keeps_whole()) continue;
+    bucket.memory.zero_();
+    for (const size_t slot : bucket.slots) slots_[slot].place.parameter.mutable_grad() = slots_[slot].view;
+  }
+  averaged_ = false;
+}
+
+void ShardedReducer::use() {
+  const std::lock_guard lock(mutex_);
+  if (!averaged_) {
+    throw Error(rank_.name() + ": ShardedOptimizer: there are no averaged gradients to step with. Call " +
+                "DataParallel's loss(…).backward(), outside of no_sync(), before each step()");
+  }
+  for (auto& bucket : buckets_) bucket.parameters.slice.mutable_grad() = bucket.gradient;
+  if (keeps_whole()) return;
+  averaged_ = false;
+  for (auto& bucket : buckets_) bucket.adds = false;
+}
+
+// ---- A backward.
+
+void ShardedReducer::average_during(const std::function<void()>& backward) {
+  if (!failure_.empty()) throw Error(failure_);
+  try {
+    start();
+    backward();
+    finish();
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    active_ = false;
+    open_.clear();
+    failure_ = out_of_step(rank_, "ShardedOptimizer");
+    throw;
+  }
+}
+
+void ShardedReducer::listen(bool last) {
+  const std::lock_guard lock(mutex_);
+  listening_ = last;
+}
+
+void ShardedReducer::end(const std::string& reason) {
+  failure_ = reason;
+}
+
+void ShardedReducer::start() {
+  const std::lock_guard lock(mutex_);
+  for (auto& slot : slots_) slot.ready = false;
+  for (auto& bucket : buckets_) {
+    bucket.missing = bucket.slots.size();
+    bucket.posted = false;
+  }
+  completed_.clear();
+  next_ = 0;
+  active_ = true;
+}
+
+void ShardedReducer::on_gradient(size_t index) {
+  const std::lock_guard lock(mutex_);
+  if (!active_) return;
+  Slot& slot = slots_[index];
+  Bucket& bucket = buckets_[slot.bucket];
+  if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
+    if (bucket.posted) {
+      throw Error(rank_.name() + ": ShardedOptimizer: the gradient of " + slot.place.name +
+                  " grew again after it had been averaged, in the same backward. Use the option overlap = false");
+    }
+    return collect(slot);
+  }
+  if (!listening_) return;
+  collect(slot);
+  slot.ready = true;
+  if (--bucket.missing == 0) completed_.push_back(slot.bucket);
+  if (!options_.overlap) return;
+  post_ready_buckets();
+  poll();
+}
+
+void ShardedReducer::post_ready_buckets() {
+  while (next_ < order_.size() && buckets_[order_[next_]].missing == 0) post(buckets_[order_[next_]]);
+}
+
+// In stage 2 this waits, inside of backward, for the bucket before: a rank that is far ahead of the others would keep
+// all of its gradients.
+void ShardedReducer::post(Bucket& bucket) {
+  if (!keeps_whole() && !open_.empty()) complete_oldest();
+  const size_t index = order_[next_];
+  if (auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE)) {
+    bucket.range = std::make_unique<at::RecordFunction>(std::move(*callbacks));
+    bucket.range->_setAsync();
+    bucket.range->before("lockstep::bucket " + std::to_string(index) + " reduce_scatter");
+  }
+  const c10::AutoGradMode no_grad(false);
+  bucket.average = bucket.adds ? at::empty_like(bucket.gradient) : bucket.gradient;
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = c10d::ReduceOp::AVG;
+  bucket.work = rank_.backend()._reduce_scatter_base(bucket.average, bucket.memory, options);
+  bucket.posted = true;
+  ++next_;
+  open_.push_back(index);
+}
+
+void ShardedReducer::complete_oldest() {
+  const c10::AutoGradMode no_grad(false);
+  Bucket& bucket = buckets_[open_.front()];
+  bucket.work->wait();
+  open_.pop_front();
+  bucket.work.reset();
+  bucket.range.reset();
+  if (bucket.adds) bucket.gradient.add_(bucket.average);
+  bucket.average.reset();
+  if (keeps_whole()) return;
+  bucket.adds = true;
+  give_memory(bucket);
+}
+
+// On GPUs a work that is found complete would make backward's stream wait for it; NCCL gets on by itself.
+void ShardedReducer::poll() {
+  if (!rank_.device().is_cpu()) return;
+  for (const size_t index : open_) buckets_[index].work->isCompleted();
+}
+
+void ShardedReducer::finish() {
+  const std::lock_guard lock(mutex_);
+  active_ = false;
+  while (next_ < order_.size()) {
+    Bucket& bucket = buckets_[order_[next_]];
+    for (const size_t slot : bucket.slots) {
+      if (!slots_[slot].ready) collect(slots_[slot]);
+    }
+    post(bucket);
+  }
+  while (!open_.empty()) complete_oldest();
+  averaged_ = true;
+  if (!learned_) learn_order();
+}
+
+// One broadcast tells every rank in which order rank 0 completed its buckets; those that it did not complete come last.
+void ShardedReducer::learn_order() {
+  std::vector<int64_t> order(completed_.begin(), completed_.end());
+  for (const size_t bucket : order_) {
+    if (std::find(completed_.begin(), completed_.end(), bucket) == completed_.end()) {
+      order.push_back(static_cast<int64_t>(bucket));
+    }
+  }
+  const bool saw_gradients = std::any_of(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.ready; });
+  order.push_back(saw_gradients ? 1 : 0);
+  const at::Tensor table = at::tensor(order, at::kLong).to(rank_.device());
+  rank_.broadcast(table);
+  const at::Tensor first = table.cpu();
+  const auto cells = first.accessor<int64_t, 1>();
+  for (size_t i = 0; i < order_.size(); ++i) order_[i] = static_cast<size_t>(cells[static_cast<int64_t>(i)]);
+  learned_ = cells[static_cast<int64_t>(order_.size())] == 1;
+}
+
+}  // namespace lockstep
