@@ -48,6 +48,7 @@
 #include <lockstep/pipeline.hpp>
 #include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/plan.hpp>
+#include <lockstep/power_sgd.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/residual_block.hpp>
 #include <lockstep/running_statistics.hpp>
