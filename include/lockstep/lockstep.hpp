@@ -34,6 +34,7 @@
 #include <lockstep/lars.hpp>
 #include <lockstep/layer_profile.hpp>
 #include <lockstep/learning_rate.hpp>
+#include <lockstep/local_sgd.hpp>
 #include <lockstep/mesh.hpp>
 #include <lockstep/metrics.hpp>
 #include <lockstep/model_profile.hpp>
