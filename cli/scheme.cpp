@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "memory_meter.hpp"
-#include "observed_backend.hpp"
+#include "traffic.hpp"
 
 namespace lockstep::cli {
 
@@ -23,36 +23,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int warm_up = 2;  // the first learns the buckets' order, and makes the optimizer's state
 
-// What one rank sends, and how long its thread is in calls to the others.
-class Traffic : public CallObserver {
- public:
-  void posts(c10d::OpType type, int64_t bytes, int ranks) override {
-    const auto others = static_cast<double>(ranks - 1);
-    const auto size = static_cast<double>(bytes);
-    switch (type) {
-      case c10d::OpType::SEND:
-        sent += size;
-        break;
-      case c10d::OpType::ALLREDUCE:
-        sent += 2 * others / ranks * size;
-        break;
-      case c10d::OpType::BROADCAST:
-        sent += others / ranks * size;  // as a chain sends it, in many pieces
-        break;
-      default:
-        sent += others * size;  // of what is gathered or scattered
-    }
-  }
-  void spent(double more) override { seconds += more; }
-
-  double sent = 0;
-  double seconds = 0;
-};
-
 int64_t state_bytes(const torch::optim::SGD& sgd) {
   int64_t bytes = 0;
   for (const auto& [parameter, state] : sgd.state()) {
-    bytes += bytes_of({static_cast<const torch::optim::SGDParamState&>(*state).momentum_buffer()});
+    bytes += bytes_in({static_cast<const torch::optim::SGDParamState&>(*state).momentum_buffer()});
   }
   return bytes;
 }
@@ -65,8 +39,7 @@ struct Samples {
 Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options, const Dataset& images) {
   MemoryMeter meter;
   auto traffic = std::make_shared<Traffic>();
-  Rank rank =
-      world.wrapped([traffic](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, traffic); });
+  Rank rank = observed(world, traffic);
   SplitModel net(make_model(options.model), rank, scheme.split);
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
   Samples samples;
@@ -98,8 +71,8 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     ++step;
   }
   samples.cost.final_loss = last_loss;
-  samples.cost.parameters = bytes_of(net.parameters()) + bytes_of(net.module()->buffers());
-  for (const auto& parameter : net.parameters()) samples.cost.gradients += bytes_of({parameter.grad()});
+  samples.cost.parameters = bytes_in(net.parameters()) + bytes_in(net.module()->buffers());
+  for (const auto& parameter : net.parameters()) samples.cost.gradients += bytes_in({parameter.grad()});
   samples.cost.optimizer_state = state_bytes(sgd);
   return samples;
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace lockstep {
 
@@ -11,6 +12,11 @@ namespace lockstep {
 // parameter. variable_data: the same memory, but no view in autograd's eyes, whose detach_() an optimizer's zero_grad()
 // could not do.
 at::Tensor view_in_flat(const at::Tensor& tensor, const at::Tensor& flat, int64_t offset);
+
+// A copy of the tensors' values, one after the other, each in the order of its rows whatever its strides; and views of
+// such a flat tensor, in the tensors' shapes.
+at::Tensor flat_copy(const std::vector<at::Tensor>& tensors);
+std::vector<at::Tensor> parts_like(const std::vector<at::Tensor>& tensors, const at::Tensor& flat);
 
 // Whether both are the same values at the same addresses.
 bool same_memory(const at::Tensor& a, const at::Tensor& b);

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -23,6 +24,17 @@ std::string name_of(const Rank& rank) {
   return "rank " + std::to_string(rank.index()) + " (" + rank.device().str() + ")";
 }
 
+// `later` waits for all that is on `earlier` by now; the CPU does not.
+void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
+  c10::Event event(earlier.device_type());
+  event.record(earlier);
+  event.block(later);
+}
+
+c10::Stream current_stream(const c10::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
 }  // namespace
 
 Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, Rank& rank,
@@ -35,6 +47,11 @@ Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& paramete
   }
   if (!rank_.device().is_cpu()) {
     poll_stream_ = c10::impl::VirtualGuardImpl(rank_.device().type()).getStreamFromGlobalPool(rank_.device());
+  }
+  if (options_.hook && options_.hook->taken_.exchange(true)) {
+    throw Error(name_of(rank_) +
+                ": DataParallel: its communication hook is another DataParallel's already; make one for each rank, "
+                "in the function that run() calls");
   }
   std::set<const c10::TensorImpl*> seen;
   for (const auto& [name, parameter] : parameters) {
@@ -55,10 +72,19 @@ Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& paramete
   }
 }
 
+Reducer::~Reducer() {
+  if (options_.hook) options_.hook->taken_ = false;
+}
+
 void Reducer::average_during(const std::function<void()>& backward) {
   if (!failure_.empty()) throw Error(failure_);
   try {
     check_that_frozen_stay_frozen();
+    if (options_.hook && poll_stream_ && is_recording()) {
+      throw Error(name_of(rank_) +
+                  ": DataParallel: a CUDA graph cannot record what a communication hook does; record the step without "
+                  "one, or take no graph");
+    }
     start();
     backward();
     finish();
@@ -92,7 +118,7 @@ void Reducer::start() {
   for (auto& slot : slots_) slot.ready = false;
   for (auto& bucket : buckets_) bucket.missing = bucket.slots.size();
   ready_order_.clear();
-  next_bucket_ = 0;
+  next_bucket_ = turn_ = place_ = 0;
   active_ = true;
 }
 
@@ -113,7 +139,7 @@ void Reducer::on_gradient(size_t index) {
   --buckets_[slot.bucket].missing;
   ready_order_.push_back(index);
   if (!options_.overlap) return;
-  post_ready_buckets();
+  take_turns(/*may_wait=*/false);
   poll();
 }
 
@@ -137,8 +163,24 @@ void Reducer::fill(Slot& slot) {
   gradient = slot.view;
 }
 
-void Reducer::post_ready_buckets() {
-  while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].missing == 0) post(next_bucket_);
+void Reducer::take_turns(bool may_wait) {
+  for (;;) {
+    for (; place_ < turn_; ++place_) {
+      Bucket& bucket = buckets_[place_];
+      if (!bucket.round.next) continue;
+      if (!may_wait && !complete(bucket)) return;
+      go_on(bucket);
+    }
+    if (next_bucket_ < buckets_.size()) {
+      if (buckets_[next_bucket_].missing > 0) return;
+      turn_ = next_bucket_;
+      post(next_bucket_);
+    } else {
+      turn_ = buckets_.size();
+      if (std::none_of(buckets_.begin(), buckets_.end(), [](const auto& bucket) { return bucket.round.next; })) return;
+    }
+    place_ = 0;
+  }
 }
 
 void Reducer::post(size_t index) {
@@ -150,23 +192,50 @@ void Reducer::post(size_t index) {
   }
   // The average, and not the sum, because gradients of an earlier backward that are equal on all ranks must stay what
   // they are.
-  std::vector<at::Tensor> tensors{bucket.flat};
-  c10d::AllreduceOptions options;
-  options.reduceOp = c10d::ReduceOp::AVG;
-  bucket.work = rank_.backend().allreduce(tensors, options);
+  if (options_.hook) {
+    if (poll_stream_) queue_after(current_stream(rank_.device()), *poll_stream_);
+    const c10::OptionalStreamGuard guard(poll_stream_);
+    const c10::AutoGradMode no_grad(false);
+    bucket.round = options_.hook->average(bucket.gradients, rank_);
+  } else {
+    bucket.round = {.work = post_allreduce(rank_, bucket.gradients.flat, c10d::ReduceOp::AVG)};
+  }
   ++next_bucket_;
   open_.push_back(index);
 }
 
-// Not while a CUDA graph records, which only a backend with streams of its own can be part of: it needs no polling.
 // A work that is found complete makes the current stream wait for it. That must not be the stream on which backward
 // goes on, so polling has a stream of its own.
+bool Reducer::complete(const Bucket& bucket) const {
+  const c10::OptionalStreamGuard guard(poll_stream_);
+  return !bucket.round.work || bucket.round.work->isCompleted();
+}
+
+void Reducer::go_on(Bucket& bucket) {
+  const c10::OptionalStreamGuard guard(poll_stream_);
+  const c10::AutoGradMode no_grad(false);
+  if (bucket.round.work) bucket.round.work->wait();
+  bucket.round = bucket.round.next();
+}
+
+void Reducer::end(Bucket& bucket) {
+  if (bucket.round.finish) {
+    const c10::OptionalStreamGuard guard(poll_stream_);
+    const c10::AutoGradMode no_grad(false);
+    if (bucket.round.work) bucket.round.work->wait();
+    bucket.round.finish();
+    bucket.round = {};
+  }
+  bucket.range.reset();
+}
+
+// Not while a CUDA graph records, which only a backend with streams of its own can be part of: it needs no polling.
 void Reducer::poll() {
   if (open_.empty() || (poll_stream_ && is_recording())) return;
-  const c10::OptionalStreamGuard guard(poll_stream_);
   std::erase_if(open_, [&](size_t index) {
-    if (!buckets_[index].work->isCompleted()) return false;
-    buckets_[index].range.reset();
+    Bucket& bucket = buckets_[index];
+    if (!complete(bucket) || bucket.round.next) return false;
+    end(bucket);
     return true;
   });
 }
@@ -178,13 +247,15 @@ void Reducer::finish() {
     for (const size_t slot : buckets_[index].slots) {
       if (!slots_[slot].ready) fill(slots_[slot]);
     }
-    post(index);
+    buckets_[index].missing = 0;
   }
+  take_turns(/*may_wait=*/true);
   for (auto& bucket : buckets_) {
-    bucket.work->wait();
-    bucket.work.reset();
-    bucket.range.reset();
+    if (bucket.round.work && !bucket.round.finish) bucket.round.work->wait();
+    end(bucket);
+    bucket.round = {};
   }
+  if (options_.hook && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));
   open_.clear();
   if (!learned_) learn_order();
 }
@@ -262,11 +333,13 @@ void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
     int64_t size = 0;
     for (const size_t slot : bucket.slots) size += slots_[slot].parameter.numel();
     const auto type = slots_[bucket.slots[0]].parameter.scalar_type();
-    bucket.flat = at::zeros({size}, at::TensorOptions(rank_.device()).dtype(type));
+    bucket.gradients.flat = at::zeros({size}, at::TensorOptions(rank_.device()).dtype(type));
     int64_t offset = 0;
     for (const size_t number : bucket.slots) {
       Slot& slot = slots_[number];
-      const at::Tensor old = std::exchange(slot.view, view_in_flat(slot.parameter, bucket.flat, offset));
+      const at::Tensor old = std::exchange(slot.view, view_in_flat(slot.parameter, bucket.gradients.flat, offset));
+      bucket.gradients.names.push_back(slot.name);
+      bucket.gradients.gradients.push_back(slot.view);
       slot.bucket = index;
       offset += slot.parameter.numel();
       const at::Tensor& gradient = slot.parameter.grad();

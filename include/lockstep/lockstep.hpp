@@ -2,7 +2,8 @@
 // of its own, in three storeys, each usable without the ones above:
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
 //   2. rank, evaluate: one thread per device, in one process or several; and on ranks any torch::nn::Module, split
-//        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer)
+//        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer; for fewer or smaller
+//                     messages communication_hook, half_precision_hook, power_sgd, local_sgd)
 //        by layers    pipeline (pipeline_schedule)
 //        by channels  tensor_parallel (parallel_layers, parallel_dropout, parallel_functions)
 //        by several   split_model (model_split), over a mesh (mesh_shape)
@@ -19,6 +20,7 @@
 #include <lockstep/autocast.hpp>
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/cluster.hpp>
+#include <lockstep/communication_hook.hpp>
 #include <lockstep/conv_relu_pool.hpp>
 #include <lockstep/criterion.hpp>
 #include <lockstep/data.hpp>
@@ -27,10 +29,12 @@
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/fetch_data.hpp>
+#include <lockstep/half_precision_hook.hpp>
 #include <lockstep/lamb.hpp>
 #include <lockstep/lars.hpp>
 #include <lockstep/layer_profile.hpp>
 #include <lockstep/learning_rate.hpp>
+#include <lockstep/local_sgd.hpp>
 #include <lockstep/mesh.hpp>
 #include <lockstep/metrics.hpp>
 #include <lockstep/model_profile.hpp>
@@ -45,6 +49,7 @@
 #include <lockstep/pipeline.hpp>
 #include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/plan.hpp>
+#include <lockstep/power_sgd.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/residual_block.hpp>
 #include <lockstep/running_statistics.hpp>

@@ -12,8 +12,6 @@ using c10d::ReduceOp;
 // The type in which Gloo reduces values of `type`.
 at::ScalarType gloo_type(at::ScalarType type) {
   switch (type) {
-    case at::kBFloat16:
-      return at::kFloat;
     case at::kShort:
     case at::kBool:
       return at::kInt;

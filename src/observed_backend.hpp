@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-namespace lockstep::cli {
+namespace lockstep {
 
 // Told of one rank's calls, on the thread that makes them.
 class CallObserver {
@@ -22,7 +22,7 @@ class CallObserver {
   virtual void found_complete(int64_t bytes) {}  // a poll did, of a call of so many bytes
 };
 
-int64_t bytes_of(const std::vector<at::Tensor>& tensors);  // an undefined one has none
+int64_t bytes_in(const std::vector<at::Tensor>& tensors);  // an undefined one has none
 
 class ObservedBackend : public c10d::Backend {
  public:
@@ -50,4 +50,4 @@ class ObservedBackend : public c10d::Backend {
   const std::shared_ptr<CallObserver> observer_;
 };
 
-}  // namespace lockstep::cli
+}  // namespace lockstep

@@ -3,19 +3,18 @@
 #include <chrono>
 #include <utility>
 
-namespace lockstep::cli {
+namespace lockstep {
 
 namespace {
 
 using c10d::OpType;
-using Clock = std::chrono::steady_clock;
 
 // Calls function() and says how long it took.
 template <class Function>
 auto timed(CallObserver& observer, Function&& function) {
-  const auto start = Clock::now();
+  const auto start = std::chrono::steady_clock::now();
   auto result = function();
-  observer.spent(std::chrono::duration<double>(Clock::now() - start).count());
+  observer.spent(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   return result;
 }
 
@@ -45,7 +44,7 @@ class ObservedWork : public c10d::Work {
 
 }  // namespace
 
-int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+int64_t bytes_in(const std::vector<at::Tensor>& tensors) {
   int64_t bytes = 0;
   for (const auto& tensor : tensors) bytes += tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   return bytes;
@@ -63,16 +62,16 @@ WorkPtr ObservedBackend::observe(OpType type, int64_t bytes, Post&& post) {
 }
 
 WorkPtr ObservedBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
-  return observe(OpType::ALLREDUCE, bytes_of(tensors), [&] { return backend_->allreduce(tensors, options); });
+  return observe(OpType::ALLREDUCE, bytes_in(tensors), [&] { return backend_->allreduce(tensors, options); });
 }
 
 WorkPtr ObservedBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  return observe(OpType::BROADCAST, bytes_of(tensors), [&] { return backend_->broadcast(tensors, options); });
+  return observe(OpType::BROADCAST, bytes_in(tensors), [&] { return backend_->broadcast(tensors, options); });
 }
 
 WorkPtr ObservedBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
                                    const c10d::AllgatherOptions& options) {
-  return observe(OpType::ALLGATHER, bytes_of(inputs), [&] { return backend_->allgather(outputs, inputs, options); });
+  return observe(OpType::ALLGATHER, bytes_in(inputs), [&] { return backend_->allgather(outputs, inputs, options); });
 }
 
 WorkPtr ObservedBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
@@ -82,12 +81,12 @@ WorkPtr ObservedBackend::_allgather_base(at::Tensor& output, at::Tensor& input, 
 
 WorkPtr ObservedBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                                         const c10d::ReduceScatterOptions& options) {
-  return observe(OpType::REDUCE_SCATTER, bytes_of(outputs),
+  return observe(OpType::REDUCE_SCATTER, bytes_in(outputs),
                  [&] { return backend_->reduce_scatter(outputs, inputs, options); });
 }
 
 WorkPtr ObservedBackend::send(Tensors& tensors, int destination, int tag) {
-  return observe(OpType::SEND, bytes_of(tensors), [&] { return backend_->send(tensors, destination, tag); });
+  return observe(OpType::SEND, bytes_in(tensors), [&] { return backend_->send(tensors, destination, tag); });
 }
 
 WorkPtr ObservedBackend::recv(Tensors& tensors, int source, int tag) {
@@ -98,4 +97,4 @@ WorkPtr ObservedBackend::barrier(const c10d::BarrierOptions& options) {
   return observe(OpType::BARRIER, 0, [&] { return backend_->barrier(options); });
 }
 
-}  // namespace lockstep::cli
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+#include <c10/core/ScalarTypeToTypeMeta.h>
+#include <lockstep/error.hpp>
+#include <lockstep/half_precision_hook.hpp>
+
+namespace lockstep {
+
+HalfPrecisionHook::HalfPrecisionHook(at::ScalarType type) : type_(type) {
+  if (type == at::kBFloat16 || type == at::kHalf) return;
+  throw Error(std::string("HalfPrecisionHook: the type is ") + c10::toString(type) + "; it must be BFloat16 or Half");
+}
+
+Round HalfPrecisionHook::average(const GradientBucket& bucket, Rank& rank) {
+  if (bucket.flat.element_size() <= c10::elementSize(type_)) {
+    return {.work = post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
+  }
+  const at::Tensor rounded = bucket.flat.div(rank.world_size()).to(type_);
+  return {.work = post_allreduce(rank, rounded), .finish = [flat = bucket.flat, rounded] { flat.copy_(rounded); }};
+}
+
+}  // namespace lockstep

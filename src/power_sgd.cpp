@@ -1,0 +1,149 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/linalg_qr.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <lockstep/error.hpp>
+#include <lockstep/power_sgd.hpp>
+
+#include "flat_view.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <tuple>
+
+namespace lockstep {
+namespace {
+
+// Of a tensor with two dimensions or more.
+int64_t rows_of(const at::Tensor& gradient) {
+  return gradient.size(0);
+}
+
+int64_t columns_of(const at::Tensor& gradient) {
+  return gradient.size(0) == 0 ? 0 : gradient.numel() / gradient.size(0);
+}
+
+// LAPACK has no 16 bits.
+at::ScalarType computed_type(at::ScalarType type) {
+  return type == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Of the text's bytes, the same on every machine: FNV-1a.
+uint64_t number_of(const std::string& text) {
+  uint64_t number = 14695981039346656037u;
+  for (const char c : text) number = (number ^ static_cast<unsigned char>(c)) * 1099511628211u;
+  return number;
+}
+
+// A bucket on its way.
+struct LowRank {
+  std::vector<at::Tensor> whole;     // gradients that are not compressed
+  std::vector<at::Tensor> low_rank;  // gradients that are, and for each of them:
+  std::vector<at::Tensor> left;      // M, then what is left out of it: the hook's own error
+  std::vector<at::Tensor> queries;   // Q, the hook's own
+  std::vector<at::Tensor> bases;     // P, orthogonal
+};
+
+}  // namespace
+
+PowerSgdHook::PowerSgdHook(const PowerSgdOptions& options) : options_(options) {
+  if (options_.rank < 1) {
+    throw Error("PowerSgdHook: the rank is " + std::to_string(options_.rank) + "; it must be at least 1");
+  }
+  if (!(options_.min_compression >= 0)) {
+    throw Error("PowerSgdHook: min_compression is " + std::to_string(options_.min_compression) +
+                "; it must be a number of at least 0");
+  }
+}
+
+bool PowerSgdHook::compresses(const at::Tensor& gradient) const {
+  if (gradient.dim() < 2 || gradient.numel() == 0) return false;
+  const int64_t rows = rows_of(gradient), columns = columns_of(gradient);
+  const auto sent = static_cast<double>(std::min({options_.rank, rows, columns}) * (rows + columns));
+  return sent * options_.min_compression < static_cast<double>(gradient.numel());
+}
+
+PowerSgdHook::Memory& PowerSgdHook::memory_of(const std::string& name, const at::Tensor& gradient) {
+  Memory& memory = memory_[name];
+  if (memory.error.defined()) return memory;
+  const int64_t rows = rows_of(gradient), columns = columns_of(gradient);
+  const auto type = gradient.options().dtype(computed_type(gradient.scalar_type()));
+  memory.error = at::zeros({rows, columns}, type);
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + number_of(name));
+  memory.query = at::randn({columns, std::min({options_.rank, rows, columns})}, generator, at::kDouble).to(type);
+  return memory;
+}
+
+Round PowerSgdHook::average(const GradientBucket& bucket, Rank& rank) {
+  const auto here = std::make_shared<LowRank>();
+  const auto type = computed_type(bucket.flat.scalar_type());
+  std::vector<at::Tensor> sent;
+  for (size_t i = 0; i < bucket.gradients.size(); ++i) {
+    const at::Tensor& gradient = bucket.gradients[i];
+    if (!compresses(gradient)) {
+      here->whole.push_back(gradient);
+      sent.push_back(gradient.to(type));
+      continue;
+    }
+    Memory& memory = memory_of(bucket.names[i], gradient);
+    here->low_rank.push_back(gradient);
+    here->left.push_back(memory.error.add_(gradient.reshape(memory.error.sizes())));
+    here->queries.push_back(memory.query);
+  }
+  const size_t whole = sent.size();
+  for (size_t i = 0; i < here->left.size(); ++i) sent.push_back(at::mm(here->left[i], here->queries[i]));
+  const at::Tensor first = flat_copy(sent);
+
+  const auto take_whole = [here, sent, first, whole] {
+    const std::vector<at::Tensor> means = parts_like(sent, first);
+    for (size_t i = 0; i < whole; ++i) here->whole[i].copy_(means[i]);
+    return std::vector<at::Tensor>(means.begin() + static_cast<ptrdiff_t>(whole), means.end());
+  };
+  const auto second_round = [here, take_whole, &rank]() -> Round {
+    std::vector<at::Tensor> products;  // the new Q
+    for (const at::Tensor& mean : take_whole()) {
+      const size_t i = products.size();
+      here->bases.push_back(std::get<0>(at::linalg_qr(mean)));
+      products.push_back(at::mm(here->left[i].t(), here->bases[i]));
+      here->left[i].addmm_(here->bases[i], products[i].t(), /*beta=*/1, /*alpha=*/-1);
+    }
+    const at::Tensor second = flat_copy(products);
+    return {.work = post_allreduce(rank, second, c10d::ReduceOp::AVG), .finish = [here, products, second] {
+              const std::vector<at::Tensor> means = parts_like(products, second);
+              for (size_t i = 0; i < means.size(); ++i) {
+                here->queries[i].copy_(means[i]);
+                here->low_rank[i].copy_(at::mm(here->bases[i], means[i].t()).view(here->low_rank[i].sizes()));
+              }
+            }};
+  };
+  auto work = post_allreduce(rank, first, c10d::ReduceOp::AVG);
+  if (here->low_rank.empty()) return {.work = std::move(work), .finish = take_whole};
+  return {.work = std::move(work), .next = second_round};
+}
+
+PowerSgdHook::NamedTensors PowerSgdHook::errors() const {
+  NamedTensors errors;
+  for (const auto& [name, memory] : memory_) errors.emplace_back(name, memory.error);
+  return errors;
+}
+
+PowerSgdHook::NamedTensors PowerSgdHook::queries() const {
+  NamedTensors queries;
+  for (const auto& [name, memory] : memory_) queries.emplace_back(name, memory.query);
+  return queries;
+}
+
+void PowerSgdHook::load(const NamedTensors& errors, const NamedTensors& queries, const c10::Device& device) {
+  std::map<std::string, Memory> loaded;
+  for (const auto& [name, error] : errors) loaded[name].error = error.to(device, error.scalar_type(), false, true);
+  for (const auto& [name, query] : queries) loaded[name].query = query.to(device, query.scalar_type(), false, true);
+  for (const auto& [name, memory] : loaded) {
+    if (memory.error.defined() && memory.query.defined()) continue;
+    throw Error("PowerSgdHook: of " + name + " there is " +
+                (memory.error.defined() ? "an error, but no query" : "a query, but no error"));
+  }
+  memory_ = std::move(loaded);
+}
+
+}  // namespace lockstep
