@@ -26,8 +26,9 @@ struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds as many bytes of gradients
   int64_t first_bucket_bytes = 256 << 10;  // of the first bucket, so that averaging starts early
   bool overlap = true;                     // false: every bucket is averaged after backward
-  // false: backward() leaves on each rank its share, of which the average over the ranks is still to be taken: by a
-  // ShardedOptimizer (sharded_optimizer.hpp). Then there are no buckets.
+  // false: backward() leaves on each rank its share, of which the average over the ranks is still to be taken, and
+  // there are no buckets. A ShardedOptimizer (sharded_optimizer.hpp) averages in buckets of its own, whatever this
+  // says.
   bool average = true;
 };
 

@@ -126,9 +126,10 @@ class RunExists : public Error {
 // or for a model without BatchNorm, zero_stage with lars, lamb, cuda_graph or such a split, a run_dir that cannot be
 // written, or in which another process trains; RunExists; a checkpoint that is damaged or foreign (the text names the
 // newest whole one before it), or of a run whose steps were others: another model, batch size, … (only devices, split,
-// epochs and where files lie may differ). After it: a rank that fails (memory, a GPU), a file that cannot be written (a
-// full disk), an exception from a callback; the Error names the rank or the file, and finished epochs stay readable. A
-// run that ends before its first epoch is kept leaves nothing behind: neither its files nor the folders that it made.
+// zero_stage, epochs and where files lie may differ). After it: a rank that fails (memory, a GPU), a file that cannot
+// be written (a full disk), an exception from a callback; the Error names the rank or the file, and finished epochs
+// stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its files nor the
+// folders that it made.
 //
 // A resumed run gives the same bits on the same ranks, and on others what rounding leaves. Nothing in a step draws from
 // LibTorch's generators; their state is kept for the ranks' devices all the same. Under a launcher each process reads
