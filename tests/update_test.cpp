@@ -194,17 +194,16 @@ TEST_F(Update, InSlicesIsThatOfTheWhole) {
     whole.optimizer = optimizer;
     whole.lr = optimizer == "sgd" ? 0.02 : 1e-3;
     whole.batch_size = 37;  // 150 samples: the last batch has 2
+    whole.epochs = 1;
     lockstep::train(whole);
-    for (const int stage : {1, 2}) {
-      for (const int parts : {1, 3}) {
-        TrainOptions run = whole;
-        run.zero_stage = stage;
-        run.accumulate = parts;
-        run.run_dir = runs_ / (optimizer + std::to_string(stage) + std::to_string(parts));
-        SCOPED_TRACE(run.run_dir.filename());
-        lockstep::train(run);
-        expect_near(kept(run), kept(whole));
-      }
+    for (const auto& [stage, parts] : {std::pair(1, 1), std::pair(2, 3)}) {
+      TrainOptions run = whole;
+      run.zero_stage = stage;
+      run.accumulate = parts;
+      run.run_dir = runs_ / (optimizer + std::to_string(stage));
+      SCOPED_TRACE(run.run_dir.filename());
+      lockstep::train(run);
+      expect_near(kept(run), kept(whole));
     }
   }
 }
