@@ -4,6 +4,7 @@
 
 #include "bench_allreduce.hpp"
 #include "bench_overlap.hpp"
+#include "bench_server.hpp"
 #include "bench_step.hpp"
 #include "commands.hpp"
 
@@ -21,7 +22,9 @@ const char* const bench_examples =
     "  lockstep bench step --devices 2\n"
     "      What DataParallel adds to a step.\n"
     "  lockstep bench overlap --devices 2 --json overlap.json\n"
-    "      How much of the gradients' reduction hides behind backward.\n";
+    "      How much of the gradients' reduction hides behind backward.\n"
+    "  lockstep bench server --devices 3xcpu\n"
+    "      A parameter server's modes beside allreduce.\n";
 
 }  // namespace
 
@@ -29,7 +32,8 @@ Command add_bench(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("bench", "Measure what lockstep itself costs on this machine.");
   app->footer(bench_examples);
   app->require_subcommand(1);
-  const std::vector<Command> benchmarks = {add_bench_allreduce(*app), add_bench_overlap(*app), add_bench_step(*app)};
+  const std::vector<Command> benchmarks = {add_bench_allreduce(*app), add_bench_overlap(*app), add_bench_server(*app),
+                                           add_bench_step(*app)};
   return {app, [benchmarks](Output& output) {
             if (this_process().count > 1) {
               throw Error("bench measures the ranks of one process; start it without a launcher, with --devices");

@@ -77,6 +77,7 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
                {"memory format", options.memory_format},
                {"CUDA graph", options.cuda_graph ? "yes" : "no"},
                {"run folder", options.run_dir.string()}};
+  if (options.zero_stage > 0) rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.zero_stage)});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});

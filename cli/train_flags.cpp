@@ -34,6 +34,7 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
     TrainOptions what_stays = options;  // flags may still take back the others
     what_stays.cuda_graph = false;
     what_stays.sync_batchnorm = false;
+    what_stays.zero_stage = 0;
     what_stays.split.reset();
     checked(what_stays);
     return options;
@@ -134,7 +135,7 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
   add("--resume", flags.resume, "PATH",
       "go on with a stopped run as if it had never been stopped: its folder, or one of the checkpoints in there; last: "
       "the run in --runs-dir that was trained last, or --name's. Its own settings hold; --epochs, --devices, --plan, "
-      "--threads-per-rank and --data-dir may be others. It stays in its folder, if --name gives no other",
+      "--threads-per-rank, --zero-stage and --data-dir may be others. It stays in its folder, if --name gives no other",
       what)
       ->check(not_empty);
 
@@ -177,6 +178,11 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
          "resnet18: BatchNorm normalises over the samples of all devices, as one device would, and not over each "
          "device's own (--sync-batchnorm=false: not, though --config says so)")
       ->group(how);
+  add("--zero-stage", flags.zero_stage, "N",
+      "ZeRO, with sgd, adam and adamw: 1: each rank keeps and computes its slice of the optimizer; 2: and of the "
+      "gradients; 0: every rank has all of them. The results are the same",
+      how, std::to_string(defaults.zero_stage))
+      ->check(number_between<int, 0, 2>);
   app.add_flag_function(
          "--cuda-graph", [&flags](int64_t count) { flags.cuda_graph = count > 0; },
          "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
@@ -243,6 +249,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   override_with(flags.precision, options.precision);
   override_with(flags.memory_format, options.memory_format);
   override_with(flags.sync_batchnorm, options.sync_batchnorm);
+  override_with(flags.zero_stage, options.zero_stage);
   override_with(flags.cuda_graph, options.cuda_graph);
   override_with(flags.tensorboard, options.tensorboard);
   override_with(flags.keep_last, options.keep_last);

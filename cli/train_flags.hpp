@@ -17,7 +17,7 @@ enum class ProgressMode { bar, lines, none };
 
 struct TrainFlags {
   std::optional<std::string> model, data, data_dir, devices, precision, memory_format;
-  std::optional<int> threads_per_rank, epochs;
+  std::optional<int> threads_per_rank, epochs, zero_stage;
   std::optional<int64_t> image_size, groups;
   std::optional<double> width;
   std::optional<uint64_t> seed;

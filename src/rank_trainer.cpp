@@ -79,10 +79,11 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       trace_(trace),
       train_(data.train.to(rank.device())),
       test_(data.test.to(rank.device())),
-      net_(make_net(options, rank, resumed), rank, split_of(options, rank.world_size())),
+      net_(make_net(options, rank, resumed), rank, split_of(options, rank.world_size()),
+           {.average = options.zero_stage == 0}),
       counts_loss_(net_.mesh().pipeline().index() == 0 && net_.mesh().tensor().index() == 0),
       counts_correct_(net_.mesh().tensor().index() == 0),
-      update_(options, net_.parameters()),
+      update_(options, net_.replicas()),
       totals_(rank.device()),
       exchange_recorded_(net_.mesh().data().backend().getBackendName() == "nccl") {
   if (graph) {
@@ -248,6 +249,7 @@ RunState RankTrainer::state() {
   state.steps = steps_;
   state.seconds = steps_ == 0 ? 0 : seconds_;
   put_under("model", state_of(*whole()), state.tensors);
+  if (auto* const sharded = update_.sharded()) put_under("optimizer", sharded->state(), state.tensors);
   if (auto* const optimizer = update_.optimizer()) {
     put_under("optimizer", whole_optimizer_state(*optimizer, net_, rank_, [&] { return new_net(); }), state.tensors);
   }
@@ -282,8 +284,9 @@ void RankTrainer::restore(const RunState& state) {
   const torch::NoGradGuard no_grad;
   steps_ = state.steps;
   seconds_ = state.seconds;
+  const auto theirs = tensors_under("optimizer", state.tensors);
+  if (auto* const sharded = update_.sharded()) sharded->load_state(theirs);
   if (auto* const optimizer = update_.optimizer()) {
-    const auto theirs = tensors_under("optimizer", state.tensors);
     load_whole_optimizer_state(
         *optimizer, net_, rank_, [&] { return new_net(); }, theirs);
   }

@@ -93,6 +93,27 @@ void check_split_of(const TrainOptions& options) {
   }
 }
 
+void check_zero(const TrainOptions& options) {
+  const int stage = options.zero_stage;
+  if (stage < 0 || stage > 2) {
+    throw Error("the stage of ZeRO (--zero-stage) is " + std::to_string(stage) +
+                "; it must be 0 (off), 1 (optimizer state) or 2 (and gradients)");
+  }
+  if (stage == 0) return;
+  if (needs_whole_layers(options.optimizer)) {
+    throw Error("--zero-stage gives each rank a slice of the parameters, and " + options.optimizer +
+                " scales a layer's update by the norm of the whole layer; take sgd, adam or adamw, or leave it out");
+  }
+  if (options.cuda_graph) {
+    throw Error(
+        "--zero-stage exchanges parameters behind the steps that --cuda-graph records; leave one of the two out");
+  }
+  if (options.split && !by_data_alone(*options.split)) {
+    throw Error("--zero-stage shares out what ranks split by data have in common, and this run's network is split as " +
+                to_string(*options.split) + "; leave one of the two out");
+  }
+}
+
 bool has_batchnorm(const ModelOptions& options) {
   const auto names = make_model(options)->named_buffers().keys();
   return std::any_of(names.begin(), names.end(), [](const auto& name) { return name.ends_with("running_mean"); });
@@ -148,6 +169,7 @@ std::string to_json(const TrainOptions& options) {
   config["precision"] = options.precision;
   config["memory_format"] = options.memory_format;
   config["sync_batchnorm"] = options.sync_batchnorm;
+  config["zero_stage"] = options.zero_stage;
   config["cuda_graph"] = options.cuda_graph;
   if (options.split) config["split"] = to_json(*options.split);
   config["keep_last"] = options.keep_last;
@@ -193,6 +215,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("precision", options.precision);
   read("memory_format", options.memory_format);
   read("sync_batchnorm", options.sync_batchnorm);
+  read("zero_stage", options.zero_stage);
   read("cuda_graph", options.cuda_graph);
   read("keep_last", options.keep_last);
   read("checkpoint_every", options.checkpoint_every);
@@ -243,6 +266,7 @@ TrainOptions checked(TrainOptions options) {
   check_graph_of(options);
   check_split_of(options);
   check_sync_batchnorm(options);
+  check_zero(options);
   return options;
 }
 

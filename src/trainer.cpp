@@ -57,8 +57,9 @@ std::string common_settings(const TrainOptions& options, const RunState* resumed
        << to_string(learning_rate_of(options)) << ", epochs " << options.epochs << ", seed " << options.seed
        << ", precision " << options.precision << ", memory format " << options.memory_format
        << (options.split ? ", split as " + to_string(*options.split) : "")
-       << (options.sync_batchnorm ? ", SyncBatchNorm" : "") << (options.cuda_graph ? ", CUDA graph" : "")
-       << (options.trace.empty() ? "" : ", traced");
+       << (options.sync_batchnorm ? ", SyncBatchNorm" : "")
+       << (options.zero_stage > 0 ? ", ZeRO stage " + std::to_string(options.zero_stage) : "")
+       << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
   if (keeps_checkpoints(options)) text << ", checkpoints every " << options.checkpoint_every << " steps";
   if (resumed != nullptr) text << ", resumed " << resumed->steps << " steps after epoch " << resumed->epochs;
   return text.str();

@@ -1,10 +1,12 @@
 // Update: what a run's options make of the gradients of a step: the optimizer, with the learning rate of that moment.
 //
-// Plain SGD is FusedSgd, everything else a torch::optim::Optimizer. Used by one thread.
+// Plain SGD is FusedSgd, everything else a torch::optim::Optimizer; with zero_stage a ShardedOptimizer of it. Used by
+// one thread.
 #pragma once
 
 #include <torch/optim/optimizer.h>
 #include <lockstep/learning_rate.hpp>
+#include <lockstep/sharded_optimizer.hpp>
 #include <lockstep/trainer.hpp>
 
 #include "fused_sgd.hpp"
@@ -17,8 +19,8 @@ namespace lockstep {
 
 class Update {
  public:
-  // `parameters` as FusedSgd has them.
-  Update(const TrainOptions& options, const std::vector<at::Tensor>& parameters);
+  // Of the parameters of `net`, as FusedSgd has them.
+  Update(const TrainOptions& options, DataParallel<torch::nn::SequentialImpl>& net);
 
   // As FusedSgd::zero_grad.
   void zero_grad();
@@ -28,12 +30,15 @@ class Update {
 
   void step();
 
-  torch::optim::Optimizer* optimizer() { return optimizer_.get(); }  // null: plain SGD, which has no state
+  // What has a state: at most one of the two. Plain SGD has none.
+  torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
+  ShardedOptimizer* sharded() { return sharded_.get(); }
 
  private:
   const LearningRate rate_;
   FusedSgd sgd_;
-  const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null for plain SGD
+  const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null for plain SGD, and if it is sharded
+  const std::unique_ptr<ShardedOptimizer> sharded_;           // null without zero_stage
 };
 
 }  // namespace lockstep

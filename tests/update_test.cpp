@@ -187,6 +187,50 @@ TEST_F(Update, GoesWithSplitsThatLeaveLayersWhole) {
   expect_near(kept(slices), kept(plain));
 }
 
+// By slices (--zero-stage): with accumulation and parts without samples too.
+TEST_F(Update, InSlicesIsThatOfTheWhole) {
+  for (const std::string optimizer : {"sgd", "adam"}) {
+    TrainOptions whole = options(3, optimizer);
+    whole.optimizer = optimizer;
+    whole.lr = optimizer == "sgd" ? 0.02 : 1e-3;
+    whole.batch_size = 37;  // 150 samples: the last batch has 2
+    whole.epochs = 1;
+    lockstep::train(whole);
+    for (const auto& [stage, parts] : {std::pair(1, 1), std::pair(2, 3)}) {
+      TrainOptions run = whole;
+      run.zero_stage = stage;
+      run.accumulate = parts;
+      run.run_dir = runs_ / (optimizer + std::to_string(stage));
+      SCOPED_TRACE(run.run_dir.filename());
+      lockstep::train(run);
+      expect_near(kept(run), kept(whole));
+    }
+  }
+}
+
+// The checkpoint has the whole optimizer.
+TEST_F(Update, InSlicesGoesOnOnOtherRanksAndWhole) {
+  TrainOptions whole = options(2, "whole");
+  whole.optimizer = "adam";
+  whole.lr = 1e-3;
+  lockstep::train(whole);
+  TrainOptions first = whole;
+  first.zero_stage = 2;
+  first.epochs = 1;
+  first.run_dir = runs_ / "first";
+  lockstep::train(first);
+  for (const auto& [ranks, stage] : {std::pair(2, 2), std::pair(3, 1), std::pair(1, 0)}) {
+    TrainOptions run = whole;
+    run.devices = lockstep::Devices(ranks, torch::kCPU);
+    run.zero_stage = stage;
+    run.resume = first.run_dir;
+    run.run_dir = runs_ / ("resumed" + std::to_string(ranks));
+    SCOPED_TRACE(run.run_dir.filename());
+    lockstep::train(run);
+    expect_near(kept(run), kept(whole));
+  }
+}
+
 TEST_F(Update, IsNoConcernOfEvaluation) {
   TrainOptions run = options(2, "run");
   run.scale_batch = 4;
@@ -215,6 +259,13 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused([](auto& o) { o.accumulate = 0; }), HasSubstr("--accumulate) is 0; it must be from 1 to 32"));
   EXPECT_THAT(refused([](auto& o) { o.accumulate = 33; }), HasSubstr("--accumulate) is 33; it must be from 1 to 32"));
   EXPECT_THAT(refused([](auto& o) { o.reference_batch = -1; }), HasSubstr("reference batch is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 3; }), HasSubstr("--zero-stage) is 3"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.optimizer = "lamb"; }), HasSubstr("lamb scales a layer"));
+  EXPECT_THAT(refused([](auto& o) {
+                o.zero_stage = 2;
+                o.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}};
+              }),
+              AllOf(HasSubstr("--zero-stage"), HasSubstr("1 x 2 x 1")));
   EXPECT_THAT(refused([](auto& o) { o.warmup = 1; }), HasSubstr("--scale-batch or --reference-batch"));
   EXPECT_THAT(refused([](auto& o) { o.step_epochs = {1}; }), HasSubstr("--schedule step"));
   EXPECT_THAT(refused([](auto& o) { o.schedule = LrSchedule::step; }), HasSubstr("--step-epochs"));
@@ -245,6 +296,7 @@ TEST(UpdateJson, ComesBackAsItWas) {
   options.schedule = LrSchedule::step;
   options.step_epochs = {3, 7};
   options.step_factor = 0.3;
+  options.zero_stage = 2;
   const auto back = lockstep::train_options_from_json(to_json(options));
   EXPECT_EQ(to_json(back), to_json(options));
   EXPECT_EQ(back.scale_batch, 8);
@@ -258,6 +310,7 @@ TEST(UpdateJson, ComesBackAsItWas) {
   EXPECT_EQ(back.schedule, LrSchedule::step);
   EXPECT_EQ(back.step_epochs, (std::vector{3, 7}));
   EXPECT_EQ(back.step_factor, 0.3);
+  EXPECT_EQ(back.zero_stage, 2);
   EXPECT_EQ(to_json(lockstep::train_options_from_json("{}")), to_json(TrainOptions()));
 }
 

@@ -28,9 +28,9 @@ struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds as many bytes of gradients
   int64_t first_bucket_bytes = 256 << 10;  // of the first bucket, so that averaging starts early
   bool overlap = true;                     // false: every bucket is averaged after backward
-  // false: backward() leaves on each rank its share, of which the average over the ranks is still to be taken: by a
-  // ShardedOptimizer (sharded_optimizer.hpp), or of the parameters by a LocalSgd (local_sgd.hpp). Then there are no
-  // buckets.
+  // false: backward() leaves on each rank its share, of which the average over the ranks is still to be taken, or of the
+  // parameters by a LocalSgd (local_sgd.hpp), and there are no buckets. A ShardedOptimizer (sharded_optimizer.hpp)
+  // averages in buckets of its own, whatever this says.
   bool average = true;
   // Averages each bucket in its own way (communication_hook.hpp). Each rank needs one of its own, for this DataParallel
   // alone. Null: one allreduce of the gradients as they are.

@@ -57,6 +57,9 @@ struct TrainOptions {
   std::optional<ModelSplit> split = {};
   // BatchNorm over the samples of all ranks (sync_batch_norm.hpp), for a model that has some, split by data alone.
   bool sync_batchnorm = false;
+  // 1: each rank keeps and computes its slice of the optimizer; 2: and of the gradients (sharded_optimizer.hpp). Of a
+  // network split by data alone, and not of lars and lamb. 0: every rank has all of it.
+  int zero_stage = 0;
   bool cuda_graph = false;             // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
   std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON; of
@@ -120,12 +123,13 @@ class RunExists : public Error {
 // precision or memory format that it does not know, a device that is not there, a split that check_split refuses or
 // whose mesh is not as large as the run, cuda_graph on CPU devices, with a split other than by data, or with anything
 // but plain SGD at a constant rate without accumulation, sync_batchnorm with such a split, cuda_graph or accumulation,
-// or for a model without BatchNorm, a run_dir that cannot be written, or in which another process trains; RunExists; a
-// checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run whose steps were
-// others: another model, batch size, … (only devices, split, epochs and where files lie may differ). After it: a rank
-// that fails (memory, a GPU), a file that cannot be written (a full disk), an exception from a callback; the Error
-// names the rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves
-// nothing behind: neither its files nor the folders that it made.
+// or for a model without BatchNorm, zero_stage with lars, lamb, cuda_graph or such a split, a run_dir that cannot be
+// written, or in which another process trains; RunExists; a checkpoint that is damaged or foreign (the text names the
+// newest whole one before it), or of a run whose steps were others: another model, batch size, … (only devices, split,
+// zero_stage, epochs and where files lie may differ). After it: a rank that fails (memory, a GPU), a file that cannot
+// be written (a full disk), an exception from a callback; the Error names the rank or the file, and finished epochs
+// stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its files nor the
+// folders that it made.
 //
 // A resumed run gives the same bits on the same ranks, and on others what rounding leaves. Nothing in a step draws from
 // LibTorch's generators; their state is kept for the ranks' devices all the same. Under a launcher each process reads

@@ -72,7 +72,33 @@ TEST_F(CliBench, StepSaysWhatDataParallelAdds) {
   EXPECT_GT(json.at("data_parallel_seconds"), 0);
 }
 
+TEST_F(CliBench, ServerShowsEachWaysLossOverTime) {
+  const Finished run = run_program({"bench", "server", "--devices", "3xcpu", "--data", "synthetic", "--samples", "300",
+                                    "--batch-size", "30", "--epochs", "2", "--json", "server.json"},
+                                   surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("allreduce, 3 workers: "), HasSubstr("synchronous, 2 workers: "),
+                             HasSubstr("asynchronous, 2 workers: "), HasSubstr("bounded by 2, 2 workers: ")));
+  const auto json = nlohmann::json::parse(std::ifstream(work_ / "server.json"));
+  const auto& ways = json.at("ways");
+  ASSERT_EQ(ways.size(), 4u);
+  for (const auto& way : ways) {
+    const auto& epochs = way.at("epochs");
+    ASSERT_EQ(epochs.size(), 2u);
+    EXPECT_GT(epochs[1].at("seconds"), epochs[0].at("seconds"));
+    EXPECT_NEAR(way.at("images_per_second").get<double>(), 600 / epochs[1].at("seconds").get<double>(), 1e-6);
+  }
+  // One training in two ways, but for rounding.
+  const auto loss = [&](size_t way) { return ways[way].at("epochs")[1].at("test_loss").get<double>(); };
+  EXPECT_NEAR(loss(0), loss(1), 1e-3);
+  EXPECT_NE(loss(1), loss(2));
+}
+
 TEST_F(CliBench, BadFlagsAreErrors) {
+  EXPECT_THAT(run_program({"bench", "server", "--devices", "2xcpu", "--servers", "2"}, surroundings()).err,
+              HasSubstr("leaves no worker"));
+  EXPECT_THAT(run_program({"bench", "server", "--data", "cifar"}, surroundings()).err,
+              HasSubstr("fashion-mnist or synthetic"));
   EXPECT_THAT(run_program({"bench", "overlap", "--model", "lenet"}, surroundings()).err,
               HasSubstr("mlp, resnet18 or all"));
   EXPECT_THAT(run_program({"bench", "overlap", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
