@@ -4,6 +4,7 @@
 #include <lockstep/rank.hpp>
 #include <nlohmann/json.hpp>
 
+#include "communication_options.hpp"
 #include "io/read_text.hpp"
 #include "json_fields.hpp"
 #include "split_json.hpp"
@@ -26,10 +27,6 @@ std::string spec_of(const Devices& devices) {
     spec += device.str();
   }
   return spec;
-}
-
-bool by_data_alone(const ModelSplit& split) {
-  return split.stages() == 1 && split.mesh.tensor == 1 && split.microbatches == 1;
 }
 
 template <class Value>
@@ -150,6 +147,11 @@ std::string to_json(const TrainOptions& options) {
   config["memory_format"] = options.memory_format;
   config["sync_batchnorm"] = options.sync_batchnorm;
   config["cuda_graph"] = options.cuda_graph;
+  config["compress"] = options.compress;
+  config["compress_rank"] = options.compress_rank;
+  config["sync_every"] = options.sync_every;
+  config["outer_lr"] = options.outer_lr;
+  config["outer_momentum"] = options.outer_momentum;
   if (options.split) config["split"] = to_json(*options.split);
   config["keep_last"] = options.keep_last;
   config["checkpoint_every"] = options.checkpoint_every;
@@ -195,6 +197,11 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("memory_format", options.memory_format);
   read("sync_batchnorm", options.sync_batchnorm);
   read("cuda_graph", options.cuda_graph);
+  read("compress", options.compress);
+  read("compress_rank", options.compress_rank);
+  read("sync_every", options.sync_every);
+  read("outer_lr", options.outer_lr);
+  read("outer_momentum", options.outer_momentum);
   read("keep_last", options.keep_last);
   read("checkpoint_every", options.checkpoint_every);
   read("tensorboard", options.tensorboard);
@@ -244,7 +251,12 @@ TrainOptions checked(TrainOptions options) {
   check_graph_of(options);
   check_split_of(options);
   check_sync_batchnorm(options);
+  check_communication(options);
   return options;
+}
+
+bool by_data_alone(const ModelSplit& split) {
+  return split.stages() == 1 && split.mesh.tensor == 1 && split.microbatches == 1;
 }
 
 ModelSplit split_of(const TrainOptions& options, int ranks) {

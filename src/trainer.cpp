@@ -6,6 +6,7 @@
 #include <lockstep/optimizers.hpp>
 #include <lockstep/trainer.hpp>
 
+#include "communication_options.hpp"
 #include "memory_format.hpp"
 #include "rank_trainer.hpp"
 #include "resume.hpp"
@@ -57,8 +58,8 @@ std::string common_settings(const TrainOptions& options, const RunState* resumed
        << to_string(learning_rate_of(options)) << ", epochs " << options.epochs << ", seed " << options.seed
        << ", precision " << options.precision << ", memory format " << options.memory_format
        << (options.split ? ", split as " + to_string(*options.split) : "")
-       << (options.sync_batchnorm ? ", SyncBatchNorm" : "") << (options.cuda_graph ? ", CUDA graph" : "")
-       << (options.trace.empty() ? "" : ", traced");
+       << (options.sync_batchnorm ? ", SyncBatchNorm" : "") << ", " << communication_text(options)
+       << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
   if (keeps_checkpoints(options)) text << ", checkpoints every " << options.checkpoint_every << " steps";
   if (resumed != nullptr) text << ", resumed " << resumed->steps << " steps after epoch " << resumed->epochs;
   return text.str();
