@@ -12,6 +12,7 @@
 
 #include "checkpoint_folder.hpp"
 #include "commands.hpp"
+#include "communication_options.hpp"
 #include "progress_bar.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
@@ -35,6 +36,8 @@ const char* const train_examples =
     "      Batches of 1024; the learning rate grows from 0.2 to 0.8 in two epochs.\n"
     "  lockstep train --model mlp --plan auto\n"
     "      By layers or channels too, if that is predicted to be faster here.\n"
+    "  lockstep train --sync-every 16 --outer-lr 0.7 --outer-momentum 0.9\n"
+    "      Devices take 16 steps each by themselves between two averages: DiLoCo.\n"
     "  lockstep train --resume last\n"
     "      Goes on with the last run from where it was stopped.\n"
     "\n"
@@ -78,6 +81,7 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
                {"CUDA graph", options.cuda_graph ? "yes" : "no"},
                {"run folder", options.run_dir.string()}};
   if (options.zero_stage > 0) rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.zero_stage)});
+  if (const auto text = communication_text(options); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
@@ -102,6 +106,11 @@ std::string epoch_line(const EpochMetrics& metrics, int epochs, const std::strin
                 loss_text(metrics.train_loss, 4).c_str(), metrics.train_accuracy, metrics.test_accuracy,
                 metrics.seconds) +
          remark + "\n";
+}
+
+// Nothing of one rank alone.
+std::string sent(double bytes_per_step) {
+  return bytes_per_step > 0 ? format("; a rank sent %.4g MB per step", bytes_per_step / 1e6) : "";
 }
 
 std::string peak_memory() {
@@ -177,7 +186,8 @@ class RunReport {
     if (mode_ != ProgressMode::none) print("\n");
     const int processes = this_process().count;
     print(kept() + remark_ + "; peak memory " + peak_memory() + (processes == 1 ? "" : " in this process") +
-          format("; waiting for data took %.2f %% of the time\n", 100 * result.data_wait()));
+          format("; waiting for data took %.2f %% of the time", 100 * result.data_wait()) +
+          sent(result.history.back().bytes_per_step) + "\n");
     print(
         format("test acc: %.2f, %.1f sec/epoch on ", result.history.back().test_accuracy, result.seconds_per_epoch()) +
         to_string(result.devices) + (processes == 1 ? "" : " in " + std::to_string(processes) + " processes") +

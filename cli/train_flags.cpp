@@ -159,6 +159,7 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       ->check(number_between<int, 1, 1024>);
 
   add_flags(app, flags.update);
+  add_flags(app, flags.communication);
 
   const char* const how = "How";
   add("--epochs", flags.epochs, "N", "passes over the training set", how, std::to_string(defaults.epochs))
@@ -242,6 +243,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (plan) options.batch_size = plan->batch_size;
   from_flags([&] {
     apply(flags.update, options);
+    apply(flags.communication, options);
     return 0;
   });
   override_with(flags.epochs, options.epochs);

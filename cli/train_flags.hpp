@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "communication_flags.hpp"
 #include "update_flags.hpp"
 
 namespace lockstep::cli {
@@ -23,6 +24,7 @@ struct TrainFlags {
   std::optional<uint64_t> seed;
   std::optional<bool> cuda_graph, sync_batchnorm, tensorboard;
   UpdateFlags update;
+  CommunicationFlags communication;
   std::string config;  // empty: none
   std::string plan;    // a file, "auto" or "none"; empty: as the configuration says
   std::string runs_dir = "runs";

@@ -58,8 +58,9 @@ std::string plan_here(TrainOptions& options) {
                                                {.batch_size = global_batch(options),
                                                 .threads_per_rank = options.threads_per_rank,
                                                 .planned_devices = options.devices.size()});
-  const bool any_axis =
-      !options.cuda_graph && !options.sync_batchnorm && options.zero_stage == 0;  // which go with the data axis alone
+  // Of what goes with the data axis alone, nothing is wanted.
+  const bool any_axis = !options.cuda_graph && !options.sync_batchnorm && options.zero_stage == 0 &&
+                        options.compress != "powersgd" && options.sync_every == 0;
   const Plan best = make_plan(measured.profile, measured.cluster,
                               {.batch_size = global_batch(options),
                                .pipeline = any_axis && options.accumulate == 1,

@@ -10,7 +10,7 @@ HalfPrecisionHook::HalfPrecisionHook(at::ScalarType type) : type_(type) {
 }
 
 Round HalfPrecisionHook::average(const GradientBucket& bucket, Rank& rank) {
-  if (bucket.flat.element_size() <= c10::elementSize(type_)) {
+  if (bucket.flat.element_size() <= static_cast<int64_t>(c10::elementSize(type_))) {
     return {.work = post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
   }
   const at::Tensor rounded = bucket.flat.div(rank.world_size()).to(type_);

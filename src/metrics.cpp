@@ -40,7 +40,8 @@ EpochMetrics parse(const std::string& text) {
           .test_accuracy = number(line, "test_accuracy"),
           .seconds = number(line, "seconds"),
           .data_wait = line.contains("data_wait") ? number(line, "data_wait") : 0,
-          .lr = line.contains("lr") ? number(line, "lr") : 0};
+          .lr = line.contains("lr") ? number(line, "lr") : 0,
+          .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0};
 }
 
 // As a gnuplot string in single quotes, in which only the quote itself is special.
@@ -124,7 +125,8 @@ std::string metrics_text(const std::vector<EpochMetrics>& history, bool syntheti
                  {"test_accuracy", epoch.test_accuracy},
                  {"seconds", epoch.seconds},
                  {"data_wait", epoch.data_wait},
-                 {"lr", epoch.lr}};
+                 {"lr", epoch.lr},
+                 {"bytes_per_step", epoch.bytes_per_step}};
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }

@@ -7,18 +7,23 @@
 #include <torch/nn/functional/loss.h>
 #include <lockstep/autocast.hpp>
 #include <lockstep/error.hpp>
+#include <lockstep/power_sgd.hpp>
 #include <lockstep/running_statistics.hpp>
 #include <lockstep/sync_batch_norm.hpp>
 
+#include "communication_options.hpp"
 #include "memory_format.hpp"
 #include "module_state.hpp"
 #include "of_all_ranks.hpp"
+#include "optimizer_state.hpp"
 #include "rank_generators.hpp"
 #include "split_optimizer_state.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
 #include <bit>
+#include <map>
+#include <string>
 #include <utility>
 
 namespace lockstep {
@@ -49,6 +54,20 @@ torch::nn::Sequential make_net(const TrainOptions& options, Rank& rank, const Ru
   return net;
 }
 
+io::NamedTensors tables_of_all_ranks(const io::NamedTensors& mine, Rank& rank) {
+  const torch::NoGradGuard no_grad;
+  io::NamedTensors tables;
+  for (const auto& [name, tensor] : mine) {
+    auto sizes = tensor.sizes().vec();
+    sizes.insert(sizes.begin(), rank.world_size());
+    const torch::Tensor table = torch::zeros(sizes, tensor.options().device(rank.device()));
+    table[rank.index()].copy_(tensor);
+    rank.allreduce(table);
+    tables.emplace_back(name, table);
+  }
+  return tables;
+}
+
 }  // namespace
 
 Totals::Totals(const c10::Device& device)
@@ -76,11 +95,14 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       callbacks_(callbacks),
       rank_(rank),
       stream_(own_stream(rank.device())),
+      traffic_(graph ? nullptr : std::make_shared<Traffic>()),
+      counted_(traffic_ ? observed(rank, traffic_) : rank),
+      hook_(make_communication_hook(options)),
       trace_(trace),
       train_(data.train.to(rank.device())),
       test_(data.test.to(rank.device())),
-      net_(make_net(options, rank, resumed), rank, split_of(options, rank.world_size()),
-           {.average = options.zero_stage == 0}),
+      net_(make_net(options, counted_, resumed), counted_, split_of(options, rank.world_size()),
+           {.average = options.sync_every == 0 && options.zero_stage == 0, .hook = hook_}),
       counts_loss_(net_.mesh().pipeline().index() == 0 && net_.mesh().tensor().index() == 0),
       counts_correct_(net_.mesh().tensor().index() == 0),
       update_(options, net_.replicas()),
@@ -89,6 +111,11 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
   if (graph) {
     graphed_.emplace(rank, std::move(graph), global_batch(options), exchange_recorded_,
                      [this](const Batch& batch) { recorded_part(batch); });
+  }
+  if (options.sync_every > 0) {
+    local_.emplace(net_.parameters(), net_.mesh().data(), local_sgd_options(options));
+    // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
+    for (auto& parameter : net_.parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
   }
   if (resumed != nullptr) restore(*resumed);
 }
@@ -99,8 +126,11 @@ EpochMetrics RankTrainer::epoch(int number, const std::function<void()>& keep) {
   train(number, metrics, keep);
   rank_.allreduce(totals_.loss);
   rank_.allreduce(totals_.correct);
-  const torch::Tensor waits = of_all_ranks(rank_, {bits_of(waited_)}).view(torch::kDouble);
+  const torch::Tensor of_ranks =
+      of_all_ranks(rank_, {bits_of(waited_), bits_of(metrics.bytes_per_step)}).view(torch::kDouble);
+  const torch::Tensor waits = of_ranks.select(1, 0).contiguous();
   waits_.assign(waits.data_ptr<double>(), waits.data_ptr<double>() + waits.numel());
+  metrics.bytes_per_step = of_ranks.select(1, 1).max().item<double>();
   metrics.data_wait = *std::max_element(waits_.begin(), waits_.end()) / metrics.seconds;
   metrics.train_loss = totals_.loss.item<double>() / static_cast<double>(train_.size());
   metrics.train_accuracy = totals_.correct.item<double>() / static_cast<double>(train_.size());
@@ -119,6 +149,8 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
   synchronize(rank_.device());
   auto start = Clock::now();
   auto reported = start, asked = start;
+  int64_t taken = 0;  // steps, of this rank since it began or went on
+  double sent_before = traffic_ ? traffic_->sent : 0;
   const auto shift = [&](double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   };
@@ -138,6 +170,7 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
     metrics.lr = update_.set_time(number - 1 + static_cast<double>(steps_) / static_cast<double>(all.count()));
     step(batch);
     ++steps_;
+    ++taken;
     progress.done += batch.global_size;
     if (rank_.index() == 0 && (Clock::now() - reported > kProgressInterval || progress.done == progress.total)) {
       report(progress, start);
@@ -147,14 +180,18 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
         progress.done < progress.total) {
       synchronize(rank_.device());
       seconds_ = seconds_since(start);
+      const double sent = traffic_ ? traffic_->sent : 0;
       keep();
+      if (traffic_) sent_before += traffic_->sent - sent;
       start = Clock::now() - shift(seconds_);  // the epoch's seconds are those of training
     }
     asked = Clock::now();
   }
+  if (local_) local_->synchronize();
   synchronize(rank_.device());
   rank_.barrier();
   metrics.seconds = seconds_since(start);
+  if (traffic_ && taken > 0) metrics.bytes_per_step = (traffic_->sent - sent_before) / static_cast<double>(taken);
   steps_ = 0;
 }
 
@@ -223,6 +260,7 @@ void RankTrainer::forward_backward(const Batch& batch) {
 void RankTrainer::update() {
   RECORD_USER_SCOPE("lockstep::update");
   update_.step();
+  if (local_) local_->step();
 }
 
 void RankTrainer::report(StepProgress& progress, Clock::time_point start) const {
@@ -250,32 +288,77 @@ RunState RankTrainer::state() {
   state.seconds = steps_ == 0 ? 0 : seconds_;
   put_under("model", state_of(*whole()), state.tensors);
   if (auto* const sharded = update_.sharded()) put_under("optimizer", sharded->state(), state.tensors);
-  if (auto* const optimizer = update_.optimizer()) {
+  if (auto* const optimizer = update_.optimizer(); optimizer && !local_) {
     put_under("optimizer", whole_optimizer_state(*optimizer, net_, rank_, [&] { return new_net(); }), state.tensors);
   }
+  put_communication(state);
   state.tensors.emplace_back("ranks.rng", generators_of_all_ranks(rank_));
   if (steps_ == 0) return state;
   const torch::Tensor totals = of_all_ranks(
       rank_, {bits_of(totals_.loss.item<double>()), bits_of(static_cast<double>(totals_.correct.item<int64_t>())),
               bits_of(static_cast<double>(samples_)), bits_of(waited_)});
   state.tensors.emplace_back("ranks.totals", totals.view(torch::kDouble));
-  if (holds_whole()) put_under("ranks.buffers", buffers_of_all_ranks(), state.tensors);
+  if (!holds_whole()) return state;
+  // Within an epoch BatchNorm's running statistics are each rank's own.
+  io::NamedTensors buffers;
+  for (const auto& item : net_.module()->named_buffers()) buffers.emplace_back(item.key(), item.value());
+  put_under("ranks.buffers", tables_of_all_ranks(buffers, rank_), state.tensors);
   return state;
 }
 
-// Within an epoch BatchNorm's running statistics are each rank's own.
-io::NamedTensors RankTrainer::buffers_of_all_ranks() {
-  const torch::NoGradGuard no_grad;
-  io::NamedTensors tables;
-  for (const auto& item : net_.module()->named_buffers()) {
-    auto sizes = item.value().sizes().vec();
-    sizes.insert(sizes.begin(), rank_.world_size());
-    const torch::Tensor table = torch::zeros(sizes, item.value().options());
-    table[rank_.index()].copy_(item.value());
-    rank_.allreduce(table);
-    tables.emplace_back(item.key(), table);
+// With LocalSgd each rank's optimizer has a state of its own; with PowerSGD each rank has left out something else.
+void RankTrainer::put_communication(RunState& state) {
+  if (auto* const optimizer = update_.optimizer(); optimizer && local_) {
+    put_under("ranks.optimizer", tables_of_all_ranks(optimizer_state(*optimizer, parameters()), rank_), state.tensors);
   }
-  return tables;
+  if (local_) {
+    const auto momentum = local_->momentum();
+    const auto named = parameters();
+    for (size_t i = 0; i < momentum.size(); ++i) state.tensors.emplace_back("outer." + named[i].first, momentum[i]);
+  }
+  if (const auto* const power_sgd = dynamic_cast<const PowerSgdHook*>(hook_.get())) {
+    put_under("ranks.error", tables_of_all_ranks(power_sgd->errors(), rank_), state.tensors);
+    put_under("query", power_sgd->queries(), state.tensors);
+  }
+}
+
+void RankTrainer::restore_communication(const RunState& state) {
+  if (auto* const optimizer = update_.optimizer(); optimizer && local_) {
+    io::NamedTensors mine;
+    for (const auto& [name, table] : tensors_under("ranks.optimizer", state.tensors)) {
+      if (table.size(0) != rank_.world_size()) {
+        throw Error("cannot go on: with --sync-every each rank's optimizer has a state of its own, and the run had " +
+                    std::to_string(table.size(0)) + " ranks, this one has " + std::to_string(rank_.world_size()) +
+                    "; give as many --devices");
+      }
+      mine.emplace_back(name, table[rank_.index()]);
+    }
+    load_optimizer_state(*optimizer, parameters(), mine);
+  }
+  if (const auto outer = tensors_under("outer", state.tensors); local_ && !outer.empty()) {
+    const std::map<std::string, torch::Tensor> by_name(outer.begin(), outer.end());
+    std::vector<torch::Tensor> momentum;
+    for (const auto& [name, parameter] : parameters()) {
+      const auto found = by_name.find(name);
+      if (found == by_name.end()) throw Error("cannot go on: the checkpoint has no outer momentum of " + name);
+      momentum.push_back(found->second);
+    }
+    local_->set_momentum(momentum);
+  }
+  if (auto* const power_sgd = dynamic_cast<PowerSgdHook*>(hook_.get())) {
+    io::NamedTensors errors;
+    for (const auto& [name, table] : tensors_under("ranks.error", state.tensors)) {
+      // Their mean is what counts, for other ranks.
+      errors.emplace_back(name, table.size(0) == rank_.world_size() ? table[rank_.index()] : table.mean(0));
+    }
+    power_sgd->load(errors, tensors_under("query", state.tensors), rank_.device());
+  }
+}
+
+io::NamedTensors RankTrainer::parameters() const {
+  io::NamedTensors parameters;
+  for (const auto& item : net_.module()->named_parameters()) parameters.emplace_back(item.key(), item.value());
+  return parameters;
 }
 
 // Sums over the ranks are what counts, so other ranks than the checkpoint's go on from one rank's share; their running
@@ -284,9 +367,10 @@ void RankTrainer::restore(const RunState& state) {
   const torch::NoGradGuard no_grad;
   steps_ = state.steps;
   seconds_ = state.seconds;
+  restore_communication(state);
   const auto theirs = tensors_under("optimizer", state.tensors);
   if (auto* const sharded = update_.sharded()) sharded->load_state(theirs);
-  if (auto* const optimizer = update_.optimizer()) {
+  if (auto* const optimizer = update_.optimizer(); optimizer && !local_) {
     load_whole_optimizer_state(
         *optimizer, net_, rank_, [&] { return new_net(); }, theirs);
   }

@@ -7,13 +7,16 @@
 #include <c10/core/StreamGuard.h>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/evaluate.hpp>
+#include <lockstep/local_sgd.hpp>
 #include <lockstep/models.hpp>
+#include <lockstep/power_sgd.hpp>
 #include <lockstep/split_model.hpp>
 #include <lockstep/trainer.hpp>
 
 #include "graphed_step.hpp"
 #include "run_state.hpp"
 #include "trace.hpp"
+#include "traffic.hpp"
 #include "update.hpp"
 
 #include <chrono>
@@ -66,7 +69,9 @@ class RankTrainer {
   using Clock = std::chrono::steady_clock;
 
   void restore(const RunState& state);
-  io::NamedTensors buffers_of_all_ranks();
+  void put_communication(RunState& state);
+  void restore_communication(const RunState& state);
+  io::NamedTensors parameters() const;    // of this rank
   bool holds_whole();                     // it is split by data alone
   torch::nn::Sequential new_net() const;  // with the first weights
   void train(int number, EpochMetrics& metrics, const std::function<void()>& keep);
@@ -83,8 +88,11 @@ class RankTrainer {
   const TrainOptions& options_;
   const TrainCallbacks& callbacks_;
   Rank& rank_;
-  const c10::OptionalStreamGuard stream_;  // before all that is made on it
-  Trace* const trace_;                     // null: none is wanted
+  const c10::OptionalStreamGuard stream_;   // before all that is made on it
+  const std::shared_ptr<Traffic> traffic_;  // of steps; null: they are recorded
+  Rank counted_;                            // rank_, whose calls are traffic_'s
+  const std::shared_ptr<CommunicationHook> hook_;
+  Trace* const trace_;  // null: none is wanted
   const Dataset train_;
   const Dataset test_;
   SplitModel net_;
@@ -93,6 +101,7 @@ class RankTrainer {
   const bool counts_loss_;
   const bool counts_correct_;
   Update update_;
+  std::optional<LocalSgd> local_;
   Totals totals_;
   int64_t steps_ = 0;             // of an epoch that is not finished
   double seconds_ = 0;            // that they took

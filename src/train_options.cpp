@@ -4,6 +4,7 @@
 #include <lockstep/rank.hpp>
 #include <nlohmann/json.hpp>
 
+#include "communication_options.hpp"
 #include "json_fields.hpp"
 #include "split_json.hpp"
 
@@ -25,10 +26,6 @@ std::string spec_of(const Devices& devices) {
     spec += device.str();
   }
   return spec;
-}
-
-bool by_data_alone(const ModelSplit& split) {
-  return split.stages() == 1 && split.mesh.tensor == 1 && split.microbatches == 1;
 }
 
 template <class Value>
@@ -108,6 +105,10 @@ void check_zero(const TrainOptions& options) {
     throw Error(
         "--zero-stage exchanges parameters behind the steps that --cuda-graph records; leave one of the two out");
   }
+  if (options.compress != "none" || options.sync_every > 0) {
+    throw Error("--zero-stage exchanges gradients in its own way, of which --compress and --sync-every know nothing; "
+                "leave it or them out");
+  }
   if (options.split && !by_data_alone(*options.split)) {
     throw Error("--zero-stage shares out what ranks split by data have in common, and this run's network is split as " +
                 to_string(*options.split) + "; leave one of the two out");
@@ -171,6 +172,11 @@ std::string to_json(const TrainOptions& options) {
   config["sync_batchnorm"] = options.sync_batchnorm;
   config["zero_stage"] = options.zero_stage;
   config["cuda_graph"] = options.cuda_graph;
+  config["compress"] = options.compress;
+  config["compress_rank"] = options.compress_rank;
+  config["sync_every"] = options.sync_every;
+  config["outer_lr"] = options.outer_lr;
+  config["outer_momentum"] = options.outer_momentum;
   if (options.split) config["split"] = to_json(*options.split);
   config["keep_last"] = options.keep_last;
   config["checkpoint_every"] = options.checkpoint_every;
@@ -217,6 +223,11 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("sync_batchnorm", options.sync_batchnorm);
   read("zero_stage", options.zero_stage);
   read("cuda_graph", options.cuda_graph);
+  read("compress", options.compress);
+  read("compress_rank", options.compress_rank);
+  read("sync_every", options.sync_every);
+  read("outer_lr", options.outer_lr);
+  read("outer_momentum", options.outer_momentum);
   read("keep_last", options.keep_last);
   read("checkpoint_every", options.checkpoint_every);
   read("tensorboard", options.tensorboard);
@@ -267,7 +278,12 @@ TrainOptions checked(TrainOptions options) {
   check_split_of(options);
   check_sync_batchnorm(options);
   check_zero(options);
+  check_communication(options);
   return options;
+}
+
+bool by_data_alone(const ModelSplit& split) {
+  return split.stages() == 1 && split.mesh.tensor == 1 && split.microbatches == 1;
 }
 
 ModelSplit split_of(const TrainOptions& options, int ranks) {

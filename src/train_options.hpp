@@ -28,6 +28,9 @@ LearningRate learning_rate_of(const TrainOptions& options);
 OptimizerSettings optimizer_settings(const TrainOptions& options);
 bool is_plain_sgd(const TrainOptions& options);
 
+// Is the network split over the ranks by data alone, in one batch at a time?
+bool by_data_alone(const ModelSplit& split);
+
 // The data set that the options name.
 ImageData load_data(const TrainOptions& options);
 

@@ -6,6 +6,7 @@
 #include <lockstep/optimizers.hpp>
 #include <lockstep/trainer.hpp>
 
+#include "communication_options.hpp"
 #include "memory_format.hpp"
 #include "rank_trainer.hpp"
 #include "resume.hpp"
@@ -58,7 +59,8 @@ std::string common_settings(const TrainOptions& options, const RunState* resumed
        << ", precision " << options.precision << ", memory format " << options.memory_format
        << (options.split ? ", split as " + to_string(*options.split) : "")
        << (options.sync_batchnorm ? ", SyncBatchNorm" : "")
-       << (options.zero_stage > 0 ? ", ZeRO stage " + std::to_string(options.zero_stage) : "")
+       << (options.zero_stage > 0 ? ", ZeRO stage " + std::to_string(options.zero_stage) : "") << ", "
+       << communication_text(options)
        << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
   if (keeps_checkpoints(options)) text << ", checkpoints every " << options.checkpoint_every << " steps";
   if (resumed != nullptr) text << ", resumed " << resumed->steps << " steps after epoch " << resumed->epochs;

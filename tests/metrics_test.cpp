@@ -28,7 +28,8 @@ std::vector<EpochMetrics> some_history(int epochs) {
   std::vector<EpochMetrics> history;
   for (int epoch = 1; epoch <= epochs; ++epoch) {
     history.push_back(
-        {epoch, 2.3 * value(random), value(random), value(random), 100 * value(random), value(random), value(random)});
+        {epoch, 2.3 * value(random), value(random), value(random), 100 * value(random), value(random), value(random),
+         1e6 * value(random)});
   }
   return history;
 }
@@ -56,16 +57,17 @@ TEST_F(MetricsTest, ReadsBackEveryBit) {
       EXPECT_EQ(read[i].seconds, history[i].seconds);
       EXPECT_EQ(read[i].data_wait, history[i].data_wait);
       EXPECT_EQ(read[i].lr, history[i].lr);
+      EXPECT_EQ(read[i].bytes_per_step, history[i].bytes_per_step);
     }
   }
 }
 
 TEST_F(MetricsTest, WritesOneJsonObjectPerLine) {
-  write_metrics(folder_ / "metrics.jsonl", {{1, 2.25, 0.125, 0.5, 11, 0.25, 0.2}, {2, 1, 1, 1, 1, 0}});
+  write_metrics(folder_ / "metrics.jsonl", {{1, 2.25, 0.125, 0.5, 11, 0.25, 0.2, 516272}, {2, 1, 1, 1, 1, 0}});
   std::string text = folder_.read("metrics.jsonl");
   EXPECT_EQ(text.substr(0, text.find('\n')),
             R"({"epoch":1,"train_loss":2.25,"train_accuracy":0.125,"test_accuracy":0.5,"seconds":11.0,)"
-            R"("data_wait":0.25,"lr":0.2})");
+            R"("data_wait":0.25,"lr":0.2,"bytes_per_step":516272.0})");
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
   EXPECT_THAT(folder_.names(), ElementsAre("metrics.jsonl"));
 }

@@ -20,6 +20,9 @@ struct EpochMetrics {
   double data_wait = 0;       // share of these seconds, in [0, 1], in which a rank had no minibatch yet (the rank that
                               // lacked one longest); 0 where nobody measured it
   double lr = 0;              // learning rate of the epoch's last step; 0 where nobody kept it
+  // That the rank which sends most sends to the others per step, the mean over the epoch's steps; an allreduce of n
+  // bytes among k ranks counts as 2 (k - 1) / k n, as a ring sends it. 0 where nobody counted.
+  double bytes_per_step = 0;
 };
 
 // Writes one JSON object per line and epoch; a loss that is not finite as null, which is read back as NaN. With

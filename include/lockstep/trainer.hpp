@@ -60,6 +60,15 @@ struct TrainOptions {
   // 1: each rank keeps and computes its slice of the optimizer; 2: and of the gradients (sharded_optimizer.hpp). Of a
   // network split by data alone, and not of lars and lamb. 0: every rank has all of it.
   int zero_stage = 0;
+  // How the ranks' gradients become one: "none": as they are; "bf16", "fp16": rounded (half_precision_hook.hpp);
+  // "powersgd": as matrices of compress_rank (power_sgd.hpp; 0: its default), with the network split by data alone.
+  std::string compress = "none";
+  int64_t compress_rank = 0;
+  // If not 0, gradients are not averaged at all: each rank takes so many steps of its own and then the parameters are,
+  // with an outer optimizer (local_sgd.hpp); also at the end of each epoch. With the network split by data alone.
+  int64_t sync_every = 0;
+  double outer_lr = 1;
+  double outer_momentum = 0;
   bool cuda_graph = false;             // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
   std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
   std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON; of
@@ -123,7 +132,10 @@ class RunExists : public Error {
 // precision or memory format that it does not know, a device that is not there, a split that check_split refuses or
 // whose mesh is not as large as the run, cuda_graph on CPU devices, with a split other than by data, or with anything
 // but plain SGD at a constant rate without accumulation, sync_batchnorm with such a split, cuda_graph or accumulation,
-// or for a model without BatchNorm, zero_stage with lars, lamb, cuda_graph or such a split, a run_dir that cannot be
+// or for a model without BatchNorm, zero_stage with lars, lamb, cuda_graph, compress, sync_every or such a split, what
+// LocalSgd refuses, a compress that is not known or with cuda_graph, powersgd or sync_every with a split other than by
+// data, compress_rank without powersgd, outer_lr or outer_momentum without sync_every, sync_every with compress,
+// cuda_graph, sync_batchnorm or checkpoint_every (within a round the ranks' parameters differ), a run_dir that cannot be
 // written, or in which another process trains; RunExists; a checkpoint that is damaged or foreign (the text names the
 // newest whole one before it), or of a run whose steps were others: another model, batch size, … (only devices, split,
 // zero_stage, epochs and where files lie may differ). After it: a rank that fails (memory, a GPU), a file that cannot
@@ -131,7 +143,8 @@ class RunExists : public Error {
 // stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its files nor the
 // folders that it made.
 //
-// A resumed run gives the same bits on the same ranks, and on others what rounding leaves. Nothing in a step draws from
+// A resumed run gives the same bits on the same ranks, and on others what rounding leaves (with sync_every and an
+// optimizer that has a state, which is each rank's own, it needs as many ranks as before). Nothing in a step draws from
 // LibTorch's generators; their state is kept for the ranks' devices all the same. Under a launcher each process reads
 // the checkpoint.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});

@@ -68,7 +68,8 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
               as_printed("epoch %d/2  train loss %.4f  train acc %.4f  test acc %.4f  %.1f sec/epoch", kept[i]));
   }
   EXPECT_THAT(lines[18], ContainsRegex("^the run is kept in runs/first; peak memory [1-9][0-9]+ MB; "
-                                       "waiting for data took [0-9]+\\.[0-9][0-9] % of the time$"));
+                                       "waiting for data took [0-9]+\\.[0-9][0-9] % of the time; "
+                                       "a rank sent 0\\.[0-9]+ MB per step$"));
   char last[100];
   std::snprintf(last, sizeof last, "test acc: %.2f, %.1f sec/epoch on [cpu, cpu]", kept[1].test_accuracy,
                 (kept[0].seconds + kept[1].seconds) / 2);
