@@ -45,10 +45,10 @@ const char* const sweep_examples =
     "    --scale-lr none sqrt linear --reference-batch 256 --warmup 2\n"
     "      Which rule suits larger batches? 256 samples are one run for all rules.\n"
     "\n"
-    "All other flags hold for every run. Each has a folder in the sweep's, as lockstep\n"
-    "train makes it, named by its place in the grid; beside them: table.md, plot.svg.\n"
-    "The same command goes on where it was stopped, also with more values on an axis:\n"
-    "what is finished stays as it is, what was begun goes on from its last checkpoint.\n"
+    "All other flags hold for every run. Each has a folder in the sweep's, named by\n"
+    "its place in the grid, as lockstep train makes it; table.md and plot.svg are\n"
+    "beside them. The same command goes on where it was stopped, also with more values\n"
+    "on an axis: what is finished stays, what was begun goes on from its checkpoint.\n"
     "The table and the plot are of the grid that was named last. If a run fails, the\n"
     "others are trained all the same, and the exit code is 1.\n";
 
