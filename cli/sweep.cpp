@@ -47,7 +47,7 @@ const char* const sweep_examples =
     "\n"
     "All other flags hold for every run. Each has a folder in the sweep's, named by\n"
     "its place in the grid, as lockstep train makes it; table.md and plot.svg are\n"
-    "beside them. The same command goes on where it was stopped, also with more values\n"
+    "beside them. The same command goes on where it was stopped, and with more values\n"
     "on an axis: what is finished stays, what was begun goes on from its checkpoint.\n"
     "The table and the plot are of the grid that was named last. If a run fails, the\n"
     "others are trained all the same, and the exit code is 1.\n";
@@ -259,7 +259,7 @@ int sweep_command(const SweepFlags& flags, Output& output) {
     check_kept(run.options);
     run.history = finished_history(run.options);
   }
-  output.print(format("lockstep %s, LibTorch %s\n%zu runs in %s, of which %zu are finished\n", version().c_str(),
+  output.print(format("lockstep %s, LibTorch %s\n%zu runs in %s, %zu of them finished\n", version().c_str(),
                       torch_version().c_str(), runs.size(), folder.c_str(), count_finished(runs)));
 
   // A run sets the number of threads that new threads compute with and puts back what it found: always this one, then.

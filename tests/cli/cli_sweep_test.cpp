@@ -54,7 +54,7 @@ TEST_F(CliSweep, TrainsTheGridAndLaterWhatIsNew) {
   const Finished first = sweep({"--devices", "cpu", "2xcpu", "--batch-size", "60", "--lr", "0.05", "--epochs", "2"});
   ASSERT_EQ(first.code, 0) << first.err;
   EXPECT_THAT(kept(), ElementsAre("2xcpu_batch60_lr0.05", "cpu_batch60_lr0.05", "plot.svg", "table.md"));
-  EXPECT_THAT(first.out, HasSubstr("\n2 runs in runs/grid, of which 0 are finished\n"));
+  EXPECT_THAT(first.out, HasSubstr("\n2 runs in runs/grid, 0 of them finished\n"));
   EXPECT_THAT(first.out, ContainsRegex("\n2xcpu_batch60_lr0.05: test acc: 0[.][0-9]+, [0-9.]+ sec/epoch\n"));
   const auto history = metrics("grid/2xcpu_batch60_lr0.05");
   ASSERT_EQ(history.size(), 2u);
@@ -65,7 +65,7 @@ TEST_F(CliSweep, TrainsTheGridAndLaterWhatIsNew) {
   const Finished more = sweep(
       {"--devices", "cpu", "2xcpu", "--batch-size", "60", "--lr", "0.05", "0.1", "--epochs", "2", "--target", "0.01"});
   ASSERT_EQ(more.code, 0) << more.err;
-  EXPECT_THAT(more.out, AllOf(HasSubstr("\n4 runs in runs/grid, of which 2 are finished\n"),
+  EXPECT_THAT(more.out, AllOf(HasSubstr("\n4 runs in runs/grid, 2 of them finished\n"),
                               HasSubstr("\n2xcpu_batch60_lr0.1: test acc"), Not(HasSubstr("lr0.05: "))));
   EXPECT_EQ(work_.read("runs/grid/2xcpu_batch60_lr0.05/metrics.jsonl"), before);  // with its seconds
   const std::string table = work_.read("runs/grid/table.md");
@@ -99,7 +99,7 @@ TEST_F(CliSweep, GoesOnWhereItWasKilledOrStopped) {
   fs::remove(second / "metrics.jsonl");
   const Finished again = run_program(with_epochs("3"), surroundings());
   ASSERT_EQ(again.code, 0) << again.err;
-  EXPECT_THAT(again.out, HasSubstr(", of which 0 are finished\n"));
+  EXPECT_THAT(again.out, HasSubstr(", 0 of them finished\n"));
   EXPECT_EQ(work_.read(first / "metrics.jsonl").substr(0, kept.size()), kept);  // trained once, with its seconds
   EXPECT_EQ(metrics("grid/cpu_batch20_lr0.05")[2].train_loss, whole[2].train_loss);
   EXPECT_EQ(metrics("grid/cpu_batch30_lr0.05").size(), 3u);
@@ -110,7 +110,7 @@ TEST_F(CliSweep, GoesOnWhereItWasKilledOrStopped) {
   endless.back() = "2";
   endless.insert(endless.end(), {"--epochs", "100000"});
   Program program(words(endless), surroundings());
-  ASSERT_TRUE(program.wait_for("of which 0 are finished"));
+  ASSERT_TRUE(program.wait_for("0 of them finished"));
   EXPECT_TRUE(appears(first / "metrics.jsonl"));
   if (lockstep::cpu_cores() > 1) EXPECT_TRUE(appears(second / "metrics.jsonl"));
   const auto start = std::chrono::steady_clock::now();
