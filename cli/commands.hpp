@@ -17,6 +17,7 @@ struct Command {
 
 Command add_train(CLI::App& program);
 Command add_eval(CLI::App& program);
+Command add_sweep(CLI::App& program);
 Command add_plan(CLI::App& program);
 Command add_compare(CLI::App& program);
 Command add_bench(CLI::App& program);

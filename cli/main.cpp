@@ -76,10 +76,10 @@ int run(const std::vector<const char*>& words, Output& output) {
       "--version", "lockstep " + lockstep::cli::version() + " (LibTorch " + lockstep::cli::torch_version() + ")",
       "print the version and exit");
   program.require_subcommand(0, 1);
-  const std::vector<Command> commands = {lockstep::cli::add_train(program),   lockstep::cli::add_eval(program),
-                                         lockstep::cli::add_devices(program), lockstep::cli::add_fetch_data(program),
-                                         lockstep::cli::add_plan(program),    lockstep::cli::add_compare(program),
-                                         lockstep::cli::add_bench(program),   lockstep::cli::add_launch(program)};
+  const std::vector<Command> commands = {
+      lockstep::cli::add_train(program),   lockstep::cli::add_eval(program),       lockstep::cli::add_sweep(program),
+      lockstep::cli::add_devices(program), lockstep::cli::add_fetch_data(program), lockstep::cli::add_plan(program),
+      lockstep::cli::add_compare(program), lockstep::cli::add_bench(program),      lockstep::cli::add_launch(program)};
 
   const auto chosen = [&] {
     return std::find_if(commands.begin(), commands.end(), [](const Command& command) { return command.app->parsed(); });

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cmath>
 #include <exception>
 #include <fstream>
@@ -14,7 +13,7 @@
 #include <system_error>
 
 #include "io/atomic_file.hpp"
-#include "io/run_program.hpp"
+#include "io/gnuplot.hpp"
 #include "metrics_text.hpp"
 
 namespace lockstep {
@@ -44,16 +43,6 @@ EpochMetrics parse(const std::string& text) {
           .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0};
 }
 
-// As a gnuplot string in single quotes, in which only the quote itself is special.
-std::string quoted(const std::string& text) {
-  std::string result = "'";
-  for (char c : text) {
-    if (c == '\'') result += '\'';
-    result += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
-  }
-  return result + "'";
-}
-
 // at most ten marks on the epoch axis, at round numbers.
 int epoch_step(int epochs) {
   for (int power = 1;; power *= 10) {
@@ -63,20 +52,11 @@ int epoch_step(int epochs) {
   }
 }
 
-std::string terminal_for(const std::filesystem::path& file) {
-  if (file.extension() == ".svg") return "svg size 720,450 dynamic enhanced font 'sans-serif,13' background 'white'";
-  if (file.extension() == ".png")
-    return "pngcairo size 1440,900 fontscale 2 linewidth 2 pointscale 2 enhanced font 'sans-serif,10' background "
-           "'white'";
-  throw Error("cannot draw '" + file.string() + "': its extension must be .svg or .png");
-}
-
-std::string script_for(const std::string& terminal, const std::vector<EpochMetrics>& history,
-                       const std::string& title) {
+std::string script_for(const std::vector<EpochMetrics>& history, const std::string& title) {
   int first = history.front().epoch, last = history.back().epoch;
   std::ostringstream script;
   script.imbue(std::locale::classic());
-  script << "set terminal " << terminal << "\n$curve << END\n";
+  script << "$curve << END\n";
   for (const EpochMetrics& epoch : history) {
     script << epoch.epoch;
     for (double value : {epoch.train_loss, epoch.train_accuracy, epoch.test_accuracy}) {
@@ -94,12 +74,9 @@ std::string script_for(const std::string& terminal, const std::vector<EpochMetri
          << "set yrange [0:1<*]\n";
   script << R"(
 set title )"
-         << quoted(title) << R"( noenhanced offset 0,1.4
+         << io::gnuplot_string(title) << R"( noenhanced offset 0,1.4
 set xlabel 'epoch' textcolor rgb '#333333'
-set border 3 linewidth 1 linecolor rgb '#888888'
-set tics nomirror out scale 0.6 textcolor rgb '#333333'
 set format y '%.1f'
-set grid linetype 1 linewidth 0.6 linecolor rgb '#dddddd'
 set key at graph 0.5,1.07 center center horizontal Left reverse samplen 3.5 textcolor rgb '#333333'
 set tmargin 4.6
 set rmargin 3
@@ -161,18 +138,7 @@ std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file) {
 
 void draw_curve(const std::filesystem::path& file, const std::vector<EpochMetrics>& history, const std::string& title) {
   if (history.empty()) throw Error("cannot draw '" + file.string() + "': there is no epoch to draw yet");
-  std::string script = script_for(terminal_for(file), history, title);
-  std::string image;
-  try {
-    image = io::run_program({"gnuplot", "--default-settings"}, script, std::chrono::seconds(10));
-  } catch (const io::ProgramNotFound& error) {
-    std::throw_with_nested(
-        Error("cannot draw '" + file.string() + "': " + error.what() + " (gnuplot is Debian's package gnuplot-nox)"));
-  } catch (const Error& error) {
-    throw Error("cannot draw '" + file.string() + "': " + error.what());
-  }
-  if (image.empty()) throw Error("cannot draw '" + file.string() + "': gnuplot drew nothing");
-  io::write_file(file, image);
+  io::draw(file, script_for(history, title));
 }
 
 }  // namespace lockstep

@@ -13,6 +13,8 @@
 #include "small_images.hpp"
 
 #include <fstream>
+#include <latch>
+#include <thread>
 
 namespace {
 
@@ -69,6 +71,27 @@ TEST_F(Trainer, GivesTheSameMetricsAndWeightsOnAnyNumberOfDevices) {
     const auto mine = other->named_parameters();
     for (const auto& item : net->named_parameters())
       EXPECT_TRUE(torch::allclose(mine[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
+  }
+}
+
+TEST_F(Trainer, TrainsSeveralRunsAtOnceAsOneAfterTheOther) {
+  const auto run = [&](int index, const std::string& name, std::latch& start) {
+    TrainOptions settings = options(index + 1);
+    settings.lr = 0.1 * (index + 1);
+    settings.run_dir = runs_ / (name + std::to_string(index));
+    lockstep::train(settings, {.on_data = [&](const std::string&) { start.arrive_and_wait(); }});
+  };
+  for (const int index : {0, 1}) {
+    std::latch at_once(1);
+    run(index, "alone", at_once);
+  }
+  std::latch when_both_have_data(2);
+  std::thread other([&] { run(0, "beside", when_both_have_data); });
+  run(1, "beside", when_both_have_data);
+  other.join();
+  for (const std::string index : {"0", "1"}) {
+    const auto weights = [&](const std::string& name) { return runs_.read(name + index + "/model.safetensors"); };
+    EXPECT_TRUE(weights("beside") == weights("alone")) << index;  // not EXPECT_EQ, which would print them
   }
 }
 

@@ -230,7 +230,7 @@ TEST_F(CliErrors, HelpShowsDefaultsAndExamples) {
   EXPECT_EQ(run_program({"help"}, surroundings()).out, alone.out);
   EXPECT_EQ(run_program({"help", "bench", "step"}, surroundings()).out,
             run_program({"bench", "step", "--help"}, surroundings()).out);
-  for (const char* command : {"train", "eval", "devices", "fetch-data", "bench"}) {
+  for (const char* command : {"train", "eval", "sweep", "devices", "fetch-data", "bench"}) {
     const Finished help = run_program({command, "--help"}, surroundings());
     EXPECT_EQ(help.code, 0);
     EXPECT_THAT(help.out, AllOf(HasSubstr(std::string("Usage: lockstep ") + command), HasSubstr("Examples:")));

@@ -1,0 +1,122 @@
+#include "sweep_grid.hpp"
+
+#include <lockstep/learning_rate.hpp>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "add_option.hpp"
+#include "flag_checks.hpp"
+#include "run_name.hpp"
+#include "text.hpp"
+#include "train_options.hpp"
+#include "usage.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+// The values of an axis; of one that was not given, the one that train has.
+template <class Value>
+std::vector<std::optional<Value>> axis(const std::vector<Value>& given) {
+  if (given.empty()) return {std::nullopt};
+  return {given.begin(), given.end()};
+}
+
+SweepRun point_of(const TrainFlags& flags) {
+  TrainFlags without_warmup = flags;
+  without_warmup.update.warmup.reset();
+  SweepRun run{to_options(without_warmup)};
+  TrainOptions& options = run.options;
+  const LearningRate rate = learning_rate_of(options);
+  run.is_reference = rate.batch == rate.reference_batch;
+  if (run.is_reference) {
+    options.scale_lr = LrScaling::none;
+  } else {
+    override_with(flags.update.warmup, options.warmup);
+    from_flags([&] { return checked(options); });
+  }
+  // Then it changes nothing; a sweep without it goes on as one with it.
+  if (options.scale_lr == LrScaling::none && options.warmup == 0) options.reference_batch = 0;
+  options.run_dir /= name_of(options);
+  return run;
+}
+
+// Rules that nothing is scaled by are a mistake: the table would not show what was asked.
+void check_rules(const SweepFlags& flags, const std::vector<SweepRun>& runs) {
+  const auto is_reference = [](const SweepRun& run) { return run.is_reference; };
+  if (!std::all_of(runs.begin(), runs.end(), is_reference)) return;
+  const bool rules = std::any_of(flags.scale_lr.begin(), flags.scale_lr.end(),
+                                 [](const std::string& rule) { return scaling_from(rule) != LrScaling::none; });
+  if (!rules && flags.train.update.warmup.value_or(0) == 0) return;
+  throw UsageError(
+      "--scale-lr and --warmup go by how many times the reference batch a batch is, and here each is its own; "
+      "--reference-batch says which batch size --lr is for");
+}
+
+}  // namespace
+
+void add_flags(CLI::App& app, SweepFlags& flags) {
+  add_flags(app, flags.train);
+  // What is an axis here, and what is for a single run.
+  for (const char* name :
+       {"--devices", "--batch-size", "--lr", "--scale-lr", "--config", "--resume", "--plan", "--trace", "--progress"}) {
+    app.remove_option(app.get_option(name));
+  }
+  app.get_option("--name")->description("folder of this sweep in there; if it holds runs of the sweep, they count");
+  const TrainOptions defaults;
+  const auto add = [&app](const char* name, auto& value, const char* type, const std::string& description,
+                          const std::string& default_text) {
+    return app.add_option(name, value, description)->type_name(type)->group("The grid")->default_str(default_text);
+  };
+  add("--devices", flags.devices, "LIST...", "as for lockstep train, one or several: 1 2, or cpu 2xcpu 4xcpu", "");
+  add("--batch-size", flags.batch_sizes, "N...", "samples per step, over all devices together",
+      std::to_string(defaults.batch_size))
+      ->check(number_between<int64_t, 1>);
+  add("--lr", flags.rates, "X...", "learning rates for batches of --reference-batch samples", shortest(defaults.lr))
+      ->check(rate);
+  add("--scale-lr", flags.scale_lr, "RULE...", "what becomes of it with other batches: none, sqrt, linear",
+      std::string(to_string(defaults.scale_lr)));
+  add("--target", flags.target, "X", "test accuracy of which the table says when it was reached",
+      shortest(flags.target))
+      ->check(rate)
+      ->take_last();
+  add("--jobs", flags.jobs, "N",
+      "at most so many runs at once; 1: for seconds that can be compared (default: as many as have a core per thread, "
+      "and GPUs of their own)",
+      "")
+      ->check(number_between<int, 1, 1024>)
+      ->take_last();
+}
+
+std::vector<SweepRun> grid(const SweepFlags& flags) {
+  std::vector<SweepRun> runs;
+  std::set<std::string> names;
+  for (const auto& devices : axis(flags.devices)) {
+    for (const auto& batch_size : axis(flags.batch_sizes)) {
+      for (const auto& lr : axis(flags.rates)) {
+        for (const auto& rule : axis(flags.scale_lr)) {
+          TrainFlags train = flags.train;
+          train.devices = devices;
+          train.update.batch_size = batch_size;
+          train.update.lr = lr;
+          train.update.scale_lr = rule;
+          SweepRun run = point_of(train);
+          if (names.insert(name_of(run.options)).second) runs.push_back(std::move(run));
+        }
+      }
+    }
+  }
+  check_rules(flags, runs);
+  return runs;
+}
+
+std::string name_of(const TrainOptions& options) {
+  const std::string name =
+      short_name(options.devices) + "_batch" + std::to_string(global_batch(options)) + "_lr" + shortest(options.lr);
+  return options.scale_lr == LrScaling::none ? name : name + "_" + std::string(to_string(options.scale_lr));
+}
+
+}  // namespace lockstep::cli

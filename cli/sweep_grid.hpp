@@ -1,0 +1,42 @@
+// The flags of `lockstep sweep`, and the runs that they mean.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <lockstep/metrics.hpp>
+#include <lockstep/trainer.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train_flags.hpp"
+
+namespace lockstep::cli {
+
+struct SweepFlags {
+  TrainFlags train;                            // of all runs
+  std::vector<std::string> devices, scale_lr;  // the axes of the grid; empty: as train has it
+  std::vector<int64_t> batch_sizes;
+  std::vector<double> rates;
+  double target = 0.85;
+  int jobs = 0;  // 0: as the cores allow
+};
+
+// A run of the grid, with what it measured.
+struct SweepRun {
+  TrainOptions options;
+  bool is_reference = false;               // its batch is the one that the learning rate is for
+  std::vector<EpochMetrics> history = {};  // of all epochs; empty while it is not finished
+};
+
+void add_flags(CLI::App& app, SweepFlags& flags);
+
+// One run per point of the grid, each in a folder of its own in the sweep's. With the reference batch all rules for the
+// learning rate are one, and there is no warm-up: that is one run. Throws UsageError if any of the runs cannot be.
+std::vector<SweepRun> grid(const SweepFlags& flags);
+
+// "2xcpu_batch512_lr0.1", "2xcpu_batch512_lr0.1_linear": what tells a run from the others of its sweep, all axes also
+// where one of them has a single value, so that a larger grid finds the runs of a smaller one. Its folder's name.
+std::string name_of(const TrainOptions& options);
+
+}  // namespace lockstep::cli
