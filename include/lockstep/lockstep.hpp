@@ -49,6 +49,7 @@
 #include <lockstep/residual_block.hpp>
 #include <lockstep/running_statistics.hpp>
 #include <lockstep/sharded_optimizer.hpp>
+#include <lockstep/shares.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/split_model.hpp>
 #include <lockstep/sync_batch_norm.hpp>
