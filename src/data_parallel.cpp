@@ -23,6 +23,7 @@ class Replica {
   double weight_of(int64_t local_size, int64_t global_size) const;
   bool forwards_empty_parts() const { return has_sync_batchnorm(*module_); }
   void backward_through(const std::function<void()>& compute);
+  void watch(std::function<void()> computed, std::function<void()> averaged);
 
   bool sync() const { return sync_; }
   void set_sync(bool sync);
@@ -32,6 +33,7 @@ class Replica {
   Rank& rank_;
   std::unique_ptr<Reducer> reducer_;  // null: somebody else averages
   bool sync_ = true;
+  std::function<void()> computed_, averaged_;  // see watch_backwards(); empty: nobody watches
 };
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
@@ -62,11 +64,25 @@ double Replica::weight_of(int64_t local_size, int64_t global_size) const {
 
 void Replica::backward_through(const std::function<void()>& compute) {
   RECORD_USER_SCOPE("lockstep::backward");
-  if (sync_ && reducer_) {
-    reducer_->average_during(compute);
-  } else {
+  if (!sync_ || !reducer_) return compute();
+  if (!computed_) return reducer_->average_during(compute);
+  reducer_->average_during([&] {
     compute();
+    computed_();
+  });
+  averaged_();
+}
+
+void Replica::watch(std::function<void()> computed, std::function<void()> averaged) {
+  if (computed && computed_)
+    throw Error("DataParallel: this net's backwards are watched already; one Balance is enough");
+  if (computed && !reducer_) {
+    throw Error(
+        "DataParallel: with average = false backwards wait for no other rank, so there is nothing to watch; a Balance "
+        "needs average = true");
   }
+  computed_ = std::move(computed);
+  averaged_ = std::move(averaged);
 }
 
 void Replica::set_sync(bool sync) {
@@ -112,6 +128,10 @@ double weight_of(const Replica& replica, int64_t local_size, int64_t global_size
 
 void backward_through(Replica& replica, const std::function<void()>& compute) {
   replica.backward_through(compute);
+}
+
+void watch_backwards(Replica& replica, std::function<void()> computed, std::function<void()> averaged) {
+  replica.watch(std::move(computed), std::move(averaged));
 }
 
 }  // namespace lockstep

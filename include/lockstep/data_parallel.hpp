@@ -82,6 +82,11 @@ Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean
 bool forwards_empty_parts(const Replica& replica);
 double weight_of(const Replica& replica, int64_t local_size, int64_t global_size);
 void backward_through(Replica& replica, const std::function<void()>& compute);
+// For who measures, as Balance does: computed() is called when all that this rank itself computes in a backward is
+// queued (on the CPU: computed), before it waits for the other ranks' gradients, and averaged() when these are
+// averaged. Not in backwards under no_sync. Two empty functions end it. Throws Error: somebody watches already; the
+// replica does not average.
+void watch_backwards(Replica& replica, std::function<void()> computed, std::function<void()> averaged);
 
 template <class Module>
 class DataParallel {

@@ -2,7 +2,7 @@
 // of its own, in three storeys, each usable without the ones above:
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
 //   2. rank, evaluate: one thread per device, in one process or several; and on ranks any torch::nn::Module, split
-//        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer)
+//        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer, balance)
 //        by layers    pipeline (pipeline_schedule)
 //        by channels  tensor_parallel (parallel_layers, parallel_dropout, parallel_functions)
 //        by several   split_model (model_split), over a mesh (mesh_shape)
@@ -17,6 +17,7 @@
 #include <torch/torch.h>
 #include <lockstep/allreduce.hpp>
 #include <lockstep/autocast.hpp>
+#include <lockstep/balance.hpp>
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/cluster.hpp>
 #include <lockstep/conv_relu_pool.hpp>
