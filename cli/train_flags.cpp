@@ -34,6 +34,7 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
     TrainOptions what_stays = options;  // flags may still take back the others
     what_stays.cuda_graph = false;
     what_stays.sync_batchnorm = false;
+    what_stays.balance = "equal";
     what_stays.split.reset();
     checked(what_stays);
     return options;
@@ -82,6 +83,7 @@ void check_name(const std::string& name) {
 void check_settings(const TrainFlags& flags, const TrainOptions& options) {
   TrainOptions whole = options;
   whole.split.reset();
+  if (options.split) whole.balance = "equal";  // over the split's data axis
   checked(whole);
   if (!options.split) return;
   try {

@@ -57,6 +57,7 @@ std::string common_settings(const TrainOptions& options, const RunState* resumed
        << to_string(learning_rate_of(options)) << ", epochs " << options.epochs << ", seed " << options.seed
        << ", precision " << options.precision << ", memory format " << options.memory_format
        << (options.split ? ", split as " + to_string(*options.split) : "")
+       << (options.balance == "equal" ? "" : ", balance " + options.balance)
        << (options.sync_batchnorm ? ", SyncBatchNorm" : "") << (options.cuda_graph ? ", CUDA graph" : "")
        << (options.trace.empty() ? "" : ", traced");
   if (keeps_checkpoints(options)) text << ", checkpoints every " << options.checkpoint_every << " steps";

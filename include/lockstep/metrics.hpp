@@ -20,6 +20,8 @@ struct EpochMetrics {
   double data_wait = 0;       // share of these seconds, in [0, 1], in which a rank had no minibatch yet (the rank that
                               // lacked one longest); 0 where nobody measured it
   double lr = 0;              // learning rate of the epoch's last step; 0 where nobody kept it
+  std::vector<int64_t> parts =
+      {};  // samples of a full batch on each device, at the epoch's end; empty: near-equal ones
 };
 
 // Writes one JSON object per line and epoch; a loss that is not finite as null, which is read back as NaN. With

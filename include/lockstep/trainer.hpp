@@ -36,6 +36,10 @@ struct TrainOptions {
   // In how many parts, one after the other, a rank computes its part of a batch. The gradients are the same (but
   // BatchNorm normalises over what is computed at once), and the activations of one of them are in memory at a time.
   int accumulate = 1;
+  // Whose part of a batch is how large. "equal": near-equal parts. "2,1": the first device gets twice as many samples
+  // as the second (shares.hpp; of the split's data axis, if there is one). "auto": in proportion to the devices' speed,
+  // measured while they train (balance.hpp), so that two runs differ by what rounding leaves, also if one was resumed.
+  std::string balance = "equal";
   std::string optimizer = "sgd";  // one of optimizer_names()
   double momentum = 0;            // as weight_decay: see OptimizerSettings in optimizers.hpp
   double weight_decay = 0;
@@ -126,6 +130,10 @@ class RunExists : public Error {
 // that fails (memory, a GPU), a file that cannot be written (a full disk), an exception from a callback; the Error
 // names the rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves
 // nothing behind: neither its files nor the folders that it made.
+//
+// Of balance it refuses, likewise before the first step: shares that are not one per device, and "auto" with
+// sync_batchnorm or a split other than by data (in both devices wait for each other while their speed is measured) and
+// with cuda_graph (whose steps have one size).
 //
 // A resumed run gives the same bits on the same ranks, and on others what rounding leaves. Nothing in a step draws from
 // LibTorch's generators; their state is kept for the ranks' devices all the same. Under a launcher each process reads
