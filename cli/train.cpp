@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "checkpoint_folder.hpp"
 #include "commands.hpp"
@@ -66,6 +67,10 @@ std::string batch_text(const TrainOptions& options) {
   return text;
 }
 
+std::string parts_setting(const TrainOptions& options) {
+  return balances(options) ? "in proportion to measured speed" : "in shares of " + options.balance;
+}
+
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
   Rows rows = {{"model", to_string(model_options(options))},
                {"data", options.data == "synthetic" ? source : options.data + " in " + source},
@@ -83,6 +88,7 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
   if (options.zero_stage > 0) rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.zero_stage)});
   if (const auto text = communication_text(options); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
+  if (options.balance != "equal") rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
   if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
   if (!options.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.resume.string()});
@@ -100,12 +106,19 @@ std::string loss_text(double loss, int digits) {
   return std::isinf(loss) ? "inf" : format("%.*f", digits, loss);
 }
 
+// "170 + 86"
+std::string parts_text(const std::vector<int64_t>& parts) {
+  std::string text;
+  for (const int64_t part : parts) text += (text.empty() ? "" : " + ") + std::to_string(part);
+  return text;
+}
+
 std::string epoch_line(const EpochMetrics& metrics, int epochs, const std::string& remark) {
   return epoch_label(metrics.epoch, epochs) +
          format("  train loss %s  train acc %.4f  test acc %.4f  %.1f sec/epoch",
                 loss_text(metrics.train_loss, 4).c_str(), metrics.train_accuracy, metrics.test_accuracy,
                 metrics.seconds) +
-         remark + "\n";
+         (metrics.parts.empty() ? "" : "  parts " + parts_text(metrics.parts)) + remark + "\n";
 }
 
 // Nothing of one rank alone.
@@ -188,6 +201,8 @@ class RunReport {
     print(kept() + remark_ + "; peak memory " + peak_memory() + (processes == 1 ? "" : " in this process") +
           format("; waiting for data took %.2f %% of the time", 100 * result.data_wait()) +
           sent(result.history.back().bytes_per_step) + "\n");
+    if (const auto& parts = result.history.back().parts; !parts.empty())
+      print("parts of a batch: " + parts_text(parts) + "\n");
     print(
         format("test acc: %.2f, %.1f sec/epoch on ", result.history.back().test_accuracy, result.seconds_per_epoch()) +
         to_string(result.devices) + (processes == 1 ? "" : " in " + std::to_string(processes) + " processes") +

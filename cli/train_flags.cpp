@@ -35,6 +35,7 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
     what_stays.cuda_graph = false;
     what_stays.sync_batchnorm = false;
     what_stays.zero_stage = 0;
+    what_stays.balance = "equal";
     what_stays.split.reset();
     checked(what_stays);
     return options;
@@ -83,6 +84,7 @@ void check_name(const std::string& name) {
 void check_settings(const TrainFlags& flags, const TrainOptions& options) {
   TrainOptions whole = options;
   whole.split.reset();
+  if (options.split) whole.balance = "equal";  // over the split's data axis
   checked(whole);
   if (!options.split) return;
   try {

@@ -47,6 +47,11 @@ void add_flags(CLI::App& app, UpdateFlags& flags) {
       "(BatchNorm normalises over such a part), less memory; a pipeline has its microbatches instead",
       std::to_string(defaults.accumulate))
       ->check(number_between<int, 1>);
+  add("--balance", flags.balance, "SHARES",
+      "equal: each device gets as many samples of a batch, but for one\n"
+      "auto: in proportion to its speed, which is measured all along; two runs then do not give the same bits\n"
+      "2,1: the first device gets twice as many as the second\n",
+      defaults.balance);
   add("--optimizer", flags.optimizer, "NAME",
       "sgd, adam, adamw; for large batches lars (You et al. 2017), lamb (You et al. 2020), which scale a layer's "
       "update "
@@ -83,6 +88,7 @@ void apply(const UpdateFlags& flags, TrainOptions& options) {
   override_with(flags.batch_size, options.batch_size);
   override_with(flags.scale_batch, options.scale_batch);
   override_with(flags.accumulate, options.accumulate);
+  override_with(flags.balance, options.balance);
   override_with(flags.optimizer, options.optimizer);
   override_with(flags.momentum, options.momentum);
   override_with(flags.weight_decay, options.weight_decay);

@@ -13,7 +13,7 @@ namespace lockstep::cli {
 struct UpdateFlags {
   std::optional<int64_t> batch_size, scale_batch, reference_batch;
   std::optional<int> accumulate;
-  std::optional<std::string> optimizer, scale_lr, schedule, step_epochs;
+  std::optional<std::string> balance, optimizer, scale_lr, schedule, step_epochs;
   std::optional<double> lr, momentum, weight_decay, warmup, step_factor;
 };
 

@@ -2,6 +2,7 @@
 #include <ATen/Functions.h>
 #include <lockstep/data.hpp>
 #include <lockstep/error.hpp>
+#include <lockstep/shares.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -103,6 +104,7 @@ Batches::Batches(Dataset dataset, const BatchOptions& options, const Shard& shar
     throw Error("batches: shard " + std::to_string(shard.index) + " of " + std::to_string(shard.count) +
                 "; expected an index from 0 to one less than the count");
   }
+  set_shares(options.shares);
   if (options.shuffle) {
     at::Generator generator = at::detail::createCPUGenerator(mix(options.seed, static_cast<uint64_t>(options.epoch)));
     order_ = at::randperm(dataset_.size(), generator, at::TensorOptions(at::kLong)).to(x.device());
@@ -114,10 +116,16 @@ int64_t Batches::count() const {
   return full + (dataset_.size() % options_.size != 0 ? 1 : 0);
 }
 
+void Batches::set_shares(std::vector<double> shares) {
+  if (!shares.empty()) check_shares(shares, shard_.count, "batches");
+  options_.shares = std::move(shares);
+}
+
 Batch Batches::get(int64_t index) const {
   int64_t begin = index * options_.size;
   int64_t global_size = std::min(options_.size, dataset_.size() - begin);
-  Part part = part_of(global_size, shard_.index, shard_.count);
+  Part part = options_.shares.empty() ? part_of(global_size, shard_.index, shard_.count)
+                                      : part_of(global_size, shard_.index, options_.shares);
 
   // Gathered where the data lie, moved as they are (a quarter of the bytes for images), and only then made float.
   auto gather = [&](const at::Tensor& data) {

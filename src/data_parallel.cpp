@@ -26,6 +26,7 @@ class Replica {
   double weight_of(int64_t local_size, int64_t global_size) const;
   bool forwards_empty_parts() const { return has_sync_batchnorm(*module_); }
   void backward_through(const std::function<void()>& compute);
+  void watch(std::function<void()> computed, std::function<void()> averaged);
 
   bool sync() const { return sync_; }
   void set_sync(bool sync);
@@ -39,6 +40,7 @@ class Replica {
   Rank& rank_;
   std::shared_ptr<Averaging> averaging_;  // null: somebody else averages
   bool sync_ = true;
+  std::function<void()> computed_, averaged_;  // see watch_backwards(); empty: nobody watches
 };
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
@@ -69,11 +71,25 @@ double Replica::weight_of(int64_t local_size, int64_t global_size) const {
 
 void Replica::backward_through(const std::function<void()>& compute) {
   RECORD_USER_SCOPE("lockstep::backward");
-  if (sync_ && averaging_) {
-    averaging_->average_during(compute);
-  } else {
+  if (!sync_ || !averaging_) return compute();
+  if (!computed_) return averaging_->average_during(compute);
+  averaging_->average_during([&] {
     compute();
+    computed_();
+  });
+  averaged_();
+}
+
+void Replica::watch(std::function<void()> computed, std::function<void()> averaged) {
+  if (computed && computed_)
+    throw Error("DataParallel: this net's backwards are watched already; one Balance is enough");
+  if (computed && !averaging_) {
+    throw Error(
+        "DataParallel: with average = false backwards wait for no other rank, so there is nothing to watch; a Balance "
+        "needs average = true");
   }
+  computed_ = std::move(computed);
+  averaged_ = std::move(averaged);
 }
 
 void Replica::set_sync(bool sync) {
@@ -142,6 +158,10 @@ std::string out_of_step(const Rank& rank, const std::string& user) {
   return rank.name() + ": " + user + ": an earlier backward of this rank failed before its gradients were averaged, " +
          "so it is out of step with the other ranks. End the run there. What failed: " +
          exception_text(std::current_exception());
+}
+
+void watch_backwards(Replica& replica, std::function<void()> computed, std::function<void()> averaged) {
+  replica.watch(std::move(computed), std::move(averaged));
 }
 
 }  // namespace lockstep

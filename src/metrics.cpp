@@ -29,6 +29,16 @@ double number(const Json& line, const char* key) {
   return line[key].get<double>();
 }
 
+std::vector<int64_t> parts_of(const Json& line) {
+  if (!line.contains("parts")) return {};
+  const Json& parts = line["parts"];
+  const auto whole = [](const Json& part) { return part.is_number_integer(); };
+  if (!parts.is_array() || !std::all_of(parts.begin(), parts.end(), whole)) {
+    throw Error("its 'parts' is not a list of whole numbers: " + parts.dump());
+  }
+  return parts.get<std::vector<int64_t>>();
+}
+
 EpochMetrics parse(const std::string& text) {
   Json line = Json::parse(text);
   if (!line.is_object()) throw Error("it is not a JSON object");
@@ -40,7 +50,8 @@ EpochMetrics parse(const std::string& text) {
           .seconds = number(line, "seconds"),
           .data_wait = line.contains("data_wait") ? number(line, "data_wait") : 0,
           .lr = line.contains("lr") ? number(line, "lr") : 0,
-          .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0};
+          .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0,
+          .parts = parts_of(line)};
 }
 
 // at most ten marks on the epoch axis, at round numbers.
@@ -104,6 +115,7 @@ std::string metrics_text(const std::vector<EpochMetrics>& history, bool syntheti
                  {"data_wait", epoch.data_wait},
                  {"lr", epoch.lr},
                  {"bytes_per_step", epoch.bytes_per_step}};
+    if (!epoch.parts.empty()) line["parts"] = epoch.parts;
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }

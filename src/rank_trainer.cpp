@@ -9,6 +9,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/power_sgd.hpp>
 #include <lockstep/running_statistics.hpp>
+#include <lockstep/shares.hpp>
 #include <lockstep/sync_batch_norm.hpp>
 
 #include "communication_options.hpp"
@@ -107,7 +108,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       counts_correct_(net_.mesh().tensor().index() == 0),
       update_(options, net_.replicas()),
       totals_(rank.device()),
-      exchange_recorded_(net_.mesh().data().backend().getBackendName() == "nccl") {
+      exchange_recorded_(net_.mesh().data().backend().getBackendName() == "nccl"),
+      shares_(shares_of(options)) {
   if (graph) {
     graphed_.emplace(rank, std::move(graph), global_batch(options), exchange_recorded_,
                      [this](const Batch& batch) { recorded_part(batch); });
@@ -117,6 +119,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
     // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
     for (auto& parameter : net_.parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
   }
+  if (balances(options)) balance_.emplace(net_.replicas(), net_.mesh().data());
   if (resumed != nullptr) restore(*resumed);
 }
 
@@ -154,8 +157,10 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
   const auto shift = [&](double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
   };
-  const BatchOptions sampling{.size = global_batch(options_), .seed = options_.seed, .epoch = number};
-  const Batches all = batches(train_, sampling, net_.mesh().data());
+  const BatchOptions sampling{
+      .size = global_batch(options_), .seed = options_.seed, .epoch = number, .shares = shares_};
+  Batches all = batches(train_, sampling, net_.mesh().data());
+  if (balance_) balance_->leave_out();
   for (auto& batch : all) {
     if (to_skip > 0) {
       --to_skip;
@@ -169,6 +174,7 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
     batch.x = batch.x.contiguous(memory_format(options_));
     metrics.lr = update_.set_time(number - 1 + static_cast<double>(steps_) / static_cast<double>(all.count()));
     step(batch);
+    if (balance_ && balance_->step(batch, all)) shares_ = balance_->shares();
     ++steps_;
     ++taken;
     progress.done += batch.global_size;
@@ -184,6 +190,7 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
       keep();
       if (traffic_) sent_before += traffic_->sent - sent;
       start = Clock::now() - shift(seconds_);  // the epoch's seconds are those of training
+      if (balance_) balance_->leave_out();
     }
     asked = Clock::now();
   }
@@ -192,7 +199,13 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
   rank_.barrier();
   metrics.seconds = seconds_since(start);
   if (traffic_ && taken > 0) metrics.bytes_per_step = (traffic_->sent - sent_before) / static_cast<double>(taken);
+  if (options_.balance != "equal") metrics.parts = parts_of_full_batch();
   steps_ = 0;
+}
+
+std::vector<int64_t> RankTrainer::parts_of_full_batch() {
+  const std::vector<double> equal(static_cast<size_t>(net_.mesh().data().world_size()), 1.0);
+  return sizes_by_shares(global_batch(options_), shares_.empty() ? equal : shares_);
 }
 
 void RankTrainer::begin_epoch() {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <c10/core/StreamGuard.h>
+#include <lockstep/balance.hpp>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/local_sgd.hpp>
@@ -75,6 +76,7 @@ class RankTrainer {
   bool holds_whole();                     // it is split by data alone
   torch::nn::Sequential new_net() const;  // with the first weights
   void train(int number, EpochMetrics& metrics, const std::function<void()>& keep);
+  std::vector<int64_t> parts_of_full_batch();
   void begin_epoch();
   void step(const Batch& batch);
   void recorded_part(const Batch& batch);
@@ -110,6 +112,8 @@ class RankTrainer {
   int64_t samples_ = 0;           // that totals_ are of
   const bool exchange_recorded_;  // see recorded_part()
   std::optional<GraphedStep> graphed_;
+  std::optional<Balance> balance_;  // parts follow the devices' speed
+  std::vector<double> shares_;      // of the last epoch's end, or those of the options; empty: near-equal parts
 };
 
 }  // namespace lockstep

@@ -17,9 +17,9 @@ namespace fs = std::filesystem;
 
 // What does not change the steps, but for rounding, or is meant to change when a run goes on.
 const std::set<std::string>& may_differ() {
-  static const std::set<std::string> keys = {"devices",       "threads_per_rank", "data_dir",    "epochs",
-                                             "split",         "cuda_graph",       "run_dir",     "keep_last",
-                                             "memory_format", "checkpoint_every", "tensorboard", "zero_stage"};
+  static const std::set<std::string> keys = {
+      "devices",   "threads_per_rank", "data_dir",         "epochs",      "split",      "cuda_graph", "run_dir",
+      "keep_last", "memory_format",    "checkpoint_every", "tensorboard", "zero_stage", "balance"};
   return keys;
 }
 

@@ -2,6 +2,7 @@
 
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
+#include <lockstep/shares.hpp>
 #include <nlohmann/json.hpp>
 
 #include "communication_options.hpp"
@@ -9,6 +10,7 @@
 #include "split_json.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <limits>
 #include <sstream>
 
@@ -52,6 +54,33 @@ void check_batch(const TrainOptions& options) {
   if (options.accumulate < 1 || options.accumulate > global_batch(options)) {
     refuse("the number of parts of a batch (--accumulate)", options.accumulate,
            "from 1 to " + std::to_string(global_batch(options)) + ", the samples of a batch");
+  }
+}
+
+// Of a network that is split, the data axis has the parts.
+void check_balance(const TrainOptions& options) {
+  const auto shares = shares_of(options);
+  const int parts = options.split ? options.split->mesh.data : static_cast<int>(options.devices.size());
+  if (!shares.empty()) {  // under a launcher the number of ranks is not known here; Batches checks it
+    return check_shares(shares, this_process().count == 1 ? parts : static_cast<int>(shares.size()), "--balance");
+  }
+  if (!balances(options)) return;
+  const auto refuse = [](const std::string& why) {
+    throw Error("--balance auto " + why + "; leave one of the two out, or give the shares, as in --balance 2,1");
+  };
+  if (options.cuda_graph) refuse("changes the sizes of the devices' parts, and --cuda-graph records steps of one size");
+  if (options.sync_batchnorm) {
+    refuse("measures how long each device computes, and with --sync-batchnorm devices wait for each other meanwhile");
+  }
+  if (options.zero_stage == 2) {
+    refuse("measures how long each device computes, and with --zero-stage 2 devices wait for each other meanwhile");
+  }
+  if (options.sync_every > 0) {
+    refuse("keeps short what devices wait for each other at every step, and with --sync-every they do not wait there");
+  }
+  if (options.split && !by_data_alone(*options.split)) {
+    refuse("measures how long each device computes, and in a network that is split as " + to_string(*options.split) +
+           " devices wait for each other meanwhile");
   }
 }
 
@@ -106,8 +135,9 @@ void check_zero(const TrainOptions& options) {
         "--zero-stage exchanges parameters behind the steps that --cuda-graph records; leave one of the two out");
   }
   if (options.compress != "none" || options.sync_every > 0) {
-    throw Error("--zero-stage exchanges gradients in its own way, of which --compress and --sync-every know nothing; "
-                "leave it or them out");
+    throw Error(
+        "--zero-stage exchanges gradients in its own way, of which --compress and --sync-every know nothing; "
+        "leave it or them out");
   }
   if (options.split && !by_data_alone(*options.split)) {
     throw Error("--zero-stage shares out what ranks split by data have in common, and this run's network is split as " +
@@ -155,6 +185,7 @@ std::string to_json(const TrainOptions& options) {
   config["batch_size"] = options.batch_size;
   config["scale_batch"] = options.scale_batch;
   config["accumulate"] = options.accumulate;
+  config["balance"] = options.balance;
   config["optimizer"] = options.optimizer;
   config["momentum"] = options.momentum;
   config["weight_decay"] = options.weight_decay;
@@ -206,6 +237,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("batch_size", options.batch_size);
   read("scale_batch", options.scale_batch);
   read("accumulate", options.accumulate);
+  read("balance", options.balance);
   read("optimizer", options.optimizer);
   read("momentum", options.momentum);
   read("weight_decay", options.weight_decay);
@@ -279,6 +311,7 @@ TrainOptions checked(TrainOptions options) {
   check_sync_batchnorm(options);
   check_zero(options);
   check_communication(options);
+  check_balance(options);
   return options;
 }
 
@@ -300,6 +333,24 @@ ModelOptions model_options(const TrainOptions& options) {
 
 int64_t global_batch(const TrainOptions& options) {
   return options.batch_size * options.scale_batch;
+}
+
+bool balances(const TrainOptions& options) {
+  return options.balance == "auto";
+}
+
+std::vector<double> shares_of(const TrainOptions& options) {
+  if (options.balance == "equal" || balances(options)) return {};
+  std::vector<double> shares;
+  const char* const end = options.balance.data() + options.balance.size();
+  for (const char* next = options.balance.data();; ++next) {
+    const auto [rest, error] = std::from_chars(next, end, shares.emplace_back());
+    if (error != std::errc() || (rest != end && *rest != ',')) break;
+    if (rest == end) return shares;
+    next = rest;
+  }
+  throw Error("the balance is \"" + options.balance +
+              "\"; it must be equal, auto, or a share for each device, as in 2,1");
 }
 
 LearningRate learning_rate_of(const TrainOptions& options) {

@@ -8,6 +8,7 @@
 #include <lockstep/trainer.hpp>
 
 #include <filesystem>
+#include <vector>
 
 namespace lockstep {
 
@@ -22,6 +23,11 @@ ModelSplit split_of(const TrainOptions& options, int ranks);
 
 // Samples of a step, over all ranks.
 int64_t global_batch(const TrainOptions& options);
+
+// Whether parts follow the devices' measured speed; and the shares that options.balance names, none for "equal" and
+// "auto".
+bool balances(const TrainOptions& options);
+std::vector<double> shares_of(const TrainOptions& options);
 
 // What the options say of the update. The plain one is w -= lr * gradient, at whatever learning rate.
 LearningRate learning_rate_of(const TrainOptions& options);

@@ -58,10 +58,11 @@ std::string common_settings(const TrainOptions& options, const RunState* resumed
        << to_string(learning_rate_of(options)) << ", epochs " << options.epochs << ", seed " << options.seed
        << ", precision " << options.precision << ", memory format " << options.memory_format
        << (options.split ? ", split as " + to_string(*options.split) : "")
+       << (options.balance == "equal" ? "" : ", balance " + options.balance)
        << (options.sync_batchnorm ? ", SyncBatchNorm" : "")
-       << (options.zero_stage > 0 ? ", ZeRO stage " + std::to_string(options.zero_stage) : "") << ", "
-       << communication_text(options)
-       << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
+       << (options.zero_stage > 0 ? ", ZeRO stage " + std::to_string(options.zero_stage) : "");
+  if (const auto exchange = communication_text(options); !exchange.empty()) text << ", " << exchange;
+  text << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
   if (keeps_checkpoints(options)) text << ", checkpoints every " << options.checkpoint_every << " steps";
   if (resumed != nullptr) text << ", resumed " << resumed->steps << " steps after epoch " << resumed->epochs;
   return text.str();

@@ -66,6 +66,7 @@ struct BatchOptions {
   uint64_t seed = 0;   // with `epoch`, alone decides the order
   int64_t epoch = 0;
   bool shuffle = true;
+  std::vector<double> shares = {};  // of each batch, one per shard (see shares.hpp); empty: near-equal parts
 };
 
 // One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)).
@@ -103,6 +104,10 @@ class Batches {
   Iterator end() const { return {this, count()}; }
   int64_t count() const;  // global batches of the epoch
 
+  // Other shares, from the next batch that an iterator goes on to. All shards must set the same at the same batch.
+  // Throws Error as batches() does.
+  void set_shares(std::vector<double> shares);
+
  private:
   Batch get(int64_t index) const;
 
@@ -112,7 +117,8 @@ class Batches {
   at::Tensor order_;  // int64 [n] on the dataset's device; undefined without shuffle
 };
 
-// Throws Error: size < 1, x and y of different length or on different devices, a shard index outside its count.
+// Throws Error: size < 1, x and y of different length or on different devices, a shard index outside its count, shares
+// that check_shares refuses or that are not one per shard.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Shard& shard = {});
 
 }  // namespace lockstep

@@ -28,8 +28,8 @@ struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds as many bytes of gradients
   int64_t first_bucket_bytes = 256 << 10;  // of the first bucket, so that averaging starts early
   bool overlap = true;                     // false: every bucket is averaged after backward
-  // false: backward() leaves on each rank its share, of which the average over the ranks is still to be taken, or of the
-  // parameters by a LocalSgd (local_sgd.hpp), and there are no buckets. A ShardedOptimizer (sharded_optimizer.hpp)
+  // false: backward() leaves on each rank its share, of which the average over the ranks is still to be taken, or of
+  // the parameters by a LocalSgd (local_sgd.hpp), and there are no buckets. A ShardedOptimizer (sharded_optimizer.hpp)
   // averages in buckets of its own, whatever this says.
   bool average = true;
   // Averages each bucket in its own way (communication_hook.hpp). Each rank needs one of its own, for this DataParallel
@@ -88,6 +88,11 @@ Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean
 bool forwards_empty_parts(const Replica& replica);
 double weight_of(const Replica& replica, int64_t local_size, int64_t global_size);
 void backward_through(Replica& replica, const std::function<void()>& compute);
+// For who measures, as Balance does: computed() is called when all that this rank itself computes in a backward is
+// queued (on the CPU: computed), before it waits for the other ranks' gradients, and averaged() when these are
+// averaged. Not in backwards under no_sync. Two empty functions end it. Throws Error: somebody watches already; the
+// replica does not average.
+void watch_backwards(Replica& replica, std::function<void()> computed, std::function<void()> averaged);
 
 template <class Module>
 class DataParallel {

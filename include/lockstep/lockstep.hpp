@@ -2,8 +2,8 @@
 // of its own, in three storeys, each usable without the ones above:
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
 //   2. rank, evaluate: one thread per device, in one process or several; and on ranks any torch::nn::Module, split
-//        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer; for fewer or smaller
-//                     messages communication_hook, half_precision_hook, power_sgd, local_sgd)
+//        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer, balance; for fewer or
+//                     smaller messages communication_hook, half_precision_hook, power_sgd, local_sgd)
 //        by layers    pipeline (pipeline_schedule)
 //        by channels  tensor_parallel (parallel_layers, parallel_dropout, parallel_functions)
 //        by several   split_model (model_split), over a mesh (mesh_shape)
@@ -18,6 +18,7 @@
 #include <torch/torch.h>
 #include <lockstep/allreduce.hpp>
 #include <lockstep/autocast.hpp>
+#include <lockstep/balance.hpp>
 #include <lockstep/checkpoint.hpp>
 #include <lockstep/cluster.hpp>
 #include <lockstep/communication_hook.hpp>
@@ -54,6 +55,7 @@
 #include <lockstep/residual_block.hpp>
 #include <lockstep/running_statistics.hpp>
 #include <lockstep/sharded_optimizer.hpp>
+#include <lockstep/shares.hpp>
 #include <lockstep/split.hpp>
 #include <lockstep/split_model.hpp>
 #include <lockstep/sync_batch_norm.hpp>

@@ -23,6 +23,8 @@ struct EpochMetrics {
   // That the rank which sends most sends to the others per step, the mean over the epoch's steps; an allreduce of n
   // bytes among k ranks counts as 2 (k - 1) / k n, as a ring sends it. 0 where nobody counted.
   double bytes_per_step = 0;
+  std::vector<int64_t> parts =
+      {};  // samples of a full batch on each device, at the epoch's end; empty: near-equal ones
 };
 
 // Writes one JSON object per line and epoch; a loss that is not finite as null, which is read back as NaN. With

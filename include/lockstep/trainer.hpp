@@ -36,6 +36,10 @@ struct TrainOptions {
   // In how many parts, one after the other, a rank computes its part of a batch. The gradients are the same (but
   // BatchNorm normalises over what is computed at once), and the activations of one of them are in memory at a time.
   int accumulate = 1;
+  // Whose part of a batch is how large. "equal": near-equal parts. "2,1": the first device gets twice as many samples
+  // as the second (shares.hpp; of the split's data axis, if there is one). "auto": in proportion to the devices' speed,
+  // measured while they train (balance.hpp), so that two runs differ by what rounding leaves, also if one was resumed.
+  std::string balance = "equal";
   std::string optimizer = "sgd";  // one of optimizer_names()
   double momentum = 0;            // as weight_decay: see OptimizerSettings in optimizers.hpp
   double weight_decay = 0;
@@ -135,13 +139,18 @@ class RunExists : public Error {
 // or for a model without BatchNorm, zero_stage with lars, lamb, cuda_graph, compress, sync_every or such a split, what
 // LocalSgd refuses, a compress that is not known or with cuda_graph, powersgd or sync_every with a split other than by
 // data, compress_rank without powersgd, outer_lr or outer_momentum without sync_every, sync_every with compress,
-// cuda_graph, sync_batchnorm or checkpoint_every (within a round the ranks' parameters differ), a run_dir that cannot be
-// written, or in which another process trains; RunExists; a checkpoint that is damaged or foreign (the text names the
-// newest whole one before it), or of a run whose steps were others: another model, batch size, … (only devices, split,
-// zero_stage, epochs and where files lie may differ). After it: a rank that fails (memory, a GPU), a file that cannot
-// be written (a full disk), an exception from a callback; the Error names the rank or the file, and finished epochs
-// stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its files nor the
+// cuda_graph, sync_batchnorm or checkpoint_every (within a round the ranks' parameters differ), a run_dir that cannot
+// be written, or in which another process trains; RunExists; a checkpoint that is damaged or foreign (the text names
+// the newest whole one before it), or of a run whose steps were others: another model, batch size, … (only devices,
+// split, zero_stage, epochs and where files lie may differ). After it: a rank that fails (memory, a GPU), a file that
+// cannot be written (a full disk), an exception from a callback; the Error names the rank or the file, and finished
+// epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its files nor the
 // folders that it made.
+//
+// Of balance it refuses, likewise before the first step: shares that are not one per device, and "auto" with
+// sync_batchnorm, zero_stage 2 or a split other than by data (in all three devices wait for each other while their
+// speed is measured), with sync_every (devices do not wait for each other) and with cuda_graph (whose steps have one
+// size).
 //
 // A resumed run gives the same bits on the same ranks, and on others what rounding leaves (with sync_every and an
 // optimizer that has a state, which is each rank's own, it needs as many ranks as before). Nothing in a step draws from

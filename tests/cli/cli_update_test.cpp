@@ -53,7 +53,22 @@ TEST_F(CliUpdate, ShowsKeepsAndRepeatsALargerBatch) {
   EXPECT_EQ(metrics("back")[1].lr, 4);
 }
 
+TEST_F(CliUpdate, ShowsAndKeepsUnequalParts) {
+  const Finished run = run_program(train({"--name", "first", "--balance", "3,1"}), surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("\n  parts             in shares of 3,1\n"),
+                             HasSubstr(" sec/epoch  parts 24 + 8\n"), HasSubstr("\nparts of a batch: 24 + 8\n")));
+  EXPECT_THAT(metrics("first")[1].parts, testing::ElementsAre(24, 8));
+  const Finished again = run_program(
+      {"train", "--config", "runs/first/config.json", "--name", "again", "--balance", "auto"}, surroundings());
+  ASSERT_EQ(again.code, 0) << again.err;
+  EXPECT_THAT(again.out, HasSubstr("\n  parts             in proportion to measured speed\n"));
+  EXPECT_EQ(metrics("again")[1].parts.size(), 2u);
+}
+
 TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
+  expect_refused({"--balance", "fast"}, {"\"fast\"", "equal, auto, or a share for each device, as in 2,1"});
+  expect_refused({"--balance", "2,1,1"}, {"--balance", "3 shares for 2 parts"});
   expect_refused({"--optimizer", "sgdm"}, {"\"sgdm\"", "sgd, adam, adamw, lars or lamb"});
   expect_refused({"--optimizer", "adam", "--momentum", "0.9"}, {"--momentum goes with", "adam"});
   expect_refused({"--momentum", "1"}, {"momentum is 1"});
