@@ -18,7 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-constexpr auto kPause = std::chrono::milliseconds(20);
+constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
 
 std::string host_name() {
   char name[256] = {};
@@ -69,7 +69,7 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Pat
                   ", which did not come to run(). " +
                   "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kBetweenLooks);
   }
 }
 
@@ -188,7 +188,7 @@ void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::millise
     const auto deadline = Clock::now() + patience;
     int64_t gone = store.add("parted", 1);
     while (rendezvous.hosts_store() && gone < rendezvous.launch().world_size && Clock::now() < deadline) {
-      std::this_thread::sleep_for(kPause);
+      std::this_thread::sleep_for(kBetweenLooks);
       gone = store.add("parted", 0);
     }
   } catch (const std::exception&) {  // nobody to talk to
