@@ -7,7 +7,7 @@ namespace lockstep::cli {
 
 namespace {
 
-std::string short_name(c10::Device device) {
+std::string name_without_colon(c10::Device device) {
   std::string name = device.str();
   name.erase(std::remove(name.begin(), name.end(), ':'), name.end());
   return name;
@@ -24,14 +24,14 @@ bool is_range(const Devices& devices) {
 }  // namespace
 
 std::string short_name(const Devices& devices) {
-  if (is_range(devices)) return short_name(devices.front()) + "-" + std::to_string(devices.back().index());
+  if (is_range(devices)) return name_without_colon(devices.front()) + "-" + std::to_string(devices.back().index());
   std::string name;
   for (auto device = devices.begin(); device != devices.end();) {
     const auto next = std::find_if(device, devices.end(), [&](c10::Device other) { return other != *device; });
     const auto copies = next - device;
     if (!name.empty()) name += '+';
     if (copies > 1) name += std::to_string(copies) + 'x';
-    name += short_name(*device);
+    name += name_without_colon(*device);
     device = next;
   }
   return name;

@@ -148,7 +148,7 @@ class Sweep {
   }
 
   void train_one(SweepRun& run) {
-    const std::string name = name_of(run.options);
+    const std::string name = grid_name(run.options);
     TrainCallbacks callbacks;
     callbacks.stop = signals_.token();
     callbacks.on_warning = [&](const std::string& message) { warn(name + ": " + message); };
@@ -184,7 +184,7 @@ class Sweep {
     std::string text =
         std::to_string(all_ - waiting_.size() - at_work_.size()) + " of " + std::to_string(all_) + " runs done";
     for (const auto& [run, epoch] : at_work_) {
-      text += format("; %s: epoch %d/%d", name_of(run->options).c_str(), epoch, run->options.epochs);
+      text += format("; %s: epoch %d/%d", grid_name(run->options).c_str(), epoch, run->options.epochs);
     }
     live_.show(text);
   }

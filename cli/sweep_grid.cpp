@@ -40,7 +40,7 @@ SweepRun point_of(const TrainFlags& flags) {
   }
   // Then it changes nothing; a sweep without it goes on as one with it.
   if (options.scale_lr == LrScaling::none && options.warmup == 0) options.reference_batch = 0;
-  options.run_dir /= name_of(options);
+  options.run_dir /= grid_name(options);
   return run;
 }
 
@@ -104,7 +104,7 @@ std::vector<SweepRun> grid(const SweepFlags& flags) {
           train.update.lr = lr;
           train.update.scale_lr = rule;
           SweepRun run = point_of(train);
-          if (names.insert(name_of(run.options)).second) runs.push_back(std::move(run));
+          if (names.insert(grid_name(run.options)).second) runs.push_back(std::move(run));
         }
       }
     }
@@ -113,7 +113,7 @@ std::vector<SweepRun> grid(const SweepFlags& flags) {
   return runs;
 }
 
-std::string name_of(const TrainOptions& options) {
+std::string grid_name(const TrainOptions& options) {
   const std::string name =
       short_name(options.devices) + "_batch" + std::to_string(global_batch(options)) + "_lr" + shortest(options.lr);
   return options.scale_lr == LrScaling::none ? name : name + "_" + std::string(to_string(options.scale_lr));

@@ -37,6 +37,6 @@ std::vector<SweepRun> grid(const SweepFlags& flags);
 
 // "2xcpu_batch512_lr0.1", "2xcpu_batch512_lr0.1_linear": what tells a run from the others of its sweep, all axes also
 // where one of them has a single value, so that a larger grid finds the runs of a smaller one. Its folder's name.
-std::string name_of(const TrainOptions& options);
+std::string grid_name(const TrainOptions& options);
 
 }  // namespace lockstep::cli
