@@ -18,6 +18,7 @@
 #include "of_all_ranks.hpp"
 #include "optimizer_state.hpp"
 #include "rank_generators.hpp"
+#include "seconds_since.hpp"
 #include "split_optimizer_state.hpp"
 #include "train_options.hpp"
 
@@ -31,10 +32,6 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // For of_all_ranks, which passes whole numbers on.
 int64_t bits_of(double number) {

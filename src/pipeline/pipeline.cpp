@@ -12,6 +12,7 @@
 #include "pipeline/pipeline_mail.hpp"
 #include "pipeline/pipeline_shapes.hpp"
 #include "pipeline/pipeline_stage.hpp"
+#include "seconds_since.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -31,10 +32,6 @@ namespace {
 using torch::nn::Sequential;
 using Clock = std::chrono::steady_clock;
 using Kind = PipelineStep::Kind;
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 }  // namespace
 

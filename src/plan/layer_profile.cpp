@@ -15,6 +15,7 @@
 #include "fused_sgd.hpp"
 #include "plan/echo_backend.hpp"
 #include "plan/layer_meter.hpp"
+#include "seconds_since.hpp"
 #include "shared_text.hpp"
 
 namespace lockstep {
@@ -26,10 +27,6 @@ constexpr double seconds_of_load = 0.2;  // that ranks compute at a time to comp
 constexpr double longest_step = 0.25;    // seconds of the step that they compare with, where it can be so short
 constexpr double same_speed = 0.1;       // a smaller difference is the machine's noise
 constexpr int rounds_of_load = 5;
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 std::vector<std::string> names_of(const Sequential& net) {
   std::vector<std::string> names;
