@@ -48,7 +48,7 @@ void add_flags(CLI::App& app, UpdateFlags& flags) {
       std::to_string(defaults.accumulate))
       ->check(number_between<int, 1>);
   add("--balance", flags.balance, "SHARES",
-      "equal: each device gets as many samples of a batch, but for one\n"
+      "equal: each device gets as many samples of a batch, give or take one\n"
       "auto: in proportion to its speed, which is measured all along; two runs then do not give the same bits\n"
       "2,1: the first device gets twice as many as the second\n",
       defaults.balance);

@@ -85,6 +85,12 @@ WorkPtr ObservedBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& 
                  [&] { return backend_->reduce_scatter(outputs, inputs, options); });
 }
 
+WorkPtr ObservedBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                              const c10d::ReduceScatterOptions& options) {
+  return observe(OpType::_REDUCE_SCATTER_BASE, static_cast<int64_t>(output.nbytes()),
+                 [&] { return backend_->_reduce_scatter_base(output, input, options); });
+}
+
 WorkPtr ObservedBackend::send(Tensors& tensors, int destination, int tag) {
   return observe(OpType::SEND, bytes_in(tensors), [&] { return backend_->send(tensors, destination, tag); });
 }
