@@ -39,7 +39,7 @@ namespace fs = std::filesystem;
 
 const char* const sweep_examples =
     "Examples:\n"
-    "  lockstep sweep --name rates --lr 0.05 0.1 0.2 0.4\n"
+    "  lockstep sweep --name rates --devices cpu --lr 0.05 0.1 0.2 0.4\n"
     "      Four runs of LeNet in runs/rates, as many at once as there are cores.\n"
     "  lockstep sweep --name large --devices 1 2 --batch-size 256 1024 4096 --lr 0.2\n"
     "    --scale-lr none sqrt linear --reference-batch 256 --warmup 2\n"

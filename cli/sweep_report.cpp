@@ -10,6 +10,7 @@
 #include <set>
 
 #include "commands.hpp"
+#include "communication_options.hpp"
 #include "io/gnuplot.hpp"
 #include "run_name.hpp"
 #include "text.hpp"
@@ -92,6 +93,12 @@ std::string settings_in_common(const std::vector<SweepRun>& runs) {
                      to_string(options.optimizer, optimizer_settings(options));
   if (options.warmup > 0) text += ", " + shortest(options.warmup) + " of them warm-up";
   if (options.schedule != LrSchedule::constant) text += ", schedule " + std::string(to_string(options.schedule));
+  if (options.reference_batch > 0) text += ", reference batch " + std::to_string(options.reference_batch);
+  if (options.accumulate > 1) text += ", batches in " + std::to_string(options.accumulate) + " parts";
+  if (const auto exchange = communication_text(options); !exchange.empty()) text += ", " + exchange;
+  if (options.sync_batchnorm) text += ", SyncBatchNorm";
+  if (options.balance != "equal") text += ", balance " + options.balance;
+  if (options.precision != "float32") text += ", " + options.precision;
   return text + ", seed " + std::to_string(options.seed);
 }
 
@@ -108,7 +115,10 @@ std::map<double, double>& points_of(std::vector<Line>& lines, const std::string&
 // In the grid's order. Over the batch, the reference batch is a point of every rule's line.
 std::vector<Line> plotted_lines(const std::vector<SweepRun>& runs, bool over_batch) {
   std::set<LrScaling> rules;
-  for (const auto& run : runs) rules.insert(run.options.scale_lr);
+  for (const auto& run : runs) {
+    if (!run.is_reference) rules.insert(run.options.scale_lr);  // at the reference batch all rules are one
+  }
+  if (rules.empty()) rules.insert(LrScaling::none);
   std::vector<Line> lines;
   for (const auto& run : runs) {
     if (run.history.empty() || run.options.lr == 0) continue;  // the axis is logarithmic

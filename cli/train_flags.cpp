@@ -84,7 +84,7 @@ void check_name(const std::string& name) {
 void check_settings(const TrainFlags& flags, const TrainOptions& options) {
   TrainOptions whole = options;
   whole.split.reset();
-  if (options.split) whole.balance = "equal";  // over the split's data axis
+  if (options.split || is_file(flags.plan)) whole.balance = "equal";  // over the data axis of a split, or of the plan's
   checked(whole);
   if (!options.split) return;
   try {

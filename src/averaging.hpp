@@ -24,6 +24,9 @@ class Averaging {
   // Whether a gradient that is computed from now on is the last of its parameter in this backward, so that it may be
   // averaged. So it is at first.
   virtual void listen(bool last) = 0;
+
+  // Whether average_during may wait for other ranks before `backward` is done.
+  virtual bool waits_in_backward() const { return false; }
 };
 
 // The replica averages by `averaging` from here on, in place of what it had.

@@ -88,6 +88,11 @@ void Replica::watch(std::function<void()> computed, std::function<void()> averag
         "DataParallel: with average = false backwards wait for no other rank, so there is nothing to watch; a Balance "
         "needs average = true");
   }
+  if (computed && averaging_->waits_in_backward()) {
+    throw Error(
+        "DataParallel: a ShardedOptimizer of stage 2 waits for other ranks within backward, so the rank's own time "
+        "cannot be seen; a Balance needs stage 1, or none");
+  }
   computed_ = std::move(computed);
   averaged_ = std::move(averaged);
 }

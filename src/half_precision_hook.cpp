@@ -13,6 +13,11 @@ Round HalfPrecisionHook::average(const GradientBucket& bucket, Rank& rank) {
   if (bucket.flat.element_size() <= static_cast<int64_t>(c10::elementSize(type_))) {
     return {.work = post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
   }
+  if (bucket.flat.is_complex()) {
+    throw Error(rank.name() + ": HalfPrecisionHook: " + bucket.names[0] +
+                " is complex, of which 16 bits would keep the "
+                "real part alone; use no hook, or real parameters");
+  }
   const at::Tensor rounded = bucket.flat.div(rank.world_size()).to(type_);
   return {.work = post_allreduce(rank, rounded), .finish = [flat = bucket.flat, rounded] { flat.copy_(rounded); }};
 }

@@ -4,6 +4,7 @@
 
 #include "flat_view.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
@@ -34,6 +35,7 @@ LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const 
   std::map<at::ScalarType, size_t> group_of;
   std::set<const c10::TensorImpl*> seen;
   for (const auto& parameter : parameters) {
+    if (!parameter.requires_grad()) frozen_.push_back(parameter);
     if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     const auto [entry, is_new] = group_of.try_emplace(parameter.scalar_type(), groups_.size());
     if (is_new) groups_.emplace_back();
@@ -53,6 +55,11 @@ bool LocalSgd::step() {
 
 bool LocalSgd::synchronize() {
   if (steps_ == 0) return false;
+  if (std::any_of(frozen_.begin(), frozen_.end(), [](const at::Tensor& frozen) { return frozen.requires_grad(); })) {
+    throw Error(rank_.name() +
+                ": LocalSgd: a parameter needed no gradient when this was made, and needs one now, which " +
+                "moves it on each rank alone. Make the LocalSgd after requires_grad_(true)");
+  }
   const c10::NoGradGuard no_grad;
   for (auto& group : groups_) {
     at::Tensor values = flat_copy(group.parameters);

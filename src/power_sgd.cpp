@@ -76,6 +76,9 @@ PowerSgdHook::Memory& PowerSgdHook::memory_of(const std::string& name, const at:
 }
 
 Round PowerSgdHook::average(const GradientBucket& bucket, Rank& rank) {
+  if (bucket.flat.is_complex()) {
+    throw Error(rank.name() + ": PowerSgdHook: " + bucket.names[0] + " is complex; use no hook, or real parameters");
+  }
   const auto here = std::make_shared<LowRank>();
   const auto type = computed_type(bucket.flat.scalar_type());
   std::vector<at::Tensor> sent;

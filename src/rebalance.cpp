@@ -46,7 +46,7 @@ std::vector<int64_t> rebalanced(const std::vector<int64_t>& sizes, const std::ve
     for (size_t rank = 0; rank < sizes.size(); ++rank) {
       promised = std::max(promised, static_cast<double>(next[rank]) / speeds[rank]);
     }
-    if (promised < slowest) return next;
+    if (next != sizes && promised < slowest) return next;
   }
   return sizes;
 }

@@ -96,8 +96,8 @@ void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn:
                       const std::string& title, const Warn& warn) {
   if (folder_.empty()) return;
   const std::map<std::string, std::string> synthetic = {{"data", "synthetic"}};
-  write_metrics(folder_ / kMetricsFile, history, synthetic_);
   save_weights(folder_ / kWeightsFile, module, synthetic_ ? synthetic : std::map<std::string, std::string>());
+  write_metrics(folder_ / kMetricsFile, history, synthetic_);  // says that the epoch's weights are there
   kept_ = true;
   draw(kSvgFile, history, title, warn);
 }

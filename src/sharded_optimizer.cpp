@@ -1,6 +1,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/error.hpp>
 #include <lockstep/sharded_optimizer.hpp>
+#include <lockstep/sync_batch_norm.hpp>
 
 #include "averaging.hpp"
 #include "sharded_parameters.hpp"
@@ -23,12 +24,25 @@ ShardedOptions checked(const ShardedOptions& options, const Rank& rank) {
               "; it must be 1 (optimizer state) or 2 (and gradients)");
 }
 
+std::vector<std::pair<std::string, at::Tensor>> frozen_of(torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> frozen;
+  for (const auto& item : module.named_parameters()) {
+    if (!item.value().requires_grad()) frozen.emplace_back(item.key(), item.value());
+  }
+  return frozen;
+}
+
 std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const Rank& rank, const ShardedOptions& options) {
   std::vector<std::pair<std::string, at::Tensor>> parameters;
   std::set<const c10::TensorImpl*> seen;
   for (const auto& item : module.named_parameters()) {
     if (!item.value().requires_grad() || !seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
     parameters.emplace_back(item.key(), item.value());
+  }
+  if (options.stage == 2 && has_sync_batchnorm(module)) {
+    throw Error(rank.name() +
+                ": ShardedOptimizer: the net has a SyncBatchNorm, in whose backward ranks wait for each " +
+                "other, as stage 2 does in its own way; together they could wait in a circle. Use stage 1");
   }
   if (parameters.empty()) throw Error(rank.name() + ": ShardedOptimizer: there is no parameter that needs a gradient");
   return shard_parameters(parameters, rank, checked(options, rank).bucket_bytes);
@@ -48,6 +62,7 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<ShardedB
 ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Factory& make, const ShardedOptions& options)
     : replica_(std::move(replica)),
       rank_(rank_of(*replica_)),
+      frozen_(frozen_of(module_of(*replica_))),
       buckets_(buckets_of(module_of(*replica_), rank_, options)),
       reducer_(std::make_shared<ShardedReducer>(buckets_, rank_, options)),
       optimizer_(optimizer_of(buckets_, rank_, make)) {
@@ -66,6 +81,12 @@ void ShardedOptimizer::zero_grad() {
 
 void ShardedOptimizer::step() {
   const c10::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : frozen_) {
+    if (!parameter.requires_grad()) continue;
+    throw Error(rank_.name() + ": ShardedOptimizer: " + name +
+                " needed no gradient when this optimizer was made, and needs one now, which is neither averaged nor "
+                "used. Make the optimizer after requires_grad_(true)");
+  }
   reducer_->use();
   optimizer_->step();
   std::vector<std::pair<at::Tensor, at::Tensor>> values;

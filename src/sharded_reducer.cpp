@@ -24,7 +24,7 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, Rank& 
       bucket.slots.push_back(slots_.size());
       slots_.push_back({.place = place, .bucket = buckets_.size()});
     }
-    int64_t& largest = largest_[parameters.values.scalar_type()];
+    int64_t& largest = pieces_[parameters.values.scalar_type()].size;
     largest = std::max(largest, parameters.values.numel());
     buckets_.push_back(std::move(bucket));
   }
@@ -37,16 +37,20 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, Rank& 
 
 // ---- Gradients and their memory.
 
-// All pieces of a type are as large as its largest bucket, so that they fit every bucket.
 void ShardedReducer::take_memory(Bucket& bucket) {
   const at::Tensor& values = bucket.parameters.values;
   if (keeps_whole()) {
     bucket.memory = at::zeros_like(values);
   } else {
-    auto& spare = spare_[values.scalar_type()];
-    if (spare.empty()) spare.push_back(at::empty({largest_.at(values.scalar_type())}, values.options()));
-    bucket.piece = spare.back();
-    spare.pop_back();
+    auto& pieces = pieces_.at(values.scalar_type());
+    bucket.shares_piece = !pieces.spare.empty() || pieces.made < 2;
+    if (!pieces.spare.empty()) {
+      bucket.piece = pieces.spare.back();
+      pieces.spare.pop_back();
+    } else {
+      bucket.piece = at::empty({bucket.shares_piece ? pieces.size : values.numel()}, values.options());
+      if (bucket.shares_piece) ++pieces.made;
+    }
     bucket.memory = bucket.piece.narrow(0, 0, values.numel());
     bucket.memory.narrow(0, bucket.parameters.size, values.numel() - bucket.parameters.size).zero_();
   }
@@ -56,7 +60,8 @@ void ShardedReducer::take_memory(Bucket& bucket) {
 void ShardedReducer::give_memory(Bucket& bucket) {
   for (const size_t slot : bucket.slots) slots_[slot].view.reset();
   bucket.memory.reset();
-  spare_[bucket.piece.scalar_type()].push_back(std::exchange(bucket.piece, {}));
+  const at::Tensor piece = std::exchange(bucket.piece, {});
+  if (bucket.shares_piece) pieces_.at(piece.scalar_type()).spare.push_back(piece);
 }
 
 // With stage 1 .grad is the view, and grows there; with stage 2 it is gone afterwards.

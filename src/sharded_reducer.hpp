@@ -38,6 +38,7 @@ class ShardedReducer : public Averaging {
   // use_up().
   void average_during(const std::function<void()>& backward) override;
   void listen(bool last) override;
+  bool waits_in_backward() const override { return !keeps_whole(); }
 
   void zero_grad();
 
@@ -62,6 +63,7 @@ class ShardedReducer : public Averaging {
     at::Tensor gradient;                             // of its slice
     at::Tensor memory = {};                          // of all its gradients; with stage 2 only while it has some
     at::Tensor piece = {};                           // stage 2: what memory is a part of
+    bool shares_piece = false;                       // which goes to another bucket afterwards
     at::Tensor average = {};                         // where the reduction that is under way puts the slice's
     size_t missing = 0;                              // slots that are not ready yet
     bool posted = false;                             // in this backward
@@ -89,12 +91,18 @@ class ShardedReducer : public Averaging {
   std::mutex mutex_;  // guards all below: hooks run on autograd's threads
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;
-  std::vector<size_t> order_;                                // of buckets, in which they are posted
-  size_t next_ = 0;                                          // in order_: all before it are posted
-  std::deque<size_t> open_;                                  // buckets under way
-  std::map<at::ScalarType, std::vector<at::Tensor>> spare_;  // memory that no bucket has now; stage 2
-  std::map<at::ScalarType, int64_t> largest_;                // of the buckets of a type: elements
-  bool active_ = false;                                      // between start() and finish(): hooks do nothing outside
+  std::vector<size_t> order_;  // of buckets, in which they are posted
+  size_t next_ = 0;            // in order_: all before it are posted
+  std::deque<size_t> open_;    // buckets under way
+  // Stage 2: two pieces of memory for each type, as large as its largest bucket, that go from bucket to bucket. A
+  // bucket that finds none has one of its own meanwhile.
+  struct Pieces {
+    int64_t size = 0;  // elements
+    int made = 0;
+    std::vector<at::Tensor> spare = {};
+  };
+  std::map<at::ScalarType, Pieces> pieces_;
+  bool active_ = false;  // between start() and finish(): hooks do nothing outside
   bool listening_ = true;
   bool averaged_ = false;  // there is something to use()
   bool learned_ = false;

@@ -134,6 +134,11 @@ void check_zero(const TrainOptions& options) {
     throw Error(
         "--zero-stage exchanges parameters behind the steps that --cuda-graph records; leave one of the two out");
   }
+  if (stage == 2 && options.sync_batchnorm) {
+    throw Error(
+        "--zero-stage 2 waits for other devices within backward, and so does --sync-batchnorm; take 1, or leave one of "
+        "the two out");
+  }
   if (options.compress != "none" || options.sync_every > 0) {
     throw Error(
         "--zero-stage exchanges gradients in its own way, of which --compress and --sync-every know nothing; "

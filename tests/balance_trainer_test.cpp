@@ -125,6 +125,8 @@ TEST_F(BalancedTrainer, SaysWhatDoesNotGoTogether) {
                         o.sync_batchnorm = true;
                       }),
               AllOf(HasSubstr("--balance auto"), HasSubstr("--sync-batchnorm"), HasSubstr("--balance 2,1")));
+  EXPECT_THAT(refused("auto", [](auto& o) { o.zero_stage = 2; }), HasSubstr("--balance auto measures"));
+  EXPECT_THAT(refused("auto", [](auto& o) { o.sync_every = 4; }), HasSubstr("--balance auto keeps short"));
   EXPECT_THAT(refused("auto", [](auto& o) { o.split = {.mesh = {.pipeline = 2}, .microbatches = 2}; }),
               AllOf(HasSubstr("--balance auto"), HasSubstr("2 microbatches")));
   EXPECT_THAT(refused("2,1", [](auto& o) { o.split = {.mesh = {.pipeline = 2}, .microbatches = 2}; }),

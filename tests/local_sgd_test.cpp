@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3),
 
 constexpr int64_t global_size = 7;  // which 2 and 3 ranks share out unevenly
 
-// Drawn from nothing that ranks share, so that they may make it at once.
+// The same on all ranks, whatever they draw meanwhile from what they share.
 nn::Linear start() {
   nn::Linear net(3, 2);
   net->to(torch::kDouble);
@@ -188,6 +188,10 @@ TEST(LocalSgd, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refused({}, {torch::ones({2})}), HasSubstr("no parameter that needs a gradient"));
   run(cpus(1), [&](Rank& rank) {
     LocalSgd local({w}, rank, {.outer_momentum = 0.5});
+    Tensor frozen = torch::ones({2});
+    LocalSgd partly({w, frozen}, rank);
+    frozen.requires_grad_();
+    EXPECT_THAT(error_of([&] { partly.step(); }), HasSubstr("a parameter needed no gradient"));
     EXPECT_THAT(error_of([&] { local.set_momentum({}); }), HasSubstr("0 tensors for 1 parameters"));
     EXPECT_THAT(error_of([&] { local.set_momentum({torch::ones({3})}); }), HasSubstr("[3]"));
   });

@@ -1,8 +1,10 @@
 // ShardedOptimizer over 1 to 4 CPU ranks, both stages, against the same optimizer on whole parameters.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/balance.hpp>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/sharded_optimizer.hpp>
+#include <lockstep/sync_batch_norm.hpp>
 
 #include "group_tests.hpp"
 
@@ -306,6 +308,33 @@ TEST(ShardedOptimizer, SaysWhatItCannotDo) {
   EXPECT_THAT(error_with([](auto&, auto&) {}, {.stage = 3}), HasSubstr("stage is 3"));
   EXPECT_THAT(error_with([](auto&, auto&) {}, {.bucket_bytes = 0}), HasSubstr("bucket_bytes is 0"));
   EXPECT_THAT(error_with([](auto&, auto& sharded) { sharded.step(); }), HasSubstr("no averaged gradients"));
+  EXPECT_THAT(
+      error_on_ranks(1,
+                     [&](Rank& rank) {
+                       nn::Linear linear(2, 2);
+                       linear->bias.requires_grad_(false);
+                       DataParallel net(linear, rank);
+                       ShardedOptimizer sharded(net, sgd);
+                       linear->bias.requires_grad_(true);
+                       net.loss({torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1}, F::cross_entropy).backward();
+                       sharded.step();
+                     }),
+      HasSubstr("bias needed no gradient"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               nn::Sequential norm(nn::BatchNorm1d(2));
+                               convert_sync_batchnorm(*norm, rank);
+                               DataParallel net(norm, rank);
+                               ShardedOptimizer sharded(net, sgd, {.stage = 2});
+                             }),
+              HasSubstr("SyncBatchNorm"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(nn::Linear(2, 2), rank);
+                               ShardedOptimizer sharded(net, sgd, {.stage = 2});
+                               Balance balance(net, rank);
+                             }),
+              HasSubstr("Balance needs stage 1"));
   EXPECT_THAT(error_with([](auto& net, auto& sharded) {
                 const auto guard = net.no_sync();
                 net.loss({torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1}, F::cross_entropy).backward();

@@ -266,11 +266,11 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
                 o.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}};
               }),
               AllOf(HasSubstr("--zero-stage"), HasSubstr("1 x 2 x 1")));
+  EXPECT_THAT(refused([](auto& o) { o.model = "resnet18", o.zero_stage = 2, o.sync_batchnorm = true; }),
+              HasSubstr("so does --sync-batchnorm"));
   EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.compress = "bf16"; }),
               HasSubstr("--compress and --sync-every"));
   EXPECT_THAT(refused([](auto& o) { o.zero_stage = 2, o.sync_every = 4; }), HasSubstr("--compress and --sync-every"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 2, o.balance = "auto"; }), HasSubstr("--balance auto measures"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 4, o.balance = "auto"; }), HasSubstr("--balance auto keeps short"));
   EXPECT_THAT(refused([](auto& o) { o.warmup = 1; }), HasSubstr("--scale-batch or --reference-batch"));
   EXPECT_THAT(refused([](auto& o) { o.step_epochs = {1}; }), HasSubstr("--schedule step"));
   EXPECT_THAT(refused([](auto& o) { o.schedule = LrSchedule::step; }), HasSubstr("--step-epochs"));

@@ -12,9 +12,9 @@
 namespace lockstep {
 
 // bfloat16 has float32's range. float16 has more digits and less range: what is divided first does not overflow in the
-// sum while the average is below 65504, but a rank's own value of 65504 * ranks or more becomes infinite, and so does
-// the average; below 6e-8 * ranks a value becomes zero. Buckets of a type that is as small already are averaged as they
-// are. In process, Gloo and NCCL all add both types.
+// sum while the mean of the ranks' magnitudes is below 65504, but a rank's own value above 65504 * ranks becomes
+// infinite, and so does the average; below 6e-8 * ranks a value becomes zero. Buckets of a type that is as small
+// already are averaged as they are; complex ones are an Error. In process, Gloo and NCCL all add both types.
 class HalfPrecisionHook : public CommunicationHook {
  public:
   // Throws Error: a type other than at::kBFloat16 and at::kHalf.

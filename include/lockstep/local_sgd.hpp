@@ -49,7 +49,8 @@ class LocalSgd {
   LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options = {});
 
   // After each step of the rank's optimizer, on all ranks alike. Every sync_every-th time the parameters become equal
-  // on all ranks again; true then. Throws Error as Rank::allreduce does.
+  // on all ranks again; true then. Throws Error: a parameter that
+  // needed no gradient at first and does now; and as Rank::allreduce does.
   bool step();
 
   // Ends the round early, if steps were taken since the last one; false if there were none. All ranks must call it.
@@ -75,6 +76,7 @@ class LocalSgd {
   Rank& rank_;
   const LocalSgdOptions options_;
   std::vector<Group> groups_;
+  std::vector<at::Tensor> frozen_;                 // parameters that need no gradient
   std::vector<std::pair<size_t, size_t>> places_;  // of each parameter: its group, and which one there
   int64_t steps_ = 0;                              // since the last round
 };

@@ -52,7 +52,8 @@ class ShardedOptimizer {
 
   // From here on `net` averages its gradients through this optimizer, whatever its own options say, and its parameters
   // lie in flat memory; those that need no gradient are left alone. One for each DataParallel; all ranks must make it.
-  // Throws Error: an option that cannot be, no parameter that needs a gradient, a factory that makes nothing.
+  // Throws Error: an option that cannot be, no parameter that needs a gradient, a factory that makes nothing,
+  // stage 2 for a net with a SyncBatchNorm (ranks could wait for each other in a circle).
   template <class Module>
   ShardedOptimizer(DataParallel<Module>& net, const Factory& make, const ShardedOptions& options = {})
       : ShardedOptimizer(net.replica(), make, options) {}
@@ -70,8 +71,8 @@ class ShardedOptimizer {
   // Updates this rank's slice and gathers the parameters. A parameter without a gradient, on some ranks or on all,
   // counts as one with zeros there. With stage 2 it uses the gradients up: the next backward() begins with zeros also
   // without zero_grad(). All ranks must call it. With stage 1 the .grad that it leaves are the rank's shares. Throws
-  // Error: no averaged gradients, as after backward() under no_sync() alone; and as Rank's collectives do.
-  // (DataParallel's backward() throws Error: a sparse gradient.)
+  // Error: a parameter that needed no gradient at first and does now; no averaged gradients, as after backward() under
+  // no_sync() alone; and as Rank's collectives do. (DataParallel's backward() throws Error: a sparse gradient.)
   void step();
 
   // The optimizer of this rank's slices: for changing its learning rate; its state is this rank's part of the state.
@@ -87,6 +88,7 @@ class ShardedOptimizer {
  private:
   const std::shared_ptr<Replica> replica_;
   Rank& rank_;
+  const std::vector<std::pair<std::string, at::Tensor>> frozen_;  // parameters that need no gradient
   const std::vector<ShardedBucket> buckets_;
   const std::shared_ptr<ShardedReducer> reducer_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;

@@ -142,10 +142,10 @@ class RunExists : public Error {
 // cuda_graph, sync_batchnorm or checkpoint_every (within a round the ranks' parameters differ), a run_dir that cannot
 // be written, or in which another process trains; RunExists; a checkpoint that is damaged or foreign (the text names
 // the newest whole one before it), or of a run whose steps were others: another model, batch size, … (only devices,
-// split, zero_stage, epochs and where files lie may differ). After it: a rank that fails (memory, a GPU), a file that
-// cannot be written (a full disk), an exception from a callback; the Error names the rank or the file, and finished
-// epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its files nor the
-// folders that it made.
+// split, zero_stage, balance, epochs and where files lie may differ). After it: a rank that fails (memory, a GPU), a
+// file that cannot be written (a full disk), an exception from a callback; the Error names the rank or the file, and
+// finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its
+// files nor the folders that it made.
 //
 // Of balance it refuses, likewise before the first step: shares that are not one per device, and "auto" with
 // sync_batchnorm, zero_stage 2 or a split other than by data (in all three devices wait for each other while their
