@@ -84,7 +84,8 @@ void check_name(const std::string& name) {
 void check_settings(const TrainFlags& flags, const TrainOptions& options) {
   TrainOptions whole = options;
   whole.split.reset();
-  if (options.split || is_file(flags.plan)) whole.balance = "equal";  // over the data axis of a split, or of the plan's
+  const bool plan_follows = !flags.plan.empty() && is_file(flags.plan);
+  if (options.split || plan_follows) whole.balance = "equal";  // over the split's or the plan's data axis
   checked(whole);
   if (!options.split) return;
   try {

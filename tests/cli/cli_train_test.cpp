@@ -316,7 +316,7 @@ TEST_F(CliTrain, AnErrorBeforeTheFirstEpochIsKeptLeavesNothing) {
   fs::remove_all(work_ / "runs" / "lost");
   const Finished run = program.finish();
   EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, AllOf(HasSubstr("runs/lost/metrics.jsonl"), EndsWith("; no run is kept\n")));
+  EXPECT_THAT(run.err, AllOf(HasSubstr("runs/lost/model.safetensors"), EndsWith("; no run is kept\n")));
   EXPECT_THAT(work_.names(), IsEmpty());
 }
 
