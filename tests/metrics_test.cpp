@@ -27,9 +27,8 @@ std::vector<EpochMetrics> some_history(int epochs) {
   std::uniform_real_distribution<double> value(0, 1);
   std::vector<EpochMetrics> history;
   for (int epoch = 1; epoch <= epochs; ++epoch) {
-    history.push_back(
-        {epoch, 2.3 * value(random), value(random), value(random), 100 * value(random), value(random), value(random),
-         1e6 * value(random)});
+    history.push_back({epoch, 2.3 * value(random), value(random), value(random), 100 * value(random), value(random),
+                       value(random), 1e6 * value(random)});
   }
   return history;
 }
