@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <iterator>
 #include <optional>
-#include <regex>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -38,12 +39,34 @@ std::string file_name_of(const RunState& state) {
   return name;
 }
 
+// Takes `digits_at_least` to `digits_at_most` digits off the front of `text`.
+std::optional<int64_t> take_number(std::string_view& text, size_t digits_at_least, size_t digits_at_most) {
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  if (digits < digits_at_least || digits > digits_at_most) return std::nullopt;
+  int64_t number = 0;
+  std::from_chars(text.data(), text.data() + digits, number);
+  text.remove_prefix(digits);
+  return number;
+}
+
+bool take(std::string_view& text, std::string_view what) {
+  if (!text.starts_with(what)) return false;
+  text.remove_prefix(what.size());
+  return true;
+}
+
+// Not by a std::regex: LibTorch makes one in all ranks' threads at once, and would take this file's instrumented code
+// for it in a sanitized build, which then tells of races that are none.
 std::optional<Position> position_of(const fs::path& file) {
-  static const std::regex pattern("epoch-([0-9]{4,9})(-step-([0-9]{6,18}))?\\.safetensors");
   const std::string name = file.filename().string();
-  std::smatch parts;
-  if (!std::regex_match(name, parts, pattern)) return std::nullopt;
-  return Position(std::stoi(parts[1]), parts[3].matched ? std::stoll(parts[3]) : 0);
+  std::string_view rest = name;
+  if (!take(rest, "epoch-")) return std::nullopt;
+  const auto epochs = take_number(rest, 4, 9);
+  if (!epochs) return std::nullopt;
+  std::optional<int64_t> steps = 0;
+  if (take(rest, "-step-")) steps = take_number(rest, 6, 18);
+  if (!steps || rest != ".safetensors") return std::nullopt;
+  return Position(static_cast<int>(*epochs), *steps);
 }
 
 // In their order.
