@@ -20,6 +20,7 @@
 #include "bench_report.hpp"
 #include "flag_checks.hpp"
 #include "observed_backend.hpp"
+#include "seconds_since.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 
@@ -169,7 +170,7 @@ class Runner {
     synchronize(rank_.device());
     const bool during = variant_ == overlapped;  // else even the posts come after backward
     return {
-        .seconds = std::chrono::duration<double>(Clock::now() - start).count(),
+        .seconds = seconds_since(start),
         .within = during ? times_->within : 0,
         .after = times_->after + (during ? 0 : times_->within),
         .reduced = static_cast<double>(times_->bytes_early) / static_cast<double>(std::max<int64_t>(1, times_->bytes))};

@@ -18,6 +18,7 @@
 
 #include "bench_report.hpp"
 #include "flag_checks.hpp"
+#include "seconds_since.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 
@@ -96,7 +97,7 @@ std::vector<Point> curve_of(Rank& rank, torch::nn::Sequential net, const Dataset
     train_epoch(epoch);
     synchronize(rank.device());
     rank.barrier();
-    seconds += std::chrono::duration<double>(Clock::now() - start).count();
+    seconds += seconds_since(start);
     points.push_back({seconds, evaluate([&](const torch::Tensor& x) { return net->forward(x); }, test, rank)});
   }
   return points;

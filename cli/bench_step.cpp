@@ -12,6 +12,7 @@
 
 #include "bench_report.hpp"
 #include "flag_checks.hpp"
+#include "seconds_since.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 
@@ -64,7 +65,7 @@ BestTimes measure(const Devices& devices, const BenchStepFlags& flags) {
       const auto start = Clock::now();
       for (int i = 0; i < flags.steps; ++i) step();
       synchronize(rank.device());
-      const double seconds = std::chrono::duration<double>(Clock::now() - start).count() / flags.steps;
+      const double seconds = seconds_since(start) / flags.steps;
       if (rank.index() == 0) best.add(name, seconds);
     };
     for (int round = 0; round < flags.rounds; ++round) {

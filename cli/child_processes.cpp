@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "output.hpp"
+#include "seconds_since.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {
@@ -234,7 +235,7 @@ void ChildProcesses::ended(int rank, int status) {
 // The first failure tells most. Of the later ones, which mostly follow from it, only those that nobody else explains.
 void ChildProcesses::say_how(int rank, int code, int signal) {
   const bool others_are_ended = next_signal_ == SIGKILL;
-  const std::string after = format(" after %.1f s", std::chrono::duration<double>(Clock::now() - started_).count());
+  const std::string after = format(" after %.1f s", seconds_since(started_));
   if (others_are_ended && signal == SIGKILL) {
     say("rank " + std::to_string(rank) + " did not end, so it was killed");
   } else if (signal != 0 && !(others_are_ended && signal == SIGTERM)) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "memory_meter.hpp"
+#include "seconds_since.hpp"
 #include "traffic.hpp"
 
 namespace lockstep::cli {
@@ -58,7 +59,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     const torch::Tensor loss = net.forward_backward(batch, torch::nn::functional::cross_entropy);
     sgd.step();
     synchronize(rank.device());
-    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const double seconds = seconds_since(start);
     if (step >= 0) {
       samples.seconds.push_back(seconds);
       samples.cost.activations = std::max(samples.cost.activations, meter.peak() - held);

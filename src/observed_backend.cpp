@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "seconds_since.hpp"
+
 namespace lockstep {
 
 namespace {
@@ -14,7 +16,7 @@ template <class Function>
 auto timed(CallObserver& observer, Function&& function) {
   const auto start = std::chrono::steady_clock::now();
   auto result = function();
-  observer.spent(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  observer.spent(seconds_since(start));
   return result;
 }
 

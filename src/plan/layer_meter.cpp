@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "memory_meter.hpp"
+#include "seconds_since.hpp"
 #include "thread_clock.hpp"
 
 namespace lockstep {
@@ -146,7 +147,7 @@ double LayerMeter::add_point(int64_t samples, double seconds, std::vector<LayerP
     const StepTimes whole = step(samples);
     keep_better(best.whole.forward, whole.forward);
     keep_better(best.whole.backward, whole.backward);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return seconds_since(start);
   };
   round();  // memory is allocated, caches are filled
   best = {std::vector<StepTimes>(names_.size() + 1), {}};
@@ -213,9 +214,7 @@ void LayerMeter::count_messages(std::vector<LayerProfile>& profiles) {
 
 std::vector<LayerProfile> LayerMeter::measure(double seconds) {
   const auto start = std::chrono::steady_clock::now();
-  const auto left = [&] {
-    return seconds - std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
+  const auto left = [&] { return seconds - seconds_since(start); };
   try {
     step(smallest_);
   } catch (const Error&) {

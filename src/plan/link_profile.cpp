@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "seconds_since.hpp"
 #include "shared_text.hpp"
 
 namespace lockstep {
@@ -22,28 +23,24 @@ constexpr int tag = 0;
 
 // Seconds of one call, at best; all ranks call as often. Rank 0's clock counts.
 double seconds_of(Rank& rank, const std::function<void()>& call) {
-  using Clock = std::chrono::steady_clock;
-  const auto since = [](Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-  };
   call();  // connections are made, memory is touched
   synchronize(rank.device());
   rank.barrier();
-  auto start = Clock::now();
+  auto start = std::chrono::steady_clock::now();
   call();
   synchronize(rank.device());
   at::Tensor count = at::zeros({1}, at::kLong);
-  count[0] = std::clamp<int64_t>(std::llround(seconds_per_round / since(start)), 1, 1000);
+  count[0] = std::clamp<int64_t>(std::llround(seconds_per_round / seconds_since(start)), 1, 1000);
   count = count.to(rank.device());
   rank.broadcast(count);
   const auto calls = count.item<int64_t>();
   double best = std::numeric_limits<double>::infinity();
   for (int round = 0; round < rounds; ++round) {
     rank.barrier();
-    start = Clock::now();
+    start = std::chrono::steady_clock::now();
     for (int64_t i = 0; i < calls; ++i) call();
     synchronize(rank.device());
-    best = std::min(best, since(start) / static_cast<double>(calls));
+    best = std::min(best, seconds_since(start) / static_cast<double>(calls));
   }
   return best;
 }
