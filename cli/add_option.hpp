@@ -1,4 +1,4 @@
-// How `lockstep train` adds each of its flags.
+// How commands add their flags.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,15 +7,22 @@
 
 namespace lockstep::cli {
 
-// A flag with a value of `type`, under the heading `group` of the help; the last one of several holds.
+// Adds flags with a value of `type` to a command; the last one of several holds.
+struct OptionAdder {
+  CLI::App& app;
+
+  template <class Value>
+  CLI::Option* operator()(const char* name, Value& value, const char* type, const std::string& description,
+                          const std::string& default_text = {}) const {
+    return app.add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
+  }
+};
+
+// The same, under the heading `group` of the help.
 template <class Value>
 CLI::Option* add_option(CLI::App& app, const char* name, Value& value, const char* type, const std::string& description,
                         const std::string& group, const std::string& default_text = {}) {
-  return app.add_option(name, value, description)
-      ->type_name(type)
-      ->group(group)
-      ->default_str(default_text)
-      ->take_last();
+  return OptionAdder{app}(name, value, type, description, default_text)->group(group);
 }
 
 // What was given; otherwise the value stays.

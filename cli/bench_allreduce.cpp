@@ -15,12 +15,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
 
 #include "bench_report.hpp"
 #include "comm/group.hpp"
+#include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
@@ -52,7 +54,8 @@ const char* const bench_allreduce_explanation =
 using Clock = std::chrono::steady_clock;
 
 struct BenchAllreduceFlags {
-  std::string devices, json, plot;
+  std::optional<std::string> devices;
+  std::string json, plot;
   std::vector<int64_t> sizes = {40, 4000, 65536, 516272, 4000000, 24000000};
   int rounds = 10;
   bool peers = false;
@@ -230,8 +233,7 @@ void check(const BenchAllreduceFlags& flags) {
 
 int allreduce_command(const BenchAllreduceFlags& flags, Output& output) {
   check(flags);
-  const Devices devices =
-      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
+  const Devices devices = devices_from(flags.devices);
   check_devices(devices);
   Sizes sizes;
   for (const int64_t bytes : flags.sizes) sizes.push_back({bytes});
@@ -271,9 +273,7 @@ Command add_bench_allreduce(CLI::App& bench) {
   CLI::App* const app = bench.add_subcommand("allreduce", "Measure allreduce, by size and algorithm.");
   app->footer(bench_allreduce_explanation);
   const auto flags = std::make_shared<BenchAllreduceFlags>();
-  app->add_option("--devices", flags->devices, "as for lockstep train (default: every GPU, or else every core)")
-      ->type_name("LIST")
-      ->take_last();
+  add_devices_flag(*app, flags->devices);
   app->add_option("--sizes", flags->sizes, "bytes of the tensors, separated by commas")
       ->type_name("N,…")
       ->delimiter(',')

@@ -14,10 +14,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "add_option.hpp"
 #include "bench_report.hpp"
+#include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "observed_backend.hpp"
 #include "seconds_since.hpp"
@@ -50,7 +53,8 @@ const char* const bench_overlap_explanation =
 using Clock = std::chrono::steady_clock;
 
 struct BenchOverlapFlags {
-  std::string devices, model = "all", json;
+  std::optional<std::string> devices;
+  std::string model = "all", json;
   int threads_per_rank = 1, steps = 30;
   int64_t batch_size = 0;
   DataParallelOptions buckets;
@@ -278,8 +282,7 @@ int overlap_command(const BenchOverlapFlags& flags, Output& output) {
   if (flags.model != "all" && flags.model != "mlp" && flags.model != "resnet18") {
     throw UsageError("--model \"" + flags.model + "\": it must be mlp, resnet18 or all");
   }
-  const Devices devices =
-      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
+  const Devices devices = devices_from(flags.devices);
   const auto ranks = static_cast<int64_t>(devices.size());
   const auto batch_size = [&](int64_t per_rank) { return flags.batch_size > 0 ? flags.batch_size : per_rank * ranks; };
   output.print("overlap on " + to_string(devices) +
@@ -304,11 +307,8 @@ Command add_bench_overlap(CLI::App& bench) {
       bench.add_subcommand("overlap", "Measure how much of the gradients' reduction hides behind backward.");
   app->footer(bench_overlap_explanation);
   const auto flags = std::make_shared<BenchOverlapFlags>();
-  const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
-                       const std::string& default_text) {
-    return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
-  };
-  add("--devices", flags->devices, "LIST", "as for lockstep train (default: every GPU, or else every core)", "");
+  const OptionAdder add{*app};
+  add_devices_flag(*app, flags->devices);
   add("--threads-per-rank", flags->threads_per_rank, "N", "threads that each rank computes with", "1")
       ->check(number_between<int, 1, 1024>);
   add("--model", flags->model, "NAME", "mlp, resnet18 or all", flags->model);

@@ -12,11 +12,14 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "add_option.hpp"
 #include "bench_report.hpp"
+#include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "seconds_since.hpp"
 #include "text.hpp"
@@ -44,7 +47,8 @@ using Clock = std::chrono::steady_clock;
 namespace F = torch::nn::functional;
 
 struct BenchServerFlags {
-  std::string devices, data = "fashion-mnist", data_dir, json;
+  std::optional<std::string> devices;
+  std::string data = "fashion-mnist", data_dir, json;
   int servers = 1, epochs = 5, threads_per_rank = 1;
   int64_t batch_size = 256, staleness = 2, samples = 0;  // 0: all
   uint64_t seed = 1;
@@ -192,8 +196,7 @@ int server_command(const BenchServerFlags& flags, Output& output) {
   if (flags.data != "fashion-mnist" && flags.data != "synthetic") {
     throw UsageError("--data \"" + flags.data + "\": it must be fashion-mnist or synthetic");
   }
-  const Devices devices =
-      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
+  const Devices devices = devices_from(flags.devices);
   if (static_cast<int>(devices.size()) <= flags.servers) {
     throw UsageError("--servers " + std::to_string(flags.servers) + " of " + std::to_string(devices.size()) +
                      " ranks leaves no worker; give --devices more than --servers");
@@ -222,11 +225,8 @@ Command add_bench_server(CLI::App& bench) {
       "server", "Measure a parameter server beside allreduce: images per second, and loss over time.");
   app->footer(bench_server_explanation);
   const auto flags = std::make_shared<BenchServerFlags>();
-  const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
-                       const std::string& default_text) {
-    return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
-  };
-  add("--devices", flags->devices, "LIST", "as for lockstep train (default: every GPU, or else every core)", "");
+  const OptionAdder add{*app};
+  add_devices_flag(*app, flags->devices);
   add("--servers", flags->servers, "N", "how many of the ranks are servers", std::to_string(flags->servers))
       ->check(number_between<int, 1>);
   add("--staleness", flags->staleness, "N", "pushes that a bounded worker may be ahead of the slowest",

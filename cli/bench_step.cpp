@@ -8,9 +8,11 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "bench_report.hpp"
+#include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "seconds_since.hpp"
 #include "text.hpp"
@@ -32,7 +34,8 @@ const char* const bench_step_explanation =
 using Clock = std::chrono::steady_clock;
 
 struct BenchStepFlags {
-  std::string devices, json;
+  std::optional<std::string> devices;
+  std::string json;
   int rounds = 20, steps = 500;
 };
 
@@ -85,8 +88,7 @@ BestTimes measure(const Devices& devices, const BenchStepFlags& flags) {
 }
 
 int step_command(const BenchStepFlags& flags, Output& output) {
-  const Devices devices =
-      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
+  const Devices devices = devices_from(flags.devices);
   const BestTimes best = measure(devices, flags);
   const double alone = best.of("alone"), parallel = best.of("data parallel");
   output.print(format("a step of a model with 8 small parameters on %s, best of %d rounds of %d steps\n\n",
@@ -111,9 +113,7 @@ Command add_bench_step(CLI::App& bench) {
   CLI::App* const app = bench.add_subcommand("step", "Measure what DataParallel adds to a step.");
   app->footer(bench_step_explanation);
   const auto flags = std::make_shared<BenchStepFlags>();
-  app->add_option("--devices", flags->devices, "as for lockstep train (default: every GPU, or else every core)")
-      ->type_name("LIST")
-      ->take_last();
+  add_devices_flag(*app, flags->devices);
   app->add_option("--rounds", flags->rounds, "turns of each; the best counts")
       ->type_name("N")
       ->default_str("20")

@@ -13,6 +13,7 @@
 #include <ctime>
 #include <utility>
 
+#include "io/reason.hpp"
 #include "output.hpp"
 #include "seconds_since.hpp"
 #include "text.hpp"
@@ -103,7 +104,7 @@ std::string where_to_look(const std::string& program) {
 
 ChildProcesses::ChildProcesses(Options options) : options_(std::move(options)), started_(Clock::now()) {
   if (options_.label && pipe2(done_, O_CLOEXEC) != 0) {
-    throw Error(std::string("cannot make a pipe: ") + std::strerror(errno));
+    throw Error("cannot make a pipe: " + io::reason(errno));
   }
   sigemptyset(&awaited_);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&awaited_, signal);
@@ -125,7 +126,7 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   const bool reads_input = children_.empty();
   int errors[2] = {-1, -1}, output[2] = {-1, -1};
   if (pipe2(errors, O_CLOEXEC) != 0 || (options_.label && pipe2(output, O_CLOEXEC) != 0)) {
-    throw Error(std::string("cannot make a pipe: ") + std::strerror(errno));
+    throw Error("cannot make a pipe: " + io::reason(errno));
   }
   const pid_t launcher = getpid();
   const pid_t pid = fork();
@@ -141,7 +142,7 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   if (error != 0) {
     if (pid > 0) waitpid(pid, nullptr, 0);
     if (output[0] >= 0) close(output[0]);
-    throw Error("cannot start " + words[0] + ": " + std::strerror(error) +
+    throw Error("cannot start " + words[0] + ": " + io::reason(error) +
                 (error == ENOENT ? where_to_look(words[0]) : ""));
   }
   auto& child = children_.emplace_back();

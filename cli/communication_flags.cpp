@@ -4,6 +4,7 @@
 
 #include "add_option.hpp"
 #include "flag_checks.hpp"
+#include "number_text.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {
@@ -31,10 +32,10 @@ void add_flags(CLI::App& app, CommunicationFlags& flags) {
   add("--outer-lr", flags.outer_lr, "X",
       "of --sync-every: what the devices moved on average is a gradient, for this learning rate. DiLoCo (Douillard et "
       "al. 2023) has 0.7",
-      shortest(defaults.outer_lr))
+      number_text(defaults.outer_lr))
       ->check(rate);
   add("--outer-momentum", flags.outer_momentum, "X", "and for this Nesterov momentum; DiLoCo has 0.9",
-      shortest(defaults.outer_momentum))
+      number_text(defaults.outer_momentum))
       ->check(rate);
 }
 

@@ -10,11 +10,14 @@
 #include <string>
 #include <vector>
 
+#include "add_option.hpp"
 #include "bench_report.hpp"
 #include "bytes_text.hpp"
 #include "commands.hpp"
+#include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "measured_model.hpp"
+#include "number_text.hpp"
 #include "scheme.hpp"
 #include "text.hpp"
 #include "usage.hpp"
@@ -53,7 +56,8 @@ const char* const compare_explanation =
 
 struct CompareFlags {
   SchemeOptions scheme;
-  std::string devices, data = "fashion-mnist", data_dir, json;
+  std::optional<std::string> devices;
+  std::string data = "fashion-mnist", data_dir, json;
   int rounds = 3;
   double seconds = 10;
 };
@@ -247,8 +251,7 @@ int compare_command(const CompareFlags& flags, Output& output) {
     throw Error("compare runs its ranks as threads of one process; start it without a launcher");
   }
   from_flags([&] { check_model(flags.scheme.model); });
-  const Devices devices =
-      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
+  const Devices devices = devices_from(flags.devices);
   const ImageData data = load(flags);
   from_flags([&] { check_images(flags.scheme, data.train); });
   output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" +
@@ -278,23 +281,17 @@ Command add_compare(CLI::App& program) {
       program.add_subcommand("compare", "Train a network split by data, by layers and by channels, side by side.");
   app->footer(compare_explanation);
   const auto flags = std::make_shared<CompareFlags>();
-  const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
-                       const std::string& default_text = {}) {
-    return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
-  };
+  const OptionAdder add{*app};
   SchemeOptions& scheme = flags->scheme;
-  add("--model", scheme.model.name, "NAME", "as for lockstep train", scheme.model.name)->check(known_model);
-  add("--width", scheme.model.width, "X", "as for lockstep train", "1")->check(rate);
-  add("--image-size", scheme.model.image_size, "N", "as for lockstep train")->check(number_between<int64_t, 1>);
-  add("--groups", scheme.model.groups, "N", "as for lockstep train", "1")->check(number_between<int64_t, 1>);
+  add_model_flags(*app, scheme.model);
   add("--data", flags->data, "NAME", "as for lockstep train", flags->data);
   add("--data-dir", flags->data_dir, "DIR", "as for lockstep train")->check(not_empty);
-  add("--devices", flags->devices, "LIST", "as for lockstep train (default: every GPU, or else every core)");
+  add_devices_flag(*app, flags->devices);
   add("--threads-per-rank", scheme.threads_per_rank, "N", "threads that each rank computes with", "1")
       ->check(number_between<int, 1, 1024>);
   add("--batch-size", scheme.batch_size, "N", "samples per step, over all devices together", "256")
       ->check(number_between<int64_t, 1>);
-  add("--lr", scheme.lr, "X", "learning rate of SGD with momentum 0.9", shortest(scheme.lr))->check(rate);
+  add("--lr", scheme.lr, "X", "learning rate of SGD with momentum 0.9", number_text(scheme.lr))->check(rate);
   add("--steps", scheme.steps, "N", "measured steps of each scheme in each round", std::to_string(scheme.steps))
       ->check(number_between<int, 1>);
   add("--rounds", flags->rounds, "N", "rounds, of which the best counts", std::to_string(flags->rounds))

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "commands.hpp"
+#include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "text.hpp"
 #include "usage.hpp"
@@ -33,7 +34,7 @@ struct EvalFlags {
 
 int eval_command(const EvalFlags& flags, Output& output) {
   EvalOptions options = flags.options;
-  if (flags.devices) options.devices = from_flags([&] { return parse_devices(*flags.devices); });
+  options.devices = devices_from(flags.devices);
   options.data_dir = flags.data_dir;
   const EvalResult result = evaluate_run(flags.run_dir, options);
   if (this_process().index > 0) return 0;  // under a launcher one process speaks
@@ -54,9 +55,7 @@ Command add_eval(CLI::App& program) {
       ->required()
       ->group("Arguments")
       ->check([](const std::string& text) { return text.empty() ? "it is empty; name the folder of a run" : ""; });
-  app->add_option("--devices", flags->devices, "as for lockstep train (default: every GPU, or else every core)")
-      ->type_name("LIST")
-      ->take_last();
+  add_devices_flag(*app, flags->devices);
   app->add_option("--data-dir", flags->data_dir, "folder of the IDX files (default: as the run had it)")
       ->type_name("DIR")
       ->take_last()

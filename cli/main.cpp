@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
 #include <exception>
 #include <memory>
 #include <new>
@@ -19,6 +18,7 @@
 
 #include "commands.hpp"
 #include "help.hpp"
+#include "io/reason.hpp"
 #include "output.hpp"
 #include "said.hpp"
 #include "usage.hpp"
@@ -141,6 +141,6 @@ int main(int argc, char** argv) {
   const int code = run_and_report_errors(with_help_as_option(argc, argv), output);
   if (!output.failed()) return code;
   if (output.error() == EPIPE) return 128 + SIGPIPE;  // as a shell reports it, and as quietly
-  complain(std::string("error: cannot write to the standard output: ") + std::strerror(output.error()));
+  complain("error: cannot write to the standard output: " + io::reason(output.error()));
   return failed;
 }

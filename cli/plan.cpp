@@ -9,7 +9,9 @@
 #include <sstream>
 #include <string>
 
+#include "add_option.hpp"
 #include "commands.hpp"
+#include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "io/atomic_file.hpp"
 #include "io/read_text.hpp"
@@ -48,7 +50,8 @@ const char* const plan_explanation =
 
 struct PlanFlags {
   ModelOptions model;
-  std::string devices, schedules, simulate, out, profile, keep_profile, keep_cluster;
+  std::optional<std::string> devices;
+  std::string schedules, simulate, out, profile, keep_profile, keep_cluster;
   int threads_per_rank = 1;
   int64_t batch_size = 256;
   double optimizer_state = 0;
@@ -96,8 +99,7 @@ int plan_command(const PlanFlags& flags, Output& output) {
                       .training = {.state_bytes_per_parameter_byte = flags.optimizer_state},
                       .schedules = schedules_of(flags.schedules)};
   from_flags([&] { check_model(flags.model); });
-  Devices devices =
-      flags.devices.empty() ? default_devices() : from_flags([&] { return parse_devices(flags.devices); });
+  Devices devices = devices_from(flags.devices);
 
   std::optional<Cluster> described;
   MeasuredModel measured;
@@ -161,14 +163,8 @@ Command add_plan(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("plan", "Choose how to split a network over devices, and predict it.");
   app->footer(plan_explanation);
   const auto flags = std::make_shared<PlanFlags>();
-  const auto add = [&](const char* name, auto& value, const char* type, const std::string& description,
-                       const std::string& default_text = {}) {
-    return app->add_option(name, value, description)->type_name(type)->default_str(default_text)->take_last();
-  };
-  add("--model", flags->model.name, "NAME", "as for lockstep train", flags->model.name)->check(known_model);
-  add("--width", flags->model.width, "X", "as for lockstep train", "1")->check(rate);
-  add("--image-size", flags->model.image_size, "N", "as for lockstep train")->check(number_between<int64_t, 1>);
-  add("--groups", flags->model.groups, "N", "as for lockstep train", "1")->check(number_between<int64_t, 1>);
+  const OptionAdder add{*app};
+  add_model_flags(*app, flags->model);
   add("--devices", flags->devices, "LIST",
       "as for lockstep train (default: every GPU, or else every core); with --simulate the first of them measures the "
       "layers");

@@ -12,6 +12,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "io/reason.hpp"
+
 namespace lockstep::cli {
 
 namespace {
@@ -63,7 +65,7 @@ std::string_view next(std::string_view& entries) {
 
 Said::Said() : fd_(memfd_create("lockstep-said", 0)) {
   if (fd_ < 0 || fcntl(fd_, F_SETFL, O_APPEND) != 0) {
-    throw Error(std::string("cannot make a file in memory: ") + std::strerror(errno));
+    throw Error("cannot make a file in memory: " + io::reason(errno));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "add_option.hpp"
 #include "flag_checks.hpp"
+#include "number_text.hpp"
 #include "run_name.hpp"
 #include "text.hpp"
 #include "train_options.hpp"
@@ -75,12 +76,12 @@ void add_flags(CLI::App& app, SweepFlags& flags) {
   add("--batch-size", flags.batch_sizes, "N...", "samples per step, over all devices together",
       std::to_string(defaults.batch_size))
       ->check(number_between<int64_t, 1>);
-  add("--lr", flags.rates, "X...", "learning rates for batches of --reference-batch samples", shortest(defaults.lr))
+  add("--lr", flags.rates, "X...", "learning rates for batches of --reference-batch samples", number_text(defaults.lr))
       ->check(rate);
   add("--scale-lr", flags.scale_lr, "RULE...", "what becomes of it with other batches: none, sqrt, linear",
       std::string(to_string(defaults.scale_lr)));
   add("--target", flags.target, "X", "test accuracy of which the table says when it was reached",
-      shortest(flags.target))
+      number_text(flags.target))
       ->check(rate)
       ->take_last();
   add("--jobs", flags.jobs, "N",
@@ -115,7 +116,7 @@ std::vector<SweepRun> grid(const SweepFlags& flags) {
 
 std::string grid_name(const TrainOptions& options) {
   const std::string name =
-      short_name(options.devices) + "_batch" + std::to_string(global_batch(options)) + "_lr" + shortest(options.lr);
+      short_name(options.devices) + "_batch" + std::to_string(global_batch(options)) + "_lr" + number_text(options.lr);
   return options.scale_lr == LrScaling::none ? name : name + "_" + std::string(to_string(options.scale_lr));
 }
 

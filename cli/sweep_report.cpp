@@ -12,6 +12,7 @@
 #include "commands.hpp"
 #include "communication_options.hpp"
 #include "io/gnuplot.hpp"
+#include "number_text.hpp"
 #include "run_name.hpp"
 #include "text.hpp"
 #include "train_options.hpp"
@@ -49,7 +50,7 @@ double scaled_rate(const TrainOptions& options) {
 std::vector<std::string> cells_of(const SweepRun& run, double target) {
   const TrainOptions& options = run.options;
   std::vector<std::string> cells = {short_name(options.devices), std::to_string(global_batch(options)),
-                                    shortest(options.lr), std::string(to_string(options.scale_lr)),
+                                    number_text(options.lr), std::string(to_string(options.scale_lr)),
                                     format("%.4g", scaled_rate(options))};
   if (run.history.empty()) {
     cells.insert(cells.end(), 6, "-");
@@ -91,7 +92,7 @@ std::string settings_in_common(const std::vector<SweepRun>& runs) {
   std::string text = to_string(model_options(options)) + " on " + options.data + ", " + std::to_string(options.epochs) +
                      (options.epochs == 1 ? " epoch of " : " epochs of ") +
                      to_string(options.optimizer, optimizer_settings(options));
-  if (options.warmup > 0) text += ", " + shortest(options.warmup) + " of them warm-up";
+  if (options.warmup > 0) text += ", " + number_text(options.warmup) + " of them warm-up";
   if (options.schedule != LrSchedule::constant) text += ", schedule " + std::string(to_string(options.schedule));
   if (options.reference_batch > 0) text += ", reference batch " + std::to_string(options.reference_batch);
   if (options.accumulate > 1) text += ", batches in " + std::to_string(options.accumulate) + " parts";
@@ -125,7 +126,7 @@ std::vector<Line> plotted_lines(const std::vector<SweepRun>& runs, bool over_bat
     const TrainOptions& options = run.options;
     const int64_t batch = global_batch(options);
     const std::string what = short_name(options.devices) +
-                             (over_batch ? ", lr " + shortest(options.lr) : ", batch " + std::to_string(batch));
+                             (over_batch ? ", lr " + number_text(options.lr) : ", batch " + std::to_string(batch));
     for (const LrScaling rule : rules) {
       if (rule != options.scale_lr && !(run.is_reference && over_batch)) continue;
       auto& points = points_of(lines, rules.size() == 1 ? what : what + ", " + std::string(to_string(rule)));
@@ -148,7 +149,7 @@ bool has_more_batches_than_rates(const std::vector<SweepRun>& runs) {
 }  // namespace
 
 std::string sweep_table(const std::vector<SweepRun>& runs, double target) {
-  const std::string accuracy = shortest(target);
+  const std::string accuracy = number_text(target);
   std::vector<std::vector<std::string>> rows = {{"devices", "batch", "lr", "rule", "scaled lr", "test acc", "best",
                                                  "epochs to " + accuracy, "seconds to " + accuracy, "sec/epoch",
                                                  "train loss"}};
@@ -167,7 +168,7 @@ void draw_sweep(const std::filesystem::path& file, const std::vector<SweepRun>& 
     const std::string name = "$line" + std::to_string(++number);
     data += name + " << END\n";
     for (const auto& [x, accuracy] : points) {
-      data += shortest(x) + " " + shortest(accuracy) + "\n";
+      data += number_text(x) + " " + number_text(accuracy) + "\n";
       marks.insert(x);
     }
     data += "END\n";
@@ -176,9 +177,9 @@ void draw_sweep(const std::filesystem::path& file, const std::vector<SweepRun>& 
   }
   std::string axis = "set logscale x\nset xlabel '" + std::string(over_batch ? "batch size" : "learning rate") + "'\n";
   if (!marks.empty()) {
-    axis += "set xrange [" + shortest(*marks.begin() / 1.1) + ":" + shortest(*marks.rbegin() * 1.1) + "]\n";
+    axis += "set xrange [" + number_text(*marks.begin() / 1.1) + ":" + number_text(*marks.rbegin() * 1.1) + "]\n";
     axis += "set xtics (";
-    for (const double mark : marks) axis += (mark == *marks.begin() ? "" : ", ") + shortest(mark);
+    for (const double mark : marks) axis += (mark == *marks.begin() ? "" : ", ") + number_text(mark);
     axis += ")\n";
   }
   io::draw(file, data + axis + "set label " + io::gnuplot_string(settings_in_common(runs)) +

@@ -1,8 +1,6 @@
 #include "text.hpp"
 
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cstdarg>
 #include <cstdio>
 #include <sstream>
@@ -20,12 +18,6 @@ std::string format(const char* pattern, ...) {
   std::vsnprintf(text.data(), text.size() + 1, pattern, again);
   va_end(again);
   return text;
-}
-
-std::string shortest(double number) {
-  std::array<char, 32> digits{};  // the longest takes 24
-  const auto end = std::to_chars(digits.data(), digits.data() + digits.size(), number).ptr;
-  return {digits.data(), end};
 }
 
 std::vector<std::string> wrap(const std::string& text, size_t width) {

@@ -10,9 +10,6 @@ namespace lockstep::cli {
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
 
-// The shortest text that is read back as exactly this number: "0.2", "1e-05"; "nan", "inf".
-std::string shortest(double number);
-
 // Words of `text` in lines of at most `width` columns, broken at blanks; a longer word keeps a line to itself. A line
 // break in `text` stays.
 std::vector<std::string> wrap(const std::string& text, size_t width);

@@ -14,6 +14,7 @@
 #include "checkpoint_folder.hpp"
 #include "commands.hpp"
 #include "communication_options.hpp"
+#include "number_text.hpp"
 #include "progress_bar.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
@@ -167,7 +168,7 @@ class RunReport {
     if (mode_ != ProgressMode::none) print(epoch_line(metrics, options_.epochs, remark_));
     if (!std::isfinite(metrics.train_loss)) {
       warning("the train loss is not finite any more, so this run learns nothing further; try a smaller --lr than " +
-              shortest(options_.lr));
+              number_text(options_.lr));
     }
   }
 

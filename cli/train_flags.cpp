@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +12,8 @@
 #include "add_option.hpp"
 #include "checkpoint_folder.hpp"
 #include "flag_checks.hpp"
+#include "io/reason.hpp"
+#include "number_text.hpp"
 #include "resume.hpp"
 #include "run_name.hpp"
 #include "terminal.hpp"
@@ -50,8 +51,8 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
   std::ifstream stream(file);
   // A folder opens, but cannot be read.
   if (!stream || !(text << stream.rdbuf())) {
-    throw Error("--config " + file.string() + ": cannot be read: " + (errno ? std::strerror(errno) : "it is empty") +
-                "; it takes a run's config.json");
+    throw Error("--config " + file.string() + ": cannot be read: " +
+                (errno ? io::reason(errno) : std::string("it is empty")) + "; it takes a run's config.json");
   }
   return parse_options(text.str(), devices, "--config " + file.string());
 }
@@ -116,7 +117,7 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       what, defaults.model)
       ->check(known_model);
   add("--width", flags.width, "X", "mlp, alexnet, resnet18: this many times the channels and units, in multiples of 8",
-      what, shortest(defaults.width))
+      what, number_text(defaults.width))
       ->check(rate);
   add("--image-size", flags.image_size, "N",
       "alexnet, resnet18: images are resized to N x N (default: 224 for alexnet; resnet18 takes them as they are)",

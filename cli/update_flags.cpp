@@ -5,6 +5,7 @@
 
 #include "add_option.hpp"
 #include "flag_checks.hpp"
+#include "number_text.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {
@@ -57,13 +58,13 @@ void add_flags(CLI::App& app, UpdateFlags& flags) {
       "update "
       "by the layer's norm (not with a split by channels)",
       defaults.optimizer);
-  add("--momentum", flags.momentum, "X", "of sgd and lars, whose authors take 0.9", shortest(defaults.momentum))
+  add("--momentum", flags.momentum, "X", "of sgd and lars, whose authors take 0.9", number_text(defaults.momentum))
       ->check(rate);
   add("--weight-decay", flags.weight_decay, "X",
       "lambda: of sgd, adam and lars added to the gradient, of adamw and lamb beside it",
-      shortest(defaults.weight_decay))
+      number_text(defaults.weight_decay))
       ->check(rate);
-  add("--lr", flags.lr, "X", "learning rate for batches of --reference-batch samples", shortest(defaults.lr))
+  add("--lr", flags.lr, "X", "learning rate for batches of --reference-batch samples", number_text(defaults.lr))
       ->check(rate);
   add("--scale-lr", flags.scale_lr, "RULE",
       "for k times the reference batch: none, sqrt: sqrt(k) times the learning rate, linear: k times (Goyal et al. "
@@ -73,7 +74,7 @@ void add_flags(CLI::App& app, UpdateFlags& flags) {
       ->check(number_between<int64_t, 1>);
   add("--warmup", flags.warmup, "EPOCHS",
       "in the first epochs the learning rate grows at every step, from 1/k of the full one (Goyal et al. 2017)",
-      shortest(defaults.warmup))
+      number_text(defaults.warmup))
       ->check(rate);
   add("--schedule", flags.schedule, "NAME",
       "constant\n"
@@ -81,7 +82,7 @@ void add_flags(CLI::App& app, UpdateFlags& flags) {
       "cosine: falls to 0 over the epochs after the warm-up\n",
       std::string(to_string(defaults.schedule)));
   add("--step-epochs", flags.step_epochs, "LIST", "of --schedule step, as in 30,60,80")->check(epochs_list);
-  add("--step-factor", flags.step_factor, "X", "of --schedule step", shortest(defaults.step_factor))->check(rate);
+  add("--step-factor", flags.step_factor, "X", "of --schedule step", number_text(defaults.step_factor))->check(rate);
 }
 
 void apply(const UpdateFlags& flags, TrainOptions& options) {

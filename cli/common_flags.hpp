@@ -1,0 +1,35 @@
+// Flags that several commands have as `lockstep train` has them, whose help explains them.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <lockstep/devices.hpp>
+#include <lockstep/models.hpp>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "add_option.hpp"
+#include "flag_checks.hpp"
+#include "usage.hpp"
+
+namespace lockstep::cli {
+
+inline void add_devices_flag(CLI::App& app, std::optional<std::string>& list) {
+  OptionAdder{app}("--devices", list, "LIST", "as for lockstep train (default: every GPU, or else every core)");
+}
+
+// What the flag names; default_devices() if it was not given.
+inline Devices devices_from(const std::optional<std::string>& list) {
+  return list ? from_flags([&] { return parse_devices(*list); }) : default_devices();
+}
+
+inline void add_model_flags(CLI::App& app, ModelOptions& model) {
+  const OptionAdder add{app};
+  add("--model", model.name, "NAME", "as for lockstep train", model.name)->check(known_model);
+  add("--width", model.width, "X", "as for lockstep train", "1")->check(rate);
+  add("--image-size", model.image_size, "N", "as for lockstep train")->check(number_between<int64_t, 1>);
+  add("--groups", model.groups, "N", "as for lockstep train", "1")->check(number_between<int64_t, 1>);
+}
+
+}  // namespace lockstep::cli
