@@ -141,6 +141,6 @@ int main(int argc, char** argv) {
   const int code = run_and_report_errors(with_help_as_option(argc, argv), output);
   if (!output.failed()) return code;
   if (output.error() == EPIPE) return 128 + SIGPIPE;  // as a shell reports it, and as quietly
-  complain("error: cannot write to the standard output: " + io::reason(output.error()));
+  complain("error: cannot write to the standard output: " + lockstep::io::reason(output.error()));
   return failed;
 }
