@@ -4,6 +4,7 @@
 #include "cli/progress_bar.hpp"
 #include "cli/run_name.hpp"
 #include "cli/text.hpp"
+#include "number_text.hpp"
 #include "scratch_folder.hpp"
 
 namespace {
@@ -85,10 +86,10 @@ TEST(RunName, IsLocalTimeModelAndDevicesAndUnique) {
 }
 
 TEST(Text, ShowsNumbersAsShortAsTheyCanBeReadBack) {
-  EXPECT_EQ(shortest(0.2), "0.2");
-  EXPECT_EQ(shortest(0.123456789), "0.123456789");
-  EXPECT_EQ(shortest(1e-5), "1e-05");
-  EXPECT_EQ(shortest(3), "3");
+  EXPECT_EQ(lockstep::number_text(0.2), "0.2");
+  EXPECT_EQ(lockstep::number_text(0.123456789), "0.123456789");
+  EXPECT_EQ(lockstep::number_text(1e-5), "1e-05");
+  EXPECT_EQ(lockstep::number_text(3), "3");
 }
 
 TEST(Text, Wraps) {
