@@ -11,7 +11,7 @@
 //
 // Expected output, in double precision, so that the digits are the same on every machine (with CPU ranks, also where
 // there are GPUs). Bytes are those of a rank between backward and update: with stage 1 all gradients, and the averages
-// of its slice. (During backward stage 2 needs two buckets more, each as large as bucket_bytes at most.)
+// of its slice. (During backward stage 2 needs two buckets more, of about bucket_bytes each.)
 //
 //   2 ranks, Adam on each     loss 0.092514  state  79936 bytes  gradients  39968 bytes
 //   2 ranks, stage 1          loss 0.092514  state  39968 bytes  gradients  59952 bytes
