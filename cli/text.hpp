@@ -1,6 +1,7 @@
 // Text for the terminal: printf into a string, wrapped paragraphs, aligned tables.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,6 +13,9 @@ namespace lockstep::cli {
 
 // The shortest text that is read back as exactly this number: "0.2", "1e-05"; "nan", "inf".
 std::string shortest(double number);
+
+// "1 run", "2 runs".
+std::string plural(size_t count, const char* noun);
 
 // Words of `text` in lines of at most `width` columns, broken at blanks; a longer word keeps a line to itself. A line
 // break in `text` stays.
