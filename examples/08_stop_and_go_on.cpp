@@ -81,15 +81,16 @@ void train(Rank& rank, const lockstep::Dataset& task, const fs::path& folder, in
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
   if (epochs_done > 0) torch::load(sgd, (last / "sgd.pt").string(), rank.device());
 
+  const lockstep::Dataset whole = task.to(rank.device());
   for (int epoch = epochs_done; epoch < epochs; ++epoch) {
-    for (auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, rank)) {
+    for (auto& batch : lockstep::batches(whole, {.size = 64, .epoch = epoch}, rank)) {
       sgd.zero_grad();
       net.loss(batch, F::cross_entropy).backward();
       sgd.step();
     }
     if (rank.index() != 0) continue;
     save(checkpoint(folder, epoch + 1), *net, sgd);
-    const double loss = F::cross_entropy(net(task.x), task.y).item<double>();
+    const double loss = F::cross_entropy(net(whole.x), whole.y).item<double>();
     std::printf("epoch %d  loss %.6f\n", epoch + 1, loss);
   }
 }
