@@ -30,18 +30,18 @@ namespace lockstep::cli {
 namespace {
 
 const char* const bench_server_explanation =
-    "LeNet, trained in four ways on the same devices, one after the other: by all ranks\n"
-    "with allreduce, and by all but the last ones, which are servers, in the modes of a\n"
-    "parameter server. After each epoch: the seconds of training so far, and loss and\n"
-    "accuracy on the test set, whose evaluation is not counted.\n"
+    "LeNet, trained in four ways on the same devices, one after the other: by all\n"
+    "ranks with allreduce, and by all but the last ones, which are servers, in the\n"
+    "modes of a parameter server. After each epoch: the seconds of training so far,\n"
+    "and loss and accuracy on the test set, whose evaluation is not counted.\n"
     "\n"
-    "All share out the same batches. synchronous makes one update of each, as allreduce\n"
-    "does; asynchronous and bounded one for each worker's part, with the same learning\n"
-    "rate, so several times as many.\n"
+    "All share out the same batches. synchronous makes one update of each, as\n"
+    "allreduce does; asynchronous and bounded one for each worker's part, with the\n"
+    "same learning rate, so several times as many.\n"
     "\n"
     "Examples:\n"
     "  lockstep bench server --devices 3xcpu\n"
-    "  lockstep bench server --devices 4xcpu --servers 2 --epochs 10 --json server.json\n";
+    "  lockstep bench server --devices 4xcpu --servers 2 --json server.json\n";
 
 using Clock = std::chrono::steady_clock;
 namespace F = torch::nn::functional;

@@ -31,9 +31,9 @@ const char* const launch_examples =
     "\n"
     "Each process finds its place in torchrun's variables: RANK, LOCAL_RANK,\n"
     "WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Signals are passed on.\n"
-    "If a process fails, ranks that wait for it are told at once and say why they end;\n"
-    "whatever still runs 2 s later gets SIGTERM, and 3 s after that SIGKILL. The exit\n"
-    "code is that of the first that failed. Nothing that the processes started stays.\n";
+    "If a process fails, ranks that wait for it are told at once and say why they\n"
+    "end; whatever still runs 2 s later gets SIGTERM, and 3 s after that SIGKILL. The\n"
+    "exit code is that of the first that failed. Nothing that they started stays.\n";
 
 struct LaunchFlags {
   int processes = 0;

@@ -5,6 +5,7 @@
 #include <torch/optim/sgd.h>
 #include <lockstep/error.hpp>
 #include <lockstep/split_model.hpp>
+#include <lockstep/traffic.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -13,8 +14,8 @@
 #include <vector>
 
 #include "memory_meter.hpp"
+#include "observed_backend.hpp"
 #include "seconds_since.hpp"
-#include "traffic.hpp"
 
 namespace lockstep::cli {
 

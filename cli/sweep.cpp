@@ -259,8 +259,9 @@ int sweep_command(const SweepFlags& flags, Output& output) {
     check_kept(run.options);
     run.history = finished_history(run.options);
   }
-  output.print(format("lockstep %s, LibTorch %s\n%zu runs in %s, %zu of them finished\n", version().c_str(),
-                      torch_version().c_str(), runs.size(), folder.c_str(), count_finished(runs)));
+  output.print(format("lockstep %s, LibTorch %s\n%s in %s, %zu of them finished\n", version().c_str(),
+                      torch_version().c_str(), plural(runs.size(), "run").c_str(), folder.c_str(),
+                      count_finished(runs)));
 
   // A run sets the number of threads that new threads compute with and puts back what it found: always this one, then.
   at::set_num_threads(runs[0].options.threads_per_rank);

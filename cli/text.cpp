@@ -20,6 +20,10 @@ std::string format(const char* pattern, ...) {
   return text;
 }
 
+std::string plural(size_t count, const char* noun) {
+  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 std::vector<std::string> wrap(const std::string& text, size_t width) {
   std::vector<std::string> lines;
   std::istringstream paragraphs(text);

@@ -1,6 +1,7 @@
 // Text for the terminal: printf into a string, wrapped paragraphs, aligned tables.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
@@ -9,6 +10,9 @@ namespace lockstep::cli {
 
 // printf into a string.
 [[gnu::format(printf, 1, 2)]] std::string format(const char* pattern, ...);
+
+// "1 run", "2 runs".
+std::string plural(size_t count, const char* noun);
 
 // Words of `text` in lines of at most `width` columns, broken at blanks; a longer word keeps a line to itself. A line
 // break in `text` stays.

@@ -49,10 +49,6 @@ const char* const train_examples =
     "ends at once.\n"
     "As processes: lockstep launch, mpirun, srun, torchrun --no-python.\n";
 
-std::string plural(size_t count, const char* noun) {
-  return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
-}
-
 std::string ranks(const Devices& devices) {
   const int processes = this_process().count;
   return processes == 1 ? plural(devices.size(), "rank")

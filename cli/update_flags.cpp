@@ -55,8 +55,7 @@ void add_flags(CLI::App& app, UpdateFlags& flags) {
       defaults.balance);
   add("--optimizer", flags.optimizer, "NAME",
       "sgd, adam, adamw; for large batches lars (You et al. 2017), lamb (You et al. 2020), which scale a layer's "
-      "update "
-      "by the layer's norm (not with a split by channels)",
+      "update by the layer's norm (not with a split by channels)",
       defaults.optimizer);
   add("--momentum", flags.momentum, "X", "of sgd and lars, whose authors take 0.9", number_text(defaults.momentum))
       ->check(rate);
@@ -64,7 +63,10 @@ void add_flags(CLI::App& app, UpdateFlags& flags) {
       "lambda: of sgd, adam and lars added to the gradient, of adamw and lamb beside it",
       number_text(defaults.weight_decay))
       ->check(rate);
-  add("--lr", flags.lr, "X", "learning rate for batches of --reference-batch samples", number_text(defaults.lr))
+  add("--lr", flags.lr, "X",
+      "learning rate for batches of --reference-batch samples; the default is for sgd: adam, adamw and lamb want about "
+      "0.001, lars 1 to 30",
+      number_text(defaults.lr))
       ->check(rate);
   add("--scale-lr", flags.scale_lr, "RULE",
       "for k times the reference batch: none, sqrt: sqrt(k) times the learning rate, linear: k times (Goyal et al. "

@@ -12,12 +12,12 @@
 #include <lockstep/models.hpp>
 #include <lockstep/power_sgd.hpp>
 #include <lockstep/split_model.hpp>
+#include <lockstep/traffic.hpp>
 #include <lockstep/trainer.hpp>
 
 #include "graphed_step.hpp"
 #include "run_state.hpp"
 #include "trace.hpp"
-#include "traffic.hpp"
 #include "update.hpp"
 
 #include <chrono>

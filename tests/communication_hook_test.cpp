@@ -4,9 +4,9 @@
 #include <lockstep/communication_hook.hpp>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/half_precision_hook.hpp>
+#include <lockstep/traffic.hpp>
 
 #include "group_tests.hpp"
-#include "traffic.hpp"
 
 #include <chrono>
 #include <memory>

@@ -3,9 +3,9 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/power_sgd.hpp>
+#include <lockstep/traffic.hpp>
 
 #include "group_tests.hpp"
-#include "traffic.hpp"
 
 #include <memory>
 #include <string>

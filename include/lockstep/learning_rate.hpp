@@ -1,10 +1,10 @@
 // Learning rates: what becomes of the learning rate when the batch grows, and over the course of a run.
 //
-//   lockstep::LearningRate rate{.lr = 0.1, .batch = 8192, .reference_batch = 256, .scaling =
-//   lockstep::LrScaling::linear,
-//                               .warmup_epochs = 5, .schedule = lockstep::LrSchedule::cosine, .epochs = 90};
-//   lockstep::set_learning_rate(sgd, lockstep::learning_rate_at(rate, epoch + step / steps_per_epoch));  // before
-//   step()
+//   lockstep::LearningRate rate{.lr = 0.1, .batch = 8192, .reference_batch = 256,
+//                               .scaling = lockstep::LrScaling::linear, .warmup_epochs = 5,
+//                               .schedule = lockstep::LrSchedule::cosine, .epochs = 90};
+//   const double epochs_done = epoch + step / steps_per_epoch;
+//   lockstep::set_learning_rate(sgd, lockstep::learning_rate_at(rate, epochs_done));  // before each step()
 //
 // A plain value and pure functions without LibTorch (set_learning_rate is optimizers.hpp's). Thread-safe. Tested
 // against the formulas that stand below with their sources.

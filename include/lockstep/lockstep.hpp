@@ -1,7 +1,7 @@
 // lockstep: training torch::nn::Modules over several devices, on LibTorch. This header only includes; each idea has one
 // of its own, in three storeys, each usable without the ones above:
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
-//   2. rank, evaluate: one thread per device, in one process or several; and on ranks any torch::nn::Module, split
+//   2. rank, evaluate, traffic: one thread per device, in one process or several; on ranks any torch::nn::Module, split
 //        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer, balance; for fewer or
 //                     smaller messages communication_hook, half_precision_hook, power_sgd, local_sgd)
 //        by layers    pipeline (pipeline_schedule)
@@ -60,5 +60,6 @@
 #include <lockstep/split_model.hpp>
 #include <lockstep/sync_batch_norm.hpp>
 #include <lockstep/tensor_parallel.hpp>
+#include <lockstep/traffic.hpp>
 #include <lockstep/train_batch.hpp>
 #include <lockstep/trainer.hpp>

@@ -2,9 +2,8 @@
 // gradients too (ZeRO, stages 1 and 2).
 //
 //   lockstep::DataParallel net(MyNet(), rank, {.average = false});
-//   lockstep::ShardedOptimizer adam(net, [](auto slices) { return std::make_unique<torch::optim::Adam>(slices, 1e-3);
-//   },
-//                                   {.stage = 2});
+//   const auto make = [](auto slices) { return std::make_unique<torch::optim::Adam>(slices, 1e-3); };
+//   lockstep::ShardedOptimizer adam(net, make, {.stage = 2});
 //   for (auto& batch : …) {
 //     adam.zero_grad();
 //     net.loss(batch, criterion).backward();  // each rank gets its slice of the averaged gradients

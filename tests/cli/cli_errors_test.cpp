@@ -230,10 +230,26 @@ TEST_F(CliErrors, HelpShowsDefaultsAndExamples) {
   EXPECT_EQ(run_program({"help"}, surroundings()).out, alone.out);
   EXPECT_EQ(run_program({"help", "bench", "step"}, surroundings()).out,
             run_program({"bench", "step", "--help"}, surroundings()).out);
-  for (const char* command : {"train", "eval", "sweep", "devices", "fetch-data", "bench"}) {
-    const Finished help = run_program({command, "--help"}, surroundings());
+  const std::vector<std::vector<std::string>> commands = {{"train"},
+                                                          {"eval"},
+                                                          {"sweep"},
+                                                          {"devices"},
+                                                          {"fetch-data"},
+                                                          {"plan"},
+                                                          {"compare"},
+                                                          {"launch"},
+                                                          {"bench"},
+                                                          {"bench", "allreduce"},
+                                                          {"bench", "overlap"},
+                                                          {"bench", "server"},
+                                                          {"bench", "step"}};
+  for (auto command : commands) {
+    std::string usage = "Usage: lockstep";
+    for (const auto& word : command) usage += " " + word;
+    command.push_back("--help");
+    const Finished help = run_program(command, surroundings());
     EXPECT_EQ(help.code, 0);
-    EXPECT_THAT(help.out, AllOf(HasSubstr(std::string("Usage: lockstep ") + command), HasSubstr("Examples:")));
+    EXPECT_THAT(help.out, AllOf(HasSubstr(usage), HasSubstr("Examples:")));
     for (const auto& line : lines_of(help.out)) EXPECT_LE(line.size(), 80u) << line;
   }
   EXPECT_THAT(run_program({"train", "--help"}, surroundings()).out,

@@ -179,7 +179,9 @@ TEST_F(CliSweep, RefusesWhatCannotBeBeforeAnythingRuns) {
 
 TEST_F(CliSweep, KeepsToItsOwnFolder) {
   const std::vector<std::string> axes = {"--devices", "cpu", "--batch-size", "60", "--lr", "0.05", "--epochs", "1"};
-  ASSERT_EQ(sweep(axes).code, 0);
+  const Finished first = sweep(axes);
+  ASSERT_EQ(first.code, 0) << first.err;
+  EXPECT_THAT(first.out, HasSubstr("\n1 run in runs/grid, 0 of them finished\n"));
   std::vector<std::string> other = axes;
   other.insert(other.end(), {"--seed", "2", "--lr", "0.1"});
   const Finished seed = sweep(other);
