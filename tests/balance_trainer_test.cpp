@@ -5,10 +5,10 @@
 
 #include "error_of.hpp"
 #include "run_state.hpp"
-#include "small_images.hpp"
+#include "small_training.hpp"
 
 #include <algorithm>
-#include <cstdlib>
+#include <functional>
 #include <numeric>
 
 namespace lockstep {
@@ -19,26 +19,19 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-class BalancedTrainer : public testing::Test {
+class BalancedTrainer : public SmallTraining {
  protected:
-  BalancedTrainer() {
-    write_small_images(images_, 460, 40);
-    setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
-  }
+  BalancedTrainer() : SmallTraining(460) {}
 
-  // Two epochs of 28 full batches and a smaller one.
+  // Two epochs of 28 full batches and a smaller one; nothing is kept.
   TrainOptions options(int ranks, const std::string& balance) const {
-    TrainOptions options;
-    options.data_dir = images_.path();
-    options.devices = Devices(ranks, torch::kCPU);
-    options.model = "mlp";
-    options.width = 0.125;
+    TrainOptions options = SmallTraining::options(ranks, "");
     options.batch_size = 16;
-    options.lr = 0.05;
     options.epochs = 2;
     options.balance = balance;
     return options;
   }
+    options.run_dir.clear();
 
   static void expect_near(const TrainResult& result, const TrainResult& expected) {
     ASSERT_EQ(result.history.size(), expected.history.size());
@@ -47,9 +40,6 @@ class BalancedTrainer : public testing::Test {
       EXPECT_NEAR(result.history[i].train_accuracy, expected.history[i].train_accuracy, 1.01 / 460);
     }
   }
-
-  const ScratchFolder images_;
-  const ScratchFolder runs_;
 };
 
 TEST_F(BalancedTrainer, TrainsTheSameWhateverTheParts) {

@@ -4,10 +4,8 @@
 #include <lockstep/trainer.hpp>
 
 #include "error_of.hpp"
-#include "run_state.hpp"
-#include "small_images.hpp"
+#include "small_training.hpp"
 
-#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -15,63 +13,25 @@ namespace {
 
 using lockstep::error_of;
 using lockstep::read_run_state;
-using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
 using lockstep::TrainResult;
 using testing::AllOf;
 using testing::HasSubstr;
 
-class Communication : public testing::Test {
+class Communication : public lockstep::SmallTraining {
  protected:
-  Communication() {
-    write_small_images(images_, 150, 40);
-    setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
-  }
-
-  // Four epochs of five steps.
-  TrainOptions options(int ranks, const std::string& name) const {
-    TrainOptions options;
-    options.data_dir = images_.path();
-    options.devices = lockstep::Devices(ranks, torch::kCPU);
-    options.model = "mlp";
-    options.width = 0.125;
-    options.batch_size = 32;
-    options.lr = 0.05;
-    options.epochs = 4;
-    options.run_dir = runs_ / name;
-    return options;
-  }
-
   // As train(), but stopped at the end of the second epoch and resumed on `devices` ranks.
   TrainResult train_in_two(TrainOptions options, size_t devices) const {
-    std::stop_source stop;
-    lockstep::TrainCallbacks callbacks;
-    callbacks.stop = stop.get_token();
-    callbacks.on_epoch = [&](const auto& metrics) {
-      if (metrics.epoch == 2) stop.request_stop();
-    };
-    EXPECT_TRUE(lockstep::train(options, callbacks).stopped);
-    options.resume = options.run_dir;
+    train_until(options, 2);
     options.devices = lockstep::Devices(devices, torch::kCPU);
-    return lockstep::train(options);
+    return go_on(options, options.run_dir);
   }
 
   std::map<std::string, torch::Tensor> last_state(const std::string& name) const {
     std::map<std::string, torch::Tensor> state;
-    for (auto& [key, tensor] : read_run_state(runs_ / name / "checkpoints/epoch-0004.safetensors").tensors) {
-      if (key != "ranks.rng") state[key] = tensor;
-    }
+    for (auto& [key, tensor] : read_run_state(checkpoint(name, "epoch-0004")).tensors) state[key] = tensor;
     return state;
   }
-
-  void expect_same_bits(const std::string& name, const std::string& expected) const {
-    const auto mine = last_state(name), theirs = last_state(expected);
-    ASSERT_EQ(mine.size(), theirs.size());
-    for (const auto& [key, tensor] : theirs) EXPECT_TRUE(tensor.equal(mine.at(key))) << key;
-  }
-
-  const ScratchFolder images_;
-  const ScratchFolder runs_;
 };
 
 TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
