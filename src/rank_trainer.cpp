@@ -88,7 +88,8 @@ void Totals::add_correct(const torch::Tensor& logits, const torch::Tensor& y) {
 }
 
 RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data,
-                         Rank& rank, Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed)
+                         Rank& rank, Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed,
+                         const BalanceOptions& balance)
     : options_(options),
       callbacks_(callbacks),
       rank_(rank),
@@ -116,7 +117,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
     // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
     for (auto& parameter : net_.parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
   }
-  if (balances(options)) balance_.emplace(net_.replicas(), net_.mesh().data());
+  if (balances(options)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
   if (resumed != nullptr) restore(*resumed);
 }
 
@@ -147,6 +148,7 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
   net_.module()->train();
   rank_.barrier();
   synchronize(rank_.device());
+      if (balance_) balance_->leave_out();
   auto start = Clock::now();
   auto reported = start, asked = start;
   int64_t taken = 0;  // steps, of this rank since it began or went on

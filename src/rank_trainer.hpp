@@ -51,7 +51,8 @@ class RankTrainer {
   // `trace`, if any, is told of each step; with `graph` steps are recorded in it and replayed. Goes on from `resumed`,
   // if any, whose next epoch is then the first. Throws Error if that is of another network.
   RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data, Rank& rank,
-              Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr);
+              Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr,
+              const BalanceOptions& balance = {});
 
   // Calls `keep`, if any, on all ranks after every options.checkpoint_every steps but the last one.
   EpochMetrics epoch(int number, const std::function<void()>& keep = {});
