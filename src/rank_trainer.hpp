@@ -74,6 +74,8 @@ class RankTrainer {
   void put_communication(RunState& state);
   void restore_communication(const RunState& state);
   io::NamedTensors parameters() const;    // of this rank
+  void put_order(RunState& state);
+  void restore_order(const torch::Tensor& table);
   bool holds_whole();                     // it is split by data alone
   torch::nn::Sequential new_net() const;  // with the first weights
   void train(int number, EpochMetrics& metrics, const std::function<void()>& keep);
