@@ -239,5 +239,32 @@ TEST(PowerSgd, RefusesWhatMakesNoSense) {
               HasSubstr("of w there is an error, but no query"));
 }
 
+TEST(PowerSgd, RefusesToGoOnFromAnotherNetworksMemory) {
+  const auto refused = [](const Tensor& error, const Tensor& query) {
+    PowerSgdHook hook(PowerSgdOptions{.rank = 2});
+    return error_of([&] { hook.load({{"w", error}}, {{"w", query}}, torch::kCPU); });
+  };
+  EXPECT_EQ(refused(torch::zeros({7, 5}), torch::zeros({5, 2})), "(no error)");
+  EXPECT_THAT(refused(torch::zeros({7, 5}), torch::zeros({7, 2})),
+              AllOf(HasSubstr("the query of w is [7, 2] Float"), HasSubstr("[7, 5] Float and rank 2"),
+                    HasSubstr("one that is [5, 2] Float")));
+  EXPECT_THAT(refused(torch::zeros({7, 5}), torch::zeros({5, 4})), HasSubstr("is [5, 4] Float"));
+  EXPECT_THAT(refused(torch::zeros({7, 5}), torch::zeros({5, 2}, torch::kDouble)), HasSubstr("is [5, 2] Double"));
+  EXPECT_THAT(refused(torch::zeros({35}), torch::zeros({5, 2})), HasSubstr("[35] Float, which is no matrix"));
+
+  // Whether it fits the network is known when the gradients come, to each rank by itself.
+  const Gradients gradients;
+  const auto text = error_on_ranks(2, [&](Rank& rank) {
+    const auto hook = std::make_shared<PowerSgdHook>(PowerSgdOptions{.rank = 2, .min_compression = 0});
+    const int64_t columns = rank.index() == 1 ? 6 : 5;
+    hook->load({{"dense", torch::zeros({7, columns}, torch::kDouble)}},
+               {{"dense", torch::zeros({columns, 2}, torch::kDouble)}}, rank.device());
+    DataParallel net(Weights(), rank, {.hook = hook});
+    backward_with(net, gradients);
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 1 (cpu): PowerSgdHook: of dense an error was loaded that is [7, 6] Double"),
+                          HasSubstr("as a matrix, [7, 5] Double")));
+}
+
 }  // namespace
 }  // namespace lockstep
