@@ -83,6 +83,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       exchange_recorded_(net_.mesh().data().backend().getBackendName() == "nccl"),
       shares_(shares_of(options)) {
   if (graph) {
+    check_that_order_can_be_learnt();
     graphed_.emplace(rank, std::move(graph), global_batch(options), exchange_recorded_,
                      [this](const Batch& batch) { recorded_part(batch); });
   }
@@ -93,6 +94,14 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
   }
   if (balances(options)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
   if (resumed != nullptr) restore(*resumed);
+}
+
+// In the steps before the recording; it takes an exchange of its own, which no graph can hold.
+void RankTrainer::check_that_order_can_be_learnt() {
+  if (!exchange_recorded_ || parts_of_full_batch()[0] > 0) return;
+  throw Error(rank_.name() + ": --cuda-graph records the exchange of gradients with the step, in the order in which " +
+              "the first device's come, and with --balance " + options_.balance + " that one gets no samples of a " +
+              "batch; give it a share, put it last, or leave --cuda-graph out");
 }
 
 EpochMetrics RankTrainer::epoch(int number, const std::function<void()>& keep) {
@@ -122,7 +131,6 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
   net_.module()->train();
   rank_.barrier();
   synchronize(rank_.device());
-      if (balance_) balance_->leave_out();
   auto start = Clock::now();
   auto reported = start, asked = start;
   int64_t taken = 0;  // steps, of this rank since it began or went on
@@ -140,6 +148,7 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
       progress.done += batch.global_size;
       asked = Clock::now();
       start = asked - shift(seconds_);
+      if (balance_) balance_->leave_out();
       continue;
     }
     waited_ += seconds_since(asked);

@@ -49,7 +49,8 @@ struct Totals {
 class RankTrainer {
  public:
   // `trace`, if any, is told of each step; with `graph` steps are recorded in it and replayed. Goes on from `resumed`,
-  // if any, whose next epoch is then the first. Throws Error if that is of another network.
+  // if any, whose next epoch is then the first. `balance` is for options.balance "auto". Throws Error if `resumed` is
+  // of another network, or if the graph would hold an exchange whose order nobody can learn.
   RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data, Rank& rank,
               Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr,
               const BalanceOptions& balance = {});
@@ -70,12 +71,13 @@ class RankTrainer {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void check_that_order_can_be_learnt();
   void restore(const RunState& state);
   void put_communication(RunState& state);
-  void restore_communication(const RunState& state);
-  io::NamedTensors parameters() const;    // of this rank
   void put_order(RunState& state);
   void restore_order(const torch::Tensor& table);
+  void restore_communication(const RunState& state);
+  io::NamedTensors parameters() const;    // of this rank
   bool holds_whole();                     // it is split by data alone
   torch::nn::Sequential new_net() const;  // with the first weights
   void train(int number, EpochMetrics& metrics, const std::function<void()>& keep);

@@ -150,7 +150,7 @@ class RunExists : public Error {
 // Of balance it refuses, likewise before the first step: shares that are not one per device, and "auto" with
 // sync_batchnorm, zero_stage 2 or a split other than by data (in all three devices wait for each other while their
 // speed is measured), with sync_every (devices do not wait for each other) and with cuda_graph (whose steps have one
-// size).
+// size); and with cuda_graph, where NCCL exchanges, shares by which the first device gets no samples.
 //
 // A resumed run gives the bits of one that never stopped if ranks and options are the same (but for balance "auto",
 // which follows the clock), and on other ranks what rounding leaves (with sync_every and an optimizer that has a state,
