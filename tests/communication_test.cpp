@@ -1,11 +1,13 @@
 // train() with fewer and smaller messages: what is sent and learnt, what a stopped run goes on from, what is refused.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/models.hpp>
 #include <lockstep/trainer.hpp>
 
 #include "error_of.hpp"
 #include "small_training.hpp"
 
+#include <cmath>
 #include <map>
 #include <string>
 
@@ -32,6 +34,18 @@ class Communication : public lockstep::SmallTraining {
     for (auto& [key, tensor] : read_run_state(checkpoint(name, "epoch-0004")).tensors) state[key] = tensor;
     return state;
   }
+
+  // How far the run's weights are from those of the run "plain", in parts of how far these went from the start.
+  double astray(const std::string& name) const {
+    const auto mine = last_state(name), plain = last_state("plain");
+    double away = 0, gone = 0;
+    for (const auto& item : lockstep::make_model({.name = "mlp", .width = 0.125, .seed = 1})->named_parameters()) {
+      const auto& weight = plain.at("model." + item.key());
+      away += (mine.at("model." + item.key()) - weight).square().sum().item<double>();
+      gone += (weight - item.value().detach()).square().sum().item<double>();
+    }
+    return std::sqrt(away / gone);
+  }
 };
 
 TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
@@ -42,12 +56,13 @@ TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
     if (key.starts_with("model.")) parameters += tensor.numel();
   }
   EXPECT_DOUBLE_EQ(bytes, 4.0 * static_cast<double>(parameters));  // 2 (k - 1) / k of them, among 2
-  for (const std::string compress : {"bf16", "fp16", "powersgd"}) {
+  for (const auto& [compress, most] :
+       std::map<std::string, double>{{"bf16", 0.05}, {"fp16", 1e-3}, {"powersgd", 0.2}}) {
     SCOPED_TRACE(compress);
     TrainOptions run = options(2, compress);
     run.compress = compress;
     const TrainResult result = lockstep::train(run);
-    EXPECT_NEAR(result.history[3].train_loss, plain.history[3].train_loss, 0.05);
+    EXPECT_LT(astray(compress), most);
     EXPECT_NE(result.history[3].train_loss, plain.history[3].train_loss);
     if (compress == "powersgd") {
       EXPECT_LT(result.history[1].bytes_per_step, bytes / 3);
@@ -63,7 +78,7 @@ TEST_F(Communication, StepsBetweenAveragesSendNothing) {
   run.sync_every = 3;  // the last round of an epoch has two steps
   const TrainResult local = lockstep::train(run);
   EXPECT_DOUBLE_EQ(local.history[1].bytes_per_step, 2 * plain.history[1].bytes_per_step / 5);
-  EXPECT_NEAR(local.history[3].train_loss, plain.history[3].train_loss, 0.05);
+  EXPECT_LT(astray("local"), 0.2);
   TrainOptions every = options(2, "every");
   every.sync_every = 1;
   EXPECT_NEAR(lockstep::train(every).history[3].train_loss, plain.history[3].train_loss, 1e-5);

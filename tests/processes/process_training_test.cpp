@@ -31,7 +31,7 @@ const Words small = {"--model", "mlp", "--width", "0.125", "--lr", "0.05"};
 
 TEST_F(ProcessTraining, IsThatOfThreadsWhateverIsExchanged) {
   for (const auto& [flags, tolerance] :
-       {Way{{}, 1e-6}, Way{{"--compress", "powersgd"}, 1e-5}, Way{{"--compress", "bf16"}, 1e-3},
+       {Way{{}, 1e-6}, Way{{"--compress", "powersgd"}, 1e-5}, Way{{"--compress", "bf16"}, 5e-3},
         Way{{"--sync-every", "3", "--outer-lr", "0.7", "--outer-momentum", "0.9"}, 1e-6},
         // a reduce-scatter adds in the order of the ranks everywhere
         Way{{"--zero-stage", "1", "--optimizer", "adam"}, 0}, Way{{"--zero-stage", "2", "--momentum", "0.9"}, 0}}) {
