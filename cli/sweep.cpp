@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -48,9 +49,10 @@ const char* const sweep_examples =
     "All other flags hold for every run. Each has a folder in the sweep's, named by\n"
     "its place in the grid, as lockstep train makes it; table.md and plot.svg are\n"
     "beside them. The same command goes on where it was stopped, and with more values\n"
-    "on an axis: what is finished stays, what was begun goes on from its checkpoint.\n"
-    "The table and the plot are of the grid that was named last. If a run fails, the\n"
-    "others are trained all the same, and the exit code is 1.\n";
+    "on an axis: what is finished stays, what was begun goes on from its newest\n"
+    "checkpoint that is not damaged. The table and the plot are of the grid that was\n"
+    "named last. If a run fails, the others are trained all the same, and the exit\n"
+    "code is 1.\n";
 
 // Throws Error if the run's folder holds one with other settings. Where files lie does not count, and the devices are
 // in the folder's name.
@@ -77,11 +79,25 @@ std::vector<EpochMetrics> finished_history(const TrainOptions& options) {
   return history;
 }
 
-// With what is there of the run: it goes on from its last checkpoint, or from the beginning.
-TrainOptions to_go_on(TrainOptions options) {
-  if (!newest_checkpoint(options.run_dir / kCheckpointFolder).empty()) {
-    options.resume = options.run_dir;
-  } else if (fs::exists(options.run_dir / kConfigFile)) {
+// What the run goes on from: its newest checkpoint, or, as `warn` is then told, the newest one that is not damaged.
+fs::path checkpoint_to_go_on(const fs::path& run_dir, const std::function<void(const std::string&)>& warn) {
+  const fs::path newest = newest_checkpoint(run_dir / kCheckpointFolder);
+  if (newest.empty()) return newest;
+  try {
+    read_run_state(newest);
+    return newest;
+  } catch (const Error& error) {
+    const fs::path other = whole_checkpoint_before(newest);
+    warn(error.what() + (other.empty() ? "; there is no whole one before it, so the run begins anew"
+                                       : "; the run goes on from " + other.string()));
+    return other;
+  }
+}
+
+// With what is there of the run: it goes on from a checkpoint, or from the beginning.
+TrainOptions to_go_on(TrainOptions options, const std::function<void(const std::string&)>& warn) {
+  options.resume = checkpoint_to_go_on(options.run_dir, warn);
+  if (options.resume.empty() && fs::exists(options.run_dir / kConfigFile)) {
     io::FolderLock lock;
     if (!lock.take(options.run_dir)) throw Error("another process trains in " + options.run_dir.string());
     for (const char* name : {kConfigFile, kMetricsFile, kWeightsFile, kSvgFile, kPngFile, kCheckpointFolder}) {
@@ -159,7 +175,7 @@ class Sweep {
     };
     std::string end, error;
     try {
-      const TrainResult result = train(to_go_on(run.options), callbacks);
+      const TrainResult result = train(to_go_on(run.options, callbacks.on_warning), callbacks);
       if (!result.stopped) end = summary(result);
     } catch (const std::exception& thrown) {
       error = thrown.what();

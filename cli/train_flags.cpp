@@ -139,7 +139,8 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
   add("--resume", flags.resume, "PATH",
       "go on with a stopped run as if it had never been stopped: its folder, or one of the checkpoints in there; last: "
       "the run in --runs-dir that was trained last, or --name's. Its own settings hold; --epochs, --devices, --plan, "
-      "--threads-per-rank, --zero-stage and --data-dir may be others. It stays in its folder, if --name gives no other",
+      "--threads-per-rank, --balance, --zero-stage, --memory-format, --cuda-graph and --data-dir may be others, and "
+      "what is kept. It stays in its folder, if --name gives no other",
       what)
       ->check(not_empty);
 

@@ -6,20 +6,28 @@
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/rank.hpp>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 
 class Averaging {
  public:
+  // Errors begin with `name`: whose rank's it is, and what the user calls it.
+  explicit Averaging(std::string name) : name_(std::move(name)) {}
   virtual ~Averaging() = default;
 
   // Runs `backward`, which adds to the parameters' gradients, and returns when all are averages over the ranks: also
   // those that it did not touch. All ranks must call it. If it throws, every later call throws an Error that says so,
   // because this rank may owe the others its share.
-  virtual void average_during(const std::function<void()>& backward) = 0;
+  void average_during(const std::function<void()>& backward);
+
+  // Every later average_during throws an Error that says `reason`.
+  void end(const std::string& reason) { failure_ = reason; }
 
   // Whether a gradient that is computed from now on is the last of its parameter in this backward, so that it may be
   // averaged. So it is at first.
@@ -27,6 +35,19 @@ class Averaging {
 
   // Whether average_during may wait for other ranks before `backward` is done.
   virtual bool waits_in_backward() const { return false; }
+
+  // What was learnt of the order of the gradients, as far as the averages' bits depend on it: as numbers of parameters.
+  // Empty before that. Whoever goes on from it takes no other steps than who learnt it. Equal on all ranks; numbers
+  // below 0 count as none, and an order that is not one of these parameters is not taken: it is learnt anew.
+  virtual std::vector<int64_t> order() const { return {}; }
+  virtual void set_order(const std::vector<int64_t>& /*order*/) {}
+
+ private:
+  virtual void average(const std::function<void()>& backward) = 0;  // what average_during does
+  virtual void abandon() = 0;                                       // all that is under way, when average() has thrown
+
+  const std::string name_;
+  std::string failure_;  // of an earlier backward; empty while all is well
 };
 
 // The replica averages by `averaging` from here on, in place of what it had.
@@ -34,7 +55,8 @@ void set_averaging(Replica& replica, std::shared_ptr<Averaging> averaging);
 Rank& rank_of(Replica& replica);
 torch::nn::Module& module_of(Replica& replica);
 
-// What the calls after a failed backward say; called while its exception is handled.
-std::string out_of_step(const Rank& rank, const std::string& user);
+// Averaging::order of what the replica averages by; empty if it does not.
+std::vector<int64_t> learnt_order(const Replica& replica);
+void set_learnt_order(Replica& replica, const std::vector<int64_t>& order);
 
 }  // namespace lockstep

@@ -53,7 +53,7 @@ bool Balance::step(const Batch& batch, Batches& batches) {
 // Rank 0 decides for all: arithmetic on another machine might round otherwise.
 bool Balance::look(int64_t size, Batches& batches) {
   steps_ = 0;
-  const at::Tensor table = of_all_ranks(rank_, {std::bit_cast<int64_t>(laps_->take()), size});
+  const at::Tensor table = of_all_ranks(rank_, {bits_of(laps_->take()), size});
   std::vector<int64_t> sizes;
   std::vector<double> seconds;
   for (int64_t rank = 0; rank < table.size(0); ++rank) {

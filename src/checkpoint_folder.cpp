@@ -86,22 +86,6 @@ int best_epoch(const std::vector<EpochMetrics>& history) {
   return history.empty() ? 0 : std::max_element(history.begin(), history.end(), worse)->epoch;
 }
 
-// The newest one before `file` in its folder that is whole; empty if there is none.
-fs::path whole_one_before(const fs::path& file) {
-  auto candidates = checkpoints_in(file.has_parent_path() ? file.parent_path() : ".");
-  if (const auto position = position_of(file)) {
-    std::erase_if(candidates, [&](const Checkpoint& candidate) { return candidate.position >= *position; });
-  }
-  for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
-    try {
-      read_run_state(candidate->file);
-      return candidate->file;
-    } catch (const Error&) {  // the next one, then
-    }
-  }
-  return {};
-}
-
 }  // namespace
 
 CheckpointFolder::CheckpointFolder(fs::path folder, int keep_last, io::FileSystem& files)
@@ -140,11 +124,26 @@ fs::path newest_checkpoint(const fs::path& folder) {
   return found.empty() ? fs::path() : found.back().file;
 }
 
+fs::path whole_checkpoint_before(const fs::path& file) {
+  auto candidates = checkpoints_in(file.has_parent_path() ? file.parent_path() : ".");
+  if (const auto position = position_of(file)) {
+    std::erase_if(candidates, [&](const Checkpoint& candidate) { return candidate.position >= *position; });
+  }
+  for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
+    try {
+      read_run_state(candidate->file);
+      return candidate->file;
+    } catch (const Error&) {  // the next one, then
+    }
+  }
+  return {};
+}
+
 RunState read_checkpoint(const fs::path& file) {
   try {
     return read_run_state(file);
   } catch (const Error& error) {
-    const fs::path other = whole_one_before(file);
+    const fs::path other = whole_checkpoint_before(file);
     throw Error(error.what() + (other.empty() ? ". There is no whole one before it; the run has to begin anew"
                                               : ". The newest whole one before it: --resume " + other.string()));
   }

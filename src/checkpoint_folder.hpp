@@ -32,6 +32,9 @@ class CheckpointFolder {
 // The file of the run's newest checkpoint; empty if there is none.
 std::filesystem::path newest_checkpoint(const std::filesystem::path& folder);
 
+// The newest checkpoint before `file` in its folder that is whole; empty if there is none.
+std::filesystem::path whole_checkpoint_before(const std::filesystem::path& file);
+
 // Reads it as read_run_state does; the Error for one that cannot be gone on from names the newest whole one before it.
 RunState read_checkpoint(const std::filesystem::path& file);
 

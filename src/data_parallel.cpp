@@ -31,6 +31,7 @@ class Replica {
   bool sync() const { return sync_; }
   void set_sync(bool sync);
   void set_averaging(std::shared_ptr<Averaging> averaging);
+  Averaging* averaging() const { return averaging_.get(); }
 
   torch::nn::Module& module() { return *module_; }
   Rank& rank() { return rank_; }
@@ -147,6 +148,21 @@ void backward_through(Replica& replica, const std::function<void()>& compute) {
   replica.backward_through(compute);
 }
 
+void Averaging::average_during(const std::function<void()>& backward) {
+  if (!failure_.empty()) throw Error(failure_);
+  try {
+    average(backward);
+  } catch (...) {
+    // Posting the rest would let the others go on with gradients that lack this rank's part. So this rank stays out of
+    // step, and whoever waits for it is told when it leaves or makes another call.
+    abandon();
+    failure_ =
+        name_ + ": an earlier backward of this rank failed before its gradients were averaged, so it is out " +
+        "of step with the other ranks. End the run there. What failed: " + exception_text(std::current_exception());
+    throw;
+  }
+}
+
 void set_averaging(Replica& replica, std::shared_ptr<Averaging> averaging) {
   replica.set_averaging(std::move(averaging));
 }
@@ -159,10 +175,12 @@ torch::nn::Module& module_of(Replica& replica) {
   return replica.module();
 }
 
-std::string out_of_step(const Rank& rank, const std::string& user) {
-  return rank.name() + ": " + user + ": an earlier backward of this rank failed before its gradients were averaged, " +
-         "so it is out of step with the other ranks. End the run there. What failed: " +
-         exception_text(std::current_exception());
+std::vector<int64_t> learnt_order(const Replica& replica) {
+  return replica.averaging() == nullptr ? std::vector<int64_t>() : replica.averaging()->order();
+}
+
+void set_learnt_order(Replica& replica, const std::vector<int64_t>& order) {
+  if (replica.averaging() != nullptr) replica.averaging()->set_order(order);
 }
 
 void watch_backwards(Replica& replica, std::function<void()> computed, std::function<void()> averaged) {

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <lockstep/rank.hpp>
 
+#include <bit>
 #include <cstdint>
 #include <vector>
 
@@ -12,5 +13,10 @@ namespace lockstep {
 // Row r of the result, int64 [ranks, numbers] on the CPU, is what rank r gave. All ranks must call it, with as many
 // numbers. One allreduce.
 at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers);
+
+// For of_all_ranks, which passes whole numbers on.
+inline int64_t bits_of(double number) {
+  return std::bit_cast<int64_t>(number);
+}
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <sstream>
 #include <tuple>
 
 namespace lockstep {
@@ -34,6 +35,21 @@ uint64_t number_of(const std::string& text) {
   uint64_t number = 14695981039346656037u;
   for (const char c : text) number = (number ^ static_cast<unsigned char>(c)) * 1099511628211u;
   return number;
+}
+
+// The sides of Q for a gradient of so many rows and columns.
+std::vector<int64_t> query_sizes(int64_t rank, int64_t rows, int64_t columns) {
+  return {columns, std::min({rank, rows, columns})};
+}
+
+std::string text_of(at::IntArrayRef sizes, at::ScalarType type) {
+  std::ostringstream text;
+  text << sizes << ' ' << type;
+  return text.str();
+}
+
+std::string text_of(const at::Tensor& tensor) {
+  return text_of(tensor.sizes(), tensor.scalar_type());
 }
 
 // A bucket on its way.
@@ -64,14 +80,20 @@ bool PowerSgdHook::compresses(const at::Tensor& gradient) const {
   return sent * options_.min_compression < static_cast<double>(gradient.numel());
 }
 
-PowerSgdHook::Memory& PowerSgdHook::memory_of(const std::string& name, const at::Tensor& gradient) {
+PowerSgdHook::Memory& PowerSgdHook::memory_of(const std::string& name, const at::Tensor& gradient, const Rank& rank) {
   Memory& memory = memory_[name];
-  if (memory.error.defined()) return memory;
   const int64_t rows = rows_of(gradient), columns = columns_of(gradient);
   const auto type = gradient.options().dtype(computed_type(gradient.scalar_type()));
-  memory.error = at::zeros({rows, columns}, type);
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + number_of(name));
-  memory.query = at::randn({columns, std::min({options_.rank, rows, columns})}, generator, at::kDouble).to(type);
+  if (!memory.error.defined()) {
+    memory.error = at::zeros({rows, columns}, type);
+    auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + number_of(name));
+    memory.query = at::randn(query_sizes(options_.rank, rows, columns), generator, at::kDouble).to(type);
+  } else if (memory.error.sizes() != at::IntArrayRef({rows, columns}) || memory.error.dtype() != type.dtype()) {
+    throw Error(rank.name() + ": PowerSgdHook: of " + name + " an error was loaded that is " + text_of(memory.error) +
+                ", and its gradient is, as a matrix, " +
+                text_of({rows, columns}, computed_type(gradient.scalar_type())) +
+                "; load what a run of the same network remembered, or nothing");
+  }
   return memory;
 }
 
@@ -89,7 +111,7 @@ Round PowerSgdHook::average(const GradientBucket& bucket, Rank& rank) {
       sent.push_back(gradient.to(type));
       continue;
     }
-    Memory& memory = memory_of(bucket.names[i], gradient);
+    Memory& memory = memory_of(bucket.names[i], gradient, rank);
     here->low_rank.push_back(gradient);
     here->left.push_back(memory.error.add_(gradient.reshape(memory.error.sizes())));
     here->queries.push_back(memory.query);
@@ -137,14 +159,28 @@ PowerSgdHook::NamedTensors PowerSgdHook::queries() const {
   return queries;
 }
 
+void PowerSgdHook::check_loaded(const std::string& name, const Memory& memory) const {
+  const auto& [error, query] = memory;
+  if (!error.defined() || !query.defined()) {
+    throw Error("PowerSgdHook: of " + name + " there is " +
+                (error.defined() ? "an error, but no query" : "a query, but no error"));
+  }
+  if (error.dim() != 2) {
+    throw Error("PowerSgdHook: the error of " + name + " is " + text_of(error) + ", which is no matrix");
+  }
+  const auto expected = query_sizes(options_.rank, error.size(0), error.size(1));
+  if (query.sizes() == expected && query.scalar_type() == error.scalar_type()) return;
+  throw Error("PowerSgdHook: the query of " + name + " is " + text_of(query) + ", and to an error that is " +
+              text_of(error) + " and rank " + std::to_string(options_.rank) + " belongs one that is " +
+              text_of(expected, error.scalar_type()) + "; load what a hook of the same rank remembered");
+}
+
 void PowerSgdHook::load(const NamedTensors& errors, const NamedTensors& queries, const c10::Device& device) {
   std::map<std::string, Memory> loaded;
   for (const auto& [name, error] : errors) loaded[name].error = error.to(device, error.scalar_type(), false, true);
   for (const auto& [name, query] : queries) loaded[name].query = query.to(device, query.scalar_type(), false, true);
   for (const auto& [name, memory] : loaded) {
-    if (memory.error.defined() && memory.query.defined()) continue;
-    throw Error("PowerSgdHook: of " + name + " there is " +
-                (memory.error.defined() ? "an error, but no query" : "a query, but no error"));
+    check_loaded(name, memory);
   }
   memory_ = std::move(loaded);
 }

@@ -7,7 +7,6 @@
 #include <torch/nn/functional/loss.h>
 #include <lockstep/autocast.hpp>
 #include <lockstep/error.hpp>
-#include <lockstep/power_sgd.hpp>
 #include <lockstep/running_statistics.hpp>
 #include <lockstep/shares.hpp>
 #include <lockstep/sync_batch_norm.hpp>
@@ -16,27 +15,16 @@
 #include "memory_format.hpp"
 #include "module_state.hpp"
 #include "of_all_ranks.hpp"
-#include "optimizer_state.hpp"
-#include "rank_generators.hpp"
 #include "seconds_since.hpp"
-#include "split_optimizer_state.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
-#include <bit>
-#include <map>
-#include <string>
 #include <utility>
 
 namespace lockstep {
 namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
-
-// For of_all_ranks, which passes whole numbers on.
-int64_t bits_of(double number) {
-  return std::bit_cast<int64_t>(number);
-}
 
 // Ranks that share a GPU compute at the same time only on different streams, and the default one cannot be recorded.
 std::optional<c10::Stream> own_stream(const c10::Device& device) {
@@ -50,20 +38,6 @@ torch::nn::Sequential make_net(const TrainOptions& options, Rank& rank, const Ru
   set_memory_format(*net, memory_format(options));
   if (options.sync_batchnorm) convert_sync_batchnorm(*net, rank);
   return net;
-}
-
-io::NamedTensors tables_of_all_ranks(const io::NamedTensors& mine, Rank& rank) {
-  const torch::NoGradGuard no_grad;
-  io::NamedTensors tables;
-  for (const auto& [name, tensor] : mine) {
-    auto sizes = tensor.sizes().vec();
-    sizes.insert(sizes.begin(), rank.world_size());
-    const torch::Tensor table = torch::zeros(sizes, tensor.options().device(rank.device()));
-    table[rank.index()].copy_(tensor);
-    rank.allreduce(table);
-    tables.emplace_back(name, table);
-  }
-  return tables;
 }
 
 }  // namespace
@@ -88,7 +62,8 @@ void Totals::add_correct(const torch::Tensor& logits, const torch::Tensor& y) {
 }
 
 RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data,
-                         Rank& rank, Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed)
+                         Rank& rank, Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed,
+                         const BalanceOptions& balance)
     : options_(options),
       callbacks_(callbacks),
       rank_(rank),
@@ -108,6 +83,7 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       exchange_recorded_(net_.mesh().data().backend().getBackendName() == "nccl"),
       shares_(shares_of(options)) {
   if (graph) {
+    check_that_order_can_be_learnt();
     graphed_.emplace(rank, std::move(graph), global_batch(options), exchange_recorded_,
                      [this](const Batch& batch) { recorded_part(batch); });
   }
@@ -116,8 +92,16 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
     // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
     for (auto& parameter : net_.parameters()) parameter.mutable_grad() = torch::zeros_like(parameter);
   }
-  if (balances(options)) balance_.emplace(net_.replicas(), net_.mesh().data());
+  if (balances(options)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
   if (resumed != nullptr) restore(*resumed);
+}
+
+// In the steps before the recording; it takes an exchange of its own, which no graph can hold.
+void RankTrainer::check_that_order_can_be_learnt() {
+  if (!exchange_recorded_ || parts_of_full_batch()[0] > 0) return;
+  throw Error(rank_.name() + ": --cuda-graph records the exchange of gradients with the step, in the order in which " +
+              "the first device's come, and with --balance " + options_.balance + " that one gets no samples of a " +
+              "batch; give it a share, put it last, or leave --cuda-graph out");
 }
 
 EpochMetrics RankTrainer::epoch(int number, const std::function<void()>& keep) {
@@ -164,6 +148,7 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
       progress.done += batch.global_size;
       asked = Clock::now();
       start = asked - shift(seconds_);
+      if (balance_) balance_->leave_out();
       continue;
     }
     waited_ += seconds_since(asked);
@@ -290,115 +275,6 @@ Score RankTrainer::evaluate_now() {
         return net_.forward(x.contiguous(memory_format(options_))).to(torch::kFloat);
       },
       test_, net_.mesh().data());
-}
-
-RunState RankTrainer::state() {
-  RunState state;
-  state.steps = steps_;
-  state.seconds = steps_ == 0 ? 0 : seconds_;
-  put_under("model", state_of(*whole()), state.tensors);
-  if (auto* const sharded = update_.sharded()) put_under("optimizer", sharded->state(), state.tensors);
-  if (auto* const optimizer = update_.optimizer(); optimizer && !local_) {
-    put_under("optimizer", whole_optimizer_state(*optimizer, net_, rank_, [&] { return new_net(); }), state.tensors);
-  }
-  put_communication(state);
-  state.tensors.emplace_back("ranks.rng", generators_of_all_ranks(rank_));
-  if (steps_ == 0) return state;
-  const torch::Tensor totals = of_all_ranks(
-      rank_, {bits_of(totals_.loss.item<double>()), bits_of(static_cast<double>(totals_.correct.item<int64_t>())),
-              bits_of(static_cast<double>(samples_)), bits_of(waited_)});
-  state.tensors.emplace_back("ranks.totals", totals.view(torch::kDouble));
-  if (!holds_whole()) return state;
-  // Within an epoch BatchNorm's running statistics are each rank's own.
-  io::NamedTensors buffers;
-  for (const auto& item : net_.module()->named_buffers()) buffers.emplace_back(item.key(), item.value());
-  put_under("ranks.buffers", tables_of_all_ranks(buffers, rank_), state.tensors);
-  return state;
-}
-
-// With LocalSgd each rank's optimizer has a state of its own; with PowerSGD each rank has left out something else.
-void RankTrainer::put_communication(RunState& state) {
-  if (auto* const optimizer = update_.optimizer(); optimizer && local_) {
-    put_under("ranks.optimizer", tables_of_all_ranks(optimizer_state(*optimizer, parameters()), rank_), state.tensors);
-  }
-  if (local_) {
-    const auto momentum = local_->momentum();
-    const auto named = parameters();
-    for (size_t i = 0; i < momentum.size(); ++i) state.tensors.emplace_back("outer." + named[i].first, momentum[i]);
-  }
-  if (const auto* const power_sgd = dynamic_cast<const PowerSgdHook*>(hook_.get())) {
-    put_under("ranks.error", tables_of_all_ranks(power_sgd->errors(), rank_), state.tensors);
-    put_under("query", power_sgd->queries(), state.tensors);
-  }
-}
-
-void RankTrainer::restore_communication(const RunState& state) {
-  if (auto* const optimizer = update_.optimizer(); optimizer && local_) {
-    io::NamedTensors mine;
-    for (const auto& [name, table] : tensors_under("ranks.optimizer", state.tensors)) {
-      if (table.size(0) != rank_.world_size()) {
-        throw Error("cannot go on: with --sync-every each rank's optimizer has a state of its own, and the run had " +
-                    std::to_string(table.size(0)) + " ranks, this one has " + std::to_string(rank_.world_size()) +
-                    "; give as many --devices");
-      }
-      mine.emplace_back(name, table[rank_.index()]);
-    }
-    load_optimizer_state(*optimizer, parameters(), mine);
-  }
-  if (const auto outer = tensors_under("outer", state.tensors); local_ && !outer.empty()) {
-    const std::map<std::string, torch::Tensor> by_name(outer.begin(), outer.end());
-    std::vector<torch::Tensor> momentum;
-    for (const auto& [name, parameter] : parameters()) {
-      const auto found = by_name.find(name);
-      if (found == by_name.end()) throw Error("cannot go on: the checkpoint has no outer momentum of " + name);
-      momentum.push_back(found->second);
-    }
-    local_->set_momentum(momentum);
-  }
-  if (auto* const power_sgd = dynamic_cast<PowerSgdHook*>(hook_.get())) {
-    io::NamedTensors errors;
-    for (const auto& [name, table] : tensors_under("ranks.error", state.tensors)) {
-      // Their mean is what counts, for other ranks.
-      errors.emplace_back(name, table.size(0) == rank_.world_size() ? table[rank_.index()] : table.mean(0));
-    }
-    power_sgd->load(errors, tensors_under("query", state.tensors), rank_.device());
-  }
-}
-
-io::NamedTensors RankTrainer::parameters() const {
-  io::NamedTensors parameters;
-  for (const auto& item : net_.module()->named_parameters()) parameters.emplace_back(item.key(), item.value());
-  return parameters;
-}
-
-// Sums over the ranks are what counts, so other ranks than the checkpoint's go on from one rank's share; their running
-// statistics are then all rank 0's, as the network's in the checkpoint.
-void RankTrainer::restore(const RunState& state) {
-  const torch::NoGradGuard no_grad;
-  steps_ = state.steps;
-  seconds_ = state.seconds;
-  restore_communication(state);
-  const auto theirs = tensors_under("optimizer", state.tensors);
-  if (auto* const sharded = update_.sharded()) sharded->load_state(theirs);
-  if (auto* const optimizer = update_.optimizer(); optimizer && !local_) {
-    load_whole_optimizer_state(
-        *optimizer, net_, rank_, [&] { return new_net(); }, theirs);
-  }
-  auto buffers = net_.module()->named_buffers();
-  for (const auto& [name, table] : tensors_under("ranks.buffers", state.tensors)) {
-    if (holds_whole() && table.size(0) == rank_.world_size()) buffers[name].copy_(table[rank_.index()]);
-  }
-  for (const auto& [name, table] : tensors_under("ranks", state.tensors)) {
-    const bool same_ranks = table.size(0) == rank_.world_size();
-    if (name == "rng" && same_ranks) set_generator(rank_, table);
-    if (name != "totals") continue;
-    if (!same_ranks && rank_.index() != 0) continue;
-    const torch::Tensor mine = same_ranks ? table[rank_.index()] : table.sum(0);
-    totals_.loss.fill_(mine[0].item<double>());
-    totals_.correct.fill_(static_cast<int64_t>(mine[1].item<double>()));
-    samples_ = static_cast<int64_t>(mine[2].item<double>());
-    waited_ = same_ranks ? mine[3].item<double>() : table.select(1, 3).max().item<double>();
-  }
 }
 
 bool RankTrainer::holds_whole() {

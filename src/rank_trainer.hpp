@@ -49,9 +49,11 @@ struct Totals {
 class RankTrainer {
  public:
   // `trace`, if any, is told of each step; with `graph` steps are recorded in it and replayed. Goes on from `resumed`,
-  // if any, whose next epoch is then the first. Throws Error if that is of another network.
+  // if any, whose next epoch is then the first. `balance` is for options.balance "auto". Throws Error if `resumed` is
+  // of another network, or if the graph would hold an exchange whose order nobody can learn.
   RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data, Rank& rank,
-              Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr);
+              Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr,
+              const BalanceOptions& balance = {});
 
   // Calls `keep`, if any, on all ranks after every options.checkpoint_every steps but the last one.
   EpochMetrics epoch(int number, const std::function<void()>& keep = {});
@@ -69,8 +71,11 @@ class RankTrainer {
  private:
   using Clock = std::chrono::steady_clock;
 
+  void check_that_order_can_be_learnt();
   void restore(const RunState& state);
   void put_communication(RunState& state);
+  void put_order(RunState& state);
+  void restore_order(const torch::Tensor& table);
   void restore_communication(const RunState& state);
   io::NamedTensors parameters() const;    // of this rank
   bool holds_whole();                     // it is split by data alone

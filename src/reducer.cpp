@@ -9,6 +9,7 @@
 #include <lockstep/error.hpp>
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -19,10 +20,6 @@
 
 namespace lockstep {
 namespace {
-
-std::string name_of(const Rank& rank) {
-  return "rank " + std::to_string(rank.index()) + " (" + rank.device().str() + ")";
-}
 
 // `later` waits for all that is on `earlier` by now; the CPU does not.
 void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
@@ -39,7 +36,7 @@ c10::Stream current_stream(const c10::Device& device) {
 
 Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, Rank& rank,
                  const DataParallelOptions& options)
-    : rank_(rank), options_(options) {
+    : Averaging(rank.name() + ": DataParallel"), rank_(rank), options_(options) {
   if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
     throw Error("DataParallel: bucket_bytes is " + std::to_string(options_.bucket_bytes) +
                 " and first_bucket_bytes is " + std::to_string(options_.first_bucket_bytes) +
@@ -49,7 +46,7 @@ Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& paramete
     poll_stream_ = c10::impl::VirtualGuardImpl(rank_.device().type()).getStreamFromGlobalPool(rank_.device());
   }
   if (options_.hook && options_.hook->taken_.exchange(true)) {
-    throw Error(name_of(rank_) +
+    throw Error(rank_.name() +
                 ": DataParallel: its communication hook is another DataParallel's already; make one for each rank, "
                 "in the function that run() calls");
   }
@@ -76,27 +73,22 @@ Reducer::~Reducer() {
   if (options_.hook) options_.hook->taken_ = false;
 }
 
-void Reducer::average_during(const std::function<void()>& backward) {
-  if (!failure_.empty()) throw Error(failure_);
-  try {
-    check_that_frozen_stay_frozen();
-    if (options_.hook && poll_stream_ && is_recording()) {
-      throw Error(name_of(rank_) +
-                  ": DataParallel: a CUDA graph cannot record what a communication hook does; record the step without "
-                  "one, or take no graph");
-    }
-    start();
-    backward();
-    finish();
-  } catch (...) {
-    // Posting the rest would let the others go on with gradients that lack this rank's part. So this rank stays out of
-    // step, and whoever waits for it is told when it leaves or makes another call.
-    const std::lock_guard lock(mutex_);
-    active_ = false;
-    open_.clear();
-    failure_ = out_of_step(rank_, "DataParallel");
-    throw;
+void Reducer::average(const std::function<void()>& backward) {
+  check_that_frozen_stay_frozen();
+  if (options_.hook && poll_stream_ && is_recording()) {
+    throw Error(rank_.name() +
+                ": DataParallel: a CUDA graph cannot record what a communication hook does; record the step without "
+                "one, or take no graph");
   }
+  start();
+  backward();
+  finish();
+}
+
+void Reducer::abandon() {
+  const std::lock_guard lock(mutex_);
+  active_ = false;
+  open_.clear();
 }
 
 void Reducer::listen(bool last) {
@@ -107,7 +99,7 @@ void Reducer::listen(bool last) {
 void Reducer::check_that_frozen_stay_frozen() const {
   for (const auto& [name, parameter] : frozen_) {
     if (!parameter.requires_grad()) continue;
-    throw Error(name_of(rank_) + ": DataParallel: " + name +
+    throw Error(rank_.name() + ": DataParallel: " + name +
                 " needed no gradient when this DataParallel was made, and needs one now, which would not be averaged. "
                 "Build the DataParallel after requires_grad_(true)");
   }
@@ -257,7 +249,7 @@ void Reducer::finish() {
   }
   if (options_.hook && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));
   open_.clear();
-  if (!learned_) learn_order();
+  if (order_.empty()) learn_order();
 }
 
 // One allreduce tells every rank what rank 0 has seen, and which parameters any rank used.
@@ -276,23 +268,39 @@ void Reducer::learn_order() {
   table = table.cpu();
   const auto all = table.accessor<int64_t, 2>();
 
-  std::vector<size_t> order, rest;
-  for (size_t slot = slots_.size(); slot-- > 0;) {
-    (all[0][static_cast<int64_t>(slot)] > 0 ? order : rest).push_back(slot);
+  std::vector<int64_t> order;
+  for (int64_t slot = 0; slot < count; ++slot) {
+    if (all[0][slot] > 0) order.push_back(slot);
   }
   if (order.empty()) return;  // rank 0 had an empty part
-  const auto place = [&](size_t slot) { return all[0][static_cast<int64_t>(slot)]; };
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return place(a) < place(b); });
-  const size_t used = order.size();
-  order.insert(order.end(), rest.begin(), rest.end());
-  make_buckets(order, used);
-  learned_ = true;
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return all[0][a] < all[0][b]; });
+  follow(std::move(order));
 
   std::vector<std::string> unused;
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     if (all[1][static_cast<int64_t>(slot)] == 0) unused.push_back(slots_[slot].name);
   }
   warn_of_unused(unused);
+}
+
+void Reducer::follow(std::vector<int64_t> order) {
+  std::vector<size_t> all(order.begin(), order.end());
+  std::vector<bool> used(slots_.size(), false);
+  for (const size_t slot : all) used[slot] = true;
+  for (size_t slot = slots_.size(); slot-- > 0;) {
+    if (!used[slot]) all.push_back(slot);
+  }
+  make_buckets(all, order.size());
+  order_ = std::move(order);
+}
+
+void Reducer::set_order(const std::vector<int64_t>& order) {
+  const std::lock_guard lock(mutex_);
+  std::vector<int64_t> slots;
+  std::copy_if(order.begin(), order.end(), std::back_inserter(slots), [](int64_t slot) { return slot >= 0; });
+  const std::set<int64_t> different(slots.begin(), slots.end());
+  if (slots.empty() || different.size() < slots.size()) return;
+  if (*different.rbegin() < static_cast<int64_t>(slots_.size())) follow(std::move(slots));
 }
 
 void Reducer::warn_of_unused(const std::vector<std::string>& names) const {

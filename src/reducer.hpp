@@ -42,10 +42,11 @@ class Reducer : public Averaging {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Gradients that `backward` did not touch become averages of what they were before, or zero.
-  void average_during(const std::function<void()>& backward) override;
-
   void listen(bool last) override;
+
+  // Where Gloo or NCCL add, the order of additions follows a gradient's place in its bucket.
+  std::vector<int64_t> order() const override { return order_; }
+  void set_order(const std::vector<int64_t>& order) override;
 
  private:
   struct Slot {  // one parameter's place
@@ -65,6 +66,10 @@ class Reducer : public Averaging {
     std::unique_ptr<at::RecordFunction> range = {};  // on a profiler's timeline, if one runs: from post to completion
   };
 
+  // Gradients that `backward` did not touch become averages of what they were before, or zero.
+  void average(const std::function<void()>& backward) override;
+  void abandon() override;
+
   void on_gradient(size_t slot);  // the hook
   void fill(Slot& slot);          // makes .grad the slot's view, without changing its value
   void check_that_frozen_stay_frozen() const;
@@ -80,6 +85,7 @@ class Reducer : public Averaging {
   void start();                               // before backward
   void finish();                              // after backward: what is missing, then waits
   void learn_order();                         // once: all ranks agree on rank 0's order
+  void follow(std::vector<int64_t> order);    // from here on
   void make_buckets(const std::vector<size_t>& order, size_t used);  // the first `used` slots apart from the rest
   void warn_of_unused(const std::vector<std::string>& names) const;
 
@@ -90,16 +96,15 @@ class Reducer : public Averaging {
 
   std::mutex mutex_;  // guards all below: hooks run on autograd's threads
   std::vector<Slot> slots_;
-  std::vector<Bucket> buckets_;  // in the order in which they are posted
-  size_t next_bucket_ = 0;       // all before it are posted
-  size_t turn_ = 0;              // how many buckets are before this turn's, whose next rounds are part of it
-  size_t place_ = 0;             // the first of them that this turn has not come to
-  std::vector<size_t> open_;     // posted buckets that were not complete when last polled
-  bool active_ = false;          // between start() and finish(): hooks do nothing outside
-  bool listening_ = true;        // see listen()
-  bool learned_ = false;
+  std::vector<Bucket> buckets_;      // in the order in which they are posted
+  size_t next_bucket_ = 0;           // all before it are posted
+  size_t turn_ = 0;                  // how many buckets are before this turn's, whose next rounds are part of it
+  size_t place_ = 0;                 // the first of them that this turn has not come to
+  std::vector<size_t> open_;         // posted buckets that were not complete when last polled
+  bool active_ = false;              // between start() and finish(): hooks do nothing outside
+  bool listening_ = true;            // see listen()
+  std::vector<int64_t> order_;       // of the slots in which rank 0 had a gradient; empty until it is learnt
   std::vector<size_t> ready_order_;  // of slots, in this backward
-  std::string failure_;              // of an earlier backward; empty while all is well
 };
 
 }  // namespace lockstep

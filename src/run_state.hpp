@@ -24,8 +24,8 @@ struct RunState {
   std::string config;                 // as to_json(TrainOptions) gives it
   // "model.conv1.weight": the whole network's parameters and buffers, whatever the split; "optimizer.MEMBER.PARAMETER"
   // (see optimizer_state.hpp); "query.PARAMETER" of PowerSgdHook, "outer.PARAMETER" of LocalSgd; "ranks.totals",
-  // "ranks.rng", "ranks.buffers.NAME", "ranks.error.PARAMETER" and "ranks.optimizer.MEMBER.PARAMETER": a row per rank
-  // (see rank_trainer.cpp)
+  // "ranks.rng", "ranks.order", "ranks.buffers.NAME", "ranks.error.PARAMETER" and "ranks.optimizer.MEMBER.PARAMETER": a
+  // row per rank (see rank_trainer_state.cpp)
   io::NamedTensors tensors;
 };
 

@@ -16,7 +16,11 @@
 namespace lockstep {
 
 ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, Rank& rank, const ShardedOptions& options)
-    : rank_(rank), options_(options), order_(buckets.size()), learned_(buckets.size() < 2) {
+    : Averaging(rank.name() + ": ShardedOptimizer"),
+      rank_(rank),
+      options_(options),
+      order_(buckets.size()),
+      learned_(buckets.size() < 2) {
   std::iota(order_.begin(), order_.end(), size_t{0});
   for (const auto& parameters : buckets) {
     Bucket bucket{.parameters = parameters, .slots = {}, .gradient = parameters.slice.grad()};
@@ -114,28 +118,21 @@ void ShardedReducer::use() {
 
 // ---- A backward.
 
-void ShardedReducer::average_during(const std::function<void()>& backward) {
-  if (!failure_.empty()) throw Error(failure_);
-  try {
-    start();
-    backward();
-    finish();
-  } catch (...) {
-    const std::lock_guard lock(mutex_);
-    active_ = false;
-    open_.clear();
-    failure_ = out_of_step(rank_, "ShardedOptimizer");
-    throw;
-  }
+void ShardedReducer::average(const std::function<void()>& backward) {
+  start();
+  backward();
+  finish();
+}
+
+void ShardedReducer::abandon() {
+  const std::lock_guard lock(mutex_);
+  active_ = false;
+  open_.clear();
 }
 
 void ShardedReducer::listen(bool last) {
   const std::lock_guard lock(mutex_);
   listening_ = last;
-}
-
-void ShardedReducer::end(const std::string& reason) {
-  failure_ = reason;
 }
 
 void ShardedReducer::start() {

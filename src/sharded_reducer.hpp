@@ -8,7 +8,8 @@
 // it is reduced, so that no more than these two are in memory, and those that have begun to fill.
 //
 // The order in which buckets are posted is at first the reverse of registration, and after the first backward in which
-// rank 0 had a gradient the order in which rank 0 completed them, on all ranks.
+// rank 0 had a gradient the order in which rank 0 completed them, on all ranks. The averages' bits do not depend on it:
+// a parameter stays at its place in its bucket.
 #pragma once
 
 #include <ATen/record_function.h>
@@ -34,9 +35,6 @@ class ShardedReducer : public Averaging {
   ShardedReducer(const ShardedReducer&) = delete;
   ShardedReducer& operator=(const ShardedReducer&) = delete;
 
-  // Afterwards the gradient of each bucket's slice is the average of all that was computed since zero_grad() or
-  // use_up().
-  void average_during(const std::function<void()>& backward) override;
   void listen(bool last) override;
   bool waits_in_backward() const override { return !keeps_whole(); }
 
@@ -44,9 +42,6 @@ class ShardedReducer : public Averaging {
 
   // The slices' gradients, for an update. Throws Error if nothing was averaged.
   void use();
-
-  // Every later call throws an Error that says `reason`.
-  void end(const std::string& reason);
 
  private:
   struct Slot {  // one parameter's place
@@ -71,6 +66,10 @@ class ShardedReducer : public Averaging {
     c10::intrusive_ptr<c10d::Work> work = {};        // null: not under way
     std::unique_ptr<at::RecordFunction> range = {};  // on a profiler's timeline, if one runs
   };
+
+  // Afterwards the gradient of each bucket's slice is the average of all that was computed since zero_grad() or use().
+  void average(const std::function<void()>& backward) override;
+  void abandon() override;
 
   bool keeps_whole() const { return options_.stage == 1; }
   void on_gradient(size_t slot);  // the hook
@@ -107,7 +106,6 @@ class ShardedReducer : public Averaging {
   bool averaged_ = false;  // there is something to use()
   bool learned_ = false;
   std::vector<size_t> completed_;  // buckets, in this backward
-  std::string failure_;            // of an earlier backward; empty while all is well
 };
 
 }  // namespace lockstep

@@ -143,10 +143,10 @@ TEST(Balance, CountsWhatAStepCostsWhateverItsSize) {
 }
 
 TEST(Balance, WithoutSamplesOnSomeRankPartsStay) {
+  const Dataset data = samples();
   run(cpus(3), [&](Rank& rank) {
     DataParallel net(new_net(rank), rank);
     Balance balance(net, rank, {.every = 1});
-    const Dataset data = samples();
     Batches all = batches({data.x.slice(0, 0, 40), data.y.slice(0, 0, 40)}, {.size = 2}, rank);
     for (auto& batch : all) {
       EXPECT_EQ(batch.size(), rank.index() < 2 ? 1 : 0);

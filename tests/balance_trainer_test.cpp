@@ -4,12 +4,14 @@
 #include <lockstep/trainer.hpp>
 
 #include "error_of.hpp"
+#include "rank_trainer.hpp"
 #include "run_state.hpp"
-#include "small_images.hpp"
+#include "small_training.hpp"
 
 #include <algorithm>
-#include <cstdlib>
+#include <functional>
 #include <numeric>
+#include <string_view>
 
 namespace lockstep {
 namespace {
@@ -19,24 +21,17 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-class BalancedTrainer : public testing::Test {
+class BalancedTrainer : public SmallTraining {
  protected:
-  BalancedTrainer() {
-    write_small_images(images_, 460, 40);
-    setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
-  }
+  BalancedTrainer() : SmallTraining(460) {}
 
-  // Two epochs of 28 full batches and a smaller one.
+  // Two epochs of 28 full batches and a smaller one; nothing is kept.
   TrainOptions options(int ranks, const std::string& balance) const {
-    TrainOptions options;
-    options.data_dir = images_.path();
-    options.devices = Devices(ranks, torch::kCPU);
-    options.model = "mlp";
-    options.width = 0.125;
+    TrainOptions options = SmallTraining::options(ranks, "");
     options.batch_size = 16;
-    options.lr = 0.05;
     options.epochs = 2;
     options.balance = balance;
+    options.run_dir.clear();
     return options;
   }
 
@@ -47,9 +42,6 @@ class BalancedTrainer : public testing::Test {
       EXPECT_NEAR(result.history[i].train_accuracy, expected.history[i].train_accuracy, 1.01 / 460);
     }
   }
-
-  const ScratchFolder images_;
-  const ScratchFolder runs_;
 };
 
 TEST_F(BalancedTrainer, TrainsTheSameWhateverTheParts) {
@@ -104,6 +96,120 @@ TEST_F(BalancedTrainer, ARunThatGoesOnWithinAnEpochMayHaveOtherParts) {
     second.resume = checkpoint;
     expect_near(train(second), expected);
   }
+}
+
+// Simulated time on a rank's thread: it passes when a batch is gathered and when the loss of a part is computed that a
+// backward follows, and nowhere else.
+class SimulatedTime {
+ public:
+  SimulatedTime(double per_sample, double per_gathered_batch)
+      : per_sample_(per_sample),
+        per_gathered_batch_(per_gathered_batch),
+        handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(notice).needsInputs(true).scopes({at::RecordScope::FUNCTION}))) {
+    here = this;
+  }
+  ~SimulatedTime() {
+    at::removeCallback(handle_);
+    here = nullptr;
+  }
+  SimulatedTime(const SimulatedTime&) = delete;
+  SimulatedTime& operator=(const SimulatedTime&) = delete;
+
+  double now() const { return now_; }
+  const std::vector<int64_t>& parts() const { return parts_; }  // whose losses were computed
+
+ private:
+  static std::unique_ptr<at::ObserverContext> notice(const at::RecordFunction& call) {
+    const std::string_view name = call.name();
+    if (name == "aten::index_select" && call.inputs()[0].toTensor().dim() == 1) {  // the labels
+      here->now_ += here->per_gathered_batch_;
+    } else if (name == "aten::cross_entropy_loss" && torch::GradMode::is_enabled()) {
+      here->parts_.push_back(call.inputs()[0].toTensor().size(0));
+      here->now_ += here->per_sample_ * static_cast<double>(here->parts_.back());
+    }
+    return nullptr;
+  }
+
+  static thread_local SimulatedTime* here;
+
+  const double per_sample_, per_gathered_batch_;
+  const at::CallbackHandle handle_;
+  double now_ = 0;
+  std::vector<int64_t> parts_;
+};
+
+thread_local SimulatedTime* SimulatedTime::here = nullptr;
+
+constexpr int64_t samples = 11 * 48 + 24;  // eleven full batches and half a batch
+
+TrainOptions automatic() {
+  TrainOptions options;
+  options.model = "mlp";
+  options.width = 0.125;
+  options.batch_size = 48;
+  options.lr = 0.05;
+  options.balance = "auto";
+  return options;
+}
+
+TEST(RankTrainerBalance, ARankOfHalfTheSpeedTrainsHalfAsMuchAndTheWeightsAreThoseOfOneRank) {
+  const auto data = synthetic_images(samples, 40);
+  const TrainOptions options = automatic();
+  const TrainCallbacks callbacks;
+  const auto train_on = [&](int ranks, std::vector<std::vector<int64_t>>& parts) {
+    std::vector<torch::Tensor> weights;
+    parts.resize(static_cast<size_t>(ranks));
+    run(Devices(ranks, torch::kCPU), [&](Rank& rank) {
+      SimulatedTime time(rank.index() == 1 ? 1e-3 : 0.5e-3, 0);
+      RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr, nullptr,
+                          {.clock = [&] { return time.now(); }});
+      for (int epoch = 1; epoch <= 2; ++epoch) {
+        const EpochMetrics metrics = trainer.epoch(epoch);
+        if (ranks == 2) EXPECT_THAT(metrics.parts, ElementsAre(32, 16)) << epoch;
+      }
+      parts[static_cast<size_t>(rank.index())] = time.parts();
+      if (rank.index() == 0) weights = trainer.whole()->parameters();
+    });
+    return weights;
+  };
+  std::vector<std::vector<int64_t>> of_one, of_two;
+  const auto expected = train_on(1, of_one), weights = train_on(2, of_two);
+  ASSERT_EQ(of_one[0].size(), 24u);
+  for (size_t step = 0; step < 24; ++step) {
+    const int64_t slow = (step < 10 ? of_one[0][step] / 2 : of_one[0][step] / 3);
+    EXPECT_EQ(of_two[0].at(step), of_one[0][step] - slow) << step;
+    EXPECT_EQ(of_two[1].at(step), slow) << step;
+  }
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(weights[i], expected[i], 1e-4, 1e-6)) << "weight " << i;
+  }
+}
+
+// Rank 1 takes as long to gather a batch as to compute its part of one, so its laps are twice as long as rank 0's.
+TEST(RankTrainerBalance, WhatARunThatGoesOnHasToSkipIsNoLap) {
+  const auto data = synthetic_images(samples, 40);
+  TrainOptions options = automatic();
+  options.checkpoint_every = 8;
+  const TrainCallbacks callbacks;
+  RunState kept;
+  std::vector<std::vector<int64_t>> parts(2);
+  for (const bool resumed : {false, true}) {
+    run(Devices(2, torch::kCPU), [&](Rank& rank) {
+      SimulatedTime time(1e-3, rank.index() == 1 ? 24e-3 : 0);
+      RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr, resumed ? &kept : nullptr,
+                          {.every = resumed ? 1 : 100, .clock = [&] { return time.now(); }});
+      trainer.epoch(1, [&] {
+        RunState state = trainer.state();
+        if (rank.index() == 0) kept = state;
+      });
+      parts[static_cast<size_t>(rank.index())] = time.parts();
+    });
+  }
+  ASSERT_EQ(parts[0].size(), 4u);
+  EXPECT_EQ(parts[0][0], 24);
+  EXPECT_EQ(parts[0][1], 32);
+  EXPECT_EQ(parts[1][1], 16);
 }
 
 TEST_F(BalancedTrainer, SaysWhatDoesNotGoTogether) {

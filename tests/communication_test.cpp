@@ -1,13 +1,13 @@
 // train() with fewer and smaller messages: what is sent and learnt, what a stopped run goes on from, what is refused.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/models.hpp>
 #include <lockstep/trainer.hpp>
 
 #include "error_of.hpp"
-#include "run_state.hpp"
-#include "small_images.hpp"
+#include "small_training.hpp"
 
-#include <cstdlib>
+#include <cmath>
 #include <map>
 #include <string>
 
@@ -15,63 +15,37 @@ namespace {
 
 using lockstep::error_of;
 using lockstep::read_run_state;
-using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
 using lockstep::TrainResult;
 using testing::AllOf;
 using testing::HasSubstr;
 
-class Communication : public testing::Test {
+class Communication : public lockstep::SmallTraining {
  protected:
-  Communication() {
-    write_small_images(images_, 150, 40);
-    setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
-  }
-
-  // Four epochs of five steps.
-  TrainOptions options(int ranks, const std::string& name) const {
-    TrainOptions options;
-    options.data_dir = images_.path();
-    options.devices = lockstep::Devices(ranks, torch::kCPU);
-    options.model = "mlp";
-    options.width = 0.125;
-    options.batch_size = 32;
-    options.lr = 0.05;
-    options.epochs = 4;
-    options.run_dir = runs_ / name;
-    return options;
-  }
-
   // As train(), but stopped at the end of the second epoch and resumed on `devices` ranks.
   TrainResult train_in_two(TrainOptions options, size_t devices) const {
-    std::stop_source stop;
-    lockstep::TrainCallbacks callbacks;
-    callbacks.stop = stop.get_token();
-    callbacks.on_epoch = [&](const auto& metrics) {
-      if (metrics.epoch == 2) stop.request_stop();
-    };
-    EXPECT_TRUE(lockstep::train(options, callbacks).stopped);
-    options.resume = options.run_dir;
+    train_until(options, 2);
     options.devices = lockstep::Devices(devices, torch::kCPU);
-    return lockstep::train(options);
+    return go_on(options, options.run_dir);
   }
 
   std::map<std::string, torch::Tensor> last_state(const std::string& name) const {
     std::map<std::string, torch::Tensor> state;
-    for (auto& [key, tensor] : read_run_state(runs_ / name / "checkpoints/epoch-0004.safetensors").tensors) {
-      if (key != "ranks.rng") state[key] = tensor;
-    }
+    for (auto& [key, tensor] : read_run_state(checkpoint(name, "epoch-0004")).tensors) state[key] = tensor;
     return state;
   }
 
-  void expect_same_bits(const std::string& name, const std::string& expected) const {
-    const auto mine = last_state(name), theirs = last_state(expected);
-    ASSERT_EQ(mine.size(), theirs.size());
-    for (const auto& [key, tensor] : theirs) EXPECT_TRUE(tensor.equal(mine.at(key))) << key;
+  // How far the run's weights are from those of the run "plain", in parts of how far these went from the start.
+  double astray(const std::string& name) const {
+    const auto mine = last_state(name), plain = last_state("plain");
+    double away = 0, gone = 0;
+    for (const auto& item : lockstep::make_model({.name = "mlp", .width = 0.125, .seed = 1})->named_parameters()) {
+      const auto& weight = plain.at("model." + item.key());
+      away += (mine.at("model." + item.key()) - weight).square().sum().item<double>();
+      gone += (weight - item.value().detach()).square().sum().item<double>();
+    }
+    return std::sqrt(away / gone);
   }
-
-  const ScratchFolder images_;
-  const ScratchFolder runs_;
 };
 
 TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
@@ -82,12 +56,13 @@ TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
     if (key.starts_with("model.")) parameters += tensor.numel();
   }
   EXPECT_DOUBLE_EQ(bytes, 4.0 * static_cast<double>(parameters));  // 2 (k - 1) / k of them, among 2
-  for (const std::string compress : {"bf16", "fp16", "powersgd"}) {
+  for (const auto& [compress, most] :
+       std::map<std::string, double>{{"bf16", 0.05}, {"fp16", 1e-3}, {"powersgd", 0.2}}) {
     SCOPED_TRACE(compress);
     TrainOptions run = options(2, compress);
     run.compress = compress;
     const TrainResult result = lockstep::train(run);
-    EXPECT_NEAR(result.history[3].train_loss, plain.history[3].train_loss, 0.05);
+    EXPECT_LT(astray(compress), most);
     EXPECT_NE(result.history[3].train_loss, plain.history[3].train_loss);
     if (compress == "powersgd") {
       EXPECT_LT(result.history[1].bytes_per_step, bytes / 3);
@@ -103,7 +78,7 @@ TEST_F(Communication, StepsBetweenAveragesSendNothing) {
   run.sync_every = 3;  // the last round of an epoch has two steps
   const TrainResult local = lockstep::train(run);
   EXPECT_DOUBLE_EQ(local.history[1].bytes_per_step, 2 * plain.history[1].bytes_per_step / 5);
-  EXPECT_NEAR(local.history[3].train_loss, plain.history[3].train_loss, 0.05);
+  EXPECT_LT(astray("local"), 0.2);
   TrainOptions every = options(2, "every");
   every.sync_every = 1;
   EXPECT_NEAR(lockstep::train(every).history[3].train_loss, plain.history[3].train_loss, 1e-5);

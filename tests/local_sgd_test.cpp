@@ -1,4 +1,4 @@
-// LocalSgd over 1 to 3 CPU ranks, against local SGD and DiLoCo written out for all ranks on one.
+// LocalSgd over 1 to 4 CPU ranks, against local SGD and DiLoCo written out for all ranks on one.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel.hpp>
@@ -21,10 +21,10 @@ namespace F = torch::nn::functional;
 namespace nn = torch::nn;
 namespace optim = torch::optim;
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3),
+INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
-constexpr int64_t global_size = 7;  // which 2 and 3 ranks share out unevenly
+constexpr int64_t global_size = 7;  // which 2 to 4 ranks share out unevenly
 
 // The same on all ranks, whatever they draw meanwhile from what they share.
 nn::Linear start() {

@@ -1,10 +1,11 @@
-// PowerSgdHook over 1 to 3 CPU ranks, against the paper's algorithms 1 and 2 written out in float64.
+// PowerSgdHook over 1 to 4 CPU ranks, against the paper's algorithms 1 and 2 written out in float64.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/power_sgd.hpp>
 #include <lockstep/traffic.hpp>
 
+#include "averaging.hpp"
 #include "group_tests.hpp"
 
 #include <memory>
@@ -19,7 +20,7 @@ using testing::HasSubstr;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3),
+INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // A dense layer's weight and bias and a convolution's weight, whose gradients are what backward() is given.
@@ -193,7 +194,10 @@ TEST_P(Worlds, GoesOnFromWhatItRemembered) {
       DataParallel after(Weights(type), rank, {.hook = second});
       for (int step = 0; step < 4; ++step) {
         auto& stopped = step < 2 ? before : after;
-        if (step == 2) second->load(first->errors(), first->queries(), rank.device());
+        if (step == 2) {
+          second->load(first->errors(), first->queries(), rank.device());
+          set_learnt_order(*after.replica(), learnt_order(*before.replica()));
+        }
         backward_with(net, gradients[step][rank.index()]);
         backward_with(stopped, gradients[step][rank.index()]);
         EXPECT_TRUE(net->dense.grad().equal(stopped->dense.grad())) << step;
@@ -233,6 +237,33 @@ TEST(PowerSgd, RefusesWhatMakesNoSense) {
                 hook.load({{"w", torch::zeros({2, 2})}}, {}, torch::kCPU);
               }),
               HasSubstr("of w there is an error, but no query"));
+}
+
+TEST(PowerSgd, RefusesToGoOnFromAnotherNetworksMemory) {
+  const auto refused = [](const Tensor& error, const Tensor& query) {
+    PowerSgdHook hook(PowerSgdOptions{.rank = 2});
+    return error_of([&] { hook.load({{"w", error}}, {{"w", query}}, torch::kCPU); });
+  };
+  EXPECT_EQ(refused(torch::zeros({7, 5}), torch::zeros({5, 2})), "(no error)");
+  EXPECT_THAT(refused(torch::zeros({7, 5}), torch::zeros({7, 2})),
+              AllOf(HasSubstr("the query of w is [7, 2] Float"), HasSubstr("[7, 5] Float and rank 2"),
+                    HasSubstr("one that is [5, 2] Float")));
+  EXPECT_THAT(refused(torch::zeros({7, 5}), torch::zeros({5, 4})), HasSubstr("is [5, 4] Float"));
+  EXPECT_THAT(refused(torch::zeros({7, 5}), torch::zeros({5, 2}, torch::kDouble)), HasSubstr("is [5, 2] Double"));
+  EXPECT_THAT(refused(torch::zeros({35}), torch::zeros({5, 2})), HasSubstr("[35] Float, which is no matrix"));
+
+  // Whether it fits the network is known when the gradients come, to each rank by itself.
+  const Gradients gradients;
+  const auto text = error_on_ranks(2, [&](Rank& rank) {
+    const auto hook = std::make_shared<PowerSgdHook>(PowerSgdOptions{.rank = 2, .min_compression = 0});
+    const int64_t columns = rank.index() == 1 ? 6 : 5;
+    hook->load({{"dense", torch::zeros({7, columns}, torch::kDouble)}},
+               {{"dense", torch::zeros({columns, 2}, torch::kDouble)}}, rank.device());
+    DataParallel net(Weights(), rank, {.hook = hook});
+    backward_with(net, gradients);
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("rank 1 (cpu): PowerSgdHook: of dense an error was loaded that is [7, 6] Double"),
+                          HasSubstr("as a matrix, [7, 5] Double")));
 }
 
 }  // namespace

@@ -5,7 +5,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "error_of.hpp"
 #include "fake_graph.hpp"
+#include "observed_backend.hpp"
+#include "traffic.hpp"
 
 #include <cmath>
 #include <string>
@@ -15,6 +18,8 @@ namespace {
 using lockstep::EpochMetrics;
 using lockstep::Rank;
 using lockstep::TrainOptions;
+using testing::AllOf;
+using testing::HasSubstr;
 
 struct Outcome {
   std::vector<EpochMetrics> history;
@@ -65,6 +70,37 @@ TEST(RankTrainer, RecordsStepsOfRanksWithoutSamplesToo) {
   const Outcome expected = train(3, options, false), outcome = train(3, options, true);
   EXPECT_EQ(outcome.replays, 75 - lockstep::kWarmUpSteps);
   EXPECT_EQ(outcome.history[0].train_loss, expected.history[0].train_loss);
+}
+
+// A backend that says it is NCCL, whose exchanges become part of the recording.
+struct SaysNccl : lockstep::ObservedBackend {
+  using ObservedBackend::ObservedBackend;
+  const std::string getBackendName() const override { return "nccl"; }
+};
+
+TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
+  const auto data = lockstep::synthetic_images(150, 40);
+  const auto train_with = [&](const std::string& balance, bool nccl) {
+    TrainOptions options;
+    options.batch_size = 32;
+    options.balance = balance;
+    return lockstep::error_of([&] {
+      lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) {
+        const lockstep::TrainCallbacks callbacks;
+        Rank other = rank.wrapped([](const auto& backend) {
+          return c10::make_intrusive<SaysNccl>(backend, std::make_shared<lockstep::Traffic>());
+        });
+        lockstep::RankTrainer(options, callbacks, data, nccl ? other : rank, nullptr,
+                              std::make_unique<lockstep::FakeGraph>())
+            .epoch(1);
+      });
+    });
+  };
+  EXPECT_THAT(train_with("0,1", true), AllOf(HasSubstr("(cpu): --cuda-graph"), HasSubstr("with --balance 0,1"),
+                                             HasSubstr("give it a share, put it last, or leave --cuda-graph out")));
+  EXPECT_THAT(train_with("0.01,1", true), HasSubstr("--cuda-graph"));  // no sample of 32
+  EXPECT_EQ(train_with("1,0", true), "(no error)");
+  EXPECT_EQ(train_with("0,1", false), "(no error)");
 }
 
 TEST(RankTrainer, RanksHaveOneNetworkAfterAnEpochWithItsRunningStatistics) {

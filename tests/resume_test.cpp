@@ -6,11 +6,9 @@
 #include <lockstep/trainer.hpp>
 
 #include "error_of.hpp"
-#include "run_state.hpp"
-#include "small_images.hpp"
+#include "small_training.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace {
 
@@ -19,77 +17,13 @@ using lockstep::EpochMetrics;
 using lockstep::error_of;
 using lockstep::ModelSplit;
 using lockstep::read_run_state;
-using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
 using lockstep::TrainResult;
 using testing::AllOf;
 using testing::HasSubstr;
 
-class Resume : public testing::Test {
+class Resume : public lockstep::SmallTraining {
  protected:
-  Resume() {
-    write_small_images(images_, 150, 40);
-    setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
-  }
-
-  // Four epochs of five steps.
-  TrainOptions options(int ranks, const std::string& name) const {
-    TrainOptions options;
-    options.data_dir = images_.path();
-    options.devices = lockstep::Devices(ranks, torch::kCPU);
-    options.model = "mlp";
-    options.width = 0.125;
-    options.batch_size = 32;
-    options.lr = 0.05;
-    options.epochs = 4;
-    options.run_dir = runs_ / name;
-    return options;
-  }
-
-  // As train(), but a request to stop comes at the end of that epoch.
-  static TrainResult train_until(const TrainOptions& options, int epoch) {
-    std::stop_source stop;
-    lockstep::TrainCallbacks callbacks;
-    callbacks.stop = stop.get_token();
-    callbacks.on_epoch = [&](const EpochMetrics& metrics) {
-      if (metrics.epoch == epoch) stop.request_stop();
-    };
-    const auto result = lockstep::train(options, callbacks);
-    EXPECT_TRUE(result.stopped);
-    return result;
-  }
-
-  static TrainResult go_on(TrainOptions options, const fs::path& from) {
-    options.resume = from;
-    return lockstep::train(options);
-  }
-
-  fs::path checkpoint(const std::string& name, const std::string& position) const {
-    return runs_ / name / "checkpoints" / (position + ".safetensors");
-  }
-
-  static void expect_same(const TrainResult& result, const TrainResult& expected) {
-    ASSERT_EQ(result.history.size(), expected.history.size());
-    for (size_t i = 0; i < result.history.size(); ++i) {
-      EXPECT_EQ(result.history[i].epoch, static_cast<int>(i) + 1);
-      EXPECT_EQ(result.history[i].train_loss, expected.history[i].train_loss);
-      EXPECT_EQ(result.history[i].train_accuracy, expected.history[i].train_accuracy);
-      EXPECT_EQ(result.history[i].test_accuracy, expected.history[i].test_accuracy);
-    }
-  }
-
-  // The whole networks, with their running statistics, and what else the last checkpoints hold.
-  void expect_same_bits(const std::string& name, const std::string& expected) const {
-    EXPECT_EQ(runs_.read(name + "/model.safetensors"), runs_.read(expected + "/model.safetensors"));
-    const auto mine = read_run_state(checkpoint(name, "epoch-0004")).tensors;
-    const auto theirs = read_run_state(checkpoint(expected, "epoch-0004")).tensors;
-    ASSERT_EQ(mine.size(), theirs.size());
-    for (size_t i = 0; i < mine.size(); ++i) {
-      EXPECT_EQ(mine[i].first, theirs[i].first);
-      if (mine[i].first != "ranks.rng") EXPECT_TRUE(torch::equal(mine[i].second, theirs[i].second)) << mine[i].first;
-    }
-  }
-
   void expect_near(const std::string& name, const std::string& expected) const {
     const auto mine = read_run_state(checkpoint(name, "epoch-0004")).tensors;
     for (const auto& [key, tensor] : read_run_state(checkpoint(expected, "epoch-0004")).tensors) {
@@ -100,9 +34,6 @@ class Resume : public testing::Test {
       EXPECT_TRUE(torch::allclose(same->second, tensor, 1e-4, 1e-5)) << key;
     }
   }
-
-  const ScratchFolder images_;
-  const ScratchFolder runs_;
 };
 
 TEST_F(Resume, AStoppedRunGoesOnWithTheSameBits) {
@@ -167,6 +98,29 @@ TEST_F(Resume, AlsoFromWithinAnEpoch) {
       expect_same_bits(again, whole);
       if (position == "epoch-0001-step-000004") EXPECT_GT(result.history[1].seconds, state.seconds);
       fs::remove_all(runs_ / again);
+    }
+  }
+}
+
+TEST_F(Resume, FromWithinAnEpochWithWhatRanksRemember) {
+  const auto with = [&](const std::string& how, const std::string& name) {
+    TrainOptions settings = options(3, name + how);
+    if (how == "powersgd") settings.compress = how, settings.compress_rank = 2;
+    if (how == "zero1") settings.zero_stage = 1, settings.optimizer = "adam", settings.lr = 0.01;
+    if (how == "zero2") settings.zero_stage = 2, settings.momentum = 0.9;
+    return settings;
+  };
+  for (const std::string how : {"powersgd", "zero1", "zero2"}) {
+    SCOPED_TRACE(how);
+    TrainOptions settings = with(how, "whole");
+    settings.checkpoint_every = 3;
+    settings.keep_last = 100;
+    const TrainResult expected = lockstep::train(settings);
+    for (const std::string position : {"epoch-0000-step-000003", "epoch-0001-step-000003"}) {
+      SCOPED_TRACE(position);
+      expect_same(go_on(with(how, "again"), checkpoint("whole" + how, position)), expected);
+      expect_same_bits("again" + how, "whole" + how);
+      fs::remove_all(runs_ / ("again" + how));
     }
   }
 }

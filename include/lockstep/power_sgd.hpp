@@ -43,7 +43,8 @@ class PowerSgdHook : public CommunicationHook {
   NamedTensors errors() const;
   NamedTensors queries() const;
 
-  // Goes on from what these two were; copied to `device`. Throws Error: names that differ between the two.
+  // Goes on from what these two were; copied to `device`. Throws Error: names that differ between the two, a query that
+  // does not fit its error or this hook's rank. What does not fit a gradient is an Error of the first backward.
   void load(const NamedTensors& errors, const NamedTensors& queries, const c10::Device& device);
 
  private:
@@ -53,7 +54,8 @@ class PowerSgdHook : public CommunicationHook {
   };
 
   bool compresses(const at::Tensor& gradient) const;
-  Memory& memory_of(const std::string& name, const at::Tensor& gradient);
+  Memory& memory_of(const std::string& name, const at::Tensor& gradient, const Rank& rank);
+  void check_loaded(const std::string& name, const Memory& memory) const;
 
   const PowerSgdOptions options_;
   std::map<std::string, Memory> memory_;

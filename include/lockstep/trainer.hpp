@@ -142,20 +142,20 @@ class RunExists : public Error {
 // cuda_graph, sync_batchnorm or checkpoint_every (within a round the ranks' parameters differ), a run_dir that cannot
 // be written, or in which another process trains; RunExists; a checkpoint that is damaged or foreign (the text names
 // the newest whole one before it), or of a run whose steps were others: another model, batch size, … (only devices,
-// split, zero_stage, balance, epochs and where files lie may differ). After it: a rank that fails (memory, a GPU), a
-// file that cannot be written (a full disk), an exception from a callback; the Error names the rank or the file, and
-// finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its
-// files nor the folders that it made.
+// threads_per_rank, split, zero_stage, balance, memory_format, cuda_graph, epochs, where files lie and what is kept may
+// differ). After it: a rank that fails (memory, a GPU), a file that cannot be written (a full disk), an exception from
+// a callback; the Error names the rank or the file, and finished epochs stay readable. A run that ends before its first
+// epoch is kept leaves nothing behind: neither its files nor the folders that it made.
 //
 // Of balance it refuses, likewise before the first step: shares that are not one per device, and "auto" with
 // sync_batchnorm, zero_stage 2 or a split other than by data (in all three devices wait for each other while their
 // speed is measured), with sync_every (devices do not wait for each other) and with cuda_graph (whose steps have one
-// size).
+// size); and with cuda_graph, where NCCL exchanges, shares by which the first device gets no samples.
 //
-// A resumed run gives the same bits on the same ranks, and on others what rounding leaves (with sync_every and an
-// optimizer that has a state, which is each rank's own, it needs as many ranks as before). Nothing in a step draws from
-// LibTorch's generators; their state is kept for the ranks' devices all the same. Under a launcher each process reads
-// the checkpoint.
+// A resumed run gives the bits of one that never stopped if ranks and options are the same (but for balance "auto",
+// which follows the clock), and on other ranks what rounding leaves (with sync_every and an optimizer that has a state,
+// which is each rank's own, it needs as many ranks as before). Nothing in a step draws from LibTorch's generators;
+// their state is kept for the ranks' devices all the same. Under a launcher each process reads the checkpoint.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {

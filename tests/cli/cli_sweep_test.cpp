@@ -121,6 +121,45 @@ TEST_F(CliSweep, GoesOnWhereItWasKilledOrStopped) {
   EXPECT_THAT(stopped.out, HasSubstr("\nstopped; 0 of 2 runs are finished, and the same command goes on\n"));
 }
 
+TEST_F(CliSweep, GoesOnFromAWholeCheckpointIfTheNewestIsDamaged) {
+  const std::vector<std::string> flags = {"--devices", "cpu", "--batch-size", "30", "--lr", "0.05",
+                                          "--epochs",  "3",   "--keep-last",  "100"};
+  ASSERT_EQ(sweep(flags).code, 0);
+  const std::string name = "cpu_batch30_lr0.05";
+  const auto whole = metrics("grid/" + name);
+  const fs::path run = work_ / "runs/grid" / name;
+  const auto damage = [&](const std::string& checkpoint) {
+    std::string bytes = work_.read(run / "checkpoints" / checkpoint);
+    bytes[bytes.size() - 5] ^= 1;
+    work_.write(run / "checkpoints" / checkpoint, bytes);
+  };
+  const auto stop_after_two_epochs = [&] {
+    fs::remove(run / "checkpoints/epoch-0003.safetensors");
+    const std::string text = work_.read(run / "metrics.jsonl");
+    work_.write(run / "metrics.jsonl", text.substr(0, text.rfind("{\"epoch\":3")));
+    damage("epoch-0002.safetensors");
+  };
+  stop_after_two_epochs();
+  const Finished earlier = sweep(flags);
+  EXPECT_EQ(earlier.code, 0) << earlier.err;
+  EXPECT_THAT(earlier.err,
+              AllOf(HasSubstr("lockstep: warning: " + name + ": cannot go on from 'runs/grid/" + name +
+                              "/checkpoints/epoch-0002.safetensors': it is damaged"),
+                    HasSubstr("; the run goes on from runs/grid/" + name + "/checkpoints/epoch-0001.safetensors\n")));
+  ASSERT_EQ(metrics("grid/" + name).size(), 3u);
+  EXPECT_EQ(metrics("grid/" + name)[0].seconds, whole[0].seconds);  // was not trained again
+  EXPECT_EQ(metrics("grid/" + name)[2].train_loss, whole[2].train_loss);
+  EXPECT_EQ(sweep(flags).err, "");  // it is finished, with nothing damaged any more
+
+  stop_after_two_epochs();
+  damage("epoch-0001.safetensors");
+  const Finished anew = sweep(flags);
+  EXPECT_EQ(anew.code, 0) << anew.err;
+  EXPECT_THAT(anew.err, HasSubstr("; there is no whole one before it, so the run begins anew\n"));
+  ASSERT_EQ(metrics("grid/" + name).size(), 3u);
+  EXPECT_EQ(metrics("grid/" + name)[2].train_loss, whole[2].train_loss);
+}
+
 TEST_F(CliSweep, ARunThatFailsLeavesTheOthersAndALossThatIsNanIsNoFailure) {
   fs::create_directories(work_ / "runs/grid/cpu_batch60_lr0.05");
   work_.write("runs/grid/cpu_batch60_lr0.05/curve.svg", "precious");
