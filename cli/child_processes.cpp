@@ -161,6 +161,7 @@ bool ChildProcesses::send(int signal) const {
 
 int ChildProcesses::wait() {
   while (reap()) {
+    if (next_step_ == Clock::time_point::max() && only_lost_run()) next_step_ = Clock::now() + options_.until_term;
     if (Clock::now() >= next_step_) end_others();
     const timespec pause{0, 100'000'000};
     const int signal = sigtimedwait(&awaited_, nullptr, &pause);
@@ -216,32 +217,44 @@ bool ChildProcesses::reap() {
   return running;
 }
 
+// A process that stands still would never end.
+bool ChildProcesses::only_lost_run() const {
+  const auto runs = [](const Child& child) { return child.runs; };
+  if (!options_.is_lost || std::all_of(children_.begin(), children_.end(), runs)) return false;
+  for (size_t rank = 0; rank < children_.size(); ++rank) {
+    if (children_[rank].runs && !options_.is_lost(static_cast<int>(rank))) return false;
+  }
+  return true;
+}
+
 void ChildProcesses::ended(int rank, int status) {
   const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
   const int code = signal != 0 ? 128 + signal : WEXITSTATUS(status);
   const bool stopped = stop_signal_ != 0 && code == 128 + stop_signal_;
+  bool others_go_on = false;
   if (options_.on_end) {
-    options_.on_end(rank, code != 0,
-                    stopped       ? "stopped by request"
-                    : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal))
-                                  : format("it ended with exit code %d", code));
+    others_go_on = options_.on_end(rank, code != 0,
+                                   stopped       ? "stopped by request"
+                                   : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal))
+                                                 : format("it ended with exit code %d", code));
   }
   if (code == 0) return;
-  if (!stopped) say_how(rank, code, signal);
-  if (first_failure_ != 0) return;
-  first_failure_ = code;
+  if (!stopped) say_how(rank, code, signal, others_go_on);
+  if (first_failure_ == 0) first_failure_ = code;
+  if (next_step_ != Clock::time_point::max() || (others_go_on && !stopped)) return;
   next_step_ = Clock::now() + (stopped ? options_.until_term_when_stopped : options_.until_term);
 }
 
 // The first failure tells most. Of the later ones, which mostly follow from it, only those that nobody else explains.
-void ChildProcesses::say_how(int rank, int code, int signal) {
+void ChildProcesses::say_how(int rank, int code, int signal, bool is_lost) {
   const bool others_are_ended = next_signal_ == SIGKILL;
-  const std::string after = format(" after %.1f s", seconds_since(started_));
+  const std::string after =
+      format(" after %.1f s", seconds_since(started_)) + (is_lost ? "; the others go on without it" : "");
   if (others_are_ended && signal == SIGKILL) {
     say("rank " + std::to_string(rank) + " did not end, so it was killed");
   } else if (signal != 0 && !(others_are_ended && signal == SIGTERM)) {
     say("rank " + std::to_string(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) + after);
-  } else if (first_failure_ == 0) {
+  } else if (is_lost || next_step_ == Clock::time_point::max()) {
     say("rank " + std::to_string(rank) + format(" ended with exit code %d", code) + after);
   }
 }

@@ -20,8 +20,11 @@ class ChildProcesses {
     std::chrono::milliseconds until_term{2'000}, until_kill{3'000};
     // The first of these times if they stop because the user asked for it: they keep what they have.
     std::chrono::milliseconds until_term_when_stopped{10'000};
-    // Called when a process has ended; `how` is words for a sentence: "it ended with exit code 7".
-    std::function<void(int rank, bool failed, const std::string& how)> on_end = {};
+    // Called when a process has ended; `how` is words for a sentence: "it ended with exit code 7". Gives whether the
+    // others go on without it, if it failed: then they are left alone.
+    std::function<bool(int rank, bool failed, const std::string& how)> on_end = {};
+    // Whether the others have gone on without a process that still runs. Those are ended when no others are left.
+    std::function<bool(int rank)> is_lost = {};
   };
 
   // From here on, signals to end and of children are blocked, in this thread and in those started later. Make it before
@@ -38,7 +41,7 @@ class ChildProcesses {
 
   // Waits for all of them and passes signals on. Says on the standard error how the first one ended that failed, and
   // ends the others as the options say; then ends what they left running in their process groups. The first failure's
-  // exit code, 128 + the number of a signal; 0 if all succeeded.
+  // exit code, 128 + the number of a signal, also of one that the others went on without; 0 if all succeeded.
   int wait();
 
  private:
@@ -51,7 +54,8 @@ class ChildProcesses {
 
   bool reap();  // whether any still run
   void ended(int rank, int status);
-  void say_how(int rank, int code, int signal);
+  void say_how(int rank, int code, int signal, bool is_lost);
+  bool only_lost_run() const;
   void end_others();
   void end_leftovers();
   void end_labels();

@@ -33,12 +33,15 @@ const char* const launch_examples =
     "WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Signals are passed on.\n"
     "If a process fails, ranks that wait for it are told at once and say why they\n"
     "end; whatever still runs 2 s later gets SIGTERM, and 3 s after that SIGKILL. The\n"
-    "exit code is that of the first that failed. Nothing that they started stays.\n";
+    "exit code is that of the first that failed. Nothing that they started stays.\n"
+    "With --keep-going the others go on without a process that is killed while all\n"
+    "of its ranks are workers of a ParameterServer that is not synchronous.\n";
 
 struct LaunchFlags {
   int processes = 0;
   std::optional<int> threads;
   bool label = false;
+  bool keep_going = false;
   std::vector<std::string> words;  // the program and its arguments
 };
 
@@ -52,6 +55,7 @@ std::vector<std::string> variables(const LaunchFlags& flags, int rank, int port)
                                         "MASTER_PORT=" + std::to_string(port),
                                         "TORCHELASTIC_USE_AGENT_STORE=True",
                                         "TORCHELASTIC_RESTART_COUNT=0"};
+  if (flags.keep_going) variables.push_back("LOCKSTEP_KEEP_GOING=1");
   const char* const threads = std::getenv("OMP_NUM_THREADS");
   if (flags.threads || (threads == nullptr && flags.processes > 1)) {
     variables.push_back("OMP_NUM_THREADS=" + std::to_string(flags.threads.value_or(1)));
@@ -96,11 +100,13 @@ int launch_command(const LaunchFlags& flags) {
   const Said said;
   c10::intrusive_ptr<c10d::TCPStore> store;
   ChildProcesses::Options options{.label = flags.label};
+  const auto environment_of_rank = [&](int rank) { return environment_of(variables(flags, rank, store->getPort())); };
   options.on_end = [&](int rank, bool failed, const std::string& how) {
-    const auto environment = environment_of(variables(flags, rank, store->getPort()));
-    const std::string absence = comm::announce_end(store, environment, failed, how);
-    if (failed) said.add("error: " + absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
+    const auto end = comm::announce_end(store, environment_of_rank(rank), failed, how);
+    if (failed) said.add("error: " + end.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
+    return end.is_loss;
   };
+  if (flags.keep_going) options.is_lost = [&](int rank) { return comm::was_lost(store, environment_of_rank(rank)); };
   ChildProcesses processes(options);  // before the store starts threads
   store = comm::host_store("127.0.0.1", 0);
   const auto words = with_this_program(flags.words);
@@ -129,6 +135,8 @@ Command add_launch(CLI::App& program) {
       ->type_name("N")
       ->check(number_between<int, 1, 1024>);
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");
+  app->add_flag("--keep-going", flags->keep_going,
+                "go on without killed workers of an asynchronous parameter server; the exit code still tells");
   app->callback([flags, app] {
     flags->words = app->remaining();
     check_words(flags->words);

@@ -10,6 +10,13 @@
 // If workers seldom share parameters, as with rows of an embedding, asynchronous updates seldom meet; with
 // Embedding's sparse(true) a worker sends the rows alone that its batch uses.
 //
+// Under a launcher it trains asynchronously alone, and in the middle of it the process of worker 1 is killed, as by the
+// shell's kill -9. The others go on, if the launcher lets them, and the launcher's exit code says that one was lost:
+//
+//   lockstep launch --keep-going -n 3 example_03_parameter_server
+//
+// Without a launcher:
+//
 //   example_03_parameter_server
 //
 // Expected output, with CPU ranks, also where there are GPUs. In the last three lines the losses depend on the order
@@ -23,6 +30,7 @@
 //   asynchronous, one is lost  loss 0.250880, without worker 1: its machine was turned off
 #include <lockstep/lockstep.hpp>
 
+#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <stdexcept>
@@ -85,12 +93,12 @@ void without_server(Rank& rank, const lockstep::Dataset& task) {
 
 // The ranks that `options` makes servers have the optimizer. What the workers do is a function of its own.
 void with_servers(const char* scheme, const lockstep::ParameterServerOptions& options, Rank& rank,
-                  const lockstep::Dataset& task, int lost_in_epoch = kEpochs) {
+                  const lockstep::Dataset& task, void (*end_of_worker_1)() = nullptr) {
   auto net = make_net(rank);
   lockstep::ParameterServer server(net, rank, make_sgd, options);
   const auto lost = server.train([&](lockstep::Worker& worker) {
     for (int epoch = 0; epoch < kEpochs; ++epoch) {
-      if (worker.index() == 1 && epoch == lost_in_epoch) throw std::runtime_error("its machine was turned off");
+      if (worker.index() == 1 && epoch == kEpochs / 2 && end_of_worker_1 != nullptr) end_of_worker_1();
       for (auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, worker)) {  // this worker's part
         net->zero_grad();
         worker.backward(F::cross_entropy(net->forward(batch.x), batch.y), batch);
@@ -101,19 +109,32 @@ void with_servers(const char* scheme, const lockstep::ParameterServerOptions& op
   report(scheme, rank, net, task, lost);
 }
 
+void turn_off() {
+  throw std::runtime_error("its machine was turned off");
+}
+
+void kill() {
+  std::raise(SIGKILL);
+}
+
 }  // namespace
 
 int main() try {
   const lockstep::Dataset task = make_task();
+  const lockstep::ParameterServerOptions asynchronous{.consistency = Consistency::asynchronous};
+  if (lockstep::this_process().count > 1) {
+    lockstep::run({torch::kCPU}, [&](Rank& rank) { with_servers("one is killed", asynchronous, rank, task, kill); });
+    return 0;
+  }
   const lockstep::Devices two(2, torch::kCPU), three(3, torch::kCPU), four(4, torch::kCPU);
   lockstep::run(two, [&](Rank& rank) { without_server(rank, task); });
   lockstep::run(three, [&](Rank& rank) { with_servers("synchronous, one server", {}, rank, task); });
   lockstep::run(four, [&](Rank& rank) { with_servers("synchronous, two servers", {.servers = 2}, rank, task); });
-  const lockstep::ParameterServerOptions asynchronous{.consistency = Consistency::asynchronous};
   lockstep::run(three, [&](Rank& rank) { with_servers("asynchronous", asynchronous, rank, task); });
   const lockstep::ParameterServerOptions bounded{.consistency = Consistency::bounded, .staleness = 2};
   lockstep::run(three, [&](Rank& rank) { with_servers("at most two steps ahead", bounded, rank, task); });
-  lockstep::run(three, [&](Rank& rank) { with_servers("asynchronous, one is lost", asynchronous, rank, task, 5); });
+  lockstep::run(three,
+                [&](Rank& rank) { with_servers("asynchronous, one is lost", asynchronous, rank, task, turn_off); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

@@ -7,6 +7,7 @@
 #include <lockstep/rank.hpp>
 
 #include "comm/launch_environment.hpp"
+#include "comm/rank_place.hpp"
 #include "comm/world.hpp"
 #include "exception_text.hpp"
 
@@ -98,24 +99,6 @@ std::unique_ptr<comm::World> make_world(const Devices& devices, const RunOptions
 }
 
 }  // namespace
-
-// Which ranks a Rank makes its calls with, and the world that can make groups of them.
-class comm::RankPlace {
- public:
-  RankPlace(World& world, int world_rank, Members members)
-      : world(world), world_rank(world_rank), members(std::move(members)) {}
-
-  static Rank rank(World& world, int world_rank, Members members) {
-    auto backend = world.backend(world_rank, members);
-    auto place = std::make_shared<RankPlace>(world, world_rank, std::move(members));
-    return Rank(std::move(place), std::move(backend));
-  }
-
-  World& world;
-  const int world_rank;
-  const Members members;
-  int splits = 0;  // so far, equal on all members
-};
 
 Rank::Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend)
     : place_(std::move(place)),

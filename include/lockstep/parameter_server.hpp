@@ -42,7 +42,7 @@ struct ParameterServerOptions {
   int64_t piece_bytes = 1 << 20;  // a larger parameter is cut, between two of its rows
 };
 
-// A worker whose function failed, while the others went on.
+// A worker whose function failed, or whose process is gone, while the others went on.
 struct LostWorker {
   int worker = 0;
   std::string reason;
@@ -102,6 +102,12 @@ class ParameterServer {
   // If a body throws, in synchronous mode the run ends as always. In the other modes the other workers go on, and the
   // lost ones are returned, the same on every rank. Throws Error: if every worker was lost; in synchronous mode if the
   // workers' numbers of pushes differ; whatever a server's optimizer throws; as Rank::allreduce does.
+  //
+  // Under `lockstep launch --keep-going` (LOCKSTEP_KEEP_GOING=1 in the environment of all processes) the same holds,
+  // not in synchronous mode, for a worker's process that is killed or stands still while train() runs, if all of its
+  // ranks are workers. Its push under way may count on some servers and not on others. Afterwards train() can be called
+  // again, without that worker, which stays lost; every other call of all ranks is an Error that says why. A process
+  // that comes back gets one too. All else that ends a process ends the run.
   std::vector<LostWorker> train(const Body& body);
 
   bool is_server() const;

@@ -120,7 +120,7 @@ Process this_process();
 // Ranks are numbered by process. The processes must make the same runs in the same order, and each run() waits until
 // the ranks of all processes are done; if one fails, every process's run() throws that rank's Error. A run() inside of
 // body is a world of its own: threads of this process. More Errors: a list that cannot be shared out, a process that
-// does not come in time, that runs another program or configuration, or that dies.
+// does not come in time, that runs another program or configuration, or that dies (see also ParameterServer::train).
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options = {});
 
 }  // namespace lockstep

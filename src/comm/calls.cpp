@@ -85,11 +85,11 @@ Calls Calls::from_text(const std::string& text) {
   return calls;
 }
 
-std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout) {
+std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, const std::set<int>& lost) {
   for (size_t from = 0; from < by_rank.size(); ++from) {
     for (size_t to = 0; to < by_rank.size(); ++to) {
       const int64_t sent = by_rank[from].sent[to], received = by_rank[to].received[from];
-      if (sent == received) continue;
+      if (sent == received || lost.contains(static_cast<int>(from)) || lost.contains(static_cast<int>(to))) continue;
       const std::string sender = layout.name(static_cast<int>(from)), receiver = layout.name(static_cast<int>(to));
       return sender + " called send to " + receiver + " " + times(sent) + ", which called recv from " + sender + " " +
              times(received) + "; what was not waited for never came about, for want of " +
@@ -98,6 +98,7 @@ std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout) 
   }
   std::map<std::string, CallsByRank> groups;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (lost.contains(static_cast<int>(rank))) continue;
     for (const auto& [group, calls] : by_rank[rank].collective) {
       groups[group].emplace_back(static_cast<int>(rank), &calls);
     }

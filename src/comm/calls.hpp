@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -37,8 +38,9 @@ struct Calls {
 };
 
 // When all ranks are done, each without an error: which call came about on some ranks only, and whose is missing; or
-// whose calls were others although as many; "" if all fit together. Of calls that were waited for, neither happens.
-std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout);
+// whose calls were others although as many; "" if all fit together. Of calls that were waited for, neither happens. Of
+// `lost` ranks nothing is known, and calls with them do not count.
+std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, const std::set<int>& lost = {});
 
 // The calls of this process's ranks. Thread-safe.
 class CallLog {

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
-#include <mutex>
 #include <sstream>
 #include <vector>
 
@@ -22,32 +21,6 @@ constexpr int kClosingTag = 0x7fff << 16;  // used once a run has failed, so it 
 // the count is set before each call; only a class derived from theirs may name it.
 struct Counter : ProcessGroupGloo {
   static constexpr uint32_t ProcessGroupGloo::*member() { return &Counter::collectiveCounter_; }
-};
-
-// A receive from any rank is no connection's, so closing those does not end it.
-class Gloo : public ProcessGroupGloo {
- public:
-  using ProcessGroupGloo::ProcessGroupGloo;
-
-  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override {
-    auto work = ProcessGroupGloo::recvAnysource(tensors, tag);
-    const std::lock_guard lock(mutex_);
-    last_ = work;
-    if (ended_) work->abort();
-    return work;
-  }
-
-  // The last one's wait, or its next one, returns false; so does that of every later one.
-  void end_receives() {
-    const std::lock_guard lock(mutex_);
-    ended_ = true;
-    if (last_) last_->abort();
-  }
-
- private:
-  std::mutex mutex_;
-  c10::intrusive_ptr<c10d::Work> last_;  // guarded by mutex_; one at a time is waited for
-  bool ended_ = false;                   // guarded by mutex_
 };
 
 std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::string& local_address) {
@@ -84,12 +57,8 @@ Group make_gloo_group(const GroupPlace& place, const std::string& local_address)
   options->devices = devices_for(local_address);
   const auto contexts = static_cast<int>(options->devices.size());
   options->threads = 2 * contexts;
-  const auto backend = c10::make_intrusive<Gloo>(place.store, place.rank, place.size, options);
-  return {backend,
-          [backend, contexts] {
-            backend->end_receives();
-            close_connections(*backend, contexts);
-          },
+  const auto backend = c10::make_intrusive<ProcessGroupGloo>(place.store, place.rank, place.size, options);
+  return {backend, [backend, contexts] { close_connections(*backend, contexts); },
           [backend](uint32_t tag) { (*backend).*Counter::member() = tag; }};
 }
 

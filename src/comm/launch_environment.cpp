@@ -171,9 +171,16 @@ LaunchEnvironment slurm(const Environment& environment) {
   return launch;
 }
 
-}  // namespace
+bool keep_going(const Environment& environment) {
+  const char* const name = "LOCKSTEP_KEEP_GOING";
+  const std::string value = environment(name) == nullptr ? "" : environment(name);
+  if (!value.empty() && value != "0" && value != "1") {
+    throw Error(std::string(name) + "=" + value + " in the environment is neither 0 nor 1");
+  }
+  return value == "1";
+}
 
-std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment) {
+std::optional<LaunchEnvironment> by_launcher(const Environment& environment) {
   const Reader any(environment, "torchrun or lockstep launch");
   // MASTER_ADDR and MASTER_PORT alone say nothing: clusters set them for everybody.
   const auto is_set = [&](const char* name) { return any.has(name); };
@@ -184,6 +191,14 @@ std::optional<LaunchEnvironment> read_launch_environment(const Environment& envi
   // A batch script has SLURM_PROCID too; only srun starts the processes of a step.
   if (is_set("SLURM_STEP_NUM_TASKS")) return slurm(environment);
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment) {
+  auto launch = by_launcher(environment);
+  if (launch) launch->keep_going = keep_going(environment);
+  return launch;
 }
 
 Devices share_out(const Devices& devices, int local_rank, int local_world_size) {

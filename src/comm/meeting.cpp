@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "comm/losses.hpp"
 #include "comm/seconds.hpp"
 #include "cuda_info.hpp"
 
@@ -124,6 +125,17 @@ void check_that_gpus_differ(const std::vector<json>& all) {
   }
 }
 
+StorePtr store_of_run(const StorePtr& store, const LaunchEnvironment& launch, int run) {
+  return c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch.job) + run_prefix(run), store);
+}
+
+// That this process came to; 0 if to none.
+int last_run_of(const StorePtr& store, const LaunchEnvironment& launch) {
+  int run = 0;
+  while (store_of_run(store, launch, run + 1)->check({came_key(launch.rank)})) ++run;
+  return run;
+}
+
 }  // namespace
 
 std::string run_prefix(int run) {
@@ -165,29 +177,32 @@ void call_off(c10d::Store& store, const std::string& text) {
   }
 }
 
-std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how) {
-  const auto store_of = [&](int run) {
-    return c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch.job) + run_prefix(run), store);
-  };
-  int run = 0;  // the last one that it came to
-  while (store_of(run + 1)->check({came_key(launch.rank)})) ++run;
-  if (failed && run > 0) {
-    const auto last = store_of(run);
+AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how) {
+  const int run = last_run_of(store, launch);
+  AnnouncedEnd end{process_name(launch.rank, launch) + " did not come to run(): " + how};
+  if (run > 0) {
+    const auto last = store_of_run(store, launch, run);
     const std::string who = absent(*last, launch.world_size).empty()
                                 ? layout_of(read_all(*last, launch.world_size)).name_process(launch.rank)
                                 : process_name(launch.rank, launch);
-    call_off(*last, "the process of " + who + " is gone: " + how);
+    const std::string text = "the process of " + who + " is gone: " + how;
+    end.is_loss = declare_lost(*last, launch.rank, text);
+    if (failed && !end.is_loss) call_off(*last, text);
   }
-  const std::string absence = process_name(launch.rank, launch) + " did not come to run(): " + how;
-  call_off(*store_of(run + 1), absence);
-  return absence;
+  call_off(*store_of_run(store, launch, run + 1), end.absence);
+  return end;
 }
 
-void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience) {
+bool was_lost(const StorePtr& store, const LaunchEnvironment& launch) {
+  const int run = last_run_of(store, launch);
+  return run > 0 && is_lost(*store_of_run(store, launch, run), launch.rank);
+}
+
+void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience, int lost) {
   try {
     const auto deadline = Clock::now() + patience;
     int64_t gone = store.add("parted", 1);
-    while (rendezvous.hosts_store() && gone < rendezvous.launch().world_size && Clock::now() < deadline) {
+    while (rendezvous.hosts_store() && gone + lost < rendezvous.launch().world_size && Clock::now() < deadline) {
       std::this_thread::sleep_for(kBetweenLooks);
       gone = store.add("parted", 0);
     }

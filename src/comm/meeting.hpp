@@ -24,11 +24,19 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
 void call_off(c10d::Store& store, const std::string& text);
 
 // For a launcher that keeps the store and sees how its processes end. Whoever waits for this process, or will, is told
-// at once; so is, if the process failed, whoever is in a run with it. What a rank said before stays. `how` is words
-// that follow a colon: "it ended with exit code 7". Returns what those are told who wait for it to come.
-std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how);
+// at once; so is, if the process failed or was free to go (see losses.hpp), whoever is in a run with it. What a rank
+// said before stays. `how` is words that follow a colon: "it ended with exit code 7".
+struct AnnouncedEnd {
+  std::string absence;   // what those are told who wait for it to come
+  bool is_loss = false;  // those who are in a run with it go on
+};
+AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how);
+
+// Whether those who are in a run with this process have gone on without it, as it may be with one that still runs.
+bool was_lost(const StorePtr& store, const LaunchEnvironment& launch);
 
 // The last word of this process in a run. Who keeps the store waits for the others' last word, but never for long.
-void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience);
+// `lost` processes have none.
+void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience, int lost = 0);
 
 }  // namespace lockstep::comm

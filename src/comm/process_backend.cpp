@@ -299,6 +299,10 @@ WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "recv");
   arguments_.check_peer(source, "recv");
   const auto message = message_of(tensor, source, rank_, tag);
+  if (mailboxes_.contains(message.tag)) {
+    arguments_.refuse("a recv from rank " + std::to_string(source) + " has the tag " + std::to_string(tag) +
+                      ", whose messages were received from any rank; give it a tag of its own");
+  }
   return post_call(OpType::RECV, message.call, {}, tensors, [&](auto) {
     const Flat values(tensor);
     Tensors bytes{as_bytes(values.flat)};
@@ -317,8 +321,13 @@ WorkPtr ProcessBackend::recvAnysource(Tensors& tensors, int tag) {
   const OpenCall call{.rank = world_rank_, .text = text_of("recv from any rank", tensor)};
   return post_call(OpType::RECVANYSOURCE, call, {}, tensors, [&](auto) {
     const Flat values(tensor);
-    Tensors bytes{as_bytes(values.flat)};
-    const auto work = group_.backend->recvAnysource(bytes, tag << 16 | trace_of(describe(tensor)));
+    const int gloo_tag = tag << 16 | trace_of(describe(tensor));
+    auto& mailbox = mailboxes_[gloo_tag];
+    if (!mailbox) {
+      const auto losses = [vigil = vigil_, ranks = members_.ranks] { return vigil->losses().ranks(ranks); };
+      mailbox = std::make_shared<Mailbox>(group_.backend, as_bytes(values.flat).numel(), gloo_tag, losses);
+    }
+    const auto work = mailbox->receive(as_bytes(values.flat));
     return then({work}, [work, values, vigil = vigil_, here = world_rank_, ranks = members_.ranks] {
       values.copy_back();
       vigil->log().add_message(here, ranks[work->sourceRank()], /*sends=*/false);
@@ -373,7 +382,9 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
   const c10::NoGradGuard no_grad;
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
   const Vigil::Waiting waiting(*vigil_, call);
-  if (!vigil_->failure().empty()) vigil_->explain(waiting, call, nullptr, timeout);
+  if (!vigil_->failure().empty() || !vigil_->losses().why_in_vain(call).empty()) {
+    vigil_->explain(waiting, call, nullptr, timeout);
+  }
   Pending pending;
   try {
     pending = start(timeout + kMargin);

@@ -11,6 +11,7 @@
 #include "comm/gloo_reduction.hpp"
 #include "comm/group.hpp"
 #include "comm/hierarchy.hpp"
+#include "comm/mailbox.hpp"
 #include "comm/members.hpp"
 #include "comm/vigil.hpp"
 
@@ -24,7 +25,8 @@
 namespace lockstep::comm {
 
 // From this tag on a message can be received from any rank. Its number is then no part of what brings both sides
-// together (see process_backend.cpp), so that of several sides that differ fewer are found.
+// together (see process_backend.cpp), so that of several sides that differ fewer are found. Messages of a tag and shape
+// that were received from any rank once always are.
 constexpr int kFirstOpenTag = 0x4000;
 
 class ProcessBackend : public c10d::Backend {
@@ -94,6 +96,7 @@ class ProcessBackend : public c10d::Backend {
   const Arguments arguments_;
   int64_t collective_calls_ = 0;
   std::map<std::pair<int, int>, int64_t> sent_, received_;  // messages, by the other rank and the tag
+  std::map<int, std::shared_ptr<Mailbox>> mailboxes_;       // by Gloo's tag
 };
 
 }  // namespace lockstep::comm

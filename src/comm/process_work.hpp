@@ -5,8 +5,10 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "comm/gloo_reduction.hpp"
+#include "comm/peer_lost.hpp"
 #include "comm/vigil.hpp"
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -26,6 +28,13 @@ class ProcessWork : public c10d::Work {
         pending_(std::move(pending)),
         timeout_(timeout),
         result_(std::move(result)) {}
+
+  ~ProcessWork() override {
+    if (call_.is_message() && !arrived_ && vigil_->losses().processes() > 0) vigil_->losses().keep(pending_.work);
+  }
+
+  ProcessWork(const ProcessWork&) = delete;
+  ProcessWork& operator=(const ProcessWork&) = delete;
 
   // Never waits for others, but ends as wait() does: at the timeout, or when the run has failed. A message is complete
   // once it was waited for. As c10d has it, a failed work is completed too: see isSuccess() and exception().
@@ -65,14 +74,34 @@ class ProcessWork : public c10d::Work {
 
  private:
   void wait_for(std::chrono::milliseconds timeout) {
-    const Vigil::Waiting waiting(*vigil_, call_);
+    const Vigil::Waiting waiting(*vigil_, call_, interrupt());
     try {
-      if (pending_.work && !pending_.work->wait(timeout)) throw Error("the run has ended");  // see gloo.cpp
+      if (is_collective()) {
+        if (pending_.work) pending_.work->wait(timeout);
+      } else {
+        do {
+          throw_if_in_vain();
+        } while (!pending_.work->wait(timeout));
+      }
+    } catch (const PeerLost&) {
+      throw;
     } catch (...) {
       vigil_->explain(waiting, call_, std::current_exception(), timeout);
     }
+    arrived_ = true;
     polled_.reset();
     if (pending_.finish) pending_.finish();
+  }
+
+  // A wait for a message is interrupted to look again. One for a collective call ends with its connections.
+  bool is_collective() const { return call_.number >= 0; }
+  std::function<void()> interrupt() const {
+    if (is_collective()) return {};
+    return [work = pending_.work.get()] { work->abort(); };
+  }
+  void throw_if_in_vain() const {
+    if (!vigil_->failure().empty()) throw Error("the run has failed");
+    if (!vigil_->losses().why_in_vain(call_).empty()) throw Error("a rank was lost");
   }
 
   // While someone polls, the vigil watches over the call as over one that is waited for.
@@ -95,6 +124,7 @@ class ProcessWork : public c10d::Work {
   const Pending pending_;
   const std::chrono::milliseconds timeout_;
   const std::vector<at::Tensor> result_;
+  bool arrived_ = false;
   std::optional<Vigil::Waiting> polled_;  // since the first poll that found the call open
 };
 

@@ -86,7 +86,7 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
   return "program " + program + ", lockstep " + LOCKSTEP_VERSION + ", LibTorch " + TORCH_VERSION + ", " +
          std::to_string(launch.world_size) + " processes, " + c10::DeviceTypeName(devices[0].type(), true) +
-         " ranks, timeout " + seconds(options.timeout) +
+         " ranks, timeout " + seconds(options.timeout) + (launch.keep_going ? ", going on without lost workers" : "") +
          (options.configuration.empty() ? "" : ", " + options.configuration);
 }
 
@@ -129,8 +129,8 @@ class ProcessesWorld : public World {
         backends_(ranks_here().size()) {
     const std::string host =
         place_.launch.agent_store ? "the launcher" : "the process of " + place_.layout.name_process(0);
-    vigil_ =
-        std::make_shared<Vigil>(rendezvous().connect(place_.prefix), place_.layout, place_.launch.rank, timeout_, host);
+    vigil_ = std::make_shared<Vigil>(rendezvous().connect(place_.prefix), place_.layout, place_.launch.rank, timeout_,
+                                     host, place_.launch.keep_going);
     vigil_->start([this] { close(); });
     if (devices()[0].is_cpu() && !place_.layout.one_rank_per_process()) {
       const int process = place_.launch.rank;
@@ -174,10 +174,15 @@ class ProcessesWorld : public World {
     for (const auto& backend : backends) backend->shutdown();  // NCCL: waits for what is pending
   }
 
+  void release(int rank) override { vigil_->release(rank); }
+  void bind(int rank) override { vigil_->bind(rank); }
+  std::string why_lost(int rank) override { return vigil_->losses().why(rank); }
+
   std::string finish() override {
     const std::string failure = vigil_->finish();
-    if (!vigil_->store_is_lost()) {
-      part(*place_.store, rendezvous(), failure.empty() ? place_.rendezvous_timeout : kFarewell);
+    const int lost = vigil_->losses().processes();
+    if (!vigil_->store_is_lost() && !vigil_->losses().is_lost(process())) {
+      part(*place_.store, rendezvous(), failure.empty() ? place_.rendezvous_timeout : kFarewell, lost);
     }
     if (!failure.empty()) rendezvous().drop_connections();
     return failure;

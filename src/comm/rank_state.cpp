@@ -59,6 +59,11 @@ std::string contradiction_of_collective(const OpenCall& call, const std::vector<
     if (!call.concerns(other)) continue;
     const RankState& state = states[other];
     const CollectiveCalls& calls = state.calls.of(call.among.name);
+    if (state.kind == Kind::lost) {
+      return layout.name(call.rank) + " waits in " + call.where() + " for " + layout.name(other) +
+             ", whose process was lost. After a loss the ranks can call ParameterServer::train together, and nothing "
+             "else";
+    }
     if (state.kind == Kind::returned && calls.count <= call.number) {
       return layout.name(other) + " returned without the call that " + layout.name(call.rank) +
              " waits for: " + call.where() + ". All ranks must make the same calls";
@@ -159,6 +164,9 @@ std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& st
         break;
       case Kind::returned:
         text += ", which has returned";
+        break;
+      case Kind::lost:
+        text += ", whose process was lost";
         break;
       case Kind::busy:
         text += ", which is not there";

@@ -31,8 +31,8 @@ struct OpenCall {
 };
 
 struct RankState {
-  enum class Kind { busy, waits, returned };
-  Kind kind = Kind::busy;  // busy: nothing is known
+  enum class Kind { busy, waits, returned, lost };
+  Kind kind = Kind::busy;  // busy: nothing is known; lost: gone, and the others go on without it (see losses.hpp)
   Calls calls = Calls();   // that the rank has made
   OpenCall call = {};      // of one that waits
 

@@ -2,6 +2,7 @@
 
 #include <lockstep/error.hpp>
 
+#include "comm/peer_lost.hpp"
 #include "comm/seconds.hpp"
 #include "exception_text.hpp"
 
@@ -25,13 +26,15 @@ std::vector<uint8_t> bytes(const std::string& text) {
 
 }  // namespace
 
-Vigil::Vigil(StorePtr store, Layout layout, int process, std::chrono::milliseconds timeout, std::string host)
+Vigil::Vigil(StorePtr store, Layout layout, int process, std::chrono::milliseconds timeout, std::string host,
+             bool keep_going)
     : store_(std::move(store)),
       layout_(std::move(layout)),
       process_(process),
       patience_(std::min<std::chrono::milliseconds>(1s, timeout / 4)),
       host_(std::move(host)),
       log_(layout_.ranks_of(process), layout_.devices().size()),
+      losses_(store_, layout_, process, keep_going),
       beats_(layout_.processes()),
       seen_(layout_.processes()) {}
 
@@ -50,6 +53,7 @@ void Vigil::stop() {
 
 void Vigil::start(std::function<void()> on_failure) {
   on_failure_ = std::move(on_failure);
+  losses_.begin();
   store_->add("beat/" + std::to_string(process_), 1);
   const Part ranks = layout_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // so that one request reads all
@@ -82,6 +86,12 @@ void Vigil::beat() {
   store_->add("beat/" + std::to_string(process_), 1);
   if (!failure().empty()) return;
   if (store_->check({"failure"})) return set_failure(store_->get_to_str("failure"));
+  if (losses_.learn()) {
+    if (const auto out = losses_.why_out(); !out.empty()) return set_failure(out);
+    const std::lock_guard lock(mutex_);
+    interrupt_waits();
+    changed_.notify_all();
+  }
   look_around();
 }
 
@@ -154,6 +164,9 @@ std::vector<RankState> Vigil::states() {
   for (const auto& text : read_all("state/", static_cast<int>(layout_.devices().size()))) {
     states.push_back(RankState::from_text(text));
   }
+  for (size_t rank = 0; rank < states.size(); ++rank) {  // what a lost one said last does not count
+    if (!losses_.why(static_cast<int>(rank)).empty()) states[rank] = {.kind = RankState::Kind::lost};
+  }
   return states;
 }
 
@@ -164,8 +177,10 @@ void Vigil::watch_hearts(bool suspicious) {
     beats_[process] = beats[process];
     const auto silence = Clock::now() - seen_[process];
     if (process == process_ || silence < (suspicious ? Clock::duration(kSilenceWhenClosed) : kSilence)) continue;
-    return report("the process of " + layout_.name_process(process) +
-                  " is gone: it ended without a word (killed, or it crashed), or it stands still");
+    if (losses_.is_lost(process)) continue;
+    const std::string text = "the process of " + layout_.name_process(process) +
+                             " is gone: it ended without a word (killed, or it crashed), or it stands still";
+    if (!losses_.declare(process, text)) return report(text);
   }
 }
 
@@ -175,8 +190,15 @@ void Vigil::set_failure(const std::string& text) {
   {
     const std::lock_guard lock(mutex_);
     if (failure_.empty()) failure_ = text;
+    interrupt_waits();
   }
   changed_.notify_all();
+}
+
+void Vigil::interrupt_waits() {
+  for (const auto& [id, open] : open_) {
+    if (open.interrupt) open.interrupt();
+  }
 }
 
 void Vigil::lose_store() {
@@ -193,6 +215,8 @@ void Vigil::report(const std::string& text) {
   std::string first = text;
   if (store_is_lost()) return set_failure(text);
   try {
+    // What one says that was taken for gone concerns nobody any more.
+    if (const auto out = losses_.ask_whether_out(); !out.empty()) return set_failure(out);
     const auto won = store_->compareSet("failure", bytes(""), bytes(text));
     first.assign(won.begin(), won.end());
   } catch (const std::exception&) {
@@ -206,10 +230,28 @@ void Vigil::returned(int rank) {
   returned_.insert(rank);
 }
 
-Vigil::Waiting::Waiting(Vigil& vigil, OpenCall call) : vigil_(vigil), since_(Clock::now()) {
+void Vigil::release(int rank) {
+  try {
+    losses_.release(rank);
+  } catch (const std::exception&) {
+    lose_store();
+  }
+}
+
+void Vigil::bind(int rank) {
+  try {
+    if (const auto out = losses_.bind(rank); !out.empty()) set_failure(out);
+  } catch (const std::exception&) {
+    lose_store();
+  }
+  if (const auto text = failure(); !text.empty()) throw Error(layout_.name(rank) + ": " + text);
+}
+
+Vigil::Waiting::Waiting(Vigil& vigil, OpenCall call, std::function<void()> interrupt)
+    : vigil_(vigil), since_(Clock::now()) {
   const std::lock_guard lock(vigil_.mutex_);
   id_ = vigil_.next_id_++;
-  vigil_.open_.emplace(id_, Open{std::move(call), since_});
+  vigil_.open_.emplace(id_, Open{std::move(call), since_, std::move(interrupt)});
 }
 
 Vigil::Waiting::~Waiting() {
@@ -220,15 +262,21 @@ Vigil::Waiting::~Waiting() {
 void Vigil::explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause,
                     std::chrono::milliseconds timeout) {
   const auto name = layout_.name(call.rank);
-  if (failure().empty() && Clock::now() - waiting.since() >= timeout) {
+  const auto settled = [&] { return !failure().empty() || !losses_.why_in_vain(call).empty(); };
+  if (!settled() && Clock::now() - waiting.since() >= timeout) {
     report(name + " waited " + seconds(timeout) + " in " + call.where() + " for " + missing(call) +
            ". If that is no error, raise the timeout (RunOptions::timeout)");
   }
-  if (failure().empty()) {  // a connection was closed, and soon the store says why
+  if (!settled()) {  // a connection was closed, and soon the store says why
     std::unique_lock lock(mutex_);
     ++suspicions_;
-    changed_.wait_for(lock, kSearch, [&] { return !failure_.empty(); });
+    changed_.wait_for(lock, kSearch, [&] { return !failure_.empty() || !losses_.why_in_vain(call).empty(); });
     --suspicions_;
+  }
+  if (const auto loss = losses_.why_in_vain(call); failure().empty() && !loss.empty()) {
+    const std::string text = name + ": " + call.where() + ": " + loss;
+    if (call.is_message()) throw PeerLost(text);
+    report(text);
   }
   if (failure().empty()) report(name + ": " + call.where() + " failed: " + exception_text(cause));
   const std::string first = failure();
@@ -257,11 +305,18 @@ void Vigil::leave_calls() {
 // All processes find the same.
 void Vigil::check_calls() {
   if (!layout_.devices()[0].is_cpu()) return;
+  const auto texts = read_all("calls/", static_cast<int>(layout_.devices().size()));
   std::vector<Calls> by_rank;
-  for (const auto& text : read_all("calls/", static_cast<int>(layout_.devices().size()))) {
-    by_rank.push_back(Calls::from_text(text));
+  std::set<int> lost;
+  for (int rank = 0; rank < static_cast<int>(texts.size()); ++rank) {
+    if (losses_.why(rank).empty()) {
+      by_rank.push_back(Calls::from_text(texts[rank]));
+    } else {
+      by_rank.emplace_back(texts.size());
+      lost.insert(rank);
+    }
   }
-  if (const auto complaint = unanswered(by_rank, layout_); !complaint.empty()) report(complaint);
+  if (const auto complaint = unanswered(by_rank, layout_, lost); !complaint.empty()) report(complaint);
 }
 
 std::string Vigil::finish() {
@@ -274,7 +329,7 @@ std::string Vigil::finish() {
       leave_calls();
       store_->add("done", 1);
     }
-    while (failure().empty() && store_->add("done", 0) < layout_.processes()) {
+    while (failure().empty() && store_->add("done", 0) + losses_.processes() < layout_.processes()) {
       std::unique_lock lock(mutex_);
       changed_.wait_for(lock, 10ms, [&] { return !failure_.empty(); });
     }

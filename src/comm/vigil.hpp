@@ -3,7 +3,8 @@
 // One thread per process and run; ten times a second it says in the store that its process lives, and looks whether a
 // rank has failed. Only while one of its own ranks has waited for long does it look around further: whose heart has
 // stopped, who has returned, whose call differs. The first failure of the whole job is final, everywhere the same text,
-// and ends every present and later wait of every rank.
+// and ends every present and later wait of every rank. The loss of a process that the others can do without (losses) is
+// no failure: it ends only what waits for that process.
 //
 // Keys in the store: failure (the text), beat/<process> (a count), state/<rank> (what it waits in, or that it has
 // returned), calls/<rank> (what it had called when it returned), done (a count of processes). Thread-safe.
@@ -11,6 +12,7 @@
 
 #include "comm/calls.hpp"
 #include "comm/layout.hpp"
+#include "comm/losses.hpp"
 #include "comm/rank_state.hpp"
 #include "comm/rendezvous.hpp"
 
@@ -33,8 +35,10 @@ class Vigil {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `store` is the vigil's own connection; `host` says in words who keeps the store, for when it is gone.
-  Vigil(StorePtr store, Layout layout, int process, std::chrono::milliseconds timeout, std::string host);
+  // `store` is the vigil's own connection; `host` says in words who keeps the store, for when it is gone. `keep_going`:
+  // processes may be lost.
+  Vigil(StorePtr store, Layout layout, int process, std::chrono::milliseconds timeout, std::string host,
+        bool keep_going);
   ~Vigil();
   Vigil(const Vigil&) = delete;
   Vigil& operator=(const Vigil&) = delete;
@@ -50,10 +54,17 @@ class Vigil {
   CallLog& log() { return log_; }  // of this process's ranks; of none on GPUs
   void returned(int rank);         // the rank is done
 
-  // A rank waits in a call while the object lives.
+  // From release() to bind() the others can do without this rank of this process. bind() throws Error if they have gone
+  // on without the process.
+  void release(int rank);
+  void bind(int rank);
+  Losses& losses() { return losses_; }
+
+  // A rank waits in a call while the object lives. `interrupt` makes its wait look whether it is in vain: it is called
+  // from any thread, when the run has failed or a process was lost.
   class Waiting {
    public:
-    Waiting(Vigil& vigil, OpenCall call);
+    Waiting(Vigil& vigil, OpenCall call, std::function<void()> interrupt = {});
     ~Waiting();
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
@@ -65,7 +76,8 @@ class Vigil {
     Clock::time_point since_;
   };
 
-  // A wait ended with `cause`, after its deadline or before: finds out who is to blame, reports it and throws it.
+  // A wait ended with `cause`, after its deadline or before: finds out who is to blame, reports it and throws it. Of a
+  // message whose other side was lost nothing is reported, and PeerLost thrown.
   [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause,
                             std::chrono::milliseconds timeout);
 
@@ -80,6 +92,7 @@ class Vigil {
   struct Open {
     OpenCall call;
     Clock::time_point since;
+    std::function<void()> interrupt;
   };
 
   void run();
@@ -89,6 +102,7 @@ class Vigil {
   void watch_hearts(bool suspicious);
   bool must_look_around(std::map<uint64_t, Open>& open);
   void set_failure(const std::string& text);
+  void interrupt_waits();  // mutex_ is held
   void lose_store();
   std::vector<std::string> read_all(const std::string& what, int count);
   std::vector<RankState> states();
@@ -103,6 +117,7 @@ class Vigil {
   const std::string host_;
   std::function<void()> on_failure_;
   CallLog log_;
+  Losses losses_;
 
   // Of the vigil's thread alone.
   std::map<int, std::string> published_;

@@ -43,6 +43,12 @@ class World {
   // last, and some rank's call never came about; between processes finish() says so.
   virtual void leave(int rank) = 0;
 
+  // From release() to bind() the other ranks can do without `rank`, which must be of this process: if it is gone, they
+  // may go on. bind() throws Error if they have. Ranks of one process are not lost.
+  virtual void release(int rank) {}
+  virtual void bind(int rank) {}
+  virtual std::string why_lost(int rank) { return ""; }  // "" if it is not
+
   // All ranks of this process have ended: waits for those of other processes. What the rank that failed first in the
   // whole world said; empty if none did, or if only this process can know.
   virtual std::string finish() { return ""; }

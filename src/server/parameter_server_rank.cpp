@@ -4,14 +4,18 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/error.hpp>
 
+#include "comm/expendable.hpp"
+#include "comm/peer_lost.hpp"
 #include "equal_modules.hpp"
 #include "exception_text.hpp"
 #include "of_all_ranks.hpp"
 #include "part_weight.hpp"
+#include "server/lost_workers.hpp"
 #include "shared_text.hpp"
 
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <set>
 
 namespace lockstep {
@@ -26,7 +30,20 @@ namespace {
 // watched by the servers, whose waits have the run's timeout, and whose end ends this wait.
 constexpr std::chrono::hours kAsLongAsTheOthersTrain{24 * 365};
 
-using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
+using server::Works;
+
+std::string reason_of(const std::exception_ptr& exception) {
+  const std::string text = exception_text(exception);
+  return text.empty() ? "an exception without a text" : text;
+}
+
+template <class Call>
+void unless_lost(const Call& call) {
+  try {
+    call();
+  } catch (const comm::PeerLost&) {
+  }
+}
 
 }  // namespace
 
@@ -87,62 +104,78 @@ void ParameterServerRank::check_options() {
 }
 
 std::vector<LostWorker> ParameterServerRank::train(const ParameterServer::Body& body) {
-  if (server_) {
-    server_->serve();
-  } else {
-    work(body);
+  auto lost = server_ ? serve() : work(body);
+  if (static_cast<int>(lost.size()) == workers()) {
+    throw Error("ParameterServer: every worker failed. Worker 0: " + lost[0].reason);
   }
-  return meet();
+  return lost;
 }
 
-void ParameterServerRank::work(const ParameterServer::Body& body) {
+std::vector<LostWorker> ParameterServerRank::work(const ParameterServer::Body& body) {
   bytes_pushed_ = 0;
-  failure_.reset();
+  std::optional<comm::Expendable> expendable;
+  if (options_.consistency != Consistency::synchronous) expendable.emplace(rank_);
   std::exception_ptr exception;
   try {
     Worker worker(*this);
     body(worker);
   } catch (...) {
-    if (options_.consistency == Consistency::synchronous) throw;
+    if (!expendable) throw;
     exception = std::current_exception();
-    failure_ = exception_text(exception);
   }
   try {
-    ask(server::kDone);
+    ask(server::kDone, exception ? reason_of(exception) : "");
   } catch (...) {  // it was the run that failed, and not the body
     if (exception) std::rethrow_exception(exception);
     throw;
   }
-  wait_for_the_end();
-}
-
-void ParameterServerRank::wait_for_the_end() {
-  for (int server = 0; server < options_.servers; ++server) {
-    std::vector<at::Tensor> nothing{at::empty({1}, pulled_[0].options())};
-    rank_.backend().recv(nothing, rank_of(server), server::kEndTag)->wait(kAsLongAsTheOthersTrain);
-  }
-}
-
-// All ranks are done: everybody learns what the servers have, and who was lost.
-std::vector<LostWorker> ParameterServerRank::meet() {
-  for (int server = 0; server < options_.servers; ++server) {
-    const at::Tensor bytes = server_ ? rank_of(server) == rank_.index()
-                                           ? server_->bytes()
-                                           : at::empty({shards_[server].bytes}, server_->bytes().options())
-                                     : pulled_[server];
-    rank_.broadcast(bytes, rank_of(server));
-    take_parameters(server, bytes);
-  }
-  const at::Tensor failed = of_all_ranks(rank_, {failure_ ? 1 : 0});
-  std::vector<LostWorker> lost;
-  for (int worker = 0; worker < workers(); ++worker) {
-    if (failed[worker].item<int64_t>() == 0) continue;
-    lost.push_back({worker, shared_text(failure_.value_or(""), rank_, worker)});
-  }
-  if (static_cast<int>(lost.size()) == workers()) {
-    throw Error("ParameterServer: every worker failed. Worker 0: " + lost[0].reason);
-  }
+  auto lost = wait_for_the_end();
+  if (expendable) expendable->end();
   return lost;
+}
+
+std::vector<LostWorker> ParameterServerRank::wait_for_the_end() {
+  Works works;
+  for (int server = 0; server < options_.servers; ++server) {
+    std::vector<at::Tensor> bytes{pulled_[server]};
+    works.push_back(rank_.backend().recv(bytes, rank_of(server), server::kEndTag));
+  }
+  for (const auto& work : works) work->wait(kAsLongAsTheOthersTrain);
+  for (int server = 0; server < options_.servers; ++server) take_parameters(server, pulled_[server]);
+  return server::receive_lost(rank_, rank_of(0));
+}
+
+// The first server says who was lost. All that others are told are messages, which some of them may not live to get.
+std::vector<LostWorker> ParameterServerRank::serve() {
+  auto lost = server_->serve();
+  const bool is_first = rank_.index() == rank_of(0);
+  if (!is_first) {
+    for (const auto& work : server::send_lost(rank_, lost, rank_of(0))) work->wait();
+  } else {
+    for (int server = 1; server < options_.servers; ++server) {
+      lost = server::merged(lost, server::receive_lost(rank_, rank_of(server)));
+    }
+  }
+  Works works;
+  for (int other = 0; other < rank_.world_size(); ++other) {
+    if (other == rank_.index()) continue;
+    unless_lost([&] {
+      std::vector<at::Tensor> bytes{server_->bytes()};
+      works.push_back(rank_.backend().send(bytes, other, server::kEndTag));
+      if (!is_first) return;
+      for (auto& work : server::send_lost(rank_, lost, other)) works.push_back(std::move(work));
+    });
+  }
+  std::vector<at::Tensor> shards;
+  for (int server = 0; server < options_.servers; ++server) {
+    const bool is_own = rank_of(server) == rank_.index();
+    shards.push_back(is_own ? server_->bytes() : at::empty({shards_[server].bytes}, server_->bytes().options()));
+    std::vector<at::Tensor> bytes{shards.back()};
+    if (!is_own) works.push_back(rank_.backend().recv(bytes, rank_of(server), server::kEndTag));
+  }
+  for (const auto& work : works) unless_lost([&] { work->wait(); });
+  for (int server = 0; server < options_.servers; ++server) take_parameters(server, shards[server]);
+  return is_first ? lost : server::receive_lost(rank_, rank_of(0));
 }
 
 void ParameterServerRank::take_parameters(int server, const at::Tensor& bytes) {
@@ -173,7 +206,7 @@ std::vector<at::Tensor> ParameterServerRank::gradients() const {
 
 // All that is asked of all servers is on its way before the first answer is waited for, so that servers work at the
 // same time.
-void ParameterServerRank::ask(int64_t asks) {
+void ParameterServerRank::ask(int64_t asks, const std::string& reason) {
   const c10::NoGradGuard no_grad;
   const auto gradients = asks & server::kPush ? this->gradients() : std::vector<at::Tensor>();
   c10d::Backend& backend = rank_.backend();
@@ -186,12 +219,15 @@ void ParameterServerRank::ask(int64_t asks) {
       Push push = pack(shard, gradients);
       request.rows = std::move(push.rows);
       payload[0] = push.payload;
+      bytes_pushed_ += push.payload.numel();
+    } else if (!reason.empty()) {
+      payload[0] = bytes_of_text(reason).to(rank_.device());
+      request.reason_bytes = payload[0].numel();
     }
     std::vector<at::Tensor> message{request.to_tensor(shard.pieces.size()).to(rank_.device())};
     works.push_back(backend.send(message, rank_of(server), server::kRequestTag));
     if (payload[0].defined() && payload[0].numel() > 0) {
       works.push_back(backend.send(payload, rank_of(server), server::kPayloadTag));
-      bytes_pushed_ += payload[0].numel();
     }
     if (asks & server::kPull) {
       std::vector<at::Tensor> reply{pulled_[server]};

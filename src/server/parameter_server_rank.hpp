@@ -10,7 +10,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,8 +23,9 @@ class ParameterServerRank {
 
   std::vector<LostWorker> train(const ParameterServer::Body& body);
 
-  // What a worker asks of all servers, with its gradients if it pushes; returns when it is answered.
-  void ask(int64_t asks);
+  // What a worker asks of all servers, with its gradients if it pushes, or why it failed if it is done; returns when it
+  // is answered.
+  void ask(int64_t asks, const std::string& reason = "");
   double weight_of(const Batch& batch) const;
 
   const Rank& rank() const { return rank_; }
@@ -35,9 +35,9 @@ class ParameterServerRank {
 
  private:
   void check_options();
-  void work(const ParameterServer::Body& body);
-  void wait_for_the_end();
-  std::vector<LostWorker> meet();
+  std::vector<LostWorker> work(const ParameterServer::Body& body);
+  std::vector<LostWorker> wait_for_the_end();
+  std::vector<LostWorker> serve();
   std::vector<at::Tensor> gradients() const;
   void take_parameters(int server, const at::Tensor& bytes);
   int rank_of(int server) const { return workers() + server; }
@@ -50,7 +50,6 @@ class ParameterServerRank {
   std::vector<server::KeyShard> shards_;                    // by server
   std::unique_ptr<server::ShardServer> server_;             // null on workers
   std::vector<at::Tensor> pulled_;                          // by server: its shard's bytes; on workers
-  std::optional<std::string> failure_;                      // of this worker's body
   int64_t bytes_pushed_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // ShardServer: the server's side of a ParameterServer. One thread, the rank's own, that takes one request after the
-// other, in the order in which they come.
+// other, in the order in which they come. A worker that is lost is done.
 #pragma once
 
 #include <lockstep/parameter_server.hpp>
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace lockstep::server {
@@ -21,8 +22,9 @@ class ShardServer {
   ShardServer(Rank& rank, int workers, KeyShard shard, const std::vector<at::Tensor>& parameters,
               const ParameterServer::MakeOptimizer& make_optimizer, const ParameterServerOptions& options);
 
-  // Until all workers are done; tells them so. Throws Error, see ParameterServer::train.
-  void serve();
+  // Until all workers are done; gives those that were lost, as far as this server knows. Throws Error, see
+  // ParameterServer::train.
+  std::vector<LostWorker> serve();
 
   const at::Tensor& bytes() const { return bytes_; }  // the shard's parameters
   torch::optim::Optimizer& optimizer() { return *optimizer_; }
@@ -32,13 +34,17 @@ class ShardServer {
     int64_t pushes = 0;
     bool wants = false;  // the parameters
     bool done = false;
+    std::string failure = {};       // why it was lost
     std::deque<Push> waiting = {};  // pushes that other workers' are awaited for
   };
 
-  int receive(Request& request);                            // gives the worker
-  void take(int worker, const std::vector<int64_t>& rows);  // its push
-  void update_in_rounds();                                  // synchronous: as far as all workers have pushed
-  void update(const std::vector<at::Tensor>& gradients);    // one step of the optimizer; by piece
+  int receive(Request& request);  // gives the worker
+  at::Tensor receive_payload(int worker, int64_t bytes);
+  void take(int worker, const Request& request);
+  void take_push(int worker, const std::vector<int64_t>& rows);
+  void note_losses();                                     // of processes
+  void update_in_rounds();                                // synchronous: as far as all workers have pushed
+  void update(const std::vector<at::Tensor>& gradients);  // one step of the optimizer; by piece
   at::Tensor average(const std::vector<at::Tensor>& gradients, const Piece& piece) const;  // one per worker
   void check_equal_pushes() const;
   void answer();

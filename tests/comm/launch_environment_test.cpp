@@ -114,6 +114,18 @@ TEST(LaunchEnvironment, TakesTheInnermostLauncher) {
   EXPECT_EQ(read(with(slurm, open_mpi))->rank, 2);
 }
 
+TEST(LaunchEnvironment, GoesOnWithoutLostWorkersIfAsked) {
+  for (const auto& launcher : {torchrun, open_mpi, slurm}) {
+    EXPECT_FALSE(read(launcher)->keep_going);
+    EXPECT_FALSE(read(with(launcher, {{"LOCKSTEP_KEEP_GOING", "0"}}))->keep_going);
+    EXPECT_TRUE(read(with(launcher, {{"LOCKSTEP_KEEP_GOING", "1"}}))->keep_going);
+    EXPECT_THAT(error_of([&] {
+                  read(with(launcher, {{"LOCKSTEP_KEEP_GOING", "yes"}}));
+                }),
+                HasSubstr("LOCKSTEP_KEEP_GOING=yes in the environment is neither 0 nor 1"));
+  }
+}
+
 TEST(LaunchEnvironment, NamesWhatIsMissing) {
   for (const auto& [variables, count] : {std::pair(torchrun, 6), std::pair(open_mpi, 4)}) {
     int missing = 0;

@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
       {"throws", scenarios::throws},
       {"dies", scenarios::dies},
       {"serves", scenarios::serves},
+      {"loses_a_worker", scenarios::loses_a_worker},
       {"freezes", scenarios::freezes},
       {"waits_crosswise", scenarios::waits_crosswise},
       {"parts_do_not_fit", scenarios::parts_do_not_fit},

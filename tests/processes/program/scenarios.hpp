@@ -28,7 +28,11 @@ void calls_otherwise_in_a_group(const Setup& setup);  // of ranks 0 and 1, while
 void parts_do_not_fit(const Setup& setup);
 void message_fails(const Setup& setup);  // another "size" than was sent, a "tag" that is too large, or "none" was sent
 void serves(const Setup& setup);         // as a parameter server; the rank that `argument` names is killed
-void freezes(const Setup& setup);        // rank 0
+// As a parameter server, of which process 1 is killed in the middle of a push, or with "freezes" stands still. Other
+// words: "bounded", "synchronous", "two_servers", "busy" (the server is, meanwhile), and what the others do once they
+// have trained on: "then_trains", "then_meets", "then_runs", "then_comes_back" (they let process 1 go on).
+void loses_a_worker(const Setup& setup);
+void freezes(const Setup& setup);          // rank 0
 void waits_crosswise(const Setup& setup);  // both wait for a message of the other; "mixed": rank 0 in an allreduce
 void is_configured_otherwise(const Setup& setup);  // the process with index 1
 

@@ -1,0 +1,62 @@
+// Mailbox: receives from any rank over a c10d backend that reaches over processes, in the order of arrival.
+//
+// Gloo has such receives, but its are lost with a peer: one that it gave to a process which then dies or stands still
+// takes no other's message any more, and what a dead process announced is in the way of all later ones. So there is a
+// receive from each member, and a thread for each that waits for it.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace lockstep::comm {
+
+class Mailbox : public std::enable_shared_from_this<Mailbox> {
+ public:
+  // Of messages of `bytes` bytes with this tag, from all other members; each may be one message ahead. `losses` counts
+  // the members that were lost so far. Connections must stay, or be closed, until it is destroyed.
+  Mailbox(c10::intrusive_ptr<c10d::Backend> backend, int64_t bytes, int tag, std::function<size_t()> losses);
+  ~Mailbox();
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  // The next message, whose bytes go to `to`: one of these works at a time is waited for, by one thread. After a loss
+  // one wait, the present or the next, ends with PeerLost; abort() makes a wait return false.
+  c10::intrusive_ptr<c10d::Work> receive(at::Tensor to);
+
+ private:
+  class NextMessage;
+  struct Peer {
+    at::Tensor message;
+    c10::intrusive_ptr<c10d::Work> work;  // under way
+    std::thread listener;
+  };
+
+  void post(int rank);
+  void listen(int rank);
+  bool take(const at::Tensor& to, int& source, std::chrono::milliseconds timeout);
+  void interrupt();
+
+  const c10::intrusive_ptr<c10d::Backend> backend_;
+  const int tag_;
+  const std::function<size_t()> losses_;
+  size_t losses_told_ = 0;
+
+  std::mutex mutex_;  // guards what follows; messages that have arrived are the taker's
+  std::condition_variable changed_;
+  std::vector<Peer> peers_;  // by rank; of the own rank nothing
+  std::deque<int> arrived_;  // ranks
+  bool interrupted_ = false;
+  bool stop_ = false;
+};
+
+}  // namespace lockstep::comm

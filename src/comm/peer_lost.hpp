@@ -1,0 +1,13 @@
+// PeerLost: a message's other side is gone, and the run goes on without it (see losses.hpp).
+#pragma once
+
+#include <lockstep/error.hpp>
+
+namespace lockstep::comm {
+
+class PeerLost : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace lockstep::comm
