@@ -42,14 +42,14 @@ std::vector<int64_t> query_sizes(int64_t rank, int64_t rows, int64_t columns) {
   return {columns, std::min({rank, rows, columns})};
 }
 
-std::string text_of(at::IntArrayRef sizes, at::ScalarType type) {
+std::string shape_text(at::IntArrayRef sizes, at::ScalarType type) {
   std::ostringstream text;
   text << sizes << ' ' << type;
   return text.str();
 }
 
-std::string text_of(const at::Tensor& tensor) {
-  return text_of(tensor.sizes(), tensor.scalar_type());
+std::string shape_text(const at::Tensor& tensor) {
+  return shape_text(tensor.sizes(), tensor.scalar_type());
 }
 
 // A bucket on its way.
@@ -89,9 +89,9 @@ PowerSgdHook::Memory& PowerSgdHook::memory_of(const std::string& name, const at:
     auto generator = at::make_generator<at::CPUGeneratorImpl>(options_.seed + number_of(name));
     memory.query = at::randn(query_sizes(options_.rank, rows, columns), generator, at::kDouble).to(type);
   } else if (memory.error.sizes() != at::IntArrayRef({rows, columns}) || memory.error.dtype() != type.dtype()) {
-    throw Error(rank.name() + ": PowerSgdHook: of " + name + " an error was loaded that is " + text_of(memory.error) +
-                ", and its gradient is, as a matrix, " +
-                text_of({rows, columns}, computed_type(gradient.scalar_type())) +
+    throw Error(rank.name() + ": PowerSgdHook: of " + name + " an error was loaded that is " +
+                shape_text(memory.error) + ", and its gradient is, as a matrix, " +
+                shape_text({rows, columns}, computed_type(gradient.scalar_type())) +
                 "; load what a run of the same network remembered, or nothing");
   }
   return memory;
@@ -166,13 +166,13 @@ void PowerSgdHook::check_loaded(const std::string& name, const Memory& memory) c
                 (error.defined() ? "an error, but no query" : "a query, but no error"));
   }
   if (error.dim() != 2) {
-    throw Error("PowerSgdHook: the error of " + name + " is " + text_of(error) + ", which is no matrix");
+    throw Error("PowerSgdHook: the error of " + name + " is " + shape_text(error) + ", which is no matrix");
   }
   const auto expected = query_sizes(options_.rank, error.size(0), error.size(1));
   if (query.sizes() == expected && query.scalar_type() == error.scalar_type()) return;
-  throw Error("PowerSgdHook: the query of " + name + " is " + text_of(query) + ", and to an error that is " +
-              text_of(error) + " and rank " + std::to_string(options_.rank) + " belongs one that is " +
-              text_of(expected, error.scalar_type()) + "; load what a hook of the same rank remembered");
+  throw Error("PowerSgdHook: the query of " + name + " is " + shape_text(query) + ", and to an error that is " +
+              shape_text(error) + " and rank " + std::to_string(options_.rank) + " belongs one that is " +
+              shape_text(expected, error.scalar_type()) + "; load what a hook of the same rank remembered");
 }
 
 void PowerSgdHook::load(const NamedTensors& errors, const NamedTensors& queries, const c10::Device& device) {

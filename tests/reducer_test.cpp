@@ -4,10 +4,12 @@
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/error.hpp>
 
+#include "averaging.hpp"
 #include "error_of.hpp"
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -216,6 +218,29 @@ TEST(Reducer, LearnsLaterIfRankZeroHadNothing) {
   });
   for (const Log& log : logs)
     EXPECT_THAT(log, ElementsAre("average 3", "average 2", "average 1", "average 3", "average 2", "average 1"));
+}
+
+TEST(Reducer, GoesOnInAnOrderThatWasLearntBeforeButNotInAForeignOne) {
+  using Order = std::vector<int64_t>;
+  run_spied(2, [](Rank& rank, Log& log) {
+    DataParallel first(Scales(), rank, one_each), second(Scales(), rank, one_each);
+    EXPECT_THAT(lockstep::learnt_order(*first.replica()), IsEmpty());
+    for (const Order& foreign : {Order{}, Order{-1, -1, -1}, Order{0, 1, 1}, Order{0, 1, 3}}) {
+      lockstep::set_learnt_order(*first.replica(), foreign);
+      EXPECT_THAT(lockstep::learnt_order(*first.replica()), IsEmpty());
+    }
+    first.loss(inputs(rank), mean_of_outputs).backward();
+    EXPECT_THAT(log, ElementsAre("average 2", "average 1", "average 3"));
+    Order order = lockstep::learnt_order(*first.replica());
+    order.push_back(-1);  // as a checkpoint has it beside longer ones
+    lockstep::set_learnt_order(*second.replica(), order);
+    order.pop_back();
+    EXPECT_EQ(lockstep::learnt_order(*second.replica()), order);
+    log.clear();
+    second.loss(inputs(rank), mean_of_outputs).backward();
+    EXPECT_THAT(log, ElementsAre("average 3", "average 2", "average 1"));
+    expect_gradients_of_scales(*second, 2);
+  });
 }
 
 TEST(Reducer, RebuiltBucketsKeepGradientsAndNothingIsCopiedLater) {
