@@ -26,8 +26,9 @@ void shares_memory(const Setup& setup);    // two ranks of a process give one te
 void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that is "max", "long" or "empty"
 void calls_otherwise_in_a_group(const Setup& setup);  // of ranks 0 and 1, while the others wait in the whole run
 void parts_do_not_fit(const Setup& setup);
-void message_fails(const Setup& setup);  // another "size" than was sent, a "tag" that is too large, or "none" was sent
-void serves(const Setup& setup);         // as a parameter server; the rank that `argument` names is killed
+// Another "size" than was sent, a "tag" that is too large, "none" was sent, or one of a tag received from "any" rank.
+void message_fails(const Setup& setup);
+void serves(const Setup& setup);  // as a parameter server; the rank that `argument` names is killed
 // As a parameter server, of which process 1 is killed in the middle of a push, or with "freezes" stands still. Other
 // words: "bounded", "synchronous", "two_servers", "busy" (the server is, meanwhile), and what the others do once they
 // have trained on: "then_trains", "then_meets", "then_runs", "then_comes_back" (they let process 1 go on).
