@@ -4,11 +4,11 @@
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/traffic.hpp>
 
 #include "error_of.hpp"
 #include "fake_graph.hpp"
 #include "observed_backend.hpp"
-#include "traffic.hpp"
 
 #include <cmath>
 #include <string>
