@@ -4,7 +4,6 @@
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/traffic.hpp>
 
 #include "error_of.hpp"
 #include "fake_graph.hpp"
@@ -78,6 +77,11 @@ struct SaysNccl : lockstep::ObservedBackend {
   const std::string getBackendName() const override { return "nccl"; }
 };
 
+struct Unheeding : lockstep::CallObserver {
+  void posts(c10d::OpType, int64_t, int) override {}
+  void spent(double) override {}
+};
+
 TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
   const auto data = lockstep::synthetic_images(150, 40);
   const auto train_with = [&](const std::string& balance, bool nccl) {
@@ -87,9 +91,8 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
     return lockstep::error_of([&] {
       lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) {
         const lockstep::TrainCallbacks callbacks;
-        Rank other = rank.wrapped([](const auto& backend) {
-          return c10::make_intrusive<SaysNccl>(backend, std::make_shared<lockstep::Traffic>());
-        });
+        Rank other = rank.wrapped(
+            [](const auto& backend) { return c10::make_intrusive<SaysNccl>(backend, std::make_shared<Unheeding>()); });
         lockstep::RankTrainer(options, callbacks, data, nccl ? other : rank, nullptr,
                               std::make_unique<lockstep::FakeGraph>())
             .epoch(1);
