@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t smallest_image = 65;  // of which the last pooling makes one pixel
+constexpr int64_t smallest_alexnet_image = 65;  // of which the last pooling makes one pixel
 
 int64_t convolved(int64_t size, int64_t kernel, int64_t stride, int64_t padding) {
   return (size + 2 * padding - kernel) / stride + 1;
@@ -42,7 +42,7 @@ void check_options(const AlexNetOptions& options) {
   check_at_least_one("alexnet", "in_channels", options.in_channels);
   check_at_least_one("alexnet", "classes", options.classes);
   check_width("alexnet", options.width);
-  check_image_size("alexnet", options.image_size, smallest_image);
+  check_image_size("alexnet", options.image_size, smallest_alexnet_image);
   if (options.groups != 1 && options.groups != 2) {
     throw Error("alexnet: groups is " + std::to_string(options.groups) +
                 "; it must be 1, or 2 for the two towers of 2012");

@@ -15,7 +15,7 @@ namespace {
 
 // Three of the blocks halve the size. Of 9 pixels they leave 2: a batch of one sample has more than one value per
 // channel then, which normalisation needs.
-constexpr int64_t smallest_image = 9;
+constexpr int64_t smallest_resnet_image = 9;
 
 }  // namespace
 
@@ -23,7 +23,7 @@ void check_options(const ResNet18Options& options) {
   check_at_least_one("resnet18", "in_channels", options.in_channels);
   check_at_least_one("resnet18", "classes", options.classes);
   check_width("resnet18", options.width);
-  if (options.image_size != 0) check_image_size("resnet18", options.image_size, smallest_image);
+  if (options.image_size != 0) check_image_size("resnet18", options.image_size, smallest_resnet_image);
 }
 
 ResNet18Impl::ResNet18Impl(const ResNet18Options& options) {
