@@ -239,7 +239,9 @@ void ChildProcesses::ended(int rank, int status) {
                                                  : format("it ended with exit code %d", code));
   }
   if (code == 0) return;
-  if (!stopped) say_how(rank, code, signal, others_go_on);
+  const bool others_run =
+      std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.runs; });
+  if (!stopped) say_how(rank, code, signal, others_go_on && others_run);
   if (first_failure_ == 0) first_failure_ = code;
   if (next_step_ != Clock::time_point::max() || (others_go_on && !stopped)) return;
   next_step_ = Clock::now() + (stopped ? options_.until_term_when_stopped : options_.until_term);

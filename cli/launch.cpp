@@ -55,7 +55,7 @@ std::vector<std::string> variables(const LaunchFlags& flags, int rank, int port)
                                         "MASTER_PORT=" + std::to_string(port),
                                         "TORCHELASTIC_USE_AGENT_STORE=True",
                                         "TORCHELASTIC_RESTART_COUNT=0"};
-  if (flags.keep_going) variables.push_back("LOCKSTEP_KEEP_GOING=1");
+  variables.push_back(std::string("LOCKSTEP_KEEP_GOING=") + (flags.keep_going ? "1" : "0"));
   const char* const threads = std::getenv("OMP_NUM_THREADS");
   if (flags.threads || (threads == nullptr && flags.processes > 1)) {
     variables.push_back("OMP_NUM_THREADS=" + std::to_string(flags.threads.value_or(1)));

@@ -24,6 +24,7 @@
 #include "io/atomic_file.hpp"
 #include "io/folder_lock.hpp"
 #include "progress_bar.hpp"
+#include "run_folder.hpp"
 #include "stop_signals.hpp"
 #include "sweep_grid.hpp"
 #include "sweep_report.hpp"
@@ -97,12 +98,10 @@ fs::path checkpoint_to_go_on(const fs::path& run_dir, const std::function<void(c
 // With what is there of the run: it goes on from a checkpoint, or from the beginning.
 TrainOptions to_go_on(TrainOptions options, const std::function<void(const std::string&)>& warn) {
   options.resume = checkpoint_to_go_on(options.run_dir, warn);
-  if (options.resume.empty() && fs::exists(options.run_dir / kConfigFile)) {
+  if (options.resume.empty() && fs::exists(options.run_dir)) {
     io::FolderLock lock;
     if (!lock.take(options.run_dir)) throw Error("another process trains in " + options.run_dir.string());
-    for (const char* name : {kConfigFile, kMetricsFile, kWeightsFile, kSvgFile, kPngFile, kCheckpointFolder}) {
-      fs::remove_all(options.run_dir / name);
-    }
+    clear_run(options.run_dir);
   }
   return options;
 }

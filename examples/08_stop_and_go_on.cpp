@@ -1,5 +1,6 @@
 // Stop and go on: after every epoch the run keeps a checkpoint. Started again, with the same folder, it goes on from
-// the last one, after a Ctrl-C, a crash or its end; with as many ranks with the bits of a run that never stopped.
+// the last one, after a Ctrl-C, a crash or its end; with as many ranks (threads, or two processes) with the bits of a
+// run that never stopped.
 //
 // What a run goes on from is three things: the parameters and buffers, the optimizer's state, and how many epochs are
 // done. The last decides the order of the samples too, which depends on seed and epoch alone. All ranks are equal, so

@@ -36,9 +36,10 @@ class Averaging {
   // Whether average_during may wait for other ranks before `backward` is done.
   virtual bool waits_in_backward() const { return false; }
 
-  // What was learnt of the order of the gradients, as far as the averages' bits depend on it: as numbers of parameters.
-  // Empty before that. Whoever goes on from it takes no other steps than who learnt it. Equal on all ranks; numbers
-  // below 0 count as none, and an order that is not one of these parameters is not taken: it is learnt anew.
+  // What was learnt of the order of the gradients, as far as the averages' bits depend on it: how many parameters there
+  // are, and then their numbers. Empty before that. Whoever goes on from it takes no other steps than who learnt it.
+  // Equal on all ranks; numbers below 0 count as none, and an order that is not one of these parameters is not taken:
+  // it is learnt anew.
   virtual std::vector<int64_t> order() const { return {}; }
   virtual void set_order(const std::vector<int64_t>& /*order*/) {}
 

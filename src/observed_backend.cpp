@@ -37,6 +37,7 @@ class ObservedWork : public c10d::Work {
   bool isSuccess() const override { return work_->isSuccess(); }
   std::exception_ptr exception() const override { return work_->exception(); }
   void synchronize() override { work_->synchronize(); }
+  int sourceRank() const override { return work_->sourceRank(); }
 
  private:
   const c10::intrusive_ptr<c10d::Work> work_;
@@ -99,6 +100,24 @@ WorkPtr ObservedBackend::send(Tensors& tensors, int destination, int tag) {
 
 WorkPtr ObservedBackend::recv(Tensors& tensors, int source, int tag) {
   return observe(OpType::RECV, 0, [&] { return backend_->recv(tensors, source, tag); });
+}
+
+WorkPtr ObservedBackend::recvAnysource(Tensors& tensors, int tag) {
+  return observe(OpType::RECVANYSOURCE, 0, [&] { return backend_->recvAnysource(tensors, tag); });
+}
+
+WorkPtr ObservedBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  return observe(OpType::REDUCE, bytes_in(tensors), [&] { return backend_->reduce(tensors, options); });
+}
+
+WorkPtr ObservedBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  return observe(OpType::ALLTOALL, bytes_in(inputs), [&] { return backend_->alltoall(outputs, inputs, options); });
+}
+
+WorkPtr ObservedBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                                       std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
+  return observe(OpType::ALLTOALL_BASE, static_cast<int64_t>(input.nbytes()),
+                 [&] { return backend_->alltoall_base(output, input, output_sizes, input_sizes, options); });
 }
 
 WorkPtr ObservedBackend::barrier(const c10d::BarrierOptions& options) {

@@ -14,8 +14,8 @@ class CallObserver {
  public:
   virtual ~CallObserver() = default;
 
-  // A call among `ranks` ranks begins: with so many bytes of the tensor that is reduced, broadcast or sent, or of one
-  // rank's part of what is gathered or scattered; 0 of a recv.
+  // A call among `ranks` ranks begins: with so many bytes of the tensor that is reduced, broadcast or sent, of one
+  // rank's part of what is gathered or scattered, or of its parts for all in an alltoall; 0 of a recv.
   virtual void posts(c10d::OpType type, int64_t bytes, int ranks) = 0;
   virtual void spent(double seconds) = 0;        // on posting a call, polling or waiting for it
   virtual void waits() {}                        // for a call; before it does
@@ -42,6 +42,11 @@ class ObservedBackend : public c10d::Backend {
                                const c10d::ReduceScatterOptions& options) override;
   WorkPtr send(Tensors& tensors, int destination, int tag) override;
   WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                        std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:

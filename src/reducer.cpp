@@ -294,10 +294,18 @@ void Reducer::follow(std::vector<int64_t> order) {
   order_ = std::move(order);
 }
 
+std::vector<int64_t> Reducer::order() const {
+  if (order_.empty()) return {};
+  std::vector<int64_t> order{static_cast<int64_t>(slots_.size())};
+  order.insert(order.end(), order_.begin(), order_.end());
+  return order;
+}
+
 void Reducer::set_order(const std::vector<int64_t>& order) {
   const std::lock_guard lock(mutex_);
+  if (order.empty() || order.front() != static_cast<int64_t>(slots_.size())) return;
   std::vector<int64_t> slots;
-  std::copy_if(order.begin(), order.end(), std::back_inserter(slots), [](int64_t slot) { return slot >= 0; });
+  std::copy_if(order.begin() + 1, order.end(), std::back_inserter(slots), [](int64_t slot) { return slot >= 0; });
   const std::set<int64_t> different(slots.begin(), slots.end());
   if (slots.empty() || different.size() < slots.size()) return;
   if (*different.rbegin() < static_cast<int64_t>(slots_.size())) follow(std::move(slots));

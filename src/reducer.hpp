@@ -45,7 +45,7 @@ class Reducer : public Averaging {
   void listen(bool last) override;
 
   // Where Gloo or NCCL add, the order of additions follows a gradient's place in its bucket.
-  std::vector<int64_t> order() const override { return order_; }
+  std::vector<int64_t> order() const override;
   void set_order(const std::vector<int64_t>& order) override;
 
  private:

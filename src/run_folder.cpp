@@ -47,6 +47,10 @@ Error cannot_make(const fs::path& folder, const std::error_code& error) {
 
 }  // namespace
 
+void clear_run(const fs::path& folder) {
+  for (const char* name : run_files) fs::remove_all(folder / name);
+}
+
 RunFolder::RunFolder(fs::path folder, bool goes_on) : folder_(std::move(folder)), goes_on_(goes_on), kept_(goes_on) {
   if (folder_.empty() || goes_on) return;
   for (const char* name : run_files) {

@@ -15,6 +15,9 @@
 
 namespace lockstep {
 
+// Removes what a run keeps in `folder`.
+void clear_run(const std::filesystem::path& folder);
+
 class RunFolder {
  public:
   // Nothing is written yet. With an empty path nothing ever is. Throws RunExists if a file is there that a run would

@@ -22,7 +22,10 @@ class TrafficObserver : public CallObserver {
         traffic_->sent += 2 * others / ranks * size;
         break;
       case c10d::OpType::BROADCAST:
-        traffic_->sent += others / ranks * size;  // as a chain sends it, in many pieces
+      case c10d::OpType::REDUCE:
+      case c10d::OpType::ALLTOALL:
+      case c10d::OpType::ALLTOALL_BASE:
+        traffic_->sent += others / ranks * size;  // a broadcast or reduce as a chain sends it, in many pieces
         break;
       default:
         traffic_->sent += others * size;  // of what is gathered or scattered

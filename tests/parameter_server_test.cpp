@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/parameter_server.hpp>
+#include <lockstep/traffic.hpp>
 
 #include "error_of.hpp"
 #include "server/key_shards.hpp"
@@ -166,6 +167,23 @@ TEST_P(Worlds, WithoutSynchronyEveryPushIsAppliedOnce) {
       EXPECT_TRUE(net->values.equal(torch::full({5, 2}, -sum))) << net->values;
     });
   }
+}
+
+TEST_P(Worlds, WhatWorkersAndServersSendIsCounted) {
+  const int world = GetParam();
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    const auto traffic = std::make_shared<lockstep::Traffic>();
+    Rank counted = lockstep::observed(rank, traffic);
+    const auto net = std::make_shared<Vector>();
+    ParameterServer server(net, counted, plain_sgd(1), {.consistency = Consistency::asynchronous});
+    traffic->sent = 0;
+    EXPECT_TRUE(server.train([&](Worker& worker) { push_ones(*net, worker); }).empty());
+    EXPECT_TRUE(net->values.equal(torch::full({5, 2}, 1.0 - world))) << net->values;
+    const double values = 5 * 2 * sizeof(float);
+    const int workers = world - 1;
+    EXPECT_GE(traffic->sent, server.is_server() ? 2 * workers * values : values);  // a reply each, and the end's
+    EXPECT_LT(traffic->sent, server.is_server() ? 3 * workers * values : 3 * values);
+  });
 }
 
 TEST_P(Worlds, AWorkerThatFailsIsLostAndTheOthersGoOn) {

@@ -225,7 +225,8 @@ TEST(Reducer, GoesOnInAnOrderThatWasLearntBeforeButNotInAForeignOne) {
   run_spied(2, [](Rank& rank, Log& log) {
     DataParallel first(Scales(), rank, one_each), second(Scales(), rank, one_each);
     EXPECT_THAT(lockstep::learnt_order(*first.replica()), IsEmpty());
-    for (const Order& foreign : {Order{}, Order{-1, -1, -1}, Order{0, 1, 1}, Order{0, 1, 3}}) {
+    for (const Order& foreign :
+         {Order{}, Order{3, -1, -1, -1}, Order{3, 0, 1, 1}, Order{3, 0, 1, 3}, Order{4, 0, 1, 2}}) {
       lockstep::set_learnt_order(*first.replica(), foreign);
       EXPECT_THAT(lockstep::learnt_order(*first.replica()), IsEmpty());
     }

@@ -8,6 +8,8 @@
 #include "comm/peer_lost.hpp"
 #include "comm/vigil.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -79,9 +81,12 @@ class ProcessWork : public c10d::Work {
       if (is_collective()) {
         if (pending_.work) pending_.work->wait(timeout);
       } else {
+        using Milliseconds = std::chrono::milliseconds;
+        Milliseconds left = timeout;
         do {
           throw_if_in_vain();
-        } while (!pending_.work->wait(timeout));
+          left = timeout - std::chrono::duration_cast<Milliseconds>(Vigil::Clock::now() - waiting.since());
+        } while (!pending_.work->wait(std::max(left, Milliseconds(1))));
       }
     } catch (const PeerLost&) {
       throw;

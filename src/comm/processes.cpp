@@ -145,7 +145,9 @@ class ProcessesWorld : public World {
 
   ~ProcessesWorld() override {
     vigil_->stop();
-    if (!vigil_->failure().empty()) close();  // before the groups' destructors wait for what will never come
+    // Before the groups' destructors wait for what will never come, and before what a lost process may still send to is
+    // freed.
+    if (!vigil_->failure().empty() || vigil_->losses().processes() > 0) close();
   }
 
   // A hierarchy is for calls of all ranks.

@@ -12,12 +12,32 @@
 
 namespace lockstep::server {
 
-// The text's size, then the text.
-Works send_lost(Rank& rank, const std::vector<LostWorker>& lost, int to) {
+namespace {
+
+std::string to_json_text(const std::vector<LostWorker>& lost) {
   nlohmann::json list = nlohmann::json::array();
   for (const auto& [worker, reason] : lost) list.push_back({worker, reason});
   // A reason may hold any bytes.
-  const std::string text = list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  return list.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+std::vector<LostWorker> from_json_text(const std::string& text) {
+  std::vector<LostWorker> lost;
+  for (const auto& one : nlohmann::json::parse(text)) {
+    lost.push_back({one.at(0).get<int>(), one.at(1).get<std::string>()});
+  }
+  return lost;
+}
+
+}  // namespace
+
+std::vector<LostWorker> as_sent(const std::vector<LostWorker>& lost) {
+  return from_json_text(to_json_text(lost));
+}
+
+// The text's size, then the text.
+Works send_lost(Rank& rank, const std::vector<LostWorker>& lost, int to) {
+  const std::string text = to_json_text(lost);
   std::vector<at::Tensor> size{at::full({1}, static_cast<int64_t>(text.size()), at::kLong).to(rank.device())};
   std::vector<at::Tensor> bytes{bytes_of_text(text).to(rank.device())};
   return {rank.backend().send(size, to, kLostTag), rank.backend().send(bytes, to, kLostTag)};
@@ -29,11 +49,7 @@ std::vector<LostWorker> receive_lost(Rank& rank, int from) {
   rank.backend().recv(size, from, kLostTag)->wait();
   std::vector<at::Tensor> bytes{at::empty({size[0].item<int64_t>()}, here.dtype(at::kByte))};
   rank.backend().recv(bytes, from, kLostTag)->wait();
-  std::vector<LostWorker> lost;
-  for (const auto& one : nlohmann::json::parse(text_of_bytes(bytes[0]))) {
-    lost.push_back({one.at(0).get<int>(), one.at(1).get<std::string>()});
-  }
-  return lost;
+  return from_json_text(text_of_bytes(bytes[0]));
 }
 
 std::vector<LostWorker> merged(const std::vector<LostWorker>& first, const std::vector<LostWorker>& second) {

@@ -10,6 +10,8 @@ namespace lockstep::server {
 
 using Works = std::vector<c10::intrusive_ptr<c10d::Work>>;
 
+std::vector<LostWorker> as_sent(const std::vector<LostWorker>& lost);  // what receive_lost makes of it
+
 Works send_lost(Rank& rank, const std::vector<LostWorker>& lost, int to);  // on its way: to be waited for
 std::vector<LostWorker> receive_lost(Rank& rank, int from);
 

@@ -155,6 +155,7 @@ std::vector<LostWorker> ParameterServerRank::serve() {
     for (int server = 1; server < options_.servers; ++server) {
       lost = server::merged(lost, server::receive_lost(rank_, rank_of(server)));
     }
+    lost = server::as_sent(lost);
   }
   Works works;
   for (int other = 0; other < rank_.world_size(); ++other) {

@@ -158,6 +158,14 @@ TEST_F(CliSweep, GoesOnFromAWholeCheckpointIfTheNewestIsDamaged) {
   EXPECT_THAT(anew.err, HasSubstr("; there is no whole one before it, so the run begins anew\n"));
   ASSERT_EQ(metrics("grid/" + name).size(), 3u);
   EXPECT_EQ(metrics("grid/" + name)[2].train_loss, whole[2].train_loss);
+
+  // As a sweep leaves it that is killed while it clears the folder.
+  fs::remove(run / "config.json");
+  fs::remove(run / "metrics.jsonl");
+  fs::remove_all(run / "checkpoints");
+  const Finished half_cleared = sweep(flags);
+  EXPECT_EQ(half_cleared.code, 0) << half_cleared.err;
+  EXPECT_EQ(metrics("grid/" + name).size(), 3u);
 }
 
 TEST_F(CliSweep, ARunThatFailsLeavesTheOthersAndALossThatIsNanIsNoFailure) {
