@@ -98,7 +98,7 @@ fs::path checkpoint_to_go_on(const fs::path& run_dir, const std::function<void(c
 // With what is there of the run: it goes on from a checkpoint, or from the beginning.
 TrainOptions to_go_on(TrainOptions options, const std::function<void(const std::string&)>& warn) {
   options.resume = checkpoint_to_go_on(options.run_dir, warn);
-  if (options.resume.empty() && fs::exists(options.run_dir)) {
+  if (options.resume.empty() && fs::exists(options.run_dir / kConfigFile)) {
     io::FolderLock lock;
     if (!lock.take(options.run_dir)) throw Error("another process trains in " + options.run_dir.string());
     clear_run(options.run_dir);

@@ -10,6 +10,7 @@
 
 #include <exception>
 #include <map>
+#include <ranges>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -48,7 +49,7 @@ Error cannot_make(const fs::path& folder, const std::error_code& error) {
 }  // namespace
 
 void clear_run(const fs::path& folder) {
-  for (const char* name : run_files) fs::remove_all(folder / name);
+  for (const char* name : std::views::reverse(run_files)) fs::remove_all(folder / name);
 }
 
 RunFolder::RunFolder(fs::path folder, bool goes_on) : folder_(std::move(folder)), goes_on_(goes_on), kept_(goes_on) {

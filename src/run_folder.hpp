@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-// Removes what a run keeps in `folder`.
+// Removes what a run keeps in `folder`, config.json last: until then the rest is known for this run's.
 void clear_run(const std::filesystem::path& folder);
 
 class RunFolder {

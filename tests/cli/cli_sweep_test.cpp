@@ -160,7 +160,6 @@ TEST_F(CliSweep, GoesOnFromAWholeCheckpointIfTheNewestIsDamaged) {
   EXPECT_EQ(metrics("grid/" + name)[2].train_loss, whole[2].train_loss);
 
   // As a sweep leaves it that is killed while it clears the folder.
-  fs::remove(run / "config.json");
   fs::remove(run / "metrics.jsonl");
   fs::remove_all(run / "checkpoints");
   const Finished half_cleared = sweep(flags);
