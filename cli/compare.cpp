@@ -1,5 +1,6 @@
 // lockstep compare: trains the same steps under each way to split a network, and shows what each costs.
 #include <lockstep/error.hpp>
+#include <lockstep/pipeline_schedule.hpp>
 #include <lockstep/plan.hpp>
 #include <lockstep/rank.hpp>
 
@@ -47,6 +48,9 @@ const char* const compare_explanation =
     "              ring's. Threads of one process share memory and copy less\n"
     "  idle        share of the step not in layers, loss or update: waiting for\n"
     "              others, sending, adding\n"
+    "  formula     a pipeline's idle share if all stages took equally long and\n"
+    "              messages no time: (S - 1) / (M + S - 1), of S ranks and M\n"
+    "              microbatches; interleaved with v M, of v stages per rank\n"
     "  loss        of the last step's batch. BatchNorm (resnet18) normalises over\n"
     "              what a device computes at once: there data and pipelines differ\n"
     "\n"
@@ -177,16 +181,24 @@ void measure(std::vector<Row>& rows, const CompareFlags& flags, const Dataset& i
   }
 }
 
+double idle_by_formula(const Row& row) {
+  const ModelSplit& split = row.scheme.split;
+  return ideal_idle_share(split.schedule, static_cast<int>(split.mesh.pipeline), split.stages_per_rank,
+                          split.microbatches);
+}
+
 std::string times_table(const std::vector<Row>& rows) {
   std::vector<std::vector<std::string>> cells = {
-      {"scheme", "step ms", "predicted", "speed-up", "sent", "idle", "loss"}};
+      {"scheme", "step ms", "predicted", "speed-up", "sent", "idle", "formula", "loss"}};
   const double alone = rows[0].cost->step_seconds;
   for (const auto& row : rows) {
     const SchemeCost& cost = *row.cost;
     cells.push_back({row.scheme.name, format("%.1f", 1e3 * cost.step_seconds),
                      row.predicted == 0 ? "-" : format("%.1f", 1e3 * row.predicted),
                      format("%.2f", alone / cost.step_seconds), bytes_text(cost.bytes_sent),
-                     format("%.0f %%", 100 * cost.idle_share), format("%.6f", cost.final_loss)});
+                     format("%.0f %%", 100 * cost.idle_share),
+                     row.scheme.split.mesh.pipeline == 1 ? "-" : format("%.0f %%", 100 * idle_by_formula(row)),
+                     format("%.6f", cost.final_loss)});
   }
   return aligned(cells);
 }
@@ -235,6 +247,7 @@ nlohmann::ordered_json to_json(const CompareFlags& flags, const Devices& devices
                                {"activation_bytes", cost.activations},
                                {"bytes_sent", cost.bytes_sent},
                                {"idle_share", cost.idle_share},
+                               {"formula_idle_share", idle_by_formula(row)},
                                {"final_loss", cost.final_loss}});
   }
   return json;

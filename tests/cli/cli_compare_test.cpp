@@ -56,6 +56,9 @@ TEST_F(CliCompare, EverySchemeOfTwoDevicesTrainsTheSame) {
     EXPECT_GT(scheme.at("activation_bytes"), 0);
     EXPECT_GE(scheme.at("idle_share"), 0);
     EXPECT_LT(scheme.at("idle_share"), 1);
+    const double microbatches = scheme.at("stages_per_rank").get<double>() * scheme.at("microbatches").get<double>();
+    const double others = scheme.at("pipeline").get<double>() - 1;
+    EXPECT_DOUBLE_EQ(scheme.at("formula_idle_share").get<double>(), others / (microbatches + others));
     if (&scheme == &alone) continue;
     EXPECT_GT(scheme.at("bytes_sent"), 0);
     if (scheme.at("data") == 1) EXPECT_LT(scheme.at("parameter_bytes"), parameter_bytes);
