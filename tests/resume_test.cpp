@@ -38,7 +38,7 @@ class Resume : public lockstep::SmallTraining {
 
 TEST_F(Resume, AStoppedRunGoesOnWithTheSameBits) {
   for (const std::string model : {"mlp", "resnet18"}) {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : {1, 2, 3, 4}) {
       if (model == "resnet18" && ranks != 2) continue;  // for its running statistics
       SCOPED_TRACE(model + " on " + std::to_string(ranks));
       const auto in = [&](const std::string& name) {
