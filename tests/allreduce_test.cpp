@@ -6,7 +6,7 @@
 #include "error_of.hpp"
 
 namespace lockstep {
-namespace {
+namespace allreduce_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -202,5 +202,5 @@ TEST(Allreduce, ChangesNothingWhenItRefuses) {
   }
 }
 
-}  // namespace
+}  // namespace allreduce_test
 }  // namespace lockstep

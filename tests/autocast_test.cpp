@@ -7,7 +7,7 @@
 
 #include <thread>
 
-namespace {
+namespace autocast_test {
 
 using lockstep::Autocast;
 
@@ -92,4 +92,4 @@ TEST(Autocast, SeesWeightsThatChangedSinceTheScopeBefore) {
   EXPECT_EQ(product(), 8);
 }
 
-}  // namespace
+}  // namespace autocast_test

@@ -13,7 +13,7 @@
 #include <thread>
 
 namespace lockstep {
-namespace {
+namespace balance_test {
 
 using testing::HasSubstr;
 namespace F = torch::nn::functional;
@@ -171,5 +171,5 @@ TEST(Balance, SaysWhatItCannotMeasure) {
   });
 }
 
-}  // namespace
+}  // namespace balance_test
 }  // namespace lockstep

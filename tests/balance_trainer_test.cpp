@@ -14,7 +14,7 @@
 #include <string_view>
 
 namespace lockstep {
-namespace {
+namespace balance_trainer_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -255,5 +255,5 @@ TEST(BalanceOption, IsKeptInTheConfiguration) {
   EXPECT_EQ(train_options_from_json(to_json(options)).balance, "2,1");
 }
 
-}  // namespace
+}  // namespace balance_trainer_test
 }  // namespace lockstep

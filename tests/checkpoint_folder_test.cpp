@@ -8,7 +8,7 @@
 #include "failing_files.hpp"
 #include "scratch_folder.hpp"
 
-namespace {
+namespace checkpoint_folder_test {
 
 using lockstep::CheckpointFolder;
 using lockstep::error_of;
@@ -185,4 +185,4 @@ TEST(CheckpointFolder, AFirstCheckpointIsWholeOrNotThere) {
   }
 }
 
-}  // namespace
+}  // namespace checkpoint_folder_test

@@ -8,7 +8,7 @@
 #include "scratch_folder.hpp"
 
 namespace lockstep {
-namespace {
+namespace checkpoint_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -165,5 +165,5 @@ TEST_F(CheckpointTest, LoadsThroughOptimisersAndGradients) {
   EXPECT_TRUE(net->weight.grad().defined());
 }
 
-}  // namespace
+}  // namespace checkpoint_test
 }  // namespace lockstep

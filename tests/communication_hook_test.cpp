@@ -15,7 +15,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace communication_hook_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -23,7 +23,8 @@ using testing::HasSubstr;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+using CommunicationHookWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, CommunicationHookWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // communication_hook.hpp has it as its example.
@@ -67,7 +68,7 @@ DataParallelOptions with(std::shared_ptr<CommunicationHook> hook, DataParallelOp
   return options;
 }
 
-TEST_P(Worlds, AUsersHookDecidesWhatTheAverageIs) {
+TEST_P(CommunicationHookWorlds, AUsersHookDecidesWhatTheAverageIs) {
   on_ranks([](Rank& rank) {
     const Tensor mine = torch::tensor({1.0, -2.0, rank.index() == 0 ? 3.0 : -0.5, 0.0});
     DataParallel net(Weights({mine}), rank, with(std::make_shared<SignHook>()));
@@ -80,7 +81,7 @@ TEST_P(Worlds, AUsersHookDecidesWhatTheAverageIs) {
   });
 }
 
-TEST_P(Worlds, APlainHookIsNoHookToTheBit) {
+TEST_P(CommunicationHookWorlds, APlainHookIsNoHookToTheBit) {
   std::vector<std::vector<Tensor>> gradients;  // by rank
   for (int rank = 0; rank < GetParam(); ++rank) {
     gradients.push_back({torch::randn({7, 3}), torch::randn({5}, torch::kDouble), torch::randn({11})});
@@ -119,7 +120,7 @@ struct Rounds : CommunicationHook {
   std::vector<std::string>& log;
 };
 
-TEST_P(Worlds, RoundsHaveOneOrderOnAllRanks) {
+TEST_P(CommunicationHookWorlds, RoundsHaveOneOrderOnAllRanks) {
   on_ranks([](Rank& rank) {
     for (const bool overlap : {true, false}) {
       std::vector<std::string> log;
@@ -190,7 +191,7 @@ TEST(CommunicationHook, FailuresNameWhoAndWhat) {
   EXPECT_THAT(error_of([] { HalfPrecisionHook hook(at::kFloat); }), AllOf(HasSubstr("Float"), HasSubstr("BFloat16")));
 }
 
-TEST_P(Worlds, SixteenBitsRoundOncePerRankAndAddition) {
+TEST_P(CommunicationHookWorlds, SixteenBitsRoundOncePerRankAndAddition) {
   std::vector<Tensor> gradients;
   for (int rank = 0; rank < GetParam(); ++rank) gradients.push_back(torch::randn({1000}) * (rank + 1));
   for (const auto type : {torch::kBFloat16, torch::kHalf}) {
@@ -213,7 +214,7 @@ TEST_P(Worlds, SixteenBitsRoundOncePerRankAndAddition) {
   }
 }
 
-TEST_P(Worlds, Float16DividesBeforeItAdds) {
+TEST_P(CommunicationHookWorlds, Float16DividesBeforeItAdds) {
   on_ranks([](Rank& rank) {
     const std::vector<Tensor> gradients{torch::tensor({40000.0, 65504.0 * rank.world_size(), 1e-9})};
     DataParallel net(Weights(gradients), rank, with(std::make_shared<HalfPrecisionHook>(torch::kHalf)));
@@ -225,7 +226,7 @@ TEST_P(Worlds, Float16DividesBeforeItAdds) {
   });
 }
 
-TEST_P(Worlds, SixteenBitsAreHalfOfTheBytes) {
+TEST_P(CommunicationHookWorlds, SixteenBitsAreHalfOfTheBytes) {
   on_ranks([](Rank& rank) {
     const auto bytes = [&](std::shared_ptr<CommunicationHook> hook, torch::ScalarType type) {
       const auto traffic = std::make_shared<Traffic>();
@@ -246,5 +247,5 @@ TEST_P(Worlds, SixteenBitsAreHalfOfTheBytes) {
   });
 }
 
-}  // namespace
+}  // namespace communication_hook_test
 }  // namespace lockstep

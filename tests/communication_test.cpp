@@ -11,7 +11,7 @@
 #include <map>
 #include <string>
 
-namespace {
+namespace communication_test {
 
 using lockstep::error_of;
 using lockstep::read_run_state;
@@ -168,4 +168,4 @@ TEST(CommunicationJson, ComesBackAsItWas) {
   EXPECT_EQ(back.outer_momentum, 0.9);
 }
 
-}  // namespace
+}  // namespace communication_test

@@ -13,7 +13,7 @@
 #include <thread>
 
 namespace lockstep {
-namespace {
+namespace conv_relu_pool_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -300,5 +300,5 @@ TEST(ConvReluPoolModule, RefusesSizesBelowOne) {
   EXPECT_THAT(error_of([] { ConvReluPool(2, 0, 3); }), HasSubstr("out_channels 0"));
 }
 
-}  // namespace
+}  // namespace conv_relu_pool_test
 }  // namespace lockstep

@@ -14,7 +14,7 @@
 #include <random>
 #include <tuple>
 
-namespace {
+namespace data_parallel_test {
 
 using lockstep::Batch;
 using lockstep::DataParallel;
@@ -158,19 +158,19 @@ const Buckets many{"Many", {.bucket_bytes = 64, .first_bucket_bytes = 1}};
 const Buckets one{"One", {.bucket_bytes = 1 << 30, .first_bucket_bytes = 1 << 30}};
 const Buckets afterwards{"Afterwards", {.bucket_bytes = 1000, .overlap = false}};
 
-class Worlds : public testing::TestWithParam<std::tuple<int, Buckets>> {
+class DataParallelWorlds : public testing::TestWithParam<std::tuple<int, Buckets>> {
  protected:
-  Worlds() { torch::manual_seed(world()); }  // in every process the same
+  DataParallelWorlds() { torch::manual_seed(world()); }  // in every process the same
   static int world() { return std::get<0>(GetParam()); }
   static const DataParallelOptions& options() { return std::get<1>(GetParam()).options; }
 };
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds,
+INSTANTIATE_TEST_SUITE_P(Sizes, DataParallelWorlds,
                          testing::Combine(testing::Values(1, 2, 3, 4, 5), testing::Values(many, one, afterwards)),
                          [](const auto& info) {
                            return std::to_string(std::get<0>(info.param)) + "Ranks" + std::get<1>(info.param).name;
                          });
 
-TEST_P(Worlds, LeNetTrainsAsOnOneDevice) {
+TEST_P(DataParallelWorlds, LeNetTrainsAsOnOneDevice) {
   const auto make = [] { return lockstep::LeNet(/*seed=*/1).ptr(); };
   for (const int64_t batch : {8, 7, 3, 1}) {
     expect_equal_training(make, {1, 28, 28}, 10, world(), options(), batch, torch::kDouble, 1e-12);
@@ -178,7 +178,7 @@ TEST_P(Worlds, LeNetTrainsAsOnOneDevice) {
   expect_equal_training(make, {1, 28, 28}, 10, world(), options(), 13, torch::kFloat, 1e-5);
 }
 
-TEST_P(Worlds, ModulesOfAllKindsTrainAsOnOneDevice) {
+TEST_P(DataParallelWorlds, ModulesOfAllKindsTrainAsOnOneDevice) {
   std::mt19937 random(world());
   for (int round = 0; round < 10; ++round) {
     const auto batch = std::uniform_int_distribution<int64_t>(1, 20)(random);
@@ -191,7 +191,7 @@ TEST_P(Worlds, ModulesOfAllKindsTrainAsOnOneDevice) {
   }
 }
 
-TEST_P(Worlds, RandomLayersTrainAsOnOneDevice) {
+TEST_P(DataParallelWorlds, RandomLayersTrainAsOnOneDevice) {
   for (int round = 0; round < 10; ++round) {
     std::mt19937 random(100 * world() + round);
     const auto pick = [&](int64_t low, int64_t high) {
@@ -212,7 +212,7 @@ TEST_P(Worlds, RandomLayersTrainAsOnOneDevice) {
   }
 }
 
-TEST_P(Worlds, ParametersAndBuffersStartAsRankZeros) {
+TEST_P(DataParallelWorlds, ParametersAndBuffersStartAsRankZeros) {
   lockstep::run(cpus(world()), [](Rank& rank) {
     auto module = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
     {
@@ -226,8 +226,8 @@ TEST_P(Worlds, ParametersAndBuffersStartAsRankZeros) {
   });
 }
 
-TEST_P(Worlds, BranchesThatOnlySomeRanksUseAreAveraged) {
-  const int world = Worlds::world();
+TEST_P(DataParallelWorlds, BranchesThatOnlySomeRanksUseAreAveraged) {
+  const int world = DataParallelWorlds::world();
   Branches single;
   const Tensor inputs = torch::randn({world, 6}), targets = torch::arange(world) % 3;
   Tensor loss = torch::zeros({});
@@ -246,8 +246,8 @@ TEST_P(Worlds, BranchesThatOnlySomeRanksUseAreAveraged) {
   });
 }
 
-TEST_P(Worlds, NoSyncAccumulatesAndLaterCallsAddUp) {
-  const int world = Worlds::world();
+TEST_P(DataParallelWorlds, NoSyncAccumulatesAndLaterCallsAddUp) {
+  const int world = DataParallelWorlds::world();
   std::vector<Batch> batches;
   for (const int64_t size : {5, 2, 9, 4}) batches.push_back(whole_batch(size, {6}, 3, torch::kDouble));
   const auto make = [] {
@@ -280,7 +280,7 @@ TEST_P(Worlds, NoSyncAccumulatesAndLaterCallsAddUp) {
 }
 
 // Several backward calls before a step, each averaged, then the gradients' global norm clipped.
-TEST_P(Worlds, ClippingAndSeveralBackwardCallsPerStepTrainAsOnOneDevice) {
+TEST_P(DataParallelWorlds, ClippingAndSeveralBackwardCallsPerStepTrainAsOnOneDevice) {
   const auto make = [] {
     auto module = std::make_shared<SharedMlp>();
     module->to(torch::kDouble);
@@ -316,7 +316,7 @@ TEST_P(Worlds, ClippingAndSeveralBackwardCallsPerStepTrainAsOnOneDevice) {
 }
 
 // k minibatches per step, with gradients that are undefined, zeroed, or left from before.
-TEST_P(Worlds, AccumulationOverMinibatchesTrainsAsOnOneDevice) {
+TEST_P(DataParallelWorlds, AccumulationOverMinibatchesTrainsAsOnOneDevice) {
   std::vector<Batch> batches;
   for (const int64_t size : {5, 2, 9, 4, 3, 1, 8, 6, 2}) batches.push_back(whole_batch(size, {6}, 3, torch::kDouble));
   const auto make = [] {
@@ -356,7 +356,7 @@ TEST_P(Worlds, AccumulationOverMinibatchesTrainsAsOnOneDevice) {
 }
 
 // Each rank's part in pieces, of which the last one's backward completes the gradients; parts may be empty.
-TEST_P(Worlds, SeveralBackwardsThatAreAveragedOnceTrainAsOnOneDevice) {
+TEST_P(DataParallelWorlds, SeveralBackwardsThatAreAveragedOnceTrainAsOnOneDevice) {
   const auto make = [] {
     auto module = std::make_shared<SharedMlp>();
     module->to(torch::kDouble);
@@ -495,4 +495,4 @@ TEST(DataParallelTest, BadLossesAreRefused) {
               AllOf(HasSubstr("gradient of weight is sparse"), HasSubstr("rank")));
 }
 
-}  // namespace
+}  // namespace data_parallel_test

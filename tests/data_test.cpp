@@ -18,7 +18,7 @@
 #include "scratch_folder.hpp"
 
 namespace lockstep {
-namespace {
+namespace data_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -402,5 +402,5 @@ TEST(Batches, MoveToTheShardsDevice) {
   }
 }
 
-}  // namespace
+}  // namespace data_test
 }  // namespace lockstep

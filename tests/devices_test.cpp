@@ -9,7 +9,7 @@
 #include "error_of.hpp"
 
 namespace lockstep {
-namespace {
+namespace devices_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -205,5 +205,5 @@ TEST_F(CpuCores, OfThisMachineAreAtLeastOneAndWithinTheMask) {
   EXPECT_LE(static_cast<size_t>(cpu_cores()), affinity_cpus().size());
 }
 
-}  // namespace
+}  // namespace devices_test
 }  // namespace lockstep

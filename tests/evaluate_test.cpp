@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 #include <lockstep/evaluate.hpp>
 
-namespace {
+namespace evaluate_test {
 
 using lockstep::Rank;
 using lockstep::Score;
@@ -45,4 +45,4 @@ TEST(Evaluate, BuildsNoGraph) {
   });
 }
 
-}  // namespace
+}  // namespace evaluate_test

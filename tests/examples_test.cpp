@@ -8,7 +8,7 @@
 #include <fstream>
 #include <regex>
 
-namespace {
+namespace examples_test {
 
 using lockstep::Finished;
 
@@ -130,4 +130,4 @@ TEST(Examples, StopAndGoOnNamesABrokenCheckpoint) {
   EXPECT_THAT(run.err, testing::HasSubstr("epoch-1/net.safetensors"));
 }
 
-}  // namespace
+}  // namespace examples_test

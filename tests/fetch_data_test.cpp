@@ -16,7 +16,7 @@
 #include "scratch_folder.hpp"
 
 namespace lockstep {
-namespace {
+namespace fetch_data_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -236,5 +236,5 @@ TEST_F(FetchOverHttpTest, StopsWhenAskedTo) {
   EXPECT_THAT(home_.names(), IsEmpty());
 }
 
-}  // namespace
+}  // namespace fetch_data_test
 }  // namespace lockstep

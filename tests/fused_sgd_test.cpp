@@ -7,7 +7,7 @@
 
 #include "error_of.hpp"
 
-namespace {
+namespace fused_sgd_test {
 
 using lockstep::error_of;
 using lockstep::FusedSgd;
@@ -78,4 +78,4 @@ TEST(FusedSgd, RefusesSeveralTypes) {
               AllOf(HasSubstr("Float on cpu"), HasSubstr("Double on cpu")));
 }
 
-}  // namespace
+}  // namespace fused_sgd_test

@@ -16,7 +16,7 @@
 
 #include <thread>
 
-namespace {
+namespace gpu_test {
 
 using lockstep::Devices;
 using lockstep::Rank;
@@ -196,4 +196,4 @@ TEST_F(GpuFailures, AWorkThatCannotBeRecordedThrowsAndLeavesTheStreamUsable) {
   EXPECT_EQ((x + 1).sum().item<float>(), 8);
 }
 
-}  // namespace
+}  // namespace gpu_test

@@ -12,7 +12,7 @@
 #include <chrono>
 #include <thread>
 
-namespace {
+namespace graphed_step_test {
 
 using lockstep::Batch;
 using lockstep::error_of;
@@ -97,4 +97,4 @@ TEST(GraphedStep, SaysWhichRankCouldNotRecord) {
   EXPECT_THAT(text, AllOf(HasSubstr("rank 0 (cpu)"), HasSubstr("a kernel of the old kind"), HasSubstr("--cuda-graph")));
 }
 
-}  // namespace
+}  // namespace graphed_step_test

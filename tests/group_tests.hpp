@@ -7,6 +7,7 @@
 #include <lockstep/split.hpp>
 
 #include "error_of.hpp"
+#include "small_nets.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -16,10 +17,6 @@
 #include <vector>
 
 namespace lockstep {
-
-inline Devices cpus(int count) {
-  return Devices(count, torch::kCPU);
-}
 
 inline at::Tensor slice_of(const at::Tensor& whole, int64_t dim, const Rank& rank) {
   const Part part = part_of(whole.size(dim), rank.index(), rank.world_size());

@@ -11,7 +11,7 @@
 
 #include "error_of.hpp"
 
-namespace {
+namespace layer_profile_test {
 
 using namespace lockstep;
 using testing::AllOf;
@@ -250,4 +250,4 @@ TEST(CheckPlan, ANetOfTheSameLayersOnAsManyDevicesFits) {
   EXPECT_THAT(error_of([&] { check_plan(plan, net, 2); }), HasSubstr("from 1 to 4"));
 }
 
-}  // namespace
+}  // namespace layer_profile_test

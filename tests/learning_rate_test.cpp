@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string>
 
-namespace {
+namespace learning_rate_test {
 
 using lockstep::check_learning_rate;
 using lockstep::error_of;
@@ -141,4 +141,4 @@ TEST(LearningRate, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refused(flat), HasSubstr("factor of the step schedule is 0"));
 }
 
-}  // namespace
+}  // namespace learning_rate_test

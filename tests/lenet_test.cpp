@@ -6,7 +6,7 @@
 #include "error_of.hpp"
 
 namespace lockstep {
-namespace {
+namespace lenet_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -139,5 +139,5 @@ TEST(LeNet, RefusesOtherImagesAndWeights) {
   EXPECT_THAT(error_of([&] { load_lenet_params(net, params); }), AllOf(HasSubstr("8 parameters"), HasSubstr("has 7")));
 }
 
-}  // namespace
+}  // namespace lenet_test
 }  // namespace lockstep

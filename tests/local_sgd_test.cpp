@@ -12,7 +12,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace local_sgd_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -21,7 +21,8 @@ namespace F = torch::nn::functional;
 namespace nn = torch::nn;
 namespace optim = torch::optim;
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+using LocalSgdWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, LocalSgdWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 constexpr int64_t global_size = 7;  // which 2 to 4 ranks share out unevenly
@@ -88,7 +89,7 @@ std::vector<Tensor> by_hand(const Case& c, int ranks, const std::vector<Samples>
   return global->parameters();
 }
 
-TEST_P(Worlds, FollowsTheAlgorithmWrittenOut) {
+TEST_P(LocalSgdWorlds, FollowsTheAlgorithmWrittenOut) {
   const std::vector<Samples> steps(8);
   for (const Case& c : {Case{3, 1, 0, 0}, Case{3, 0.7, 0.9, 0.9}, Case{4, 0.5, 0, 0.5}, Case{100, 0.7, 0.9, 0}}) {
     const auto expected = by_hand(c, GetParam(), steps);
@@ -114,7 +115,7 @@ TEST_P(Worlds, FollowsTheAlgorithmWrittenOut) {
   }
 }
 
-TEST_P(Worlds, EveryStepItIsAveragedGradients) {
+TEST_P(LocalSgdWorlds, EveryStepItIsAveragedGradients) {
   const std::vector<Samples> steps(5);
   on_ranks([&](Rank& rank) {
     DataParallel net(start(), rank, {.average = false}), averaged(start(), rank);
@@ -141,7 +142,7 @@ TEST_P(Worlds, EveryStepItIsAveragedGradients) {
   });
 }
 
-TEST_P(Worlds, GoesOnWithTheOuterMomentum) {
+TEST_P(LocalSgdWorlds, GoesOnWithTheOuterMomentum) {
   on_ranks([](Rank& rank) {
     const LocalSgdOptions options{.sync_every = 2, .outer_lr = 0.7, .outer_momentum = 0.9};
     auto whole = start(), stopped = start();
@@ -165,7 +166,7 @@ TEST_P(Worlds, GoesOnWithTheOuterMomentum) {
   });
 }
 
-TEST_P(Worlds, SendsTheParametersOncePerRound) {
+TEST_P(LocalSgdWorlds, SendsTheParametersOncePerRound) {
   on_ranks([](Rank& rank) {
     const auto traffic = std::make_shared<Traffic>();
     Rank counted = observed(rank, traffic);
@@ -197,5 +198,5 @@ TEST(LocalSgd, RefusesWhatMakesNoSense) {
   });
 }
 
-}  // namespace
+}  // namespace local_sgd_test
 }  // namespace lockstep

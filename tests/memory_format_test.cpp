@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-namespace {
+namespace memory_format_test {
 
 using at::MemoryFormat;
 
@@ -38,4 +38,4 @@ TEST(MemoryFormat, ChangesStridesAndNotTheFunction) {
   for (const auto& weight : channels_last->parameters()) EXPECT_TRUE(weight.is_contiguous());
 }
 
-}  // namespace
+}  // namespace memory_format_test

@@ -6,7 +6,7 @@
 
 #include <thread>
 
-namespace {
+namespace memory_meter_test {
 
 using lockstep::MemoryMeter;
 using torch::Tensor;
@@ -81,4 +81,4 @@ TEST(MemoryMeterTest, CountsWhatAutogradKeeps) {
   EXPECT_EQ(meter.current(), one);
 }
 
-}  // namespace
+}  // namespace memory_meter_test

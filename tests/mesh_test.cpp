@@ -8,7 +8,7 @@
 
 #include <chrono>
 
-namespace {
+namespace mesh_test {
 
 using lockstep::error_of;
 using lockstep::Mesh;
@@ -35,11 +35,11 @@ std::vector<int64_t> reached(Rank& group, int world_index, int world_size) {
   return numbers;
 }
 
-class Worlds : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+class MeshWorlds : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, MeshWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& world) { return std::to_string(world.param) + "Ranks"; });
 
-TEST_P(Worlds, RanksOfOneColorAreAGroup) {
+TEST_P(MeshWorlds, RanksOfOneColorAreAGroup) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
     Rank group = rank.split(rank.index() % 2);
@@ -53,7 +53,7 @@ TEST_P(Worlds, RanksOfOneColorAreAGroup) {
 }
 
 // While one group has made many calls, another has made few: their calls do not mix, and messages stay in theirs.
-TEST_P(Worlds, GroupsCallForThemselves) {
+TEST_P(MeshWorlds, GroupsCallForThemselves) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
     Rank parity = rank.split(rank.index() % 2), all = rank.split(0), own = rank.split(rank.index());
@@ -89,7 +89,7 @@ TEST_P(Worlds, GroupsCallForThemselves) {
   });
 }
 
-TEST_P(Worlds, AGroupCanBeSplitAgain) {
+TEST_P(MeshWorlds, AGroupCanBeSplitAgain) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
     Rank half = rank.split(rank.index() / 2);
@@ -142,7 +142,7 @@ TEST(Groups, ANegativeColorIsRefused) {
               HasSubstr("rank 0 (cpu): split: the color is -1"));
 }
 
-TEST_P(Worlds, AMeshHasEveryShape) {
+TEST_P(MeshWorlds, AMeshHasEveryShape) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
     for (const auto& shape : lockstep::mesh_shapes(world)) {
@@ -178,4 +178,4 @@ TEST(MeshTest, AShapeThatDoesNotFitIsRefusedWithThoseThatDo) {
   EXPECT_THAT(error_of([] { lockstep::check_mesh({-1, -1, 1}, 1); }), HasSubstr("does not fit 1 device;"));
 }
 
-}  // namespace
+}  // namespace mesh_test

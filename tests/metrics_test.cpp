@@ -13,7 +13,7 @@
 #include "scratch_folder.hpp"
 
 namespace lockstep {
-namespace {
+namespace metrics_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -236,5 +236,5 @@ TEST_F(FailingGnuplotTest, RefusesAnEmptyPicture) {
   EXPECT_THAT(error(), HasSubstr("drew nothing"));
 }
 
-}  // namespace
+}  // namespace metrics_test
 }  // namespace lockstep

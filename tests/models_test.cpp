@@ -16,7 +16,7 @@
 #include <thread>
 
 namespace lockstep {
-namespace {
+namespace models_test {
 
 using testing::AllOf;
 using testing::Each;
@@ -318,5 +318,5 @@ TEST(Models, AreDescribedByWhatIsNotTheDefault) {
             "alexnet, width 0.1, images of 96 x 96, 2 groups");
 }
 
-}  // namespace
+}  // namespace models_test
 }  // namespace lockstep

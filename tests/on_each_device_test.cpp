@@ -14,7 +14,7 @@
 #include "error_of.hpp"
 
 namespace lockstep {
-namespace {
+namespace on_each_device_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -127,5 +127,5 @@ TEST(OnEachDevice, RefusesADeviceThatIsNotThereBeforeAnyWork) {
   EXPECT_FALSE(called);
 }
 
-}  // namespace
+}  // namespace on_each_device_test
 }  // namespace lockstep

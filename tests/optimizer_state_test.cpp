@@ -10,7 +10,7 @@
 #include <functional>
 #include <memory>
 
-namespace {
+namespace optimizer_state_test {
 
 using lockstep::error_of;
 using lockstep::load_optimizer_state;
@@ -148,4 +148,4 @@ TEST(OptimizerState, RefusesAnOptimizerThatCannotBeSaved) {
   EXPECT_THAT(error_of([&] { optimizer_state(forgetful, parameters); }), HasSubstr("cannot be saved"));
 }
 
-}  // namespace
+}  // namespace optimizer_state_test

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace optimizers_test {
 
 using lockstep::error_of;
 using lockstep::Lamb;
@@ -317,4 +317,4 @@ TEST(Optimizers, RefuseWhatMakesNoSense) {
   EXPECT_THAT(error_of([&] { Lamb(weights).step(); }), HasSubstr("Lamb: a gradient is sparse"));
 }
 
-}  // namespace
+}  // namespace optimizers_test

@@ -11,7 +11,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace parallel_functions_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -28,16 +28,16 @@ Tensor leaf(const Tensor& values) {
   return values.detach().clone().requires_grad_();
 }
 
-class Worlds : public lockstep::Worlds {
+class ParallelFunctionsWorlds : public Worlds {
  protected:
   static double sum_of_factors() { return GetParam() * (GetParam() + 1) / 2.0; }  // 1 + 2 + ... + ranks
 };
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+INSTANTIATE_TEST_SUITE_P(Sizes, ParallelFunctionsWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // ---- Functions -----------------------------------------------------------------------------------------------------
 
-TEST_P(Worlds, CopyGivesTheSameAndAddsGradients) {
+TEST_P(ParallelFunctionsWorlds, CopyGivesTheSameAndAddsGradients) {
   const Tensor whole = doubles({3, 4}), grad = doubles({3, 4});
   on_ranks([&](Rank& rank) {
     const Tensor x = leaf(whole);
@@ -49,7 +49,7 @@ TEST_P(Worlds, CopyGivesTheSameAndAddsGradients) {
   });
 }
 
-TEST_P(Worlds, ReduceAddsAndPassesGradientsOn) {
+TEST_P(ParallelFunctionsWorlds, ReduceAddsAndPassesGradientsOn) {
   const Tensor whole = doubles({3, 4}), grad = doubles({3, 4});
   on_ranks([&](Rank& rank) {
     const Tensor x = leaf(whole * (rank.index() + 1));
@@ -62,7 +62,7 @@ TEST_P(Worlds, ReduceAddsAndPassesGradientsOn) {
   });
 }
 
-TEST_P(Worlds, GatherJoinsPartsAndScatterTakesThem) {
+TEST_P(ParallelFunctionsWorlds, GatherJoinsPartsAndScatterTakesThem) {
   for (const int64_t dim : {0, 1, -1}) {
     for (const int64_t total : {4, 12, 13}) {  // equal parts and others
       SCOPED_TRACE(testing::Message() << "dimension " << dim << ", total " << total);
@@ -87,7 +87,7 @@ TEST_P(Worlds, GatherJoinsPartsAndScatterTakesThem) {
   }
 }
 
-TEST_P(Worlds, GatherTakesPartsOfAnySize) {
+TEST_P(ParallelFunctionsWorlds, GatherTakesPartsOfAnySize) {
   const int world = GetParam();
   std::vector<Tensor> parts, grads;
   for (int i = 0; i < world; ++i) parts.push_back(doubles({2, (i * 3) % 4}));  // 0, 3, 2, 1
@@ -103,7 +103,7 @@ TEST_P(Worlds, GatherTakesPartsOfAnySize) {
   });
 }
 
-TEST_P(Worlds, ExchangesInOneStepAreTheirTwoSteps) {
+TEST_P(ParallelFunctionsWorlds, ExchangesInOneStepAreTheirTwoSteps) {
   for (const int64_t total : {12, 7}) {
     const Tensor whole = doubles({3, total, 2}), grad = doubles({3, total, 2});
     on_ranks([&](Rank& rank) {
@@ -125,7 +125,7 @@ TEST_P(Worlds, ExchangesInOneStepAreTheirTwoSteps) {
   }
 }
 
-TEST_P(Worlds, FunctionsCanBeDifferentiatedTwice) {
+TEST_P(ParallelFunctionsWorlds, FunctionsCanBeDifferentiatedTwice) {
   const int world = GetParam();
   const Tensor values = doubles({4, 12}), weights = doubles({4, 12});
   const auto second = [](const Tensor& y, const Tensor& x) {
@@ -156,7 +156,7 @@ TEST_P(Worlds, FunctionsCanBeDifferentiatedTwice) {
 
 // ---- Cross-entropy -------------------------------------------------------------------------------------------------
 
-TEST_P(Worlds, CrossEntropyIsThatOfAllClasses) {
+TEST_P(ParallelFunctionsWorlds, CrossEntropyIsThatOfAllClasses) {
   for (const int64_t classes : {4, 10, 13}) {
     for (const double scale : {1.0, 1000.0}) {  // exponentials of 1000 overflow
       const Tensor logits = doubles({9, classes}) * scale, targets = torch::randint(classes, {9});
@@ -177,7 +177,7 @@ TEST_P(Worlds, CrossEntropyIsThatOfAllClasses) {
   }
 }
 
-TEST_P(Worlds, CrossEntropyOfBfloat16IsComputedInFloat32) {
+TEST_P(ParallelFunctionsWorlds, CrossEntropyOfBfloat16IsComputedInFloat32) {
   const Tensor logits = (doubles({5, 12}) * 4).to(torch::kBFloat16), targets = torch::randint(12, {5});
   const Tensor expected = F::cross_entropy(logits.to(torch::kFloat), targets);
   on_ranks([&](Rank& rank) {
@@ -220,5 +220,5 @@ TEST(ParallelFunctionsTest, TensorsThatDoNotFitAreErrors) {
   });
 }
 
-}  // namespace
+}  // namespace parallel_functions_test
 }  // namespace lockstep

@@ -14,7 +14,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace parallel_layers_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -30,7 +30,8 @@ Tensor leaf(const Tensor& values) {
   return values.detach().clone().requires_grad_();
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+using ParallelLayersWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, ParallelLayersWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // A layer in slices against the whole one: results and all gradients. Slices of x and y go along dim, or they are whole
@@ -66,7 +67,7 @@ std::shared_ptr<Module> own(const torch::nn::ModuleHolder<Module>& module) {
   return std::dynamic_pointer_cast<Module>(module->clone());
 }
 
-TEST_P(Worlds, LinearLayersAreTheWholeOnes) {
+TEST_P(ParallelLayersWorlds, LinearLayersAreTheWholeOnes) {
   for (const bool bias : {true, false}) {
     for (const auto& [in, out] : {std::pair{8, 12}, std::pair{7, 5}, std::pair{4, 4}}) {
       SCOPED_TRACE(testing::Message() << in << " to " << out << (bias ? " with bias" : ""));
@@ -93,7 +94,7 @@ TEST_P(Worlds, LinearLayersAreTheWholeOnes) {
   }
 }
 
-TEST_P(Worlds, ConvolutionsAreTheWholeOnes) {
+TEST_P(ParallelLayersWorlds, ConvolutionsAreTheWholeOnes) {
   using Options = torch::nn::Conv2dOptions;
   const int world = GetParam();
   std::vector<Options> list{Options(12, 24, 3), Options(12, 12, {3, 2}).stride({2, 1}).padding({1, 0}).bias(false),
@@ -126,7 +127,7 @@ TEST_P(Worlds, ConvolutionsAreTheWholeOnes) {
   }
 }
 
-TEST_P(Worlds, ConvReluPoolIsTheWholeOne) {
+TEST_P(ParallelLayersWorlds, ConvReluPoolIsTheWholeOne) {
   ConvReluPool layer(12, 24, 3);
   layer->to(torch::kDouble);
   const Tensor x = doubles({2, 12, 7, 8});
@@ -141,7 +142,7 @@ TEST_P(Worlds, ConvReluPoolIsTheWholeOne) {
   });
 }
 
-TEST_P(Worlds, BatchNormsAreTheWholeOnes) {
+TEST_P(ParallelLayersWorlds, BatchNormsAreTheWholeOnes) {
   for (const auto& momentum : {std::optional<double>(0.3), std::optional<double>()}) {
     torch::nn::BatchNorm2d channels(torch::nn::BatchNorm2dOptions(12).momentum(momentum));
     torch::nn::BatchNorm1d features(torch::nn::BatchNorm1dOptions(5).momentum(momentum));
@@ -171,7 +172,7 @@ TEST_P(Worlds, BatchNormsAreTheWholeOnes) {
   }
 }
 
-TEST_P(Worlds, DropoutDropsTheSameOverAnyNumberOfRanks) {
+TEST_P(ParallelLayersWorlds, DropoutDropsTheSameOverAnyNumberOfRanks) {
   const Tensor images = torch::ones({4, 13, 3, 2});
   on_ranks([&](Rank& rank) {
     Rank alone = rank.split(rank.index());
@@ -236,5 +237,5 @@ TEST(ParallelLayersTest, WhatDoesNotDivideIsAnErrorThatSaysWhatWouldFit) {
               AllOf(HasSubstr("weight, of size 3"), HasSubstr("At most 3")));
 }
 
-}  // namespace
+}  // namespace parallel_layers_test
 }  // namespace lockstep

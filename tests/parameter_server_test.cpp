@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <thread>
 
-namespace {
+namespace parameter_server_test {
 
 using lockstep::Consistency;
 using lockstep::error_of;
@@ -107,12 +107,12 @@ std::vector<Tensor> trained_by_allreduce(int workers, const MakeOptimizer& make_
   return parameters;
 }
 
-class Worlds : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(2, 3, 4, 5),
+class ParameterServerWorlds : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, ParameterServerWorlds, testing::Values(2, 3, 4, 5),
                          [](const auto& world) { return std::to_string(world.param) + "Ranks"; });
 
 // Bit for bit, with parameters that are cut into pieces.
-TEST_P(Worlds, SynchronousTrainingIsThatOfAllreduce) {
+TEST_P(ParameterServerWorlds, SynchronousTrainingIsThatOfAllreduce) {
   const int world = GetParam();
   for (int servers = 1; servers <= std::min(2, world - 1); ++servers) {
     for (const bool with_adam : {false, true}) {
@@ -152,7 +152,7 @@ TEST_P(Worlds, SynchronousTrainingIsThatOfAllreduce) {
 }
 
 // Sums of small whole numbers are exact in any order.
-TEST_P(Worlds, WithoutSynchronyEveryPushIsAppliedOnce) {
+TEST_P(ParameterServerWorlds, WithoutSynchronyEveryPushIsAppliedOnce) {
   const int world = GetParam();
   for (const auto consistency : {Consistency::asynchronous, Consistency::bounded}) {
     lockstep::run(cpus(world), [&](Rank& rank) {
@@ -169,7 +169,7 @@ TEST_P(Worlds, WithoutSynchronyEveryPushIsAppliedOnce) {
   }
 }
 
-TEST_P(Worlds, WhatWorkersAndServersSendIsCounted) {
+TEST_P(ParameterServerWorlds, WhatWorkersAndServersSendIsCounted) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
     const auto traffic = std::make_shared<lockstep::Traffic>();
@@ -186,7 +186,7 @@ TEST_P(Worlds, WhatWorkersAndServersSendIsCounted) {
   });
 }
 
-TEST_P(Worlds, AWorkerThatFailsIsLostAndTheOthersGoOn) {
+TEST_P(ParameterServerWorlds, AWorkerThatFailsIsLostAndTheOthersGoOn) {
   const int world = GetParam();
   if (world < 3) GTEST_SKIP() << "one worker has no others";
   for (const auto consistency : {Consistency::asynchronous, Consistency::bounded}) {
@@ -210,7 +210,7 @@ TEST_P(Worlds, AWorkerThatFailsIsLostAndTheOthersGoOn) {
 }
 
 // An Embedding with sparse gradients, beside the same one on one device with dense ones.
-TEST_P(Worlds, SparsePushesSendTheUsedRowsAlone) {
+TEST_P(ParameterServerWorlds, SparsePushesSendTheUsedRowsAlone) {
   const int world = GetParam();
   const auto make_embedding = [](Rank& rank, bool sparse) {
     return rank.in_turn([&] {
@@ -395,4 +395,4 @@ TEST(ParameterServer, KeysAreSpreadBySizeAndEveryRowIsKeptOnce) {
   EXPECT_LE(most - least, 8000);  // the largest piece: a row of 1000 doubles
 }
 
-}  // namespace
+}  // namespace parameter_server_test

@@ -11,7 +11,7 @@
 
 #include "error_of.hpp"
 
-namespace {
+namespace partition_test {
 
 using lockstep::balanced_stages;
 using lockstep::Error;
@@ -170,4 +170,4 @@ TEST(Partition, WhatCannotBeIsAnErrorThatSaysWhatWouldFit) {
                     HasSubstr("has 20 MB"), HasSubstr("recomputation")));
 }
 
-}  // namespace
+}  // namespace partition_test

@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-namespace {
+namespace pipeline_cost_test {
 
 using lockstep::Batch;
 using lockstep::copy_of;
@@ -80,4 +80,4 @@ TEST(PipelineCostTest, OneForwardOneBackwardNeedsLessMemoryThanGPipe) {
   }
 }
 
-}  // namespace
+}  // namespace pipeline_cost_test

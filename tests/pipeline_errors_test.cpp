@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace pipeline_errors_test {
 
 using lockstep::Batch;
 using lockstep::cpus;
@@ -185,4 +185,4 @@ TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanks) {
   EXPECT_LE(batches, 3);
 }
 
-}  // namespace
+}  // namespace pipeline_errors_test

@@ -9,7 +9,7 @@
 #include <functional>
 #include <vector>
 
-namespace {
+namespace pipeline_mail_test {
 
 using lockstep::messages_of;
 using lockstep::PipelineMail;
@@ -165,4 +165,4 @@ TEST(PipelineMailTest, AnAnnouncementReachesAll) {
   }
 }
 
-}  // namespace
+}  // namespace pipeline_mail_test

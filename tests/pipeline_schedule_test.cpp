@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-namespace {
+namespace pipeline_schedule_test {
 
 using lockstep::error_of;
 using lockstep::PipelineStep;
@@ -140,4 +140,4 @@ TEST(PipelineScheduleTest, WhatCannotBeIsRefused) {
   EXPECT_THAT(error_of([] { ideal_idle_share(Schedule::gpipe, 2, 1, -3); }), HasSubstr("-3 microbatches"));
 }
 
-}  // namespace
+}  // namespace pipeline_schedule_test

@@ -14,7 +14,7 @@
 #include <set>
 #include <tuple>
 
-namespace {
+namespace pipeline_test {
 
 using lockstep::Batch;
 using lockstep::copy_of;
@@ -138,15 +138,15 @@ struct Plan {
   int stages_per_rank;
 };
 
-class Worlds : public testing::TestWithParam<std::tuple<int, Plan>> {
+class PipelineWorlds : public testing::TestWithParam<std::tuple<int, Plan>> {
  protected:
-  Worlds() { torch::manual_seed(world()); }  // in every process the same
+  PipelineWorlds() { torch::manual_seed(world()); }  // in every process the same
   static int world() { return std::get<0>(GetParam()); }
   static const Plan& plan() { return std::get<1>(GetParam()); }
   static int stages() { return world() * plan().stages_per_rank; }
 };
 INSTANTIATE_TEST_SUITE_P(
-    Sizes, Worlds,
+    Sizes, PipelineWorlds,
     testing::Combine(testing::Values(1, 2, 3, 4),
                      testing::Values(Plan{"GPipe", Schedule::gpipe, 1}, Plan{"1F1B", Schedule::one_f_one_b, 1},
                                      Plan{"Interleaved2", Schedule::interleaved, 2},
@@ -154,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::to_string(std::get<0>(info.param)) + "Ranks" + std::get<1>(info.param).name; });
 
 // Two batches without zero_grad() between, then a third after a step.
-TEST_P(Worlds, RandomNetsHaveTheGradientsOfOneDevice) {
+TEST_P(PipelineWorlds, RandomNetsHaveTheGradientsOfOneDevice) {
   for (int round = 0; round < 14; ++round) {
     Random random(100 * world() + round);
     const Task task = random_task(random, stages());
@@ -194,7 +194,7 @@ TEST_P(Worlds, RandomNetsHaveTheGradientsOfOneDevice) {
   }
 }
 
-TEST_P(Worlds, ForwardGivesTheNetsOutputOnEveryRank) {
+TEST_P(PipelineWorlds, ForwardGivesTheNetsOutputOnEveryRank) {
   Random random(world());
   const Task task = random_task(random, stages());
   const Tensor x = random_batch(11, task.sample, kClasses).x;
@@ -210,7 +210,7 @@ TEST_P(Worlds, ForwardGivesTheNetsOutputOnEveryRank) {
   });
 }
 
-TEST_P(Worlds, AnEmptyBatchChangesNothing) {
+TEST_P(PipelineWorlds, AnEmptyBatchChangesNothing) {
   Random random(world());
   const Task task = random_task(random, stages());
   const Batch batch = random_batch(5, task.sample, kClasses);
@@ -380,4 +380,4 @@ TEST(PipelineTest, ReplicasOverADataAxisHaveTheGradientsOfTheGlobalBatch) {
   }
 }
 
-}  // namespace
+}  // namespace pipeline_test

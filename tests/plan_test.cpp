@@ -12,7 +12,7 @@
 #include "planned_nets.hpp"
 #include "scratch_folder.hpp"
 
-namespace {
+namespace plan_test {
 
 using namespace lockstep;
 using nlohmann::json;
@@ -244,4 +244,4 @@ TEST(ProfileJson, ComesBackAsItWas) {
   EXPECT_THAT(error_of([&] { profile_from_json(changed.dump()); }), HasSubstr("1 layers, the whole net has 2"));
 }
 
-}  // namespace
+}  // namespace plan_test

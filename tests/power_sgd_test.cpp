@@ -13,14 +13,15 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace power_sgd_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+using PowerSgdWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, PowerSgdWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // A dense layer's weight and bias and a convolution's weight, whose gradients are what backward() is given.
@@ -91,7 +92,7 @@ struct Paper {
   }
 };
 
-TEST_P(Worlds, FollowsThePaper) {
+TEST_P(PowerSgdWorlds, FollowsThePaper) {
   const int steps = 5;
   const Table gradients = make_gradients(steps, GetParam());
   for (const int64_t r : {1, 2, 3}) {
@@ -136,7 +137,7 @@ TEST_P(Worlds, FollowsThePaper) {
   }
 }
 
-TEST_P(Worlds, OfFullRankItIsThePlainAverage) {
+TEST_P(PowerSgdWorlds, OfFullRankItIsThePlainAverage) {
   const Table gradients = make_gradients(3, GetParam());
   on_ranks([&](Rank& rank) {
     DataParallel plain(Weights(), rank);
@@ -158,7 +159,7 @@ TEST_P(Worlds, OfFullRankItIsThePlainAverage) {
 }
 
 // Also after a step without any gradient, whose Q is zero.
-TEST_P(Worlds, WhatIsLeftOutComesLater) {
+TEST_P(PowerSgdWorlds, WhatIsLeftOutComesLater) {
   const Table gradients = make_gradients(2, GetParam());
   on_ranks([&](Rank& rank) {
     const auto hook = std::make_shared<PowerSgdHook>(PowerSgdOptions{.rank = 1, .min_compression = 0, .seed = 3});
@@ -183,7 +184,7 @@ TEST_P(Worlds, WhatIsLeftOutComesLater) {
   });
 }
 
-TEST_P(Worlds, GoesOnFromWhatItRemembered) {
+TEST_P(PowerSgdWorlds, GoesOnFromWhatItRemembered) {
   const Table gradients = make_gradients(4, GetParam());
   for (const auto type : {torch::kFloat, torch::kBFloat16}) {
     on_ranks([&](Rank& rank) {
@@ -208,7 +209,7 @@ TEST_P(Worlds, GoesOnFromWhatItRemembered) {
   }
 }
 
-TEST_P(Worlds, SendsThinMatricesAndTheRestWhole) {
+TEST_P(PowerSgdWorlds, SendsThinMatricesAndTheRestWhole) {
   const Gradients gradients;
   on_ranks([&](Rank& rank) {
     const auto values_sent = [&](const PowerSgdOptions& options) {
@@ -266,5 +267,5 @@ TEST(PowerSgd, RefusesToGoOnFromAnotherNetworksMemory) {
                           HasSubstr("as a matrix, [7, 5] Double")));
 }
 
-}  // namespace
+}  // namespace power_sgd_test
 }  // namespace lockstep

@@ -14,7 +14,7 @@
 #include <set>
 #include <thread>
 
-namespace {
+namespace rank_test {
 
 using lockstep::error_of;
 using lockstep::Rank;
@@ -198,4 +198,4 @@ TEST(Run, RefusesBadInputBeforeAnyRankStarts) {
   EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.timeout = 0ms}); }), HasSubstr("timeout"));
 }
 
-}  // namespace
+}  // namespace rank_test

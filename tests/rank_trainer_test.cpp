@@ -12,7 +12,7 @@
 #include <cmath>
 #include <string>
 
-namespace {
+namespace rank_trainer_test {
 
 using lockstep::EpochMetrics;
 using lockstep::Rank;
@@ -170,4 +170,4 @@ TEST(RankTrainer, WithSyncBatchNormRanksTrainWhatOneRankTrains) {
             0.05 * distance(resnet_state(3, 6, 2, false), with_empty_parts));
 }
 
-}  // namespace
+}  // namespace rank_trainer_test

@@ -8,7 +8,7 @@
 #include <random>
 
 namespace lockstep {
-namespace {
+namespace rebalance_test {
 
 using testing::ElementsAre;
 using Sizes = std::vector<int64_t>;
@@ -118,5 +118,5 @@ TEST(Rebalanced, LeavesPartsThatWereNotMeasured) {
   EXPECT_THAT(rebalanced({4}, {1}), ElementsAre(4));
 }
 
-}  // namespace
+}  // namespace rebalance_test
 }  // namespace lockstep

@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace reducer_test {
 
 using lockstep::Batch;
 using lockstep::DataParallel;
@@ -506,4 +506,4 @@ TEST(Reducer, AGradientThatGrowsAfterItsBucketWasAveragedIsAnErrorUnlessNothingO
   lockstep::run(cpus(2), [&](Rank& rank) { backward(rank, false); });
 }
 
-}  // namespace
+}  // namespace reducer_test

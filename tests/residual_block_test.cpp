@@ -7,7 +7,7 @@
 #include "error_of.hpp"
 
 namespace lockstep {
-namespace {
+namespace residual_block_test {
 
 torch::Tensor normalised(const torch::Tensor& x, const torch::nn::BatchNorm2d& norm) {
   const auto mean = x.mean({0, 2, 3}, /*keepdim=*/true), variance = x.var({0, 2, 3}, /*unbiased=*/false, true);
@@ -82,5 +82,5 @@ TEST(ResidualBlock, RefusesSizesBelowOne) {
   EXPECT_THAT(error_of([] { ResidualBlock(4, 4, 0); }), testing::HasSubstr("stride 0"));
 }
 
-}  // namespace
+}  // namespace residual_block_test
 }  // namespace lockstep

@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-namespace {
+namespace resume_test {
 
 namespace fs = std::filesystem;
 using lockstep::EpochMetrics;
@@ -248,4 +248,4 @@ TEST_F(Resume, KeepsNoCheckpointsIfNoneAreWanted) {
   EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("--keep-last 0"));
 }
 
-}  // namespace
+}  // namespace resume_test

@@ -8,7 +8,7 @@
 #include <memory>
 
 namespace lockstep {
-namespace {
+namespace running_statistics_test {
 
 using testing::HasSubstr;
 namespace nn = torch::nn;
@@ -72,5 +72,5 @@ TEST(RunningStatistics, OfNothingNeedNoExchange) {
               HasSubstr("-1 samples"));
 }
 
-}  // namespace
+}  // namespace running_statistics_test
 }  // namespace lockstep

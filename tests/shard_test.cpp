@@ -16,7 +16,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace shard_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -24,11 +24,11 @@ using torch::Tensor;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
 
-class Worlds : public testing::TestWithParam<int> {
+class ShardWorlds : public testing::TestWithParam<int> {
  protected:
-  Worlds() { torch::manual_seed(GetParam()); }  // in every process the same
+  ShardWorlds() { torch::manual_seed(GetParam()); }  // in every process the same
 };
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+INSTANTIATE_TEST_SUITE_P(Sizes, ShardWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // ---- Random nets ---------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class RandomNet {
   int64_t width_ = 0;
 };
 
-TEST_P(Worlds, RandomNetsTrainAsOnOneDevice) {
+TEST_P(ShardWorlds, RandomNetsTrainAsOnOneDevice) {
   for (int round = 0; round < 25; ++round) {
     const RandomNet random(100 * GetParam() + round, GetParam());
     SCOPED_TRACE(testing::Message() << "round " << round << "\n" << random.net);
@@ -149,14 +149,15 @@ TEST_P(Worlds, RandomNetsTrainAsOnOneDevice) {
   }
 }
 
-// ---- Models, frozen weights, dropout, a split loss ----------------------------------------------------------------
+// ---- Models, frozen weights, dropout, a split loss
+// --------------------------------------------------------------------
 
 // The models that the program has, in small.
-class Models : public Worlds {};
-INSTANTIATE_TEST_SUITE_P(Sizes, Models, testing::Values(1, 2, 4),
+class ShardModels : public ShardWorlds {};
+INSTANTIATE_TEST_SUITE_P(Sizes, ShardModels, testing::Values(1, 2, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
-TEST_P(Models, TrainAsOnOneDevice) {
+TEST_P(ShardModels, TrainAsOnOneDevice) {
   const std::vector<ModelOptions> list{{.name = "mlp", .width = 0.05},
                                        {.name = "alexnet", .width = 0.05, .image_size = 65},
                                        {.name = "alexnet", .width = 0.05, .image_size = 65, .groups = 2},
@@ -168,7 +169,7 @@ TEST_P(Models, TrainAsOnOneDevice) {
   if (GetParam() <= 2) expect_sharded_trains_as_whole(make_model({.name = "lenet"}), {1, 28, 28}, 10, GetParam());
 }
 
-TEST_P(Worlds, FrozenPartsOfResidualBlocksStayFrozen) {
+TEST_P(ShardWorlds, FrozenPartsOfResidualBlocksStayFrozen) {
   ResidualBlock block(12, 24);
   block->shortcut->parameters()[0].requires_grad_(false);
   block->named_parameters()["norm2.bias"].requires_grad_(false);
@@ -181,7 +182,7 @@ TEST_P(Worlds, FrozenPartsOfResidualBlocksStayFrozen) {
   });
 }
 
-TEST_P(Worlds, DropoutIsTheSameOverAnyNumberOfRanks) {
+TEST_P(ShardWorlds, DropoutIsTheSameOverAnyNumberOfRanks) {
   Sequential net({{"conv", torch::nn::Conv2d(1, 12, 3)},
                   {"drop_channels", torch::nn::Dropout2d(0.3)},
                   {"flatten", torch::nn::Flatten()},
@@ -216,7 +217,7 @@ TEST_P(Worlds, DropoutIsTheSameOverAnyNumberOfRanks) {
   });
 }
 
-TEST_P(Worlds, DropoutSeedsComeFromRankZero) {
+TEST_P(ShardWorlds, DropoutSeedsComeFromRankZero) {
   Sequential net({{"drop", torch::nn::Dropout(0.5)}});
   run(cpus(GetParam()), [&](Rank& rank) {
     const Tensor y = shard(net, rank)->forward(torch::ones({100}));
@@ -224,7 +225,7 @@ TEST_P(Worlds, DropoutSeedsComeFromRankZero) {
   });
 }
 
-TEST_P(Worlds, ResultsInSlicesSuitTheParallelLoss) {
+TEST_P(ShardWorlds, ResultsInSlicesSuitTheParallelLoss) {
   Sequential net({{"fc1", torch::nn::Linear(6, 9)},
                   {"tanh", torch::nn::Tanh()},
                   {"fc2", torch::nn::Linear(9, 8)},
@@ -246,7 +247,7 @@ TEST_P(Worlds, ResultsInSlicesSuitTheParallelLoss) {
   });
 }
 
-TEST_P(Worlds, PartsTakeOverNamesTypesFrozenWeightsAndMode) {
+TEST_P(ShardWorlds, PartsTakeOverNamesTypesFrozenWeightsAndMode) {
   Sequential net = lenet_of_layers();
   for (auto& item : net->named_parameters()) {
     if (item.key().starts_with("conv1") || item.key() == "fc2.bias") item.value().requires_grad_(false);
@@ -316,5 +317,5 @@ TEST(ShardTest, UnshardNeedsANetLikeTheOneThatWasSharded) {
   EXPECT_THAT(error(Sequential({{"fc1", torch::nn::Linear(6, 9)}})), AllOf(HasSubstr("[9, 6]"), HasSubstr("[9, 7]")));
 }
 
-}  // namespace
+}  // namespace shard_test
 }  // namespace lockstep

@@ -15,7 +15,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace shard_traffic_test {
 
 using testing::ElementsAre;
 using testing::IsEmpty;
@@ -23,11 +23,11 @@ using torch::Tensor;
 using torch::nn::Sequential;
 using Calls = std::vector<std::string>;
 
-class Worlds : public testing::TestWithParam<int> {
+class ShardTrafficWorlds : public testing::TestWithParam<int> {
  protected:
-  Worlds() { torch::manual_seed(GetParam()); }  // in every process the same
+  ShardTrafficWorlds() { torch::manual_seed(GetParam()); }  // in every process the same
 };
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+INSTANTIATE_TEST_SUITE_P(Sizes, ShardTrafficWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // What each layer's forward sends, and backward all together, for images or features that need no gradient.
@@ -58,7 +58,7 @@ const auto sends = [](const char* layer, Calls calls) {
   return std::pair<std::string, Calls>(layer, std::move(calls));
 };
 
-TEST_P(Worlds, LinearLayersAlternateWithOneSumPerTwo) {
+TEST_P(ShardTrafficWorlds, LinearLayersAlternateWithOneSumPerTwo) {
   Sequential net = multilayer_perceptron();
   expect_sharded_trains_as_whole(net, {7}, 5, GetParam());
   if (GetParam() == 1) return;
@@ -71,7 +71,7 @@ TEST_P(Worlds, LinearLayersAlternateWithOneSumPerTwo) {
   });
 }
 
-TEST_P(Worlds, ChannelsStaySlicesThroughFlatten) {
+TEST_P(ShardTrafficWorlds, ChannelsStaySlicesThroughFlatten) {
   Sequential net = lenet_of_layers();
   expect_sharded_trains_as_whole(net, {1, 14, 14}, 6, GetParam());
   if (GetParam() == 1) return;
@@ -83,7 +83,7 @@ TEST_P(Worlds, ChannelsStaySlicesThroughFlatten) {
   });
 }
 
-TEST_P(Worlds, AlternatingConvolutionsNeedOneSumPerTwo) {
+TEST_P(ShardTrafficWorlds, AlternatingConvolutionsNeedOneSumPerTwo) {
   using Options = torch::nn::Conv2dOptions;
   Sequential net({{"conv1", torch::nn::Conv2d(Options(2, 12, 3))},
                   {"norm1", torch::nn::BatchNorm2d(12)},
@@ -131,7 +131,7 @@ Sequential two_towers() {
                      {"fc8", torch::nn::Linear(16, 5)}});
 }
 
-TEST_P(Worlds, TwoTowersCrossInTheThirdConvolutionAndTheLinearLayersAlone) {
+TEST_P(ShardTrafficWorlds, TwoTowersCrossInTheThirdConvolutionAndTheLinearLayersAlone) {
   if (GetParam() == 3) GTEST_SKIP() << "two groups over three ranks";
   Sequential net = two_towers();
   expect_sharded_trains_as_whole(net, {1, 8, 8}, 5, GetParam());
@@ -144,7 +144,7 @@ TEST_P(Worlds, TwoTowersCrossInTheThirdConvolutionAndTheLinearLayersAlone) {
   });
 }
 
-TEST_P(Worlds, ResidualBlocksNeedOneSumEach) {
+TEST_P(ShardTrafficWorlds, ResidualBlocksNeedOneSumEach) {
   Sequential net({{"conv1", torch::nn::Conv2d(1, 12, 3)},
                   {"norm1", torch::nn::BatchNorm2d(12)},
                   {"relu", torch::nn::ReLU()},
@@ -197,7 +197,7 @@ torch::nn::AnyModule ResidualMlpImpl::shard(Rank& rank) const {
   return torch::nn::AnyModule(std::make_shared<PartOfResidualMlp>(*this, rank));
 }
 
-TEST_P(Worlds, ShardableModulesBetweenSlicesTrainAsOnOneDevice) {
+TEST_P(ShardTrafficWorlds, ShardableModulesBetweenSlicesTrainAsOnOneDevice) {
   Sequential net({{"fc1", torch::nn::Linear(6, 8)},
                   {"block1", ResidualMlp(8, 9)},
                   {"block2", ResidualMlp(8, 5)},
@@ -213,5 +213,5 @@ TEST_P(Worlds, ShardableModulesBetweenSlicesTrainAsOnOneDevice) {
   });
 }
 
-}  // namespace
+}  // namespace shard_traffic_test
 }  // namespace lockstep

@@ -13,7 +13,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace sharded_gradients_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -22,7 +22,8 @@ using torch::Tensor;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+using ShardedGradientsWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, ShardedGradientsWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 std::unique_ptr<torch::optim::Optimizer> sgd_of(const std::vector<Tensor>& slices) {
@@ -52,7 +53,7 @@ int64_t most_gradient_bytes(Rank& rank, const ShardedOptions& options) {
   return meter.peak() - of_net;  // the parameters have moved, and are as large as they were
 }
 
-TEST_P(Worlds, WithStage2ARankHasItsSliceOfTheGradientsAndTwoBuckets) {
+TEST_P(ShardedGradientsWorlds, WithStage2ARankHasItsSliceOfTheGradientsAndTwoBuckets) {
   on_ranks([](Rank& rank) {
     const int64_t all = 8 * kLayerBytes, slices = all / rank.world_size();
     const int64_t rest = kLayerBytes / 2;  // activations
@@ -148,5 +149,5 @@ TEST(ShardedGradients, AfterAFailedBackwardARankIsOutOfStep) {
               AllOf(HasSubstr("out of step"), HasSubstr("spilt")));
 }
 
-}  // namespace
+}  // namespace sharded_gradients_test
 }  // namespace lockstep

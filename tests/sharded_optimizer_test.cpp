@@ -15,7 +15,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace sharded_optimizer_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -24,7 +24,8 @@ namespace F = torch::nn::functional;
 namespace nn = torch::nn;
 namespace optim = torch::optim;
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+using ShardedOptimizerWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, ShardedOptimizerWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 struct Case {
@@ -120,7 +121,7 @@ std::vector<ShardedOptions> ways() {
           {.stage = 2, .bucket_bytes = 256, .overlap = false}};
 }
 
-TEST_P(Worlds, UpdatesAreThoseOfTheWholeOptimizer) {
+TEST_P(ShardedOptimizerWorlds, UpdatesAreThoseOfTheWholeOptimizer) {
   for (const auto& [name, make] : cases()) {
     const Net start;
     const auto batches = make_batches();
@@ -144,7 +145,7 @@ TEST_P(Worlds, UpdatesAreThoseOfTheWholeOptimizer) {
 }
 
 // What each backward adds: under no_sync on the rank, with stage 2 in the slice.
-TEST_P(Worlds, AccumulatesOverBackwards) {
+TEST_P(ShardedOptimizerWorlds, AccumulatesOverBackwards) {
   const Net start;
   const auto batches = make_batches();
   Net whole = copy_of(start);
@@ -201,7 +202,7 @@ struct BranchesImpl : nn::Cloneable<BranchesImpl> {
   size_t branch = 0;
 };
 
-TEST_P(Worlds, ParametersWithoutGradientCountAsZeros) {
+TEST_P(ShardedOptimizerWorlds, ParametersWithoutGradientCountAsZeros) {
   const auto start = std::make_shared<BranchesImpl>();
   const Batch batch{torch::randn({5, 6}, torch::kDouble), torch::randint(4, {5}), 5};
   const auto make = cases()[0].make;
@@ -236,7 +237,7 @@ int64_t state_bytes(const optim::Optimizer& adam) {
   return bytes;
 }
 
-TEST_P(Worlds, StateOfEachRankIsItsShareOfTheWhole) {
+TEST_P(ShardedOptimizerWorlds, StateOfEachRankIsItsShareOfTheWhole) {
   on_ranks([](Rank& rank) {
     DataParallel net(nn::Linear(15, 64), rank, {.average = false});  // 1024 values
     ShardedOptimizer adam(
@@ -373,5 +374,5 @@ TEST(ShardedOptimizer, SaysWhatItCannotDo) {
               AllOf(HasSubstr("weight"), HasSubstr("sparse")));
 }
 
-}  // namespace
+}  // namespace sharded_optimizer_test
 }  // namespace lockstep

@@ -16,17 +16,6 @@ namespace lockstep {
 
 constexpr double kTolerance = 1e-12;  // in float64
 
-// A net with the same weights, layer by layer under the same names.
-inline torch::nn::Sequential copy_of(const torch::nn::Sequential& net) {
-  torch::nn::Sequential copy;
-  size_t i = 0;
-  for (const auto& item : net->named_children()) {
-    copy->push_back(item.key(), (net->begin() + static_cast<std::ptrdiff_t>(i++))->clone());
-  }
-  copy->train(net->is_training());
-  return copy;
-}
-
 struct TrainingBatch {
   at::Tensor x, y;
 };

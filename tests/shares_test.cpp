@@ -12,7 +12,7 @@
 #include "error_of.hpp"
 
 namespace lockstep {
-namespace {
+namespace shares_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -128,5 +128,5 @@ TEST(BatchesByShares, NeedOneShareForEachShard) {
   EXPECT_EQ(all.begin()->size(), 10);
 }
 
-}  // namespace
+}  // namespace shares_test
 }  // namespace lockstep

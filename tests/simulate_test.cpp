@@ -13,7 +13,7 @@
 #include "error_of.hpp"
 #include "planned_nets.hpp"
 
-namespace {
+namespace simulate_test {
 
 using namespace lockstep;
 using testing::AllOf;
@@ -272,4 +272,4 @@ TEST(CostModel, AThousandDevicesTakeSeconds) {
   EXPECT_LE(best_plan(plans).prediction.step_seconds, 1.01 * plans.front().prediction.step_seconds);
 }
 
-}  // namespace
+}  // namespace simulate_test

@@ -5,6 +5,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/devices.hpp>
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -25,9 +26,15 @@ struct LambdaImpl : torch::nn::Cloneable<LambdaImpl> {
 };
 TORCH_MODULE(Lambda);
 
-// Every rank has layers of its own; a copy of a module would share them.
+// A net with the same weights, layer by layer under the same names: every rank has layers of its own.
 inline torch::nn::Sequential copy_of(const torch::nn::Sequential& net) {
-  return {std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone())};
+  torch::nn::Sequential copy;
+  size_t i = 0;
+  for (const auto& item : net->named_children()) {
+    copy->push_back(item.key(), (net->begin() + static_cast<std::ptrdiff_t>(i++))->clone());
+  }
+  copy->train(net->is_training());
+  return copy;
 }
 
 }  // namespace lockstep

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace split_model_test {
 
 using lockstep::Batch;
 using lockstep::error_of;
@@ -104,11 +104,11 @@ void expect_trains_like_one_device(Rank& rank, const ModelSplit& split) {
   expect_close(net.forward(test.x), expected->forward(test.x).detach(), "the output");
 }
 
-class Worlds : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+class SplitModelWorlds : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, SplitModelWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& world) { return std::to_string(world.param) + "Ranks"; });
 
-TEST_P(Worlds, EveryMeshTrainsLikeOneDevice) {
+TEST_P(SplitModelWorlds, EveryMeshTrainsLikeOneDevice) {
   lockstep::run(lockstep::Devices(GetParam(), torch::kCPU), [](Rank& rank) {
     for (const auto& mesh : lockstep::mesh_shapes(rank.world_size())) {
       SCOPED_TRACE(lockstep::to_string(mesh));
@@ -118,7 +118,7 @@ TEST_P(Worlds, EveryMeshTrainsLikeOneDevice) {
   });
 }
 
-TEST_P(Worlds, SchedulesCutsAndRulesDoNotChangeTheResult) {
+TEST_P(SplitModelWorlds, SchedulesCutsAndRulesDoNotChangeTheResult) {
   lockstep::run(lockstep::Devices(GetParam(), torch::kCPU), [](Rank& rank) {
     std::mt19937 random(7);  // the same on all ranks
     const auto meshes = lockstep::mesh_shapes(rank.world_size());
@@ -217,4 +217,4 @@ TEST(SplitModelTest, ASplitThatDoesNotFitIsRefusedBeforeTheFirstStep) {
   EXPECT_THAT(random, AllOf(HasSubstr("drop"), HasSubstr("draws random numbers")));
 }
 
-}  // namespace
+}  // namespace split_model_test

@@ -9,7 +9,7 @@
 #include <map>
 #include <memory>
 
-namespace {
+namespace split_optimizer_state_test {
 
 using lockstep::ModelSplit;
 using lockstep::Rank;
@@ -90,4 +90,4 @@ TEST(SplitOptimizerState, IsTheWholeNetworksWhateverTheSplit) {
   }
 }
 
-}  // namespace
+}  // namespace split_optimizer_state_test

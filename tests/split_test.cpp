@@ -8,7 +8,7 @@
 #include "error_of.hpp"
 
 namespace lockstep {
-namespace {
+namespace split_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -122,5 +122,5 @@ TEST(SplitBatch, RefusesDifferentCountsWithBothNumbers) {
               HasSubstr("evenly"));
 }
 
-}  // namespace
+}  // namespace split_test
 }  // namespace lockstep

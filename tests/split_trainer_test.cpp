@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace split_trainer_test {
 
 using lockstep::error_of;
 using lockstep::ModelOptions;
@@ -181,4 +181,4 @@ TEST_F(SplitTrainer, WhatDoesNotFitIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused(3, {.mesh = {.tensor = 3}}), AllOf(HasSubstr("conv1"), HasSubstr("20")));
 }
 
-}  // namespace
+}  // namespace split_trainer_test

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace {
+namespace storeys_test {
 
 using lockstep::Rank;
 using Params = std::vector<torch::Tensor>;
@@ -101,4 +101,4 @@ TEST(Storeys, AgreeOnWeightsAndGradientsAfterEveryStep) {
   }
 }
 
-}  // namespace
+}  // namespace storeys_test

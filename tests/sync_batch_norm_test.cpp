@@ -13,7 +13,7 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
+namespace sync_batch_norm_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -25,7 +25,8 @@ namespace nn = torch::nn;
 
 constexpr double kTolerance = 1e-10;
 
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4),
+using SyncBatchNormWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, SyncBatchNormWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // A rank's samples: even as can be, or none for rank 0 if there are others.
@@ -98,7 +99,7 @@ void expect_whole_batches(int ranks, std::vector<int64_t> shape, const BatchNorm
   }
 }
 
-TEST_P(Worlds, LayerIsTheBatchNormOfTheWholeBatch) {
+TEST_P(SyncBatchNormWorlds, LayerIsTheBatchNormOfTheWholeBatch) {
   const BatchNormOptions plain(3);
   expect_whole_batches<nn::BatchNorm1d>(GetParam(), {0, 3}, plain);
   expect_whole_batches<nn::BatchNorm1d>(GetParam(), {0, 3, 4}, plain);
@@ -132,7 +133,7 @@ nn::Sequential copy_of(const nn::Sequential& net) {
 }
 
 // With many small buckets, whose exchanges come between those of the layers.
-TEST_P(Worlds, NetsTrainAsOnOneDeviceAlsoWithEmptyParts) {
+TEST_P(SyncBatchNormWorlds, NetsTrainAsOnOneDeviceAlsoWithEmptyParts) {
   const nn::Sequential start = make_net();
   nn::Sequential single = copy_of(start);
   torch::optim::SGD sgd(single->parameters(), /*lr=*/0.1);
@@ -297,5 +298,5 @@ TEST(SyncBatchNorm, SaysWhatItCannotCompute) {
               HasSubstr("synchronised over ranks cannot be split by channels"));
 }
 
-}  // namespace
+}  // namespace sync_batch_norm_test
 }  // namespace lockstep

@@ -11,7 +11,7 @@
 #include <fstream>
 #include <map>
 
-namespace {
+namespace trace_test {
 
 using lockstep::error_of;
 using lockstep::ScratchFolder;
@@ -67,4 +67,4 @@ TEST_F(Trace, AFileThatCannotBeWrittenIsAnError) {
   EXPECT_THAT(error_of([&] { train(2, 32, traces_ / "no folder" / "trace.json"); }), HasSubstr("trace.json"));
 }
 
-}  // namespace
+}  // namespace trace_test

@@ -10,7 +10,7 @@
 #include "error_of.hpp"
 
 namespace lockstep {
-namespace {
+namespace train_batch_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -328,5 +328,5 @@ TEST(Train, RefusesBadOptionsBeforeTheFirstStep) {
   EXPECT_THAT(error_of([&] { train(2, 32, 0.2, {}); }), HasSubstr("no samples"));
 }
 
-}  // namespace
+}  // namespace train_batch_test
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 
 #include "error_of.hpp"
 
-namespace {
+namespace train_options_test {
 
 using lockstep::error_of;
 using lockstep::TrainOptions;
@@ -125,4 +125,4 @@ TEST(TrainOptionsJson, DoesNotAskForDevicesThatAreReplaced) {
   EXPECT_THAT(error_of([] { lockstep::train_options_from_json(R"({"devices": "cuda:77"})"); }), HasSubstr("cuda:77"));
 }
 
-}  // namespace
+}  // namespace train_options_test

@@ -15,7 +15,7 @@
 #include <latch>
 #include <thread>
 
-namespace {
+namespace trainer_test {
 
 namespace fs = std::filesystem;
 using lockstep::EpochMetrics;
@@ -424,4 +424,4 @@ TEST(EvaluateRun, SaysWhatIsMissing) {
   EXPECT_THAT(error_of([&] { lockstep::evaluate_run(folder.path()); }), HasSubstr("model.safetensors"));
 }
 
-}  // namespace
+}  // namespace trainer_test

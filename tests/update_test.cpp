@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-namespace {
+namespace update_test {
 
 using lockstep::error_of;
 using lockstep::LrScaling;
@@ -328,4 +328,4 @@ TEST(UpdateJson, NamesWhatIsWrong) {
   EXPECT_THAT(text(R"({"accumulate": 1.5})"), HasSubstr("\"accumulate\""));
 }
 
-}  // namespace
+}  // namespace update_test

@@ -8,7 +8,7 @@
 
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_bench_test {
 
 namespace fs = std::filesystem;
 using lockstep::Cli;
@@ -111,4 +111,4 @@ TEST_F(CliBench, BadFlagsAreErrors) {
               HasSubstr("lockstep bench step --help shows"));
 }
 
-}  // namespace
+}  // namespace cli_bench_test

@@ -1,7 +1,7 @@
 // The flags of lockstep train for fewer and smaller messages: what is shown, kept and run again; and what is refused.
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_communication_test {
 
 using lockstep::Cli;
 using lockstep::Finished;
@@ -51,4 +51,4 @@ TEST_F(CliCommunication, RefusesWhatMakesNoSense) {
   expect_refused({"--sync-every", "4", "--checkpoint-every", "2"}, "--checkpoint-every");
 }
 
-}  // namespace
+}  // namespace cli_communication_test

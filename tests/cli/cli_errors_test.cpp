@@ -4,7 +4,7 @@
 
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_errors_test {
 
 namespace fs = std::filesystem;
 using lockstep::Cli;
@@ -284,4 +284,4 @@ TEST_F(CliErrors, AFullDiskUnderTheOutputIsNamed) {
   }
 }
 
-}  // namespace
+}  // namespace cli_errors_test

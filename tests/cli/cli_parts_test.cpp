@@ -7,7 +7,7 @@
 #include "number_text.hpp"
 #include "scratch_folder.hpp"
 
-namespace {
+namespace cli_parts_test {
 
 using lockstep::Devices;
 using lockstep::ScratchFolder;
@@ -103,4 +103,4 @@ TEST(Text, AlignsTables) {
   EXPECT_EQ(table({{"a", "1"}, {"long", "2"}}), "  a     1\n  long  2\n");
 }
 
-}  // namespace
+}  // namespace cli_parts_test

@@ -8,7 +8,7 @@
 
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_plan_test {
 
 using namespace lockstep;
 using testing::AllOf;
@@ -110,4 +110,4 @@ TEST_F(CliPlan, WhatCannotBeIsAnError) {
   fails(plan({"--simulate", "small.json"}), 1, AllOf(HasSubstr("no plan for \"mlp\" fits"), HasSubstr("1 kB")));
 }
 
-}  // namespace
+}  // namespace cli_plan_test

@@ -1,7 +1,7 @@
 // lockstep train --resume: a run that was killed or stopped goes on where it was, with the results of an unbroken one.
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_resume_test {
 
 namespace fs = std::filesystem;
 using lockstep::Cli;
@@ -74,4 +74,4 @@ TEST_F(CliResume, GoesOnInAnotherFolderAndShowsItself) {
   }
 }
 
-}  // namespace
+}  // namespace cli_resume_test

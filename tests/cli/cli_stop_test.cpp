@@ -3,7 +3,7 @@
 
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_stop_test {
 
 namespace fs = std::filesystem;
 using lockstep::Cli;
@@ -147,4 +147,4 @@ TEST_F(CliStop, AnIgnoredInterruptStaysIgnored) {
   EXPECT_EQ(program.finish().code, 143);
 }
 
-}  // namespace
+}  // namespace cli_stop_test

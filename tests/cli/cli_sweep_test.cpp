@@ -10,7 +10,7 @@
 #include "cli_fixture.hpp"
 #include "io/folder_lock.hpp"
 
-namespace {
+namespace cli_sweep_test {
 
 namespace fs = std::filesystem;
 using lockstep::Cli;
@@ -248,4 +248,4 @@ TEST_F(CliSweep, KeepsToItsOwnFolder) {
   EXPECT_THAT(sweep(other).err, HasSubstr("runs/run is the folder of a run"));
 }
 
-}  // namespace
+}  // namespace cli_sweep_test

@@ -4,7 +4,7 @@
 
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_terminal_test {
 
 using lockstep::Cli;
 using lockstep::Finished;
@@ -131,4 +131,4 @@ TEST_F(CliTerminal, AnErrorLeavesNoBarBehind) {
   EXPECT_THAT(screen.lines[0], StartsWith("lockstep: error: "));
 }
 
-}  // namespace
+}  // namespace cli_terminal_test

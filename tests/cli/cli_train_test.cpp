@@ -6,7 +6,7 @@
 
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_train_test {
 
 namespace fs = std::filesystem;
 using lockstep::Cli;
@@ -426,4 +426,4 @@ TEST_F(CliTrain, EvaluatesARunExactlyOnAnyNumberOfDevices) {
   }
 }
 
-}  // namespace
+}  // namespace cli_train_test

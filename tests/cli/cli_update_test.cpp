@@ -1,7 +1,7 @@
 // The flags of lockstep train for larger batches: what is shown, kept and run again; and what is refused.
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_update_test {
 
 using lockstep::Cli;
 using lockstep::Finished;
@@ -86,4 +86,4 @@ TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
   expect_refused({"--warmup", "1"}, {"--scale-batch or --reference-batch"});
 }
 
-}  // namespace
+}  // namespace cli_update_test

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-namespace {
+namespace calls_test {
 
 using namespace lockstep;
 using comm::Calls;
@@ -104,4 +104,4 @@ TEST(CallsTest, CallsWithALostRankDoNotCountAndThoseOfTheOthersDo) {
   EXPECT_THAT(comm::unanswered(all, layout, {1}), HasSubstr("rank 2 (cpu) called send to rank 0 (cpu) once"));
 }
 
-}  // namespace
+}  // namespace calls_test

@@ -10,7 +10,7 @@
 #include <chrono>
 #include <thread>
 
-namespace {
+namespace in_process_meetings_test {
 
 using c10d::ReduceOp;
 using lockstep::error_of;
@@ -284,4 +284,4 @@ TEST(InProcessMeetings, BadArgumentsAreRefusedByName) {
   });
 }
 
-}  // namespace
+}  // namespace in_process_meetings_test

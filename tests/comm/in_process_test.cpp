@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-namespace {
+namespace in_process_test {
 
 using c10d::ReduceOp;
 using lockstep::Rank;
@@ -41,10 +41,10 @@ c10d::AllreduceOptions with(ReduceOp op) {
   return options;
 }
 
-class Worlds : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Sizes, Worlds, testing::Values(1, 2, 3, 4, 5));
+class InProcessWorlds : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, InProcessWorlds, testing::Values(1, 2, 3, 4, 5));
 
-TEST_P(Worlds, AllreduceReducesOverAllRanks) {
+TEST_P(InProcessWorlds, AllreduceReducesOverAllRanks) {
   const int world = GetParam();
   const Tensor all = torch::stack(values(world, {2, 7}));
   lockstep::run(cpus(world), [&](Rank& rank) {
@@ -61,7 +61,7 @@ TEST_P(Worlds, AllreduceReducesOverAllRanks) {
   });
 }
 
-TEST_P(Worlds, AllreduceTakesEveryNumericType) {
+TEST_P(InProcessWorlds, AllreduceTakesEveryNumericType) {
   const int world = GetParam();
   for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
                           torch::kInt16, torch::kInt32, torch::kInt64}) {
@@ -74,7 +74,7 @@ TEST_P(Worlds, AllreduceTakesEveryNumericType) {
   }
 }
 
-TEST_P(Worlds, AllreduceTakesRandomShapesAlsoEmptyAndNotContiguous) {
+TEST_P(InProcessWorlds, AllreduceTakesRandomShapesAlsoEmptyAndNotContiguous) {
   const int world = GetParam();
   torch::manual_seed(GetParam());
   for (int round = 0; round < 20; ++round) {
@@ -104,7 +104,7 @@ TEST_P(Worlds, AllreduceTakesRandomShapesAlsoEmptyAndNotContiguous) {
   }
 }
 
-TEST_P(Worlds, AllreduceAddsInTheOrderOfTheRanks) {
+TEST_P(InProcessWorlds, AllreduceAddsInTheOrderOfTheRanks) {
   const int world = GetParam();
   Tensors inputs;
   for (int rank = 0; rank < world; ++rank) inputs.push_back(torch::rand({1000}) * std::pow(1000, rank % 3));
@@ -121,7 +121,7 @@ TEST_P(Worlds, AllreduceAddsInTheOrderOfTheRanks) {
   }
 }
 
-TEST_P(Worlds, BroadcastCopiesTheRootsValues) {
+TEST_P(InProcessWorlds, BroadcastCopiesTheRootsValues) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
     for (int root = 0; root < world; ++root) {
@@ -135,7 +135,7 @@ TEST_P(Worlds, BroadcastCopiesTheRootsValues) {
   });
 }
 
-TEST_P(Worlds, ReduceLeavesTheSumOnTheRootAlone) {
+TEST_P(InProcessWorlds, ReduceLeavesTheSumOnTheRootAlone) {
   const int world = GetParam();
   const Tensor sum = torch::stack(values(world, {4, 3})).sum(0);
   lockstep::run(cpus(world), [&](Rank& rank) {
@@ -149,7 +149,7 @@ TEST_P(Worlds, ReduceLeavesTheSumOnTheRootAlone) {
   });
 }
 
-TEST_P(Worlds, AllgatherCollectsEveryRanksTensor) {
+TEST_P(InProcessWorlds, AllgatherCollectsEveryRanksTensor) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
     Tensors input{value(rank.index(), {2, 3})};
@@ -164,7 +164,7 @@ TEST_P(Worlds, AllgatherCollectsEveryRanksTensor) {
   });
 }
 
-TEST_P(Worlds, ReduceScatterGivesEachRankItsPartOfTheSum) {
+TEST_P(InProcessWorlds, ReduceScatterGivesEachRankItsPartOfTheSum) {
   const int world = GetParam();
   const Tensor sum = torch::stack(values(world, {world, 3})).sum(0);
   lockstep::run(cpus(world), [&](Rank& rank) {
@@ -187,7 +187,7 @@ TEST_P(Worlds, ReduceScatterGivesEachRankItsPartOfTheSum) {
   });
 }
 
-TEST_P(Worlds, AlltoallTransposesTheRanksTensors) {
+TEST_P(InProcessWorlds, AlltoallTransposesTheRanksTensors) {
   const int world = GetParam();
   const auto message = [](int from, int to) { return torch::full({from + 1, to + 1}, 10.0 * from + to); };
   lockstep::run(cpus(world), [&](Rank& rank) {
@@ -262,7 +262,7 @@ void expect_collectives_right(Rank& rank, c10::IntArrayRef shape, torch::Dtype t
   expect_equal(from_previous[0], of((me + world - 1) % world));
 }
 
-TEST_P(Worlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
+TEST_P(InProcessWorlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
   lockstep::run(cpus(GetParam()), [&](Rank& rank) {
     for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
                             torch::kInt16, torch::kInt32, torch::kInt64}) {
@@ -273,7 +273,7 @@ TEST_P(Worlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
   });
 }
 
-TEST_P(Worlds, MessagesGoAroundTheRingInOrder) {
+TEST_P(InProcessWorlds, MessagesGoAroundTheRingInOrder) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
   lockstep::run(cpus(world), [&](Rank& rank) {
@@ -293,7 +293,7 @@ TEST_P(Worlds, MessagesGoAroundTheRingInOrder) {
 }
 
 // Some messages are sent before the receive is posted, some after.
-TEST_P(Worlds, AReceiveFromAnyRankTakesEveryMessageOnceInItsSendersOrder) {
+TEST_P(InProcessWorlds, AReceiveFromAnyRankTakesEveryMessageOnceInItsSendersOrder) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
   constexpr int kTag = 0x4000, kMessages = 5;
@@ -322,7 +322,7 @@ TEST_P(Worlds, AReceiveFromAnyRankTakesEveryMessageOnceInItsSendersOrder) {
   });
 }
 
-TEST_P(Worlds, BarrierHoldsBackUntilAllHaveCome) {
+TEST_P(InProcessWorlds, BarrierHoldsBackUntilAllHaveCome) {
   const int world = GetParam();
   std::atomic<int> arrived = 0;
   lockstep::run(cpus(world), [&](Rank& rank) {
@@ -336,4 +336,4 @@ TEST_P(Worlds, BarrierHoldsBackUntilAllHaveCome) {
   });
 }
 
-}  // namespace
+}  // namespace in_process_test

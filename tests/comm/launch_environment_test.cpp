@@ -8,7 +8,7 @@
 
 #include <map>
 
-namespace {
+namespace launch_environment_test {
 
 using namespace lockstep;
 using comm::LaunchEnvironment;
@@ -164,4 +164,4 @@ TEST(ShareOut, GivesEqualPartsInOrder) {
   EXPECT_EQ(comm::share_out({devices[0]}, 1, 2), Devices{devices[0]});  // each process sees a GPU of its own
 }
 
-}  // namespace
+}  // namespace launch_environment_test

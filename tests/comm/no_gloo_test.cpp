@@ -10,7 +10,7 @@
 
 #include <cstdlib>
 
-namespace {
+namespace no_gloo_test {
 
 using namespace lockstep;
 using testing::AllOf;
@@ -44,4 +44,4 @@ TEST(NoGloo, RanksAsThreadsNeedNone) {
   });
 }
 
-}  // namespace
+}  // namespace no_gloo_test

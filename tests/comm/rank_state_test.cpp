@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace {
+namespace rank_state_test {
 
 using namespace lockstep;
 using comm::Calls;
@@ -120,4 +120,4 @@ TEST(RankStateTest, OfARankThatWasLostNothingIsAwaited) {
   EXPECT_EQ(comm::contradiction(waits_in_group(0, {"barrier"}).call, states, layout_of(3)), "");
 }
 
-}  // namespace
+}  // namespace rank_state_test

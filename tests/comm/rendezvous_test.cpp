@@ -16,7 +16,7 @@
 #include <future>
 #include <memory>
 
-namespace {
+namespace rendezvous_test {
 
 using namespace lockstep;
 using testing::AllOf;
@@ -127,4 +127,4 @@ TEST(Rendezvous, LoopbackForSeveralMachinesIsRefused) {
               AllOf(HasSubstr("MASTER_ADDR=localhost means this machine itself"), HasSubstr("4 processes")));
 }
 
-}  // namespace
+}  // namespace rendezvous_test

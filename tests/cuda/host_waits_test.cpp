@@ -6,7 +6,7 @@
 
 #include "rank_trainer.hpp"
 
-namespace {
+namespace host_waits_test {
 
 using lockstep::Rank;
 using lockstep::TrainOptions;
@@ -56,4 +56,4 @@ TEST(HostWaits, ArePerEpochAndNotPerStep) {
   }
 }
 
-}  // namespace
+}  // namespace host_waits_test

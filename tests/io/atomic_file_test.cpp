@@ -14,7 +14,7 @@
 #include "scratch_folder.hpp"
 
 namespace lockstep::io {
-namespace {
+namespace atomic_file_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -130,5 +130,5 @@ TEST(AtomicFile, KeepsTheOldFileWhenTheDiskIsFull) {
   EXPECT_THAT(folder.names(), ElementsAre("a.txt"));
 }
 
-}  // namespace
+}  // namespace atomic_file_test
 }  // namespace lockstep::io

@@ -11,7 +11,7 @@
 #include "scratch_folder.hpp"
 
 namespace lockstep::io {
-namespace {
+namespace idx_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -128,5 +128,5 @@ TEST_F(IdxTest, FindsAFileUnderBothNames) {
   EXPECT_EQ(find_idx(folder_.path(), "labels"), folder_ / "labels");
 }
 
-}  // namespace
+}  // namespace idx_test
 }  // namespace lockstep::io

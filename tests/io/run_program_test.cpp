@@ -11,7 +11,7 @@
 #include "scratch_folder.hpp"
 
 namespace lockstep::io {
-namespace {
+namespace run_program_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -77,5 +77,5 @@ TEST(RunProgram, LetsSignalsThrough) {
   EXPECT_FALSE(contains("SigIgn:", SIGPIPE));
 }
 
-}  // namespace
+}  // namespace run_program_test
 }  // namespace lockstep::io

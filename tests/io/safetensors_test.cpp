@@ -16,7 +16,7 @@
 #include "scratch_folder.hpp"
 
 namespace lockstep::io {
-namespace {
+namespace safetensors_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -205,5 +205,5 @@ TEST_F(SafetensorsTest, RefusesABoolThatIsNeitherTrueNorFalse) {
               HasSubstr("neither 0 nor 1"));
 }
 
-}  // namespace
+}  // namespace safetensors_test
 }  // namespace lockstep::io

@@ -11,7 +11,7 @@
 #include "scratch_folder.hpp"
 
 namespace lockstep::io {
-namespace {
+namespace tfevents_test {
 
 using testing::HasSubstr;
 using testing::Pair;
@@ -119,5 +119,5 @@ TEST(TfEvents, RefusesWhatCannotBeWritten) {
   EXPECT_THAT(error_of([&] { TfEvents(folder / "events", 0, 1); }), HasSubstr("File exists"));
 }
 
-}  // namespace
+}  // namespace tfevents_test
 }  // namespace lockstep::io

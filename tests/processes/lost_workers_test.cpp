@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <memory>
 
-namespace {
+namespace lost_workers_test {
 
 using namespace lockstep;
 using namespace std::chrono_literals;
@@ -145,4 +145,4 @@ TEST(LostWorkers, WithoutALauncherThatSeesItSilenceCounts) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
 }
 
-}  // namespace
+}  // namespace lost_workers_test

@@ -1,7 +1,7 @@
 // Processes that Open MPI's mpirun starts: no port is given, and the processes find rank 0's.
 #include "job.hpp"
 
-namespace {
+namespace mpirun_test {
 
 using namespace lockstep;
 using testing::HasSubstr;
@@ -34,4 +34,4 @@ TEST_F(Mpirun, ARankThatThrowsIsNamedByAll) {
   EXPECT_THAT(job.err, HasSubstr("rank 1 (cpu): out of luck"));
 }
 
-}  // namespace
+}  // namespace mpirun_test

@@ -9,7 +9,7 @@
 #include <chrono>
 #include <thread>
 
-namespace {
+namespace process_failures_test {
 
 using namespace lockstep;
 using namespace std::chrono_literals;
@@ -335,4 +335,4 @@ TEST(ProcessFailures, AnIncompleteEnvironmentIsRefusedByName) {
   EXPECT_THAT(job.err, HasSubstr("LOCAL_RANK, LOCAL_WORLD_SIZE not set"));
 }
 
-}  // namespace
+}  // namespace process_failures_test

@@ -5,7 +5,7 @@
 #include "cli/cli_fixture.hpp"
 #include "job.hpp"
 
-namespace {
+namespace process_training_test {
 
 using namespace lockstep;
 
@@ -67,4 +67,4 @@ TEST_F(ProcessTraining, GoesOnWithTheSameBits) {
   }
 }
 
-}  // namespace
+}  // namespace process_training_test

@@ -1,7 +1,7 @@
 // The same program as processes of our own launcher: every collective, training, repeated runs.
 #include "job.hpp"
 
-namespace {
+namespace processes_test {
 
 using namespace lockstep;
 using testing::HasSubstr;
@@ -75,4 +75,4 @@ TEST(Processes, ADeviceListThatCannotBeSharedOutIsRefusedWithBothNumbers) {
               HasSubstr("[cpu, cpu, cpu] has 3 entries, which the 2 processes on this machine cannot share out"));
 }
 
-}  // namespace
+}  // namespace processes_test

@@ -1,7 +1,7 @@
 // Processes that torchrun starts, whose agent keeps the store.
 #include "job.hpp"
 
-namespace {
+namespace torchrun_test {
 
 using namespace lockstep;
 using testing::HasSubstr;
@@ -37,4 +37,4 @@ TEST_F(Torchrun, ARankThatThrowsIsNamed) {
   EXPECT_THAT(job.err, HasSubstr("process 1: rank 1 (cpu): out of luck"));
 }
 
-}  // namespace
+}  // namespace torchrun_test
