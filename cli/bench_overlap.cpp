@@ -309,8 +309,7 @@ Command add_bench_overlap(CLI::App& bench) {
   const auto flags = std::make_shared<BenchOverlapFlags>();
   const OptionAdder add{*app};
   add_devices_flag(*app, flags->devices);
-  add("--threads-per-rank", flags->threads_per_rank, "N", "threads that each rank computes with", "1")
-      ->check(number_between<int, 1, 1024>);
+  add_threads_flag(*app, flags->threads_per_rank);
   add("--model", flags->model, "NAME", "mlp, resnet18 or all", flags->model);
   add("--batch-size", flags->batch_size, "N",
       "samples per step, over all devices (default: 64 per rank for mlp, 8 for resnet18)", "")

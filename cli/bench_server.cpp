@@ -239,8 +239,7 @@ Command add_bench_server(CLI::App& bench) {
   add("--lr", flags->lr, "X", "learning rate of plain SGD", "0.2")->check(rate);
   add("--seed", flags->seed, "N", "of the weights and of the samples' order", std::to_string(flags->seed))
       ->check(whole_number<uint64_t>);
-  add("--threads-per-rank", flags->threads_per_rank, "N", "threads that each rank computes with", "1")
-      ->check(number_between<int, 1, 1024>);
+  add_threads_flag(*app, flags->threads_per_rank);
   add("--data", flags->data, "NAME", "fashion-mnist or synthetic", flags->data);
   add("--data-dir", flags->data_dir, "DIR", "as for lockstep train", "");
   add("--samples", flags->samples, "N", "train with the first N samples alone (default: all)", "")

@@ -24,6 +24,11 @@ inline Devices devices_from(const std::optional<std::string>& list) {
   return list ? from_flags([&] { return parse_devices(*list); }) : default_devices();
 }
 
+inline void add_threads_flag(CLI::App& app, int& threads) {
+  OptionAdder{app}("--threads-per-rank", threads, "N", "threads that each rank computes with", "1")
+      ->check(number_between<int, 1, 1024>);
+}
+
 inline void add_model_flags(CLI::App& app, ModelOptions& model) {
   const OptionAdder add{app};
   add("--model", model.name, "NAME", "as for lockstep train", model.name)->check(known_model);

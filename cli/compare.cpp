@@ -31,7 +31,9 @@ const char* const compare_explanation =
     "The schemes take turns, so that a change of the machine's load meets all of them\n"
     "alike; the best round of each counts. All start with equal weights and see the\n"
     "same batches. The model is profiled first, which balances the pipelines' stages\n"
-    "and gives the predictions (docs/plan.md). The tables come when all have run.\n"
+    "and gives the predictions (docs/plan.md); with --simulate they are those for a\n"
+    "described cluster, so that a simulation can be held against real runs. The\n"
+    "tables come when all have run.\n"
     "\n"
     "  data N                replicas of the network, each for a part of the batch\n"
     "  layers, one batch …   each device some layers; they take turns\n"
@@ -43,7 +45,8 @@ const char* const compare_explanation =
     "  predicted   what lockstep plan makes of the profile; - where that has none\n"
     "  speed-up    one device's step over this one's\n"
     "  memory      of the fullest device: parameters (and buffers), gradients, the\n"
-    "              optimizer's state (momentum), activations at their peak\n"
+    "              optimizer's state (momentum), activations at their peak (and the\n"
+    "              batch); predicted beside it\n"
     "  sent        per step, by the device that sends most; an allreduce counts as a\n"
     "              ring's. Threads of one process share memory and copy less\n"
     "  idle        share of the step not in layers, loss or update: waiting for\n"
@@ -56,21 +59,27 @@ const char* const compare_explanation =
     "\n"
     "Examples:\n"
     "  lockstep compare --model lenet --devices 2\n"
-    "  lockstep compare --model alexnet --width 0.25 --batch-size 64 --steps 5\n";
+    "  lockstep compare --model alexnet --width 0.25 --batch-size 64 --steps 5\n"
+    "  lockstep plan --model mlp --devices 4xcpu --keep-profile mlp.json \\\n"
+    "      --keep-cluster here.json\n"
+    "  lockstep compare --model mlp --devices 2xcpu --profile mlp.json \\\n"
+    "      --simulate here.json\n";
 
 struct CompareFlags {
   SchemeOptions scheme;
   std::optional<std::string> devices;
-  std::string data = "fashion-mnist", data_dir, json;
+  std::string data = "fashion-mnist", data_dir, json, profile, simulate;
   int rounds = 3;
   double seconds = 10;
 };
 
 struct Row {
   Scheme scheme;
-  double predicted = 0;  // seconds
+  std::optional<Prediction> predicted = {};
   std::optional<SchemeCost> cost = {};
 };
+
+const TrainingCost momentum{.state_bytes_per_parameter_byte = 1};  // train_scheme()'s
 
 // The best plan whose mesh and schedule are these; none if the model cannot be split so.
 std::optional<Plan> planned(const MeasuredModel& model, const MeshShape& mesh, const PlanOptions& options) {
@@ -85,7 +94,7 @@ std::optional<Plan> planned(const MeasuredModel& model, const MeshShape& mesh, c
   return found == plans.end() ? std::nullopt : std::optional(*found);
 }
 
-std::string name_of(const MeshShape& mesh) {
+std::string mesh_name(const MeshShape& mesh) {
   std::string name;
   const auto add = [&](int ranks, const char* axis) {
     if (ranks > 1) name += (name.empty() ? "" : " x ") + std::string(axis) + " " + std::to_string(ranks);
@@ -107,9 +116,9 @@ class Schemes {
     for (const auto& mesh : mesh_shapes(count)) {
       if (count == 1) break;
       if (mesh.pipeline == 1) {
-        add_plan(name_of(mesh), mesh, Schedule::one_f_one_b);
+        add_plan(mesh_name(mesh), mesh, Schedule::one_f_one_b);
       } else if (mesh.pipeline < count) {
-        add_plan(name_of(mesh) + ", 1f1b", mesh, Schedule::one_f_one_b);
+        add_plan(mesh_name(mesh) + ", 1f1b", mesh, Schedule::one_f_one_b);
       } else {
         add_pipelines(mesh);
       }
@@ -135,11 +144,13 @@ class Schemes {
 
   void add_alternating(const MeshShape& mesh) {
     ModelSplit split{.mesh = mesh, .tensor_rule = "alternating"};
-    if (!rows_.empty() && rows_.back().scheme.split.mesh == mesh) add(name_of(mesh) + ", alternating", devices_, split);
+    if (!rows_.empty() && rows_.back().scheme.split.mesh == mesh)
+      add(mesh_name(mesh) + ", alternating", devices_, split);
   }
 
   std::optional<Plan> add_plan(std::string name, const MeshShape& mesh, Schedule schedule) {
     const PlanOptions options{.batch_size = batch_size_,
+                              .training = momentum,
                               .schedules = {schedule},
                               .max_stages_per_rank = 2,
                               .data = mesh.data > 1,
@@ -158,7 +169,7 @@ class Schemes {
     plan.split = split;
     Row row{{name, devices, split}};
     // The alternating rule was not profiled.
-    if (split.tensor_rule == "channels") row.predicted = predict(model_.profile, model_.cluster, plan).step_seconds;
+    if (split.tensor_rule == "channels") row.predicted = predict(model_.profile, model_.cluster, plan, momentum);
     rows_.push_back(std::move(row));
   }
 
@@ -194,7 +205,7 @@ std::string times_table(const std::vector<Row>& rows) {
   for (const auto& row : rows) {
     const SchemeCost& cost = *row.cost;
     cells.push_back({row.scheme.name, format("%.1f", 1e3 * cost.step_seconds),
-                     row.predicted == 0 ? "-" : format("%.1f", 1e3 * row.predicted),
+                     row.predicted ? format("%.1f", 1e3 * row.predicted->step_seconds) : "-",
                      format("%.2f", alone / cost.step_seconds), bytes_text(cost.bytes_sent),
                      format("%.0f %%", 100 * cost.idle_share),
                      row.scheme.split.mesh.pipeline == 1 ? "-" : format("%.0f %%", 100 * idle_by_formula(row)),
@@ -205,12 +216,12 @@ std::string times_table(const std::vector<Row>& rows) {
 
 std::string memory_table(const std::vector<Row>& rows) {
   std::vector<std::vector<std::string>> cells = {
-      {"scheme", "memory", "parameters", "gradients", "optimizer", "activations"}};
+      {"scheme", "memory", "predicted", "parameters", "gradients", "optimizer", "activations"}};
   for (const auto& row : rows) {
     const SchemeCost& cost = *row.cost;
-    std::vector<std::string> line = {row.scheme.name};
-    for (const int64_t bytes :
-         {cost.memory(), cost.parameters, cost.gradients, cost.optimizer_state, cost.activations}) {
+    std::vector<std::string> line = {row.scheme.name, bytes_text(static_cast<double>(cost.memory())),
+                                     row.predicted ? bytes_text(row.predicted->memory_bytes()) : "-"};
+    for (const int64_t bytes : {cost.parameters, cost.gradients, cost.optimizer_state, cost.activations}) {
       line.push_back(bytes_text(static_cast<double>(bytes)));
     }
     cells.push_back(std::move(line));
@@ -240,7 +251,7 @@ nlohmann::ordered_json to_json(const CompareFlags& flags, const Devices& devices
                                {"cuts", split.cuts},
                                {"tensor_rule", split.tensor_rule},
                                {"step_seconds", cost.step_seconds},
-                               {"predicted_seconds", row.predicted},
+                               {"memory_bytes", cost.memory()},
                                {"parameter_bytes", cost.parameters},
                                {"gradient_bytes", cost.gradients},
                                {"optimizer_bytes", cost.optimizer_state},
@@ -249,6 +260,9 @@ nlohmann::ordered_json to_json(const CompareFlags& flags, const Devices& devices
                                {"idle_share", cost.idle_share},
                                {"formula_idle_share", idle_by_formula(row)},
                                {"final_loss", cost.final_loss}});
+    if (!row.predicted) continue;
+    json["schemes"].back()["predicted_seconds"] = row.predicted->step_seconds;
+    json["schemes"].back()["predicted_memory_bytes"] = row.predicted->memory_bytes();
   }
   return json;
 }
@@ -259,27 +273,52 @@ ImageData load(const CompareFlags& flags) {
   throw UsageError("--data \"" + flags.data + "\": it must be fashion-mnist or synthetic");
 }
 
+// What predictions and the pipelines' cuts are made from: measured here, or as the files say.
+MeasuredModel planning_model(const CompareFlags& flags, const Devices& devices) {
+  const MeasureOptions options{.batch_size = flags.scheme.batch_size,
+                               .seconds = flags.seconds,
+                               .threads_per_rank = flags.scheme.threads_per_rank,
+                               .planned_devices = devices.size()};
+  if (flags.simulate.empty()) return measure_model(flags.scheme.model, devices, options);
+  MeasuredModel model;
+  model.cluster = read_cluster(flags.simulate);
+  if (model.cluster.devices.size() < devices.size()) {
+    throw Error("--simulate " + flags.simulate + " describes " + std::to_string(model.cluster.devices.size()) +
+                " devices, but " + std::to_string(devices.size()) + " are to train. Take fewer of them with --devices");
+  }
+  model.cluster.devices.resize(devices.size());
+  if (flags.profile.empty()) {
+    model.profile = measure_model(flags.scheme.model, {devices[0]}, options).profile;
+    return model;
+  }
+  model.profile = read_profile(flags.profile);
+  if (model.profile.signature != model_signature(make_model(flags.scheme.model))) {
+    throw Error("--profile " + flags.profile + " is of another net, " + name_of(model.profile) + ", than the flags', " +
+                to_string(flags.scheme.model) + ". Give it the flags of the net that it was measured of");
+  }
+  return model;
+}
+
 int compare_command(const CompareFlags& flags, Output& output) {
   if (this_process().count > 1) {
     throw Error("compare runs its ranks as threads of one process; start it without a launcher");
+  }
+  if (!flags.profile.empty() && flags.simulate.empty()) {
+    throw UsageError("--profile goes with --simulate: without a described cluster the devices here are measured");
   }
   from_flags([&] { check_model(flags.scheme.model); });
   const Devices devices = devices_from(flags.devices);
   const ImageData data = load(flags);
   from_flags([&] { check_images(flags.scheme, data.train); });
-  output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" +
-               table({{"model", to_string(flags.scheme.model)},
-                      {"data", data.source},
-                      {"devices", to_string(devices)},
-                      {"batch size", std::to_string(flags.scheme.batch_size) + " over all devices"},
-                      {"steps", std::to_string(flags.scheme.steps) + ", best of " + std::to_string(flags.rounds) +
-                                    " rounds in turns"}}) +
-               "\n");
-  const MeasuredModel model = measure_model(flags.scheme.model, devices,
-                                            {.batch_size = flags.scheme.batch_size,
-                                             .seconds = flags.seconds,
-                                             .threads_per_rank = flags.scheme.threads_per_rank,
-                                             .planned_devices = devices.size()});
+  Rows settings = {{"model", to_string(flags.scheme.model)},
+                   {"data", data.source},
+                   {"devices", to_string(devices)},
+                   {"batch size", std::to_string(flags.scheme.batch_size) + " over all devices"},
+                   {"steps", std::to_string(flags.scheme.steps) + ", best of " + std::to_string(flags.rounds) +
+                                 (flags.rounds == 1 ? " round" : " rounds in turns")}};
+  if (!flags.simulate.empty()) settings.push_back({"predicted", "for as many devices of " + flags.simulate});
+  output.print("lockstep " + version() + ", LibTorch " + torch_version() + "\n" + table(settings) + "\n");
+  const MeasuredModel model = planning_model(flags, devices);
   auto rows = Schemes(model, devices, flags.scheme.batch_size).all();
   measure(rows, flags, data.train);
   output.print(times_table(rows) + "\n" + memory_table(rows));
@@ -300,8 +339,7 @@ Command add_compare(CLI::App& program) {
   add("--data", flags->data, "NAME", "as for lockstep train", flags->data);
   add("--data-dir", flags->data_dir, "DIR", "as for lockstep train")->check(not_empty);
   add_devices_flag(*app, flags->devices);
-  add("--threads-per-rank", scheme.threads_per_rank, "N", "threads that each rank computes with", "1")
-      ->check(number_between<int, 1, 1024>);
+  add_threads_flag(*app, scheme.threads_per_rank);
   add("--batch-size", scheme.batch_size, "N", "samples per step, over all devices together", "256")
       ->check(number_between<int64_t, 1>);
   add("--lr", scheme.lr, "X", "learning rate of SGD with momentum 0.9", number_text(scheme.lr))->check(rate);
@@ -310,6 +348,12 @@ Command add_compare(CLI::App& program) {
   add("--rounds", flags->rounds, "N", "rounds, of which the best counts", std::to_string(flags->rounds))
       ->check(number_between<int, 1>);
   add("--seconds", flags->seconds, "X", "how long the layers may be profiled", "10")->check(rate);
+  add("--simulate", flags->simulate, "FILE",
+      "predict for the first devices of the cluster that this JSON file describes, as lockstep plan does, instead of "
+      "measuring the devices here")
+      ->check(not_empty);
+  add("--profile", flags->profile, "FILE", "what lockstep plan --keep-profile kept of this model; with --simulate")
+      ->check(not_empty);
   add("--json", flags->json, "FILE", "also write the figures as JSON");
   return {app, [flags](Output& output) { return compare_command(*flags, output); }};
 }

@@ -66,11 +66,7 @@ Command add_eval(CLI::App& program) {
       ->default_str(std::to_string(flags->options.batch_size))
       ->take_last()
       ->check(number_between<int64_t, 1>);
-  app->add_option("--threads-per-rank", flags->options.threads_per_rank, "threads that each rank computes with")
-      ->type_name("N")
-      ->default_str(std::to_string(flags->options.threads_per_rank))
-      ->take_last()
-      ->check(number_between<int, 1, 1024>);
+  add_threads_flag(*app, flags->options.threads_per_rank);
   return {app, [flags](Output& output) { return eval_command(*flags, output); }};
 }
 

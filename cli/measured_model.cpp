@@ -30,6 +30,10 @@ std::vector<int> tensor_ranks(size_t devices) {
 
 }  // namespace
 
+std::string name_of(const ModelProfile& profile) {
+  return profile.model + (profile.options.empty() ? "" : ", " + profile.options);
+}
+
 MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, const MeasureOptions& options) {
   MeasuredModel measured;
   const auto on_each = [&](Rank& rank) {

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace lockstep::cli {
 
@@ -22,6 +23,9 @@ struct MeasureOptions {
   int threads_per_rank = 1;
   size_t planned_devices = 1;  // may be more than there are
 };
+
+// "mlp, width 0.5".
+std::string name_of(const ModelProfile& profile);
 
 // Profiles the model and the devices' links, with one rank per device. Throws Error as profile() and run() do.
 MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, const MeasureOptions& options);

@@ -14,7 +14,6 @@
 #include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "io/atomic_file.hpp"
-#include "io/read_text.hpp"
 #include "measured_model.hpp"
 #include "plan_report.hpp"
 #include "text.hpp"
@@ -67,19 +66,6 @@ std::vector<Schedule> schedules_of(const std::string& text) {
     schedules.push_back(from_flags([&] { return schedule_from(word); }));
   }
   return schedules;
-}
-
-ModelProfile read_profile(const std::string& file) {
-  const std::string text = io::read_text(file);
-  try {
-    return profile_from_json(text);
-  } catch (const Error& error) {
-    throw Error(file + ": " + error.what());
-  }
-}
-
-std::string name_of(const ModelProfile& profile) {
-  return profile.model + (profile.options.empty() ? "" : ", " + profile.options);
 }
 
 std::string device_list(const Devices& devices) {
@@ -168,8 +154,7 @@ Command add_plan(CLI::App& program) {
   add("--devices", flags->devices, "LIST",
       "as for lockstep train (default: every GPU, or else every core); with --simulate the first of them measures the "
       "layers");
-  add("--threads-per-rank", flags->threads_per_rank, "N", "threads that each rank computes with", "1")
-      ->check(number_between<int, 1, 1024>);
+  add_threads_flag(*app, flags->threads_per_rank);
   add("--batch-size", flags->batch_size, "N", "samples per step, over all devices together", "256")
       ->check(number_between<int64_t, 1>);
   add("--optimizer-state", flags->optimizer_state, "X",

@@ -63,7 +63,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     const double seconds = seconds_since(start);
     if (step >= 0) {
       samples.seconds.push_back(seconds);
-      samples.cost.activations = std::max(samples.cost.activations, meter.peak() - held);
+      samples.cost.activations = std::max(samples.cost.activations, meter.peak() - held + bytes_in({batch.x, batch.y}));
       samples.cost.idle_share += traffic->seconds / seconds / options.steps;
       samples.cost.bytes_sent = traffic->sent;
     }
@@ -87,12 +87,13 @@ void combine(Samples& all, const Samples& one) {
   }
   for (size_t i = 0; i < all.seconds.size(); ++i) all.seconds[i] = std::max(all.seconds[i], one.seconds[i]);
   SchemeCost& to = all.cost;
-  const auto keep_larger = [](auto& mine, const auto& theirs) { mine = std::max(mine, theirs); };
-  keep_larger(to.parameters, one.cost.parameters);
-  keep_larger(to.gradients, one.cost.gradients);
-  keep_larger(to.optimizer_state, one.cost.optimizer_state);
-  keep_larger(to.activations, one.cost.activations);
-  keep_larger(to.bytes_sent, one.cost.bytes_sent);
+  if (one.cost.memory() > to.memory()) {
+    to.parameters = one.cost.parameters;
+    to.gradients = one.cost.gradients;
+    to.optimizer_state = one.cost.optimizer_state;
+    to.activations = one.cost.activations;
+  }
+  to.bytes_sent = std::max(to.bytes_sent, one.cost.bytes_sent);
   to.idle_share += one.cost.idle_share;
 }
 

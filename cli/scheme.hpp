@@ -28,11 +28,11 @@ struct SchemeOptions {
 struct SchemeCost {
   double step_seconds = 0;  // the median over the steps, of the slowest rank
 
-  // Bytes of the fullest device: they need not be the same device's.
+  // Bytes of the fullest device.
   int64_t parameters = 0;  // and buffers
   int64_t gradients = 0;
   int64_t optimizer_state = 0;
-  int64_t activations = 0;  // what a step needs beside these, at its peak
+  int64_t activations = 0;  // what a step needs beside these, at its peak; its part of the batch too
 
   double bytes_sent = 0;  // per step, by the rank that sends most
   double idle_share = 0;  // of the steps' time, the mean of the ranks: not in layers, loss or update

@@ -198,6 +198,9 @@ class RunReport {
     print(kept() + remark_ + "; peak memory " + peak_memory() + (processes == 1 ? "" : " in this process") +
           format("; waiting for data took %.2f %% of the time", 100 * result.data_wait()) +
           sent(result.history.back().bytes_per_step) + "\n");
+    if (!options_.trace.empty()) {
+      print("the trace is in " + options_.trace.string() + "; chrome://tracing or ui.perfetto.dev shows it\n");
+    }
     if (const auto& parts = result.history.back().parts; !parts.empty())
       print("parts of a batch: " + parts_text(parts) + "\n");
     print(

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,8 +67,9 @@ struct ModelProfile {
 const std::vector<LayerProfile>& layers_of(const ModelProfile& profile, int tensor_ranks);
 
 // All of it as JSON text, to keep or to send. from_json throws Error that names the key which is missing, not known, or
-// has a value of another type.
+// has a value of another type. read_profile also: a file that cannot be read.
 std::string to_json(const ModelProfile& profile);
 ModelProfile profile_from_json(std::string_view text);
+ModelProfile read_profile(const std::filesystem::path& file);
 
 }  // namespace lockstep

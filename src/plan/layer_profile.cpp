@@ -11,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "fused_sgd.hpp"
 #include "plan/echo_backend.hpp"
@@ -24,8 +25,9 @@ namespace {
 using torch::nn::Sequential;
 
 constexpr double seconds_of_load = 0.2;  // that ranks compute at a time to compare their speeds
-constexpr double longest_step = 0.25;    // seconds of the step that they compare with, where it can be so short
-constexpr double same_speed = 0.1;       // a smaller difference is the machine's noise
+constexpr double longest_step = 0.1;     // seconds of the step that they compare with, where it can be so short
+constexpr int64_t fewest_steps = 3;
+constexpr double same_speed = 0.1;  // a smaller difference is the machine's noise
 constexpr int rounds_of_load = 5;
 
 std::vector<std::string> names_of(const Sequential& net) {
@@ -112,7 +114,7 @@ class Load {
       while (samples / 2 >= fewest && seconds(samples) > longest_step) samples /= 2;
       samples = std::max(samples, fewest);
       choice[0] = samples;
-      choice[1] = std::max<int64_t>(1, std::llround(seconds_of_load / seconds(samples)));
+      choice[1] = std::max<int64_t>(fewest_steps, std::llround(seconds_of_load / seconds(samples)));
     }
     choice = choice.to(rank.device());
     rank.broadcast(choice);
@@ -148,14 +150,13 @@ class Load {
 
   // Cluster::contention.
   std::vector<double> contention() const {
-    const auto speed = speeds();
     std::vector<double> slowdown{1};
     for (const auto& one : cases_) {
       if (one.end - one.begin == 1) continue;
-      double slowest = 0;
-      for (size_t r = 0; r < speed.size(); ++r) slowest = std::max(slowest, one.seconds[r] * speed[r]);
+      double longest = 0;  // if they did not slow each other down
+      for (int r = one.begin; r < one.end; ++r) longest = std::max(longest, alone(r));
       // Between the counts that were measured it is a straight line.
-      const double before = slowdown.back(), here = std::max(before, slowest / alone(0));
+      const double before = slowdown.back(), here = std::max(before, one.seconds / longest);
       const auto known = static_cast<int>(slowdown.size());
       for (int n = known + 1; n <= one.end; ++n) {
         slowdown.push_back(before + (here - before) * (n - known) / (one.end - known));
@@ -168,27 +169,25 @@ class Load {
   // Ranks begin … end - 1 compute, the others wait.
   struct Case {
     int begin, end;
-    std::vector<double> seconds = {};  // of each rank's step, in the best round; 0 for those that wait
+    double seconds = std::numeric_limits<double>::infinity();  // of a step, in the best round
   };
 
-  double alone(int r) const { return cases_[static_cast<size_t>(r)].seconds[static_cast<size_t>(r)]; }
+  double alone(int r) const { return cases_[static_cast<size_t>(r)].seconds; }
 
-  // One round. The best is that which is best as a whole: ranks that share a core take turns at being quick, so each
-  // one's own best would leave out that they share.
+  // One round: the median of steps that end when the slowest rank has done its own, as in training. Ranks that share
+  // cores take turns at being quick, so each one's own times would leave out that they wait for each other.
   void measure(Case& one) {
-    at::Tensor all = at::zeros({rank_.world_size()}, at::kDouble);
+    const bool computes = one.begin <= rank_.index() && rank_.index() < one.end;
+    std::vector<double> seconds(static_cast<size_t>(steps_));
     rank_.barrier();
-    if (one.begin <= rank_.index() && rank_.index() < one.end) {
+    for (double& step : seconds) {
       const auto start = std::chrono::steady_clock::now();
-      for (int64_t i = 0; i < steps_; ++i) meter_.step(samples_);
-      all[rank_.index()] = seconds_since(start) / static_cast<double>(steps_);
+      if (computes) meter_.step(samples_);
+      rank_.barrier();
+      step = seconds_since(start);
     }
-    all = all.to(rank_.device());
-    rank_.allreduce(all);
-    all = all.cpu();
-    const std::vector<double> seconds(all.data_ptr<double>(), all.data_ptr<double>() + rank_.world_size());
-    const auto slowest = [](const std::vector<double>& of) { return *std::max_element(of.begin(), of.end()); };
-    if (one.seconds.empty() || slowest(seconds) < slowest(one.seconds)) one.seconds = seconds;
+    std::nth_element(seconds.begin(), seconds.begin() + steps_ / 2, seconds.end());
+    one.seconds = std::min(one.seconds, seconds[static_cast<size_t>(steps_ / 2)]);
   }
 
   LayerMeter& meter_;

@@ -78,18 +78,20 @@ Links measured_links(Rank& rank) {
         return seconds_of(rank, [&] { rank.backend().allgather(outputs, input, c10d::AllgatherOptions{})->wait(); });
       },
       ranks - 1, share);
-  // There and back between the first two; the others wait.
+  // There and back between neighbours, all pairs at once, as in a pipeline; of an odd number the last waits.
+  const int other = rank.index() % 2 == 0 ? rank.index() + 1 : rank.index() - 1;
   links.send = fitted(
       [&](int64_t bytes) {
         std::vector<at::Tensor> tensor{floats(bytes, rank)};
         auto& backend = rank.backend();
         return seconds_of(rank, [&] {
-          if (rank.index() == 0) {
-            backend.send(tensor, 1, tag)->wait();
-            backend.recv(tensor, 1, tag)->wait();
-          } else if (rank.index() == 1) {
-            backend.recv(tensor, 0, tag)->wait();
-            backend.send(tensor, 0, tag)->wait();
+          if (other == ranks) return;
+          if (rank.index() < other) {
+            backend.send(tensor, other, tag)->wait();
+            backend.recv(tensor, other, tag)->wait();
+          } else {
+            backend.recv(tensor, other, tag)->wait();
+            backend.send(tensor, other, tag)->wait();
           }
         });
       },

@@ -164,4 +164,8 @@ ModelProfile profile_from_json(std::string_view text) {
   return profile;
 }
 
+ModelProfile read_profile(const std::filesystem::path& file) {
+  return read_json(file, profile_from_json);
+}
+
 }  // namespace lockstep

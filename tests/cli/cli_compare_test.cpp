@@ -5,10 +5,11 @@
 #include <fstream>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "cli_fixture.hpp"
 
-namespace {
+namespace cli_compare_test {
 
 using lockstep::Cli;
 using lockstep::Finished;
@@ -19,12 +20,19 @@ using testing::Not;
 
 class CliCompare : public Cli {
  protected:
+  Finished compare_mlp(const std::string& devices, const std::vector<std::string>& more,
+                       const std::string& width = "0.0625") {
+    std::vector<std::string> words = {"compare",   "--model",   "mlp",       "--width",  width,
+                                      "--data",    "synthetic", "--devices", devices,    "--batch-size",
+                                      "24",        "--steps",   "3",         "--rounds", "1",
+                                      "--seconds", "0.2",       "--json",    "all.json"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_program(words, surroundings());
+  }
+
   // The schemes by name.
-  std::map<std::string, nlohmann::json> compare(const std::string& devices) {
-    const Finished run =
-        run_program({"compare", "--model", "mlp", "--width", "0.0625", "--data", "synthetic", "--devices", devices,
-                     "--batch-size", "24", "--steps", "3", "--rounds", "1", "--seconds", "0.2", "--json", "all.json"},
-                    surroundings());
+  std::map<std::string, nlohmann::json> compare(const std::string& devices, const std::vector<std::string>& more = {}) {
+    const Finished run = compare_mlp(devices, more);
     EXPECT_EQ(run.code, 0) << run.err;
     EXPECT_THAT(run.out, AllOf(HasSubstr("speed-up"), HasSubstr("activations"), HasSubstr("one device")));
     std::map<std::string, nlohmann::json> schemes;
@@ -54,6 +62,12 @@ TEST_F(CliCompare, EverySchemeOfTwoDevicesTrainsTheSame) {
     EXPECT_EQ(scheme.at("optimizer_bytes"), scheme.at("parameter_bytes"));
     EXPECT_GT(scheme.at("step_seconds"), 0);
     EXPECT_GT(scheme.at("activation_bytes"), 0);
+    if (scheme.at("tensor_rule") == "channels") {
+      const double measured = scheme.at("memory_bytes");
+      EXPECT_NEAR(scheme.at("predicted_memory_bytes").get<double>(), measured, 0.25 * measured);
+    } else {
+      EXPECT_FALSE(scheme.contains("predicted_memory_bytes"));
+    }
     EXPECT_GE(scheme.at("idle_share"), 0);
     EXPECT_LT(scheme.at("idle_share"), 1);
     const double microbatches = scheme.at("stages_per_rank").get<double>() * scheme.at("microbatches").get<double>();
@@ -77,6 +91,36 @@ TEST_F(CliCompare, FourDevicesAlsoHaveMeshes) {
     EXPECT_NEAR(schemes.at(name).at("final_loss").get<double>(),
                 schemes.at("one device").at("final_loss").get<double>(), 1e-4);
   }
+}
+
+// The predictions are those for the described cluster, whose devices are slow; the runs are real.
+TEST_F(CliCompare, ASimulationIsHeldAgainstRealRuns) {
+  work_.write("slow.json",
+              R"({"devices": [{"count": 4, "speed": 1e-4}], "within": {"latency": 0, "bytes_per_second": 0}})");
+  ASSERT_EQ(run_program({"plan", "--model", "mlp", "--width", "0.0625", "--simulate", "slow.json", "--batch-size", "24",
+                         "--seconds", "0.2", "--keep-profile", "mlp.json"},
+                        surroundings())
+                .code,
+            0);
+  for (const std::vector<std::string>& profile : {std::vector<std::string>{}, {"--profile", "mlp.json"}}) {
+    std::vector<std::string> more = {"--simulate", "slow.json"};
+    more.insert(more.end(), profile.begin(), profile.end());
+    const auto schemes = compare("2xcpu", more);
+    for (const char* name : {"one device", "data 2", "tensor 2", "pipeline"}) {
+      ASSERT_EQ(schemes.count(name), 1u) << name;
+      EXPECT_GT(schemes.at(name).at("predicted_seconds"), 100 * schemes.at(name).at("step_seconds").get<double>());
+    }
+  }
+  const auto refused = [](const Finished& run) {
+    EXPECT_NE(run.code, 0);
+    EXPECT_THAT(run.out, Not(HasSubstr("step ms")));
+    return run.err;
+  };
+  EXPECT_THAT(refused(compare_mlp("5xcpu", {"--simulate", "slow.json"})),
+              AllOf(HasSubstr("slow.json"), HasSubstr("describes 4 devices"), HasSubstr("5 are to train")));
+  EXPECT_THAT(refused(compare_mlp("2xcpu", {"--simulate", "slow.json", "--profile", "mlp.json"}, "0.125")),
+              AllOf(HasSubstr("mlp.json"), HasSubstr("mlp, width 0.0625"), HasSubstr("mlp, width 0.125")));
+  EXPECT_THAT(refused(compare_mlp("2xcpu", {"--profile", "mlp.json"})), HasSubstr("goes with --simulate"));
 }
 
 TEST_F(CliCompare, BadFlagsAreToldBeforeAnythingIsMeasured) {
@@ -104,4 +148,4 @@ TEST_F(CliCompare, TooFewImagesAreToldBeforeAnythingIsMeasured) {
                              HasSubstr("smaller batch")));
 }
 
-}  // namespace
+}  // namespace cli_compare_test

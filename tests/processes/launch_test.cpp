@@ -8,7 +8,7 @@
 #include <fstream>
 #include <tuple>
 
-namespace {
+namespace launch_test {
 
 using namespace lockstep;
 using testing::AllOf;
@@ -245,6 +245,7 @@ TEST_F(TrainUnderALauncher, EachProcessTracesItsOwnRanks) {
   words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
   const auto job = run_program(words, surroundings());
   ASSERT_EQ(job.code, 0) << job.err;
+  EXPECT_THAT(job.out, HasSubstr("the trace is in trace.json; "));
   const auto text_of = [&](const char* name) {
     std::ostringstream text;
     text << std::ifstream(work_ / name).rdbuf();
@@ -333,4 +334,4 @@ TEST_F(TrainUnderALauncher, StopsWhenAsked) {
   EXPECT_GE(metrics("stopped").size(), 2u);
 }
 
-}  // namespace
+}  // namespace launch_test
