@@ -105,6 +105,9 @@ TEST(LayerProfile, TimesArePositiveAndGrowWithTheWork) {
   EXPECT_GT(wide.forward.at(256), 10 * thin.forward.at(256));  // 4096 times the multiplications
   EXPECT_GT(wide.backward.at(256), 10 * thin.backward.at(256));
   EXPECT_GT(wide.forward.at(256), 3 * wide.forward.at(1));
+  // A weight's gradient is as large for one sample as for all; those of input and output are not.
+  EXPECT_NEAR(wide.fixed_workspace_bytes, 4 * 1024 * 1024, 4 * 1024 * 8);
+  EXPECT_NEAR(wide.workspace_bytes, 2 * 4 * 1024, 64);
   EXPECT_GT(profile.loss.forward.at(256), 0);
   EXPECT_GT(profile.update_seconds, 0);
 }

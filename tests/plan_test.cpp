@@ -179,7 +179,7 @@ TEST(PlanJson, WhatItDoesNotUnderstandIsAnErrorThatNamesTheKey) {
 const char* const described = R"({
   "devices": [{"count": 2, "speed": 2.5, "memory_bytes": 8e9}, {"count": 1}],
   "devices_per_node": 2,
-  "within": {"latency": 1e-6, "bytes_per_second": 1e11, "allgather": {"latency": 3e-6, "bytes_per_second": 5e10}},
+  "within": {"latency": 1e-6, "bytes_per_second": 1e11, "allgather": {"latency": 3e-6, "bytes_per_second": 5e10, "start": 2e-6}},
   "between": {"latency": 1e-5, "bytes_per_second": 1e10},
   "contention": [1, 1.5],
   "overlap": 0.5
@@ -196,6 +196,8 @@ TEST(ClusterJson, IsReadAndComesBack) {
   EXPECT_EQ(cluster.node_of(2), 1);
   EXPECT_EQ(cluster.within.allreduce.latency, 1e-6);
   EXPECT_EQ(cluster.within.allgather.latency, 3e-6);
+  EXPECT_EQ(cluster.within.allgather.start, 2e-6);
+  EXPECT_EQ(cluster.within.allreduce.start, 0);
   EXPECT_EQ(cluster.between.send.bytes_per_second, 1e10);
   EXPECT_EQ(cluster.overlap, 0.5);
   EXPECT_EQ(cluster.slowdown(2), 1.5);
@@ -235,9 +237,11 @@ TEST(ProfileJson, ComesBackAsItWas) {
   profile.update_seconds = 0.1;
   profile.speeds = {1, 1.5};
   profile.contention = {1, 1.25};
+  profile.layers[1].fixed_workspace_bytes = 12;
   const ModelProfile back = profile_from_json(to_json(profile));
   EXPECT_EQ(to_json(back), to_json(profile));
   EXPECT_EQ(back.layers[1].forward.at(10), profile.layers[1].forward.at(10));
+  EXPECT_EQ(back.layers[1].fixed_workspace_bytes, 12);
   EXPECT_EQ(back.sliced.at(0).layers.at(0).forward_messages.at(0).bytes_per_sample, 7);
   json changed = json::parse(to_json(profile));
   changed["sliced"][0]["layers"].erase(0);

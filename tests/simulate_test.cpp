@@ -113,6 +113,10 @@ TEST(CostModel, LinksAndRings) {
     EXPECT_NEAR(allgather_seconds(link, k, n), (k - 1) * 1e-3 + (k - 1.0) / k * n / 1e9, 1e-9);
   }
   EXPECT_EQ(allreduce_seconds(link, 1, 1e9), 0);
+  const Link late{.latency = 1e-3, .bytes_per_second = 1e9, .start = 5e-3};  // once, whatever the steps
+  EXPECT_NEAR(allreduce_seconds(late, 4, 0), 5e-3 + 6e-3, 1e-12);
+  EXPECT_NEAR(allgather_seconds(late, 4, 0), 5e-3 + 3e-3, 1e-12);
+  EXPECT_EQ(allgather_seconds(late, 1, 1e9), 0);
 }
 
 Plan plan_of(MeshShape mesh, int64_t batch_size, int microbatches, std::vector<int64_t> cuts = {}) {
@@ -187,6 +191,24 @@ TEST(CostModel, APipelineIsItsSimulation) {
   EXPECT_NEAR(recomputed.memory_bytes(), 2e6 + 64 * 500 + 64 * 1e3 + 8 * 3e3, 1e-6);
   EXPECT_NEAR(predict(profile, cluster, plan, {.state_bytes_per_parameter_byte = 2}).memory_bytes(),
               recomputed.memory_bytes() + 2e6, 1e-6);
+}
+
+// While a layer runs, what those behind it keep is not there: of the workspaces only one counts.
+TEST(CostModel, TheWorkspaceThatNeedsMostCounts) {
+  ModelProfile profile = equal_layers(3);
+  const Cluster cluster = ideal_cluster(1);
+  const auto memory = [&] { return predict(profile, cluster, plan_of({}, 10, 1)).memory_bytes(); };
+  const double without = memory();
+  EXPECT_NEAR(without, 2 * 3e6 + 10 * 500 + 10 * 3 * 3e3, 1e-6);
+  profile.layers[2].workspace_bytes = 2e3;
+  profile.layers[2].fixed_workspace_bytes = 1e3;
+  EXPECT_NEAR(memory(), without + 10 * 2e3 + 1e3, 1e-6);
+  profile.layers[0].workspace_bytes = 8e3;  // 6 kB of them where the others' 3 kB each were
+  EXPECT_NEAR(memory(), without + 10 * 2e3 + 1e3, 1e-6);
+  profile.layers[0].workspace_bytes = 9e3;
+  EXPECT_NEAR(memory(), without + 10 * 3e3, 1e-6);
+  profile.loss.saved_bytes = 500;
+  EXPECT_NEAR(memory(), without + 10 * 500 + 10 * 2.5e3, 1e-6);
 }
 
 TEST(CostModel, SlicesHaveTheirOwnTimesAndMessages) {

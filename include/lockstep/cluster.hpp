@@ -16,19 +16,20 @@ namespace lockstep {
 struct Link {
   double latency = 0;           // seconds
   double bytes_per_second = 0;  // 0: no limit
+  double start = 0;             // seconds that a collective takes beside its steps
 
   double seconds(double bytes) const { return latency + (bytes_per_second > 0 ? bytes / bytes_per_second : 0); }
 };
 
 // What devices of one kind of distance have between them. Collectives count as rings (docs/algorithms.md): each step
-// has the latency, and sends the bytes at the rate, of `allreduce` or `allgather`.
+// has the latency, and sends the bytes at the rate, of `allreduce` or `allgather`; `start` comes once.
 struct Links {
   Link send;  // from one device to another
   Link allreduce;
   Link allgather;
 };
 
-// Seconds that `ranks` devices need, 2 (ranks - 1) steps of bytes / ranks each; 0 for one device.
+// Seconds that `ranks` devices need: the start, and 2 (ranks - 1) steps of bytes / ranks each; 0 for one device.
 double allreduce_seconds(const Link& link, int ranks, double bytes);
 // Until each of `ranks` devices, which holds 1 / ranks of them, has all `bytes`: ranks - 1 steps of bytes / ranks each.
 double allgather_seconds(const Link& link, int ranks, double bytes);

@@ -34,12 +34,13 @@ struct LayerMessage {
 };
 
 struct LayerProfile {
-  std::string name;            // in the net
-  double parameter_bytes = 0;  // the gradients have as many
-  double buffer_bytes = 0;     // running statistics
-  double output_bytes = 0;     // per sample
-  double saved_bytes = 0;      // per sample: what a forward adds to the memory held until the layer's backward
-  double workspace_bytes = 0;  // per sample: what its forward or backward needs beside that while it runs
+  std::string name;                  // in the net
+  double parameter_bytes = 0;        // the gradients have as many
+  double buffer_bytes = 0;           // running statistics
+  double output_bytes = 0;           // per sample
+  double saved_bytes = 0;            // per sample: what a forward adds to the memory held until the layer's backward
+  double workspace_bytes = 0;        // per sample: what its forward or backward needs beside that while it runs,
+  double fixed_workspace_bytes = 0;  // and this whatever the batch: a gradient before it is added
   TimeCurve forward = {}, backward = {};  // alone on the device with speed 1, communication not counted
   std::vector<LayerMessage> forward_messages = {}, backward_messages = {};
 };

@@ -22,6 +22,7 @@ void check(const Links& links, const std::string& name) {
     check(link.latency >= 0, name + "." + kind + "latency", link.latency, "at least 0, in seconds");
     check(link.bytes_per_second >= 0, name + "." + kind + "bytes_per_second", link.bytes_per_second,
           "at least 0 (0: no limit)");
+    check(link.start >= 0, name + "." + kind + "start", link.start, "at least 0, in seconds");
   };
   check_link(links.send, "");
   check_link(links.allreduce, "allreduce.");
@@ -29,7 +30,8 @@ void check(const Links& links, const std::string& name) {
 }
 
 Link link_from(JsonFields fields) {
-  const Link link{fields.required<double>("latency"), fields.required<double>("bytes_per_second")};
+  const Link link{fields.required<double>("latency"), fields.required<double>("bytes_per_second"),
+                  fields.optional<double>("start", 0)};
   fields.no_more();
   return link;
 }
@@ -45,7 +47,9 @@ Links links_from(JsonFields fields) {
 }
 
 ordered_json to_json(const Link& link) {
-  return {{"latency", link.latency}, {"bytes_per_second", link.bytes_per_second}};
+  ordered_json json = {{"latency", link.latency}, {"bytes_per_second", link.bytes_per_second}};
+  if (link.start > 0) json["start"] = link.start;
+  return json;
 }
 
 ordered_json to_json(const Links& links) {
@@ -58,11 +62,11 @@ ordered_json to_json(const Links& links) {
 }  // namespace
 
 double allreduce_seconds(const Link& link, int ranks, double bytes) {
-  return 2 * allgather_seconds(link, ranks, bytes);
+  return ranks == 1 ? 0 : link.start + 2 * (ranks - 1) * link.seconds(bytes / ranks);
 }
 
 double allgather_seconds(const Link& link, int ranks, double bytes) {
-  return (ranks - 1) * link.seconds(bytes / ranks);
+  return ranks == 1 ? 0 : link.start + (ranks - 1) * link.seconds(bytes / ranks);
 }
 
 double Cluster::slowdown(double computing) const {

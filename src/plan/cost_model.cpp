@@ -110,13 +110,11 @@ std::vector<CostModel::Stage> CostModel::stages(const std::vector<int64_t>& cuts
       stage.parameter_bytes += layer.parameter_bytes;
       stage.buffer_bytes += layer.buffer_bytes;
       stage.saved_bytes += layer.saved_bytes;
-      stage.workspace_bytes = std::max(stage.workspace_bytes, layer.workspace_bytes);
     }
     if (s > 0) stage.input_bytes = layers_[static_cast<size_t>(stage.first) - 1].output_bytes;
     stages.push_back(stage);
   }
   stages.back().saved_bytes += profile_.loss.saved_bytes;
-  stages.back().workspace_bytes = std::max(stages.back().workspace_bytes, profile_.loss.workspace_bytes);
   return stages;
 }
 
@@ -167,7 +165,7 @@ Partition CostModel::partition(const PipelineShape& shape) const {
                        (shape.recompute ? saved : 0),
         .live_bytes = shape.recompute ? 0 : saved,
         .cut_bytes = output,
-        .workspace_bytes = layer.workspace_bytes * samples,
+        .workspace_bytes = layer.fixed_workspace_bytes + layer.workspace_bytes * samples,
     });
   }
   auto& last = partition.layers.back();
@@ -191,6 +189,19 @@ Partition CostModel::partition(const PipelineShape& shape) const {
   return partition;
 }
 
+// What a layer of the stage needs beside all that the stage's layers keep: while a layer runs, forward or backward,
+// what those behind it keep is not there.
+double CostModel::workspace_bytes(const Stage& stage, double samples) const {
+  double most = 0, absent = 0;
+  const auto add = [&](const LayerProfile& layer) {
+    most = std::max(most, layer.fixed_workspace_bytes + layer.workspace_bytes * samples - absent);
+    absent += layer.saved_bytes * samples;
+  };
+  if (stage.end == static_cast<int64_t>(layers_.size())) add(profile_.loss);
+  for (int64_t i = stage.end; i-- > stage.first;) add(layers_[static_cast<size_t>(i)]);
+  return most;
+}
+
 // Activations at their peak.
 double CostModel::live_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p,
                              double samples) const {
@@ -211,7 +222,7 @@ double CostModel::memory_bytes(const PipelineShape& shape, const std::vector<Sta
   double fixed = profile_.input_bytes * static_cast<double>(part_), workspace = 0;
   for (size_t s = static_cast<size_t>(p); s < stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
     fixed += stages[s].parameter_bytes * (2 + training_.state_bytes_per_parameter_byte) + stages[s].buffer_bytes;
-    workspace = std::max(workspace, stages[s].workspace_bytes * samples);
+    workspace = std::max(workspace, workspace_bytes(stages[s], samples));
   }
   return fixed + live_bytes(shape, stages, p, samples) + workspace;
 }

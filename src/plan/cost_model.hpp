@@ -51,9 +51,8 @@ class CostModel {
   struct Stage {
     int64_t first, end;
     double parameter_bytes = 0, buffer_bytes = 0;
-    double saved_bytes = 0;      // per sample
-    double workspace_bytes = 0;  // per sample
-    double input_bytes = 0;      // per sample; of the first stage none, since the batch counts for itself
+    double saved_bytes = 0;  // per sample
+    double input_bytes = 0;  // per sample; of the first stage none, since the batch counts for itself
   };
 
   int device(int data, int pipeline, int tensor) const {
@@ -65,6 +64,7 @@ class CostModel {
   double sent_bytes(const std::vector<LayerMessage>& messages, double samples) const;
   std::vector<Stage> stages(const std::vector<int64_t>& cuts) const;
   PipelineRun::Stage run_of(const Stage& stage, int p, double samples, bool recompute) const;
+  double workspace_bytes(const Stage& stage, double samples) const;
   double live_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p, double samples) const;
   double memory_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p, double samples) const;
   double bytes_sent(const PipelineShape& shape, const std::vector<Stage>& stages, int p, double samples) const;

@@ -101,7 +101,7 @@ LayerMeter::StepTimes LayerMeter::step(int64_t samples) {
 // A step in which each layer has a graph of its own. Adds what was better to `times`, and tells exchanges and
 // workspaces if they are wanted.
 void LayerMeter::step_by_layers(int64_t samples, std::vector<StepTimes>& times, Exchanges* exchanges,
-                                std::vector<LayerProfile>* workspaces) {
+                                std::vector<double>* workspaces) {
   const size_t count = names_.size() + 1;
   std::optional<MemoryMeter> meter;
   if (workspaces != nullptr) meter.emplace();
@@ -128,8 +128,7 @@ void LayerMeter::step_by_layers(int64_t samples, std::vector<StepTimes>& times, 
       // The gradient of the output is there too.
       const double bytes = static_cast<double>(meter->peak() - before) +
                            (gradient.defined() ? static_cast<double>(gradient.nbytes()) : 0);
-      auto& workspace = (*workspaces)[i].workspace_bytes;
-      workspace = std::max(workspace, bytes / static_cast<double>(samples));
+      (*workspaces)[i] = std::max((*workspaces)[i], bytes);
     } else {
       backward();
     }
@@ -168,26 +167,42 @@ double LayerMeter::add_point(int64_t samples, double seconds, std::vector<LayerP
   return one;
 }
 
+// What each layer's forward or backward needs while it runs, beside what is held anyway. The gradients must be there.
+std::vector<double> LayerMeter::workspaces(int64_t samples) {
+  std::vector<double> bytes(names_.size() + 1);
+  std::vector<StepTimes> ignored(names_.size() + 1);
+  step_by_layers(samples, ignored, nullptr, &bytes);
+  MemoryMeter meter;
+  Tensor x = sample_.x.narrow(0, 0, samples);
+  for (size_t i = 0; i <= names_.size(); ++i) {
+    const int64_t before = meter.current();
+    meter.reset_peak();
+    x = call(i, x, samples);
+    bytes[i] = std::max(bytes[i], static_cast<double>(meter.peak() - std::max(before, meter.current())));
+  }
+  return bytes;
+}
+
 void LayerMeter::count_bytes(std::vector<LayerProfile>& profiles) {
   const int64_t samples = std::max(smallest_, std::min(sample_.size(), samples_for_bytes));
-  const auto per_sample = [&](double bytes) { return bytes / static_cast<double>(samples); };
+  const int64_t few = std::max(smallest_, samples / 2);
   std::vector<StepTimes> ignored(names_.size() + 1);
   step_by_layers(samples, ignored);  // so that gradients are there
-  step_by_layers(samples, ignored, nullptr, &profiles);
+  const auto some = workspaces(few), more = workspaces(samples);
 
   MemoryMeter meter;
   Tensor x = sample_.x.narrow(0, 0, samples);
   int64_t before = 0;
   for (size_t i = 0; i <= names_.size(); ++i) {
-    meter.reset_peak();
     x = call(i, x, samples);
     const int64_t now = meter.current();
     auto& profile = profiles[i];
-    profile.output_bytes = per_sample(static_cast<double>(x.nbytes()));
-    profile.saved_bytes = per_sample(static_cast<double>(now - before));
-    profile.workspace_bytes =
-        std::max(profile.workspace_bytes, per_sample(static_cast<double>(meter.peak() - std::max(before, now))));
+    profile.output_bytes = static_cast<double>(x.nbytes()) / static_cast<double>(samples);
+    profile.saved_bytes = static_cast<double>(now - before) / static_cast<double>(samples);
     before = now;
+    profile.workspace_bytes = samples == few ? more[i] / static_cast<double>(samples)
+                                             : std::max(0.0, more[i] - some[i]) / static_cast<double>(samples - few);
+    profile.fixed_workspace_bytes = std::max(0.0, more[i] - profile.workspace_bytes * static_cast<double>(samples));
   }
   for (size_t i = 0; i < names_.size(); ++i) {
     const auto module = (net_->begin() + static_cast<std::ptrdiff_t>(i))->ptr();

@@ -49,8 +49,9 @@ class LayerMeter {
   template <class Action>
   double seconds_of(const Action& action);
   void step_by_layers(int64_t samples, std::vector<StepTimes>& times, Exchanges* exchanges = nullptr,
-                      std::vector<LayerProfile>* workspaces = nullptr);
+                      std::vector<double>* workspaces = nullptr);
   double add_point(int64_t samples, double seconds, std::vector<LayerProfile>& profiles);
+  std::vector<double> workspaces(int64_t samples);
   void count_bytes(std::vector<LayerProfile>& profiles);
   void count_messages(std::vector<LayerProfile>& profiles);
 

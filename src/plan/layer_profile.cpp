@@ -24,11 +24,11 @@ namespace {
 
 using torch::nn::Sequential;
 
-constexpr double seconds_of_load = 0.2;  // that ranks compute at a time to compare their speeds
-constexpr double longest_step = 0.1;     // seconds of the step that they compare with, where it can be so short
+constexpr double seconds_of_load = 0.1;  // that ranks compute at a time to compare their speeds
+constexpr double longest_step = 0.05;    // seconds of the step that they compare with, where it can be so short
 constexpr int64_t fewest_steps = 3;
 constexpr double same_speed = 0.1;  // a smaller difference is the machine's noise
-constexpr int rounds_of_load = 5;
+constexpr int rounds_of_load = 10;
 
 std::vector<std::string> names_of(const Sequential& net) {
   std::vector<std::string> names;

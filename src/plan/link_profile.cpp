@@ -12,6 +12,7 @@
 
 #include "seconds_since.hpp"
 #include "shared_text.hpp"
+#include "thread_clock.hpp"
 
 namespace lockstep {
 namespace {
@@ -19,6 +20,7 @@ namespace {
 constexpr int64_t small_bytes = 1 << 10, large_bytes = 4 << 20;
 constexpr int rounds = 5;
 constexpr double seconds_per_round = 0.02;
+constexpr double seconds_before_message = 1e-3;  // in a pipeline who waits for one has slept, and wakes slowly
 constexpr int tag = 0;
 
 // Seconds of one call, at best; all ranks call as often. Rank 0's clock counts.
@@ -45,6 +47,13 @@ double seconds_of(Rank& rank, const std::function<void()>& call) {
   return best;
 }
 
+// Keeps this thread's core busy.
+void compute(double seconds) {
+  const double start = thread_seconds();
+  while (thread_seconds() - start < seconds) {
+  }
+}
+
 at::Tensor floats(int64_t bytes, const Rank& rank) {
   return at::zeros({bytes / 4}, at::TensorOptions(rank.device()).dtype(at::kFloat));
 }
@@ -59,43 +68,58 @@ Link fitted(const std::function<double(int64_t bytes)>& seconds, double steps, d
   return link;
 }
 
+// A ring whose `phases` of ranks - 1 steps take as long as was measured, over all ranks and over pairs of neighbours.
+// Ranks of one process meet once, however many they are, and what that takes does not grow with the steps: the start.
+Link fitted_ring(Rank& all, Rank& pair, int phases, const std::function<double(Rank& group, int64_t bytes)>& seconds) {
+  const int ranks = all.world_size();
+  const int steps = phases * (ranks - 1);
+  Link link = fitted([&](int64_t bytes) { return seconds(all, bytes); }, steps, 1.0 / ranks);
+  if (ranks == 2) return link;
+  const double of_all = steps * link.latency, of_pair = seconds(pair, small_bytes);
+  link.latency = std::clamp((of_all - of_pair) / (steps - phases), 0.0, link.latency);
+  link.start = of_all - steps * link.latency;
+  return link;
+}
+
 Links measured_links(Rank& rank) {
   const int ranks = rank.world_size();
   Links links;
   if (ranks == 1) return links;
-  const double share = 1.0 / ranks;
-  links.allreduce = fitted(
-      [&](int64_t bytes) {
-        const at::Tensor tensor = floats(bytes, rank);
-        return seconds_of(rank, [&] { rank.allreduce(tensor); });
-      },
-      2 * (ranks - 1), share);
-  links.allgather = fitted(
-      [&](int64_t bytes) {
-        std::vector<at::Tensor> input{floats(bytes / ranks, rank)};
-        std::vector<std::vector<at::Tensor>> outputs(1);
-        for (int r = 0; r < ranks; ++r) outputs[0].push_back(floats(bytes / ranks, rank));
-        return seconds_of(rank, [&] { rank.backend().allgather(outputs, input, c10d::AllgatherOptions{})->wait(); });
-      },
-      ranks - 1, share);
+  Rank pair = rank.split(rank.index() / 2);
+  links.allreduce = fitted_ring(rank, pair, 2, [&](Rank& group, int64_t bytes) {
+    const at::Tensor tensor = floats(bytes, rank);
+    return seconds_of(rank, [&] { group.allreduce(tensor); });
+  });
+  links.allgather = fitted_ring(rank, pair, 1, [&](Rank& group, int64_t bytes) {
+    const int64_t part = bytes / group.world_size();
+    std::vector<at::Tensor> input{floats(part, rank)};
+    std::vector<std::vector<at::Tensor>> outputs(1);
+    for (int r = 0; r < group.world_size(); ++r) outputs[0].push_back(floats(part, rank));
+    return seconds_of(rank, [&] { group.backend().allgather(outputs, input, c10d::AllgatherOptions{})->wait(); });
+  });
   // There and back between neighbours, all pairs at once, as in a pipeline; of an odd number the last waits.
   const int other = rank.index() % 2 == 0 ? rank.index() + 1 : rank.index() - 1;
-  links.send = fitted(
-      [&](int64_t bytes) {
-        std::vector<at::Tensor> tensor{floats(bytes, rank)};
-        auto& backend = rank.backend();
-        return seconds_of(rank, [&] {
-          if (other == ranks) return;
-          if (rank.index() < other) {
-            backend.send(tensor, other, tag)->wait();
-            backend.recv(tensor, other, tag)->wait();
-          } else {
-            backend.recv(tensor, other, tag)->wait();
-            backend.send(tensor, other, tag)->wait();
-          }
-        });
-      },
-      /*steps=*/2, /*share=*/1);
+  const auto there_and_back = [&](int64_t bytes) {
+    std::vector<at::Tensor> tensor{floats(bytes, rank)};
+    auto& backend = rank.backend();
+    const auto send = [&] {
+      compute(seconds_before_message);
+      backend.send(tensor, other, tag)->wait();
+    };
+    const auto receive = [&] { backend.recv(tensor, other, tag)->wait(); };
+    const double seconds = seconds_of(rank, [&] {
+      if (other == ranks) return;
+      if (rank.index() < other) {
+        send();
+        receive();
+      } else {
+        receive();
+        send();
+      }
+    });
+    return std::max(0.0, seconds - 2 * seconds_before_message);
+  };
+  links.send = fitted(there_and_back, /*steps=*/2, /*share=*/1);
   return links;
 }
 

@@ -33,6 +33,7 @@ ordered_json to_json(const LayerProfile& layer) {
           {"output_bytes", layer.output_bytes},
           {"saved_bytes", layer.saved_bytes},
           {"workspace_bytes", layer.workspace_bytes},
+          {"fixed_workspace_bytes", layer.fixed_workspace_bytes},
           {"forward", to_json(layer.forward)},
           {"backward", to_json(layer.backward)},
           {"forward_messages", to_json(layer.forward_messages)},
@@ -77,6 +78,7 @@ LayerProfile layer_from(JsonFields fields) {
   layer.output_bytes = fields.required<double>("output_bytes");
   layer.saved_bytes = fields.required<double>("saved_bytes");
   layer.workspace_bytes = fields.required<double>("workspace_bytes");
+  layer.fixed_workspace_bytes = fields.required<double>("fixed_workspace_bytes");
   layer.forward = curve_from(fields.objects("forward"));
   layer.backward = curve_from(fields.objects("backward"));
   layer.forward_messages = messages_from(fields.objects("forward_messages"));
