@@ -125,8 +125,8 @@ void Reducer::on_gradient(size_t index) {
     }
     return fill(slot);
   }
-  if (!listening_) return;
   fill(slot);
+  if (!listening_) return;  // the next backwards add to what is in the bucket now
   slot.ready = true;
   --buckets_[slot.bucket].missing;
   ready_order_.push_back(index);
