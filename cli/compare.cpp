@@ -31,9 +31,10 @@ const char* const compare_explanation =
     "The schemes take turns, so that a change of the machine's load meets all of them\n"
     "alike; the best round of each counts. All start with equal weights and see the\n"
     "same batches. The model is profiled first, which balances the pipelines' stages\n"
-    "and gives the predictions (docs/plan.md); with --simulate they are those for a\n"
-    "described cluster, so that a simulation can be held against real runs. The\n"
-    "tables come when all have run.\n"
+    "and gives the predictions (docs/plan.md). With --simulate both are for a\n"
+    "described cluster, so that a simulation can be held against real runs; with\n"
+    "--profile too nothing is measured before them. The tables come when all have\n"
+    "run.\n"
     "\n"
     "  data N                replicas of the network, each for a part of the batch\n"
     "  layers, one batch …   each device some layers; they take turns\n"
@@ -349,10 +350,12 @@ Command add_compare(CLI::App& program) {
       ->check(number_between<int, 1>);
   add("--seconds", flags->seconds, "X", "how long the layers may be profiled", "10")->check(rate);
   add("--simulate", flags->simulate, "FILE",
-      "predict for the first devices of the cluster that this JSON file describes, as lockstep plan does, instead of "
-      "measuring the devices here")
+      "predict for the first devices of the cluster that this JSON file describes, as lockstep plan does; of the "
+      "devices "
+      "here only the first is measured, for the layers")
       ->check(not_empty);
-  add("--profile", flags->profile, "FILE", "what lockstep plan --keep-profile kept of this model; with --simulate")
+  add("--profile", flags->profile, "FILE",
+      "what lockstep plan --keep-profile kept of this model, instead of measuring; with --simulate")
       ->check(not_empty);
   add("--json", flags->json, "FILE", "also write the figures as JSON");
   return {app, [flags](Output& output) { return compare_command(*flags, output); }};

@@ -6,9 +6,11 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <set>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "checkpoint_folder.hpp"
@@ -198,8 +200,11 @@ class RunReport {
     print(kept() + remark_ + "; peak memory " + peak_memory() + (processes == 1 ? "" : " in this process") +
           format("; waiting for data took %.2f %% of the time", 100 * result.data_wait()) +
           sent(result.history.back().bytes_per_step) + "\n");
-    if (!options_.trace.empty()) {
-      print("the trace is in " + options_.trace.string() + "; chrome://tracing or ui.perfetto.dev shows it\n");
+    std::error_code none;  // a run of too few steps has no trace, and has said so
+    if (!options_.trace.empty() && std::filesystem::file_size(options_.trace, none) > 0 && !none) {
+      print("the trace is in " + options_.trace.string() +
+            (processes == 1 ? "" : ", of each other process in a file with its number") +
+            "; ui.perfetto.dev shows it\n");
     }
     if (const auto& parts = result.history.back().parts; !parts.empty())
       print("parts of a batch: " + parts_text(parts) + "\n");

@@ -9,24 +9,29 @@
 
 namespace {
 
-// Leaves out what the filter would let through of other files. Returns whether there is a suite of this one.
-bool leave_only(std::string_view file) {
+// Leaves out what the filter would let through of other files. Returns what is wrong, if something is.
+std::string leave_only(const std::string& file) {
   bool found = false;
   std::string others;
   const auto& tests = *testing::UnitTest::GetInstance();
   for (int i = 0; i < tests.total_test_suite_count(); ++i) {
     const auto& suite = *tests.GetTestSuite(i);
+    const auto file_of = [&](int test) { return std::string_view(suite.GetTestInfo(test)->file()); };
+    for (int test = 1; test < suite.total_test_count(); ++test) {
+      if (file_of(test) != file_of(0)) return std::string(suite.name()) + " is a suite of two files; rename one";
+    }
     if (suite.total_test_count() == 0) continue;
-    if (std::string_view(suite.GetTestInfo(0)->file()).ends_with("/" + std::string(file))) {
+    if (file_of(0).ends_with("/" + file)) {
       found = true;
     } else {
       others += std::string(":") + suite.name() + ".*";
     }
   }
-  if (others.empty()) return found;
+  if (!found) return "there are no tests of " + file + " in this program";
+  if (others.empty()) return "";
   const std::string filter = GTEST_FLAG_GET(filter);
   GTEST_FLAG_SET(filter, filter + (filter.find('-') == std::string::npos ? "-" + others.substr(1) : others));
-  return found;
+  return "";
 }
 
 }  // namespace
@@ -34,8 +39,14 @@ bool leave_only(std::string_view file) {
 int main(int argc, char** argv) {
   testing::InitGoogleMock(&argc, argv);
   at::set_num_threads(1);  // the tests run side by side; more threads than cores would only wait for each other
-  if (argc == 3 && argv[1] == std::string_view("--only") && !leave_only(argv[2])) {
-    std::cerr << "there are no tests of " << argv[2] << " in this program\n";
+  std::string wrong;
+  if (argc == 3 && argv[1] == std::string_view("--only")) {
+    wrong = leave_only(argv[2]);
+  } else if (argc > 1) {
+    wrong = std::string("unknown argument ") + argv[1];
+  }
+  if (!wrong.empty()) {
+    std::cerr << wrong << "\n";
     return 1;
   }
   return RUN_ALL_TESTS();

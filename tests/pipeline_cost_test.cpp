@@ -32,7 +32,7 @@ namespace nn = torch::nn;
 // On sleeping layers, whose time does not depend on what else the machine does.
 TEST(PipelineCostTest, TheIdleShareIsMeasured) {
   const auto sleep = [](const Tensor& x) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    std::this_thread::sleep_for(std::chrono::milliseconds(80));
     return x;
   };
   for (const int microbatches : {1, 4}) {
@@ -41,15 +41,16 @@ TEST(PipelineCostTest, TheIdleShareIsMeasured) {
       Pipeline pipeline(split_into_stages(net, {2}), rank, {.schedule = Schedule::gpipe, .microbatches = microbatches});
       const Batch batch{torch::randn({8, 2}), torch::randint(2, {8}), 8};
       const double formula = lockstep::ideal_idle_share(Schedule::gpipe, 2, 1, microbatches);
-      double nearest = 1;  // of several batches: a rank may be woken late
+      std::vector<double> differences;  // of several batches: a rank may be woken late
       for (int i = 0; i < 4; ++i) {
         pipeline.forward_backward(batch, F::cross_entropy);
         const auto stats = pipeline.stats();
-        EXPECT_GE(stats.computing, 0.03 * microbatches);
-        EXPECT_GE(stats.seconds, 0.03 * (microbatches + 1));
-        nearest = std::min(nearest, std::abs(stats.idle_share() - formula));
+        EXPECT_GE(stats.computing, 0.08 * microbatches);
+        EXPECT_GE(stats.seconds, 0.08 * (microbatches + 1));
+        differences.push_back(std::abs(stats.idle_share() - formula));
       }
-      EXPECT_LT(nearest, 0.12);
+      std::sort(differences.begin(), differences.end());
+      EXPECT_LT(differences[1], 0.12);
     });
   }
 }
@@ -70,7 +71,8 @@ std::vector<int64_t> peaks(const Sequential& net, int ranks, const PipelineOptio
 
 TEST(PipelineCostTest, OneForwardOneBackwardNeedsLessMemoryThanGPipe) {
   Sequential net;
-  for (int i = 0; i < 16; ++i) net->push_back(nn::Linear(64, 64)), net->push_back(nn::Tanh());
+  // So many layers that messages which are not delivered yet, on a busy machine up to all of them, weigh little.
+  for (int i = 0; i < 32; ++i) net->push_back(nn::Linear(64, 64)), net->push_back(nn::Tanh());
   for (const int ranks : {2, 4}) {
     const auto gpipe = peaks(net, ranks, {.schedule = Schedule::gpipe, .microbatches = 16});
     const auto one_f_one_b = peaks(net, ranks, {.schedule = Schedule::one_f_one_b, .microbatches = 16});

@@ -149,8 +149,7 @@ TEST_P(ShardWorlds, RandomNetsTrainAsOnOneDevice) {
   }
 }
 
-// ---- Models, frozen weights, dropout, a split loss
-// --------------------------------------------------------------------
+// ---- Models, frozen weights, dropout, a split loss -----------------------------------------------------------------
 
 // The models that the program has, in small.
 class ShardModels : public ShardWorlds {};

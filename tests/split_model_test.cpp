@@ -7,6 +7,7 @@
 #include <lockstep/split_model.hpp>
 
 #include "error_of.hpp"
+#include "memory_meter.hpp"
 
 #include <random>
 #include <string>
@@ -136,6 +137,23 @@ TEST_P(SplitModelWorlds, SchedulesCutsAndRulesDoNotChangeTheResult) {
       SCOPED_TRACE(lockstep::to_string(split.mesh) + ", round " + std::to_string(round));
       expect_trains_like_one_device(rank, split);
     }
+  });
+}
+
+// The first microbatch's gradients go into the averaging's buckets, and the others add there.
+TEST(SplitModelTest, MicrobatchesNeedTheirGradientsOnce) {
+  constexpr int64_t layer_bytes = 512 * 512 * 4;
+  lockstep::run(lockstep::Devices(2, torch::kCPU), [](Rank& rank) {
+    Sequential whole;
+    for (int i = 0; i < 8; ++i) whole->push_back(torch::nn::Linear(512, 512));
+    SplitModel net(whole, rank, {.mesh = {.pipeline = 2}, .schedule = Schedule::gpipe, .microbatches = 4, .cuts = {4}});
+    const Batch batch{torch::randn({8, 512}), torch::randint(512, {8}), 8};
+    net.forward_backward(batch, torch::nn::functional::cross_entropy);
+    for (auto& parameter : net.parameters()) parameter.mutable_grad() = Tensor();  // as an optimizer's zero_grad does
+    const lockstep::MemoryMeter meter;
+    const int64_t before = meter.current();
+    net.forward_backward(batch, torch::nn::functional::cross_entropy);
+    EXPECT_LT(meter.peak() - before, 3 * layer_bytes) << "of four layers here";
   });
 }
 

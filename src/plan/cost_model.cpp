@@ -165,13 +165,15 @@ Partition CostModel::partition(const PipelineShape& shape) const {
                        (shape.recompute ? saved : 0),
         .live_bytes = shape.recompute ? 0 : saved,
         .cut_bytes = output,
+        // Whatever layers stand behind it; workspace_bytes() knows them.
         .workspace_bytes = layer.fixed_workspace_bytes + layer.workspace_bytes * samples,
     });
   }
   auto& last = partition.layers.back();
   last.seconds += profile_.loss.forward.at(samples) + profile_.loss.backward.at(samples);
   (shape.recompute ? last.fixed_bytes : last.live_bytes) += profile_.loss.saved_bytes * samples;
-  last.workspace_bytes = std::max(last.workspace_bytes, profile_.loss.workspace_bytes * samples);
+  last.workspace_bytes =
+      std::max(last.workspace_bytes, profile_.loss.fixed_workspace_bytes + profile_.loss.workspace_bytes * samples);
 
   partition.stages.resize(static_cast<size_t>(mesh_.pipeline) * static_cast<size_t>(shape.stages_per_rank));
   const double batch = profile_.input_bytes * static_cast<double>(part_);

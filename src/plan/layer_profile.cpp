@@ -150,11 +150,12 @@ class Load {
 
   // Cluster::contention.
   std::vector<double> contention() const {
+    const auto speed = speeds();
     std::vector<double> slowdown{1};
     for (const auto& one : cases_) {
       if (one.end - one.begin == 1) continue;
-      double longest = 0;  // if they did not slow each other down
-      for (int r = one.begin; r < one.end; ++r) longest = std::max(longest, alone(r));
+      // If they did not slow each other down.
+      const double longest = alone(0) / *std::min_element(speed.begin() + one.begin, speed.begin() + one.end);
       // Between the counts that were measured it is a straight line.
       const double before = slowdown.back(), here = std::max(before, one.seconds / longest);
       const auto known = static_cast<int>(slowdown.size());

@@ -245,7 +245,7 @@ TEST_F(TrainUnderALauncher, EachProcessTracesItsOwnRanks) {
   words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
   const auto job = run_program(words, surroundings());
   ASSERT_EQ(job.code, 0) << job.err;
-  EXPECT_THAT(job.out, HasSubstr("the trace is in trace.json; "));
+  EXPECT_THAT(job.out, HasSubstr("the trace is in trace.json, of each other process in a file with its number; "));
   const auto text_of = [&](const char* name) {
     std::ostringstream text;
     text << std::ifstream(work_ / name).rdbuf();
