@@ -155,20 +155,20 @@ class Runner {
       : variant_(variant),
         rank_(rank.wrapped(
             [times = times_](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, times); })),
-        net_(subject.make(), rank_, with_overlap(options, variant == overlapped)),
-        sgd_(net_->parameters(), /*lr=*/1e-3) {}
+        module_(subject.make()),
+        sgd_((module_->to(rank_.device()), module_->parameters()), /*lr=*/1e-3) {
+    if (variant != alone) net_.emplace(module_, rank_, with_overlap(options, variant == overlapped));
+  }
 
   Sample step(const Batch& batch) {
     times_->begin_step(parameters() * static_cast<int64_t>(sizeof(float)));
     synchronize(rank_.device());
     const auto start = Clock::now();
     sgd_.zero_grad();
-    auto loss = net_.loss(batch, torch::nn::functional::cross_entropy);
     if (variant_ == alone) {
-      const auto guard = net_.no_sync();
-      loss.backward();
+      torch::nn::functional::cross_entropy(module_->forward(batch.x), batch.y).backward();
     } else {
-      loss.backward();
+      net_->loss(batch, torch::nn::functional::cross_entropy).backward();
     }
     sgd_.step();
     synchronize(rank_.device());
@@ -182,7 +182,7 @@ class Runner {
 
   int64_t parameters() const {
     int64_t sum = 0;
-    for (const auto& parameter : net_->parameters()) sum += parameter.numel();
+    for (const auto& parameter : module_->parameters()) sum += parameter.numel();
     return sum;
   }
 
@@ -195,8 +195,9 @@ class Runner {
   const Variant variant_;
   const std::shared_ptr<CommunicationTimes> times_ = std::make_shared<CommunicationTimes>();
   Rank rank_;
-  DataParallel<torch::nn::SequentialImpl> net_;
+  std::shared_ptr<torch::nn::SequentialImpl> module_;
   torch::optim::SGD sgd_;
+  std::optional<DataParallel<torch::nn::SequentialImpl>> net_;  // not alone
 };
 
 Result measure(const Subject& subject, const Devices& devices, const BenchOverlapFlags& flags, int64_t batch_size) {

@@ -11,11 +11,15 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 #include <utility>
 
 #include "io/reason.hpp"
 #include "output.hpp"
 #include "seconds_since.hpp"
+#include "stop_signals.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {
@@ -93,6 +97,11 @@ void copy_with_label(int fd, int done, const std::string& label) {
   close(fd);
 }
 
+// What a program that stops politely after a signal ends with.
+bool tells_of_request(int code) {
+  return code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM;
+}
+
 // The advice that belongs to "No such file or directory".
 std::string where_to_look(const std::string& program) {
   if (program.find('/') != std::string::npos) return "";
@@ -107,15 +116,15 @@ ChildProcesses::ChildProcesses(Options options) : options_(std::move(options)), 
     throw Error("cannot make a pipe: " + io::reason(errno));
   }
   sigemptyset(&awaited_);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD}) sigaddset(&awaited_, signal);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
+    if (!is_ignored(signal)) sigaddset(&awaited_, signal);  // nor is it a request to its processes, which inherit that
+  }
   pthread_sigmask(SIG_BLOCK, &awaited_, &mask_before_);
 }
 
 ChildProcesses::~ChildProcesses() {
   send(SIGKILL);
-  for (const auto& child : children_) {
-    if (child.runs) waitpid(child.pid, nullptr, 0);
-  }
+  for (const auto& child : children_) waitpid(child.pid, nullptr, 0);
   end_labels();
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }
@@ -153,45 +162,97 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   }
 }
 
-bool ChildProcesses::send(int signal) const {
-  bool any = false;
-  for (const auto& child : children_) any = kill(-child.pid, signal) == 0 || any;
-  return any;
+// Numbers of processes are given to others once they are free. A child that has ended keeps its number, and so its
+// group's, because nobody collects it before the end.
+void ChildProcesses::send(int signal) const {
+  for (const auto& child : children_) kill(-child.pid, signal);
 }
 
-int ChildProcesses::wait() {
+// Those of the children's groups that have not ended.
+std::vector<ChildProcesses::Member> ChildProcesses::members() const {
+  std::vector<Member> members;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    std::ifstream file(entry.path() / "stat");
+    std::string text;
+    if (!std::getline(file, text) || text.rfind(')') == std::string::npos) continue;
+    std::istringstream fields(text.substr(text.rfind(')') + 1));
+    Member member;
+    pid_t parent = 0;
+    fields >> member.state >> parent >> member.group;
+    const auto is_group = [&](const Child& child) { return child.pid == member.group; };
+    if (fields && member.state != 'Z' && std::any_of(children_.begin(), children_.end(), is_group)) {
+      members.push_back(member);
+    }
+  }
+  return members;
+}
+
+ChildProcesses::Ending ChildProcesses::wait() {
   while (reap()) {
     if (next_step_ == Clock::time_point::max() && only_lost_run()) next_step_ = Clock::now() + options_.until_term;
     if (Clock::now() >= next_step_) end_others();
     const timespec pause{0, 100'000'000};
     const int signal = sigtimedwait(&awaited_, nullptr, &pause);
-    if (signal > 0 && signal != SIGCHLD) pass_on(signal);
+    if (signal == SIGTSTP) {
+      stand_still();
+    } else if (signal > 0 && signal != SIGCHLD) {
+      pass_on(signal);
+    }
   }
   end_leftovers();
   end_labels();
+  for (const auto& child : children_) waitpid(child.pid, nullptr, 0);
   children_.clear();  // their numbers may be given to others
-  return first_failure_;
+  return {.code = first_failure_, .failed = failed_, .by_request = stop_signal_ != 0 || asked_};
 }
 
 void ChildProcesses::pass_on(int signal) {
-  if (signal != SIGUSR1 && signal != SIGUSR2) stop_signal_ = signal;
   send(signal);
+  if (signal == SIGUSR1 || signal == SIGUSR2) return;
+  stop_signal_ = signal;
+  if (next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + options_.until_term_when_stopped;
+}
+
+// The terminal's Ctrl-Z reaches this process alone. Its children would go on and miss what it does for them. SIGSTOP,
+// because a process may ignore SIGTSTP.
+void ChildProcesses::stand_still() {
+  const auto begin = Clock::now();
+  send(SIGSTOP);
+  raise(SIGSTOP);  // until SIGCONT: a shell's fg or bg
+  send(SIGCONT);
+  if (next_step_ != Clock::time_point::max()) next_step_ += Clock::now() - begin;
 }
 
 void ChildProcesses::end_others() {
-  if (next_signal_ == SIGTERM) say("ending the others");
+  if (next_signal_ == SIGTERM) {
+    say_who_stands_still();
+    say("ending the others");
+  }
   send(std::exchange(next_signal_, SIGKILL));
   next_step_ = Clock::now() + options_.until_kill;
 }
 
-// What the processes started and did not wait for. (A group's number is not given to another while it has members.)
+// To the others one that a signal has stopped is as silent as one that has died.
+void ChildProcesses::say_who_stands_still() const {
+  const auto all = members();
+  for (size_t rank = 0; rank < children_.size(); ++rank) {
+    const auto is_stopped = [&](const Member& member) {
+      return member.group == children_[rank].pid && (member.state == 'T' || member.state == 't');
+    };
+    if (std::any_of(all.begin(), all.end(), is_stopped)) {
+      say("rank " + std::to_string(rank) + " did not crash: a signal or a debugger has stopped it");
+    }
+  }
+}
+
+// What the processes started and did not wait for.
 void ChildProcesses::end_leftovers() {
   for (const auto& [signal, patience] : {std::pair(0, 200ms), std::pair(SIGTERM, 1000ms), std::pair(SIGKILL, 0ms)}) {
+    if (members().empty()) return;
+    send(signal);
     const auto deadline = Clock::now() + patience;
-    for (bool there = send(signal); there; there = send(0)) {
-      if (Clock::now() >= deadline) break;
-      std::this_thread::sleep_for(10ms);
-    }
+    while (Clock::now() < deadline && !members().empty()) std::this_thread::sleep_for(10ms);
   }
 }
 
@@ -207,10 +268,11 @@ bool ChildProcesses::reap() {
   bool running = false;
   for (size_t rank = 0; rank < children_.size(); ++rank) {
     Child& child = children_[rank];
-    int status = 0;
-    if (child.runs && waitpid(child.pid, &status, WNOHANG) == child.pid) {
+    siginfo_t info{};
+    if (child.runs && waitid(P_PID, child.pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == child.pid) {
       child.runs = false;
-      ended(static_cast<int>(rank), status);
+      ended(static_cast<int>(rank), info.si_code == CLD_EXITED ? 0 : info.si_status,
+            info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status);
     }
     running = running || child.runs;
   }
@@ -227,10 +289,9 @@ bool ChildProcesses::only_lost_run() const {
   return true;
 }
 
-void ChildProcesses::ended(int rank, int status) {
-  const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-  const int code = signal != 0 ? 128 + signal : WEXITSTATUS(status);
-  const bool stopped = stop_signal_ != 0 && code == 128 + stop_signal_;
+void ChildProcesses::ended(int rank, int signal, int code) {
+  const bool asked = signal == 0 && stop_signal_ == 0 && !others_are_ended() && tells_of_request(code);
+  const bool stopped = asked || (stop_signal_ != 0 && code == 128 + stop_signal_);
   bool others_go_on = false;
   if (options_.on_end) {
     others_go_on = options_.on_end(rank, code != 0,
@@ -241,22 +302,27 @@ void ChildProcesses::ended(int rank, int status) {
   if (code == 0) return;
   const bool others_run =
       std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.runs; });
+  if (asked && first_failure_ == 0) {
+    say(format("rank %d stopped on request (exit code %d) after %.1f s", rank, code, seconds_since(started_)));
+  }
   if (!stopped) say_how(rank, code, signal, others_go_on && others_run);
-  if (first_failure_ == 0) first_failure_ = code;
+  failed_ = failed_ || !others_go_on;
+  asked_ = asked_ || asked;
+  const bool forced = stop_signal_ != 0 && others_are_ended() && (signal == SIGTERM || signal == SIGKILL);
+  if (first_failure_ == 0) first_failure_ = forced ? 128 + stop_signal_ : code;
   if (next_step_ != Clock::time_point::max() || (others_go_on && !stopped)) return;
   next_step_ = Clock::now() + (stopped ? options_.until_term_when_stopped : options_.until_term);
 }
 
 // The first failure tells most. Of the later ones, which mostly follow from it, only those that nobody else explains.
 void ChildProcesses::say_how(int rank, int code, int signal, bool is_lost) {
-  const bool others_are_ended = next_signal_ == SIGKILL;
   const std::string after =
       format(" after %.1f s", seconds_since(started_)) + (is_lost ? "; the others go on without it" : "");
-  if (others_are_ended && signal == SIGKILL) {
+  if (others_are_ended() && signal == SIGKILL) {
     say("rank " + std::to_string(rank) + " did not end, so it was killed");
-  } else if (signal != 0 && !(others_are_ended && signal == SIGTERM)) {
+  } else if (signal != 0 && !(others_are_ended() && signal == SIGTERM)) {
     say("rank " + std::to_string(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) + after);
-  } else if (is_lost || next_step_ == Clock::time_point::max()) {
+  } else if (is_lost || first_failure_ == 0 || next_step_ == Clock::time_point::max()) {
     say("rank " + std::to_string(rank) + format(" ended with exit code %d", code) + after);
   }
 }

@@ -39,10 +39,19 @@ class ChildProcesses {
   // environment. Only the first one reads the standard input. Throws Error that names the program.
   void start(const std::vector<std::string>& words, const std::vector<std::string>& variables);
 
-  // Waits for all of them and passes signals on. Says on the standard error how the first one ended that failed, and
-  // ends the others as the options say; then ends what they left running in their process groups. The first failure's
-  // exit code, 128 + the number of a signal, also of one that the others went on without; 0 if all succeeded.
-  int wait();
+  struct Ending {
+    // The first failure's exit code, 128 + the number of a signal, also of one that the others went on without; 128 +
+    // that of the request, if a process had to be ended after one. 0 if all succeeded.
+    int code = 0;
+    bool failed = false;  // a process failed that the others do not go on without
+    // A signal that asks to end was passed on, or a process says by its exit code that one came.
+    bool by_request = false;
+  };
+
+  // Waits for all of them and passes signals on; a request to stand still (Ctrl-Z) holds for them and this process, and
+  // SIGCONT ends it. Says on the standard error how the first one ended that failed, and ends the others as the options
+  // say; then ends what they left running in their process groups.
+  Ending wait();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -52,15 +61,24 @@ class ChildProcesses {
     std::thread labels;
   };
 
+  struct Member {
+    pid_t group = 0;
+    char state = 0;  // as in /proc/PID/stat
+  };
+
   bool reap();  // whether any still run
-  void ended(int rank, int status);
+  void ended(int rank, int signal, int code);
   void say_how(int rank, int code, int signal, bool is_lost);
   bool only_lost_run() const;
   void end_others();
   void end_leftovers();
   void end_labels();
   void pass_on(int signal);
-  bool send(int signal) const;  // whether any process was there
+  void stand_still();
+  void send(int signal) const;
+  std::vector<Member> members() const;
+  void say_who_stands_still() const;
+  bool others_are_ended() const { return next_signal_ != SIGTERM; }
 
   const Options options_;
   sigset_t awaited_;
@@ -70,6 +88,8 @@ class ChildProcesses {
   Clock::time_point started_;
   int stop_signal_ = 0;  // that was passed on
   int first_failure_ = 0;
+  bool failed_ = false;
+  bool asked_ = false;                                      // not by the launcher
   Clock::time_point next_step_ = Clock::time_point::max();  // of ending the others
   int next_signal_ = SIGTERM;
 };

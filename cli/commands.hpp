@@ -10,6 +10,9 @@
 
 namespace lockstep::cli {
 
+// The exit code of a run that ended because its loss or gradients were not finite.
+inline constexpr int kNotFinite = 3;
+
 struct Command {
   CLI::App* app;                     // its part of the command line; parsed() tells whether the user chose it
   std::function<int(Output&)> work;  // prints to the output and returns the exit code; throws lockstep::Error

@@ -35,6 +35,7 @@ inline void add_model_flags(CLI::App& app, ModelOptions& model) {
   add("--width", model.width, "X", "as for lockstep train", "1")->check(rate);
   add("--image-size", model.image_size, "N", "as for lockstep train")->check(number_between<int64_t, 1>);
   add("--groups", model.groups, "N", "as for lockstep train", "1")->check(number_between<int64_t, 1>);
+  add("--dropout", model.dropout, "P", "as for lockstep train", "0.5")->check(rate);
 }
 
 }  // namespace lockstep::cli

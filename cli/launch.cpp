@@ -15,7 +15,9 @@
 #include "comm/meeting.hpp"
 #include "commands.hpp"
 #include "flag_checks.hpp"
+#include "output.hpp"
 #include "said.hpp"
+#include "text.hpp"
 
 namespace lockstep::cli {
 
@@ -34,6 +36,8 @@ const char* const launch_examples =
     "If a process fails, ranks that wait for it are told at once and say why they\n"
     "end; whatever still runs 2 s later gets SIGTERM, and 3 s after that SIGKILL. The\n"
     "exit code is that of the first that failed. Nothing that they started stays.\n"
+    "A job that failed is started again from the start with --max-restarts; with\n"
+    "lockstep train --resume auto --name NAME it goes on from its last checkpoint.\n"
     "With --keep-going the others go on without a process that is killed while all\n"
     "of its ranks are workers of a ParameterServer that is not synchronous.\n";
 
@@ -42,10 +46,11 @@ struct LaunchFlags {
   std::optional<int> threads;
   bool label = false;
   bool keep_going = false;
+  int max_restarts = 0;
   std::vector<std::string> words;  // the program and its arguments
 };
 
-std::vector<std::string> variables(const LaunchFlags& flags, int rank, int port) {
+std::vector<std::string> variables(const LaunchFlags& flags, int attempt, int rank, int port) {
   const std::string count = std::to_string(flags.processes), index = std::to_string(rank);
   std::vector<std::string> variables = {"RANK=" + index,
                                         "LOCAL_RANK=" + index,
@@ -54,7 +59,8 @@ std::vector<std::string> variables(const LaunchFlags& flags, int rank, int port)
                                         "MASTER_ADDR=127.0.0.1",
                                         "MASTER_PORT=" + std::to_string(port),
                                         "TORCHELASTIC_USE_AGENT_STORE=True",
-                                        "TORCHELASTIC_RESTART_COUNT=0"};
+                                        "TORCHELASTIC_RESTART_COUNT=" + std::to_string(attempt),
+                                        "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(flags.max_restarts)};
   variables.push_back(std::string("LOCKSTEP_KEEP_GOING=") + (flags.keep_going ? "1" : "0"));
   const char* const threads = std::getenv("OMP_NUM_THREADS");
   if (flags.threads || (threads == nullptr && flags.processes > 1)) {
@@ -96,26 +102,39 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
   });
 }
 
-int launch_command(const LaunchFlags& flags) {
+// The store outlives an attempt: what its processes leave there has the attempt's number (LaunchEnvironment::job).
+ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, c10::intrusive_ptr<c10d::TCPStore>& store) {
   const Said said;
-  c10::intrusive_ptr<c10d::TCPStore> store;
   ChildProcesses::Options options{.label = flags.label};
-  const auto environment_of_rank = [&](int rank) { return environment_of(variables(flags, rank, store->getPort())); };
+  const auto variables_of = [&](int rank) { return variables(flags, attempt, rank, store->getPort()); };
   options.on_end = [&](int rank, bool failed, const std::string& how) {
-    const auto end = comm::announce_end(store, environment_of_rank(rank), failed, how);
+    const auto end = comm::announce_end(store, environment_of(variables_of(rank)), failed, how);
     if (failed) said.add("error: " + end.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
     return end.is_loss;
   };
-  if (flags.keep_going) options.is_lost = [&](int rank) { return comm::was_lost(store, environment_of_rank(rank)); };
+  if (flags.keep_going) {
+    options.is_lost = [&](int rank) { return comm::was_lost(store, environment_of(variables_of(rank))); };
+  }
   ChildProcesses processes(options);  // before the store starts threads
-  store = comm::host_store("127.0.0.1", 0);
+  if (!store) store = comm::host_store("127.0.0.1", 0);
   const auto words = with_this_program(flags.words);
   for (int rank = 0; rank < flags.processes; ++rank) {
-    auto all = variables(flags, rank, store->getPort());
+    auto all = variables_of(rank);
     all.push_back(said.variable());
     processes.start(words, all);
   }
   return processes.wait();
+}
+
+int launch_command(const LaunchFlags& flags) {
+  c10::intrusive_ptr<c10d::TCPStore> store;
+  for (int attempt = 0;; ++attempt) {
+    const auto ending = run_once(flags, attempt, store);
+    if (!ending.failed || ending.by_request || attempt == flags.max_restarts) return ending.code;
+    Output(STDERR_FILENO)
+        .print(
+            format("lockstep launch: all processes start again, restart %d of %d\n", attempt + 1, flags.max_restarts));
+  }
 }
 
 }  // namespace
@@ -137,6 +156,11 @@ Command add_launch(CLI::App& program) {
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");
   app->add_flag("--keep-going", flags->keep_going,
                 "go on without killed workers of an asynchronous parameter server; the exit code still tells");
+  app->add_option("--max-restarts", flags->max_restarts,
+                  "when a process fails, start all of them again, at most N times; not when a signal asked them to "
+                  "end (default: 0)")
+      ->type_name("N")
+      ->check(number_between<int, 0>);
   app->callback([flags, app] {
     flags->words = app->remaining();
     check_words(flags->words);

@@ -1,5 +1,7 @@
 // The program lockstep: reads the command line, runs the command, and turns what happens into an exit code.
 #include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -8,6 +10,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <new>
@@ -21,6 +24,7 @@
 #include "io/reason.hpp"
 #include "output.hpp"
 #include "said.hpp"
+#include "text.hpp"
 #include "usage.hpp"
 
 namespace {
@@ -39,8 +43,16 @@ const char* const footer =
     "  lockstep train --devices 2\n"
     "  lockstep train --help, or lockstep help train\n"
     "\n"
-    "Exit codes: 0 done; 1 an error; 2 wrong usage; 130 stopped by Ctrl-C, 143 by\n"
-    "SIGTERM; 141 nobody reads the output any more.\n";
+    "Exit codes: 0 done; 1 an error; 2 wrong usage; 3 a loss that is not finite ended\n"
+    "the training; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP; 141 nobody reads\n"
+    "the output any more.\n";
+
+// A file that is opened while one of these is closed gets its number, and with it what is meant to be printed.
+void open_closed_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number that is free
+  }
+}
 
 // The activations of a training step are large blocks that live for milliseconds. By default the C library gives them
 // back to the kernel when they are freed, and at every step the kernel clears the pages again, while the rank threads
@@ -55,10 +67,23 @@ void keep_freed_memory() {
 #endif
 }
 
-// Without the names that the JSON library gives its exceptions: "[json.exception.parse_error.101] ".
+// At its default level LibTorch warns of every connection that ends, with a call stack of twenty lines, around the one
+// error of ours that says which process is gone.
+void log_errors_only() {
+  constexpr int errors = 2;
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
+    FLAGS_caffe2_log_level = errors;
+    c10::UpdateLoggingLevelsFromFlags();
+  } else {
+    c10::initLogging();
+  }
+}
+
+// Without call stacks, and without the names that the JSON library gives its exceptions:
+// "[json.exception.parse_error.101] ".
 std::string in_words(const std::string& text) {
   static const std::regex names(R"(\[json\.exception\.[a-z_]+\.[0-9]+\] )");
-  return std::regex_replace(text, names, "");
+  return std::regex_replace(lockstep::cli::without_call_stacks(text), names, "");
 }
 
 void complain(const std::string& text) {
@@ -135,7 +160,9 @@ int run_and_report_errors(const std::vector<const char*>& words, Output& output)
 }  // namespace
 
 int main(int argc, char** argv) {
+  open_closed_standard_descriptors();
   keep_freed_memory();
+  log_errors_only();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);
   const int code = run_and_report_errors(with_help_as_option(argc, argv), output);

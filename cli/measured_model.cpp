@@ -15,12 +15,6 @@ namespace lockstep::cli {
 
 namespace {
 
-// "width 0.25, 2 groups" of "alexnet, width 0.25, 2 groups".
-std::string options_text(const ModelOptions& model) {
-  const std::string text = to_string(model);
-  return text == model.name ? "" : text.substr(std::min(text.size(), model.name.size() + 2));
-}
-
 // Slices that some mesh over so many devices could use.
 std::vector<int> tensor_ranks(size_t devices) {
   std::vector<int> counts = ProfileOptions().tensor_ranks;
@@ -29,6 +23,11 @@ std::vector<int> tensor_ranks(size_t devices) {
 }
 
 }  // namespace
+
+std::string options_text(const ModelOptions& model) {
+  const std::string text = to_string(model);
+  return text == model.name ? "" : text.substr(std::min(text.size(), model.name.size() + 2));
+}
 
 std::string name_of(const ModelProfile& profile) {
   return profile.model + (profile.options.empty() ? "" : ", " + profile.options);

@@ -15,17 +15,19 @@ void print_error(std::string_view text) {
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
 }
 
+}  // namespace
+
 bool is_ignored(int signal) {
   struct sigaction action {};
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-}  // namespace
-
 StopSignals::StopSignals(bool quiet) : quiet_(quiet) {
   sigemptyset(&awaited_);
   sigaddset(&awaited_, SIGTERM);
-  if (!is_ignored(SIGINT)) sigaddset(&awaited_, SIGINT);
+  for (const int signal : {SIGINT, SIGHUP}) {
+    if (!is_ignored(signal)) sigaddset(&awaited_, signal);
+  }
   pthread_sigmask(SIG_BLOCK, &awaited_, &mask_before_);
   waiter_ = std::thread([this] { wait_for_signals(); });
 }
@@ -52,8 +54,9 @@ void StopSignals::wait_for_signals() {
     received_ = signal;
     first = Clock::now();
     if (!quiet_) {
-      print_error(signal == SIGINT ? "\nstopping (Ctrl-C again ends at once)\n"
-                                   : "\nSIGTERM: stopping (a second signal ends at once)\n");
+      print_error(signal == SIGINT   ? "\nstopping (Ctrl-C again ends at once)\n"
+                  : signal == SIGHUP ? "\nSIGHUP: stopping (a second signal ends at once)\n"
+                                     : "\nSIGTERM: stopping (a second signal ends at once)\n");
     }
     source_.request_stop();
   }

@@ -80,27 +80,14 @@ std::vector<EpochMetrics> finished_history(const TrainOptions& options) {
   return history;
 }
 
-// What the run goes on from: its newest checkpoint, or, as `warn` is then told, the newest one that is not damaged.
-fs::path checkpoint_to_go_on(const fs::path& run_dir, const std::function<void(const std::string&)>& warn) {
-  const fs::path newest = newest_checkpoint(run_dir / kCheckpointFolder);
-  if (newest.empty()) return newest;
-  try {
-    read_run_state(newest);
-    return newest;
-  } catch (const Error& error) {
-    const fs::path other = whole_checkpoint_before(newest);
-    warn(error.what() + (other.empty() ? "; there is no whole one before it, so the run begins anew"
-                                       : "; the run goes on from " + other.string()));
-    return other;
-  }
-}
-
 // With what is there of the run: it goes on from a checkpoint, or from the beginning.
 TrainOptions to_go_on(TrainOptions options, const std::function<void(const std::string&)>& warn) {
-  options.resume = checkpoint_to_go_on(options.run_dir, warn);
+  try {
+    options.resume = checkpoint_to_go_on(options.run_dir / kCheckpointFolder, warn);
+  } catch (const Error& error) {
+    warn(error.what() + std::string(", so the run begins anew"));
+  }
   if (options.resume.empty() && fs::exists(options.run_dir / kConfigFile)) {
-    io::FolderLock lock;
-    if (!lock.take(options.run_dir)) throw Error("another process trains in " + options.run_dir.string());
     clear_run(options.run_dir);
   }
   return options;

@@ -24,6 +24,19 @@ std::string plural(size_t count, const char* noun) {
   return std::to_string(count) + " " + noun + (count == 1 ? "" : "s");
 }
 
+std::string without_call_stacks(const std::string& text) {
+  std::string kept;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
+    if (!line.starts_with("Exception raised from ") && !line.starts_with("frame #")) {
+      kept += (begin == 0 ? "" : "\n") + line;
+    }
+    begin = end + 1;
+  }
+  return kept;
+}
+
 std::vector<std::string> wrap(const std::string& text, size_t width) {
   std::vector<std::string> lines;
   std::istringstream paragraphs(text);

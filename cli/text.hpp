@@ -25,4 +25,7 @@ std::string table(const Rows& rows);
 // Rows of cells below one another, indented by two: the first column begins, the others end in one line.
 std::string aligned(const std::vector<std::vector<std::string>>& rows);
 
+// Without the lines that LibTorch's exceptions show their call stack in.
+std::string without_call_stacks(const std::string& text);
+
 }  // namespace lockstep::cli

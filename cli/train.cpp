@@ -1,10 +1,12 @@
 // lockstep train: trains a network over several devices, shows how it goes, and keeps the run in a folder.
 #include <sys/resource.h>
+#include <lockstep/devices.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
 #include <lockstep/trainer.hpp>
 
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -14,10 +16,12 @@
 #include <vector>
 
 #include "checkpoint_folder.hpp"
+#include "comm/launch_environment.hpp"
 #include "commands.hpp"
 #include "communication_options.hpp"
 #include "number_text.hpp"
 #include "progress_bar.hpp"
+#include "run_folder.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
 #include "train_flags.hpp"
@@ -47,8 +51,8 @@ const char* const train_examples =
     "\n"
     "The run's folder holds config.json, metrics.jsonl, model.safetensors, curve.svg,\n"
     "checkpoints/ and curve.png, written after every epoch (curve.png at the end).\n"
-    "Ctrl-C stops after the current step and keeps the finished epochs; a second one\n"
-    "ends at once.\n"
+    "Ctrl-C, SIGTERM and SIGHUP stop within some steps and keep a checkpoint of that\n"
+    "step; a second one ends at once.\n"
     "As processes: lockstep launch, mpirun, srun, torchrun --no-python.\n";
 
 std::string ranks(const Devices& devices) {
@@ -76,7 +80,8 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
                {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
                {"threads per rank", std::to_string(options.threads_per_rank)},
                {"batch size", batch_text(options)},
-               {"optimizer", to_string(options.optimizer, optimizer_settings(options))},
+               {"optimizer", to_string(options.optimizer, optimizer_settings(options)) +
+                                 (options.clip > 0 ? ", gradients clipped to norm " + number_text(options.clip) : "")},
                {"learning rate", to_string(learning_rate_of(options))},
                {"epochs", std::to_string(options.epochs)},
                {"seed", std::to_string(options.seed)},
@@ -97,6 +102,12 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
 std::string epoch_label(int epoch, int epochs) {
   const int digits = static_cast<int>(std::to_string(epochs).size());
   return format("epoch %*d/%d", digits, epoch, epochs);
+}
+
+// Of this machine, over all processes of a launcher.
+int ranks_here(const Devices& devices) {
+  const auto launch = comm::read_launch_environment(std::getenv);
+  return launch && devices.size() == 1 ? launch->local_world_size : static_cast<int>(devices.size());
 }
 
 // A loss that is not finite has no digits, and no sign that means something.
@@ -150,6 +161,11 @@ class RunReport {
   void data_loaded(const std::string& source) {
     started_ = true;
     print(settings(flags_, options_, source));
+    const int ranks = ranks_here(options_.devices), cores = cpu_cores();
+    if (options_.devices[0].is_cpu() && ranks > cores) {
+      warning(std::to_string(ranks) + " ranks share " + plural(static_cast<size_t>(cores), "core") +
+              " and wait for each other; fewer are faster: --devices " + std::to_string(cores) + "xcpu");
+    }
   }
 
   void step(const StepProgress& progress) {
@@ -174,6 +190,13 @@ class RunReport {
     if (!warned_.insert(message).second) return;  // once is enough: curves are drawn every epoch
     live_.clear();
     Output(STDERR_FILENO).print("lockstep: warning: " + message + "\n");
+  }
+
+  void not_finite(const NotFinite& error) {
+    live_.clear();
+    Output(STDERR_FILENO)
+        .print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
+               ". Try a smaller --lr than " + number_text(options_.lr) + ", or --on-nan skip\n");
   }
 
   // Did the run begin, so that there could be something to keep? And what became of it:
@@ -246,9 +269,18 @@ TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, 
   }
 }
 
+// Of a run that was killed before its first checkpoint, which follows the first epoch's other files, nothing is worth
+// keeping. (One that keeps no checkpoints is, and one that was to have no more epochs.)
+bool was_killed_early(const TrainOptions& options) {
+  if (!std::filesystem::exists(options.run_dir / kConfigFile)) return false;
+  if (!std::filesystem::exists(options.run_dir / kMetricsFile)) return true;
+  const TrainOptions killed = read_config(options.run_dir, options.devices);
+  return killed.keep_last > 0 && killed.epochs > 1 && read_metrics(options.run_dir / kMetricsFile).size() == 1;
+}
+
 int exit_code(const TrainResult& result, const StopSignals& signals) {
   if (!result.stopped) return 0;
-  return signals.received() == 0 ? 1 : 128 + signals.received();
+  return 128 + (signals.received() == 0 ? SIGTERM : signals.received());  // 0: another process was asked
 }
 
 // Under a launcher only the process with rank 0 speaks, and keeps the run.
@@ -274,12 +306,19 @@ int train_command(const TrainFlags& flags, Output& output) {
     const std::string line = plan_here(options);
     if (reports) report.planned(line);
   }
-  if (!reports) return exit_code(train(options, callbacks), signals);
+  if (!reports) {
+    try {
+      return exit_code(train(options, callbacks), signals);
+    } catch (const NotFinite&) {  // rank 0's process says it
+      return kNotFinite;
+    }
+  }
   callbacks.on_data = show(&RunReport::data_loaded);
   callbacks.on_step = show(&RunReport::step);
   callbacks.on_epoch = show(&RunReport::epoch);
   callbacks.on_warning = show(&RunReport::warning);
 
+  if (flags.resume == "auto" && options.resume.empty() && was_killed_early(options)) clear_run(options.run_dir);
   report.loading();
   try {
     const TrainResult result = train_in_own_folder(flags, options, callbacks);
@@ -289,6 +328,9 @@ int train_command(const TrainFlags& flags, Output& output) {
     }
     report.stopped(result);
     return exit_code(result, signals);
+  } catch (const NotFinite& error) {
+    report.not_finite(error);
+    return kNotFinite;
   } catch (const Error& error) {
     if (!report.started()) throw;
     throw Error(std::string(error.what()) + "; " + report.kept());

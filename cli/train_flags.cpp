@@ -1,9 +1,12 @@
 #include "train_flags.hpp"
 
+#include <unistd.h>
 #include <lockstep/error.hpp>
+#include <lockstep/rank.hpp>
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <ctime>
 #include <filesystem>
 #include <fstream>
@@ -14,6 +17,7 @@
 #include "flag_checks.hpp"
 #include "io/reason.hpp"
 #include "number_text.hpp"
+#include "output.hpp"
 #include "resume.hpp"
 #include "run_name.hpp"
 #include "terminal.hpp"
@@ -57,10 +61,22 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
   return parse_options(text.str(), devices, "--config " + file.string());
 }
 
+// Empty for "auto" if there is nothing to go on from, so that the run begins.
+std::string what_to_resume(const TrainFlags& flags) {
+  if (flags.resume != "auto") return flags.resume;
+  if (!flags.name) throw UsageError("--resume auto needs --name: that run goes on, or else begins");
+  const fs::path run = fs::path(flags.runs_dir) / *flags.name;
+  return newest_checkpoint(run / kCheckpointFolder).empty() ? "" : run.string();
+}
+
+void warn(const std::string& text) {
+  if (this_process().index == 0) Output(STDERR_FILENO).print("lockstep: warning: " + text + "\n");
+}
+
 // "last" in --runs-dir, or in there the run called --name.
-fs::path resumed_checkpoint(const TrainFlags& flags) {
-  if (flags.resume != "last") return checkpoint_of(flags.resume);
-  return checkpoint_of(flags.name ? fs::path(flags.runs_dir) / *flags.name : last_run(flags.runs_dir));
+fs::path resumed_checkpoint(const TrainFlags& flags, const std::string& resume) {
+  if (resume != "last") return checkpoint_of(resume, warn);
+  return checkpoint_of(flags.name ? fs::path(flags.runs_dir) / *flags.name : last_run(flags.runs_dir), warn);
 }
 
 // The options of the run that the checkpoint is of.
@@ -126,6 +142,11 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
   add("--groups", flags.groups, "N", "alexnet: 2 is the network of 2012, in two towers of channels", what,
       std::to_string(defaults.groups))
       ->check(number_between<int64_t, 1>);
+  add("--dropout", flags.dropout, "P",
+      "alexnet: this share of the values of its two wide layers is dropped in training, the same ones on any number of "
+      "devices",
+      what, number_text(defaults.dropout))
+      ->check(rate);
   add("--data", flags.data, "NAME", "fashion-mnist, or synthetic: a stand-in of the same size that needs no files",
       what, defaults.data);
   add("--data-dir", flags.data_dir, "DIR",
@@ -138,9 +159,10 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
 
   add("--resume", flags.resume, "PATH",
       "go on with a stopped run as if it had never been stopped: its folder, or one of the checkpoints in there; last: "
-      "the run in --runs-dir that was trained last, or --name's. Its own settings hold; --epochs, --devices, --plan, "
-      "--threads-per-rank, --balance, --zero-stage, --memory-format, --cuda-graph and --data-dir may be others, and "
-      "what is kept. It stays in its folder, if --name gives no other",
+      "the run in --runs-dir that was trained last, or --name's; auto: --name's if it has a checkpoint, and else a new "
+      "run. Its own settings hold; --epochs, --devices, --plan, "
+      "--threads-per-rank, --balance, --zero-stage, --memory-format, --cuda-graph, --on-nan, --check-replicas and "
+      "--data-dir may be others, and what is kept. It stays in its folder, if --name gives no other",
       what)
       ->check(not_empty);
 
@@ -163,17 +185,35 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       std::to_string(defaults.threads_per_rank))
       ->check(number_between<int, 1, 1024>);
 
+  add("--timeout", flags.timeout, "SECONDS",
+      "how long a rank waits for another in a call before the run ends with an error that names both; not kept", where,
+      std::to_string(defaults.timeout.count()))
+      ->check(number_between<int, 1, 1'000'000>);
+
   add_flags(app, flags.update);
   add_flags(app, flags.communication);
 
   const char* const how = "How";
   add("--epochs", flags.epochs, "N", "passes over the training set", how, std::to_string(defaults.epochs))
       ->check(number_between<int, 1>);
-  add("--seed", flags.seed, "N", "of the initial weights and of the samples' order", how, std::to_string(defaults.seed))
+  add("--seed", flags.seed, "N", "of the initial weights, the samples' order and dropout", how,
+      std::to_string(defaults.seed))
       ->check(whole_number<uint64_t>);
+  add("--on-nan", flags.on_nan, "WHAT",
+      "when a step's loss or gradients are not finite\n"
+      "stop: the run ends there with exit code 3; what is kept is of before\n"
+      "skip: that step changes nothing, and a warning names it\n"
+      "go-on: nothing looks\n",
+      how, defaults.on_nan);
+  add("--check-replicas", flags.check_replicas, "N",
+      "compare the devices' weights every N steps, and end the run, with the device named, if they differ; 0: never",
+      how, "at the end of each epoch")
+      ->check(number_between<int64_t, 0>);
   add("--precision", flags.precision, "NAME",
-      "float32, or bf16: automatic mixed precision, in which convolutions and matrix products compute in bfloat16, and "
-      "weights, loss and update stay float32",
+      "float32\n"
+      "tf32: float32 whose products round their factors to TF32, on the tensor cores of NVIDIA GPUs\n"
+      "bf16: automatic mixed precision, in which convolutions and matrix products compute in bfloat16, and weights, "
+      "loss and update stay float32\n",
       how, defaults.precision);
   add("--memory-format", flags.memory_format, "NAME",
       "contiguous, or channels-last: images and convolutions' weights pixel by pixel, which many convolutions are "
@@ -237,12 +277,15 @@ TrainOptions to_options(const TrainFlags& flags) {
   }
   TrainOptions options;
   if (!flags.config.empty()) options = read_options(flags.config, devices);
-  if (!flags.resume.empty()) options = resumed_options(resumed_checkpoint(flags), devices);
-  const fs::path resumed_run = flags.resume.empty() ? fs::path() : options.run_dir;
+  if (flags.name) check_name(*flags.name);
+  const std::string resume = what_to_resume(flags);
+  if (!resume.empty()) options = resumed_options(resumed_checkpoint(flags, resume), devices);
+  const fs::path resumed_run = resume.empty() ? fs::path() : options.run_dir;
   override_with(flags.model, options.model);
   override_with(flags.width, options.width);
   override_with(flags.image_size, options.image_size);
   override_with(flags.groups, options.groups);
+  override_with(flags.dropout, options.dropout);
   override_with(flags.data, options.data);
   override_with(flags.threads_per_rank, options.threads_per_rank);
   if (plan) options.batch_size = plan->batch_size;
@@ -253,6 +296,8 @@ TrainOptions to_options(const TrainFlags& flags) {
   });
   override_with(flags.epochs, options.epochs);
   override_with(flags.seed, options.seed);
+  override_with(flags.on_nan, options.on_nan);
+  override_with(flags.check_replicas, options.check_replicas);
   override_with(flags.precision, options.precision);
   override_with(flags.memory_format, options.memory_format);
   override_with(flags.sync_batchnorm, options.sync_batchnorm);
@@ -279,8 +324,8 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (!options.data_dir.empty()) options.data_dir = fs::absolute(options.data_dir);
 
   options.trace = flags.trace;
+  if (flags.timeout) options.timeout = std::chrono::seconds(*flags.timeout);
 
-  if (flags.name) check_name(*flags.name);
   options.run_dir = flags.name             ? fs::path(flags.runs_dir) / *flags.name
                     : !resumed_run.empty() ? resumed_run
                                            : new_run_dir(flags, options);

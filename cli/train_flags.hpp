@@ -17,10 +17,10 @@ namespace lockstep::cli {
 enum class ProgressMode { bar, lines, none };
 
 struct TrainFlags {
-  std::optional<std::string> model, data, data_dir, devices, precision, memory_format;
-  std::optional<int> threads_per_rank, epochs, zero_stage;
-  std::optional<int64_t> image_size, groups;
-  std::optional<double> width;
+  std::optional<std::string> model, data, data_dir, devices, precision, memory_format, on_nan;
+  std::optional<int> threads_per_rank, timeout, epochs, zero_stage;
+  std::optional<int64_t> image_size, groups, check_replicas;
+  std::optional<double> width, dropout;
   std::optional<uint64_t> seed;
   std::optional<bool> cuda_graph, sync_batchnorm, tensorboard;
   UpdateFlags update;
@@ -31,7 +31,7 @@ struct TrainFlags {
   std::optional<std::string> name;
   std::optional<int> keep_last;
   std::optional<int64_t> checkpoint_every;
-  std::string resume;  // "last", a run or a checkpoint; empty: none
+  std::string resume;  // "last", "auto", a run or a checkpoint; empty: none
   std::string trace;   // empty: none
   std::string progress = "auto";
 };

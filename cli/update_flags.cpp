@@ -63,6 +63,10 @@ void add_flags(CLI::App& app, UpdateFlags& flags) {
       "lambda: of sgd, adam and lars added to the gradient, of adamw and lamb beside it",
       number_text(defaults.weight_decay))
       ->check(rate);
+  add("--clip", flags.clip, "X",
+      "the largest norm of a step's gradients, over the whole network: larger ones are scaled down to it; 0: none",
+      number_text(defaults.clip))
+      ->check(rate);
   add("--lr", flags.lr, "X",
       "learning rate for batches of --reference-batch samples; the default is for sgd; lenet wants about 0.001 with "
       "adam and adamw, 0.01 with lamb, 8 with lars",
@@ -95,6 +99,7 @@ void apply(const UpdateFlags& flags, TrainOptions& options) {
   override_with(flags.optimizer, options.optimizer);
   override_with(flags.momentum, options.momentum);
   override_with(flags.weight_decay, options.weight_decay);
+  override_with(flags.clip, options.clip);
   override_with(flags.lr, options.lr);
   override_with(flags.reference_batch, options.reference_batch);
   override_with(flags.warmup, options.warmup);

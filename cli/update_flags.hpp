@@ -14,7 +14,7 @@ struct UpdateFlags {
   std::optional<int64_t> batch_size, scale_batch, reference_batch;
   std::optional<int> accumulate;
   std::optional<std::string> balance, optimizer, scale_lr, schedule, step_epochs;
-  std::optional<double> lr, momentum, weight_decay, warmup, step_factor;
+  std::optional<double> lr, momentum, weight_decay, clip, warmup, step_factor;
 };
 
 void add_flags(CLI::App& app, UpdateFlags& flags);

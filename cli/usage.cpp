@@ -70,6 +70,8 @@ std::string join(const Words& words) {
 std::string explain(const CLI::App& program, const CLI::ParseError& error, const Words& words) {
   const CLI::App& app = chosen(program);
   const Words left = program.remaining(/*recurse=*/true), commands = commands_of(app);
+  const bool is_for_another_program = app.get_prefix_command() && !left.empty() && !left[0].starts_with("-");
+  if (is_for_another_program) return error.what();
   const auto first = std::find_if(words.begin(), words.end(),
                                   [&](const std::string& word) { return std::count(left.begin(), left.end(), word); });
   if (first == words.end()) {

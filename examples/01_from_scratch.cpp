@@ -123,9 +123,10 @@ void train_one_minibatch(const lockstep::ImageData& data) {
   std::vector<Params> device_params;
   for (const auto& device : devices) device_params.push_back(lockstep::get_params(init_params(), device));
 
-  const auto [x, y, size] = *lockstep::batches(data.train, {.size = 256}).begin();
-  const double before = lockstep::train_batch(x, y, device_params, devices, /*lr=*/0.2, sum_of_losses);
-  const double after = lockstep::train_batch(x, y, device_params, devices, /*lr=*/0.2, sum_of_losses);
+  const auto all = lockstep::batches(data.train, {.size = 256});
+  const lockstep::Batch batch = *all.begin();
+  const double before = lockstep::train_batch(batch.x, batch.y, device_params, devices, /*lr=*/0.2, sum_of_losses);
+  const double after = lockstep::train_batch(batch.x, batch.y, device_params, devices, /*lr=*/0.2, sum_of_losses);
   bool equal = true;
   for (size_t i = 0; i < device_params[0].size(); ++i) {
     equal = equal && device_params[0][i].cpu().equal(device_params[1][i].cpu());
@@ -154,8 +155,9 @@ void train(int num_devices, int64_t batch_size, double lr, const lockstep::Image
   for (int epoch = 1; epoch <= epochs; ++epoch) {
     double loss = 0;
     const auto start = std::chrono::steady_clock::now();
-    for (const auto& [x, y, size] : lockstep::batches(data.train, {.size = batch_size, .epoch = epoch})) {
-      loss += lockstep::train_batch(x, y, device_params, devices, lr, sum_of_losses) * static_cast<double>(size);
+    for (const auto& batch : lockstep::batches(data.train, {.size = batch_size, .epoch = epoch})) {
+      loss += lockstep::train_batch(batch.x, batch.y, device_params, devices, lr, sum_of_losses) *
+              static_cast<double>(batch.size());
     }
     for (const auto& device : devices) lockstep::synchronize(device);
     seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

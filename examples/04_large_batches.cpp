@@ -63,12 +63,12 @@ lockstep::Dataset make_task() {
 // The gradients of the whole batch, `parts` times one after the other: only the last part's backward talks to the other
 // ranks. A part counts by its share of the whole batch, so it keeps the whole batch's size.
 void backward(lockstep::DataParallel<Net>& net, const lockstep::Batch& batch, int64_t parts) {
-  const auto x = batch.x.tensor_split(parts), y = batch.y.tensor_split(parts);
+  const auto all = batch.in_parts(parts);
   {
     const auto alone = net.no_sync();
-    for (size_t i = 0; i + 1 < x.size(); ++i) net.loss({x[i], y[i], batch.global_size}, F::cross_entropy).backward();
+    for (size_t i = 0; i + 1 < all.size(); ++i) net.loss(all[i], F::cross_entropy).backward();
   }
-  net.loss({x.back(), y.back(), batch.global_size}, F::cross_entropy).backward();
+  net.loss(all.back(), F::cross_entropy).backward();
 }
 
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<Tensor>)>;

@@ -111,12 +111,7 @@ void CheckpointFolder::remove_others(const RunState& state) {
   for (const auto& [position, file] : others) {
     if (position != best) files_.unlink(file);
   }
-  std::vector<fs::path> left_behind;
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder_, ignored)) {
-    if (io::is_temporary(entry.path())) left_behind.push_back(entry.path());
-  }
-  for (const auto& file : left_behind) files_.unlink(file);
+  for (const auto& file : io::temporaries_in(folder_)) files_.unlink(file);
 }
 
 fs::path newest_checkpoint(const fs::path& folder) {
@@ -137,6 +132,20 @@ fs::path whole_checkpoint_before(const fs::path& file) {
     }
   }
   return {};
+}
+
+fs::path checkpoint_to_go_on(const fs::path& folder, const std::function<void(const std::string&)>& warn) {
+  const fs::path newest = newest_checkpoint(folder);
+  if (newest.empty()) return newest;
+  try {
+    read_run_state(newest);
+    return newest;
+  } catch (const Error& error) {
+    const fs::path other = whole_checkpoint_before(newest);
+    if (other.empty()) throw Error(error.what() + std::string("; there is no whole one before it"));
+    if (warn) warn(error.what() + ("; the run goes on from " + other.string()));
+    return other;
+  }
 }
 
 RunState read_checkpoint(const fs::path& file) {

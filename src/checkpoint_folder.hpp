@@ -6,6 +6,8 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
+#include <string>
 
 #include "io/file_system.hpp"
 #include "run_state.hpp"
@@ -34,6 +36,11 @@ std::filesystem::path newest_checkpoint(const std::filesystem::path& folder);
 
 // The newest checkpoint before `file` in its folder that is whole; empty if there is none.
 std::filesystem::path whole_checkpoint_before(const std::filesystem::path& file);
+
+// What a run goes on from: the folder's newest checkpoint or, as `warn` is then told, the newest one that is not
+// damaged; empty if there is none. Reads it. Throws Error if all are damaged.
+std::filesystem::path checkpoint_to_go_on(const std::filesystem::path& folder,
+                                          const std::function<void(const std::string&)>& warn);
 
 // Reads it as read_run_state does; the Error for one that cannot be gone on from names the newest whole one before it.
 RunState read_checkpoint(const std::filesystem::path& file);

@@ -11,6 +11,7 @@
 
 #include "io/fashion_mnist_files.hpp"
 #include "io/idx.hpp"
+#include "scramble.hpp"
 
 namespace lockstep {
 namespace {
@@ -47,18 +48,6 @@ std::filesystem::path absolute_path_from(const char* variable) {
   return path.is_absolute() ? path : std::filesystem::path();
 }
 
-// One number from two, such that near pairs give unrelated numbers (the last steps of splitmix64): the generator is
-// seeded with the low 32 bits only, so that seed and epoch must both reach them.
-uint64_t mix(uint64_t seed, uint64_t epoch) {
-  auto scramble = [](uint64_t z) {
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return z ^ (z >> 31);
-  };
-  constexpr uint64_t golden = 0x9e3779b97f4a7c15;
-  return scramble(scramble(seed + golden) + epoch + golden);
-}
-
 }  // namespace
 
 std::filesystem::path fashion_mnist_download_place() {
@@ -87,6 +76,23 @@ ImageData load_fashion_mnist(const std::filesystem::path& dir) {
           .synthetic = false};
 }
 
+std::vector<Batch> Batch::in_parts(int64_t count) const {
+  if (count < 1)
+    throw Error("Batch::in_parts: the number of parts is " + std::to_string(count) + "; expected 1 or more");
+  const int64_t parts = std::clamp<int64_t>(size(), 1, count);
+  std::vector<Batch> batches;
+  int64_t next = first;
+  for (int64_t i = 0; i < parts; ++i) {
+    const Part part = part_of(size(), static_cast<int>(i), static_cast<int>(parts));
+    batches.push_back({.x = x.slice(0, part.begin, part.end),
+                       .y = y.slice(0, part.begin, part.end),
+                       .global_size = global_size,
+                       .first = next});
+    if (first >= 0) next += part.size();
+  }
+  return batches;
+}
+
 Batches::Batches(Dataset dataset, const BatchOptions& options, const Shard& shard)
     : dataset_(std::move(dataset)), options_(options), shard_(shard) {
   const auto& [x, y] = dataset_;
@@ -106,7 +112,8 @@ Batches::Batches(Dataset dataset, const BatchOptions& options, const Shard& shar
   }
   set_shares(options.shares);
   if (options.shuffle) {
-    at::Generator generator = at::detail::createCPUGenerator(mix(options.seed, static_cast<uint64_t>(options.epoch)));
+    // The generator is seeded with the low 32 bits only, so that seed and epoch must both reach them.
+    at::Generator generator = at::detail::createCPUGenerator(mix({options.seed, static_cast<uint64_t>(options.epoch)}));
     order_ = at::randperm(dataset_.size(), generator, at::TensorOptions(at::kLong)).to(x.device());
   }
 }
@@ -134,10 +141,16 @@ Batch Batches::get(int64_t index) const {
   };
   at::Tensor x = gather(dataset_.x);
   if (x.scalar_type() == at::kByte) x = x.to(at::kFloat).div_(255);
-  return {.x = x, .y = gather(dataset_.y), .global_size = global_size};
+  return {.x = x, .y = gather(dataset_.y), .global_size = global_size, .first = part.begin};
 }
 
-Batches::Iterator::Iterator(const Batches* owner, int64_t index) : owner_(owner), index_(index) {
+Batches::Iterator Batches::begin() && {
+  const auto kept = std::make_shared<const Batches>(std::move(*this));
+  return {kept.get(), 0, kept};
+}
+
+Batches::Iterator::Iterator(const Batches* owner, int64_t index, std::shared_ptr<const Batches> kept)
+    : kept_(std::move(kept)), owner_(owner), index_(index) {
   load();
 }
 

@@ -1,6 +1,8 @@
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <lockstep/data_parallel.hpp>
+#include <lockstep/dropout.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/sync_batch_norm.hpp>
 
@@ -8,14 +10,31 @@
 #include "equal_modules.hpp"
 #include "exception_text.hpp"
 #include "part_weight.hpp"
+#include "random_layers.hpp"
+#include "rank_thread.hpp"
 #include "reducer.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <functional>
 #include <string>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
+namespace {
+
+void warn_of_shared_generator(const torch::nn::Module& module, const Rank& rank) {
+  if (rank.index() != 0 || rank.world_size() == 1 || !rank.device().is_cpu()) return;
+  const std::string layer = first_random_layer(module);
+  if (layer.empty()) return;
+  TORCH_WARN("lockstep: DataParallel: ", layer,
+             " draws from LibTorch's default generator, which all ranks of a process share, so that no run repeats "
+             "another one. lockstep::Dropout (dropout.hpp) drops the same in every run, on any number of ranks");
+}
+
+}  // namespace
 
 class Replica {
  public:
@@ -24,8 +43,12 @@ class Replica {
   Loss loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
             int64_t global_size) const;
   double weight_of(int64_t local_size, int64_t global_size) const;
+  SamplePlace place_of(const Batch& batch) const;
+  int64_t steps_done() const { return steps_done_; }
+  void set_steps_done(int64_t steps) { steps_done_ = steps; }
   bool forwards_empty_parts() const { return has_sync_batchnorm(*module_); }
-  void backward_through(const std::function<void()>& compute);
+  void refuse_loss_without_graph() const;
+  void backward_through(const std::function<void()>& compute, int64_t local_size, int64_t global_size);
   void watch(std::function<void()> computed, std::function<void()> averaged);
 
   bool sync() const { return sync_; }
@@ -37,16 +60,26 @@ class Replica {
   Rank& rank() { return rank_; }
 
  private:
+  void check_that_no_parameter_is_new() const;
+
   const std::shared_ptr<torch::nn::Module> module_;
-  Rank& rank_;
-  std::shared_ptr<Averaging> averaging_;  // null: somebody else averages
+  Rank rank_;
+  std::shared_ptr<Averaging> averaging_;                   // null: somebody else averages
+  std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
   bool sync_ = true;
+  int64_t waiting_ = 0;  // samples of the parts whose gradients the next averaged backward averages with its own
+  int64_t steps_done_ = 0;
   std::function<void()> computed_, averaged_;  // see watch_backwards(); empty: nobody watches
 };
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
     : module_(std::move(module)), rank_(rank) {
+  if (!module_) throw Error(rank_.name() + ": DataParallel: the module is null; build it first");
+  warn_of_shared_seed(rank_);
+  warn_of_shared_generator(*module_, rank_);
+  name_dropouts(*module_);
   make_modules_equal(*module_, rank_, "DataParallel");
+  for (const auto& parameter : module_->parameters()) parameters_.insert(parameter.unsafeGetTensorImpl());
   if (!options.average) return;
   std::vector<std::pair<std::string, torch::Tensor>> parameters;
   for (const auto& item : module_->named_parameters()) parameters.emplace_back(item.key(), item.value());
@@ -63,21 +96,63 @@ Loss Replica::loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mea
         "DataParallel: the loss must be one number, the mean over the part's samples; use the criterion's mean "
         "reduction");
   }
-  return Loss(self, std::move(local_mean), weight);
+  return Loss(self, std::move(local_mean), weight, local_size, global_size);
 }
 
 double Replica::weight_of(int64_t local_size, int64_t global_size) const {
   return part_weight(local_size, global_size, rank_.world_size(), "DataParallel");
 }
 
-void Replica::backward_through(const std::function<void()>& compute) {
+// As batches() cuts a batch, if it does not say.
+SamplePlace Replica::place_of(const Batch& batch) const {
+  SamplePlace place{.seed = rank_.seed(), .step = steps_done_, .first = batch.first, .size = batch.size()};
+  if (place.first >= 0) return place;
+  const Part part = part_of(batch.global_size, rank_.index(), rank_.world_size());
+  if (part.size() == batch.size()) place.first = part.begin;
+  return place;
+}
+
+// Where nothing is to be trained, no loss has a graph.
+void Replica::refuse_loss_without_graph() const {
+  for (const auto& parameter : module_->parameters()) {
+    if (!parameter.requires_grad()) continue;
+    throw Error(rank_.name() +
+                ": DataParallel: backward() of a loss that no parameter leads to: it was computed under NoGradGuard, "
+                "or from detached tensors or item(). Compute it from the net's output, with gradients on");
+  }
+}
+
+// Nobody would average its gradients, nor was it made equal on all ranks.
+void Replica::check_that_no_parameter_is_new() const {
+  const auto parameters = module_->parameters();
+  const auto is_new = [this](const torch::Tensor& tensor) {
+    return !parameters_.contains(tensor.unsafeGetTensorImpl());
+  };
+  if (std::none_of(parameters.begin(), parameters.end(), is_new)) return;
+  for (const auto& item : module_->named_parameters()) {
+    if (!is_new(item.value())) continue;
+    throw Error(rank_.name() + ": DataParallel: " + item.key() +
+                " was registered after this DataParallel was made, so that it is not equal on all ranks, nor are its "
+                "gradients averaged. Register all layers first, then make the DataParallel, and then the optimizer");
+  }
+}
+
+void Replica::backward_through(const std::function<void()>& compute, int64_t local_size, int64_t global_size) {
   RECORD_USER_SCOPE("lockstep::backward");
-  if (!sync_ || !averaging_) return compute();
-  if (!computed_) return averaging_->average_during(compute);
-  averaging_->average_during([&] {
-    compute();
-    computed_();
-  });
+  rank_.backend();  // throws once the run is over
+  if (averaging_) check_that_no_parameter_is_new();
+  waiting_ += local_size;
+  if (!sync_) return compute();
+  ++steps_done_;
+  if (!averaging_) return compute();
+  const PartSizes sizes{.local = local_size, .accumulated = std::exchange(waiting_, 0), .global = global_size};
+  if (!computed_) return averaging_->average_during(compute, sizes);
+  averaging_->average_during(
+      [&] {
+        compute();
+        computed_();
+      },
+      sizes);
   averaged_();
 }
 
@@ -108,14 +183,21 @@ void Replica::set_averaging(std::shared_ptr<Averaging> averaging) {
   averaging_->listen(sync_);
 }
 
-Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight)
-    : replica_(std::move(replica)), local_mean_(std::move(local_mean)), weight_(weight) {}
+Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight, int64_t local_size,
+           int64_t global_size)
+    : replica_(std::move(replica)),
+      local_mean_(std::move(local_mean)),
+      weight_(weight),
+      local_size_(local_size),
+      global_size_(global_size) {}
 
 void Loss::backward() {
-  replica_->backward_through([this] {
-    // Without a graph, as an empty part mostly is, gradients are what they were, or zero.
+  if (local_size_ > 0 && !local_mean_.requires_grad()) replica_->refuse_loss_without_graph();
+  const auto compute = [this] {
+    // Without a graph, as an empty part mostly is, gradients are what they were.
     if (local_mean_.requires_grad()) local_mean_.backward(torch::full_like(local_mean_, weight_));
-  });
+  };
+  replica_->backward_through(compute, local_size_, global_size_);
 }
 
 NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)), before_(replica_->sync()) {
@@ -140,18 +222,35 @@ bool forwards_empty_parts(const Replica& replica) {
   return replica.forwards_empty_parts();
 }
 
+void check_that_steps_were_averaged(const Replica& replica) {
+  if (replica.averaging() != nullptr) replica.averaging()->check_that_steps_were_averaged();
+}
+
 double weight_of(const Replica& replica, int64_t local_size, int64_t global_size) {
   return replica.weight_of(local_size, global_size);
 }
 
-void backward_through(Replica& replica, const std::function<void()>& compute) {
-  replica.backward_through(compute);
+SamplePlace place_of(const Replica& replica, const Batch& batch) {
+  return replica.place_of(batch);
 }
 
-void Averaging::average_during(const std::function<void()>& backward) {
+int64_t steps_done(const Replica& replica) {
+  return replica.steps_done();
+}
+
+void set_steps_done(Replica& replica, int64_t steps) {
+  replica.set_steps_done(steps);
+}
+
+void backward_through(Replica& replica, const std::function<void()>& compute, int64_t local_size, int64_t global_size) {
+  replica.backward_through(compute, local_size, global_size);
+}
+
+void Averaging::average_during(const std::function<void()>& backward, const PartSizes& sizes) {
   if (!failure_.empty()) throw Error(failure_);
+  backward_name_ = "DataParallel's backward " + std::to_string(++backwards_);
   try {
-    average(backward);
+    average(backward, sizes);
   } catch (...) {
     // Posting the rest would let the others go on with gradients that lack this rank's part. So this rank stays out of
     // step, and whoever waits for it is told when it leaves or makes another call.
@@ -165,6 +264,10 @@ void Averaging::average_during(const std::function<void()>& backward) {
 
 void set_averaging(Replica& replica, std::shared_ptr<Averaging> averaging) {
   replica.set_averaging(std::move(averaging));
+}
+
+Averaging* averaging_of(const Replica& replica) {
+  return replica.averaging();
 }
 
 Rank& rank_of(Replica& replica) {

@@ -58,6 +58,7 @@ class Parser {
     const std::string_view text = trim(spec_);
     if (text.empty()) throw error("it is empty; use " + std::string(forms));
     if (const auto number = to_number(text)) return first(*number);
+    if (text[0] == '-' && to_number(text.substr(1))) check_count(0);
 
     Devices devices;
     for (size_t begin = 0; begin <= text.size();) {

@@ -5,19 +5,22 @@
 #include <lockstep/error.hpp>
 
 #include "of_all_ranks.hpp"
+#include "shared_text.hpp"
 
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
 namespace {
 
 void check_that_modules_match(const torch::nn::Module& module, Rank& rank, const std::string& user) {
-  std::vector<torch::Tensor> tensors = module.parameters();
-  const auto buffers = module.buffers();
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  std::vector<std::pair<std::string, torch::Tensor>> tensors;
+  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());
   const auto count = static_cast<int64_t>(tensors.size());
   const torch::Tensor counts = of_all_ranks(rank, {count});
   for (int other = 0; other < rank.world_size(); ++other) {
@@ -28,24 +31,27 @@ void check_that_modules_match(const torch::nn::Module& module, Rank& rank, const
                 std::to_string(their_count) + ". Every rank must build the same module");
   }
 
-  // Shapes and types as one number each, so that a difference is found before Gloo moves bytes into the wrong places.
-  const auto describe = [](const torch::Tensor& tensor) {
-    return std::string(c10::toString(tensor.scalar_type())) + " " + c10::str(tensor.sizes());
+  // Names, shapes and types as one number each, so that a difference is found before Gloo moves bytes into the wrong
+  // places. All ranks find the same one.
+  const auto describe = [&tensors](int64_t i) {
+    const auto& [name, tensor] = tensors[static_cast<size_t>(i)];
+    return name + ", " + c10::toString(tensor.scalar_type()) + " " + c10::str(tensor.sizes());
   };
   std::vector<int64_t> kinds;
-  for (const auto& tensor : tensors) kinds.push_back(static_cast<int64_t>(std::hash<std::string>()(describe(tensor))));
+  for (int64_t i = 0; i < count; ++i) kinds.push_back(static_cast<int64_t>(std::hash<std::string>()(describe(i))));
   const torch::Tensor all_kinds = of_all_ranks(rank, kinds);
-  for (int other = 0; other < rank.world_size(); ++other) {
-    for (int64_t i = 0; i < count; ++i) {
-      if (all_kinds[other][i].item<int64_t>() == kinds[i]) continue;
-      throw Error(user + ": the ranks' modules differ: on rank " + std::to_string(rank.index()) +
-                  " parameter or buffer " + std::to_string(i) + " is " + describe(tensors[i]) + ", and on rank " +
-                  std::to_string(other) + " it has another shape or type. Every rank must build the same module");
+  for (int64_t i = 0; i < count; ++i) {
+    for (int other = 1; other < rank.world_size(); ++other) {
+      if (all_kinds[other][i].item<int64_t>() == all_kinds[0][i].item<int64_t>()) continue;
+      const std::string first = shared_text(describe(i), rank, 0), second = shared_text(describe(i), rank, other);
+      throw Error(user + ": the ranks' modules differ: parameter or buffer " + std::to_string(i) + " is " + first +
+                  " on rank 0, and " + second + " on rank " + std::to_string(other) +
+                  ". Every rank must build the same module, with the same names in the same order");
     }
   }
 
   std::vector<int64_t> addresses{rank.process()};  // which mean something within their process only
-  for (const auto& tensor : tensors) addresses.push_back(reinterpret_cast<int64_t>(tensor.const_data_ptr()));
+  for (const auto& [name, tensor] : tensors) addresses.push_back(reinterpret_cast<int64_t>(tensor.const_data_ptr()));
   const torch::Tensor table = of_all_ranks(rank, addresses);
   const std::set<int64_t> mine(addresses.begin() + 1, addresses.end());
   for (int other = 0; other < rank.world_size(); ++other) {

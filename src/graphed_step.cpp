@@ -32,7 +32,7 @@ bool GraphedStep::replay(const Batch& batch) {
 }
 
 void GraphedStep::record(const Batch& batch) {
-  input_ = {.x = batch.x.clone(), .y = batch.y.clone(), .global_size = batch.global_size};
+  input_ = {.x = batch.x.clone(), .y = batch.y.clone(), .global_size = batch.global_size, .first = batch.first};
   const auto record_now = [&] {
     try {
       synchronize(rank_.device());

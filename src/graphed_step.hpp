@@ -37,7 +37,7 @@ class GraphedStep {
  private:
   void record(const Batch& batch);
 
-  Rank& rank_;
+  Rank rank_;
   const std::unique_ptr<Graph> graph_;
   const int64_t full_size_;
   const bool collective_;

@@ -48,12 +48,18 @@ LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const 
   for (auto& group : groups_) group.start = flat_copy(group.parameters);
 }
 
+void LocalSgd::check_that_it_holds_parameters() const {
+  if (groups_.empty()) throw Error(rank_.name() + ": LocalSgd: this one was moved to another, which is to be used");
+}
+
 bool LocalSgd::step() {
+  check_that_it_holds_parameters();
   ++steps_;
   return steps_ == options_.sync_every && synchronize();
 }
 
 bool LocalSgd::synchronize() {
+  check_that_it_holds_parameters();
   if (steps_ == 0) return false;
   if (std::any_of(frozen_.begin(), frozen_.end(), [](const at::Tensor& frozen) { return frozen.requires_grad(); })) {
     throw Error(rank_.name() +

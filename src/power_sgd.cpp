@@ -125,7 +125,7 @@ Round PowerSgdHook::average(const GradientBucket& bucket, Rank& rank) {
     for (size_t i = 0; i < whole; ++i) here->whole[i].copy_(means[i]);
     return std::vector<at::Tensor>(means.begin() + static_cast<ptrdiff_t>(whole), means.end());
   };
-  const auto second_round = [here, take_whole, &rank]() -> Round {
+  const auto second_round = [here, take_whole, rank]() mutable -> Round {
     std::vector<at::Tensor> products;  // the new Q
     for (const at::Tensor& mean : take_whole()) {
       const size_t i = products.size();

@@ -1,7 +1,9 @@
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/Exception.h>
 #include <pthread.h>
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
@@ -10,6 +12,10 @@
 #include "comm/rank_place.hpp"
 #include "comm/world.hpp"
 #include "exception_text.hpp"
+#include "rank_exit.hpp"
+#include "rank_generators.hpp"
+#include "rank_thread.hpp"
+#include "scramble.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -72,6 +78,10 @@ void check(const Devices& devices, const RunOptions& options) {
     throw Error("run: the rendezvous timeout is " + std::to_string(options.rendezvous_timeout.count()) +
                 " ms; it must be positive");
   }
+  if (options.silence < std::chrono::seconds(1)) {
+    throw Error("run: the silence is " + std::to_string(options.silence.count()) +
+                " ms; processes need at least 1000 ms to be heard");
+  }
 }
 
 // Whether this thread is a rank. What its body runs is a world of its own.
@@ -98,28 +108,80 @@ std::unique_ptr<comm::World> make_world(const Devices& devices, const RunOptions
   return comm::make_in_process_world(devices, options.timeout);
 }
 
+uint64_t shared_seed() {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  return generator.current_seed();
+}
+
+comm::RankRandom random_of(int rank, const c10::Device& device, uint64_t seed) {
+  return {seed, generator_on(device, mix({seed, static_cast<uint64_t>(rank)}))};
+}
+
+// NCCL refuses tensors whose memory is in another order than their dimensions: those are sent as a copy.
+at::Tensor in_order(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return tensor.defined() && tensor.layout() == at::kStrided ? tensor.contiguous() : tensor;
+}
+
+void put_back(const at::Tensor& packed, at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  if (!packed.is_same(tensor)) tensor.copy_(packed);
+}
+
 }  // namespace
+
+bool is_rank_thread() {
+  return is_rank();
+}
+
+void warn_of_shared_seed(const Rank& rank) {
+  comm::World& world = comm::RankPlace::of(rank).world();
+  if (!rank.device().is_cpu() || world.ranks_here().size() == 1) return;
+  if (shared_seed() == world.shared_seed || world.another_seed_seen.exchange(true)) return;
+  TORCH_WARN("lockstep: ", rank.name(),
+             ": torch::manual_seed was called by a rank of this process, and changed what all its ranks draw, in an "
+             "order that is another one in each run. Call it before run() or in Rank::in_turn(); what a rank draws for "
+             "itself can come from Rank::generator()");
+}
 
 Rank::Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend)
     : place_(std::move(place)),
       index_(place_->members.index_of(place_->world_rank)),
       world_size_(place_->members.size()),
-      device_(place_->world.devices()[place_->world_rank]),
+      device_(place_->run->devices[place_->world_rank]),
       backend_(std::move(backend)) {}
 
 std::string Rank::name() const {
-  return comm::name_of(place_->world_rank, place_->world.devices());
+  return comm::name_of(place_->world_rank, place_->run->devices);
+}
+
+c10d::Backend& Rank::backend() {
+  place_->world();
+  return *backend_;
 }
 
 int Rank::process() const {
-  return place_->world.process();
+  return place_->run->process;
 }
 
 int Rank::index_in_process() const {
   const auto& ranks = place_->members.ranks;
-  const auto first = place_->world.ranks_here().begin;
+  const auto first = place_->run->ranks_here.begin;
   return static_cast<int>(
       std::count_if(ranks.begin(), ranks.begin() + index_, [&](int rank) { return rank >= first; }));
+}
+
+uint64_t Rank::seed() const {
+  return place_->random.seed;
+}
+
+at::Generator Rank::generator() const {
+  return place_->random.generator;
+}
+
+void Rank::end_turn() {
+  place_->world().shared_seed = shared_seed();
 }
 
 Rank Rank::split(int color) {
@@ -134,12 +196,13 @@ Rank Rank::split(int color) {
   for (int other = 0; other < world_size_; ++other) {
     if (colors[other].item<int64_t>() == color) group.ranks.push_back(place_->members.ranks[other]);
   }
-  const Rank made = comm::RankPlace::rank(place_->world, place_->world_rank, std::move(group));
+  const Rank made = comm::RankPlace::rank(place_->run, place_->world_rank, std::move(group), place_->random);
   return wrap_ ? made.wrapped(wrap_) : made;
 }
 
 Rank Rank::wrapped(Wrap wrap) const {
   Rank copy = *this;
+  place_->world();
   copy.backend_ = wrap(backend_);
   copy.index_ = copy.backend_->getRank();
   copy.world_size_ = copy.backend_->getSize();
@@ -148,21 +211,23 @@ Rank Rank::wrapped(Wrap wrap) const {
 }
 
 void Rank::allreduce(at::Tensor tensor, c10d::ReduceOp op) {
-  std::vector<at::Tensor> tensors{std::move(tensor)};
+  std::vector<at::Tensor> packed{in_order(tensor)};
   c10d::AllreduceOptions options;
   options.reduceOp = std::move(op);
-  backend_->allreduce(tensors, options)->wait();
+  backend().allreduce(packed, options)->wait();
+  put_back(packed[0], tensor);
 }
 
 void Rank::broadcast(at::Tensor tensor, int root) {
-  std::vector<at::Tensor> tensors{std::move(tensor)};
+  std::vector<at::Tensor> packed{in_order(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  backend_->broadcast(tensors, options)->wait();
+  backend().broadcast(packed, options)->wait();
+  put_back(packed[0], tensor);
 }
 
 void Rank::barrier() {
-  backend_->barrier(c10d::BarrierOptions{})->wait();
+  backend().barrier(c10d::BarrierOptions{})->wait();
 }
 
 Process this_process() {
@@ -173,9 +238,14 @@ Process this_process() {
 void run(const Devices& devices_here, const std::function<void(Rank&)>& body, const RunOptions& options) {
   check(devices_here, options);
   const auto world = make_world(devices_here, options);
+  world->shared_seed = shared_seed();
+  const auto running = std::make_shared<comm::RunningWorld>(*world);
+  const auto end = [](comm::RunningWorld* run) { run->end(); };
+  const std::unique_ptr<comm::RunningWorld, decltype(end)> ended(running.get(), end);
   const Devices& devices = world->devices();
   const int first = static_cast<int>(world->ranks_here().begin), last = static_cast<int>(world->ranks_here().end);
   FirstFailure failure;
+  RankExit early_exit{/*nested=*/is_rank()};
 
   const auto fail = [&](int index) {
     const auto text = text_of(std::current_exception(), comm::name_of(index, devices));
@@ -183,18 +253,22 @@ void run(const Devices& devices_here, const std::function<void(Rank&)>& body, co
     world->abort(index, text);
   };
   const auto run_rank = [&](int index) {
+    const std::string name = comm::name_of(index, devices);
+    early_exit.enter([&, index] { world->abort(index, name + " called std::exit"); });
     try {
       pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
       is_rank() = true;
       const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
       at::set_num_threads(options.threads_per_rank);
       if (share_a_gpu(devices)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
-      Rank rank = comm::RankPlace::rank(*world, index, world->everybody());
+      Rank rank =
+          comm::RankPlace::rank(running, index, world->everybody(), random_of(index, devices[index], options.seed));
       body(rank);
       world->leave(index);
     } catch (...) {
       fail(index);
     }
+    early_exit.leave();
   };
 
   const int threads_before = at::get_num_threads();

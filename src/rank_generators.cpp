@@ -9,6 +9,17 @@
 
 namespace lockstep {
 
+// A copy of the device's default one: LibTorch's way to one for any device.
+at::Generator generator_on(const c10::Device& device, uint64_t seed) {
+  at::Generator shared = at::globalContext().defaultGenerator(device);
+  at::Generator own = [&] {
+    const std::lock_guard lock(shared.mutex());
+    return shared.clone();
+  }();
+  own.set_current_seed(seed);
+  return own;
+}
+
 at::Tensor generators_of_all_ranks(Rank& rank) {
   at::Generator generator = at::globalContext().defaultGenerator(rank.device());
   at::Tensor state;

@@ -17,6 +17,7 @@
 
 #include "graphed_step.hpp"
 #include "run_state.hpp"
+#include "stop_agreement.hpp"
 #include "trace.hpp"
 #include "update.hpp"
 
@@ -25,6 +26,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace lockstep {
@@ -55,8 +57,14 @@ class RankTrainer {
               Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr,
               const BalanceOptions& balance = {});
 
-  // Calls `keep`, if any, on all ranks after every options.checkpoint_every steps but the last one.
+  // Calls `keep`, if any, on all ranks after every options.checkpoint_every steps but the last one, and after the step
+  // at which all agree to stop because one was asked to; then throws Stopped. Without `keep` an evaluation is stopped
+  // too.
   EpochMetrics epoch(int number, const std::function<void()>& keep = {});
+
+  // Why the run cannot go on: with options.on_nan "stop", of which step the loss or the gradients are not finite, and
+  // on which rank. The same on all ranks; empty if all is well. The epoch has then ended there, without an evaluation.
+  const std::string& not_finite() const { return not_finite_; }
 
   // What a checkpoint holds of the ranks: position, seconds and tensors. All ranks must ask for it.
   RunState state();
@@ -83,18 +91,30 @@ class RankTrainer {
   void train(int number, EpochMetrics& metrics, const std::function<void()>& keep);
   std::vector<int64_t> parts_of_full_batch();
   void begin_epoch();
+  bool is_time_to_compare() const;
   void step(const Batch& batch);
+  // A step whose loss and gradients may not be finite.
+  struct Watched {
+    int64_t number = 0;  // in the epoch, from 1
+    torch::Tensor sum;   // of its gradients, finite if they are, on all ranks
+    torch::Tensor loss;  // of this rank's part
+  };
+  void step_or_skip(const Batch& batch);
+  Watched watched_step();
+  void watch();
+  void settle();
+  std::string what_is_not_finite(const Watched& step);
   void recorded_part(const Batch& batch);
   void part_after_recorded(const Batch& batch);
   void in_parts(const Batch& batch);
   void forward_backward(const Batch& batch);
   void update();
   void report(StepProgress& progress, Clock::time_point start) const;
-  Score evaluate_now();
+  Score evaluate_now(bool to_the_end);
 
   const TrainOptions& options_;
   const TrainCallbacks& callbacks_;
-  Rank& rank_;
+  Rank rank_;
   const c10::OptionalStreamGuard stream_;   // before all that is made on it
   const std::shared_ptr<Traffic> traffic_;  // of steps; null: they are recorded
   Rank counted_;                            // rank_, whose calls are traffic_'s
@@ -110,15 +130,22 @@ class RankTrainer {
   Update update_;
   std::optional<LocalSgd> local_;
   Totals totals_;
-  int64_t steps_ = 0;             // of an epoch that is not finished
-  double seconds_ = 0;            // that they took
-  double waited_ = 0;             // and of these, for data
-  std::vector<double> waits_;     // see waits()
-  int64_t samples_ = 0;           // that totals_ are of
+  int64_t steps_ = 0;          // of an epoch that is not finished
+  double seconds_ = 0;         // that they took
+  double waited_ = 0;          // and of these, for data
+  std::vector<double> waits_;  // see waits()
+  int64_t samples_ = 0;        // that totals_ are of
+  int64_t left_out_ = 0;       // samples of the epoch, over all ranks, whose steps were skipped
+  int64_t epoch_ = 0;
+  torch::Tensor step_loss_;         // this rank's, of its parts together
+  std::optional<Watched> watched_;  // what nobody has asked for yet
+  std::string not_finite_;
+  const bool ranks_differ_;       // in the gradients that they step with
   const bool exchange_recorded_;  // see recorded_part()
   std::optional<GraphedStep> graphed_;
   std::optional<Balance> balance_;  // parts follow the devices' speed
   std::vector<double> shares_;      // of the last epoch's end, or those of the options; empty: near-equal parts
+  StopAgreement stopping_;
 };
 
 }  // namespace lockstep

@@ -34,6 +34,26 @@ io::NamedTensors tables_of_all_ranks(const io::NamedTensors& mine, Rank& rank) {
   return tables;
 }
 
+// Whatever the digest says, a table is believed only as far as its shape goes.
+void check_tables(const RunState& state) {
+  bool has_totals = false;
+  for (const auto& [name, table] : tensors_under("ranks", state.tensors)) {
+    const auto is = [&, &table = table](int64_t dimensions, at::ScalarType type) {
+      return table.dim() == dimensions && table.scalar_type() == type;
+    };
+    if (name == "totals") has_totals = true;
+    const bool fits = name == "totals"  ? is(2, at::kDouble) && table.size(1) == 4
+                      : name == "rng"   ? is(2, at::kByte)
+                      : name == "order" ? is(2, at::kLong)
+                                        : table.dim() > 0;
+    if (fits && table.size(0) > 0) continue;
+    throw Error("cannot go on: the checkpoint's tensor 'ranks." + name + "' is no table with a row for each rank");
+  }
+  if (state.steps > 0 && !has_totals) {
+    throw Error("cannot go on: the checkpoint is of within an epoch, and lacks the tensor 'ranks.totals'");
+  }
+}
+
 }  // namespace
 
 RunState RankTrainer::state() {
@@ -49,6 +69,7 @@ RunState RankTrainer::state() {
   put_order(state);
   state.tensors.emplace_back("ranks.rng", generators_of_all_ranks(rank_));
   if (steps_ == 0) return state;
+  if (left_out_ > 0) state.tensors.emplace_back("trainer.left_out", at::tensor(left_out_, at::kLong));
   const torch::Tensor totals = of_all_ranks(
       rank_, {bits_of(totals_.loss.item<double>()), bits_of(static_cast<double>(totals_.correct.item<int64_t>())),
               bits_of(static_cast<double>(samples_)), bits_of(waited_)});
@@ -140,6 +161,7 @@ io::NamedTensors RankTrainer::parameters() const {
 // statistics are then all rank 0's, as the network's in the checkpoint.
 void RankTrainer::restore(const RunState& state) {
   const torch::NoGradGuard no_grad;
+  check_tables(state);
   steps_ = state.steps;
   seconds_ = state.seconds;
   restore_communication(state);
@@ -151,7 +173,16 @@ void RankTrainer::restore(const RunState& state) {
   }
   auto buffers = net_.module()->named_buffers();
   for (const auto& [name, table] : tensors_under("ranks.buffers", state.tensors)) {
-    if (holds_whole() && table.size(0) == rank_.world_size()) buffers[name].copy_(table[rank_.index()]);
+    if (!holds_whole() || table.size(0) != rank_.world_size()) continue;
+    const torch::Tensor mine = table[rank_.index()];
+    torch::Tensor* const buffer = buffers.find(name);
+    if (buffer == nullptr || buffer->sizes() != mine.sizes()) {
+      throw Error("cannot go on: the checkpoint's tensor 'ranks.buffers." + name + "' is no buffer of this network");
+    }
+    buffer->copy_(mine);
+  }
+  for (const auto& [name, tensor] : tensors_under("trainer", state.tensors)) {
+    if (name == "left_out") left_out_ = tensor.item<int64_t>();
   }
   for (const auto& [name, table] : tensors_under("ranks", state.tensors)) {
     const bool same_ranks = table.size(0) == rank_.world_size();

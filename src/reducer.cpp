@@ -1,5 +1,6 @@
 #include "reducer.hpp"
 
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
@@ -15,11 +16,14 @@
 #include <numeric>
 #include <set>
 
+#include "comm/purpose.hpp"
 #include "cuda_graph.hpp"
 #include "flat_view.hpp"
 
 namespace lockstep {
 namespace {
+
+constexpr int kNotedOnGpu = 3;  // first gradients outside
 
 // `later` waits for all that is on `earlier` by now; the CPU does not.
 void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
@@ -36,7 +40,10 @@ c10::Stream current_stream(const c10::Device& device) {
 
 Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& parameters, Rank& rank,
                  const DataParallelOptions& options)
-    : Averaging(rank.name() + ": DataParallel"), rank_(rank), options_(options) {
+    : Averaging(rank.name() + ": DataParallel"),
+      rank_(rank),
+      options_(options),
+      report_(rank, rank.name() + ": DataParallel") {
   if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
     throw Error("DataParallel: bucket_bytes is " + std::to_string(options_.bucket_bytes) +
                 " and first_bucket_bytes is " + std::to_string(options_.first_bucket_bytes) +
@@ -73,8 +80,9 @@ Reducer::~Reducer() {
   if (options_.hook) options_.hook->taken_ = false;
 }
 
-void Reducer::average(const std::function<void()>& backward) {
+void Reducer::average(const std::function<void()>& backward, const PartSizes& sizes) {
   check_that_frozen_stay_frozen();
+  check_that_steps_were_averaged();
   if (options_.hook && poll_stream_ && is_recording()) {
     throw Error(rank_.name() +
                 ": DataParallel: a CUDA graph cannot record what a communication hook does; record the step without "
@@ -82,7 +90,7 @@ void Reducer::average(const std::function<void()>& backward) {
   }
   start();
   backward();
-  finish();
+  finish(sizes);
 }
 
 void Reducer::abandon() {
@@ -105,9 +113,32 @@ void Reducer::check_that_frozen_stay_frozen() const {
   }
 }
 
+// What one rank's gradients alone have changed differs between the ranks from there on. A gradient alone is no mistake:
+// a loss of another net may flow through this one, and zero_grad() follows.
+void Reducer::check_that_steps_were_averaged() {
+  const std::lock_guard lock(mutex_);
+  if (!value_when_alone_.defined()) return;
+  if (at::allclose(value_when_alone_, slots_[alone_].parameter, 0, 0, /*equal_nan=*/true)) return;
+  throw Error(rank_.name() + ": DataParallel: " + slots_[alone_].name +
+              " was changed after a backward whose gradients were never averaged, so the ranks' networks differ now. "
+              "Call net.loss(batch, criterion).backward(), or net.mean(…).backward(), in place of the backward() of a "
+              "tensor; end a no_sync() guard before the last backward of a step");
+}
+
+// One parameter tells enough, and the last layer's bias, which comes first, is small. Its value tells, and not its
+// version counter, which LibTorch's optimizers go round.
+void Reducer::note_gradient_alone(size_t index) {
+  if (rank_.world_size() == 1 || value_when_alone_.defined() || (poll_stream_ && is_recording())) return;
+  if (!rank_.device().is_cpu() && ++noted_alone_ > kNotedOnGpu) return;  // the host waits for what is compared
+  const c10::AutoGradMode no_grad(false);
+  alone_ = index;
+  value_when_alone_ = slots_[index].parameter.detach().clone();
+}
+
 void Reducer::start() {
   const std::lock_guard lock(mutex_);
-  for (auto& slot : slots_) slot.ready = false;
+  for (auto& slot : slots_) slot.ready = slot.had = false;
+  value_when_alone_.reset();
   for (auto& bucket : buckets_) bucket.missing = bucket.slots.size();
   ready_order_.clear();
   next_bucket_ = turn_ = place_ = 0;
@@ -116,8 +147,8 @@ void Reducer::start() {
 
 void Reducer::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
-  if (!active_) return;
   Slot& slot = slots_[index];
+  if (!active_) return note_gradient_alone(index);
   if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
     if (slot.bucket < next_bucket_) {
       throw Error("DataParallel: the gradient of " + slot.name +
@@ -125,6 +156,7 @@ void Reducer::on_gradient(size_t index) {
     }
     return fill(slot);
   }
+  const comm::Purpose purpose(backward_name());
   fill(slot);
   if (!listening_) return;  // the next backwards add to what is in the bucket now
   slot.ready = true;
@@ -138,6 +170,7 @@ void Reducer::on_gradient(size_t index) {
 void Reducer::fill(Slot& slot) {
   const c10::AutoGradMode no_grad(false);
   auto& gradient = slot.parameter.mutable_grad();
+  slot.had = gradient.defined();
   if (!gradient.defined() && !slot.parameter.requires_grad()) {
     slot.view.zero_();  // frozen since: no gradient, so that an optimizer leaves it alone
     return;
@@ -232,8 +265,9 @@ void Reducer::poll() {
   });
 }
 
-void Reducer::finish() {
+void Reducer::finish(const PartSizes& sizes) {
   const std::lock_guard lock(mutex_);
+  const comm::Purpose purpose(backward_name());
   active_ = false;
   for (size_t index = next_bucket_; index < buckets_.size(); ++index) {
     for (const size_t slot : buckets_[index].slots) {
@@ -242,6 +276,13 @@ void Reducer::finish() {
     buckets_[index].missing = 0;
   }
   take_turns(/*may_wait=*/true);
+  // A CUDA graph cannot record what the host reads. All ranks record the same steps.
+  const bool reports = !(poll_stream_ && is_recording());
+  if (reports) {
+    std::vector<bool> had;
+    for (const auto& slot : slots_) had.push_back(slot.had);
+    report_.post(had, sizes);
+  }
   for (auto& bucket : buckets_) {
     if (bucket.round.work && !bucket.round.finish) bucket.round.work->wait();
     end(bucket);
@@ -249,7 +290,20 @@ void Reducer::finish() {
   }
   if (options_.hook && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));
   open_.clear();
+  if (reports) report_.wait();
+  leave_unused_undefined(reports);
   if (order_.empty()) learn_order();
+}
+
+// As on one device: an optimizer's momentum and weight decay leave a parameter without a gradient alone. Without a
+// report, in a step that a CUDA graph records, what the steps before it have told still holds.
+void Reducer::leave_unused_undefined(bool reported) {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.had) continue;
+    if (reported) slot.unused = !report_.any_had(i);
+    if (slot.unused) slot.parameter.mutable_grad().reset();
+  }
 }
 
 // One allreduce tells every rank what rank 0 has seen, and which parameters any rank used.
@@ -316,7 +370,7 @@ void Reducer::warn_of_unused(const std::vector<std::string>& names) const {
   std::string list;
   for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
   TORCH_WARN("lockstep: DataParallel: no rank used these parameters in the first backward: ", list,
-             ". Their gradients are zeros, and their buckets are averaged after backward. If they are never used, "
+             ". Their gradients stay undefined, and their buckets are averaged after backward. If they are never used, "
              "requires_grad_(false) saves that");
 }
 

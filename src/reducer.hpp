@@ -20,6 +20,7 @@
 #include <lockstep/data_parallel.hpp>
 
 #include "averaging.hpp"
+#include "backward_report.hpp"
 #include "gradient_hook.hpp"
 
 #include <functional>
@@ -43,6 +44,7 @@ class Reducer : public Averaging {
   Reducer& operator=(const Reducer&) = delete;
 
   void listen(bool last) override;
+  void check_that_steps_were_averaged() override;
 
   // Where Gloo or NCCL add, the order of additions follows a gradient's place in its bucket.
   std::vector<int64_t> order() const override;
@@ -56,6 +58,8 @@ class Reducer : public Averaging {
     size_t bucket = 0;
     at::Tensor view = {};  // in the bucket, with the parameter's shape and strides
     bool ready = false;
+    bool had = false;     // a gradient of its own, before fill()
+    bool unused = false;  // no rank had one, when the ranks last told each other
   };
 
   struct Bucket {
@@ -66,13 +70,14 @@ class Reducer : public Averaging {
     std::unique_ptr<at::RecordFunction> range = {};  // on a profiler's timeline, if one runs: from post to completion
   };
 
-  // Gradients that `backward` did not touch become averages of what they were before, or zero.
-  void average(const std::function<void()>& backward) override;
+  // Gradients that `backward` did not touch become averages of what they were before.
+  void average(const std::function<void()>& backward, const PartSizes& sizes) override;
   void abandon() override;
 
   void on_gradient(size_t slot);  // the hook
   void fill(Slot& slot);          // makes .grad the slot's view, without changing its value
   void check_that_frozen_stay_frozen() const;
+  void note_gradient_alone(size_t slot);
   // Begins what rounds can be begun, in the one order of all ranks: in turn t bucket t's first, then the next of each
   // earlier bucket that has one. Stops at a bucket that is not ready, or, unless it may wait, at a round that is not
   // complete.
@@ -83,16 +88,18 @@ class Reducer : public Averaging {
   void end(Bucket& bucket);                   // after its last round
   void poll();                                // open works, so that backends without a thread of their own get on
   void start();                               // before backward
-  void finish();                              // after backward: what is missing, then waits
-  void learn_order();                         // once: all ranks agree on rank 0's order
-  void follow(std::vector<int64_t> order);    // from here on
+  void finish(const PartSizes& sizes);        // after backward: what is missing, then waits
+  void leave_unused_undefined(bool reported);
+  void learn_order();                                                // once: all ranks agree on rank 0's order
+  void follow(std::vector<int64_t> order);                           // from here on
   void make_buckets(const std::vector<size_t>& order, size_t used);  // the first `used` slots apart from the rest
   void warn_of_unused(const std::vector<std::string>& names) const;
 
-  Rank& rank_;
+  Rank rank_;
   const DataParallelOptions options_;
   std::vector<std::pair<std::string, at::Tensor>> frozen_;  // parameters that need no gradient
   std::optional<c10::Stream> poll_stream_;                  // see poll(); all of a hook's work is on it
+  BackwardReport report_;
 
   std::mutex mutex_;  // guards all below: hooks run on autograd's threads
   std::vector<Slot> slots_;
@@ -101,7 +108,10 @@ class Reducer : public Averaging {
   size_t turn_ = 0;                  // how many buckets are before this turn's, whose next rounds are part of it
   size_t place_ = 0;                 // the first of them that this turn has not come to
   std::vector<size_t> open_;         // posted buckets that were not complete when last polled
-  bool active_ = false;              // between start() and finish(): hooks do nothing outside
+  bool active_ = false;              // between start() and finish(): hooks only note outside
+  size_t alone_ = 0;                 // the first slot that got a gradient outside, since the last start()
+  at::Tensor value_when_alone_;      // the parameter's then; undefined if there was none
+  int noted_alone_ = 0;              // times, on a GPU
   bool listening_ = true;            // see listen()
   std::vector<int64_t> order_;       // of the slots in which rank 0 had a gradient; empty until it is learnt
   std::vector<size_t> ready_order_;  // of slots, in this backward

@@ -17,9 +17,10 @@ namespace fs = std::filesystem;
 
 // What does not change the steps, but for rounding, or is meant to change when a run goes on.
 const std::set<std::string>& may_differ() {
-  static const std::set<std::string> keys = {
-      "devices",   "threads_per_rank", "data_dir",         "epochs",      "split",      "cuda_graph", "run_dir",
-      "keep_last", "memory_format",    "checkpoint_every", "tensorboard", "zero_stage", "balance"};
+  static const std::set<std::string> keys = {"devices",       "threads_per_rank", "data_dir",      "epochs",
+                                             "split",         "cuda_graph",       "run_dir",       "keep_last",
+                                             "memory_format", "checkpoint_every", "tensorboard",   "zero_stage",
+                                             "balance",       "on_nan",           "check_replicas"};
   return keys;
 }
 
@@ -49,13 +50,13 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
 
 }  // namespace
 
-fs::path checkpoint_of(const fs::path& file_or_run) {
+fs::path checkpoint_of(const fs::path& file_or_run, const Warn& warn) {
   std::error_code error;
   const auto status = fs::status(file_or_run, error);
   if (!fs::exists(status)) throw Error("there is no run, and no checkpoint, '" + file_or_run.string() + "'");
   if (!fs::is_directory(status)) return file_or_run;
-  const fs::path newest = newest_checkpoint(file_or_run / kCheckpointFolder);
-  if (!newest.empty()) return newest;
+  const fs::path whole = checkpoint_to_go_on(file_or_run / kCheckpointFolder, warn);
+  if (!whole.empty()) return whole;
   throw Error("'" + file_or_run.string() + "' has no checkpoint that a run could go on from (it would be in " +
               kCheckpointFolder + "/)");
 }
@@ -64,6 +65,11 @@ fs::path run_of(const fs::path& checkpoint) {
   const fs::path folder = fs::absolute(checkpoint).parent_path();
   if (folder.filename() != kCheckpointFolder) return {};
   return checkpoint.parent_path().has_parent_path() ? checkpoint.parent_path().parent_path() : folder.parent_path();
+}
+
+fs::path run_to_go_on(const fs::path& file_or_run) {
+  std::error_code error;
+  return fs::is_directory(file_or_run, error) ? file_or_run : run_of(file_or_run);
 }
 
 fs::path last_run(const fs::path& runs_dir) {
@@ -82,12 +88,31 @@ fs::path last_run(const fs::path& runs_dir) {
   return last;
 }
 
-std::optional<RunState> resumed_state(const TrainOptions& options) {
+std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& warn) {
   if (options.resume.empty()) return std::nullopt;
-  const fs::path file = checkpoint_of(options.resume);
+  const fs::path file = checkpoint_of(options.resume, warn);
   RunState state = read_checkpoint(file);
   check_same_run(state, options, file);
   return state;
+}
+
+void check_fits(const RunState& state, const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
+  const std::string what = "cannot go on from '" + options.resume.string() + "': ";
+  for (const auto& part : kDataParts) {
+    if (!state.data || (*state.data).*part.digest == digests.*part.digest) continue;
+    throw Error(what + "its run's " + part.name + " have the SHA-256 " + (*state.data).*part.digest +
+                ", and those in " + data.source + " " + digests.*part.digest +
+                "; a run goes on with its own data, so give their folder, or begin a new run");
+  }
+  const int64_t batch = global_batch(options), in_epoch = (data.train.size() + batch - 1) / batch;
+  if (state.steps > in_epoch) {
+    throw Error(what + "it is " + std::to_string(state.steps) + " steps after an epoch's end, and an epoch of " +
+                std::to_string(data.train.size()) + " samples has " + std::to_string(in_epoch));
+  }
+  if (state.history.size() != static_cast<size_t>(state.epochs)) {
+    throw Error(what + "it is of epoch " + std::to_string(state.epochs) + ", and has the metrics of " +
+                std::to_string(state.history.size()));
+  }
 }
 
 }  // namespace lockstep

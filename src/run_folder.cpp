@@ -8,9 +8,10 @@
 #include "io/run_program.hpp"
 #include "train_options.hpp"
 
+#include <algorithm>
 #include <exception>
+#include <iterator>
 #include <map>
-#include <ranges>
 #include <string_view>
 #include <system_error>
 #include <utility>
@@ -49,7 +50,9 @@ Error cannot_make(const fs::path& folder, const std::error_code& error) {
 }  // namespace
 
 void clear_run(const fs::path& folder) {
-  for (const char* name : std::views::reverse(run_files)) fs::remove_all(folder / name);
+  io::FolderLock lock;
+  if (!lock.take(folder)) throw Error("another process trains in " + folder.string());
+  for (auto name = std::rbegin(run_files); name != std::rend(run_files); ++name) fs::remove_all(folder / *name);
 }
 
 RunFolder::RunFolder(fs::path folder, bool goes_on) : folder_(std::move(folder)), goes_on_(goes_on), kept_(goes_on) {
@@ -82,7 +85,18 @@ void RunFolder::create(const TrainOptions& options) {
     if (!claimed_) throw exists(folder_, kConfigFile);
   }
   if (!lock_.take(folder_)) throw Error("another process trains in " + folder_.string() + "; wait for it, or stop it");
+  remove_temporaries();
   io::write_file(folder_ / kConfigFile, config);
+}
+
+// What killed processes left; nobody else writes here while we hold the lock.
+void RunFolder::remove_temporaries() {
+  std::error_code ignored;
+  for (const auto& temporary : io::temporaries_in(folder_)) {
+    const std::string name = temporary.filename().string();
+    const auto is_of = [&](const char* file) { return name.starts_with("." + std::string(file) + "."); };
+    if (std::any_of(std::begin(run_files), std::end(run_files), is_of)) fs::remove(temporary, ignored);
+  }
 }
 
 // With the folders above it that lack. Another run may be making the same ones.

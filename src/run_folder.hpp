@@ -15,7 +15,8 @@
 
 namespace lockstep {
 
-// Removes what a run keeps in `folder`, config.json last: until then the rest is known for this run's.
+// Removes what a run keeps in `folder`, config.json last: until then the rest is known for this run's. Throws Error if
+// a process trains there.
 void clear_run(const std::filesystem::path& folder);
 
 class RunFolder {
@@ -49,6 +50,7 @@ class RunFolder {
 
  private:
   void make(const std::filesystem::path& folder);
+  void remove_temporaries();
   void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
   std::filesystem::path folder_;

@@ -8,16 +8,16 @@
 #include <sstream>
 #include <utility>
 
-#include "io/digest.hpp"
 #include "json_fields.hpp"
 #include "metrics_text.hpp"
+#include "number_text.hpp"
 
 namespace lockstep {
 namespace {
 
 constexpr const char* manifest_key = "lockstep-run";
-constexpr const char* digest_key = "sha256";
 constexpr int format_version = 1;
+constexpr double most_seconds = 1e9;  // thirty years
 
 std::string manifest_of(const RunState& state) {
   nlohmann::ordered_json manifest;
@@ -27,20 +27,10 @@ std::string manifest_of(const RunState& state) {
   manifest["seconds"] = state.seconds;
   manifest["metrics"] = metrics_text(state.history);
   manifest["config"] = state.config;
-  return manifest.dump();
-}
-
-// Of the header's texts and of the tensors by name, all on the CPU and contiguous.
-std::string digest_of(const std::map<std::string, std::string>& metadata, const io::NamedTensors& tensors) {
-  io::Digest digest("SHA256");
-  for (const auto& [key, value] : metadata) digest.update(key + '\n' + value + '\n');
-  for (const auto& [name, tensor] : std::map<std::string, at::Tensor>(tensors.begin(), tensors.end())) {
-    std::ostringstream title;
-    title << '\n' << name << ' ' << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << '\n';
-    digest.update(title.str());
-    digest.update(tensor.const_data_ptr(), tensor.nbytes());
+  if (state.data) {
+    for (const auto& part : kDataParts) manifest["data"][part.key] = (*state.data).*part.digest;
   }
-  return digest.hex();
+  return manifest.dump();
 }
 
 std::string header_text(const std::map<std::string, std::string>& metadata, const char* key) {
@@ -48,6 +38,13 @@ std::string header_text(const std::map<std::string, std::string>& metadata, cons
   if (entry != metadata.end()) return entry->second;
   throw Error("it is no checkpoint of `lockstep train`, which has \"" + std::string(key) +
               "\" in its header (a run's model.safetensors has weights alone)");
+}
+
+DataDigests parse_data(JsonFields fields) {
+  DataDigests data;
+  for (const auto& part : kDataParts) data.*part.digest = fields.required<std::string>(part.key);
+  fields.no_more();
+  return data;
 }
 
 RunState parse_manifest(const std::string& manifest) {
@@ -65,7 +62,15 @@ RunState parse_manifest(const std::string& manifest) {
                  .tensors = {}};
   std::istringstream metrics(fields.required<std::string>("metrics"));
   state.history = metrics_from(metrics, "its metrics");
+  if (fields.has("data")) state.data = parse_data(fields.object("data"));
   fields.no_more();
+  if (state.epochs < 0 || state.steps < 0) {
+    throw Error("its manifest says that it is " + std::to_string(state.steps) + " steps after epoch " +
+                std::to_string(state.epochs) + ", and neither can be negative");
+  }
+  if (!(state.seconds >= 0 && state.seconds <= most_seconds)) {  // nor NaN
+    throw Error("its manifest says that its steps took " + number_text(state.seconds) + " seconds");
+  }
   return state;
 }
 
@@ -75,7 +80,7 @@ void write_run_state(const std::filesystem::path& file, const RunState& state, i
   io::NamedTensors here;
   for (const auto& [name, tensor] : state.tensors) here.emplace_back(name, tensor.detach().cpu().contiguous());
   std::map<std::string, std::string> metadata = {{"format", "pt"}, {manifest_key, manifest_of(state)}};
-  metadata.emplace(digest_key, digest_of(metadata, here));
+  metadata.emplace(io::kDigestKey, io::digest_of(metadata, here));
   io::write_safetensors(file, here, metadata, files);
 }
 
@@ -84,11 +89,8 @@ RunState read_run_state(const std::filesystem::path& file) {
   io::NamedTensors tensors = io::read_safetensors(file, &metadata);
   try {
     const std::string manifest = header_text(metadata, manifest_key);
-    const std::string written = header_text(metadata, digest_key);
-    metadata.erase(digest_key);
-    if (const auto digest = digest_of(metadata, tensors); digest != written) {
-      throw Error("it is damaged: its SHA-256 is " + digest + ", and was " + written + " when it was written");
-    }
+    header_text(metadata, io::kDigestKey);
+    io::check_digest(metadata, tensors);
     RunState state = parse_manifest(manifest);
     state.tensors = std::move(tensors);
     return state;

@@ -9,9 +9,11 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "data_digests.hpp"
 #include "io/safetensors.hpp"
 
 namespace lockstep {
@@ -25,8 +27,10 @@ struct RunState {
   // "model.conv1.weight": the whole network's parameters and buffers, whatever the split; "optimizer.MEMBER.PARAMETER"
   // (see optimizer_state.hpp); "query.PARAMETER" of PowerSgdHook, "outer.PARAMETER" of LocalSgd; "ranks.totals",
   // "ranks.rng", "ranks.order", "ranks.buffers.NAME", "ranks.error.PARAMETER" and "ranks.optimizer.MEMBER.PARAMETER": a
-  // row per rank (see rank_trainer_state.cpp)
+  // row per rank (see rank_trainer_state.cpp); "trainer.left_out": samples of the epoch's skipped steps, if there are
+  // any
   io::NamedTensors tensors;
+  std::optional<DataDigests> data = {};  // what it was trained on; checkpoints of before do not say
 };
 
 // Throws Error that names the file; what is there under its name stays, or is the new one, whole.

@@ -5,15 +5,13 @@
 #include <lockstep/error.hpp>
 #include <lockstep/running_statistics.hpp>
 
+#include "running_statistics_names.hpp"
+
 #include <string>
 #include <vector>
 
 namespace lockstep {
 namespace {
-
-std::string last_word(const std::string& path) {
-  return path.substr(path.rfind('.') + 1);
-}
 
 // In float64, in which each product and sum here is exact for float32's statistics: those that are equal on all ranks,
 // as SyncBatchNorm's are, stay what they are.

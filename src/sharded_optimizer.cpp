@@ -48,12 +48,30 @@ std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const Rank& ran
   return shard_parameters(parameters, rank, checked(options, rank).bucket_bytes);
 }
 
+// One over net->parameters() would step with gradients of which this rank has its share alone.
+void check_that_it_has(const std::vector<at::Tensor>& slices, const torch::optim::Optimizer& optimizer,
+                       const Rank& rank) {
+  std::set<const c10::TensorImpl*> left;
+  for (const auto& slice : slices) left.insert(slice.unsafeGetTensorImpl());
+  size_t others = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) others += 1 - left.erase(parameter.unsafeGetTensorImpl());
+  }
+  if (others == 0 && left.empty()) return;
+  throw Error(rank.name() + ": ShardedOptimizer: the factory's optimizer has " +
+              (others > 0 ? std::to_string(others) + " tensors that are none of the slices that the factory was given"
+                          : std::to_string(slices.size() - left.size()) + " of the " + std::to_string(slices.size()) +
+                                " slices that the factory was given") +
+              ". Make it of the factory's argument, all of it, and not of net->parameters()");
+}
+
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<ShardedBucket>& buckets, const Rank& rank,
                                                       const ShardedOptimizer::Factory& make) {
   std::vector<at::Tensor> slices;
   for (const auto& bucket : buckets) slices.push_back(bucket.slice);
   auto optimizer = make(slices);
   if (!optimizer) throw Error(rank.name() + ": ShardedOptimizer: the factory made no optimizer");
+  check_that_it_has(slices, *optimizer, rank);
   return optimizer;
 }
 
@@ -92,6 +110,10 @@ void ShardedOptimizer::step() {
   std::vector<std::pair<at::Tensor, at::Tensor>> values;
   for (const auto& bucket : buckets_) values.emplace_back(bucket.values, bucket.slice);
   gather_slices(values, rank_);
+}
+
+std::vector<at::Tensor> ShardedOptimizer::gradients() const {
+  return reducer_->gradients();
 }
 
 ShardedOptimizer::State ShardedOptimizer::state() {

@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/error.hpp>
 
+#include "comm/purpose.hpp"
 #include "flat_view.hpp"
 
 #include <algorithm>
@@ -14,11 +15,17 @@
 #include <utility>
 
 namespace lockstep {
+namespace {
+
+constexpr int kComparedOnGpu = 3;  // first steps
+
+}  // namespace
 
 ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, Rank& rank, const ShardedOptions& options)
     : Averaging(rank.name() + ": ShardedOptimizer"),
       rank_(rank),
       options_(options),
+      report_(rank, rank.name() + ": ShardedOptimizer"),
       order_(buckets.size()),
       learned_(buckets.size() < 2) {
   std::iota(order_.begin(), order_.end(), size_t{0});
@@ -35,6 +42,10 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, Rank& 
   for (size_t i = 0; i < slots_.size(); ++i) {
     slots_[i].hook = std::make_unique<GradientHook>(slots_[i].place.parameter, [this, i] { on_gradient(i); });
   }
+  const auto smaller = [](const Slot& a, const Slot& b) {
+    return a.place.parameter.numel() < b.place.parameter.numel();
+  };
+  smallest_ = static_cast<size_t>(std::min_element(slots_.begin(), slots_.end(), smaller) - slots_.begin());
   if (!keeps_whole()) return;
   for (auto& bucket : buckets_) take_memory(bucket);
 }
@@ -102,14 +113,49 @@ void ShardedReducer::zero_grad() {
     for (const size_t slot : bucket.slots) slots_[slot].place.parameter.mutable_grad() = slots_[slot].view;
   }
   averaged_ = false;
+  left_.reset();
+}
+
+std::vector<at::Tensor> ShardedReducer::gradients() {
+  const std::lock_guard lock(mutex_);
+  std::vector<at::Tensor> gradients;
+  for (const auto& bucket : buckets_) gradients.push_back(bucket.gradient);
+  return gradients;
+}
+
+void ShardedReducer::check_averaged() const {
+  if (averaged_) return;
+  throw Error(rank_.name() + ": ShardedOptimizer: there are no averaged gradients to step with. Call " +
+              "DataParallel's loss(…).backward(), outside of no_sync(), before each step()");
+}
+
+std::vector<std::pair<std::string, at::Tensor>> ShardedReducer::slices() {
+  const std::lock_guard lock(mutex_);
+  check_averaged();
+  std::vector<std::pair<std::string, at::Tensor>> pieces;
+  for (const auto& bucket : buckets_) {
+    const int64_t begin = bucket.gradient.numel() * rank_.index(), end = begin + bucket.gradient.numel();
+    for (const auto& place : bucket.parameters.places) {
+      const int64_t first = std::max(begin, place.offset);
+      const int64_t last = std::min(end, place.offset + place.parameter.numel());
+      if (first < last) pieces.emplace_back(place.name, bucket.gradient.narrow(0, first - begin, last - first));
+    }
+  }
+  return pieces;
+}
+
+void ShardedReducer::check_unchanged() {
+  const at::Tensor left = std::exchange(left_, {});
+  if (!left.defined() || left.equal(slots_[smallest_].view) || left.isnan().any().item<bool>()) return;
+  throw Error(rank_.name() + ": ShardedOptimizer: .grad was changed between backward() and step(), which uses the " +
+              "averages that it has elsewhere. Clip with lockstep::clip_grad_norm(optimizer, max_norm), whose norm is "
+              "the whole network's; change what optimizer.gradients() gives for anything else");
 }
 
 void ShardedReducer::use() {
   const std::lock_guard lock(mutex_);
-  if (!averaged_) {
-    throw Error(rank_.name() + ": ShardedOptimizer: there are no averaged gradients to step with. Call " +
-                "DataParallel's loss(…).backward(), outside of no_sync(), before each step()");
-  }
+  check_averaged();
+  check_unchanged();
   for (auto& bucket : buckets_) bucket.parameters.slice.mutable_grad() = bucket.gradient;
   if (keeps_whole()) return;
   averaged_ = false;
@@ -118,10 +164,10 @@ void ShardedReducer::use() {
 
 // ---- A backward.
 
-void ShardedReducer::average(const std::function<void()>& backward) {
+void ShardedReducer::average(const std::function<void()>& backward, const PartSizes& sizes) {
   start();
   backward();
-  finish();
+  finish(sizes);
 }
 
 void ShardedReducer::abandon() {
@@ -160,6 +206,7 @@ void ShardedReducer::on_gradient(size_t index) {
     return collect(slot);
   }
   if (!listening_) return;
+  const comm::Purpose purpose(backward_name());
   collect(slot);
   slot.ready = true;
   if (--bucket.missing == 0) completed_.push_back(slot.bucket);
@@ -212,8 +259,9 @@ void ShardedReducer::poll() {
   for (const size_t index : open_) buckets_[index].work->isCompleted();
 }
 
-void ShardedReducer::finish() {
+void ShardedReducer::finish(const PartSizes& sizes) {
   const std::lock_guard lock(mutex_);
+  const comm::Purpose purpose(backward_name());
   active_ = false;
   while (next_ < order_.size()) {
     Bucket& bucket = buckets_[order_[next_]];
@@ -222,8 +270,14 @@ void ShardedReducer::finish() {
     }
     post(bucket);
   }
+  report_.post({}, sizes);
   while (!open_.empty()) complete_oldest();
+  report_.wait();
   averaged_ = true;
+  // On a GPU the host would wait for what it compares, so there in the first steps only.
+  if (keeps_whole() && (rank_.device().is_cpu() || ++compared_ <= kComparedOnGpu)) {
+    left_ = slots_[smallest_].view.clone();
+  }
   if (!learned_) learn_order();
 }
 

@@ -16,6 +16,7 @@
 #include <lockstep/sharded_optimizer.hpp>
 
 #include "averaging.hpp"
+#include "backward_report.hpp"
 #include "gradient_hook.hpp"
 #include "sharded_parameters.hpp"
 
@@ -36,12 +37,15 @@ class ShardedReducer : public Averaging {
   ShardedReducer& operator=(const ShardedReducer&) = delete;
 
   void listen(bool last) override;
+  bool in_slices() const override { return true; }
+  std::vector<std::pair<std::string, at::Tensor>> slices() override;
   bool waits_in_backward() const override { return !keeps_whole(); }
 
   void zero_grad();
 
   // The slices' gradients, for an update. Throws Error if nothing was averaged.
   void use();
+  std::vector<at::Tensor> gradients();  // of this rank's slices, by bucket
 
  private:
   struct Slot {  // one parameter's place
@@ -68,10 +72,12 @@ class ShardedReducer : public Averaging {
   };
 
   // Afterwards the gradient of each bucket's slice is the average of all that was computed since zero_grad() or use().
-  void average(const std::function<void()>& backward) override;
+  void average(const std::function<void()>& backward, const PartSizes& sizes) override;
   void abandon() override;
 
   bool keeps_whole() const { return options_.stage == 1; }
+  void check_averaged() const;
+  void check_unchanged();
   void on_gradient(size_t slot);  // the hook
   void collect(Slot& slot);       // moves .grad, or zeros, into the bucket's memory
   void take_memory(Bucket& bucket);
@@ -81,11 +87,12 @@ class ShardedReducer : public Averaging {
   void complete_oldest();  // waits for it
   void poll();             // so that backends without a thread of their own get on
   void start();
-  void finish();
+  void finish(const PartSizes& sizes);
   void learn_order();
 
-  Rank& rank_;
+  Rank rank_;
   const ShardedOptions options_;
+  BackwardReport report_;
 
   std::mutex mutex_;  // guards all below: hooks run on autograd's threads
   std::vector<Slot> slots_;
@@ -105,6 +112,10 @@ class ShardedReducer : public Averaging {
   bool listening_ = true;
   bool averaged_ = false;  // there is something to use()
   bool learned_ = false;
+  // Stage 1: the smallest parameter's gradient as the last average left it. Who changes it changes nothing of the step.
+  size_t smallest_ = 0;
+  at::Tensor left_;
+  int compared_ = 0;
   std::vector<size_t> completed_;  // buckets, in this backward
 };
 

@@ -18,6 +18,7 @@ ShardRule rule_of(const ModelSplit& split) {
 }
 
 ModelSplit checked(const ModelSplit& split, const torch::nn::Sequential& net, const Rank& rank) {
+  if (net.is_empty()) throw Error(rank.name() + ": SplitModel: the net is null; build it first");
   check_mesh(split.mesh, rank.world_size());
   check_split(split, static_cast<int64_t>(net->size()));
   if (split.recompute) check_recomputable(net, "SplitModel");  // shard() would hide the modules' types
@@ -69,10 +70,7 @@ std::vector<torch::nn::Sequential> SplitModel::stages_of(const torch::nn::Sequen
 }
 
 torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& criterion) {
-  if (pipeline_) {
-    const double loss = pipeline_->forward_backward(batch, criterion, replicas_);
-    return torch::full({}, loss, torch::TensorOptions(mesh_.data().device()).dtype(torch::kDouble));
-  }
+  if (pipeline_) return pipeline_->forward_backward(batch, criterion, replicas_);
   auto loss = [&] {
     RECORD_USER_SCOPE("lockstep::forward");
     return replicas_.loss(batch, criterion);

@@ -90,11 +90,16 @@ void check_graph_of(const TrainOptions& options) {
   if (!options.devices[0].is_cuda()) {
     throw Error("--cuda-graph needs CUDA devices, and this run is on " + to_string(options.devices));
   }
+  if (options.model == "alexnet" && options.dropout > 0) {
+    throw Error(
+        "--cuda-graph records a step's dropout, and would drop the same in each; leave one of the two out, as in "
+        "--dropout 0");
+  }
   const bool same_rate = options.warmup == 0 && options.schedule == LrSchedule::constant;
-  if (is_plain_sgd(options) && same_rate && options.accumulate == 1) return;
+  if (is_plain_sgd(options) && same_rate && options.accumulate == 1 && options.clip == 0) return;
   throw Error(
       "--cuda-graph records steps of plain sgd at a constant learning rate, without --momentum, --weight-decay, "
-      "--accumulate, --warmup and --schedule; leave it out for the others");
+      "--clip, --accumulate, --warmup and --schedule; leave it out for the others");
 }
 
 // Under a launcher the number of ranks is not known here; Mesh checks it.
@@ -150,6 +155,20 @@ void check_zero(const TrainOptions& options) {
   }
 }
 
+void check_on_nan(const TrainOptions& options) {
+  if (options.on_nan == "stop" || options.on_nan == "go-on") return;
+  if (options.on_nan != "skip") {
+    throw Error("what becomes of a step that is not finite (--on-nan) is \"" + options.on_nan +
+                "\"; it must be stop, skip or go-on");
+  }
+  const auto refuse = [](const std::string& why) {
+    throw Error("--on-nan skip leaves out a step that is not finite, and " + why + "; take stop, or leave one out");
+  };
+  if (options.cuda_graph) refuse("--cuda-graph has recorded the update with the step");
+  if (options.sync_every > 0) refuse("with --sync-every devices do not learn of each other's steps");
+  if (options.compress == "powersgd") refuse("--compress powersgd keeps what it left out of it for the next one");
+}
+
 bool has_batchnorm(const ModelOptions& options) {
   const auto names = make_model(options)->named_buffers().keys();
   return std::any_of(names.begin(), names.end(), [](const auto& name) { return name.ends_with("running_mean"); });
@@ -183,6 +202,7 @@ std::string to_json(const TrainOptions& options) {
   config["width"] = options.width;
   config["image_size"] = options.image_size;
   config["groups"] = options.groups;
+  config["dropout"] = options.dropout;
   config["data"] = options.data;
   config["data_dir"] = options.data_dir.string();
   config["devices"] = spec_of(options.devices);
@@ -194,6 +214,7 @@ std::string to_json(const TrainOptions& options) {
   config["optimizer"] = options.optimizer;
   config["momentum"] = options.momentum;
   config["weight_decay"] = options.weight_decay;
+  config["clip"] = options.clip;
   config["lr"] = options.lr;
   config["reference_batch"] = options.reference_batch;
   config["scale_lr"] = to_string(options.scale_lr);
@@ -203,6 +224,8 @@ std::string to_json(const TrainOptions& options) {
   config["step_factor"] = options.step_factor;
   config["epochs"] = options.epochs;
   config["seed"] = options.seed;
+  config["on_nan"] = options.on_nan;
+  config["check_replicas"] = options.check_replicas;
   config["precision"] = options.precision;
   config["memory_format"] = options.memory_format;
   config["sync_batchnorm"] = options.sync_batchnorm;
@@ -235,6 +258,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("width", options.width);
   read("image_size", options.image_size);
   read("groups", options.groups);
+  read("dropout", options.dropout);
   read("data", options.data);
   read("data_dir", data_dir);
   read("devices", spec);
@@ -246,6 +270,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("optimizer", options.optimizer);
   read("momentum", options.momentum);
   read("weight_decay", options.weight_decay);
+  read("clip", options.clip);
   read("lr", options.lr);
   read("reference_batch", options.reference_batch);
   read_name(fields, "scale_lr", options.scale_lr, scaling_from);
@@ -255,6 +280,8 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("step_factor", options.step_factor);
   read("epochs", options.epochs);
   read("seed", options.seed);
+  read("on_nan", options.on_nan);
+  read("check_replicas", options.check_replicas);
   read("precision", options.precision);
   read("memory_format", options.memory_format);
   read("sync_batchnorm", options.sync_batchnorm);
@@ -291,8 +318,8 @@ TrainOptions checked(TrainOptions options) {
   if (options.data != "fashion-mnist" && options.data != "synthetic") {
     refuse("the data set", '"' + options.data + '"', "it must be fashion-mnist or synthetic");
   }
-  if (options.precision != "float32" && options.precision != "bf16") {
-    refuse("the precision", '"' + options.precision + '"', "it must be float32 or bf16");
+  if (options.precision != "float32" && options.precision != "tf32" && options.precision != "bf16") {
+    refuse("the precision", '"' + options.precision + '"', "it must be float32, tf32 or bf16");
   }
   if (options.memory_format != "contiguous" && options.memory_format != "channels-last") {
     refuse("the memory format", '"' + options.memory_format + '"', "it must be contiguous or channels-last");
@@ -302,21 +329,32 @@ TrainOptions checked(TrainOptions options) {
   check_optimizer(options.optimizer, optimizer_settings(options));
   if (options.threads_per_rank < 1 || options.threads_per_rank > max_threads_per_rank)
     refuse("the number of threads per rank", options.threads_per_rank, "it must be from 1 to 1024");
+  if (options.timeout.count() < 1 || options.timeout.count() > 1'000'000)
+    refuse("the timeout in seconds", options.timeout.count(), "it must be from 1 to 1000000");
+  if (!(options.clip >= 0))
+    refuse("the largest norm of the gradients", options.clip, "it must be above 0, or 0 for none");
   if (options.keep_last < 0) refuse("the number of checkpoints to keep", options.keep_last, "it must be at least 0");
   if (options.checkpoint_every < 0)
     refuse("the number of steps between checkpoints", options.checkpoint_every, "it must be at least 0");
+  if (options.check_replicas < -1)
+    refuse("the number of steps between comparisons of the weights", options.check_replicas, "it must be at least -1");
   if (options.checkpoint_every > 0 && options.keep_last == 0)
     throw Error("--checkpoint-every writes checkpoints, and --keep-last 0 keeps none; leave one of the two out");
   if (options.data == "synthetic" && !options.data_dir.empty())
     throw Error("--data-dir goes with --data fashion-mnist; synthetic data need no files");
   if (options.devices.empty()) options.devices = default_devices();
   check_devices(options.devices);
+  if (options.precision == "tf32" && !options.devices[0].is_cuda()) {
+    throw Error("--precision tf32 is how NVIDIA GPUs multiply, and this run is on " + to_string(options.devices) +
+                "; take float32 or bf16");
+  }
   check_graph_of(options);
   check_split_of(options);
   check_sync_batchnorm(options);
   check_zero(options);
   check_communication(options);
   check_balance(options);
+  check_on_nan(options);
   return options;
 }
 
@@ -333,6 +371,7 @@ ModelOptions model_options(const TrainOptions& options) {
           .width = options.width,
           .image_size = options.image_size,
           .groups = options.groups,
+          .dropout = options.dropout,
           .seed = options.seed};
 }
 

@@ -88,7 +88,7 @@ TEST_F(CheckpointTest, UsesPyTorchsNamesAndWritesASharedTensorOnce) {
 TEST_F(CheckpointTest, KeepsMetadataBesidePyTorchs) {
   Net net, other;
   save_weights(file(), *net, {{"data", "synthetic"}});
-  EXPECT_THAT(folder_.read("model.safetensors"), HasSubstr(R"("__metadata__":{"format":"pt","data":"synthetic"})"));
+  EXPECT_THAT(folder_.read("model.safetensors"), HasSubstr(R"("__metadata__":{"format":"pt","data":"synthetic",)"));
   load_weights(file(), *other);
   expect_equal(values_of(*other), values_of(*net));
   EXPECT_THAT(error_of([&] { save_weights(file(), *net, {{"data", "\xff"}}); }), HasSubstr("UTF-8"));
@@ -143,6 +143,20 @@ TEST_F(CheckpointTest, RefusesADamagedFile) {
   folder_.write("model.safetensors", "no tensors here at all");
   EXPECT_THAT(error_of([&] { load_weights(file(), *net); }), HasSubstr(file().string()));
   EXPECT_THAT(error_of([&] { load_weights(folder_ / "nothing", *net); }), HasSubstr("No such file"));
+  expect_equal(values_of(*net), before);
+}
+
+TEST_F(CheckpointTest, RefusesAFlippedBitOfItsData) {
+  Net source, net;
+  save_weights(file(), *source);
+  const std::string whole = folder_.read("model.safetensors");
+  const auto before = values_of(*net);
+  for (size_t from_end = 1; from_end <= 100; from_end += 3) {  // of its 108 bytes of data
+    std::string bytes = whole;
+    bytes[bytes.size() - from_end] ^= static_cast<char>(1 << from_end % 8);
+    folder_.write("model.safetensors", bytes);
+    EXPECT_THAT(error_of([&] { load_weights(file(), *net); }), AllOf(HasSubstr(file().string()), HasSubstr("SHA-256")));
+  }
   expect_equal(values_of(*net), before);
 }
 

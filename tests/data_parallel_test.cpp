@@ -87,9 +87,8 @@ void expect_near(const std::map<std::string, Tensor>& actual, const std::map<std
   ASSERT_EQ(actual.size(), expected.size());
   for (const auto& [name, value] : expected) {
     const Tensor& mine = actual.at(name);
-    if (!value.defined()) {  // one device leaves the gradient of what it did not use undefined; DataParallel makes it
-                             // zero
-      EXPECT_TRUE(!mine.defined() || mine.count_nonzero().item<int64_t>() == 0) << name;
+    if (!value.defined()) {
+      EXPECT_FALSE(mine.defined()) << name;
       continue;
     }
     ASSERT_TRUE(mine.defined()) << name;
@@ -244,6 +243,62 @@ TEST_P(DataParallelWorlds, BranchesThatOnlySomeRanksUseAreAveraged) {
     net.loss(part_of_batch({inputs, targets, world}, rank), F::cross_entropy).backward();
     expect_near(copy_of(net->named_parameters(), true), expected, 1e-6);
   });
+}
+
+// A net whose ways are used in turn, and one of them never: momentum and weight decay move no parameter that had no
+// gradient in a step.
+struct Ways : torch::nn::Module {
+  Ways() {
+    for (int i = 0; i < 3; ++i) {
+      ways.push_back(register_module("way" + std::to_string(i), torch::nn::Linear(6, 3)));
+    }
+    to(torch::kDouble);
+  }
+  Tensor forward(const Tensor& x) { return ways[way](x); }
+  std::vector<torch::nn::Linear> ways;
+  size_t way = 0;
+};
+
+TEST_P(DataParallelWorlds, UnusedParametersStayAsTheyAreAsOnOneDevice) {
+  using Optimizer = std::unique_ptr<torch::optim::Optimizer>;
+  const std::vector<std::function<Optimizer(const std::vector<Tensor>&)>> recipes = {
+      [](const auto& parameters) -> Optimizer {
+        const auto options = torch::optim::AdamWOptions(0.05).weight_decay(0.1);
+        return std::make_unique<torch::optim::AdamW>(parameters, options);
+      },
+      [](const auto& parameters) -> Optimizer {
+        const auto options = torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01);
+        return std::make_unique<torch::optim::SGD>(parameters, options);
+      }};
+  const auto start = std::make_shared<Ways>();
+  std::vector<Batch> batches;
+  for (const int64_t size : {5, 2, 1, 7, 4, 3, 6, 2}) batches.push_back(whole_batch(size, {6}, 3, torch::kDouble));
+  for (const auto& recipe : recipes) {
+    const auto train = [&](Ways& net, const std::function<void(const Batch&)>& backward) {
+      const auto optimizer = recipe(net.parameters());
+      for (size_t step = 0; step < batches.size(); ++step) {
+        net.way = step / 2 % 2;
+        optimizer->zero_grad();
+        backward(batches[step]);
+        EXPECT_FALSE(net.ways[2]->weight.grad().defined());
+        EXPECT_FALSE(net.ways[1 - net.way]->bias.grad().defined());
+        optimizer->step();
+      }
+    };
+    const auto copy_start = [&](Ways& net) {
+      const torch::NoGradGuard no_grad;
+      for (auto& item : net.named_parameters()) item.value().copy_(start->named_parameters()[item.key()]);
+    };
+    Ways single;
+    copy_start(single);
+    train(single, [&](const Batch& batch) { F::cross_entropy(single.forward(batch.x), batch.y).backward(); });
+    lockstep::run(cpus(world()), [&](Rank& rank) {
+      DataParallel net(Ways(), rank, options());
+      copy_start(*net);
+      train(*net, [&](const Batch& batch) { net.loss(part_of_batch(batch, rank), F::cross_entropy).backward(); });
+      expect_near(copy_of(net->named_parameters(), false), copy_of(single.named_parameters(), false), 1e-12);
+    });
+  }
 }
 
 TEST_P(DataParallelWorlds, NoSyncAccumulatesAndLaterCallsAddUp) {
@@ -442,11 +497,11 @@ TEST(DataParallelTest, GradientsAreTheSameBitsOnAllRanksAndInEveryRun) {
 }
 
 TEST(DataParallelTest, ModulesThatDifferAreRefusedOnEveryRank) {
-  EXPECT_THAT(error_of([] {
-                lockstep::run(cpus(2),
-                              [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); });
-              }),
-              AllOf(HasSubstr("parameter or buffer 0 is Float ["), HasSubstr("another shape or type")));
+  EXPECT_THAT(
+      error_of([] {
+        lockstep::run(cpus(2), [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); });
+      }),
+      AllOf(HasSubstr("parameter or buffer 0 is weight, Float [3, 2] on rank 0, and weight, Float [4, 2] on rank 1")));
   EXPECT_THAT(error_of([] {
                 lockstep::run(cpus(2), [](Rank& rank) {
                   DataParallel net(torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(rank.index() == 0)), rank);
@@ -493,6 +548,22 @@ TEST(DataParallelTest, BadLossesAreRefused) {
                 });
               }),
               AllOf(HasSubstr("gradient of weight is sparse"), HasSubstr("rank")));
+}
+
+// A Rank is a value: a copy of it is enough for as long as run() lasts.
+TEST(DataParallelTest, LivesOnALocalGroup) {
+  const Batch whole = whole_batch(4, {6}, 3, torch::kFloat);
+  lockstep::run(cpus(2), [&](Rank& rank) {
+    const auto net = [&] {
+      Rank group = rank.split(0);
+      return std::make_unique<DataParallel<UnusedBranch>>(std::make_shared<UnusedBranch>(), group);
+    }();
+    net->loss(part_of_batch(whole, rank), F::cross_entropy).backward();
+    const Tensor gradient = (*net)->used->weight.grad().clone();
+    rank.broadcast(gradient);
+    EXPECT_TRUE(gradient.equal((*net)->used->weight.grad()));
+    EXPECT_GT(gradient.abs().sum().item<double>(), 0);
+  });
 }
 
 }  // namespace data_parallel_test

@@ -56,12 +56,13 @@ TEST(ParseDevices, BlanksDoNotMatter) {
 TEST(ParseDevices, RefusesTextThatNamesNoDevices) {
   for (int gpus : {0, 1, 2, 4}) {
     for (const char* spec :
-         {"",      "  ", "cpu,,cpu", ",",     "cpu,",   ",cpu", "gpu", "cuda:", "cuda:-1", "cuda:x",  "cuda:0x1",
-          "cpu:0", "2x", "xcpu",     "2xgpu", "-2xcpu", "2.5",  "-1",  "+1",    "two",     "cpu;cpu", "CPU"}) {
+         {"",      "  ", "cpu,,cpu", ",",     "cpu,",   ",cpu", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:0x1",
+          "cpu:0", "2x", "xcpu",     "2xgpu", "-2xcpu", "2.5",  "+1",  "two",   "cpu;cpu", "CPU"}) {
       EXPECT_THAT(refusal(spec, gpus), AllOf(HasSubstr("devices \"" + std::string(spec) + "\""), HasSubstr("2xcpu")))
           << spec;
     }
   }
+  EXPECT_THAT(refusal("-1", 0), AllOf(HasSubstr("devices \"-1\""), HasSubstr("at least one device")));
   EXPECT_THAT(refusal("cuda:-1", 2), HasSubstr("\"cuda:-1\" is no device"));
 }
 

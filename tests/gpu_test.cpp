@@ -7,7 +7,9 @@
 #include <torch/torch.h>
 #include <lockstep/autocast.hpp>
 #include <lockstep/checkpoint.hpp>
+#include <lockstep/dropout.hpp>
 #include <lockstep/models.hpp>
+#include <lockstep/sample_scope.hpp>
 #include <lockstep/trainer.hpp>
 
 #include "cuda_graph.hpp"
@@ -92,6 +94,19 @@ TEST_F(Gpu, AutocastComputesProductsInBfloat16) {
     EXPECT_EQ(torch::mm(square, square).scalar_type(), torch::kBFloat16);
   }
   EXPECT_EQ(torch::mm(square, square).scalar_type(), torch::kFloat);
+}
+
+TEST_F(Gpu, DropoutDropsWhatItDropsOnTheCpu) {
+  const torch::Tensor x = torch::ones({6, 5, 4, 3});
+  for (const bool whole_channels : {false, true}) {
+    lockstep::Dropout layer(lockstep::DropoutOptions{.p = 0.3, .whole_channels = whole_channels});
+    const lockstep::SamplePlace place{.seed = 3, .step = 2, .first = 7, .size = 6};
+    const auto dropped = [&](const torch::Tensor& samples) {
+      const lockstep::SampleScope scope(place);
+      return layer->forward(samples).cpu();
+    };
+    EXPECT_TRUE(dropped(x.to(torch::kCUDA)).equal(dropped(x)));
+  }
 }
 
 class GpuTrainer : public Gpu {

@@ -53,7 +53,7 @@ inline std::string error_on_ranks(int count, const std::function<void(Rank&)>& b
   return error_of([&] { run(cpus(count), body); });
 }
 
-// Notes the name of each collective call, and hands it on.
+// Notes the name of each collective call, and hands it on. As NCCL it refuses memory in another order than a tensor's.
 class CountingBackend : public c10d::Backend {
  public:
   using Calls = std::vector<std::string>;
@@ -66,10 +66,12 @@ class CountingBackend : public c10d::Backend {
   const std::string getBackendName() const override { return backend_->getBackendName(); }
   Work allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     calls_->push_back("allreduce");
+    check_order(tensors);
     return backend_->allreduce(tensors, options);
   }
   Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     calls_->push_back("broadcast");
+    check_order(tensors);
     return backend_->broadcast(tensors, options);
   }
   Work allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
@@ -92,6 +94,10 @@ class CountingBackend : public c10d::Backend {
   Work barrier(const c10d::BarrierOptions& options) override { return backend_->barrier(options); }
 
  private:
+  static void check_order(const Tensors& tensors) {
+    for (const auto& tensor : tensors) TORCH_CHECK(tensor.is_contiguous(), "Tensors must be contiguous");
+  }
+
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const std::shared_ptr<Calls> calls_;
 };

@@ -159,7 +159,8 @@ TEST(PipelineMailTest, AnAnnouncementReachesAll) {
     for (int speaker = 0; speaker < 3; ++speaker) {
       lockstep::run(lockstep::Devices(3, torch::kCPU), [&](Rank& rank) {
         lockstep::Announcement announcement(rank, speaker, early);
-        EXPECT_EQ(announcement.exchange(torch::tensor(rank.index() + 0.5, torch::kDouble)), speaker + 0.5);
+        EXPECT_EQ(announcement.exchange(torch::tensor(rank.index() + 0.5, torch::kDouble)).item<double>(),
+                  speaker + 0.5);
       });
     }
   }

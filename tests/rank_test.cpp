@@ -161,6 +161,17 @@ TEST(Run, InTurnCallsRankAfterRankSoThatTheSeedAloneDecides) {
   }
 }
 
+TEST(Run, InTurnTakesWhatReturnsNothing) {
+  std::vector<int> order;
+  lockstep::run(cpus(3), [&](Rank& rank) {
+    rank.in_turn([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3 - rank.index()));
+      order.push_back(rank.index());
+    });
+  });
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
+}
+
 TEST(Run, LeavesNoThreadFileOrMemoryBehind) {
   const auto once = [] {
     lockstep::run(cpus(3), [](Rank& rank) {
@@ -196,6 +207,7 @@ TEST(Run, RefusesBadInputBeforeAnyRankStarts) {
   EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.threads_per_rank = 0}); }),
               HasSubstr("threads_per_rank is 0"));
   EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.timeout = 0ms}); }), HasSubstr("timeout"));
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.silence = 999ms}); }), HasSubstr("silence is 999 ms"));
 }
 
 }  // namespace rank_test

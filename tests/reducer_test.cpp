@@ -284,6 +284,10 @@ TEST(Reducer, RanksThatUseDifferentParametersPostTheSameBuckets) {
       for (int way = 0; way < 4; ++way) {  // the ranks' inputs are step + 1, 2, 3, of which one is `way` modulo 3
         double x = 0;
         for (int value = step + 1; value <= step + 3; ++value) x += value % 3 == way ? value / 3.0 : 0;
+        if (way == 3) {
+          EXPECT_FALSE(net->ways[way].grad().defined());
+          continue;
+        }
         EXPECT_NEAR(net->ways[way].grad()[0].item<double>(), x, 1e-12) << way;
       }
     }
@@ -305,7 +309,7 @@ TEST(Reducer, ParametersThatNoRankUsesAreNamedOnce) {
     const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
     DataParallel net(Ways(), rank, one_each);
     for (int step = 0; step < 3; ++step) net.loss(inputs(rank), mean_of_outputs).backward();
-    EXPECT_TRUE(net->ways[3].grad().eq(0).all().item<bool>());
+    EXPECT_FALSE(net->ways[3].grad().defined());
     DataParallel all_used(Scales(), rank, one_each);
     all_used.loss(inputs(rank), mean_of_outputs).backward();
     texts[rank.index()] = warnings.texts;

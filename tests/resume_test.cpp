@@ -6,9 +6,12 @@
 #include <lockstep/trainer.hpp>
 
 #include "error_of.hpp"
+#include "io/digest.hpp"
 #include "small_training.hpp"
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 namespace resume_test {
 
@@ -75,12 +78,13 @@ TEST_F(Resume, WithTheOptimizersState) {
 }
 
 TEST_F(Resume, AlsoFromWithinAnEpoch) {
-  for (const std::string model : {"mlp", "resnet18"}) {
+  for (const std::string model : {"mlp", "resnet18", "alexnet"}) {  // which has dropout
     SCOPED_TRACE(model);
     const std::string whole = "whole" + model, again = "again" + model;
     TrainOptions settings = options(model == "mlp" ? 1 : 3, whole);
     settings.model = model;
     settings.width = model == "mlp" ? 0.125 : 0.05;
+    if (model == "alexnet") settings.image_size = 65;
     settings.checkpoint_every = 2;
     settings.keep_last = 100;
     const TrainResult expected = lockstep::train(settings);
@@ -89,7 +93,7 @@ TEST_F(Resume, AlsoFromWithinAnEpoch) {
     EXPECT_GT(state.seconds, 0);
     EXPECT_FALSE(fs::exists(checkpoint(whole, "epoch-0001-step-000005")));
     for (const std::string position : {"epoch-0000-step-000002", "epoch-0001-step-000004", "epoch-0003"}) {
-      if (model == "resnet18" && position != "epoch-0001-step-000004") continue;
+      if (model != "mlp" && position != "epoch-0001-step-000004") continue;
       SCOPED_TRACE(position);
       settings.run_dir = runs_ / again;
       settings.checkpoint_every = 0;
@@ -224,17 +228,106 @@ TEST_F(Resume, ARunThatStillTrainsIsNotResumed) {
   EXPECT_THAT(text, AllOf(HasSubstr("another process trains in"), HasSubstr(settings.run_dir.string())));
 }
 
-TEST_F(Resume, ADamagedCheckpointIsRefusedAndAnEarlierOneGoesOn) {
+TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
   const TrainResult expected = lockstep::train(options(1, "whole"));
-  const TrainOptions settings = options(1, "run");
+  TrainOptions settings = options(1, "run");
   train_until(settings, 3);
-  auto bytes = runs_.read("run/checkpoints/epoch-0003.safetensors");
-  bytes[bytes.size() - 5] ^= 1;
-  runs_.write("run/checkpoints/epoch-0003.safetensors", bytes);
+  const auto damage = [&](const std::string& name) {
+    auto bytes = runs_.read("run/checkpoints/" + name);
+    bytes[bytes.size() - 5] ^= 1;
+    runs_.write("run/checkpoints/" + name, bytes);
+  };
+  damage("epoch-0003.safetensors");
   const auto earlier = checkpoint("run", "epoch-0002");
-  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir); }),
+  EXPECT_THAT(error_of([&] { go_on(settings, checkpoint("run", "epoch-0003")); }),  // named, so it is meant
               AllOf(HasSubstr("SHA-256"), HasSubstr("--resume " + earlier.string())));
-  expect_same(go_on(settings, earlier), expected);
+  settings.resume = settings.run_dir;
+  std::vector<std::string> warnings;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.on_warning = [&](const std::string& text) { warnings.push_back(text); };
+  expect_same(lockstep::train(settings, callbacks), expected);
+  ASSERT_FALSE(warnings.empty());  // the others are of the curve
+  EXPECT_THAT(warnings[0], AllOf(HasSubstr("epoch-0003.safetensors"), HasSubstr("SHA-256"),
+                                 HasSubstr("; the run goes on from " + earlier.string())));
+  for (const auto& entry : fs::directory_iterator(runs_ / "run/checkpoints")) damage(entry.path().filename());
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir); }), HasSubstr("there is no whole one before it"));
+}
+
+TEST_F(Resume, OtherDataOfTheSameSizeAreRefused) {
+  const auto idx = [&](const char* name) {
+    lockstep::io::Digest digest("SHA256");
+    digest.update(images_.read(name));
+    return digest.hex();
+  };
+  TrainOptions settings = options(1, "run");
+  train_until(settings, 2);
+  const auto file = checkpoint("run", "epoch-0002");
+  const auto data = read_run_state(file).data;
+  ASSERT_TRUE(data);
+  EXPECT_EQ(data->train_images, idx("train-images-idx3-ubyte"));
+  EXPECT_EQ(data->train_labels, idx("train-labels-idx1-ubyte"));
+  EXPECT_EQ(data->test_images, idx("t10k-images-idx3-ubyte"));
+  EXPECT_EQ(data->test_labels, idx("t10k-labels-idx1-ubyte"));
+
+  std::string bytes = images_.read("t10k-labels-idx1-ubyte");
+  bytes.back() = static_cast<char>(9 - bytes.back());
+  images_.write("t10k-labels-idx1-ubyte", bytes);
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir); }),
+              AllOf(HasSubstr("its run's test labels have the SHA-256 " + data->test_labels),
+                    HasSubstr(idx("t10k-labels-idx1-ubyte")), HasSubstr("a run goes on with its own data")));
+  auto state = read_run_state(file);  // as an earlier lockstep wrote them
+  state.data.reset();
+  lockstep::write_run_state(file, state);
+  EXPECT_EQ(go_on(settings, settings.run_dir).history.size(), 4u);
+}
+
+TEST_F(Resume, ACheckpointThatMakesNoSenseIsRefusedInOurWords) {
+  TrainOptions settings = options(2, "whole");
+  settings.model = "resnet18";  // for its buffers
+  settings.width = 0.05;
+  settings.epochs = 1;
+  settings.checkpoint_every = 3;
+  settings.keep_last = 100;
+  lockstep::train(settings);
+  const auto whole = read_run_state(checkpoint("whole", "epoch-0000-step-000003"));
+  const auto refused = [&](auto change) {
+    auto state = whole;
+    change(state);
+    lockstep::write_run_state(runs_ / "hostile.safetensors", state);
+    settings.run_dir = runs_ / "hostile";
+    const std::string error = error_of([&] { go_on(settings, runs_ / "hostile.safetensors"); });
+    EXPECT_THAT(error, testing::Not(HasSubstr("PyTorch")));
+    return error;
+  };
+  const auto tensor = [&](const std::string& name, const torch::Tensor& value) {
+    return refused([&](auto& state) {
+      std::erase_if(state.tensors, [&](const auto& entry) { return entry.first == name; });
+      if (value.defined()) state.tensors.emplace_back(name, value);
+    });
+  };
+  EXPECT_THAT(refused([](auto& s) { s.steps = -5; }), HasSubstr("-5 steps after epoch 0"));
+  EXPECT_THAT(refused([](auto& s) { s.epochs = -1; }), HasSubstr("3 steps after epoch -1"));
+  EXPECT_THAT(refused([](auto& s) { s.steps = 1'000'000'000'000; }), HasSubstr("of 150 samples has 5"));
+  EXPECT_THAT(refused([](auto& s) { s.seconds = 1e308; }), HasSubstr("1e+308 seconds"));
+  EXPECT_THAT(refused([](auto& s) { s.history.push_back({.epoch = 1}); }), HasSubstr("the metrics of 1"));
+  EXPECT_THAT(tensor("ranks.totals", {}), HasSubstr("lacks the tensor 'ranks.totals'"));
+  EXPECT_THAT(tensor("ranks.totals", torch::zeros({}, torch::kDouble)), HasSubstr("'ranks.totals' is no table"));
+  EXPECT_THAT(tensor("ranks.totals", torch::zeros({2, 3}, torch::kDouble)), HasSubstr("'ranks.totals' is no table"));
+  EXPECT_THAT(tensor("ranks.rng", torch::zeros({}, torch::kByte)), HasSubstr("'ranks.rng' is no table"));
+  EXPECT_THAT(tensor("ranks.order", torch::zeros({2}, torch::kLong)), HasSubstr("'ranks.order' is no table"));
+  EXPECT_THAT(tensor("ranks.buffers.any", torch::zeros({2, 3})), HasSubstr("'ranks.buffers.any' is no buffer"));
+  EXPECT_THAT(tensor("ranks.buffers.any", torch::zeros({})), HasSubstr("'ranks.buffers.any' is no table"));
+}
+
+TEST_F(Resume, WhatAKilledRunLeftGoesAway) {
+  const TrainOptions settings = options(1, "run");
+  train_until(settings, 1);
+  const std::vector<std::string> left = {".model.safetensors.abcdefgh.tmp", ".metrics.jsonl.abcdefgh.tmp"};
+  for (const auto& name : left) runs_.write("run/" + name, "half");
+  runs_.write("run/.mine.tmp", "of the user");
+  go_on(settings, settings.run_dir);
+  for (const auto& name : left) EXPECT_FALSE(fs::exists(settings.run_dir / name)) << name;
+  EXPECT_TRUE(fs::exists(settings.run_dir / ".mine.tmp"));
 }
 
 TEST_F(Resume, KeepsNoCheckpointsIfNoneAreWanted) {

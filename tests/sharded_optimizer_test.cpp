@@ -218,6 +218,9 @@ TEST_P(ShardedOptimizerWorlds, ParametersWithoutGradientCountAsZeros) {
         whole->zero_grad(/*set_to_none=*/false);
         net.loss(part_for(batch, rank), F::cross_entropy).backward();
         replicated.loss(part_for(batch, rank), F::cross_entropy).backward();
+        for (auto& parameter : replicated->parameters()) {
+          if (!parameter.grad().defined()) parameter.mutable_grad() = torch::zeros_like(parameter);
+        }
         sharded.step();
         whole->step();
       }

@@ -23,6 +23,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.width = 0.1;
   options.image_size = 96;
   options.groups = 2;
+  options.dropout = 0.25;
   options.data = "synthetic";
   options.data_dir = "/some where/\"quoted\"";
   options.devices = cpus(3);
@@ -31,6 +32,8 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.lr = 0.1;
   options.epochs = 4;
   options.seed = 18446744073709551615u;
+  options.on_nan = "skip";
+  options.check_replicas = 50;
   options.precision = "bf16";
   options.memory_format = "channels-last";
   options.sync_batchnorm = true;
@@ -52,6 +55,9 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.width, options.width);
   EXPECT_EQ(back.image_size, options.image_size);
   EXPECT_EQ(back.groups, options.groups);
+  EXPECT_EQ(back.dropout, options.dropout);
+  EXPECT_EQ(back.on_nan, options.on_nan);
+  EXPECT_EQ(back.check_replicas, options.check_replicas);
   EXPECT_EQ(back.seed, options.seed);
   EXPECT_EQ(back.lr, options.lr);
   EXPECT_EQ(back.precision, options.precision);

@@ -64,6 +64,7 @@ class Update : public testing::Test {
         optimizer->zero_grad();
         torch::nn::functional::cross_entropy(net->forward(batch.x), batch.y).backward();
         lockstep::set_learning_rate(*optimizer, lr(steps++, all.count()));
+        if (options.clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), options.clip);
         optimizer->step();
       }
     }
@@ -95,6 +96,24 @@ TEST_F(Update, IsThatOfAPlainLoopOnOneDevice) {
     const auto result = lockstep::train(run);
     expect_near(kept(run), by_hand(run, 32, [&](int64_t, int64_t) { return c.lr; }));
     for (const auto& metrics : result.history) EXPECT_EQ(metrics.lr, c.lr);
+  }
+}
+
+TEST_F(Update, ClipsAsAPlainLoopDoes) {
+  TrainOptions run = options(2, "plain");
+  run.clip = 0.3;
+  run.lr = 0.2;
+  const auto expected = by_hand(run, 32, [&](int64_t, int64_t) { return run.lr; });
+  run.clip = 0;
+  EXPECT_FALSE(torch::allclose(by_hand(run, 32, [&](int64_t, int64_t) { return run.lr; })[0], expected[0], 1e-2, 1e-3));
+  run.clip = 0.3;
+  for (const std::string how : {"data", "slices", "channels"}) {
+    SCOPED_TRACE(how);
+    run.run_dir = runs_ / how;
+    run.zero_stage = how == "slices" ? 2 : 0;
+    run.split = how == "channels" ? std::optional(lockstep::ModelSplit{.mesh = {.tensor = 2}}) : std::nullopt;
+    lockstep::train(run);
+    expect_near(kept(run), expected);
   }
 }
 

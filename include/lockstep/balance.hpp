@@ -10,7 +10,7 @@
 //   }
 //
 // Gradients stay those of the mean loss over the whole batch; their rounding follows the parts, and so the clock: two
-// runs do not give the same bits. Used by its rank's thread only; must not outlive the rank. Cost: two small
+// runs do not give the same bits. Used by its rank's thread only. Cost: two small
 // collectives every few steps. Why it is as it is: docs/decisions/0015.
 #pragma once
 
@@ -63,7 +63,7 @@ class Balance {
   bool look(int64_t size, Batches& batches);
 
   const std::shared_ptr<Replica> replica_;
-  Rank& rank_;
+  Rank rank_;
   const BalanceOptions options_;
   const std::shared_ptr<Laps> laps_;
   int64_t full_size_ = 0;

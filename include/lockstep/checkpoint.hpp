@@ -14,14 +14,15 @@
 namespace lockstep {
 
 // Writes every parameter and buffer of `module`. A tensor that the module holds under two names is written once, under
-// the first. `metadata` goes into the file's header, beside PyTorch's {"format": "pt"}. Throws Error: a tensor of a
-// type that the format lacks, text that is not UTF-8, a disk that does not take the file; the file of before stays as
-// it was.
+// the first. `metadata` goes into the file's header, beside PyTorch's {"format": "pt"} and a SHA-256 of everything.
+// Throws Error: a tensor of a type that the format lacks, text that is not UTF-8, a disk that does not take the file;
+// the file of before stays as it was.
 void save_weights(const std::filesystem::path& file, const torch::nn::Module& module,
                   const std::map<std::string, std::string>& metadata = {});
 
 // Copies the file's tensors into `module`. Throws Error, before anything is changed, if the file cannot be read or is
-// corrupt, or if a name is missing, unknown, or has another shape or type: the text names it and shows both.
+// corrupt (where the header has a SHA-256, to the last bit), or if a name is missing, unknown, or has another shape or
+// type: the text names it and shows both.
 void load_weights(const std::filesystem::path& file, torch::nn::Module& module);
 
 }  // namespace lockstep

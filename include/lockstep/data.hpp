@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <iterator>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -57,8 +58,13 @@ struct Batch {
   at::Tensor x;             // this shard's samples on its device; uint8 data comes as float32 in [0, 1]
   at::Tensor y;             // this shard's targets on its device
   int64_t global_size = 0;  // samples of the whole batch, over all shards
+  int64_t first = -1;       // place of the first of these samples in the whole batch; -1: as part_of() cuts it
 
   int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none
+
+  // In so many near-equal parts, or fewer if there are fewer samples, but at least one; for computing one after the
+  // other. Throws Error: count < 1.
+  std::vector<Batch> in_parts(int64_t count) const;
 };
 
 struct BatchOptions {
@@ -71,7 +77,8 @@ struct BatchOptions {
 
 // One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)).
 // All shards see the same sequence of global batches, whatever their number. Making one draws one permutation (about 1
-// ms for 60000). Without shuffling a batch may share the dataset's memory. Iterators must not outlive their Batches.
+// ms for 60000). Without shuffling a batch may share the dataset's memory. Iterators must not outlive their Batches;
+// those of a temporary keep it.
 class Batches {
  public:
   Batches(Dataset dataset, const BatchOptions& options, const Shard& shard);
@@ -92,15 +99,17 @@ class Batches {
 
    private:
     friend class Batches;
-    Iterator(const Batches* owner, int64_t index);
+    Iterator(const Batches* owner, int64_t index, std::shared_ptr<const Batches> kept = nullptr);
     void load();
 
+    std::shared_ptr<const Batches> kept_;  // null: somebody else keeps it
     const Batches* owner_;
     int64_t index_;
     Batch batch_;
   };
 
-  Iterator begin() const { return {this, 0}; }
+  Iterator begin() const& { return {this, 0}; }
+  Iterator begin() &&;
   Iterator end() const { return {this, count()}; }
   int64_t count() const;  // global batches of the epoch
 

@@ -13,6 +13,7 @@
 #include <torch/nn/pimpl.h>
 #include <lockstep/data.hpp>
 #include <lockstep/rank.hpp>
+#include <lockstep/sample_scope.hpp>
 
 #include <concepts>
 #include <functional>
@@ -28,9 +29,9 @@ struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds as many bytes of gradients
   int64_t first_bucket_bytes = 256 << 10;  // of the first bucket, so that averaging starts early
   bool overlap = true;                     // false: every bucket is averaged after backward
-  // false: backward() leaves on each rank its share, of which the average over the ranks is still to be taken, or of
-  // the parameters by a LocalSgd (local_sgd.hpp), and there are no buckets. A ShardedOptimizer (sharded_optimizer.hpp)
-  // averages in buckets of its own, whatever this says.
+  // false: backward() sends nothing. Each rank keeps gradients of its own: for a LocalSgd (local_sgd.hpp), or an
+  // averaging of yours. A ShardedOptimizer (sharded_optimizer.hpp) averages in buckets of its own, whatever this says;
+  // with false there are no others beside them.
   bool average = true;
   // Averages each bucket in its own way (communication_hook.hpp). Each rank needs one of its own, for this DataParallel
   // alone. Null: one allreduce of the gradients as they are.
@@ -43,12 +44,15 @@ class Replica;
 // The mean loss of this rank's part of a batch. backward() is what averages the gradients, so it is not a plain tensor.
 class Loss {
  public:
+  Loss(const Loss&) = default;  // a move is a copy too
+  Loss& operator=(const Loss&) = default;
+
   // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
-  // add up over several calls, as in LibTorch. A parameter that no rank used gets a zero gradient (so an optimizer's
-  // momentum and weight decay still move it; requires_grad_(false) keeps it as it is). All ranks must call it, also
-  // those with an empty part. Throws Error: a sparse gradient; a parameter that was frozen when the DataParallel was
-  // made and is so no longer; and as Rank::allreduce does. After an exception this rank is out of step with the others:
-  // every later call throws.
+  // add up over several calls, as in LibTorch. A parameter that no rank has a gradient of stays without one, so that an
+  // optimizer leaves it alone, as on one device. All ranks must call it, also those with an empty part. Throws Error: a
+  // sparse gradient; a parameter that was frozen when the DataParallel was made and is so no longer, or that was
+  // registered since; parts that do not make up the global batch, or are of batches of different sizes (on all ranks);
+  // and as Rank::allreduce does. After an exception this rank is out of step with the others: every later call throws.
   void backward();
 
   torch::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
@@ -56,16 +60,17 @@ class Loss {
 
  private:
   friend class Replica;
-  Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight);
+  Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight, int64_t local_size,
+       int64_t global_size);
 
   std::shared_ptr<Replica> replica_;
   torch::Tensor local_mean_;
   double weight_;  // of this part in the average over the ranks
+  int64_t local_size_, global_size_;
 };
 
-// While it lives, Loss::backward() leaves this rank's gradients as they are, to be averaged with those of the next
-// backward() outside. Inside of DataParallel::backward_through: what is computed meanwhile is not yet the last that is
-// added to its parameters.
+// While it lives, Loss::backward() only adds to this rank's gradients. The next backward() outside averages them all.
+// Inside of DataParallel::backward_through it belongs around every backward but the last.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<Replica> replica);
@@ -86,34 +91,47 @@ std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module,
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
                int64_t global_size);
 bool forwards_empty_parts(const Replica& replica);
+void check_that_steps_were_averaged(const Replica& replica);
 double weight_of(const Replica& replica, int64_t local_size, int64_t global_size);
-void backward_through(Replica& replica, const std::function<void()>& compute);
+// See DataParallel::samples and steps_done.
+SamplePlace place_of(const Replica& replica, const Batch& batch);
+int64_t steps_done(const Replica& replica);
+void set_steps_done(Replica& replica, int64_t steps);
+// The sizes are of the rank's part and of its batch, which the parts must make up; 0: not known.
+void backward_through(Replica& replica, const std::function<void()>& compute, int64_t local_size = 0,
+                      int64_t global_size = 0);
 // For who measures, as Balance does: computed() is called when all that this rank itself computes in a backward is
 // queued (on the CPU: computed), before it waits for the other ranks' gradients, and averaged() when these are
 // averaged. Not in backwards under no_sync. Two empty functions end it. Throws Error: somebody watches already; the
 // replica does not average.
 void watch_backwards(Replica& replica, std::function<void()> computed, std::function<void()> averaged);
 
+// A handle: copies, also those of what was moved, are the same net. Where its Rank's run() is over, forwards still work
+// and backwards throw Error.
 template <class Module>
 class DataParallel {
  public:
   // Makes the replicas equal: the module moves to rank.device(), parameters and buffers become rank 0's. Create
   // optimizers afterwards. Takes a module by value, a module holder (TORCH_MODULE) or a shared_ptr. Throws Error on
-  // every rank if the ranks' modules differ; an option below 1.
+  // every rank if the ranks' modules differ, also in the names of their parameters; a null module; an option below 1.
   DataParallel(std::shared_ptr<Module> module, Rank& rank, const DataParallelOptions& options = {})
       : module_(std::move(module)), replica_(make_replica(module_, rank, options)) {}
   DataParallel(Module module, Rank& rank, const DataParallelOptions& options = {})  //
       requires std::derived_from<Module, torch::nn::Module>
       : DataParallel(std::make_shared<Module>(std::move(module)), rank, options) {}
   DataParallel(torch::nn::ModuleHolder<Module> holder, Rank& rank, const DataParallelOptions& options = {})
-      : DataParallel(holder.ptr(), rank, options) {}
+      : DataParallel(holder.is_empty() ? nullptr : holder.ptr(), rank, options) {}
+  DataParallel(const DataParallel&) = default;  // a move is a copy too
+  DataParallel& operator=(const DataParallel&) = default;
 
   Module* operator->() const { return module_.get(); }
   Module& operator*() const { return *module_; }
 
-  // The module's forward on this rank's replica; no communication.
+  // The module's forward on this rank's replica; no communication. Throws Error: parameters that were changed by
+  // gradients that were never averaged, as after the backward() of a tensor in place of a Loss.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
+    check_that_steps_were_averaged(*replica_);
     return module_->forward(std::forward<Arguments>(arguments)...);
   }
 
@@ -123,6 +141,7 @@ class DataParallel {
   // by its name.
   template <std::invocable<torch::Tensor, torch::Tensor> Criterion>
   Loss loss(const Batch& batch, Criterion&& criterion) {
+    const SampleScope scope = samples(batch);
     if (batch.size() == 0 && !forwards_empty_parts(*replica_)) return mean({}, 0, batch.global_size);
     if (batch.size() == 0) return mean(torch::Tensor((*this)(batch.x)).sum(), 0, batch.global_size);
     return mean(criterion((*this)(batch.x), batch.y), batch.size(), batch.global_size);
@@ -141,6 +160,15 @@ class DataParallel {
     return make_loss(replica_, std::move(local_mean), local_size, global_size);
   }
 
+  // For forwards that are not loss()'s: while the result lives, this thread's Dropout layers (dropout.hpp) go by the
+  // places of `batch`'s samples in the global batch, and by steps_done().
+  [[nodiscard]] SampleScope samples(const Batch& batch) const { return SampleScope(place_of(*replica_, batch)); }
+
+  // How many backwards outside of no_sync there were, equal on all ranks: the step of a Dropout's masks. Whoever goes
+  // on from a checkpoint sets it to what it was there.
+  int64_t steps_done() const { return lockstep::steps_done(*replica_); }
+  void set_steps_done(int64_t steps) { lockstep::set_steps_done(*replica_, steps); }
+
   // For backwards that are not one Loss: compute() calls LibTorch's backward itself, as often as it likes or not at
   // all, and when this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's
   // gradient may be averaged as soon as it has been added to once; what is not yet the last of it is to be computed
@@ -157,8 +185,9 @@ class DataParallel {
   // For what works with the replica whatever its module's type is, as Pipeline does.
   const std::shared_ptr<Replica>& replica() const { return replica_; }
 
-  // For accumulating gradients over several backward() calls: { auto guard = net.no_sync(); net.loss(first,
-  // …).backward(); } net.loss(last, …).backward();
+  // For a global batch that is computed in parts, as batch.in_parts(k) cuts it: { auto guard = net.no_sync();
+  // net.loss(first, …).backward(); } net.loss(last, …).backward(); Gradients of whole batches add up to their sum, as
+  // in LibTorch.
   [[nodiscard]] NoSync no_sync() { return NoSync(replica_); }
 
  private:

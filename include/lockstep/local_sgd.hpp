@@ -54,6 +54,7 @@ class LocalSgd {
   bool step();
 
   // Ends the round early, if steps were taken since the last one; false if there were none. All ranks must call it.
+  // Throws Error, as step() does, after this LocalSgd was moved to another one.
   bool synchronize();
 
   // The outer optimizer's momentum, for checkpoints: a tensor per parameter that needs a gradient, in their order,
@@ -70,10 +71,11 @@ class LocalSgd {
     at::Tensor momentum;  // undefined before the first round
   };
 
+  void check_that_it_holds_parameters() const;
   bool outer() const { return options_.outer_lr != 1 || options_.outer_momentum != 0; }
   at::Tensor moved(Group& group, const at::Tensor& mean) const;  // where the ranks go on from, whose mean this is
 
-  Rank& rank_;
+  Rank rank_;
   const LocalSgdOptions options_;
   std::vector<Group> groups_;
   std::vector<at::Tensor> frozen_;                 // parameters that need no gradient

@@ -2,8 +2,8 @@
 // of its own, in three storeys, each usable without the ones above:
 //   1. train_batch, allreduce, split, on_each_device: the section "Training on Multiple GPUs", on plain lists
 //   2. rank, evaluate, traffic: one thread per device, in one process or several; on ranks any torch::nn::Module, split
-//        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer, balance; for fewer or
-//                     smaller messages communication_hook, half_precision_hook, power_sgd, local_sgd)
+//        by data      data_parallel (sync_batch_norm, running_statistics, sharded_optimizer, balance, dropout; for
+//                     fewer or smaller messages communication_hook, half_precision_hook, power_sgd, local_sgd)
 //        by layers    pipeline (pipeline_schedule)
 //        by channels  tensor_parallel (parallel_layers, parallel_dropout, parallel_functions)
 //        by several   split_model (model_split), over a mesh (mesh_shape)
@@ -19,7 +19,9 @@
 #include <lockstep/allreduce.hpp>
 #include <lockstep/autocast.hpp>
 #include <lockstep/balance.hpp>
+#include <lockstep/check_replicas.hpp>
 #include <lockstep/checkpoint.hpp>
+#include <lockstep/clip_grad_norm.hpp>
 #include <lockstep/cluster.hpp>
 #include <lockstep/communication_hook.hpp>
 #include <lockstep/conv_relu_pool.hpp>
@@ -27,9 +29,11 @@
 #include <lockstep/data.hpp>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/devices.hpp>
+#include <lockstep/dropout.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/evaluate.hpp>
 #include <lockstep/fetch_data.hpp>
+#include <lockstep/finite.hpp>
 #include <lockstep/half_precision_hook.hpp>
 #include <lockstep/lamb.hpp>
 #include <lockstep/lars.hpp>
@@ -54,6 +58,7 @@
 #include <lockstep/rank.hpp>
 #include <lockstep/residual_block.hpp>
 #include <lockstep/running_statistics.hpp>
+#include <lockstep/sample_scope.hpp>
 #include <lockstep/sharded_optimizer.hpp>
 #include <lockstep/shares.hpp>
 #include <lockstep/split.hpp>

@@ -27,13 +27,13 @@ struct ModelOptions {
   double width = 1;            // times this many channels and units: mlp, alexnet, resnet18
   int64_t image_size = 0;      // images are resized to this height and width: alexnet, resnet18. 0: as the model has it
   int64_t groups = 1;          // 2: alexnet in two towers
+  double dropout = 0.5;        // of alexnet's two wide layers, as AlexNetOptions has it
   uint64_t seed = 0;           // of the weights
 };
 
 std::vector<std::string> model_names();
 
-// The model for images [n, 1, 28, 28] and 10 classes. AlexNet has no dropout here, because what it draws depends on how
-// the batch is split. Throws Error as check_model.
+// The model for images [n, 1, 28, 28] and 10 classes. Throws Error as check_model.
 torch::nn::Sequential make_model(const ModelOptions& options);
 
 // Throws Error for what make_model cannot make: an unknown name (the text lists those there are), a width that is not
@@ -108,7 +108,7 @@ struct AlexNetOptions {
   int64_t image_size = 224;  // at least 65: images of another size are resized, bilinearly
   // 2: conv2, conv4 and conv5 in two groups of channels, the two towers of 2012, which meet in conv3 and fc6 to fc8.
   int64_t groups = 1;
-  double dropout = 0.5;  // 0: without these layers
+  double dropout = 0.5;  // of the values behind relu6 and relu7 (dropout.hpp); 0: without these layers
   uint64_t seed = 0;
 };
 

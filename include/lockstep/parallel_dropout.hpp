@@ -4,7 +4,8 @@
 // values of an activation that must be equal on all, and results would depend on how an activation is split. Here each
 // rank draws the mask of the whole activation, from a generator of the layer's own that is seeded alike on all ranks,
 // and takes its slice. Cost: the whole activation's random numbers on every rank; nothing is sent. Used by its rank's
-// thread only. A forward that is computed again (as activation recomputation does) draws another mask.
+// thread only. Dropout (dropout.hpp) needs no rank, and drops the same whatever the number of replicas too. A forward
+// that is computed again (as activation recomputation does) draws another mask.
 #pragma once
 
 #include <ATen/core/Generator.h>

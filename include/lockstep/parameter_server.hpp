@@ -50,9 +50,13 @@ struct LostWorker {
 
 class ParameterServerRank;  // what the rank holds, whatever the module's type is
 
-// What a worker's function works with. It must not make calls on the run's Rank, which the servers do not make.
+// What a worker's function works with. It must not make calls on the run's Rank, which the servers do not make. Copies
+// are the same worker; after train() its calls to servers throw Error.
 class Worker {
  public:
+  Worker(const Worker&) = default;  // a move is a copy too
+  Worker& operator=(const Worker&) = default;
+
   int index() const;  // 0 … count() - 1
   int count() const;  // of workers
   c10::Device device() const;
@@ -74,8 +78,8 @@ class Worker {
 
  private:
   friend class ParameterServerRank;
-  explicit Worker(ParameterServerRank& rank) : rank_(rank) {}
-  ParameterServerRank& rank_;
+  explicit Worker(std::shared_ptr<ParameterServerRank> rank) : rank_(std::move(rank)) {}
+  std::shared_ptr<ParameterServerRank> rank_;
 };
 
 class ParameterServer {
@@ -86,14 +90,18 @@ class ParameterServer {
   using Body = std::function<void(Worker&)>;
 
   // Makes the modules equal, as DataParallel does: each moves to its rank's device, parameters and buffers become rank
-  // 0's. All ranks must call it. Throws Error on every rank: no worker or no server, a negative staleness, options or
-  // modules that differ between ranks, no parameter that needs a gradient, fewer pieces than servers.
+  // 0's. All ranks must call it. Throws Error on every rank: a null module, no worker or no server, a negative
+  // staleness, options or modules that differ between ranks, no parameter that needs a gradient, fewer pieces than
+  // servers.
   ParameterServer(std::shared_ptr<torch::nn::Module> module, Rank& rank, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {});
   template <class Module>
   ParameterServer(torch::nn::ModuleHolder<Module> holder, Rank& rank, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {})
-      : ParameterServer(std::shared_ptr<torch::nn::Module>(holder.ptr()), rank, make_optimizer, options) {}
+      : ParameterServer(std::shared_ptr<torch::nn::Module>(holder.is_empty() ? nullptr : holder.ptr()), rank,
+                        make_optimizer, options) {}
+  ParameterServer(const ParameterServer&) = default;  // a handle: copies are the same, and a move is a copy too
+  ParameterServer& operator=(const ParameterServer&) = default;
 
   // Calls body(worker) on every worker while the servers serve, and returns when all are done: with the servers'
   // parameters in the module of every rank, so that all ranks can go on together. All ranks must call it; it may be

@@ -6,7 +6,7 @@
 //   torch::optim::SGD sgd(pipeline.module()->parameters(), /*lr=*/0.1);
 //   …
 //   sgd.zero_grad();
-//   const double loss = pipeline.forward_backward(batch, torch::nn::functional::cross_entropy);
+//   const auto loss = pipeline.forward_backward(batch, torch::nn::functional::cross_entropy);
 //   sgd.step();
 //
 // Activations and gradients cross between ranks over the rank's backend, between threads or processes; schedules:
@@ -45,7 +45,7 @@ struct PipelineOptions {
   int microbatches = 4;  // into which a batch is cut, in nearly equal parts; a batch of fewer samples into single ones
   // Keeps only a stage's input until its backward, which computes the stage's forward once more: less memory, more
   // time. Layers must not draw random numbers: those of LibTorch that do (dropout with p > 0) are refused, a layer of
-  // your own is not seen through.
+  // your own is not seen through; lockstep::Dropout drops the same again.
   bool recompute = false;
   bool measure = false;  // on GPUs, waits for the device around each step, so that stats() are right; costs time
 };
@@ -67,30 +67,29 @@ class Pipeline {
   // of this rank that is null or empty, microbatches < 1, layers that draw random numbers with recompute, two layers of
   // one name on this rank, ranks that differ in their options or their number of stages.
   Pipeline(std::vector<torch::nn::Sequential> stages, Rank& rank, const PipelineOptions& options = {});
-  ~Pipeline();
-  Pipeline(Pipeline&&) noexcept;
-  Pipeline& operator=(Pipeline&&) noexcept;
+  Pipeline(const Pipeline&) = default;  // a handle: copies are the same pipeline, and a move is a copy too
+  Pipeline& operator=(const Pipeline&) = default;
 
   // This rank's layers as one module, under the net's names: for its parameters, train() and eval(), a DataParallel, a
   // checkpoint. Not to be called: with several stages per rank its layers do not follow each other.
   torch::nn::Sequential module() const;
 
   // Runs the schedule over the microbatches of `batch`, adds the gradient of its mean loss to the parameters' .grad,
-  // and returns that mean loss, on every rank. Every rank must pass the same batch: the first stage reads x, the last
-  // one y, and all go by its size. Of an empty batch: 0, and the gradients stay what they were.
-  // Before the first batch of a new shape of samples, two samples of zeros go through all stages, in eval mode and
-  // without a trace, so that every rank knows what to expect. Throws Error, before that batch's first step: a layer
-  // that cannot take what comes to it (the text names both); a stage whose output's first dimension is not the samples
-  // or that is not of floating point; batches that differ between the ranks. As Rank::allreduce does when another rank
-  // fails or is missing. A rank whose stage throws ends the run of all.
-  double forward_backward(const Batch& batch, const Criterion& criterion);
+  // and returns that mean loss, on every rank: a scalar of double on its device, without a graph. Every rank must pass
+  // the same batch: the first stage reads x, the last one y, and all go by its size. Of an empty batch: 0, and the
+  // gradients stay what they were. Before the first batch of a new shape of samples, two samples of zeros go through
+  // all stages, in eval mode and without a trace, so that every rank knows what to expect. Throws Error, before that
+  // batch's first step: a layer that cannot take what comes to it (the text names both); a stage whose output's first
+  // dimension is not the samples or that is not of floating point; batches that differ between the ranks. As
+  // Rank::allreduce does when another rank fails or is missing. A rank whose stage throws ends the run of all.
+  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 
   // The same where `replicas` is a DataParallel of module() over the ranks that hold the same stages in other
   // pipelines. `batch` is this pipeline's part of the global batch, maybe an empty one, and global_size the whole's
   // size: the gradients become those of the global batch's mean loss. Each stage's are averaged during its last
   // backward and what follows. The loss is that of this pipeline's part.
   template <class Module>
-  double forward_backward(const Batch& batch, const Criterion& criterion, DataParallel<Module>& replicas) {
+  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion, DataParallel<Module>& replicas) {
     return forward_backward(batch, criterion, replicas.replica());
   }
 
@@ -102,10 +101,11 @@ class Pipeline {
   PipelineStats stats() const;
 
  private:
-  double forward_backward(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica);
+  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion,
+                                 const std::shared_ptr<Replica>& replica);
 
   class State;
-  std::unique_ptr<State> state_;
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace lockstep

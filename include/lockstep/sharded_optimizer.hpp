@@ -11,7 +11,8 @@
 //   }
 //
 // Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5. The
-// parameters stay equal on all ranks, and are those of the optimizer on every rank's whole parameters. Used by its
+// parameters stay equal on all ranks, and are those of the optimizer on every rank's whole parameters (but a parameter
+// that no rank had a gradient of counts as one with zeros, so momentum and weight decay still move it). Used by its
 // rank's thread only. Cost per step: a reduce-scatter of the gradients, in buckets, while backward still computes
 // others, and an allgather of the parameters, together the bytes of the allreduce that they replace; 1 / ranks of the
 // optimizer's state and work.
@@ -34,9 +35,9 @@ class ShardedReducer;
 struct ShardedBucket;
 
 struct ShardedOptions {
-  // 1: all gradients stay on every rank, as in DataParallel. 2: a rank keeps its slice of the averaged gradients alone;
-  // beside it there are in memory, of the whole gradients, those of a bucket that is being reduced and of one that is
-  // being filled, and .grad is undefined after backward().
+  // 1: every rank keeps its own gradients in .grad, and the averages of its slice beside them. 2: a rank keeps its
+  // slice of the averaged gradients alone; beside it there are in memory, of the whole gradients, those of a bucket
+  // that is being reduced and of one that is being filled, and .grad is undefined after backward().
   int stage = 1;
   int64_t bucket_bytes = 4 << 20;  // a bucket is full when it holds as many bytes of gradients
   bool overlap = true;  // false: every bucket is reduced after backward, which until then keeps all gradients
@@ -51,8 +52,9 @@ class ShardedOptimizer {
 
   // From here on `net` averages its gradients through this optimizer, whatever its own options say, and its parameters
   // lie in flat memory; those that need no gradient are left alone. One for each DataParallel; all ranks must make it.
-  // Throws Error: an option that cannot be, no parameter that needs a gradient, a factory that makes nothing,
-  // stage 2 for a net with a SyncBatchNorm (ranks could wait for each other in a circle).
+  // Throws Error: an option that cannot be, no parameter that needs a gradient, a factory that makes nothing, or an
+  // optimizer of other tensors than the slices, stage 2 for a net with a SyncBatchNorm (ranks could wait for each other
+  // in a circle).
   template <class Module>
   ShardedOptimizer(DataParallel<Module>& net, const Factory& make, const ShardedOptions& options = {})
       : ShardedOptimizer(net.replica(), make, options) {}
@@ -67,12 +69,19 @@ class ShardedOptimizer {
   // for the memory of all gradients.
   void zero_grad();
 
-  // Updates this rank's slice and gathers the parameters. A parameter without a gradient, on some ranks or on all,
-  // counts as one with zeros there. With stage 2 it uses the gradients up: the next backward() begins with zeros also
-  // without zero_grad(). All ranks must call it. With stage 1 the .grad that it leaves are the rank's shares. Throws
-  // Error: a parameter that needed no gradient at first and does now; no averaged gradients, as after backward() under
-  // no_sync() alone; and as Rank's collectives do. (DataParallel's backward() throws Error: a sparse gradient.)
+  // Updates this rank's slice and gathers the parameters. Between backward() and this, clip with lockstep's
+  // clip_grad_norm (clip_grad_norm.hpp): torch's sees the rank's own shares with stage 1, and nothing with stage 2. A
+  // parameter without a gradient, on some ranks or on all, counts as one with zeros there. With stage 2 it uses the
+  // gradients up: the next backward() begins with zeros also without zero_grad(). All ranks must call it. With stage 1
+  // the .grad that it leaves are the rank's shares. Throws Error: a parameter that needed no gradient at first and does
+  // now; no averaged gradients, as after backward() under no_sync() alone; and as Rank's collectives do.
+  // (DataParallel's backward() throws Error: a sparse gradient.)
   void step();
+
+  // The averaged gradients that step() will use: of this rank's slices, one for each bucket.
+  std::vector<at::Tensor> gradients() const;
+
+  const std::shared_ptr<Replica>& replica() const { return replica_; }  // for what works with both
 
   // The optimizer of this rank's slices: for changing its learning rate; its state is this rank's part of the state.
   torch::optim::Optimizer& optimizer() { return *optimizer_; }
@@ -86,7 +95,7 @@ class ShardedOptimizer {
 
  private:
   const std::shared_ptr<Replica> replica_;
-  Rank& rank_;
+  Rank rank_;
   const std::vector<std::pair<std::string, at::Tensor>> frozen_;  // parameters that need no gradient
   const std::vector<ShardedBucket> buckets_;
   const std::shared_ptr<ShardedReducer> reducer_;

@@ -27,9 +27,10 @@ namespace lockstep {
 class SplitModel {
  public:
   // All ranks call it with equal nets, whose layers it takes over as far as it does not copy them. Throws Error as
-  // check_mesh, check_split, shard, Pipeline and DataParallel do.
+  // check_mesh, check_split, shard, Pipeline and DataParallel do; a null net.
   SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
              const DataParallelOptions& options = {});
+  SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
 
   Mesh& mesh() { return mesh_; }
   const ModelSplit& split() const { return split_; }

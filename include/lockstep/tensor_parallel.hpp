@@ -66,12 +66,12 @@ class Shardable {
 
 // This rank's part of `net`, on rank.device(): a Sequential with the same names of layers and parameters. All ranks
 // must call it with equal nets and options; the net stays as it is, and nothing is shared with it. It takes Linear,
-// Conv2d, ConvReluPool, BatchNorm1d and 2d, Dropout and Dropout2d (as ParallelDropout), Flatten, poolings, Upsample,
-// activation functions, ResidualBlock, and what is Shardable. What has weights and is kept whole is cloned, which draws
-// from LibTorch's default generator as its construction did. All ranks return after the last has drawn. Throws Error on
-// all ranks, with the layer's name: a type that it does not know, numbers that cannot be split (the text says what
-// would fit), a layer with weights that the net has twice, an entry of the rule that names no layer, or one that the
-// layer cannot follow.
+// Conv2d, ConvReluPool, BatchNorm1d and 2d, lockstep's Dropout, LibTorch's Dropout and Dropout2d (as ParallelDropout),
+// Flatten, poolings, Upsample, activation functions, ResidualBlock, and what is Shardable. What has weights and is kept
+// whole is cloned, which draws from LibTorch's default generator as its construction did. All ranks return after the
+// last has drawn. Throws Error on all ranks, with the layer's name: a type that it does not know, numbers that cannot
+// be split (the text says what would fit), a layer with weights that the net has twice, an entry of the rule that names
+// no layer, or one that the layer cannot follow.
 torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options = {});
 
 // Gathers the weights and buffers of all ranks' parts into `net`, on every rank: for checkpoints, evaluation on one

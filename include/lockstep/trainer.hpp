@@ -12,6 +12,7 @@
 #include <lockstep/metrics.hpp>
 #include <lockstep/model_split.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -24,9 +25,10 @@ namespace lockstep {
 
 struct TrainOptions {
   std::string model = "lenet";  // one of model_names()
-  double width = 1;             // of the model, as image_size and groups: see ModelOptions in models.hpp
+  double width = 1;             // of the model, as the next three: see ModelOptions in models.hpp
   int64_t image_size = 0;
   int64_t groups = 1;
+  double dropout = 0.5;
   std::string data = "fashion-mnist";   // or "synthetic"
   std::filesystem::path data_dir = {};  // of the IDX files; empty: where packages put them
   Devices devices = {};                 // one rank per entry; empty: default_devices()
@@ -43,6 +45,7 @@ struct TrainOptions {
   std::string optimizer = "sgd";  // one of optimizer_names()
   double momentum = 0;            // as weight_decay: see OptimizerSettings in optimizers.hpp
   double weight_decay = 0;
+  double clip = 0;              // the largest norm of a step's gradients, which are scaled down to it; 0: none
   double lr = 0.2;              // for batches of reference_batch samples; what becomes of it: learning_rate.hpp
   int64_t reference_batch = 0;  // 0: batch_size
   LrScaling scale_lr = LrScaling::none;
@@ -51,8 +54,16 @@ struct TrainOptions {
   std::vector<int> step_epochs = {};  // as step_factor of LrSchedule::step
   double step_factor = 0.1;
   int epochs = 10;
-  uint64_t seed = 1;  // of the weights and of the order of the samples (why 1: docs/results)
-  // "float32", or "bf16": forward and loss as automatic mixed precision (autocast.hpp), weights and update in float32.
+  uint64_t seed = 1;  // of the weights, of the order of the samples (why 1: docs/results) and of dropout
+  // What becomes of a run when a step's loss or gradients are not finite; all ranks do the same in the same step.
+  // "stop": train() throws NotFinite, and what is kept is of before. "skip": the step leaves everything as it was, and
+  // a warning names it. "go-on": nothing looks. On a GPU "skip" waits for it in each step; "stop" notices a step later.
+  std::string on_nan = "stop";
+  // Steps between two looks whether the devices that should hold the same weights do (check_replicas.hpp); -1: one at
+  // the end of each epoch, 0: none. With sync_every those within a round are left out.
+  int64_t check_replicas = -1;
+  // "float32"; "tf32": the same with the products' factors rounded to TF32, on NVIDIA GPUs alone; or "bf16": forward
+  // and loss as automatic mixed precision (autocast.hpp), weights and update in float32.
   std::string precision = "float32";
   // "contiguous": images channel by channel; "channels-last": pixel by pixel, which many convolutions are faster on,
   // and bfloat16 on GPUs wants. The results are the same but for rounding.
@@ -79,15 +90,17 @@ struct TrainOptions {
                                        // a launcher's process N, of its ranks alone, with .N before the extension
   int keep_last = 2;                   // checkpoints to resume from in run_dir, beside the best epoch's; 0: none at all
   int64_t checkpoint_every = 0;        // steps between two of them within an epoch; 0: only at the end of each epoch
-  std::filesystem::path resume = {};   // if not empty: a checkpoint, or a run's folder, whose newest is meant, to go on
-                                       // from with the results of a run that never stopped; run_dir may be that run's
+  std::filesystem::path resume = {};   // if not empty: a checkpoint, or a run's folder, whose newest whole one is meant
+                                       // (on_warning is told of a damaged one), to go on from with the results of a
+                                       // run that never stopped; run_dir may be that run's
   bool tensorboard = false;            // run_dir also gets an event file for TensorBoard
+  std::chrono::seconds timeout{300};   // of every wait of a rank for another, from 1 to 1,000,000
 };
 
-// All of the options but resume and trace as JSON text, enough to run again; and back. to_json throws Error for a path
-// that is not UTF-8. from_json throws Error that names the key: one that is not known, or a value of another type or
-// out of its range, which is never rounded or cut; absent keys keep their defaults. The text's devices are parsed for
-// this machine, so they must be there, unless `devices` names others in their place.
+// All of the options but resume, trace and timeout as JSON text, enough to run again; and back. to_json throws Error
+// for a path that is not UTF-8. from_json throws Error that names the key: one that is not known, or a value of another
+// type or out of its range, which is never rounded or cut; absent keys keep their defaults. The text's devices are
+// parsed for this machine, so they must be there, unless `devices` names others in their place.
 std::string to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 
@@ -104,8 +117,10 @@ struct TrainCallbacks {
   std::function<void(const StepProgress&)> on_step = {};  // at most some ten times a second, and at the end of an epoch
   std::function<void(const EpochMetrics&)> on_epoch = {};  // after each epoch's evaluation, its files written
   std::function<void(const std::string& message)> on_warning =
-      {};                     // what did not work but does not end the run: a curve that could not be drawn
-  std::stop_token stop = {};  // a request ends the run at the next step; finished epochs and checkpoints stay on disk
+      {};  // what did not work but does not end the run: a curve that could not be drawn
+  // A request, of any rank's process, ends the run on all ranks after the same step, within a second or some steps; a
+  // checkpoint of that step is kept, if any are (with sync_every only those of epochs). What was kept before stays.
+  std::stop_token stop = {};
 };
 
 struct TrainResult {
@@ -123,6 +138,12 @@ class RunExists : public Error {
   using Error::Error;
 };
 
+// What ends a run with TrainOptions::on_nan "stop". The text names the step and the rank.
+class NotFinite : public Error {
+ public:
+  using Error::Error;
+};
+
 // Trains, and after every epoch evaluates and writes into run_dir: config.json (first), metrics.jsonl,
 // model.safetensors, curve.svg, and in checkpoints/ what it can be resumed from; curve.png at the end. On synthetic
 // data metrics.jsonl and model.safetensors say so. BatchNorm's running statistics follow each device's own parts of the
@@ -133,19 +154,22 @@ class RunExists : public Error {
 // data_dir beside synthetic data, a global batch of less than 1 or more than all training samples, accumulate < 1 or
 // above the global batch or with a pipeline (which has microbatches), what check_optimizer and check_learning_rate
 // refuse, lars or lamb with a split by channels (their norms are of whole layers), threads_per_rank < 1 or > 1024, a
-// precision or memory format that it does not know, a device that is not there, a split that check_split refuses or
-// whose mesh is not as large as the run, cuda_graph on CPU devices, with a split other than by data, or with anything
-// but plain SGD at a constant rate without accumulation, sync_batchnorm with such a split, cuda_graph or accumulation,
-// or for a model without BatchNorm, zero_stage with lars, lamb, cuda_graph, compress, sync_every or such a split, what
-// LocalSgd refuses, a compress that is not known or with cuda_graph, powersgd or sync_every with a split other than by
-// data, compress_rank without powersgd, outer_lr or outer_momentum without sync_every, sync_every with compress,
-// cuda_graph, sync_batchnorm or checkpoint_every (within a round the ranks' parameters differ), a run_dir that cannot
-// be written, or in which another process trains; RunExists; a checkpoint that is damaged or foreign (the text names
-// the newest whole one before it), or of a run whose steps were others: another model, batch size, … (only devices,
-// threads_per_rank, split, zero_stage, balance, memory_format, cuda_graph, epochs, where files lie and what is kept may
-// differ). After it: a rank that fails (memory, a GPU), a file that cannot be written (a full disk), an exception from
-// a callback; the Error names the rank or the file, and finished epochs stay readable. A run that ends before its first
-// epoch is kept leaves nothing behind: neither its files nor the folders that it made.
+// precision or memory format that it does not know, a timeout out of its range, a device that is not there, a split
+// that check_split refuses or whose mesh is not as large as the run, cuda_graph on CPU devices, with a split other than
+// by data, or with anything but plain SGD at a constant rate without accumulation, sync_batchnorm with such a split,
+// cuda_graph or accumulation, or for a model without BatchNorm, zero_stage with lars, lamb, cuda_graph, compress,
+// sync_every or such a split, what LocalSgd refuses, a compress that is not known or with cuda_graph, powersgd or
+// sync_every with a split other than by data, compress_rank without powersgd, outer_lr or outer_momentum without
+// sync_every, sync_every with compress, cuda_graph, sync_batchnorm or checkpoint_every (within a round the ranks'
+// parameters differ), a run_dir that cannot be written, or in which another process trains; an on_nan that it does not
+// know, "skip" with cuda_graph, sync_every or powersgd, cuda_graph with dropout; RunExists; a checkpoint that is
+// damaged or foreign (the text names the newest whole one before it), or of a run whose steps were others: other data
+// (known by their SHA-256), another model, batch size, … (only devices, threads_per_rank, split, zero_stage, balance,
+// memory_format, cuda_graph, on_nan, check_replicas, epochs, where files lie and what is kept may differ). After it:
+// NotFinite; weights that differ between devices (see TrainOptions::check_replicas); a rank that fails (memory, a GPU),
+// a file that cannot be written (a full disk), an exception from a callback; the Error names the rank or the file, and
+// finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its
+// files nor the folders that it made.
 //
 // Of balance it refuses, likewise before the first step: shares that are not one per device, and "auto" with
 // sync_batchnorm, zero_stage 2 or a split other than by data (in all three devices wait for each other while their
@@ -153,8 +177,9 @@ class RunExists : public Error {
 // size); and with cuda_graph, where NCCL exchanges, shares by which the first device gets no samples.
 //
 // A resumed run gives the bits of one that never stopped if ranks and options are the same (but for balance "auto",
-// which follows the clock), and on other ranks what rounding leaves (with sync_every and an optimizer that has a state,
-// which is each rank's own, it needs as many ranks as before). Nothing in a step draws from LibTorch's generators;
+// which follows the clock, and on GPUs, where cuDNN takes the convolution that was fastest), and on other ranks what
+// rounding leaves (with sync_every and an optimizer that has a state, which is each rank's own, it needs as many ranks
+// as before). Dropout follows the seed, the step and the samples. Nothing in a step draws from LibTorch's generators;
 // their state is kept for the ranks' devices all the same. Under a launcher each process reads the checkpoint.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 

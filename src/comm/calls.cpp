@@ -1,5 +1,6 @@
 #include "comm/calls.hpp"
 
+#include <lockstep/error.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -71,7 +72,7 @@ std::string Calls::to_text() const {
   return nlohmann::json{{"collective", groups}, {"sent", sent}, {"received", received}}.dump();
 }
 
-Calls Calls::from_text(const std::string& text) {
+Calls Calls::from_text(const std::string& text, size_t world_size) {
   const auto json = nlohmann::json::parse(text);
   Calls calls;
   for (const auto& [group, of_group] : json.at("collective").items()) {
@@ -82,6 +83,9 @@ Calls Calls::from_text(const std::string& text) {
   }
   calls.sent = json.at("sent").get<std::vector<int64_t>>();
   calls.received = json.at("received").get<std::vector<int64_t>>();
+  if (calls.sent.size() != world_size || calls.received.size() != world_size) {
+    throw Error("calls of a world of another size");
+  }
   return calls;
 }
 
@@ -123,6 +127,12 @@ int64_t CallLog::add_collective(int rank, const std::string& group, const std::s
   CollectiveCalls& calls = by_rank_.at(rank).collective[group];
   calls.add(text);
   return calls.count - 1;
+}
+
+void CallLog::complete(int rank, const std::string& group, int64_t number) {
+  const std::lock_guard lock(mutex_);
+  int64_t& complete = by_rank_.at(rank).collective[group].complete;
+  complete = std::max(complete, number + 1);
 }
 
 int64_t CallLog::add_message(int rank, int peer, bool sends) {

@@ -21,6 +21,7 @@ struct CollectiveCalls {
 
   int64_t count = 0;
   std::vector<std::string> recent = {};  // the last few: "allreduce(sum) of float [2]"
+  int64_t complete = 0;                  // how many came about, as this rank knows; not for other processes
   uint64_t fingerprint = 0;              // of all of them, in order
 };
 
@@ -34,7 +35,7 @@ struct Calls {
   const CollectiveCalls& of(const std::string& group) const;
 
   std::string to_text() const;
-  static Calls from_text(const std::string& text);
+  static Calls from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world
 };
 
 // When all ranks are done, each without an error: which call came about on some ranks only, and whose is missing; or
@@ -49,6 +50,7 @@ class CallLog {
 
   void join(int rank, const std::string& group);  // the rank is a member from now on
   int64_t add_collective(int rank, const std::string& group, const std::string& text);  // its number in the group
+  void complete(int rank, const std::string& group, int64_t number);                    // this call came about
   int64_t add_message(int rank, int peer, bool sends);  // how many there are now in this direction
   Calls of(int rank) const;
 

@@ -138,6 +138,7 @@ void Exchange::join(Operation& operation, int rank, Call call) {
   member.ready = streams_.ready(devices_[here]);
   for (const auto& tensor : call.in) streams_.keep(tensor);
   for (const auto& tensor : call.out) streams_.keep(tensor);
+  for (const auto& [to, from] : call.back) streams_.keep(to);
   member.call = std::move(call);
   member.time = Clock::now();
   member.posted = true;

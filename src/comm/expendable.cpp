@@ -9,7 +9,7 @@ namespace lockstep::comm {
 
 Expendable::Expendable(const Rank& rank) : rank_(rank) {
   const RankPlace& place = RankPlace::of(rank_);
-  place.world.release(place.world_rank);
+  place.world().release(place.world_rank);
 }
 
 Expendable::~Expendable() {
@@ -22,12 +22,12 @@ Expendable::~Expendable() {
 void Expendable::end() {
   if (std::exchange(ended_, true)) return;
   const RankPlace& place = RankPlace::of(rank_);
-  place.world.bind(place.world_rank);
+  place.world().bind(place.world_rank);
 }
 
 std::string why_lost(const Rank& rank, int other) {
   const RankPlace& place = RankPlace::of(rank);
-  return place.world.why_lost(place.members.ranks[other]);
+  return place.world().why_lost(place.members.ranks[other]);
 }
 
 }  // namespace lockstep::comm

@@ -94,8 +94,8 @@ bool Losses::learn() {
   return true;
 }
 
-std::string Losses::ask_whether_out() {
-  return allowed_ ? note_own(reason_in(standing_of(*store_, process_))) : "";
+std::string Losses::speak_up() {
+  return allowed_ ? note_own(reason_in(change_standing(*store_, process_, kFree, kBound))) : "";
 }
 
 std::string Losses::why_out() const {

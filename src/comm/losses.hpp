@@ -46,7 +46,9 @@ class Losses {
   // Looks into the store; whether somebody was lost since. For one thread.
   bool learn();
 
-  std::string ask_whether_out();  // why this process is lost as the store has it now; "" if it is not
+  // This process has something to say to all, as nobody does who is out: gives why it is lost, or "" if it is not, and
+  // cannot be any more.
+  std::string speak_up();
 
   // What is known by now.
   std::string why_out() const;                          // why this process is lost, as its own error; "" if it is not

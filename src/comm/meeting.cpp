@@ -7,9 +7,12 @@
 
 #include "comm/losses.hpp"
 #include "comm/seconds.hpp"
+#include "comm/stored.hpp"
 #include "cuda_info.hpp"
 
+#include <algorithm>
 #include <map>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -74,25 +77,43 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Pat
   }
 }
 
-std::vector<json> read_all(c10d::Store& store, int processes) {
-  std::vector<json> all;
+// What a process leaves for the others.
+struct Introduction {
+  std::string configuration, host;
+  Devices devices = {};
+  std::vector<std::vector<int>> ids = {};  // of the devices, as JSON can hold them: a number per byte
+
+  std::string to_text() const {
+    json names = json::array();
+    for (const auto& device : devices) names.push_back(device.str());
+    return json{{"configuration", configuration}, {"devices", names}, {"ids", ids}, {"host", host}}.dump();
+  }
+
+  static Introduction from_text(const std::string& text) {
+    const auto object = json::parse(text);
+    Introduction read{object.at("configuration"), object.at("host")};
+    for (const std::string name : object.at("devices")) read.devices.emplace_back(name);
+    object.at("ids").get_to(read.ids);
+    if (read.devices.empty() || read.ids.size() != read.devices.size()) throw Error("no devices");
+    return read;
+  }
+};
+
+std::vector<Introduction> read_all(c10d::Store& store, int processes) {
+  std::vector<Introduction> all;
   for (int process = 0; process < processes; ++process) {
-    all.push_back(json::parse(store.get_to_str(key_of(process))));
+    all.push_back(parse_stored(key_of(process), store.get_to_str(key_of(process)), Introduction::from_text));
   }
   return all;
 }
 
-Layout layout_of(const std::vector<json>& all) {
+Layout layout_of(const std::vector<Introduction>& all) {
   Layout layout;
-  for (const auto& process : all) {
-    Devices devices;
-    for (const std::string device : process["devices"]) devices.emplace_back(device);
-    layout.by_process.push_back(std::move(devices));
-  }
+  for (const auto& process : all) layout.by_process.push_back(process.devices);
   return layout;
 }
 
-// A device's identity as JSON can hold it: one number per byte. Of the CPU none.
+// Of the CPU none.
 std::vector<int> identity(const c10::Device& device) {
   if (device.is_cpu()) return {};
   const std::string id = gpu_id(device.index());
@@ -103,23 +124,21 @@ std::vector<int> identity(const c10::Device& device) {
 
 // NCCL takes a GPU once only; ranks that share one must be threads of one process. Indices do not tell: where a
 // launcher shows each process a GPU of its own (CUDA_VISIBLE_DEVICES), each calls it cuda:0.
-void check_that_gpus_differ(const std::vector<json>& all) {
-  std::map<json, int> owners;
+void check_that_gpus_differ(const std::vector<Introduction>& all) {
+  std::map<std::vector<int>, int> owners;
   for (int process = 0; process < static_cast<int>(all.size()); ++process) {
-    for (size_t i = 0; i < all[process]["devices"].size(); ++i) {
-      const json& id = all[process]["ids"][i];
+    for (size_t i = 0; i < all[process].devices.size(); ++i) {
+      const auto& id = all[process].ids[i];
       if (id.empty()) continue;
       const auto [owner, is_new] = owners.emplace(id, process);
       if (is_new) continue;
       if (owner->second == process) {
-        throw Error("two ranks of process " + std::to_string(process) + " share " +
-                    std::string(all[process]["devices"][i]) +
+        throw Error("two ranks of process " + std::to_string(process) + " share " + all[process].devices[i].str() +
                     ". Between processes NCCL needs a GPU for each rank; ranks can share one in a run of one process");
       }
       throw Error(
           "processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
-          " both use the same GPU of " + std::string(all[process]["host"]) + " (" +
-          std::string(all[process]["devices"][i]) +
+          " both use the same GPU of " + all[process].host + " (" + all[process].devices[i].str() +
           " of the second). NCCL needs a GPU for each rank; ranks that share one must be threads of one process");
     }
   }
@@ -136,6 +155,25 @@ int last_run_of(const StorePtr& store, const LaunchEnvironment& launch) {
   return run;
 }
 
+// What two lists of settings, parted by commas, have in common at both ends says nothing about why they differ.
+std::string without_common_ends(std::string_view text, std::string_view other) {
+  constexpr std::string_view comma = ", ";
+  const auto first = [&](std::string_view list) { return list.substr(0, list.find(comma)); };
+  const auto last = [&](std::string_view list) {
+    const size_t before = list.rfind(comma);
+    return before == list.npos ? list : list.substr(before + comma.size());
+  };
+  while (!text.empty() && !other.empty() && first(text) == first(other)) {
+    for (auto* const list : {&text, &other})
+      list->remove_prefix(std::min(first(*list).size() + comma.size(), list->size()));
+  }
+  while (!text.empty() && !other.empty() && last(text) == last(other)) {
+    for (auto* const list : {&text, &other})
+      list->remove_suffix(std::min(last(*list).size() + comma.size(), list->size()));
+  }
+  return text.empty() ? "nothing of that" : std::string(text);
+}
+
 }  // namespace
 
 std::string run_prefix(int run) {
@@ -148,21 +186,18 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +
                 ": each needs a rank of its own");
   }
-  json mine{
-      {"configuration", configuration}, {"devices", json::array()}, {"ids", json::array()}, {"host", host_name()}};
-  for (const auto& device : devices_here) {
-    mine["devices"].push_back(device.str());
-    mine["ids"].push_back(identity(device));
-  }
-  store.set(key_of(launch.rank), mine.dump());
+  Introduction mine{configuration, host_name(), devices_here};
+  for (const auto& device : devices_here) mine.ids.push_back(identity(device));
+  store.set(key_of(launch.rank), mine.to_text());
   wait_for_all(store, launch, patience);
 
   const auto all = read_all(store, launch.world_size);
   for (int process = 1; process < launch.world_size; ++process) {
-    const std::string theirs = all[process]["configuration"], first = all[0]["configuration"];
+    const std::string &theirs = all[process].configuration, &first = all[0].configuration;
     if (theirs != first) {
       throw Error("process " + std::to_string(process) + " runs another program or configuration than process 0: " +
-                  theirs + "; process 0: " + first + ". All processes must run the same");
+                  without_common_ends(theirs, first) + "; process 0: " + without_common_ends(first, theirs) +
+                  ". All processes must run the same, on the same data");
     }
   }
   check_that_gpus_differ(all);
@@ -177,15 +212,26 @@ void call_off(c10d::Store& store, const std::string& text) {
   }
 }
 
+namespace {
+
+// By its ranks, if the processes have met.
+std::string name_in(c10d::Store& run, const LaunchEnvironment& launch) {
+  if (!absent(run, launch.world_size).empty()) return process_name(launch.rank, launch);
+  try {
+    return "the process of " + layout_of(read_all(run, launch.world_size)).name_process(launch.rank);
+  } catch (const ForeignValue&) {  // the processes say so
+    return process_name(launch.rank, launch);
+  }
+}
+
+}  // namespace
+
 AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how) {
   const int run = last_run_of(store, launch);
   AnnouncedEnd end{process_name(launch.rank, launch) + " did not come to run(): " + how};
   if (run > 0) {
     const auto last = store_of_run(store, launch, run);
-    const std::string who = absent(*last, launch.world_size).empty()
-                                ? layout_of(read_all(*last, launch.world_size)).name_process(launch.rank)
-                                : process_name(launch.rank, launch);
-    const std::string text = "the process of " + who + " is gone: " + how;
+    const std::string text = name_in(*last, launch) + " is gone: " + how;
     end.is_loss = declare_lost(*last, launch.rank, text);
     if (failed && !end.is_loss) call_off(*last, text);
   }

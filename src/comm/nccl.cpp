@@ -16,6 +16,7 @@ namespace {
 c10::intrusive_ptr<c10d::ProcessGroupNCCL> connect(const GroupPlace& place, const c10::Device& device) {
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = place.timeout;
+  options->is_high_priority_stream = true;  // or its kernels would queue behind compute
   auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(place.store, place.rank, place.size, options);
   backend->setBoundDeviceId(device);
   return backend;

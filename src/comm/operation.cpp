@@ -2,6 +2,7 @@
 
 #include <c10/util/StringUtil.h>
 
+#include "comm/purpose.hpp"
 #include "comm/reduction.hpp"
 
 #include <string_view>
@@ -15,11 +16,12 @@ std::string Signature::text() const {
   if (root >= 0) details += (details.empty() ? "root " : ", root ") + std::to_string(root);
   if (!details.empty()) text += "(" + details + ")";
   if (type == at::ScalarType::Undefined) return text;
-  return text + " of " + describe(type, sizes);
+  return text + " of " + describe(type, sizes) + (purpose.empty() ? "" : " for " + purpose);
 }
 
 Signature signature_of(const char* name, const at::Tensor& tensor) {
-  return {.name = name, .type = tensor.scalar_type(), .sizes = c10::DimVector(tensor.sizes())};
+  return {
+      .name = name, .type = tensor.scalar_type(), .sizes = c10::DimVector(tensor.sizes()), .purpose = Purpose::text()};
 }
 
 Operation::Operation(const Members& of, uint64_t number) : of_(of), place_(number) {

@@ -31,6 +31,7 @@ struct Signature {
   int peer = -1;                                            // of messages
   at::ScalarType type = at::ScalarType::Undefined;          // Undefined: the call has no tensor
   c10::DimVector sizes = {};
+  std::string purpose = {};  // "DataParallel's backward 3"; empty: the user's
 
   bool operator==(const Signature&) const = default;
   std::string text() const;  // "allreduce(sum) of float [2, 3]"

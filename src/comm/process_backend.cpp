@@ -275,9 +275,10 @@ Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, 
   Tensor out = at::cat(bytes), in = at::empty({received}, out.options());
   c10d::AllToAllOptions theirs;
   theirs.timeout = timeout;
+  const std::vector<int64_t> sizes = to_receive;  // Gloo moves what it gets
   return then({group_.backend->alltoall_base(in, out, to_receive, to_send, theirs)},
-              [in, to_receive, outputs, finish = std::move(finish)] {
-                const auto parts = in.split_with_sizes(to_receive, 0);
+              [in, sizes, outputs, finish = std::move(finish)] {
+                const auto parts = in.split_with_sizes(sizes, 0);
                 for (size_t rank = 0; rank < outputs.size(); ++rank) as_bytes(outputs[rank]).copy_(parts[rank]);
                 finish();
               });

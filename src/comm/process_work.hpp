@@ -76,6 +76,7 @@ class ProcessWork : public c10d::Work {
 
  private:
   void wait_for(std::chrono::milliseconds timeout) {
+    polled_.reset();  // a rank that waits does not go on by itself, as one that polls may
     const Vigil::Waiting waiting(*vigil_, call_, interrupt());
     try {
       if (is_collective()) {
@@ -94,7 +95,7 @@ class ProcessWork : public c10d::Work {
       vigil_->explain(waiting, call_, std::current_exception(), timeout);
     }
     arrived_ = true;
-    polled_.reset();
+    if (is_collective()) vigil_->log().complete(call_.rank, call_.among.name, call_.number);
     if (pending_.finish) pending_.finish();
   }
 

@@ -1,15 +1,19 @@
 // Ranks in several processes: on the CPU lockstep's ProcessBackend over Gloo, on GPUs NCCL. The processes find each
 // other through the environment that a launcher made (launch_environment), meet in a store (rendezvous, meeting), and
 // watch over each other while they work (vigil).
+#include <c10/util/Exception.h>
 #include <torch/version.h>
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "comm/attempt.hpp"
 #include "comm/group.hpp"
 #include "comm/hierarchy.hpp"
 #include "comm/meeting.hpp"
 #include "comm/process_backend.hpp"
 #include "comm/seconds.hpp"
+#include "comm/shared_store.hpp"
 #include "comm/vigil.hpp"
 #include "comm/world.hpp"
 #include "exception_text.hpp"
@@ -86,8 +90,16 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
   return "program " + program + ", lockstep " + LOCKSTEP_VERSION + ", LibTorch " + TORCH_VERSION + ", " +
          std::to_string(launch.world_size) + " processes, " + c10::DeviceTypeName(devices[0].type(), true) +
-         " ranks, timeout " + seconds(options.timeout) + (launch.keep_going ? ", going on without lost workers" : "") +
+         " ranks, seed " + std::to_string(options.seed) + ", timeout " + seconds(options.timeout) +
+         (launch.keep_going ? ", going on without lost workers" : "") +
          (options.configuration.empty() ? "" : ", " + options.configuration);
+}
+
+// A part of the run's keys, for any thread.
+StorePtr keys_of(const std::string& what, std::shared_ptr<SharedStore::Connection> connection,
+                 std::stop_token stop = {}) {
+  return c10::make_intrusive<c10d::PrefixStore>(
+      what, c10::make_intrusive<SharedStore>(std::move(connection), std::move(stop)));
 }
 
 // All that a world needs before it can be one.
@@ -96,16 +108,29 @@ struct Place {
   Rendezvous& rendezvous;
   std::string prefix;
   std::chrono::milliseconds rendezvous_timeout;
-  StorePtr store;
+  // All are connected before the meeting, since that may take seconds (see Rendezvous::connect), and right after it the
+  // others listen for this process's heart.
+  StorePtr store, vigil_store;
+  std::shared_ptr<SharedStore::Connection> groups_store;
   Layout layout;
 
   static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const RunOptions& options) {
     const Patience patience{comm::rendezvous_timeout(options), options.stop};
     Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, patience);
-    Place place{launch, rendezvous, run_prefix(run), patience.timeout, rendezvous.connect(run_prefix(run)), {}};
+    Place place{launch,
+                rendezvous,
+                run_prefix(run),
+                patience.timeout,
+                rendezvous.connect(run_prefix(run)),
+                rendezvous.connect(run_prefix(run)),
+                std::make_shared<SharedStore::Connection>(rendezvous.connect(run_prefix(run))),
+                {}};
     try {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
       place.layout = meet(*place.store, launch, here, configuration(launch, devices, options), patience);
+    } catch (const c10::DistError&) {
+      rendezvous.drop_connections();
+      throw;
     } catch (...) {
       const std::string text = exception_text(std::current_exception());
       call_off(*place.store, text);
@@ -115,8 +140,6 @@ struct Place {
     }
     return place;
   }
-
-  StorePtr connect(const std::string& what) const { return rendezvous.connect(prefix + "/" + what); }
 };
 
 class ProcessesWorld : public World {
@@ -129,17 +152,20 @@ class ProcessesWorld : public World {
         backends_(ranks_here().size()) {
     const std::string host =
         place_.launch.agent_store ? "the launcher" : "the process of " + place_.layout.name_process(0);
-    vigil_ = std::make_shared<Vigil>(rendezvous().connect(place_.prefix), place_.layout, place_.launch.rank, timeout_,
-                                     host, place_.launch.keep_going);
+    vigil_ = std::make_shared<Vigil>(
+        place_.vigil_store, place_.layout, place_.launch.rank,
+        Vigil::Options{timeout_, options.silence, host, place_.launch.keep_going, options.stop});
     vigil_->start([this] { close(); });
-    if (devices()[0].is_cpu() && !place_.layout.one_rank_per_process()) {
+    if (!devices()[0].is_cpu() || place_.layout.one_rank_per_process()) return;
+    try {
       const int process = place_.launch.rank;
-      const auto leaders = guarded(static_cast<int>(ranks_here().begin), [&] {
-        return make_gloo_group(
-            {place_.connect("leaders"), process, place_.launch.world_size, place_.rendezvous_timeout},
-            rendezvous().local_address());
-      });
+      const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process, place_.launch.world_size);
+      const std::lock_guard lock(mutex_);
       hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.layout, process, options.threads_per_rank, timeout_);
+      if (closed_) hierarchy_->close();
+    } catch (...) {
+      vigil_->report(exception_text(std::current_exception()));
+      throw Error(ProcessesWorld::finish());
     }
   }
 
@@ -152,10 +178,10 @@ class ProcessesWorld : public World {
 
   // A hierarchy is for calls of all ranks.
   c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override {
-    const auto group = guarded(rank, [&] { return connect(rank, members); });
+    const auto group = connect(rank, "ranks" + members.name, members.index_of(rank), members.size());
     c10::intrusive_ptr<c10d::Backend> backend = group.backend;
     if (devices()[rank].is_cpu()) {
-      backend = c10::make_intrusive<ProcessBackend>(rank, members, group, place_.connect("parts"), vigil_,
+      backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), vigil_,
                                                     members.name.empty() ? hierarchy_ : nullptr, timeout_);
     }
     const std::lock_guard lock(mutex_);
@@ -176,6 +202,7 @@ class ProcessesWorld : public World {
     for (const auto& backend : backends) backend->shutdown();  // NCCL: waits for what is pending
   }
 
+  void stepped(int64_t steps) override { vigil_->stepped(steps); }
   void release(int rank) override { vigil_->release(rank); }
   void bind(int rank) override { vigil_->bind(rank); }
   std::string why_lost(int rank) override { return vigil_->losses().why(rank); }
@@ -193,25 +220,33 @@ class ProcessesWorld : public World {
  private:
   Rendezvous& rendezvous() const { return place_.rendezvous; }
 
-  Group connect(int rank, const Members& members) const {
-    GroupPlace member{place_.connect("ranks" + members.name), members.index_of(rank), members.size(),
-                      place_.rendezvous_timeout};
-    if (devices()[rank].is_cpu()) return make_gloo_group(member, rendezvous().local_address());
-    member.timeout = timeout_;
-    return make_nccl_group(member, devices()[rank]);
-  }
-
-  // Connecting, which fails when a peer has failed.
-  Group guarded(int rank, const std::function<Group()>& connect) const {
-    const OpenCall call{.rank = rank, .text = "connecting to the other ranks"};
-    const Vigil::Waiting waiting(*vigil_, call);
+  // Connects `rank` as the `index`th of `size` members. Fails when a peer has failed.
+  Group connect(int rank, const std::string& name, int index, int size) const {
+    using Clock = Vigil::Clock;
+    if (!devices()[rank].is_cpu()) {  // connects at its first call
+      const auto store = rendezvous().connect(place_.prefix + "/" + name);
+      return make_nccl_group({store, index, size, timeout_}, devices()[rank]);
+    }
+    const auto timeout = place_.rendezvous_timeout;
+    const auto attempt = Attempt::start([name, index, size, timeout, connection = place_.groups_store,
+                                         address = rendezvous().local_address()](const std::stop_token& stop) {
+      return make_gloo_group({keys_of(name, connection, stop), index, size, timeout}, address);
+    });
+    const OpenCall call{.rank = rank, .text = "connecting to the other ranks", .connects = true};
+    const Vigil::Waiting waiting(*vigil_, call, [attempt] { attempt->wake(); });
+    const auto deadline = waiting.since() + timeout;
+    std::exception_ptr cause;
     try {
-      return connect();
+      while (vigil_->failure().empty() && Clock::now() < deadline) {
+        if (auto group = attempt->wait_until(deadline)) return *std::move(group);
+      }
     } catch (const Error&) {
       throw;
     } catch (...) {
-      vigil_->explain(waiting, call, std::current_exception(), place_.rendezvous_timeout);
+      cause = std::current_exception();
     }
+    attempt->call_off();
+    vigil_->explain(waiting, call, cause, timeout);
   }
 
   void close() {
@@ -240,8 +275,14 @@ std::unique_ptr<World> make_processes_world(const Devices& devices, const RunOpt
   const auto launch = read_launch_environment(std::getenv);
   if (!launch || launch->world_size == 1) return nullptr;
   auto turn = std::make_unique<Turn>();
-  auto place = Place::take(*launch, turn->run, devices, options);
-  return std::make_unique<ProcessesWorld>(std::move(turn), std::move(place), options);
+  try {
+    auto place = Place::take(*launch, turn->run, devices, options);
+    return std::make_unique<ProcessesWorld>(std::move(turn), std::move(place), options);
+  } catch (const c10::DistError&) {  // of the store, whose words say nothing about whose it was
+    throw Error("process " + std::to_string(launch->rank) + " of " + std::to_string(launch->world_size) + ": " +
+                (launch->agent_store ? "the launcher" : "the process of rank 0") +
+                " is gone: the store that it keeps does not answer");
+  }
 }
 
 }  // namespace lockstep::comm

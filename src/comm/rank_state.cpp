@@ -1,5 +1,6 @@
 #include "comm/rank_state.hpp"
 
+#include <lockstep/error.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -30,11 +31,11 @@ std::string RankState::to_text() const {
   return state.dump();
 }
 
-RankState RankState::from_text(const std::string& text) {
+RankState RankState::from_text(const std::string& text, size_t world_size) {
   RankState state;
   if (text.empty()) return state;
   const auto object = json::parse(text);
-  state.calls = Calls::from_text(object.at("calls"));
+  state.calls = Calls::from_text(object.at("calls"), world_size);
   state.kind = object.contains("call") ? Kind::waits : Kind::returned;
   if (state.kind == Kind::returned) return state;
   const json& call = object["call"];
@@ -48,6 +49,7 @@ RankState RankState::from_text(const std::string& text) {
   call.at("message").get_to(state.call.message);
   call.at("content").get_to(state.call.content);
   call.at("polled").get_to(state.call.polled);
+  if (state.call.peer >= static_cast<int>(world_size)) throw Error("a peer that is none");
   return state;
 }
 

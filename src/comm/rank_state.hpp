@@ -23,6 +23,7 @@ struct OpenCall {
   int64_t messages = 0;      // of a message: how many this side has called in this direction, this one included
   std::string message = {};  // of a message: "message 3 from rank 0 to rank 1, tag 7", equal on both sides
   std::string content = {};  // of a message: "float [2]", which must be equal on both sides
+  bool connects = false;     // no call, but a group that is being connected
   bool polled = false;       // asked for again and again, while the rank may do something else in between
 
   bool is_message() const { return peer >= 0; }
@@ -37,7 +38,7 @@ struct RankState {
   OpenCall call = {};      // of one that waits
 
   std::string to_text() const;
-  static RankState from_text(const std::string& text);
+  static RankState from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world
 };
 
 // Why `call` will never come about, by what its rank and the others (by rank) say; "" if nothing speaks against it.

@@ -63,6 +63,7 @@ c10::intrusive_ptr<c10d::TCPStore> keep_store(const std::string& address, const 
   options.port = static_cast<uint16_t>(listener.port);
   options.isServer = true;
   options.waitWorkers = false;
+  options.timeout = kAnswer;  // of the host's own connection, too: a launcher that waits in it hears no signal
   options.masterListenFd = listener.fd;
   try {
     return c10::make_intrusive<c10d::TCPStore>(address, options);

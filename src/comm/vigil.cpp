@@ -4,9 +4,12 @@
 
 #include "comm/peer_lost.hpp"
 #include "comm/seconds.hpp"
+#include "comm/stored.hpp"
 #include "exception_text.hpp"
 
 #include <algorithm>
+#include <charconv>
+#include <system_error>
 #include <utility>
 
 namespace lockstep::comm {
@@ -15,8 +18,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBeat = 100ms;
-constexpr auto kSilence = 6s;                // without a sign of life, until a process counts as dead
-constexpr auto kSilenceWhenClosed = 1200ms;  // the same once a connection was closed
+// Without a sign of life, until a process counts as dead, if that is shorter than Options::silence.
+constexpr auto kSilenceWhenClosed = 1200ms;  // once a connection was closed
+constexpr auto kSilenceOfConnecting = 2s;    // of one that one connects to: Gloo does not tell if it is gone
+constexpr auto kStop = 2s;                   // from a request to stop until waits end in which nothing happens
+constexpr auto kPause = 2s;                  // between two beats: this process stood still (Ctrl-Z), others maybe too
 constexpr int kFewProcesses = 16;  // more than these look around less often, or the store would have too much to say
 constexpr auto kSearch = 4s;       // for whoever closed a connection
 
@@ -26,15 +32,14 @@ std::vector<uint8_t> bytes(const std::string& text) {
 
 }  // namespace
 
-Vigil::Vigil(StorePtr store, Layout layout, int process, std::chrono::milliseconds timeout, std::string host,
-             bool keep_going)
+Vigil::Vigil(StorePtr store, Layout layout, int process, Options options)
     : store_(std::move(store)),
       layout_(std::move(layout)),
       process_(process),
-      patience_(std::min<std::chrono::milliseconds>(1s, timeout / 4)),
-      host_(std::move(host)),
+      patience_(std::min<std::chrono::milliseconds>(1s, options.timeout / 4)),
+      options_(std::move(options)),
       log_(layout_.ranks_of(process), layout_.devices().size()),
-      losses_(store_, layout_, process, keep_going),
+      losses_(store_, layout_, process, options_.keep_going),
       beats_(layout_.processes()),
       seen_(layout_.processes()) {}
 
@@ -54,7 +59,8 @@ void Vigil::stop() {
 void Vigil::start(std::function<void()> on_failure) {
   on_failure_ = std::move(on_failure);
   losses_.begin();
-  store_->add("beat/" + std::to_string(process_), 1);
+  std::fill(seen_.begin(), seen_.end(), Clock::now());
+  store_->set("beat/" + std::to_string(process_), bytes(own_beat()));
   const Part ranks = layout_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // so that one request reads all
     published_[static_cast<int>(rank)] = "";
@@ -75,6 +81,8 @@ void Vigil::run() {
     }
     try {
       if (!lost_) beat();
+    } catch (const ForeignValue& error) {
+      report(error.what());
     } catch (const std::exception&) {
       lose_store();
     }
@@ -82,8 +90,22 @@ void Vigil::run() {
   }
 }
 
+std::string Vigil::own_beat() {
+  const auto [moves, on_its_own] = [&] {
+    const std::lock_guard lock(mutex_);
+    std::set<int> others_turn = returned_;
+    for (const auto& [id, wait] : open_) {
+      if (!wait.call.polled) others_turn.insert(wait.call.rank);
+    }
+    return std::pair(moves_, static_cast<int64_t>(others_turn.size()) < layout_.ranks_of(process_).size());
+  }();
+  return std::to_string(++own_beats_) + " " + std::to_string(activity_.count(moves, on_its_own));
+}
+
 void Vigil::beat() {
-  store_->add("beat/" + std::to_string(process_), 1);
+  const auto now = Clock::now();
+  if (now - std::exchange(last_beat_, now) > kPause) std::fill(seen_.begin(), seen_.end(), now);
+  store_->set("beat/" + std::to_string(process_), bytes(own_beat()));
   if (!failure().empty()) return;
   if (store_->check({"failure"})) return set_failure(store_->get_to_str("failure"));
   if (losses_.learn()) {
@@ -100,8 +122,11 @@ bool Vigil::must_look_around(std::map<uint64_t, Open>& open) {
   for (const auto& [id, wait] : open_) {
     if (Clock::now() - wait.since > patience_) open.emplace(id, wait);
   }
+  const bool connects =
+      std::any_of(open_.begin(), open_.end(), [](const auto& wait) { return wait.second.call.connects; });
   // NCCL's waits do not pass through here.
-  return !open.empty() || suspicions_ > 0 || finishing_ || !layout_.devices()[0].is_cpu();
+  return !open.empty() || connects || suspicions_ > 0 || finishing_ || options_.stop.stop_requested() ||
+         !layout_.devices()[0].is_cpu();
 }
 
 void Vigil::look_around() {
@@ -109,7 +134,7 @@ void Vigil::look_around() {
   const bool look = must_look_around(open);
   publish(open);
   if (!look) {
-    std::fill(beats_.begin(), beats_.end(), "");  // the next look starts anew
+    std::fill(beats_.begin(), beats_.end(), Beat{});  // the next look starts anew
     return;
   }
   if (Clock::now() < next_look_) return;
@@ -120,19 +145,20 @@ void Vigil::look_around() {
     if (!complaint.empty()) return report(complaint);
   }
   if (const auto complaint = standstill(states, layout_); !complaint.empty()) return report(complaint);
-  const bool suspicious = [&] {
-    const std::lock_guard lock(mutex_);
-    return suspicions_ > 0;
-  }();
-  watch_hearts(suspicious);
+  watch_hearts();
+  end_waits_of_a_stop(states);
 }
 
-// What this process's ranks have waited in for long, one call each: the oldest.
+// What this process's ranks have waited in for long, one call each: the one that the rank stands in, or else the oldest
+// that it polls.
 void Vigil::publish(const std::map<uint64_t, Open>& open) {
   std::map<int, std::string> now;
-  for (const auto& [id, wait] : open) {
-    const int rank = wait.call.rank;
-    now.emplace(rank, RankState{RankState::Kind::waits, log_.of(rank), wait.call}.to_text());
+  for (const bool polled : {false, true}) {
+    for (const auto& [id, wait] : open) {
+      if (wait.call.polled != polled) continue;
+      const int rank = wait.call.rank;
+      now.emplace(rank, RankState{RankState::Kind::waits, log_.of(rank), wait.call}.to_text());
+    }
   }
   {
     const std::lock_guard lock(mutex_);
@@ -145,6 +171,15 @@ void Vigil::publish(const std::map<uint64_t, Open>& open) {
     store_->set("state/" + std::to_string(rank), bytes(text));
     before = text;
   }
+}
+
+Vigil::Clock::duration Vigil::patience_with_silence() const {
+  const std::lock_guard lock(mutex_);
+  if (suspicions_ > 0) return std::min<Clock::duration>(kSilenceWhenClosed, options_.silence);
+  for (const auto& [id, wait] : open_) {
+    if (wait.call.connects) return std::min<Clock::duration>(kSilenceOfConnecting, options_.silence);
+  }
+  return options_.silence;
 }
 
 // What is not there yet, because its process has met the others but not begun its vigil, is "".
@@ -161,8 +196,10 @@ std::vector<std::string> Vigil::read_all(const std::string& what, int count) {
 
 std::vector<RankState> Vigil::states() {
   std::vector<RankState> states;
-  for (const auto& text : read_all("state/", static_cast<int>(layout_.devices().size()))) {
-    states.push_back(RankState::from_text(text));
+  const size_t world_size = layout_.devices().size();
+  for (const auto& text : read_all("state/", static_cast<int>(world_size))) {
+    const std::string key = "state/" + std::to_string(states.size());
+    states.push_back(parse_stored(key, text, [&](const auto& it) { return RankState::from_text(it, world_size); }));
   }
   for (size_t rank = 0; rank < states.size(); ++rank) {  // what a lost one said last does not count
     if (!losses_.why(static_cast<int>(rank)).empty()) states[rank] = {.kind = RankState::Kind::lost};
@@ -170,13 +207,53 @@ std::vector<RankState> Vigil::states() {
   return states;
 }
 
-void Vigil::watch_hearts(bool suspicious) {
-  const auto beats = read_all("beat/", layout_.processes());
+std::vector<Vigil::Beat> Vigil::beats() {
+  std::vector<Beat> beats;
+  for (const auto& text : read_all("beat/", layout_.processes())) {
+    const auto parse = [](const std::string& it) {
+      Beat beat;
+      const char* const end = it.data() + it.size();
+      const auto [space, error] = std::from_chars(it.data(), end, beat.count);
+      if (error != std::errc() || space == end || *space != ' ' || beat.count <= 0) throw Error("no count");
+      const auto [rest, another] = std::from_chars(space + 1, end, beat.activity);
+      if (another != std::errc() || rest != end || beat.activity < 0) throw Error("no count");
+      return beat;
+    };
+    beats.push_back(text.empty() ? Beat{} : parse_stored("beat/" + std::to_string(beats.size()), text, parse));
+  }
+  return beats;
+}
+
+// A rank that does something will soon learn of the stop from the others, or has learned it and writes a checkpoint.
+void Vigil::end_waits_of_a_stop(const std::vector<RankState>& states) {
+  if (!options_.stop.stop_requested() || !layout_.devices()[0].is_cpu() || !failure().empty()) return;
+  const auto now = Clock::now();
+  if (stop_asked_ == Clock::time_point()) stop_asked_ = now;
+  if (now - std::max(stop_asked_, active_) < kStop) return;
+  const std::string text = [&]() -> std::string {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, wait] : open_) {
+      if (wait.call.polled || now - wait.since < kStop) continue;
+      const std::string missing = missing_ranks(wait.call, states, layout_);
+      return layout_.name(wait.call.rank) + " waited in " + wait.call.where() +
+             (missing.empty() ? "" : " for " + missing) + ": stopped by request";
+    }
+    return finishing_
+               ? "the ranks of " + layout_.name_process(process_) + " had returned, others had not: stopped by request"
+               : "";
+  }();
+  if (!text.empty()) report(text);
+}
+
+void Vigil::watch_hearts() {
+  const auto limit = patience_with_silence();
+  const auto beats = this->beats();
   for (int process = 0; process < layout_.processes(); ++process) {
-    if (beats[process] != beats_[process]) seen_[process] = Clock::now();
+    if (beats[process].count != beats_[process].count) seen_[process] = Clock::now();
+    if (beats[process].activity != beats_[process].activity || beats_[process].count == 0) active_ = Clock::now();
     beats_[process] = beats[process];
     const auto silence = Clock::now() - seen_[process];
-    if (process == process_ || silence < (suspicious ? Clock::duration(kSilenceWhenClosed) : kSilence)) continue;
+    if (process == process_ || silence < (beats[process].count == 0 ? options_.silence : limit)) continue;
     if (losses_.is_lost(process)) continue;
     const std::string text = "the process of " + layout_.name_process(process) +
                              " is gone: it ended without a word (killed, or it crashed), or it stands still";
@@ -203,7 +280,7 @@ void Vigil::interrupt_waits() {
 
 void Vigil::lose_store() {
   lost_ = true;
-  set_failure(host_ + " is gone: the store that it keeps does not answer");
+  set_failure(options_.host + " is gone: the store that it keeps does not answer");
 }
 
 std::string Vigil::failure() const {
@@ -216,7 +293,7 @@ void Vigil::report(const std::string& text) {
   if (store_is_lost()) return set_failure(text);
   try {
     // What one says that was taken for gone concerns nobody any more.
-    if (const auto out = losses_.ask_whether_out(); !out.empty()) return set_failure(out);
+    if (const auto out = losses_.speak_up(); !out.empty()) return set_failure(out);
     const auto won = store_->compareSet("failure", bytes(""), bytes(text));
     first.assign(won.begin(), won.end());
   } catch (const std::exception&) {
@@ -251,11 +328,13 @@ Vigil::Waiting::Waiting(Vigil& vigil, OpenCall call, std::function<void()> inter
     : vigil_(vigil), since_(Clock::now()) {
   const std::lock_guard lock(vigil_.mutex_);
   id_ = vigil_.next_id_++;
+  ++vigil_.moves_;
   vigil_.open_.emplace(id_, Open{std::move(call), since_, std::move(interrupt)});
 }
 
 Vigil::Waiting::~Waiting() {
   const std::lock_guard lock(vigil_.mutex_);
+  ++vigil_.moves_;
   vigil_.open_.erase(id_);
 }
 
@@ -280,7 +359,29 @@ void Vigil::explain(const Waiting& waiting, const OpenCall& call, const std::exc
   }
   if (failure().empty()) report(name + ": " + call.where() + " failed: " + exception_text(cause));
   const std::string first = failure();
+  note_where(call);
   throw Error(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first);
+}
+
+void Vigil::stepped(int64_t steps) {
+  steps_ = steps;
+}
+
+void Vigil::note_where(const OpenCall& call) {
+  const Calls calls = log_.of(call.rank);
+  const CollectiveCalls& of_group = calls.of(call.among.name);
+  const int64_t last = of_group.complete - 1;
+  std::string text = layout_.name(call.rank) + " was in " + call.where() + "; ";
+  if (last < 0) {
+    text += "no collective call" + call.among.text() + " was complete yet";
+  } else {
+    const std::string name = of_group.text_of(last);
+    text += "the last complete one was collective call " + std::to_string(last) + call.among.text() +
+            (name.empty() ? "" : ", " + name);
+  }
+  if (steps_ > 0) text += "; the last complete step was step " + std::to_string(steps_);
+  const std::lock_guard lock(mutex_);
+  if (where_.empty()) where_ = text;
 }
 
 std::string Vigil::missing(const OpenCall& call) {
@@ -288,8 +389,10 @@ std::string Vigil::missing(const OpenCall& call) {
   try {
     std::this_thread::sleep_for(2 * kBeat);  // until the others have said what they wait in
     text = missing_ranks(call, states(), layout_);
+  } catch (const ForeignValue& error) {
+    text = error.what();
   } catch (const std::exception&) {
-    text = host_ + ", whose store does not answer";
+    text = options_.host + ", whose store does not answer";
   }
   return text.empty() ? "its data" : text;
 }
@@ -310,7 +413,8 @@ void Vigil::check_calls() {
   std::set<int> lost;
   for (int rank = 0; rank < static_cast<int>(texts.size()); ++rank) {
     if (losses_.why(rank).empty()) {
-      by_rank.push_back(Calls::from_text(texts[rank]));
+      by_rank.push_back(parse_stored("calls/" + std::to_string(rank), texts[rank],
+                                     [&](const auto& text) { return Calls::from_text(text, texts.size()); }));
     } else {
       by_rank.emplace_back(texts.size());
       lost.insert(rank);
@@ -334,10 +438,28 @@ std::string Vigil::finish() {
       changed_.wait_for(lock, 10ms, [&] { return !failure_.empty(); });
     }
     if (failure().empty()) check_calls();
+  } catch (const ForeignValue& error) {
+    report(error.what());
   } catch (const std::exception&) {
     lose_store();
   }
-  return failure();
+  return last_words();
+}
+
+// Of a death also where a rank was that survived it, in all processes the same one.
+std::string Vigil::last_words() {
+  const std::string first = failure();
+  if (!first.starts_with("the process of ")) return first;
+  std::string where = [&] {
+    const std::lock_guard lock(mutex_);
+    return where_.empty() ? "the process of " + layout_.name_process(process_) + " was in no call" : where_;
+  }();
+  try {
+    if (!lost_) where = store_->compareSet("where", std::string(), where);
+  } catch (const std::exception&) {
+    lost_ = true;
+  }
+  return first + ". " + where;
 }
 
 }  // namespace lockstep::comm

@@ -6,10 +6,15 @@
 // and ends every present and later wait of every rank. The loss of a process that the others can do without (losses) is
 // no failure: it ends only what waits for that process.
 //
-// Keys in the store: failure (the text), beat/<process> (a count), state/<rank> (what it waits in, or that it has
-// returned), calls/<rank> (what it had called when it returned), done (a count of processes). Thread-safe.
+// Once the user has asked for a stop, a rank that goes on waiting while no process of the run does anything is a
+// failure too: "stopped by request".
+//
+// Keys in the store: failure (the text), where (a rank was when a process died), beat/<process> (two counts: of beats,
+// and of its activity), state/<rank> (what it waits in, or that it has returned), calls/<rank> (what it had called when
+// it returned), done (a count of processes). Thread-safe.
 #pragma once
 
+#include "comm/activity.hpp"
 #include "comm/calls.hpp"
 #include "comm/layout.hpp"
 #include "comm/losses.hpp"
@@ -25,6 +30,7 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <vector>
@@ -35,10 +41,16 @@ class Vigil {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `store` is the vigil's own connection; `host` says in words who keeps the store, for when it is gone. `keep_going`:
-  // processes may be lost.
-  Vigil(StorePtr store, Layout layout, int process, std::chrono::milliseconds timeout, std::string host,
-        bool keep_going);
+  struct Options {
+    std::chrono::milliseconds timeout;  // of the run's calls
+    std::chrono::milliseconds silence;  // without a sign of life, until a process counts as dead
+    std::string host;                   // who keeps the store, in words, for when it is gone
+    bool keep_going = false;            // processes may be lost
+    std::stop_token stop = {};
+  };
+
+  // `store` is the vigil's own connection.
+  Vigil(StorePtr store, Layout layout, int process, Options options);
   ~Vigil();
   Vigil(const Vigil&) = delete;
   Vigil& operator=(const Vigil&) = delete;
@@ -53,6 +65,7 @@ class Vigil {
 
   CallLog& log() { return log_; }  // of this process's ranks; of none on GPUs
   void returned(int rank);         // the rank is done
+  void stepped(int64_t steps);     // of training are done by now, as a rank counts them
 
   // From release() to bind() the others can do without this rank of this process. bind() throws Error if they have gone
   // on without the process.
@@ -81,8 +94,9 @@ class Vigil {
   [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause,
                             std::chrono::milliseconds timeout);
 
-  // This process's ranks are done: waits until all processes' are, or until there is a failure; the failure's text. A
-  // call that came about on some ranks only is one.
+  // This process's ranks are done: waits until all processes' are, or until there is a failure; the failure's text, and
+  // if that is a process's death, where one of the others' ranks was. A call that came about on some ranks only is a
+  // failure.
   std::string finish();
 
   bool store_is_lost() const { return lost_; }
@@ -95,18 +109,29 @@ class Vigil {
     std::function<void()> interrupt;
   };
 
+  struct Beat {
+    int64_t count = 0;  // of the process's beats; 0: none yet
+    int64_t activity = 0;
+  };
+
   void run();
   void beat();
+  std::string own_beat();
   void look_around();
   void publish(const std::map<uint64_t, Open>& open);
-  void watch_hearts(bool suspicious);
+  void watch_hearts();
   bool must_look_around(std::map<uint64_t, Open>& open);
+  Clock::duration patience_with_silence() const;
+  std::vector<Beat> beats();
+  void end_waits_of_a_stop(const std::vector<RankState>& states);
   void set_failure(const std::string& text);
   void interrupt_waits();  // mutex_ is held
   void lose_store();
   std::vector<std::string> read_all(const std::string& what, int count);
   std::vector<RankState> states();
   std::string missing(const OpenCall& call);
+  void note_where(const OpenCall& call);
+  std::string last_words();
   void leave_calls();
   void check_calls();
 
@@ -114,24 +139,32 @@ class Vigil {
   const Layout layout_;
   const int process_;
   const Clock::duration patience_;  // a wait that lasts longer is looked into
-  const std::string host_;
+  const Options options_;
   std::function<void()> on_failure_;
   CallLog log_;
   Losses losses_;
 
   // Of the vigil's thread alone.
   std::map<int, std::string> published_;
-  std::vector<std::string> beats_;       // by process, when last seen
+  Activity activity_;
+  int64_t own_beats_ = 0;
+  std::vector<Beat> beats_;              // by process, when last seen
   std::vector<Clock::time_point> seen_;  // when the count had changed
+  Clock::time_point last_beat_ = Clock::now();
+  Clock::time_point active_{};      // when some process's activity had
+  Clock::time_point stop_asked_{};  // when this was seen; not yet: the epoch
   Clock::time_point next_look_{};
 
   std::atomic<bool> lost_ = false;  // the store does not answer
+  std::atomic<int64_t> steps_ = 0;  // 0: nobody counts them
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::string failure_;
+  std::string where_;  // a rank of this process was when it learned of that
   std::map<uint64_t, Open> open_;
   std::set<int> returned_;  // ranks
+  int64_t moves_ = 0;       // begins and ends of waits
   uint64_t next_id_ = 0;
   int suspicions_ = 0;  // ranks whose connection was closed and that want to know by whom
   bool finishing_ = false;

@@ -7,7 +7,9 @@
 
 #include "comm/members.hpp"
 
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -29,6 +31,11 @@ class World {
   Part ranks_here() const { return ranks_here_; }      // the ranks that are threads of this process
   int process() const { return process_; }             // of this process among those of its launcher
 
+  // The seed of LibTorch's CPU generator when the run began, or as a rank set it in its turn; and whether another one
+  // was seen.
+  std::atomic<uint64_t> shared_seed{0};
+  std::atomic<bool> another_seed_seen{false};
+
   // All ranks, as the members of the calls that they make together.
   Members everybody() const;
 
@@ -48,6 +55,9 @@ class World {
   virtual void release(int rank) {}
   virtual void bind(int rank) {}
   virtual std::string why_lost(int rank) { return ""; }  // "" if it is not
+
+  // A rank of this process has trained so many steps in all, for what is said if the run fails.
+  virtual void stepped(int64_t steps) {}
 
   // All ranks of this process have ended: waits for those of other processes. What the rank that failed first in the
   // whole world said; empty if none did, or if only this process can know.

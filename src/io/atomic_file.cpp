@@ -85,8 +85,14 @@ void write_file(const std::filesystem::path& file, std::string_view text) {
   out.commit();
 }
 
-bool is_temporary(const std::filesystem::path& file) {
-  return file.filename().string().starts_with('.') && file.extension() == ".tmp";
+std::vector<std::filesystem::path> temporaries_in(const std::filesystem::path& folder) {
+  std::vector<std::filesystem::path> found;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+    const auto& file = entry.path();
+    if (file.filename().string().starts_with('.') && file.extension() == ".tmp") found.push_back(file);
+  }
+  return found;
 }
 
 }  // namespace lockstep::io

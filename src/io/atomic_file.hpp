@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "io/file_system.hpp"
 
@@ -44,7 +45,8 @@ bool create_file(const std::filesystem::path& file);
 // Replaces `file` by `text`.
 void write_file(const std::filesystem::path& file, std::string_view text);
 
-// Whether `file` is a temporary of an AtomicFile's, which was left behind if nobody writes in its folder.
-bool is_temporary(const std::filesystem::path& file);
+// The temporaries of AtomicFiles in a folder, which were left behind if nobody writes there. Of a folder that cannot be
+// read: none.
+std::vector<std::filesystem::path> temporaries_in(const std::filesystem::path& folder);
 
 }  // namespace lockstep::io

@@ -11,10 +11,12 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
+#include <sstream>
 #include <system_error>
+#include <unordered_set>
 
 #include "io/atomic_file.hpp"
+#include "io/digest.hpp"
 
 namespace lockstep::io {
 namespace {
@@ -37,6 +39,8 @@ constexpr std::array type_names = {
 };
 
 constexpr uint64_t largest_header = 100'000'000;  // as other readers of the format have it
+constexpr size_t most_tensors = 1 << 17;          // each takes some 2 kB while the header is read
+constexpr int deepest = 8;                        // header, tensor, shape: three are in use
 constexpr const char* metadata_key = "__metadata__";
 
 // ---- writing
@@ -64,12 +68,14 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
   nlohmann::ordered_json header = {{metadata_key, {{"format", "pt"}}}};
   for (const auto& [key, value] : metadata) header[metadata_key][key] = value;
   uint64_t offset = 0;
+  auto& entries = header.get_ref<nlohmann::ordered_json::object_t&>();  // a list, whose [] goes through all of it
+  std::unordered_set<std::string> names{metadata_key};
   for (const auto& [name, tensor] : tensors) {
-    if (header.contains(name)) throw Error("two tensors are named '" + name + "'");
+    if (!names.insert(name).second) throw Error("two tensors are named '" + name + "'");
     uint64_t end = offset + tensor.nbytes();
-    header[name] = {{"dtype", type_names[type_index(tensor)].name},
-                    {"shape", tensor.sizes().vec()},
-                    {"data_offsets", {offset, end}}};
+    entries.emplace_back(name, nlohmann::ordered_json{{"dtype", type_names[type_index(tensor)].name},
+                                                      {"shape", tensor.sizes().vec()},
+                                                      {"data_offsets", {offset, end}}});
     offset = end;
   }
   std::string text;
@@ -84,17 +90,56 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
 
 // ---- reading
 
-// Like parse, but a key that an object holds twice is an error instead of the last one winning.
-Json parse_without_duplicates(const std::string& text) {
-  std::vector<std::set<std::string>> keys;  // of the objects that are open
-  return Json::parse(text, [&](int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key && !keys.back().insert(parsed.get<std::string>()).second) {
-      throw Error("the name '" + parsed.get<std::string>() + "' occurs twice");
+// Sees the text go by and refuses a key that an object holds twice, of which parse would take the last, and what would
+// take memory out of proportion.
+class HeaderCheck : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override {
+    keys_.emplace_back();
+    return enter();
+  }
+  bool key(string_t& name) override {
+    if (keys_.size() == 1 && keys_[0].size() > most_tensors) {
+      throw Error("it has more than " + std::to_string(most_tensors) + " tensors");
     }
+    if (!keys_.back().insert(name).second) throw Error("the name '" + name + "' occurs twice");
     return true;
-  });
+  }
+  bool end_object() override {
+    keys_.pop_back();
+    return leave();
+  }
+  bool start_array(size_t) override { return enter(); }
+  bool end_array() override { return leave(); }
+  bool parse_error(size_t, const std::string&, const Json::exception&) override { return false; }  // parse will say it
+
+ private:
+  bool enter() {
+    if (++depth_ > deepest) throw Error("its header is nested deeper than " + std::to_string(deepest) + " levels");
+    return true;
+  }
+  bool leave() {
+    --depth_;
+    return true;
+  }
+
+  int depth_ = 0;
+  std::vector<std::unordered_set<std::string>> keys_;  // of the objects that are open
+};
+
+// Like parse, but with HeaderCheck's errors. Two passes, since parse with a callback walks an object
+// anew at each of its members: 40,000 tensors took a minute.
+Json parse_checked(const std::string& text) {
+  HeaderCheck check;
+  Json::sax_parse(text, &check);
+  return Json::parse(text);
 }
 
 struct Entry {
@@ -149,7 +194,7 @@ std::vector<Entry> parse_header(const std::string& text, uint64_t data_size,
   if (text.empty() || text[0] != '{') throw Error("its header is not a JSON object");
   Json header;
   try {
-    header = parse_without_duplicates(text);
+    header = parse_checked(text);
   } catch (const Json::exception& error) {
     throw Error(std::string("its header is not JSON: ") + error.what());
   }
@@ -253,6 +298,27 @@ NamedTensors read_safetensors(const std::filesystem::path& file, std::map<std::s
     return read_stream(in, size, metadata == nullptr ? ignored : *metadata);
   } catch (const Error& error) {
     throw Error("cannot read '" + file.string() + "': " + error.what());
+  }
+}
+
+std::string digest_of(const std::map<std::string, std::string>& metadata, const NamedTensors& tensors) {
+  Digest digest("SHA256");
+  for (const auto& [key, value] : metadata) digest.update(key + '\n' + value + '\n');
+  for (const auto& [name, tensor] : std::map<std::string, at::Tensor>(tensors.begin(), tensors.end())) {
+    std::ostringstream title;
+    title << '\n' << name << ' ' << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << '\n';
+    digest.update(title.str());
+    const at::Tensor data = tensor.detach().cpu().contiguous();
+    digest.update(data.const_data_ptr(), data.nbytes());
+  }
+  return digest.hex();
+}
+
+void check_digest(std::map<std::string, std::string> metadata, const NamedTensors& tensors) {
+  const auto entry = metadata.extract(kDigestKey);
+  if (!entry) return;
+  if (const auto digest = digest_of(metadata, tensors); digest != entry.mapped()) {
+    throw Error("it is damaged: its SHA-256 is " + digest + ", and was " + entry.mapped() + " when it was written");
   }
 }
 

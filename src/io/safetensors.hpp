@@ -33,4 +33,13 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
 NamedTensors read_safetensors(const std::filesystem::path& file,
                               std::map<std::string, std::string>* metadata = nullptr);
 
+// Under this key of the metadata a file may have digest_of() of the rest of the metadata and of its tensors.
+inline constexpr const char* kDigestKey = "sha256";
+
+// SHA-256 of the texts and of the tensors by name, in hexadecimal digits. {"format": "pt"} is one of the texts.
+std::string digest_of(const std::map<std::string, std::string>& metadata, const NamedTensors& tensors);
+
+// Throws Error if the metadata have a digest, and it is not that of the rest of them and of the tensors.
+void check_digest(std::map<std::string, std::string> metadata, const NamedTensors& tensors);
+
 }  // namespace lockstep::io

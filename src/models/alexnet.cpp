@@ -1,8 +1,8 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/conv.h>
-#include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/pooling.h>
+#include <lockstep/dropout.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/models.hpp>
 
@@ -59,7 +59,7 @@ AlexNetImpl::AlexNetImpl(const AlexNetOptions& options) {
   const int64_t c96 = scaled(96, options.width), c256 = scaled(256, options.width), c384 = scaled(384, options.width),
                 units = scaled(4096, options.width), size = last_size(options.image_size);
   const auto add_dropout = [&](const char* name) {
-    if (options.dropout > 0) push_back(name, torch::nn::Dropout(options.dropout));
+    if (options.dropout > 0) push_back(name, Dropout(options.dropout));
   };
   push_back("resize", resize(options.image_size));
   push_back("conv1", torch::nn::Conv2d(torch::nn::Conv2dOptions(options.in_channels, c96, 11).stride(4).padding(1)));

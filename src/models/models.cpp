@@ -2,6 +2,7 @@
 #include <lockstep/models.hpp>
 
 #include "models/model_parts.hpp"
+#include "number_text.hpp"
 
 #include <charconv>
 #include <iterator>
@@ -11,7 +12,8 @@ namespace lockstep {
 namespace {
 
 AlexNetOptions alexnet_options(const ModelOptions& options) {
-  AlexNetOptions result{.width = options.width, .groups = options.groups, .dropout = 0, .seed = options.seed};
+  AlexNetOptions result{
+      .width = options.width, .groups = options.groups, .dropout = options.dropout, .seed = options.seed};
   if (options.image_size != 0) result.image_size = options.image_size;
   return result;
 }
@@ -37,6 +39,7 @@ void check_model(const ModelOptions& options) {
     if (given) throw Error(options.name + " has no " + what + "; " + who);
   };
   const bool image_size = options.image_size != 0, groups = options.groups != 1;
+  if (options.name != "alexnet") refuse(options.dropout != ModelOptions().dropout, "dropout", "alexnet has");
   if (options.name == "lenet") {
     refuse(options.width != 1, "width", "mlp, alexnet and resnet18 have one");
     refuse(image_size, "image size", "alexnet and resnet18 have one");
@@ -77,6 +80,7 @@ std::string to_string(const ModelOptions& options) {
   const std::string size = std::to_string(options.image_size);
   if (options.image_size != 0) text += ", images of " + size + " x " + size;
   if (options.groups != 1) text += ", " + std::to_string(options.groups) + " groups";
+  if (options.dropout != ModelOptions().dropout) text += ", dropout " + number_text(options.dropout);
   return text;
 }
 

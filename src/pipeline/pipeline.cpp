@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/devices.hpp>
+#include <lockstep/dropout.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/pipeline.hpp>
 
@@ -39,7 +40,7 @@ class Pipeline::State {
  public:
   State(std::vector<Sequential> stages, Rank& rank, const PipelineOptions& options);
 
-  double forward_backward(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica);
+  at::Tensor forward_backward(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica);
   at::Tensor forward(const at::Tensor& x);
 
   const Sequential& module() const { return module_; }
@@ -57,14 +58,15 @@ class Pipeline::State {
   const Shapes& shapes_for(const at::Tensor& x);
   const Work& work_for(int microbatches, bool backward);
 
-  double run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
-             const Shapes& shapes);
+  at::Tensor run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
+                 const Shapes& shapes);
   PipelineMail mail(const Work& work, const Shapes& shapes, int64_t samples, int microbatches);
   void check_output(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const;
   PipelineStage& stage(int index) { return stages_[static_cast<size_t>(index / rank_.world_size())]; }
   bool is_last(int stage) const { return stage == count_ - 1; }
   int last_rank() const { return rank_.world_size() - 1; }
   bool on_gpu() const { return !rank_.device().is_cpu(); }
+  SamplePlace place_of_part(const Part& part) const;
   void timed(const std::function<void()>& compute);
 
   Rank rank_;
@@ -75,6 +77,8 @@ class Pipeline::State {
   std::set<std::pair<std::string, int64_t>> compared_;  // shapes and sizes of batches that all ranks had
   std::map<std::string, Shapes> shapes_;                // by the shape of a sample that goes in
   std::map<std::pair<int, bool>, Work> work_;
+  SamplePlace place_;       // of the batch
+  int64_t steps_done_ = 0;  // without a replica, which counts its own
   PipelineStats stats_;
 };
 
@@ -96,6 +100,7 @@ Pipeline::State::State(std::vector<Sequential> stages, Rank& rank, const Pipelin
       module_->push_back(children[i].key(), *(layers->begin() + static_cast<ptrdiff_t>(i)));
     }
   }
+  name_dropouts(*module_);
   compare_options(rank_, count_, options_);
 }
 
@@ -143,8 +148,8 @@ PipelineMail Pipeline::State::mail(const Work& work, const Shapes& shapes, int64
 
 // ---- A batch.
 
-double Pipeline::State::forward_backward(const Batch& batch, const Criterion& criterion,
-                                         const std::shared_ptr<Replica>& replica) {
+at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion& criterion,
+                                             const std::shared_ptr<Replica>& replica) {
   const auto start = Clock::now();
   stats_ = {};
   if (!batch.y.defined() || batch.y.dim() == 0 || !batch.x.defined() || batch.x.dim() == 0 ||
@@ -154,18 +159,20 @@ double Pipeline::State::forward_backward(const Batch& batch, const Criterion& cr
                 (batch.y.defined() ? describe(batch.y) : "undefined"));
   }
   const Shapes& shapes = shapes_for(batch.x);
-  double loss = 0;
+  at::Tensor loss = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
   const auto compute = [&] {
     if (batch.size() > 0) loss = run(batch, criterion, replica, shapes);
   };
-  replica ? backward_through(*replica, compute) : compute();
+  place_ = replica ? place_of(*replica, batch)
+                   : SamplePlace{.seed = rank_.seed(), .step = steps_done_++, .first = 0, .size = batch.size()};
+  replica ? backward_through(*replica, compute, batch.size(), batch.global_size) : compute();
   if (on_gpu() && !options_.measure) stats_.computing = std::numeric_limits<double>::quiet_NaN();
   stats_.seconds = seconds_since(start);
   return loss;
 }
 
-double Pipeline::State::run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
-                            const Shapes& shapes) {
+at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
+                                const Shapes& shapes) {
   const int64_t samples = batch.size();
   const int microbatches = static_cast<int>(std::min<int64_t>(samples, options_.microbatches));
   const Work& work = work_for(microbatches, /*backward=*/true);
@@ -179,6 +186,7 @@ double Pipeline::State::run(const Batch& batch, const Criterion& criterion, cons
     PipelineStage& stage = this->stage(step.stage);
     const Part part = part_of(samples, step.microbatch, microbatches);
     const double share = static_cast<double>(part.size()) / static_cast<double>(samples);
+    const SampleScope scope(place_of_part(part));  // backward may compute forward again
     const at::Tensor received = mail.take(static_cast<int>(i));
     at::Tensor made;
 
@@ -209,7 +217,8 @@ double Pipeline::State::run(const Batch& batch, const Criterion& criterion, cons
       if (replica && ++backwards[step.stage] < microbatches) not_yet.emplace(replica);
       timed([&] {
         const double weight = replica ? weight_of(*replica, part.size(), batch.global_size) : share;
-        made = stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, at::kDouble) : received);
+        const auto on_device = at::TensorOptions(rank_.device()).dtype(at::kDouble);  // or the host waits for the copy
+        made = stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, on_device) : received);
       });
       if (step.stage == 0) continue;
     }
@@ -223,6 +232,13 @@ void Pipeline::State::check_output(const PipelineStage& stage, const at::Tensor&
   if (y.dim() > 0 && sample_shape(y) == expected) return;
   throw Error("Pipeline: stage " + std::to_string(stage.index()) + " gives " + describe(y) + ", and gave " +
               expected.text() + " for zeros in eval mode; a stage's output must have one shape");
+}
+
+SamplePlace Pipeline::State::place_of_part(const Part& part) const {
+  SamplePlace place = place_;
+  if (place.first >= 0) place.first += part.begin;
+  place.size = part.size();
+  return place;
 }
 
 void Pipeline::State::timed(const std::function<void()>& compute) {
@@ -265,21 +281,18 @@ at::Tensor Pipeline::State::forward(const at::Tensor& x) {
 // ---- The public class.
 
 Pipeline::Pipeline(std::vector<Sequential> stages, Rank& rank, const PipelineOptions& options)
-    : state_(std::make_unique<State>(std::move(stages), rank, options)) {}
-Pipeline::~Pipeline() = default;
-Pipeline::Pipeline(Pipeline&&) noexcept = default;
-Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
+    : state_(std::make_shared<State>(std::move(stages), rank, options)) {}
 
 Sequential Pipeline::module() const {
   return state_->module();
 }
 
-double Pipeline::forward_backward(const Batch& batch, const Criterion& criterion) {
+at::Tensor Pipeline::forward_backward(const Batch& batch, const Criterion& criterion) {
   return state_->forward_backward(batch, criterion, nullptr);
 }
 
-double Pipeline::forward_backward(const Batch& batch, const Criterion& criterion,
-                                  const std::shared_ptr<Replica>& replica) {
+at::Tensor Pipeline::forward_backward(const Batch& batch, const Criterion& criterion,
+                                      const std::shared_ptr<Replica>& replica) {
   return state_->forward_backward(batch, criterion, replica);
 }
 

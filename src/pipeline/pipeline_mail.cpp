@@ -78,11 +78,11 @@ void Announcement::post_receive() {
   receive_ = rank_.backend().recv(received_, speaker_, kLossTag);
 }
 
-double Announcement::exchange(const at::Tensor& number) {
+at::Tensor Announcement::exchange(const at::Tensor& number) {
   if (rank_.index() != speaker_) {
     if (!receive_) post_receive();
     receive_->wait();
-    return received_[0].item<double>();
+    return received_[0];
   }
   std::vector<at::Tensor> said{number};
   std::vector<c10::intrusive_ptr<c10d::Work>> sends;
@@ -90,7 +90,7 @@ double Announcement::exchange(const at::Tensor& number) {
     if (other != speaker_) sends.push_back(rank_.backend().send(said, other, kLossTag));
   }
   for (const auto& send : sends) send->wait();
-  return number.item<double>();
+  return number;
 }
 
 }  // namespace lockstep

@@ -42,7 +42,7 @@ class PipelineMail {
   void post_up_to(int message);  // in the one order
   void wait(int message);
 
-  Rank& rank_;
+  Rank rank_;
   const PipelineMessages& messages_;
   const std::function<at::Tensor(int step)> empty_;
   const bool in_order_;
@@ -57,13 +57,14 @@ class Announcement {
   // With `early` the others post their receives at once; not where the order of posts counts.
   Announcement(Rank& rank, int speaker, bool early);
 
-  // Called by all ranks; `number`, a scalar of type double, is the speaker's and ignored on the others. Returns it.
-  double exchange(const at::Tensor& number);
+  // Called by all ranks; `number`, a scalar of type double on the rank's device, is the speaker's and ignored on the
+  // others. Returns it. On a GPU the host does not wait for it.
+  at::Tensor exchange(const at::Tensor& number);
 
  private:
   void post_receive();
 
-  Rank& rank_;
+  Rank rank_;
   const int speaker_;
   std::vector<at::Tensor> received_;
   c10::intrusive_ptr<c10d::Work> receive_;

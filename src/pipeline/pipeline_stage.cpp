@@ -4,13 +4,11 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/dropout.h>
-#include <torch/nn/modules/rnn.h>
 #include <lockstep/error.hpp>
 
 #include "comm/arguments.hpp"
 #include "exception_text.hpp"
+#include "random_layers.hpp"
 
 #include <exception>
 #include <utility>
@@ -105,35 +103,12 @@ at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient) {
   return of_input.defined() ? of_input : at::zeros_like(kept.input);
 }
 
-namespace {
-
-template <class... Modules>
-bool drops_out(const torch::nn::Module& module) {
-  const auto one = [&](const auto* dropout) { return dropout != nullptr && dropout->options.p() > 0; };
-  return (one(dynamic_cast<const Modules*>(&module)) || ...);
-}
-
-template <class... Modules>
-bool drops_out_inside(const torch::nn::Module& module) {
-  const auto one = [&](const auto* net) { return net != nullptr && net->options.dropout() > 0; };
-  return (one(dynamic_cast<const Modules*>(&module)) || ...);
-}
-
-}  // namespace
-
 void check_recomputable(const torch::nn::Sequential& layers, const std::string& of) {
-  namespace nn = torch::nn;
-  for (const auto& item : layers->named_modules()) {
-    const nn::Module& module = *item.value();
-    if (drops_out<nn::DropoutImpl, nn::Dropout2dImpl, nn::Dropout3dImpl, nn::AlphaDropoutImpl,
-                  nn::FeatureAlphaDropoutImpl>(module) ||
-        drops_out_inside<nn::RNNImpl, nn::LSTMImpl, nn::GRUImpl, nn::MultiheadAttentionImpl>(module) ||
-        dynamic_cast<const nn::RReLUImpl*>(&module) != nullptr) {
-      throw Error(of + ": " + item.key() +
-                  " draws random numbers, which would be others when its forward is computed again; use recompute = "
-                  "false, or p(0) for a dropout");
-    }
-  }
+  const std::string layer = first_random_layer(*layers);
+  if (layer.empty()) return;
+  throw Error(of + ": " + layer +
+              " draws random numbers, which would be others when its forward is computed again; use recompute = false, "
+              "lockstep::Dropout, or p(0) for a dropout");
 }
 
 }  // namespace lockstep

@@ -23,10 +23,15 @@ void check_that_none_is_shared(const std::vector<Sequential>& stages) {
   }
 }
 
+int64_t layers_of(const Sequential& net) {
+  if (net.is_empty()) throw Error("split_into_stages: the net is null; build it first");
+  return static_cast<int64_t>(net->size());
+}
+
 }  // namespace
 
 std::vector<Sequential> split_into_stages(const Sequential& net, const std::vector<int64_t>& cuts) {
-  const auto layers = static_cast<int64_t>(net->size());
+  const auto layers = layers_of(net);
   const auto children = net->named_children();
   if (static_cast<int64_t>(children.size()) != layers) {
     throw Error("split_into_stages: the net holds " + std::to_string(children.size()) + " modules, but " +
@@ -57,7 +62,7 @@ std::vector<Sequential> split_into_stages(const Sequential& net, std::initialize
 }
 
 std::vector<Sequential> split_into_stages(const Sequential& net, int stages) {
-  const auto layers = static_cast<int64_t>(net->size());
+  const auto layers = layers_of(net);
   if (stages < 1 || stages > layers) {
     throw Error("split_into_stages: " + std::to_string(stages) + " stages of a net of " + std::to_string(layers) +
                 " layers; it can have 1 to " + std::to_string(layers) + " stages");

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <lockstep/devices.hpp>
 #include <lockstep/error.hpp>
+#include <lockstep/sample_scope.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -62,6 +63,7 @@ LayerMeter::LayerMeter(torch::nn::Sequential net, std::vector<std::string> names
 
 // Layer `layer`, or behind the last one the criterion.
 Tensor LayerMeter::call(size_t layer, const Tensor& x, int64_t samples) {
+  const SampleScope scope({.size = samples});
   try {
     if (layer == names_.size()) return criterion_(x, sample_.y.narrow(0, 0, samples));
     return (net_->begin() + static_cast<std::ptrdiff_t>(layer))->forward<Tensor>(x);

@@ -192,7 +192,7 @@ class Load {
   }
 
   LayerMeter& meter_;
-  Rank& rank_;
+  Rank rank_;
   int64_t samples_ = 0;
   int64_t steps_ = 0;
   std::vector<Case> cases_;  // first each rank alone

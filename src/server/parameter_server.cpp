@@ -26,36 +26,36 @@ torch::optim::Optimizer* ParameterServer::optimizer() {
 }
 
 int Worker::index() const {
-  return rank_.rank().index();
+  return rank_->rank().index();
 }
 
 int Worker::count() const {
-  return rank_.workers();
+  return rank_->workers();
 }
 
 c10::Device Worker::device() const {
-  return rank_.rank().device();
+  return rank_->rank().device();
 }
 
 void Worker::backward(const at::Tensor& local_mean, const Batch& batch) {
-  const double weight = rank_.weight_of(batch);
+  const double weight = rank_->weight_of(batch);
   if (batch.size() > 0) local_mean.backward(at::full_like(local_mean, weight));
 }
 
 void Worker::push() {
-  rank_.ask(server::kPush);
+  rank_->ask(server::kPush);
 }
 
 void Worker::pull() {
-  rank_.ask(server::kPull);
+  rank_->ask(server::kPull);
 }
 
 void Worker::step() {
-  rank_.ask(server::kPush | server::kPull);
+  rank_->ask(server::kPush | server::kPull);
 }
 
 int64_t Worker::bytes_pushed() const {
-  return rank_.bytes_pushed();
+  return rank_->bytes_pushed();
 }
 
 }  // namespace lockstep

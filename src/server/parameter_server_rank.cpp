@@ -51,6 +51,7 @@ ParameterServerRank::ParameterServerRank(std::shared_ptr<torch::nn::Module> modu
                                          const ParameterServer::MakeOptimizer& make_optimizer,
                                          const ParameterServerOptions& options)
     : module_(std::move(module)), rank_(rank.split(0)), options_(options) {
+  if (!module_) throw Error(rank_.name() + ": ParameterServer: the module is null; build it first");
   check_options();
   make_modules_equal(*module_, rank_, "ParameterServer");
   std::set<const c10::TensorImpl*> seen;
@@ -113,11 +114,12 @@ std::vector<LostWorker> ParameterServerRank::train(const ParameterServer::Body& 
 
 std::vector<LostWorker> ParameterServerRank::work(const ParameterServer::Body& body) {
   bytes_pushed_ = 0;
+  training_ = true;
   std::optional<comm::Expendable> expendable;
   if (options_.consistency != Consistency::synchronous) expendable.emplace(rank_);
   std::exception_ptr exception;
   try {
-    Worker worker(*this);
+    Worker worker(shared_from_this());
     body(worker);
   } catch (...) {
     if (!expendable) throw;
@@ -129,6 +131,7 @@ std::vector<LostWorker> ParameterServerRank::work(const ParameterServer::Body& b
     if (exception) std::rethrow_exception(exception);
     throw;
   }
+  training_ = false;
   auto lost = wait_for_the_end();
   if (expendable) expendable->end();
   return lost;
@@ -208,6 +211,10 @@ std::vector<at::Tensor> ParameterServerRank::gradients() const {
 // All that is asked of all servers is on its way before the first answer is waited for, so that servers work at the
 // same time.
 void ParameterServerRank::ask(int64_t asks, const std::string& reason) {
+  if (!training_) {
+    throw Error(rank_.name() + ": ParameterServer: a worker's push() and pull() end with train(), whose function it " +
+                "was given to; call them there");
+  }
   const c10::NoGradGuard no_grad;
   const auto gradients = asks & server::kPush ? this->gradients() : std::vector<at::Tensor>();
   c10d::Backend& backend = rank_.backend();

@@ -16,7 +16,7 @@
 
 namespace lockstep {
 
-class ParameterServerRank {
+class ParameterServerRank : public std::enable_shared_from_this<ParameterServerRank> {
  public:
   ParameterServerRank(std::shared_ptr<torch::nn::Module> module, Rank& rank,
                       const ParameterServer::MakeOptimizer& make_optimizer, const ParameterServerOptions& options);
@@ -24,7 +24,7 @@ class ParameterServerRank {
   std::vector<LostWorker> train(const ParameterServer::Body& body);
 
   // What a worker asks of all servers, with its gradients if it pushes, or why it failed if it is done; returns when it
-  // is answered.
+  // is answered. Throws Error outside of train().
   void ask(int64_t asks, const std::string& reason = "");
   double weight_of(const Batch& batch) const;
 
@@ -51,6 +51,7 @@ class ParameterServerRank {
   std::unique_ptr<server::ShardServer> server_;             // null on workers
   std::vector<at::Tensor> pulled_;                          // by server: its shard's bytes; on workers
   int64_t bytes_pushed_ = 0;
+  bool training_ = false;  // the servers serve
 };
 
 }  // namespace lockstep

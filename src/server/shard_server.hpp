@@ -50,7 +50,7 @@ class ShardServer {
   void answer();
   bool may_have(const Of& worker) const;  // the parameters, as they are now
 
-  Rank& rank_;
+  Rank rank_;
   const KeyShard shard_;
   const ParameterServerOptions options_;
   at::Tensor bytes_;

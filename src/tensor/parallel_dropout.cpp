@@ -1,30 +1,16 @@
-#include <ATen/Context.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty.h>
 #include <lockstep/error.hpp>
 #include <lockstep/parallel_dropout.hpp>
 #include <lockstep/split.hpp>
 
+#include "rank_generators.hpp"
+
 #include <algorithm>
-#include <mutex>
 #include <string>
 #include <vector>
 
 namespace lockstep {
-namespace {
-
-// A copy of the device's default generator: LibTorch's way to one for any device.
-at::Generator generator_on(const c10::Device& device, uint64_t seed) {
-  at::Generator shared = at::globalContext().defaultGenerator(device);
-  at::Generator own = [&] {
-    const std::lock_guard lock(shared.mutex());
-    return shared.clone();
-  }();
-  own.set_current_seed(seed);
-  return own;
-}
-
-}  // namespace
 
 ParallelDropoutImpl::ParallelDropoutImpl(const ParallelDropoutOptions& options, Rank& rank)
     : options_(options), rank_(rank), generator_(generator_on(rank.device(), options.seed)) {

@@ -7,6 +7,7 @@
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/pooling.h>
 #include <torch/nn/modules/upsampling.h>
+#include <lockstep/dropout.hpp>
 #include <lockstep/error.hpp>
 #include <lockstep/tensor_parallel.hpp>
 
@@ -70,6 +71,7 @@ class Sharder {
   AnyModule part_of_layer(const AnyModule& layer, const std::optional<LayerSplit>& split, bool convolutions_alternate) {
     const auto module = layer.ptr();
     if (split == LayerSplit::whole) {
+      if (as<DropoutImpl>(layer)) return computed_whole(part_of_own_dropout(layer, Activation{}));
       return computed_whole(is_dropout(*module) ? part_of_dropout(layer, Activation{}) : clone(layer));
     }
     if (const auto linear = as<torch::nn::LinearImpl>(layer)) return part_of_linear(linear, split);
@@ -87,10 +89,12 @@ class Sharder {
     if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) return part_of_norm_1d(norm, layer);
     if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) return part_of_norm_2d(norm, layer);
     if (is_dropout(*module)) return part_of_dropout(layer, held_);
+    if (as<DropoutImpl>(layer)) return part_of_own_dropout(layer, held_);
     if (const auto flatten = as<torch::nn::FlattenImpl>(layer)) return part_of_flatten(*flatten, layer);
     if (works_value_by_value(*module)) return clone(layer);
     if (works_channel_by_channel(*module)) return at_hand_in(kChannels) ? clone(layer) : computed_whole(clone(layer));
-    throw Error("how to split a " + c10::demangle(typeid(*module).name()) +
+    const torch::nn::Module& unknown = *module;
+    throw Error("how to split a " + c10::demangle(typeid(unknown).name()) +
                 " is not known. Keep it whole (rule.with(its name, LayerSplit::whole)), or derive it from " +
                 "lockstep::Shardable");
   }
@@ -186,6 +190,14 @@ class Sharder {
     return AnyModule(dropout);
   }
 
+  AnyModule part_of_own_dropout(const AnyModule& layer, const Activation& given) {
+    DropoutOptions options = as<DropoutImpl>(layer)->options;
+    if (given.in_slices) options.slice = {given.dim, given.total, rank_.index(), rank_.world_size()};
+    Dropout dropout(options);
+    dropout->train(layer.ptr()->is_training());
+    return AnyModule(dropout);
+  }
+
   // Channels in a row make features in a row, as many per channel as it has pixels, so slices stay slices.
   AnyModule part_of_flatten(const torch::nn::FlattenImpl& flatten, const AnyModule& layer) {
     const bool to_features = flatten.options.start_dim() == 1 && flatten.options.end_dim() == -1;
@@ -199,7 +211,8 @@ class Sharder {
     try {
       return layer.clone(rank_.device());
     } catch (const c10::Error& error) {
-      throw Error("a " + c10::demangle(typeid(*layer.ptr()).name()) +
+      const torch::nn::Module& module = *layer.ptr();
+      throw Error("a " + c10::demangle(typeid(module).name()) +
                   " cannot be cloned, which it must be to be kept whole; derive it from torch::nn::Cloneable. " +
                   error.what_without_backtrace());
     }
@@ -212,7 +225,7 @@ class Sharder {
     return copy;
   }
 
-  Rank& rank_;
+  Rank rank_;
   uint64_t seed_;    // of the next dropout layer
   Activation held_;  // what the next layer is given
 };

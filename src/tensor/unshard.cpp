@@ -2,6 +2,8 @@
 #include <lockstep/error.hpp>
 #include <lockstep/tensor_parallel.hpp>
 
+#include "tensor/sliced_dimensions.hpp"
+
 #include <functional>
 #include <map>
 #include <string>
@@ -11,17 +13,6 @@ namespace {
 
 using at::Tensor;
 using Tensors = torch::OrderedDict<std::string, Tensor>;
-
-// Of every tensor that is split, the dimension, by its name in the net.
-std::map<std::string, int64_t> sliced_dimensions_of(const torch::nn::Sequential& sharded) {
-  std::map<std::string, int64_t> dimensions;
-  for (const auto& item : sharded->named_modules()) {
-    const auto* sliced = dynamic_cast<const Sliced*>(item.value().get());
-    if (sliced == nullptr) continue;
-    for (const auto& [name, dim] : sliced->sliced_dimensions()) dimensions[item.key() + "." + name] = dim;
-  }
-  return dimensions;
-}
 
 // For every tensor of the net, in its order, which is the same on all ranks: copy(theirs, mine), where mine(tensor) is
 // the whole that the ranks' `tensor`s make.
@@ -52,6 +43,16 @@ void check_shape(const std::string& what, const Tensor& whole, const Tensor& fro
 }
 
 }  // namespace
+
+std::map<std::string, int64_t> sliced_dimensions_of(const torch::nn::Sequential& sharded) {
+  std::map<std::string, int64_t> dimensions;
+  for (const auto& item : sharded->named_modules()) {
+    const auto* sliced = dynamic_cast<const Sliced*>(item.value().get());
+    if (sliced == nullptr) continue;
+    for (const auto& [name, dim] : sliced->sliced_dimensions()) dimensions[item.key() + "." + name] = dim;
+  }
+  return dimensions;
+}
 
 void unshard(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net) {
   const c10::AutoGradMode no_grad(false);

@@ -41,7 +41,14 @@ TEST_F(CliErrors, WrongSettings) {
   for (const char* text : {"nan", "much", "0.1x"}) {
     expect_error(train({"--lr", text}), 2, {"--lr: " + std::string(text) + " is not a number"});
   }
+  for (const char* count : {"0", "-1", "0xcpu"}) {
+    expect_error(train({"--devices", count}), 2,
+                 {"devices \"" + std::string(count) + "\": a run needs at least one device"});
+  }
   expect_error(train({"--epochs", "0"}), 2, {"--epochs: 0 is too small; it must be at least 1"});
+  for (const char* seconds : {"0", "-1"}) {
+    expect_error(train({"--timeout", seconds}), 2, {"--timeout: " + std::string(seconds) + " is too small"});
+  }
   expect_error(train({"--threads-per-rank", "0"}), 2, {"--threads-per-rank: 0 is too small"});
   expect_error(train({"--threads-per-rank", "100000"}), 2, {"100000 is too large; it must be at most 1024"});
   for (const char* text : {"1e308", "1e999", "inf"}) {
@@ -91,11 +98,12 @@ TEST_F(CliErrors, DevicesThatAreNotThere) {
   expect_error(train({"--devices", "tpu"}), 2, {"tpu"});
   expect_error(train({"--devices", ""}), 2, {"devices", "empty"});
   expect_error(train({"--devices", "cuda:99"}), 2, {"cuda:99", "GPU"});
+  expect_error(train({"--precision", "tf32"}), 2, {"tf32 is how NVIDIA GPUs multiply", "[cpu, cpu]"});
   expect_error(train({"--cuda-graph"}), 2, {"--cuda-graph needs CUDA devices", "[cpu, cpu]"});
 }
 
 TEST_F(CliErrors, NamesThatItDoesNotKnow) {
-  expect_error(train({"--precision", "fp8"}), 2, {"\"fp8\"", "float32 or bf16"});
+  expect_error(train({"--precision", "fp8"}), 2, {"\"fp8\"", "float32, tf32 or bf16"});
   expect_error(train({"--memory-format", "nhwc"}), 2, {"\"nhwc\"", "contiguous or channels-last"});
 }
 

@@ -1,6 +1,7 @@
 // The program's own parts, without the program: the bar's line, names of runs, wrapped text.
 #include <gmock/gmock.h>
 
+#include "cli/child_processes.hpp"
 #include "cli/progress_bar.hpp"
 #include "cli/run_name.hpp"
 #include "cli/text.hpp"
@@ -101,6 +102,30 @@ TEST(Text, Wraps) {
 
 TEST(Text, AlignsTables) {
   EXPECT_EQ(table({{"a", "1"}, {"long", "2"}}), "  a     1\n  long  2\n");
+}
+
+TEST(Text, LosesCallStacksAndNothingElse) {
+  const std::string stack =
+      "Exception raised from recvBytes at Utils.hpp:786 (most recent call first):\n"
+      "frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f02 in libc10.so)\n"
+      "frame #18: <unknown function> + 0x1098ec (0x7f02 in libc.so.6)\n";
+  EXPECT_EQ(without_call_stacks("it failed\n" + stack + "; the run is kept"), "it failed\n; the run is kept");
+  EXPECT_EQ(without_call_stacks("it failed\n" + stack), "it failed");
+  EXPECT_EQ(without_call_stacks("two\nlines, a frame #1"), "two\nlines, a frame #1");
+}
+
+// The exit code is the request's, and not that of the signal that came when it was not heard.
+TEST(ChildProcesses, AForcedStopEndsAsTheRequestSays) {
+  using namespace std::chrono_literals;
+  const ScratchFolder folder;
+  ChildProcesses processes({.until_kill = 100ms, .until_term_when_stopped = 100ms});
+  const std::string ready = folder / "ready";
+  processes.start({"sh", "-c", "trap '' TERM; echo >'" + ready + "'; while :; do sleep 0.05; done"}, {});
+  while (!std::filesystem::exists(ready)) std::this_thread::sleep_for(10ms);
+  pthread_kill(pthread_self(), SIGTERM);
+  const auto ending = processes.wait();
+  EXPECT_EQ(ending.code, 128 + SIGTERM);
+  EXPECT_TRUE(ending.by_request);
 }
 
 }  // namespace cli_parts_test

@@ -89,13 +89,30 @@ TEST_F(CliStop, WorksWhileOtherProcessesAreAwaited) {
   }
 }
 
-TEST_F(CliStop, BeforeTheFirstEpochLeavesNoFolder) {
+TEST_F(CliStop, InTheFirstEpochKeepsACheckpoint) {
+  auto terminal = surroundings();
+  terminal.terminal = true;
+  terminal.columns = 100;
+  terminal.environment.push_back("TERM=xterm");
+  Program program({"train", "--data", "synthetic", "--devices", "2xcpu", "--name", "early"}, terminal);
+  ASSERT_TRUE(program.wait_for(", synthetic data]"));
+  program.type("\x03");
+  const Finished run = program.finish();
+  EXPECT_EQ(run.code, 130);
+  EXPECT_THAT(run.out, AllOf(HasSubstr("stopped after 0 of 10 epochs; the run is kept in runs/early"),
+                             HasSubstr("to go on: lockstep train --resume runs/early")));
+  ASSERT_EQ(std::distance(fs::directory_iterator(work_ / "runs/early/checkpoints"), {}), 1);
+  const auto file = fs::directory_iterator(work_ / "runs/early/checkpoints")->path().filename().string();
+  EXPECT_THAT(file, ContainsRegex("^epoch-0000-step-[0-9]+.safetensors$"));
+}
+
+TEST_F(CliStop, BeforeTheFirstEpochLeavesNoFolderIfNoCheckpointIsWanted) {
   auto terminal = surroundings();
   terminal.terminal = true;
   terminal.columns = 100;
   terminal.environment.push_back("TERM=xterm");
   for (const auto& name : {std::vector<std::string>{}, std::vector<std::string>{"--name", "early"}}) {
-    std::vector<std::string> arguments = {"train", "--data", "synthetic", "--devices", "1"};
+    std::vector<std::string> arguments = {"train", "--data", "synthetic", "--devices", "1", "--keep-last", "0"};
     arguments.insert(arguments.end(), name.begin(), name.end());
     Program program(arguments, terminal);
     ASSERT_TRUE(program.wait_for("epoch  1/10"));

@@ -1,4 +1,5 @@
 // lockstep train and eval with a pipe at the other end: what they print, what they keep, what runs again.
+#include <lockstep/devices.hpp>
 #include <lockstep/plan.hpp>
 
 #include <fstream>
@@ -47,7 +48,8 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
   ASSERT_EQ(lines.size(), 20u) << run.out;
   EXPECT_THAT(lines[0], ContainsRegex("^lockstep [0-9.]+, LibTorch 2\\.[0-9.]+$"));
   EXPECT_EQ(lines[1], "  model             lenet");
-  EXPECT_EQ(lines[2], "  data              fashion-mnist in " + images_.path().string());
+  EXPECT_EQ(lines[2],
+            "  data              fashion-mnist in " + images_.path().string() + " (not the images as published)");
   EXPECT_EQ(lines[3], "  devices           [cpu, cpu], 2 ranks");
   EXPECT_EQ(lines[4], "  threads per rank  1");
   EXPECT_EQ(lines[5], "  batch size        32 over all ranks");
@@ -85,8 +87,9 @@ TEST_F(CliTrain, ShowsNoEpochsIfAskedNotTo) {
 }
 
 TEST_F(CliTrain, SaysWhereverItPrintsThatDataAreSynthetic) {
-  const Finished run = run_program(
-      {"train", "--data", "synthetic", "--batch-size", "4096", "--epochs", "1", "--name", "made-up"}, surroundings());
+  const Finished run = run_program({"train", "--data", "synthetic", "--model", "mlp", "--width", "0.0625",
+                                    "--batch-size", "4096", "--epochs", "1", "--name", "made-up"},
+                                   surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, ContainsRegex("\n  data +synthetic "));
   EXPECT_THAT(run.out, ContainsRegex("\nepoch 1/1 .* sec/epoch \\(synthetic data\\)\n"));
@@ -96,7 +99,7 @@ TEST_F(CliTrain, SaysWhereverItPrintsThatDataAreSynthetic) {
     EXPECT_THAT(line, HasSubstr("\"data\":\"synthetic\""));
   }
   EXPECT_THAT(work_.read("runs/made-up/model.safetensors").substr(0, 200),
-              HasSubstr("\"__metadata__\":{\"format\":\"pt\",\"data\":\"synthetic\"}"));
+              HasSubstr("\"__metadata__\":{\"format\":\"pt\",\"data\":\"synthetic\","));
   EXPECT_THAT(work_.read("runs/made-up/curve.svg"), HasSubstr("synthetic"));
   const Finished eval = run_program({"eval", "runs/made-up"}, surroundings());
   EXPECT_THAT(eval.out, ContainsRegex("^test acc: .* \\(synthetic data\\)\n$")) << eval.err;
@@ -268,6 +271,16 @@ TEST_F(CliTrainPlan, IsKeptInTheConfigurationUntilAnotherIsNamed) {
   EXPECT_THAT(none.out, Not(HasSubstr("  split")));
 }
 
+TEST_F(CliTrainPlan, ForImagesOfAnotherSizeIsRefused) {
+  lockstep::Plan plan = planned("plan.json");
+  plan.options += ", images of 96 x 96";
+  work_.write("plan.json", to_json(plan));
+  const Finished run = run_program(train({"--plan", "plan.json"}), surroundings());
+  EXPECT_EQ(run.code, 1);
+  EXPECT_THAT(run.err, AllOf(HasSubstr("made for mlp, width 0.25, images of 96 x 96; this run is of mlp, width 0.25"),
+                             HasSubstr("Plan again")));
+}
+
 TEST_F(CliTrainPlan, IsMadeFirstIfAskedFor) {
   const Finished run =
       run_program(train({"--plan", "auto", "--devices", "2xcpu", "--batch-size", "32", "--name", "a"}), surroundings());
@@ -281,8 +294,9 @@ TEST_F(CliTrainPlan, IsMadeFirstIfAskedFor) {
 
 // Synthetic data take a moment to make: both runs have chosen their folder before either of them makes it.
 TEST_F(CliTrain, TwoRunsAtOnceGetTwoFolders) {
-  Program one({"train", "--data", "synthetic"}, surroundings());
-  Program two({"train", "--data", "synthetic"}, surroundings());
+  const std::vector<std::string> words = {"train", "--data", "synthetic", "--keep-last", "0"};  // nothing to keep
+  Program one(words, surroundings());
+  Program two(words, surroundings());
   EXPECT_TRUE(one.wait_for("run folder") && two.wait_for("run folder"));
   const auto names = names_of_runs();
   EXPECT_EQ(names.size(), 2u) << testing::PrintToString(names);
@@ -321,11 +335,27 @@ TEST_F(CliTrain, AnErrorBeforeTheFirstEpochIsKeptLeavesNothing) {
 }
 
 TEST_F(CliTrain, ALossThatIsNotFiniteIsNanAndAWarning) {
-  const Finished run = run_program(train({"--lr", "1e30", "--name", "wild"}), surroundings());
+  const Finished run = run_program(train({"--lr", "1e30", "--name", "wild", "--on-nan", "go-on"}), surroundings());
   EXPECT_EQ(run.code, 0);
   EXPECT_THAT(run.out, AllOf(HasSubstr("epoch 2/2  train loss nan  train acc "), Not(HasSubstr("-nan"))));
   ASSERT_EQ(lines_of(run.err).size(), 1u) << run.err;
   EXPECT_THAT(run.err, AllOf(HasSubstr("lockstep: warning: "), HasSubstr("not finite"), HasSubstr("--lr than 1e+30")));
+}
+
+// The second epoch's learning rate is too large, and the weights that are kept are the first one's.
+TEST_F(CliTrain, ALossThatIsNotFiniteEndsTheRunWithACodeOfItsOwn) {
+  const Finished run = run_program(
+      train({"--schedule", "step", "--step-epochs", "1", "--step-factor", "1e30", "--name", "wild"}), surroundings());
+  EXPECT_EQ(run.code, 3);
+  EXPECT_THAT(run.out, AllOf(HasSubstr("epoch 1/2  train loss "), Not(HasSubstr("epoch 2/2"))));
+  ASSERT_EQ(lines_of(run.err).size(), 1u) << run.err;
+  EXPECT_THAT(run.err, ContainsRegex(
+                           "^lockstep: error: epoch 2, step [2-9]: the loss of rank 0, 1 is not finite, and the run "
+                           "ends; the run is kept in runs/wild\\. Try a smaller --lr than 0\\.2, or --on-nan skip\n$"));
+  const Finished eval = run_program({"eval", "runs/wild"}, surroundings());
+  char accuracy[40];
+  std::snprintf(accuracy, sizeof accuracy, "test acc: %.4f", metrics("wild")[0].test_accuracy);
+  EXPECT_THAT(eval.out, HasSubstr(accuracy)) << eval.err;
 }
 
 TEST_F(CliTrain, ShowsTheLearningRateAsItIs) {
@@ -423,6 +453,28 @@ TEST_F(CliTrain, EvaluatesARunExactlyOnAnyNumberOfDevices) {
     const std::string found = eval.out.substr(eval.out.find("loss "), 11);
     EXPECT_EQ(found, loss.empty() ? found : loss);
     loss = found;
+  }
+}
+
+TEST_F(CliTrain, TheCurvesTitleNamesTheDataAndNotTheirFolder) {
+  ASSERT_EQ(run_program(train({"--name", "a", "--epochs", "1"}), surroundings()).code, 0);
+  EXPECT_THAT(work_.read("runs/a/curve.svg"),
+              AllOf(HasSubstr("lenet on fashion-mnist (not the images as published), [cpu, cpu], batch size 32"),
+                    Not(HasSubstr(images_.path().string()))));
+}
+
+TEST_F(CliTrain, MoreRanksThanCoresAreAWarning) {
+  const int cores = lockstep::cpu_cores();
+  for (const int ranks : {cores, cores + 1}) {
+    const Finished run = run_program(
+        train({"--devices", std::to_string(ranks) + "xcpu", "--epochs", "1", "--name", std::to_string(ranks)}),
+        surroundings());
+    EXPECT_EQ(run.code, 0) << run.err;
+    EXPECT_EQ(run.err, ranks == cores ? ""
+                                      : "lockstep: warning: " + std::to_string(ranks) + " ranks share " +
+                                            std::to_string(cores) + (cores == 1 ? " core" : " cores") +
+                                            " and wait for each other; fewer are faster: --devices " +
+                                            std::to_string(cores) + "xcpu\n");
   }
 }
 

@@ -15,8 +15,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -119,6 +121,7 @@ class Program {
     return true;
   }
 
+  pid_t pid() const { return pid_; }
   void send(int signal) { ::kill(pid_, signal); }
   void type(const std::string& keys) { check(write(out_fd_, keys.data(), keys.size()) > 0, "write"); }
 
@@ -196,6 +199,25 @@ class Program {
   int err_fd_ = -1;
   std::string out_, err_;
 };
+
+// What the kernel says of a process: 'T' for one that a signal has stopped; 0 if there is none.
+inline char state_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string text;
+  std::getline(file, text);
+  const size_t name_end = text.rfind(") ");
+  return name_end == std::string::npos ? '\0' : text[name_end + 2];
+}
+
+// false: a long time has passed without.
+inline bool wait_for_state(pid_t pid, char state) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (state_of(pid) != state) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
 
 inline Finished run_program(const std::vector<std::string>& arguments, const Surroundings& surroundings) {
   return Program(arguments, surroundings).finish();

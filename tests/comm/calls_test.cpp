@@ -26,7 +26,7 @@ TEST(CallsTest, SurviveTheStore) {
   for (int i = 0; i < 7; ++i) calls.collective["/0.1"].add("allreduce(sum) of float [2]");
   calls.sent = {0, 1, 2};
   calls.received = {3, 0, 5};
-  const Calls read = Calls::from_text(calls.to_text());
+  const Calls read = Calls::from_text(calls.to_text(), 3);
   const auto& group = read.of("/0.1");
   EXPECT_EQ(group.count, 7);
   EXPECT_EQ(group.last(), "allreduce(sum) of float [2]");

@@ -130,7 +130,7 @@ TEST(LaunchEnvironment, NamesWhatIsMissing) {
   for (const auto& [variables, count] : {std::pair(torchrun, 6), std::pair(open_mpi, 4)}) {
     int missing = 0;
     for (const auto& [name, value] : variables) {
-      const std::string text = error_of([&, name = name] { read(without(variables, name)); });
+      const std::string text = error_of([&, &all = variables, &name = name] { read(without(all, name)); });
       if (text == "(no error)") continue;
       EXPECT_THAT(text, HasSubstr(name + " not set"));
       ++missing;

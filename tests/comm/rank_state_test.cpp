@@ -37,12 +37,18 @@ RankState receives(int rank, Calls calls, int peer) {
 
 TEST(RankStateTest, SurvivesTheStore) {
   const RankState state = receives(1, made(3, {"barrier", "allreduce"}), 2);
-  const RankState read = RankState::from_text(state.to_text());
+  const RankState read = RankState::from_text(state.to_text(), 3);
   EXPECT_EQ(read.kind, RankState::Kind::waits);
   EXPECT_EQ(read.call.peer, 2);
   EXPECT_EQ(read.call.messages, 1);
   EXPECT_EQ(read.calls.of("").text_of(1), "allreduce");
-  EXPECT_EQ(RankState::from_text(RankState().to_text()).kind, RankState::Kind::busy);
+  EXPECT_EQ(RankState::from_text(RankState().to_text(), 3).kind, RankState::Kind::busy);
+}
+
+TEST(RankStateTest, IsReadStrictly) {
+  EXPECT_ANY_THROW(RankState::from_text("abc", 3));
+  EXPECT_ANY_THROW(RankState::from_text("[]", 3));
+  EXPECT_ANY_THROW(RankState::from_text(receives(1, made(4, {}), 3).to_text(), 3));
 }
 
 TEST(RankStateTest, RanksThatWaitForEachOtherAreFound) {
@@ -88,7 +94,7 @@ RankState waits_in_group(int rank, const std::vector<std::string>& collectives) 
 
 TEST(RankStateTest, AGroupsCallsConcernItsMembersOnly) {
   std::vector<RankState> states = {waits_in_group(0, {"barrier"}), waits(1, made(3, {"allreduce"}), 0),
-                                   RankState::from_text(waits_in_group(2, {"allgather"}).to_text())};
+                                   RankState::from_text(waits_in_group(2, {"allgather"}).to_text(), 3)};
   EXPECT_THAT(comm::contradiction(states[0].call, states, layout_of(3)),
               AllOf(HasSubstr("differ at collective call 0 among ranks 0, 2"), HasSubstr("rank 0 (cpu) called barrier"),
                     HasSubstr("rank 2 (cpu) called allgather")));

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <map>
@@ -198,6 +199,35 @@ TEST_F(SafetensorsTest, RefusesOverlapsGapsAndNamesThatOccurTwice) {
   EXPECT_THAT(two("a", "[0, 4]", "[4, 8]"), HasSubstr("'a' occurs twice"));
   EXPECT_THAT(error(R"({"a": {"dtype": "U8", "dtype": "I8", "shape": [8], "data_offsets": [0, 8]}})", eight),
               HasSubstr("'dtype' occurs twice"));
+}
+
+// The time was once that of the square of their number: a minute for 40,000.
+TEST_F(SafetensorsTest, TheTimeToReadGrowsAsTheNumberOfTensors) {
+  const auto best_seconds = [&](int count) {
+    NamedTensors tensors;
+    for (int i = 0; i < count; ++i) tensors.emplace_back("tensor." + std::to_string(i), torch::zeros({1}));
+    write_safetensors(folder_ / "many", tensors);
+    double best = 1e9;
+    for (int attempt = 0; attempt < 3; ++attempt) {
+      const auto start = std::chrono::steady_clock::now();
+      EXPECT_EQ(read_safetensors(folder_ / "many").size(), tensors.size());
+      best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return best;
+  };
+  EXPECT_LT(best_seconds(16'000), 9 * best_seconds(4'000));  // 4 times; of the square, 16
+}
+
+TEST_F(SafetensorsTest, RefusesHeadersThatTakeMemoryOutOfProportion) {
+  const auto nested = [](size_t levels) {
+    return R"({"__metadata__": {"a": )" + std::string(levels, '[') + std::string(levels, ']') + "}}";
+  };
+  EXPECT_EQ(error(nested(6), ""), "(no error)");
+  EXPECT_THAT(error(nested(7), ""), HasSubstr("nested deeper than 8 levels"));
+  EXPECT_THAT(error(nested(1'000'000), ""), HasSubstr("nested deeper than 8 levels"));
+  std::string many = "{";
+  for (int i = 0; i < (1 << 17) + 2; ++i) many += (i == 0 ? "\"" : ",\"") + std::to_string(i) + "\":0";
+  EXPECT_THAT(error(many + "}", ""), HasSubstr("more than 131072 tensors"));
 }
 
 TEST_F(SafetensorsTest, RefusesABoolThatIsNeitherTrueNorFalse) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <torch/torch.h>
 
 #include "cli/program.hpp"
@@ -9,6 +11,7 @@
 #include "scratch_folder.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <sstream>
@@ -67,6 +70,33 @@ inline Finished run_alone(const Words& words, const Words& variables = {}) {
   auto surroundings = surroundings_with(variables);
   surroundings.program = ranks_program();
   return run_program(words, surroundings);
+}
+
+// Variables of torchrun, for one of `processes` without a launcher.
+inline Words as_rank(int rank, int processes, const std::string& port, const std::string& patience) {
+  return {"RANK=" + std::to_string(rank),
+          "WORLD_SIZE=" + std::to_string(processes),
+          "LOCAL_RANK=" + std::to_string(rank),
+          "LOCAL_WORLD_SIZE=" + std::to_string(processes),
+          "MASTER_PORT=" + port,
+          "MASTER_ADDR=127.0.0.1",
+          "LOCKSTEP_RENDEZVOUS_TIMEOUT=" + patience};
+}
+
+// A port that is free at this moment, below those that the system hands out by itself; each time another one.
+inline std::string free_port() {
+  static std::atomic<int> next{20000 + getpid() % 10000};
+  for (;;) {
+    const int port = next++;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool is_free = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    close(fd);
+    if (is_free) return std::to_string(port);
+  }
 }
 
 inline void expect_all_ok(const Finished& job, int processes) {

@@ -18,6 +18,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::MatchesRegex;
 using testing::Not;
+using testing::StartsWith;
 
 Finished launch_shell(int processes, const std::string& script, const Words& flags = {}, const Words& variables = {}) {
   return run_program(Words{"launch", "-n", std::to_string(processes)} + flags + Words{"sh", "-c", script},
@@ -88,14 +89,75 @@ TEST(Launch, AProcessThatDoesNotComeToItsRunIsToldToThoseThatWait) {
 TEST(Launch, AProcessThatIsKilledInItsRunIsToldToTheOthers) {
   const auto job = run_launched(2, {"dies"});
   EXPECT_EQ(job.code, 128 + SIGKILL);
-  EXPECT_THAT(job.err,
-              HasSubstr("process 0: the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed)\n"));
+  EXPECT_THAT(
+      job.err,
+      HasSubstr(
+          "process 0: the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed). rank 0 (cpu) was in "));
+}
+
+TEST(Launch, StartsAFailedJobAgain) {
+  const auto with = [](const char* restarts) {
+    return launch_shell(2,
+                        "echo $RANK.$TORCHELASTIC_RESTART_COUNT; test $RANK.$TORCHELASTIC_RESTART_COUNT != 1.0 || "
+                        "kill -9 $$; exec sleep 0.$TORCHELASTIC_RESTART_COUNT",
+                        {"--max-restarts", restarts});
+  };
+  const auto never = with("0"), once = with("1");
+  EXPECT_EQ(never.code, 128 + SIGKILL);
+  EXPECT_THAT(never.err, Not(HasSubstr("restart")));
+  EXPECT_EQ(once.code, 0);
+  EXPECT_THAT(once.err, MatchesRegex("lockstep launch: rank 1 was ended by signal 9 .Killed. after [0-9.]+ s\n"
+                                     "lockstep launch: all processes start again, restart 1 of 1\n"));
+  for (const char* line : {"0.0\n", "1.0\n", "0.1\n", "1.1\n"}) EXPECT_THAT(once.out, HasSubstr(line));
+}
+
+TEST(Launch, AJobThatFailsEachTimeFails) {
+  const auto job = launch_shell(1, "exit 7", {"--max-restarts", "2"});
+  EXPECT_EQ(job.code, 7);
+  EXPECT_THAT(job.err, AllOf(HasSubstr("restart 1 of 2\n"), HasSubstr("restart 2 of 2\n"), Not(HasSubstr("3 of 2"))));
+}
+
+// In a new attempt nothing counts that the ranks of the one before have left in the store.
+TEST(Launch, TheRanksOfANewAttemptMeetAnew) {
+  const auto job = run_program(Words{"launch", "-n", "2", "--max-restarts", "1", "sh", "-c",
+                                     "set -- \"$0\" dies; test $TORCHELASTIC_RESTART_COUNT = 0 || set -- \"$1\" "
+                                     "collectives; exec \"$@\"",
+                                     ranks_program()},
+                               surroundings_with());
+  expect_all_ok(job, 2);
+}
+
+TEST(Launch, WhoeverAsksAJobToEndDoesNotWantItAgain) {
+  Program program({"launch", "-n", "2", "--max-restarts", "9", "sh", "-c", "echo ready; exec sleep 100"},
+                  surroundings_with());
+  ASSERT_TRUE(program.wait_for("ready\nready\n"));
+  program.send(SIGTERM);
+  EXPECT_EQ(program.finish().code, 128 + SIGTERM);
+}
+
+TEST(Launch, TellsWhatWasStoppedFromWhatCrashed) {
+  const auto job = launch_shell(2, "test $RANK != 1 || kill -STOP $$; exit 7");
+  EXPECT_EQ(job.code, 7);
+  EXPECT_THAT(job.err, AllOf(HasSubstr("lockstep launch: rank 1 did not crash: a signal or a debugger has stopped it\n"
+                                       "lockstep launch: ending the others\n"),
+                             Not(HasSubstr("rank 0 did not crash"))));
 }
 
 TEST(Launch, KillsWhatDoesNotEnd) {
   const auto job = launch_shell(2, "test $RANK != 1 || exit 7; trap '' TERM; while :; do sleep 0.1; done");
   EXPECT_EQ(job.code, 7);
   EXPECT_THAT(job.err, HasSubstr("rank 0 did not end, so it was killed"));
+}
+
+// Nobody else may get the number of a group that will be signalled.
+TEST(Launch, KeepsTheNumberOfAProcessThatHasEnded) {
+  const lockstep::ScratchFolder folder;
+  const std::string file = (folder.path() / "pid").string();
+  const auto job =
+      launch_shell(2, "if test $RANK = 0; then echo $$ >'" + file + "'; exit 0; fi; until test -s '" + file +
+                          "'; do sleep 0.02; done; sleep 0.5; cut -d' ' -f3 /proc/$(cat '" + file + "')/stat");
+  EXPECT_EQ(job.code, 0) << job.err;
+  EXPECT_EQ(job.out, "Z\n");
 }
 
 TEST(Launch, EndsWhatItsProcessesLeftBehind) {
@@ -132,6 +194,35 @@ TEST(Launch, PassesSignalsOn) {
   }
 }
 
+// The number of the process that wrote it into a file.
+pid_t pid_in(const std::filesystem::path& file) {
+  pid_t pid = -1;
+  std::ifstream(file) >> pid;
+  return pid;
+}
+
+TEST(Launch, StandsStillWithItsProcessesAndGoesOn) {
+  const ScratchFolder folder;
+  auto surroundings = surroundings_with();
+  surroundings.folder = folder.path();
+  // Without starting programs: a shell whose child is stopped before its exec waits in another state.
+  Program program(
+      {"launch", "-n", "2", "sh", "-c", "echo $$ >$RANK; echo ready; until test -e go; do :; done; echo went"},
+      surroundings);
+  ASSERT_TRUE(program.wait_for("ready\nready\n"));
+  program.send(SIGTSTP);
+  for (const pid_t pid : {program.pid(), pid_in(folder / "0"), pid_in(folder / "1")}) {
+    EXPECT_TRUE(wait_for_state(pid, 'T'));
+  }
+  folder.write("go", "");
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  for (const char* rank : {"0", "1"}) EXPECT_EQ(state_of(pid_in(folder / rank)), 'T');
+  program.send(SIGCONT);
+  const auto job = program.finish();
+  EXPECT_EQ(job.code, 0) << job.err;
+  EXPECT_EQ(job.out, "ready\nready\nwent\nwent\n");
+}
+
 TEST(Launch, TakesItsProcessesAlongWhenItIsKilled) {
   Program program({"launch", "-n", "2", "sh", "-c", "echo ready; while sleep 0.1; do echo $$; done"},
                   surroundings_with());
@@ -152,6 +243,27 @@ TEST(Launch, RefusesWrongUsage) {
   here.folder = std::filesystem::path(ranks_program()).parent_path();
   EXPECT_THAT(run_program({"launch", "-n", "2", "process_ranks"}, here).err,
               HasSubstr("in the folders of PATH; did you mean ./process_ranks?"));
+}
+
+TEST(Launch, SaysWhatIsWrongWithTheNumberOfProcesses) {
+  for (const char* program : {"ls", "2"}) {
+    const auto job = run_program({"launch", "-n", "0", program, "-n"}, surroundings_with());
+    EXPECT_EQ(job.code, 2);
+    EXPECT_THAT(job.err, StartsWith("lockstep: --processes: 0 is too small; it must be at least 1\n"));
+  }
+}
+
+// Nothing that the program opens may get the number of one.
+TEST(Launch, AClosedStandardDescriptorIsNothingToReadOrWrite) {
+  auto surroundings = surroundings_with();
+  surroundings.program = "/bin/sh";
+  for (const auto& [closed, number] : {std::pair("<&-", "0"), std::pair(">&-", "1"), std::pair("2>&-", "2")}) {
+    const auto job =
+        run_program({"-c", std::string("exec \"$0\" \"$@\" ") + closed, from_environment("LOCKSTEP_PROGRAM"), "launch",
+                     "-n", "1", "sh", "-c", std::string("test \"$(readlink /proc/$$/fd/") + number + ")\" = /dev/null"},
+                    surroundings);
+    EXPECT_EQ(job.code, 0) << closed << job.err;
+  }
 }
 
 TEST(Launch, StartsThisVeryProgramWhereItsNameIsNotOnPath) {
@@ -303,6 +415,25 @@ TEST_F(TrainUnderALauncher, StopsAtOnceWhileItWaitsForAnother) {
   }
 }
 
+TEST_F(TrainUnderALauncher, SaysAtWhichStepAProcessWasLost) {
+  const Words words = Words{"launch", "-n",
+                            "2",      "sh",
+                            "-c",     "echo $$ > pid-of-$RANK; exec \"$@\"",
+                            "sh",     from_environment("LOCKSTEP_PROGRAM")} +
+                      train({"--name", "lost", "--devices", "cpu", "--epochs", "100000"});
+  Program program(words, surroundings());
+  ASSERT_TRUE(program.wait_for("epoch      1/100000"));
+  pid_t victim = 0;
+  std::ifstream(work_ / "pid-of-1") >> victim;
+  ASSERT_GT(victim, 0);
+  kill(victim, SIGKILL);
+  const auto job = program.finish();
+  EXPECT_EQ(job.code, 128 + SIGKILL);
+  EXPECT_THAT(job.err, AllOf(HasSubstr("the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed). rank 0 "
+                                       "(cpu) was in "),
+                             ContainsRegex("; the last complete step was step [1-9]")));
+}
+
 TEST_F(TrainUnderALauncher, OtherFlagsInOneProcessAreRefusedWithBothShown) {
   const Words words =
       Words{"launch", "-n", "2", "sh", "-c", "exec \"$0\" \"$@\" --seed 4$RANK", from_environment("LOCKSTEP_PROGRAM")} +
@@ -310,7 +441,52 @@ TEST_F(TrainUnderALauncher, OtherFlagsInOneProcessAreRefusedWithBothShown) {
   const auto job = run_program(words, surroundings());
   EXPECT_EQ(job.code, 1);
   EXPECT_THAT(job.err, AllOf(HasSubstr("process 1 runs another program or configuration than process 0"),
-                             HasSubstr("batch size 32"), HasSubstr("seed 40"), HasSubstr("seed 41")));
+                             HasSubstr("process 0: seed 41; process 0: seed 40. All"), Not(HasSubstr("batch size"))));
+  EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
+}
+
+TEST_F(TrainUnderALauncher, TheTimeoutIsTheRunsAndNotKept) {
+  const Words program = {"sh", "-c", "exec \"$0\" \"$@\" --timeout 4$RANK", from_environment("LOCKSTEP_PROGRAM")};
+  const auto job = run_program(Words{"launch", "-n", "2"} + program + train({"--name", "differ", "--devices", "cpu"}),
+                               surroundings());
+  EXPECT_THAT(job.err, HasSubstr("than process 0: timeout 41 s; process 0: timeout 40 s. All"));
+  ASSERT_EQ(run_program(train({"--name", "kept", "--epochs", "1", "--timeout", "41"}), surroundings()).code, 0);
+  EXPECT_THAT(work_.read("runs/kept/config.json"), Not(HasSubstr("timeout")));
+}
+
+TEST_F(TrainUnderALauncher, TheLossOfTheLauncherIsSaidWithoutCallStacks) {
+  // In a session of their own, and not the launcher's children, the ranks learn it from the store alone.
+  const Words program = {"sh", "-c", "setsid \"$0\" \"$@\"; true", from_environment("LOCKSTEP_PROGRAM")};
+  Program job(Words{"launch", "-n", "2"} + program + train({"--name", "a", "--devices", "cpu", "--epochs", "300"}),
+              surroundings());
+  ASSERT_TRUE(job.wait_for("epoch   2/300"));
+  job.send(SIGKILL);
+  EXPECT_THAT(job.finish().err, AllOf(HasSubstr("the launcher is gone"), Not(HasSubstr("Exception raised from")),
+                                      Not(HasSubstr("frame #"))));
+}
+
+TEST_F(TrainUnderALauncher, OtherDataOfTheSameSizeInOneProcessAreRefused) {
+  const ScratchFolder other;
+  write_small_images(other, 300, 100);
+  std::string labels = other.read("train-labels-idx1-ubyte");
+  labels.back() = static_cast<char>(9 - labels.back());
+  other.write("train-labels-idx1-ubyte", labels);
+  const auto arguments = train({"--name", "differ", "--devices", "cpu"});
+  const Words words =
+      Words{"launch",
+            "-n",
+            "2",
+            "sh",
+            "-c",
+            "[ $RANK = 0 ] || set -- \"$@\" --data-dir " + other.path().string() + "; exec \"$0\" \"$@\"",
+            from_environment("LOCKSTEP_PROGRAM")} +
+      arguments;
+  const auto job = run_program(words, surroundings());
+  EXPECT_EQ(job.code, 1);
+  EXPECT_THAT(job.err, AllOf(HasSubstr("process 1 runs another program or configuration than process 0: training "
+                                       "labels of SHA-256 "),
+                             HasSubstr("; process 0: training labels of SHA-256 "), HasSubstr("on the same data"),
+                             Not(HasSubstr("images"))));
   EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
 }
 
@@ -319,6 +495,43 @@ TEST(Launch, BenchSaysThatItIsOfOneProcess) {
       run_program({"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM"), "bench", "step"}, surroundings_with());
   EXPECT_EQ(job.code, 1);
   EXPECT_THAT(job.err, HasSubstr("bench measures the ranks of one process; start it without a launcher"));
+}
+
+TEST_F(TrainUnderALauncher, GoesOnFromItsLastCheckpointWhenItIsStartedAgain) {
+  const Words more = {"--devices", "cpu", "--epochs", "12", "--keep-last", "12", "--resume", "auto"};
+  const Words lockstep = {from_environment("LOCKSTEP_PROGRAM")};
+  ASSERT_EQ(
+      run_program(Words{"launch", "-n", "2"} + lockstep + train(Words{"--name", "undisturbed"} + more), surroundings())
+          .code,
+      0);
+  // Rank 1 is killed as soon as there is a checkpoint.
+  const Words dies = {"sh", "-c",
+                      "test $RANK.$TORCHELASTIC_RESTART_COUNT != 1.0 || "
+                      "(until test -e runs/killed/checkpoints/epoch-0001*; do sleep 0.02; done; kill -9 $$) & "
+                      "exec \"$0\" \"$@\""};
+  const auto job = run_program(
+      Words{"launch", "-n", "2", "--max-restarts", "1"} + dies + lockstep + train(Words{"--name", "killed"} + more),
+      surroundings());
+  EXPECT_EQ(job.code, 0) << job.err;
+  EXPECT_THAT(job.err, HasSubstr("lockstep launch: all processes start again, restart 1 of 1\n"));
+  EXPECT_THAT(job.out, HasSubstr("goes on from      runs/killed/checkpoints/epoch-"));
+  EXPECT_EQ(work_.read("runs/killed/model.safetensors"), work_.read("runs/undisturbed/model.safetensors"));
+}
+
+TEST_F(TrainUnderALauncher, StandsStillAndGoesOnToTheSameBits) {
+  const Words more = {"--devices", "cpu", "--epochs", "8"};
+  const Words launch = {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")};
+  ASSERT_EQ(run_program(launch + train(Words{"--name", "undisturbed"} + more), surroundings()).code, 0);
+  Program program(launch + train(Words{"--name", "stood"} + more), surroundings());
+  ASSERT_TRUE(program.wait_for("epoch 2/8"));
+  program.send(SIGTSTP);
+  ASSERT_TRUE(wait_for_state(program.pid(), 'T'));
+  std::this_thread::sleep_for(std::chrono::seconds(2));  // more than a rank waits before it looks after the others
+  program.send(SIGCONT);
+  const auto job = program.finish();
+  EXPECT_EQ(job.code, 0) << job.err;
+  EXPECT_EQ(job.err, "");
+  EXPECT_EQ(work_.read("runs/stood/model.safetensors"), work_.read("runs/undisturbed/model.safetensors"));
 }
 
 TEST_F(TrainUnderALauncher, StopsWhenAsked) {
@@ -332,6 +545,22 @@ TEST_F(TrainUnderALauncher, StopsWhenAsked) {
   EXPECT_THAT(job.out, HasSubstr("of 100000 epochs; the run is kept in runs/stopped"));
   EXPECT_THAT(job.err, Not(HasSubstr("error")));
   EXPECT_GE(metrics("stopped").size(), 2u);
+}
+
+TEST_F(TrainUnderALauncher, ARequestToOneOfItsProcessesStopsAllAndIsNoFailure) {
+  for (const char* rank : {"0", "1"}) {
+    const Words program = {"sh", "-c", "echo $$ >$RANK; exec \"$0\" \"$@\"", from_environment("LOCKSTEP_PROGRAM")};
+    Program job(Words{"launch", "-n", "2", "--max-restarts", "1"} + program +
+                    train({"--name", rank, "--devices", "cpu", "--epochs", "100000"}),
+                surroundings());
+    ASSERT_TRUE(job.wait_for("epoch      2/100000"));
+    kill(pid_in(work_ / rank), SIGTERM);
+    const auto ended = job.finish();
+    EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.err;
+    EXPECT_THAT(ended.err,
+                ContainsRegex("lockstep launch: rank [01] stopped on request .exit code 143. after [0-9.]+ s\n$"));
+    EXPECT_THAT(ended.out, HasSubstr("to go on: "));
+  }
 }
 
 }  // namespace launch_test

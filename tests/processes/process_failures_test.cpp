@@ -1,13 +1,15 @@
 // What goes wrong between processes: every process says who is to blame, soon, and nothing waits for ever.
 #include "job.hpp"
 
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include "comm/sockets.hpp"
 
 #include <chrono>
+#include <future>
+#include <set>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 namespace process_failures_test {
 
@@ -17,6 +19,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
+using testing::StartsWith;
 
 struct Timed {
   Finished job;
@@ -29,14 +32,25 @@ Timed timed(int processes, const Words& words, const Words& variables = {}) {
   return {std::move(job), std::chrono::steady_clock::now() - start};
 }
 
+// Jobs with these words run side by side, since they mostly wait.
+std::vector<Timed> timed_side_by_side(int processes, const std::vector<Words>& jobs) {
+  std::vector<std::future<Timed>> running;
+  for (const Words& words : jobs) {
+    running.push_back(std::async(std::launch::async, [processes, words] { return timed(processes, words); }));
+  }
+  std::vector<Timed> results;
+  for (auto& job : running) results.push_back(job.get());
+  return results;
+}
+
 TEST(ProcessFailures, ARankThatThrowsIsNamedByAllSoon) {
   for (const auto& [processes, devices] : {std::pair(2, "cpu"), std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
-    for (const char* where : {"allreduce", "recv"}) {
-      const auto [job, took] = timed(processes, {"throws", devices, where});
+    const auto jobs = timed_side_by_side(processes, {{"throws", devices, "allreduce"}, {"throws", devices, "recv"}});
+    for (const auto& [job, took] : jobs) {
       EXPECT_EQ(job.code, 3) << job.err;
       for (int process = 0; process < processes; ++process) {
         EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": rank 1 (cpu): out of luck\n"))
-            << devices << " " << where;
+            << devices;
       }
       EXPECT_LT(took, 20s);  // a second or two, and what a loaded machine needs to start
       EXPECT_THAT(job.err, Not(HasSubstr("ending the others")));
@@ -49,10 +63,19 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
     const auto [job, took] = timed(processes, {"dies"});
     EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
     EXPECT_THAT(job.err, HasSubstr("lockstep launch: rank 1 was ended by signal 9 (Killed)"));
+    std::set<std::string> texts;  // one, so that `lockstep train` says it once
     for (const int survivor : {0, 2}) {
       if (survivor >= processes) continue;
-      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(survivor) + ": the process of rank 1 (cpu) is gone"));
+      const std::string name = "process " + std::to_string(survivor) + ": ";
+      ASSERT_THAT(job.err, HasSubstr(name));
+      texts.insert(job.err.substr(job.err.find(name) + name.size(), 150));
     }
+    ASSERT_EQ(texts.size(), 1u) << job.err;
+    EXPECT_THAT(*texts.begin(),
+                StartsWith("the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed). rank "));
+    EXPECT_THAT(job.err,
+                HasSubstr(" (cpu) was in allreduce(sum) of float [2, 3] (collective call 1); the last complete "
+                          "one was collective call 0, barrier\n"));
     EXPECT_LT(took, 20s);
   }
 }
@@ -105,8 +128,9 @@ TEST(ProcessFailures, PollingEndsAsWaitingDoes) {
 
 TEST(ProcessFailures, ACallThatNobodyAnswersIsAnErrorOfAll) {
   for (const auto& [processes, devices] : {std::pair(2, "cpu"), std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
-    const auto [job, took] = timed(processes, {"asks_in_vain", devices});
-    const auto [message, took_too] = timed(processes, {"asks_in_vain", devices, "send"});
+    const auto jobs = timed_side_by_side(processes, {{"asks_in_vain", devices}, {"asks_in_vain", devices, "send"}});
+    const auto& [job, took] = jobs[0];
+    const auto& [message, took_too] = jobs[1];
     for (int process = 0; process < processes; ++process) {
       const std::string name = "process " + std::to_string(process);
       EXPECT_THAT(job.err, HasSubstr(name + ": rank 1 (cpu) called allreduce(sum) of float [2] (collective call 1) and "
@@ -140,16 +164,20 @@ TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
 }
 
 TEST(ProcessFailures, CallsThatDifferInOperationOrSizeAloneNeverMeet) {
+  const std::vector<std::pair<std::string, std::string>> calls = {{"max", "allreduce(max) of float [2, 3]"},
+                                                                  {"long", "allreduce(sum) of float [1000000]"},
+                                                                  {"empty", "allreduce(sum) of float [0]"}};
   for (const auto& [processes, devices] : {std::pair(2, "cpu"), std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
-    for (const auto& [how, call] :
-         {std::pair("max", "allreduce(max) of float [2, 3]"), std::pair("long", "allreduce(sum) of float [1000000]"),
-          std::pair("empty", "allreduce(sum) of float [0]")}) {
-      const auto [job, took] = timed(processes, {"calls_otherwise", devices, how});
+    std::vector<Words> jobs;
+    for (const auto& call : calls) jobs.push_back({"calls_otherwise", devices, call.first});
+    const auto results = timed_side_by_side(processes, jobs);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const auto& [job, took] = results[i];
       EXPECT_EQ(job.code, 3) << job.err;
       for (int process = 0; process < processes; ++process) {
         EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
       }
-      EXPECT_THAT(job.err, AllOf(HasSubstr("calls differ"), HasSubstr(std::string("rank 1 (cpu) called ") + call),
+      EXPECT_THAT(job.err, AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called " + calls[i].second),
                                  HasSubstr(" called allreduce(sum) of float [2, 3]")));
       EXPECT_LT(took, 20s);
     }
@@ -228,48 +256,88 @@ TEST(ProcessFailures, RanksThatWaitForEachOtherAreToldSo) {
   }
 }
 
+// DataParallel polls its calls while backward computes, and then waits for them; here for a group's, while the other
+// rank waits for one of all.
+TEST(ProcessFailures, ARankWithABatchFewerIsToldSo) {
+  const auto [job, took] = timed(2, {"has_a_batch_fewer"});
+  EXPECT_EQ(job.code, 3) << job.err;
+  for (const char* process : {"process 0", "process 1"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the ranks wait for each other: "));
+  }
+  EXPECT_LT(took, 20s);
+}
+
+// Asks both processes of a job to stop once rank 1 lets rank 0 wait. Not by a launcher, which would end them itself.
+struct Stopped {
+  Finished first;
+  std::chrono::steady_clock::duration took;  // from the request on
+  Finished second;
+};
+
+Stopped stop_while(const std::string& rank_1) {
+  const std::string port = free_port();
+  const auto start = [&](int rank) {
+    auto surroundings = surroundings_with(as_rank(rank, 2, port, "60"));
+    surroundings.program = ranks_program();
+    return Program({"is_asked_to_stop", "cpu", rank_1}, surroundings);
+  };
+  Program first = start(0), second = start(1);
+  EXPECT_TRUE(second.wait_for("ready"));
+  const auto begin = std::chrono::steady_clock::now();
+  first.send(SIGTERM);
+  second.send(SIGTERM);
+  Stopped stopped{first.finish(), std::chrono::steady_clock::now() - begin, {}};
+  if (rank_1 == "freezes") second.send(SIGKILL);
+  stopped.second = second.finish();
+  return stopped;
+}
+
+TEST(ProcessFailures, AStopEndsAWaitInWhichNothingHappens) {
+  auto other = std::async(std::launch::async, stop_while, "freezes");
+  for (const auto& stopped : {stop_while("sleeps"), other.get()}) {
+    EXPECT_EQ(stopped.first.code, 3);
+    EXPECT_THAT(stopped.first.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
+                                             "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
+                                             "request\n"));
+    EXPECT_LT(stopped.took, 8s);  // three or four
+  }
+}
+
+TEST(ProcessFailures, AStopWaitsForARankThatComputes) {
+  const auto stopped = stop_while("computes");
+  EXPECT_EQ(stopped.first.code, 0) << stopped.first.err;
+  EXPECT_EQ(stopped.second.code, 0) << stopped.second.err;
+}
+
+TEST(ProcessFailures, WhatAStrangerWritesIntoTheStoreIsShown) {
+  const Words keys = {"state/0", "beat/0"};
+  std::vector<Words> jobs;
+  for (const auto& key : keys) jobs.push_back({"has_a_stranger", "cpu", key});
+  const auto results = timed_side_by_side(2, jobs);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Finished& job = results[i].job;
+    EXPECT_EQ(job.code, 3) << job.err;
+    EXPECT_THAT(job.err, HasSubstr("process 0: the store holds \"abc\" under " + keys[i]));
+  }
+}
+
 TEST(ProcessFailures, AnotherConfigurationIsRefusedWithBothShown) {
   const auto [job, took] = timed(3, {"is_configured_otherwise"});
   EXPECT_EQ(job.code, 3);
   for (const char* process : {"process 0", "process 1", "process 2"}) {
     EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": process 1 runs another program or configuration"));
   }
-  EXPECT_THAT(job.err, AllOf(HasSubstr("timeout 77 s"), HasSubstr("timeout 88 s"), HasSubstr("program process_ranks")));
-}
-
-// Variables of torchrun, for a process without a launcher.
-Words as_rank(int rank, const std::string& port, const std::string& patience = "1.5") {
-  return {"RANK=" + std::to_string(rank),
-          "WORLD_SIZE=2",
-          "LOCAL_RANK=" + std::to_string(rank),
-          "LOCAL_WORLD_SIZE=2",
-          "MASTER_PORT=" + port,
-          "MASTER_ADDR=127.0.0.1",
-          "LOCKSTEP_RENDEZVOUS_TIMEOUT=" + patience};
-}
-
-// A port that is free at this moment, below those that the system hands out by itself.
-std::string free_port() {
-  for (int port = 20000 + getpid() % 10000;; ++port) {
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const bool is_free = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
-    close(fd);
-    if (is_free) return std::to_string(port);
-  }
+  EXPECT_THAT(job.err, AllOf(HasSubstr("timeout 77 s"), HasSubstr("timeout 88 s"), Not(HasSubstr("LibTorch"))));
 }
 
 TEST(ProcessFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
   const auto start = std::chrono::steady_clock::now();
-  const auto host = run_alone({"collectives"}, as_rank(0, free_port()));
+  const auto host = run_alone({"collectives"}, as_rank(0, 2, free_port(), "1.5"));
   EXPECT_EQ(host.code, 3);
   EXPECT_THAT(host.err, HasSubstr("process 0 of 2 waited 1.5 s for process 1, which did not come to run()"));
 
   const std::string port = free_port();
-  const auto client = run_alone({"collectives"}, as_rank(1, port));
+  const auto client = run_alone({"collectives"}, as_rank(1, 2, port, "1.5"));
   EXPECT_EQ(client.code, 3);
   EXPECT_THAT(client.err, HasSubstr("process 1 of 2 waited 1.5 s for the store that rank 0's process should keep at "
                                     "127.0.0.1:" +
@@ -279,21 +347,21 @@ TEST(ProcessFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
 
 TEST(ProcessFailures, WithoutALauncherRank0KeepsTheStore) {
   const std::string port = free_port();
-  auto surroundings = surroundings_with(as_rank(1, port, "60"));
+  auto surroundings = surroundings_with(as_rank(1, 2, port, "60"));
   surroundings.program = ranks_program();
   Program other({"throws"}, surroundings);
-  const auto host = run_alone({"throws"}, as_rank(0, port, "60"));
+  const auto host = run_alone({"throws"}, as_rank(0, 2, port, "60"));
   EXPECT_THAT(host.err, HasSubstr("process 0: rank 1 (cpu): out of luck\n"));
   EXPECT_THAT(other.finish().err, HasSubstr("process 1: rank 1 (cpu): out of luck\n"));
 }
 
 TEST(ProcessFailures, AStoreThatFreezesEndsTheRun) {
   const std::string port = free_port();
-  auto surroundings = surroundings_with(as_rank(0, port, "60"));
+  auto surroundings = surroundings_with(as_rank(0, 2, port, "60"));
   surroundings.program = ranks_program();
   Program host({"freezes"}, surroundings);
   const auto start = std::chrono::steady_clock::now();
-  const auto client = run_alone({"freezes"}, as_rank(1, port, "60"));
+  const auto client = run_alone({"freezes"}, as_rank(1, 2, port, "60"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, 40s);
   EXPECT_EQ(client.code, 3);
   EXPECT_THAT(client.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone: the store that it keeps does not "
@@ -304,7 +372,7 @@ TEST(ProcessFailures, AStoreThatFreezesEndsTheRun) {
 
 TEST(ProcessFailures, AStoreThatIsFrozenFromTheStartEndsTheRun) {
   const std::string port = free_port();
-  auto surroundings = surroundings_with(as_rank(0, port, "60"));
+  auto surroundings = surroundings_with(as_rank(0, 2, port, "60"));
   surroundings.program = ranks_program();
   Program host({"collectives"}, surroundings);
   const auto listens = [&] {
@@ -313,7 +381,7 @@ TEST(ProcessFailures, AStoreThatIsFrozenFromTheStartEndsTheRun) {
   while (!listens()) std::this_thread::sleep_for(10ms);
   host.send(SIGSTOP);  // the system accepts connections for it
   const auto start = std::chrono::steady_clock::now();
-  const auto client = run_alone({"collectives"}, as_rank(1, port, "60"));
+  const auto client = run_alone({"collectives"}, as_rank(1, 2, port, "60"));
   EXPECT_LT(std::chrono::steady_clock::now() - start, 40s);
   EXPECT_EQ(client.code, 3);
   EXPECT_THAT(client.err, HasSubstr("process 1 of 2 cannot use the store at 127.0.0.1:" + port));

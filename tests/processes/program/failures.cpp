@@ -1,17 +1,23 @@
 #include <torch/torch.h>
+#include <lockstep/data_parallel.hpp>
 #include <lockstep/parameter_server.hpp>
 #include <lockstep/rank.hpp>
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <stdexcept>
+#include <stop_token>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comm/launch_environment.hpp"
+#include "comm/rendezvous.hpp"
 #include "scenarios.hpp"
 
 namespace {
@@ -66,10 +72,67 @@ void scenarios::waits_crosswise(const Setup& setup) {
   });
 }
 
+void scenarios::has_a_batch_fewer(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) {
+    Rank group = rank.split(0);  // so that its calls and the barrier have numbers of their own
+    lockstep::DataParallel net(torch::nn::Linear(4, 2), group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
+    const int64_t samples = 2 * rank.world_size();
+    for (int batch = rank.index() == 1 ? 1 : 0; batch < 3; ++batch) {
+      net.mean(net(torch::ones({2, 4})).sum(), 2, samples).backward();
+    }
+    rank.barrier();
+  });
+}
+
 void scenarios::freezes(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) {
     rank.barrier();
     if (rank.index() == 0) std::raise(SIGSTOP);
+    wait_in_a_collective(rank);
+  });
+}
+
+void scenarios::connects(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) { rank.split(0).barrier(); });
+}
+
+// SIGTERM asks for a stop. Until after that rank 1 leaves rank 0 waiting.
+void scenarios::is_asked_to_stop(const Setup& setup) {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // of all threads that follow
+  std::stop_source stop;
+  std::thread([stop, signals]() mutable {
+    int signal = 0;
+    sigwait(&signals, &signal);
+    stop.request_stop();
+  }).detach();
+  const auto body = [&](Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 1) {
+      std::cout << "ready\n" << std::flush;
+      if (setup.argument == "freezes") std::raise(SIGSTOP);
+      if (setup.argument == "sleeps") std::this_thread::sleep_for(9s);
+      while (setup.argument == "computes" && !stop.stop_requested()) std::this_thread::sleep_for(1ms);
+      const auto end = std::chrono::steady_clock::now() + 6s;
+      while (setup.argument == "computes" && std::chrono::steady_clock::now() < end) torch::ones({100, 100}).sum();
+    }
+    wait_in_a_collective(rank);
+  };
+  lockstep::run(setup.devices, body, {.stop = stop.get_token(), .silence = 30s});
+}
+
+// Rank 1 writes "abc" into the run's keys in the store, under the one that the argument names.
+void scenarios::has_a_stranger(const Setup& setup) {
+  with_fault_on_rank_1(setup.devices, {}, [&](Rank& rank) {
+    const auto launch = *lockstep::comm::read_launch_environment(std::getenv);
+    const lockstep::comm::Patience patience{10s};
+    const auto store = lockstep::comm::Rendezvous(launch, patience).connect("run-1");
+    for (int i = 0; i < 3000; ++i) {  // what a process writes again and again
+      store->set(setup.argument, std::string("abc"));
+      std::this_thread::sleep_for(1ms);
+    }
     wait_in_a_collective(rank);
   });
 }

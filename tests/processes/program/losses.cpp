@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -69,8 +70,16 @@ struct SlowSgd : torch::optim::SGD {
   std::chrono::milliseconds time;
 };
 
+// One that has ended keeps its number, as a zombie, until the launcher has seen all of them end.
 void wait_until_gone(pid_t process) {
-  while (::kill(process, 0) == 0) std::this_thread::sleep_for(1ms);
+  const auto runs = [process] {
+    std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+    std::string text;
+    const bool found = static_cast<bool>(std::getline(file, text));
+    const size_t state = text.rfind(')') + 2;
+    return found && state < text.size() && text[state] != 'Z' && text[state] != 'X';
+  };
+  while (runs()) std::this_thread::sleep_for(1ms);
 }
 
 }  // namespace

@@ -15,6 +15,7 @@ struct Setup {
 void collectives(const Setup& setup);  // all of them, with values that differ by rank
 void training(const Setup& setup);     // writes the last rank's weights to the file `argument`
 void runs(const Setup& setup);         // several runs, and one in another
+void connects(const Setup& setup);     // all ranks, and a group
 
 // Ways to fail; rank 1 is to blame.
 void throws(const Setup& setup);           // the others wait in an allreduce, or with `argument` "recv" in a receive
@@ -33,8 +34,11 @@ void serves(const Setup& setup);  // as a parameter server; the rank that `argum
 // words: "bounded", "synchronous", "two_servers", "busy" (the server is, meanwhile), and what the others do once they
 // have trained on: "then_trains", "then_meets", "then_runs", "then_comes_back" (they let process 1 go on).
 void loses_a_worker(const Setup& setup);
-void freezes(const Setup& setup);          // rank 0
-void waits_crosswise(const Setup& setup);  // both wait for a message of the other; "mixed": rank 0 in an allreduce
+void freezes(const Setup& setup);            // rank 0
+void is_asked_to_stop(const Setup& setup);   // by SIGTERM, while the others wait for rank 1, which `argument`
+void has_a_stranger(const Setup& setup);     // in its store, under the key `argument`
+void has_a_batch_fewer(const Setup& setup);  // than the others' DataParallel, and then waits in a barrier
+void waits_crosswise(const Setup& setup);    // both wait for a message of the other; "mixed": rank 0 in an allreduce
 void is_configured_otherwise(const Setup& setup);  // the process with index 1
 
 }  // namespace scenarios

@@ -1,0 +1,78 @@
+// Attempt: connecting a group on a thread of its own. Gloo's connecting itself cannot be called off, so who does not
+// want its result any more leaves the thread to itself: it ends soon if it waits in the store, or else at Gloo's
+// timeout or with the process, and what it made is thrown away. Thread-safe.
+#pragma once
+
+#include "comm/group.hpp"
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <stop_token>
+#include <thread>
+#include <utility>
+
+namespace lockstep::comm {
+
+class Attempt {
+ public:
+  // `connect` must own all that it uses; its argument says whether it was called off. Throws std::system_error if there
+  // are no more threads to be had.
+  static std::shared_ptr<Attempt> start(std::function<Group(std::stop_token)> connect) {
+    auto attempt = std::make_shared<Attempt>();
+    std::thread([attempt, connect = std::move(connect)] {
+      std::optional<Group> group;
+      std::exception_ptr exception;
+      try {
+        group = connect(attempt->called_off_.get_token());
+      } catch (...) {
+        exception = std::current_exception();
+      }
+      attempt->end(std::move(group), std::move(exception));
+    }).detach();
+    return attempt;
+  }
+
+  // Waits until the attempt has ended, wake() was called or the deadline has passed; gives the group in the first case
+  // only. Throws what `connect` threw.
+  std::optional<Group> wait_until(std::chrono::steady_clock::time_point deadline) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_until(lock, deadline, [this] { return group_ || exception_ || woken_; });
+    if (exception_) std::rethrow_exception(exception_);
+    woken_ = false;
+    return std::exchange(group_, {});
+  }
+
+  void call_off() { called_off_.request_stop(); }
+
+  void wake() {
+    {
+      const std::lock_guard lock(mutex_);
+      woken_ = true;
+    }
+    changed_.notify_all();
+  }
+
+ private:
+  void end(std::optional<Group> group, std::exception_ptr exception) {
+    {
+      const std::lock_guard lock(mutex_);
+      group_ = std::move(group);
+      exception_ = std::move(exception);
+    }
+    changed_.notify_all();
+  }
+
+  std::stop_source called_off_;
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  bool woken_ = false;
+  std::optional<Group> group_;
+  std::exception_ptr exception_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,59 @@
+#include "data_digests.hpp"
+
+#include <cstdint>
+#include <vector>
+
+#include "io/digest.hpp"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* mnist_train_images = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db";
+constexpr const char* mnist_test_images = "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7";
+
+void update_with_big_endian(io::Digest& digest, int64_t number) {
+  const auto value = static_cast<uint32_t>(number);
+  const unsigned char bytes[] = {static_cast<unsigned char>(value >> 24), static_cast<unsigned char>(value >> 16),
+                                 static_cast<unsigned char>(value >> 8), static_cast<unsigned char>(value)};
+  digest.update(bytes, sizeof bytes);
+}
+
+std::string digest_of_idx(const at::Tensor& values, const std::vector<int64_t>& sizes) {
+  constexpr int64_t uint8_values = 0x08;
+  io::Digest digest("SHA256");
+  update_with_big_endian(digest, uint8_values << 8 | static_cast<int64_t>(sizes.size()));
+  for (const int64_t size : sizes) update_with_big_endian(digest, size);
+  const at::Tensor bytes = values.to(at::kByte).contiguous();
+  digest.update(bytes.const_data_ptr(), bytes.nbytes());
+  return digest.hex();
+}
+
+std::string digest_of_images(const at::Tensor& x) {
+  return digest_of_idx(x, {x.size(0), x.size(2), x.size(3)});
+}
+
+std::string digest_of_labels(const at::Tensor& y) {
+  return digest_of_idx(y, {y.size(0)});
+}
+
+}  // namespace
+
+DataDigests digests_of(const ImageData& data) {
+  return {.train_images = digest_of_images(data.train.x),
+          .train_labels = digest_of_labels(data.train.y),
+          .test_images = digest_of_images(data.test.x),
+          .test_labels = digest_of_labels(data.test.y)};
+}
+
+bool is_fashion_mnist(const DataDigests& digests) {
+  return digests == DataDigests{.train_images = "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+                                .train_labels = "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+                                .test_images = "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+                                .test_labels = "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"};
+}
+
+bool has_images_of_mnist(const DataDigests& digests) {
+  return digests.train_images == mnist_train_images || digests.test_images == mnist_test_images;
+}
+
+}  // namespace lockstep

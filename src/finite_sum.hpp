@@ -1,0 +1,16 @@
+// finite_sum: one number that tells whether all numbers of some tensors are finite.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace lockstep {
+
+// The sum of all tensors, those that are not defined left out: float64 on `device`, finite if they are. Waits for no
+// GPU.
+at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device& device);
+
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters);
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+// RankExit: what std::exit does in the thread of a rank. It destroys what all threads use, LibTorch's own objects too,
+// so the other ranks of the run must have ended before.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+
+namespace lockstep {
+
+// Of one run() in this process. Thread-safe.
+class RankExit {
+ public:
+  // `nested`: the run is one of another run's rank.
+  explicit RankExit(bool nested) : nested_(nested) {}
+
+  // The calling thread is a rank until leave(). If it calls std::exit meanwhile, end_others() is called, and the
+  // process ends as std::exit would end it as soon as the other ranks' threads have ended; if they take too long, or
+  // the run is nested, it ends with the same status, but without what else std::exit does beside flushing C's streams.
+  void enter(std::function<void()> end_others);
+  void leave();
+
+ private:
+  struct Watch {  // over a thread
+    ~Watch();
+    RankExit* run = nullptr;
+    std::function<void()> end_others = {};  // empty: it has left
+  };
+
+  static Watch& watch();
+  void ended();
+  void exits(const std::function<void()>& end_others);
+
+  const bool nested_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int running_ = 0;       // threads; guarded by mutex_
+  bool exiting_ = false;  // one of them is; guarded by mutex_
+};
+
+}  // namespace lockstep

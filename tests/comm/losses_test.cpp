@@ -1,0 +1,42 @@
+// Who can be lost, and until when.
+#include "comm/losses.hpp"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+namespace losses_test {
+
+using namespace lockstep;
+using testing::HasSubstr;
+
+comm::Layout two_processes() {
+  comm::Layout layout;
+  layout.by_process.assign(2, Devices{torch::kCPU});
+  return layout;
+}
+
+struct Losses : testing::Test {
+  const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  comm::Losses mine{store, two_processes(), 1, /*allowed=*/true};
+};
+
+TEST_F(Losses, AProcessCanBeLostOnlyWhileTheOthersCanDoWithoutIt) {
+  mine.begin();
+  EXPECT_FALSE(comm::declare_lost(*store, 1, "gone"));
+  mine.release(1);
+  EXPECT_TRUE(comm::declare_lost(*store, 1, "gone"));
+  EXPECT_THAT(mine.speak_up(), HasSubstr("have gone on without this process, which they took for gone: gone"));
+  EXPECT_THAT(mine.bind(1), HasSubstr("gone"));
+}
+
+// What it says would else end the run of those that have gone on in the meantime.
+TEST_F(Losses, AProcessThatHasSpokenUpCannotBeLost) {
+  mine.begin();
+  mine.release(1);
+  EXPECT_EQ(mine.speak_up(), "");
+  EXPECT_FALSE(comm::declare_lost(*store, 1, "gone"));
+  EXPECT_FALSE(comm::is_lost(*store, 1));
+}
+
+}  // namespace losses_test
