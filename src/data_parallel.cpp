@@ -11,8 +11,8 @@
 #include "exception_text.hpp"
 #include "part_weight.hpp"
 #include "random_layers.hpp"
-#include "rank_thread.hpp"
 #include "reducer.hpp"
+#include "shared_seed.hpp"
 
 #include <algorithm>
 #include <exception>

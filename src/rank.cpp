@@ -8,6 +8,7 @@
 #include <lockstep/error.hpp>
 #include <lockstep/rank.hpp>
 
+#include "comm/job_options.hpp"
 #include "comm/launch_environment.hpp"
 #include "comm/rank_place.hpp"
 #include "comm/world.hpp"
@@ -16,6 +17,7 @@
 #include "rank_generators.hpp"
 #include "rank_thread.hpp"
 #include "scramble.hpp"
+#include "shared_seed.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -84,12 +86,6 @@ void check(const Devices& devices, const RunOptions& options) {
   }
 }
 
-// Whether this thread is a rank. What its body runs is a world of its own.
-bool& is_rank() {
-  static thread_local bool is_rank = false;
-  return is_rank;
-}
-
 // Autograd has one thread per GPU. Of ranks that share one, a rank that waits for another in its backward would keep
 // the other from running its own there, so each runs its backward on its own thread.
 bool share_a_gpu(const Devices& devices) {
@@ -98,9 +94,19 @@ bool share_a_gpu(const Devices& devices) {
   return devices[0].is_cuda() && indices.size() < devices.size();
 }
 
+comm::JobOptions job_options(const RunOptions& options) {
+  return {.threads_per_rank = options.threads_per_rank,
+          .timeout = options.timeout,
+          .rendezvous_timeout = options.rendezvous_timeout,
+          .silence = options.silence,
+          .stop = options.stop,
+          .configuration = "seed " + std::to_string(options.seed) +
+                           (options.configuration.empty() ? "" : ", " + options.configuration)};
+}
+
 std::unique_ptr<comm::World> make_world(const Devices& devices, const RunOptions& options) {
-  if (!is_rank()) {
-    if (auto world = comm::make_processes_world(devices, options)) return world;
+  if (!is_rank_thread()) {  // what a rank's body runs is a world of its own
+    if (auto world = comm::make_processes_world(devices, job_options(options))) return world;
   }
   if (devices.size() > 1 && devices[0].is_cuda() && !share_a_gpu(devices)) {
     if (auto world = comm::make_nccl_world(devices, options.timeout)) return world;
@@ -130,10 +136,6 @@ void put_back(const at::Tensor& packed, at::Tensor& tensor) {
 }
 
 }  // namespace
-
-bool is_rank_thread() {
-  return is_rank();
-}
 
 void warn_of_shared_seed(const Rank& rank) {
   comm::World& world = comm::RankPlace::of(rank).world();
@@ -245,7 +247,7 @@ void run(const Devices& devices_here, const std::function<void(Rank&)>& body, co
   const Devices& devices = world->devices();
   const int first = static_cast<int>(world->ranks_here().begin), last = static_cast<int>(world->ranks_here().end);
   FirstFailure failure;
-  RankExit early_exit{/*nested=*/is_rank()};
+  RankExit early_exit{/*nested=*/is_rank_thread()};
 
   const auto fail = [&](int index) {
     const auto text = text_of(std::current_exception(), comm::name_of(index, devices));
@@ -257,7 +259,7 @@ void run(const Devices& devices_here, const std::function<void(Rank&)>& body, co
     early_exit.enter([&, index] { world->abort(index, name + " called std::exit"); });
     try {
       pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
-      is_rank() = true;
+      set_rank_thread();
       const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
       at::set_num_threads(options.threads_per_rank);
       if (share_a_gpu(devices)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);

@@ -1,13 +1,9 @@
-// Whether the calling thread is a rank of run(), and what all ranks of a process do to LibTorch's one CPU generator.
+// Whether the calling thread is a rank of run().
 #pragma once
-
-#include <lockstep/rank.hpp>
 
 namespace lockstep {
 
 bool is_rank_thread();
-
-// Warns, once in a run, if its threads share LibTorch's CPU generator and one has set its seed outside of in_turn().
-void warn_of_shared_seed(const Rank& rank);
+void set_rank_thread();  // by run(), for each thread that it starts
 
 }  // namespace lockstep

@@ -7,8 +7,6 @@
 #include <lockstep/split.hpp>
 #include <lockstep/train_batch.hpp>
 
-#include <atomic>
-#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <sstream>
@@ -168,70 +166,6 @@ double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>
                 c10::toString(y.scalar_type()) + " " + c10::str(y.sizes()));
   }
   return train_batch(x, y, device_params, devices, lr, lenet_loss);
-}
-
-namespace {
-
-int64_t count_correct(const at::Tensor& logits, const at::Tensor& y) {
-  return logits.argmax(1).eq(y).sum().item<int64_t>();
-}
-
-double test_accuracy(const Dataset& test, const Params& params, const c10::Device& device) {
-  const at::NoGradGuard no_grad;
-  int64_t correct = 0;
-  for (auto& batch : batches(test, {.size = 1000, .shuffle = false}, {.device = device})) {
-    correct += count_correct(lenet(batch.x, params), batch.y);
-  }
-  return static_cast<double>(correct) / static_cast<double>(test.size());
-}
-
-void check_options(int64_t batch_size, double lr, const ImageData& data, const ScratchOptions& options) {
-  if (batch_size < 1) throw Error("train: the batch size must be at least 1, not " + std::to_string(batch_size));
-  if (options.epochs < 1) throw Error("train: it needs at least one epoch, not " + std::to_string(options.epochs));
-  check_lr("train", lr);
-  for (const Dataset& set : {data.train, data.test}) {
-    if (!set.x.defined() || !set.y.defined() || set.size() == 0) throw Error("train: the data hold no samples");
-  }
-}
-
-}  // namespace
-
-std::vector<EpochMetrics> train(int num_devices, int64_t batch_size, double lr, const ImageData& data,
-                                const ScratchOptions& options) {
-  check_options(batch_size, lr, data, options);
-  const Devices devices = try_gpus(num_devices);
-  const Params params = lenet_params(options.seed);
-  std::vector<Params> device_params;
-  for (const auto& device : devices) device_params.push_back(get_params(params, device));
-
-  std::atomic<int64_t> correct = 0;  // the devices count at the same time
-  const SumOfLosses counting_loss = [&](const at::Tensor& x, const at::Tensor& y, const Params& weights) {
-    const at::Tensor logits = lenet(x, weights);
-    correct += count_correct(logits.detach(), y);
-    return cross_entropy_sum(logits, y);
-  };
-
-  const auto samples = static_cast<double>(data.train.size());
-  std::vector<EpochMetrics> history;
-  for (int epoch = 1; epoch <= options.epochs; ++epoch) {
-    correct = 0;
-    double loss = 0;
-    const auto start = std::chrono::steady_clock::now();
-    for (auto& batch : batches(data.train, {.size = batch_size, .seed = options.seed, .epoch = epoch})) {
-      const double mean = train_batch(batch.x, batch.y, device_params, devices, lr, counting_loss);
-      loss += mean * static_cast<double>(batch.size());
-    }
-    for (const auto& device : devices) synchronize(device);  // a clock may stop only when GPUs have done their work
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-
-    history.push_back({.epoch = epoch,
-                       .train_loss = loss / samples,
-                       .train_accuracy = static_cast<double>(correct) / samples,
-                       .test_accuracy = test_accuracy(data.test, device_params[0], devices[0]),
-                       .seconds = seconds.count()});
-    if (options.on_epoch) options.on_epoch(history.back());
-  }
-  return history;
 }
 
 }  // namespace lockstep

@@ -6,9 +6,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <lockstep/data.hpp>
 #include <lockstep/devices.hpp>
-#include <lockstep/metrics.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -38,19 +36,5 @@ using SumOfLosses =
     std::function<at::Tensor(const at::Tensor& x, const at::Tensor& y, const std::vector<at::Tensor>& params)>;
 double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<std::vector<at::Tensor>>& device_params,
                    const Devices& devices, double lr, const SumOfLosses& sum_of_losses);
-
-struct ScratchOptions {
-  int epochs = 10;                                         // the section's num_epochs
-  uint64_t seed = 0;                                       // of the weights and of the order of the samples
-  std::function<void(const EpochMetrics&)> on_epoch = {};  // called after each epoch's evaluation
-};
-
-// Trains LeNet from scratch on `data` over try_gpus(num_devices) and evaluates it on device 0 after every epoch.
-// EpochMetrics::seconds times the training alone. Section: `train(num_gpus, batch_size, lr)` ("Training"). Throws Error
-// before the first step: num_devices, batch_size or epochs < 1, lr negative or not finite, a training or test set
-// without samples. After it, as train_batch does: data that are not images and class indices, a device that fails or
-// has no memory left; and whatever on_epoch throws.
-std::vector<EpochMetrics> train(int num_devices, int64_t batch_size, double lr, const ImageData& data,
-                                const ScratchOptions& options = {});
 
 }  // namespace lockstep

@@ -4,12 +4,12 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 #include <lockstep/error.hpp>
-#include <lockstep/rank.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/attempt.hpp"
 #include "comm/group.hpp"
 #include "comm/hierarchy.hpp"
+#include "comm/job_options.hpp"
 #include "comm/meeting.hpp"
 #include "comm/process_backend.hpp"
 #include "comm/seconds.hpp"
@@ -73,7 +73,7 @@ struct Turn {
   Turn& operator=(const Turn&) = delete;
 };
 
-std::chrono::milliseconds rendezvous_timeout(const RunOptions& options) {
+std::chrono::milliseconds rendezvous_timeout(const JobOptions& options) {
   const char* const text = std::getenv("LOCKSTEP_RENDEZVOUS_TIMEOUT");
   if (text == nullptr || *text == '\0') return options.rendezvous_timeout;
   char* end = nullptr;
@@ -85,14 +85,13 @@ std::chrono::milliseconds rendezvous_timeout(const RunOptions& options) {
 }
 
 // What all processes must have in common.
-std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const RunOptions& options) {
+std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const JobOptions& options) {
   std::error_code ignored;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
   return "program " + program + ", lockstep " + LOCKSTEP_VERSION + ", LibTorch " + TORCH_VERSION + ", " +
          std::to_string(launch.world_size) + " processes, " + c10::DeviceTypeName(devices[0].type(), true) +
-         " ranks, seed " + std::to_string(options.seed) + ", timeout " + seconds(options.timeout) +
-         (launch.keep_going ? ", going on without lost workers" : "") +
-         (options.configuration.empty() ? "" : ", " + options.configuration);
+         " ranks, timeout " + seconds(options.timeout) + (launch.keep_going ? ", going on without lost workers" : "") +
+         ", " + options.configuration;
 }
 
 // A part of the run's keys, for any thread.
@@ -114,7 +113,7 @@ struct Place {
   std::shared_ptr<SharedStore::Connection> groups_store;
   Layout layout;
 
-  static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const RunOptions& options) {
+  static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const JobOptions& options) {
     const Patience patience{comm::rendezvous_timeout(options), options.stop};
     Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, patience);
     Place place{launch,
@@ -144,7 +143,7 @@ struct Place {
 
 class ProcessesWorld : public World {
  public:
-  ProcessesWorld(std::unique_ptr<Turn> turn, Place place, const RunOptions& options)
+  ProcessesWorld(std::unique_ptr<Turn> turn, Place place, const JobOptions& options)
       : World(place.layout.devices(), place.layout.ranks_of(place.launch.rank), place.launch.rank),
         turn_(std::move(turn)),
         place_(std::move(place)),
@@ -271,7 +270,7 @@ class ProcessesWorld : public World {
 
 }  // namespace
 
-std::unique_ptr<World> make_processes_world(const Devices& devices, const RunOptions& options) {
+std::unique_ptr<World> make_processes_world(const Devices& devices, const JobOptions& options) {
   const auto launch = read_launch_environment(std::getenv);
   if (!launch || launch->world_size == 1) return nullptr;
   auto turn = std::make_unique<Turn>();

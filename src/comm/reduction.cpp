@@ -13,13 +13,13 @@ namespace lockstep::comm {
 
 using c10d::ReduceOp;
 
-namespace {
-
-// ---- Through LibTorch: every type, every reduction, every device.
-
 at::Tensor slice(const at::Tensor& tensor, const Part& part) {
   return tensor.view({-1}).narrow(0, part.begin, part.size());
 }
+
+namespace {
+
+// ---- Through LibTorch: every type, every reduction, every device.
 
 void combine(at::Tensor& sum, const at::Tensor& value, ReduceOp::RedOpType op) {
   const at::Tensor here = value.to(sum.device(), /*non_blocking=*/true);

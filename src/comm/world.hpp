@@ -15,11 +15,9 @@
 #include <string>
 #include <utility>
 
-namespace lockstep {
-struct RunOptions;
-}
-
 namespace lockstep::comm {
+
+struct JobOptions;
 
 class World {
  public:
@@ -91,6 +89,6 @@ std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::mill
 
 // Ranks in several processes, as the launcher in the environment says; `devices` is this machine's list. Null if no
 // launcher started this process, or if it started this one alone. See processes.cpp.
-std::unique_ptr<World> make_processes_world(const Devices& devices, const RunOptions& options);
+std::unique_ptr<World> make_processes_world(const Devices& devices, const JobOptions& options);
 
 }  // namespace lockstep::comm

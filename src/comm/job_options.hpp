@@ -1,0 +1,17 @@
+// JobOptions: what the processes of a job need to know of RunOptions (rank.hpp), whose fields of the same names they are.
+#pragma once
+
+#include <chrono>
+#include <stop_token>
+#include <string>
+
+namespace lockstep::comm {
+
+struct JobOptions {
+  int threads_per_rank;
+  std::chrono::milliseconds timeout, rendezvous_timeout, silence;
+  std::stop_token stop;
+  std::string configuration;  // that all processes must have in common, as a text
+};
+
+}  // namespace lockstep::comm
