@@ -18,12 +18,12 @@ SamplePlace SamplePlaces::of(const Batch& batch) {
   return place;
 }
 
-// Parts of one batch have its mark, or follow each other. A part that does not say where it begins is all that the
-// replica gets.
+// After a backward: forwards alone, as for a validation, do not count. Parts of one batch have its mark, or follow each
+// other. A part that does not say where it begins is all that the replica gets.
 bool SamplePlaces::begins_another(const Batch& batch) const {
-  if (!any_) return false;
+  if (!any_ || !computed_) return false;
   if (batch.mark != 0 && mark_ != 0) return batch.mark != mark_;
-  return computed_ && (batch.first < 0 || batch.first < end_);
+  return batch.first < 0 || batch.first < end_;
 }
 
 void SamplePlaces::set_steps_done(int64_t steps) {

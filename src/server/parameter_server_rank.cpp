@@ -223,6 +223,7 @@ void ParameterServerRank::ask(int64_t asks, const std::string& reason) {
   const c10::NoGradGuard no_grad;
   const auto gradients = asks & server::kPush ? this->gradients() : std::vector<at::Tensor>();
   c10d::Backend& backend = rank_.backend();
+  if (asks & server::kPush) places_.set_steps_done(places_.steps_done() + 1);
   Works works;
   for (int server = 0; server < options_.servers; ++server) {
     const KeyShard& shard = shards_[server];
