@@ -283,8 +283,11 @@ TEST_P(DropoutTrainingWorlds, BatchesThatAddUpDropDifferentValuesAsOnOneDevice) 
   }
 }
 
-// A server's workers drop what DataParallel's ranks do.
-TEST_P(DropoutTrainingWorlds, OfWorkersIsThatOfOneDevice) {
+// A server's workers drop what DataParallel's ranks do. The parameter: workers, beside whom there is a server.
+class DropoutTrainingWorkers : public DropoutTrainingWorlds {};
+INSTANTIATE_TEST_SUITE_P(Sizes, DropoutTrainingWorkers, testing::Values(1, 2, 3));
+
+TEST_P(DropoutTrainingWorkers, TrainAsOneDevice) {
   on_seeded_ranks(GetParam() + 1, [&](Rank& rank) {
     Sequential net = copy_of(start_);
     ParameterServer server(net, rank, [](const auto& pieces) {
