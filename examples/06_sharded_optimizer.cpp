@@ -11,12 +11,13 @@
 //
 // Expected output, in double precision, so that the digits are the same on every machine (with CPU ranks, also where
 // there are GPUs). Bytes are those of a rank between backward and update: with stage 1 all gradients, and the averages
-// of its slice. (During backward stage 2 needs two buckets more, of about bucket_bytes each.)
+// of its slice; with stage 2 the latter, and 32 bytes by which step() notices who changes .grad. (During backward stage
+// 2 needs two buckets more, of about bucket_bytes each.)
 //
 //   2 ranks, Adam on each     loss 0.092514  state  79936 bytes  gradients  39968 bytes
 //   2 ranks, stage 1          loss 0.092514  state  39968 bytes  gradients  59952 bytes
-//   2 ranks, stage 2          loss 0.092514  state  39968 bytes  gradients  19984 bytes
-//   4 ranks, stage 2          loss 0.092514  state  19984 bytes  gradients   9992 bytes
+//   2 ranks, stage 2          loss 0.092514  state  39968 bytes  gradients  20016 bytes
+//   4 ranks, stage 2          loss 0.092514  state  19984 bytes  gradients  10024 bytes
 #include <lockstep/lockstep.hpp>
 
 #include <cstdio>

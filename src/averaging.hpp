@@ -20,6 +20,7 @@ struct PartSizes {
   int64_t local = 0;
   int64_t accumulated = 0;  // with the parts of the backwards under no_sync() before it
   int64_t global = 0;
+  int32_t mark = 0;  // Batch::mark
 };
 
 class Averaging {

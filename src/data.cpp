@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -87,7 +88,8 @@ std::vector<Batch> Batch::in_parts(int64_t count) const {
     batches.push_back({.x = x.slice(0, part.begin, part.end),
                        .y = y.slice(0, part.begin, part.end),
                        .global_size = global_size,
-                       .first = next});
+                       .first = next,
+                       .mark = mark});
     if (first >= 0) next += part.size();
   }
   return batches;
@@ -141,7 +143,15 @@ Batch Batches::get(int64_t index) const {
   };
   at::Tensor x = gather(dataset_.x);
   if (x.scalar_type() == at::kByte) x = x.to(at::kFloat).div_(255);
-  return {.x = x, .y = gather(dataset_.y), .global_size = global_size, .first = part.begin};
+  return {.x = x, .y = gather(dataset_.y), .global_size = global_size, .first = part.begin, .mark = mark_of(index)};
+}
+
+// Of all that decides which samples the whole batch has.
+int32_t Batches::mark_of(int64_t index) const {
+  const uint64_t order = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
+  const uint64_t mixed = mix({order, static_cast<uint64_t>(dataset_.size()), static_cast<uint64_t>(options_.size),
+                              static_cast<uint64_t>(index)});
+  return static_cast<int32_t>(mixed % std::numeric_limits<int32_t>::max()) + 1;
 }
 
 Batches::Iterator Batches::begin() && {

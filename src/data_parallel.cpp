@@ -12,6 +12,7 @@
 #include "part_weight.hpp"
 #include "random_layers.hpp"
 #include "reducer.hpp"
+#include "sample_places.hpp"
 #include "shared_seed.hpp"
 
 #include <algorithm>
@@ -40,15 +41,14 @@ class Replica {
  public:
   Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
 
-  Loss loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
-            int64_t global_size) const;
+  Loss loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size, int64_t global_size,
+            int32_t mark) const;
   double weight_of(int64_t local_size, int64_t global_size) const;
-  SamplePlace place_of(const Batch& batch) const;
-  int64_t steps_done() const { return steps_done_; }
-  void set_steps_done(int64_t steps) { steps_done_ = steps; }
+  SamplePlaces& places() { return places_; }
+  const SamplePlaces& places() const { return places_; }
   bool forwards_empty_parts() const { return has_sync_batchnorm(*module_); }
   void refuse_loss_without_graph() const;
-  void backward_through(const std::function<void()>& compute, int64_t local_size, int64_t global_size);
+  void backward_through(const std::function<void()>& compute, int64_t local_size, int64_t global_size, int32_t mark);
   void watch(std::function<void()> computed, std::function<void()> averaged);
 
   bool sync() const { return sync_; }
@@ -68,12 +68,12 @@ class Replica {
   std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
   bool sync_ = true;
   int64_t waiting_ = 0;  // samples of the parts whose gradients the next averaged backward averages with its own
-  int64_t steps_done_ = 0;
+  SamplePlaces places_;
   std::function<void()> computed_, averaged_;  // see watch_backwards(); empty: nobody watches
 };
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
-    : module_(std::move(module)), rank_(rank) {
+    : module_(std::move(module)), rank_(rank), places_(rank.seed(), rank.index(), rank.world_size()) {
   if (!module_) throw Error(rank_.name() + ": DataParallel: the module is null; build it first");
   warn_of_shared_seed(rank_);
   warn_of_shared_generator(*module_, rank_);
@@ -87,7 +87,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
 }
 
 Loss Replica::loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mean, int64_t local_size,
-                   int64_t global_size) const {
+                   int64_t global_size, int32_t mark) const {
   const double weight = weight_of(local_size, global_size);
   const bool no_samples = local_size == 0;
   if (no_samples && !(local_mean.defined() && forwards_empty_parts())) local_mean = torch::zeros({}, rank_.device());
@@ -96,20 +96,11 @@ Loss Replica::loss(const std::shared_ptr<Replica>& self, torch::Tensor local_mea
         "DataParallel: the loss must be one number, the mean over the part's samples; use the criterion's mean "
         "reduction");
   }
-  return Loss(self, std::move(local_mean), weight, local_size, global_size);
+  return Loss(self, std::move(local_mean), weight, local_size, global_size, mark);
 }
 
 double Replica::weight_of(int64_t local_size, int64_t global_size) const {
   return part_weight(local_size, global_size, rank_.world_size(), "DataParallel");
-}
-
-// As batches() cuts a batch, if it does not say.
-SamplePlace Replica::place_of(const Batch& batch) const {
-  SamplePlace place{.seed = rank_.seed(), .step = steps_done_, .first = batch.first, .size = batch.size()};
-  if (place.first >= 0) return place;
-  const Part part = part_of(batch.global_size, rank_.index(), rank_.world_size());
-  if (part.size() == batch.size()) place.first = part.begin;
-  return place;
 }
 
 // Where nothing is to be trained, no loss has a graph.
@@ -137,15 +128,20 @@ void Replica::check_that_no_parameter_is_new() const {
   }
 }
 
-void Replica::backward_through(const std::function<void()>& compute, int64_t local_size, int64_t global_size) {
+void Replica::backward_through(const std::function<void()>& compute, int64_t local_size, int64_t global_size,
+                               int32_t mark) {
   RECORD_USER_SCOPE("lockstep::backward");
   rank_.backend();  // throws once the run is over
   if (averaging_) check_that_no_parameter_is_new();
   waiting_ += local_size;
-  if (!sync_) return compute();
-  ++steps_done_;
+  if (!sync_) {
+    places_.computed();
+    return compute();
+  }
+  places_.set_steps_done(places_.steps_done() + 1);
   if (!averaging_) return compute();
-  const PartSizes sizes{.local = local_size, .accumulated = std::exchange(waiting_, 0), .global = global_size};
+  const PartSizes sizes{
+      .local = local_size, .accumulated = std::exchange(waiting_, 0), .global = global_size, .mark = mark};
   if (!computed_) return averaging_->average_during(compute, sizes);
   averaging_->average_during(
       [&] {
@@ -184,12 +180,13 @@ void Replica::set_averaging(std::shared_ptr<Averaging> averaging) {
 }
 
 Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight, int64_t local_size,
-           int64_t global_size)
+           int64_t global_size, int32_t mark)
     : replica_(std::move(replica)),
       local_mean_(std::move(local_mean)),
       weight_(weight),
       local_size_(local_size),
-      global_size_(global_size) {}
+      global_size_(global_size),
+      mark_(mark) {}
 
 void Loss::backward() {
   if (local_size_ > 0 && !local_mean_.requires_grad()) replica_->refuse_loss_without_graph();
@@ -197,7 +194,7 @@ void Loss::backward() {
     // Without a graph, as an empty part mostly is, gradients are what they were.
     if (local_mean_.requires_grad()) local_mean_.backward(torch::full_like(local_mean_, weight_));
   };
-  replica_->backward_through(compute, local_size_, global_size_);
+  replica_->backward_through(compute, local_size_, global_size_, mark_);
 }
 
 NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)), before_(replica_->sync()) {
@@ -214,8 +211,8 @@ std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module,
 }
 
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
-               int64_t global_size) {
-  return replica->loss(replica, std::move(local_mean), local_size, global_size);
+               int64_t global_size, int32_t mark) {
+  return replica->loss(replica, std::move(local_mean), local_size, global_size, mark);
 }
 
 bool forwards_empty_parts(const Replica& replica) {
@@ -230,20 +227,21 @@ double weight_of(const Replica& replica, int64_t local_size, int64_t global_size
   return replica.weight_of(local_size, global_size);
 }
 
-SamplePlace place_of(const Replica& replica, const Batch& batch) {
-  return replica.place_of(batch);
+SamplePlace place_of(Replica& replica, const Batch& batch) {
+  return replica.places().of(batch);
 }
 
 int64_t steps_done(const Replica& replica) {
-  return replica.steps_done();
+  return replica.places().steps_done();
 }
 
 void set_steps_done(Replica& replica, int64_t steps) {
-  replica.set_steps_done(steps);
+  replica.places().set_steps_done(steps);
 }
 
-void backward_through(Replica& replica, const std::function<void()>& compute, int64_t local_size, int64_t global_size) {
-  replica.backward_through(compute, local_size, global_size);
+void backward_through(Replica& replica, const std::function<void()>& compute, int64_t local_size, int64_t global_size,
+                      int32_t mark) {
+  replica.backward_through(compute, local_size, global_size, mark);
 }
 
 void Averaging::average_during(const std::function<void()>& backward, const PartSizes& sizes) {

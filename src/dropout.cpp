@@ -72,8 +72,8 @@ at::Tensor DropoutImpl::mask(const at::Tensor& x) const {
     throw Error(
         who +
         ": which samples these are is not known, so that no mask can depend on them alone. Let "
-        "DataParallel::loss() call forward, or open a SampleScope around it, as DataParallel::samples(batch) does; to "
-        "evaluate, call eval() first");
+        "DataParallel::loss() call forward, or open a SampleScope around it, as samples(batch) of a DataParallel or a "
+        "Worker does; to evaluate, call eval() first");
   }
   const SamplePlace& place = scope->place();
   if (place.first < 0) {
@@ -90,7 +90,8 @@ at::Tensor DropoutImpl::mask(const at::Tensor& x) const {
   }
   const auto draw = scope->draw(this);
   const uint64_t layer = name_.empty() ? static_cast<uint64_t>(draw.layer) : hash_of(name_);
-  const uint64_t key = mix({place.seed, layer, static_cast<uint64_t>(draw.call), static_cast<uint64_t>(place.step)});
+  uint64_t key = mix({place.seed, layer, static_cast<uint64_t>(draw.call), static_cast<uint64_t>(place.step)});
+  if (place.batch > 0) key = mix({key, static_cast<uint64_t>(place.batch)});
 
   // The places of a sample's values in the whole sample.
   std::vector<int64_t> sizes(x.sizes().begin() + 1, x.sizes().end());

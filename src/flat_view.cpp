@@ -1,5 +1,6 @@
 #include "flat_view.hpp"
 
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
 
 namespace lockstep {
@@ -29,6 +30,10 @@ std::vector<at::Tensor> parts_like(const std::vector<at::Tensor>& tensors, const
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.sizes() == b.sizes() && a.strides() == b.strides() &&
          a.scalar_type() == b.scalar_type();
+}
+
+bool same_values(const at::Tensor& a, const at::Tensor& b) {
+  return at::allclose(a, b, 0, 0, /*equal_nan=*/true);
 }
 
 }  // namespace lockstep

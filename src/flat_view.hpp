@@ -21,4 +21,7 @@ std::vector<at::Tensor> parts_like(const std::vector<at::Tensor>& tensors, const
 // Whether both are the same values at the same addresses.
 bool same_memory(const at::Tensor& a, const at::Tensor& b);
 
+// Whether both have the same values, NaN where the other has NaN. On a GPU the host waits.
+bool same_values(const at::Tensor& a, const at::Tensor& b);
+
 }  // namespace lockstep

@@ -1,6 +1,5 @@
 #include "reducer.hpp"
 
-#include <ATen/ops/allclose.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
@@ -23,8 +22,6 @@
 namespace lockstep {
 namespace {
 
-constexpr int kNotedOnGpu = 3;  // first gradients outside
-
 // `later` waits for all that is on `earlier` by now; the CPU does not.
 void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
   c10::Event event(earlier.device_type());
@@ -43,7 +40,8 @@ Reducer::Reducer(const std::vector<std::pair<std::string, at::Tensor>>& paramete
     : Averaging(rank.name() + ": DataParallel"),
       rank_(rank),
       options_(options),
-      report_(rank, rank.name() + ": DataParallel") {
+      report_(rank, rank.name() + ": DataParallel"),
+      alone_(rank, rank.name() + ": DataParallel") {
   if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
     throw Error("DataParallel: bucket_bytes is " + std::to_string(options_.bucket_bytes) +
                 " and first_bucket_bytes is " + std::to_string(options_.first_bucket_bytes) +
@@ -113,32 +111,15 @@ void Reducer::check_that_frozen_stay_frozen() const {
   }
 }
 
-// What one rank's gradients alone have changed differs between the ranks from there on. A gradient alone is no mistake:
-// a loss of another net may flow through this one, and zero_grad() follows.
 void Reducer::check_that_steps_were_averaged() {
   const std::lock_guard lock(mutex_);
-  if (!value_when_alone_.defined()) return;
-  if (at::allclose(value_when_alone_, slots_[alone_].parameter, 0, 0, /*equal_nan=*/true)) return;
-  throw Error(rank_.name() + ": DataParallel: " + slots_[alone_].name +
-              " was changed after a backward whose gradients were never averaged, so the ranks' networks differ now. "
-              "Call net.loss(batch, criterion).backward(), or net.mean(…).backward(), in place of the backward() of a "
-              "tensor; end a no_sync() guard before the last backward of a step");
-}
-
-// One parameter tells enough, and the last layer's bias, which comes first, is small. Its value tells, and not its
-// version counter, which LibTorch's optimizers go round.
-void Reducer::note_gradient_alone(size_t index) {
-  if (rank_.world_size() == 1 || value_when_alone_.defined() || (poll_stream_ && is_recording())) return;
-  if (!rank_.device().is_cpu() && ++noted_alone_ > kNotedOnGpu) return;  // the host waits for what is compared
-  const c10::AutoGradMode no_grad(false);
-  alone_ = index;
-  value_when_alone_ = slots_[index].parameter.detach().clone();
+  alone_.check();
 }
 
 void Reducer::start() {
   const std::lock_guard lock(mutex_);
   for (auto& slot : slots_) slot.ready = slot.had = false;
-  value_when_alone_.reset();
+  alone_.forget();
   for (auto& bucket : buckets_) bucket.missing = bucket.slots.size();
   ready_order_.clear();
   next_bucket_ = turn_ = place_ = 0;
@@ -148,7 +129,7 @@ void Reducer::start() {
 void Reducer::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
   Slot& slot = slots_[index];
-  if (!active_) return note_gradient_alone(index);
+  if (!active_) return alone_.note(slot.name, slot.parameter);
   if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
     if (slot.bucket < next_bucket_) {
       throw Error("DataParallel: the gradient of " + slot.name +

@@ -22,6 +22,7 @@
 #include "averaging.hpp"
 #include "backward_report.hpp"
 #include "gradient_hook.hpp"
+#include "unaveraged_gradients.hpp"
 
 #include <functional>
 #include <memory>
@@ -77,7 +78,6 @@ class Reducer : public Averaging {
   void on_gradient(size_t slot);  // the hook
   void fill(Slot& slot);          // makes .grad the slot's view, without changing its value
   void check_that_frozen_stay_frozen() const;
-  void note_gradient_alone(size_t slot);
   // Begins what rounds can be begun, in the one order of all ranks: in turn t bucket t's first, then the next of each
   // earlier bucket that has one. Stops at a bucket that is not ready, or, unless it may wait, at a round that is not
   // complete.
@@ -109,9 +109,7 @@ class Reducer : public Averaging {
   size_t place_ = 0;                 // the first of them that this turn has not come to
   std::vector<size_t> open_;         // posted buckets that were not complete when last polled
   bool active_ = false;              // between start() and finish(): hooks only note outside
-  size_t alone_ = 0;                 // the first slot that got a gradient outside, since the last start()
-  at::Tensor value_when_alone_;      // the parameter's then; undefined if there was none
-  int noted_alone_ = 0;              // times, on a GPU
+  UnaveragedGradients alone_;        // of backwards outside, since the last start()
   bool listening_ = true;            // see listen()
   std::vector<int64_t> order_;       // of the slots in which rank 0 had a gradient; empty until it is learnt
   std::vector<size_t> ready_order_;  // of slots, in this backward

@@ -67,8 +67,7 @@ void check_that_it_has(const std::vector<at::Tensor>& slices, const torch::optim
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<ShardedBucket>& buckets, const Rank& rank,
                                                       const ShardedOptimizer::Factory& make) {
-  std::vector<at::Tensor> slices;
-  for (const auto& bucket : buckets) slices.push_back(bucket.slice);
+  const auto slices = pieces_of(buckets);
   auto optimizer = make(slices);
   if (!optimizer) throw Error(rank.name() + ": ShardedOptimizer: the factory made no optimizer");
   check_that_it_has(slices, *optimizer, rank);
@@ -88,6 +87,7 @@ ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Facto
 }
 
 ShardedOptimizer::~ShardedOptimizer() {
+  reducer_->take_filler_away();
   reducer_->end(rank_.name() +
                 ": ShardedOptimizer: the one that averaged this DataParallel's gradients is gone; keep " +
                 "it as long as you train, or make another one");
@@ -121,7 +121,7 @@ ShardedOptimizer::State ShardedOptimizer::state() {
 }
 
 void ShardedOptimizer::load_state(const State& state) {
-  load_slices_of_state(*optimizer_, buckets_, rank_, state);
+  load_slices_of_state(*optimizer_, buckets_, state);
 }
 
 }  // namespace lockstep

@@ -1,11 +1,11 @@
 #include "sharded_parameters.hpp"
 
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include "flat_view.hpp"
 
+#include <algorithm>
 #include <map>
 
 namespace lockstep {
@@ -20,9 +20,16 @@ void flatten(ShardedBucket& bucket, const Rank& rank) {
     value.copy_(place.parameter);
     place.parameter.set_data(value);
   }
-  bucket.slice = slice_of_flat(bucket.values, rank).variable_data();
-  bucket.slice.requires_grad_();
-  bucket.slice.mutable_grad() = at::zeros_like(bucket.slice);
+  bucket.slice = slice_of_flat(bucket.values, rank);
+  const int64_t begin = of_each * rank.index(), end = begin + of_each;
+  for (auto& [name, parameter, offset, piece] : bucket.places) {
+    const int64_t first = std::max(begin, offset), last = std::min(end, offset + parameter.numel());
+    if (first >= last) continue;
+    piece = {.size = last - first, .in_parameter = first - offset, .in_slice = first - begin};
+    // variable_data: no view in autograd's eyes, of which an optimizer could not be made.
+    piece.values = bucket.slice.narrow(0, piece.in_slice, piece.size).variable_data();
+    piece.values.requires_grad_();
+  }
 }
 
 }  // namespace
@@ -39,7 +46,7 @@ std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::str
     const auto& [name, parameter] = parameters[i];
     const auto type = parameter.scalar_type();
     ShardedBucket& bucket = filling[type];
-    bucket.places.push_back({name, parameter, bucket.size});
+    bucket.places.push_back({.name = name, .parameter = parameter, .offset = bucket.size});
     bucket.size += parameter.numel();
     if (bucket.size * static_cast<int64_t>(parameter.element_size()) < bucket_bytes) continue;
     buckets.push_back(std::move(bucket));
@@ -50,6 +57,16 @@ std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::str
   return buckets;
 }
 
+std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets) {
+  std::vector<at::Tensor> pieces;
+  for (const auto& bucket : buckets) {
+    for (const auto& place : bucket.places) {
+      if (place.piece.size > 0) pieces.push_back(place.piece.values);
+    }
+  }
+  return pieces;
+}
+
 at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank) {
   const int64_t of_each = flat.numel() / rank.world_size();
   return flat.narrow(0, of_each * rank.index(), of_each);
@@ -58,7 +75,7 @@ at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank) {
 void gather_slices(const std::vector<std::pair<at::Tensor, at::Tensor>>& flats_and_slices, Rank& rank) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   for (const auto& [flat, slice] : flats_and_slices) {
-    at::Tensor all = flat, mine = slice.detach();
+    at::Tensor all = flat, mine = slice;
     works.push_back(rank.backend()._allgather_base(all, mine, c10d::AllgatherOptions{}));
   }
   for (const auto& work : works) work->wait();

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -19,6 +20,13 @@ namespace {
 
 constexpr int kComparedOnGpu = 3;  // first steps
 
+constexpr int64_t kLargestFiller = 4096;  // values: it must cost no memory to speak of
+
+// Above every norm to which gradients are clipped, and far from what gradients are.
+double filler_of(at::ScalarType type) {
+  return type == at::kHalf ? 65504 : 1e30;
+}
+
 }  // namespace
 
 ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, Rank& rank, const ShardedOptions& options)
@@ -27,10 +35,11 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, Rank& 
       options_(options),
       report_(rank, rank.name() + ": ShardedOptimizer"),
       order_(buckets.size()),
-      learned_(buckets.size() < 2) {
+      learned_(buckets.size() < 2),
+      alone_(rank, rank.name() + ": ShardedOptimizer") {
   std::iota(order_.begin(), order_.end(), size_t{0});
   for (const auto& parameters : buckets) {
-    Bucket bucket{.parameters = parameters, .slots = {}, .gradient = parameters.slice.grad()};
+    Bucket bucket{.parameters = parameters, .slots = {}, .gradient = at::zeros_like(parameters.slice)};
     for (const auto& place : parameters.places) {
       bucket.slots.push_back(slots_.size());
       slots_.push_back({.place = place, .bucket = buckets_.size()});
@@ -42,10 +51,6 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, Rank& 
   for (size_t i = 0; i < slots_.size(); ++i) {
     slots_[i].hook = std::make_unique<GradientHook>(slots_[i].place.parameter, [this, i] { on_gradient(i); });
   }
-  const auto smaller = [](const Slot& a, const Slot& b) {
-    return a.place.parameter.numel() < b.place.parameter.numel();
-  };
-  smallest_ = static_cast<size_t>(std::min_element(slots_.begin(), slots_.end(), smaller) - slots_.begin());
   if (!keeps_whole()) return;
   for (auto& bucket : buckets_) take_memory(bucket);
 }
@@ -85,6 +90,7 @@ void ShardedReducer::collect(Slot& slot) {
   if (!slot.view.defined()) take_memory(buckets_[slot.bucket]);
   auto& gradient = slot.place.parameter.mutable_grad();
   const bool grows = !keeps_whole() && slot.ready;  // by a backward inside the backward
+  slot.had = slot.had || gradient.defined();
   if (!gradient.defined()) {
     if (!grows) slot.view.zero_();
   } else if (gradient.layout() != at::kStrided) {
@@ -105,22 +111,29 @@ void ShardedReducer::collect(Slot& slot) {
 void ShardedReducer::zero_grad() {
   const std::lock_guard lock(mutex_);
   const c10::NoGradGuard no_grad;
-  for (auto& slot : slots_) slot.place.parameter.mutable_grad().reset();
-  for (auto& bucket : buckets_) {
-    bucket.adds = false;
-    if (!keeps_whole()) continue;
-    bucket.memory.zero_();
-    for (const size_t slot : bucket.slots) slots_[slot].place.parameter.mutable_grad() = slots_[slot].view;
+  forget_left();
+  for (auto& slot : slots_) {
+    slot.place.parameter.mutable_grad().reset();
+    slot.used = false;
   }
+  for (auto& bucket : buckets_) bucket.adds = false;
   averaged_ = false;
-  left_.reset();
 }
 
 std::vector<at::Tensor> ShardedReducer::gradients() {
   const std::lock_guard lock(mutex_);
   std::vector<at::Tensor> gradients;
-  for (const auto& bucket : buckets_) gradients.push_back(bucket.gradient);
+  for (const auto& slot : slots_) {
+    if (slot.place.piece.size > 0) gradients.push_back(gradient_of(slot));
+  }
   return gradients;
+}
+
+// variable_data: no view in autograd's eyes, whose detach_() an optimizer's zero_grad() could not do.
+at::Tensor ShardedReducer::gradient_of(const Slot& slot) const {
+  const auto& piece = slot.place.piece;
+  if (!slot.used || piece.size == 0) return {};
+  return buckets_[slot.bucket].gradient.narrow(0, piece.in_slice, piece.size).variable_data();
 }
 
 void ShardedReducer::check_averaged() const {
@@ -133,20 +146,17 @@ std::vector<std::pair<std::string, at::Tensor>> ShardedReducer::slices() {
   const std::lock_guard lock(mutex_);
   check_averaged();
   std::vector<std::pair<std::string, at::Tensor>> pieces;
-  for (const auto& bucket : buckets_) {
-    const int64_t begin = bucket.gradient.numel() * rank_.index(), end = begin + bucket.gradient.numel();
-    for (const auto& place : bucket.parameters.places) {
-      const int64_t first = std::max(begin, place.offset);
-      const int64_t last = std::min(end, place.offset + place.parameter.numel());
-      if (first < last) pieces.emplace_back(place.name, bucket.gradient.narrow(0, first - begin, last - first));
-    }
+  for (const auto& slot : slots_) {
+    const at::Tensor gradient = gradient_of(slot);
+    if (gradient.defined()) pieces.emplace_back(slot.place.name, gradient);
   }
   return pieces;
 }
 
 void ShardedReducer::check_unchanged() {
-  const at::Tensor left = std::exchange(left_, {});
-  if (!left.defined() || left.equal(slots_[smallest_].view) || left.isnan().any().item<bool>()) return;
+  const at::Tensor left = left_, values = values_left_;
+  forget_left();
+  if (!left.defined() || same_values(left, values)) return;
   throw Error(rank_.name() + ": ShardedOptimizer: .grad was changed between backward() and step(), which uses the " +
               "averages that it has elsewhere. Clip with lockstep::clip_grad_norm(optimizer, max_norm), whose norm is "
               "the whole network's; change what optimizer.gradients() gives for anything else");
@@ -156,7 +166,9 @@ void ShardedReducer::use() {
   const std::lock_guard lock(mutex_);
   check_averaged();
   check_unchanged();
-  for (auto& bucket : buckets_) bucket.parameters.slice.mutable_grad() = bucket.gradient;
+  for (auto& slot : slots_) {
+    if (slot.place.piece.size > 0) slot.place.piece.values.mutable_grad() = gradient_of(slot);
+  }
   if (keeps_whole()) return;
   averaged_ = false;
   for (auto& bucket : buckets_) bucket.adds = false;
@@ -164,7 +176,13 @@ void ShardedReducer::use() {
 
 // ---- A backward.
 
+void ShardedReducer::check_that_steps_were_averaged() {
+  const std::lock_guard lock(mutex_);
+  alone_.check();
+}
+
 void ShardedReducer::average(const std::function<void()>& backward, const PartSizes& sizes) {
+  check_that_steps_were_averaged();
   start();
   backward();
   finish(sizes);
@@ -179,11 +197,17 @@ void ShardedReducer::abandon() {
 void ShardedReducer::listen(bool last) {
   const std::lock_guard lock(mutex_);
   listening_ = last;
+  if (!last) forget_left();  // what comes adds to .grad
 }
 
 void ShardedReducer::start() {
   const std::lock_guard lock(mutex_);
-  for (auto& slot : slots_) slot.ready = false;
+  for (auto& slot : slots_) {
+    slot.ready = slot.had = false;
+    slot.used = slot.used && buckets_[slot.bucket].adds;
+  }
+  alone_.forget();
+  forget_left();
   for (auto& bucket : buckets_) {
     bucket.missing = bucket.slots.size();
     bucket.posted = false;
@@ -195,8 +219,8 @@ void ShardedReducer::start() {
 
 void ShardedReducer::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
-  if (!active_) return;
   Slot& slot = slots_[index];
+  if (!active_) return alone_.note(slot.place.name, slot.place.parameter);
   Bucket& bucket = buckets_[slot.bucket];
   if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
     if (bucket.posted) {
@@ -270,15 +294,54 @@ void ShardedReducer::finish(const PartSizes& sizes) {
     }
     post(bucket);
   }
-  report_.post({}, sizes);
+  std::vector<bool> had;
+  for (const auto& slot : slots_) had.push_back(slot.had);
+  report_.post(had, sizes);
   while (!open_.empty()) complete_oldest();
   report_.wait();
+  note_used();
   averaged_ = true;
-  // On a GPU the host would wait for what it compares, so there in the first steps only.
-  if (keeps_whole() && (rank_.device().is_cpu() || ++compared_ <= kComparedOnGpu)) {
-    left_ = slots_[smallest_].view.clone();
-  }
+  note_left();
   if (!learned_) learn_order();
+}
+
+// As on one device: a parameter without a gradient stays without, so that an optimizer leaves it alone.
+void ShardedReducer::note_used() {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    slot.used = slot.used || slot.had || report_.any_had(i);
+    if (!slot.used) slot.place.parameter.mutable_grad().reset();
+  }
+}
+
+// On a GPU the host would wait for what it compares, so there in the first steps only.
+void ShardedReducer::note_left() {
+  if (!rank_.device().is_cpu() && ++compared_ > kComparedOnGpu) return;
+  const Slot* smallest = nullptr;
+  for (const auto& slot : slots_) {
+    const bool smaller = smallest == nullptr || slot.place.parameter.numel() < smallest->place.parameter.numel();
+    if (slot.used && smaller) smallest = &slot;
+  }
+  if (smallest == nullptr || (!keeps_whole() && smallest->place.parameter.numel() > kLargestFiller)) return;
+  const c10::AutoGradMode no_grad(false);
+  smallest_ = static_cast<size_t>(smallest - slots_.data());
+  const at::Tensor& parameter = smallest->place.parameter;
+  if (!keeps_whole()) parameter.mutable_grad() = at::full_like(parameter, filler_of(parameter.scalar_type()));
+  left_ = parameter.grad();
+  values_left_ = left_.clone();
+}
+
+void ShardedReducer::forget_left() {
+  if (!left_.defined()) return;
+  auto& gradient = slots_[smallest_].place.parameter.mutable_grad();
+  if (!keeps_whole() && gradient.defined() && same_memory(gradient, left_)) gradient.reset();
+  left_.reset();
+  values_left_.reset();
+}
+
+void ShardedReducer::take_filler_away() {
+  const std::lock_guard lock(mutex_);
+  forget_left();
 }
 
 // One broadcast tells every rank in which order rank 0 completed its buckets; those that it did not complete come last.

@@ -19,6 +19,7 @@
 #include "backward_report.hpp"
 #include "gradient_hook.hpp"
 #include "sharded_parameters.hpp"
+#include "unaveraged_gradients.hpp"
 
 #include <deque>
 #include <functional>
@@ -37,15 +38,19 @@ class ShardedReducer : public Averaging {
   ShardedReducer& operator=(const ShardedReducer&) = delete;
 
   void listen(bool last) override;
+  void check_that_steps_were_averaged() override;
   bool in_slices() const override { return true; }
   std::vector<std::pair<std::string, at::Tensor>> slices() override;
   bool waits_in_backward() const override { return !keeps_whole(); }
 
   void zero_grad();
 
+  // No .grad is a filler any longer: see left_.
+  void take_filler_away();
+
   // The slices' gradients, for an update. Throws Error if nothing was averaged.
   void use();
-  std::vector<at::Tensor> gradients();  // of this rank's slices, by bucket
+  std::vector<at::Tensor> gradients();  // of this rank's pieces, in their order; undefined where no rank had one
 
  private:
   struct Slot {  // one parameter's place
@@ -53,6 +58,8 @@ class ShardedReducer : public Averaging {
     size_t bucket;
     at::Tensor view = {};  // of its gradient, in its bucket's memory; undefined while that has none
     bool ready = false;
+    bool had = false;   // a gradient on this rank, in this backward
+    bool used = false;  // on any rank, in what is averaged by now
     std::unique_ptr<GradientHook> hook = {};
   };
 
@@ -77,6 +84,10 @@ class ShardedReducer : public Averaging {
 
   bool keeps_whole() const { return options_.stage == 1; }
   void check_averaged() const;
+  at::Tensor gradient_of(const Slot& slot) const;  // of its piece; undefined if no rank had one
+  void note_used();                                // after the report
+  void note_left();                                // in .grad
+  void forget_left();                              // and takes a filler away
   void check_unchanged();
   void on_gradient(size_t slot);  // the hook
   void collect(Slot& slot);       // moves .grad, or zeros, into the bucket's memory
@@ -108,14 +119,17 @@ class ShardedReducer : public Averaging {
     std::vector<at::Tensor> spare = {};
   };
   std::map<at::ScalarType, Pieces> pieces_;
-  bool active_ = false;  // between start() and finish(): hooks do nothing outside
+  bool active_ = false;  // between start() and finish(): hooks only note outside
   bool listening_ = true;
   bool averaged_ = false;  // there is something to use()
   bool learned_ = false;
-  // Stage 1: the smallest parameter's gradient as the last average left it. Who changes it changes nothing of the step.
+  // What the last average left in .grad of the smallest parameter that was used, and its values then. Who changes it
+  // changes nothing of the step. With stage 2, which leaves nothing there, it is a filler, so that torch's clipping
+  // finds something to change.
   size_t smallest_ = 0;
-  at::Tensor left_;
+  at::Tensor left_, values_left_;
   int compared_ = 0;
+  UnaveragedGradients alone_;      // of backwards outside, since the last start()
   std::vector<size_t> completed_;  // buckets, in this backward
 };
 

@@ -15,8 +15,8 @@ namespace lockstep {
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                              Rank& rank);
 
-// A parameter that has no state counts as one with zeros. Throws Error as load_optimizer_state() does.
+// Throws Error as load_optimizer_state() does.
 void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
-                          const Rank& rank, const io::NamedTensors& state);
+                          const io::NamedTensors& state);
 
 }  // namespace lockstep

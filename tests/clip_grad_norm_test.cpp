@@ -186,18 +186,51 @@ TEST(ClipGradNorm, WithoutAveragedGradientsAShardedOptimizerHasNone) {
               HasSubstr("there are no averaged gradients"));
 }
 
-// What everybody writes first. (With stage 2 there is no .grad that it could change.)
+// What everybody writes first.
 TEST(ClipGradNorm, TorchsOwnBesideAShardedOptimizerIsRefused) {
-  EXPECT_THAT(error_on_ranks(2,
-                             [&](Rank& rank) {
-                               DataParallel net(net_of(rank), rank);
-                               ShardedOptimizer adam(net, make_adam);
-                               net.loss(part_for(make_batches()[0], rank), F::cross_entropy).backward();
-                               torch::nn::utils::clip_grad_norm_(net->parameters(), kMaxNorm / 10);
-                               adam.step();
-                             }),
-              AllOf(HasSubstr(".grad was changed between backward() and step()"),
-                    HasSubstr("clip_grad_norm(optimizer, max_norm)")));
+  for (const int stage : {1, 2}) {
+    EXPECT_THAT(error_on_ranks(2,
+                               [&](Rank& rank) {
+                                 DataParallel net(net_of(rank), rank);
+                                 ShardedOptimizer adam(net, make_adam, {.stage = stage});
+                                 net.loss(part_for(make_batches()[0], rank), F::cross_entropy).backward();
+                                 torch::nn::utils::clip_grad_norm_(net->parameters(), kMaxNorm / 10);
+                                 adam.step();
+                               }),
+                AllOf(HasSubstr(".grad was changed between backward() and step()"),
+                      HasSubstr("clip_grad_norm(optimizer, max_norm)")))
+        << stage;
+  }
+}
+
+// What stage 2 leaves in .grad, so that it sees torch's clipping, gets into no average.
+TEST(ClipGradNorm, AFillerIsGoneBeforeTheNextGradient) {
+  const auto batches = make_batches();
+  const auto trained_after = [&](const std::function<void(DataParallel<torch::nn::SequentialImpl>&)>& between) {
+    std::vector<Tensor> trained;
+    run(cpus(2), [&](Rank& rank) {
+      DataParallel net(net_of(rank), rank);
+      {
+        ShardedOptimizer adam(net, make_adam, {.stage = 2});
+        net.loss(part_for(batches[0], rank), F::cross_entropy).backward();
+        between(net);
+        net.loss(part_for(batches[1], rank), F::cross_entropy).backward();
+        adam.step();
+        for (const auto& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+        net.loss(part_for(batches[2], rank), F::cross_entropy).backward();
+      }
+      for (const auto& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+      if (rank.index() == 0) trained = net->parameters();
+    });
+    return trained;
+  };
+  const auto twice = trained_after([](auto&) {});
+  const auto with_zero_grad = trained_after([](auto& net) { net->zero_grad(); });
+  const auto with_no_sync = trained_after([](auto& net) { const auto guard = net.no_sync(); });
+  for (size_t i = 0; i < twice.size(); ++i) {
+    expect_near(with_zero_grad[i].detach(), twice[i].detach(), 0, "zero_grad");
+    expect_near(with_no_sync[i].detach(), twice[i].detach(), 0, "no_sync");
+  }
 }
 
 }  // namespace clip_grad_norm_test

@@ -13,6 +13,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace data_parallel_misuse_test {
@@ -92,6 +93,52 @@ TEST(DataParallelMisuse, OtherBatchSizesAreRefusedOnAllRanks) {
                                  HasSubstr("of 5, rank 2 "), HasSubstr("the same batch size"))));
 }
 
+TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
+  const std::vector<std::pair<std::string, std::function<void(lockstep::BatchOptions&)>>> others = {
+      {"seed", [](auto& options) { options.seed = 1; }},
+      {"epoch", [](auto& options) { options.epoch = 1; }},
+      {"shuffle", [](auto& options) { options.shuffle = false; }}};
+  for (const int world : {2, 3}) {
+    for (const auto& [what, change] : others) {
+      const auto errors = errors_of(world, [&, &change = change](Rank& rank) {
+        DataParallel net(torch::nn::Linear(6, 3), rank);
+        std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+        if (world == 3) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);
+        lockstep::BatchOptions options{.size = 4};
+        if (rank.index() == 1) change(options);
+        for (auto& batch : lockstep::batches(data, options, rank)) net.loss(batch, F::cross_entropy).backward();
+      });
+      EXPECT_THAT(errors, Each(AllOf(HasSubstr("of different batches: rank 1 has another one than rank 0"),
+                                     HasSubstr("seed, epoch and shuffle"))))
+          << world << what;
+    }
+  }
+}
+
+TEST(DataParallelMisuse, ABatchThatOneRankLeavesOutIsSeen) {
+  const auto errors = errors_of(3, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    bool first = true;
+    for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) {
+      if (!std::exchange(first, false) || rank.index() != 2) net.loss(batch, F::cross_entropy).backward();
+    }
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("rank 2 has another one than rank 0")));
+}
+
+// Of which nobody knows the order.
+TEST(DataParallelMisuse, BatchesOfOnesOwnGoWithTheOthers) {
+  const auto errors = errors_of(3, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    for (auto& batch : lockstep::batches(data, {.size = 6}, rank)) {
+      const Batch own{batch.x, batch.y, batch.global_size};
+      net.loss(rank.index() == 0 ? own : batch, F::cross_entropy).backward();
+      for (const auto& part : batch.in_parts(2)) EXPECT_EQ(part.mark, batch.mark);
+    }
+  });
+  EXPECT_THAT(errors, Each("(no error)"));
+}
+
 TEST(DataParallelMisuse, PartsOfABatchThatAddUpUnderNoSyncAreNone) {
   const auto errors = errors_of(2, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);
@@ -120,28 +167,55 @@ TEST(DataParallelMisuse, NorArePartsOfSeveralBatches) {
   EXPECT_THAT(errors, Each("(no error)"));
 }
 
-TEST(DataParallelMisuse, WeightsThatAreNotNumbersHaveNotChanged) {
-  const auto errors = errors_of(2, [](Rank& rank) {
-    DataParallel net(torch::nn::Linear(6, 3), rank);
-    for (auto& parameter : net->parameters()) parameter.data().fill_(std::nan(""));
-    const auto parts = halves_of_part(rank);
-    {
-      const auto guard = net.no_sync();
-      net.loss(parts.at(0), F::cross_entropy).backward();
-    }
-    net.loss(parts.at(1), F::cross_entropy).backward();
-  });
-  EXPECT_THAT(errors, Each("(no error)"));
+TEST(DataParallelMisuse, WeightsAndGradientsThatAreNotNumbersHaveNotChanged) {
+  for (const int stage : {0, 1, 2}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+      if (stage > 0)
+        optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd, lockstep::ShardedOptions{stage});
+      for (auto& parameter : net->parameters()) parameter.data().fill_(std::nan(""));
+      const auto parts = halves_of_part(rank);
+      {
+        const auto guard = net.no_sync();
+        net.loss(parts.at(0), F::cross_entropy).backward();
+      }
+      net.loss(parts.at(1), F::cross_entropy).backward();
+      if (optimizer) optimizer->step();
+    });
+    EXPECT_THAT(errors, Each("(no error)")) << stage;
+  }
 }
 
+// Beside a gradient that is no number.
+TEST(DataParallelMisuse, AClippedGradientIsSeenBesideOneThatIsNoNumber) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    lockstep::ShardedOptimizer optimizer(net, kSgd, {.stage = 1});
+    net.backward_through([&] {
+      net->bias.mutable_grad() = torch::tensor({1.0F, NAN, 2.0F});
+      net->weight.mutable_grad() = torch::ones({3, 6});
+    });
+    torch::nn::utils::clip_grad_value_(net->parameters(), 0.5);
+    optimizer.step();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr(".grad was changed between backward() and step()")));
+}
+
+// An optimizer of one's own beside the sharded one steps with what is in .grad.
 TEST(DataParallelMisuse, StepsWithGradientsThatWereNotAveragedAreRefused) {
-  for (const std::string how : {"tensor", "no_sync"}) {
+  for (const std::string how : {"tensor", "no_sync", "tensor beside stage 1", "no_sync beside stage 2"}) {
     for (const std::string then : {"forward", "backward"}) {
       const auto errors = errors_of(2, [&](Rank& rank) {
         DataParallel net(torch::nn::Linear(6, 3), rank);
+        std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+        if (how.find("stage") != std::string::npos) {
+          optimizer = std::make_unique<lockstep::ShardedOptimizer>(
+              net, kSgd, lockstep::ShardedOptions{how.ends_with("1") ? 1 : 2});
+        }
         torch::optim::SGD sgd(net->parameters(), 0.1);
         const Batch batch = part_of_batch(rank);
-        if (how == "tensor") {
+        if (how.starts_with("tensor")) {
           F::cross_entropy(net(batch.x), batch.y).backward();
         } else {
           const auto guard = net.no_sync();

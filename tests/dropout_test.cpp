@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel.hpp>
 #include <lockstep/dropout.hpp>
+#include <lockstep/parameter_server.hpp>
 #include <lockstep/split_model.hpp>
 #include <lockstep/tensor_parallel.hpp>
 
@@ -238,6 +239,70 @@ TEST_P(DropoutTrainingWorlds, GoesOnAtTheStepThatItIsTold) {
       sgd->step();
     }
     expect_trained((*net)->named_parameters());
+  });
+}
+
+// Three whole batches, of 11, 11 and 2 samples, add up in one step: each drops its own values, however it is cut.
+TEST_P(DropoutTrainingWorlds, BatchesThatAddUpDropDifferentValuesAsOnOneDevice) {
+  const auto trained_alone = [&](bool masks_differ) {
+    Sequential net = copy_of(start_);
+    name_dropouts(*net);
+    int64_t number = 0;
+    for (auto& batch : batches(data_, kBatches)) {
+      const SampleScope scope({.seed = kSeed, .batch = number, .first = 0, .size = batch.size()});
+      F::cross_entropy(net->forward(batch.x), batch.y).backward();
+      if (masks_differ) ++number;
+    }
+    return net->parameters();
+  };
+  const auto expected = trained_alone(true);
+  EXPECT_FALSE(torch::allclose(expected[0].grad(), trained_alone(false)[0].grad()));
+  for (const std::string how : {"whole", "in parts", "of one's own"}) {
+    on_seeded_ranks(GetParam(), [&](Rank& rank) {
+      DataParallel net(copy_of(start_), rank);
+      std::vector<Batch> parts;
+      for (auto& batch : batches(data_, kBatches, rank)) {
+        for (const auto& part : batch.in_parts(how == "in parts" ? 3 : 1)) {
+          parts.push_back(how == "of one's own" ? Batch{part.x, part.y, part.global_size} : part);
+        }
+      }
+      for (int step = 0; step < 2; ++step) {  // from the first batch again
+        net->zero_grad();
+        net.set_steps_done(0);
+        if (step == 1) net.loss(parts.back(), F::cross_entropy);  // forwards alone do not count
+        for (size_t i = 0; i < parts.size(); ++i) {
+          std::optional<NoSync> more_to_come;
+          if (i + 1 < parts.size()) more_to_come.emplace(net.replica());
+          net.loss(parts[i], F::cross_entropy).backward();
+        }
+        for (size_t i = 0; i < expected.size(); ++i) {
+          expect_near(net->parameters()[i].grad(), expected[i].grad(), 1e-10, how + std::to_string(i));
+        }
+      }
+    });
+  }
+}
+
+// A server's workers drop what DataParallel's ranks do. The parameter: workers, beside whom there is a server.
+class DropoutTrainingWorkers : public DropoutTrainingWorlds {};
+INSTANTIATE_TEST_SUITE_P(Sizes, DropoutTrainingWorkers, testing::Values(1, 2, 3));
+
+TEST_P(DropoutTrainingWorkers, TrainAsOneDevice) {
+  on_seeded_ranks(GetParam() + 1, [&](Rank& rank) {
+    Sequential net = copy_of(start_);
+    ParameterServer server(net, rank, [](const auto& pieces) {
+      return std::make_unique<torch::optim::SGD>(pieces, torch::optim::SGDOptions(0.1).momentum(0.9));
+    });
+    server.train([&](Worker& worker) {
+      for (auto& batch : batches(data_, kBatches, worker)) {
+        net->zero_grad();
+        const auto scope = worker.samples(batch);
+        const Tensor loss = batch.size() == 0 ? Tensor() : F::cross_entropy(net->forward(batch.x), batch.y);
+        worker.backward(loss, batch);
+        worker.step();
+      }
+    });
+    expect_trained(net->named_parameters());
   });
 }
 

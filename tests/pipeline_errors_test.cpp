@@ -157,6 +157,26 @@ TEST(PipelineErrorsTest, BatchesThatDifferAreRefused) {
               AllOf(HasSubstr("x is float [6, 4]"), HasSubstr("y is long int [5]")));
 }
 
+// As batches(…, rank) gives them, where no DataParallel averages over several pipelines.
+TEST(PipelineErrorsTest, PartsOfABatchAreRefused) {
+  const lockstep::Dataset data{torch::randn({8, 4}), torch::randint(4, {8})};
+  std::vector<std::string> errors(2);
+  std::atomic<int> steps = 0;
+  lockstep::run(cpus(2), [&](Rank& rank) {
+    Pipeline pipeline(split_into_stages(linears(2), 2), rank);
+    const auto criterion = [&](const Tensor& y_hat, const Tensor& y) { return ++steps, F::cross_entropy(y_hat, y); };
+    errors[static_cast<size_t>(rank.index())] = error_of([&] {
+      for (auto& batch : lockstep::batches(data, {.size = 8}, rank)) pipeline.forward_backward(batch, criterion);
+    });
+    EXPECT_EQ(steps, 0);
+    rank.barrier();
+    for (auto& batch : lockstep::batches(data, {.size = 8})) pipeline.forward_backward(batch, criterion);
+    pipeline.forward_backward({data.x, data.y}, criterion);  // a batch of one's own
+  });
+  EXPECT_THAT(errors, testing::Each(AllOf(HasSubstr("Pipeline: the batch is a part, 4 of 8 samples"),
+                                          HasSubstr("batches(…) without the rank"), HasSubstr("data axis"))));
+}
+
 TEST(PipelineErrorsTest, CriteriaThatAreNoMeanAreRefused) {
   EXPECT_THAT(error_in(2,
                        [](Rank& rank) {

@@ -7,7 +7,9 @@
 #include <lockstep/sync_batch_norm.hpp>
 
 #include "group_tests.hpp"
+#include "optimizer_state.hpp"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -91,9 +93,8 @@ Net trained_whole(const Net& start, const std::vector<Batch>& batches, const Sha
   }
   const auto whole = make(learnt);
   for (const auto& batch : batches) {
-    whole->zero_grad(/*set_to_none=*/false);
+    whole->zero_grad();
     net->loss(net->forward(batch.x), batch.y).backward();
-    if (!net->unused.grad().defined()) net->unused.mutable_grad() = torch::zeros_like(net->unused);
     whole->step();
   }
   return net;
@@ -135,6 +136,7 @@ TEST_P(ShardedOptimizerWorlds, UpdatesAreThoseOfTheWholeOptimizer) {
           step % 2 == 0 ? sharded.zero_grad() : net->zero_grad();
           backward(net, batches[step], rank);
           EXPECT_EQ(net->linear->weight.grad().defined(), options.stage == 1);
+          EXPECT_FALSE(net->unused.grad().defined());
           sharded.step();
         }
         expect_trained_alike(*net, whole, rank, name + " ");
@@ -188,7 +190,11 @@ TEST_P(ShardedOptimizerWorlds, AccumulatesOverBackwards) {
   }
 }
 
-// Of each step one branch, on some ranks or on all.
+std::map<std::string, Tensor> by_name(const ShardedOptimizer::State& state) {
+  return {state.begin(), state.end()};
+}
+
+// In each backward one branch, on some ranks or on all.
 struct BranchesImpl : nn::Cloneable<BranchesImpl> {
   BranchesImpl() { reset(); }
   void reset() override {
@@ -202,33 +208,153 @@ struct BranchesImpl : nn::Cloneable<BranchesImpl> {
   size_t branch = 0;
 };
 
-TEST_P(ShardedOptimizerWorlds, ParametersWithoutGradientCountAsZeros) {
-  const auto start = std::make_shared<BranchesImpl>();
-  const Batch batch{torch::randn({5, 6}, torch::kDouble), torch::randint(4, {5}), 5};
-  const auto make = cases()[0].make;
-  for (const auto& options : ways()) {
-    on_ranks([&](Rank& rank) {
-      const auto copy = [&] { return std::dynamic_pointer_cast<BranchesImpl>(start->clone()); };
-      DataParallel net(copy(), rank), replicated(copy(), rank);
-      ShardedOptimizer sharded(net, make, options);
-      const auto whole = make(replicated->parameters());
-      for (size_t step = 0; step < 4; ++step) {
-        net->branch = replicated->branch = step < 2 ? static_cast<size_t>(rank.index()) % 2 : 1;
-        sharded.zero_grad();
-        whole->zero_grad(/*set_to_none=*/false);
-        net.loss(part_for(batch, rank), F::cross_entropy).backward();
-        replicated.loss(part_for(batch, rank), F::cross_entropy).backward();
-        for (auto& parameter : replicated->parameters()) {
-          if (!parameter.grad().defined()) parameter.mutable_grad() = torch::zeros_like(parameter);
-        }
-        sharded.step();
-        whole->step();
+// In each step the backwards, and in each of these the branches that even and odd ranks use. Nobody uses c.
+using Plan = std::vector<std::vector<std::pair<size_t, size_t>>>;
+const Plan kAlternating = {{{0, 0}}, {{0, 1}}, {{1, 1}}, {{1, 1}}, {{0, 0}, {1, 1}}, {{0, 0}}};
+
+// Of 2 samples some ranks have none.
+std::vector<Batch> branch_batches() {
+  std::vector<Batch> batches;
+  for (const int64_t size : {5, 2, 5, 5, 2, 5}) {
+    batches.push_back({torch::randn({size, 6}, torch::kDouble), torch::randint(4, {size}), size});
+  }
+  return batches;
+}
+
+// What `ranks` ranks compute, on one device.
+void train_branches(BranchesImpl& net, optim::Optimizer& optimizer, const std::vector<Batch>& batches, int ranks,
+                    size_t begin, size_t end) {
+  for (size_t step = begin; step < end; ++step) {
+    const Batch& batch = batches[step];
+    optimizer.zero_grad();
+    for (const auto& [even, odd] : kAlternating[step]) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Part part = part_of(batch.size(), rank, ranks);
+        if (part.size() == 0) continue;
+        net.branch = rank % 2 == 0 ? even : odd;
+        const Tensor loss = F::cross_entropy(net.forward(batch.x.slice(0, part.begin, part.end)),
+                                             batch.y.slice(0, part.begin, part.end));
+        (loss * static_cast<double>(part.size()) / static_cast<double>(batch.size())).backward();
       }
-      for (const auto& item : net->named_parameters()) {
-        expect_near(item.value().detach(), replicated->named_parameters()[item.key()].detach(), 1e-12, item.key());
+    }
+    optimizer.step();
+  }
+}
+
+void train_branches(DataParallel<BranchesImpl>& net, ShardedOptimizer& sharded, const std::vector<Batch>& batches,
+                    const Rank& rank, bool unreduced, size_t begin, size_t end) {
+  for (size_t step = begin; step < end; ++step) {
+    const Batch& batch = batches[step];
+    sharded.zero_grad();
+    const auto& backwards = kAlternating[step];
+    for (size_t i = 0; i < backwards.size(); ++i) {
+      net->branch = rank.index() % 2 == 0 ? backwards[i].first : backwards[i].second;
+      std::optional<NoSync> no_sync;
+      if (unreduced && i + 1 < backwards.size()) no_sync.emplace(net.replica());
+      net.loss(part_for(batch, rank), F::cross_entropy).backward();
+    }
+    for (const auto& item : net->named_parameters()) {
+      if (item.key()[0] == 'c') EXPECT_FALSE(item.value().grad().defined()) << item.key();
+    }
+    sharded.step();
+  }
+}
+
+std::shared_ptr<BranchesImpl> copy_of(const std::shared_ptr<BranchesImpl>& net) {
+  return std::dynamic_pointer_cast<BranchesImpl>(net->clone());
+}
+
+// With its state, whose steps each parameter counts for itself. One large bucket is shared out so that a parameter lies
+// on two ranks.
+TEST_P(ShardedOptimizerWorlds, ParametersThatNoRankUsedAreLeftAloneAsOnOneDevice) {
+  const int ranks = GetParam();
+  const auto start = std::make_shared<BranchesImpl>();
+  const auto batches = branch_batches();
+  for (const auto& [name, make] : {cases()[0], cases()[2]}) {
+    const auto alone = copy_of(start);
+    const auto whole = make(alone->parameters());
+    train_branches(*alone, *whole, batches, ranks, 0, kAlternating.size());
+    io::NamedTensors parameters;
+    for (const auto& item : alone->named_parameters()) parameters.emplace_back(item.key(), item.value());
+    const auto expected = by_name(optimizer_state(*whole, parameters));
+    EXPECT_TRUE(alone->branches[2].second->weight.equal(start->branches[2].second->weight));
+    on_ranks([&, &name = name, &make = make](Rank& rank) {
+      for (const ShardedOptions& options : std::vector<ShardedOptions>{
+               {.stage = 1, .bucket_bytes = 256}, {.stage = 2, .bucket_bytes = 256, .overlap = false}, {.stage = 2}}) {
+        for (const bool unreduced : {false, true}) {
+          const std::string where = name + ", stage " + std::to_string(options.stage) + ", ";
+          DataParallel net(copy_of(start), rank);
+          ShardedOptimizer sharded(net, make, options);
+          train_branches(net, sharded, batches, rank, unreduced, 0, kAlternating.size());
+          for (const auto& item : net->named_parameters()) {
+            expect_near(item.value().detach(), alone->named_parameters()[item.key()].detach(), 1e-12,
+                        where + item.key());
+          }
+          const auto state = by_name(sharded.state());
+          EXPECT_EQ(state.size(), expected.size()) << where;
+          for (const auto& [key, value] : expected) expect_near(state.at(key), value, 1e-12, where + key);
+        }
       }
     });
   }
+}
+
+// From `ranks` ranks to others.
+void expect_state_goes_on(int ranks, int others) {
+  const auto start = std::make_shared<BranchesImpl>();
+  const auto batches = branch_batches();
+  for (const auto& [name, make] : cases()) {
+    const auto alone = copy_of(start);
+    const auto whole = make(alone->parameters());
+    train_branches(*alone, *whole, batches, ranks, 0, 1);
+    train_branches(*alone, *whole, batches, others, 1, kAlternating.size());
+    ShardedOptimizer::State kept;
+    const auto half = copy_of(start);
+    run(cpus(ranks), [&, &make = make](Rank& rank) {
+      DataParallel net(rank.index() == 0 ? half : copy_of(start), rank);
+      ShardedOptimizer sharded(net, make, {.stage = 2});
+      train_branches(net, sharded, batches, rank, false, 0, 1);
+      const auto state = sharded.state();
+      if (rank.index() == 0) kept = state;
+    });
+    EXPECT_EQ(by_name(kept).count("step.b.weight") + by_name(kept).count("momentum_buffer.b.weight"), 0u);
+    run(cpus(others), [&, &make = make, &name = name](Rank& rank) {
+      DataParallel net(copy_of(half), rank);
+      ShardedOptimizer sharded(net, make, {.stage = 1, .bucket_bytes = 256});
+      sharded.load_state(kept);
+      train_branches(net, sharded, batches, rank, false, 1, kAlternating.size());
+      for (const auto& item : net->named_parameters()) {
+        expect_near(item.value().detach(), alone->named_parameters()[item.key()].detach(), 1e-12, name + item.key());
+      }
+    });
+  }
+}
+
+TEST(ShardedOptimizer, AStateWithoutSomeParametersGoesToOtherRanks) {
+  torch::manual_seed(6);
+  for (const int ranks : {1, 2, 3, 4}) expect_state_goes_on(ranks, 5 - ranks);
+}
+
+TEST(ShardedOptimizer, RanksMayHaveNothingOfASmallNet) {
+  const Batch batch{torch::ones({4, 1}), torch::ones({4, 1}), 4};
+  const auto make = cases()[1].make;
+  nn::Linear alone(1, 1);
+  const nn::Linear start(std::dynamic_pointer_cast<nn::LinearImpl>(alone->clone()));
+  const auto adam = make(alone->parameters());
+  F::mse_loss(alone(batch.x), batch.y).backward();
+  adam->step();
+  run(cpus(4), [&](Rank& rank) {
+    DataParallel net(std::dynamic_pointer_cast<nn::LinearImpl>(start->clone()), rank);
+    ShardedOptimizer sharded(net, make, {.stage = 2});
+    net.loss(part_for(batch, rank), F::mse_loss).backward();
+    sharded.step();
+    expect_near(net->weight.detach(), alone->weight.detach(), 1e-6, "weight");
+    expect_near(net->bias.detach(), alone->bias.detach(), 1e-6, "bias");
+    const auto state = by_name(sharded.state());
+    EXPECT_EQ(state.at("exp_avg.weight").sizes(), at::IntArrayRef({1, 1}));
+    EXPECT_EQ(state.at("step.bias").item<int64_t>(), 1);
+    sharded.load_state(sharded.state());
+  });
 }
 
 int64_t state_bytes(const optim::Optimizer& adam) {
@@ -248,13 +374,10 @@ TEST_P(ShardedOptimizerWorlds, StateOfEachRankIsItsShareOfTheWhole) {
     const Batch batch{torch::ones({2, 15}), torch::zeros({2}, torch::kLong), 2 * rank.world_size()};
     net.loss(batch, F::cross_entropy).backward();
     adam.step();
-    const int64_t values = (1024 + rank.world_size() - 1) / rank.world_size();
+    const int64_t share = (1024 + rank.world_size() - 1) / rank.world_size();
+    const int64_t values = std::min(share, 1024 - share * rank.index());
     EXPECT_EQ(state_bytes(adam.optimizer()), 2 * values * 4);
   });
-}
-
-std::map<std::string, Tensor> by_name(const ShardedOptimizer::State& state) {
-  return {state.begin(), state.end()};
 }
 
 TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {

@@ -59,6 +59,7 @@ struct Batch {
   at::Tensor y;             // this shard's targets on its device
   int64_t global_size = 0;  // samples of the whole batch, over all shards
   int64_t first = -1;       // place of the first of these samples in the whole batch; -1: as part_of() cuts it
+  int32_t mark = 0;         // from batches(): the same for all parts of one whole batch, for no others; 0: not known
 
   int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none
 
@@ -119,6 +120,7 @@ class Batches {
 
  private:
   Batch get(int64_t index) const;
+  int32_t mark_of(int64_t index) const;
 
   Dataset dataset_;
   BatchOptions options_;

@@ -51,8 +51,8 @@ class Loss {
   // add up over several calls, as in LibTorch. A parameter that no rank has a gradient of stays without one, so that an
   // optimizer leaves it alone, as on one device. All ranks must call it, also those with an empty part. Throws Error: a
   // sparse gradient; a parameter that was frozen when the DataParallel was made and is so no longer, or that was
-  // registered since; parts that do not make up the global batch, or are of batches of different sizes (on all ranks);
-  // and as Rank::allreduce does. After an exception this rank is out of step with the others: every later call throws.
+  // registered since; parts that do not make up the global batch, or are of different batches (on all ranks); and as
+  // Rank::allreduce does. After an exception this rank is out of step with the others: every later call throws.
   void backward();
 
   torch::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
@@ -61,12 +61,13 @@ class Loss {
  private:
   friend class Replica;
   Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight, int64_t local_size,
-       int64_t global_size);
+       int64_t global_size, int32_t mark);
 
   std::shared_ptr<Replica> replica_;
   torch::Tensor local_mean_;
   double weight_;  // of this part in the average over the ranks
   int64_t local_size_, global_size_;
+  int32_t mark_;  // the batch's
 };
 
 // While it lives, Loss::backward() only adds to this rank's gradients. The next backward() outside averages them all.
@@ -89,17 +90,18 @@ std::shared_ptr<Replica> make_replica(std::shared_ptr<torch::nn::Module> module,
                                       const DataParallelOptions& options);
 // See DataParallel::mean, loss, weight_of and backward_through.
 Loss make_loss(const std::shared_ptr<Replica>& replica, torch::Tensor local_mean, int64_t local_size,
-               int64_t global_size);
+               int64_t global_size, int32_t mark = 0);
 bool forwards_empty_parts(const Replica& replica);
 void check_that_steps_were_averaged(const Replica& replica);
 double weight_of(const Replica& replica, int64_t local_size, int64_t global_size);
 // See DataParallel::samples and steps_done.
-SamplePlace place_of(const Replica& replica, const Batch& batch);
+SamplePlace place_of(Replica& replica, const Batch& batch);
 int64_t steps_done(const Replica& replica);
 void set_steps_done(Replica& replica, int64_t steps);
-// The sizes are of the rank's part and of its batch, which the parts must make up; 0: not known.
+// The sizes are of the rank's part and of its batch, which the parts must make up, and Batch::mark is the same for all;
+// 0: not known.
 void backward_through(Replica& replica, const std::function<void()>& compute, int64_t local_size = 0,
-                      int64_t global_size = 0);
+                      int64_t global_size = 0, int32_t mark = 0);
 // For who measures, as Balance does: computed() is called when all that this rank itself computes in a backward is
 // queued (on the CPU: computed), before it waits for the other ranks' gradients, and averaged() when these are
 // averaged. Not in backwards under no_sync. Two empty functions end it. Throws Error: somebody watches already; the
@@ -142,9 +144,13 @@ class DataParallel {
   template <std::invocable<torch::Tensor, torch::Tensor> Criterion>
   Loss loss(const Batch& batch, Criterion&& criterion) {
     const SampleScope scope = samples(batch);
-    if (batch.size() == 0 && !forwards_empty_parts(*replica_)) return mean({}, 0, batch.global_size);
-    if (batch.size() == 0) return mean(torch::Tensor((*this)(batch.x)).sum(), 0, batch.global_size);
-    return mean(criterion((*this)(batch.x), batch.y), batch.size(), batch.global_size);
+    torch::Tensor local_mean;
+    if (batch.size() > 0) {
+      local_mean = criterion((*this)(batch.x), batch.y);
+    } else if (forwards_empty_parts(*replica_)) {
+      local_mean = torch::Tensor((*this)(batch.x)).sum();
+    }
+    return make_loss(replica_, std::move(local_mean), batch.size(), batch.global_size, batch.mark);
   }
   template <class Options>
   Loss loss(const Batch& batch,
@@ -161,7 +167,8 @@ class DataParallel {
   }
 
   // For forwards that are not loss()'s: while the result lives, this thread's Dropout layers (dropout.hpp) go by the
-  // places of `batch`'s samples in the global batch, and by steps_done().
+  // places of `batch`'s samples in the global batch, by steps_done(), and by how many whole batches came before it in
+  // the step, under no_sync().
   [[nodiscard]] SampleScope samples(const Batch& batch) const { return SampleScope(place_of(*replica_, batch)); }
 
   // How many backwards outside of no_sync there were, equal on all ranks: the step of a Dropout's masks. Whoever goes

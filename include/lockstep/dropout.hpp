@@ -3,8 +3,9 @@
 // torch::nn::Dropout draws from LibTorch's default generator, which all ranks of a process share: each run on several
 // ranks drops different values. Here whether a value is dropped is a function of the run's seed (RunOptions::seed), the
 // step, the layer's name, the place of its sample in the global batch and its own place in the sample, on every device.
-// So 1, 2 and 4 ranks train the same, in parts, in microbatches, split by channels, and after a resume. A forward that
-// is computed again in the same step drops the same; a second call of a layer in one forward drops different values.
+// So 1, 2 and 4 ranks train the same, in parts, in microbatches, split by channels, and after a resume. Whole batches
+// that add up in one step, under no_sync(), drop different values. A forward that is computed again in the same step
+// drops the same; a second call of a layer in one forward drops different values.
 // Used by one thread at a time. Cost: a dozen passes over whole numbers of as many values as x has.
 #pragma once
 
@@ -43,7 +44,8 @@ class DropoutImpl : public torch::nn::Cloneable<DropoutImpl> {
 
   // In training; otherwise x. x is [n, ...]: the scope's samples in their order, or several rows of each. In a rank's
   // thread DataParallel::loss() tells it the samples; before a forward of your own write `const auto scope =
-  // net.samples(batch);`, with a batch from batches(). Outside of run() it draws from LibTorch's default generator.
+  // net.samples(batch);`, with a batch from batches(), and with a ParameterServer worker.samples(batch). Outside of
+  // run() it draws from LibTorch's default generator.
   // Throws Error that says what to do: no scope, one that does not know its samples' place, an n that is no multiple of
   // the scope's samples, a recording as a CUDA graph, which would repeat one mask.
   at::Tensor forward(const at::Tensor& x);
@@ -61,7 +63,7 @@ class DropoutImpl : public torch::nn::Cloneable<DropoutImpl> {
 };
 TORCH_MODULE(Dropout);
 
-// Gives every Dropout in `module` its name there. DataParallel and Pipeline do it.
+// Gives every Dropout in `module` its name there. DataParallel, Pipeline and ParameterServer do it.
 void name_dropouts(torch::nn::Module& module);
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include <torch/optim/optimizer.h>
 #include <lockstep/data.hpp>
 #include <lockstep/rank.hpp>
+#include <lockstep/sample_scope.hpp>
 
 #include <concepts>
 #include <cstdint>
@@ -61,6 +62,10 @@ class Worker {
   int count() const;  // of workers
   c10::Device device() const;
   operator Shard() const { return {index(), count(), device()}; }  // for batches(): this worker's part of each batch
+
+  // Around a forward whose module has Dropout layers (dropout.hpp), as DataParallel::samples: `const auto scope =
+  // worker.samples(batch);`. A worker's step is the number of its pushes.
+  [[nodiscard]] SampleScope samples(const Batch& batch);
 
   // The gradients of this worker's part in the mean loss of the whole batch: `local_mean` is the mean loss over
   // batch.x, and counts for more if the part is larger than the others'. Of an empty part it is not looked at. Adds to

@@ -80,7 +80,8 @@ class Pipeline {
   // gradients stay what they were. Before the first batch of a new shape of samples, two samples of zeros go through
   // all stages, in eval mode and without a trace, so that every rank knows what to expect. Throws Error, before that
   // batch's first step: a layer that cannot take what comes to it (the text names both); a stage whose output's first
-  // dimension is not the samples or that is not of floating point; batches that differ between the ranks. As
+  // dimension is not the samples or that is not of floating point; batches that differ between the ranks, or that are
+  // parts of a larger one, by their global_size. As
   // Rank::allreduce does when another rank fails or is missing. A rank whose stage throws ends the run of all.
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 

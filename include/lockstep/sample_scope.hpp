@@ -13,6 +13,7 @@ namespace lockstep {
 struct SamplePlace {
   uint64_t seed = 0;
   int64_t step = 0;
+  int64_t batch = 0;  // of several whole ones whose gradients add up in the step
   int64_t first = 0;  // place of the first sample in the global batch; -1: not known
   int64_t size = 1;   // samples
 };

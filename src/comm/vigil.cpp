@@ -22,7 +22,7 @@ constexpr auto kBeat = 100ms;
 constexpr auto kSilenceWhenClosed = 1200ms;  // once a connection was closed
 constexpr auto kSilenceOfConnecting = 2s;    // of one that one connects to: Gloo does not tell if it is gone
 constexpr auto kStop = 2s;                   // from a request to stop until waits end in which nothing happens
-constexpr auto kPause = 2s;                  // between two beats: this process stood still (Ctrl-Z), others maybe too
+constexpr auto kStandstill = 2s;             // between two beats: this process stood still (Ctrl-Z), others maybe too
 constexpr int kFewProcesses = 16;  // more than these look around less often, or the store would have too much to say
 constexpr auto kSearch = 4s;       // for whoever closed a connection
 
@@ -104,7 +104,7 @@ std::string Vigil::own_beat() {
 
 void Vigil::beat() {
   const auto now = Clock::now();
-  if (now - std::exchange(last_beat_, now) > kPause) std::fill(seen_.begin(), seen_.end(), now);
+  if (now - std::exchange(last_beat_, now) > kStandstill) std::fill(seen_.begin(), seen_.end(), now);
   store_->set("beat/" + std::to_string(process_), bytes(own_beat()));
   if (!failure().empty()) return;
   if (store_->check({"failure"})) return set_failure(store_->get_to_str("failure"));

@@ -158,6 +158,13 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
                 (batch.x.defined() ? describe(batch.x) : "undefined") + ", y is " +
                 (batch.y.defined() ? describe(batch.y) : "undefined"));
   }
+  if (!replica && batch.global_size != batch.size() && batch.global_size != 0) {
+    throw Error(rank_.name() + ": Pipeline: the batch is a part, " + std::to_string(batch.size()) + " of " +
+                std::to_string(batch.global_size) +
+                " samples, but all ranks of a pipeline need the whole one. Call batches(…) without the rank; to split "
+                "batches over several pipelines, give batches(…) a mesh's data axis, and forward_backward a "
+                "DataParallel of module() over it");
+  }
   const Shapes& shapes = shapes_for(batch.x);
   at::Tensor loss = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
   const auto compute = [&] {
@@ -165,7 +172,7 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
   };
   place_ = replica ? place_of(*replica, batch)
                    : SamplePlace{.seed = rank_.seed(), .step = steps_done_++, .first = 0, .size = batch.size()};
-  replica ? backward_through(*replica, compute, batch.size(), batch.global_size) : compute();
+  replica ? backward_through(*replica, compute, batch.size(), batch.global_size, batch.mark) : compute();
   if (on_gpu() && !options_.measure) stats_.computing = std::numeric_limits<double>::quiet_NaN();
   stats_.seconds = seconds_since(start);
   return loss;

@@ -37,8 +37,13 @@ c10::Device Worker::device() const {
   return rank_->rank().device();
 }
 
+SampleScope Worker::samples(const Batch& batch) {
+  return SampleScope(rank_->places().of(batch));
+}
+
 void Worker::backward(const at::Tensor& local_mean, const Batch& batch) {
   const double weight = rank_->weight_of(batch);
+  rank_->places().computed();
   if (batch.size() > 0) local_mean.backward(at::full_like(local_mean, weight));
 }
 

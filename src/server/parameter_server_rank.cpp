@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <lockstep/dropout.hpp>
 #include <lockstep/error.hpp>
 
 #include "comm/expendable.hpp"
@@ -50,9 +51,13 @@ void unless_lost(const Call& call) {
 ParameterServerRank::ParameterServerRank(std::shared_ptr<torch::nn::Module> module, Rank& rank,
                                          const ParameterServer::MakeOptimizer& make_optimizer,
                                          const ParameterServerOptions& options)
-    : module_(std::move(module)), rank_(rank.split(0)), options_(options) {
+    : module_(std::move(module)),
+      rank_(rank.split(0)),
+      options_(options),
+      places_(rank.seed(), rank_.index(), workers()) {
   if (!module_) throw Error(rank_.name() + ": ParameterServer: the module is null; build it first");
   check_options();
+  name_dropouts(*module_);
   make_modules_equal(*module_, rank_, "ParameterServer");
   std::set<const c10::TensorImpl*> seen;
   for (const auto& item : module_->named_parameters()) {
@@ -218,6 +223,7 @@ void ParameterServerRank::ask(int64_t asks, const std::string& reason) {
   const c10::NoGradGuard no_grad;
   const auto gradients = asks & server::kPush ? this->gradients() : std::vector<at::Tensor>();
   c10d::Backend& backend = rank_.backend();
+  if (asks & server::kPush) places_.set_steps_done(places_.steps_done() + 1);
   Works works;
   for (int server = 0; server < options_.servers; ++server) {
     const KeyShard& shard = shards_[server];

@@ -4,6 +4,7 @@
 
 #include <lockstep/parameter_server.hpp>
 
+#include "sample_places.hpp"
 #include "server/key_shards.hpp"
 #include "server/request.hpp"
 #include "server/shard_server.hpp"
@@ -32,6 +33,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   int workers() const { return rank_.world_size() - options_.servers; }
   server::ShardServer* server() { return server_.get(); }
   int64_t bytes_pushed() const { return bytes_pushed_; }
+  SamplePlaces& places() { return places_; }
 
  private:
   void check_options();
@@ -45,6 +47,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   const std::shared_ptr<torch::nn::Module> module_;
   Rank rank_;  // of a group of its own, so that its messages and the user's do not mix
   const ParameterServerOptions options_;
+  SamplePlaces places_;                                     // of this worker
   std::vector<at::Tensor> parameters_;                      // those that need a gradient
   std::vector<std::pair<std::string, at::Tensor>> frozen_;  // the others
   std::vector<server::KeyShard> shards_;                    // by server

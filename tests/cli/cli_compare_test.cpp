@@ -79,8 +79,8 @@ TEST_F(CliCompare, EverySchemeOfTwoDevicesTrainsTheSame) {
     if (scheme.at("pipeline") == 2) ++pipelines;
   }
   EXPECT_EQ(pipelines, 4);
-  // 2 (k - 1) / k of the gradients, and of the report beside them: a number for each parameter, three for each rank.
-  EXPECT_EQ(schemes.at("data 2").at("bytes_sent"), parameter_bytes + 4 * (14 + 3 * 2));
+  // 2 (k - 1) / k of the gradients, and of the report beside them: a number for each parameter, four for each rank.
+  EXPECT_EQ(schemes.at("data 2").at("bytes_sent"), parameter_bytes + 4 * (14 + 4 * 2));
   // The first layer's weights are most of the net, and each rank has half of them.
   EXPECT_LT(schemes.at("tensor 2").at("parameter_bytes"), 0.6 * parameter_bytes);
 }
