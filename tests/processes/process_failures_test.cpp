@@ -1,5 +1,5 @@
 // What goes wrong between processes: every process says who is to blame, soon, and nothing waits for ever.
-#include "job.hpp"
+#include "running_job.hpp"
 
 #include "comm/sockets.hpp"
 
@@ -395,6 +395,21 @@ TEST(ProcessFailures, AFrozenProcessIsNamedByTheOthers) {
     EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the process of rank 0 (cpu) is gone"));
   }
   EXPECT_LT(took, 60s);
+}
+
+// As after Ctrl-Z in several terminals, or when their machine slept: the one that goes on first finds the others
+// silent.
+TEST(ProcessFailures, AJobThatStoodStillGoesOn) {
+  const ScratchFolder folder;
+  RunningJob job(2, /*launched=*/false, {ranks_program(), "sleeps"}, folder.path());
+  ASSERT_TRUE(job.wait_for("ready"));
+  std::this_thread::sleep_for(1500ms);  // rank 0 looks after the others by now
+  job.send_to_job(SIGSTOP);
+  std::this_thread::sleep_for(2500ms);  // longer than the silence that is allowed
+  job.send(0, SIGCONT);
+  std::this_thread::sleep_for(500ms);
+  job.send(1, SIGCONT);
+  for (const auto& process : job.finish()) EXPECT_EQ(process.code, 0) << process.err;
 }
 
 TEST(ProcessFailures, AnIncompleteEnvironmentIsRefusedByName) {

@@ -92,6 +92,30 @@ void scenarios::freezes(const Setup& setup) {
   });
 }
 
+void scenarios::sleeps(const Setup& setup) {
+  const auto body = [](Rank& rank) {
+    rank.barrier();
+    std::cout << "ready\n" << std::flush;
+    if (rank.index() == 1) std::this_thread::sleep_for(3s);
+    wait_in_a_collective(rank);
+  };
+  lockstep::run(setup.devices, body, {.silence = 2s});
+}
+
+void scenarios::lives(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) {
+    Rank group = rank.split(0);
+    for (int i = 0; i < 10; ++i) {
+      std::this_thread::sleep_for(30ms);
+      const auto end = std::chrono::steady_clock::now() + 10ms;
+      while (std::chrono::steady_clock::now() < end) torch::ones({100, 100}).sum();
+      rank.allreduce(torch::ones({2, 3}));
+      group.barrier();
+    }
+    std::cout << "process " + std::to_string(rank.process()) + ": all calls made\n" << std::flush;
+  });
+}
+
 void scenarios::connects(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) { rank.split(0).barrier(); });
 }
