@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <future>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -267,50 +268,8 @@ TEST(ProcessFailures, ARankWithABatchFewerIsToldSo) {
   EXPECT_LT(took, 20s);
 }
 
-// Asks both processes of a job to stop once rank 1 lets rank 0 wait. Not by a launcher, which would end them itself.
-struct Stopped {
-  Finished first;
-  std::chrono::steady_clock::duration took;  // from the request on
-  Finished second;
-};
-
-Stopped stop_while(const std::string& rank_1) {
-  const std::string port = free_port();
-  const auto start = [&](int rank) {
-    auto surroundings = surroundings_with(as_rank(rank, 2, port, "60"));
-    surroundings.program = ranks_program();
-    return Program({"is_asked_to_stop", "cpu", rank_1}, surroundings);
-  };
-  Program first = start(0), second = start(1);
-  EXPECT_TRUE(second.wait_for("ready"));
-  const auto begin = std::chrono::steady_clock::now();
-  first.send(SIGTERM);
-  second.send(SIGTERM);
-  Stopped stopped{first.finish(), std::chrono::steady_clock::now() - begin, {}};
-  if (rank_1 == "freezes") second.send(SIGKILL);
-  stopped.second = second.finish();
-  return stopped;
-}
-
-TEST(ProcessFailures, AStopEndsAWaitInWhichNothingHappens) {
-  auto other = std::async(std::launch::async, stop_while, "freezes");
-  for (const auto& stopped : {stop_while("sleeps"), other.get()}) {
-    EXPECT_EQ(stopped.first.code, 3);
-    EXPECT_THAT(stopped.first.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
-                                             "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
-                                             "request\n"));
-    EXPECT_LT(stopped.took, 8s);  // three or four
-  }
-}
-
-TEST(ProcessFailures, AStopWaitsForARankThatComputes) {
-  const auto stopped = stop_while("computes");
-  EXPECT_EQ(stopped.first.code, 0) << stopped.first.err;
-  EXPECT_EQ(stopped.second.code, 0) << stopped.second.err;
-}
-
 TEST(ProcessFailures, WhatAStrangerWritesIntoTheStoreIsShown) {
-  const Words keys = {"state/0", "beat/0"};
+  const Words keys = {"state/0", "beat/0", "done"};
   std::vector<Words> jobs;
   for (const auto& key : keys) jobs.push_back({"has_a_stranger", "cpu", key});
   const auto results = timed_side_by_side(2, jobs);
@@ -355,67 +314,146 @@ TEST(ProcessFailures, WithoutALauncherRank0KeepsTheStore) {
   EXPECT_THAT(other.finish().err, HasSubstr("process 1: rank 1 (cpu): out of luck\n"));
 }
 
-TEST(ProcessFailures, AStoreThatFreezesEndsTheRun) {
-  const std::string port = free_port();
-  auto surroundings = surroundings_with(as_rank(0, 2, port, "60"));
-  surroundings.program = ranks_program();
-  Program host({"freezes"}, surroundings);
-  const auto start = std::chrono::steady_clock::now();
-  const auto client = run_alone({"freezes"}, as_rank(1, 2, port, "60"));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 40s);
-  EXPECT_EQ(client.code, 3);
-  EXPECT_THAT(client.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone: the store that it keeps does not "
-                                    "answer"));
-  host.send(SIGKILL);
-  EXPECT_EQ(host.finish().signal, SIGKILL);
+TEST(ProcessFailures, AnIncompleteEnvironmentIsRefusedByName) {
+  const auto job = run_alone({"collectives"}, {"RANK=0", "WORLD_SIZE=2"});
+  EXPECT_EQ(job.code, 3);
+  EXPECT_THAT(job.err, HasSubstr("LOCAL_RANK, LOCAL_WORLD_SIZE not set"));
 }
 
-TEST(ProcessFailures, AStoreThatIsFrozenFromTheStartEndsTheRun) {
-  const std::string port = free_port();
-  auto surroundings = surroundings_with(as_rank(0, 2, port, "60"));
+// Two processes without a launcher, of which one waits for the other.
+struct TwoProcesses {
+  Finished waiting;
+  std::chrono::steady_clock::duration took;  // until that had ended
+  Finished other;
+};
+
+Program start_rank(int rank, const std::string& port, const Words& words) {
+  auto surroundings = surroundings_with(as_rank(rank, 2, port, "60"));
   surroundings.program = ranks_program();
-  Program host({"collectives"}, surroundings);
+  return {words, surroundings};
+}
+
+// Asks both processes of a job to stop once rank 1 lets rank 0 wait. A launcher would end them itself.
+TwoProcesses stop_while(const std::string& rank_1) {
+  const std::string port = free_port();
+  Program first = start_rank(0, port, {"is_asked_to_stop", "cpu", rank_1});
+  Program second = start_rank(1, port, {"is_asked_to_stop", "cpu", rank_1});
+  EXPECT_TRUE(second.wait_for("ready"));
+  const auto begin = std::chrono::steady_clock::now();
+  first.send(SIGTERM);
+  second.send(SIGTERM);
+  TwoProcesses stopped{first.finish(), std::chrono::steady_clock::now() - begin, {}};
+  if (rank_1 == "freezes") second.send(SIGKILL);
+  stopped.other = second.finish();
+  return stopped;
+}
+
+TwoProcesses with_a_store_that_freezes() {
+  const std::string port = free_port();
+  Program host = start_rank(0, port, {"freezes"});
+  const auto begin = std::chrono::steady_clock::now();
+  TwoProcesses ended{start_rank(1, port, {"freezes"}).finish(), std::chrono::steady_clock::now() - begin, {}};
+  host.send(SIGKILL);
+  ended.other = host.finish();
+  return ended;
+}
+
+TwoProcesses with_a_store_that_is_frozen_from_the_start() {
+  const std::string port = free_port();
+  Program host = start_rank(0, port, {"collectives"});
   const auto listens = [&] {
     return comm::answers("127.0.0.1", std::stoi(port), std::chrono::steady_clock::now() + 1s);
   };
   while (!listens()) std::this_thread::sleep_for(10ms);
   host.send(SIGSTOP);  // the system accepts connections for it
-  const auto start = std::chrono::steady_clock::now();
-  const auto client = run_alone({"collectives"}, as_rank(1, 2, port, "60"));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 40s);
-  EXPECT_EQ(client.code, 3);
-  EXPECT_THAT(client.err, HasSubstr("process 1 of 2 cannot use the store at 127.0.0.1:" + port));
+  const auto begin = std::chrono::steady_clock::now();
+  TwoProcesses ended{start_rank(1, port, {"collectives"}).finish(), std::chrono::steady_clock::now() - begin, {}};
   host.send(SIGKILL);
-  EXPECT_EQ(host.finish().signal, SIGKILL);
-}
-
-TEST(ProcessFailures, AFrozenProcessIsNamedByTheOthers) {
-  const auto [job, took] = timed(3, {"freezes"});
-  for (const char* process : {"process 1", "process 2"}) {
-    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the process of rank 0 (cpu) is gone"));
-  }
-  EXPECT_LT(took, 60s);
+  ended.other = host.finish();
+  return ended;
 }
 
 // As after Ctrl-Z in several terminals, or when their machine slept: the one that goes on first finds the others
 // silent.
-TEST(ProcessFailures, AJobThatStoodStillGoesOn) {
+std::vector<Finished> with_a_pause() {
   const ScratchFolder folder;
   RunningJob job(2, /*launched=*/false, {ranks_program(), "sleeps"}, folder.path());
-  ASSERT_TRUE(job.wait_for("ready"));
+  EXPECT_TRUE(job.wait_for("ready"));
   std::this_thread::sleep_for(1500ms);  // rank 0 looks after the others by now
   job.send_to_job(SIGSTOP);
   std::this_thread::sleep_for(2500ms);  // longer than the silence that is allowed
   job.send(0, SIGCONT);
   std::this_thread::sleep_for(500ms);
   job.send(1, SIGCONT);
-  for (const auto& process : job.finish()) EXPECT_EQ(process.code, 0) << process.err;
+  return job.finish();
 }
 
-TEST(ProcessFailures, AnIncompleteEnvironmentIsRefusedByName) {
-  const auto job = run_alone({"collectives"}, {"RANK=0", "WORLD_SIZE=2"});
-  EXPECT_EQ(job.code, 3);
-  EXPECT_THAT(job.err, HasSubstr("LOCAL_RANK, LOCAL_WORLD_SIZE not set"));
+template <class Work>
+auto in_background(const Work& work) {
+  return std::async(std::launch::async, work);
+}
+
+// These jobs take seconds in which they only wait, so they run at the same time.
+class ProcessFailuresInTime : public testing::Test {
+ protected:
+  struct Jobs {
+    std::future<TwoProcesses> stopped_asleep = in_background([] { return stop_while("sleeps"); });
+    std::future<TwoProcesses> stopped_frozen = in_background([] { return stop_while("freezes"); });
+    std::future<TwoProcesses> stopped_computing = in_background([] { return stop_while("computes"); });
+    std::future<TwoProcesses> frozen_store = in_background(with_a_store_that_freezes);
+    std::future<TwoProcesses> store_frozen_from_start = in_background(with_a_store_that_is_frozen_from_the_start);
+    std::future<Timed> frozen = in_background([] { return timed(3, {"freezes"}); });
+    std::future<std::vector<Finished>> paused = in_background(with_a_pause);
+  };
+  static void SetUpTestSuite() { jobs_ = std::make_unique<Jobs>(); }
+  static void TearDownTestSuite() { jobs_.reset(); }
+  static inline std::unique_ptr<Jobs> jobs_;
+};
+
+TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
+  for (auto* const job : {&jobs_->stopped_asleep, &jobs_->stopped_frozen}) {
+    const auto stopped = job->get();
+    EXPECT_EQ(stopped.waiting.code, 3);
+    EXPECT_THAT(stopped.waiting.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
+                                               "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
+                                               "request\n"));
+    EXPECT_LT(stopped.took, 4s);  // one and a half, and what a loaded machine needs
+  }
+}
+
+TEST_F(ProcessFailuresInTime, AStopWaitsForARankThatComputes) {
+  const auto stopped = jobs_->stopped_computing.get();
+  EXPECT_EQ(stopped.waiting.code, 0) << stopped.waiting.err;
+  EXPECT_EQ(stopped.other.code, 0) << stopped.other.err;
+}
+
+TEST_F(ProcessFailuresInTime, AJobThatStoodStillGoesOn) {
+  for (const auto& process : jobs_->paused.get()) EXPECT_EQ(process.code, 0) << process.err;
+}
+
+TEST_F(ProcessFailuresInTime, AFrozenProcessIsNamedByTheOthers) {
+  const auto [job, took] = jobs_->frozen.get();
+  for (const char* process : {"process 1", "process 2"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the process of rank 0 (cpu) is gone"));
+  }
+  EXPECT_LT(took, 60s);
+}
+
+TEST_F(ProcessFailuresInTime, AStoreThatFreezesEndsTheRun) {
+  const auto ended = jobs_->frozen_store.get();
+  EXPECT_LT(ended.took, 40s);
+  EXPECT_EQ(ended.waiting.code, 3);
+  EXPECT_THAT(ended.waiting.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone: the store that it keeps "
+                                           "does not answer"));
+  EXPECT_EQ(ended.other.signal, SIGKILL);
+}
+
+TEST_F(ProcessFailuresInTime, AStoreThatIsFrozenFromTheStartEndsTheRun) {
+  const auto ended = jobs_->store_frozen_from_start.get();
+  EXPECT_LT(ended.took, 40s);
+  EXPECT_EQ(ended.waiting.code, 3);
+  EXPECT_THAT(ended.waiting.err, HasSubstr("process 1 of 2 cannot use the store at 127.0.0.1:"));
+  EXPECT_EQ(ended.other.signal, SIGKILL);
 }
 
 }  // namespace process_failures_test

@@ -137,9 +137,9 @@ void scenarios::is_asked_to_stop(const Setup& setup) {
     if (rank.index() == 1) {
       std::cout << "ready\n" << std::flush;
       if (setup.argument == "freezes") std::raise(SIGSTOP);
-      if (setup.argument == "sleeps") std::this_thread::sleep_for(9s);
+      if (setup.argument == "sleeps") std::this_thread::sleep_for(5s);
       while (setup.argument == "computes" && !stop.stop_requested()) std::this_thread::sleep_for(1ms);
-      const auto end = std::chrono::steady_clock::now() + 6s;
+      const auto end = std::chrono::steady_clock::now() + 3s;
       while (setup.argument == "computes" && std::chrono::steady_clock::now() < end) torch::ones({100, 100}).sum();
     }
     wait_in_a_collective(rank);
@@ -153,7 +153,7 @@ void scenarios::has_a_stranger(const Setup& setup) {
     const auto launch = *lockstep::comm::read_launch_environment(std::getenv);
     const lockstep::comm::Patience patience{10s};
     const auto store = lockstep::comm::Rendezvous(launch, patience).connect("run-1");
-    for (int i = 0; i < 3000; ++i) {  // what a process writes again and again
+    for (int i = 0; i < 2000; ++i) {  // what a process writes again and again
       store->set(setup.argument, std::string("abc"));
       std::this_thread::sleep_for(1ms);
     }

@@ -155,6 +155,6 @@ void scenarios::loses_a_worker(const Setup& setup) {
       wait_until_gone(victim);
     }
   };
-  lockstep::run(setup.devices, train);
+  lockstep::run(setup.devices, train, {.silence = has("freezes") ? 2s : 6s});
   if (has("then_runs")) lockstep::run(setup.devices, [](Rank& rank) { rank.barrier(); });
 }
