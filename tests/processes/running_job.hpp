@@ -33,6 +33,11 @@ inline void side_by_side(int count, const std::function<void(int)>& work) {
   for (auto& one : running) one.get();
 }
 
+template <class Item>
+void at_once(const std::vector<Item>& items, const std::function<void(const Item&)>& work) {
+  side_by_side(static_cast<int>(items.size()), [&](int i) { work(items[i]); });
+}
+
 class RunningJob {
  public:
   using Clock = std::chrono::steady_clock;
