@@ -51,6 +51,7 @@ TEST(Meeting, ForeignCountsAreShown) {
   const comm::Listener free = comm::listen_on("127.0.0.1", 0);
   close(free.fd);
   auto launch = process(0);
+  launch.local_world_size = 2;
   launch.address = "127.0.0.1";
   launch.port = free.port;
   const comm::Rendezvous host(launch, patience);
