@@ -109,7 +109,7 @@ TEST(RandomMoments, AKilledProcessIsNamedByAllOthersSoonAndNothingIsLeft) {
     const auto& [kind_index, time, victim] = all[i];
     const Kind& kind = kKinds[kind_index];
     const ScratchFolder folder;
-    const auto outcome = disturb(kind, words, folder.path(), time, /*patience=*/"4",
+    const auto outcome = disturb(kind, words, folder.path(), time, std::to_string(calibration.soon().count()),
                                  [&, victim = victim](RunningJob& job) { return job.send(victim, SIGKILL); });
     SCOPED_TRACE("rank " + std::to_string(victim) + " killed, " + outcome.text);
     EXPECT_THAT(outcome.leftovers, IsEmpty());
@@ -140,7 +140,7 @@ TEST(RandomMoments, AKilledProcessIsNamedByAllOthersSoonAndNothingIsLeft) {
       EXPECT_THAT(other.err, AnyOf(HasSubstr("which did not come to run()"), HasSubstr("the process of rank 0 is gone"),
                                    HasSubstr("for the store that rank 0's process should keep"),
                                    HasSubstr("cannot use the store at")));
-      limit += 10s;  // that long a store may keep silent; the rendezvous waits for 4 s
+      limit += 10s;  // that long a store may keep silent
     }
     EXPECT_LT(outcome.took, limit);
   });
@@ -152,7 +152,7 @@ class StopsAtRandomMoments : public Cli {};
 TEST_F(StopsAtRandomMoments, EndAllSoonAndLeaveAWholeRunOrNone) {
   const Words words = Words{from_environment("LOCKSTEP_PROGRAM")} +
                       train({"--devices", "cpu", "--epochs", "6", "--checkpoint-every", "3", "--name", "a"});
-  const Calibration calibration(words, 1500ms);
+  const Calibration calibration(words, 3000ms);
   const auto all = moments(16, calibration, 17);
   std::atomic<int> stopped{0};
   side_by_side(static_cast<int>(all.size()), [&](int i) {
