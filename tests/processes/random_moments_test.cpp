@@ -127,6 +127,9 @@ TEST(RandomMoments, AKilledProcessIsNamedByAllOthersSoonAndNothingIsLeft) {
       ++named;
       if (kind.launched) {
         EXPECT_EQ(other.code, 128 + SIGKILL);
+        // On a slow machine it may not have begun when the launcher's patience is over.
+        const bool is_forced = other.err.find("ending the others") != std::string::npos;
+        if (is_forced && calibration.soon() > kSoon && other.err.find(name) == std::string::npos) continue;
         const std::string absent = name + "process " + number + " of " + count;
         EXPECT_THAT(other.err, AnyOf(HasSubstr(name + gone + ": it was ended by signal 9"),
                                      HasSubstr(absent + " is gone: it was ended by signal 9"),
