@@ -421,7 +421,8 @@ TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
     EXPECT_THAT(stopped.waiting.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
                                                "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
                                                "request\n"));
-    EXPECT_LT(stopped.took, 3s);  // one and a half, and what a loaded machine needs
+    // One and a half seconds, and what a loaded machine needs, or AddressSanitizer.
+    EXPECT_LT(stopped.took, std::getenv("LOCKSTEP_FAULTY_CONNECT") == nullptr ? 8s : 3s);
   }
 }
 
