@@ -12,10 +12,10 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 #include <utility>
 
+#include "io/process_stat.hpp"
 #include "io/reason.hpp"
 #include "output.hpp"
 #include "seconds_since.hpp"
@@ -173,10 +173,7 @@ std::vector<ChildProcesses::Member> ChildProcesses::members() const {
   std::vector<Member> members;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    std::ifstream file(entry.path() / "stat");
-    std::string text;
-    if (!std::getline(file, text) || text.rfind(')') == std::string::npos) continue;
-    std::istringstream fields(text.substr(text.rfind(')') + 1));
+    std::istringstream fields(io::stat_after_name(entry.path()));
     Member member;
     pid_t parent = 0;
     fields >> member.state >> parent >> member.group;

@@ -38,6 +38,8 @@ const char* const launch_examples =
     "exit code is that of the first that failed. Nothing that they started stays.\n"
     "A job that failed is started again from the start with --max-restarts; with\n"
     "lockstep train --resume auto --name NAME it goes on from its last checkpoint.\n"
+    "A lockstep command that would fail in the same way does not start again: wrong\n"
+    "flags (exit code 2), a loss that is not finite (3, see --on-nan of train).\n"
     "With --keep-going the others go on without a process that is killed while all\n"
     "of its ranks are workers of a ParameterServer that is not synchronous.\n";
 
@@ -103,8 +105,8 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
 }
 
 // The store outlives an attempt: what its processes leave there has the attempt's number (LaunchEnvironment::job).
-ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, c10::intrusive_ptr<c10d::TCPStore>& store) {
-  const Said said;
+ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Said& said,
+                                c10::intrusive_ptr<c10d::TCPStore>& store) {
   ChildProcesses::Options options{.label = flags.label};
   const auto variables_of = [&](int rank) { return variables(flags, attempt, rank, store->getPort()); };
   options.on_end = [&](int rank, bool failed, const std::string& how) {
@@ -129,8 +131,13 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, c10::intr
 int launch_command(const LaunchFlags& flags) {
   c10::intrusive_ptr<c10d::TCPStore> store;
   for (int attempt = 0;; ++attempt) {
-    const auto ending = run_once(flags, attempt, store);
+    const Said said;
+    const auto ending = run_once(flags, attempt, said, store);
     if (!ending.failed || ending.by_request || attempt == flags.max_restarts) return ending.code;
+    if (said.would_fail_again()) {
+      Output(STDERR_FILENO).print("lockstep launch: it does not start again, since it would fail in the same way\n");
+      return ending.code;
+    }
     Output(STDERR_FILENO)
         .print(
             format("lockstep launch: all processes start again, restart %d of %d\n", attempt + 1, flags.max_restarts));

@@ -20,6 +20,7 @@ namespace {
 
 constexpr const char* name = "LOCKSTEP_LAUNCH_SAID";
 constexpr char separator = '\0';
+constexpr const char* to_launcher = "to the launcher";  // in the place of a process's number
 
 ino_t inode(int fd) {
   struct stat status {};
@@ -81,6 +82,19 @@ void Said::add(const std::string& text) const {
   append(fd_, "launcher", text);
 }
 
+bool Said::would_fail_again() const {
+  const std::string all = read_all(fd_);
+  for (std::string_view entries = all; !entries.empty();) {
+    if (next(entries) == to_launcher) return true;
+    next(entries);
+  }
+  return false;
+}
+
+void say_would_fail_again() {
+  if (const int fd = inherited(); fd >= 0) append(fd, to_launcher, "");
+}
+
 std::string not_yet_said(const std::string& text) {
   const int fd = inherited();
   const std::string self = std::to_string(getpid());
@@ -89,6 +103,7 @@ std::string not_yet_said(const std::string& text) {
   std::string rest = text;
   for (std::string_view entries = all; !entries.empty();) {
     const std::string_view speaker = next(entries), said = next(entries);
+    if (speaker == to_launcher) continue;
     if (speaker == self) {
       if (said == text) break;  // what comes later is for the others to leave out
       continue;

@@ -14,9 +14,10 @@ class RankExit {
   // `nested`: the run is one of another run's rank.
   explicit RankExit(bool nested) : nested_(nested) {}
 
-  // The calling thread is a rank until leave(). If it calls std::exit meanwhile, end_others() is called, and the
-  // process ends as std::exit would end it as soon as the other ranks' threads have ended; if they take too long, or
-  // the run is nested, it ends with the same status, but without what else std::exit does beside flushing C's streams.
+  // The calling thread is a rank until leave(). If it calls std::exit before that, end_others() is called, and
+  // std::exit goes on when the other ranks' threads have ended. If they take too long, or the run is nested, the
+  // process ends at once: with the same status and with C's streams flushed, but without anything else that std::exit
+  // does.
   void enter(std::function<void()> end_others);
   void leave();
 

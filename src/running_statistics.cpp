@@ -40,7 +40,7 @@ void average_running_statistics(torch::nn::Module& module, Rank& rank, int64_t s
   const torch::NoGradGuard no_grad;
   std::vector<at::Tensor> statistics, counts;
   for (const auto& buffer : module.named_buffers()) {
-    const std::string name = last_word(buffer.key());
+    const std::string name = name_of_buffer(buffer.key());
     if (name == "running_mean" || name == "running_var") statistics.push_back(buffer.value());
     if (name == "num_batches_tracked") counts.push_back(buffer.value());
   }

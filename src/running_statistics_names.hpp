@@ -5,12 +5,13 @@
 
 namespace lockstep {
 
-inline std::string last_word(const std::string& path) {
+// "bn1.running_mean": "running_mean".
+inline std::string name_of_buffer(const std::string& path) {
   return path.substr(path.rfind('.') + 1);
 }
 
 inline bool is_running_statistic(const std::string& path) {
-  const std::string name = last_word(path);
+  const std::string name = name_of_buffer(path);
   return name == "running_mean" || name == "running_var" || name == "num_batches_tracked";
 }
 

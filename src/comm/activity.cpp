@@ -2,9 +2,9 @@
 
 #include <time.h>
 
+#include "io/process_stat.hpp"
+
 #include <filesystem>
-#include <fstream>
-#include <string>
 #include <system_error>
 #include <utility>
 
@@ -13,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kBetweenLooksAtThreads = 500ms;
+constexpr auto kBetweenLooksAtThreads = 250ms;
 constexpr int kLeastPart = 20;  // one in so many of the time; a process that only waits takes less
 
 std::chrono::nanoseconds time_of(clockid_t clock) {
@@ -26,10 +26,7 @@ std::chrono::nanoseconds time_of(clockid_t clock) {
 bool a_thread_waits_for_a_disk() {
   std::error_code error;
   for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", error)) {
-    std::string line;
-    std::getline(std::ifstream(thread.path() / "stat"), line);  // "123 (a name) S ..."
-    const size_t name_end = line.rfind(") ");
-    if (name_end != line.npos && line.substr(name_end + 2, 1) == "D") return true;
+    if (io::stat_after_name(thread.path()).starts_with('D')) return true;
   }
   return false;
 }

@@ -1,5 +1,7 @@
 #include "comm/losses.hpp"
 
+#include "comm/stored.hpp"
+
 #include <algorithm>
 #include <utility>
 
@@ -40,7 +42,7 @@ std::string out_text(const std::string& why) {
 
 bool declare_lost(c10d::Store& store, int process, const std::string& why) {
   if (reason_in(change_standing(store, process, kFree, kLost + why)).empty()) return false;
-  store.add("losses", 1);  // also if another one declared it: that one may not have come to this
+  add_to_count(store, "losses", 1);  // also if another one declared it: that one may not have come to this
   return true;
 }
 
@@ -83,7 +85,7 @@ bool Losses::declare(int process, const std::string& why) {
 
 bool Losses::learn() {
   if (!allowed_) return false;
-  const int64_t count = store_->add("losses", 0);
+  const int64_t count = stored_count(*store_, "losses");
   if (count == std::exchange(seen_, count)) return false;
   for (int process = 0; process < layout_.processes(); ++process) {
     const std::string why = reason_in(standing_of(*store_, process));

@@ -46,8 +46,8 @@ class Losses {
   // Looks into the store; whether somebody was lost since. For one thread.
   bool learn();
 
-  // This process has something to say to all, as nobody does who is out: gives why it is lost, or "" if it is not, and
-  // cannot be any more.
+  // For a process that is about to say something to all: why the others have gone on without it, or "" if they have
+  // not. In that case it is bound from here on.
   std::string speak_up();
 
   // What is known by now.

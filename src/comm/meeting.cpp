@@ -182,7 +182,7 @@ std::string run_prefix(int run) {
 
 Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
             const std::string& configuration, const Patience& patience) {
-  if (store.add(came_key(launch.rank), 1) != 1) {
+  if (add_to_count(store, came_key(launch.rank), 1) != 1) {
     throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +
                 ": each needs a rank of its own");
   }
@@ -232,7 +232,10 @@ AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch
   if (run > 0) {
     const auto last = store_of_run(store, launch, run);
     const std::string text = name_in(*last, launch) + " is gone: " + how;
-    end.is_loss = declare_lost(*last, launch.rank, text);
+    try {
+      end.is_loss = declare_lost(*last, launch.rank, text);
+    } catch (const ForeignValue&) {  // the processes say so
+    }
     if (failed && !end.is_loss) call_off(*last, text);
   }
   call_off(*store_of_run(store, launch, run + 1), end.absence);
@@ -244,16 +247,19 @@ bool was_lost(const StorePtr& store, const LaunchEnvironment& launch) {
   return run > 0 && is_lost(*store_of_run(store, launch, run), launch.rank);
 }
 
-void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience, int lost) {
+std::string part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience, int lost) {
   try {
     const auto deadline = Clock::now() + patience;
-    int64_t gone = store.add("parted", 1);
+    int64_t gone = add_to_count(store, "parted", 1);
     while (rendezvous.hosts_store() && gone + lost < rendezvous.launch().world_size && Clock::now() < deadline) {
       std::this_thread::sleep_for(kBetweenLooks);
-      gone = store.add("parted", 0);
+      gone = stored_count(store, "parted");
     }
+  } catch (const ForeignValue& error) {
+    return error.what();
   } catch (const std::exception&) {  // nobody to talk to
   }
+  return "";
 }
 
 }  // namespace lockstep::comm

@@ -36,7 +36,7 @@ AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch
 bool was_lost(const StorePtr& store, const LaunchEnvironment& launch);
 
 // The last word of this process in a run. Who keeps the store waits for the others' last word, but never for long.
-// `lost` processes have none.
-void part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience, int lost = 0);
+// `lost` processes have none. Gives what is wrong with what the store holds; "" if nothing is.
+std::string part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience, int lost = 0);
 
 }  // namespace lockstep::comm

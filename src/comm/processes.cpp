@@ -207,10 +207,12 @@ class ProcessesWorld : public World {
   std::string why_lost(int rank) override { return vigil_->losses().why(rank); }
 
   std::string finish() override {
-    const std::string failure = vigil_->finish();
+    std::string failure = vigil_->finish();
     const int lost = vigil_->losses().processes();
     if (!vigil_->store_is_lost() && !vigil_->losses().is_lost(process())) {
-      part(*place_.store, rendezvous(), failure.empty() ? place_.rendezvous_timeout : kFarewell, lost);
+      const auto patience = failure.empty() ? place_.rendezvous_timeout : kFarewell;
+      const std::string foreign = part(*place_.store, rendezvous(), patience, lost);
+      if (failure.empty()) failure = foreign;
     }
     if (!failure.empty()) rendezvous().drop_connections();
     return failure;

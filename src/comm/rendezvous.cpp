@@ -9,6 +9,7 @@
 #include "comm/alarm.hpp"
 #include "comm/seconds.hpp"
 #include "comm/sockets.hpp"
+#include "comm/stored.hpp"
 #include "io/atomic_file.hpp"
 
 #include <charconv>
@@ -99,7 +100,7 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, const Patience& patience) : lau
   }
   if (launch_.rank == 0 && !launch_.agent_store) host();
   if (!server_) find_host(deadline, patience);
-  if (launch_.port == 0) connect("found")->add("count", 1);
+  if (launch_.port == 0) add_to_count(*connect("found"), "count", 1);
   if (on_several_machines() && is_loopback(address_)) {
     learn_local_address(deadline, patience);
   } else {
@@ -172,7 +173,8 @@ std::string Rendezvous::process_name() const {
 // Once nobody will look for it any more, so that it does not stay if this process is killed.
 void Rendezvous::forget_port_file() {
   const std::lock_guard lock(mutex_);
-  if (port_file_.empty() || server_->add(job_prefix(launch_.job) + "found/count", 0) < launch_.world_size) return;
+  if (port_file_.empty()) return;
+  if (stored_count(*server_, job_prefix(launch_.job) + "found/count") < launch_.world_size) return;
   unlink(port_file_.c_str());
   port_file_.clear();
 }

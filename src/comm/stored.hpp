@@ -2,10 +2,14 @@
 #pragma once
 
 #include <lockstep/error.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cctype>
+#include <charconv>
+#include <cstdint>
 #include <exception>
 #include <string>
+#include <system_error>
 
 namespace lockstep::comm {
 
@@ -37,6 +41,24 @@ auto parse_stored(const std::string& key, const std::string& value, Parse&& pars
   } catch (const std::exception&) {
     throw ForeignValue(key, value);
   }
+}
+
+// A count that several processes add to; 0 if nobody has. Throws ForeignValue if it is none.
+inline int64_t stored_count(c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) return 0;
+  return parse_stored(key, store.get_to_str(key), [](const std::string& text) {
+    int64_t count = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, count);
+    if (error != std::errc() || rest != end || count < 0) throw Error("no count");
+    return count;
+  });
+}
+
+// The count afterwards. It is read before, because c10d's server hangs up on whoever adds to what is no number.
+inline int64_t add_to_count(c10d::Store& store, const std::string& key, int64_t number) {
+  stored_count(store, key);
+  return store.add(key, number);
 }
 
 }  // namespace lockstep::comm

@@ -19,10 +19,10 @@ using namespace std::chrono_literals;
 
 constexpr auto kBeat = 100ms;
 // Without a sign of life, until a process counts as dead, if that is shorter than Options::silence.
-constexpr auto kSilenceWhenClosed = 1200ms;  // once a connection was closed
-constexpr auto kSilenceOfConnecting = 2s;    // of one that one connects to: Gloo does not tell if it is gone
-constexpr auto kStop = 2s;                   // from a request to stop until waits end in which nothing happens
-constexpr auto kStandstill = 2s;             // between two beats: this process stood still (Ctrl-Z), others maybe too
+constexpr auto kSilenceWhenClosed = 1200ms;    // once a connection was closed
+constexpr auto kSilenceOfConnecting = 1500ms;  // of one that one connects to: Gloo does not tell if it is gone
+constexpr auto kStop = 1s;                     // from a request to stop until waits end in which nothing happens
+constexpr auto kStandstill = 2s;               // between two beats: this process stood still (Ctrl-Z), others maybe too
 constexpr int kFewProcesses = 16;  // more than these look around less often, or the store would have too much to say
 constexpr auto kSearch = 4s;       // for whoever closed a connection
 
@@ -431,9 +431,9 @@ std::string Vigil::finish() {
   try {
     if (failure().empty()) {
       leave_calls();
-      store_->add("done", 1);
+      add_to_count(*store_, "done", 1);
     }
-    while (failure().empty() && store_->add("done", 0) + losses_.processes() < layout_.processes()) {
+    while (failure().empty() && stored_count(*store_, "done") + losses_.processes() < layout_.processes()) {
       std::unique_lock lock(mutex_);
       changed_.wait_for(lock, 10ms, [&] { return !failure_.empty(); });
     }

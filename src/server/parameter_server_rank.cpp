@@ -1,6 +1,7 @@
 #include "server/parameter_server_rank.hpp"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/dropout.hpp>
 #include <lockstep/error.hpp>
@@ -18,6 +19,7 @@
 #include <exception>
 #include <optional>
 #include <set>
+#include <utility>
 
 namespace lockstep {
 
@@ -137,12 +139,14 @@ std::vector<LostWorker> ParameterServerRank::work(const ParameterServer::Body& b
     throw;
   }
   training_ = false;
-  auto lost = wait_for_the_end();
+  receive_parameters();
   if (expendable) expendable->end();
-  return lost;
+  std::vector<at::Tensor> here{at::ones({1}, at::TensorOptions(rank_.device()).dtype(at::kByte))};
+  rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();
+  return server::receive_lost(rank_, rank_of(0));
 }
 
-std::vector<LostWorker> ParameterServerRank::wait_for_the_end() {
+void ParameterServerRank::receive_parameters() {
   Works works;
   for (int server = 0; server < options_.servers; ++server) {
     std::vector<at::Tensor> bytes{pulled_[server]};
@@ -150,29 +154,24 @@ std::vector<LostWorker> ParameterServerRank::wait_for_the_end() {
   }
   for (const auto& work : works) work->wait(kAsLongAsTheOthersTrain);
   for (int server = 0; server < options_.servers; ++server) take_parameters(server, pulled_[server]);
+}
+
+// All that others are told are messages, which some of them may not live to get.
+std::vector<LostWorker> ParameterServerRank::serve() {
+  const auto lost = server_->serve();
+  exchange_parameters();
+  if (rank_.index() == rank_of(0)) return settle_lost(lost);
+  for (const auto& work : server::send_lost(rank_, lost, rank_of(0))) work->wait();
   return server::receive_lost(rank_, rank_of(0));
 }
 
-// The first server says who was lost. All that others are told are messages, which some of them may not live to get.
-std::vector<LostWorker> ParameterServerRank::serve() {
-  auto lost = server_->serve();
-  const bool is_first = rank_.index() == rank_of(0);
-  if (!is_first) {
-    for (const auto& work : server::send_lost(rank_, lost, rank_of(0))) work->wait();
-  } else {
-    for (int server = 1; server < options_.servers; ++server) {
-      lost = server::merged(lost, server::receive_lost(rank_, rank_of(server)));
-    }
-    lost = server::as_sent(lost);
-  }
+void ParameterServerRank::exchange_parameters() {
   Works works;
   for (int other = 0; other < rank_.world_size(); ++other) {
     if (other == rank_.index()) continue;
     unless_lost([&] {
       std::vector<at::Tensor> bytes{server_->bytes()};
       works.push_back(rank_.backend().send(bytes, other, server::kEndTag));
-      if (!is_first) return;
-      for (auto& work : server::send_lost(rank_, lost, other)) works.push_back(std::move(work));
     });
   }
   std::vector<at::Tensor> shards;
@@ -184,7 +183,32 @@ std::vector<LostWorker> ParameterServerRank::serve() {
   }
   for (const auto& work : works) unless_lost([&] { work->wait(); });
   for (int server = 0; server < options_.servers; ++server) take_parameters(server, shards[server]);
-  return is_first ? lost : server::receive_lost(rank_, rank_of(0));
+}
+
+// The first server says who was lost, once each worker either was or cannot be any more.
+std::vector<LostWorker> ParameterServerRank::settle_lost(const std::vector<LostWorker>& known) {
+  auto lost = known;
+  for (int server = 1; server < options_.servers; ++server) {
+    lost = server::merged(lost, server::receive_lost(rank_, rank_of(server)));
+  }
+  std::vector<LostWorker> gone;
+  for (int worker = 0; worker < workers(); ++worker) {
+    unless_lost([&] {
+      std::vector<at::Tensor> here{at::empty({1}, server_->bytes().options())};
+      rank_.backend().recv(here, worker, server::kHereTag)->wait();
+    });
+    if (auto reason = comm::why_lost(rank_, worker); !reason.empty()) gone.push_back({worker, std::move(reason)});
+  }
+  lost = server::as_sent(server::merged(lost, gone));
+  Works works;
+  for (int other = 0; other < rank_.world_size(); ++other) {
+    if (other == rank_.index()) continue;
+    unless_lost([&] {
+      for (auto& work : server::send_lost(rank_, lost, other)) works.push_back(std::move(work));
+    });
+  }
+  for (const auto& work : works) unless_lost([&] { work->wait(); });
+  return lost;
 }
 
 void ParameterServerRank::take_parameters(int server, const at::Tensor& bytes) {

@@ -38,8 +38,10 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
  private:
   void check_options();
   std::vector<LostWorker> work(const ParameterServer::Body& body);
-  std::vector<LostWorker> wait_for_the_end();
   std::vector<LostWorker> serve();
+  void receive_parameters();   // on a worker, when all are done
+  void exchange_parameters();  // on a server
+  std::vector<LostWorker> settle_lost(const std::vector<LostWorker>& known);
   std::vector<at::Tensor> gradients() const;
   void take_parameters(int server, const at::Tensor& bytes);
   int rank_of(int server) const { return workers() + server; }

@@ -18,6 +18,7 @@ constexpr int kPayloadTag = 1;
 constexpr int kReplyTag = 2;  // a shard's parameters
 constexpr int kEndTag = 3;    // a shard's parameters, once all workers are done
 constexpr int kLostTag = 4;   // who was lost
+constexpr int kHereTag = 5;   // a worker has all parameters, and cannot be lost any more
 
 enum Asks : int64_t { kPush = 1, kPull = 2, kDone = 4 };  // may be combined
 

@@ -15,12 +15,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "io/process_stat.hpp"
 
 namespace lockstep {
 
@@ -202,11 +203,8 @@ class Program {
 
 // What the kernel says of a process: 'T' for one that a signal has stopped; 0 if there is none.
 inline char state_of(pid_t pid) {
-  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
-  std::string text;
-  std::getline(file, text);
-  const size_t name_end = text.rfind(") ");
-  return name_end == std::string::npos ? '\0' : text[name_end + 2];
+  const std::string text = io::stat_after_name("/proc/" + std::to_string(pid));
+  return text.empty() ? '\0' : text[0];
 }
 
 // false: a long time has passed without.

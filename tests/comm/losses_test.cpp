@@ -5,6 +5,8 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "error_of.hpp"
+
 namespace losses_test {
 
 using namespace lockstep;
@@ -37,6 +39,14 @@ TEST_F(Losses, AProcessThatHasSpokenUpCannotBeLost) {
   EXPECT_EQ(mine.speak_up(), "");
   EXPECT_FALSE(comm::declare_lost(*store, 1, "gone"));
   EXPECT_FALSE(comm::is_lost(*store, 1));
+}
+
+TEST_F(Losses, AForeignCountIsShown) {
+  mine.begin();
+  store->set("losses", std::string("abc"));
+  EXPECT_THAT(error_of([&] { mine.learn(); }), HasSubstr("the store holds \"abc\" under losses, which no process"));
+  mine.release(1);
+  EXPECT_THAT(error_of([&] { comm::declare_lost(*store, 1, "gone"); }), HasSubstr("\"abc\" under losses"));
 }
 
 }  // namespace losses_test

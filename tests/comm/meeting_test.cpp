@@ -3,9 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <unistd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "comm/sockets.hpp"
 #include "error_of.hpp"
 
 #include <chrono>
@@ -37,6 +39,26 @@ TEST(Meeting, AForeignIntroductionIsShown) {
     store->set("config/1", text);
     EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", patience); }),
                 AllOf(HasSubstr("under config/1"), HasSubstr(text.substr(0, 3))));
+  }
+}
+
+TEST(Meeting, ForeignCountsAreShown) {
+  const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  store->set("came/0", std::string("abc"));
+  EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", patience); }),
+              HasSubstr("the store holds \"abc\" under came/0, which no process"));
+
+  const comm::Listener free = comm::listen_on("127.0.0.1", 0);
+  close(free.fd);
+  auto launch = process(0);
+  launch.local_world_size = 2;
+  launch.address = "127.0.0.1";
+  launch.port = free.port;
+  const comm::Rendezvous host(launch, patience);
+  for (const char* foreign : {"abc", "-1", "1x", ""}) {
+    store->set("parted", std::string(foreign));
+    EXPECT_THAT(comm::part(*store, host, std::chrono::seconds(1)), HasSubstr("under parted, which no process"))
+        << foreign;
   }
 }
 

@@ -3,7 +3,7 @@
 #include <lockstep/plan.hpp>
 
 #include "cli/cli_fixture.hpp"
-#include "job.hpp"
+#include "running_job.hpp"
 
 #include <fstream>
 #include <tuple>
@@ -386,6 +386,22 @@ TEST_F(TrainUnderALauncher, WhatAllProcessesFindWrongIsSaidOnce) {
               MatchesRegex("lockstep: --epochs: 0 is too small; it must be at least 1\n"
                            "lockstep train --help shows what there is.\n"
                            "lockstep launch: rank [0-2] ended with exit code 2 after [0-9.]+ s\n"));
+}
+
+TEST_F(TrainUnderALauncher, WhatWouldFailInTheSameWayDoesNotStartAgain) {
+  const Words launch = {"launch", "-n", "2", "--max-restarts", "3", from_environment("LOCKSTEP_PROGRAM")};
+  std::vector<Finished> jobs(2);
+  side_by_side(2, [&](int code_3) {
+    const Words wrong = code_3 == 1 ? Words{"--lr", "1e30", "--name", "wild"} : Words{"--epochs", "0"};
+    jobs[code_3] = run_program(launch + train(wrong + Words{"--devices", "cpu"}), surroundings());
+  });
+  for (const int code : {2, 3}) {
+    const Finished& job = jobs[code - 2];
+    EXPECT_EQ(job.code, code) << job.err;
+    EXPECT_THAT(job.err,
+                AllOf(HasSubstr("lockstep launch: it does not start again, since it would fail in the same way\n"),
+                      Not(HasSubstr("restart "))));
+  }
 }
 
 TEST_F(TrainUnderALauncher, ASecondErrorOfAnotherKindIsSaidToo) {

@@ -1,10 +1,13 @@
 // A worker process of an asynchronous parameter server that is killed, or that stands still: the others go on if they
 // were told to, and every other failure stays one.
-#include "job.hpp"
+#include "running_job.hpp"
 
 #include <chrono>
 #include <cstdlib>
 #include <memory>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 namespace lost_workers_test {
 
@@ -41,9 +44,13 @@ void expect_all_but_1_ok(const Finished& job, int processes) {
 }
 
 TEST(LostWorkers, TheOthersTrainOnWithoutAKilledOne) {
-  for (const auto& [processes, devices, argument] :
-       {std::tuple(3, "cpu", "then_trains"), std::tuple(4, "cpu", "bounded two_servers then_trains"),
-        std::tuple(3, "cpu", "busy"), std::tuple(3, "6xcpu", "two_servers")}) {
+  const std::vector<std::tuple<int, std::string, std::string>> jobs = {{3, "cpu", "then_trains"},
+                                                                       {4, "cpu", "bounded two_servers then_trains"},
+                                                                       {3, "cpu", "busy"},
+                                                                       {3, "6xcpu", "two_servers"},
+                                                                       {3, "cpu", "at_the_end then_trains"}};
+  side_by_side(static_cast<int>(jobs.size()), [&](int i) {
+    const auto& [processes, devices, argument] = jobs[i];
     const auto [job, took] = timed(keep_going(processes, devices, argument));
     EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
     expect_all_but_1_ok(job, processes);
@@ -52,7 +59,7 @@ TEST(LostWorkers, TheOthersTrainOnWithoutAKilledOne) {
                                Not(HasSubstr("ending the others")), Not(HasSubstr("process "))))
         << devices << ": " << argument;
     EXPECT_LT(took, 20s);
-  }
+  });
 }
 
 TEST(LostWorkers, TheExampleShowsIt) {
@@ -98,10 +105,11 @@ TEST(LostWorkers, AnyOtherKilledProcessEndsTheRunAsEver) {
     EXPECT_THAT(job.err, Not(HasSubstr("go on without it")));
     EXPECT_LT(took, 20s);
   };
-  expect_named(keep_going(3, "cpu", "2", "serves"), 2);  // a server
-  expect_named(keep_going(3, "cpu", "synchronous"), 1);
-  expect_named(keep_going(3, "cpu", "", "dies"), 1);          // no training
-  expect_named(launch(3, {"loses_a_worker", "cpu", ""}), 1);  // nobody said so
+  const std::vector<std::pair<Words, int>> jobs = {{keep_going(3, "cpu", "2", "serves"), 2},  // a server
+                                                   {keep_going(3, "cpu", "synchronous"), 1},
+                                                   {keep_going(3, "cpu", "", "dies"), 1},           // no training
+                                                   {launch(3, {"loses_a_worker", "cpu", ""}), 1}};  // nobody said so
+  side_by_side(static_cast<int>(jobs.size()), [&](int i) { expect_named(jobs[i].first, jobs[i].second); });
 }
 
 // Two jobs at the same time, since both wait until the silence counts as an end.

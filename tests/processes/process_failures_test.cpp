@@ -1,10 +1,11 @@
 // What goes wrong between processes: every process says who is to blame, soon, and nothing waits for ever.
-#include "job.hpp"
+#include "running_job.hpp"
 
 #include "comm/sockets.hpp"
 
 #include <chrono>
 #include <future>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -44,7 +45,8 @@ std::vector<Timed> timed_side_by_side(int processes, const std::vector<Words>& j
 }
 
 TEST(ProcessFailures, ARankThatThrowsIsNamedByAllSoon) {
-  for (const auto& [processes, devices] : {std::pair(2, "cpu"), std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
+  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
+    const auto& [processes, devices] = job_of;
     const auto jobs = timed_side_by_side(processes, {{"throws", devices, "allreduce"}, {"throws", devices, "recv"}});
     for (const auto& [job, took] : jobs) {
       EXPECT_EQ(job.code, 3) << job.err;
@@ -55,11 +57,11 @@ TEST(ProcessFailures, ARankThatThrowsIsNamedByAllSoon) {
       EXPECT_LT(took, 20s);  // a second or two, and what a loaded machine needs to start
       EXPECT_THAT(job.err, Not(HasSubstr("ending the others")));
     }
-  }
+  });
 }
 
 TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
-  for (const int processes : {2, 3}) {
+  at_once<int>({2, 3}, [](const int processes) {
     const auto [job, took] = timed(processes, {"dies"});
     EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
     EXPECT_THAT(job.err, HasSubstr("lockstep launch: rank 1 was ended by signal 9 (Killed)"));
@@ -77,11 +79,11 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
                 HasSubstr(" (cpu) was in allreduce(sum) of float [2, 3] (collective call 1); the last complete "
                           "one was collective call 0, barrier\n"));
     EXPECT_LT(took, 20s);
-  }
+  });
 }
 
 TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers) {
-  for (const int victim : {1, 2}) {
+  at_once<int>({1, 2}, [](const int victim) {
     const auto [job, took] = timed(3, {"serves", "cpu", std::to_string(victim)});
     EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
     for (const int survivor : {0, 1, 2}) {
@@ -90,7 +92,7 @@ TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers)
                                      std::to_string(victim) + " (cpu) is gone"));
     }
     EXPECT_LT(took, 20s);
-  }
+  });
 }
 
 TEST(ProcessFailures, ATimeoutSaysWhoWasMissingAndWhere) {
@@ -105,29 +107,30 @@ TEST(ProcessFailures, ATimeoutSaysWhoWasMissingAndWhere) {
 }
 
 TEST(ProcessFailures, ARankThatReturnsWithoutTheOthersCallIsNamed) {
-  for (const char* devices : {"cpu", "4xcpu"}) {
+  at_once<const char*>({"cpu", "4xcpu"}, [](const char* const devices) {
     const auto [job, took] = timed(2, {"returns_early", devices});
     EXPECT_EQ(job.code, 3);
     EXPECT_THAT(job.err, AllOf(HasSubstr("process 0: rank 1 (cpu) returned without the call"),
                                HasSubstr("process 1: rank 1 (cpu) returned without the call"),
                                HasSubstr("allreduce(sum) of float [2, 3]")));
     EXPECT_LT(took, 20s);
-  }
+  });
 }
 
 TEST(ProcessFailures, PollingEndsAsWaitingDoes) {
-  for (const char* devices : {"cpu", "4xcpu"}) {
+  at_once<const char*>({"cpu", "4xcpu"}, [](const char* const devices) {
     const auto [job, took] = timed(2, {"returns_early", devices, "poll"});
     EXPECT_EQ(job.code, 3);
     for (const char* process : {"process 0", "process 1"}) {
       EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu) returned without the call"));
     }
     EXPECT_LT(took, 20s);
-  }
+  });
 }
 
 TEST(ProcessFailures, ACallThatNobodyAnswersIsAnErrorOfAll) {
-  for (const auto& [processes, devices] : {std::pair(2, "cpu"), std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
+  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
+    const auto& [processes, devices] = job_of;
     const auto jobs = timed_side_by_side(processes, {{"asks_in_vain", devices}, {"asks_in_vain", devices, "send"}});
     const auto& [job, took] = jobs[0];
     const auto& [message, took_too] = jobs[1];
@@ -139,7 +142,7 @@ TEST(ProcessFailures, ACallThatNobodyAnswersIsAnErrorOfAll) {
                                                 "from rank 1 (cpu) 0 times"));
     }
     EXPECT_LT(std::max(took, took_too), 20s);
-  }
+  });
 }
 
 TEST(ProcessFailures, RanksOfAProcessThatGiveTheSameMemoryAreRefused) {
@@ -150,7 +153,7 @@ TEST(ProcessFailures, RanksOfAProcessThatGiveTheSameMemoryAreRefused) {
 }
 
 TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
-  for (const char* devices : {"cpu", "4xcpu"}) {
+  at_once<const char*>({"cpu", "4xcpu"}, [](const char* const devices) {
     const auto [job, took] = timed(2, {"calls_otherwise", devices});
     EXPECT_EQ(job.code, 3);
     for (const char* process : {"process 0", "process 1"}) {
@@ -160,14 +163,15 @@ TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
                 AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
                       HasSubstr(" called allreduce(sum) of float [2, 3]")));
     EXPECT_LT(took, 20s);
-  }
+  });
 }
 
 TEST(ProcessFailures, CallsThatDifferInOperationOrSizeAloneNeverMeet) {
   const std::vector<std::pair<std::string, std::string>> calls = {{"max", "allreduce(max) of float [2, 3]"},
                                                                   {"long", "allreduce(sum) of float [1000000]"},
                                                                   {"empty", "allreduce(sum) of float [0]"}};
-  for (const auto& [processes, devices] : {std::pair(2, "cpu"), std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
+  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
+    const auto& [processes, devices] = job_of;
     std::vector<Words> jobs;
     for (const auto& call : calls) jobs.push_back({"calls_otherwise", devices, call.first});
     const auto results = timed_side_by_side(processes, jobs);
@@ -181,11 +185,12 @@ TEST(ProcessFailures, CallsThatDifferInOperationOrSizeAloneNeverMeet) {
                                  HasSubstr(" called allreduce(sum) of float [2, 3]")));
       EXPECT_LT(took, 20s);
     }
-  }
+  });
 }
 
 TEST(ProcessFailures, CallsThatDifferInAGroupEndTheWholeRun) {
-  for (const auto& [processes, devices] : {std::pair(3, "cpu"), std::pair(2, "4xcpu")}) {
+  at_once<std::pair<int, const char*>>({{3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
+    const auto& [processes, devices] = job_of;
     const auto [job, took] = timed(processes, {"calls_otherwise_in_a_group", devices});
     EXPECT_EQ(job.code, 3) << job.err;
     for (int process = 0; process < processes; ++process) {
@@ -195,11 +200,11 @@ TEST(ProcessFailures, CallsThatDifferInAGroupEndTheWholeRun) {
                 AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
                       HasSubstr("rank 0 (cpu) called allreduce(sum) of float [2, 3]")));
     EXPECT_LT(took, 20s);
-  }
+  });
 }
 
 TEST(ProcessFailures, PartsOfAnAlltoallThatDoNotFitAreShown) {
-  for (const int processes : {2, 3}) {
+  at_once<int>({2, 3}, [](const int processes) {
     const auto [job, took] = timed(processes, {"parts_do_not_fit"});
     EXPECT_EQ(job.code, 3) << job.err;
     for (int process = 0; process < processes; ++process) {
@@ -207,7 +212,7 @@ TEST(ProcessFailures, PartsOfAnAlltoallThatDoNotFitAreShown) {
     }
     EXPECT_THAT(job.err, HasSubstr("alltoall: rank 0 sends float [6] to rank 1, which expects float [9]"));
     EXPECT_LT(took, 20s);
-  }
+  });
 }
 
 TEST(ProcessFailures, MessagesThatDoNotFitAreShownBoth) {
@@ -246,14 +251,14 @@ TEST(ProcessFailures, MessagesThatComeFromAnyRankAreNotReceivedFromOne) {
 }
 
 TEST(ProcessFailures, RanksThatWaitForEachOtherAreToldSo) {
-  for (const char* how : {"recv", "mixed"}) {
+  at_once<const char*>({"recv", "mixed"}, [](const char* const how) {
     const auto [job, took] = timed(2, {"waits_crosswise", "cpu", how});
     EXPECT_EQ(job.code, 3) << job.err;
     for (const char* process : {"process 0", "process 1"}) {
       EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the ranks wait for each other: "));
     }
     EXPECT_LT(took, 20s);
-  }
+  });
 }
 
 // DataParallel polls its calls while backward computes, and then waits for them; here for a group's, while the other
@@ -267,50 +272,8 @@ TEST(ProcessFailures, ARankWithABatchFewerIsToldSo) {
   EXPECT_LT(took, 20s);
 }
 
-// Asks both processes of a job to stop once rank 1 lets rank 0 wait. Not by a launcher, which would end them itself.
-struct Stopped {
-  Finished first;
-  std::chrono::steady_clock::duration took;  // from the request on
-  Finished second;
-};
-
-Stopped stop_while(const std::string& rank_1) {
-  const std::string port = free_port();
-  const auto start = [&](int rank) {
-    auto surroundings = surroundings_with(as_rank(rank, 2, port, "60"));
-    surroundings.program = ranks_program();
-    return Program({"is_asked_to_stop", "cpu", rank_1}, surroundings);
-  };
-  Program first = start(0), second = start(1);
-  EXPECT_TRUE(second.wait_for("ready"));
-  const auto begin = std::chrono::steady_clock::now();
-  first.send(SIGTERM);
-  second.send(SIGTERM);
-  Stopped stopped{first.finish(), std::chrono::steady_clock::now() - begin, {}};
-  if (rank_1 == "freezes") second.send(SIGKILL);
-  stopped.second = second.finish();
-  return stopped;
-}
-
-TEST(ProcessFailures, AStopEndsAWaitInWhichNothingHappens) {
-  auto other = std::async(std::launch::async, stop_while, "freezes");
-  for (const auto& stopped : {stop_while("sleeps"), other.get()}) {
-    EXPECT_EQ(stopped.first.code, 3);
-    EXPECT_THAT(stopped.first.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
-                                             "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
-                                             "request\n"));
-    EXPECT_LT(stopped.took, 8s);  // three or four
-  }
-}
-
-TEST(ProcessFailures, AStopWaitsForARankThatComputes) {
-  const auto stopped = stop_while("computes");
-  EXPECT_EQ(stopped.first.code, 0) << stopped.first.err;
-  EXPECT_EQ(stopped.second.code, 0) << stopped.second.err;
-}
-
 TEST(ProcessFailures, WhatAStrangerWritesIntoTheStoreIsShown) {
-  const Words keys = {"state/0", "beat/0"};
+  const Words keys = {"state/0", "beat/0", "done"};
   std::vector<Words> jobs;
   for (const auto& key : keys) jobs.push_back({"has_a_stranger", "cpu", key});
   const auto results = timed_side_by_side(2, jobs);
@@ -355,52 +318,147 @@ TEST(ProcessFailures, WithoutALauncherRank0KeepsTheStore) {
   EXPECT_THAT(other.finish().err, HasSubstr("process 1: rank 1 (cpu): out of luck\n"));
 }
 
-TEST(ProcessFailures, AStoreThatFreezesEndsTheRun) {
-  const std::string port = free_port();
-  auto surroundings = surroundings_with(as_rank(0, 2, port, "60"));
-  surroundings.program = ranks_program();
-  Program host({"freezes"}, surroundings);
-  const auto start = std::chrono::steady_clock::now();
-  const auto client = run_alone({"freezes"}, as_rank(1, 2, port, "60"));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 40s);
-  EXPECT_EQ(client.code, 3);
-  EXPECT_THAT(client.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone: the store that it keeps does not "
-                                    "answer"));
-  host.send(SIGKILL);
-  EXPECT_EQ(host.finish().signal, SIGKILL);
+TEST(ProcessFailures, AnIncompleteEnvironmentIsRefusedByName) {
+  const auto job = run_alone({"collectives"}, {"RANK=0", "WORLD_SIZE=2"});
+  EXPECT_EQ(job.code, 3);
+  EXPECT_THAT(job.err, HasSubstr("LOCAL_RANK, LOCAL_WORLD_SIZE not set"));
 }
 
-TEST(ProcessFailures, AStoreThatIsFrozenFromTheStartEndsTheRun) {
-  const std::string port = free_port();
-  auto surroundings = surroundings_with(as_rank(0, 2, port, "60"));
+// Two processes without a launcher, of which one waits for the other.
+struct TwoProcesses {
+  Finished waiting;
+  std::chrono::steady_clock::duration took;  // until that had ended
+  Finished other;
+};
+
+Program start_rank(int rank, const std::string& port, const Words& words) {
+  auto surroundings = surroundings_with(as_rank(rank, 2, port, "60"));
   surroundings.program = ranks_program();
-  Program host({"collectives"}, surroundings);
+  return {words, surroundings};
+}
+
+// Asks both processes of a job to stop once rank 1 lets rank 0 wait. A launcher would end them itself.
+TwoProcesses stop_while(const std::string& rank_1) {
+  const std::string port = free_port();
+  Program first = start_rank(0, port, {"is_asked_to_stop", "cpu", rank_1});
+  Program second = start_rank(1, port, {"is_asked_to_stop", "cpu", rank_1});
+  EXPECT_TRUE(second.wait_for("ready"));
+  const auto begin = std::chrono::steady_clock::now();
+  first.send(SIGTERM);
+  second.send(SIGTERM);
+  TwoProcesses stopped{first.finish(), std::chrono::steady_clock::now() - begin, {}};
+  if (rank_1 == "freezes") second.send(SIGKILL);
+  stopped.other = second.finish();
+  return stopped;
+}
+
+TwoProcesses with_a_store_that_freezes() {
+  const std::string port = free_port();
+  Program host = start_rank(0, port, {"freezes"});
+  const auto begin = std::chrono::steady_clock::now();
+  TwoProcesses ended{start_rank(1, port, {"freezes"}).finish(), std::chrono::steady_clock::now() - begin, {}};
+  host.send(SIGKILL);
+  ended.other = host.finish();
+  return ended;
+}
+
+TwoProcesses with_a_store_that_is_frozen_from_the_start() {
+  const std::string port = free_port();
+  Program host = start_rank(0, port, {"collectives"});
   const auto listens = [&] {
     return comm::answers("127.0.0.1", std::stoi(port), std::chrono::steady_clock::now() + 1s);
   };
   while (!listens()) std::this_thread::sleep_for(10ms);
   host.send(SIGSTOP);  // the system accepts connections for it
-  const auto start = std::chrono::steady_clock::now();
-  const auto client = run_alone({"collectives"}, as_rank(1, 2, port, "60"));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 40s);
-  EXPECT_EQ(client.code, 3);
-  EXPECT_THAT(client.err, HasSubstr("process 1 of 2 cannot use the store at 127.0.0.1:" + port));
+  const auto begin = std::chrono::steady_clock::now();
+  TwoProcesses ended{start_rank(1, port, {"collectives"}).finish(), std::chrono::steady_clock::now() - begin, {}};
   host.send(SIGKILL);
-  EXPECT_EQ(host.finish().signal, SIGKILL);
+  ended.other = host.finish();
+  return ended;
 }
 
-TEST(ProcessFailures, AFrozenProcessIsNamedByTheOthers) {
-  const auto [job, took] = timed(3, {"freezes"});
+// As after Ctrl-Z in several terminals, or when their machine slept: the one that goes on first finds the others
+// silent.
+std::vector<Finished> with_a_pause() {
+  const ScratchFolder folder;
+  RunningJob job(2, /*launched=*/false, {ranks_program(), "sleeps"}, folder.path());
+  EXPECT_TRUE(job.wait_for("ready"));
+  std::this_thread::sleep_for(1500ms);  // rank 0 looks after the others by now
+  job.send_to_job(SIGSTOP);
+  std::this_thread::sleep_for(2500ms);  // longer than the silence that is allowed
+  job.send(0, SIGCONT);
+  std::this_thread::sleep_for(500ms);
+  job.send(1, SIGCONT);
+  return job.finish();
+}
+
+template <class Work>
+auto in_background(const Work& work) {
+  return std::async(std::launch::async, work);
+}
+
+// These jobs take seconds in which they only wait, so they run at the same time.
+class ProcessFailuresInTime : public testing::Test {
+ protected:
+  struct Jobs {
+    std::future<TwoProcesses> stopped_asleep = in_background([] { return stop_while("sleeps"); });
+    std::future<TwoProcesses> stopped_frozen = in_background([] { return stop_while("freezes"); });
+    std::future<TwoProcesses> stopped_computing = in_background([] { return stop_while("computes"); });
+    std::future<TwoProcesses> frozen_store = in_background(with_a_store_that_freezes);
+    std::future<TwoProcesses> store_frozen_from_start = in_background(with_a_store_that_is_frozen_from_the_start);
+    std::future<Timed> frozen = in_background([] { return timed(3, {"freezes"}); });
+    std::future<std::vector<Finished>> paused = in_background(with_a_pause);
+  };
+  static void SetUpTestSuite() { jobs_ = std::make_unique<Jobs>(); }
+  static void TearDownTestSuite() { jobs_.reset(); }
+  static inline std::unique_ptr<Jobs> jobs_;
+};
+
+TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
+  for (auto* const job : {&jobs_->stopped_asleep, &jobs_->stopped_frozen}) {
+    const auto stopped = job->get();
+    EXPECT_EQ(stopped.waiting.code, 3);
+    EXPECT_THAT(stopped.waiting.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
+                                               "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
+                                               "request\n"));
+    // One and a half seconds, and what a loaded machine needs, or AddressSanitizer.
+    EXPECT_LT(stopped.took, std::getenv("LOCKSTEP_FAULTY_CONNECT") == nullptr ? 8s : 3s);
+  }
+}
+
+TEST_F(ProcessFailuresInTime, AStopWaitsForARankThatComputes) {
+  const auto stopped = jobs_->stopped_computing.get();
+  EXPECT_EQ(stopped.waiting.code, 0) << stopped.waiting.err;
+  EXPECT_EQ(stopped.other.code, 0) << stopped.other.err;
+}
+
+TEST_F(ProcessFailuresInTime, AJobThatStoodStillGoesOn) {
+  for (const auto& process : jobs_->paused.get()) EXPECT_EQ(process.code, 0) << process.err;
+}
+
+TEST_F(ProcessFailuresInTime, AFrozenProcessIsNamedByTheOthers) {
+  const auto [job, took] = jobs_->frozen.get();
   for (const char* process : {"process 1", "process 2"}) {
     EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the process of rank 0 (cpu) is gone"));
   }
   EXPECT_LT(took, 60s);
 }
 
-TEST(ProcessFailures, AnIncompleteEnvironmentIsRefusedByName) {
-  const auto job = run_alone({"collectives"}, {"RANK=0", "WORLD_SIZE=2"});
-  EXPECT_EQ(job.code, 3);
-  EXPECT_THAT(job.err, HasSubstr("LOCAL_RANK, LOCAL_WORLD_SIZE not set"));
+TEST_F(ProcessFailuresInTime, AStoreThatFreezesEndsTheRun) {
+  const auto ended = jobs_->frozen_store.get();
+  EXPECT_LT(ended.took, 40s);
+  EXPECT_EQ(ended.waiting.code, 3);
+  EXPECT_THAT(ended.waiting.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone: the store that it keeps "
+                                           "does not answer"));
+  EXPECT_EQ(ended.other.signal, SIGKILL);
+}
+
+TEST_F(ProcessFailuresInTime, AStoreThatIsFrozenFromTheStartEndsTheRun) {
+  const auto ended = jobs_->store_frozen_from_start.get();
+  EXPECT_LT(ended.took, 40s);
+  EXPECT_EQ(ended.waiting.code, 3);
+  EXPECT_THAT(ended.waiting.err, HasSubstr("process 1 of 2 cannot use the store at 127.0.0.1:"));
+  EXPECT_EQ(ended.other.signal, SIGKILL);
 }
 
 }  // namespace process_failures_test

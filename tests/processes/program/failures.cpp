@@ -92,6 +92,30 @@ void scenarios::freezes(const Setup& setup) {
   });
 }
 
+void scenarios::sleeps(const Setup& setup) {
+  const auto body = [](Rank& rank) {
+    rank.barrier();
+    std::cout << "ready\n" << std::flush;
+    if (rank.index() == 1) std::this_thread::sleep_for(3s);
+    wait_in_a_collective(rank);
+  };
+  lockstep::run(setup.devices, body, {.silence = 2s});
+}
+
+void scenarios::lives(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) {
+    Rank group = rank.split(0);
+    for (int i = 0; i < 10; ++i) {
+      std::this_thread::sleep_for(30ms);
+      const auto end = std::chrono::steady_clock::now() + 10ms;
+      while (std::chrono::steady_clock::now() < end) torch::ones({100, 100}).sum();
+      rank.allreduce(torch::ones({2, 3}));
+      group.barrier();
+    }
+    std::cout << "process " + std::to_string(rank.process()) + ": all calls made\n" << std::flush;
+  });
+}
+
 void scenarios::connects(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) { rank.split(0).barrier(); });
 }
@@ -113,9 +137,9 @@ void scenarios::is_asked_to_stop(const Setup& setup) {
     if (rank.index() == 1) {
       std::cout << "ready\n" << std::flush;
       if (setup.argument == "freezes") std::raise(SIGSTOP);
-      if (setup.argument == "sleeps") std::this_thread::sleep_for(9s);
+      if (setup.argument == "sleeps") std::this_thread::sleep_for(5s);
       while (setup.argument == "computes" && !stop.stop_requested()) std::this_thread::sleep_for(1ms);
-      const auto end = std::chrono::steady_clock::now() + 6s;
+      const auto end = std::chrono::steady_clock::now() + 3s;
       while (setup.argument == "computes" && std::chrono::steady_clock::now() < end) torch::ones({100, 100}).sum();
     }
     wait_in_a_collective(rank);
@@ -129,7 +153,7 @@ void scenarios::has_a_stranger(const Setup& setup) {
     const auto launch = *lockstep::comm::read_launch_environment(std::getenv);
     const lockstep::comm::Patience patience{10s};
     const auto store = lockstep::comm::Rendezvous(launch, patience).connect("run-1");
-    for (int i = 0; i < 3000; ++i) {  // what a process writes again and again
+    for (int i = 0; i < 2000; ++i) {  // what a process writes again and again
       store->set(setup.argument, std::string("abc"));
       std::this_thread::sleep_for(1ms);
     }

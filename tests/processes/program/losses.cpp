@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <fstream>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "io/process_stat.hpp"
 #include "observed_backend.hpp"
 #include "scenarios.hpp"
 
@@ -45,20 +45,21 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error("it does not hold that " + what);
 }
 
-// Between the two messages of a push to the first server, once the first message is on its way.
-class InTheMiddleOfAPush : public lockstep::CallObserver {
+// At the `number`th call of one kind.
+class AtACall : public lockstep::CallObserver {
  public:
-  InTheMiddleOfAPush(int servers, int push, std::function<void()> act)
-      : send_(2 * servers * (push - 1) + 2), act_(std::move(act)) {}
+  AtACall(c10d::OpType type, int number, std::function<void()> act)
+      : type_(type), number_(number), act_(std::move(act)) {}
   void posts(c10d::OpType type, int64_t, int) override {
-    if (type == c10d::OpType::SEND && ++sends_ == send_) act_();
+    if (type == type_ && ++calls_ == number_) act_();
   }
   void spent(double) override {}
 
  private:
-  const int send_;
+  const c10d::OpType type_;
+  const int number_;
   const std::function<void()> act_;
-  int sends_ = 0;
+  int calls_ = 0;
 };
 
 struct SlowSgd : torch::optim::SGD {
@@ -72,12 +73,9 @@ struct SlowSgd : torch::optim::SGD {
 
 // One that has ended keeps its number, as a zombie, until the launcher has seen all of them end.
 void wait_until_gone(pid_t process) {
-  const auto runs = [process] {
-    std::ifstream file("/proc/" + std::to_string(process) + "/stat");
-    std::string text;
-    const bool found = static_cast<bool>(std::getline(file, text));
-    const size_t state = text.rfind(')') + 2;
-    return found && state < text.size() && text[state] != 'Z' && text[state] != 'X';
+  const auto runs = [folder = "/proc/" + std::to_string(process)] {
+    const std::string text = lockstep::io::stat_after_name(folder);
+    return !text.empty() && text[0] != 'Z' && text[0] != 'X';
   };
   while (runs()) std::this_thread::sleep_for(1ms);
 }
@@ -97,10 +95,14 @@ void scenarios::loses_a_worker(const Setup& setup) {
     rank.allreduce(processes);
 
     const auto act = [&] {
-      if (!has("busy")) std::this_thread::sleep_for(200ms);  // the server waits for the push's second message
+      if (!has("busy")) std::this_thread::sleep_for(200ms);  // the servers wait for it, or have sent what it waits for
       std::raise(has("freezes") ? SIGSTOP : SIGKILL);
     };
-    const auto observer = std::make_shared<InTheMiddleOfAPush>(servers, 3, act);
+    // Between the third push's messages to the first server, once the first is on its way, or while it waits for the
+    // parameters at the end.
+    const bool at_the_end = has("at_the_end");
+    const auto observer = at_the_end ? std::make_shared<AtACall>(c10d::OpType::RECV, 2 * servers + 1, act)
+                                     : std::make_shared<AtACall>(c10d::OpType::SEND, 4 * servers + 2, act);
     const Rank observed = rank.wrapped(
         [&](auto backend) { return c10::make_intrusive<lockstep::ObservedBackend>(std::move(backend), observer); });
     Rank own = rank.process() == kVictim ? observed : rank;
@@ -116,11 +118,13 @@ void scenarios::loses_a_worker(const Setup& setup) {
     const auto body = [&](Worker& worker) {
       if (rank.process() == kVictim) {
         while (rank.index_in_process() > 0) std::this_thread::sleep_for(1s);
-        for (;;) push(*net, worker, kPush);
+        for (int i = 0; i < 2 || !at_the_end; ++i) push(*net, worker, kPush);
+        std::this_thread::sleep_for(500ms);  // until the others are done
+        return;
       }
       while (has("synchronous")) push(*net, worker, 1);
       while (net->values.max().item<double>() > -2 * kPush) has("busy") ? push(*net, worker, 0) : worker.pull();
-      if (!has("freezes")) wait_until_gone(victim);
+      if (!has("freezes") && !at_the_end) wait_until_gone(victim);
       for (int i = 0; i < kPushesAfterwards; ++i) push(*net, worker, 1);
     };
     const int workers = rank.world_size() - servers;
@@ -151,6 +155,6 @@ void scenarios::loses_a_worker(const Setup& setup) {
       wait_until_gone(victim);
     }
   };
-  lockstep::run(setup.devices, train);
+  lockstep::run(setup.devices, train, {.silence = has("freezes") ? 2s : 6s});
   if (has("then_runs")) lockstep::run(setup.devices, [](Rank& rank) { rank.barrier(); });
 }

@@ -16,6 +16,7 @@ void collectives(const Setup& setup);  // all of them, with values that differ b
 void training(const Setup& setup);     // writes the last rank's weights to the file `argument`
 void runs(const Setup& setup);         // several runs, and one in another
 void connects(const Setup& setup);     // all ranks, and a group
+void lives(const Setup& setup);        // connects, computes and calls for half a second
 
 // Ways to fail; rank 1 is to blame.
 void throws(const Setup& setup);           // the others wait in an allreduce, or with `argument` "recv" in a receive
@@ -35,6 +36,7 @@ void serves(const Setup& setup);  // as a parameter server; the rank that `argum
 // have trained on: "then_trains", "then_meets", "then_runs", "then_comes_back" (they let process 1 go on).
 void loses_a_worker(const Setup& setup);
 void freezes(const Setup& setup);            // rank 0
+void sleeps(const Setup& setup);             // rank 1, and lets the others wait for three seconds
 void is_asked_to_stop(const Setup& setup);   // by SIGTERM, while the others wait for rank 1, which `argument`
 void has_a_stranger(const Setup& setup);     // in its store, under the key `argument`
 void has_a_batch_fewer(const Setup& setup);  // than the others' DataParallel, and then waits in a barrier

@@ -1,0 +1,20 @@
+// What Linux says of a process, or of a thread, in the file "stat" of its folder below /proc.
+#pragma once
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace lockstep::io {
+
+// What follows the name, which may hold anything: "S 4711 4712 ...", that is its state, its parent, its process group,
+// and more. Empty if it is gone.
+inline std::string stat_after_name(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "stat");
+  std::string line;
+  std::getline(file, line);  // "123 (a name) S ..."
+  const size_t name_end = line.rfind(") ");
+  return name_end == std::string::npos ? "" : line.substr(name_end + 2);
+}
+
+}  // namespace lockstep::io

@@ -1,0 +1,80 @@
+// A library to preload (LD_PRELOAD): the process is killed at a call that changes a file or folder whose path holds
+// $FAULT_FOLDER. FAULT_AT and FAULT_FILE: see fault.hpp. Of what it writes at that moment one half gets into the file.
+#include "fault.hpp"
+
+#include <dlfcn.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+namespace {
+
+bool is_watched(const std::string& path) {
+  const std::string folder = fault::variable("FAULT_FOLDER");
+  return !folder.empty() && path.find(folder) != std::string::npos;
+}
+
+bool is_time(const char* path) {
+  return is_watched(path) && fault::is_time();
+}
+
+bool is_time(int fd) {
+  char path[4096] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  return readlink(link.c_str(), path, sizeof path - 1) > 0 && is_time(path);
+}
+
+template <class Function>
+Function real(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+}
+
+}  // namespace
+
+extern "C" {
+
+ssize_t write(int fd, const void* data, size_t size) {
+  if (is_time(fd)) {
+    syscall(SYS_write, fd, data, size / 2);
+    fault::die();
+  }
+  return syscall(SYS_write, fd, data, size);
+}
+
+ssize_t writev(int fd, const iovec* parts, int count) {
+  if (is_time(fd)) {
+    syscall(SYS_writev, fd, parts, count / 2);
+    fault::die();
+  }
+  return syscall(SYS_writev, fd, parts, count);
+}
+
+int fsync(int fd) {
+  if (is_time(fd)) fault::die();
+  return static_cast<int>(syscall(SYS_fsync, fd));
+}
+
+int rename(const char* from, const char* to) {
+  if (is_time(to)) fault::die();
+  static const auto next = real<int (*)(const char*, const char*)>("rename");
+  return next(from, to);
+}
+
+int unlink(const char* path) {
+  if (is_time(path)) fault::die();
+  static const auto next = real<int (*)(const char*)>("unlink");
+  return next(path);
+}
+
+int remove(const char* path) {
+  if (is_time(path)) fault::die();
+  static const auto next = real<int (*)(const char*)>("remove");
+  return next(path);
+}
+
+int mkdir(const char* path, mode_t mode) {
+  if (is_time(path)) fault::die();
+  static const auto next = real<int (*)(const char*, mode_t)>("mkdir");
+  return next(path, mode);
+}
+
+}  // extern "C"
