@@ -57,7 +57,8 @@ struct TrainOptions {
   uint64_t seed = 1;  // of the weights, of the order of the samples (why 1: docs/results) and of dropout
   // What becomes of a run when a step's loss or gradients are not finite; all ranks do the same in the same step.
   // "stop": train() throws NotFinite, and what is kept is of before. "skip": the step leaves everything as it was, and
-  // a warning names it. "go-on": nothing looks. On a GPU "skip" waits for it in each step; "stop" notices a step later.
+  // a warning names it; after an epoch of such steps alone train() throws NotFinite. "go-on": nothing looks. On a GPU
+  // "skip" waits for it in each step; "stop" notices a step later.
   std::string on_nan = "stop";
   // Steps between two looks whether the devices that should hold the same weights do (check_replicas.hpp); -1: one at
   // the end of each epoch, 0: none. With sync_every those within a round are left out.
@@ -138,7 +139,8 @@ class RunExists : public Error {
   using Error::Error;
 };
 
-// What ends a run with TrainOptions::on_nan "stop". The text names the step and the rank.
+// What ends a run with TrainOptions::on_nan "stop"; the text names the step and the rank. With "skip" it ends one that
+// skipped every step of an epoch.
 class NotFinite : public Error {
  public:
   using Error::Error;
