@@ -114,12 +114,22 @@ void check_shapes(const ByParameter& members, const io::NamedTensors& parameters
   }
 }
 
+std::string names_of_members(const ByParameter& by_parameter) {
+  std::set<std::string> names;
+  for (const auto& [parameter, members] : by_parameter) {
+    for (const auto& [member, tensor] : members) names.insert(member);
+  }
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
 void replace_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters, const ByParameter& members) {
   try {
     InputArchive archive = archive_with(members, parameters, optimizer);
     optimizer.load(archive);
-  } catch (const c10::Error& error) {
-    throw Error(std::string("the state is of another kind of optimizer: ") + error.what_without_backtrace());
+  } catch (const c10::Error&) {  // whose text speaks of LibTorch's own source
+    throw Error("the state is of another kind of optimizer: it has " + names_of_members(members));
   }
 }
 

@@ -25,10 +25,6 @@ Part part_of_share(const Tensor& tensor, const Operation& operation, int share) 
   return part_of(tensor.numel(), share, operation.shares());
 }
 
-Tensor slice(const Tensor& tensor, const Part& part) {
-  return tensor.view({-1}).narrow(0, part.begin, part.size());
-}
-
 void write(const Tensor& to, const Tensor& from) {
   to.copy_(from, /*non_blocking=*/true);
 }

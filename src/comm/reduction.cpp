@@ -17,10 +17,6 @@ namespace {
 
 // ---- Through LibTorch: every type, every reduction, every device.
 
-at::Tensor slice(const at::Tensor& tensor, const Part& part) {
-  return tensor.view({-1}).narrow(0, part.begin, part.size());
-}
-
 void combine(at::Tensor& sum, const at::Tensor& value, ReduceOp::RedOpType op) {
   const at::Tensor here = value.to(sum.device(), /*non_blocking=*/true);
   switch (op) {
@@ -101,6 +97,10 @@ std::string name_of(ReduceOp::RedOpType op) {
 
 std::string describe(at::ScalarType type, at::IntArrayRef sizes) {
   return c10::str(caffe2::TypeMeta::fromScalarType(type).name(), " ", sizes);
+}
+
+at::Tensor slice(const at::Tensor& tensor, const Part& part) {
+  return tensor.view({-1}).narrow(0, part.begin, part.size());
 }
 
 void reduce(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Part& part) {
