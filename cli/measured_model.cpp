@@ -22,12 +22,13 @@ std::vector<int> tensor_ranks(size_t devices) {
   return counts;
 }
 
-}  // namespace
-
+// "width 0.5, images of 96 x 96".
 std::string options_text(const ModelOptions& model) {
   const std::string text = to_string(model);
   return text == model.name ? "" : text.substr(std::min(text.size(), model.name.size() + 2));
 }
+
+}  // namespace
 
 std::string name_of(const ModelProfile& profile) {
   return profile.model + (profile.options.empty() ? "" : ", " + profile.options);

@@ -24,9 +24,6 @@ struct MeasureOptions {
   size_t planned_devices = 1;  // may be more than there are
 };
 
-// "width 0.5, images of 96 x 96": ModelProfile::options and Plan::options of this model.
-std::string options_text(const ModelOptions& model);
-
 // "mlp, width 0.5".
 std::string name_of(const ModelProfile& profile);
 

@@ -196,7 +196,8 @@ class RunReport {
     live_.clear();
     Output(STDERR_FILENO)
         .print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
-               ". Try a smaller --lr than " + number_text(options_.lr) + ", or --on-nan skip\n");
+               ". Try a smaller --lr than " + number_text(options_.lr) +
+               (options_.on_nan == "skip" ? "\n" : ", or --on-nan skip\n"));
   }
 
   // Did the run begin, so that there could be something to keep? And what became of it:

@@ -202,7 +202,8 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
   add("--on-nan", flags.on_nan, "WHAT",
       "when a step's loss or gradients are not finite\n"
       "stop: the run ends there with exit code 3; what is kept is of before\n"
-      "skip: that step changes nothing, and a warning names it\n"
+      "skip: that step changes nothing, and a warning names it; an epoch of such "
+      "steps alone ends the run\n"
       "go-on: nothing looks\n",
       how, defaults.on_nan);
   add("--check-replicas", flags.check_replicas, "N",

@@ -16,20 +16,6 @@ Error wrong(const std::string& file, const std::string& what) {
   return Error("--plan " + file + ": " + what);
 }
 
-// Dropout, which comes last, changes neither times nor memory much.
-std::string without_dropout(const std::string& options) {
-  const size_t at = options.find("dropout ");
-  return at == options.npos ? options : options.substr(0, at < 2 ? 0 : at - 2);
-}
-
-// Layers of the same parameters may take images of another size, and then the planned times and memory are not theirs.
-void check_options(const Plan& plan, const std::string& file, const ModelOptions& model) {
-  const std::string here = options_text(model);
-  if (plan.model != model.name || without_dropout(plan.options) == without_dropout(here)) return;
-  throw wrong(file, "it was made for " + model.name + (plan.options.empty() ? "" : ", " + plan.options) +
-                        "; this run is of " + to_string(model) + ". Plan again for this net, or train that one");
-}
-
 }  // namespace
 
 bool is_file(const std::string& plan) {
@@ -64,7 +50,6 @@ void follow(const Plan& plan, const std::string& file, TrainOptions& options) {
     const bool other_model = plan.layers != model_signature(net);
     throw wrong(file, error.what() + (other_model ? "; this run is of " + to_string(model) : ""));
   }
-  check_options(plan, file, model);
   options.split = plan.split;
 }
 

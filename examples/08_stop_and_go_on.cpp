@@ -4,8 +4,8 @@
 //
 // What a run goes on from is three things: the parameters and buffers, the optimizer's state, and how many epochs are
 // done. The last decides the order of the samples too, which depends on seed and epoch alone. All ranks are equal, so
-// rank 0 writes for all, and another number of ranks can go on. (A ShardedOptimizer's state() and load_state(), a
-// PowerSgdHook's errors() and queries() and a LocalSgd's momentum() are such state too.)
+// rank 0 writes for all, and another number of ranks can go on. (save_optimizer() takes a ShardedOptimizer too, on all
+// ranks. A PowerSgdHook's errors() and queries() and a LocalSgd's momentum() are such state as well.)
 //
 // lockstep train keeps checkpoints by itself, also within an epoch, and has --resume.
 //
@@ -70,7 +70,7 @@ void save(const fs::path& to, const Net& net, const torch::optim::Optimizer& sgd
   const fs::path unfinished = to.string() + ".unfinished";
   fs::create_directories(unfinished);
   lockstep::save_weights(unfinished / "net.safetensors", net);  // Python's safetensors.torch.load_file reads it
-  torch::save(sgd, (unfinished / "sgd.pt").string());
+  lockstep::save_optimizer(unfinished / "sgd.safetensors", sgd, net);
   fs::rename(unfinished, to);
 }
 
@@ -80,7 +80,7 @@ void train(Rank& rank, const lockstep::Dataset& task, const fs::path& folder, in
   if (epochs_done > 0) lockstep::load_weights(last / "net.safetensors", *module);
   lockstep::DataParallel net(module, rank);
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
-  if (epochs_done > 0) torch::load(sgd, (last / "sgd.pt").string(), rank.device());
+  if (epochs_done > 0) lockstep::load_optimizer(last / "sgd.safetensors", sgd, *net);
 
   const lockstep::Dataset whole = task.to(rank.device());
   for (int epoch = epochs_done; epoch < epochs; ++epoch) {

@@ -101,6 +101,38 @@ InputArchive archive_with(const ByParameter& members, const io::NamedTensors& pa
   return reread(whole);
 }
 
+// One that keeps rows or columns of a matrix has other dimensions. With as many, it is of another network.
+void check_shapes(const ByParameter& members, const io::NamedTensors& parameters) {
+  for (const auto& [name, parameter] : parameters) {
+    const auto found = members.find(name);
+    if (found == members.end()) continue;
+    for (const auto& [member, tensor] : found->second) {
+      if (tensor.dim() != parameter.dim() || tensor.sizes() == parameter.sizes()) continue;
+      throw Error("the state '" + member + "." + name + "' has the shape " + c10::str(tensor.sizes()) +
+                  ", and the parameter " + c10::str(parameter.sizes()));
+    }
+  }
+}
+
+std::string names_of_members(const ByParameter& by_parameter) {
+  std::set<std::string> names;
+  for (const auto& [parameter, members] : by_parameter) {
+    for (const auto& [member, tensor] : members) names.insert(member);
+  }
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+void replace_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters, const ByParameter& members) {
+  try {
+    InputArchive archive = archive_with(members, parameters, optimizer);
+    optimizer.load(archive);
+  } catch (const c10::Error&) {  // whose text speaks of LibTorch's own source
+    throw Error("the state is of another kind of optimizer: it has " + names_of_members(members));
+  }
+}
+
 std::set<std::string> names_in(const io::NamedTensors& state) {
   std::set<std::string> names;
   for (const auto& [name, tensor] : state) names.insert(name);
@@ -134,17 +166,19 @@ io::NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters,
                           const io::NamedTensors& state) {
   const at::NoGradGuard no_grad;
+  const ByParameter members = by_parameter(state);
+  check_shapes(members, parameters);
+  auto before = std::move(optimizer.state());
   optimizer.state().clear();
-  if (state.empty()) return;
   try {
-    InputArchive archive = archive_with(by_parameter(state), parameters, optimizer);
-    optimizer.load(archive);
-  } catch (const c10::Error& error) {
-    throw Error(std::string("the state is of another kind of optimizer: ") + error.what_without_backtrace());
-  }
-  const auto given = names_in(state), taken = names_in(optimizer_state(optimizer, parameters));
-  for (const std::string& name : given) {
-    if (taken.count(name) == 0) throw Error("the optimizer has no place for the state '" + name + "'");
+    if (!state.empty()) replace_state(optimizer, parameters, members);
+    const auto given = names_in(state), taken = names_in(optimizer_state(optimizer, parameters));
+    for (const std::string& name : given) {
+      if (taken.count(name) == 0) throw Error("the optimizer has no place for the state '" + name + "'");
+    }
+  } catch (...) {
+    optimizer.state() = std::move(before);
+    throw;
   }
 }
 

@@ -18,8 +18,8 @@ namespace lockstep {
 io::NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters);
 
 // Gives it to the optimizer, in place of what that has; tensors go to the parameters' device, and those of a
-// parameter's shape get its strides. Throws Error: the state of a parameter that is not there, or of another kind of
-// optimizer.
+// parameter's shape get its strides. Throws Error, with the optimizer as it was: the state of a parameter that is not
+// there, another shape, or of another kind of optimizer.
 void load_optimizer_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters,
                           const io::NamedTensors& state);
 

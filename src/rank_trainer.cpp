@@ -209,6 +209,10 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
     asked = Clock::now();
   }
   settle();
+  if (left_out_ == train_.size()) {  // the next epoch would begin with the same weights, and end so too
+    not_finite_ =
+        "epoch " + std::to_string(number) + ": every step was skipped, since its loss or gradients are not finite";
+  }
   if (!not_finite_.empty()) return;
   if (local_) local_->synchronize();
   synchronize(rank_.device());

@@ -63,7 +63,8 @@ class RankTrainer {
   EpochMetrics epoch(int number, const std::function<void()>& keep = {});
 
   // Why the run cannot go on: with options.on_nan "stop", of which step the loss or the gradients are not finite, and
-  // on which rank. The same on all ranks; empty if all is well. The epoch has then ended there, without an evaluation.
+  // on which rank; with "skip", that no step was taken. The same on all ranks; empty if all is well. The epoch has then
+  // ended there, without an evaluation.
   const std::string& not_finite() const { return not_finite_; }
 
   // What a checkpoint holds of the ranks: position, seconds and tensors. All ranks must ask for it.

@@ -12,7 +12,9 @@
 #include "rank_generators.hpp"
 #include "rank_trainer.hpp"
 #include "split_optimizer_state.hpp"
+#include "train_options.hpp"
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -52,6 +54,18 @@ void check_tables(const RunState& state) {
   if (state.steps > 0 && !has_totals) {
     throw Error("cannot go on: the checkpoint is of within an epoch, and lacks the tensor 'ranks.totals'");
   }
+}
+
+// None of more samples than the epoch's steps have had.
+int64_t left_out_of(const RunState& state, int64_t trained) {
+  for (const auto& [name, tensor] : tensors_under("trainer", state.tensors)) {
+    if (name != "left_out") continue;
+    const bool is_number = tensor.numel() == 1 && tensor.scalar_type() == at::kLong;
+    const int64_t value = is_number ? tensor.item<int64_t>() : -1;
+    if (value >= 0 && value <= trained) return value;
+    throw Error("cannot go on: the checkpoint's tensor 'trainer.left_out' is no count of the epoch's samples so far");
+  }
+  return 0;
 }
 
 }  // namespace
@@ -181,9 +195,7 @@ void RankTrainer::restore(const RunState& state) {
     }
     buffer->copy_(mine);
   }
-  for (const auto& [name, tensor] : tensors_under("trainer", state.tensors)) {
-    if (name == "left_out") left_out_ = tensor.item<int64_t>();
-  }
+  left_out_ = left_out_of(state, std::min(train_.size(), steps_ * global_batch(options_)));
   for (const auto& [name, table] : tensors_under("ranks", state.tensors)) {
     const bool same_ranks = table.size(0) == rank_.world_size();
     if (name == "rng" && same_ranks) set_generator(rank_, table);

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 #include <lockstep/error.hpp>
 #include <lockstep/layer_profile.hpp>
+#include <lockstep/models.hpp>
 #include <lockstep/plan.hpp>
 
 #include <mutex>
@@ -251,6 +252,19 @@ TEST(CheckPlan, ANetOfTheSameLayersOnAsManyDevicesFits) {
               AllOf(HasSubstr("layer 5 was no such layer"), HasSubstr("\"more:\"")));
   plan.split.cuts = {5};
   EXPECT_THAT(error_of([&] { check_plan(plan, net, 2); }), HasSubstr("from 1 to 4"));
+}
+
+// Its layers have the same parameters, and others' times and memory.
+TEST(CheckPlan, ANetForImagesOfAnotherSizeDoesNotFit) {
+  const auto net_for = [](int64_t size) { return make_model({.name = "resnet18", .width = 0.05, .image_size = size}); };
+  const Plan plan{.model = "resnet18",
+                  .layers = model_signature(net_for(32)),
+                  .batch_size = 8,
+                  .split = {.mesh = {.pipeline = 2}, .cuts = {4}}};
+  EXPECT_EQ(error_of([&] { check_plan(plan, net_for(32), 2); }), "(no error)");
+  EXPECT_THAT(error_of([&] { check_plan(plan, net_for(40), 2); }),
+              AllOf(HasSubstr("another net"), HasSubstr("\"resize: to [32, 32]\""), HasSubstr("[40, 40]")));
+  EXPECT_THAT(error_of([&] { check_plan(plan, net_for(0), 2); }), HasSubstr("another net"));
 }
 
 }  // namespace layer_profile_test

@@ -208,6 +208,16 @@ TEST(OnNan, ARunGoesOnWithWhatItHasSkipped) {
   });
 }
 
+TEST(OnNan, AnEpochOfSkippedStepsEndsTheRun) {
+  ImageData data = spoilt_images();
+  data.train.x.fill_(std::numeric_limits<float>::quiet_NaN());
+  const Outcome outcome = train(2, options_for("skip"), data);
+  EXPECT_THAT(outcome.why, Each(HasSubstr("epoch 1: every step was skipped")));
+  EXPECT_EQ(outcome.history.size(), 1u);
+  EXPECT_EQ(outcome.history[0].train_loss, 0);
+  EXPECT_TRUE(all_finite(outcome.state));
+}
+
 TEST(OnNan, GoesOnIfAsked) {
   const Outcome outcome = train(2, options_for("go-on"), spoilt_images());
   EXPECT_THAT(outcome.why, Each(IsEmpty()));

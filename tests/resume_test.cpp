@@ -317,6 +317,10 @@ TEST_F(Resume, ACheckpointThatMakesNoSenseIsRefusedInOurWords) {
   EXPECT_THAT(tensor("ranks.order", torch::zeros({2}, torch::kLong)), HasSubstr("'ranks.order' is no table"));
   EXPECT_THAT(tensor("ranks.buffers.any", torch::zeros({2, 3})), HasSubstr("'ranks.buffers.any' is no buffer"));
   EXPECT_THAT(tensor("ranks.buffers.any", torch::zeros({})), HasSubstr("'ranks.buffers.any' is no table"));
+  for (const auto& value : {torch::zeros({2}, torch::kLong), torch::zeros({}), torch::tensor(-1, torch::kLong),
+                            torch::tensor(151, torch::kLong)}) {
+    EXPECT_THAT(tensor("trainer.left_out", value), HasSubstr("'trainer.left_out' is no count"));
+  }
 }
 
 TEST_F(Resume, WhatAKilledRunLeftGoesAway) {

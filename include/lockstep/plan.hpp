@@ -85,7 +85,8 @@ std::string to_json(const Plan& plan);
 Plan plan_from_json(std::string_view text);
 Plan read_plan(const std::filesystem::path& file);
 
-// A line per layer: its name, and its parameters' names and shapes. "conv1: weight [20, 1, 3, 3], bias [20]".
+// A line per layer: its name, and its parameters' names and shapes, "conv1: weight [20, 1, 3, 3], bias [20]"; of one
+// that resizes images (torch::nn::Upsample) their size, "resize: to [96, 96]".
 std::vector<std::string> model_signature(const torch::nn::Sequential& net);
 
 // Throws Error, which says what would fit, if `net` is not the net that was planned for (and which layer differs), the

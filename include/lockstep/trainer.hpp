@@ -57,7 +57,8 @@ struct TrainOptions {
   uint64_t seed = 1;  // of the weights, of the order of the samples (why 1: docs/results) and of dropout
   // What becomes of a run when a step's loss or gradients are not finite; all ranks do the same in the same step.
   // "stop": train() throws NotFinite, and what is kept is of before. "skip": the step leaves everything as it was, and
-  // a warning names it. "go-on": nothing looks. On a GPU "skip" waits for it in each step; "stop" notices a step later.
+  // a warning names it; after an epoch of such steps alone train() throws NotFinite. "go-on": nothing looks. On a GPU
+  // "skip" waits for it in each step; "stop" notices a step later.
   std::string on_nan = "stop";
   // Steps between two looks whether the devices that should hold the same weights do (check_replicas.hpp); -1: one at
   // the end of each epoch, 0: none. With sync_every those within a round are left out.
@@ -138,7 +139,8 @@ class RunExists : public Error {
   using Error::Error;
 };
 
-// What ends a run with TrainOptions::on_nan "stop". The text names the step and the rank.
+// What ends a run with TrainOptions::on_nan "stop"; the text names the step and the rank. With "skip" it ends one that
+// skipped every step of an epoch.
 class NotFinite : public Error {
  public:
   using Error::Error;
@@ -150,31 +152,37 @@ class NotFinite : public Error {
 // batches (without sync_batchnorm); before an epoch is evaluated and kept all devices take their mean, weighted by the
 // samples that each has seen in it.
 //
-// Throws Error before the first step: a model that check_model refuses, an unknown data set, unreadable data, a
-// data_dir beside synthetic data, a global batch of less than 1 or more than all training samples, accumulate < 1 or
-// above the global batch or with a pipeline (which has microbatches), what check_optimizer and check_learning_rate
-// refuse, lars or lamb with a split by channels (their norms are of whole layers), threads_per_rank < 1 or > 1024, a
-// precision or memory format that it does not know, a timeout out of its range, a device that is not there, a split
-// that check_split refuses or whose mesh is not as large as the run, cuda_graph on CPU devices, with a split other than
-// by data, or with anything but plain SGD at a constant rate without accumulation, sync_batchnorm with such a split,
-// cuda_graph or accumulation, or for a model without BatchNorm, zero_stage with lars, lamb, cuda_graph, compress,
-// sync_every or such a split, what LocalSgd refuses, a compress that is not known or with cuda_graph, powersgd or
-// sync_every with a split other than by data, compress_rank without powersgd, outer_lr or outer_momentum without
-// sync_every, sync_every with compress, cuda_graph, sync_batchnorm or checkpoint_every (within a round the ranks'
-// parameters differ), a run_dir that cannot be written, or in which another process trains; an on_nan that it does not
-// know, "skip" with cuda_graph, sync_every or powersgd, cuda_graph with dropout; RunExists; a checkpoint that is
-// damaged or foreign (the text names the newest whole one before it), or of a run whose steps were others: other data
-// (known by their SHA-256), another model, batch size, … (only devices, threads_per_rank, split, zero_stage, balance,
-// memory_format, cuda_graph, on_nan, check_replicas, epochs, where files lie and what is kept may differ). After it:
-// NotFinite; weights that differ between devices (see TrainOptions::check_replicas); a rank that fails (memory, a GPU),
-// a file that cannot be written (a full disk), an exception from a callback; the Error names the rank or the file, and
-// finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing behind: neither its
-// files nor the folders that it made.
+// Throws Error before the first step, for
+// - the network and the data: a model that check_model refuses, an unknown data set, unreadable data, a data_dir beside
+//   synthetic data, sync_batchnorm for a model without BatchNorm;
+// - the batch: a global batch of less than 1 or more than all training samples; accumulate < 1, above the global batch,
+//   or with a pipeline (which has microbatches);
+// - the update: what check_optimizer and check_learning_rate refuse; an on_nan that it does not know; lars or lamb with
+//   a split by channels (their norms are of whole layers);
+// - the devices: threads_per_rank < 1 or > 1024, a precision or memory format that it does not know, a timeout out of
+//   its range, a device that is not there, a split that check_split refuses or whose mesh is not as large as the run;
+// - cuda_graph on CPU devices, with a split other than by data, with dropout, or with anything but plain SGD at a
+//   constant rate without accumulation;
+// - sync_batchnorm with such a split, cuda_graph or accumulation;
+// - zero_stage with lars, lamb, cuda_graph, compress, sync_every or such a split;
+// - compress: one that is not known, with cuda_graph, or "powersgd" with such a split; compress_rank without powersgd;
+// - sync_every: what LocalSgd refuses; with such a split, compress, cuda_graph, sync_batchnorm or checkpoint_every
+//   (within a round the ranks' parameters differ); outer_lr or outer_momentum without it;
+// - on_nan "skip" with cuda_graph, sync_every or powersgd;
+// - balance: shares that are not one per device; where NCCL exchanges, with cuda_graph, shares by which the first
+// device
+//   gets no samples. "auto" with sync_batchnorm, zero_stage 2 or such a split: in all three devices wait for each other
+//   while their speed is measured. "auto" with sync_every (devices do not wait) or cuda_graph (steps have one size);
+// - run_dir: one that cannot be written, or in which another process trains; RunExists;
+// - resume: a checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run whose
+//   steps were others: other data (known by their SHA-256), another model, batch size, … Only devices,
+//   threads_per_rank, split, zero_stage, balance, memory_format, cuda_graph, on_nan, check_replicas, epochs, where
+//   files lie and what is kept may differ.
 //
-// Of balance it refuses, likewise before the first step: shares that are not one per device, and "auto" with
-// sync_batchnorm, zero_stage 2 or a split other than by data (in all three devices wait for each other while their
-// speed is measured), with sync_every (devices do not wait for each other) and with cuda_graph (whose steps have one
-// size); and with cuda_graph, where NCCL exchanges, shares by which the first device gets no samples.
+// Throws Error after it: NotFinite; weights that differ between devices (see TrainOptions::check_replicas); a rank that
+// fails (memory, a GPU); a file that cannot be written (a full disk); an exception from a callback. The Error names the
+// rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing
+// behind: neither its files nor the folders that it made.
 //
 // A resumed run gives the bits of one that never stopped if ranks and options are the same (but for balance "auto",
 // which follows the clock, and on GPUs, where cuDNN takes the convolution that was fastest), and on other ranks what

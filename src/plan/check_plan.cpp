@@ -1,4 +1,5 @@
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/upsampling.h>
 #include <lockstep/error.hpp>
 #include <lockstep/plan.hpp>
 
@@ -28,6 +29,10 @@ std::vector<std::string> model_signature(const torch::nn::Sequential& net) {
     for (const auto& parameter : layer.value()->named_parameters()) {
       line += separator + parameter.key() + " " + c10::str(parameter.value().sizes());
       separator = ", ";
+    }
+    // It has no parameters, but the times and the memory of all layers behind it follow from its size.
+    if (const auto* const resize = layer.value()->as<torch::nn::UpsampleImpl>(); resize && resize->options.size()) {
+      line += " to " + c10::str(at::IntArrayRef(*resize->options.size()));
     }
     lines.push_back(line);
   }

@@ -1,5 +1,6 @@
 // lockstep train and eval with a pipe at the other end: what they print, what they keep, what runs again.
 #include <lockstep/devices.hpp>
+#include <lockstep/models.hpp>
 #include <lockstep/plan.hpp>
 
 #include <fstream>
@@ -272,13 +273,19 @@ TEST_F(CliTrainPlan, IsKeptInTheConfigurationUntilAnotherIsNamed) {
 }
 
 TEST_F(CliTrainPlan, ForImagesOfAnotherSizeIsRefused) {
-  lockstep::Plan plan = planned("plan.json");
-  plan.options += ", images of 96 x 96";
+  const auto layers =
+      lockstep::model_signature(lockstep::make_model({.name = "resnet18", .width = 0.05, .image_size = 16}));
+  const lockstep::Plan plan{.model = "resnet18",
+                            .options = "width 0.05, images of 16 x 16",
+                            .layers = layers,
+                            .batch_size = 32,
+                            .split = {.mesh = {.pipeline = 2}, .cuts = {4}}};
   work_.write("plan.json", to_json(plan));
-  const Finished run = run_program(train({"--plan", "plan.json"}), surroundings());
+  const Finished run = run_program(
+      {"train", "--model", "resnet18", "--width", "0.05", "--image-size", "9", "--plan", "plan.json"}, surroundings());
   EXPECT_EQ(run.code, 1);
-  EXPECT_THAT(run.err, AllOf(HasSubstr("made for mlp, width 0.25, images of 96 x 96; this run is of mlp, width 0.25"),
-                             HasSubstr("Plan again")));
+  EXPECT_THAT(run.err, AllOf(HasSubstr("for \"resnet18\" (width 0.05, images of 16 x 16)"), HasSubstr("to [9, 9]"),
+                             HasSubstr("this run is of resnet18, width 0.05, images of 9 x 9")));
 }
 
 TEST_F(CliTrainPlan, IsMadeFirstIfAskedFor) {

@@ -73,4 +73,30 @@ if grep -q "warnings generated" "$work/said"; then fail "it showed what clang-ti
 stand_in run-clang-tidy-14 'echo "2 warnings generated." >&2'
 run_dev lint || fail "it failed for good code"
 
+# The compiler: the newest clang++-N that is here. Where there is none, the package clang is installed; if that brings
+# an older one, CMake takes its own.
+# shellcheck disable=SC2016
+stand_in cmake 'echo "$*" >>cmake.log; [[ $1 != --preset ]] || mkdir -p "build/$2"'
+built_with() { # COMPILER, or nothing
+  (cd "$house" && rm -rf build cmake.log && env -u CXX PATH="$PATH" ./dev build >"$work/said" 2>&1 </dev/null) || fail "./dev build failed"
+  local compiler
+  compiler=$(sed -n 's/^--preset.* -DCMAKE_CXX_COMPILER=\([^ ]*\).*/\1/p' "$house/cmake.log")
+  [[ $compiler == "$1" ]] || fail "it built with '$compiler', not '$1'"
+}
+stand_in clang++-98 'exit 0'
+stand_in clang++-9 'exit 0'
+stand_in clang++-97 'exit 0'
+built_with "$work/bin/clang++-98"
+
+mkdir "$work/others"
+ln -s /usr/bin/* "$work/others/"
+rm -f "$work/others"/clang++-* "$work/bin"/clang++-9[78]
+PATH=$work/bin:$work/others
+built_with ""
+# shellcheck disable=SC2016
+stand_in dpkg-query 'for name; do [[ $name == -* || $name == clang ]] || echo "$name:installed"; done'
+rm "$work/sudo.log"
+built_with ""
+grep -q ' install .* clang$' "$work/sudo.log" || fail "clang was not installed"
+
 echo "all as expected"
