@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <lockstep/checkpoint.hpp>
+#include <lockstep/optimizer_checkpoint.hpp>
 #include <lockstep/sharded_optimizer.hpp>
 
 #include "error_of.hpp"

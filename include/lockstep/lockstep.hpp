@@ -46,6 +46,7 @@
 #include <lockstep/model_split.hpp>
 #include <lockstep/models.hpp>
 #include <lockstep/on_each_device.hpp>
+#include <lockstep/optimizer_checkpoint.hpp>
 #include <lockstep/optimizers.hpp>
 #include <lockstep/parallel_dropout.hpp>
 #include <lockstep/parallel_functions.hpp>

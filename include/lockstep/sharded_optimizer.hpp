@@ -92,7 +92,7 @@ class ShardedOptimizer {
   torch::optim::Optimizer& optimizer() { return *optimizer_; }
 
   // The state of the whole optimizer by name, "exp_avg.fc1.weight": with the shapes of the parameters, on the rank's
-  // device, equal on all ranks. So it can be kept (save_optimizer() in checkpoint.hpp does), and given to another
+  // device, equal on all ranks. So it can be kept (save_optimizer() does), and given to another
   // number of ranks. All ranks must call both; cost of state(): an allgather of the state. Throws Error: a state that
   // cannot be kept, or of another kind of optimizer.
   using State = std::vector<std::pair<std::string, at::Tensor>>;

@@ -1,0 +1,33 @@
+#include "io/checked_tensors.hpp"
+
+#include <lockstep/error.hpp>
+
+namespace lockstep::io {
+
+void write_checked(const std::filesystem::path& file, const NamedTensors& tensors,
+                   const std::map<std::string, std::string>& metadata) {
+  NamedTensors here;
+  for (const auto& [name, tensor] : tensors) here.emplace_back(name, tensor.detach().cpu().contiguous());
+  std::map<std::string, std::string> texts = metadata;
+  texts.emplace("format", "pt");
+  texts.erase(kDigestKey);
+  texts.emplace(kDigestKey, digest_of(texts, here));
+  write_safetensors(file, here, texts);
+}
+
+std::string cannot_load(const std::filesystem::path& file) {
+  return "cannot load '" + file.string() + "'";
+}
+
+NamedTensors read_checked(const std::filesystem::path& file) {
+  std::map<std::string, std::string> metadata;
+  NamedTensors tensors = read_safetensors(file, &metadata);
+  try {
+    check_digest(metadata, tensors);
+  } catch (const Error& error) {
+    throw Error(cannot_load(file) + ": " + error.what() + "; take another copy, or train anew");
+  }
+  return tensors;
+}
+
+}  // namespace lockstep::io

@@ -1,0 +1,22 @@
+// Tensors in a safetensors file whose header has a SHA-256 of everything.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+#include "io/safetensors.hpp"
+
+namespace lockstep::io {
+
+// Beside `metadata` the header gets PyTorch's {"format": "pt"}. Throws Error as write_safetensors.
+void write_checked(const std::filesystem::path& file, const NamedTensors& tensors,
+                   const std::map<std::string, std::string>& metadata = {});
+
+// Throws Error: a file that cannot be read, or whose SHA-256 is another one. A file without one is taken.
+NamedTensors read_checked(const std::filesystem::path& file);
+
+// How the texts of such errors begin.
+std::string cannot_load(const std::filesystem::path& file);
+
+}  // namespace lockstep::io
