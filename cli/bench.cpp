@@ -1,6 +1,6 @@
 // lockstep bench: what lockstep itself costs, measured on this machine.
-#include <lockstep/error.hpp>
-#include <lockstep/rank.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
 
 #include "bench_allreduce.hpp"
 #include "bench_overlap.hpp"

@@ -2,10 +2,10 @@
 
 #include <torch/types.h>
 #include <torch/utils.h>
-#include <lockstep/allreduce.hpp>
-#include <lockstep/devices.hpp>
-#include <lockstep/error.hpp>
-#include <lockstep/rank.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/scratch/allreduce.hpp>
 #include <nlohmann/json.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 

@@ -2,10 +2,10 @@
 
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
-#include <lockstep/data_parallel.hpp>
-#include <lockstep/devices.hpp>
-#include <lockstep/error.hpp>
-#include <lockstep/models.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/models/models.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -19,11 +19,11 @@
 #include <vector>
 
 #include "add_option.hpp"
+#include "base/seconds_since.hpp"
 #include "bench_report.hpp"
 #include "common_flags.hpp"
 #include "flag_checks.hpp"
-#include "observed_backend.hpp"
-#include "seconds_since.hpp"
+#include "ranks/observed_backend.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 

@@ -1,6 +1,6 @@
 #include "bench_report.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cerrno>

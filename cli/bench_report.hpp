@@ -1,7 +1,7 @@
 // What benchmarks share: the best times of several rounds, and the files that keep them.
 #pragma once
 
-#include <lockstep/devices.hpp>
+#include <lockstep/devices/devices.hpp>
 #include <nlohmann/json.hpp>
 
 #include <functional>

@@ -2,12 +2,12 @@
 
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
-#include <lockstep/data.hpp>
-#include <lockstep/data_parallel.hpp>
-#include <lockstep/error.hpp>
-#include <lockstep/evaluate.hpp>
-#include <lockstep/models.hpp>
-#include <lockstep/parameter_server.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/ranks/evaluate.hpp>
+#include <lockstep/server/parameter_server.hpp>
 #include <nlohmann/json.hpp>
 
 #include <chrono>
@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "add_option.hpp"
+#include "base/seconds_since.hpp"
 #include "bench_report.hpp"
 #include "common_flags.hpp"
 #include "flag_checks.hpp"
-#include "seconds_since.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 

@@ -3,18 +3,18 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
-#include <lockstep/data_parallel.hpp>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
 
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "base/seconds_since.hpp"
 #include "bench_report.hpp"
 #include "common_flags.hpp"
 #include "flag_checks.hpp"
-#include "seconds_since.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 

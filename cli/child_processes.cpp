@@ -5,7 +5,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -15,10 +15,10 @@
 #include <sstream>
 #include <utility>
 
+#include "base/seconds_since.hpp"
 #include "io/process_stat.hpp"
 #include "io/reason.hpp"
 #include "output.hpp"
-#include "seconds_since.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
 

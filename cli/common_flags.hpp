@@ -2,8 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <lockstep/devices.hpp>
-#include <lockstep/models.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/models/models.hpp>
 
 #include <cstdint>
 #include <optional>

@@ -1,10 +1,10 @@
 #include "communication_flags.hpp"
 
-#include <lockstep/power_sgd.hpp>
+#include <lockstep/data_parallel/power_sgd.hpp>
 
 #include "add_option.hpp"
+#include "base/number_text.hpp"
 #include "flag_checks.hpp"
-#include "number_text.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {

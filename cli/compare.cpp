@@ -1,8 +1,8 @@
 // lockstep compare: trains the same steps under each way to split a network, and shows what each costs.
-#include <lockstep/error.hpp>
-#include <lockstep/pipeline_schedule.hpp>
-#include <lockstep/plan.hpp>
-#include <lockstep/rank.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/layout/pipeline_schedule.hpp>
+#include <lockstep/plan/plan.hpp>
+#include <lockstep/ranks/rank.hpp>
 
 #include <algorithm>
 #include <map>
@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "add_option.hpp"
+#include "base/bytes_text.hpp"
+#include "base/number_text.hpp"
 #include "bench_report.hpp"
-#include "bytes_text.hpp"
 #include "commands.hpp"
 #include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "measured_model.hpp"
-#include "number_text.hpp"
 #include "scheme.hpp"
 #include "text.hpp"
 #include "usage.hpp"

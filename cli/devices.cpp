@@ -1,5 +1,5 @@
 // lockstep devices: what this machine has and what a run would use.
-#include <lockstep/devices.hpp>
+#include <lockstep/devices/devices.hpp>
 
 #include <fstream>
 #include <string>

@@ -1,6 +1,6 @@
 // lockstep eval: the test accuracy of a kept run, computed on several devices at once.
-#include <lockstep/rank.hpp>
-#include <lockstep/trainer.hpp>
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/trainer/trainer.hpp>
 
 #include <memory>
 #include <optional>

@@ -1,7 +1,7 @@
 // lockstep fetch-data: downloads Fashion-MNIST to where `lockstep train` looks for it.
-#include <lockstep/data.hpp>
-#include <lockstep/error.hpp>
-#include <lockstep/fetch_data.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/data.hpp>
+#include <lockstep/data/fetch_data.hpp>
 
 #include <chrono>
 #include <filesystem>

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "child_processes.hpp"
-#include "comm/meeting.hpp"
+#include "comm/meeting/meeting.hpp"
 #include "commands.hpp"
 #include "flag_checks.hpp"
 #include "output.hpp"

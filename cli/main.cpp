@@ -5,7 +5,7 @@
 #include <malloc.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cerrno>

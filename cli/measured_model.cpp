@@ -3,8 +3,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/functional/loss.h>
-#include <lockstep/layer_profile.hpp>
-#include <lockstep/rank.hpp>
+#include <lockstep/profile/layer_profile.hpp>
+#include <lockstep/ranks/rank.hpp>
 
 #include <algorithm>
 #include <string>

@@ -1,10 +1,10 @@
 // What plans are made from, measured on this machine's devices.
 #pragma once
 
-#include <lockstep/cluster.hpp>
-#include <lockstep/devices.hpp>
-#include <lockstep/model_profile.hpp>
-#include <lockstep/models.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/plan/cluster.hpp>
+#include <lockstep/plan/model_profile.hpp>
 
 #include <cstddef>
 #include <cstdint>

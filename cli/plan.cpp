@@ -1,8 +1,8 @@
 // lockstep plan: measures a model and this machine, or takes a described one, and says how best to split the model.
-#include <lockstep/error.hpp>
-#include <lockstep/models.hpp>
-#include <lockstep/plan.hpp>
-#include <lockstep/rank.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/plan/plan.hpp>
+#include <lockstep/ranks/rank.hpp>
 
 #include <memory>
 #include <optional>

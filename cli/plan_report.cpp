@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "bytes_text.hpp"
+#include "base/bytes_text.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {

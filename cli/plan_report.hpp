@@ -1,8 +1,8 @@
 // What lockstep plan prints: a profile's layers, the candidates, and the choice.
 #pragma once
 
-#include <lockstep/model_profile.hpp>
-#include <lockstep/plan.hpp>
+#include <lockstep/plan/model_profile.hpp>
+#include <lockstep/plan/plan.hpp>
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The name of a run that the user did not name: 2026-11-21_10-32-05_lenet_2xcpu.
 #pragma once
 
-#include <lockstep/devices.hpp>
+#include <lockstep/devices/devices.hpp>
 
 #include <ctime>
 #include <filesystem>

@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <cerrno>
 #include <charconv>

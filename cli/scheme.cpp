@@ -3,9 +3,9 @@
 #include <ATen/ops/tensor.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
-#include <lockstep/error.hpp>
-#include <lockstep/split_model.hpp>
-#include <lockstep/traffic.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/traffic.hpp>
+#include <lockstep/split/split_model.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -13,9 +13,9 @@
 #include <mutex>
 #include <vector>
 
-#include "memory_meter.hpp"
-#include "observed_backend.hpp"
-#include "seconds_since.hpp"
+#include "base/seconds_since.hpp"
+#include "devices/memory_meter.hpp"
+#include "ranks/observed_backend.hpp"
 
 namespace lockstep::cli {
 

@@ -1,10 +1,10 @@
 // Scheme: one way to split a network over devices, and what training it so costs, measured.
 #pragma once
 
-#include <lockstep/data.hpp>
-#include <lockstep/devices.hpp>
-#include <lockstep/model_split.hpp>
-#include <lockstep/models.hpp>
+#include <lockstep/data/data.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/layout/model_split.hpp>
+#include <lockstep/models/models.hpp>
 
 #include <cstdint>
 #include <string>

@@ -1,9 +1,9 @@
 // lockstep sweep: trains a grid of devices, batch sizes, learning rates and rules to scale them, and says how each did.
 #include <ATen/Parallel.h>
-#include <lockstep/data.hpp>
-#include <lockstep/error.hpp>
-#include <lockstep/rank.hpp>
-#include <lockstep/trainer.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/data.hpp>
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/trainer/trainer.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -19,18 +19,18 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint_folder.hpp"
 #include "commands.hpp"
 #include "io/atomic_file.hpp"
 #include "io/folder_lock.hpp"
 #include "progress_bar.hpp"
-#include "run_folder.hpp"
 #include "stop_signals.hpp"
 #include "sweep_grid.hpp"
 #include "sweep_report.hpp"
 #include "terminal.hpp"
 #include "text.hpp"
-#include "train_options.hpp"
+#include "trainer/checkpoint_folder.hpp"
+#include "trainer/run_folder.hpp"
+#include "trainer/train_options.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {

@@ -1,6 +1,6 @@
 #include "sweep_grid.hpp"
 
-#include <lockstep/learning_rate.hpp>
+#include <lockstep/optim/learning_rate.hpp>
 
 #include <algorithm>
 #include <optional>
@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "add_option.hpp"
+#include "base/number_text.hpp"
 #include "flag_checks.hpp"
-#include "number_text.hpp"
 #include "run_name.hpp"
 #include "text.hpp"
-#include "train_options.hpp"
+#include "trainer/train_options.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <lockstep/metrics.hpp>
-#include <lockstep/trainer.hpp>
+#include <lockstep/trainer/metrics.hpp>
+#include <lockstep/trainer/trainer.hpp>
 
 #include <cstdint>
 #include <string>

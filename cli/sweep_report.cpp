@@ -1,7 +1,7 @@
 #include "sweep_report.hpp"
 
-#include <lockstep/devices.hpp>
-#include <lockstep/learning_rate.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/optim/learning_rate.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -9,13 +9,13 @@
 #include <optional>
 #include <set>
 
+#include "base/number_text.hpp"
 #include "commands.hpp"
-#include "communication_options.hpp"
 #include "io/gnuplot.hpp"
-#include "number_text.hpp"
 #include "run_name.hpp"
 #include "text.hpp"
-#include "train_options.hpp"
+#include "trainer/communication_options.hpp"
+#include "trainer/train_options.hpp"
 
 namespace lockstep::cli {
 

@@ -1,9 +1,9 @@
 // lockstep train: trains a network over several devices, shows how it goes, and keeps the run in a folder.
 #include <sys/resource.h>
-#include <lockstep/devices.hpp>
-#include <lockstep/error.hpp>
-#include <lockstep/rank.hpp>
-#include <lockstep/trainer.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/trainer/trainer.hpp>
 
 #include <cmath>
 #include <csignal>
@@ -15,18 +15,18 @@
 #include <system_error>
 #include <vector>
 
-#include "checkpoint_folder.hpp"
-#include "comm/launch_environment.hpp"
+#include "base/number_text.hpp"
+#include "comm/meeting/launch_environment.hpp"
 #include "commands.hpp"
-#include "communication_options.hpp"
-#include "number_text.hpp"
 #include "progress_bar.hpp"
-#include "run_folder.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
 #include "train_flags.hpp"
-#include "train_options.hpp"
 #include "train_plan.hpp"
+#include "trainer/checkpoint_folder.hpp"
+#include "trainer/communication_options.hpp"
+#include "trainer/run_folder.hpp"
+#include "trainer/train_options.hpp"
 
 namespace lockstep::cli {
 

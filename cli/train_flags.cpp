@@ -1,8 +1,8 @@
 #include "train_flags.hpp"
 
 #include <unistd.h>
-#include <lockstep/error.hpp>
-#include <lockstep/rank.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,17 +13,17 @@
 #include <sstream>
 
 #include "add_option.hpp"
-#include "checkpoint_folder.hpp"
+#include "base/number_text.hpp"
 #include "flag_checks.hpp"
 #include "io/reason.hpp"
-#include "number_text.hpp"
 #include "output.hpp"
-#include "resume.hpp"
 #include "run_name.hpp"
 #include "terminal.hpp"
 #include "text.hpp"
-#include "train_options.hpp"
 #include "train_plan.hpp"
+#include "trainer/checkpoint_folder.hpp"
+#include "trainer/resume.hpp"
+#include "trainer/train_options.hpp"
 #include "usage.hpp"
 
 namespace lockstep::cli {

@@ -1,12 +1,12 @@
 #include "train_plan.hpp"
 
-#include <lockstep/error.hpp>
-#include <lockstep/models.hpp>
-#include <lockstep/rank.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/ranks/rank.hpp>
 
 #include "measured_model.hpp"
 #include "text.hpp"
-#include "train_options.hpp"
+#include "trainer/train_options.hpp"
 
 namespace lockstep::cli {
 

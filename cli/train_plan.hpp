@@ -1,8 +1,8 @@
 // What --plan means for a run: the split of a plan's file, or the best that can be found here and now.
 #pragma once
 
-#include <lockstep/plan.hpp>
-#include <lockstep/trainer.hpp>
+#include <lockstep/plan/plan.hpp>
+#include <lockstep/trainer/trainer.hpp>
 
 #include <string>
 

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "add_option.hpp"
+#include "base/number_text.hpp"
 #include "flag_checks.hpp"
-#include "number_text.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {

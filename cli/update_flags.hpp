@@ -2,7 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <lockstep/trainer.hpp>
+#include <lockstep/trainer/trainer.hpp>
 
 #include <cstdint>
 #include <optional>

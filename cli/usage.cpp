@@ -1,6 +1,6 @@
 #include "usage.hpp"
 
-#include <lockstep/models.hpp>
+#include <lockstep/models/models.hpp>
 
 #include <algorithm>
 #include <numeric>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <string>
 #include <vector>

@@ -3,7 +3,7 @@
 //
 //   ninja -C build/release bench_conv_relu_pool && build/release/bench_conv_relu_pool
 #include <torch/torch.h>
-#include <lockstep/conv_relu_pool.hpp>
+#include <lockstep/models/conv_relu_pool.hpp>
 
 #include <algorithm>
 #include <array>

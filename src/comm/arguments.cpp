@@ -1,9 +1,9 @@
-#include "comm/arguments.hpp"
+#include "arguments.hpp"
 
 #include <c10/util/StringUtil.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
-#include "comm/reduction.hpp"
+#include "reduction.hpp"
 
 namespace lockstep::comm {
 

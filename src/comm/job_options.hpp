@@ -1,4 +1,5 @@
-// JobOptions: what the processes of a job need to know of RunOptions (rank.hpp), whose fields of the same names they are.
+// JobOptions: what the processes of a job need to know of RunOptions (rank.hpp), whose fields of the same names they
+// are.
 #pragma once
 
 #include <chrono>

@@ -1,7 +1,7 @@
 // PeerLost: a message's other side is gone, and the run goes on without it (see losses.hpp).
 #pragma once
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 namespace lockstep::comm {
 

@@ -1,10 +1,10 @@
-#include "comm/reduction.hpp"
+#include "reduction.hpp"
 
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <c10/util/SmallVector.h>
 #include <c10/util/StringUtil.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cstring>

@@ -2,10 +2,10 @@
 // done. Ranks are named by their index in the whole world, of which this process may hold a part.
 #pragma once
 
-#include <lockstep/split.hpp>
+#include <lockstep/data/split.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "comm/members.hpp"
+#include "members.hpp"
 
 #include <atomic>
 #include <chrono>

@@ -1,6 +1,6 @@
-#include "io/atomic_file.hpp"
+#include "atomic_file.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <cerrno>
 #include <random>

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "io/file_system.hpp"
+#include "file_system.hpp"
 
 namespace lockstep::io {
 

@@ -1,6 +1,6 @@
-#include "io/checked_tensors.hpp"
+#include "checked_tensors.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 namespace lockstep::io {
 

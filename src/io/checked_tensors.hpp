@@ -5,7 +5,7 @@
 #include <map>
 #include <string>
 
-#include "io/safetensors.hpp"
+#include "safetensors.hpp"
 
 namespace lockstep::io {
 

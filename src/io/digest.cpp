@@ -1,7 +1,7 @@
-#include "io/digest.hpp"
+#include "digest.hpp"
 
 #include <openssl/evp.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <array>
 

@@ -1,13 +1,13 @@
-#include "io/fashion_mnist_files.hpp"
+#include "fashion_mnist_files.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <cerrno>
 #include <system_error>
 
-#include "io/idx.hpp"
+#include "idx.hpp"
 
 namespace lockstep::io {
 

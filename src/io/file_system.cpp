@@ -1,4 +1,4 @@
-#include "io/file_system.hpp"
+#include "file_system.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

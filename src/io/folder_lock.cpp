@@ -1,4 +1,4 @@
-#include "io/folder_lock.hpp"
+#include "folder_lock.hpp"
 
 #include <fcntl.h>
 #include <sys/file.h>

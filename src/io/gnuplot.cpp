@@ -1,12 +1,12 @@
-#include "io/gnuplot.hpp"
+#include "gnuplot.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <chrono>
 #include <exception>
 
-#include "io/atomic_file.hpp"
-#include "io/run_program.hpp"
+#include "atomic_file.hpp"
+#include "run_program.hpp"
 
 namespace lockstep::io {
 namespace {

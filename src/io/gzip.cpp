@@ -1,8 +1,8 @@
-#include "io/gzip.hpp"
+#include "gzip.hpp"
 
-#include "io/reason.hpp"
+#include "reason.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cerrno>

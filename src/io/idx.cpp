@@ -1,7 +1,7 @@
-#include "io/idx.hpp"
+#include "idx.hpp"
 
 #include <ATen/Functions.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <array>
@@ -9,7 +9,7 @@
 #include <sstream>
 #include <vector>
 
-#include "io/gzip.hpp"
+#include "gzip.hpp"
 
 namespace lockstep::io {
 namespace {

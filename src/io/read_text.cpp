@@ -1,12 +1,12 @@
-#include "io/read_text.hpp"
+#include "read_text.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <cerrno>
 #include <fstream>
 #include <sstream>
 
-#include "io/reason.hpp"
+#include "reason.hpp"
 
 namespace lockstep::io {
 

@@ -1,12 +1,12 @@
-#include "io/run_program.hpp"
+#include "run_program.hpp"
 
-#include "io/reason.hpp"
+#include "reason.hpp"
 
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cerrno>

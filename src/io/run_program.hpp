@@ -1,7 +1,7 @@
 // Runs another program: text in, bytes out, and never longer than it may.
 #pragma once
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <chrono>
 #include <string>

@@ -1,7 +1,7 @@
-#include "io/safetensors.hpp"
+#include "safetensors.hpp"
 
 #include <ATen/Functions.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <array>
@@ -15,8 +15,8 @@
 #include <system_error>
 #include <unordered_set>
 
-#include "io/atomic_file.hpp"
-#include "io/digest.hpp"
+#include "atomic_file.hpp"
+#include "digest.hpp"
 
 namespace lockstep::io {
 namespace {

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "io/file_system.hpp"
+#include "file_system.hpp"
 
 namespace lockstep::io {
 

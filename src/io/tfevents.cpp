@@ -1,14 +1,14 @@
-#include "io/tfevents.hpp"
+#include "tfevents.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
 
-#include "io/file_system.hpp"
-#include "io/reason.hpp"
+#include "file_system.hpp"
+#include "reason.hpp"
 
 namespace lockstep::io {
 namespace {

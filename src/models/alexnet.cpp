@@ -2,11 +2,11 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/pooling.h>
-#include <lockstep/dropout.hpp>
-#include <lockstep/error.hpp>
-#include <lockstep/models.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/dropout.hpp>
+#include <lockstep/models/models.hpp>
 
-#include "models/model_parts.hpp"
+#include "model_parts.hpp"
 
 #include <sstream>
 

@@ -1,8 +1,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/modules/activation.h>
-#include <lockstep/error.hpp>
-#include <lockstep/models.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/models.hpp>
 
 #include <string>
 

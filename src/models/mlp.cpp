@@ -1,8 +1,8 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/linear.h>
-#include <lockstep/models.hpp>
+#include <lockstep/models/models.hpp>
 
-#include "models/model_parts.hpp"
+#include "model_parts.hpp"
 
 #include <string>
 

@@ -1,8 +1,8 @@
-#include "models/model_parts.hpp"
+#include "model_parts.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cmath>

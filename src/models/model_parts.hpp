@@ -3,7 +3,7 @@
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/upsampling.h>
-#include <lockstep/models.hpp>
+#include <lockstep/models/models.hpp>
 
 #include <cstdint>
 #include <string>

@@ -1,8 +1,8 @@
-#include <lockstep/error.hpp>
-#include <lockstep/models.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/models.hpp>
 
-#include "models/model_parts.hpp"
-#include "number_text.hpp"
+#include "base/number_text.hpp"
+#include "model_parts.hpp"
 
 #include <charconv>
 #include <iterator>

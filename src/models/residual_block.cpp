@@ -1,5 +1,5 @@
-#include <lockstep/error.hpp>
-#include <lockstep/residual_block.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/residual_block.hpp>
 
 #include <ostream>
 #include <string>

@@ -3,10 +3,10 @@
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/pooling.h>
-#include <lockstep/models.hpp>
-#include <lockstep/residual_block.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/models/residual_block.hpp>
 
-#include "models/model_parts.hpp"
+#include "model_parts.hpp"
 
 #include <string>
 

@@ -1,5 +1,5 @@
 #include <torch/serialize/archive.h>
-#include <lockstep/lamb.hpp>
+#include <lockstep/optim/lamb.hpp>
 
 #include "optimizer_parts.hpp"
 

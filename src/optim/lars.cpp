@@ -1,5 +1,5 @@
 #include <torch/serialize/archive.h>
-#include <lockstep/lars.hpp>
+#include <lockstep/optim/lars.hpp>
 
 #include "optimizer_parts.hpp"
 

@@ -6,7 +6,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
 #include <torch/optim/optimizer.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <string>
 #include <vector>

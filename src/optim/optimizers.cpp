@@ -1,12 +1,12 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
-#include <lockstep/error.hpp>
-#include <lockstep/lamb.hpp>
-#include <lockstep/lars.hpp>
-#include <lockstep/optimizers.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/optim/lamb.hpp>
+#include <lockstep/optim/lars.hpp>
+#include <lockstep/optim/optimizers.hpp>
 
-#include "number_text.hpp"
+#include "base/number_text.hpp"
 
 #include <algorithm>
 #include <limits>

@@ -3,17 +3,17 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <lockstep/devices.hpp>
-#include <lockstep/dropout.hpp>
-#include <lockstep/error.hpp>
-#include <lockstep/pipeline.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/models/dropout.hpp>
+#include <lockstep/pipeline/pipeline.hpp>
 
+#include "base/seconds_since.hpp"
 #include "comm/arguments.hpp"
-#include "pipeline/pipeline_checks.hpp"
-#include "pipeline/pipeline_mail.hpp"
-#include "pipeline/pipeline_shapes.hpp"
-#include "pipeline/pipeline_stage.hpp"
-#include "seconds_since.hpp"
+#include "pipeline_checks.hpp"
+#include "pipeline_mail.hpp"
+#include "pipeline_shapes.hpp"
+#include "pipeline_stage.hpp"
 
 #include <algorithm>
 #include <chrono>

@@ -1,11 +1,11 @@
-#include "pipeline/pipeline_checks.hpp"
+#include "pipeline_checks.hpp"
 
 #include <ATen/ops/equal.h>
-#include <lockstep/error.hpp>
-#include <lockstep/sync_batch_norm.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/sync_batch_norm.hpp>
 
-#include "of_all_ranks.hpp"
-#include "pipeline/pipeline_stage.hpp"
+#include "pipeline_stage.hpp"
+#include "ranks/of_all_ranks.hpp"
 
 #include <functional>
 #include <utility>

@@ -1,7 +1,7 @@
 // What a Pipeline refuses before it computes anything.
 #pragma once
 
-#include <lockstep/pipeline.hpp>
+#include <lockstep/pipeline/pipeline.hpp>
 
 #include <cstdint>
 #include <string>

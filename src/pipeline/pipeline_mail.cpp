@@ -1,4 +1,4 @@
-#include "pipeline/pipeline_mail.hpp"
+#include "pipeline_mail.hpp"
 
 #include <ATen/ops/empty.h>
 

@@ -6,10 +6,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <lockstep/rank.hpp>
+#include <lockstep/ranks/rank.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "pipeline/pipeline_messages.hpp"
+#include "pipeline_messages.hpp"
 
 #include <cstddef>
 #include <functional>

@@ -1,6 +1,6 @@
-#include "pipeline/pipeline_messages.hpp"
+#include "pipeline_messages.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <map>

@@ -7,7 +7,7 @@
 // a stream of NCCL's.
 #pragma once
 
-#include <lockstep/pipeline_schedule.hpp>
+#include <lockstep/layout/pipeline_schedule.hpp>
 
 #include <vector>
 

@@ -1,13 +1,13 @@
-#include "pipeline/pipeline_shapes.hpp"
+#include "pipeline_shapes.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include "comm/arguments.hpp"
-#include "pipeline/pipeline_mail.hpp"
+#include "pipeline_mail.hpp"
 
 #include <utility>
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <lockstep/rank.hpp>
+#include <lockstep/ranks/rank.hpp>
 
-#include "pipeline/pipeline_stage.hpp"
+#include "pipeline_stage.hpp"
 
 #include <cstdint>
 #include <string>

@@ -1,14 +1,14 @@
-#include "pipeline/pipeline_stage.hpp"
+#include "pipeline_stage.hpp"
 
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
+#include "base/exception_text.hpp"
 #include "comm/arguments.hpp"
-#include "exception_text.hpp"
-#include "random_layers.hpp"
+#include "models/random_layers.hpp"
 
 #include <exception>
 #include <utility>

@@ -1,5 +1,5 @@
-#include <lockstep/error.hpp>
-#include <lockstep/pipeline.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/pipeline/pipeline.hpp>
 
 #include <map>
 #include <string>

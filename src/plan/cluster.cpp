@@ -1,10 +1,10 @@
-#include <lockstep/cluster.hpp>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/plan/cluster.hpp>
 
 #include <algorithm>
 #include <cmath>
 
-#include "json_fields.hpp"
+#include "io/json_fields.hpp"
 
 namespace lockstep {
 namespace {

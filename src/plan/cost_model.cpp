@@ -1,6 +1,6 @@
-#include "plan/cost_model.hpp"
+#include "cost_model.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -3,14 +3,14 @@
 // No LibTorch, no state beyond its arguments, which must outlive it.
 #pragma once
 
-#include <lockstep/plan.hpp>
+#include <lockstep/plan/plan.hpp>
 
 #include <cstdint>
 #include <functional>
 #include <vector>
 
-#include "plan/partition.hpp"
-#include "plan/simulate.hpp"
+#include "partition.hpp"
+#include "simulate.hpp"
 
 namespace lockstep {
 

@@ -1,9 +1,9 @@
-#include <lockstep/error.hpp>
-#include <lockstep/model_profile.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/plan/model_profile.hpp>
 
 #include <algorithm>
 
-#include "json_fields.hpp"
+#include "io/json_fields.hpp"
 
 namespace lockstep {
 namespace {

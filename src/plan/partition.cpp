@@ -1,12 +1,12 @@
-#include "plan/partition.hpp"
+#include "partition.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <functional>
 #include <limits>
 
-#include "bytes_text.hpp"
+#include "base/bytes_text.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
-#include <lockstep/error.hpp>
-#include <lockstep/plan.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/plan/plan.hpp>
 
 #include <algorithm>
 #include <numeric>
@@ -7,10 +7,10 @@
 #include <string>
 #include <tuple>
 
-#include "bytes_text.hpp"
-#include "plan/cost_model.hpp"
-#include "plan/partition.hpp"
-#include "plan/plan_shape.hpp"
+#include "base/bytes_text.hpp"
+#include "cost_model.hpp"
+#include "partition.hpp"
+#include "plan_shape.hpp"
 
 namespace lockstep {
 namespace {

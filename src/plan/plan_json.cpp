@@ -1,10 +1,10 @@
-#include <lockstep/error.hpp>
-#include <lockstep/plan.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/plan/plan.hpp>
 
 #include <string>
 
-#include "json_fields.hpp"
-#include "split_json.hpp"
+#include "io/json_fields.hpp"
+#include "layout/split_json.hpp"
 
 namespace lockstep {
 namespace {

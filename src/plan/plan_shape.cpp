@@ -1,6 +1,6 @@
-#include "plan/plan_shape.hpp"
+#include "plan_shape.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <string>
 

@@ -1,7 +1,7 @@
 // What can be wrong with a plan before its net is known.
 #pragma once
 
-#include <lockstep/plan.hpp>
+#include <lockstep/plan/plan.hpp>
 
 #include <cstdint>
 

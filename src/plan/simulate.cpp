@@ -1,6 +1,6 @@
-#include "plan/simulate.hpp"
+#include "simulate.hpp"
 
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <limits>

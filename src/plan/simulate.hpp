@@ -5,7 +5,7 @@
 // state.
 #pragma once
 
-#include <lockstep/pipeline_schedule.hpp>
+#include <lockstep/layout/pipeline_schedule.hpp>
 
 #include <functional>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "server/key_shards.hpp"
+#include "key_shards.hpp"
 
 #include <c10/util/accumulate.h>
 

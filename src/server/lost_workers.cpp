@@ -1,4 +1,4 @@
-#include "server/lost_workers.hpp"
+#include "lost_workers.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -7,8 +7,8 @@
 #include <map>
 #include <string>
 
-#include "server/request.hpp"
-#include "shared_text.hpp"
+#include "ranks/shared_text.hpp"
+#include "request.hpp"
 
 namespace lockstep::server {
 

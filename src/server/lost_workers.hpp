@@ -2,7 +2,7 @@
 // would.
 #pragma once
 
-#include <lockstep/parameter_server.hpp>
+#include <lockstep/server/parameter_server.hpp>
 
 #include <vector>
 

@@ -1,7 +1,7 @@
 #include <ATen/ops/full_like.h>
-#include <lockstep/parameter_server.hpp>
+#include <lockstep/server/parameter_server.hpp>
 
-#include "server/parameter_server_rank.hpp"
+#include "parameter_server_rank.hpp"
 
 namespace lockstep {
 

@@ -1,19 +1,19 @@
-#include "server/parameter_server_rank.hpp"
+#include "parameter_server_rank.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
-#include <lockstep/dropout.hpp>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/dropout.hpp>
 
-#include "comm/expendable.hpp"
+#include "base/exception_text.hpp"
 #include "comm/peer_lost.hpp"
-#include "equal_modules.hpp"
-#include "exception_text.hpp"
-#include "of_all_ranks.hpp"
-#include "part_weight.hpp"
-#include "server/lost_workers.hpp"
-#include "shared_text.hpp"
+#include "data/part_weight.hpp"
+#include "lost_workers.hpp"
+#include "ranks/equal_modules.hpp"
+#include "ranks/expendable.hpp"
+#include "ranks/of_all_ranks.hpp"
+#include "ranks/shared_text.hpp"
 
 #include <chrono>
 #include <exception>

@@ -2,12 +2,12 @@
 // in ShardServer.
 #pragma once
 
-#include <lockstep/parameter_server.hpp>
+#include <lockstep/server/parameter_server.hpp>
 
-#include "sample_places.hpp"
-#include "server/key_shards.hpp"
-#include "server/request.hpp"
-#include "server/shard_server.hpp"
+#include "key_shards.hpp"
+#include "models/sample_places.hpp"
+#include "request.hpp"
+#include "shard_server.hpp"
 
 #include <cstdint>
 #include <memory>

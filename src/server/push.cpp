@@ -1,4 +1,4 @@
-#include "server/push.hpp"
+#include "push.hpp"
 
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>

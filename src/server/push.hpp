@@ -1,7 +1,7 @@
 // A push: the gradients of one server's pieces as one row of bytes, and what a server needs to read it.
 #pragma once
 
-#include "server/key_shards.hpp"
+#include "key_shards.hpp"
 
 #include <string>
 #include <vector>

@@ -1,13 +1,13 @@
-#include "server/shard_server.hpp"
+#include "shard_server.hpp"
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <lockstep/error.hpp>
+#include <lockstep/base/error.hpp>
 
-#include "comm/expendable.hpp"
 #include "comm/peer_lost.hpp"
 #include "comm/reduction.hpp"
-#include "shared_text.hpp"
+#include "ranks/expendable.hpp"
+#include "ranks/shared_text.hpp"
 
 #include <algorithm>
 #include <limits>

@@ -2,11 +2,11 @@
 // other, in the order in which they come. A worker that is lost is done.
 #pragma once
 
-#include <lockstep/parameter_server.hpp>
+#include <lockstep/server/parameter_server.hpp>
 
-#include "server/key_shards.hpp"
-#include "server/push.hpp"
-#include "server/request.hpp"
+#include "key_shards.hpp"
+#include "push.hpp"
+#include "request.hpp"
 
 #include <cstdint>
 #include <deque>

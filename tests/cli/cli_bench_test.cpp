@@ -1,3 +1,4 @@
+// Labels: program
 // lockstep bench: what it prints and writes, and that bad flags are told.
 #include <nlohmann/json.hpp>
 

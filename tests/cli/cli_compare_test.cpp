@@ -1,3 +1,4 @@
+// Labels: program
 // lockstep compare: every scheme trains the same, and what it reports of bytes is exact.
 #include <nlohmann/json.hpp>
 

@@ -1,6 +1,7 @@
+// Labels: program
 // Wrong input and outputs that fail: an exit code, one clear text, and nothing left behind.
-#include <lockstep/models.hpp>
-#include <lockstep/plan.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/plan/plan.hpp>
 
 #include "cli_fixture.hpp"
 

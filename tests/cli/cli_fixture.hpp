@@ -2,10 +2,10 @@
 #pragma once
 
 #include <gmock/gmock.h>
-#include <lockstep/metrics.hpp>
+#include <lockstep/trainer/metrics.hpp>
 
 #include "program.hpp"
-#include "small_images.hpp"
+#include "support/small_images.hpp"
 
 #include <string>
 #include <vector>

@@ -1,12 +1,12 @@
 // The program's own parts, without the program: the bar's line, names of runs, wrapped text.
 #include <gmock/gmock.h>
 
+#include "base/number_text.hpp"
 #include "cli/child_processes.hpp"
 #include "cli/progress_bar.hpp"
 #include "cli/run_name.hpp"
 #include "cli/text.hpp"
-#include "number_text.hpp"
-#include "scratch_folder.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace cli_parts_test {
 

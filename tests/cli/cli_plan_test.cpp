@@ -1,6 +1,7 @@
+// Labels: program
 // lockstep plan: what it prints and keeps, and that bad flags and files are told.
-#include <lockstep/models.hpp>
-#include <lockstep/plan.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/plan/plan.hpp>
 #include <nlohmann/json.hpp>
 
 #include <string>

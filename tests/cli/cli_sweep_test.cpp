@@ -1,5 +1,6 @@
+// Labels: program
 // lockstep sweep: the grid, what is kept of it, how the same command goes on, and what one run's end means for others.
-#include <lockstep/devices.hpp>
+#include <lockstep/devices/devices.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -1,3 +1,4 @@
+// Labels: program
 // The program in a terminal: the bar is redrawn in place, stays within the width, and leaves only the lines.
 #include <algorithm>
 #include <numeric>

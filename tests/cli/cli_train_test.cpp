@@ -1,7 +1,7 @@
 // lockstep train and eval with a pipe at the other end: what they print, what they keep, what runs again.
-#include <lockstep/devices.hpp>
-#include <lockstep/models.hpp>
-#include <lockstep/plan.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/plan/plan.hpp>
 
 #include <fstream>
 #include <regex>

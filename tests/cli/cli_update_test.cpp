@@ -1,3 +1,4 @@
+// Labels: program
 // The flags of lockstep train for larger batches: what is shown, kept and run again; and what is refused.
 #include "cli_fixture.hpp"
 

@@ -10,8 +10,8 @@
 
 #include <iostream>
 
-#include "error_of.hpp"
-#include "scratch_folder.hpp"
+#include "support/error_of.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace lockstep::io {
 namespace atomic_file_test {

@@ -6,9 +6,9 @@
 
 #include <random>
 
-#include "error_of.hpp"
-#include "idx_files.hpp"
-#include "scratch_folder.hpp"
+#include "support/error_of.hpp"
+#include "support/idx_files.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace lockstep::io {
 namespace idx_test {

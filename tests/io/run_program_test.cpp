@@ -7,8 +7,8 @@
 
 #include <filesystem>
 
-#include "error_of.hpp"
-#include "scratch_folder.hpp"
+#include "support/error_of.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace lockstep::io {
 namespace run_program_test {

@@ -13,8 +13,8 @@
 #include <optional>
 #include <random>
 
-#include "error_of.hpp"
-#include "scratch_folder.hpp"
+#include "support/error_of.hpp"
+#include "support/scratch_folder.hpp"
 
 namespace lockstep::io {
 namespace safetensors_test {
@@ -24,7 +24,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 
 const std::filesystem::path python_file =
-    std::filesystem::path(__FILE__).parent_path().parent_path() / "data" / "python.safetensors";
+    std::filesystem::path(__FILE__).parent_path() / "files" / "python.safetensors";
 
 std::string bytes_of(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);

@@ -1,0 +1,142 @@
+// Models: the section's LeNet as a list of weights and a function, and as modules LeNet, an MLP, AlexNet and ResNet-18.
+//
+// Every module is a torch::nn::Sequential of named layers, so that it can be split by layers and by channels. They
+// start with weights from a generator of their own: these depend on the seed alone (its low 32 bits), on every
+// platform, and not on what other threads draw. Thread-safe: no shared state. Memory: a module's parameters, float32 on
+// the CPU.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+#include <lockstep/models/conv_relu_pool.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// ---- By name -------------------------------------------------------------------------------------------------------
+
+struct ModelOptions {
+  std::string name = "lenet";  // one of model_names()
+  double width = 1;            // times this many channels and units: mlp, alexnet, resnet18
+  int64_t image_size = 0;      // images are resized to this height and width: alexnet, resnet18. 0: as the model has it
+  int64_t groups = 1;          // 2: alexnet in two towers
+  double dropout = 0.5;        // of alexnet's two wide layers, as AlexNetOptions has it
+  uint64_t seed = 0;           // of the weights
+};
+
+std::vector<std::string> model_names();
+
+// The model for images [n, 1, 28, 28] and 10 classes. Throws Error as check_model.
+torch::nn::Sequential make_model(const ModelOptions& options);
+
+// Throws Error for what make_model cannot make: an unknown name (the text lists those there are), a width that is not
+// above 0 (or above 64), an image size that is too small for the model, and an option that the model does not have.
+void check_model(const ModelOptions& options);
+
+// "alexnet, width 0.25, images of 96 x 96, 2 groups": the name, and what is not the default; without the seed.
+std::string to_string(const ModelOptions& options);
+
+// ---- The section's LeNet, from scratch -----------------------------------------------------------------------------
+
+// W1 (20,1,3,3), b1 (20), W2 (50,20,5,5), b2 (50), W3 (800,128), b3 (128), W4 (128,10), b4 (10), in this order, on the
+// CPU, float32. Weights are N(0, 0.01^2), biases zero. (With so small weights the loss rests near ln 10 = 2.30 for the
+// first epoch.) Section: "A Toy Network".
+std::vector<torch::Tensor> lenet_params(uint64_t seed = 0);
+
+// The network's 10 logits [n, 10] for images `x` [n, 1, 28, 28]: numbers in [0, 1], of the parameters' type and on
+// their device. Section: `lenet(X, params)` ("A Toy Network"). Throws Error that shows both shapes: images of another
+// shape, parameters of another number or shape than lenet_params gives.
+torch::Tensor lenet(const torch::Tensor& x, const std::vector<torch::Tensor>& params);
+
+// ---- As modules ----------------------------------------------------------------------------------------------------
+
+// A Sequential whose clone() keeps the names of its layers; LibTorch's numbers them. A model's clone is one of these.
+class NamedSequentialImpl : public torch::nn::SequentialImpl {
+ public:
+  std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override;
+};
+
+// The section's network: conv1, conv2, flatten, fc1, relu, fc2. 129,068 parameters.
+class LeNetImpl : public NamedSequentialImpl {
+ public:
+  // With the weights of lenet_params(seed).
+  explicit LeNetImpl(uint64_t seed = 0);
+
+  // As lenet(): [n, 1, 28, 28] -> logits [n, 10]. Throws Error for images of another shape.
+  torch::Tensor forward(const torch::Tensor& x);
+
+  ConvReluPool conv1, conv2;
+  torch::nn::Linear fc1, fc2;
+};
+TORCH_MODULE(LeNet);
+
+// Copies the list's values into the module (W3 and W4 transposed, as torch::nn::Linear keeps them), converted to its
+// type and device. Throws Error, before anything is changed, for a list of another number of parameters or another
+// shape: the text shows both.
+void load_lenet_params(LeNet& net, const std::vector<torch::Tensor>& params);
+
+// The others start, as in the book, with Xavier's uniform weights ±sqrt(6 / (fan_in + fan_out)); biases are zero,
+// BatchNorm's weights 1. Their constructors throw Error for sizes below 1 and as make_model. A width changes counts of
+// channels and units to the nearest multiple of 8, at least 8, so that they can be split; inputs and classes stay.
+
+struct MlpOptions {
+  int64_t inputs = 28 * 28;                                    // values per sample
+  std::vector<int64_t> hidden = std::vector<int64_t>(6, 512);  // units of each hidden layer
+  int64_t classes = 10;
+  uint64_t seed = 0;
+};
+
+// [n, ...] of `inputs` values per sample -> [n, classes]: flatten, fc1, relu1, fc2, relu2, ..., output. By default
+// 1,720,330 parameters. The book's MLP has one hidden layer, of 256: here are enough to split them into stages.
+class MlpImpl : public NamedSequentialImpl {
+ public:
+  explicit MlpImpl(const MlpOptions& options = {});
+};
+TORCH_MODULE(Mlp);
+
+struct AlexNetOptions {
+  int64_t in_channels = 1;
+  int64_t classes = 10;
+  double width = 1;
+  int64_t image_size = 224;  // at least 65: images of another size are resized, bilinearly
+  // 2: conv2, conv4 and conv5 in two groups of channels, the two towers of 2012, which meet in conv3 and fc6 to fc8.
+  int64_t groups = 1;
+  double dropout = 0.5;  // of the values behind relu6 and relu7 (dropout.hpp); 0: without these layers
+  uint64_t seed = 0;
+};
+
+// The book's AlexNet (section 8.1; Krizhevsky et al. 2012): [n, in_channels, height, width] -> [n, classes]. Layers
+// resize, conv1, relu1, pool1, conv2, relu2, pool2, conv3, relu3, conv4, relu4, conv5, relu5, pool5, flatten, fc6,
+// relu6, dropout6, fc7, relu7, dropout7, fc8. By default 46,764,746 parameters.
+class AlexNetImpl : public NamedSequentialImpl {
+ public:
+  explicit AlexNetImpl(const AlexNetOptions& options = {});
+};
+TORCH_MODULE(AlexNet);
+
+struct ResNet18Options {
+  int64_t in_channels = 1;
+  int64_t classes = 10;
+  double width = 1;
+  int64_t image_size = 0;  // at least 9: images are resized, bilinearly. 0: they are taken as they are
+  uint64_t seed = 0;
+};
+
+// ResNet-18 (He et al. 2015) for small images, as in the section after ours: a 3 x 3 convolution first, no pooling
+// after it. [n, in_channels, height, width] -> [n, classes]. Layers [resize,] conv1, norm1, relu, block1 to block8
+// (ResidualBlock), pool, flatten, fc. By default 11,172,810 parameters: He's convolutions have no biases, which the
+// book's have and its normalisation takes away again.
+class ResNet18Impl : public NamedSequentialImpl {
+ public:
+  explicit ResNet18Impl(const ResNet18Options& options = {});
+};
+TORCH_MODULE(ResNet18);
+
+}  // namespace lockstep

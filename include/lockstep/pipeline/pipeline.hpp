@@ -1,0 +1,112 @@
+// Pipeline: splits a network by its layers, so that each rank holds some of them and ranks compute different
+// microbatches of a batch at once.
+//
+//   auto stages = lockstep::split_into_stages(net, rank.world_size());
+//   lockstep::Pipeline pipeline(stages, rank, {.microbatches = 8});
+//   torch::optim::SGD sgd(pipeline.module()->parameters(), /*lr=*/0.1);
+//   …
+//   sgd.zero_grad();
+//   const auto loss = pipeline.forward_backward(batch, torch::nn::functional::cross_entropy);
+//   sgd.step();
+//
+// Activations and gradients cross between ranks over the rank's backend, between threads or processes; schedules:
+// pipeline_schedule.hpp. The contract: after forward_backward every rank's gradients are what one device's backward of
+// the whole batch's mean loss gives (BatchNorm normalises over a microbatch, so it is not held to this). Used by its
+// rank's thread only. Cost per microbatch and boundary: two messages, of the activations and of their gradients.
+#pragma once
+
+#include <torch/nn/modules/container/sequential.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/criterion.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/layout/pipeline_schedule.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+namespace lockstep {
+
+// Cuts a network of layers into stages. `cuts` are the first layers of stages 1, 2, …: of a net of 5 layers, {2, 4}
+// makes the stages of layers 0 1, 2 3, and 4. The stages share the net's layers under their names, so a parameter is
+// named as in the net. Skip connections must lie inside of one layer (a module whose forward adds its input). Throws
+// Error that says what would fit: a cut outside of 1 … layers - 1, cuts that do not ascend, more stages than layers; a
+// parameter that two stages would share.
+std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential& net,
+                                                     const std::vector<int64_t>& cuts);
+std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential& net,
+                                                     std::initializer_list<int64_t> cuts);
+// The same with stages of nearly as many layers each, whatever these cost; a plan's cuts are balanced (plan.hpp).
+std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential& net, int stages);
+
+struct PipelineOptions {
+  Schedule schedule = Schedule::one_f_one_b;
+  int microbatches = 4;  // into which a batch is cut, in nearly equal parts; a batch of fewer samples into single ones
+  // Keeps only a stage's input until its backward, which computes the stage's forward once more: less memory, more
+  // time. Layers must not draw random numbers: those of LibTorch that do (dropout with p > 0) are refused, a layer of
+  // your own is not seen through; lockstep::Dropout drops the same again.
+  bool recompute = false;
+  bool measure = false;  // on GPUs, waits for the device around each step, so that stats() are right; costs time
+};
+
+// Of the last forward_backward on this rank.
+struct PipelineStats {
+  double seconds = 0;    // from its call to its return
+  double computing = 0;  // of these in its stages' forwards and backwards; on GPUs, NaN without `measure`
+
+  double idle_share() const { return 1 - computing / seconds; }  // beside it: ideal_idle_share()
+};
+
+class Pipeline {
+ public:
+  // `stages` are as many as ranks, or with Schedule::interleaved a multiple of that; stage s goes to rank s % ranks.
+  // This rank's stages move to its device. The others' are not looked at and not kept: they may be null ({nullptr}).
+  // All ranks must make it. Its messages have the tags 32764 to 32767; other messages over the same rank need others.
+  // Throws Error that says what would fit: a number of stages that does not go with the ranks or the schedule, a stage
+  // of this rank that is null or empty, microbatches < 1, layers that draw random numbers with recompute, two layers of
+  // one name on this rank, ranks that differ in their options or their number of stages.
+  Pipeline(std::vector<torch::nn::Sequential> stages, Rank& rank, const PipelineOptions& options = {});
+  Pipeline(const Pipeline&) = default;  // a handle: copies are the same pipeline, and a move is a copy too
+  Pipeline& operator=(const Pipeline&) = default;
+
+  // This rank's layers as one module, under the net's names: for its parameters, train() and eval(), a DataParallel, a
+  // checkpoint. Not to be called: with several stages per rank its layers do not follow each other.
+  torch::nn::Sequential module() const;
+
+  // Runs the schedule over the microbatches of `batch`, adds the gradient of its mean loss to the parameters' .grad,
+  // and returns that mean loss, on every rank: a scalar of double on its device, without a graph. Every rank must pass
+  // the same batch: the first stage reads x, the last one y, and all go by its size. Of an empty batch: 0, and the
+  // gradients stay what they were. Before the first batch of a new shape of samples, two samples of zeros go through
+  // all stages, in eval mode and without a trace, so that every rank knows what to expect. Throws Error, before that
+  // batch's first step: a layer that cannot take what comes to it (the text names both); a stage whose output's first
+  // dimension is not the samples or that is not of floating point; batches that differ between the ranks, or that are
+  // parts of a larger one, by their global_size. As
+  // Rank::allreduce does when another rank fails or is missing. A rank whose stage throws ends the run of all.
+  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
+
+  // The same where `replicas` is a DataParallel of module() over the ranks that hold the same stages in other
+  // pipelines. `batch` is this pipeline's part of the global batch, maybe an empty one, and global_size the whole's
+  // size: the gradients become those of the global batch's mean loss. Each stage's are averaged during its last
+  // backward and what follows. The loss is that of this pipeline's part.
+  template <class Module>
+  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion, DataParallel<Module>& replicas) {
+    return forward_backward(batch, criterion, replicas.replica());
+  }
+
+  // The network's output for `x` [n, …], on every rank, on its device; no gradients. Every rank must pass the same x.
+  // In microbatches; module()'s mode, train or eval, holds. For evaluate(forward, dataset, rank): its rank is not this
+  // pipeline's, whose ranks all need the same samples, but one of the data axis (of a world of one if there is none).
+  torch::Tensor forward(const torch::Tensor& x);
+
+  PipelineStats stats() const;
+
+ private:
+  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion,
+                                 const std::shared_ptr<Replica>& replica);
+
+  class State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,9 @@
+// plan: which layout is fastest on a cluster, by a model of costs. Knows neither ranks nor LibTorch.
+//   cluster        devices and the links between them
+//   model_profile  what each layer of a net costs
+//   plan           which way to split a net is best, and what it will cost
+#pragma once
+
+#include <lockstep/plan/cluster.hpp>
+#include <lockstep/plan/model_profile.hpp>
+#include <lockstep/plan/plan.hpp>

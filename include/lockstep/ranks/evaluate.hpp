@@ -1,0 +1,31 @@
+// evaluate: accuracy and loss of a model on a data set, computed on all ranks at once.
+//
+// Exact: every sample is counted once, whatever the number of ranks and the batch size (the section's exercise on
+// evaluating on several devices). All ranks must call it; every rank gets the whole result. Cost: one forward per
+// batch, two small allreduces at the end.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include <cstdint>
+#include <functional>
+
+namespace lockstep {
+
+struct Score {
+  int64_t correct = 0;
+  int64_t total = 0;
+  double loss = 0;  // mean cross-entropy over all samples
+
+  double accuracy() const { return total == 0 ? 0.0 : static_cast<double>(correct) / static_cast<double>(total); }
+};
+
+// `forward` maps samples [n, ...] on this rank's device to logits [n, classes]; y holds class indices. Put the module
+// into eval() mode first. `batch_size` counts the samples of all ranks together. Throws Error as batches() and
+// Rank::allreduce do.
+Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, const Dataset& dataset, Rank& rank,
+               int64_t batch_size = 256);
+
+}  // namespace lockstep

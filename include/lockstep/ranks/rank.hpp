@@ -1,0 +1,158 @@
+// Ranks: run() calls a function once per device, all at the same time, and each call's Rank talks to the others.
+//
+// A rank is one device with one replica of the model, and a thread: of this process alone, or, if a launcher started
+// the program several times (torchrun --no-python, lockstep launch, mpirun, srun), of one of its processes. The program
+// is the same. A Rank is used by its own thread only. Its backend is c10d's interface: lockstep's own for threads of
+// one process, Gloo between processes on the CPU, NCCL between distinct GPUs where this build has it. Cost of run():
+// one thread per rank, and between processes connections of each rank to all others. Every wait has a timeout, and a
+// rank that fails ends the others. A Rank is a handle: copies, also those of what was moved, are the same rank, and
+// whatever takes one keeps a copy. Once its run() is over, its calls are Errors that say so.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <lockstep/data/split.hpp>
+#include <lockstep/devices/devices.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <type_traits>
+
+namespace lockstep {
+
+namespace comm {
+class RankPlace;
+}
+
+class Rank {
+ public:
+  Rank(const Rank&) = default;  // a move is a copy too
+  Rank& operator=(const Rank&) = default;
+
+  int index() const { return index_; }            // 0 … world_size() - 1
+  int world_size() const { return world_size_; }  // 1 is a normal world: every collective works
+  c10::Device device() const { return device_; }
+  std::string name() const;  // "rank 1 (cpu)", as errors name it: by its number in the whole run, also in a group
+
+  // Which of the launcher's processes this rank is a thread of, and which of that process's ranks it is (of a group:
+  // of its ranks there); without a launcher 0 and index(). For what has to be done once per process.
+  int process() const;
+  int index_in_process() const;
+
+  // For everything that c10d can do, also asynchronously. All ranks must make the same collective calls in the same
+  // order; on the CPU calls that differ are an Error of all, which shows both, and between processes the tags of
+  // messages go from 0 to 32767. NCCL, between GPUs, does not compare calls: there they wait until the timeout.
+  c10d::Backend& backend();
+
+  // The most used collectives, waited for; tensors are changed in place and lie on device(). They throw Error that
+  // names this rank, the operation and the others' calls when ranks disagree, when a rank is missing at the timeout, or
+  // when another rank failed.
+  void allreduce(at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
+  void broadcast(at::Tensor tensor, int root = 0);
+  void barrier();
+
+  // Calls function() on one rank at a time, rank 0 first, and returns what it returns. For what draws from LibTorch's
+  // default generator, which all ranks of a process share: net = rank.in_turn([] { torch::manual_seed(1); return
+  // MyNet(); }) makes the same weights in each run. Elsewhere in a rank torch::manual_seed changes what the other ranks
+  // draw. generator() is the rank's own, and a Dropout (dropout.hpp) drops the same on any number of ranks.
+  template <class Function>
+  auto in_turn(Function&& function) {
+    for (int turn = 0; turn < index_; ++turn) barrier();
+    if constexpr (std::is_void_v<std::invoke_result_t<Function&>>) {
+      function();
+      end_turn();
+      for (int turn = index_; turn < world_size_; ++turn) barrier();
+    } else {
+      auto result = function();
+      end_turn();
+      for (int turn = index_; turn < world_size_; ++turn) barrier();
+      return result;
+    }
+  }
+
+  // seed(): RunOptions::seed. generator(): this rank's own, on device(), from that seed and the rank's number in the
+  // whole run. All copies of this Rank share it, and those of its groups.
+  uint64_t seed() const;
+  at::Generator generator() const;
+
+  // Groups. All ranks call split, and those that give the same color (>= 0) become a group: a Rank each, numbered anew
+  // in their present order, whose collectives and messages are the group's own. A group's Rank can be used wherever a
+  // Rank can, also to be split again, until run() ends; a failure in a group is one of the whole run. Cost: one small
+  // allreduce, and between processes connections among the group. As MPI_Comm_split. Throws Error: a negative color.
+  Rank split(int color);
+
+  // The same rank, which speaks through what `wrap` makes of its backend; so do groups that are split from it. For what
+  // counts or times calls and passes them on. index() and world_size() are those of what `wrap` made, which may thus
+  // stand for another group.
+  using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
+  Rank wrapped(Wrap wrap) const;
+
+  // Where this rank stands, for split_and_load's and batches' parts.
+  operator Shard() const { return {index_, world_size_, device_}; }
+
+ private:
+  friend class comm::RankPlace;
+  Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend);
+
+  void end_turn();  // the seed of LibTorch's generator is meant as it is now
+
+  std::shared_ptr<comm::RankPlace> place_;  // the same for all copies of this Rank
+  int index_;
+  int world_size_;
+  c10::Device device_;
+  c10::intrusive_ptr<c10d::Backend> backend_;
+  Wrap wrap_;  // of the groups' backends too; may be empty
+};
+
+struct RunOptions {
+  int threads_per_rank = 1;                    // intra-op threads of each rank's thread
+  std::chrono::milliseconds timeout{300'000};  // of every wait for another rank
+  // Between processes: how long run() waits for all of them to come. LOCKSTEP_RENDEZVOUS_TIMEOUT in the environment, in
+  // seconds, overrules it.
+  std::chrono::milliseconds rendezvous_timeout{60'000};
+  // Between processes; threads of one process do not look at it. Before all processes have come, a request ends the
+  // wait, with an Error in all of them that ends in "stopped by request". Later, on CPU ranks, it ends a wait that is
+  // 2 s old once no rank of the run does anything. A rank that computes or writes is waited for, so that the ranks can
+  // agree where to stop.
+  std::stop_token stop = {};
+  // Between processes: a process without a sign of life for so long counts as dead. At least 1 s; longer where machines
+  // stand still for seconds. After a closed connection to it, or while connecting to it, one or two seconds are enough.
+  std::chrono::milliseconds silence{6'000};
+  // Between processes: a text that must be the same in all of them, such as the settings that shape the calls. run()
+  // refuses a difference and shows both.
+  std::string configuration = {};
+  uint64_t seed = 0;  // of a Dropout's masks and of Rank::generator(); equal in all processes
+};
+
+// Where this process stands among those that its launcher started.
+struct Process {
+  int index = 0;
+  int count = 1;
+};
+
+// As the launcher's environment says; {0, 1} without a launcher. For what only one process may do outside of run():
+// printing, writing a file. Throws Error: an environment that is incomplete or contradicts itself.
+Process this_process();
+
+// Calls body(rank) once per entry of `devices`, each on a thread of its own with its own intra-op thread count and
+// devices[rank] as its current device, and waits for all of them. Runs may nest and repeat; nothing is left behind. If
+// a body throws, the other ranks' waits end at once, and run() rethrows the first failure as an Error that names the
+// rank and the device, with the original exception nested. (A rank that computes is not interrupted: it ends at its
+// next collective.) Throws Error: no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1, timeout
+// <= 0, silence < 1 s.
+//
+// Under a launcher `devices` is the machine's list, and the processes of a machine share it out in equal parts, in
+// order; of a list with one entry each process gets one rank: on the CPU, or on the one GPU that it alone can see.
+// Ranks are numbered by process. The processes must make the same runs in the same order, and each run() waits until
+// the ranks of all processes are done; if one fails, every process's run() throws that rank's Error. A run() inside of
+// body is a world of its own: threads of this process. More Errors: a list that cannot be shared out, a process that
+// does not come in time, that runs another program or configuration, or that dies (see also ParameterServer::train).
+//
+// std::exit in a body ends the process with its status: once its other ranks have ended, each at its next collective,
+// as std::exit does; but if that takes two seconds, without what else std::exit runs.
+void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options = {});
+
+}  // namespace lockstep

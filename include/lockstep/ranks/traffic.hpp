@@ -1,0 +1,28 @@
+// Traffic: how much one rank sends, and how long its thread is in calls to the others.
+//
+//   const auto traffic = std::make_shared<lockstep::Traffic>();
+//   lockstep::Rank counted = lockstep::observed(rank, traffic);
+//   lockstep::DataParallel net(MyNet(), counted);  // whatever is made on `counted`, or calls it, is counted
+//   traffic->sent = 0;                             // leaves out what making the replicas equal took
+//
+// Used by the thread that makes the calls. Cost: two readings of the clock per call.
+#pragma once
+
+#include <lockstep/ranks/rank.hpp>
+
+#include <memory>
+
+namespace lockstep {
+
+// Of an allreduce of n bytes among k ranks each counts as sending 2 (k - 1) / k n, as a ring does, of a broadcast,
+// a reduce or an alltoall (k - 1) / k n, the first two as a chain does; of what is gathered or scattered, its own part
+// to all others. What threads of one process share need not be sent at all.
+struct Traffic {
+  double sent = 0;     // bytes
+  double seconds = 0;  // in calls: on posting them, polling and waiting for them
+};
+
+// A rank like `rank` whose calls, and its groups', are counted; what they do is the same.
+Rank observed(const Rank& rank, std::shared_ptr<Traffic> traffic);
+
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+// ParameterServer: some ranks of a run keep the parameters and update them, the others compute gradients for them
+// (Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014).
+//
+// The last ranks are the servers. Parameters are cut along their first dimension into pieces, which are spread over the
+// servers by size; each server has an optimizer of its own for its pieces. A worker pushes gradients and pulls
+// parameters: one message each way per server and step. Used by its rank's thread only. Ranks on the CPU, as threads or
+// processes, and ranks that share GPUs; not over NCCL. Memory: a server keeps its shard beside the module, and in
+// synchronous mode each worker's gradients of it.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <torch/optim/optimizer.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+enum class Consistency {
+  // A pull waits for the pushes of all workers; their average, added in the order of the workers, is one update. The
+  // same training as DataParallel on the workers alone. All workers make equally many pushes.
+  synchronous,
+  // Each push is an update of its own, applied in the order of arrival, and a pull gets what is there.
+  asynchronous,
+  // The same, but a pull waits until the worker is at most ParameterServerOptions::staleness pushes ahead of the
+  // slowest (stale synchronous parallel, Ho et al. 2013).
+  bounded,
+};
+
+struct ParameterServerOptions {
+  int servers = 1;  // the last ranks of the run; all others are workers
+  Consistency consistency = Consistency::synchronous;
+  int64_t staleness = 0;          // of Consistency::bounded: 0 or more
+  int64_t piece_bytes = 1 << 20;  // a larger parameter is cut, between two of its rows
+};
+
+// A worker whose function failed, or whose process is gone, while the others went on.
+struct LostWorker {
+  int worker = 0;
+  std::string reason;
+};
+
+class ParameterServerRank;  // what the rank holds, whatever the module's type is
+
+// What a worker's function works with. It must not make calls on the run's Rank, which the servers do not make. Copies
+// are the same worker; after train() its calls to servers throw Error.
+class Worker {
+ public:
+  Worker(const Worker&) = default;  // a move is a copy too
+  Worker& operator=(const Worker&) = default;
+
+  int index() const;  // 0 … count() - 1
+  int count() const;  // of workers
+  c10::Device device() const;
+  operator Shard() const { return {index(), count(), device()}; }  // for batches(): this worker's part of each batch
+
+  // Around a forward whose module has Dropout layers (dropout.hpp), as DataParallel::samples: `const auto scope =
+  // worker.samples(batch);`. A worker's step is the number of its pushes.
+  [[nodiscard]] SampleScope samples(const Batch& batch);
+
+  // The gradients of this worker's part in the mean loss of the whole batch: `local_mean` is the mean loss over
+  // batch.x, and counts for more if the part is larger than the others'. Of an empty part it is not looked at. Adds to
+  // the parameters' gradients, which is what push() sends.
+  void backward(const at::Tensor& local_mean, const Batch& batch);
+
+  // Sends the parameters' gradients. One that is sparse (an Embedding with sparse(true)) travels as its rows' numbers
+  // and values, one that is undefined not at all; in synchronous mode it counts as zeros. Throws Error: a parameter
+  // that was frozen when the ParameterServer was made and is so no longer; and as Rank::allreduce does.
+  void push();
+  void pull();  // overwrites the parameters with the servers'
+  void step();  // push() and pull() in one message to each server
+
+  int64_t bytes_pushed() const;  // so far in this ParameterServer::train
+
+ private:
+  friend class ParameterServerRank;
+  explicit Worker(std::shared_ptr<ParameterServerRank> rank) : rank_(std::move(rank)) {}
+  std::shared_ptr<ParameterServerRank> rank_;
+};
+
+class ParameterServer {
+ public:
+  // Called once on each server, with its pieces: any optimizer of torch::optim whose update of an element does not
+  // depend on the others (not LBFGS); for sparse pushes one that takes sparse gradients, such as SGD without momentum.
+  using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+  using Body = std::function<void(Worker&)>;
+
+  // Makes the modules equal, as DataParallel does: each moves to its rank's device, parameters and buffers become rank
+  // 0's. All ranks must call it. Throws Error on every rank: a null module, no worker or no server, a negative
+  // staleness, options or modules that differ between ranks, no parameter that needs a gradient, fewer pieces than
+  // servers.
+  ParameterServer(std::shared_ptr<torch::nn::Module> module, Rank& rank, const MakeOptimizer& make_optimizer,
+                  const ParameterServerOptions& options = {});
+  template <class Module>
+  ParameterServer(torch::nn::ModuleHolder<Module> holder, Rank& rank, const MakeOptimizer& make_optimizer,
+                  const ParameterServerOptions& options = {})
+      : ParameterServer(std::shared_ptr<torch::nn::Module>(holder.is_empty() ? nullptr : holder.ptr()), rank,
+                        make_optimizer, options) {}
+  ParameterServer(const ParameterServer&) = default;  // a handle: copies are the same, and a move is a copy too
+  ParameterServer& operator=(const ParameterServer&) = default;
+
+  // Calls body(worker) on every worker while the servers serve, and returns when all are done: with the servers'
+  // parameters in the module of every rank, so that all ranks can go on together. All ranks must call it; it may be
+  // called again (the optimizers go on), for example once per epoch.
+  //
+  // If a body throws, in synchronous mode the run ends as always. In the other modes the other workers go on, and the
+  // lost ones are returned, the same on every rank. Throws Error: if every worker was lost; in synchronous mode if the
+  // workers' numbers of pushes differ; whatever a server's optimizer throws; as Rank::allreduce does.
+  //
+  // Under `lockstep launch --keep-going` (LOCKSTEP_KEEP_GOING=1 in the environment of all processes) the same holds,
+  // not in synchronous mode, for a worker's process that is killed or stands still while train() runs, if all of its
+  // ranks are workers. Its push under way may count on some servers and not on others. Afterwards train() can be called
+  // again, without that worker, which stays lost; every other call of all ranks is an Error that says why. A process
+  // that comes back gets one too. All else that ends a process ends the run.
+  std::vector<LostWorker> train(const Body& body);
+
+  bool is_server() const;
+  int workers() const;
+  torch::optim::Optimizer* optimizer();  // of this server, to change its learning rate between trainings; or null
+
+ private:
+  std::shared_ptr<ParameterServerRank> rank_;
+};
+
+}  // namespace lockstep

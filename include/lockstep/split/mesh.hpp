@@ -1,0 +1,34 @@
+// Mesh: the ranks of a run as a block of three axes, so that ways to split a network can be combined.
+//
+// Ranks along the data axis hold replicas and train different samples; along the pipeline axis they hold different
+// layers; along the tensor axis different channels of the same layers. Used by its rank's thread only. Cost: three
+// splits (Rank::split) when it is made.
+#pragma once
+
+#include <lockstep/layout/mesh_shape.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+namespace lockstep {
+
+class Mesh {
+ public:
+  // All ranks call it with the same shape. Rank i stands at tensor coordinate i % tensor, pipeline coordinate i /
+  // tensor % pipeline and data coordinate i / (tensor * pipeline): what talks most lies next to each other, as in
+  // Megatron-LM (Narayanan et al. 2021, section 3). Throws Error as check_mesh does.
+  Mesh(Rank& rank, const MeshShape& shape);
+
+  const MeshShape& shape() const { return shape_; }
+
+  // The ranks that differ from this one in one coordinate, numbered by it.
+  Rank& data() { return data_; }
+  Rank& pipeline() { return pipeline_; }
+  Rank& tensor() { return tensor_; }
+
+ private:
+  MeshShape shape_;
+  Rank data_;
+  Rank pipeline_;
+  Rank tensor_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,71 @@
+// SplitModel: a torch::nn::Sequential that trains over all ranks of a run, split by data, layers and channels at once.
+//
+//   lockstep::SplitModel net(my_layers, rank, {.mesh = {.data = 2, .pipeline = 2}, .microbatches = 4});
+//   torch::optim::SGD sgd(net.parameters(), /*lr=*/0.1);
+//   for (auto& batch : lockstep::batches(train_set, {.size = 256}, net.mesh().data())) {
+//     sgd.zero_grad();
+//     net.forward_backward(batch, torch::nn::functional::cross_entropy);
+//     sgd.step();
+//   }
+//
+// It is shard(), Pipeline and DataParallel, one inside the other over the axes of a Mesh; axes of length 1 cost
+// nothing. The contract: gradients are those of the mean loss over the whole global batch, whatever the split (but
+// BatchNorm normalises over what a rank computes at once). Used by its rank's thread only.
+#pragma once
+
+#include <torch/nn/modules/container/sequential.h>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/layout/model_split.hpp>
+#include <lockstep/pipeline/pipeline.hpp>
+#include <lockstep/split/mesh.hpp>
+
+#include <optional>
+#include <vector>
+
+namespace lockstep {
+
+class SplitModel {
+ public:
+  // All ranks call it with equal nets, whose layers it takes over as far as it does not copy them. Throws Error as
+  // check_mesh, check_split, shard, Pipeline and DataParallel do; a null net.
+  SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
+             const DataParallelOptions& options = {});
+  SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
+
+  Mesh& mesh() { return mesh_; }
+  const ModelSplit& split() const { return split_; }
+
+  // What this rank holds of the network, under the network's names.
+  torch::nn::Sequential module() const { return module_; }
+  std::vector<torch::Tensor> parameters() const { return module_->parameters(); }
+  DataParallel<torch::nn::SequentialImpl>& replicas() { return replicas_; }  // over the data axis
+
+  // Adds the gradient of the global batch's mean loss to .grad. `batch` is the part of mesh().data()'s index, the same
+  // for all ranks of that index. Returns the part's mean loss, a double on the rank's device, equal on these ranks; 0
+  // for an empty part. The criterion is called where the last layer is. All ranks must call it.
+  torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
+
+  // The network's output, without gradients, on all ranks of one data index, which must pass the same x. So
+  // evaluate(forward, test_set, mesh().data()) evaluates on all ranks.
+  torch::Tensor forward(const torch::Tensor& x);
+
+  // Copies the replica of this data index, whole, into `net` on every rank: parameters and buffers. `net` is another
+  // one of the same layers, on the CPU. All ranks must call it. Cost: the network's bytes over the pipeline and tensor
+  // axes.
+  void gather(torch::nn::Sequential& net);
+
+  // See PipelineStats; none if no pipeline is used.
+  std::optional<PipelineStats> pipeline_stats() const;
+
+ private:
+  std::vector<torch::nn::Sequential> stages_of(const torch::nn::Sequential& net) const;
+
+  const ModelSplit split_;
+  Mesh mesh_;
+  torch::nn::Sequential part_;  // by channels; all layers, as far as this rank keeps them
+  std::optional<Pipeline> pipeline_;
+  torch::nn::Sequential module_;
+  DataParallel<torch::nn::SequentialImpl> replicas_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,7 @@
+// trainer: train(), its options and its runs. Storey 3.
+//   metrics  what an epoch measured, and the files that keep it
+//   trainer  train() and evaluate_run(): all that the program does, without a terminal
+#pragma once
+
+#include <lockstep/trainer/metrics.hpp>
+#include <lockstep/trainer/trainer.hpp>

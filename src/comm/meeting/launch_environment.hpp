@@ -1,0 +1,40 @@
+// LaunchEnvironment: what a launcher tells each process that it starts, in the environment.
+//
+// Known are torchrun's variables, which `lockstep launch` sets too, Open MPI's (mpirun) and SLURM's (srun). Only reads
+// text: no connection is made here. Where several launchers stand in each other (srun torchrun …), the innermost
+// counts, in the order above.
+#pragma once
+
+#include <lockstep/devices/devices.hpp>
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace lockstep::comm {
+
+struct LaunchEnvironment {
+  std::string launcher = {};  // "torchrun or lockstep launch", for texts
+  int rank = 0;               // of this process among all
+  int world_size = 1;         // the number of processes
+  int local_rank = 0;         // among those of this machine
+  int local_world_size = 1;
+  std::string address = {};  // where rank 0's process, or the launcher, keeps the store; empty: loopback
+  int port = 0;              // 0: rank 0's process takes a free one
+  bool agent_store = false;  // the launcher keeps the store, and every process is a client
+  std::string job = {};      // no other job that runs on this machine has the same
+  bool keep_going = false;   // without workers that are lost; LOCKSTEP_KEEP_GOING=1, whatever the launcher
+};
+
+// The value of a variable, or null.
+using Environment = std::function<const char*(const char* name)>;
+
+// Nothing: no launcher started this process. Throws Error that names the variables: some of a launcher's are missing,
+// are no numbers, or contradict each other; several machines and no MASTER_ADDR.
+std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment);
+
+// The part of the machine's device list that belongs to one of the machine's processes: equal parts, in order; of a
+// list with one entry, every process gets one rank. Throws Error that names both numbers.
+Devices share_out(const Devices& devices, int local_rank, int local_world_size);
+
+}  // namespace lockstep::comm

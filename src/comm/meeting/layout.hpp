@@ -1,0 +1,23 @@
+// Layout: which ranks the processes of a job hold. Ranks are numbered by process, then by thread.
+#pragma once
+
+#include <lockstep/data/split.hpp>
+
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+struct Layout {
+  std::vector<Devices> by_process;
+
+  int processes() const { return static_cast<int>(by_process.size()); }
+  Part ranks_of(int process) const;
+  int process_of(int rank) const;
+  Devices devices() const;  // of all ranks
+  bool one_rank_per_process() const;
+  std::string name(int rank) const;             // "rank 1 (cpu)"
+  std::string name_process(int process) const;  // "rank 1 (cpu)", or "ranks 2 to 3"
+};
+
+}  // namespace lockstep::comm

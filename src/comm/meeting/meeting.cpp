@@ -1,0 +1,265 @@
+#include "meeting.hpp"
+
+#include <unistd.h>
+#include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "base/seconds.hpp"
+#include "comm/processes/losses.hpp"
+#include "devices/cuda_info.hpp"
+#include "stored.hpp"
+
+#include <algorithm>
+#include <map>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace lockstep::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using nlohmann::json;
+
+constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
+
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
+std::string process_name(int process, const LaunchEnvironment& launch) {
+  return "process " + std::to_string(process) + " of " + std::to_string(launch.world_size);
+}
+
+std::string key_of(int process) {
+  return "config/" + std::to_string(process);
+}
+
+std::string came_key(int process) {
+  return "came/" + std::to_string(process);
+}
+
+std::string numbers(const std::vector<int>& list) {
+  std::string text;
+  for (size_t i = 0; i < list.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(list[i]);
+  return text;
+}
+
+std::vector<int> absent(c10d::Store& store, int processes) {
+  std::vector<int> absent;
+  for (int process = 0; process < processes; ++process) {
+    if (!store.check({key_of(process)})) absent.push_back(process);
+  }
+  return absent;
+}
+
+void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Patience& patience) {
+  const auto deadline = Clock::now() + patience.timeout;
+  for (int next = 0; next < launch.world_size;) {
+    if (store.check({key_of(next)})) {
+      ++next;
+      continue;
+    }
+    if (store.check({"failure"})) throw Error(store.get_to_str("failure"));
+    patience.check(process_name(launch.rank, launch));
+    if (Clock::now() >= deadline) {
+      const auto missing = absent(store, launch.world_size);
+      if (missing.empty()) return;
+      throw Error(process_name(launch.rank, launch) + " waited " + seconds(patience.timeout) + " for " +
+                  (missing.size() == 1 ? "process " : "processes ") + numbers(missing) +
+                  ", which did not come to run(). " +
+                  "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+    }
+    std::this_thread::sleep_for(kBetweenLooks);
+  }
+}
+
+// What a process leaves for the others.
+struct Introduction {
+  std::string configuration, host;
+  Devices devices = {};
+  std::vector<std::vector<int>> ids = {};  // of the devices, as JSON can hold them: a number per byte
+
+  std::string to_text() const {
+    json names = json::array();
+    for (const auto& device : devices) names.push_back(device.str());
+    return json{{"configuration", configuration}, {"devices", names}, {"ids", ids}, {"host", host}}.dump();
+  }
+
+  static Introduction from_text(const std::string& text) {
+    const auto object = json::parse(text);
+    Introduction read{object.at("configuration"), object.at("host")};
+    for (const std::string name : object.at("devices")) read.devices.emplace_back(name);
+    object.at("ids").get_to(read.ids);
+    if (read.devices.empty() || read.ids.size() != read.devices.size()) throw Error("no devices");
+    return read;
+  }
+};
+
+std::vector<Introduction> read_all(c10d::Store& store, int processes) {
+  std::vector<Introduction> all;
+  for (int process = 0; process < processes; ++process) {
+    all.push_back(parse_stored(key_of(process), store.get_to_str(key_of(process)), Introduction::from_text));
+  }
+  return all;
+}
+
+Layout layout_of(const std::vector<Introduction>& all) {
+  Layout layout;
+  for (const auto& process : all) layout.by_process.push_back(process.devices);
+  return layout;
+}
+
+// Of the CPU none.
+std::vector<int> identity(const c10::Device& device) {
+  if (device.is_cpu()) return {};
+  const std::string id = gpu_id(device.index());
+  std::vector<int> numbers;
+  for (const char byte : id) numbers.push_back(static_cast<unsigned char>(byte));
+  return numbers;
+}
+
+// NCCL takes a GPU once only; ranks that share one must be threads of one process. Indices do not tell: where a
+// launcher shows each process a GPU of its own (CUDA_VISIBLE_DEVICES), each calls it cuda:0.
+void check_that_gpus_differ(const std::vector<Introduction>& all) {
+  std::map<std::vector<int>, int> owners;
+  for (int process = 0; process < static_cast<int>(all.size()); ++process) {
+    for (size_t i = 0; i < all[process].devices.size(); ++i) {
+      const auto& id = all[process].ids[i];
+      if (id.empty()) continue;
+      const auto [owner, is_new] = owners.emplace(id, process);
+      if (is_new) continue;
+      if (owner->second == process) {
+        throw Error("two ranks of process " + std::to_string(process) + " share " + all[process].devices[i].str() +
+                    ". Between processes NCCL needs a GPU for each rank; ranks can share one in a run of one process");
+      }
+      throw Error(
+          "processes " + std::to_string(owner->second) + " and " + std::to_string(process) +
+          " both use the same GPU of " + all[process].host + " (" + all[process].devices[i].str() +
+          " of the second). NCCL needs a GPU for each rank; ranks that share one must be threads of one process");
+    }
+  }
+}
+
+StorePtr store_of_run(const StorePtr& store, const LaunchEnvironment& launch, int run) {
+  return c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch.job) + run_prefix(run), store);
+}
+
+// That this process came to; 0 if to none.
+int last_run_of(const StorePtr& store, const LaunchEnvironment& launch) {
+  int run = 0;
+  while (store_of_run(store, launch, run + 1)->check({came_key(launch.rank)})) ++run;
+  return run;
+}
+
+// What two lists of settings, parted by commas, have in common at both ends says nothing about why they differ.
+std::string without_common_ends(std::string_view text, std::string_view other) {
+  constexpr std::string_view comma = ", ";
+  const auto first = [&](std::string_view list) { return list.substr(0, list.find(comma)); };
+  const auto last = [&](std::string_view list) {
+    const size_t before = list.rfind(comma);
+    return before == list.npos ? list : list.substr(before + comma.size());
+  };
+  while (!text.empty() && !other.empty() && first(text) == first(other)) {
+    for (auto* const list : {&text, &other})
+      list->remove_prefix(std::min(first(*list).size() + comma.size(), list->size()));
+  }
+  while (!text.empty() && !other.empty() && last(text) == last(other)) {
+    for (auto* const list : {&text, &other})
+      list->remove_suffix(std::min(last(*list).size() + comma.size(), list->size()));
+  }
+  return text.empty() ? "nothing of that" : std::string(text);
+}
+
+}  // namespace
+
+std::string run_prefix(int run) {
+  return "run-" + std::to_string(run);
+}
+
+Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
+            const std::string& configuration, const Patience& patience) {
+  if (add_to_count(store, came_key(launch.rank), 1) != 1) {
+    throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +
+                ": each needs a rank of its own");
+  }
+  Introduction mine{configuration, host_name(), devices_here};
+  for (const auto& device : devices_here) mine.ids.push_back(identity(device));
+  store.set(key_of(launch.rank), mine.to_text());
+  wait_for_all(store, launch, patience);
+
+  const auto all = read_all(store, launch.world_size);
+  for (int process = 1; process < launch.world_size; ++process) {
+    const std::string &theirs = all[process].configuration, &first = all[0].configuration;
+    if (theirs != first) {
+      throw Error("process " + std::to_string(process) + " runs another program or configuration than process 0: " +
+                  without_common_ends(theirs, first) + "; process 0: " + without_common_ends(first, theirs) +
+                  ". All processes must run the same, on the same data");
+    }
+  }
+  check_that_gpus_differ(all);
+  return layout_of(all);
+}
+
+void call_off(c10d::Store& store, const std::string& text) {
+  try {
+    const std::vector<uint8_t> bytes(text.begin(), text.end());
+    store.compareSet("failure", {}, bytes);
+  } catch (const std::exception&) {  // then the others learn it from their deadline
+  }
+}
+
+namespace {
+
+// By its ranks, if the processes have met.
+std::string name_in(c10d::Store& run, const LaunchEnvironment& launch) {
+  if (!absent(run, launch.world_size).empty()) return process_name(launch.rank, launch);
+  try {
+    return "the process of " + layout_of(read_all(run, launch.world_size)).name_process(launch.rank);
+  } catch (const ForeignValue&) {  // the processes say so
+    return process_name(launch.rank, launch);
+  }
+}
+
+}  // namespace
+
+AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how) {
+  const int run = last_run_of(store, launch);
+  AnnouncedEnd end{process_name(launch.rank, launch) + " did not come to run(): " + how};
+  if (run > 0) {
+    const auto last = store_of_run(store, launch, run);
+    const std::string text = name_in(*last, launch) + " is gone: " + how;
+    try {
+      end.is_loss = declare_lost(*last, launch.rank, text);
+    } catch (const ForeignValue&) {  // the processes say so
+    }
+    if (failed && !end.is_loss) call_off(*last, text);
+  }
+  call_off(*store_of_run(store, launch, run + 1), end.absence);
+  return end;
+}
+
+bool was_lost(const StorePtr& store, const LaunchEnvironment& launch) {
+  const int run = last_run_of(store, launch);
+  return run > 0 && is_lost(*store_of_run(store, launch, run), launch.rank);
+}
+
+std::string part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience, int lost) {
+  try {
+    const auto deadline = Clock::now() + patience;
+    int64_t gone = add_to_count(store, "parted", 1);
+    while (rendezvous.hosts_store() && gone + lost < rendezvous.launch().world_size && Clock::now() < deadline) {
+      std::this_thread::sleep_for(kBetweenLooks);
+      gone = stored_count(store, "parted");
+    }
+  } catch (const ForeignValue& error) {
+    return error.what();
+  } catch (const std::exception&) {  // nobody to talk to
+  }
+  return "";
+}
+
+}  // namespace lockstep::comm

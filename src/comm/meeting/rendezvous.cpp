@@ -1,0 +1,206 @@
+#include "rendezvous.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <lockstep/base/error.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "alarm.hpp"
+#include "base/seconds.hpp"
+#include "io/atomic_file.hpp"
+#include "sockets.hpp"
+#include "stored.hpp"
+
+#include <charconv>
+#include <filesystem>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace lockstep::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kPause = std::chrono::milliseconds(30);
+constexpr auto kAnswer = std::chrono::seconds(10);  // a store that takes longer is taken for frozen
+
+std::string place(const std::string& address, int port) {
+  return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + std::to_string(port);
+}
+
+// Where the process with rank 0 leaves its port for the others of its machine. Only the user's own processes are asked.
+std::string port_file_of(const std::string& job) {
+  std::string name = "lockstep-" + std::to_string(getuid()) + "-" + job + ".port";
+  for (char& c : name) {
+    if (c == '/') c = '_';
+  }
+  return (std::filesystem::temp_directory_path() / name).string();
+}
+
+// 0: not there yet, or another user's.
+int read_port(const std::string& file) {
+  const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (fd < 0) return 0;
+  struct stat status {};
+  char text[16] = {};
+  const bool ours = fstat(fd, &status) == 0 && status.st_uid == getuid();
+  const ssize_t size = ours ? read(fd, text, sizeof text) : 0;
+  close(fd);
+  int port = 0;
+  if (size > 0) std::from_chars(text, text + size, port);
+  return port;
+}
+
+// Means the machine itself everywhere, so it is a mistake where there are several. Other names may mean loopback on one
+// machine alone: Debian's /etc/hosts gives a machine's own name the address 127.0.1.1.
+bool is_every_machines_own(const std::string& host) {
+  return is_loopback(host) || host.find("localhost") != std::string::npos || host == "ip6-loopback";
+}
+
+c10::intrusive_ptr<c10d::TCPStore> keep_store(const std::string& address, const Listener& listener) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(listener.port);
+  options.isServer = true;
+  options.waitWorkers = false;
+  options.timeout = kAnswer;  // of the host's own connection, too: a launcher that waits in it hears no signal
+  options.masterListenFd = listener.fd;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(address, options);
+  } catch (const c10::Error& error) {
+    throw Error("cannot keep a store at " + place(address, listener.port) + ": " + error.what_without_backtrace());
+  }
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::TCPStore> host_store(const std::string& address, int port) {
+  return keep_store(address, listen_on(address, port));
+}
+
+std::string job_prefix(const std::string& job) {
+  return "lockstep/" + job + "/";
+}
+
+Rendezvous::Rendezvous(LaunchEnvironment launch, const Patience& patience) : launch_(std::move(launch)) {
+  const auto deadline = Clock::now() + patience.timeout;
+  address_ = launch_.address.empty() ? "127.0.0.1" : numeric_address(launch_.address);
+  port_ = launch_.port;
+  if (on_several_machines() && is_loopback(address_) && is_every_machines_own(launch_.address)) {
+    throw Error("MASTER_ADDR=" + launch_.address + " means this machine itself (" + address_ + "), but the " +
+                std::to_string(launch_.world_size) +
+                " processes are on several machines: set it to an address of rank "
+                "0's machine that the others reach");
+  }
+  if (launch_.port == 0 && launch_.job.empty()) {
+    throw Error(launch_.launcher +
+                " gives the job no name by which its processes could find each other: set MASTER_PORT "
+                "to a free port, for all processes");
+  }
+  if (launch_.rank == 0 && !launch_.agent_store) host();
+  if (!server_) find_host(deadline, patience);
+  if (launch_.port == 0) add_to_count(*connect("found"), "count", 1);
+  if (on_several_machines() && is_loopback(address_)) {
+    learn_local_address(deadline, patience);
+  } else {
+    local_address_ = local_address_towards(address_, port_);
+    if (on_several_machines()) connect("network")->set("address", local_address_);
+  }
+}
+
+Rendezvous::~Rendezvous() {
+  if (!port_file_.empty()) unlink(port_file_.c_str());
+}
+
+void Rendezvous::host() {
+  const bool own_name = on_several_machines() && is_loopback(address_);  // the others know it by another address
+  server_ = own_name ? keep_store(address_, listen_everywhere(port_)) : host_store(address_, port_);
+  port_ = server_->getPort();
+  if (launch_.port != 0) return;
+  const std::string file = port_file_of(launch_.job);
+  io::write_file(file, std::to_string(port_));
+  port_file_ = file;
+}
+
+// The way from rank 0's machine to itself is loopback, which the other machines do not reach. They say where they are,
+// and this machine's address towards there is the one that they reach.
+void Rendezvous::learn_local_address(Clock::time_point deadline, const Patience& patience) {
+  const auto store = connect("network");
+  while (!store->check({"address"})) {
+    patience.check(process_name());
+    if (Clock::now() >= deadline) {
+      throw Error(process_name() + " waited " + seconds(patience.timeout) +
+                  " for a process of another machine. On this one " + "MASTER_ADDR=" + launch_.address +
+                  " means the machine itself (" + address_ + "): do the others reach it by that name?");
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  local_address_ = local_address_towards(store->get_to_str("address"), port_);
+}
+
+void Rendezvous::find_host(Clock::time_point deadline, const Patience& patience) {
+  const std::string file = launch_.port == 0 ? port_file_of(launch_.job) : "";
+  for (;;) {
+    patience.check(process_name());
+    if (!file.empty()) port_ = read_port(file);  // again each time: it may be left over from a job that was killed
+    if (port_ != 0 && answers(address_, port_, deadline)) return;
+    if (Clock::now() + kPause >= deadline) break;
+    std::this_thread::sleep_for(kPause);
+  }
+  const std::string whose = launch_.agent_store ? "the launcher keeps" : "rank 0's process should keep";
+  const std::string itself = on_several_machines() && is_loopback(address_)
+                                 ? "; MASTER_ADDR=" + launch_.address + " means this machine itself here"
+                                 : "";
+  const std::string where = file.empty() ? place(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")"
+                                         : "the port that should be in " + file;
+  throw Error(process_name() + " waited " + seconds(patience.timeout) + " for the store that " + whose + " at " +
+              where +
+              ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
+              "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+}
+
+StorePtr Rendezvous::connect(const std::string& prefix) {
+  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch_.job) + prefix, idle_client());
+  forget_port_file();
+  return store;
+}
+
+std::string Rendezvous::process_name() const {
+  return "process " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.world_size);
+}
+
+// Once nobody will look for it any more, so that it does not stay if this process is killed.
+void Rendezvous::forget_port_file() {
+  const std::lock_guard lock(mutex_);
+  if (port_file_.empty()) return;
+  if (stored_count(*server_, job_prefix(launch_.job) + "found/count") < launch_.world_size) return;
+  unlink(port_file_.c_str());
+  port_file_.clear();
+}
+
+void Rendezvous::drop_connections() {
+  const std::lock_guard lock(mutex_);
+  clients_.clear();
+}
+
+c10::intrusive_ptr<c10d::TCPStore> Rendezvous::idle_client() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& client : clients_) {
+    if (client.use_count() == 1) return client;
+  }
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(port_);
+  options.timeout = kAnswer;
+  try {
+    const Alarm alarm(kAnswer, [this] { hang_up(address_, port_); });
+    clients_.push_back(c10::make_intrusive<c10d::TCPStore>(address_, options));
+    limit_silence(address_, port_, kAnswer);  // c10d itself waits for an answer without end
+  } catch (const c10::Error& error) {
+    throw Error(process_name() + " cannot use the store at " + place(address_, port_) + ": " +
+                error.what_without_backtrace());
+  }
+  return clients_.back();
+}
+
+}  // namespace lockstep::comm

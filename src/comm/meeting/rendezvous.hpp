@@ -1,0 +1,72 @@
+// Rendezvous: how the processes of a job find each other, through c10d's TCPStore.
+//
+// torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process with
+// rank 0 keeps it: at MASTER_ADDR and MASTER_PORT, or, on one machine, on a free port of loopback that it leaves in a
+// file of the temporary folder until all have read it. The store listens on loopback unless MASTER_ADDR names another
+// address. Every wait has a deadline. Thread-safe.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "launch_environment.hpp"
+#include "patience.hpp"
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// A store that listens at a numeric address; port 0 takes a free one. Throws Error that names both.
+c10::intrusive_ptr<c10d::TCPStore> host_store(const std::string& address, int port);
+
+// What comes before all keys of a job in its store.
+std::string job_prefix(const std::string& job);
+
+class Rendezvous {
+ public:
+  // Throws Error at the deadline: nothing answers where the store should be.
+  Rendezvous(LaunchEnvironment launch, const Patience& patience);
+  ~Rendezvous();
+
+  const LaunchEnvironment& launch() const { return launch_; }
+
+  // A connection for the caller alone: a client of TCPStore serves one thread at a time. Keys of other jobs and
+  // attempts are not seen. Connections that earlier callers have let go are used again, because c10d asks the name
+  // service for every new one, which may take seconds.
+  StorePtr connect(const std::string& prefix);
+
+  // A run has failed, perhaps while the store owed an answer: it would be taken for that to the next question, so
+  // nobody uses these connections again.
+  void drop_connections();
+
+  // This machine's numeric address that peers reach, and whether that is loopback.
+  const std::string& local_address() const { return local_address_; }
+
+  bool hosts_store() const { return server_ != nullptr; }
+
+ private:
+  c10::intrusive_ptr<c10d::TCPStore> idle_client();
+  void host();
+  void find_host(std::chrono::steady_clock::time_point deadline, const Patience& patience);
+  void learn_local_address(std::chrono::steady_clock::time_point deadline, const Patience& patience);
+  void forget_port_file();
+  std::string process_name() const;
+  bool on_several_machines() const { return launch_.local_world_size < launch_.world_size; }
+
+  const LaunchEnvironment launch_;
+  std::string address_;  // numeric
+  int port_ = 0;
+  std::string local_address_;
+  c10::intrusive_ptr<c10d::TCPStore> server_;
+
+  std::mutex mutex_;       // guards what follows
+  std::string port_file_;  // empty: none of ours, or not any more
+  std::vector<c10::intrusive_ptr<c10d::TCPStore>> clients_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,187 @@
+#include "sockets.hpp"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <lockstep/base/error.hpp>
+
+#include "io/reason.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+namespace lockstep::comm {
+namespace {
+
+using io::reason;
+
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t size = 0;
+  int port() const {
+    return ntohs(storage.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6*>(&storage)->sin6_port
+                                               : reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
+  }
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+};
+
+using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
+
+AddressList look_up(const std::string& host, int flags) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags;
+  addrinfo* list = nullptr;
+  const int error = getaddrinfo(host.c_str(), nullptr, &hints, &list);
+  if (error != 0) throw Error("the address " + host + " cannot be found: " + gai_strerror(error));
+  return {list, freeaddrinfo};
+}
+
+Address to_address(const std::string& numeric, int port) {
+  const auto list = look_up(numeric, AI_NUMERICHOST);
+  Address address;
+  address.size = list->ai_addrlen;
+  std::memcpy(&address.storage, list->ai_addr, list->ai_addrlen);
+  const auto network_port = htons(static_cast<uint16_t>(port));
+  if (list->ai_family == AF_INET6) {
+    reinterpret_cast<sockaddr_in6*>(&address.storage)->sin6_port = network_port;
+  } else {
+    reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = network_port;
+  }
+  return address;
+}
+
+std::string to_text(const sockaddr* address, socklen_t size) {
+  char text[NI_MAXHOST] = {};
+  if (getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
+  const std::string mapped = "::ffff:";  // an IPv4 address as sockets of both kinds have it
+  return std::string(text).starts_with(mapped) ? text + mapped.size() : text;
+}
+
+class Socket {
+ public:
+  Socket(int family, int type) : fd_(socket(family, type | SOCK_CLOEXEC, 0)) {
+    if (fd_ < 0) throw Error("socket() failed: " + reason(errno));
+  }
+  ~Socket() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+
+  int fd() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+Listener listen_at(const std::string& address, int port, bool both_kinds) {
+  Address where = to_address(address, port);
+  Socket socket(where.storage.ss_family, SOCK_STREAM);
+  const int yes = 1, no = 0;
+  setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just ended
+  if (both_kinds) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+  if (bind(socket.fd(), where.get(), where.size) != 0 || listen(socket.fd(), SOMAXCONN) != 0) {
+    const int error = errno;
+    throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
+                (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"
+                                        : ". Another MASTER_PORT may be free"));
+  }
+  getsockname(socket.fd(), where.get(), &where.size);
+  return {socket.release(), where.port()};
+}
+
+}  // namespace
+
+std::string numeric_address(const std::string& host) {
+  const auto list = look_up(host, 0);
+  const addrinfo* best = list.get();
+  for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
+    if (entry->ai_family == AF_INET) {
+      best = entry;
+      break;
+    }
+  }
+  return to_text(best->ai_addr, best->ai_addrlen);
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1";
+}
+
+Listener listen_on(const std::string& address, int port) {
+  return listen_at(address, port, /*both_kinds=*/false);
+}
+
+Listener listen_everywhere(int port) {
+  const int probe = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (probe < 0) return listen_at("0.0.0.0", port, /*both_kinds=*/false);  // a kernel without IPv6
+  close(probe);
+  return listen_at("::", port, /*both_kinds=*/true);
+}
+
+bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
+  const Address where = to_address(address, port);
+  const Socket socket(where.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK);
+  if (connect(socket.fd(), where.get(), where.size) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  pollfd polled{socket.fd(), POLLOUT, 0};
+  if (poll(&polled, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 3000))) != 1) return false;
+  int error = 0;
+  socklen_t size = sizeof error;
+  return getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+}
+
+namespace {
+
+// The descriptors of this process's connections to that address.
+std::vector<int> connections_to(const std::string& address, int port) {
+  std::vector<int> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    Address peer;
+    peer.size = sizeof peer.storage;
+    if (getpeername(fd, peer.get(), &peer.size) != 0) continue;  // no socket, or not connected
+    if (to_text(peer.get(), peer.size) == address && peer.port() == port) found.push_back(fd);
+  }
+  return found;
+}
+
+}  // namespace
+
+void limit_silence(const std::string& address, int port, std::chrono::seconds limit) {
+  const timeval time{limit.count(), 0};
+  for (const int fd : connections_to(address, port)) setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
+}
+
+void hang_up(const std::string& address, int port) {
+  for (const int fd : connections_to(address, port)) shutdown(fd, SHUT_RDWR);
+}
+
+std::string local_address_towards(const std::string& address, int port) {
+  const Address where = to_address(address, port);
+  const Socket socket(where.storage.ss_family, SOCK_DGRAM);  // connecting it sends nothing
+  Address here;
+  here.size = sizeof here.storage;
+  if (connect(socket.fd(), where.get(), where.size) != 0 || getsockname(socket.fd(), here.get(), &here.size) != 0) {
+    throw Error("no network interface of this machine reaches " + address + ": " + reason(errno));
+  }
+  return to_text(here.get(), here.size);
+}
+
+}  // namespace lockstep::comm

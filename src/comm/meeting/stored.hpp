@@ -1,0 +1,64 @@
+// What other processes have left in the store, read strictly: a stranger can write there too.
+#pragma once
+
+#include <lockstep/base/error.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cctype>
+#include <charconv>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <system_error>
+
+namespace lockstep::comm {
+
+// A key of the run holds what none of its processes can have written. The store itself is there.
+class ForeignValue : public Error {
+ public:
+  ForeignValue(const std::string& key, const std::string& value)
+      : Error("the store holds " + shown(value) + " under " + key +
+              ", which no process of this run can have written. Another program uses the job's store: start the job "
+              "anew, with a MASTER_PORT of its own") {}
+
+ private:
+  static std::string shown(const std::string& value) {
+    constexpr size_t longest = 60;
+    if (value.empty()) return "nothing";
+    std::string text = value.substr(0, longest);
+    for (char& c : text) {
+      if (std::isprint(static_cast<unsigned char>(c)) == 0) c = '?';
+    }
+    return '"' + text + (value.size() > longest ? "\" ..." : "\"");
+  }
+};
+
+// parse(value), whatever it throws being a ForeignValue.
+template <class Parse>
+auto parse_stored(const std::string& key, const std::string& value, Parse&& parse) {
+  try {
+    return parse(value);
+  } catch (const std::exception&) {
+    throw ForeignValue(key, value);
+  }
+}
+
+// A count that several processes add to; 0 if nobody has. Throws ForeignValue if it is none.
+inline int64_t stored_count(c10d::Store& store, const std::string& key) {
+  if (!store.check({key})) return 0;
+  return parse_stored(key, store.get_to_str(key), [](const std::string& text) {
+    int64_t count = 0;
+    const char* const end = text.data() + text.size();
+    const auto [rest, error] = std::from_chars(text.data(), end, count);
+    if (error != std::errc() || rest != end || count < 0) throw Error("no count");
+    return count;
+  });
+}
+
+// The count afterwards. It is read before, because c10d's server hangs up on whoever adds to what is no number.
+inline int64_t add_to_count(c10d::Store& store, const std::string& key, int64_t number) {
+  stored_count(store, key);
+  return store.add(key, number);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,149 @@
+#include "calls.hpp"
+
+#include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr size_t kRecent = 8;
+constexpr const char* kAdvice = ". All ranks must make the same calls";
+
+using CallsByRank = std::vector<std::pair<int, const CollectiveCalls*>>;  // of one group, by rank
+
+std::string differing(const CallsByRank& members, const Layout& layout) {
+  const auto& [first_rank, first] = members[0];
+  for (const auto& [rank, calls] : members) {
+    if (calls->fingerprint == first->fingerprint) continue;
+    const std::string name = layout.name(rank), other = layout.name(first_rank);
+    return "the ranks' calls differ: " + name + " and " + other + " made " + std::to_string(calls->count) +
+           " collective calls each, but not the same ones; those that differ never came about. The last was " +
+           calls->last() + " on " + name + " and " + first->last() + " on " + other + kAdvice + " in the same order";
+  }
+  return "";
+}
+
+std::string unanswered_collective(const CallsByRank& members, const Layout& layout) {
+  const auto& [most_rank, most] = *std::max_element(
+      members.begin(), members.end(), [](const auto& a, const auto& b) { return a.second->count < b.second->count; });
+  std::string missing;
+  for (const auto& [rank, calls] : members) {
+    if (calls->count == most->count) continue;
+    missing += (missing.empty() ? "" : " and ") + layout.name(rank);
+  }
+  if (missing.empty()) return differing(members, layout);
+  return layout.name(most_rank) + " called " + most->last() + " (collective call " + std::to_string(most->count - 1) +
+         ") and did not wait for it; it never came about, for want of " + missing + kAdvice;
+}
+
+std::string times(int64_t count) {
+  return count == 1 ? "once" : std::to_string(count) + " times";
+}
+
+}  // namespace
+
+void CollectiveCalls::add(const std::string& text) {
+  ++count;
+  if (recent.size() == kRecent) recent.erase(recent.begin());
+  recent.push_back(text);
+  fingerprint = fingerprint * 31 + std::hash<std::string>()(text);
+}
+
+std::string CollectiveCalls::text_of(int64_t number) const {
+  const int64_t index = number - (count - static_cast<int64_t>(recent.size()));
+  return index < 0 || number >= count ? "" : recent[index];
+}
+
+const CollectiveCalls& Calls::of(const std::string& group) const {
+  static const CollectiveCalls none;
+  const auto found = collective.find(group);
+  return found == collective.end() ? none : found->second;
+}
+
+std::string Calls::to_text() const {
+  nlohmann::json groups = nlohmann::json::object();
+  for (const auto& [group, calls] : collective) {
+    groups[group] = {{"count", calls.count}, {"recent", calls.recent}, {"fingerprint", calls.fingerprint}};
+  }
+  return nlohmann::json{{"collective", groups}, {"sent", sent}, {"received", received}}.dump();
+}
+
+Calls Calls::from_text(const std::string& text, size_t world_size) {
+  const auto json = nlohmann::json::parse(text);
+  Calls calls;
+  for (const auto& [group, of_group] : json.at("collective").items()) {
+    CollectiveCalls& collective = calls.collective[group];
+    collective.count = of_group.at("count").get<int64_t>();
+    collective.recent = of_group.at("recent").get<std::vector<std::string>>();
+    collective.fingerprint = of_group.at("fingerprint").get<uint64_t>();
+  }
+  calls.sent = json.at("sent").get<std::vector<int64_t>>();
+  calls.received = json.at("received").get<std::vector<int64_t>>();
+  if (calls.sent.size() != world_size || calls.received.size() != world_size) {
+    throw Error("calls of a world of another size");
+  }
+  return calls;
+}
+
+std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, const std::set<int>& lost) {
+  for (size_t from = 0; from < by_rank.size(); ++from) {
+    for (size_t to = 0; to < by_rank.size(); ++to) {
+      const int64_t sent = by_rank[from].sent[to], received = by_rank[to].received[from];
+      if (sent == received || lost.contains(static_cast<int>(from)) || lost.contains(static_cast<int>(to))) continue;
+      const std::string sender = layout.name(static_cast<int>(from)), receiver = layout.name(static_cast<int>(to));
+      return sender + " called send to " + receiver + " " + times(sent) + ", which called recv from " + sender + " " +
+             times(received) + "; what was not waited for never came about, for want of " +
+             (sent > received ? receiver : sender) + kAdvice;
+    }
+  }
+  std::map<std::string, CallsByRank> groups;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    if (lost.contains(static_cast<int>(rank))) continue;
+    for (const auto& [group, calls] : by_rank[rank].collective) {
+      groups[group].emplace_back(static_cast<int>(rank), &calls);
+    }
+  }
+  for (const auto& [group, members] : groups) {
+    if (auto complaint = unanswered_collective(members, layout); !complaint.empty()) return complaint;
+  }
+  return "";
+}
+
+CallLog::CallLog(const Part& ranks, size_t world_size) {
+  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) by_rank_.emplace(static_cast<int>(rank), world_size);
+}
+
+void CallLog::join(int rank, const std::string& group) {
+  const std::lock_guard lock(mutex_);
+  by_rank_.at(rank).collective[group];
+}
+
+int64_t CallLog::add_collective(int rank, const std::string& group, const std::string& text) {
+  const std::lock_guard lock(mutex_);
+  CollectiveCalls& calls = by_rank_.at(rank).collective[group];
+  calls.add(text);
+  return calls.count - 1;
+}
+
+void CallLog::complete(int rank, const std::string& group, int64_t number) {
+  const std::lock_guard lock(mutex_);
+  int64_t& complete = by_rank_.at(rank).collective[group].complete;
+  complete = std::max(complete, number + 1);
+}
+
+int64_t CallLog::add_message(int rank, int peer, bool sends) {
+  const std::lock_guard lock(mutex_);
+  Calls& calls = by_rank_.at(rank);
+  return ++(sends ? calls.sent : calls.received)[peer];
+}
+
+Calls CallLog::of(int rank) const {
+  const std::lock_guard lock(mutex_);
+  return by_rank_.at(rank);
+}
+
+}  // namespace lockstep::comm

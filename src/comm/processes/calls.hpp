@@ -1,0 +1,62 @@
+// Calls: what a rank of a run in several processes has called, counted, so that at the end of the run a call that
+// nobody answered is found.
+#pragma once
+
+#include "comm/meeting/layout.hpp"
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+// The collective calls among some ranks: all, or a group's.
+struct CollectiveCalls {
+  void add(const std::string& text);
+  std::string text_of(int64_t number) const;  // "" if it is not among the recent ones
+  std::string last() const { return recent.empty() ? "" : recent.back(); }
+
+  int64_t count = 0;
+  std::vector<std::string> recent = {};  // the last few: "allreduce(sum) of float [2]"
+  int64_t complete = 0;                  // how many came about, as this rank knows; not for other processes
+  uint64_t fingerprint = 0;              // of all of them, in order
+};
+
+struct Calls {
+  explicit Calls(size_t world_size = 0) : collective{{"", {}}}, sent(world_size, 0), received(world_size, 0) {}
+
+  std::map<std::string, CollectiveCalls> collective;  // by the group's name; "": among all ranks
+  std::vector<int64_t> sent, received;                // messages, in groups too, by the other rank
+
+  // Of the group of this name; none if the rank does not know it.
+  const CollectiveCalls& of(const std::string& group) const;
+
+  std::string to_text() const;
+  static Calls from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world
+};
+
+// When all ranks are done, each without an error: which call came about on some ranks only, and whose is missing; or
+// whose calls were others although as many; "" if all fit together. Of calls that were waited for, neither happens. Of
+// `lost` ranks nothing is known, and calls with them do not count.
+std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, const std::set<int>& lost = {});
+
+// The calls of this process's ranks. Thread-safe.
+class CallLog {
+ public:
+  CallLog(const Part& ranks, size_t world_size);
+
+  void join(int rank, const std::string& group);  // the rank is a member from now on
+  int64_t add_collective(int rank, const std::string& group, const std::string& text);  // its number in the group
+  void complete(int rank, const std::string& group, int64_t number);                    // this call came about
+  int64_t add_message(int rank, int peer, bool sends);  // how many there are now in this direction
+  Calls of(int rank) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<int, Calls> by_rank_;  // guarded by mutex_
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,197 @@
+#include "hierarchy.hpp"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/SmallVector.h>
+#include <lockstep/base/error.hpp>
+
+#include "comm/arguments.hpp"
+#include "comm/reduction.hpp"
+#include "gloo_reduction.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::comm {
+
+using c10d::ReduceOp;
+
+class Hierarchy::Promise : public c10d::Work {
+ public:
+  using Work::Work;
+  void keep() { finish(); }
+  void break_off(const std::exception_ptr& cause) { finish(cause); }
+  void synchronize() override {}  // Work::wait() calls it when all is done
+};
+
+Hierarchy::Hierarchy(Group leaders, const Layout& layout, int process, int threads, std::chrono::milliseconds timeout)
+    : leaders_(std::move(leaders)),
+      layout_(layout),
+      process_(process),
+      ranks_(layout.ranks_of(process)),
+      world_size_(static_cast<int>(layout.devices().size())),
+      timeout_(timeout + kMargin),
+      next_(ranks_.size(), 0),
+      courier_([this, threads] { run(threads); }) {}
+
+Hierarchy::~Hierarchy() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+  courier_.join();
+}
+
+void Hierarchy::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  changed_.notify_all();
+  leaders_.close();
+}
+
+c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, Call call) {
+  const auto place = static_cast<size_t>(rank - ranks_.begin);
+  const auto promise = c10::make_intrusive<Promise>();
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw Error(layout_.name(rank) + ": " + call.text + ": the run has failed");
+    const auto number = static_cast<size_t>(next_[place]++ - first_);
+    while (queue_.size() <= number) {
+      queue_.push_back(std::make_shared<Operation>());
+      queue_.back()->calls.resize(ranks_.size());
+      queue_.back()->promises.resize(ranks_.size());
+    }
+    Operation& operation = *queue_[number];
+    for (size_t other = 0; other < operation.calls.size(); ++other) {
+      if (!operation.promises[other]) continue;
+      const Call& theirs = operation.calls[other];
+      const int their_rank = static_cast<int>(ranks_.begin) + static_cast<int>(other);
+      if (theirs.text != call.text) {
+        throw Error("the ranks' calls differ: " + layout_.name(their_rank) + " called " + theirs.text + ", " +
+                    layout_.name(rank) + " called " + call.text +
+                    ". All ranks must make the same calls in the same order");
+      }
+      if (call.kind != Kind::barrier && share_memory(call.flat, theirs.flat)) {
+        throw Error(same_memory_text(std::min(rank, their_rank), std::max(rank, their_rank), call.text));
+      }
+    }
+    operation.calls[place] = std::move(call);
+    operation.promises[place] = promise;
+    ++operation.posted;
+  }
+  changed_.notify_all();
+  return promise;
+}
+
+void Hierarchy::run(int threads) {
+  at::set_num_threads(threads);
+  const c10::NoGradGuard no_grad;
+  for (;;) {
+    std::shared_ptr<Operation> operation;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return closed_ || (!queue_.empty() && queue_[0]->posted == queue_[0]->calls.size()); });
+      if (closed_) break;
+      operation = queue_[0];
+      queue_.pop_front();
+      ++first_;
+    }
+    try {
+      work(*operation);
+      for (const auto& promise : operation->promises) promise->keep();
+    } catch (...) {
+      for (const auto& promise : operation->promises) promise->break_off(std::current_exception());
+    }
+  }
+  fail_all(std::make_exception_ptr(Error("the run has failed")));
+}
+
+void Hierarchy::fail_all(const std::exception_ptr& cause) {
+  std::deque<std::shared_ptr<Operation>> rest;
+  {
+    const std::lock_guard lock(mutex_);
+    rest.swap(queue_);
+  }
+  for (const auto& operation : rest) {
+    for (const auto& promise : operation->promises) {
+      if (promise) promise->break_off(cause);
+    }
+  }
+}
+
+namespace {
+
+void complete(const Pending& pending, std::chrono::milliseconds timeout) {
+  if (pending.work) pending.work->wait(timeout);
+  if (pending.finish) pending.finish();
+}
+
+}  // namespace
+
+void Hierarchy::work(Operation& operation) {
+  leaders_.use_tag(operation.calls[0].tag);
+  switch (operation.calls[0].kind) {
+    case Kind::allreduce:
+      return allreduce(operation.calls);
+    case Kind::reduce:
+      return reduce(operation.calls);
+    case Kind::broadcast:
+      return broadcast(operation.calls);
+    case Kind::barrier:
+      return complete(start_barrier(*leaders_.backend, timeout_), timeout_);
+  }
+}
+
+namespace {
+
+// An average is a sum until all processes have added theirs.
+ReduceOp::RedOpType op_inside(ReduceOp::RedOpType op) {
+  return op == ReduceOp::AVG ? ReduceOp::SUM : op;
+}
+
+// Reduces the calls' values in the order of the ranks into `target`, which may be one of them.
+void reduce_inside(const std::vector<Hierarchy::Call>& calls, const at::Tensor& target) {
+  c10::SmallVector<const at::Tensor*, 8> values;
+  for (const auto& call : calls) values.push_back(&call.flat);
+  const at::Tensor* const to = &target;
+  comm::reduce(values, op_inside(calls[0].op), to, {0, target.numel()});
+}
+
+}  // namespace
+
+void Hierarchy::allreduce(const std::vector<Call>& calls) {
+  const at::Tensor& sum = calls[0].flat;
+  reduce_inside(calls, sum);
+  complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_, timeout_), timeout_);
+  for (size_t i = 1; i < calls.size(); ++i) calls[i].flat.copy_(sum);
+}
+
+// Like an allreduce, so that the root's bits are the same; only the root keeps them.
+void Hierarchy::reduce(const std::vector<Call>& calls) {
+  const at::Tensor sum = at::empty_like(calls[0].flat);
+  reduce_inside(calls, sum);
+  complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_, timeout_), timeout_);
+  const int root = calls[0].root;
+  if (layout_.process_of(root) == process_) calls[root - ranks_.begin].flat.copy_(sum);
+}
+
+void Hierarchy::broadcast(const std::vector<Call>& calls) {
+  const int root = calls[0].root, from = layout_.process_of(root);
+  const size_t source = from == process_ ? root - ranks_.begin : 0;
+  const at::Tensor& values = calls[source].flat;
+  if (values.numel() == 0) return complete(start_barrier(*leaders_.backend, timeout_), timeout_);
+  std::vector<at::Tensor> bytes{as_bytes(values)};
+  c10d::BroadcastOptions options;
+  options.rootRank = from;
+  options.timeout = timeout_;
+  leaders_.backend->broadcast(bytes, options)->wait(timeout_);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (i != source) calls[i].flat.copy_(values);
+  }
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,82 @@
+// Hierarchy: several ranks in one process speak to other processes with one voice.
+//
+// A rank posts its call; once all ranks of the process have, a thread of the process, the courier, reduces their values
+// in the order of the ranks, reduces the result with the other processes over a Gloo group with one member per process,
+// and hands it out. The courier takes the calls in the order in which they were posted, which is the same in all
+// processes, so it works on while the ranks compute. Thread-safe.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "comm/group.hpp"
+#include "comm/meeting/layout.hpp"
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lockstep::comm {
+
+class Hierarchy {
+ public:
+  enum class Kind { allreduce, reduce, broadcast, barrier };
+
+  struct Call {
+    Kind kind = Kind::barrier;
+    c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM;
+    int root = 0;
+    std::string text;      // equal on all ranks
+    at::Tensor flat = {};  // one dimension, contiguous
+    uint32_t tag = 0;      // of the call between the processes; equal on all ranks
+  };
+
+  // `leaders` is this process's member of a group of all processes. Calls in flight end after `timeout`.
+  Hierarchy(Group leaders, const Layout& layout, int process, int threads, std::chrono::milliseconds timeout);
+  ~Hierarchy();
+  Hierarchy(const Hierarchy&) = delete;
+  Hierarchy& operator=(const Hierarchy&) = delete;
+
+  // Throws Error if another rank of this process made another call at this place.
+  c10::intrusive_ptr<c10d::Work> post(int rank, Call call);
+
+  void close();  // ends every present and later call
+
+ private:
+  class Promise;
+  struct Operation {
+    std::vector<Call> calls;  // by the rank's place in this process
+    std::vector<c10::intrusive_ptr<Promise>> promises;
+    size_t posted = 0;
+  };
+
+  void run(int threads);
+  void work(Operation& operation);
+  void fail_all(const std::exception_ptr& cause);
+  void allreduce(const std::vector<Call>& calls);
+  void reduce(const std::vector<Call>& calls);
+  void broadcast(const std::vector<Call>& calls);
+
+  const Group leaders_;
+  const Layout layout_;
+  const int process_;
+  const Part ranks_;
+  const int world_size_;
+  const std::chrono::milliseconds timeout_;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Operation>> queue_;  // the first is call number first_
+  int64_t first_ = 0;
+  std::vector<int64_t> next_;  // by the rank's place in this process
+  bool closed_ = false;
+
+  std::thread courier_;
+};
+
+}  // namespace lockstep::comm

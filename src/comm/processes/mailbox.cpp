@@ -1,0 +1,121 @@
+#include "mailbox.hpp"
+
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "comm/peer_lost.hpp"
+
+#include <exception>
+#include <utility>
+
+namespace lockstep::comm {
+namespace {
+
+// Whoever takes a message has a timeout. A listener's wait ends with its message, its connection or its mailbox.
+constexpr std::chrono::hours kUntilItComes{24 * 365};
+
+}  // namespace
+
+class Mailbox::NextMessage : public c10d::Work {
+ public:
+  NextMessage(std::shared_ptr<Mailbox> mailbox, at::Tensor to) : mailbox_(std::move(mailbox)), to_(std::move(to)) {}
+
+  bool isCompleted() override { return false; }  // known in wait() alone, as of Gloo's messages
+  bool wait(std::chrono::milliseconds timeout) override { return mailbox_->take(to_, source_, timeout); }
+  void abort() override { mailbox_->interrupt(); }
+  int sourceRank() const override { return source_; }
+
+ private:
+  const std::shared_ptr<Mailbox> mailbox_;
+  const at::Tensor to_;
+  int source_ = -1;
+};
+
+Mailbox::Mailbox(c10::intrusive_ptr<c10d::Backend> backend, int64_t bytes, int tag, std::function<size_t()> losses)
+    : backend_(std::move(backend)), tag_(tag), losses_(std::move(losses)), peers_(backend_->getSize()) {
+  for (int rank = 0; rank < backend_->getSize(); ++rank) {
+    if (rank == backend_->getRank()) continue;
+    peers_[rank].message = at::empty({bytes}, at::kByte);
+    post(rank);
+    peers_[rank].listener = std::thread([this, rank] { listen(rank); });
+  }
+}
+
+Mailbox::~Mailbox() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+    for (auto& peer : peers_) {
+      if (peer.work) peer.work->abort();
+    }
+  }
+  changed_.notify_all();
+  for (auto& peer : peers_) {
+    if (peer.listener.joinable()) peer.listener.join();
+  }
+}
+
+c10::intrusive_ptr<c10d::Work> Mailbox::receive(at::Tensor to) {
+  return c10::make_intrusive<NextMessage>(shared_from_this(), std::move(to));
+}
+
+void Mailbox::post(int rank) {
+  try {
+    std::vector<at::Tensor> message{peers_[rank].message};
+    auto work = backend_->recv(message, rank, tag_);
+    const std::lock_guard lock(mutex_);
+    peers_[rank].work = std::move(work);
+  } catch (const std::exception&) {  // the connection is closed: nothing will come
+  }
+  changed_.notify_all();
+}
+
+void Mailbox::listen(int rank) {
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return stop_ || peers_[rank].work; });
+    if (stop_) return;
+    const auto work = peers_[rank].work;
+    lock.unlock();
+    try {
+      if (!work->wait(kUntilItComes)) return;
+    } catch (const std::exception&) {  // the connection is closed
+      return;
+    }
+    lock.lock();
+    peers_[rank].work.reset();
+    arrived_.push_back(rank);
+    changed_.notify_all();
+  }
+}
+
+bool Mailbox::take(const at::Tensor& to, int& source, std::chrono::milliseconds timeout) {
+  if (const size_t losses = losses_(); losses > losses_told_) {
+    losses_told_ = losses;
+    throw PeerLost("a rank was lost while this waited for a message from any rank; those of the others still come");
+  }
+  {
+    std::unique_lock lock(mutex_);
+    const bool in_time = changed_.wait_for(lock, timeout, [&] { return interrupted_ || !arrived_.empty(); });
+    if (!in_time) throw Error("no message came");
+    if (arrived_.empty()) {
+      interrupted_ = false;
+      return false;
+    }
+    source = arrived_.front();
+    arrived_.pop_front();
+  }
+  to.copy_(peers_[source].message);
+  post(source);
+  return true;
+}
+
+void Mailbox::interrupt() {
+  {
+    const std::lock_guard lock(mutex_);
+    interrupted_ = true;
+  }
+  changed_.notify_all();
+}
+
+}  // namespace lockstep::comm

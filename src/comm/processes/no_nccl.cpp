@@ -1,0 +1,18 @@
+// Stands in for nccl.cpp in a build without CUDA.
+#include <lockstep/base/error.hpp>
+
+#include "comm/group.hpp"
+#include "comm/world.hpp"
+
+namespace lockstep::comm {
+
+std::unique_ptr<World> make_nccl_world(const Devices&, std::chrono::milliseconds) {
+  return nullptr;
+}
+
+Group make_nccl_group(const GroupPlace&, const c10::Device&) {
+  throw Error(
+      "this build of lockstep has no CUDA parts, and with them no NCCL, which GPU ranks in several processes need");
+}
+
+}  // namespace lockstep::comm

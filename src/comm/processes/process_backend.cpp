@@ -1,0 +1,401 @@
+#include "process_backend.hpp"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
+#include <lockstep/base/error.hpp>
+
+#include "comm/reduction.hpp"
+#include "comm/threads/operation.hpp"
+#include "parts.hpp"
+#include "process_work.hpp"
+
+#include <optional>
+#include <utility>
+
+namespace lockstep::comm {
+
+using c10d::OpType;
+using c10d::ReduceOp;
+using Tensor = ProcessBackend::Tensor;
+using Tensors = ProcessBackend::Tensors;
+using WorkPtr = ProcessBackend::WorkPtr;
+
+namespace {
+
+// A tensor as one dimension, through a copy if it is not contiguous.
+struct Flat {
+  explicit Flat(const Tensor& tensor)
+      : original(tensor.detach()), packed(original.contiguous()), flat(packed.view({-1})) {}
+
+  void copy_back() const {
+    if (!packed.is_same(original)) original.copy_(packed);
+  }
+
+  Tensor original, packed, flat;
+};
+
+Tensors flat_parts(const std::vector<Flat>& list) {
+  Tensors parts;
+  for (const auto& one : list) parts.push_back(one.flat);
+  return parts;
+}
+
+std::vector<Flat> flatten(const Tensors& tensors) {
+  return {tensors.begin(), tensors.end()};
+}
+
+// The call in words, as the in-process backend has it.
+std::string text_of(const char* name, const Tensor& tensor, std::optional<ReduceOp::RedOpType> op = {}, int root = -1,
+                    int peer = -1) {
+  Signature signature = signature_of(name, tensor);
+  signature.reduction = op;
+  signature.root = root;
+  signature.peer = peer;
+  return signature.text();
+}
+
+int trace_of(const std::string& text) {
+  return static_cast<int>(std::hash<std::string>()(text) & 0xffff);
+}
+
+// Gloo brings calls together by their tag alone, whatever they are: of unequal sizes it ends the process, of equal
+// sizes it mixes the values. With their number and a trace of their text in the tag, calls that differ never meet, and
+// the vigil says so (but for one pair of texts in 65536). Calls of one rank that are under way at the same time have
+// different numbers.
+uint32_t tag_of(int64_t number, const std::string& text) {
+  return static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(trace_of(text));
+}
+
+// c10d's tags of messages have 31 bits.
+constexpr int kLargestTag = 0x7fff;
+
+Pending then(Pending pending, std::function<void()> also) {
+  return {pending.work, [first = std::move(pending.finish), also = std::move(also)] {
+            const c10::NoGradGuard no_grad;
+            if (first) first();
+            also();
+          }};
+}
+
+}  // namespace
+
+ProcessBackend::ProcessBackend(int world_rank, Members members, Group group, StorePtr store,
+                               std::shared_ptr<Vigil> vigil, std::shared_ptr<Hierarchy> hierarchy,
+                               std::chrono::milliseconds timeout)
+    : Backend(members.index_of(world_rank), members.size()),
+      world_rank_(world_rank),
+      members_(std::move(members)),
+      group_(std::move(group)),
+      store_(std::move(store)),
+      vigil_(std::move(vigil)),
+      hierarchy_(std::move(hierarchy)),
+      timeout_(timeout),
+      arguments_(vigil_->layout().name(world_rank), c10::kCPU, rank_, size_) {
+  vigil_->log().join(world_rank_, members_.name);
+}
+
+// ---- Collectives that a hierarchy of ranks shortens.
+
+WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const Tensor& tensor = arguments_.only(tensors, "allreduce");
+  const auto op = arguments_.checked_op(options.reduceOp, tensor, "allreduce");
+  const std::string text = text_of("allreduce", tensor, op);
+  return post(OpType::ALLREDUCE, text, options.timeout, tensors, [&](auto timeout) {
+    const Flat values(tensor);
+    auto pending = hierarchy_ ? inside({Hierarchy::Kind::allreduce, op, 0, text, values.flat})
+                              : start_allreduce(*group_.backend, values.flat, op, size_, timeout);
+    return then(std::move(pending), [values] { values.copy_back(); });
+  });
+}
+
+WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const Tensor& tensor = arguments_.only(tensors, "reduce");
+  const int root = arguments_.checked_rank(options.rootRank, "reduce's root");
+  const auto op = arguments_.checked_op(options.reduceOp, tensor, "reduce");
+  const std::string text = text_of("reduce", tensor, op, root);
+  return post(OpType::REDUCE, text, options.timeout, tensors, [&](auto timeout) {
+    const Flat values(tensor);
+    if (hierarchy_) {
+      return then(inside({Hierarchy::Kind::reduce, op, root, text, values.flat}), [values, is_root = rank_ == root] {
+        if (is_root) values.copy_back();
+      });
+    }
+    // An allreduce of copies: the root's bits are then the same as an allreduce's.
+    const Tensor sum = rank_ == root ? values.flat : values.flat.clone();
+    return then(start_allreduce(*group_.backend, sum, op, size_, timeout), [values, is_root = rank_ == root] {
+      if (is_root) values.copy_back();
+    });
+  });
+}
+
+WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const Tensor& tensor = arguments_.only(tensors, "broadcast");
+  const int root = arguments_.checked_rank(options.rootRank, "broadcast's root");
+  const std::string text = text_of("broadcast", tensor, {}, root);
+  return post(OpType::BROADCAST, text, options.timeout, tensors, [&](auto timeout) {
+    const Flat values(tensor);
+    const auto copy_back = [values, is_root = rank_ == root] {
+      if (!is_root) values.copy_back();
+    };
+    if (hierarchy_) {
+      return then(inside({Hierarchy::Kind::broadcast, {}, root, text, values.flat}), copy_back);
+    }
+    if (tensor.numel() == 0) return start_barrier(*group_.backend, timeout);
+    Tensors bytes{as_bytes(values.flat)};
+    c10d::BroadcastOptions theirs;
+    theirs.rootRank = root;
+    theirs.timeout = timeout;
+    return then({group_.backend->broadcast(bytes, theirs)}, copy_back);
+  });
+}
+
+WorkPtr ProcessBackend::barrier(const c10d::BarrierOptions& options) {
+  return post(OpType::BARRIER, "barrier", options.timeout, {}, [&](auto timeout) {
+    return hierarchy_ ? inside({Hierarchy::Kind::barrier, {}, 0, "barrier"}) : start_barrier(*group_.backend, timeout);
+  });
+}
+
+// ---- Collectives in which every rank speaks for itself.
+
+WorkPtr ProcessBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                  const c10d::AllgatherOptions& options) {
+  const Tensor& input = arguments_.only(inputs, "allgather");
+  arguments_.check_alike(outputs, input, "allgather", "output", "input");
+  return gather_all(OpType::ALLGATHER, input, outputs[0], outputs[0], options);
+}
+
+WorkPtr ProcessBackend::_allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) {
+  arguments_.check_tensor(input, "allgather's input");
+  arguments_.check_tensor(output, "allgather's output");
+  arguments_.check_whole(output, input, "allgather", "output", "input");
+  return gather_all(OpType::_ALLGATHER_BASE, input, {output}, {output}, options);
+}
+
+WorkPtr ProcessBackend::gather_all(OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
+                                   const c10d::AllgatherOptions& options) {
+  return post(type, text_of("allgather", input), options.timeout, std::move(result), [&](auto timeout) {
+    if (input.numel() == 0) return start_barrier(*group_.backend, timeout);
+    Tensor mine = as_bytes(Flat(input).flat);
+    Tensor all = at::empty({mine.numel() * size_}, mine.options());
+    c10d::AllgatherOptions theirs;
+    theirs.timeout = timeout;
+    return then({group_.backend->_allgather_base(all, mine, theirs)}, [outputs, all] {
+      int64_t begin = 0;
+      for (const auto& output : outputs) {
+        const int64_t bytes = output.numel() * output.element_size();
+        output.detach().copy_(all.narrow(0, begin, bytes).view(output.scalar_type()).view(output.sizes()));
+        begin += bytes;
+      }
+    });
+  });
+}
+
+WorkPtr ProcessBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                       const c10d::ReduceScatterOptions& options) {
+  const Tensor& output = arguments_.only(outputs, "reduce_scatter");
+  arguments_.check_alike(inputs, output, "reduce_scatter", "input", "output");
+  return scatter_reduced(OpType::REDUCE_SCATTER, flat_parts(flatten(inputs[0])), output, options);
+}
+
+WorkPtr ProcessBackend::_reduce_scatter_base(Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) {
+  arguments_.check_tensor(input, "reduce_scatter's input");
+  arguments_.check_tensor(output, "reduce_scatter's output");
+  arguments_.check_whole(input, output, "reduce_scatter", "input", "output");
+  const Tensors parts = Flat(input).flat.split_with_sizes(std::vector<int64_t>(size_, output.numel()), 0);
+  return scatter_reduced(OpType::_REDUCE_SCATTER_BASE, parts, output, options);
+}
+
+// Every rank gets its part of all ranks' inputs and adds them in the order of the ranks.
+WorkPtr ProcessBackend::scatter_reduced(OpType type, const Tensors& inputs, const Tensor& output,
+                                        const c10d::ReduceScatterOptions& options) {
+  const auto op = arguments_.checked_op(options.reduceOp, output, "reduce_scatter");
+  return post(type, text_of("reduce_scatter", output, op), options.timeout, {output}, [&](auto timeout) {
+    Tensors values;
+    for (int rank = 0; rank < size_; ++rank) values.push_back(at::empty({output.numel()}, output.options()));
+    return exchange(inputs, values, timeout, [values, op, to = Flat(output)] {
+      c10::SmallVector<const Tensor*, 8> pointers;
+      for (const auto& value : values) pointers.push_back(&value);
+      const Tensor* const target = &to.flat;
+      comm::reduce(pointers, op, target, {0, to.flat.numel()});
+      to.copy_back();
+    });
+  });
+}
+
+WorkPtr ProcessBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  arguments_.check_list(outputs, "alltoall's outputs");
+  arguments_.check_list(inputs, "alltoall's inputs");
+  return post(OpType::ALLTOALL, "alltoall", options.timeout, outputs, [&](auto timeout) {
+    const auto to = flatten(outputs);
+    return exchange(flat_parts(flatten(inputs)), flat_parts(to), timeout, [to, forget = compare(inputs, outputs)] {
+      for (const auto& one : to) one.copy_back();
+      forget();
+    });
+  });
+}
+
+WorkPtr ProcessBackend::alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_sizes,
+                                      std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
+  arguments_.check_tensor(input, "alltoall's input");
+  arguments_.check_tensor(output, "alltoall's output");
+  const Flat to(output);
+  const Tensors outputs =
+      to.flat.split_with_sizes(arguments_.elements_of_parts(output, output_sizes, "alltoall's output"), 0);
+  const Tensors inputs =
+      Flat(input).flat.split_with_sizes(arguments_.elements_of_parts(input, input_sizes, "alltoall's input"), 0);
+  return post(OpType::ALLTOALL_BASE, "alltoall", options.timeout, {output}, [&](auto timeout) {
+    return exchange(inputs, outputs, timeout, [to, forget = compare(inputs, outputs)] {
+      to.copy_back();
+      forget();
+    });
+  });
+}
+
+std::function<void()> ProcessBackend::compare(const Tensors& inputs, const Tensors& outputs) const {
+  const std::string prefix = "parts/" + members_.name + "/" + std::to_string(collective_calls_) + "/";
+  const std::string left = compare_parts(*store_, prefix, rank_, inputs, outputs);
+  return [store = store_, left] { store->deleteKey(left); };
+}
+
+Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
+                                 std::function<void()> finish) const {
+  Tensors bytes;
+  std::vector<int64_t> to_send, to_receive;
+  int64_t received = 0;
+  for (const auto& input : inputs) {
+    bytes.push_back(as_bytes(input));
+    to_send.push_back(bytes.back().numel());
+  }
+  for (const auto& output : outputs) {
+    to_receive.push_back(output.numel() * static_cast<int64_t>(output.element_size()));
+    received += to_receive.back();
+  }
+  Tensor out = at::cat(bytes), in = at::empty({received}, out.options());
+  c10d::AllToAllOptions theirs;
+  theirs.timeout = timeout;
+  const std::vector<int64_t> sizes = to_receive;  // Gloo moves what it gets
+  return then({group_.backend->alltoall_base(in, out, to_receive, to_send, theirs)},
+              [in, sizes, outputs, finish = std::move(finish)] {
+                const auto parts = in.split_with_sizes(sizes, 0);
+                for (size_t rank = 0; rank < outputs.size(); ++rank) as_bytes(outputs[rank]).copy_(parts[rank]);
+                finish();
+              });
+}
+
+// ---- Messages.
+
+WorkPtr ProcessBackend::send(Tensors& tensors, int destination, int tag) {
+  const Tensor& tensor = arguments_.only(tensors, "send");
+  arguments_.check_peer(destination, "send");
+  const auto message = message_of(tensor, rank_, destination, tag);
+  return post_call(OpType::SEND, message.call, {}, {}, [&](auto) {
+    Tensors bytes{as_bytes(Flat(tensor).flat)};
+    return Pending{group_.backend->send(bytes, destination, message.tag)};
+  });
+}
+
+WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
+  const Tensor& tensor = arguments_.only(tensors, "recv");
+  arguments_.check_peer(source, "recv");
+  const auto message = message_of(tensor, source, rank_, tag);
+  if (mailboxes_.contains(message.tag)) {
+    arguments_.refuse("a recv from rank " + std::to_string(source) + " has the tag " + std::to_string(tag) +
+                      ", whose messages were received from any rank; give it a tag of its own");
+  }
+  return post_call(OpType::RECV, message.call, {}, tensors, [&](auto) {
+    const Flat values(tensor);
+    Tensors bytes{as_bytes(values.flat)};
+    return then({group_.backend->recv(bytes, source, message.tag)}, [values] { values.copy_back(); });
+  });
+}
+
+// Whose message it was is known once it is there.
+WorkPtr ProcessBackend::recvAnysource(Tensors& tensors, int tag) {
+  const Tensor& tensor = arguments_.only(tensors, "recv");
+  check_tag(tag);
+  if (tag < kFirstOpenTag) {
+    arguments_.refuse("a message from any rank has the tag " + std::to_string(tag) +
+                      "; between processes such tags start at " + std::to_string(kFirstOpenTag));
+  }
+  const OpenCall call{.rank = world_rank_, .text = text_of("recv from any rank", tensor)};
+  return post_call(OpType::RECVANYSOURCE, call, {}, tensors, [&](auto) {
+    const Flat values(tensor);
+    const int gloo_tag = tag << 16 | trace_of(describe(tensor));
+    auto& mailbox = mailboxes_[gloo_tag];
+    if (!mailbox) {
+      const auto losses = [vigil = vigil_, ranks = members_.ranks] { return vigil->losses().ranks(ranks); };
+      mailbox = std::make_shared<Mailbox>(group_.backend, as_bytes(values.flat).numel(), gloo_tag, losses);
+    }
+    const auto work = mailbox->receive(as_bytes(values.flat));
+    return then({work}, [work, values, vigil = vigil_, here = world_rank_, ranks = members_.ranks] {
+      values.copy_back();
+      vigil->log().add_message(here, ranks[work->sourceRank()], /*sends=*/false);
+    });
+  });
+}
+
+void ProcessBackend::check_tag(int tag) const {
+  if (tag >= 0 && tag <= kLargestTag) return;
+  arguments_.refuse("a message's tag is " + std::to_string(tag) + "; between processes tags go from 0 to " +
+                    std::to_string(kLargestTag));
+}
+
+// The n-th send of a tag to a rank meets that rank's n-th recv of the tag.
+ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int source, int destination, int tag) {
+  check_tag(tag);
+  const bool sends = source == rank_;
+  const int peer = sends ? destination : source;
+  const int64_t number = ++(sends ? sent_ : received_)[{peer, tag}];
+  const int peer_in_world = members_.ranks[peer];
+  OpenCall call{.rank = world_rank_,
+                .text = text_of(sends ? "send to" : "recv from", tensor, {}, -1, peer),
+                .peer = peer_in_world,
+                .sends = sends,
+                .messages = vigil_->log().add_message(world_rank_, peer_in_world, sends),
+                .message = c10::str("message ", number, " from rank ", source, " to rank ", destination, ", tag ", tag,
+                                    members_.text()),
+                .content = describe(tensor)};
+  const int trace = trace_of(tag < kFirstOpenTag ? call.message + call.content : call.content);
+  return {std::move(call), tag << 16 | trace};
+}
+
+// ---- Posting.
+
+WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
+                             const Start& start) {
+  OpenCall call{.rank = world_rank_, .text = text};
+  if (!members_.name.empty()) call.among = members_;
+  call.number = vigil_->log().add_collective(world_rank_, members_.name, text);
+  collective_calls_ = call.number + 1;
+  group_.use_tag(tag_of(call.number, text));
+  return post_call(type, std::move(call), timeout, std::move(result), start);
+}
+
+Pending ProcessBackend::inside(Hierarchy::Call call) {
+  call.tag = tag_of(collective_calls_, call.text);
+  return {hierarchy_->post(rank_, std::move(call))};
+}
+
+WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milliseconds timeout, Tensors result,
+                                  const Start& start) {
+  const c10::NoGradGuard no_grad;
+  if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
+  const Vigil::Waiting waiting(*vigil_, call);
+  if (!vigil_->failure().empty() || !vigil_->losses().why_in_vain(call).empty()) {
+    vigil_->explain(waiting, call, nullptr, timeout);
+  }
+  Pending pending;
+  try {
+    pending = start(timeout + kMargin);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception&) {  // a connection was closed earlier
+    vigil_->explain(waiting, call, std::current_exception(), timeout);
+  }
+  return c10::make_intrusive<ProcessWork>(rank_, type, vigil_, std::move(call), std::move(pending), timeout,
+                                          std::move(result));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,102 @@
+// ProcessBackend: lockstep's c10d backend of one CPU rank of a run in several processes, over c10d's Gloo.
+//
+// Takes what the in-process backend takes: every reduction, every type, tensors that are not contiguous; the
+// collectives that Gloo lacks are made of those that it has. All waits go through the Vigil. Used by the rank's own
+// thread.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "comm/arguments.hpp"
+#include "comm/group.hpp"
+#include "comm/members.hpp"
+#include "gloo_reduction.hpp"
+#include "hierarchy.hpp"
+#include "mailbox.hpp"
+#include "vigil.hpp"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::comm {
+
+// From this tag on a message can be received from any rank. Its number is then no part of what brings both sides
+// together (see process_backend.cpp), so that of several sides that differ fewer are found. Messages of a tag and shape
+// that were received from any rank once always are.
+constexpr int kFirstOpenTag = 0x4000;
+
+class ProcessBackend : public c10d::Backend {
+ public:
+  // Of rank `world_rank` among `members`: `group` has one member per rank of them, `store` is a connection of the
+  // rank's own. With a hierarchy, allreduce, reduce, broadcast and barrier go through it.
+  ProcessBackend(int world_rank, Members members, Group group, StorePtr store, std::shared_ptr<Vigil> vigil,
+                 std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout);
+
+  using Tensor = at::Tensor;
+  using Tensors = std::vector<at::Tensor>;
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+  const std::string getBackendName() const override { return "lockstep"; }
+
+  WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(Tensor& output, Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(Tensor& output, Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
+  WorkPtr alltoall_base(Tensor& output, Tensor& input, std::vector<int64_t>& output_sizes,
+                        std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int destination, int tag) override;
+  WorkPtr recv(Tensors& tensors, int source, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;  // of tag kFirstOpenTag or above
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+
+ private:
+  using Start = std::function<Pending(std::chrono::milliseconds timeout)>;
+
+  // Starts a call and gives its handle. `timeout` <= 0: the run's.
+  WorkPtr post(c10d::OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
+               const Start& start);
+  WorkPtr post_call(c10d::OpType type, OpenCall call, std::chrono::milliseconds timeout, Tensors result,
+                    const Start& start);
+  Pending inside(Hierarchy::Call call);  // through the hierarchy
+
+  struct Message {
+    OpenCall call;
+    int tag;  // for Gloo
+  };
+  void check_tag(int tag) const;
+  Message message_of(const Tensor& tensor, int source, int destination, int tag);
+
+  // `inputs[r]` goes to rank r and `outputs[r]` comes from it; then finish().
+  Pending exchange(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
+                   std::function<void()> finish) const;
+  // An alltoall's parts with the other ranks'. Gives what is to be done once all have come. Throws Error where two do
+  // not fit.
+  std::function<void()> compare(const Tensors& inputs, const Tensors& outputs) const;
+  WorkPtr gather_all(c10d::OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
+                     const c10d::AllgatherOptions& options);
+  WorkPtr scatter_reduced(c10d::OpType type, const Tensors& inputs, const Tensor& output,
+                          const c10d::ReduceScatterOptions& options);
+
+  const int world_rank_;
+  const Members members_;
+  const Group group_;
+  const StorePtr store_;
+  const std::shared_ptr<Vigil> vigil_;
+  const std::shared_ptr<Hierarchy> hierarchy_;  // null: one rank per process
+  const std::chrono::milliseconds timeout_;
+  const Arguments arguments_;
+  int64_t collective_calls_ = 0;
+  std::map<std::pair<int, int>, int64_t> sent_, received_;  // messages, by the other rank and the tag
+  std::map<int, std::shared_ptr<Mailbox>> mailboxes_;       // by Gloo's tag
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,137 @@
+// ProcessWork: the c10d handle of one rank's call to ranks of other processes. A wait that fails says who is to blame.
+#pragma once
+
+#include <lockstep/base/error.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "comm/peer_lost.hpp"
+#include "gloo_reduction.hpp"
+#include "vigil.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace lockstep::comm {
+
+class ProcessWork : public c10d::Work {
+ public:
+  // `rank` is the one that calls, as c10d numbers it: in its group. `result` are the tensors that hold the result once
+  // the work is complete. No timeout of its own: `timeout`.
+  ProcessWork(int rank, c10d::OpType type, std::shared_ptr<Vigil> vigil, OpenCall call, Pending pending,
+              std::chrono::milliseconds timeout, std::vector<at::Tensor> result)
+      : Work(rank, type),
+        vigil_(std::move(vigil)),
+        call_(std::move(call)),
+        pending_(std::move(pending)),
+        timeout_(timeout),
+        result_(std::move(result)) {}
+
+  ~ProcessWork() override {
+    if (call_.is_message() && !arrived_ && vigil_->losses().processes() > 0) vigil_->losses().keep(pending_.work);
+  }
+
+  ProcessWork(const ProcessWork&) = delete;
+  ProcessWork& operator=(const ProcessWork&) = delete;
+
+  // Never waits for others, but ends as wait() does: at the timeout, or when the run has failed. A message is complete
+  // once it was waited for. As c10d has it, a failed work is completed too: see isSuccess() and exception().
+  bool isCompleted() override {
+    if (Work::isCompleted()) return true;
+    try {
+      if (pending_.work && !pending_.work->isCompleted()) {
+        throw_if_hopeless();
+        return false;
+      }
+      wait();
+    } catch (...) {
+      if (!Work::isCompleted()) finish(std::current_exception());
+    }
+    return true;
+  }
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override {
+    if (Work::isCompleted()) {
+      if (!isSuccess()) std::rethrow_exception(exception());
+      return true;
+    }
+    try {
+      wait_for(timeout > kNoTimeout ? timeout : timeout_);
+    } catch (...) {
+      finishAndThrow(std::current_exception());
+    }
+    finish();
+    return true;
+  }
+
+  void synchronize() override { wait(); }
+
+  std::vector<at::Tensor> result() override { return result_; }
+
+  int sourceRank() const override { return pending_.work->sourceRank(); }
+
+ private:
+  void wait_for(std::chrono::milliseconds timeout) {
+    polled_.reset();  // a rank that waits does not go on by itself, as one that polls may
+    const Vigil::Waiting waiting(*vigil_, call_, interrupt());
+    try {
+      if (is_collective()) {
+        if (pending_.work) pending_.work->wait(timeout);
+      } else {
+        using Milliseconds = std::chrono::milliseconds;
+        Milliseconds left = timeout;
+        do {
+          throw_if_in_vain();
+          left = timeout - std::chrono::duration_cast<Milliseconds>(Vigil::Clock::now() - waiting.since());
+        } while (!pending_.work->wait(std::max(left, Milliseconds(1))));
+      }
+    } catch (const PeerLost&) {
+      throw;
+    } catch (...) {
+      vigil_->explain(waiting, call_, std::current_exception(), timeout);
+    }
+    arrived_ = true;
+    if (is_collective()) vigil_->log().complete(call_.rank, call_.among.name, call_.number);
+    if (pending_.finish) pending_.finish();
+  }
+
+  // A wait for a message is interrupted to look again. One for a collective call ends with its connections.
+  bool is_collective() const { return call_.number >= 0; }
+  std::function<void()> interrupt() const {
+    if (is_collective()) return {};
+    return [work = pending_.work.get()] { work->abort(); };
+  }
+  void throw_if_in_vain() const {
+    if (!vigil_->failure().empty()) throw Error("the run has failed");
+    if (!vigil_->losses().why_in_vain(call_).empty()) throw Error("a rank was lost");
+  }
+
+  // While someone polls, the vigil watches over the call as over one that is waited for.
+  void throw_if_hopeless() {
+    if (!polled_) {
+      OpenCall call = call_;
+      call.polled = true;
+      polled_.emplace(*vigil_, std::move(call));
+    }
+    const bool late = Vigil::Clock::now() - polled_->since() >= timeout_;
+    if (late && call_.is_message()) {
+      throw Error(vigil_->layout().name(call_.rank) + ": " + call_.where() +
+                  " was only polled: between processes a message completes in wait()");
+    }
+    if (late || !vigil_->failure().empty()) vigil_->explain(*polled_, call_, nullptr, timeout_);
+  }
+
+  const std::shared_ptr<Vigil> vigil_;
+  const OpenCall call_;
+  const Pending pending_;
+  const std::chrono::milliseconds timeout_;
+  const std::vector<at::Tensor> result_;
+  bool arrived_ = false;
+  std::optional<Vigil::Waiting> polled_;  // since the first poll that found the call open
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,289 @@
+// Ranks in several processes: on the CPU lockstep's ProcessBackend over Gloo, on GPUs NCCL. The processes find each
+// other through the environment that a launcher made (launch_environment), meet in a store (rendezvous, meeting), and
+// watch over each other while they work (vigil).
+#include <c10/util/Exception.h>
+#include <torch/version.h>
+#include <lockstep/base/error.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "base/exception_text.hpp"
+#include "base/seconds.hpp"
+#include "comm/group.hpp"
+#include "comm/job_options.hpp"
+#include "comm/meeting/attempt.hpp"
+#include "comm/meeting/meeting.hpp"
+#include "comm/meeting/shared_store.hpp"
+#include "comm/world.hpp"
+#include "hierarchy.hpp"
+#include "process_backend.hpp"
+#include "vigil.hpp"
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kFarewell{1'000};  // for the others to read why a run failed
+
+// What a process is in its launcher's job stays the same for its whole life, and so does its store.
+class Job {
+ public:
+  static Job& of_this_process() {
+    static Job job;
+    return job;
+  }
+
+  // The number of the run that begins. Throws Error if one is under way: the other processes could not tell which.
+  int begin() {
+    if (running_.exchange(true)) {
+      throw Error(
+          "run() was called while another run() of this process is under way on another thread. Processes of a "
+          "launcher make their runs one at a time, all in the same order");
+    }
+    return ++runs_;
+  }
+  void end() { running_ = false; }
+
+  // Throws Error at the deadline; the next call tries again.
+  Rendezvous& rendezvous(const LaunchEnvironment& launch, const Patience& patience) {
+    const std::lock_guard lock(mutex_);
+    if (!rendezvous_) rendezvous_ = std::make_unique<Rendezvous>(launch, patience);
+    return *rendezvous_;
+  }
+
+ private:
+  std::atomic<bool> running_ = false;
+  int runs_ = 0;
+  std::mutex mutex_;
+  std::unique_ptr<Rendezvous> rendezvous_;
+};
+
+struct Turn {
+  int run = Job::of_this_process().begin();
+  Turn() = default;
+  ~Turn() { Job::of_this_process().end(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+};
+
+std::chrono::milliseconds rendezvous_timeout(const JobOptions& options) {
+  const char* const text = std::getenv("LOCKSTEP_RENDEZVOUS_TIMEOUT");
+  if (text == nullptr || *text == '\0') return options.rendezvous_timeout;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end != '\0' || !(seconds > 0) || seconds > 1e6) {
+    throw Error("LOCKSTEP_RENDEZVOUS_TIMEOUT=" + std::string(text) + " in the environment is not a number of seconds");
+  }
+  return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
+}
+
+// What all processes must have in common.
+std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const JobOptions& options) {
+  std::error_code ignored;
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
+  return "program " + program + ", lockstep " + LOCKSTEP_VERSION + ", LibTorch " + TORCH_VERSION + ", " +
+         std::to_string(launch.world_size) + " processes, " + c10::DeviceTypeName(devices[0].type(), true) +
+         " ranks, timeout " + seconds(options.timeout) + (launch.keep_going ? ", going on without lost workers" : "") +
+         ", " + options.configuration;
+}
+
+// A part of the run's keys, for any thread.
+StorePtr keys_of(const std::string& what, std::shared_ptr<SharedStore::Connection> connection,
+                 std::stop_token stop = {}) {
+  return c10::make_intrusive<c10d::PrefixStore>(
+      what, c10::make_intrusive<SharedStore>(std::move(connection), std::move(stop)));
+}
+
+// All that a world needs before it can be one.
+struct Place {
+  LaunchEnvironment launch;
+  Rendezvous& rendezvous;
+  std::string prefix;
+  std::chrono::milliseconds rendezvous_timeout;
+  // All are connected before the meeting, since that may take seconds (see Rendezvous::connect), and right after it the
+  // others listen for this process's heart.
+  StorePtr store, vigil_store;
+  std::shared_ptr<SharedStore::Connection> groups_store;
+  Layout layout;
+
+  static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const JobOptions& options) {
+    const Patience patience{comm::rendezvous_timeout(options), options.stop};
+    Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, patience);
+    Place place{launch,
+                rendezvous,
+                run_prefix(run),
+                patience.timeout,
+                rendezvous.connect(run_prefix(run)),
+                rendezvous.connect(run_prefix(run)),
+                std::make_shared<SharedStore::Connection>(rendezvous.connect(run_prefix(run))),
+                {}};
+    try {
+      const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
+      place.layout = meet(*place.store, launch, here, configuration(launch, devices, options), patience);
+    } catch (const c10::DistError&) {
+      rendezvous.drop_connections();
+      throw;
+    } catch (...) {
+      const std::string text = exception_text(std::current_exception());
+      call_off(*place.store, text);
+      part(*place.store, rendezvous, kFarewell);
+      rendezvous.drop_connections();
+      throw Error(text);
+    }
+    return place;
+  }
+};
+
+class ProcessesWorld : public World {
+ public:
+  ProcessesWorld(std::unique_ptr<Turn> turn, Place place, const JobOptions& options)
+      : World(place.layout.devices(), place.layout.ranks_of(place.launch.rank), place.launch.rank),
+        turn_(std::move(turn)),
+        place_(std::move(place)),
+        timeout_(options.timeout),
+        backends_(ranks_here().size()) {
+    const std::string host =
+        place_.launch.agent_store ? "the launcher" : "the process of " + place_.layout.name_process(0);
+    vigil_ = std::make_shared<Vigil>(
+        place_.vigil_store, place_.layout, place_.launch.rank,
+        Vigil::Options{timeout_, options.silence, host, place_.launch.keep_going, options.stop});
+    vigil_->start([this] { close(); });
+    if (!devices()[0].is_cpu() || place_.layout.one_rank_per_process()) return;
+    try {
+      const int process = place_.launch.rank;
+      const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process, place_.launch.world_size);
+      const std::lock_guard lock(mutex_);
+      hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.layout, process, options.threads_per_rank, timeout_);
+      if (closed_) hierarchy_->close();
+    } catch (...) {
+      vigil_->report(exception_text(std::current_exception()));
+      throw Error(ProcessesWorld::finish());
+    }
+  }
+
+  ~ProcessesWorld() override {
+    vigil_->stop();
+    // Before the groups' destructors wait for what will never come, and before what a lost process may still send to is
+    // freed.
+    if (!vigil_->failure().empty() || vigil_->losses().processes() > 0) close();
+  }
+
+  // A hierarchy is for calls of all ranks.
+  c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override {
+    const auto group = connect(rank, "ranks" + members.name, members.index_of(rank), members.size());
+    c10::intrusive_ptr<c10d::Backend> backend = group.backend;
+    if (devices()[rank].is_cpu()) {
+      backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), vigil_,
+                                                    members.name.empty() ? hierarchy_ : nullptr, timeout_);
+    }
+    const std::lock_guard lock(mutex_);
+    groups_.push_back(group);
+    if (closed_) group.close();
+    backends_[rank - ranks_here().begin].push_back(backend);
+    return backend;
+  }
+
+  void abort(int, const std::string& reason) override { vigil_->report(reason); }
+
+  void leave(int rank) override {
+    if (devices()[rank].is_cpu()) return vigil_->returned(rank);
+    const auto backends = [&] {
+      const std::lock_guard lock(mutex_);
+      return backends_[rank - ranks_here().begin];
+    }();
+    for (const auto& backend : backends) backend->shutdown();  // NCCL: waits for what is pending
+  }
+
+  void stepped(int64_t steps) override { vigil_->stepped(steps); }
+  void release(int rank) override { vigil_->release(rank); }
+  void bind(int rank) override { vigil_->bind(rank); }
+  std::string why_lost(int rank) override { return vigil_->losses().why(rank); }
+
+  std::string finish() override {
+    std::string failure = vigil_->finish();
+    const int lost = vigil_->losses().processes();
+    if (!vigil_->store_is_lost() && !vigil_->losses().is_lost(process())) {
+      const auto patience = failure.empty() ? place_.rendezvous_timeout : kFarewell;
+      const std::string foreign = part(*place_.store, rendezvous(), patience, lost);
+      if (failure.empty()) failure = foreign;
+    }
+    if (!failure.empty()) rendezvous().drop_connections();
+    return failure;
+  }
+
+ private:
+  Rendezvous& rendezvous() const { return place_.rendezvous; }
+
+  // Connects `rank` as the `index`th of `size` members. Fails when a peer has failed.
+  Group connect(int rank, const std::string& name, int index, int size) const {
+    using Clock = Vigil::Clock;
+    if (!devices()[rank].is_cpu()) {  // connects at its first call
+      const auto store = rendezvous().connect(place_.prefix + "/" + name);
+      return make_nccl_group({store, index, size, timeout_}, devices()[rank]);
+    }
+    const auto timeout = place_.rendezvous_timeout;
+    const auto attempt = Attempt::start([name, index, size, timeout, connection = place_.groups_store,
+                                         address = rendezvous().local_address()](const std::stop_token& stop) {
+      return make_gloo_group({keys_of(name, connection, stop), index, size, timeout}, address);
+    });
+    const OpenCall call{.rank = rank, .text = "connecting to the other ranks", .connects = true};
+    const Vigil::Waiting waiting(*vigil_, call, [attempt] { attempt->wake(); });
+    const auto deadline = waiting.since() + timeout;
+    std::exception_ptr cause;
+    try {
+      while (vigil_->failure().empty() && Clock::now() < deadline) {
+        if (auto group = attempt->wait_until(deadline)) return *std::move(group);
+      }
+    } catch (const Error&) {
+      throw;
+    } catch (...) {
+      cause = std::current_exception();
+    }
+    attempt->call_off();
+    vigil_->explain(waiting, call, cause, timeout);
+  }
+
+  void close() {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    if (hierarchy_) hierarchy_->close();
+    for (const auto& group : groups_) {
+      if (group.close) group.close();
+    }
+  }
+
+  const std::unique_ptr<Turn> turn_;
+  const Place place_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex mutex_;
+  bool closed_ = false;                                                   // guarded by mutex_, as the next two
+  std::vector<Group> groups_;                                             // of the world and of groups
+  std::vector<std::vector<c10::intrusive_ptr<c10d::Backend>>> backends_;  // by the rank's place in this process
+  std::shared_ptr<Hierarchy> hierarchy_;
+  std::shared_ptr<Vigil> vigil_;  // last, since its thread calls close()
+};
+
+}  // namespace
+
+std::unique_ptr<World> make_processes_world(const Devices& devices, const JobOptions& options) {
+  const auto launch = read_launch_environment(std::getenv);
+  if (!launch || launch->world_size == 1) return nullptr;
+  auto turn = std::make_unique<Turn>();
+  try {
+    auto place = Place::take(*launch, turn->run, devices, options);
+    return std::make_unique<ProcessesWorld>(std::move(turn), std::move(place), options);
+  } catch (const c10::DistError&) {  // of the store, whose words say nothing about whose it was
+    throw Error("process " + std::to_string(launch->rank) + " of " + std::to_string(launch->world_size) + ": " +
+                (launch->agent_store ? "the launcher" : "the process of rank 0") +
+                " is gone: the store that it keeps does not answer");
+  }
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,54 @@
+// RankState: what a rank of a run in several processes says of itself in the store while it waits or once it is done,
+// and what the others conclude from it. Values without threads or connections.
+#pragma once
+
+#include "calls.hpp"
+#include "comm/meeting/layout.hpp"
+#include "comm/members.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+// A call that a rank waits in.
+struct OpenCall {
+  int rank = 0;
+  int64_t number = -1;       // of the rank's collective calls in this group; -1: another kind
+  Members among = {};        // of a collective call; without ranks: all
+  std::string text = {};     // "allreduce(sum) of float [2]", "recv from rank 0 of float [2]"
+  int peer = -1;             // of a message: the other rank
+  bool sends = false;        // of a message: this is the sender's side
+  int64_t messages = 0;      // of a message: how many this side has called in this direction, this one included
+  std::string message = {};  // of a message: "message 3 from rank 0 to rank 1, tag 7", equal on both sides
+  std::string content = {};  // of a message: "float [2]", which must be equal on both sides
+  bool connects = false;     // no call, but a group that is being connected
+  bool polled = false;       // asked for again and again, while the rank may do something else in between
+
+  bool is_message() const { return peer >= 0; }
+  bool concerns(int other) const;  // of a collective call: whether this rank makes it too
+  std::string where() const;       // "allreduce(sum) of float [2] (collective call 3 among ranks 0, 2)"
+};
+
+struct RankState {
+  enum class Kind { busy, waits, returned, lost };
+  Kind kind = Kind::busy;  // busy: nothing is known; lost: gone, and the others go on without it (see losses.hpp)
+  Calls calls = Calls();   // that the rank has made
+  OpenCall call = {};      // of one that waits
+
+  std::string to_text() const;
+  static RankState from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world
+};
+
+// Why `call` will never come about, by what its rank and the others (by rank) say; "" if nothing speaks against it.
+std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
+
+// Which ranks wait for each other, so that none will go on; "" if there are none. States that are out of date do no
+// harm: of ranks that seem to wait for each other none can have been the first to go on.
+std::string standstill(const std::vector<RankState>& states, const Layout& layout);
+
+// Whom `call` still lacks, by name, and what they do instead; "" if all have made it.
+std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,120 @@
+// Exchange: where the ranks of one process meet.
+//
+// A rank posts a call; when every member of the operation has posted, its work is cut into shares, and whoever waits
+// does shares until none is left. So nothing needs a thread of its own, ranks that wait together work together, and a
+// result does not depend on who did what: share i always covers the same elements and adds them in the order of the
+// ranks. Who waits spins for some microseconds, as long as every rank can have a core, and then sleeps.
+//
+// Thread-safe. The first failure (calls that differ, a rank that left, a timeout, ranks that wait for each other, an
+// exception in a share) is final: it ends every present and later wait of every rank.
+#pragma once
+
+#include <lockstep/devices/devices.hpp>
+
+#include "operation.hpp"
+#include "streams.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+class Exchange {
+ public:
+  Exchange(Devices devices, std::chrono::milliseconds timeout);
+
+  // Ranks that make collective calls together, and the calls that some of them have yet to join.
+  class Group {
+   public:
+    explicit Group(Members of) : members(std::move(of)), next_collective_(members.size()) {}
+    const Members members;
+
+   private:
+    friend class Exchange;
+    std::vector<uint64_t> next_collective_;  // by rank; guarded by the Exchange, as all below
+    std::map<uint64_t, std::shared_ptr<Operation>> collectives_;
+    std::map<Side, std::deque<std::shared_ptr<Operation>>> messages_;  // those with one side missing
+  };
+  // The group of this name, made at the first call. It lives as long as the exchange.
+  Group& group(const Members& members);
+
+  // In all that follows up to wait(), `rank` is the rank's number in the group.
+
+  // Rank `rank` makes its next collective call. Throws Error if another rank's call at this place differs.
+  std::shared_ptr<Operation> post(Group& group, int rank, Call call);
+
+  // Messages from one rank to another, matched in order per (source, destination, tag).
+  std::shared_ptr<Operation> post_send(Group& group, int rank, int destination, int tag, Call call);
+  std::shared_ptr<Operation> post_recv(Group& group, int rank, int source, int tag, Call call);
+  // The message of this tag that was sent first, or the next one that will be, of any rank.
+  std::shared_ptr<Operation> post_recv_any(Group& group, int rank, int tag, Call call);
+
+  // Does what shares are left to do, without waiting for others; true once the operation is complete. Throws Error as
+  // wait() does, where `timeout` counts from the rank's call.
+  bool test(Operation& operation, int rank, std::chrono::milliseconds timeout);
+
+  // Waits until the operation is complete, working on it meanwhile; timeout 0 means the world's own. Throws Error, see
+  // above.
+  void wait(Operation& operation, int rank, std::chrono::milliseconds timeout);
+
+  // From here on `rank` is its number in the world.
+
+  void abort(int rank, const std::string& reason);
+
+  // Throws Error if `rank` is the last to leave and some rank made a call that others did not.
+  void leave(int rank);
+
+  const Devices& devices() const { return devices_; }
+  std::string name(int rank) const;  // "rank 1 (cpu)"
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
+  void join(Operation& operation, int rank, Call call);  // adds one rank's call; now there may be work to do
+
+  // Without the lock:
+  void work(Operation& operation);  // shares until none is left to take
+  void run_share(Operation& operation, int share);
+  void finish(Operation& operation);     // after the last share
+  void end(const std::string& failure);  // the world, unless it has ended already
+  void spin(Operation& operation);       // until it is complete, the world has ended, or it takes too long
+  void sleep(Operation& operation, int rank, std::chrono::milliseconds timeout);  // until it is complete; throws
+
+  // With the lock:
+  void set_failure(const std::string& failure);
+  [[noreturn]] void fail(int rank, const std::string& reason);  // ends the world and throws; rank in the world
+  void throw_if_failed(int rank) const;                         // rank in the world
+  void throw_if_failed(int rank, const Operation& operation) const;
+  void throw_if_left(int rank, const Operation& operation);
+  void throw_if_all_left(int rank, const Operation& operation);  // of a receive from any rank
+  void throw_if_unanswered(int rank);
+  [[noreturn]] void fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout);
+  std::vector<int> awaited(const Operation& operation) const;  // who has not posted, by rank in the world
+  std::string missing(const Operation& operation) const;       // "rank 1 (cpu), which waits in …"
+  bool stalled() const;  // every rank waits for a call that only another waiting rank could make
+
+  const Devices devices_;
+  const std::chrono::milliseconds timeout_;
+  const bool can_spin_;
+  Streams streams_;
+  std::atomic<bool> failed_ = false;
+  std::atomic<bool> someone_left_ = false;
+
+  std::mutex mutex_;  // guards all below
+  std::condition_variable changed_;
+  std::string failure_;                                 // of the world; empty while all is well
+  std::vector<bool> left_;                              // by rank in the world
+  std::map<std::string, Group> groups_;                 // by name
+  std::vector<std::vector<const Operation*>> waiting_;  // by rank: what its threads wait for
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,59 @@
+#include "operation.hpp"
+
+#include <c10/util/StringUtil.h>
+
+#include "comm/purpose.hpp"
+#include "comm/reduction.hpp"
+
+#include <string_view>
+
+namespace lockstep::comm {
+
+std::string Signature::text() const {
+  std::string text = name;
+  if (peer >= 0) text += " rank " + std::to_string(peer);
+  std::string details = reduction ? name_of(*reduction) : "";
+  if (root >= 0) details += (details.empty() ? "root " : ", root ") + std::to_string(root);
+  if (!details.empty()) text += "(" + details + ")";
+  if (type == at::ScalarType::Undefined) return text;
+  return text + " of " + describe(type, sizes) + (purpose.empty() ? "" : " for " + purpose);
+}
+
+Signature signature_of(const char* name, const at::Tensor& tensor) {
+  return {
+      .name = name, .type = tensor.scalar_type(), .sizes = c10::DimVector(tensor.sizes()), .purpose = Purpose::text()};
+}
+
+Operation::Operation(const Members& of, uint64_t number) : of_(of), place_(number) {
+  members_.reserve(of.size());
+  for (int rank = 0; rank < of.size(); ++rank) members_.push_back({rank});
+}
+
+Operation::Operation(const Members& of, const Side& side) : of_(of), place_(side) {
+  // The receiver first: of a receive from any rank the other may change while the receiver looks for itself.
+  members_.push_back({side.destination});
+  members_.push_back({side.source});
+}
+
+void Operation::set_source(int rank) {
+  std::get<Side>(place_).source = rank;
+  members_[1].rank = rank;
+}
+
+const Call& Operation::call(int rank) const {
+  return const_cast<Operation*>(this)->member(rank).call;
+}
+
+Operation::Member& Operation::member(int rank) {
+  if (std::holds_alternative<uint64_t>(place_)) return members_[rank];
+  return members_[0].rank == rank ? members_[0] : members_[1];
+}
+
+std::string Operation::title() const {
+  if (const auto* number = std::get_if<uint64_t>(&place_)) return c10::str("collective call ", *number, of_.text());
+  const auto& side = std::get<Side>(place_);
+  const std::string source = side.source == kAnySource ? "any rank" : std::to_string(side.source);
+  return c10::str("message ", source, " -> ", side.destination, ", tag ", side.tag, of_.text());
+}
+
+}  // namespace lockstep::comm

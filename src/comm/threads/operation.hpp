@@ -1,0 +1,107 @@
+// Operation: one call of all its members, from the first post to the last share of work. The Exchange brings the
+// members together.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/DimVector.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include "comm/members.hpp"
+#include "streams.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <compare>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace lockstep::comm {
+
+// What is equal on all ranks of a collective. Compared at every call, put into words only for an error.
+struct Signature {
+  const char* name = "";                                    // "allreduce"; a literal
+  std::optional<c10d::ReduceOp::RedOpType> reduction = {};  // of reductions
+  int root = -1;                                            // of broadcast and reduce
+  int peer = -1;                                            // of messages
+  at::ScalarType type = at::ScalarType::Undefined;          // Undefined: the call has no tensor
+  c10::DimVector sizes = {};
+  std::string purpose = {};  // "DataParallel's backward 3"; empty: the user's
+
+  bool operator==(const Signature&) const = default;
+  std::string text() const;  // "allreduce(sum) of float [2, 3]"
+};
+
+Signature signature_of(const char* name, const at::Tensor& tensor);
+
+class Operation;
+
+// What one rank asks for. The tensors are contiguous.
+struct Call {
+  Signature signature;
+  c10::SmallVector<at::Tensor, 2> in = {};                     // read
+  c10::SmallVector<at::Tensor, 2> out = {};                    // written; what is changed in place is in `in` alone
+  std::vector<std::pair<at::Tensor, at::Tensor>> back = {};    // afterwards first.copy_(second)
+  int shares = 1;                                              // into which the work is cut for several ranks at once
+  std::function<void(const Operation&, int share)> work = {};  // share = 0 … shares - 1; the first member's is used
+  std::function<std::string(const Operation&)> check = {};     // once all have posted: what does not fit, or ""
+};
+
+// Of a receive that takes the first message of any rank.
+constexpr int kAnySource = -1;
+
+// A message's place: the n-th post on one side meets the n-th on the other.
+struct Side {
+  int source;
+  int destination;
+  int tag;
+  auto operator<=>(const Side&) const = default;
+};
+
+class Operation {
+ public:
+  struct Member {
+    int rank;  // its number among the members
+    bool posted = false;
+    Call call = {};
+    std::chrono::steady_clock::time_point time = {};  // of its post
+    ReadyMark ready = {};                             // what the rank's stream did before its call
+  };
+
+  // `of` outlives it.
+  Operation(const Members& of, uint64_t number);   // their collective call `number`
+  Operation(const Members& of, const Side& side);  // a message, perhaps of kAnySource
+
+  // For work and check, which run once all members have posted.
+  const std::vector<Member>& members() const { return members_; }  // of a collective: by rank, ascending
+  const Call& call(int rank) const;
+  std::string text_of(int world_rank) const { return call(of_.index_of(world_rank)).signature.text(); }
+  int shares() const { return members_[0].call.shares; }
+
+  int source() const { return std::get<Side>(place_).source; }  // of a message that was posted by both sides
+  int in_world(int rank) const { return of_.ranks[rank]; }
+  std::string title() const;  // "collective call 3", "message 0 -> 1, tag 0 among ranks 0, 2"
+
+ private:
+  friend class Exchange;
+  Member& member(int rank);
+  void set_source(int rank);  // of a receive from any rank: whose message it takes
+  bool has_work() const { return posted_ && next_share_ < shares(); }
+
+  const Members& of_;
+  std::variant<uint64_t, Side> place_;
+  std::vector<Member> members_;  // guarded by the Exchange until `posted_`, then read by all
+  size_t posts_ = 0;
+  std::atomic<bool> posted_ = false;  // by all members, and it fits together
+  std::atomic<int> next_share_ = 0;
+  std::atomic<int> finished_shares_ = 0;
+  std::atomic<bool> complete_ = false;
+  DoneMark done_;  // what streams wait for that read the results; set before complete_
+};
+
+}  // namespace lockstep::comm

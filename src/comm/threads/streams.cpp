@@ -1,0 +1,67 @@
+#include "streams.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+
+namespace lockstep::comm {
+namespace {
+
+c10::Stream current_stream(const c10::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+c10::Event record(const c10::Stream& stream) {
+  c10::Event event(stream.device_type());
+  event.record(stream);
+  return event;
+}
+
+}  // namespace
+
+Streams::Streams(const Devices& devices) {
+  for (const auto& device : devices) {
+    const bool known =
+        std::any_of(streams_.begin(), streams_.end(), [&](const auto& s) { return s.device() == device; });
+    if (device.is_cpu() || known) continue;
+    // Of high priority: an exchange goes first wherever a computation leaves room, and its stream is never one of those
+    // that ranks compute on, which come from the other pool.
+    streams_.push_back(
+        c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true));
+  }
+}
+
+ReadyMark Streams::ready(const c10::Device& device) const {
+  ReadyMark mark;
+  if (!device.is_cpu()) mark.push_back(record(current_stream(device)));
+  return mark;
+}
+
+void Streams::run_after(const std::vector<const ReadyMark*>& marks, const std::function<void()>& work) const {
+  if (streams_.empty()) return work();
+  for (const auto& stream : streams_) {
+    for (const auto* mark : marks) {
+      for (const auto& event : *mark) event.block(stream);
+    }
+  }
+  const c10::MultiStreamGuard guard(streams_);
+  work();
+}
+
+void Streams::keep(const at::Tensor& tensor) const {
+  for (const auto& stream : streams_) {
+    if (stream.device() == tensor.device()) tensor.record_stream(stream);
+  }
+}
+
+DoneMark Streams::done() const {
+  DoneMark mark;
+  for (const auto& stream : streams_) mark.push_back(record(stream));
+  return mark;
+}
+
+void Streams::wait(const DoneMark& mark, const c10::Device& device) const {
+  for (const auto& event : mark) event.block(current_stream(device));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,181 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/data.hpp>
+#include <lockstep/data/shares.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "base/scramble.hpp"
+#include "io/fashion_mnist_files.hpp"
+#include "io/idx.hpp"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t classes = 10;
+constexpr int64_t image_side = 28;
+
+Dataset load_set(const std::filesystem::path& dir, const char* images_name, const char* labels_name) {
+  std::filesystem::path images_file = io::find_idx(dir, images_name);
+  std::filesystem::path labels_file = io::find_idx(dir, labels_name);
+  at::Tensor images = io::read_idx(images_file, 3);
+  at::Tensor labels = io::read_idx(labels_file, 1);
+
+  if (images.size(0) == 0) throw Error("'" + images_file.string() + "' holds no images");
+  if (images.size(1) != image_side || images.size(2) != image_side) {
+    throw Error("'" + images_file.string() + "' holds images of " + std::to_string(images.size(1)) + " x " +
+                std::to_string(images.size(2)) + " pixels; expected 28 x 28");
+  }
+  if (images.size(0) != labels.size(0)) {
+    throw Error("'" + images_file.string() + "' holds " + std::to_string(images.size(0)) + " images, but '" +
+                labels_file.string() + "' holds " + std::to_string(labels.size(0)) + " labels");
+  }
+  auto [largest, position] = labels.max(0);
+  if (largest.item<int64_t>() >= classes) {
+    throw Error("'" + labels_file.string() + "': label " + std::to_string(largest.item<int64_t>()) + " at position " +
+                std::to_string(position.item<int64_t>()) + "; expected 0 to 9");
+  }
+  return {images.unsqueeze(1), labels.to(at::kLong)};
+}
+
+std::filesystem::path absolute_path_from(const char* variable) {
+  const char* value = std::getenv(variable);
+  std::filesystem::path path = value == nullptr ? "" : value;
+  return path.is_absolute() ? path : std::filesystem::path();
+}
+
+}  // namespace
+
+std::filesystem::path fashion_mnist_download_place() {
+  std::filesystem::path data = absolute_path_from("XDG_DATA_HOME");
+  if (data.empty()) {
+    std::filesystem::path home = absolute_path_from("HOME");
+    if (home.empty()) return {};
+    data = home / ".local" / "share";
+  }
+  return data / "lockstep" / "fashion-mnist";
+}
+
+std::vector<std::filesystem::path> fashion_mnist_places() {
+  std::vector<std::filesystem::path> places = {"/usr/share/datasets/fashion-mnist"};
+  if (auto place = fashion_mnist_download_place(); !place.empty()) places.push_back(place);
+  return places;
+}
+
+ImageData load_fashion_mnist(const std::filesystem::path& dir) {
+  std::filesystem::path folder = dir.empty() ? io::find_fashion_mnist(fashion_mnist_places()) : dir;
+  std::string missing = io::what_lacks(folder);
+  if (!missing.empty()) throw Error("cannot load Fashion-MNIST from '" + folder.string() + "': " + missing);
+  return {.train = load_set(folder, io::train_images, io::train_labels),
+          .test = load_set(folder, io::test_images, io::test_labels),
+          .source = folder.string(),
+          .synthetic = false};
+}
+
+std::vector<Batch> Batch::in_parts(int64_t count) const {
+  if (count < 1)
+    throw Error("Batch::in_parts: the number of parts is " + std::to_string(count) + "; expected 1 or more");
+  const int64_t parts = std::clamp<int64_t>(size(), 1, count);
+  std::vector<Batch> batches;
+  int64_t next = first;
+  for (int64_t i = 0; i < parts; ++i) {
+    const Part part = part_of(size(), static_cast<int>(i), static_cast<int>(parts));
+    batches.push_back({.x = x.slice(0, part.begin, part.end),
+                       .y = y.slice(0, part.begin, part.end),
+                       .global_size = global_size,
+                       .first = next,
+                       .mark = mark});
+    if (first >= 0) next += part.size();
+  }
+  return batches;
+}
+
+Batches::Batches(Dataset dataset, const BatchOptions& options, const Shard& shard)
+    : dataset_(std::move(dataset)), options_(options), shard_(shard) {
+  const auto& [x, y] = dataset_;
+  if (!x.defined() || !y.defined() || x.dim() == 0 || y.dim() == 0) {
+    throw Error("batches: x and y must be tensors of samples [n, ...]");
+  }
+  if (x.size(0) != y.size(0)) {
+    throw Error("batches: x has " + std::to_string(x.size(0)) + " samples, but y has " + std::to_string(y.size(0)));
+  }
+  if (x.device() != y.device()) {
+    throw Error("batches: x is on " + x.device().str() + ", but y is on " + y.device().str());
+  }
+  if (options.size < 1) throw Error("batches: batch size " + std::to_string(options.size) + "; expected 1 or more");
+  if (shard.count < 1 || shard.index < 0 || shard.index >= shard.count) {
+    throw Error("batches: shard " + std::to_string(shard.index) + " of " + std::to_string(shard.count) +
+                "; expected an index from 0 to one less than the count");
+  }
+  set_shares(options.shares);
+  if (options.shuffle) {
+    // The generator is seeded with the low 32 bits only, so that seed and epoch must both reach them.
+    at::Generator generator = at::detail::createCPUGenerator(mix({options.seed, static_cast<uint64_t>(options.epoch)}));
+    order_ = at::randperm(dataset_.size(), generator, at::TensorOptions(at::kLong)).to(x.device());
+  }
+}
+
+int64_t Batches::count() const {
+  int64_t full = dataset_.size() / options_.size;
+  return full + (dataset_.size() % options_.size != 0 ? 1 : 0);
+}
+
+void Batches::set_shares(std::vector<double> shares) {
+  if (!shares.empty()) check_shares(shares, shard_.count, "batches");
+  options_.shares = std::move(shares);
+}
+
+Batch Batches::get(int64_t index) const {
+  int64_t begin = index * options_.size;
+  int64_t global_size = std::min(options_.size, dataset_.size() - begin);
+  Part part = options_.shares.empty() ? part_of(global_size, shard_.index, shard_.count)
+                                      : part_of(global_size, shard_.index, options_.shares);
+
+  // Gathered where the data lie, moved as they are (a quarter of the bytes for images), and only then made float.
+  auto gather = [&](const at::Tensor& data) {
+    if (!order_.defined()) return data.narrow(0, begin + part.begin, part.size()).to(shard_.device);
+    return data.index_select(0, order_.narrow(0, begin + part.begin, part.size())).to(shard_.device);
+  };
+  at::Tensor x = gather(dataset_.x);
+  if (x.scalar_type() == at::kByte) x = x.to(at::kFloat).div_(255);
+  return {.x = x, .y = gather(dataset_.y), .global_size = global_size, .first = part.begin, .mark = mark_of(index)};
+}
+
+// Of all that decides which samples the whole batch has.
+int32_t Batches::mark_of(int64_t index) const {
+  const uint64_t order = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
+  const uint64_t mixed = mix({order, static_cast<uint64_t>(dataset_.size()), static_cast<uint64_t>(options_.size),
+                              static_cast<uint64_t>(index)});
+  return static_cast<int32_t>(mixed % std::numeric_limits<int32_t>::max()) + 1;
+}
+
+Batches::Iterator Batches::begin() && {
+  const auto kept = std::make_shared<const Batches>(std::move(*this));
+  return {kept.get(), 0, kept};
+}
+
+Batches::Iterator::Iterator(const Batches* owner, int64_t index, std::shared_ptr<const Batches> kept)
+    : kept_(std::move(kept)), owner_(owner), index_(index) {
+  load();
+}
+
+Batches::Iterator& Batches::Iterator::operator++() {
+  ++index_;
+  load();
+  return *this;
+}
+
+void Batches::Iterator::load() {
+  batch_ = index_ < owner_->count() ? owner_->get(index_) : Batch{};
+}
+
+Batches batches(const Dataset& dataset, const BatchOptions& options, const Shard& shard) {
+  return {dataset, options, shard};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,179 @@
+#include <curl/curl.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/fetch_data.hpp>
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "io/atomic_file.hpp"
+#include "io/digest.hpp"
+
+namespace lockstep {
+namespace {
+
+struct RemoteFile {
+  const char* name;
+  const char* md5;
+};
+constexpr std::array remote_files = {
+    RemoteFile{"train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"},
+    RemoteFile{"train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"},
+    RemoteFile{"t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"},
+    RemoteFile{"t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"},
+};
+constexpr int64_t largest_file = 64 << 20;  // more than twice the largest of them: something else is being sent
+
+const std::vector<std::string> known_base_urls = {
+    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+    "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+};
+
+constexpr const char* advice =
+    "\nCheck the connection (and https_proxy, if there is a proxy), or install Debian's package dataset-fashion-mnist, "
+    "or "
+    "copy the four files from another machine and name their folder (--data-dir DIR)";
+
+constexpr const char* wrong_checksum = "wrong checksum: ";
+constexpr const char* advice_on_checksums =
+    "\nWhat is there is another file than Fashion-MNIST's, or was changed on the way. Try again, or another mirror "
+    "(--url), or install Debian's package dataset-fashion-mnist";
+
+std::string md5_of(const std::filesystem::path& file) {
+  io::Digest md5("MD5");
+  std::ifstream in(file, std::ios::binary);
+  std::array<char, 1 << 16> buffer;
+  while (in.read(buffer.data(), buffer.size()), in.gcount() > 0) {
+    md5.update(buffer.data(), static_cast<size_t>(in.gcount()));
+  }
+  return md5.hex();
+}
+
+// One file on its way from a URL to its place.
+class Download {
+ public:
+  Download(const RemoteFile& remote, const std::filesystem::path& dir, const FetchOptions& options)
+      : remote_(remote), options_(options), file_(dir / remote.name) {}
+
+  // Why the URL did not give the right file; nothing if it did. Throws what is not the URL's fault.
+  std::optional<std::string> run(const std::string& url) {
+    std::unique_ptr<CURL, decltype(&curl_easy_cleanup)> curl(curl_easy_init(), curl_easy_cleanup);
+    if (!curl) throw Error("libcurl could not be initialised");
+    std::array<char, CURL_ERROR_SIZE> message{};
+    configure(curl.get(), url, message.data());
+    CURLcode status = curl_easy_perform(curl.get());
+
+    if (exception_) std::rethrow_exception(exception_);
+    if (options_.stop.stop_requested()) throw Error("the download of " + url + " was stopped");
+    if (received_ > largest_file) return "it sends more than " + std::to_string(largest_file) + " bytes";
+    if (status != CURLE_OK) return message[0] ? message.data() : curl_easy_strerror(status);
+    std::string sum = md5_.hex();
+    if (sum != remote_.md5) return wrong_checksum + ("expected MD5 " + std::string(remote_.md5)) + ", received " + sum;
+    file_.commit();
+    return std::nullopt;
+  }
+
+ private:
+  void configure(CURL* curl, const std::string& url, char* message) {
+    curl_easy_setopt(curl, CURLOPT_URL, url.c_str());
+    curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https,file");
+    curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR, "http,https");
+    curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 1L);
+    curl_easy_setopt(curl, CURLOPT_MAXREDIRS, 10L);
+    curl_easy_setopt(curl, CURLOPT_FAILONERROR, 1L);
+    curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, 15L);
+    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 100L);  // bytes per second
+    curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, 30L);
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);  // libcurl's signals would disturb other threads
+    curl_easy_setopt(curl, CURLOPT_USERAGENT, "lockstep");
+    curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, message);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, &Download::on_data);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, this);
+    curl_easy_setopt(curl, CURLOPT_NOPROGRESS, 0L);
+    curl_easy_setopt(curl, CURLOPT_XFERINFOFUNCTION, &Download::on_progress);
+    curl_easy_setopt(curl, CURLOPT_XFERINFODATA, this);
+  }
+
+  // Called by libcurl, which is C: exceptions wait here until it has returned.
+  template <class Action>
+  bool succeeds(Action&& action) noexcept {
+    try {
+      action();
+      return true;
+    } catch (...) {
+      exception_ = std::current_exception();
+      return false;
+    }
+  }
+
+  static size_t on_data(char* data, size_t, size_t bytes, void* self) {
+    auto* download = static_cast<Download*>(self);
+    bool good = download->succeeds([&] {
+      download->file_.write(data, bytes);
+      download->md5_.update(data, bytes);
+    });
+    download->received_ += static_cast<int64_t>(bytes);
+    return good && download->received_ <= largest_file ? bytes : CURL_WRITEFUNC_ERROR;
+  }
+
+  static int on_progress(void* self, curl_off_t total, curl_off_t done, curl_off_t, curl_off_t) {
+    auto* download = static_cast<Download*>(self);
+    const FetchOptions& options = download->options_;
+    bool good = download->succeeds([&] {
+      if (options.on_progress && done > 0) options.on_progress({download->remote_.name, done, total});
+    });
+    return good && !options.stop.stop_requested() ? 0 : 1;
+  }
+
+  const RemoteFile& remote_;
+  const FetchOptions& options_;
+  io::AtomicFile file_;
+  io::Digest md5_{"MD5"};
+  int64_t received_ = 0;
+  std::exception_ptr exception_;
+};
+
+// Tries the URLs in their order, and moves the one that worked to the front for the next file.
+void fetch(const RemoteFile& remote, const std::filesystem::path& dir, std::vector<std::string>& base_urls,
+           const FetchOptions& options) {
+  std::string failures;
+  bool arrived = false;  // from some URL, if not the right file
+  for (auto base = base_urls.begin(); base != base_urls.end(); ++base) {
+    std::string url = *base + (base->ends_with('/') ? "" : "/") + remote.name;
+    std::optional<std::string> failure = Download(remote, dir, options).run(url);
+    if (!failure) {
+      std::rotate(base_urls.begin(), base, base + 1);
+      return;
+    }
+    arrived = arrived || failure->starts_with(wrong_checksum);
+    failures += "\n  " + url + ": " + *failure;
+  }
+  throw Error("cannot download " + std::string(remote.name) + ":" + failures +
+              (arrived ? advice_on_checksums : advice));
+}
+
+}  // namespace
+
+void fetch_fashion_mnist(const std::filesystem::path& dir, const FetchOptions& options) {
+  std::error_code error;
+  std::filesystem::create_directories(dir, error);
+  if (error) throw Error("cannot make the folder '" + dir.string() + "': " + error.message());
+
+  std::vector<std::string> base_urls = options.base_urls.empty() ? known_base_urls : options.base_urls;
+  for (const RemoteFile& remote : remote_files) {
+    std::filesystem::path file = dir / remote.name;
+    if (std::filesystem::is_regular_file(file, error) && md5_of(file) == remote.md5) {
+      auto size = static_cast<int64_t>(std::filesystem::file_size(file));
+      if (options.on_progress) options.on_progress({remote.name, size, size});
+      continue;
+    }
+    fetch(remote, dir, base_urls, options);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,22 @@
+// part_weight: what one part of a batch counts for in an average over the parts.
+#pragma once
+
+#include <lockstep/base/error.hpp>
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep {
+
+// The average over `parts` has equal weights: a part that holds more samples than the average must count for more, so
+// that the average of the parts' mean losses is the mean loss of the batch. Throws Error, which names `user`: sizes
+// that cannot be.
+inline double part_weight(int64_t local_size, int64_t global_size, int parts, const std::string& user) {
+  if (local_size < 0 || global_size < 1 || local_size > global_size) {
+    throw Error(user + ": a part of " + std::to_string(local_size) + " samples of a global batch of " +
+                std::to_string(global_size) + "; a part has 0 to all of the batch's samples, and the batch at least 1");
+  }
+  return static_cast<double>(local_size) * parts / static_cast<double>(global_size);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/shares.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace lockstep {
+
+void check_shares(const std::vector<double>& shares, int count, const std::string& user) {
+  if (shares.size() != static_cast<size_t>(count)) {
+    throw Error(user + ": there are " + std::to_string(shares.size()) + " shares for " + std::to_string(count) +
+                " parts; each part needs one");
+  }
+  for (size_t i = 0; i < shares.size(); ++i) {
+    if (std::isfinite(shares[i]) && shares[i] >= 0) continue;
+    throw Error(user + ": the share of part " + std::to_string(i) + " is " + std::to_string(shares[i]) +
+                "; a share is a finite number of at least 0");
+  }
+  if (std::all_of(shares.begin(), shares.end(), [](double share) { return share == 0; })) {
+    throw Error(user + ": all shares are 0, so that no part would get the samples; one must be above 0");
+  }
+}
+
+std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& shares) {
+  check_shares(shares, static_cast<int>(shares.size()), "sizes_by_shares");
+  if (total < 0 || total > int64_t{1} << 40) {
+    throw Error("sizes_by_shares: there are " + std::to_string(total) + " samples to share out; it takes 0 to 2^40");
+  }
+  // First by the largest, so that no sum is infinite. Multiplications and divisions alone round the same everywhere.
+  const double largest = *std::max_element(shares.begin(), shares.end());
+  std::vector<double> quotas;
+  for (const double share : shares) quotas.push_back(share / largest);
+  const double sum = std::accumulate(quotas.begin(), quotas.end(), 0.0);
+  for (double& quota : quotas) quota = static_cast<double>(total) * quota / sum;
+
+  std::vector<int64_t> sizes;
+  for (const double quota : quotas) sizes.push_back(static_cast<int64_t>(quota));
+  const int64_t left = total - std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  std::vector<size_t> order(shares.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto lost = [&](size_t part) { return quotas[part] - std::floor(quotas[part]); };
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return lost(a) > lost(b); });
+  for (int64_t i = 0; i < left; ++i) ++sizes[order[static_cast<size_t>(i)]];
+  return sizes;
+}
+
+Part part_of(int64_t total, int index, const std::vector<double>& shares) {
+  if (index < 0 || static_cast<size_t>(index) >= shares.size()) {
+    throw Error("part_of: there is no part " + std::to_string(index) + " of " + std::to_string(shares.size()) +
+                ", the number of shares");
+  }
+  const auto sizes = sizes_by_shares(total, shares);
+  const int64_t begin = std::accumulate(sizes.begin(), sizes.begin() + index, int64_t{0});
+  return {begin, begin + sizes[static_cast<size_t>(index)]};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,64 @@
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/split.hpp>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+
+namespace lockstep {
+
+Part part_of(int64_t total, int index, int count) {
+  if (total < 0 || index < 0 || index >= count) {
+    throw Error("part_of: there is no part " + std::to_string(index) + " of " + std::to_string(count) + " over " +
+                std::to_string(total) + " samples; it needs 0 <= index < count and at least 0 samples");
+  }
+  const int64_t size = total / count;
+  const int64_t longer = total % count;  // this many parts, the first ones, hold one sample more
+  const int64_t begin = index * size + std::min<int64_t>(index, longer);
+  return {begin, begin + size + (index < longer ? 1 : 0)};
+}
+
+namespace {
+
+at::Tensor load(const at::Tensor& part, size_t index, const c10::Device& device) {
+  try {
+    return part.to(device);
+  } catch (const c10::Error& error) {
+    std::throw_with_nested(Error("split_and_load: cannot put part " + std::to_string(index) + " on " + device.str() +
+                                 ": " + error.what_without_backtrace()));
+  }
+}
+
+}  // namespace
+
+std::vector<at::Tensor> split_and_load(const at::Tensor& data, const Devices& devices, Split split) {
+  if (devices.empty()) {
+    throw Error("split_and_load: the list of devices is empty; parse_devices(\"2xcpu\") gives two CPU ranks");
+  }
+  if (!data.defined() || data.dim() == 0) {
+    throw Error("split_and_load: the data need a first dimension to split along, this tensor has none");
+  }
+  const int64_t samples = data.size(0);
+  const int count = static_cast<int>(devices.size());
+  if (split == Split::even && samples % count != 0) {
+    throw Error("split_and_load: " + std::to_string(samples) + " samples do not divide evenly over " +
+                std::to_string(count) + " devices; use a batch size that is a multiple, or Split::near_equal");
+  }
+  std::vector<at::Tensor> parts;
+  for (int i = 0; i < count; ++i) {
+    const Part part = part_of(samples, i, count);
+    parts.push_back(load(data.narrow(0, part.begin, part.size()), i, devices[i]));
+  }
+  return parts;
+}
+
+std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> split_batch(const at::Tensor& x, const at::Tensor& y,
+                                                                        const Devices& devices, Split split) {
+  if (x.defined() && y.defined() && x.dim() > 0 && y.dim() > 0 && x.size(0) != y.size(0)) {
+    throw Error("split_batch: x holds " + std::to_string(x.size(0)) + " samples and y " + std::to_string(y.size(0)) +
+                " labels; they must be as many");
+  }
+  return {split_and_load(x, devices, split), split_and_load(y, devices, split)};
+}
+
+}  // namespace lockstep

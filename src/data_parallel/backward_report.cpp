@@ -1,0 +1,95 @@
+#include "backward_report.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <lockstep/base/error.hpp>
+
+namespace lockstep {
+namespace {
+
+constexpr int kChecksOnGpu = 3;  // first backwards
+
+}  // namespace
+
+void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes) {
+  parameters_ = had.size();
+  const bool on_gpu = !rank_.device().is_cpu();
+  const auto options = at::TensorOptions(at::kInt).pinned_memory(on_gpu);  // a copy that the host does not wait for
+  on_host_ = at::zeros({size(parameters_, rank_.world_size())}, options);
+  auto* const cells = on_host_.data_ptr<int32_t>();
+  for (size_t i = 0; i < had.size(); ++i) cells[i] = had[i] ? 1 : 0;
+  auto* const mine = cells + had.size() + static_cast<size_t>(kNumbers * rank_.index());
+  mine[0] = static_cast<int32_t>(sizes.local);
+  mine[1] = static_cast<int32_t>(sizes.accumulated);
+  mine[2] = static_cast<int32_t>(sizes.global);
+  mine[3] = sizes.mark;
+  if (rank_.world_size() == 1) return;
+  table_ = on_host_.to(rank_.device(), at::kInt, /*non_blocking=*/true);
+  on_host_.reset();
+  work_ = post_allreduce(rank_, table_, c10d::ReduceOp::SUM);
+}
+
+void BackwardReport::wait() {
+  if (work_) work_->wait();
+  work_.reset();
+  if (!rank_.device().is_cpu() && checked_ >= kChecksOnGpu) return;
+  ++checked_;
+  const int32_t* const parts = cells() + parameters_;
+  check_sizes(parts);
+  check_marks(parts);
+}
+
+bool BackwardReport::any_had(size_t parameter) {
+  return cells()[parameter] > 0;
+}
+
+const int32_t* BackwardReport::cells() {
+  if (!on_host_.defined()) on_host_ = table_.cpu();
+  return on_host_.data_ptr<int32_t>();
+}
+
+void BackwardReport::check_sizes(const int32_t* sizes) const {
+  const int64_t global = sizes[2];
+  int64_t local = 0, accumulated = 0;
+  bool equal = true, known = true;
+  std::string parts;
+  for (int rank = 0; rank < rank_.world_size(); ++rank) {
+    const int32_t* const theirs = sizes + static_cast<ptrdiff_t>(kNumbers) * rank;
+    local += theirs[0];
+    accumulated += theirs[1];
+    equal = equal && theirs[2] == global;
+    known = known && theirs[2] > 0;
+    parts += (rank == 0 ? "" : ", ") + std::string("rank ") + std::to_string(rank) + " " + std::to_string(theirs[0]) +
+             " of " + std::to_string(theirs[2]);
+  }
+  if (!known) return;  // a backward that is not one Loss
+  if (!equal) {
+    throw Error(name_ + ": the ranks' parts are of global batches of different sizes (" + parts +
+                "). Give all ranks the same data and the same batch size");
+  }
+  // Parts under no_sync() add up to a batch, or to several.
+  if (local == global || (local < global && accumulated > 0 && accumulated % global == 0)) return;
+  throw Error(name_ + ": the ranks' parts have " + std::to_string(local) +
+              " samples together, but their global batch " + std::to_string(global) + " (" + parts +
+              "), so the gradients would be wrong by that factor. " +
+              "Split each batch over the ranks that average: batches(…, rank) with the rank that this DataParallel " +
+              "was given, or a mesh's data axis; parts that add up go under no_sync(), all but the last");
+}
+
+// A batch of the user's own has no mark.
+void BackwardReport::check_marks(const int32_t* parts) const {
+  int first = -1;
+  std::string others;
+  const auto mark = [parts](int rank) { return parts[static_cast<ptrdiff_t>(kNumbers) * rank + 3]; };
+  for (int rank = 0; rank < rank_.world_size(); ++rank) {
+    if (mark(rank) == 0) continue;
+    if (first < 0) first = rank;
+    if (mark(rank) != mark(first)) others += (others.empty() ? "" : ", ") + std::to_string(rank);
+  }
+  if (others.empty()) return;
+  throw Error(name_ + ": the ranks' parts are of different batches: rank " + others + " has another one than rank " +
+              std::to_string(first) +
+              ", so samples are missing and others count twice. Give batches() the same data, seed, epoch and shuffle "
+              "on all ranks, and take as many batches everywhere");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,56 @@
+// BackwardReport: what the ranks tell each other in each averaged backward, in one small allreduce: which parameters
+// had a gradient, how large the ranks' parts of the batch were, and of which batch. Of a Reducer or a ShardedReducer.
+//
+// Reading it costs nothing on the CPU. On a GPU the host waits for the device; so there the sizes are looked at in the
+// first backwards only, and the parameters only by a rank that lacks a gradient.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/data_parallel/communication_hook.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "averaging.hpp"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+class BackwardReport {
+ public:
+  // Errors begin with `name`: whose rank's it is, and what the user calls it.
+  BackwardReport(const Rank& rank, std::string name) : rank_(rank), name_(std::move(name)) {}
+
+  // What it sends, in numbers of four bytes.
+  static int64_t size(size_t parameters, int ranks) {
+    return static_cast<int64_t>(parameters) + int64_t{kNumbers} * ranks;
+  }
+
+  // Which parameters had a gradient here, in an order that all ranks have. All ranks post one at the same place among
+  // their calls.
+  void post(const std::vector<bool>& had, const PartSizes& sizes);
+
+  // Waits for it. Throws Error, on all ranks: parts that do not make up the batch, or that are of several batches.
+  void wait();
+
+  // Whether any rank had a gradient of this parameter.
+  bool any_had(size_t parameter);
+
+ private:
+  static constexpr int kNumbers = 4;  // of a rank's part
+
+  const int32_t* cells();  // on the host
+  void check_sizes(const int32_t* parts) const;
+  void check_marks(const int32_t* parts) const;
+
+  Rank rank_;
+  const std::string name_;
+  size_t parameters_ = 0;
+  at::Tensor table_, on_host_;  // a number for each parameter, and four for each rank
+  c10::intrusive_ptr<c10d::Work> work_;
+  int checked_ = 0;  // backwards
+};
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/models/residual_block.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <typeinfo>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using torch::nn::AnyModule;
+using torch::nn::Module;
+
+// A SyncBatchNorm in the place of `module`, if that is a BatchNorm of just this type; else nothing.
+template <class BatchNorm>
+std::shared_ptr<SyncBatchNormImpl> in_place_of_one(const Module& module, Rank& rank) {
+  if (typeid(module) != typeid(BatchNorm)) return nullptr;
+  return std::make_shared<SyncBatchNormImpl>(static_cast<const BatchNorm&>(module), rank);
+}
+
+std::shared_ptr<SyncBatchNormImpl> in_place_of(const Module& module, Rank& rank) {
+  if (auto sync = in_place_of_one<torch::nn::BatchNorm1dImpl>(module, rank)) return sync;
+  if (auto sync = in_place_of_one<torch::nn::BatchNorm2dImpl>(module, rank)) return sync;
+  return in_place_of_one<torch::nn::BatchNorm3dImpl>(module, rank);
+}
+
+template <class... BatchNorms>
+bool is_any_of(const Module& module) {
+  return ((dynamic_cast<const BatchNorms*>(&module) != nullptr) || ...);
+}
+
+template <class... BatchNorms>
+bool is_just(const Module& module) {
+  return ((typeid(module) == typeid(BatchNorms)) || ...);
+}
+
+bool is_batch_norm(const Module& module) {
+  return is_any_of<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>(module);
+}
+
+struct NormPlace {
+  Module& parent;
+  std::string name;  // of the BatchNorm in its parent
+  std::shared_ptr<Module> norm;
+};
+
+[[noreturn]] void refuse_to_convert(const std::string& path, const Module& norm) {
+  throw Error(
+      "convert_sync_batchnorm: " + (path.empty() ? "the module itself" : path) + " is a " +
+      c10::demangle(typeid(norm).name()) +
+      " that cannot be replaced: only a BatchNorm1d, 2d or 3d that is a layer of a torch::nn::Sequential, or of "
+      "a lockstep::ResidualBlock, can, for other modules keep theirs in members of one type. Build a "
+      "lockstep::SyncBatchNorm in its place");
+}
+
+void find_places(Module& parent, const std::string& path, std::vector<NormPlace>& places) {
+  const bool can_replace = is_any_of<torch::nn::SequentialImpl, ResidualBlockImpl>(parent);
+  for (const auto& child : parent.named_children()) {
+    const std::string its_path = path.empty() ? child.key() : path + "." + child.key();
+    Module& module = *child.value();
+    if (!is_batch_norm(module)) {
+      find_places(module, its_path, places);
+      continue;
+    }
+    if (!can_replace ||
+        !is_just<torch::nn::BatchNorm1dImpl, torch::nn::BatchNorm2dImpl, torch::nn::BatchNorm3dImpl>(module)) {
+      refuse_to_convert(its_path, module);
+    }
+    places.push_back({parent, child.key(), child.value()});
+  }
+}
+
+void put_in(const NormPlace& place, const std::shared_ptr<SyncBatchNormImpl>& sync) {
+  if (auto* const block = dynamic_cast<ResidualBlockImpl*>(&place.parent)) {
+    (place.name == "norm1" ? block->norm1 : block->norm2) = AnyModule(sync);
+  } else {
+    for (auto& layer : dynamic_cast<torch::nn::SequentialImpl&>(place.parent)) {
+      if (layer.ptr() == place.norm) layer = AnyModule(sync);
+    }
+  }
+  place.parent.replace_module(place.name, sync);
+}
+
+}  // namespace
+
+int64_t convert_sync_batchnorm(Module& module, Rank& rank) {
+  if (is_batch_norm(module)) refuse_to_convert("", module);
+  std::vector<NormPlace> places;
+  find_places(module, "", places);
+  Rank group = rank.split(0);
+  for (const auto& place : places) put_in(place, in_place_of(*place.norm, group));
+  return static_cast<int64_t>(places.size());
+}
+
+bool has_sync_batchnorm(const Module& module) {
+  const auto modules = module.modules(/*include_self=*/false);
+  const auto is_sync = [](const auto& inner) { return dynamic_cast<const SyncBatchNormImpl*>(inner.get()) != nullptr; };
+  return dynamic_cast<const SyncBatchNormImpl*>(&module) != nullptr ||
+         std::any_of(modules.begin(), modules.end(), is_sync);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,125 @@
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/local_sgd.hpp>
+
+#include "flat_view.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+void check_local_sgd(const LocalSgdOptions& options, const Rank& rank) {
+  const auto refuse = [&](const char* what, const auto& value, const char* rule) {
+    std::ostringstream text;
+    text << rank.name() << ": LocalSgd: " << what << " is " << value << "; it must be " << rule;
+    throw Error(text.str());
+  };
+  if (options.sync_every < 1) refuse("sync_every", options.sync_every, "at least 1");
+  if (!(options.outer_lr > 0) || std::isinf(options.outer_lr)) refuse("outer_lr", options.outer_lr, "above 0");
+  if (!(options.outer_momentum >= 0 && options.outer_momentum < 1)) {
+    refuse("outer_momentum", options.outer_momentum, "from 0 to below 1");
+  }
+}
+
+}  // namespace
+
+LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options)
+    : rank_(rank), options_(options) {
+  check_local_sgd(options_, rank);
+  std::map<at::ScalarType, size_t> group_of;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& parameter : parameters) {
+    if (!parameter.requires_grad()) frozen_.push_back(parameter);
+    if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    const auto [entry, is_new] = group_of.try_emplace(parameter.scalar_type(), groups_.size());
+    if (is_new) groups_.emplace_back();
+    auto& group = groups_[entry->second].parameters;
+    places_.emplace_back(entry->second, group.size());
+    group.push_back(parameter);
+  }
+  if (groups_.empty()) throw Error(rank.name() + ": LocalSgd: there is no parameter that needs a gradient");
+  if (!outer()) return;
+  for (auto& group : groups_) group.start = flat_copy(group.parameters);
+}
+
+void LocalSgd::check_that_it_holds_parameters() const {
+  if (groups_.empty()) throw Error(rank_.name() + ": LocalSgd: this one was moved to another, which is to be used");
+}
+
+bool LocalSgd::step() {
+  check_that_it_holds_parameters();
+  ++steps_;
+  return steps_ == options_.sync_every && synchronize();
+}
+
+bool LocalSgd::synchronize() {
+  check_that_it_holds_parameters();
+  if (steps_ == 0) return false;
+  if (std::any_of(frozen_.begin(), frozen_.end(), [](const at::Tensor& frozen) { return frozen.requires_grad(); })) {
+    throw Error(rank_.name() +
+                ": LocalSgd: a parameter needed no gradient when this was made, and needs one now, which " +
+                "moves it on each rank alone. Make the LocalSgd after requires_grad_(true)");
+  }
+  const c10::NoGradGuard no_grad;
+  for (auto& group : groups_) {
+    at::Tensor values = flat_copy(group.parameters);
+    rank_.allreduce(values, c10d::ReduceOp::AVG);
+    if (outer()) values = moved(group, values);
+    const auto parts = parts_like(group.parameters, values);
+    for (size_t i = 0; i < parts.size(); ++i) group.parameters[i].copy_(parts[i]);
+  }
+  steps_ = 0;
+  return true;
+}
+
+at::Tensor LocalSgd::moved(Group& group, const at::Tensor& mean) const {
+  at::Tensor gradient = group.start - mean;
+  if (options_.outer_momentum != 0) {
+    if (group.momentum.defined()) {
+      group.momentum.mul_(options_.outer_momentum).add_(gradient);
+    } else {
+      group.momentum = gradient.clone();
+    }
+    gradient.add_(group.momentum, options_.outer_momentum);
+  }
+  return group.start.sub_(gradient, options_.outer_lr);
+}
+
+std::vector<at::Tensor> LocalSgd::momentum() const {
+  std::vector<std::vector<at::Tensor>> of_groups;
+  for (const auto& group : groups_) {
+    if (!group.momentum.defined()) return {};
+    of_groups.push_back(parts_like(group.parameters, group.momentum));
+  }
+  std::vector<at::Tensor> momentum;
+  for (const auto& [group, place] : places_) momentum.push_back(of_groups[group][place]);
+  return momentum;
+}
+
+void LocalSgd::set_momentum(const std::vector<at::Tensor>& momentum) {
+  if (momentum.size() != places_.size()) {
+    throw Error(rank_.name() + ": LocalSgd: a momentum of " + std::to_string(momentum.size()) + " tensors for " +
+                std::to_string(places_.size()) + " parameters");
+  }
+  std::vector<std::vector<at::Tensor>> of_groups(groups_.size());
+  for (size_t i = 0; i < momentum.size(); ++i) {
+    const auto& [group, place] = places_[i];
+    const at::Tensor& parameter = groups_[group].parameters[place];
+    if (momentum[i].sizes() != parameter.sizes()) {
+      std::ostringstream text;
+      text << rank_.name() << ": LocalSgd: momentum " << i << " has the shape " << momentum[i].sizes()
+           << ", and its parameter " << parameter.sizes();
+      throw Error(text.str());
+    }
+    of_groups[group].push_back(momentum[i].to(parameter.options()));
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) groups_[i].momentum = flat_copy(of_groups[i]);
+}
+
+}  // namespace lockstep

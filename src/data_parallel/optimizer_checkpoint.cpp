@@ -1,0 +1,65 @@
+#include <torch/optim/optimizer.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/optimizer_checkpoint.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+
+#include "averaging.hpp"
+#include "io/checked_tensors.hpp"
+#include "optim/optimizer_state.hpp"
+
+#include <set>
+
+namespace lockstep {
+namespace {
+
+// A tensor that the module holds under two names once, under the first.
+io::NamedTensors parameters_of(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer) {
+  std::set<const c10::TensorImpl*> known;
+  io::NamedTensors parameters;
+  for (const auto& item : module.named_parameters()) {
+    if (known.insert(item.value().unsafeGetTensorImpl()).second) parameters.emplace_back(item.key(), item.value());
+  }
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) {
+      if (known.contains(parameter.unsafeGetTensorImpl())) continue;
+      throw Error("the optimizer has a parameter of shape " + c10::str(parameter.sizes()) +
+                  " that is none of this module's; give the module whose parameters() it was made of");
+    }
+  }
+  return parameters;
+}
+
+template <class Load>
+void load_from(const std::filesystem::path& file, const Load& load) {
+  const io::NamedTensors state = io::read_checked(file);
+  try {
+    load(state);
+  } catch (const Error& error) {
+    throw Error(io::cannot_load(file) + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+void save_optimizer(const std::filesystem::path& file, const torch::optim::Optimizer& optimizer,
+                    const torch::nn::Module& module) {
+  io::write_checked(file, optimizer_state(optimizer, parameters_of(module, optimizer)), {});
+}
+
+void load_optimizer(const std::filesystem::path& file, torch::optim::Optimizer& optimizer,
+                    const torch::nn::Module& module) {
+  load_from(file, [&](const io::NamedTensors& state) {
+    load_optimizer_state(optimizer, parameters_of(module, optimizer), state);
+  });
+}
+
+void save_optimizer(const std::filesystem::path& file, ShardedOptimizer& optimizer) {
+  const io::NamedTensors state = optimizer.state();
+  if (rank_of(*optimizer.replica()).index() == 0) io::write_checked(file, state, {});
+}
+
+void load_optimizer(const std::filesystem::path& file, ShardedOptimizer& optimizer) {
+  load_from(file, [&](const io::NamedTensors& state) { optimizer.load_state(state); });
+}
+
+}  // namespace lockstep

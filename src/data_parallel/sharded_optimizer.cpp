@@ -1,0 +1,127 @@
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/sync_batch_norm.hpp>
+
+#include "averaging.hpp"
+#include "sharded_parameters.hpp"
+#include "sharded_reducer.hpp"
+#include "sharded_state.hpp"
+
+#include <set>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+ShardedOptions checked(const ShardedOptions& options, const Rank& rank) {
+  if (options.stage == 1 || options.stage == 2) {
+    if (options.bucket_bytes >= 1) return options;
+    throw Error(rank.name() + ": ShardedOptimizer: bucket_bytes is " + std::to_string(options.bucket_bytes) +
+                "; it must be at least 1");
+  }
+  throw Error(rank.name() + ": ShardedOptimizer: stage is " + std::to_string(options.stage) +
+              "; it must be 1 (optimizer state) or 2 (and gradients)");
+}
+
+std::vector<std::pair<std::string, at::Tensor>> frozen_of(torch::nn::Module& module) {
+  std::vector<std::pair<std::string, at::Tensor>> frozen;
+  for (const auto& item : module.named_parameters()) {
+    if (!item.value().requires_grad()) frozen.emplace_back(item.key(), item.value());
+  }
+  return frozen;
+}
+
+std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const Rank& rank, const ShardedOptions& options) {
+  std::vector<std::pair<std::string, at::Tensor>> parameters;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& item : module.named_parameters()) {
+    if (!item.value().requires_grad() || !seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
+    parameters.emplace_back(item.key(), item.value());
+  }
+  if (options.stage == 2 && has_sync_batchnorm(module)) {
+    throw Error(rank.name() +
+                ": ShardedOptimizer: the net has a SyncBatchNorm, in whose backward ranks wait for each " +
+                "other, as stage 2 does in its own way; together they could wait in a circle. Use stage 1");
+  }
+  if (parameters.empty()) throw Error(rank.name() + ": ShardedOptimizer: there is no parameter that needs a gradient");
+  return shard_parameters(parameters, rank, checked(options, rank).bucket_bytes);
+}
+
+// One over net->parameters() would step with gradients of which this rank has its share alone.
+void check_that_it_has(const std::vector<at::Tensor>& slices, const torch::optim::Optimizer& optimizer,
+                       const Rank& rank) {
+  std::set<const c10::TensorImpl*> left;
+  for (const auto& slice : slices) left.insert(slice.unsafeGetTensorImpl());
+  size_t others = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& parameter : group.params()) others += 1 - left.erase(parameter.unsafeGetTensorImpl());
+  }
+  if (others == 0 && left.empty()) return;
+  throw Error(rank.name() + ": ShardedOptimizer: the factory's optimizer has " +
+              (others > 0 ? std::to_string(others) + " tensors that are none of the slices that the factory was given"
+                          : std::to_string(slices.size() - left.size()) + " of the " + std::to_string(slices.size()) +
+                                " slices that the factory was given") +
+              ". Make it of the factory's argument, all of it, and not of net->parameters()");
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<ShardedBucket>& buckets, const Rank& rank,
+                                                      const ShardedOptimizer::Factory& make) {
+  const auto slices = pieces_of(buckets);
+  auto optimizer = make(slices);
+  if (!optimizer) throw Error(rank.name() + ": ShardedOptimizer: the factory made no optimizer");
+  check_that_it_has(slices, *optimizer, rank);
+  return optimizer;
+}
+
+}  // namespace
+
+ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Factory& make, const ShardedOptions& options)
+    : replica_(std::move(replica)),
+      rank_(rank_of(*replica_)),
+      frozen_(frozen_of(module_of(*replica_))),
+      buckets_(buckets_of(module_of(*replica_), rank_, options)),
+      reducer_(std::make_shared<ShardedReducer>(buckets_, rank_, options)),
+      optimizer_(optimizer_of(buckets_, rank_, make)) {
+  set_averaging(*replica_, reducer_);
+}
+
+ShardedOptimizer::~ShardedOptimizer() {
+  reducer_->take_filler_away();
+  reducer_->end(rank_.name() +
+                ": ShardedOptimizer: the one that averaged this DataParallel's gradients is gone; keep " +
+                "it as long as you train, or make another one");
+}
+
+void ShardedOptimizer::zero_grad() {
+  reducer_->zero_grad();
+}
+
+void ShardedOptimizer::step() {
+  const c10::NoGradGuard no_grad;
+  for (const auto& [name, parameter] : frozen_) {
+    if (!parameter.requires_grad()) continue;
+    throw Error(rank_.name() + ": ShardedOptimizer: " + name +
+                " needed no gradient when this optimizer was made, and needs one now, which is neither averaged nor "
+                "used. Make the optimizer after requires_grad_(true)");
+  }
+  reducer_->use();
+  optimizer_->step();
+  std::vector<std::pair<at::Tensor, at::Tensor>> values;
+  for (const auto& bucket : buckets_) values.emplace_back(bucket.values, bucket.slice);
+  gather_slices(values, rank_);
+}
+
+std::vector<at::Tensor> ShardedOptimizer::gradients() const {
+  return reducer_->gradients();
+}
+
+ShardedOptimizer::State ShardedOptimizer::state() {
+  return whole_state(*optimizer_, buckets_, rank_);
+}
+
+void ShardedOptimizer::load_state(const State& state) {
+  load_slices_of_state(*optimizer_, buckets_, state);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,53 @@
+// Parameters in flat memory of which each rank owns one slice: what a ShardedOptimizer updates and gathers.
+//
+// A bucket holds parameters of one type one after the other, and ends in zeros that are no parameter's, so that the
+// ranks' slices of it are equally long. Buckets are the same on all ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/ranks/rank.hpp>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+struct ShardedBucket {
+  struct Piece {               // what a rank's slice has of one parameter, in the order of its memory
+    int64_t size = 0;          // of values; 0: none
+    int64_t in_parameter = 0;  // where they begin
+    int64_t in_slice = 0;      // and where there
+    at::Tensor values = {};    // a view into the slice, for an optimizer: needs a gradient; undefined if there are none
+  };
+  struct Place {
+    std::string name;
+    at::Tensor parameter;  // a view into values, with its shape and strides
+    int64_t offset;
+    Piece piece = {};  // this rank's
+  };
+  std::vector<Place> places;
+  int64_t size = 0;   // of all parameters together
+  at::Tensor values;  // [ranks * of each]
+  at::Tensor slice;   // this rank's, of values [of each]: a view
+
+  // The place of a parameter in a flat tensor like `values`, with the parameter's shape and strides.
+  static at::Tensor view(const Place& place, const at::Tensor& flat);
+};
+
+// Moves the parameters, which are on the rank's device, into buckets of about `bucket_bytes`: the last ones first,
+// because theirs are the first gradients.
+std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
+                                            const Rank& rank, int64_t bucket_bytes);
+
+// All pieces that this rank has, in the order of the buckets and their places.
+std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets);
+
+// This rank's slice of a flat tensor like `values`: a view.
+at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank);
+
+// The ranks' slices, put together in `flat`; all are under way before the first is waited for. All ranks must call it.
+void gather_slices(const std::vector<std::pair<at::Tensor, at::Tensor>>& flats_and_slices, Rank& rank);
+
+}  // namespace lockstep

@@ -1,0 +1,165 @@
+#include "sharded_state.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+
+#include <bit>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+
+#include "flat_view.hpp"
+#include "optim/optimizer_state.hpp"
+#include "ranks/of_all_ranks.hpp"
+#include "ranks/shared_text.hpp"
+
+namespace lockstep {
+namespace {
+
+using Place = ShardedBucket::Place;
+
+// Under the parameters' names, of each of which a rank has one piece or none.
+io::NamedTensors named_pieces_of(const std::vector<ShardedBucket>& buckets) {
+  io::NamedTensors pieces;
+  for (const auto& bucket : buckets) {
+    for (const auto& place : bucket.places) {
+      if (place.piece.size > 0) pieces.emplace_back(place.name, place.piece.values);
+    }
+  }
+  return pieces;
+}
+
+// "exp_avg" and "fc1.weight".
+std::pair<std::string, std::string> parts_of_name(const std::string& name) {
+  const size_t dot = name.find('.');
+  if (dot == std::string::npos) throw Error("'" + name + "' is not the name of an optimizer's state");
+  return {name.substr(0, dot), name.substr(dot + 1)};
+}
+
+using ByName = std::map<std::string, at::Tensor>;
+
+// ---- Putting together: first all ranks learn which parameters have a state, which only those see that have a piece.
+
+struct Entry {
+  at::ScalarType type;
+  std::optional<int64_t> number;  // the bits of what is one number for a parameter, as a count of steps is
+};
+using Entries = std::map<std::string, Entry>;  // by name, as ByName
+
+at::Tensor tensor_of(const Entry& entry) {
+  return at::isFloatingType(entry.type) ? at::scalar_tensor(std::bit_cast<double>(*entry.number), entry.type)
+                                        : at::scalar_tensor(*entry.number, entry.type);
+}
+
+std::string text_of(const ByName& state) {
+  std::ostringstream text;
+  for (const auto& [name, value] : state) {
+    const bool is_number = value.dim() == 0;
+    text << static_cast<int>(value.scalar_type()) << ' ' << is_number << ' ';
+    if (is_number) {
+      text << (at::isFloatingType(value.scalar_type()) ? bits_of(value.item<double>()) : value.item<int64_t>()) << ' ';
+    }
+    text << name << '\n';
+  }
+  return text.str();
+}
+
+Entries entries_of_all_ranks(const ByName& mine, Rank& rank) {
+  Entries entries;
+  for (int root = 0; root < rank.world_size(); ++root) {
+    std::istringstream text(shared_text(text_of(mine), rank, root));
+    int type = 0;
+    bool is_number = false;
+    while (text >> type >> is_number) {
+      Entry entry{.type = static_cast<at::ScalarType>(type), .number = {}};
+      if (is_number) text >> entry.number.emplace();
+      std::string name;
+      std::getline(text.ignore(), name);
+      entries.emplace(name, entry);
+    }
+  }
+  return entries;
+}
+
+// One member's values for a bucket. All ranks must call it.
+at::Tensor gathered(const std::string& member, at::ScalarType type, const ShardedBucket& bucket, const ByName& mine,
+                    Rank& rank) {
+  at::Tensor flat = at::zeros(bucket.values.sizes(), bucket.values.options().dtype(type));
+  const at::Tensor slice = slice_of_flat(flat, rank);
+  for (const auto& [name, parameter, offset, piece] : bucket.places) {
+    const auto found = mine.find(member + "." + name);
+    if (found != mine.end()) slice.narrow(0, piece.in_slice, piece.size).copy_(found->second);
+  }
+  gather_slices({{flat, slice}}, rank);
+  return flat;
+}
+
+// ---- Taking apart.
+
+// A parameter's value of a member, for this rank's piece of it. What counts steps is one number.
+at::Tensor piece_of(const at::Tensor& value, const Place& place) {
+  if (value.dim() == 0 && (place.parameter.dim() > 0 || !at::isFloatingType(value.scalar_type()))) return value;
+  const at::Tensor flat = at::empty({value.numel()}, place.parameter.options().dtype(value.scalar_type()));
+  view_in_flat(place.parameter, flat, 0).copy_(value);
+  return flat.narrow(0, place.piece.in_parameter, place.piece.size).clone();
+}
+
+void check_shape(const std::string& name, const at::Tensor& value, const Place& place) {
+  if (value.dim() == 0 || value.sizes() == place.parameter.sizes()) return;
+  throw Error("the optimizer's state has another shape for " + name + " than the parameter");
+}
+
+}  // namespace
+
+io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
+                             Rank& rank) {
+  const c10::NoGradGuard no_grad;
+  const auto state = optimizer_state(optimizer, named_pieces_of(buckets));
+  const ByName mine(state.begin(), state.end());
+  const Entries entries = entries_of_all_ranks(mine, rank);
+  std::set<std::string> members;
+  for (const auto& [name, entry] : entries) members.insert(parts_of_name(name).first);
+
+  io::NamedTensors whole;
+  for (const auto& bucket : buckets) {
+    for (const auto& member : members) {
+      at::Tensor flat;
+      for (const auto& place : bucket.places) {
+        const std::string name = member + "." + place.name;
+        const auto found = entries.find(name);
+        if (found == entries.end()) continue;
+        const Entry& entry = found->second;
+        if (!entry.number && !flat.defined()) flat = gathered(member, entry.type, bucket, mine, rank);
+        whole.emplace_back(name, entry.number ? tensor_of(entry) : ShardedBucket::view(place, flat).clone());
+      }
+    }
+  }
+  return whole;
+}
+
+void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
+                          const io::NamedTensors& state) {
+  const c10::NoGradGuard no_grad;
+  std::map<std::string, const Place*> places;
+  for (const auto& bucket : buckets) {
+    for (const auto& place : bucket.places) places.emplace(place.name, &place);
+  }
+  io::NamedTensors mine;
+  for (const auto& [name, value] : state) {
+    const auto found = places.find(parts_of_name(name).second);
+    if (found == places.end()) throw Error("the optimizer has no place for the state '" + name + "'");
+    const Place& place = *found->second;
+    check_shape(name, value, place);
+    if (place.piece.size > 0) mine.emplace_back(name, piece_of(value, place));
+  }
+  load_optimizer_state(optimizer, named_pieces_of(buckets), mine);
+}
+
+}  // namespace lockstep

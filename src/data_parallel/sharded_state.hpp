@@ -1,0 +1,22 @@
+// The state of an optimizer of which each rank has the slices, put together and taken apart.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+#include <lockstep/ranks/rank.hpp>
+
+#include <vector>
+
+#include "io/safetensors.hpp"
+#include "sharded_parameters.hpp"
+
+namespace lockstep {
+
+// As optimizer_state() of the same optimizer of whole parameters. All ranks must call it.
+io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
+                             Rank& rank);
+
+// Throws Error as load_optimizer_state() does.
+void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
+                          const io::NamedTensors& state);
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+#include "unaveraged_gradients.hpp"
+
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+
+#include "devices/cuda_graph.hpp"
+#include "flat_view.hpp"
+
+namespace lockstep {
+namespace {
+
+constexpr int kNotedOnGpu = 3;  // first times
+
+}  // namespace
+
+// One parameter tells enough, and the last layer's bias, which comes first, is small. Its value tells, and not its
+// version counter, which LibTorch's optimizers go round.
+void UnaveragedGradients::note(const std::string& parameter_name, const at::Tensor& parameter) {
+  const bool on_gpu = !rank_.device().is_cpu();
+  if (rank_.world_size() == 1 || value_.defined() || (on_gpu && is_recording())) return;
+  if (on_gpu && ++noted_ > kNotedOnGpu) return;  // the host waits for what is compared
+  const c10::AutoGradMode no_grad(false);
+  parameter_name_ = parameter_name;
+  parameter_ = parameter.detach();
+  value_ = parameter_.clone();
+}
+
+void UnaveragedGradients::forget() {
+  parameter_.reset();
+  value_.reset();
+}
+
+void UnaveragedGradients::check() const {
+  if (!value_.defined() || same_values(value_, parameter_)) return;
+  throw Error(name_ + ": " + parameter_name_ +
+              " was changed after a backward whose gradients were never averaged, so the ranks' networks differ now. "
+              "Call net.loss(batch, criterion).backward(), or net.mean(…).backward(), in place of the backward() of a "
+              "tensor; end a no_sync() guard before the last backward of a step");
+}
+
+}  // namespace lockstep

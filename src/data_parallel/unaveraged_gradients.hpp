@@ -1,0 +1,35 @@
+// UnaveragedGradients: notices parameters that a gradient of one rank alone has changed, so that they differ between
+// the ranks. Of a Reducer or a ShardedReducer. Used by one thread at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/ranks/rank.hpp>
+
+#include <string>
+#include <utility>
+
+namespace lockstep {
+
+class UnaveragedGradients {
+ public:
+  // Errors begin with `name`: whose rank's it is, and what the user calls it.
+  UnaveragedGradients(const Rank& rank, std::string name) : rank_(rank), name_(std::move(name)) {}
+
+  // A backward that nobody averages has added to this parameter's gradient. That alone is no mistake: a loss of another
+  // net may flow through this one, and zero_grad() follows.
+  void note(const std::string& parameter_name, const at::Tensor& parameter);
+
+  void forget();  // what was noted: an averaged backward begins
+
+  // Throws Error if the first parameter that was noted has changed since.
+  void check() const;
+
+ private:
+  const Rank rank_;
+  const std::string name_;
+  std::string parameter_name_;
+  at::Tensor parameter_, value_;  // undefined: none was noted
+  int noted_ = 0;                 // times, on a GPU
+};
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+#include <lockstep/base/error.hpp>
+#include <lockstep/layout/model_split.hpp>
+
+#include <string>
+
+namespace lockstep {
+namespace {
+
+std::string joined(const std::vector<int64_t>& cuts) {
+  std::string text;
+  for (const int64_t cut : cuts) text += (text.empty() ? "" : ", ") + std::to_string(cut);
+  return text;
+}
+
+std::string text_of(const std::vector<int64_t>& cuts) {
+  return "[" + joined(cuts) + "]";
+}
+
+}  // namespace
+
+std::string to_string(const ModelSplit& split) {
+  std::string text = to_string(split.mesh);
+  if (split.stages() > 1) text += ", " + std::string(to_string(split.schedule));
+  if (split.stages_per_rank > 1) text += ", " + std::to_string(split.stages_per_rank) + " stages per rank";
+  if (split.microbatches > 1) text += ", " + std::to_string(split.microbatches) + " microbatches";
+  if (split.recompute) text += ", recomputed";
+  if (!split.cuts.empty()) text += (split.cuts.size() > 1 ? ", cuts at " : ", cut at ") + joined(split.cuts);
+  if (split.tensor_rule != ModelSplit().tensor_rule) text += ", " + split.tensor_rule;
+  return text;
+}
+
+void check_split(const ModelSplit& split, int64_t layers) {
+  const auto at_least_1 = [](const std::string& what, int64_t value) {
+    if (value < 1) throw Error(what + " is " + std::to_string(value) + "; it must be at least 1");
+  };
+  at_least_1("mesh.data", split.mesh.data);
+  at_least_1("mesh.pipeline", split.mesh.pipeline);
+  at_least_1("mesh.tensor", split.mesh.tensor);
+  at_least_1("stages_per_rank", split.stages_per_rank);
+  at_least_1("microbatches", split.microbatches);
+  if (split.tensor_rule != "channels" && split.tensor_rule != "alternating") {
+    throw Error("tensor_rule is \"" + split.tensor_rule + "\"; there are \"channels\" and \"alternating\"");
+  }
+  if (split.stages_per_rank > 1 && split.schedule != Schedule::interleaved) {
+    throw Error("stages_per_rank is " + std::to_string(split.stages_per_rank) + " and the schedule is " +
+                std::string(to_string(split.schedule)) +
+                "; only the interleaved schedule has more than 1 stage per rank");
+  }
+  const int64_t stages = split.stages();
+  const std::string which = std::to_string(split.mesh.pipeline) + " pipeline ranks with " +
+                            std::to_string(split.stages_per_rank) + " stages each";
+  if (stages > layers) {
+    throw Error(which + " are " + std::to_string(stages) + " stages; a net of " + std::to_string(layers) +
+                " layers has at most " + std::to_string(layers));
+  }
+  if (!split.cuts.empty() && static_cast<int64_t>(split.cuts.size()) != stages - 1) {
+    throw Error(which + " need " + std::to_string(stages - 1) + " cuts, and there are " +
+                std::to_string(split.cuts.size()) + ": " + text_of(split.cuts));
+  }
+  int64_t before = 0;
+  for (const int64_t cut : split.cuts) {
+    if (cut <= before || cut >= layers) {
+      throw Error("the cuts " + text_of(split.cuts) + " are not those of a net of " + std::to_string(layers) +
+                  " layers: they must ascend, from 1 to " + std::to_string(layers - 1));
+    }
+    before = cut;
+  }
+}
+
+}  // namespace lockstep

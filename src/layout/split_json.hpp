@@ -1,0 +1,17 @@
+// How plans and runs' configurations keep a ModelSplit: the keys mesh, schedule, stages_per_rank, microbatches,
+// recompute, cuts and tensor_rule of an object.
+#pragma once
+
+#include <lockstep/layout/model_split.hpp>
+#include <nlohmann/json.hpp>
+
+#include "io/json_fields.hpp"
+
+namespace lockstep {
+
+nlohmann::ordered_json to_json(const ModelSplit& split);
+
+// The keys must all be there; others are left for the caller. Throws Error as JsonFields; numbers below 1.
+ModelSplit split_from(JsonFields& fields);
+
+}  // namespace lockstep

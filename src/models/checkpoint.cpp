@@ -1,0 +1,17 @@
+#include <lockstep/models/checkpoint.hpp>
+
+#include "io/checked_tensors.hpp"
+#include "module_state.hpp"
+
+namespace lockstep {
+
+void save_weights(const std::filesystem::path& file, const torch::nn::Module& module,
+                  const std::map<std::string, std::string>& metadata) {
+  io::write_checked(file, state_of(module), metadata);
+}
+
+void load_weights(const std::filesystem::path& file, torch::nn::Module& module) {
+  load_state(io::read_checked(file), module, io::cannot_load(file));
+}
+
+}  // namespace lockstep

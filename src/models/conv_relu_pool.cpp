@@ -1,0 +1,273 @@
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/avg_pool2d.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/relu.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/init.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/conv_relu_pool.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "models/kernels/conv_relu_pool.hpp"
+
+namespace lockstep {
+namespace {
+
+using kernels::ConvReluPoolKernels;
+using kernels::ConvReluPoolShape;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor by_libtorch(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return at::avg_pool2d(at::relu(at::conv2d(x, weight, bias)), /*kernel_size=*/2);
+}
+
+void check_shapes(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto shape = [](const at::Tensor& tensor) {
+    return tensor.defined() ? c10::str(tensor.sizes()) : std::string("undefined");
+  };
+  const bool fit = x.defined() && x.dim() == 4 && weight.defined() && weight.dim() == 4 && weight.size(0) > 0 &&
+                   weight.size(1) > 0 && x.size(1) == weight.size(1) && weight.size(2) > 0 && weight.size(3) > 0 &&
+                   x.size(2) > weight.size(2) && x.size(3) > weight.size(3) &&
+                   (!bias.defined() || bias.sizes() == at::IntArrayRef({weight.size(0)}));
+  if (fit) return;
+  throw Error(
+      "conv_relu_pool: x must be [n, channels, height, width], weight [out_channels, channels, kernel_height, " +
+      std::string("kernel_width] with a kernel smaller than the image, and bias [out_channels] or undefined; ") +
+      "these are " + shape(x) + ", " + shape(weight) + " and " + shape(bias));
+}
+
+bool suits_kernels(const at::Tensor& tensor) {
+  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg();
+}
+
+// One sample costs as much as a block of them, so LibTorch is faster with few: up to 5 of 16 lanes, as measured.
+bool enough_samples(const at::Tensor& x) {
+  return x.size(0) > kernels::conv_relu_pool_kernels().lanes / 3;
+}
+
+// ---- With the kernels: what surrounds them -------------------------------------------------------------------------
+
+ConvReluPoolShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
+  return {.channels = x.size(1),
+          .height = x.size(2),
+          .width = x.size(3),
+          .out_channels = weight.size(0),
+          .kernel_height = weight.size(2),
+          .kernel_width = weight.size(3),
+          .pooled_height = (x.size(2) - weight.size(2) + 1) / 2,
+          .pooled_width = (x.size(3) - weight.size(3) + 1) / 2};
+}
+
+// Samples in the blocks of the kernels' layout.
+struct Blocks {
+  Blocks(const at::Tensor& tensor, int64_t lanes)
+      : samples(tensor.size(0)), lanes(lanes), count((samples + lanes - 1) / lanes), size(tensor.numel() / samples) {}
+
+  int64_t samples_in(int64_t block) const { return std::min(lanes, samples - block * lanes); }
+  int64_t first_value(int64_t block) const { return block * lanes * size; }  // in both layouts
+
+  const int64_t samples, lanes, count;
+  const int64_t size;  // values per sample
+};
+
+at::Tensor floats(at::IntArrayRef sizes) {
+  return at::empty(sizes, at::kFloat);
+}
+
+std::vector<int64_t> tap_offsets(const ConvReluPoolShape& shape, int64_t lanes) {
+  std::vector<int64_t> offsets;
+  for (int64_t c = 0; c < shape.channels; ++c) {
+    for (int64_t y = 0; y < shape.kernel_height; ++y) {
+      for (int64_t x = 0; x < shape.kernel_width; ++x) {
+        offsets.push_back(((c * shape.height + y) * shape.width + x) * lanes);
+      }
+    }
+  }
+  return offsets;
+}
+
+struct Result {
+  at::Tensor out;
+  at::Tensor x_blocks, passed;  // what backward needs
+};
+
+Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
+  const ConvReluPoolShape shape = shape_of(x, weight);
+  const at::Tensor images = x.contiguous(), weights = weight.contiguous(), biases = bias.contiguous();
+  Result result;
+  result.out = floats({x.size(0), shape.out_channels, shape.pooled_height, shape.pooled_width});
+  const Blocks in(images, kernels.lanes), out(result.out, kernels.lanes);
+  result.x_blocks = floats({in.count, in.size, in.lanes});
+  result.passed = at::empty({out.count, out.size, out.lanes}, at::kByte);
+  const at::Tensor packed = floats({weight.numel()});
+  kernels.pack_for_forward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
+  const std::vector<int64_t> offsets = tap_offsets(shape, kernels.lanes);
+
+  const float* const from = images.const_data_ptr<float>();
+  float* const to = result.out.mutable_data_ptr<float>();
+  float* const x_blocks = result.x_blocks.mutable_data_ptr<float>();
+  uint8_t* const passed = result.passed.mutable_data_ptr<uint8_t>();
+  at::parallel_for(0, in.count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+    const at::Tensor out_block = floats({out.size, out.lanes});
+    for (int64_t i = begin; i < end; ++i) {
+      kernels.to_block(from + in.first_value(i), in.samples_in(i), in.size, x_blocks + in.first_value(i));
+      kernels.forward(shape, x_blocks + in.first_value(i), packed.const_data_ptr<float>(),
+                      biases.const_data_ptr<float>(), offsets.data(), out_block.mutable_data_ptr<float>(),
+                      passed + out.first_value(i));
+      kernels.from_block(out_block.const_data_ptr<float>(), out.samples_in(i), out.size, to + out.first_value(i));
+    }
+  });
+  return result;
+}
+
+at::Tensor in_blocks(const at::Tensor& tensor, const ConvReluPoolKernels& kernels) {
+  const at::Tensor from = tensor.contiguous();
+  const Blocks blocks(from, kernels.lanes);
+  const at::Tensor result = floats({blocks.count, blocks.size, blocks.lanes});
+  at::parallel_for(0, blocks.count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      kernels.to_block(from.const_data_ptr<float>() + blocks.first_value(i), blocks.samples_in(i), blocks.size,
+                       result.mutable_data_ptr<float>() + blocks.first_value(i));
+    }
+  });
+  return result;
+}
+
+at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& passed,
+                         const at::Tensor& grad_blocks) {
+  const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
+  const ConvReluPoolShape shape = shape_of(x, weight);
+  const at::Tensor grad_x = floats(x.sizes());
+  const Blocks in(grad_x, kernels.lanes);
+  const at::Tensor weights = weight.contiguous(), packed = floats({weight.numel()});
+  kernels.pack_for_backward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
+  at::parallel_for(0, in.count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+    const at::Tensor scratch = floats({shape.out_channels, 4, in.lanes}), block = floats({in.size, in.lanes});
+    for (int64_t i = begin; i < end; ++i) {
+      block.zero_();
+      kernels.backward_input(shape, grad_blocks.select(0, i).const_data_ptr<float>(),
+                             passed.select(0, i).const_data_ptr<uint8_t>(), packed.const_data_ptr<float>(),
+                             scratch.mutable_data_ptr<float>(), block.mutable_data_ptr<float>());
+      kernels.from_block(block.const_data_ptr<float>(), in.samples_in(i), in.size,
+                         grad_x.mutable_data_ptr<float>() + in.first_value(i));
+    }
+  });
+  return grad_x;
+}
+
+struct ParameterGradients {
+  at::Tensor weight, bias;
+};
+
+ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& x_blocks,
+                                           const at::Tensor& passed, const at::Tensor& grad_blocks) {
+  const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
+  const ConvReluPoolShape shape = shape_of(x, weight);
+  const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
+  at::parallel_for(0, kernels.weight_groups(shape), /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+    const at::Tensor scratch = floats({kernels.weight_scratch(shape)});
+    for (int64_t group = begin; group < end; ++group) {
+      kernels.backward_weight(shape, x_blocks.size(0), group, x_blocks.const_data_ptr<float>(),
+                              grad_blocks.const_data_ptr<float>(), passed.const_data_ptr<uint8_t>(),
+                              scratch.mutable_data_ptr<float>(), grads.weight.mutable_data_ptr<float>(),
+                              grads.bias.mutable_data_ptr<float>());
+    }
+  });
+  return grads;
+}
+
+// ---- As a differentiable function ----------------------------------------------------------------------------------
+
+// For create_graph: gradients that can be differentiated again.
+variable_list differentiable_gradients(AutogradContext* ctx, const at::Tensor& grad, const variable_list& inputs) {
+  variable_list needed;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (ctx->needs_input_grad(i)) needed.push_back(inputs[i]);
+  }
+  const at::Tensor out = by_libtorch(inputs[0], inputs[1], inputs[2]);
+  const variable_list found =
+      torch::autograd::grad({out}, needed, {grad}, /*retain_graph=*/true, /*create_graph=*/true);
+  variable_list result(inputs.size());
+  for (size_t i = 0, next = 0; i < inputs.size(); ++i) {
+    if (ctx->needs_input_grad(i)) result[i] = found[next++];
+  }
+  return result;
+}
+
+class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const at::Tensor& bias) {
+    const Result result = run_forward(x, weight, bias);
+    ctx->save_for_backward({x, weight, bias, result.x_blocks, result.passed});
+    return result.out;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &x_blocks = saved[3], &passed = saved[4];
+    if (at::GradMode::is_enabled()) return differentiable_gradients(ctx, grads[0], {x, weight, bias});
+    const at::Tensor grad_blocks = in_blocks(grads[0].resolve_neg(), kernels::conv_relu_pool_kernels());
+    variable_list result(3);
+    if (ctx->needs_input_grad(0)) result[0] = gradient_of_x(x, weight, passed, grad_blocks);
+    if (ctx->needs_input_grad(1) || ctx->needs_input_grad(2)) {
+      const ParameterGradients parameters = gradients_of_parameters(x, weight, x_blocks, passed, grad_blocks);
+      if (ctx->needs_input_grad(1)) result[1] = parameters.weight;
+      if (ctx->needs_input_grad(2)) result[2] = parameters.bias;
+    }
+    return result;
+  }
+};
+
+}  // namespace
+
+at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  RECORD_USER_SCOPE("lockstep::conv_relu_pool");
+  check_shapes(x, weight, bias);
+  const bool suits =  // mixed precision would have the convolution in bfloat16
+      !at::autocast::is_autocast_enabled(at::kCPU) && enough_samples(x) && suits_kernels(x) && suits_kernels(weight) &&
+      (!bias.defined() || suits_kernels(bias));
+  if (!suits) return by_libtorch(x, weight, bias);
+  // An undefined tensor cannot be a differentiable function's argument.
+  return ConvReluPoolFunction::apply(x, weight, bias.defined() ? bias : at::zeros({weight.size(0)}, at::kFloat));
+}
+
+ConvReluPoolImpl::ConvReluPoolImpl(int64_t in_channels, int64_t out_channels, int64_t kernel)
+    : in_channels_(in_channels), out_channels_(out_channels), kernel_(kernel) {
+  if (in_channels < 1 || out_channels < 1 || kernel < 1) {
+    throw Error("ConvReluPool: all sizes must be at least 1; these are in_channels " + std::to_string(in_channels) +
+                ", out_channels " + std::to_string(out_channels) + ", kernel " + std::to_string(kernel));
+  }
+  reset();
+}
+
+at::Tensor ConvReluPoolImpl::forward(const at::Tensor& x) {
+  return conv_relu_pool(x, weight, bias);
+}
+
+void ConvReluPoolImpl::reset() {
+  weight = register_parameter("weight", at::empty({out_channels_, in_channels_, kernel_, kernel_}));
+  bias = register_parameter("bias", at::empty({out_channels_}));
+  torch::nn::init::kaiming_uniform_(weight, std::sqrt(5));  // as torch::nn::Conv2d does
+  const double bound = 1 / std::sqrt(static_cast<double>(in_channels_ * kernel_ * kernel_));
+  torch::nn::init::uniform_(bias, -bound, bound);
+}
+
+void ConvReluPoolImpl::pretty_print(std::ostream& out) const {
+  out << "lockstep::ConvReluPool(" << in_channels_ << ", " << out_channels_ << ", kernel_size=[" << kernel_ << ", "
+      << kernel_ << "])";
+}
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <lockstep/optim/finite.hpp>
+
+#include "finite_sum.hpp"
+
+#include <cmath>
+
+namespace lockstep {
+
+at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device& device) {
+  const c10::NoGradGuard no_grad;
+  at::Tensor sum = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
+  for (const auto& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    const at::Tensor values = tensor.layout() == at::kStrided ? tensor : tensor._values();
+    const bool narrow = values.scalar_type() == at::kHalf;  // of which a few make more than it can hold
+    sum.add_(narrow ? values.sum(at::kFloat) : values.sum());
+  }
+  return sum;
+}
+
+std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) gradients.push_back(parameter.grad());
+  return gradients;
+}
+
+bool has_finite_gradients(const std::vector<at::Tensor>& parameters) {
+  if (parameters.empty()) return true;
+  return std::isfinite(finite_sum(gradients_of(parameters), parameters[0].device()).item<double>());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,160 @@
+#include <lockstep/base/error.hpp>
+#include <lockstep/optim/learning_rate.hpp>
+
+#include "base/number_text.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <numbers>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr std::array scalings{std::pair{LrScaling::none, "none"}, std::pair{LrScaling::sqrt, "sqrt"},
+                              std::pair{LrScaling::linear, "linear"}};
+constexpr std::array lr_schedules{std::pair{LrSchedule::constant, "constant"}, std::pair{LrSchedule::step, "step"},
+                                  std::pair{LrSchedule::cosine, "cosine"}};
+constexpr double largest_float = std::numeric_limits<float>::max();  // the weights are float
+
+template <class Names, class Value>
+std::string_view name_in(const Names& names, Value value) {
+  return std::find_if(names.begin(), names.end(), [&](const auto& item) { return item.first == value; })->second;
+}
+
+template <class Names>
+auto value_in(const Names& names, std::string_view name, const std::string& what) {
+  for (const auto& [value, its_name] : names) {
+    if (name == its_name) return value;
+  }
+  throw Error(what + " is \"" + std::string(name) + "\"; it must be " + names[0].second + ", " + names[1].second +
+              " or " + names[2].second);
+}
+
+[[noreturn]] void refuse(const std::string& what, const std::string& value, const std::string& rule) {
+  throw Error(what + " is " + value + "; it must be " + rule);
+}
+
+double times_the_batch(const LearningRate& rate) {
+  return static_cast<double>(rate.batch) / static_cast<double>(rate.reference_batch);
+}
+
+double full_rate(const LearningRate& rate) {
+  switch (rate.scaling) {
+    case LrScaling::none:
+      return rate.lr;
+    case LrScaling::sqrt:
+      return rate.lr * std::sqrt(times_the_batch(rate));
+    case LrScaling::linear:
+      return rate.lr * times_the_batch(rate);
+  }
+  throw Error("no LrScaling has the number " + std::to_string(static_cast<int>(rate.scaling)));
+}
+
+void check_steps(const LearningRate& rate) {
+  if (rate.schedule != LrSchedule::step) {
+    if (rate.step_epochs.empty()) return;
+    throw Error("epochs of a step schedule are given (--step-epochs), but the schedule is " +
+                std::string(to_string(rate.schedule)) + "; leave them out, or take --schedule step");
+  }
+  if (rate.step_epochs.empty()) {
+    throw Error("the step schedule needs the epochs after which the learning rate falls, as in --step-epochs 30,60,80");
+  }
+  const auto& epochs = rate.step_epochs;
+  const bool ascend = std::adjacent_find(epochs.begin(), epochs.end(), std::greater_equal<>()) == epochs.end();
+  if (!ascend || epochs.front() < 1 || epochs.back() >= rate.epochs) {
+    throw Error("the epochs of the step schedule must ascend and lie between 0 and the run's " +
+                std::to_string(rate.epochs));
+  }
+  if (!(rate.step_factor > 0 && rate.step_factor <= largest_float)) {
+    refuse("the factor of the step schedule", number_text(rate.step_factor), "a number above 0");
+  }
+}
+
+void check_warmup(const LearningRate& rate) {
+  const std::string epochs = number_text(rate.warmup_epochs);
+  if (!(rate.warmup_epochs >= 0)) refuse("the number of epochs of warm-up", epochs, "at least 0");
+  if (rate.warmup_epochs > rate.epochs) {
+    refuse("the number of epochs of warm-up", epochs, "at most " + std::to_string(rate.epochs) + ", the run's");
+  }
+  if (rate.schedule == LrSchedule::cosine && rate.warmup_epochs == rate.epochs) {
+    refuse("the number of epochs of warm-up", epochs, "below the run's for the cosine schedule, which follows it");
+  }
+  if (rate.warmup_epochs > 0 && rate.batch <= rate.reference_batch) {
+    throw Error("a warm-up begins at 1/k of the learning rate for k times the reference batch, and the batch is " +
+                std::to_string(rate.batch) + ", the reference batch " + std::to_string(rate.reference_batch) +
+                "; --scale-batch or --reference-batch says otherwise");
+  }
+}
+
+}  // namespace
+
+std::string_view to_string(LrScaling scaling) {
+  return name_in(scalings, scaling);
+}
+
+std::string_view to_string(LrSchedule schedule) {
+  return name_in(lr_schedules, schedule);
+}
+
+LrScaling scaling_from(std::string_view name) {
+  return value_in(scalings, name, "the scaling of the learning rate");
+}
+
+LrSchedule lr_schedule_from(std::string_view name) {
+  return value_in(lr_schedules, name, "the schedule of the learning rate");
+}
+
+void check_learning_rate(const LearningRate& rate) {
+  if (!(rate.lr >= 0 && rate.lr <= largest_float)) {
+    refuse("the learning rate", number_text(rate.lr), "a number from 0 to 3.4e38, the largest float");
+  }
+  if (rate.batch < 1) refuse("the batch size", std::to_string(rate.batch), "at least 1");
+  if (rate.reference_batch < 1) refuse("the reference batch", std::to_string(rate.reference_batch), "at least 1");
+  if (rate.epochs < 1) refuse("the number of epochs", std::to_string(rate.epochs), "at least 1");
+  if (full_rate(rate) > largest_float) {
+    refuse("the learning rate scaled for the batch", number_text(full_rate(rate)), "at most 3.4e38, the largest float");
+  }
+  check_steps(rate);
+  check_warmup(rate);
+}
+
+double learning_rate_at(const LearningRate& rate, double epochs_done) {
+  const double full = full_rate(rate);
+  double now = full;
+  if (epochs_done < rate.warmup_epochs) {
+    const double first = full / times_the_batch(rate);
+    now = first + (full - first) * epochs_done / rate.warmup_epochs;
+  } else if (rate.schedule == LrSchedule::cosine) {
+    const double t = (epochs_done - rate.warmup_epochs) / (rate.epochs - rate.warmup_epochs);
+    now = full * (1 + std::cos(std::numbers::pi * t)) / 2;
+  }
+  for (const int epoch : rate.step_epochs) {
+    if (epochs_done >= epoch) now *= rate.step_factor;
+  }
+  return now;
+}
+
+std::string to_string(const LearningRate& rate) {
+  std::string text = number_text(rate.lr);
+  const double full = full_rate(rate);
+  if (rate.scaling != LrScaling::none) {
+    text += ", " + std::string(to_string(rate.scaling)) + " for " + std::to_string(rate.batch) + " / " +
+            std::to_string(rate.reference_batch) + " samples = " + number_text(full);
+  }
+  if (rate.warmup_epochs > 0) {
+    text += ", from " + number_text(full / times_the_batch(rate)) + " over " + number_text(rate.warmup_epochs) +
+            (rate.warmup_epochs == 1 ? " epoch" : " epochs") + " of warm-up";
+  }
+  if (rate.schedule == LrSchedule::cosine) text += ", cosine";
+  for (const int epoch : rate.step_epochs) {
+    text += (epoch == rate.step_epochs.front() ? ", times " + number_text(rate.step_factor) + " after epochs " : ", ") +
+            std::to_string(epoch);
+  }
+  return text;
+}
+
+}  // namespace lockstep

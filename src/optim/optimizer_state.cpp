@@ -1,0 +1,185 @@
+#include "optimizer_state.hpp"
+
+#include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
+#include <torch/serialize/archive.h>
+#include <lockstep/base/error.hpp>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
+
+// LibTorch knows parameters by their addresses.
+std::string archive_key(const at::Tensor& parameter) {
+  return std::to_string(reinterpret_cast<size_t>(parameter.unsafeGetTensorImpl()));
+}
+
+// Only in memory: nothing of the archive's format gets into a file.
+InputArchive reread(OutputArchive& archive) {
+  std::stringstream bytes;
+  archive.save_to(bytes);
+  InputArchive read;
+  read.load_from(bytes);
+  return read;
+}
+
+at::Tensor tensor_of(const c10::IValue& value, const std::string& member) {
+  if (value.isTensor()) return value.toTensor();
+  if (value.isInt()) return at::scalar_tensor(value.toInt(), at::kLong);
+  if (value.isDouble()) return at::scalar_tensor(value.toDouble(), at::kDouble);
+  throw Error("the optimizer's state has a member " + member + " of type " + value.tagKind() +
+              ", which checkpoints do not know; train with another optimizer, or without checkpoints (--keep-last 0)");
+}
+
+c10::IValue value_of(const at::Tensor& tensor, const at::Tensor& parameter) {
+  if (tensor.dim() == 0 && tensor.scalar_type() == at::kLong) return tensor.item<int64_t>();
+  if (tensor.dim() == 0 && tensor.scalar_type() == at::kDouble && parameter.dim() > 0) return tensor.item<double>();
+  at::Tensor here = tensor.sizes() == parameter.sizes() ? at::empty_like(parameter, parameter.options(), {})
+                                                        : at::empty(tensor.sizes(), parameter.options());
+  return here.to(tensor.scalar_type()).copy_(tensor);
+}
+
+void copy_entries(InputArchive& from, OutputArchive& to, const std::string& but = {}) {
+  for (const std::string& key : from.keys()) {
+    if (key == but) continue;
+    c10::IValue value;
+    from.read(key, value);
+    if (!value.isObject()) {
+      to.write(key, value);
+      continue;
+    }
+    InputArchive part;
+    from.read(key, part);
+    OutputArchive copied(to.compilation_unit());
+    copy_entries(part, copied);
+    to.write(key, copied);
+  }
+}
+
+// By parameter, then by member.
+using ByParameter = std::map<std::string, std::map<std::string, at::Tensor>>;
+
+ByParameter by_parameter(const io::NamedTensors& state) {
+  ByParameter members;
+  for (const auto& [name, tensor] : state) {
+    const size_t dot = name.find('.');
+    if (dot == std::string::npos) throw Error("'" + name + "' is not the name of an optimizer's state");
+    members[name.substr(dot + 1)][name.substr(0, dot)] = tensor;
+  }
+  return members;
+}
+
+// What the optimizer would save, with `members` in the place of its state.
+InputArchive archive_with(const ByParameter& members, const io::NamedTensors& parameters,
+                          const torch::optim::Optimizer& optimizer) {
+  OutputArchive saved;
+  optimizer.save(saved);
+  InputArchive present = reread(saved);
+  const auto keys = present.keys();
+  if (std::find(keys.begin(), keys.end(), "state") == keys.end()) throw Error("this optimizer has no save()");
+
+  OutputArchive whole;
+  copy_entries(present, whole, "state");
+  OutputArchive states(whole.compilation_unit());
+  for (const auto& [name, parameter] : parameters) {
+    const auto found = members.find(name);
+    if (found == members.end()) continue;
+    OutputArchive one(whole.compilation_unit());
+    for (const auto& [member, tensor] : found->second) one.write(member, value_of(tensor, parameter));
+    states.write(archive_key(parameter), one);
+  }
+  whole.write("state", states);
+  return reread(whole);
+}
+
+// One that keeps rows or columns of a matrix has other dimensions. With as many, it is of another network.
+void check_shapes(const ByParameter& members, const io::NamedTensors& parameters) {
+  for (const auto& [name, parameter] : parameters) {
+    const auto found = members.find(name);
+    if (found == members.end()) continue;
+    for (const auto& [member, tensor] : found->second) {
+      if (tensor.dim() != parameter.dim() || tensor.sizes() == parameter.sizes()) continue;
+      throw Error("the state '" + member + "." + name + "' has the shape " + c10::str(tensor.sizes()) +
+                  ", and the parameter " + c10::str(parameter.sizes()));
+    }
+  }
+}
+
+std::string names_of_members(const ByParameter& by_parameter) {
+  std::set<std::string> names;
+  for (const auto& [parameter, members] : by_parameter) {
+    for (const auto& [member, tensor] : members) names.insert(member);
+  }
+  std::string text;
+  for (const std::string& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+void replace_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters, const ByParameter& members) {
+  try {
+    InputArchive archive = archive_with(members, parameters, optimizer);
+    optimizer.load(archive);
+  } catch (const c10::Error&) {  // whose text speaks of LibTorch's own source
+    throw Error("the state is of another kind of optimizer: it has " + names_of_members(members));
+  }
+}
+
+std::set<std::string> names_in(const io::NamedTensors& state) {
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : state) names.insert(name);
+  return names;
+}
+
+}  // namespace
+
+io::NamedTensors optimizer_state(const torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters) {
+  const at::NoGradGuard no_grad;
+  io::NamedTensors state;
+  for (const auto& [name, parameter] : parameters) {
+    const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+    if (found == optimizer.state().end()) continue;
+    OutputArchive written;
+    try {
+      found->second->serialize(written);
+    } catch (const c10::Error& error) {
+      throw Error(std::string("the optimizer's state cannot be saved: ") + error.what_without_backtrace());
+    }
+    InputArchive members = reread(written);
+    for (const std::string& member : members.keys()) {
+      c10::IValue value;
+      members.read(member, value);
+      state.emplace_back(member + "." + name, tensor_of(value, member));
+    }
+  }
+  return state;
+}
+
+void load_optimizer_state(torch::optim::Optimizer& optimizer, const io::NamedTensors& parameters,
+                          const io::NamedTensors& state) {
+  const at::NoGradGuard no_grad;
+  const ByParameter members = by_parameter(state);
+  check_shapes(members, parameters);
+  auto before = std::move(optimizer.state());
+  optimizer.state().clear();
+  try {
+    if (!state.empty()) replace_state(optimizer, parameters, members);
+    const auto given = names_in(state), taken = names_in(optimizer_state(optimizer, parameters));
+    for (const std::string& name : given) {
+      if (taken.count(name) == 0) throw Error("the optimizer has no place for the state '" + name + "'");
+    }
+  } catch (...) {
+    optimizer.state() = std::move(before);
+    throw;
+  }
+}
+
+}  // namespace lockstep

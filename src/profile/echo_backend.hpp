@@ -1,0 +1,45 @@
+// EchoBackend: the collectives of a group in which only this rank is there.
+//
+// Counts what the rank would exchange, and answers with the rank's own values: a sum is what it put in, the others'
+// parts are copies of its own. For measuring one rank's share of work that is split. Used by its rank's thread.
+#pragma once
+
+#include <lockstep/plan/model_profile.hpp>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+class EchoBackend : public c10d::Backend {
+ public:
+  using c10d::Backend::Backend;
+
+  // What was exchanged since the last call. A reduce_scatter costs what an allgather of the same tensor does, and
+  // counts as one.
+  struct Message {
+    LayerMessage::Kind kind;
+    double bytes;  // of the whole tensor
+  };
+  std::vector<Message> take_messages() { return std::exchange(messages_, {}); }
+  double seconds() const { return seconds_; }  // spent in answering, since it was made
+
+  using Work = c10::intrusive_ptr<c10d::Work>;
+
+  const std::string getBackendName() const override { return "echo"; }
+  Work allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) override;
+  Work allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+                 const c10d::AllgatherOptions&) override;
+  Work reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+                      const c10d::ReduceScatterOptions&) override;
+  Work broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions&) override;
+  Work barrier(const c10d::BarrierOptions&) override;
+
+ private:
+  std::vector<Message> messages_;
+  double seconds_ = 0;
+};
+
+}  // namespace lockstep

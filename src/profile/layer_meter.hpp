@@ -1,0 +1,67 @@
+// LayerMeter: what each layer of a net needs on this rank's device: seconds, bytes, messages.
+//
+// The net is worn out by it: gradients add up and running statistics move. Used by one thread.
+#pragma once
+
+#include <torch/nn/modules/container/sequential.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/plan/model_profile.hpp>
+#include <lockstep/profile/layer_profile.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "echo_backend.hpp"
+
+namespace lockstep {
+
+class LayerMeter {
+ public:
+  // `names` are the layers'; with `echo`, the net is a slice whose exchanges it answers. The sample lies on the net's
+  // device.
+  LayerMeter(torch::nn::Sequential net, std::vector<std::string> names, Batch sample, Criterion criterion,
+             c10::intrusive_ptr<EchoBackend> echo = {});
+
+  // Every layer, and behind them the criterion. Takes about `seconds`, more if two sizes take longer. Throws Error that
+  // names the layer which fails.
+  std::vector<LayerProfile> measure(double seconds);
+
+  // Forward, loss and backward of so many samples, as training does them, and how long each took.
+  struct StepTimes {
+    double forward = 0;
+    double backward = 0;
+  };
+  StepTimes step(int64_t samples);
+
+ private:
+  struct Times {
+    std::vector<StepTimes> layers;  // the best so far, of each layer and the criterion
+    StepTimes whole;
+  };
+  using Messages = std::vector<EchoBackend::Message>;
+  struct Exchanges {
+    std::vector<Messages> forward, backward;  // of each layer
+  };
+
+  at::Tensor call(size_t layer, const at::Tensor& x, int64_t samples);
+  double now() const;
+  template <class Action>
+  double seconds_of(const Action& action);
+  void step_by_layers(int64_t samples, std::vector<StepTimes>& times, Exchanges* exchanges = nullptr,
+                      std::vector<double>* workspaces = nullptr);
+  double add_point(int64_t samples, double seconds, std::vector<LayerProfile>& profiles);
+  std::vector<double> workspaces(int64_t samples);
+  void count_bytes(std::vector<LayerProfile>& profiles);
+  void count_messages(std::vector<LayerProfile>& profiles);
+
+  torch::nn::Sequential net_;
+  const std::vector<std::string> names_;
+  const Batch sample_;
+  const Criterion criterion_;
+  const c10::intrusive_ptr<EchoBackend> echo_;
+  const bool on_one_thread_;  // on the CPU
+  int64_t smallest_ = 1;      // number of samples that the net takes
+};
+
+}  // namespace lockstep

@@ -1,0 +1,28 @@
+// Expendable: a rank that the others can do without for a while. If its process is gone then, they go on, where the
+// launcher lets them (LaunchEnvironment::keep_going); calls that need the rank throw PeerLost.
+#pragma once
+
+#include <lockstep/ranks/rank.hpp>
+
+#include <string>
+
+namespace lockstep::comm {
+
+class Expendable {
+ public:
+  explicit Expendable(const Rank& rank);
+  ~Expendable();  // ends it too, but says nothing
+  Expendable(const Expendable&) = delete;
+  Expendable& operator=(const Expendable&) = delete;
+
+  void end();  // throws Error if the others have gone on without this rank
+
+ private:
+  const Rank rank_;
+  bool ended_ = false;
+};
+
+// Why the rank with this number among those of `rank` is gone and the others go on; "" if that is not so.
+std::string why_lost(const Rank& rank, int other);
+
+}  // namespace lockstep::comm

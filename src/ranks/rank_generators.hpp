@@ -1,0 +1,20 @@
+// Generators: new ones, and the states of LibTorch's default ones, one per device, as checkpoints hold them. Ranks on
+// the CPU share one.
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <lockstep/ranks/rank.hpp>
+
+namespace lockstep {
+
+// A new one. LibTorch's CPU generator takes the seed's low 32 bits.
+at::Generator generator_on(const c10::Device& device, uint64_t seed);
+
+// Row r: the state of rank r's device, uint8 [ranks, bytes]. All ranks must call it.
+at::Tensor generators_of_all_ranks(Rank& rank);
+
+// The other way round. All ranks must call it; whoever drew before is done when it returns.
+void set_generator(Rank& rank, const at::Tensor& states);
+
+}  // namespace lockstep

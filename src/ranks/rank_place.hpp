@@ -1,0 +1,68 @@
+// RankPlace: which ranks a Rank makes its calls with, and the world that can make groups of them, while its run lasts.
+#pragma once
+
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "comm/members.hpp"
+#include "comm/world.hpp"
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+
+namespace lockstep::comm {
+
+// A rank's random numbers, in all groups that it is in.
+struct RankRandom {
+  uint64_t seed = 0;  // the run's
+  at::Generator generator;
+};
+
+// A run's world as its ranks know it, who may be kept longer than it lasts.
+class RunningWorld {
+ public:
+  explicit RunningWorld(World& world)
+      : devices(world.devices()), ranks_here(world.ranks_here()), process(world.process()), world_(&world) {}
+
+  World* world() const { return world_; }  // null: the run is over
+  void end() { world_ = nullptr; }
+
+  const Devices devices;
+  const Part ranks_here;
+  const int process;
+
+ private:
+  std::atomic<World*> world_;
+};
+
+class RankPlace {
+ public:
+  RankPlace(std::shared_ptr<RunningWorld> run, int world_rank, Members members, RankRandom random)
+      : run(std::move(run)), world_rank(world_rank), members(std::move(members)), random(std::move(random)) {}
+
+  static Rank rank(const std::shared_ptr<RunningWorld>& run, int world_rank, Members members, RankRandom random) {
+    auto place = std::make_shared<RankPlace>(run, world_rank, std::move(members), std::move(random));
+    auto backend = place->world().backend(world_rank, place->members);
+    return Rank(std::move(place), std::move(backend));
+  }
+
+  static const RankPlace& of(const Rank& rank) { return *rank.place_; }
+
+  World& world() const {  // throws Error once the run is over
+    if (World* const world = run->world()) return *world;
+    throw Error(name_of(world_rank, run->devices) +
+                ": the run() that this rank belongs to is over, so it can make no more calls. Make, use and drop what "
+                "needs a Rank, such as a DataParallel or an optimizer over all ranks, in the function that run() "
+                "calls; a module itself can be kept and used afterwards");
+  }
+
+  const std::shared_ptr<RunningWorld> run;
+  const int world_rank;
+  const Members members;
+  const RankRandom random;
+  int splits = 0;  // so far, equal on all members
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,34 @@
+// StopAgreement: all ranks stop after the same step, though each hears of the request at another moment.
+//
+// The ranks ask each other every few steps, about four times a second, since an exchange in each step would cost small
+// networks more than it is worth. How many steps lie in between all ranks learn from the slowest one.
+#pragma once
+
+#include <lockstep/ranks/rank.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <stop_token>
+#include <utility>
+
+namespace lockstep {
+
+class StopAgreement {
+ public:
+  StopAgreement(Rank rank, std::stop_token stop) : rank_(std::move(rank)), stop_(std::move(stop)) {}
+
+  // Was any rank asked to stop? All ranks must call each of these alike, and get the same answer.
+  bool now();
+  bool after_step();  // false while it is not time to ask
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Rank rank_;
+  const std::stop_token stop_;
+  Clock::time_point asked_ = Clock::now();
+  int64_t steps_ = 0;     // since then
+  int64_t interval_ = 1;  // steps until the next time
+};
+
+}  // namespace lockstep

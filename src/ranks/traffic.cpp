@@ -1,0 +1,48 @@
+#include <lockstep/ranks/traffic.hpp>
+
+#include "observed_backend.hpp"
+
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+class TrafficObserver : public CallObserver {
+ public:
+  explicit TrafficObserver(std::shared_ptr<Traffic> traffic) : traffic_(std::move(traffic)) {}
+
+  void posts(c10d::OpType type, int64_t bytes, int ranks) override {
+    const auto others = static_cast<double>(ranks - 1);
+    const auto size = static_cast<double>(bytes);
+    switch (type) {
+      case c10d::OpType::SEND:
+        traffic_->sent += size;
+        break;
+      case c10d::OpType::ALLREDUCE:
+        traffic_->sent += 2 * others / ranks * size;
+        break;
+      case c10d::OpType::BROADCAST:
+      case c10d::OpType::REDUCE:
+      case c10d::OpType::ALLTOALL:
+      case c10d::OpType::ALLTOALL_BASE:
+        traffic_->sent += others / ranks * size;  // a broadcast or reduce as a chain sends it, in many pieces
+        break;
+      default:
+        traffic_->sent += others * size;  // of what is gathered or scattered
+    }
+  }
+  void spent(double seconds) override { traffic_->seconds += seconds; }
+
+ private:
+  const std::shared_ptr<Traffic> traffic_;
+};
+
+}  // namespace
+
+Rank observed(const Rank& rank, std::shared_ptr<Traffic> traffic) {
+  const auto observer = std::make_shared<TrafficObserver>(std::move(traffic));
+  return rank.wrapped(
+      [observer](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, observer); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,95 @@
+#include <ATen/ops/norm.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/split/clip_grad_norm.hpp>
+#include <lockstep/tensor_parallel/tensor_parallel.hpp>
+
+#include "data_parallel/averaging.hpp"
+#include "tensor_parallel/sliced_dimensions.hpp"
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+// Whether this rank is the one of those that hold a parameter, by its name, whose values count.
+using Counts = std::function<bool(const std::string& name)>;
+
+// What this rank has of the averaged gradients: all, or with a ShardedOptimizer its slices.
+struct Gradients {
+  std::vector<std::pair<std::string, Tensor>> pieces;
+  bool in_slices = false;
+};
+
+Gradients averaged_gradients_of(Replica& replica) {
+  auto* const averaging = averaging_of(replica);
+  if (averaging != nullptr && averaging->in_slices()) return {averaging->slices(), /*in_slices=*/true};
+  Gradients gradients;
+  for (const auto& item : module_of(replica).named_parameters()) {
+    if (item.value().grad().defined()) gradients.pieces.emplace_back(item.key(), item.value().grad());
+  }
+  return gradients;
+}
+
+Tensor sum_of_squares(const Gradients& gradients, const Counts& counts, Rank& rank) {
+  Tensor sum = at::zeros({}, at::TensorOptions(rank.device()).dtype(at::kDouble));
+  for (const auto& [name, piece] : gradients.pieces) {
+    if (counts(name)) sum.add_(at::norm(piece, 2, at::kDouble).square());
+  }
+  if (gradients.in_slices) rank.allreduce(sum);
+  return sum;
+}
+
+// The factor as LibTorch computes it, and no question to the device whether it is needed.
+Tensor scaled(const Gradients& gradients, const Tensor& sum_of_squares, double max_norm) {
+  const Tensor norm = sum_of_squares.sqrt();
+  const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+  for (auto piece : gradients.pieces) piece.second.mul_(factor.to(piece.second.scalar_type()));
+  return norm;
+}
+
+void check_max_norm(double max_norm, const Rank& rank) {
+  if (max_norm > 0) return;
+  throw Error(rank.name() + ": clip_grad_norm: the largest norm is " + std::to_string(max_norm) +
+              "; it must be above 0");
+}
+
+}  // namespace
+
+Tensor clip_grad_norm(Replica& replica, double max_norm) {
+  const c10::NoGradGuard no_grad;
+  Rank& rank = rank_of(replica);
+  check_max_norm(max_norm, rank);
+  const Gradients gradients = averaged_gradients_of(replica);
+  return scaled(gradients,
+                sum_of_squares(
+                    gradients, [](const auto&) { return true; }, rank),
+                max_norm);
+}
+
+Tensor clip_grad_norm(ShardedOptimizer& optimizer, double max_norm) {
+  return clip_grad_norm(*optimizer.replica(), max_norm);
+}
+
+// Stages lie on the pipeline's ranks, and slices of layers on the tensor axis; what that axis holds whole counts once.
+Tensor clip_grad_norm(SplitModel& net, double max_norm) {
+  const c10::NoGradGuard no_grad;
+  Replica& replica = *net.replicas().replica();
+  Mesh& mesh = net.mesh();
+  check_max_norm(max_norm, rank_of(replica));
+  const auto dimensions = sliced_dimensions_of(net.module());
+  const bool first = mesh.tensor().index() == 0;
+  const Gradients gradients = averaged_gradients_of(replica);
+  const Tensor sum = sum_of_squares(
+      gradients, [&](const std::string& name) { return first || dimensions.contains(name); }, rank_of(replica));
+  if (mesh.tensor().world_size() > 1) mesh.tensor().allreduce(sum);
+  if (mesh.pipeline().world_size() > 1) mesh.pipeline().allreduce(sum);
+  return scaled(gradients, sum, max_norm);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,105 @@
+#include <ATen/ops/full.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/split/split_model.hpp>
+#include <lockstep/tensor_parallel/tensor_parallel.hpp>
+
+#include "pipeline/pipeline_stage.hpp"
+
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+ShardRule rule_of(const ModelSplit& split) {
+  return split.tensor_rule == "alternating" ? ShardRule::alternating() : ShardRule::by_output_channels();
+}
+
+ModelSplit checked(const ModelSplit& split, const torch::nn::Sequential& net, const Rank& rank) {
+  if (net.is_empty()) throw Error(rank.name() + ": SplitModel: the net is null; build it first");
+  check_mesh(split.mesh, rank.world_size());
+  check_split(split, static_cast<int64_t>(net->size()));
+  if (split.recompute) check_recomputable(net, "SplitModel");  // shard() would hide the modules' types
+  return split;
+}
+
+torch::nn::Sequential by_channels(const torch::nn::Sequential& net, Mesh& mesh, const ModelSplit& split) {
+  if (mesh.tensor().world_size() == 1) return net;
+  return shard(net, mesh.tensor(), {.rule = rule_of(split)});
+}
+
+bool needs_pipeline(const ModelSplit& split) {
+  return split.stages() > 1 || split.microbatches > 1;
+}
+
+std::optional<Pipeline> by_layers(std::vector<torch::nn::Sequential> stages, Mesh& mesh, const ModelSplit& split) {
+  if (!needs_pipeline(split)) return std::nullopt;
+  return Pipeline(std::move(stages), mesh.pipeline(),
+                  {.schedule = split.schedule, .microbatches = split.microbatches, .recompute = split.recompute});
+}
+
+// Rank `owner`'s values of a stage's tensors, on all ranks of the pipeline.
+void share(torch::nn::Sequential& stage, Rank& pipeline, int owner) {
+  auto tensors = stage->parameters();
+  const auto buffers = stage->buffers();
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  for (const auto& tensor : tensors) {
+    const torch::Tensor there = tensor.detach().to(pipeline.device());
+    pipeline.broadcast(there, owner);
+    tensor.copy_(there);
+  }
+}
+
+}  // namespace
+
+SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
+                       const DataParallelOptions& options)
+    : split_(checked(split, net, rank)),
+      mesh_(rank, split.mesh),
+      part_(by_channels(net, mesh_, split_)),
+      pipeline_(by_layers(stages_of(part_), mesh_, split_)),
+      module_(pipeline_ ? pipeline_->module() : part_),
+      replicas_(module_.ptr(), mesh_.data(), options) {
+  if (pipeline_) part_ = nullptr;  // with the layers of other ranks
+}
+
+std::vector<torch::nn::Sequential> SplitModel::stages_of(const torch::nn::Sequential& net) const {
+  return split_.cuts.empty() ? split_into_stages(net, split_.stages()) : split_into_stages(net, split_.cuts);
+}
+
+torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& criterion) {
+  if (pipeline_) return pipeline_->forward_backward(batch, criterion, replicas_);
+  auto loss = [&] {
+    RECORD_USER_SCOPE("lockstep::forward");
+    return replicas_.loss(batch, criterion);
+  }();
+  {  // backward takes the types that forward chose
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    loss.backward();
+  }
+  return loss.value().to(torch::kDouble);
+}
+
+torch::Tensor SplitModel::forward(const torch::Tensor& x) {
+  const torch::NoGradGuard no_grad;
+  return pipeline_ ? pipeline_->forward(x) : module_->forward(x);
+}
+
+void SplitModel::gather(torch::nn::Sequential& net) {
+  const torch::NoGradGuard no_grad;
+  auto stages = stages_of(net);
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    const int owner = static_cast<int>(stage) % split_.mesh.pipeline;
+    if (owner == mesh_.pipeline().index()) unshard(module_, mesh_.tensor(), stages[stage]);
+    share(stages[stage], mesh_.pipeline(), owner);
+  }
+}
+
+std::optional<PipelineStats> SplitModel::pipeline_stats() const {
+  if (!pipeline_) return std::nullopt;
+  return pipeline_->stats();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,38 @@
+// Gathered: a layer that is computed whole, between slices.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/any.h>
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/tensor_parallel/parallel_layers.hpp>
+
+#include <cstdint>
+
+namespace lockstep {
+
+// What a rank holds of an activation.
+struct Activation {
+  bool in_slices = false;  // false: whole
+  int64_t dim = -1;        // that is split: 1 of [n, channels, height, width], or the last, features
+  int64_t total = 0;       // its whole size, of which rank i has part_of(total, i, world_size); 0: slices are equal
+
+  at::Tensor gathered(const at::Tensor& x, Rank& rank) const;
+};
+
+// Calls `layer`, gathering its input, its result, or neither. What follows is computed alike on all ranks. Its
+// parameters, buffers and children go by the layer's own names, as if it were that layer.
+class GatheredImpl : public torch::nn::Module, public Sliced {
+ public:
+  GatheredImpl(torch::nn::AnyModule layer, const Activation& input, const Activation& output, const Rank& rank);
+
+  at::Tensor forward(const at::Tensor& x);
+  void train(bool on = true) override;
+
+ private:
+  torch::nn::AnyModule layer_;
+  const Activation input_, output_;
+  Rank rank_;
+};
+TORCH_MODULE(Gathered);
+
+}  // namespace lockstep

@@ -1,0 +1,178 @@
+#include <ATen/WrapDimUtils.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/tensor_parallel/parallel_functions.hpp>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "group_sizes.hpp"
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// What a function needs beside x, and its conjugate too.
+struct Exchanged {
+  Rank rank;
+  int64_t dim = 0;
+  std::vector<int64_t> sizes = {};  // of the ranks' parts along dim
+};
+
+struct KeptForBackward : torch::CustomClassHolder {
+  explicit KeptForBackward(Exchanged exchanged) : exchanged(std::move(exchanged)) {}
+  Exchanged exchanged;
+};
+
+// ---- Without gradients ---------------------------------------------------------------------------------------------
+
+Tensor sum_over_group(const Tensor& x, Rank& rank) {
+  const Tensor sum = x.detach().clone();
+  rank.allreduce(sum);
+  return sum;
+}
+
+Tensor own_part(const Tensor& x, const Exchanged& how) {
+  const int index = how.rank.index();
+  return x.narrow(how.dim, begin_of(how.sizes, index), how.sizes[index]).clone();
+}
+
+// An allgather's parts are equal in size, so smaller ones are filled up with zeros on the way.
+Tensor join(const Tensor& x, Exchanged& how) {
+  const int64_t largest = *std::max_element(how.sizes.begin(), how.sizes.end());
+  Tensor mine = x.detach().contiguous();
+  if (mine.size(how.dim) < largest) {
+    auto missing = mine.sizes().vec();
+    missing[how.dim] = largest - mine.size(how.dim);
+    mine = at::cat({mine, at::zeros(missing, mine.options())}, how.dim);
+  }
+  std::vector<Tensor> input{mine};
+  std::vector<std::vector<Tensor>> parts(1);
+  for (size_t i = 0; i < how.sizes.size(); ++i) parts[0].push_back(at::empty(mine.sizes(), mine.options()));
+  how.rank.backend().allgather(parts, input, c10d::AllgatherOptions{})->wait();
+  for (size_t i = 0; i < how.sizes.size(); ++i) parts[0][i] = parts[0][i].narrow(how.dim, 0, how.sizes[i]);
+  return at::cat(parts[0], how.dim);
+}
+
+Tensor own_part_of_sum(const Tensor& x, Exchanged& how) {
+  const bool equal = std::equal(how.sizes.begin() + 1, how.sizes.end(), how.sizes.begin());
+  if (!equal) return own_part(sum_over_group(x, how.rank), how);  // a reduce_scatter's parts are equal in size
+  std::vector<std::vector<Tensor>> parts{x.detach().split_with_sizes(how.sizes, how.dim)};
+  for (auto& part : parts[0]) part = part.contiguous();
+  std::vector<Tensor> output{at::empty(parts[0][0].sizes(), x.options())};
+  how.rank.backend().reduce_scatter(output, parts, c10d::ReduceScatterOptions{})->wait();
+  return output[0];
+}
+
+// ---- With gradients: each by its conjugate -------------------------------------------------------------------------
+
+template <class Function>
+class Differentiable : public torch::autograd::Function<Differentiable<Function>> {
+ public:
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, Exchanged how) {
+    ctx->saved_data["how"] = c10::IValue::make_capsule(c10::make_intrusive<KeptForBackward>(how));
+    return Function::compute(x, how);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    const auto kept = c10::static_intrusive_pointer_cast<KeptForBackward>(ctx->saved_data.at("how").toCapsule());
+    return {Differentiable<typename Function::Conjugate>::apply(gradients[0], kept->exchanged), Tensor()};
+  }
+};
+
+struct ReduceFrom;
+struct ScatterTo;
+struct ReduceScatterIn;
+
+struct CopyTo {
+  using Conjugate = ReduceFrom;
+  static Tensor compute(const Tensor& x, Exchanged&) { return x; }
+};
+
+struct ReduceFrom {
+  using Conjugate = CopyTo;
+  static Tensor compute(const Tensor& x, Exchanged& how) { return sum_over_group(x, how.rank); }
+};
+
+struct GatherFrom {
+  using Conjugate = ScatterTo;
+  static Tensor compute(const Tensor& x, Exchanged& how) { return join(x, how); }
+};
+
+struct ScatterTo {
+  using Conjugate = GatherFrom;
+  static Tensor compute(const Tensor& x, Exchanged& how) { return own_part(x, how); }
+};
+
+struct GatherIn {
+  using Conjugate = ReduceScatterIn;
+  static Tensor compute(const Tensor& x, Exchanged& how) { return join(x, how); }
+};
+
+struct ReduceScatterIn {
+  using Conjugate = GatherIn;
+  static Tensor compute(const Tensor& x, Exchanged& how) { return own_part_of_sum(x, how); }
+};
+
+int64_t checked_dim(const char* function, const Tensor& x, int64_t dim) {
+  if (dim >= -x.dim() && dim < x.dim()) return at::maybe_wrap_dim(dim, x.dim());
+  throw Error(std::string(function) + ": x is " + c10::str(x.sizes()) + "; it has no dimension " + std::to_string(dim));
+}
+
+}  // namespace
+
+Tensor copy_to_group(const Tensor& x, Rank& rank) {
+  return rank.world_size() == 1 ? x : Differentiable<CopyTo>::apply(x, Exchanged{rank});
+}
+
+Tensor reduce_from_group(const Tensor& x, Rank& rank) {
+  return rank.world_size() == 1 ? x : Differentiable<ReduceFrom>::apply(x, Exchanged{rank});
+}
+
+namespace {
+
+// The ranks' parts, which may differ in size, become one tensor.
+template <class Gather>
+Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
+  dim = checked_dim(name, x, dim);
+  if (rank.world_size() == 1) return x;
+  auto sizes = sizes_in_group(name, x, dim, rank, total);
+  return Differentiable<Gather>::apply(x, Exchanged{rank, dim, std::move(sizes)});
+}
+
+// Of a whole tensor each rank gets its part.
+template <class Scatter>
+Tensor parted(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
+  dim = checked_dim(name, x, dim);
+  if (rank.world_size() == 1) return x;
+  return Differentiable<Scatter>::apply(x, Exchanged{rank, dim, equal_sizes(x.size(dim), rank)});
+}
+
+}  // namespace
+
+Tensor gather_from_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
+  return joined<GatherFrom>("gather_from_group", x, dim, rank, total);
+}
+
+Tensor scatter_to_group(const Tensor& x, int64_t dim, Rank& rank) {
+  return parted<ScatterTo>("scatter_to_group", x, dim, rank);
+}
+
+Tensor gather_in_group(const Tensor& x, int64_t dim, Rank& rank, int64_t total) {
+  return joined<GatherIn>("gather_in_group", x, dim, rank, total);
+}
+
+Tensor reduce_scatter_in_group(const Tensor& x, int64_t dim, Rank& rank) {
+  return parted<ReduceScatterIn>("reduce_scatter_in_group", x, dim, rank);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,224 @@
+#include <ATen/ops/linear.h>
+#include <torch/nn/functional/conv.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/split.hpp>
+#include <lockstep/tensor_parallel/parallel_layers.hpp>
+
+#include <string>
+#include <variant>
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+namespace F = torch::nn::functional;
+using ConvolutionOptions = decltype(torch::nn::Conv2dImpl::options);
+
+std::string ranks(int count) {
+  return std::to_string(count) + " ranks";
+}
+
+std::string divisors_of(int64_t number) {
+  std::string list;
+  for (int64_t divisor = 1; divisor < number; ++divisor) {
+    if (number % divisor == 0) list += std::to_string(divisor) + ", ";
+  }
+  return list + std::to_string(number);
+}
+
+void check_channels(const char* layer, const char* which, int64_t channels, const Rank& rank) {
+  const int count = rank.world_size();
+  if (channels % count == 0) return;
+  const int64_t below = channels / count * count;
+  throw Error(std::string(layer) + ": " + std::to_string(channels) + " " + which + " channels do not divide over " +
+              ranks(count) + ". These numbers of ranks would fit: " + divisors_of(channels) +
+              "; these channels: " + (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + count) +
+              "; or keep the layer whole");
+}
+
+void check_padding(const char* layer, const ConvolutionOptions& options) {
+  if (std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode())) return;
+  throw Error(std::string(layer) + ": only padding with zeros can be split; keep the layer whole");
+}
+
+// Whole groups per rank, or whole ranks per group.
+void check_groups(const ConvolutionOptions& options, const Rank& rank) {
+  const int64_t groups = options.groups(), count = rank.world_size();
+  if (groups % count == 0 || count % groups == 0) return;
+  throw Error("OutputChannelParallelConv2d: " + std::to_string(groups) + " groups over " + ranks(rank.world_size()) +
+              ": neither divides the other. These numbers of ranks would fit: " + divisors_of(groups) +
+              " and multiples of " + std::to_string(groups) + "; or keep the layer whole");
+}
+
+Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvolutionOptions& whole,
+                int64_t groups) {
+  return F::conv2d(x, weight,
+                   F::Conv2dFuncOptions()
+                       .bias(bias)
+                       .stride(whole.stride())
+                       .padding(whole.padding())
+                       .dilation(whole.dilation())
+                       .groups(groups));
+}
+
+// A copy of a parameter that every rank holds whole; undefined stays undefined.
+Tensor copy_of(const Tensor& whole, const Rank& rank) {
+  return whole.defined() ? whole.detach().to(rank.device(), whole.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+                         : Tensor();
+}
+
+bool is_trained(const Tensor& parameter) {
+  return parameter.defined() && parameter.requires_grad();
+}
+
+}  // namespace
+
+Tensor Sliced::slice(const std::string& name, const Tensor& whole, int64_t dim, const Rank& rank) {
+  const Part part = part_of(whole.size(dim), rank.index(), rank.world_size());
+  if (whole.size(dim) < rank.world_size()) {
+    throw Error("dimension " + std::to_string(dim) + " of " + name + ", of size " + std::to_string(whole.size(dim)) +
+                ", does not go round " + ranks(rank.world_size()) + ". At most " + std::to_string(whole.size(dim)) +
+                " would fit; or keep the layer whole");
+  }
+  dimensions_[name] = dim;
+  return copy_of(whole.narrow(dim, part.begin, part.size()), rank);
+}
+
+// ---- Linear --------------------------------------------------------------------------------------------------------
+
+ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank,
+                                                   const OutputParallel& options)
+    : rank_(rank), options_(options), in_(whole->weight.size(1)), out_(whole->weight.size(0)) {
+  weight = register_parameter("weight", slice("weight", whole->weight, 0, rank), is_trained(whole->weight));
+  const Tensor part = whole->bias.defined() ? slice("bias", whole->bias, 0, rank) : Tensor();
+  bias = register_parameter("bias", part, is_trained(whole->bias));
+  train(whole->is_training());
+}
+
+Tensor ColumnParallelLinearImpl::forward(const Tensor& x) {
+  const Tensor all = options_.input_is_parallel ? gather_in_group(x, -1, rank_, in_) : copy_to_group(x, rank_);
+  const Tensor y = at::linear(all, weight, bias);
+  return options_.gather_output ? gather_from_group(y, -1, rank_, out_) : y;
+}
+
+RowParallelLinearImpl::RowParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank, const InputParallel& options)
+    : rank_(rank), options_(options) {
+  weight = register_parameter("weight", slice("weight", whole->weight, 1, rank), is_trained(whole->weight));
+  bias = register_parameter("bias", copy_of(whole->bias, rank), is_trained(whole->bias));
+  train(whole->is_training());
+}
+
+Tensor RowParallelLinearImpl::forward(const Tensor& x) {
+  const Tensor part = options_.input_is_parallel ? x : scatter_to_group(x, -1, rank_);
+  const Tensor y = reduce_from_group(at::linear(part, weight), rank_);
+  return bias.defined() ? y + bias : y;
+}
+
+// ---- Conv2d --------------------------------------------------------------------------------------------------------
+
+OutputChannelParallelConv2dImpl::OutputChannelParallelConv2dImpl(const torch::nn::Conv2d& whole, Rank& rank,
+                                                                 const OutputParallel& options)
+    : rank_(rank),
+      options_(options),
+      whole_(whole->options),
+      own_groups_(whole_.groups() > 1 && whole_.groups() % rank.world_size() == 0) {
+  check_padding("OutputChannelParallelConv2d", whole_);
+  check_groups(whole_, rank);
+  check_channels("OutputChannelParallelConv2d", "output", whole_.out_channels(), rank);
+  weight = register_parameter("weight", slice("weight", whole->weight, 0, rank), is_trained(whole->weight));
+  const Tensor part = whole->bias.defined() ? slice("bias", whole->bias, 0, rank) : Tensor();
+  bias = register_parameter("bias", part, is_trained(whole->bias));
+  train(whole->is_training());
+}
+
+Tensor OutputChannelParallelConv2dImpl::input_of_slice(const Tensor& x) {
+  if (own_groups_) return options_.input_is_parallel ? x : scatter_to_group(x, 1, rank_);
+  const Tensor all =
+      options_.input_is_parallel ? gather_in_group(x, 1, rank_, whole_.in_channels()) : copy_to_group(x, rank_);
+  if (whole_.groups() == 1) return all;
+  const int64_t group = rank_.index() / (rank_.world_size() / whole_.groups());
+  const int64_t channels = whole_.in_channels() / whole_.groups();
+  return all.narrow(1, group * channels, channels);
+}
+
+Tensor OutputChannelParallelConv2dImpl::forward(const Tensor& x) {
+  const int64_t groups = own_groups_ ? whole_.groups() / rank_.world_size() : 1;
+  const Tensor y = convolve(input_of_slice(x), weight, bias, whole_, groups);
+  return options_.gather_output ? gather_from_group(y, 1, rank_, whole_.out_channels()) : y;
+}
+
+InputChannelParallelConv2dImpl::InputChannelParallelConv2dImpl(const torch::nn::Conv2d& whole, Rank& rank,
+                                                               const InputParallel& options)
+    : rank_(rank), options_(options), whole_(whole->options) {
+  check_padding("InputChannelParallelConv2d", whole_);
+  if (whole_.groups() != 1) {
+    throw Error("InputChannelParallelConv2d: a convolution in " + std::to_string(whole_.groups()) +
+                " groups cannot be split by input channels; split it by output channels, or keep the layer whole");
+  }
+  check_channels("InputChannelParallelConv2d", "input", whole_.in_channels(), rank);
+  weight = register_parameter("weight", slice("weight", whole->weight, 1, rank), is_trained(whole->weight));
+  bias = register_parameter("bias", copy_of(whole->bias, rank), is_trained(whole->bias));
+  train(whole->is_training());
+}
+
+Tensor InputChannelParallelConv2dImpl::forward(const Tensor& x) {
+  const Tensor part = options_.input_is_parallel ? x : scatter_to_group(x, 1, rank_);
+  const Tensor y = reduce_from_group(convolve(part, weight, Tensor(), whole_, /*groups=*/1), rank_);
+  return bias.defined() ? y + bias.view({1, -1, 1, 1}) : y;
+}
+
+OutputChannelParallelConvReluPoolImpl::OutputChannelParallelConvReluPoolImpl(const ConvReluPool& whole, Rank& rank,
+                                                                             const OutputParallel& options)
+    : rank_(rank), options_(options), in_(whole->weight.size(1)), out_(whole->weight.size(0)) {
+  check_channels("OutputChannelParallelConvReluPool", "output", out_, rank);
+  weight = register_parameter("weight", slice("weight", whole->weight, 0, rank), is_trained(whole->weight));
+  bias = register_parameter("bias", slice("bias", whole->bias, 0, rank), is_trained(whole->bias));
+  train(whole->is_training());
+}
+
+Tensor OutputChannelParallelConvReluPoolImpl::forward(const Tensor& x) {
+  const Tensor all = options_.input_is_parallel ? gather_in_group(x, 1, rank_, in_) : copy_to_group(x, rank_);
+  const Tensor y = conv_relu_pool(all, weight, bias);
+  return options_.gather_output ? gather_from_group(y, 1, rank_, out_) : y;
+}
+
+// ---- BatchNorm -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+torch::nn::BatchNormOptions options_of_slice(torch::nn::BatchNormOptions options, const Rank& rank) {
+  return options.num_features(part_of(options.num_features(), rank.index(), rank.world_size()).size());
+}
+
+// Gives the slice's tensors, which LibTorch has made on the CPU in float32, their values, types and device.
+// take(name, tensor) is this rank's part of the whole layer's.
+template <class Take>
+void fill(torch::nn::Module& slice, const torch::nn::Module& whole, const Take& take) {
+  auto parameters = slice.named_parameters(/*recurse=*/false), buffers = slice.named_buffers(/*recurse=*/false);
+  for (const auto& item : whole.named_parameters(/*recurse=*/false)) {
+    parameters[item.key()].set_data(take(item.key(), item.value()));
+    parameters[item.key()].requires_grad_(item.value().requires_grad());
+  }
+  for (const auto& item : whole.named_buffers(/*recurse=*/false)) {
+    buffers[item.key()].set_data(take(item.key(), item.value()));
+  }
+  slice.train(whole.is_training());
+}
+
+}  // namespace
+
+ParallelBatchNorm1dImpl::ParallelBatchNorm1dImpl(const torch::nn::BatchNorm1d& whole, Rank& rank)
+    : BatchNorm1dImpl(options_of_slice(whole->options, rank)) {
+  fill(*this, *whole, [&](const std::string& name, const Tensor& tensor) {  // the count of batches has no channels
+    return tensor.dim() == 0 ? copy_of(tensor, rank) : slice(name, tensor, 0, rank);
+  });
+}
+
+ParallelBatchNorm2dImpl::ParallelBatchNorm2dImpl(const torch::nn::BatchNorm2d& whole, Rank& rank)
+    : BatchNorm2dImpl(options_of_slice(whole->options, rank)) {
+  fill(*this, *whole, [&](const std::string& name, const Tensor& tensor) {
+    return tensor.dim() == 0 ? copy_of(tensor, rank) : slice(name, tensor, 0, rank);
+  });
+}
+
+}  // namespace lockstep

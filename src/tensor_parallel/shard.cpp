@@ -1,0 +1,301 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/randint.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Type.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/pooling.h>
+#include <torch/nn/modules/upsampling.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/dropout.hpp>
+#include <lockstep/tensor_parallel/tensor_parallel.hpp>
+
+#include "gathered.hpp"
+#include "sharded_residual_block.hpp"
+#include "whole_copy.hpp"
+
+#include <cstddef>
+#include <limits>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <typeinfo>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+using torch::nn::AnyModule;
+using torch::nn::Module;
+
+// Only these types themselves: what is derived from them may compute something else.
+template <class... Types>
+bool is_one_of(const Module& module) {
+  return ((typeid(module) == typeid(Types)) || ...);
+}
+
+template <class Type>
+std::shared_ptr<Type> as(const AnyModule& layer) {
+  const auto module = layer.ptr();
+  return is_one_of<Type>(*module) ? std::static_pointer_cast<Type>(module) : nullptr;
+}
+
+bool works_value_by_value(const Module& module) {
+  using namespace torch::nn;
+  return is_one_of<ReLUImpl, ReLU6Impl, LeakyReLUImpl, ELUImpl, SELUImpl, CELUImpl, GELUImpl, SiLUImpl, MishImpl,
+                   SigmoidImpl, LogSigmoidImpl, TanhImpl, TanhshrinkImpl, HardtanhImpl, HardshrinkImpl, SoftplusImpl,
+                   SoftshrinkImpl, SoftsignImpl, ThresholdImpl, IdentityImpl>(module);
+}
+
+bool works_channel_by_channel(const Module& module) {  // of images
+  using namespace torch::nn;
+  return is_one_of<MaxPool2dImpl, AvgPool2dImpl, LPPool2dImpl, AdaptiveMaxPool2dImpl, AdaptiveAvgPool2dImpl,
+                   UpsampleImpl>(module);
+}
+
+bool is_dropout(const Module& module) {
+  return is_one_of<torch::nn::DropoutImpl, torch::nn::Dropout2dImpl>(module);
+}
+
+constexpr int64_t kChannels = 1;
+constexpr int64_t kFeatures = -1;
+
+// Goes through a net's layers from the first to the last and knows what each is given.
+class Sharder {
+ public:
+  Sharder(Rank& rank, uint64_t seed) : rank_(rank), seed_(seed) {}
+
+  // This rank's part of `layer`; `split` as the rule's entry says, or as the rule if none.
+  AnyModule part_of_layer(const AnyModule& layer, const std::optional<LayerSplit>& split, bool convolutions_alternate) {
+    const auto module = layer.ptr();
+    if (split == LayerSplit::whole) {
+      if (as<DropoutImpl>(layer)) return computed_whole(part_of_own_dropout(layer, Activation{}));
+      return computed_whole(is_dropout(*module) ? part_of_dropout(layer, Activation{}) : clone(layer));
+    }
+    if (const auto linear = as<torch::nn::LinearImpl>(layer)) return part_of_linear(linear, split);
+    if (const auto conv = as<torch::nn::Conv2dImpl>(layer)) return part_of_conv(conv, split, convolutions_alternate);
+    if (const auto conv = as<ConvReluPoolImpl>(layer)) return part_of_conv_relu_pool(conv, split);
+    if (split) {
+      throw Error("only linear layers and convolutions can be split by " +
+                  std::string(*split == LayerSplit::output ? "output" : "input") +
+                  "; leave the rule's entry out, or make it LayerSplit::whole");
+    }
+    if (const auto* own = dynamic_cast<const Shardable*>(module.get())) return computed_whole(own->shard(rank_));
+    if (const auto block = as<ResidualBlockImpl>(layer)) {
+      return computed_whole(AnyModule(std::make_shared<ShardedResidualBlock>(*block, rank_)));
+    }
+    if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) return part_of_norm_1d(norm, layer);
+    if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) return part_of_norm_2d(norm, layer);
+    if (is_dropout(*module)) return part_of_dropout(layer, held_);
+    if (as<DropoutImpl>(layer)) return part_of_own_dropout(layer, held_);
+    if (const auto flatten = as<torch::nn::FlattenImpl>(layer)) return part_of_flatten(*flatten, layer);
+    if (works_value_by_value(*module)) return clone(layer);
+    if (works_channel_by_channel(*module)) return at_hand_in(kChannels) ? clone(layer) : computed_whole(clone(layer));
+    const torch::nn::Module& unknown = *module;
+    throw Error("how to split a " + c10::demangle(typeid(unknown).name()) +
+                " is not known. Keep it whole (rule.with(its name, LayerSplit::whole)), or derive it from " +
+                "lockstep::Shardable");
+  }
+
+  // The net's end: `layer` with its result gathered, if it is in slices.
+  AnyModule with_whole_result(AnyModule layer) {
+    if (!held_.in_slices) return layer;
+    const Activation output = std::exchange(held_, {});
+    return AnyModule(Gathered(std::move(layer), Activation{}, output, rank_));
+  }
+
+ private:
+  // Whether the layer can go on with what there is: something whole, or slices along `dim`.
+  bool at_hand_in(int64_t dim) const { return !held_.in_slices || held_.dim == dim; }
+
+  // `layer` takes whole inputs and gives whole results.
+  AnyModule computed_whole(AnyModule layer) {
+    if (!held_.in_slices) return layer;
+    const Activation input = std::exchange(held_, {});
+    return AnyModule(Gathered(std::move(layer), input, Activation{}, rank_));
+  }
+
+  // Layers with weights take slices along `dim` alone; what is sliced otherwise is gathered first.
+  template <class Make>
+  AnyModule on_slices_along(int64_t dim, const Make& make) {
+    const Activation other = at_hand_in(dim) ? Activation{} : std::exchange(held_, {});
+    auto layer = make();
+    return other.in_slices ? AnyModule(Gathered(std::move(layer), other, Activation{}, rank_)) : std::move(layer);
+  }
+
+  AnyModule part_of_linear(const std::shared_ptr<torch::nn::LinearImpl>& whole,
+                           const std::optional<LayerSplit>& entry) {
+    return on_slices_along(kFeatures, [&] {
+      const bool in_slices = held_.in_slices;
+      if (entry.value_or(in_slices ? LayerSplit::input : LayerSplit::output) == LayerSplit::input) {
+        held_ = {};
+        return AnyModule(RowParallelLinear(whole, rank_, InputParallel{.input_is_parallel = in_slices}));
+      }
+      held_ = {.in_slices = true, .dim = kFeatures, .total = whole->weight.size(0)};
+      return AnyModule(ColumnParallelLinear(whole, rank_, OutputParallel{.input_is_parallel = in_slices}));
+    });
+  }
+
+  AnyModule part_of_conv(const std::shared_ptr<torch::nn::Conv2dImpl>& whole, const std::optional<LayerSplit>& entry,
+                         bool alternate) {
+    return on_slices_along(kChannels, [&] {
+      const bool in_slices = held_.in_slices;
+      const bool by_input = alternate && in_slices && whole->options.groups() == 1;
+      if (entry.value_or(by_input ? LayerSplit::input : LayerSplit::output) == LayerSplit::input) {
+        held_ = {};
+        return AnyModule(InputChannelParallelConv2d(whole, rank_, InputParallel{.input_is_parallel = in_slices}));
+      }
+      held_ = {.in_slices = true, .dim = kChannels, .total = whole->options.out_channels()};
+      return AnyModule(OutputChannelParallelConv2d(whole, rank_, OutputParallel{.input_is_parallel = in_slices}));
+    });
+  }
+
+  AnyModule part_of_conv_relu_pool(const std::shared_ptr<ConvReluPoolImpl>& whole,
+                                   const std::optional<LayerSplit>& entry) {
+    if (entry == LayerSplit::input) {
+      throw Error("a ConvReluPool cannot be split by input, since ReLU needs the sum over all inputs; split it by " +
+                  std::string("output, keep it whole, or use Conv2d, ReLU and AvgPool2d"));
+    }
+    return on_slices_along(kChannels, [&] {
+      const bool in_slices = held_.in_slices;
+      held_ = {.in_slices = true, .dim = kChannels, .total = whole->weight.size(0)};
+      return AnyModule(OutputChannelParallelConvReluPool(whole, rank_, OutputParallel{.input_is_parallel = in_slices}));
+    });
+  }
+
+  AnyModule part_of_norm_1d(const std::shared_ptr<torch::nn::BatchNorm1dImpl>& whole, const AnyModule& layer) {
+    if (!held_.in_slices) return clone(layer);
+    const bool its_features =
+        held_.dim == kFeatures && (held_.total == 0 || held_.total == whole->options.num_features());
+    return its_features ? AnyModule(ParallelBatchNorm1d(whole, rank_)) : computed_whole(clone(layer));
+  }
+
+  AnyModule part_of_norm_2d(const std::shared_ptr<torch::nn::BatchNorm2dImpl>& whole, const AnyModule& layer) {
+    if (!held_.in_slices) return clone(layer);
+    return held_.dim == kChannels ? AnyModule(ParallelBatchNorm2d(whole, rank_)) : computed_whole(clone(layer));
+  }
+
+  AnyModule part_of_dropout(const AnyModule& layer, const Activation& given) {
+    ParallelDropoutOptions options{
+        .seed = seed_++, .input_is_parallel = given.in_slices, .dim = given.dim, .total = given.total};
+    if (const auto values = as<torch::nn::DropoutImpl>(layer)) options.p = values->options.p();
+    if (const auto channels = as<torch::nn::Dropout2dImpl>(layer)) {
+      options.p = channels->options.p();
+      options.whole_channels = true;
+    }
+    ParallelDropout dropout(options, rank_);
+    dropout->train(layer.ptr()->is_training());
+    return AnyModule(dropout);
+  }
+
+  AnyModule part_of_own_dropout(const AnyModule& layer, const Activation& given) {
+    DropoutOptions options = as<DropoutImpl>(layer)->options;
+    if (given.in_slices) options.slice = {given.dim, given.total, rank_.index(), rank_.world_size()};
+    Dropout dropout(options);
+    dropout->train(layer.ptr()->is_training());
+    return AnyModule(dropout);
+  }
+
+  // Channels in a row make features in a row, as many per channel as it has pixels, so slices stay slices.
+  AnyModule part_of_flatten(const torch::nn::FlattenImpl& flatten, const AnyModule& layer) {
+    const bool to_features = flatten.options.start_dim() == 1 && flatten.options.end_dim() == -1;
+    if (!held_.in_slices) return clone(layer);
+    if (held_.dim != kChannels || !to_features) return computed_whole(clone(layer));
+    held_ = {.in_slices = true, .dim = kFeatures, .total = 0};
+    return clone(layer);
+  }
+
+  AnyModule cloned(const AnyModule& layer) const {
+    try {
+      return layer.clone(rank_.device());
+    } catch (const c10::Error& error) {
+      const torch::nn::Module& module = *layer.ptr();
+      throw Error("a " + c10::demangle(typeid(module).name()) +
+                  " cannot be cloned, which it must be to be kept whole; derive it from torch::nn::Cloneable. " +
+                  error.what_without_backtrace());
+    }
+  }
+
+  AnyModule clone(const AnyModule& layer) const {
+    const c10::AutoGradMode no_grad(false);
+    AnyModule copy = cloned(layer);
+    take_over_flags(*layer.ptr(), *copy.ptr());
+    return copy;
+  }
+
+  Rank rank_;
+  uint64_t seed_;    // of the next dropout layer
+  Activation held_;  // what the next layer is given
+};
+
+void check_names(const torch::nn::Sequential& net, const ShardRule& rule) {
+  const auto children = net->named_children();
+  for (const auto& [name, split] : rule.layers) {
+    if (children.contains(name)) continue;
+    std::string names;
+    for (const auto& item : children) names += (names.empty() ? "" : ", ") + item.key();
+    throw Error("shard: the rule has an entry for a layer " + name + ", but the layers are " + names);
+  }
+}
+
+// Two parts of one layer would be two layers, each with half of its gradient.
+void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
+  std::map<const Module*, std::string> names;
+  for (const auto& item : net->named_children()) {
+    if (item.value()->parameters().empty()) continue;
+    const auto [before, is_new] = names.emplace(item.value().get(), item.key());
+    if (is_new) continue;
+    throw Error("shard: layer " + item.key() + " is layer " + before->second +
+                " once more; layers that share their weights cannot be split. Put both into one module that is " +
+                "Shardable, or kept whole");
+  }
+}
+
+uint64_t seed_of(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options) {
+  if (options.seed) return *options.seed;
+  bool needed = false;
+  for (const auto& layer : *net) needed = needed || is_dropout(*layer.ptr());
+  if (!needed) return 0;
+  at::Tensor seed =
+      rank.index() == 0 ? at::randint(std::numeric_limits<int32_t>::max(), {1}, at::kLong) : at::empty({1}, at::kLong);
+  seed = seed.to(rank.device());
+  rank.broadcast(seed);
+  return static_cast<uint64_t>(seed.item<int64_t>());
+}
+
+}  // namespace
+
+ShardRule ShardRule::with(const std::string& layer, LayerSplit split) const {
+  ShardRule rule = *this;
+  rule.layers[layer] = split;
+  return rule;
+}
+
+torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options) {
+  const ShardRule& rule = options.rule;
+  if (net.is_empty() || net->is_empty()) throw Error("shard: the net has no layers");
+  check_names(net, rule);
+  check_that_no_weights_are_shared(net);
+  Sharder sharder(rank, seed_of(net, rank, options));
+  torch::nn::Sequential part;
+  size_t index = 0;
+  for (const auto& item : net->named_children()) {
+    const AnyModule& layer = *(net->begin() + static_cast<std::ptrdiff_t>(index++));
+    const auto entry = rule.layers.find(item.key());
+    const auto split = entry == rule.layers.end() ? std::nullopt : std::optional(entry->second);
+    try {
+      AnyModule mine = sharder.part_of_layer(layer, split, rule.convolutions_alternate);
+      if (index == net->size() && options.gather_output) mine = sharder.with_whole_result(std::move(mine));
+      part->push_back(item.key(), std::move(mine));
+    } catch (const Error& error) {
+      throw Error("shard: layer " + item.key() + ": " + error.what());
+    }
+  }
+  part->train(net->is_training());
+  rank.barrier();  // clones draw from a generator that ranks may share; what is drawn next comes after all of them
+  return part;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+#include "sharded_residual_block.hpp"
+
+#include <lockstep/base/error.hpp>
+
+#include <memory>
+
+#include "whole_copy.hpp"
+
+namespace lockstep {
+namespace {
+
+template <class Module>
+std::shared_ptr<Module> copy_of(const torch::nn::ModuleHolder<Module>& whole, const Rank& rank) {
+  return std::static_pointer_cast<Module>(whole_copy(*whole, rank));
+}
+
+torch::nn::BatchNorm2d batch_norm(const torch::nn::AnyModule& norm) {
+  auto module = std::dynamic_pointer_cast<torch::nn::BatchNorm2dImpl>(norm.ptr());
+  if (module) return module;
+  throw Error("a ResidualBlock whose BatchNorms are synchronised over ranks cannot be split by channels");
+}
+
+}  // namespace
+
+ShardedResidualBlock::ShardedResidualBlock(const ResidualBlockImpl& whole, Rank& rank)
+    : conv1_(whole.conv1, rank),
+      norm1_(batch_norm(whole.norm1), rank),
+      conv2_(whole.conv2, rank),
+      norm2_(copy_of(batch_norm(whole.norm2), rank)),
+      shortcut_(copy_of(whole.shortcut, rank)) {
+  register_module("conv1", conv1_);
+  register_module("norm1", norm1_);
+  register_module("conv2", conv2_);
+  register_module("norm2", norm2_);
+  register_module("shortcut", shortcut_);
+  train(whole.is_training());
+}
+
+at::Tensor ShardedResidualBlock::forward(const at::Tensor& x) {
+  const at::Tensor y = norm2_(conv2_(norm1_(conv1_(x)).relu_()));
+  return (y + (shortcut_->is_empty() ? x : shortcut_->forward(x))).relu_();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,29 @@
+// ShardedResidualBlock: one rank's part of a ResidualBlock. conv1 by output channels, norm1 on their slice, conv2 by
+// input channels: one sum over the ranks in forward, one in backward. norm2 and the short cut are whole on every rank.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <lockstep/models/residual_block.hpp>
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/tensor_parallel/parallel_layers.hpp>
+
+namespace lockstep {
+
+class ShardedResidualBlock : public torch::nn::Module {
+ public:
+  // Throws Error: output channels that do not divide by the number of ranks.
+  ShardedResidualBlock(const ResidualBlockImpl& whole, Rank& rank);
+
+  at::Tensor forward(const at::Tensor& x);  // as the whole block, from a whole x to a whole result
+
+ private:
+  OutputChannelParallelConv2d conv1_;
+  ParallelBatchNorm2d norm1_;
+  InputChannelParallelConv2d conv2_;
+  torch::nn::BatchNorm2d norm2_;
+  torch::nn::Sequential shortcut_;
+};
+
+}  // namespace lockstep

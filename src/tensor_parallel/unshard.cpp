@@ -1,0 +1,82 @@
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/tensor_parallel/tensor_parallel.hpp>
+
+#include "sliced_dimensions.hpp"
+
+#include <functional>
+#include <map>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+using at::Tensor;
+using Tensors = torch::OrderedDict<std::string, Tensor>;
+
+// For every tensor of the net, in its order, which is the same on all ranks: copy(theirs, mine), where mine(tensor) is
+// the whole that the ranks' `tensor`s make.
+using Copy = std::function<void(Tensor& whole, const Tensor& part, const std::function<Tensor(const Tensor&)>& join)>;
+
+void for_each_tensor(const torch::nn::Sequential& sharded, Rank& rank, Tensors theirs, const Tensors& mine,
+                     const Copy& copy) {
+  const auto dimensions = sliced_dimensions_of(sharded);
+  for (auto& item : theirs) {
+    const Tensor* part = mine.find(item.key());
+    if (part == nullptr) {
+      throw Error("unshard: the net has a tensor " + item.key() +
+                  ", which the sharded one has not; give the net that was sharded, or one like it");
+    }
+    const auto dim = dimensions.find(item.key());
+    const auto join = [&](const Tensor& tensor) {
+      if (dim == dimensions.end()) return tensor;
+      return gather_from_group(tensor, dim->second, rank, item.value().size(dim->second));
+    };
+    copy(item.value(), *part, join);
+  }
+}
+
+void check_shape(const std::string& what, const Tensor& whole, const Tensor& from) {
+  if (whole.sizes() == from.sizes()) return;
+  throw Error("unshard: a tensor of the net is " + c10::str(whole.sizes()) + ", the sharded " + what + " is " +
+              c10::str(from.sizes()) + "; give the net that was sharded, or one like it");
+}
+
+}  // namespace
+
+std::map<std::string, int64_t> sliced_dimensions_of(const torch::nn::Sequential& sharded) {
+  std::map<std::string, int64_t> dimensions;
+  for (const auto& item : sharded->named_modules()) {
+    const auto* sliced = dynamic_cast<const Sliced*>(item.value().get());
+    if (sliced == nullptr) continue;
+    for (const auto& [name, dim] : sliced->sliced_dimensions()) dimensions[item.key() + "." + name] = dim;
+  }
+  return dimensions;
+}
+
+void unshard(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net) {
+  const c10::AutoGradMode no_grad(false);
+  const auto copy = [](Tensor& whole, const Tensor& part, const auto& join) {
+    const Tensor joined = join(part);
+    check_shape("one", whole, joined);
+    whole.copy_(joined);
+  };
+  for_each_tensor(sharded, rank, net->named_parameters(), sharded->named_parameters(), copy);
+  for_each_tensor(sharded, rank, net->named_buffers(), sharded->named_buffers(), copy);
+}
+
+void unshard_gradients(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net) {
+  const c10::AutoGradMode no_grad(false);
+  const auto copy = [](Tensor& whole, const Tensor& part, const auto& join) {
+    if (!part.grad().defined()) {
+      whole.mutable_grad() = Tensor();
+      return;
+    }
+    const Tensor joined = join(part.grad());
+    check_shape("gradient", whole, joined);
+    whole.mutable_grad() = joined.to(whole.device(), whole.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+  };
+  for_each_tensor(sharded, rank, net->named_parameters(), sharded->named_parameters(), copy);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,22 @@
+#include "whole_copy.hpp"
+
+#include <c10/core/GradMode.h>
+
+namespace lockstep {
+
+void take_over_flags(const torch::nn::Module& from, torch::nn::Module& to) {
+  auto parameters = to.named_parameters();
+  for (const auto& item : from.named_parameters()) {
+    parameters[item.key()].requires_grad_(item.value().requires_grad());
+  }
+  to.train(from.is_training());
+}
+
+std::shared_ptr<torch::nn::Module> whole_copy(const torch::nn::Module& module, const Rank& rank) {
+  const c10::AutoGradMode no_grad(false);
+  auto copy = module.clone(rank.device());
+  take_over_flags(module, *copy);
+  return copy;
+}
+
+}  // namespace lockstep

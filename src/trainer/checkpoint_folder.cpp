@@ -1,0 +1,161 @@
+#include "checkpoint_folder.hpp"
+
+#include <lockstep/base/error.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <iterator>
+#include <optional>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "io/atomic_file.hpp"
+#include "io/reason.hpp"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using Position = std::pair<int, int64_t>;  // epochs that are finished, steps since
+
+struct Checkpoint {
+  Position position;
+  fs::path file;
+  bool operator<(const Checkpoint& other) const { return position < other.position; }
+};
+
+std::string file_name_of(const RunState& state) {
+  char name[64];
+  if (state.steps == 0) {
+    std::snprintf(name, sizeof name, "epoch-%04d.safetensors", state.epochs);
+  } else {
+    std::snprintf(name, sizeof name, "epoch-%04d-step-%06lld.safetensors", state.epochs,
+                  static_cast<long long>(state.steps));
+  }
+  return name;
+}
+
+// Takes `digits_at_least` to `digits_at_most` digits off the front of `text`.
+std::optional<int64_t> take_number(std::string_view& text, size_t digits_at_least, size_t digits_at_most) {
+  const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  if (digits < digits_at_least || digits > digits_at_most) return std::nullopt;
+  int64_t number = 0;
+  std::from_chars(text.data(), text.data() + digits, number);
+  text.remove_prefix(digits);
+  return number;
+}
+
+bool take(std::string_view& text, std::string_view what) {
+  if (!text.starts_with(what)) return false;
+  text.remove_prefix(what.size());
+  return true;
+}
+
+// Not by a std::regex: LibTorch makes one in all ranks' threads at once, and would take this file's instrumented code
+// for it in a sanitized build, which then tells of races that are none.
+std::optional<Position> position_of(const fs::path& file) {
+  const std::string name = file.filename().string();
+  std::string_view rest = name;
+  if (!take(rest, "epoch-")) return std::nullopt;
+  const auto epochs = take_number(rest, 4, 9);
+  if (!epochs) return std::nullopt;
+  std::optional<int64_t> steps = 0;
+  if (take(rest, "-step-")) steps = take_number(rest, 6, 18);
+  if (!steps || rest != ".safetensors") return std::nullopt;
+  return Position(static_cast<int>(*epochs), *steps);
+}
+
+// In their order.
+std::vector<Checkpoint> checkpoints_in(const fs::path& folder) {
+  std::vector<Checkpoint> found;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    if (const auto position = position_of(entry.path())) found.push_back({*position, entry.path()});
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+// 0 if no epoch is finished.
+int best_epoch(const std::vector<EpochMetrics>& history) {
+  const auto worse = [](const EpochMetrics& a, const EpochMetrics& b) { return a.test_accuracy < b.test_accuracy; };
+  return history.empty() ? 0 : std::max_element(history.begin(), history.end(), worse)->epoch;
+}
+
+}  // namespace
+
+CheckpointFolder::CheckpointFolder(fs::path folder, int keep_last, io::FileSystem& files)
+    : folder_(std::move(folder)), keep_last_(keep_last), files_(files) {}
+
+void CheckpointFolder::write(const RunState& state) {
+  std::error_code error;
+  if (fs::create_directory(folder_, error) && files_.sync_folder(folder_.parent_path()) != 0) {
+    error = std::error_code(errno, std::generic_category());
+  }
+  if (error) throw Error("cannot make the folder " + folder_.string() + ": " + error.message());
+  write_run_state(folder_ / file_name_of(state), state, files_);
+  remove_others(state);
+}
+
+// One that cannot be removed only takes room.
+void CheckpointFolder::remove_others(const RunState& state) {
+  const Position newest{state.epochs, state.steps}, best{best_epoch(state.history), 0};
+  auto others = checkpoints_in(folder_);
+  for (; !others.empty() && others.back().position > newest; others.pop_back()) files_.unlink(others.back().file);
+  const size_t last = std::min(others.size(), static_cast<size_t>(keep_last_));
+  others.resize(others.size() - last);
+  for (const auto& [position, file] : others) {
+    if (position != best) files_.unlink(file);
+  }
+  for (const auto& file : io::temporaries_in(folder_)) files_.unlink(file);
+}
+
+fs::path newest_checkpoint(const fs::path& folder) {
+  const auto found = checkpoints_in(folder);
+  return found.empty() ? fs::path() : found.back().file;
+}
+
+fs::path whole_checkpoint_before(const fs::path& file) {
+  auto candidates = checkpoints_in(file.has_parent_path() ? file.parent_path() : ".");
+  if (const auto position = position_of(file)) {
+    std::erase_if(candidates, [&](const Checkpoint& candidate) { return candidate.position >= *position; });
+  }
+  for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
+    try {
+      read_run_state(candidate->file);
+      return candidate->file;
+    } catch (const Error&) {  // the next one, then
+    }
+  }
+  return {};
+}
+
+fs::path checkpoint_to_go_on(const fs::path& folder, const std::function<void(const std::string&)>& warn) {
+  const fs::path newest = newest_checkpoint(folder);
+  if (newest.empty()) return newest;
+  try {
+    read_run_state(newest);
+    return newest;
+  } catch (const Error& error) {
+    const fs::path other = whole_checkpoint_before(newest);
+    if (other.empty()) throw Error(error.what() + std::string("; there is no whole one before it"));
+    if (warn) warn(error.what() + ("; the run goes on from " + other.string()));
+    return other;
+  }
+}
+
+RunState read_checkpoint(const fs::path& file) {
+  try {
+    return read_run_state(file);
+  } catch (const Error& error) {
+    const fs::path other = whole_checkpoint_before(file);
+    throw Error(error.what() + (other.empty() ? ". There is no whole one before it; the run has to begin anew"
+                                              : ". The newest whole one before it: --resume " + other.string()));
+  }
+}
+
+}  // namespace lockstep

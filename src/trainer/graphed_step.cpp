@@ -1,0 +1,56 @@
+#include "graphed_step.hpp"
+
+#include <lockstep/base/error.hpp>
+#include <lockstep/devices/devices.hpp>
+
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "base/exception_text.hpp"
+
+namespace lockstep {
+
+GraphedStep::GraphedStep(Rank& rank, std::unique_ptr<Graph> graph, int64_t full_size, bool collective,
+                         std::function<void(const Batch&)> step)
+    : rank_(rank), graph_(std::move(graph)), full_size_(full_size), collective_(collective), step_(std::move(step)) {}
+
+bool GraphedStep::replay(const Batch& batch) {
+  if (batch.global_size != full_size_) return false;
+  if (warm_up_left_ > 0) {
+    --warm_up_left_;
+    return false;
+  }
+  if (!input_.x.defined()) {
+    record(batch);
+  } else {
+    input_.x.copy_(batch.x, /*non_blocking=*/true);
+    input_.y.copy_(batch.y, /*non_blocking=*/true);
+  }
+  graph_->replay();
+  return true;
+}
+
+void GraphedStep::record(const Batch& batch) {
+  input_ = {.x = batch.x.clone(), .y = batch.y.clone(), .global_size = batch.global_size, .first = batch.first};
+  const auto record_now = [&] {
+    try {
+      synchronize(rank_.device());
+      graph_->record([&] { step_(input_); });
+    } catch (...) {
+      std::throw_with_nested(
+          Error("rank " + std::to_string(rank_.index()) + " (" + rank_.device().str() +
+                "): the training step cannot be recorded as a CUDA graph: " + exception_text(std::current_exception()) +
+                ". Without cuda_graph (--cuda-graph) it is queued kernel by kernel"));
+    }
+    return true;
+  };
+  if (collective_) {
+    record_now();
+  } else {
+    rank_.barrier();  // nobody waits for a GPU, which is forbidden while one of its streams records
+    rank_.in_turn(record_now);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,118 @@
+#include "resume.hpp"
+
+#include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
+
+#include <set>
+#include <string>
+#include <system_error>
+
+#include "checkpoint_folder.hpp"
+#include "train_options.hpp"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What does not change the steps, but for rounding, or is meant to change when a run goes on.
+const std::set<std::string>& may_differ() {
+  static const std::set<std::string> keys = {"devices",       "threads_per_rank", "data_dir",      "epochs",
+                                             "split",         "cuda_graph",       "run_dir",       "keep_last",
+                                             "memory_format", "checkpoint_every", "tensorboard",   "zero_stage",
+                                             "balance",       "on_nan",           "check_replicas"};
+  return keys;
+}
+
+void check_same_run(const RunState& state, const TrainOptions& options, const fs::path& file) {
+  const std::string what = "cannot go on from '" + file.string() + "': ";
+  nlohmann::json then;
+  try {  // with the defaults of keys that are newer than the checkpoint
+    then = nlohmann::json::parse(to_json(train_options_from_json(state.config, options.devices)));
+  } catch (const Error& error) {
+    throw Error(what + error.what());
+  }
+  const auto now = nlohmann::json::parse(to_json(options));
+  for (const auto& [key, value] : now.items()) {
+    if (may_differ().count(key) > 0 || (then.contains(key) && then[key] == value)) continue;
+    throw Error(what + "its run has " + key + " " + (then.contains(key) ? then[key].dump() : "not set") +
+                ", and this one " + value.dump() + "; a run goes on as it began");
+  }
+  for (const auto& [key, value] : then.items()) {
+    if (may_differ().count(key) > 0 || now.contains(key)) continue;
+    throw Error(what + "its run has " + key + " " + value.dump() + ", and this one not; a run goes on as it began");
+  }
+  if (options.epochs < state.epochs || (options.epochs == state.epochs && state.steps > 0)) {
+    throw Error(what + "it is " + std::to_string(state.steps) + " steps after epoch " + std::to_string(state.epochs) +
+                ", and this run is to have " + std::to_string(options.epochs) + " epochs");
+  }
+}
+
+}  // namespace
+
+fs::path checkpoint_of(const fs::path& file_or_run, const Warn& warn) {
+  std::error_code error;
+  const auto status = fs::status(file_or_run, error);
+  if (!fs::exists(status)) throw Error("there is no run, and no checkpoint, '" + file_or_run.string() + "'");
+  if (!fs::is_directory(status)) return file_or_run;
+  const fs::path whole = checkpoint_to_go_on(file_or_run / kCheckpointFolder, warn);
+  if (!whole.empty()) return whole;
+  throw Error("'" + file_or_run.string() + "' has no checkpoint that a run could go on from (it would be in " +
+              kCheckpointFolder + "/)");
+}
+
+fs::path run_of(const fs::path& checkpoint) {
+  const fs::path folder = fs::absolute(checkpoint).parent_path();
+  if (folder.filename() != kCheckpointFolder) return {};
+  return checkpoint.parent_path().has_parent_path() ? checkpoint.parent_path().parent_path() : folder.parent_path();
+}
+
+fs::path run_to_go_on(const fs::path& file_or_run) {
+  std::error_code error;
+  return fs::is_directory(file_or_run, error) ? file_or_run : run_of(file_or_run);
+}
+
+fs::path last_run(const fs::path& runs_dir) {
+  fs::path last;
+  fs::file_time_type time;
+  std::error_code error;
+  for (const auto& run : fs::directory_iterator(runs_dir, error)) {
+    const fs::path newest = newest_checkpoint(run.path() / kCheckpointFolder);
+    if (newest.empty()) continue;
+    const auto written = fs::last_write_time(newest, error);
+    if (!last.empty() && written <= time) continue;
+    last = run.path();
+    time = written;
+  }
+  if (last.empty()) throw Error("no run in '" + runs_dir.string() + "' has a checkpoint to go on from");
+  return last;
+}
+
+std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& warn) {
+  if (options.resume.empty()) return std::nullopt;
+  const fs::path file = checkpoint_of(options.resume, warn);
+  RunState state = read_checkpoint(file);
+  check_same_run(state, options, file);
+  return state;
+}
+
+void check_fits(const RunState& state, const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
+  const std::string what = "cannot go on from '" + options.resume.string() + "': ";
+  for (const auto& part : kDataParts) {
+    if (!state.data || (*state.data).*part.digest == digests.*part.digest) continue;
+    throw Error(what + "its run's " + part.name + " have the SHA-256 " + (*state.data).*part.digest +
+                ", and those in " + data.source + " " + digests.*part.digest +
+                "; a run goes on with its own data, so give their folder, or begin a new run");
+  }
+  const int64_t batch = global_batch(options), in_epoch = (data.train.size() + batch - 1) / batch;
+  if (state.steps > in_epoch) {
+    throw Error(what + "it is " + std::to_string(state.steps) + " steps after an epoch's end, and an epoch of " +
+                std::to_string(data.train.size()) + " samples has " + std::to_string(in_epoch));
+  }
+  if (state.history.size() != static_cast<size_t>(state.epochs)) {
+    throw Error(what + "it is of epoch " + std::to_string(state.epochs) + ", and has the metrics of " +
+                std::to_string(state.history.size()));
+  }
+}
+
+}  // namespace lockstep

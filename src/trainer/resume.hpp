@@ -1,0 +1,36 @@
+// Which checkpoint a run goes on from, and whether it is one of the same run.
+#pragma once
+
+#include <lockstep/trainer/trainer.hpp>
+
+#include <filesystem>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "run_state.hpp"
+
+namespace lockstep {
+
+using Warn = std::function<void(const std::string&)>;
+
+// A checkpoint file as it is; of a run's folder, its newest that is whole: `warn` is told of a newer one that is
+// damaged. Throws Error if there is none.
+std::filesystem::path checkpoint_of(const std::filesystem::path& file_or_run, const Warn& warn);
+
+// The folder of the run that the checkpoint belongs to; empty if it does not lie in one.
+std::filesystem::path run_of(const std::filesystem::path& checkpoint);
+
+// As run_of; a run's folder is its own.
+std::filesystem::path run_to_go_on(const std::filesystem::path& file_or_run);
+
+// The run folder in `runs_dir` that has the newest checkpoint. Throws Error if none has one.
+std::filesystem::path last_run(const std::filesystem::path& runs_dir);
+
+// What options.resume says to go on from; none if it is empty. Throws Error as train() does.
+std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& warn);
+
+// Throws Error if the run was of other data than these, or if its position is none of this run's.
+void check_fits(const RunState& state, const TrainOptions& options, const ImageData& data, const DataDigests& digests);
+
+}  // namespace lockstep

@@ -1,0 +1,145 @@
+#include "run_folder.hpp"
+
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/checkpoint.hpp>
+
+#include "checkpoint_folder.hpp"
+#include "io/atomic_file.hpp"
+#include "io/run_program.hpp"
+#include "train_options.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <map>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+namespace lockstep {
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr const char* run_files[] = {kConfigFile, kMetricsFile, kWeightsFile, kSvgFile, kPngFile, kCheckpointFolder};
+
+bool is_not_installed(const Error& error) {
+  try {
+    std::rethrow_if_nested(error);
+  } catch (const io::ProgramNotFound&) {
+    return true;
+  } catch (...) {
+  }
+  return false;
+}
+
+RunExists exists(const fs::path& folder, const char* name) {
+  std::error_code ignored;
+  if (name == std::string_view(kConfigFile) && !fs::exists(folder / kMetricsFile, ignored)) {
+    return RunExists(folder.string() + " already holds a run's " + name +
+                     ", but no finished epoch: the run has just begun, or was killed. If nobody works there any more, "
+                     "remove the folder; or choose another name");
+  }
+  return RunExists(folder.string() + " already holds a run's " + name + "; choose another name, or move it away");
+}
+
+Error cannot_make(const fs::path& folder, const std::error_code& error) {
+  return Error("cannot make the run's folder " + folder.string() + ": " + error.message());
+}
+
+}  // namespace
+
+void clear_run(const fs::path& folder) {
+  io::FolderLock lock;
+  if (!lock.take(folder)) throw Error("another process trains in " + folder.string());
+  for (auto name = std::rbegin(run_files); name != std::rend(run_files); ++name) fs::remove_all(folder / *name);
+}
+
+RunFolder::RunFolder(fs::path folder, bool goes_on) : folder_(std::move(folder)), goes_on_(goes_on), kept_(goes_on) {
+  if (folder_.empty() || goes_on) return;
+  for (const char* name : run_files) {
+    std::error_code error;
+    const fs::file_type type = fs::symlink_status(folder_ / name, error).type();
+    if (type == fs::file_type::none) throw cannot_make(folder_, error);
+    if (type != fs::file_type::not_found) throw exists(folder_, name);
+  }
+}
+
+RunFolder::~RunFolder() {
+  if (kept_) return;
+  std::error_code ignored;
+  if (claimed_) {
+    for (const char* name : run_files) fs::remove(folder_ / name, ignored);
+  }
+  for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
+}
+
+void RunFolder::create(const TrainOptions& options) {
+  if (folder_.empty()) return;
+  synthetic_ = options.data == "synthetic";
+  keep_last_ = options.keep_last;
+  const std::string config = to_json(options);
+  make(folder_);
+  if (!goes_on_) {
+    claimed_ = io::create_file(folder_ / kConfigFile);
+    if (!claimed_) throw exists(folder_, kConfigFile);
+  }
+  if (!lock_.take(folder_)) throw Error("another process trains in " + folder_.string() + "; wait for it, or stop it");
+  remove_temporaries();
+  io::write_file(folder_ / kConfigFile, config);
+}
+
+// What killed processes left; nobody else writes here while we hold the lock.
+void RunFolder::remove_temporaries() {
+  std::error_code ignored;
+  for (const auto& temporary : io::temporaries_in(folder_)) {
+    const std::string name = temporary.filename().string();
+    const auto is_of = [&](const char* file) { return name.starts_with("." + std::string(file) + "."); };
+    if (std::any_of(std::begin(run_files), std::end(run_files), is_of)) fs::remove(temporary, ignored);
+  }
+}
+
+// With the folders above it that lack. Another run may be making the same ones.
+void RunFolder::make(const fs::path& folder) {
+  std::error_code error;
+  bool made = fs::create_directory(folder, error);
+  if (error == std::errc::no_such_file_or_directory && folder.has_parent_path()) {
+    make(folder.parent_path());
+    made = fs::create_directory(folder, error);
+  }
+  if (error) throw cannot_make(folder_, error);
+  if (made) made_.push_back(folder);
+}
+
+void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module,
+                      const std::string& title, const Warn& warn) {
+  if (folder_.empty()) return;
+  const std::map<std::string, std::string> synthetic = {{"data", "synthetic"}};
+  save_weights(folder_ / kWeightsFile, module, synthetic_ ? synthetic : std::map<std::string, std::string>());
+  write_metrics(folder_ / kMetricsFile, history, synthetic_);  // says that the epoch's weights are there
+  kept_ = true;
+  draw(kSvgFile, history, title, warn);
+}
+
+void RunFolder::keep(const RunState& state) {
+  if (folder_.empty()) return;
+  CheckpointFolder(folder_ / kCheckpointFolder, keep_last_).write(state);
+  kept_ = true;
+}
+
+void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn) {
+  if (!folder_.empty() && !history.empty()) draw(kPngFile, history, title, warn);
+}
+
+void RunFolder::draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title,
+                     const Warn& warn) {
+  if (!can_draw_) return;
+  try {
+    draw_curve(folder_ / name, history, title);
+  } catch (const Error& error) {
+    can_draw_ = !is_not_installed(error);
+    if (warn) warn(error.what());
+  }
+}
+
+}  // namespace lockstep

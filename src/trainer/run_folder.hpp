@@ -1,0 +1,67 @@
+// RunFolder: the files that a run keeps, each replaced whole, so that what was written before a failure stays readable.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <lockstep/trainer/metrics.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "io/folder_lock.hpp"
+#include "run_state.hpp"
+
+namespace lockstep {
+
+// Removes what a run keeps in `folder`, config.json last: until then the rest is known for this run's. Throws Error if
+// a process trains there.
+void clear_run(const std::filesystem::path& folder);
+
+class RunFolder {
+ public:
+  // Nothing is written yet. With an empty path nothing ever is. Throws RunExists if a file is there that a run would
+  // overwrite, unless that is the run that `goes_on`.
+  explicit RunFolder(std::filesystem::path folder, bool goes_on = false);
+
+  // Unless something is kept that a run can be resumed from or evaluated: removes the run's files, and the folders that
+  // create() made, if they are empty.
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  // Makes the folder and writes config.json, which makes it this run's own: throws RunExists if another run, at the
+  // same time, was first, and Error if the folder cannot be written, or if another process trains in it.
+  void create(const TrainOptions& options);
+
+  using Warn = std::function<void(const std::string&)>;
+
+  // After each epoch: metrics.jsonl, model.safetensors and curve.svg. A curve that cannot be drawn is a warning; it is
+  // tried again after the next epoch, but not where gnuplot is not installed.
+  void write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module, const std::string& title,
+             const Warn& warn);
+
+  // A checkpoint, and no more of the earlier ones than the options say.
+  void keep(const RunState& state);
+
+  // At the end, however it came: curve.png.
+  void finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
+
+ private:
+  void make(const std::filesystem::path& folder);
+  void remove_temporaries();
+  void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
+
+  std::filesystem::path folder_;
+  const bool goes_on_;
+  io::FolderLock lock_;
+  std::vector<std::filesystem::path> made_;  // by this object, the topmost first
+  bool synthetic_ = false;
+  int keep_last_ = 0;
+  bool claimed_ = false;  // the files in the folder are this run's
+  bool kept_ = false;     // an epoch is complete, or a checkpoint written: they stay
+  bool can_draw_ = true;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,114 @@
+#include "run_state.hpp"
+
+#include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include "base/number_text.hpp"
+#include "io/json_fields.hpp"
+#include "metrics_text.hpp"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* manifest_key = "lockstep-run";
+constexpr int format_version = 1;
+constexpr double most_seconds = 1e9;  // thirty years
+
+std::string manifest_of(const RunState& state) {
+  nlohmann::ordered_json manifest;
+  manifest["format"] = format_version;
+  manifest["epochs"] = state.epochs;
+  manifest["steps"] = state.steps;
+  manifest["seconds"] = state.seconds;
+  manifest["metrics"] = metrics_text(state.history);
+  manifest["config"] = state.config;
+  if (state.data) {
+    for (const auto& part : kDataParts) manifest["data"][part.key] = (*state.data).*part.digest;
+  }
+  return manifest.dump();
+}
+
+std::string header_text(const std::map<std::string, std::string>& metadata, const char* key) {
+  const auto entry = metadata.find(key);
+  if (entry != metadata.end()) return entry->second;
+  throw Error("it is no checkpoint of `lockstep train`, which has \"" + std::string(key) +
+              "\" in its header (a run's model.safetensors has weights alone)");
+}
+
+DataDigests parse_data(JsonFields fields) {
+  DataDigests data;
+  for (const auto& part : kDataParts) data.*part.digest = fields.required<std::string>(part.key);
+  fields.no_more();
+  return data;
+}
+
+RunState parse_manifest(const std::string& manifest) {
+  auto fields = JsonFields::parse(manifest, "its manifest");
+  const int version = fields.required<int>("format");
+  if (version != format_version) {
+    throw Error("its format is version " + std::to_string(version) + ", and this lockstep reads version " +
+                std::to_string(format_version));
+  }
+  RunState state{.epochs = fields.required<int>("epochs"),
+                 .steps = fields.required<int64_t>("steps"),
+                 .seconds = fields.required<double>("seconds"),
+                 .history = {},
+                 .config = fields.required<std::string>("config"),
+                 .tensors = {}};
+  std::istringstream metrics(fields.required<std::string>("metrics"));
+  state.history = metrics_from(metrics, "its metrics");
+  if (fields.has("data")) state.data = parse_data(fields.object("data"));
+  fields.no_more();
+  if (state.epochs < 0 || state.steps < 0) {
+    throw Error("its manifest says that it is " + std::to_string(state.steps) + " steps after epoch " +
+                std::to_string(state.epochs) + ", and neither can be negative");
+  }
+  if (!(state.seconds >= 0 && state.seconds <= most_seconds)) {  // nor NaN
+    throw Error("its manifest says that its steps took " + number_text(state.seconds) + " seconds");
+  }
+  return state;
+}
+
+}  // namespace
+
+void write_run_state(const std::filesystem::path& file, const RunState& state, io::FileSystem& files) {
+  io::NamedTensors here;
+  for (const auto& [name, tensor] : state.tensors) here.emplace_back(name, tensor.detach().cpu().contiguous());
+  std::map<std::string, std::string> metadata = {{"format", "pt"}, {manifest_key, manifest_of(state)}};
+  metadata.emplace(io::kDigestKey, io::digest_of(metadata, here));
+  io::write_safetensors(file, here, metadata, files);
+}
+
+RunState read_run_state(const std::filesystem::path& file) {
+  std::map<std::string, std::string> metadata;
+  io::NamedTensors tensors = io::read_safetensors(file, &metadata);
+  try {
+    const std::string manifest = header_text(metadata, manifest_key);
+    header_text(metadata, io::kDigestKey);
+    io::check_digest(metadata, tensors);
+    RunState state = parse_manifest(manifest);
+    state.tensors = std::move(tensors);
+    return state;
+  } catch (const Error& error) {
+    throw Error("cannot go on from '" + file.string() + "': " + error.what());
+  }
+}
+
+io::NamedTensors tensors_under(const std::string& prefix, const io::NamedTensors& tensors) {
+  io::NamedTensors under;
+  for (const auto& [name, tensor] : tensors) {
+    if (name.starts_with(prefix + ".")) under.emplace_back(name.substr(prefix.size() + 1), tensor);
+  }
+  return under;
+}
+
+void put_under(const std::string& prefix, const io::NamedTensors& tensors, io::NamedTensors& into) {
+  for (const auto& [name, tensor] : tensors) into.emplace_back(prefix + "." + name, tensor);
+}
+
+}  // namespace lockstep

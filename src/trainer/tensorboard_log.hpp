@@ -1,0 +1,32 @@
+// TensorBoardLog: a run's metrics as TensorBoard shows them, a point per epoch.
+//
+//   loss/train  accuracy/train  accuracy/test  learning_rate
+//   images_per_second     of the training, all ranks together
+//   wait_for_data/rank_0  seconds of the epoch in which the rank had no minibatch yet; so for every rank
+#pragma once
+
+#include <lockstep/trainer/metrics.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <vector>
+
+#include "io/tfevents.hpp"
+
+namespace lockstep {
+
+class TensorBoardLog {
+ public:
+  // The file is begun with the first epoch.
+  explicit TensorBoardLog(std::filesystem::path folder);
+
+  // `images` are those of an epoch; `waits` has an entry per rank. Throws Error if the file cannot be written.
+  void write(const EpochMetrics& metrics, double lr, int64_t images, const std::vector<double>& waits);
+
+ private:
+  std::filesystem::path folder_;
+  std::optional<io::TfEvents> events_;
+};
+
+}  // namespace lockstep

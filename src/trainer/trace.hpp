@@ -1,0 +1,54 @@
+// Trace: a timeline of the ranks' steps for ui.perfetto.dev or chrome://tracing, from the profiler that LibTorch ships.
+//
+// On it each rank is a process: its threads with lockstep's ranges (forward, backward, update) and LibTorch's
+// operators, and beside them its buckets, from the post of a bucket's allreduce to its completion. One trace at a time
+// in a process.
+#pragma once
+
+#include <lockstep/ranks/rank.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace lockstep {
+
+inline constexpr int64_t kTraceAfterSteps = 2;  // the first learns the buckets' order, the second is the first in it
+inline constexpr int64_t kTracedSteps = 20;
+
+// Each process of a launcher writes its own ranks' timeline: trace.json, trace.1.json, …
+std::filesystem::path trace_file(const std::filesystem::path& file, int process);
+
+class Trace {
+ public:
+  // Of this process's ranks of a run on `devices`. On the program's main thread: the profiler complains of others.
+  // Throws Error if `file` cannot be written.
+  Trace(std::filesystem::path file, const Devices& devices);
+  ~Trace();  // ends what a failure left running; writes nothing
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+
+  // Every rank calls it before each of its steps, and end() after the last. Steps kTraceAfterSteps to kTraceAfterSteps
+  // + kTracedSteps - 1 are traced; the ranks wait for each other where that begins and ends.
+  void before_step(Rank& rank);
+  void end(Rank& rank);
+
+  bool written() const { return written_; }  // false: there were too few steps
+
+ private:
+  void start();
+  void finish();
+
+  const std::filesystem::path file_;
+  const Devices devices_;
+  std::mutex mutex_;              // guards the maps
+  std::map<int, int64_t> steps_;  // by rank: begun so far
+  std::map<uint64_t, int> rank_of_thread_;
+  std::map<int, std::string> names_;  // by rank
+  bool running_ = false;              // these two: changed by the process's first rank between barriers
+  bool written_ = false;
+};
+
+}  // namespace lockstep

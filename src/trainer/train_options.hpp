@@ -1,0 +1,61 @@
+// What the trainer needs to know of its options before it starts, and how a run's folder keeps them.
+#pragma once
+
+#include <lockstep/data/data.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/optim/learning_rate.hpp>
+#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+#include <filesystem>
+#include <vector>
+
+namespace lockstep {
+
+// The options with every default filled in. Throws Error for each value that cannot be trained with.
+TrainOptions checked(TrainOptions options);
+
+// The model that the options describe.
+ModelOptions model_options(const TrainOptions& options);
+
+// How the network is split over the run's ranks.
+ModelSplit split_of(const TrainOptions& options, int ranks);
+
+// Samples of a step, over all ranks.
+int64_t global_batch(const TrainOptions& options);
+
+// Whether parts follow the devices' measured speed; and the shares that options.balance names, none for "equal" and
+// "auto".
+bool balances(const TrainOptions& options);
+std::vector<double> shares_of(const TrainOptions& options);
+
+// What the options say of the update. The plain one is w -= lr * gradient, at whatever learning rate.
+LearningRate learning_rate_of(const TrainOptions& options);
+OptimizerSettings optimizer_settings(const TrainOptions& options);
+bool is_plain_sgd(const TrainOptions& options);
+
+// Is the network split over the ranks by data alone, in one batch at a time?
+bool by_data_alone(const ModelSplit& split);
+
+// The data set that the options name.
+ImageData load_data(const TrainOptions& options);
+
+// Throws Error if not even one batch of the options' size can be had of the training samples.
+void check_batch_size(const TrainOptions& options, const ImageData& data);
+
+// What options.precision and options.memory_format mean.
+bool computes_in_bf16(const TrainOptions& options);
+at::MemoryFormat memory_format(const TrainOptions& options);
+
+inline constexpr const char* kConfigFile = "config.json";
+inline constexpr const char* kMetricsFile = "metrics.jsonl";
+inline constexpr const char* kWeightsFile = "model.safetensors";
+inline constexpr const char* kSvgFile = "curve.svg";
+inline constexpr const char* kPngFile = "curve.png";
+inline constexpr const char* kCheckpointFolder = "checkpoints";
+
+// The options of the run in `run_dir`, but with these devices, since the run's own may be those of another machine.
+// Throws Error if there is none.
+TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& devices);
+
+}  // namespace lockstep

@@ -1,0 +1,77 @@
+// What a process makes of what it finds in the store.
+#include "comm/meeting/meeting.hpp"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "comm/meeting/sockets.hpp"
+#include "support/error_of.hpp"
+
+#include <chrono>
+#include <string>
+#include <thread>
+
+namespace meeting_test {
+
+using namespace lockstep;
+using testing::AllOf;
+using testing::HasSubstr;
+
+comm::LaunchEnvironment process(int index) {
+  comm::LaunchEnvironment launch{.launcher = "a test", .rank = index, .world_size = 2};
+  launch.job = "test";
+  return launch;
+}
+
+const comm::Patience patience{std::chrono::seconds(20)};
+
+comm::StorePtr first_run_in(const comm::StorePtr& store) {
+  return c10::make_intrusive<c10d::PrefixStore>(comm::job_prefix("test") + comm::run_prefix(1), store);
+}
+
+TEST(Meeting, AForeignIntroductionIsShown) {
+  for (const std::string text : {"abc", "[]", R"({"configuration": "x", "host": "y", "devices": ["z"], "ids": [[]]})",
+                                 R"({"configuration": "x", "host": "y", "devices": [], "ids": []})"}) {
+    const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+    store->set("config/1", text);
+    EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", patience); }),
+                AllOf(HasSubstr("under config/1"), HasSubstr(text.substr(0, 3))));
+  }
+}
+
+TEST(Meeting, ForeignCountsAreShown) {
+  const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  store->set("came/0", std::string("abc"));
+  EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", patience); }),
+              HasSubstr("the store holds \"abc\" under came/0, which no process"));
+
+  const comm::Listener free = comm::listen_on("127.0.0.1", 0);
+  close(free.fd);
+  auto launch = process(0);
+  launch.local_world_size = 2;
+  launch.address = "127.0.0.1";
+  launch.port = free.port;
+  const comm::Rendezvous host(launch, patience);
+  for (const char* foreign : {"abc", "-1", "1x", ""}) {
+    store->set("parted", std::string(foreign));
+    EXPECT_THAT(comm::part(*store, host, std::chrono::seconds(1)), HasSubstr("under parted, which no process"))
+        << foreign;
+  }
+}
+
+// The launcher's own end would be that of all processes.
+TEST(Meeting, ALauncherNamesAProcessThatHasEndedAlsoThen) {
+  const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  const auto run = first_run_in(store);
+  std::thread other([&] { comm::meet(*run, process(1), {torch::kCPU}, "x", patience); });
+  comm::meet(*run, process(0), {torch::kCPU}, "x", patience);
+  other.join();
+  run->set("config/0", std::string("abc"));
+  comm::announce_end(store, process(1), /*failed=*/true, "it was killed");
+  EXPECT_EQ(run->get_to_str("failure"), "process 1 of 2 is gone: it was killed");
+}
+
+}  // namespace meeting_test

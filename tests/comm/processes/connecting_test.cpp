@@ -1,0 +1,166 @@
+// Labels: processes program
+// What goes wrong while processes connect: one dies, or is slow, at each connection that it makes (faulty_connect.cpp).
+#include "running_job.hpp"
+
+#include <cerrno>
+#include <chrono>
+#include <future>
+#include <string>
+#include <vector>
+
+namespace connecting_test {
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using FileClock = std::filesystem::file_time_type::clock;
+
+struct Fault {
+  int processes;
+  std::string devices;
+  std::string to;                 // "store": rank 1's connections; "ranks": all that processes make to each other
+  bool launched = true;           // or without a launcher, the store in process 0
+  std::string milliseconds = {};  // that it takes; empty: the process is killed
+};
+
+struct Outcome {
+  int victim = -1;                       // the fault came about in this process; -1: in none
+  int connections = 0;                   // that were counted
+  std::vector<Finished> processes = {};  // of a launcher's job: the launcher, with the output of all
+  FileClock::duration after_fault = {};  // until all had ended
+  Words leftovers = {};
+  std::string text = {};
+};
+
+Outcome outcome_of(const Fault& fault, int at) {
+  const ScratchFolder folder;
+  const auto file = folder / "fault";
+  Words variables = {"LD_PRELOAD=" + from_environment("LOCKSTEP_FAULTY_CONNECT"), "FAULT_TO=" + fault.to,
+                     "FAULT_AT=" + std::to_string(at), "FAULT_FILE=" + file.string(), "FAULT_RANK=1"};
+  if (!fault.milliseconds.empty()) variables.push_back("FAULT_MILLISECONDS=" + fault.milliseconds);
+  RunningJob job(fault.processes, fault.launched, {ranks_program(), "connects", fault.devices}, folder.path(),
+                 variables);
+  Outcome outcome{.processes = job.finish()};
+  const auto end = FileClock::now();
+  outcome.leftovers = job.leftovers();
+  outcome.connections = static_cast<int>(std::filesystem::file_size(file.string() + ".count"));
+  if (std::ifstream(file) >> outcome.victim) outcome.after_fault = end - std::filesystem::last_write_time(file);
+  outcome.text = std::to_string(fault.processes) + " processes of " + fault.devices + ", connection " +
+                 std::to_string(at) + " to " + fault.to + ", process " + std::to_string(outcome.victim) + ", " +
+                 std::to_string(outcome.after_fault / 1ms) + " ms:\n";
+  for (const auto& process : outcome.processes) outcome.text += process.err;
+  return outcome;
+}
+
+// At each connection, or each `step`th from the first on; some jobs side by side, since they mostly wait. An
+// undisturbed job shows how many there are.
+std::vector<Outcome> at_each_connection(const Fault& fault, int step = 1) {
+  const Outcome undisturbed = outcome_of(fault, 0);
+  EXPECT_EQ(undisturbed.processes[0].code, 0) << undisturbed.text;
+  std::vector<Outcome> outcomes((undisturbed.connections + step - 1) / step);
+  side_by_side(static_cast<int>(outcomes.size()), [&](int i) { outcomes[i] = outcome_of(fault, 1 + i * step); });
+  for (const auto& outcome : outcomes) EXPECT_GE(outcome.victim, 0) << outcome.text;
+  return outcomes;
+}
+
+// As on a machine without a loopback device.
+Finished launcher_without_network(bool is_asked_to_end) {
+  Program launcher({"launch", "-n", "2", "true"},
+                   surroundings_with({"LD_PRELOAD=" + from_environment("LOCKSTEP_FAULTY_CONNECT"),
+                                      "FAULT_ERROR=" + std::to_string(ENETUNREACH)}));
+  const auto start = std::chrono::steady_clock::now();
+  if (is_asked_to_end && launcher.wait_for("failed to connect")) launcher.send(SIGTERM);
+  const auto finished = launcher.finish();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 40s);  // ten, and what c10d's last attempt takes
+  return finished;
+}
+
+class Connecting : public testing::Test {
+ protected:
+  // These take ten seconds in which they only wait.
+  static void SetUpTestSuite() {
+    if (!is_possible()) return;
+    alone_ = std::async(std::launch::async, launcher_without_network, false);
+    asked_to_end_ = std::async(std::launch::async, launcher_without_network, true);
+  }
+  void SetUp() override {
+    if (!is_possible()) GTEST_SKIP() << "not with sanitizers";
+  }
+  static bool is_possible() { return std::getenv("LOCKSTEP_FAULTY_CONNECT") != nullptr; }
+
+  static inline std::future<Finished> alone_, asked_to_end_;
+};
+
+// A process asks whether the store answers, learns its own address, and has three connections for the run.
+constexpr size_t kLeastToStore = 5;
+
+// Each two processes connect in the run, and in the group of the scenario.
+size_t least_to_ranks(int processes) {
+  return processes * (processes - 1);
+}
+
+TEST_F(Connecting, AProcessThatDiesIsNamedByTheOthersSoon) {
+  for (const Fault& fault : {Fault{2, "cpu", "store"}, Fault{3, "cpu", "store"}, Fault{2, "cpu", "ranks"},
+                             Fault{3, "cpu", "ranks"}, Fault{2, "4xcpu", "ranks"}}) {
+    const int step = fault.devices == "cpu" ? 1 : 4;
+    const auto outcomes = at_each_connection(fault, step);
+    EXPECT_GE(outcomes.size(), fault.to == "store" ? kLeastToStore : least_to_ranks(fault.processes)) << fault.devices;
+    for (const auto& outcome : outcomes) {
+      const Finished& job = outcome.processes[0];
+      EXPECT_EQ(job.code, 128 + SIGKILL) << outcome.text;
+      for (int process = 0; process < fault.processes; ++process) {
+        if (process == outcome.victim) continue;
+        const std::string name = "process " + std::to_string(process) + ": ";
+        EXPECT_THAT(job.err, AnyOf(HasSubstr(name + "the process of rank"),
+                                   HasSubstr(name + "process " + std::to_string(outcome.victim) + " of " +
+                                             std::to_string(fault.processes) +
+                                             " did not come to run(): it was ended by signal 9")))
+            << outcome.text;
+      }
+      EXPECT_THAT(job.err, Not(HasSubstr("ending the others")));
+      EXPECT_LT(outcome.after_fault, 4s) << outcome.text;
+      EXPECT_THAT(outcome.leftovers, IsEmpty()) << outcome.text;
+    }
+  }
+}
+
+// Nobody sees the process end. One that dies before the meeting may as well never have been started.
+TEST_F(Connecting, WithoutALauncherToo) {
+  for (const int processes : {2, 3}) {
+    const auto outcomes = at_each_connection({processes, "cpu", "ranks", false});
+    EXPECT_GE(outcomes.size(), least_to_ranks(processes));
+    for (const auto& outcome : outcomes) {
+      for (int process = 0; process < processes; ++process) {
+        if (process == outcome.victim) continue;
+        EXPECT_THAT(outcome.processes[process].err,
+                    HasSubstr("process " + std::to_string(process) + ": the process of rank " +
+                              std::to_string(outcome.victim) + " (cpu) is gone"))
+            << outcome.text;
+      }
+      EXPECT_LT(outcome.after_fault, 5s) << outcome.text;
+      EXPECT_THAT(outcome.leftovers, IsEmpty()) << outcome.text;
+    }
+  }
+}
+
+TEST_F(Connecting, AProcessThatIsSlowIsNotTakenForDead) {
+  for (const char* to : {"store", "ranks"}) {
+    const auto outcomes = at_each_connection({2, "cpu", to, true, "1500"});
+    EXPECT_GE(outcomes.size(), to == std::string("store") ? kLeastToStore : least_to_ranks(2));
+    for (const auto& outcome : outcomes) {
+      EXPECT_EQ(outcome.processes[0].code, 0) << outcome.text;
+    }
+  }
+}
+
+TEST_F(Connecting, ALauncherThatCannotReachItsOwnStoreEndsSoon) {
+  const auto alone = alone_.get(), asked_to_end = asked_to_end_.get();
+  EXPECT_EQ(alone.code, 1);
+  EXPECT_THAT(alone.err, HasSubstr("cannot keep a store at 127.0.0.1:"));
+  EXPECT_EQ(asked_to_end.signal, SIGTERM);
+}
+
+}  // namespace connecting_test

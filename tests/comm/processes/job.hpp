@@ -1,0 +1,121 @@
+// Jobs: the program of the process tests, started once or by a launcher.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <torch/torch.h>
+
+#include "cli/program.hpp"
+#include "io/safetensors.hpp"
+#include "support/scratch_folder.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+using Words = std::vector<std::string>;
+
+inline std::string from_environment(const char* name) {
+  const char* const value = std::getenv(name);
+  if (value == nullptr) throw std::runtime_error("set " + std::string(name) + "; ctest does");
+  return value;
+}
+
+inline std::string ranks_program() {
+  return from_environment("LOCKSTEP_RANKS_PROGRAM");
+}
+
+// The file that a command's name means; empty if there is none.
+inline std::string find_program(const std::string& name) {
+  std::istringstream folders(from_environment("PATH"));
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    const auto file = std::filesystem::path(folder) / name;
+    if (access(file.c_str(), X_OK) == 0) return file;
+  }
+  return "";
+}
+
+// The environment has what finds programs, and nothing of a launcher.
+inline Surroundings surroundings_with(const Words& variables = {}) {
+  Surroundings surroundings;
+  surroundings.environment = {"PATH=" + from_environment("PATH"), "LC_ALL=C.UTF-8", "OMP_NUM_THREADS=1"};
+  if (std::getenv("HOME") != nullptr) surroundings.environment.push_back("HOME=" + from_environment("HOME"));
+  for (const auto& variable : variables) surroundings.environment.push_back(variable);
+  return surroundings;
+}
+
+inline Words operator+(Words first, const Words& second) {
+  first.insert(first.end(), second.begin(), second.end());
+  return first;
+}
+
+// lockstep launch -n PROCESSES process_ranks WORDS
+inline Words launch(int processes, const Words& words) {
+  return Words{"launch", "-n", std::to_string(processes), ranks_program()} + words;
+}
+
+inline Finished run_launched(int processes, const Words& words, const Words& variables = {}) {
+  return run_program(launch(processes, words), surroundings_with(variables));
+}
+
+// Started once, without a launcher unless `variables` look like one.
+inline Finished run_alone(const Words& words, const Words& variables = {}) {
+  auto surroundings = surroundings_with(variables);
+  surroundings.program = ranks_program();
+  return run_program(words, surroundings);
+}
+
+// Variables of torchrun, for one of `processes` without a launcher.
+inline Words as_rank(int rank, int processes, const std::string& port, const std::string& patience) {
+  return {"RANK=" + std::to_string(rank),
+          "WORLD_SIZE=" + std::to_string(processes),
+          "LOCAL_RANK=" + std::to_string(rank),
+          "LOCAL_WORLD_SIZE=" + std::to_string(processes),
+          "MASTER_PORT=" + port,
+          "MASTER_ADDR=127.0.0.1",
+          "LOCKSTEP_RENDEZVOUS_TIMEOUT=" + patience};
+}
+
+// A port that is free at this moment, below those that the system hands out by itself; each time another one.
+inline std::string free_port() {
+  static std::atomic<int> next{20000 + getpid() % 10000};
+  for (;;) {
+    const int port = next++;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    const bool is_free = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    close(fd);
+    if (is_free) return std::to_string(port);
+  }
+}
+
+inline void expect_all_ok(const Finished& job, int processes) {
+  EXPECT_EQ(job.code, 0) << job.err << job.out;
+  for (int process = 0; process < processes; ++process) {
+    EXPECT_THAT(job.out, testing::HasSubstr("process " + std::to_string(process) + ": ok\n"));
+  }
+}
+
+// The largest difference between two kept networks.
+inline double difference(const std::filesystem::path& a, const std::filesystem::path& b) {
+  const auto left = io::read_safetensors(a), right = io::read_safetensors(b);
+  EXPECT_EQ(left.size(), right.size());
+  double largest = 0;
+  for (size_t i = 0; i < std::min(left.size(), right.size()); ++i) {
+    EXPECT_EQ(left[i].first, right[i].first);
+    largest = std::max(largest, (left[i].second - right[i].second).abs().max().item<double>());
+  }
+  return largest;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,465 @@
+// Labels: processes
+// What goes wrong between processes: every process says who is to blame, soon, and nothing waits for ever.
+#include "running_job.hpp"
+
+#include "comm/meeting/sockets.hpp"
+
+#include <chrono>
+#include <future>
+#include <memory>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace process_failures_test {
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::MatchesRegex;
+using testing::Not;
+using testing::StartsWith;
+
+struct Timed {
+  Finished job;
+  std::chrono::steady_clock::duration took;
+};
+
+Timed timed(int processes, const Words& words, const Words& variables = {}) {
+  const auto start = std::chrono::steady_clock::now();
+  auto job = run_launched(processes, words, variables);
+  return {std::move(job), std::chrono::steady_clock::now() - start};
+}
+
+// Jobs with these words run side by side, since they mostly wait.
+std::vector<Timed> timed_side_by_side(int processes, const std::vector<Words>& jobs) {
+  std::vector<std::future<Timed>> running;
+  for (const Words& words : jobs) {
+    running.push_back(std::async(std::launch::async, [processes, words] { return timed(processes, words); }));
+  }
+  std::vector<Timed> results;
+  for (auto& job : running) results.push_back(job.get());
+  return results;
+}
+
+TEST(ProcessFailures, ARankThatThrowsIsNamedByAllSoon) {
+  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
+    const auto& [processes, devices] = job_of;
+    const auto jobs = timed_side_by_side(processes, {{"throws", devices, "allreduce"}, {"throws", devices, "recv"}});
+    for (const auto& [job, took] : jobs) {
+      EXPECT_EQ(job.code, 3) << job.err;
+      for (int process = 0; process < processes; ++process) {
+        EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": rank 1 (cpu): out of luck\n"))
+            << devices;
+      }
+      EXPECT_LT(took, 20s);  // a second or two, and what a loaded machine needs to start
+      EXPECT_THAT(job.err, Not(HasSubstr("ending the others")));
+    }
+  });
+}
+
+TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
+  at_once<int>({2, 3}, [](const int processes) {
+    const auto [job, took] = timed(processes, {"dies"});
+    EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
+    EXPECT_THAT(job.err, HasSubstr("lockstep launch: rank 1 was ended by signal 9 (Killed)"));
+    std::set<std::string> texts;  // one, so that `lockstep train` says it once
+    for (const int survivor : {0, 2}) {
+      if (survivor >= processes) continue;
+      const std::string name = "process " + std::to_string(survivor) + ": ";
+      ASSERT_THAT(job.err, HasSubstr(name));
+      texts.insert(job.err.substr(job.err.find(name) + name.size(), 150));
+    }
+    ASSERT_EQ(texts.size(), 1u) << job.err;
+    EXPECT_THAT(*texts.begin(),
+                StartsWith("the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed). rank "));
+    EXPECT_THAT(job.err,
+                HasSubstr(" (cpu) was in allreduce(sum) of float [2, 3] (collective call 1); the last complete "
+                          "one was collective call 0, barrier\n"));
+    EXPECT_LT(took, 20s);
+  });
+}
+
+TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers) {
+  at_once<int>({1, 2}, [](const int victim) {
+    const auto [job, took] = timed(3, {"serves", "cpu", std::to_string(victim)});
+    EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
+    for (const int survivor : {0, 1, 2}) {
+      if (survivor == victim) continue;
+      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(survivor) + ": the process of rank " +
+                                     std::to_string(victim) + " (cpu) is gone"));
+    }
+    EXPECT_LT(took, 20s);
+  });
+}
+
+TEST(ProcessFailures, ATimeoutSaysWhoWasMissingAndWhere) {
+  const auto [job, took] = timed(2, {"computes_on"});
+  EXPECT_EQ(job.code, 3);
+  for (const char* process : {"process 0", "process 1"}) {
+    EXPECT_THAT(job.err,
+                HasSubstr(std::string(process) +
+                          ": rank 0 (cpu) waited 1 s in allreduce(sum) of float [2, 3] (collective call 1) for "
+                          "rank 1 (cpu), which is not there"));
+  }
+}
+
+TEST(ProcessFailures, ARankThatReturnsWithoutTheOthersCallIsNamed) {
+  at_once<const char*>({"cpu", "4xcpu"}, [](const char* const devices) {
+    const auto [job, took] = timed(2, {"returns_early", devices});
+    EXPECT_EQ(job.code, 3);
+    EXPECT_THAT(job.err, AllOf(HasSubstr("process 0: rank 1 (cpu) returned without the call"),
+                               HasSubstr("process 1: rank 1 (cpu) returned without the call"),
+                               HasSubstr("allreduce(sum) of float [2, 3]")));
+    EXPECT_LT(took, 20s);
+  });
+}
+
+TEST(ProcessFailures, PollingEndsAsWaitingDoes) {
+  at_once<const char*>({"cpu", "4xcpu"}, [](const char* const devices) {
+    const auto [job, took] = timed(2, {"returns_early", devices, "poll"});
+    EXPECT_EQ(job.code, 3);
+    for (const char* process : {"process 0", "process 1"}) {
+      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu) returned without the call"));
+    }
+    EXPECT_LT(took, 20s);
+  });
+}
+
+TEST(ProcessFailures, ACallThatNobodyAnswersIsAnErrorOfAll) {
+  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
+    const auto& [processes, devices] = job_of;
+    const auto jobs = timed_side_by_side(processes, {{"asks_in_vain", devices}, {"asks_in_vain", devices, "send"}});
+    const auto& [job, took] = jobs[0];
+    const auto& [message, took_too] = jobs[1];
+    for (int process = 0; process < processes; ++process) {
+      const std::string name = "process " + std::to_string(process);
+      EXPECT_THAT(job.err, HasSubstr(name + ": rank 1 (cpu) called allreduce(sum) of float [2] (collective call 1) and "
+                                            "did not wait for it; it never came about, for want of rank 0 (cpu)"));
+      EXPECT_THAT(message.err, HasSubstr(name + ": rank 1 (cpu) called send to rank 0 (cpu) once, which called recv "
+                                                "from rank 1 (cpu) 0 times"));
+    }
+    EXPECT_LT(std::max(took, took_too), 20s);
+  });
+}
+
+TEST(ProcessFailures, RanksOfAProcessThatGiveTheSameMemoryAreRefused) {
+  const auto [job, took] = timed(2, {"shares_memory", "4xcpu"});
+  EXPECT_EQ(job.code, 3);
+  EXPECT_THAT(job.err, AllOf(HasSubstr("gave the same memory to allreduce(sum) of float [100]"),
+                             HasSubstr("each rank needs a tensor of its own")));
+}
+
+TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
+  at_once<const char*>({"cpu", "4xcpu"}, [](const char* const devices) {
+    const auto [job, took] = timed(2, {"calls_otherwise", devices});
+    EXPECT_EQ(job.code, 3);
+    for (const char* process : {"process 0", "process 1"}) {
+      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": "));
+    }
+    EXPECT_THAT(job.err,
+                AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
+                      HasSubstr(" called allreduce(sum) of float [2, 3]")));
+    EXPECT_LT(took, 20s);
+  });
+}
+
+TEST(ProcessFailures, CallsThatDifferInOperationOrSizeAloneNeverMeet) {
+  const std::vector<std::pair<std::string, std::string>> calls = {{"max", "allreduce(max) of float [2, 3]"},
+                                                                  {"long", "allreduce(sum) of float [1000000]"},
+                                                                  {"empty", "allreduce(sum) of float [0]"}};
+  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
+    const auto& [processes, devices] = job_of;
+    std::vector<Words> jobs;
+    for (const auto& call : calls) jobs.push_back({"calls_otherwise", devices, call.first});
+    const auto results = timed_side_by_side(processes, jobs);
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const auto& [job, took] = results[i];
+      EXPECT_EQ(job.code, 3) << job.err;
+      for (int process = 0; process < processes; ++process) {
+        EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
+      }
+      EXPECT_THAT(job.err, AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called " + calls[i].second),
+                                 HasSubstr(" called allreduce(sum) of float [2, 3]")));
+      EXPECT_LT(took, 20s);
+    }
+  });
+}
+
+TEST(ProcessFailures, CallsThatDifferInAGroupEndTheWholeRun) {
+  at_once<std::pair<int, const char*>>({{3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
+    const auto& [processes, devices] = job_of;
+    const auto [job, took] = timed(processes, {"calls_otherwise_in_a_group", devices});
+    EXPECT_EQ(job.code, 3) << job.err;
+    for (int process = 0; process < processes; ++process) {
+      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
+    }
+    EXPECT_THAT(job.err,
+                AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
+                      HasSubstr("rank 0 (cpu) called allreduce(sum) of float [2, 3]")));
+    EXPECT_LT(took, 20s);
+  });
+}
+
+TEST(ProcessFailures, PartsOfAnAlltoallThatDoNotFitAreShown) {
+  at_once<int>({2, 3}, [](const int processes) {
+    const auto [job, took] = timed(processes, {"parts_do_not_fit"});
+    EXPECT_EQ(job.code, 3) << job.err;
+    for (int process = 0; process < processes; ++process) {
+      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
+    }
+    EXPECT_THAT(job.err, HasSubstr("alltoall: rank 0 sends float [6] to rank 1, which expects float [9]"));
+    EXPECT_LT(took, 20s);
+  });
+}
+
+TEST(ProcessFailures, MessagesThatDoNotFitAreShownBoth) {
+  const auto [job, took] = timed(2, {"message_fails", "cpu", "size"});
+  EXPECT_EQ(job.code, 3) << job.err;
+  for (const char* process : {"process 0", "process 1"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": "));
+  }
+  EXPECT_THAT(job.err, AllOf(HasSubstr("the two sides of message 1 from rank 0 to rank 1, tag 7 differ"),
+                             HasSubstr("rank 0 (cpu) called send to rank 1 of float [1000000]"),
+                             HasSubstr("rank 1 (cpu) called recv from rank 0 of float [3]")));
+  EXPECT_LT(took, 20s);
+}
+
+TEST(ProcessFailures, AMessageThatCannotComeEndsTheWaitForIt) {
+  const auto [job, took] = timed(2, {"message_fails", "cpu", "none"});
+  EXPECT_EQ(job.code, 3) << job.err;
+  for (const char* process : {"process 0", "process 1"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 0 (cpu) returned without the send that rank 1 (cpu) "
+                                                          "waits for: recv from rank 0 of float [3]"));
+  }
+  EXPECT_LT(took, 20s);
+
+  const auto [tag, took_too] = timed(2, {"message_fails", "cpu", "tag"});
+  EXPECT_THAT(tag.err, HasSubstr("a message's tag is 1048576; between processes tags go from 0 to 32767"));
+}
+
+TEST(ProcessFailures, MessagesThatComeFromAnyRankAreNotReceivedFromOne) {
+  const auto [job, took] = timed(2, {"message_fails", "cpu", "any"});
+  EXPECT_EQ(job.code, 3) << job.err;
+  for (const char* process : {"process 0", "process 1"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu): a recv from rank 0 has the tag 16384, whose "
+                                                          "messages were received from any rank"));
+  }
+  EXPECT_LT(took, 20s);
+}
+
+TEST(ProcessFailures, RanksThatWaitForEachOtherAreToldSo) {
+  at_once<const char*>({"recv", "mixed"}, [](const char* const how) {
+    const auto [job, took] = timed(2, {"waits_crosswise", "cpu", how});
+    EXPECT_EQ(job.code, 3) << job.err;
+    for (const char* process : {"process 0", "process 1"}) {
+      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the ranks wait for each other: "));
+    }
+    EXPECT_LT(took, 20s);
+  });
+}
+
+// DataParallel polls its calls while backward computes, and then waits for them; here for a group's, while the other
+// rank waits for one of all.
+TEST(ProcessFailures, ARankWithABatchFewerIsToldSo) {
+  const auto [job, took] = timed(2, {"has_a_batch_fewer"});
+  EXPECT_EQ(job.code, 3) << job.err;
+  for (const char* process : {"process 0", "process 1"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the ranks wait for each other: "));
+  }
+  EXPECT_LT(took, 20s);
+}
+
+TEST(ProcessFailures, WhatAStrangerWritesIntoTheStoreIsShown) {
+  const Words keys = {"state/0", "beat/0", "done"};
+  std::vector<Words> jobs;
+  for (const auto& key : keys) jobs.push_back({"has_a_stranger", "cpu", key});
+  const auto results = timed_side_by_side(2, jobs);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const Finished& job = results[i].job;
+    EXPECT_EQ(job.code, 3) << job.err;
+    EXPECT_THAT(job.err, HasSubstr("process 0: the store holds \"abc\" under " + keys[i]));
+  }
+}
+
+TEST(ProcessFailures, AnotherConfigurationIsRefusedWithBothShown) {
+  const auto [job, took] = timed(3, {"is_configured_otherwise"});
+  EXPECT_EQ(job.code, 3);
+  for (const char* process : {"process 0", "process 1", "process 2"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": process 1 runs another program or configuration"));
+  }
+  EXPECT_THAT(job.err, AllOf(HasSubstr("timeout 77 s"), HasSubstr("timeout 88 s"), Not(HasSubstr("LibTorch"))));
+}
+
+TEST(ProcessFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto host = run_alone({"collectives"}, as_rank(0, 2, free_port(), "1.5"));
+  EXPECT_EQ(host.code, 3);
+  EXPECT_THAT(host.err, HasSubstr("process 0 of 2 waited 1.5 s for process 1, which did not come to run()"));
+
+  const std::string port = free_port();
+  const auto client = run_alone({"collectives"}, as_rank(1, 2, port, "1.5"));
+  EXPECT_EQ(client.code, 3);
+  EXPECT_THAT(client.err, HasSubstr("process 1 of 2 waited 1.5 s for the store that rank 0's process should keep at "
+                                    "127.0.0.1:" +
+                                    port));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
+}
+
+TEST(ProcessFailures, WithoutALauncherRank0KeepsTheStore) {
+  const std::string port = free_port();
+  auto surroundings = surroundings_with(as_rank(1, 2, port, "60"));
+  surroundings.program = ranks_program();
+  Program other({"throws"}, surroundings);
+  const auto host = run_alone({"throws"}, as_rank(0, 2, port, "60"));
+  EXPECT_THAT(host.err, HasSubstr("process 0: rank 1 (cpu): out of luck\n"));
+  EXPECT_THAT(other.finish().err, HasSubstr("process 1: rank 1 (cpu): out of luck\n"));
+}
+
+TEST(ProcessFailures, AnIncompleteEnvironmentIsRefusedByName) {
+  const auto job = run_alone({"collectives"}, {"RANK=0", "WORLD_SIZE=2"});
+  EXPECT_EQ(job.code, 3);
+  EXPECT_THAT(job.err, HasSubstr("LOCAL_RANK, LOCAL_WORLD_SIZE not set"));
+}
+
+// Two processes without a launcher, of which one waits for the other.
+struct TwoProcesses {
+  Finished waiting;
+  std::chrono::steady_clock::duration took;  // until that had ended
+  Finished other;
+};
+
+Program start_rank(int rank, const std::string& port, const Words& words) {
+  auto surroundings = surroundings_with(as_rank(rank, 2, port, "60"));
+  surroundings.program = ranks_program();
+  return {words, surroundings};
+}
+
+// Asks both processes of a job to stop once rank 1 lets rank 0 wait. A launcher would end them itself.
+TwoProcesses stop_while(const std::string& rank_1) {
+  const std::string port = free_port();
+  Program first = start_rank(0, port, {"is_asked_to_stop", "cpu", rank_1});
+  Program second = start_rank(1, port, {"is_asked_to_stop", "cpu", rank_1});
+  EXPECT_TRUE(second.wait_for("ready"));
+  const auto begin = std::chrono::steady_clock::now();
+  first.send(SIGTERM);
+  second.send(SIGTERM);
+  TwoProcesses stopped{first.finish(), std::chrono::steady_clock::now() - begin, {}};
+  if (rank_1 == "freezes") second.send(SIGKILL);
+  stopped.other = second.finish();
+  return stopped;
+}
+
+TwoProcesses with_a_store_that_freezes() {
+  const std::string port = free_port();
+  Program host = start_rank(0, port, {"freezes"});
+  const auto begin = std::chrono::steady_clock::now();
+  TwoProcesses ended{start_rank(1, port, {"freezes"}).finish(), std::chrono::steady_clock::now() - begin, {}};
+  host.send(SIGKILL);
+  ended.other = host.finish();
+  return ended;
+}
+
+TwoProcesses with_a_store_that_is_frozen_from_the_start() {
+  const std::string port = free_port();
+  Program host = start_rank(0, port, {"collectives"});
+  const auto listens = [&] {
+    return comm::answers("127.0.0.1", std::stoi(port), std::chrono::steady_clock::now() + 1s);
+  };
+  while (!listens()) std::this_thread::sleep_for(10ms);
+  host.send(SIGSTOP);  // the system accepts connections for it
+  const auto begin = std::chrono::steady_clock::now();
+  TwoProcesses ended{start_rank(1, port, {"collectives"}).finish(), std::chrono::steady_clock::now() - begin, {}};
+  host.send(SIGKILL);
+  ended.other = host.finish();
+  return ended;
+}
+
+// As after Ctrl-Z in several terminals, or when their machine slept: the one that goes on first finds the others
+// silent.
+std::vector<Finished> with_a_pause() {
+  const ScratchFolder folder;
+  RunningJob job(2, /*launched=*/false, {ranks_program(), "sleeps"}, folder.path());
+  EXPECT_TRUE(job.wait_for("ready"));
+  std::this_thread::sleep_for(1500ms);  // rank 0 looks after the others by now
+  job.send_to_job(SIGSTOP);
+  std::this_thread::sleep_for(2500ms);  // longer than the silence that is allowed
+  job.send(0, SIGCONT);
+  std::this_thread::sleep_for(500ms);
+  job.send(1, SIGCONT);
+  return job.finish();
+}
+
+template <class Work>
+auto in_background(const Work& work) {
+  return std::async(std::launch::async, work);
+}
+
+// These jobs take seconds in which they only wait, so they run at the same time.
+class ProcessFailuresInTime : public testing::Test {
+ protected:
+  struct Jobs {
+    std::future<TwoProcesses> stopped_asleep = in_background([] { return stop_while("sleeps"); });
+    std::future<TwoProcesses> stopped_frozen = in_background([] { return stop_while("freezes"); });
+    std::future<TwoProcesses> stopped_computing = in_background([] { return stop_while("computes"); });
+    std::future<TwoProcesses> frozen_store = in_background(with_a_store_that_freezes);
+    std::future<TwoProcesses> store_frozen_from_start = in_background(with_a_store_that_is_frozen_from_the_start);
+    std::future<Timed> frozen = in_background([] { return timed(3, {"freezes"}); });
+    std::future<std::vector<Finished>> paused = in_background(with_a_pause);
+  };
+  static void SetUpTestSuite() { jobs_ = std::make_unique<Jobs>(); }
+  static void TearDownTestSuite() { jobs_.reset(); }
+  static inline std::unique_ptr<Jobs> jobs_;
+};
+
+TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
+  for (auto* const job : {&jobs_->stopped_asleep, &jobs_->stopped_frozen}) {
+    const auto stopped = job->get();
+    EXPECT_EQ(stopped.waiting.code, 3);
+    EXPECT_THAT(stopped.waiting.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
+                                               "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
+                                               "request\n"));
+    // One and a half seconds, and what a loaded machine needs, or AddressSanitizer.
+    EXPECT_LT(stopped.took, std::getenv("LOCKSTEP_FAULTY_CONNECT") == nullptr ? 8s : 3s);
+  }
+}
+
+TEST_F(ProcessFailuresInTime, AStopWaitsForARankThatComputes) {
+  const auto stopped = jobs_->stopped_computing.get();
+  EXPECT_EQ(stopped.waiting.code, 0) << stopped.waiting.err;
+  EXPECT_EQ(stopped.other.code, 0) << stopped.other.err;
+}
+
+TEST_F(ProcessFailuresInTime, AJobThatStoodStillGoesOn) {
+  for (const auto& process : jobs_->paused.get()) EXPECT_EQ(process.code, 0) << process.err;
+}
+
+TEST_F(ProcessFailuresInTime, AFrozenProcessIsNamedByTheOthers) {
+  const auto [job, took] = jobs_->frozen.get();
+  for (const char* process : {"process 1", "process 2"}) {
+    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the process of rank 0 (cpu) is gone"));
+  }
+  EXPECT_LT(took, 60s);
+}
+
+TEST_F(ProcessFailuresInTime, AStoreThatFreezesEndsTheRun) {
+  const auto ended = jobs_->frozen_store.get();
+  EXPECT_LT(ended.took, 40s);
+  EXPECT_EQ(ended.waiting.code, 3);
+  EXPECT_THAT(ended.waiting.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone: the store that it keeps "
+                                           "does not answer"));
+  EXPECT_EQ(ended.other.signal, SIGKILL);
+}
+
+TEST_F(ProcessFailuresInTime, AStoreThatIsFrozenFromTheStartEndsTheRun) {
+  const auto ended = jobs_->store_frozen_from_start.get();
+  EXPECT_LT(ended.took, 40s);
+  EXPECT_EQ(ended.waiting.code, 3);
+  EXPECT_THAT(ended.waiting.err, HasSubstr("process 1 of 2 cannot use the store at 127.0.0.1:"));
+  EXPECT_EQ(ended.other.signal, SIGKILL);
+}
+
+}  // namespace process_failures_test

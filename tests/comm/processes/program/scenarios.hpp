@@ -1,0 +1,46 @@
+// What the program of the process tests can do. Each throws if something is not as it should be.
+#pragma once
+
+#include <lockstep/devices/devices.hpp>
+
+#include <string>
+
+namespace scenarios {
+
+struct Setup {
+  lockstep::Devices devices;  // the machine's list
+  std::string argument;
+};
+
+void collectives(const Setup& setup);  // all of them, with values that differ by rank
+void training(const Setup& setup);     // writes the last rank's weights to the file `argument`
+void runs(const Setup& setup);         // several runs, and one in another
+void connects(const Setup& setup);     // all ranks, and a group
+void lives(const Setup& setup);        // connects, computes and calls for half a second
+
+// Ways to fail; rank 1 is to blame.
+void throws(const Setup& setup);           // the others wait in an allreduce, or with `argument` "recv" in a receive
+void dies(const Setup& setup);             // without a word
+void computes_on(const Setup& setup);      // past the others' timeout
+void returns_early(const Setup& setup);    // without the others' call, for which they wait, or with "poll" ask
+void asks_in_vain(const Setup& setup);     // does not wait for an allreduce, or with "send" a message, and returns
+void shares_memory(const Setup& setup);    // two ranks of a process give one tensor
+void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that is "max", "long" or "empty"
+void calls_otherwise_in_a_group(const Setup& setup);  // of ranks 0 and 1, while the others wait in the whole run
+void parts_do_not_fit(const Setup& setup);
+// Another "size" than was sent, a "tag" that is too large, "none" was sent, or one of a tag received from "any" rank.
+void message_fails(const Setup& setup);
+void serves(const Setup& setup);  // as a parameter server; the rank that `argument` names is killed
+// As a parameter server, of which process 1 is killed in the middle of a push, or with "freezes" stands still. Other
+// words: "bounded", "synchronous", "two_servers", "busy" (the server is, meanwhile), and what the others do once they
+// have trained on: "then_trains", "then_meets", "then_runs", "then_comes_back" (they let process 1 go on).
+void loses_a_worker(const Setup& setup);
+void freezes(const Setup& setup);            // rank 0
+void sleeps(const Setup& setup);             // rank 1, and lets the others wait for three seconds
+void is_asked_to_stop(const Setup& setup);   // by SIGTERM, while the others wait for rank 1, which `argument`
+void has_a_stranger(const Setup& setup);     // in its store, under the key `argument`
+void has_a_batch_fewer(const Setup& setup);  // than the others' DataParallel, and then waits in a barrier
+void waits_crosswise(const Setup& setup);    // both wait for a message of the other; "mixed": rank 0 in an allreduce
+void is_configured_otherwise(const Setup& setup);  // the process with index 1
+
+}  // namespace scenarios

@@ -1,0 +1,147 @@
+// RunningJob: a job of several processes, with a launcher or without, whose processes can be signalled while it runs,
+// and which tells what it has left on the machine.
+#pragma once
+
+#include "job.hpp"
+
+#include "comm/meeting/sockets.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <fstream>
+#include <functional>
+#include <future>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lockstep {
+
+// Calls work(0) … work(count - 1), four at the same time: jobs wait most of their time.
+inline void side_by_side(int count, const std::function<void(int)>& work) {
+  std::atomic<int> next{0};
+  std::vector<std::future<void>> running;
+  for (int thread = 0; thread < 4; ++thread) {
+    running.push_back(std::async(std::launch::async, [&] {
+      for (int i = next++; i < count; i = next++) work(i);
+    }));
+  }
+  for (auto& one : running) one.get();
+}
+
+template <class Item>
+void at_once(const std::vector<Item>& items, const std::function<void(const Item&)>& work) {
+  side_by_side(static_cast<int>(items.size()), [&](int i) { work(items[i]); });
+}
+
+class RunningJob {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Starts `words`, the program first. `folder` is the processes' working directory. Without a launcher the processes
+  // wait `patience` seconds for each other before their run.
+  RunningJob(int processes, bool launched, const Words& words, const std::filesystem::path& folder,
+             const Words& variables = {}, const std::string& patience = "20")
+      : launched_(launched), pids_(processes, -1), port_(free_port()) {
+    const Words all = variables + Words{mark_, "TMPDIR=" + temporaries_.path().string()};
+    auto surroundings = surroundings_with(all);
+    surroundings.folder = folder;
+    if (launched) {
+      const Words noting = {"sh", "-c", "echo $$ >\"$0/$RANK.new\"; mv \"$0/$RANK.new\" \"$0/$RANK\"; exec \"$@\"",
+                            notes_.path().string()};
+      programs_.push_back(
+          std::make_unique<Program>(Words{"launch", "-n", std::to_string(processes)} + noting + words, surroundings));
+      return;
+    }
+    surroundings.program = words[0];
+    const Words arguments(words.begin() + 1, words.end());
+    for (int rank = 0; rank < processes; ++rank) {
+      surroundings.environment = surroundings_with(as_rank(rank, processes, port_, patience) + all).environment;
+      programs_.push_back(std::make_unique<Program>(arguments, surroundings));
+      pids_[rank] = programs_.back()->pid();
+    }
+  }
+
+  // Waits until each process has a number: the program itself may not have begun.
+  void wait_for_processes() {
+    const auto deadline = Clock::now() + std::chrono::seconds(60);
+    for (size_t rank = 0; rank < pids_.size(); ++rank) {
+      while (pids_[rank] < 0) {
+        if (std::ifstream(notes_ / std::to_string(rank)) >> pids_[rank]) break;
+        pids_[rank] = -1;
+        if (Clock::now() > deadline) throw std::runtime_error("the launcher starts no processes");
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    }
+  }
+
+  // false: it has ended.
+  bool send(int rank, int signal) const { return is_ours(pids_[rank]) && kill(pids_[rank], signal) == 0; }
+
+  // To the launcher, or to each process if there is none.
+  void send_to_job(int signal) const {
+    for (const auto& program : programs_) program->send(signal);
+  }
+
+  bool wait_for(const std::string& text) {
+    return std::all_of(programs_.begin(), programs_.end(), [&](auto& program) { return program->wait_for(text); });
+  }
+
+  // The launcher, with the outputs of all, or the processes.
+  std::vector<Finished> finish() {
+    std::vector<Finished> finished;
+    for (const auto& program : programs_) finished.push_back(program->finish());
+    return finished;
+  }
+
+  // After its end: processes, a port that answers, files in the temporary folder and in /dev/shm.
+  std::vector<std::string> leftovers() const {
+    std::vector<std::string> found;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+      const int pid = std::atoi(entry.path().filename().c_str());
+      if (pid > 0 && is_ours(pid)) found.push_back("process " + std::to_string(pid));
+    }
+    if (!launched_ && comm::answers("127.0.0.1", std::stoi(port_), Clock::now() + std::chrono::seconds(1))) {
+      found.push_back("port " + port_);
+    }
+    for (const auto& name : temporaries_.names()) found.push_back(name + " in the temporary folder");
+    for (const auto& name : shared_memory()) {
+      if (!shared_before_.contains(name)) found.push_back(name + " in /dev/shm");
+    }
+    return found;
+  }
+
+ private:
+  // Those that LibTorch or this project would make; other programs of the machine have theirs.
+  static std::set<std::string> shared_memory() {
+    std::set<std::string> names;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
+      const std::string name = entry.path().filename();
+      if (name.find("torch") != name.npos || name.find("lockstep") != name.npos) names.insert(name);
+    }
+    return names;
+  }
+
+  // Whatever the job has started has its mark in the environment; a zombie has none.
+  bool is_ours(pid_t pid) const {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
+    const std::string environment{std::istreambuf_iterator<char>(file), {}};
+    return pid > 0 && environment.find(mark_) != std::string::npos;
+  }
+
+  const bool launched_;
+  std::vector<pid_t> pids_;  // by rank; -1: not known yet
+  const std::string port_;   // of the store, without a launcher
+  const ScratchFolder notes_, temporaries_;
+  const std::string mark_ = "LOCKSTEP_TEST_JOB=" + notes_.path().string();
+  const std::set<std::string> shared_before_ = shared_memory();
+  std::vector<std::unique_ptr<Program>> programs_;  // last: they end before the folders go
+};
+
+}  // namespace lockstep

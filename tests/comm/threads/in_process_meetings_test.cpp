@@ -1,0 +1,288 @@
+// Labels: concurrency
+// lockstep's own backend: when calls meet, and what ranks are told when they cannot.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "support/error_of.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace in_process_meetings_test {
+
+using c10d::ReduceOp;
+using lockstep::error_of;
+using lockstep::Rank;
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+using Tensors = std::vector<Tensor>;
+using namespace std::chrono_literals;
+
+lockstep::Devices cpus(int count) {
+  return lockstep::Devices(count, torch::kCPU);
+}
+
+c10d::AllreduceOptions with(ReduceOp op) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = std::move(op);
+  return options;
+}
+
+TEST(InProcessMeetings, AReceiveFromAnyRankTakesTheMessageThatWasSentFirst) {
+  std::atomic<int> sent = 0;
+  lockstep::run(cpus(4), [&](Rank& rank) {
+    const int turn = rank.world_size() - 1 - rank.index();  // the last rank sends first
+    while (sent < turn) std::this_thread::yield();
+    Tensors tensor{torch::zeros(2)};
+    if (rank.index() > 0) {
+      const auto work = rank.backend().send(tensor, 0, 3);
+      ++sent;
+      work->wait();
+      return;
+    }
+    for (int source = 3; source > 0; --source) {
+      const auto work = rank.backend().recvAnysource(tensor, 3);
+      work->wait();
+      EXPECT_EQ(work->sourceRank(), source);
+    }
+  });
+}
+
+TEST(InProcessMeetings, AReceiveFromAnyRankThatNobodyCanAnswerIsAnError) {
+  const auto receive = [](Rank& rank) {
+    Tensors tensor{torch::zeros(2)};
+    rank.backend().recvAnysource(tensor, 3)->wait();
+  };
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(cpus(3), [&](Rank& rank) {
+                  if (rank.index() == 1) receive(rank);
+                });
+              }),
+              AllOf(HasSubstr("rank 1 (cpu)"), HasSubstr("all other ranks returned"),
+                    HasSubstr("recv from any rank of float [2]"), HasSubstr("message any rank -> 1, tag 3")));
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? receive(rank) : rank.barrier(); });
+              }),
+              AllOf(HasSubstr("wait for each other"), HasSubstr("recv from any rank")));
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(cpus(2),
+                              [&](Rank& rank) {
+                                if (rank.index() == 0) return receive(rank);
+                                std::this_thread::sleep_for(400ms);
+                              },
+                              {.timeout = 100ms});
+              }),
+              AllOf(HasSubstr("rank 0 (cpu) waited 0.1 s"), HasSubstr("rank 1 (cpu), which has not made this call")));
+}
+
+TEST(InProcessMeetings, AsynchronousCallsCompleteInAnyOrderOfWaiting) {
+  lockstep::run(cpus(3), [&](Rank& rank) {
+    std::vector<Tensors> tensors;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (int i = 0; i < 5; ++i) {
+      tensors.push_back({torch::full({100}, double(rank.index() * 10 + i))});
+      works.push_back(rank.backend().allreduce(tensors.back()));
+    }
+    for (int i = 4; i >= 0; --i) {
+      if (rank.index() == 1) {
+        while (!works[i]->isCompleted()) std::this_thread::yield();  // polling makes progress
+        EXPECT_TRUE(works[i]->isSuccess());
+      }
+      works[i]->wait();
+      EXPECT_TRUE(torch::equal(works[i]->result()[0], torch::full({100}, 30.0 + 3 * i)));
+    }
+  });
+}
+
+TEST(InProcessMeetings, CallsThatDifferEndInAnErrorThatShowsBoth) {
+  const auto differ = [](auto rank0, auto rank1) {
+    return error_of(
+        [&] { lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? rank0(rank) : rank1(rank); }); });
+  };
+  const auto sum_of = [](Tensor tensor) { return [=](Rank& rank) { rank.allreduce(tensor.clone()); }; };
+  EXPECT_THAT(differ(sum_of(torch::ones({2, 3})), sum_of(torch::ones({3, 2}))),
+              AllOf(HasSubstr("rank 0 (cpu) called"), HasSubstr("rank 1 (cpu) called"), HasSubstr("float [2, 3]"),
+                    HasSubstr("float [3, 2]")));
+  EXPECT_THAT(differ(sum_of(torch::ones(2)), sum_of(torch::ones(2, torch::kDouble))),
+              AllOf(HasSubstr("float [2]"), HasSubstr("double [2]")));
+  EXPECT_THAT(differ(sum_of(torch::ones(2)), [](Rank& rank) { rank.broadcast(torch::ones(2)); }),
+              AllOf(HasSubstr("allreduce(sum)"), HasSubstr("broadcast(root 0)")));
+  EXPECT_THAT(differ(sum_of(torch::ones(2)), [](Rank& rank) { rank.allreduce(torch::ones(2), ReduceOp::MAX); }),
+              AllOf(HasSubstr("allreduce(sum)"), HasSubstr("allreduce(max)")));
+  EXPECT_THAT(differ([](Rank& rank) { rank.broadcast(torch::ones(2), 0); },
+                     [](Rank& rank) { rank.broadcast(torch::ones(2), 1); }),
+              AllOf(HasSubstr("root 0"), HasSubstr("root 1")));
+  // Counts: rank 1 makes one call less.
+  EXPECT_THAT(differ(sum_of(torch::ones(2)), [](Rank&) {}),
+              AllOf(HasSubstr("rank 1 (cpu) returned without the call"), HasSubstr("allreduce(sum) of float [2]")));
+  // Messages of different shape.
+  EXPECT_THAT(differ(
+                  [](Rank& rank) {
+                    Tensors t{torch::ones(2)};
+                    rank.backend().send(t, 1, 0)->wait();
+                  },
+                  [](Rank& rank) {
+                    Tensors t{torch::ones({2, 1})};
+                    rank.backend().recv(t, 0, 0)->wait();
+                  }),
+              AllOf(HasSubstr("send to rank 1 of float [2]"), HasSubstr("recv from rank 0 of float [2, 1]")));
+}
+
+TEST(InProcessMeetings, ACallThatNobodyWaitsForAndTheOthersDoNotMakeIsAnError) {
+  EXPECT_THAT(error_of([] {
+                lockstep::run(cpus(2), [](Rank& rank) {
+                  Tensors tensor{torch::ones(2)};
+                  if (rank.index() == 0) rank.backend().allreduce(tensor);
+                });
+              }),
+              AllOf(HasSubstr("rank 0 (cpu) called allreduce(sum) of float [2]"), HasSubstr("for want of rank 1")));
+  EXPECT_THAT(error_of([] {
+                lockstep::run(cpus(3), [](Rank& rank) {
+                  Tensors tensor{torch::ones(2)};
+                  if (rank.index() == 2) rank.backend().send(tensor, 0, 7);
+                });
+              }),
+              AllOf(HasSubstr("rank 2 (cpu) called send to rank 0"), HasSubstr("message 2 -> 0, tag 7"),
+                    HasSubstr("for want of rank 0")));
+}
+
+TEST(InProcessMeetings, PollingEndsAsWaitingDoes) {
+  const auto poll = [](Rank& rank) {
+    Tensors tensor{torch::ones(2)};
+    const auto work = rank.backend().allreduce(tensor);
+    while (!work->isCompleted()) std::this_thread::yield();
+    EXPECT_FALSE(work->isSuccess());
+    std::rethrow_exception(work->exception());
+  };
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? poll(rank) : void(); }); }),
+              HasSubstr("rank 1 (cpu) returned without the call"));
+  lockstep::RunOptions options;
+  options.timeout = 100ms;
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(
+                    cpus(2), [&](Rank& rank) { rank.index() == 0 ? poll(rank) : std::this_thread::sleep_for(500ms); },
+                    options);
+              }),
+              AllOf(HasSubstr("waited 0.1 s"), HasSubstr("rank 1 (cpu), which has not made this call")));
+}
+
+TEST(InProcessMeetings, RanksThatGiveTheSameMemoryAreRefused) {
+  const Tensor shared = torch::ones(10);
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(3), [&](Rank& rank) { rank.allreduce(shared); }); }),
+              AllOf(HasSubstr("ranks 0 and 1 gave the same memory"), HasSubstr("a tensor of its own")));
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(cpus(2), [&](Rank& rank) { rank.broadcast(shared.narrow(0, rank.index() * 4, 5)); });
+              }),
+              HasSubstr("the same memory"));
+  lockstep::run(cpus(2), [&](Rank& rank) { rank.allreduce(shared.narrow(0, rank.index() * 5, 5)); });
+  EXPECT_TRUE(torch::equal(shared, torch::full({10}, 2.0)));
+}
+
+TEST(InProcessMeetings, RanksThatWaitForEachOtherAreToldSoBeforeTheTimeout) {
+  const auto start = std::chrono::steady_clock::now();
+  const auto text = error_of([] {
+    lockstep::run(cpus(2), [](Rank& rank) {
+      Tensors tensor{torch::ones(2)};
+      if (rank.index() == 0)
+        rank.allreduce(tensor[0]);
+      else
+        rank.backend().recv(tensor, 0, 0)->wait();
+    });
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("wait for each other"), HasSubstr("allreduce(sum) of float [2]"),
+                          HasSubstr("recv from rank 0")));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+}
+
+TEST(InProcessMeetings, ATimeoutSaysWhoWasMissingAndWhere) {
+  lockstep::RunOptions options;
+  options.timeout = 200ms;
+  const auto text = error_of([&] {
+    lockstep::run(
+        cpus(3),
+        [](Rank& rank) {
+          if (rank.index() == 2) std::this_thread::sleep_for(600ms);
+          rank.allreduce(torch::ones(2));
+        },
+        options);
+  });
+  EXPECT_THAT(text, AllOf(HasSubstr("waited 0.2 s"), HasSubstr("allreduce(sum) of float [2]"),
+                          HasSubstr("rank 2 (cpu), which has not made this call")));
+}
+
+TEST(InProcessMeetings, EveryCallTakesATimeoutOfItsOwn) {
+  const auto timeout_of = [](const auto& call) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto text = error_of([&] {
+      lockstep::run(cpus(2), [&](Rank& rank) {
+        if (rank.index() == 1) std::this_thread::sleep_for(400ms);
+        call(rank);
+      });
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+    return text;
+  };
+  const auto expected = AllOf(HasSubstr("waited 0.1 s"), HasSubstr("rank 1 (cpu), which has not made this call"));
+  const auto short_timeout = [](auto options) {
+    options.timeout = 100ms;
+    return options;
+  };
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensors tensor{torch::ones(2)};
+                rank.backend().allreduce(tensor, short_timeout(c10d::AllreduceOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensors tensor{torch::ones(2)};
+                rank.backend().broadcast(tensor, short_timeout(c10d::BroadcastOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensors tensor{torch::ones(2)};
+                rank.backend().reduce(tensor, short_timeout(c10d::ReduceOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensor input = torch::ones(2), output = torch::zeros(4);
+                rank.backend()._allgather_base(output, input, short_timeout(c10d::AllgatherOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensor input = torch::ones(4), output = torch::zeros(2);
+                rank.backend()._reduce_scatter_base(output, input, short_timeout(c10d::ReduceScatterOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) {
+                Tensors inputs{torch::ones(2), torch::ones(2)}, outputs{torch::zeros(2), torch::zeros(2)};
+                rank.backend().alltoall(outputs, inputs, short_timeout(c10d::AllToAllOptions()))->wait();
+              }),
+              expected);
+  EXPECT_THAT(timeout_of([&](Rank& rank) { rank.backend().barrier(short_timeout(c10d::BarrierOptions()))->wait(); }),
+              expected);
+}
+
+TEST(InProcessMeetings, BadArgumentsAreRefusedByName) {
+  lockstep::run(cpus(2), [](Rank& rank) {
+    Tensors none, two{torch::ones(1), torch::ones(1)}, ints{torch::ones(2, torch::kLong)}, one{torch::ones(2)};
+    auto& backend = rank.backend();
+    EXPECT_THAT(error_of([&] { backend.allreduce(none); }), HasSubstr("one tensor per rank, got 0"));
+    EXPECT_THAT(error_of([&] { backend.allreduce(two); }), HasSubstr("one tensor per rank, got 2"));
+    EXPECT_THAT(error_of([&] { backend.allreduce(ints, with(ReduceOp::AVG)); }), HasSubstr("average of integers"));
+    EXPECT_THAT(error_of([&] { backend.allreduce(one, with(ReduceOp::BXOR)); }),
+                HasSubstr("sum, avg, product, min or max"));
+    EXPECT_THAT(error_of([&] { rank.broadcast(one[0], 2); }), HasSubstr("rank 2, but the ranks are 0 to 1"));
+    EXPECT_THAT(error_of([&] { rank.allreduce(torch::ones({2, 2}).to_sparse()); }), HasSubstr("sparse"));
+    EXPECT_THAT(error_of([&] { rank.allreduce(Tensor()); }), HasSubstr("undefined"));
+    EXPECT_THAT(error_of([&] { backend.send(one, rank.index(), 0); }), HasSubstr("itself"));
+    Tensor wrong = torch::ones(5);
+    EXPECT_THAT(error_of([&] { backend._allgather_base(wrong, one[0]); }),
+                HasSubstr("must hold 2 inputs of float [2], but is float [5]"));
+    rank.barrier();  // nothing of this spoilt the world
+  });
+}
+
+}  // namespace in_process_meetings_test

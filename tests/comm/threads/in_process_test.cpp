@@ -1,0 +1,340 @@
+// Labels: concurrency
+// lockstep's own backend: every collective on worlds of 1 to 5 ranks, with values that differ by rank.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/ranks/rank.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+namespace in_process_test {
+
+using c10d::ReduceOp;
+using lockstep::Rank;
+using torch::Tensor;
+using Tensors = std::vector<Tensor>;
+
+lockstep::Devices cpus(int count) {
+  return lockstep::Devices(count, torch::kCPU);
+}
+
+void expect_equal(const Tensor& actual, const Tensor& expected) {
+  EXPECT_TRUE(torch::equal(actual, expected)) << "actual\n" << actual << "\nexpected\n" << expected;
+}
+
+// What rank `rank` brings: no two ranks' values are equal, and small enough for every type's sums and products.
+Tensor value(int rank, c10::IntArrayRef shape, torch::Dtype type = torch::kFloat) {
+  const int64_t count = c10::multiply_integers(shape);
+  return ((torch::arange(count) + rank) % 3 + 1).view(shape).to(type);
+}
+
+Tensors values(int world, c10::IntArrayRef shape, torch::Dtype type = torch::kFloat) {
+  Tensors all;
+  for (int rank = 0; rank < world; ++rank) all.push_back(value(rank, shape, type));
+  return all;
+}
+
+c10d::AllreduceOptions with(ReduceOp op) {
+  c10d::AllreduceOptions options;
+  options.reduceOp = std::move(op);
+  return options;
+}
+
+class InProcessWorlds : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, InProcessWorlds, testing::Values(1, 2, 3, 4, 5));
+
+TEST_P(InProcessWorlds, AllreduceReducesOverAllRanks) {
+  const int world = GetParam();
+  const Tensor all = torch::stack(values(world, {2, 7}));
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    const auto reduced = [&](ReduceOp::RedOpType op) {
+      const Tensor tensor = value(rank.index(), {2, 7});
+      rank.allreduce(tensor, op);
+      return tensor;
+    };
+    expect_equal(reduced(ReduceOp::SUM), all.sum(0));
+    expect_equal(reduced(ReduceOp::AVG), all.sum(0) / world);
+    expect_equal(reduced(ReduceOp::PRODUCT), all.prod(0));
+    expect_equal(reduced(ReduceOp::MIN), all.amin(0));
+    expect_equal(reduced(ReduceOp::MAX), all.amax(0));
+  });
+}
+
+TEST_P(InProcessWorlds, AllreduceTakesEveryNumericType) {
+  const int world = GetParam();
+  for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
+                          torch::kInt16, torch::kInt32, torch::kInt64}) {
+    const Tensor sum = torch::stack(values(world, {11}, type)).sum(0).to(type);
+    lockstep::run(cpus(world), [&](Rank& rank) {
+      const Tensor tensor = value(rank.index(), {11}, type);
+      rank.allreduce(tensor);
+      expect_equal(tensor, sum);
+    });
+  }
+}
+
+TEST_P(InProcessWorlds, AllreduceTakesRandomShapesAlsoEmptyAndNotContiguous) {
+  const int world = GetParam();
+  torch::manual_seed(GetParam());
+  for (int round = 0; round < 20; ++round) {
+    std::vector<int64_t> shape;
+    for (int64_t dim = torch::randint(0, 4, {}).item<int64_t>(); dim > 0; --dim)
+      shape.push_back(torch::randint(0, 9, {}).item<int64_t>());
+    const Tensor inputs = torch::randint(-100, 100,
+                                         [&] {
+                                           auto all = shape;
+                                           all.insert(all.begin(), world);
+                                           return all;
+                                         }())
+                              .to(torch::kDouble);
+    const Tensor sum = inputs.sum(0);
+    lockstep::run(cpus(world), [&](Rank& rank) {
+      const Tensor plain = inputs[rank.index()].clone();
+      rank.allreduce(plain);
+      expect_equal(plain, sum);
+      if (shape.size() < 2) return;
+      const Tensor transposed = inputs[rank.index()].transpose(0, 1).contiguous().transpose(0, 1);
+      const Tensor every_second = inputs[rank.index()].repeat_interleave(2, 0).slice(0, 0, std::nullopt, 2);
+      for (const auto& strided : {transposed, every_second}) {
+        rank.allreduce(strided);
+        expect_equal(strided, sum);
+      }
+    });
+  }
+}
+
+TEST_P(InProcessWorlds, AllreduceAddsInTheOrderOfTheRanks) {
+  const int world = GetParam();
+  Tensors inputs;
+  for (int rank = 0; rank < world; ++rank) inputs.push_back(torch::rand({1000}) * std::pow(1000, rank % 3));
+  Tensor expected = inputs[0].clone();
+  for (int rank = 1; rank < world; ++rank) expected += inputs[rank];
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    lockstep::run(cpus(world), [&](Rank& rank) {
+      std::this_thread::sleep_for(
+          std::chrono::microseconds((rank.index() * 7 + repeat * 3) % 5 * 200));  // whoever comes first
+      const Tensor tensor = inputs[rank.index()].clone();
+      rank.allreduce(tensor);
+      expect_equal(tensor, expected);  // bit for bit
+    });
+  }
+}
+
+TEST_P(InProcessWorlds, BroadcastCopiesTheRootsValues) {
+  const int world = GetParam();
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    for (int root = 0; root < world; ++root) {
+      const Tensor tensor = value(rank.index(), {3, 5});
+      rank.broadcast(tensor, root);
+      expect_equal(tensor, value(root, {3, 5}));
+      const Tensor strided = value(rank.index(), {5, 3}).t();
+      rank.broadcast(strided, root);
+      expect_equal(strided, value(root, {5, 3}).t());
+    }
+  });
+}
+
+TEST_P(InProcessWorlds, ReduceLeavesTheSumOnTheRootAlone) {
+  const int world = GetParam();
+  const Tensor sum = torch::stack(values(world, {4, 3})).sum(0);
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    for (int root = 0; root < world; ++root) {
+      Tensors tensor{value(rank.index(), {4, 3})};
+      c10d::ReduceOptions options;
+      options.rootRank = root;
+      rank.backend().reduce(tensor, options)->wait();
+      expect_equal(tensor[0], rank.index() == root ? sum : value(rank.index(), {4, 3}));
+    }
+  });
+}
+
+TEST_P(InProcessWorlds, AllgatherCollectsEveryRanksTensor) {
+  const int world = GetParam();
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    Tensors input{value(rank.index(), {2, 3})};
+    std::vector<Tensors> outputs(1);
+    for (int i = 0; i < world; ++i) outputs[0].push_back(i % 2 ? torch::zeros({3, 2}).t() : torch::zeros({2, 3}));
+    rank.backend().allgather(outputs, input)->wait();
+    for (int i = 0; i < world; ++i) expect_equal(outputs[0][i], value(i, {2, 3}));
+
+    Tensor flat = torch::zeros({2 * world, 3});
+    rank.backend()._allgather_base(flat, input[0])->wait();
+    expect_equal(flat, torch::cat(values(world, {2, 3})));
+  });
+}
+
+TEST_P(InProcessWorlds, ReduceScatterGivesEachRankItsPartOfTheSum) {
+  const int world = GetParam();
+  const Tensor sum = torch::stack(values(world, {world, 3})).sum(0);
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    Tensor whole = value(rank.index(), {world, 3});
+    std::vector<Tensors> inputs{whole.unbind(0)};
+    Tensors output{torch::zeros({3})};
+    rank.backend().reduce_scatter(output, inputs)->wait();
+    expect_equal(output[0], sum[rank.index()]);
+
+    Tensor part = torch::zeros({1, 3});
+    rank.backend()._reduce_scatter_base(part, whole)->wait();
+    expect_equal(part[0], sum[rank.index()]);
+    expect_equal(whole, value(rank.index(), {world, 3}));  // inputs stay
+
+    c10d::ReduceScatterOptions options;
+    options.reduceOp = ReduceOp::AVG;
+    Tensor in_place = whole[rank.index()];
+    rank.backend()._reduce_scatter_base(in_place, whole, options)->wait();
+    expect_equal(in_place, sum[rank.index()] / world);
+  });
+}
+
+TEST_P(InProcessWorlds, AlltoallTransposesTheRanksTensors) {
+  const int world = GetParam();
+  const auto message = [](int from, int to) { return torch::full({from + 1, to + 1}, 10.0 * from + to); };
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    Tensors inputs, outputs;
+    for (int i = 0; i < world; ++i)
+      inputs.push_back(message(rank.index(), i)), outputs.push_back(torch::zeros({i + 1, rank.index() + 1}));
+    rank.backend().alltoall(outputs, inputs)->wait();
+    for (int i = 0; i < world; ++i) expect_equal(outputs[i], message(i, rank.index()));
+  });
+  // One tensor each, cut by sizes: rank r sends r + 1 rows to everybody.
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    Tensor input = torch::full({world * (rank.index() + 1), 2}, rank.index());
+    std::vector<int64_t> input_sizes(world, rank.index() + 1), output_sizes;
+    Tensors expected;
+    for (int i = 0; i < world; ++i) output_sizes.push_back(i + 1), expected.push_back(torch::full({i + 1, 2}, i));
+    Tensor output = torch::zeros({world * (world + 1) / 2, 2}, torch::kLong);
+    rank.backend().alltoall_base(output, input, output_sizes, input_sizes)->wait();
+    expect_equal(output, torch::cat(expected));
+  });
+}
+
+// The same values in memory of another kind: as they are, transposed, or every second element.
+Tensor laid_out(const Tensor& tensor, int layout) {
+  if (layout == 1) return tensor.transpose(0, -1).contiguous().transpose(0, -1);
+  if (layout == 2) return tensor.repeat_interleave(2, 0).slice(0, 0, std::nullopt, 2);
+  return tensor.clone();
+}
+
+// Every collective that moves or adds, on one kind of tensor: `shape` is [rows, columns].
+void expect_collectives_right(Rank& rank, c10::IntArrayRef shape, torch::Dtype type, int layout) {
+  const int world = rank.world_size(), me = rank.index(), root = world - 1;
+  const auto of = [&](int who) { return value(who, shape, type); };
+  const auto mine = [&] { return laid_out(of(me), layout); };
+  const auto zeros = [&] { return laid_out(torch::zeros(shape, type), layout); };
+  const Tensor sum = torch::stack(values(world, shape, type)).sum(0).to(type);
+
+  const Tensor broadcast = mine();
+  rank.broadcast(broadcast, root);
+  expect_equal(broadcast, of(root));
+
+  Tensors reduced{mine()};
+  c10d::ReduceOptions to_root;
+  to_root.rootRank = root;
+  rank.backend().reduce(reduced, to_root)->wait();
+  expect_equal(reduced[0], me == root ? sum : of(me));
+
+  Tensors input{mine()};
+  std::vector<Tensors> gathered(1);
+  for (int i = 0; i < world; ++i) gathered[0].push_back(zeros());
+  rank.backend().allgather(gathered, input)->wait();
+  for (int i = 0; i < world; ++i) expect_equal(gathered[0][i], of(i));
+
+  // Rank r brings value(r + i) for rank i.
+  std::vector<Tensors> parts(1);
+  Tensors part{zeros()};
+  for (int i = 0; i < world; ++i) parts[0].push_back(laid_out(of(me + i), layout));
+  rank.backend().reduce_scatter(part, parts)->wait();
+  Tensors of_others;
+  for (int i = 0; i < world; ++i) of_others.push_back(of(i + me));
+  expect_equal(part[0], torch::stack(of_others).sum(0).to(type));
+
+  Tensors received;
+  for (int i = 0; i < world; ++i) received.push_back(zeros());
+  rank.backend().alltoall(received, parts[0])->wait();
+  for (int i = 0; i < world; ++i) expect_equal(received[i], of(i + me));
+
+  if (world == 1) return;
+  Tensors to_next{mine()}, from_previous{zeros()};
+  const auto sent = rank.backend().send(to_next, (me + 1) % world, 0);
+  rank.backend().recv(from_previous, (me + world - 1) % world, 0)->wait();
+  sent->wait();
+  expect_equal(from_previous[0], of((me + world - 1) % world));
+}
+
+TEST_P(InProcessWorlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
+  lockstep::run(cpus(GetParam()), [&](Rank& rank) {
+    for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
+                            torch::kInt16, torch::kInt32, torch::kInt64}) {
+      SCOPED_TRACE(c10::toString(type));
+      for (const int layout : {0, 1, 2}) expect_collectives_right(rank, {4, 3}, type, layout);
+      expect_collectives_right(rank, {0, 3}, type, 0);
+    }
+  });
+}
+
+TEST_P(InProcessWorlds, MessagesGoAroundTheRingInOrder) {
+  const int world = GetParam();
+  if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    const int next = (rank.index() + 1) % world, previous = (rank.index() + world - 1) % world;
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    for (int i = 0; i < 3; ++i) {
+      Tensors tensor{torch::full({4}, 10 * rank.index() + i)};
+      works.push_back(rank.backend().send(tensor, next, /*tag=*/7));
+    }
+    for (int i = 0; i < 3; ++i) {
+      Tensors tensor{torch::zeros({2, 4}, torch::kLong).select(0, 1)};
+      rank.backend().recv(tensor, previous, 7)->wait();
+      expect_equal(tensor[0], torch::full({4}, 10 * previous + i));
+    }
+    for (auto& work : works) work->wait();
+  });
+}
+
+// Some messages are sent before the receive is posted, some after.
+TEST_P(InProcessWorlds, AReceiveFromAnyRankTakesEveryMessageOnceInItsSendersOrder) {
+  const int world = GetParam();
+  if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
+  constexpr int kTag = 0x4000, kMessages = 5;
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    if (rank.index() != 0) {
+      for (int i = 0; i < kMessages; ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(i % 2));
+        Tensors tensor{torch::full({2}, 10 * rank.index() + i)};
+        rank.backend().send(tensor, 0, kTag)->wait();
+      }
+      return;
+    }
+    std::vector<int> received(world, 0);
+    for (int i = 0; i < kMessages * (world - 1); ++i) {
+      Tensors tensor{torch::zeros(2, torch::kLong)};
+      const auto work = rank.backend().recvAnysource(tensor, kTag);
+      work->wait();
+      const int source = work->sourceRank();
+      expect_equal(tensor[0], torch::full({2}, 10 * source + received.at(source)++));
+    }
+    EXPECT_EQ(received, [&] {
+      std::vector<int> all(world, kMessages);
+      all[0] = 0;
+      return all;
+    }());
+  });
+}
+
+TEST_P(InProcessWorlds, BarrierHoldsBackUntilAllHaveCome) {
+  const int world = GetParam();
+  std::atomic<int> arrived = 0;
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    for (int round = 1; round <= 10; ++round) {
+      std::this_thread::sleep_for(std::chrono::microseconds(rank.index() * 100));
+      ++arrived;
+      rank.barrier();
+      EXPECT_GE(arrived, round * world);
+      rank.barrier();
+    }
+  });
+}
+
+}  // namespace in_process_test

@@ -1,0 +1,354 @@
+// What a user of DataParallel does wrong in silence elsewhere: each is refused on the spot, with what to do.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+
+#include "support/error_of.hpp"
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace data_parallel_misuse_test {
+
+using lockstep::Batch;
+using lockstep::DataParallel;
+using lockstep::Rank;
+using testing::AllOf;
+using testing::Each;
+using testing::HasSubstr;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+
+lockstep::Devices cpus(int count) {
+  return lockstep::Devices(static_cast<size_t>(count), torch::kCPU);
+}
+
+// What body() throws on each of `world` ranks.
+std::vector<std::string> errors_of(int world, const std::function<void(Rank&)>& body) {
+  std::vector<std::string> errors(static_cast<size_t>(world));
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    errors[static_cast<size_t>(rank.index())] = lockstep::error_of([&] { body(rank); });
+  });
+  return errors;
+}
+
+const lockstep::Dataset data{torch::rand({12, 6}), torch::arange(12) % 3};
+
+Batch part_of_batch(const Rank& rank) {
+  return {data.x.slice(0, rank.index(), rank.index() + 1), data.y.slice(0, rank.index(), rank.index() + 1),
+          rank.world_size()};
+}
+
+// Of a batch of two samples on each rank: one and one.
+std::vector<Batch> halves_of_part(const Rank& rank) {
+  const int begin = 2 * rank.index();
+  const Batch part{data.x.slice(0, begin, begin + 2), data.y.slice(0, begin, begin + 2), 2 * rank.world_size()};
+  return part.in_parts(2);
+}
+
+const auto kSgd = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
+
+TEST(DataParallelMisuse, BatchesThatWereNotSplitAreRefusedOnAllRanks) {
+  for (const bool sharded : {false, true}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+      if (sharded) {
+        optimizer = std::make_unique<lockstep::ShardedOptimizer>(
+            net, [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); });
+      }
+      for (auto& batch : lockstep::batches(data, {.size = 4})) net.loss(batch, F::cross_entropy).backward();
+    });
+    EXPECT_THAT(errors, Each(AllOf(HasSubstr("have 8 samples together, but their global batch 4"),
+                                   HasSubstr("rank 1 4 of 4"), HasSubstr("batches(…, rank)"))));
+  }
+}
+
+// A rank of a pipeline, say, whose stage has one replica: its part of all ranks' batch is half of what it should train.
+TEST(DataParallelMisuse, PartsForMoreRanksThanAverageAreRefused) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    Rank alone = rank.split(rank.index());
+    DataParallel net(torch::nn::Linear(6, 3), alone);
+    for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) net.loss(batch, F::cross_entropy).backward();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("have 2 samples together, but their global batch 4")));
+}
+
+TEST(DataParallelMisuse, OtherBatchSizesAreRefusedOnAllRanks) {
+  const auto errors = errors_of(3, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    for (auto& batch : lockstep::batches(data, {.size = 4 + rank.index()}, rank)) {
+      net.loss(batch, F::cross_entropy).backward();
+    }
+  });
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("global batches of different sizes"), HasSubstr("of 4, rank 1 "),
+                                 HasSubstr("of 5, rank 2 "), HasSubstr("the same batch size"))));
+}
+
+TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
+  const std::vector<std::pair<std::string, std::function<void(lockstep::BatchOptions&)>>> others = {
+      {"seed", [](auto& options) { options.seed = 1; }},
+      {"epoch", [](auto& options) { options.epoch = 1; }},
+      {"shuffle", [](auto& options) { options.shuffle = false; }}};
+  for (const int world : {2, 3}) {
+    for (const auto& [what, change] : others) {
+      const auto errors = errors_of(world, [&, &change = change](Rank& rank) {
+        DataParallel net(torch::nn::Linear(6, 3), rank);
+        std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+        if (world == 3) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);
+        lockstep::BatchOptions options{.size = 4};
+        if (rank.index() == 1) change(options);
+        for (auto& batch : lockstep::batches(data, options, rank)) net.loss(batch, F::cross_entropy).backward();
+      });
+      EXPECT_THAT(errors, Each(AllOf(HasSubstr("of different batches: rank 1 has another one than rank 0"),
+                                     HasSubstr("seed, epoch and shuffle"))))
+          << world << what;
+    }
+  }
+}
+
+TEST(DataParallelMisuse, ABatchThatOneRankLeavesOutIsSeen) {
+  const auto errors = errors_of(3, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    bool first = true;
+    for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) {
+      if (!std::exchange(first, false) || rank.index() != 2) net.loss(batch, F::cross_entropy).backward();
+    }
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("rank 2 has another one than rank 0")));
+}
+
+// Of which nobody knows the order.
+TEST(DataParallelMisuse, BatchesOfOnesOwnGoWithTheOthers) {
+  const auto errors = errors_of(3, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    for (auto& batch : lockstep::batches(data, {.size = 6}, rank)) {
+      const Batch own{batch.x, batch.y, batch.global_size};
+      net.loss(rank.index() == 0 ? own : batch, F::cross_entropy).backward();
+      for (const auto& part : batch.in_parts(2)) EXPECT_EQ(part.mark, batch.mark);
+    }
+  });
+  EXPECT_THAT(errors, Each("(no error)"));
+}
+
+TEST(DataParallelMisuse, PartsOfABatchThatAddUpUnderNoSyncAreNone) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    for (int step = 0; step < 2; ++step) {
+      const Batch part = part_of_batch(rank);
+      {
+        const auto guard = net.no_sync();
+        net.mean(F::cross_entropy(net(part.x), part.y), 1, 4).backward();
+      }
+      net.mean(F::cross_entropy(net(part.x), part.y), 1, 4).backward();
+    }
+  });
+  EXPECT_THAT(errors, Each("(no error)"));
+}
+
+TEST(DataParallelMisuse, NorArePartsOfSeveralBatches) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    const auto parts = halves_of_part(rank);
+    {
+      const auto guard = net.no_sync();
+      for (const int part : {0, 1, 0}) net.loss(parts.at(part), F::cross_entropy).backward();
+    }
+    net.loss(parts.at(1), F::cross_entropy).backward();
+  });
+  EXPECT_THAT(errors, Each("(no error)"));
+}
+
+TEST(DataParallelMisuse, WeightsAndGradientsThatAreNotNumbersHaveNotChanged) {
+  for (const int stage : {0, 1, 2}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+      if (stage > 0)
+        optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd, lockstep::ShardedOptions{stage});
+      for (auto& parameter : net->parameters()) parameter.data().fill_(std::nan(""));
+      const auto parts = halves_of_part(rank);
+      {
+        const auto guard = net.no_sync();
+        net.loss(parts.at(0), F::cross_entropy).backward();
+      }
+      net.loss(parts.at(1), F::cross_entropy).backward();
+      if (optimizer) optimizer->step();
+    });
+    EXPECT_THAT(errors, Each("(no error)")) << stage;
+  }
+}
+
+// Beside a gradient that is no number.
+TEST(DataParallelMisuse, AClippedGradientIsSeenBesideOneThatIsNoNumber) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    lockstep::ShardedOptimizer optimizer(net, kSgd, {.stage = 1});
+    net.backward_through([&] {
+      net->bias.mutable_grad() = torch::tensor({1.0F, NAN, 2.0F});
+      net->weight.mutable_grad() = torch::ones({3, 6});
+    });
+    torch::nn::utils::clip_grad_value_(net->parameters(), 0.5);
+    optimizer.step();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr(".grad was changed between backward() and step()")));
+}
+
+// An optimizer of one's own beside the sharded one steps with what is in .grad.
+TEST(DataParallelMisuse, StepsWithGradientsThatWereNotAveragedAreRefused) {
+  for (const std::string how : {"tensor", "no_sync", "tensor beside stage 1", "no_sync beside stage 2"}) {
+    for (const std::string then : {"forward", "backward"}) {
+      const auto errors = errors_of(2, [&](Rank& rank) {
+        DataParallel net(torch::nn::Linear(6, 3), rank);
+        std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+        if (how.find("stage") != std::string::npos) {
+          optimizer = std::make_unique<lockstep::ShardedOptimizer>(
+              net, kSgd, lockstep::ShardedOptions{how.ends_with("1") ? 1 : 2});
+        }
+        torch::optim::SGD sgd(net->parameters(), 0.1);
+        const Batch batch = part_of_batch(rank);
+        if (how.starts_with("tensor")) {
+          F::cross_entropy(net(batch.x), batch.y).backward();
+        } else {
+          const auto guard = net.no_sync();
+          net.loss(batch, F::cross_entropy).backward();
+        }
+        sgd.step();
+        if (then == "forward") {
+          net(batch.x);
+        } else {
+          net.backward_through([] {});
+        }
+      });
+      EXPECT_THAT(errors, Each(AllOf(HasSubstr("was changed after a backward whose gradients were never averaged"),
+                                     HasSubstr("net.loss(batch, criterion).backward()"), HasSubstr("no_sync()"))))
+          << how << ", " << then;
+    }
+  }
+}
+
+// As in a GAN, whose generator's loss flows through the discriminator.
+TEST(DataParallelMisuse, ALossOfAnotherNetMayFlowThroughThisOne) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    DataParallel generator(torch::nn::Linear(6, 6), rank), discriminator(torch::nn::Linear(6, 3), rank);
+    torch::optim::SGD generators(generator->parameters(), 0.1), discriminators(discriminator->parameters(), 0.1);
+    const Batch batch = part_of_batch(rank);
+    for (int step = 0; step < 3; ++step) {
+      discriminators.zero_grad();
+      discriminator.mean(F::cross_entropy(discriminator(batch.x), batch.y), 1, 2).backward();
+      discriminators.step();
+      generators.zero_grad();
+      generator.mean(F::cross_entropy(discriminator(generator(batch.x)), batch.y), 1, 2).backward();
+      generators.step();
+    }
+  });
+  EXPECT_THAT(errors, Each("(no error)"));
+}
+
+TEST(DataParallelMisuse, ALossWithoutAGraphIsRefused) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    const Batch batch = part_of_batch(rank);
+    const auto loss = [&] {
+      const torch::NoGradGuard no_grad;
+      return net.loss(batch, F::cross_entropy);
+    };
+    EXPECT_GT(loss().item(), 0);  // which is how a loss is only looked at
+    loss().backward();
+  });
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("backward() of a loss that no parameter leads to"), HasSubstr("rank "),
+                                 HasSubstr("NoGradGuard"))));
+}
+
+struct GrowingImpl : torch::nn::Module {
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 3));
+  torch::nn::Linear second = nullptr;
+  Tensor forward(const Tensor& x) { return second ? second(first(x)) : first(x); }
+};
+TORCH_MODULE(Growing);
+
+TEST(DataParallelMisuse, ALayerThatIsRegisteredLaterIsRefused) {
+  for (const bool sharded : {false, true}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(Growing(), rank);
+      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+      if (sharded) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);
+      for (int step = 0; step < 3; ++step) net.loss(part_of_batch(rank), F::cross_entropy).backward();
+      net->second = net->register_module("second", torch::nn::Linear(3, 3));
+      net.loss(part_of_batch(rank), F::cross_entropy).backward();
+    });
+    EXPECT_THAT(errors, Each(AllOf(HasSubstr("DataParallel: second.weight was registered after this DataParallel"),
+                                   HasSubstr("Register all layers first"))));
+  }
+}
+
+TEST(DataParallelMisuse, ALayerThatIsReplacedLaterIsRefused) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    DataParallel net(Growing(), rank);
+    net->first = net->replace_module("first", torch::nn::Linear(6, 3));
+    net.loss(part_of_batch(rank), F::cross_entropy).backward();
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("first.weight was registered after")));
+}
+
+TEST(DataParallelMisuse, EqualShapesUnderOtherNamesAreRefused) {
+  const auto errors = errors_of(3, [](Rank& rank) {
+    torch::nn::Sequential net;
+    net->push_back(rank.index() == 2 ? "b" : "a", torch::nn::Linear(6, 6));
+    net->push_back(rank.index() == 2 ? "a" : "b", torch::nn::Linear(6, 6));
+    DataParallel replicas(net, rank);
+  });
+  EXPECT_THAT(errors, Each(HasSubstr("parameter or buffer 0 is a.weight, Float [6, 6] on rank 0, and b.weight, "
+                                     "Float [6, 6] on rank 2")));
+}
+
+TEST(DataParallelMisuse, AnOptimizerOfOtherTensorsThanItsSlicesIsRefused) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    lockstep::ShardedOptimizer optimizer(
+        net, [&](auto) { return std::make_unique<torch::optim::SGD>(net->parameters(), 0.1); });
+  });
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("ShardedOptimizer: the factory's optimizer has 2 tensors that are none of"),
+                                 HasSubstr("not of net->parameters()"))));
+  const auto without = errors_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank);
+    lockstep::ShardedOptimizer optimizer(net,
+                                         [](auto slices) {
+                                           return std::make_unique<torch::optim::SGD>(
+                                               std::vector<Tensor>(slices.begin() + 1, slices.end()), 0.1);
+                                         },
+                                         {.bucket_bytes = 1});
+  });
+  EXPECT_THAT(without, Each(HasSubstr("has 1 of the 2 slices")));
+}
+
+TEST(DataParallelMisuse, ABackwardThatOneRankForgetsIsNamed) {
+  for (const bool sharded : {false, true}) {
+    for (const bool goes_on : {false, true}) {
+      const std::string error = lockstep::error_of([&] {
+        lockstep::run(cpus(2), [&](Rank& rank) {
+          DataParallel net(torch::nn::Linear(6, 3), rank);
+          std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+          if (sharded) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);
+          for (int step = 1; step <= 3; ++step) {
+            auto loss = net.loss(part_of_batch(rank), F::cross_entropy);
+            if (step < 3 || rank.index() == 0) loss.backward();
+          }
+          if (goes_on) rank.barrier();
+        });
+      });
+      EXPECT_THAT(error, HasSubstr(" of float [")) << sharded << goes_on;
+      EXPECT_THAT(error, HasSubstr("] for DataParallel's backward 3")) << sharded << goes_on;
+    }
+  }
+}
+
+}  // namespace data_parallel_misuse_test

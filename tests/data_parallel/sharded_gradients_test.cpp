@@ -1,0 +1,155 @@
+// Labels: concurrency
+// When a ShardedOptimizer's gradients are reduced, how much memory they take, and what happens if a rank fails.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+
+#include "devices/memory_meter.hpp"
+#include "support/group_tests.hpp"
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace sharded_gradients_test {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+namespace nn = torch::nn;
+
+using ShardedGradientsWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, ShardedGradientsWorlds, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+std::unique_ptr<torch::optim::Optimizer> sgd_of(const std::vector<Tensor>& slices) {
+  return std::make_unique<torch::optim::SGD>(slices, 0.1);
+}
+
+// Eight layers whose gradients are far larger than all else that a step needs.
+nn::Sequential eight_layers() {
+  nn::Sequential layers;
+  for (int i = 0; i < 8; ++i) layers->push_back(nn::Linear(nn::LinearOptions(128, 128).bias(false)));
+  return layers;
+}
+constexpr int64_t kLayerBytes = 128 * 128 * 4;
+
+// The most that a rank had of gradients, whole ones and slices, in the second of two steps.
+int64_t most_gradient_bytes(Rank& rank, const ShardedOptions& options) {
+  MemoryMeter meter;
+  DataParallel net(eight_layers(), rank, {.average = false});
+  const int64_t of_net = meter.current();
+  ShardedOptimizer sgd(net, sgd_of, options);
+  const Batch batch{torch::ones({1, 128}), torch::zeros({1}, torch::kLong), rank.world_size()};
+  for (int step = 0; step < 2; ++step) {
+    meter.reset_peak();
+    net.loss(batch, F::cross_entropy).backward();
+    sgd.step();
+  }
+  return meter.peak() - of_net;  // the parameters have moved, and are as large as they were
+}
+
+TEST_P(ShardedGradientsWorlds, WithStage2ARankHasItsSliceOfTheGradientsAndTwoBuckets) {
+  on_ranks([](Rank& rank) {
+    const int64_t all = 8 * kLayerBytes, slices = all / rank.world_size();
+    const int64_t rest = kLayerBytes / 2;  // activations
+    EXPECT_GE(most_gradient_bytes(rank, {.stage = 1, .bucket_bytes = kLayerBytes}), all + slices);
+    const int64_t stage_2 = most_gradient_bytes(rank, {.stage = 2, .bucket_bytes = kLayerBytes});
+    EXPECT_GE(stage_2, slices + kLayerBytes);
+    EXPECT_LE(stage_2, slices + 2 * kLayerBytes + kLayerBytes + rest);  // and the gradient that autograd has just made
+  });
+}
+
+TEST(ShardedGradients, ReducesBucketsWhileBackwardComputesOthers) {
+  for (const bool overlap : {true, false}) {
+    run(cpus(2), [&](Rank& rank) {
+      const auto calls = std::make_shared<CountingBackend::Calls>();
+      Rank counting = counted(rank, calls);
+      DataParallel net(eight_layers(), counting, {.average = false});
+      ShardedOptimizer sgd(net, sgd_of, {.stage = 2, .bucket_bytes = 2 * kLayerBytes, .overlap = overlap});
+      size_t before_last = 0;
+      net->parameters()[0].register_hook([&](const Tensor&) { before_last = calls->size(); });
+      calls->clear();
+      net.loss({torch::ones({1, 128}), torch::zeros({1}, torch::kLong), 2}, F::cross_entropy).backward();
+      EXPECT_EQ(before_last, overlap ? 3 : 0);
+      EXPECT_THAT(*calls, ElementsAre("reduce_scatter", "reduce_scatter", "reduce_scatter", "reduce_scatter",
+                                      "allreduce",    // of the report
+                                      "broadcast"));  // of the order of the buckets, once
+      sgd.step();
+      calls->clear();
+      net.loss({torch::ones({1, 128}), torch::zeros({1}, torch::kLong), 2}, F::cross_entropy).backward();
+      EXPECT_EQ(calls->size(), 5);
+      calls->clear();
+      sgd.step();
+      EXPECT_THAT(*calls, ElementsAre("allgather", "allgather", "allgather", "allgather"));
+    });
+  }
+}
+
+// Registered in the order in which they are not used: the first bucket would wait for the last gradient.
+TEST(ShardedGradients, LearnsInWhichOrderBucketsAreComplete) {
+  struct Reversed : nn::Module {
+    Reversed() {
+      for (int i = 0; i < 4; ++i) layers.push_back(register_module("layer" + std::to_string(3 - i), nn::Linear(8, 8)));
+    }
+    Tensor forward(Tensor x) {
+      for (size_t i = layers.size(); i-- > 0;) x = layers[i](x);
+      return x;
+    }
+    std::vector<nn::Linear> layers;
+  };
+  run(cpus(3), [&](Rank& rank) {
+    const auto calls = std::make_shared<CountingBackend::Calls>();
+    Rank counting = counted(rank, calls);
+    DataParallel net(Reversed(), counting, {.average = false});
+    ShardedOptimizer sgd(net, sgd_of, {.stage = 2, .bucket_bytes = 1});
+    size_t before_last = 0;
+    net->layers.back()->weight.register_hook([&](const Tensor&) { before_last = calls->size(); });
+    for (int step = 0; step < 2; ++step) {
+      calls->clear();
+      // 2 samples of 3 ranks: rank 2 has no gradients.
+      const int64_t size = rank.index() < 2 ? 1 : 0;
+      net.loss({torch::ones({size, 8}), torch::zeros({size}, torch::kLong), 2}, F::cross_entropy).backward();
+      sgd.step();
+      if (size > 0) EXPECT_GE(before_last, step == 0 ? 0 : 6) << step;
+      if (size > 0 && step == 0) EXPECT_LE(before_last, 1);
+    }
+  });
+}
+
+TEST(ShardedGradients, ARankThatFailsIsNamedAndNobodyWaits) {
+  for (const int stage : {1, 2}) {
+    const auto error = error_on_ranks(3, [&](Rank& rank) {
+      DataParallel net(eight_layers(), rank);
+      ShardedOptimizer sharded(net, sgd_of, {.stage = stage, .bucket_bytes = kLayerBytes});
+      for (int step = 0; step < 3; ++step) {
+        if (rank.index() == 1 && step == 1) {
+          net->parameters()[3].register_hook([](const Tensor&) { throw std::runtime_error("no more memory"); });
+        }
+        net.loss({torch::ones({1, 128}), torch::zeros({1}, torch::kLong), 3}, F::cross_entropy).backward();
+        sharded.step();
+      }
+    });
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("no more memory")));
+  }
+}
+
+TEST(ShardedGradients, AfterAFailedBackwardARankIsOutOfStep) {
+  EXPECT_THAT(error_on_ranks(1,
+                             [](Rank& rank) {
+                               DataParallel net(nn::Linear(2, 2), rank);
+                               ShardedOptimizer sharded(net, sgd_of, {.stage = 2});
+                               const auto fails = [] { throw std::runtime_error("spilt"); };
+                               EXPECT_THROW(net.backward_through(fails), std::runtime_error);
+                               net.backward_through([] {});
+                             }),
+              AllOf(HasSubstr("out of step"), HasSubstr("spilt")));
+}
+
+}  // namespace sharded_gradients_test
+}  // namespace lockstep

@@ -1,0 +1,505 @@
+// Labels: concurrency
+// ShardedOptimizer over 1 to 4 CPU ranks, both stages, against the same optimizer on whole parameters.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/data_parallel/balance.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/sync_batch_norm.hpp>
+
+#include "optim/optimizer_state.hpp"
+#include "support/group_tests.hpp"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace sharded_optimizer_test {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+namespace nn = torch::nn;
+namespace optim = torch::optim;
+
+using ShardedOptimizerWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, ShardedOptimizerWorlds, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+struct Case {
+  std::string name;
+  ShardedOptimizer::Factory make;
+};
+
+std::vector<Case> cases() {
+  const auto sgd = [](auto slices) {
+    return std::make_unique<optim::SGD>(slices, optim::SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01));
+  };
+  const auto adam = [](auto slices) { return std::make_unique<optim::Adam>(slices, optim::AdamOptions(0.01)); };
+  const auto adam_w = [](auto slices) {
+    return std::make_unique<optim::AdamW>(slices, optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true));
+  };
+  return {{"SGD", sgd}, {"Adam", adam}, {"AdamW", adam_w}};
+}
+
+// Of 164 float64 and 7 float32, which 3 ranks and none of 2 to 4 share out equally; one is frozen, one not used.
+struct NetImpl : nn::Cloneable<NetImpl> {
+  NetImpl() { reset(); }
+  void reset() override {
+    conv = register_module("conv", nn::Conv2d(2, 3, 3));
+    linear = register_module("linear", nn::Linear(12, 8));
+    linear->to(torch::kDouble);
+    conv->to(torch::kDouble);
+    frozen = register_parameter("frozen", torch::ones({2}, torch::kDouble), /*requires_grad=*/false);
+    unused = register_parameter("unused", torch::ones({3}, torch::kDouble));
+    scale = register_parameter("scale", torch::ones({7}));
+    conv->weight.set_data(conv->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+  }
+  Tensor forward(const Tensor& x) { return linear(torch::tanh(conv(x)).flatten(1)) * frozen.sum(); }
+  // What is rounded to float32 stays apart from the rest.
+  Tensor loss(const Tensor& y_hat, const Tensor& y) const { return F::cross_entropy(y_hat, y) + scale.square().mean(); }
+  nn::Conv2d conv{nullptr};
+  nn::Linear linear{nullptr};
+  Tensor frozen, unused, scale;
+};
+TORCH_MODULE(Net);
+
+std::vector<Batch> make_batches() {
+  std::vector<Batch> batches;
+  for (const int64_t size : {7, 2, 5, 3}) {  // of 2 and 3 samples some ranks have none
+    batches.push_back({torch::randn({size, 2, 4, 4}, torch::kDouble), torch::randint(8, {size}), size});
+  }
+  return batches;
+}
+
+Batch part_for(const Batch& whole, const Rank& rank) {
+  return {slice_of(whole.x, 0, rank), slice_of(whole.y, 0, rank), whole.global_size};
+}
+
+Net copy_of(const Net& net) {
+  return {std::dynamic_pointer_cast<NetImpl>(net->clone())};
+}
+
+// The optimizer of whole parameters, on one device.
+Net trained_whole(const Net& start, const std::vector<Batch>& batches, const ShardedOptimizer::Factory& make) {
+  Net net = copy_of(start);
+  std::vector<Tensor> learnt;
+  for (const auto& parameter : net->parameters()) {
+    if (parameter.requires_grad()) learnt.push_back(parameter);
+  }
+  const auto whole = make(learnt);
+  for (const auto& batch : batches) {
+    whole->zero_grad();
+    net->loss(net->forward(batch.x), batch.y).backward();
+    whole->step();
+  }
+  return net;
+}
+
+void expect_trained_alike(const NetImpl& net, const Net& expected, Rank& rank, const std::string& where) {
+  for (const auto& item : net.named_parameters()) {
+    const std::string what = where + item.key();
+    const bool single_precision = item.value().scalar_type() == torch::kFloat;
+    expect_near(item.value().detach(), expected->named_parameters()[item.key()].detach(),
+                single_precision ? 1e-5 : 1e-12, what);
+    expect_equal_on_all_ranks(item.value(), rank, what);
+  }
+}
+
+void backward(DataParallel<NetImpl>& net, const Batch& batch, const Rank& rank) {
+  net.loss(part_for(batch, rank), [&](const Tensor& y_hat, const Tensor& y) { return net->loss(y_hat, y); }).backward();
+}
+
+// 256 bytes: four buckets of float64 and one of float32.
+std::vector<ShardedOptions> ways() {
+  return {{.stage = 1},
+          {.stage = 1, .bucket_bytes = 256},
+          {.stage = 2, .bucket_bytes = 256},
+          {.stage = 2, .bucket_bytes = 256, .overlap = false}};
+}
+
+TEST_P(ShardedOptimizerWorlds, UpdatesAreThoseOfTheWholeOptimizer) {
+  for (const auto& [name, make] : cases()) {
+    const Net start;
+    const auto batches = make_batches();
+    const Net whole = trained_whole(start, batches, make);
+    for (const auto& options : ways()) {
+      const bool average = options.stage == 1;  // is of no account
+      on_ranks([&, &name = name, &make = make](Rank& rank) {
+        DataParallel net(copy_of(start), rank, {.average = average});
+        ShardedOptimizer sharded(net, make, options);
+        for (size_t step = 0; step < batches.size(); ++step) {
+          step % 2 == 0 ? sharded.zero_grad() : net->zero_grad();
+          backward(net, batches[step], rank);
+          EXPECT_EQ(net->linear->weight.grad().defined(), options.stage == 1);
+          EXPECT_FALSE(net->unused.grad().defined());
+          sharded.step();
+        }
+        expect_trained_alike(*net, whole, rank, name + " ");
+        EXPECT_EQ(net->conv->weight.strides(), start->conv->weight.strides());
+      });
+    }
+  }
+}
+
+// What each backward adds: under no_sync on the rank, with stage 2 in the slice.
+TEST_P(ShardedOptimizerWorlds, AccumulatesOverBackwards) {
+  const Net start;
+  const auto batches = make_batches();
+  Net whole = copy_of(start);
+  optim::SGD sgd(whole->parameters(), 0.1);
+  for (const auto& batch : batches) whole->loss(whole->forward(batch.x), batch.y).backward();
+  sgd.step();
+  const auto make = [](auto slices) { return std::make_unique<optim::SGD>(slices, 0.1); };
+  for (const auto& options : ways()) {
+    for (const size_t unreduced : {0, 2, 3}) {
+      on_ranks([&](Rank& rank) {
+        DataParallel net(copy_of(start), rank);
+        ShardedOptimizer sharded(net, make, options);
+        backward(net, batches[0], rank);
+        sharded.zero_grad();  // of what came before nothing is left
+        for (size_t i = 0; i < batches.size(); ++i) {
+          std::optional<NoSync> no_sync;
+          if (i < unreduced) no_sync.emplace(net.replica());
+          backward(net, batches[i], rank);
+        }
+        sharded.step();
+        expect_trained_alike(*net, whole, rank, std::to_string(unreduced) + " unreduced, ");
+      });
+    }
+    on_ranks([&](Rank& rank) {  // several backwards that are one for DataParallel, as a pipeline's microbatches are
+      DataParallel net(copy_of(start), rank);
+      ShardedOptimizer sharded(net, make, options);
+      net.backward_through([&] {
+        for (size_t i = 0; i < batches.size(); ++i) {
+          std::optional<NoSync> more_to_come;
+          if (i + 1 < batches.size()) more_to_come.emplace(net.replica());
+          const Batch part = part_for(batches[i], rank);
+          if (part.size() == 0) continue;
+          const Tensor loss = net->loss(net(part.x), part.y);
+          loss.backward(torch::full_like(loss, net.weight_of(part.size(), part.global_size)));
+        }
+      });
+      sharded.step();
+      expect_trained_alike(*net, whole, rank, "in one, ");
+    });
+  }
+}
+
+std::map<std::string, Tensor> by_name(const ShardedOptimizer::State& state) {
+  return {state.begin(), state.end()};
+}
+
+// In each backward one branch, on some ranks or on all.
+struct BranchesImpl : nn::Cloneable<BranchesImpl> {
+  BranchesImpl() { reset(); }
+  void reset() override {
+    for (auto& [name, branch] : branches) {
+      branch = register_module(name, nn::Linear(6, 4));
+      branch->to(torch::kDouble);
+    }
+  }
+  Tensor forward(const Tensor& x) { return branches[branch].second(x); }
+  std::vector<std::pair<std::string, nn::Linear>> branches{{"a", nullptr}, {"b", nullptr}, {"c", nullptr}};
+  size_t branch = 0;
+};
+
+// In each step the backwards, and in each of these the branches that even and odd ranks use. Nobody uses c.
+using Plan = std::vector<std::vector<std::pair<size_t, size_t>>>;
+const Plan kAlternating = {{{0, 0}}, {{0, 1}}, {{1, 1}}, {{1, 1}}, {{0, 0}, {1, 1}}, {{0, 0}}};
+
+// Of 2 samples some ranks have none.
+std::vector<Batch> branch_batches() {
+  std::vector<Batch> batches;
+  for (const int64_t size : {5, 2, 5, 5, 2, 5}) {
+    batches.push_back({torch::randn({size, 6}, torch::kDouble), torch::randint(4, {size}), size});
+  }
+  return batches;
+}
+
+// What `ranks` ranks compute, on one device.
+void train_branches(BranchesImpl& net, optim::Optimizer& optimizer, const std::vector<Batch>& batches, int ranks,
+                    size_t begin, size_t end) {
+  for (size_t step = begin; step < end; ++step) {
+    const Batch& batch = batches[step];
+    optimizer.zero_grad();
+    for (const auto& [even, odd] : kAlternating[step]) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        const Part part = part_of(batch.size(), rank, ranks);
+        if (part.size() == 0) continue;
+        net.branch = rank % 2 == 0 ? even : odd;
+        const Tensor loss = F::cross_entropy(net.forward(batch.x.slice(0, part.begin, part.end)),
+                                             batch.y.slice(0, part.begin, part.end));
+        (loss * static_cast<double>(part.size()) / static_cast<double>(batch.size())).backward();
+      }
+    }
+    optimizer.step();
+  }
+}
+
+void train_branches(DataParallel<BranchesImpl>& net, ShardedOptimizer& sharded, const std::vector<Batch>& batches,
+                    const Rank& rank, bool unreduced, size_t begin, size_t end) {
+  for (size_t step = begin; step < end; ++step) {
+    const Batch& batch = batches[step];
+    sharded.zero_grad();
+    const auto& backwards = kAlternating[step];
+    for (size_t i = 0; i < backwards.size(); ++i) {
+      net->branch = rank.index() % 2 == 0 ? backwards[i].first : backwards[i].second;
+      std::optional<NoSync> no_sync;
+      if (unreduced && i + 1 < backwards.size()) no_sync.emplace(net.replica());
+      net.loss(part_for(batch, rank), F::cross_entropy).backward();
+    }
+    for (const auto& item : net->named_parameters()) {
+      if (item.key()[0] == 'c') EXPECT_FALSE(item.value().grad().defined()) << item.key();
+    }
+    sharded.step();
+  }
+}
+
+std::shared_ptr<BranchesImpl> copy_of(const std::shared_ptr<BranchesImpl>& net) {
+  return std::dynamic_pointer_cast<BranchesImpl>(net->clone());
+}
+
+// With its state, whose steps each parameter counts for itself. One large bucket is shared out so that a parameter lies
+// on two ranks.
+TEST_P(ShardedOptimizerWorlds, ParametersThatNoRankUsedAreLeftAloneAsOnOneDevice) {
+  const int ranks = GetParam();
+  const auto start = std::make_shared<BranchesImpl>();
+  const auto batches = branch_batches();
+  for (const auto& [name, make] : {cases()[0], cases()[2]}) {
+    const auto alone = copy_of(start);
+    const auto whole = make(alone->parameters());
+    train_branches(*alone, *whole, batches, ranks, 0, kAlternating.size());
+    io::NamedTensors parameters;
+    for (const auto& item : alone->named_parameters()) parameters.emplace_back(item.key(), item.value());
+    const auto expected = by_name(optimizer_state(*whole, parameters));
+    EXPECT_TRUE(alone->branches[2].second->weight.equal(start->branches[2].second->weight));
+    on_ranks([&, &name = name, &make = make](Rank& rank) {
+      for (const ShardedOptions& options : std::vector<ShardedOptions>{
+               {.stage = 1, .bucket_bytes = 256}, {.stage = 2, .bucket_bytes = 256, .overlap = false}, {.stage = 2}}) {
+        for (const bool unreduced : {false, true}) {
+          const std::string where = name + ", stage " + std::to_string(options.stage) + ", ";
+          DataParallel net(copy_of(start), rank);
+          ShardedOptimizer sharded(net, make, options);
+          train_branches(net, sharded, batches, rank, unreduced, 0, kAlternating.size());
+          for (const auto& item : net->named_parameters()) {
+            expect_near(item.value().detach(), alone->named_parameters()[item.key()].detach(), 1e-12,
+                        where + item.key());
+          }
+          const auto state = by_name(sharded.state());
+          EXPECT_EQ(state.size(), expected.size()) << where;
+          for (const auto& [key, value] : expected) expect_near(state.at(key), value, 1e-12, where + key);
+        }
+      }
+    });
+  }
+}
+
+// From `ranks` ranks to others.
+void expect_state_goes_on(int ranks, int others) {
+  const auto start = std::make_shared<BranchesImpl>();
+  const auto batches = branch_batches();
+  for (const auto& [name, make] : cases()) {
+    const auto alone = copy_of(start);
+    const auto whole = make(alone->parameters());
+    train_branches(*alone, *whole, batches, ranks, 0, 1);
+    train_branches(*alone, *whole, batches, others, 1, kAlternating.size());
+    ShardedOptimizer::State kept;
+    const auto half = copy_of(start);
+    run(cpus(ranks), [&, &make = make](Rank& rank) {
+      DataParallel net(rank.index() == 0 ? half : copy_of(start), rank);
+      ShardedOptimizer sharded(net, make, {.stage = 2});
+      train_branches(net, sharded, batches, rank, false, 0, 1);
+      const auto state = sharded.state();
+      if (rank.index() == 0) kept = state;
+    });
+    EXPECT_EQ(by_name(kept).count("step.b.weight") + by_name(kept).count("momentum_buffer.b.weight"), 0u);
+    run(cpus(others), [&, &make = make, &name = name](Rank& rank) {
+      DataParallel net(copy_of(half), rank);
+      ShardedOptimizer sharded(net, make, {.stage = 1, .bucket_bytes = 256});
+      sharded.load_state(kept);
+      train_branches(net, sharded, batches, rank, false, 1, kAlternating.size());
+      for (const auto& item : net->named_parameters()) {
+        expect_near(item.value().detach(), alone->named_parameters()[item.key()].detach(), 1e-12, name + item.key());
+      }
+    });
+  }
+}
+
+TEST(ShardedOptimizer, AStateWithoutSomeParametersGoesToOtherRanks) {
+  torch::manual_seed(6);
+  for (const int ranks : {1, 2, 3, 4}) expect_state_goes_on(ranks, 5 - ranks);
+}
+
+TEST(ShardedOptimizer, RanksMayHaveNothingOfASmallNet) {
+  const Batch batch{torch::ones({4, 1}), torch::ones({4, 1}), 4};
+  const auto make = cases()[1].make;
+  nn::Linear alone(1, 1);
+  const nn::Linear start(std::dynamic_pointer_cast<nn::LinearImpl>(alone->clone()));
+  const auto adam = make(alone->parameters());
+  F::mse_loss(alone(batch.x), batch.y).backward();
+  adam->step();
+  run(cpus(4), [&](Rank& rank) {
+    DataParallel net(std::dynamic_pointer_cast<nn::LinearImpl>(start->clone()), rank);
+    ShardedOptimizer sharded(net, make, {.stage = 2});
+    net.loss(part_for(batch, rank), F::mse_loss).backward();
+    sharded.step();
+    expect_near(net->weight.detach(), alone->weight.detach(), 1e-6, "weight");
+    expect_near(net->bias.detach(), alone->bias.detach(), 1e-6, "bias");
+    const auto state = by_name(sharded.state());
+    EXPECT_EQ(state.at("exp_avg.weight").sizes(), at::IntArrayRef({1, 1}));
+    EXPECT_EQ(state.at("step.bias").item<int64_t>(), 1);
+    sharded.load_state(sharded.state());
+  });
+}
+
+int64_t state_bytes(const optim::Optimizer& adam) {
+  int64_t bytes = 0;
+  for (const auto& [key, state] : adam.state()) {
+    const auto& of_slice = static_cast<const optim::AdamParamState&>(*state);
+    bytes += static_cast<int64_t>(of_slice.exp_avg().nbytes() + of_slice.exp_avg_sq().nbytes());
+  }
+  return bytes;
+}
+
+TEST_P(ShardedOptimizerWorlds, StateOfEachRankIsItsShareOfTheWhole) {
+  on_ranks([](Rank& rank) {
+    DataParallel net(nn::Linear(15, 64), rank, {.average = false});  // 1024 values
+    ShardedOptimizer adam(
+        net, [](auto slices) { return std::make_unique<optim::Adam>(slices, optim::AdamOptions(0.1)); }, {.stage = 2});
+    const Batch batch{torch::ones({2, 15}), torch::zeros({2}, torch::kLong), 2 * rank.world_size()};
+    net.loss(batch, F::cross_entropy).backward();
+    adam.step();
+    const int64_t share = (1024 + rank.world_size() - 1) / rank.world_size();
+    const int64_t values = std::min(share, 1024 - share * rank.index());
+    EXPECT_EQ(state_bytes(adam.optimizer()), 2 * values * 4);
+  });
+}
+
+TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
+  torch::manual_seed(5);
+  const Net start;
+  const auto batches = make_batches();
+  const std::vector<Batch> first(batches.begin(), batches.begin() + 2);
+  for (const auto& [name, make] : cases()) {
+    const Net whole = trained_whole(start, batches, make);
+    ShardedOptimizer::State kept;
+    Net half = copy_of(start);
+    run(cpus(3), [&, &make = make](Rank& rank) {
+      DataParallel net(copy_of(start), rank);
+      ShardedOptimizer sharded(net, make, {.stage = 2, .bucket_bytes = 256});
+      for (const auto& batch : first) {
+        backward(net, batch, rank);
+        sharded.step();
+      }
+      const auto state = sharded.state();
+      for (const auto& [key, value] : state) expect_equal_on_all_ranks(value, rank, key);
+      if (rank.index() == 0) {
+        kept = state;
+        const torch::NoGradGuard no_grad;
+        for (auto& item : half->named_parameters()) item.value().copy_(net->named_parameters()[item.key()]);
+      }
+    });
+    const std::string member = name == "SGD" ? "momentum_buffer" : "exp_avg";
+    EXPECT_EQ(by_name(kept).at(member + ".conv.weight").sizes(), start->conv->weight.sizes());
+    EXPECT_EQ(by_name(kept).count(member + ".frozen"), 0);
+    if (name != "SGD") EXPECT_EQ(by_name(kept).at("step.linear.bias").item<int64_t>(), 2);
+    run(cpus(2), [&, &make = make, &name = name](Rank& rank) {
+      DataParallel net(copy_of(half), rank);
+      ShardedOptimizer sharded(net, make, {.stage = 1, .bucket_bytes = 500});
+      sharded.load_state(kept);
+      for (size_t step = 2; step < batches.size(); ++step) {
+        sharded.zero_grad();
+        backward(net, batches[step], rank);
+        sharded.step();
+      }
+      expect_trained_alike(*net, whole, rank, name + " resumed, ");
+    });
+  }
+}
+
+TEST(ShardedOptimizer, SaysWhatItCannotDo) {
+  const auto nothing = [](auto) { return std::unique_ptr<optim::Optimizer>(); };
+  const auto sgd = [](auto slices) { return std::make_unique<optim::SGD>(slices, 0.1); };
+  const auto error_with = [&](auto&& use, const ShardedOptions& options = {}) {
+    return error_on_ranks(1, [&](Rank& rank) {
+      DataParallel net(nn::Linear(2, 2), rank);
+      ShardedOptimizer sharded(net, sgd, options);
+      use(net, sharded);
+    });
+  };
+  EXPECT_THAT(error_with([](auto&, auto&) {}, {.stage = 3}), HasSubstr("stage is 3"));
+  EXPECT_THAT(error_with([](auto&, auto&) {}, {.bucket_bytes = 0}), HasSubstr("bucket_bytes is 0"));
+  EXPECT_THAT(error_with([](auto&, auto& sharded) { sharded.step(); }), HasSubstr("no averaged gradients"));
+  EXPECT_THAT(
+      error_on_ranks(1,
+                     [&](Rank& rank) {
+                       nn::Linear linear(2, 2);
+                       linear->bias.requires_grad_(false);
+                       DataParallel net(linear, rank);
+                       ShardedOptimizer sharded(net, sgd);
+                       linear->bias.requires_grad_(true);
+                       net.loss({torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1}, F::cross_entropy).backward();
+                       sharded.step();
+                     }),
+      HasSubstr("bias needed no gradient"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               nn::Sequential norm(nn::BatchNorm1d(2));
+                               convert_sync_batchnorm(*norm, rank);
+                               DataParallel net(norm, rank);
+                               ShardedOptimizer sharded(net, sgd, {.stage = 2});
+                             }),
+              HasSubstr("SyncBatchNorm"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(nn::Linear(2, 2), rank);
+                               ShardedOptimizer sharded(net, sgd, {.stage = 2});
+                               Balance balance(net, rank);
+                             }),
+              HasSubstr("Balance needs stage 1"));
+  EXPECT_THAT(error_with([](auto& net, auto& sharded) {
+                const auto guard = net.no_sync();
+                net.loss({torch::ones({1, 2}), torch::zeros({1}, torch::kLong), 1}, F::cross_entropy).backward();
+                sharded.step();
+              }),
+              HasSubstr("outside of no_sync()"));
+  EXPECT_THAT(error_with([](auto&, auto& sharded) {
+                sharded.load_state({{"step.other", torch::zeros({})}});
+              }),
+              HasSubstr("no place for the state 'step.other'"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(nn::ReLU(), rank);
+                               ShardedOptimizer(net, sgd);
+                             }),
+              HasSubstr("no parameter that needs a gradient"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(nn::Linear(2, 2), rank);
+                               ShardedOptimizer(net, nothing);
+                             }),
+              HasSubstr("made no optimizer"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel net(nn::Linear(2, 2), rank);
+                               { ShardedOptimizer(net, sgd); }
+                               net.backward_through([] {});
+                             }),
+              HasSubstr("is gone"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](Rank& rank) {
+                               DataParallel table(nn::Embedding(nn::EmbeddingOptions(4, 2).sparse(true)), rank);
+                               ShardedOptimizer sharded(table, sgd);
+                               table.mean(table(torch::tensor({1})).sum(), 1, 1).backward();
+                             }),
+              AllOf(HasSubstr("weight"), HasSubstr("sparse")));
+}
+
+}  // namespace sharded_optimizer_test
+}  // namespace lockstep

@@ -1,0 +1,210 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <lockstep/devices/devices.hpp>
+
+#include <filesystem>
+#include <fstream>
+
+#include "devices/cpu_cores.hpp"
+#include "support/error_of.hpp"
+
+namespace lockstep {
+namespace devices_test {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+const c10::Device cpu(c10::kCPU);
+
+c10::Device gpu(int i) {
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
+}
+
+std::string refusal(const std::string& spec, int gpu_count) {
+  return error_of([&] { parse_devices(spec, gpu_count); });
+}
+
+TEST(ParseDevices, NumberMeansGpusOrCpuRanks) {
+  EXPECT_EQ(parse_devices("2", 0), Devices(2, cpu));
+  EXPECT_EQ(parse_devices("1", 0), Devices{cpu});
+  EXPECT_EQ(parse_devices("1", 1), Devices{gpu(0)});
+  EXPECT_EQ(parse_devices("2", 4), (Devices{gpu(0), gpu(1)}));
+  EXPECT_THAT(refusal("2", 1), AllOf(HasSubstr("[cuda:0]"), HasSubstr("2xcpu"), HasSubstr("2xcuda:0")));
+}
+
+TEST(ParseDevices, NamesStandForDevices) {
+  for (int gpus : {0, 1, 2, 4}) {
+    EXPECT_EQ(parse_devices("cpu", gpus), Devices{cpu});
+    EXPECT_EQ(parse_devices("cpu,cpu", gpus), Devices(2, cpu));
+    EXPECT_EQ(parse_devices("3xcpu", gpus), Devices(3, cpu));
+    EXPECT_EQ(parse_devices("cpu,2xcpu", gpus), Devices(3, cpu));
+  }
+  EXPECT_EQ(parse_devices("cuda", 1), Devices{gpu(0)});
+  EXPECT_EQ(parse_devices("cuda", 4), (Devices{gpu(0), gpu(1), gpu(2), gpu(3)}));
+  EXPECT_EQ(parse_devices("cuda:1", 2), Devices{gpu(1)});
+  EXPECT_EQ(parse_devices("cuda:3,cuda:0", 4), (Devices{gpu(3), gpu(0)}));
+  EXPECT_EQ(parse_devices("2xcuda:0", 1), Devices(2, gpu(0)));
+  EXPECT_EQ(parse_devices("2xcuda:1,cuda:0", 2), (Devices{gpu(1), gpu(1), gpu(0)}));
+}
+
+TEST(ParseDevices, BlanksDoNotMatter) {
+  EXPECT_EQ(parse_devices(" 2\n", 0), Devices(2, cpu));
+  EXPECT_EQ(parse_devices("\tcpu , cpu ", 0), Devices(2, cpu));
+  EXPECT_EQ(parse_devices(" 2 x cpu", 0), Devices(2, cpu));
+}
+
+TEST(ParseDevices, RefusesTextThatNamesNoDevices) {
+  for (int gpus : {0, 1, 2, 4}) {
+    for (const char* spec :
+         {"",      "  ", "cpu,,cpu", ",",     "cpu,",   ",cpu", "gpu", "cuda:", "cuda:-1", "cuda:x", "cuda:0x1",
+          "cpu:0", "2x", "xcpu",     "2xgpu", "-2xcpu", "2.5",  "+1",  "two",   "cpu;cpu", "CPU"}) {
+      EXPECT_THAT(refusal(spec, gpus), AllOf(HasSubstr("devices \"" + std::string(spec) + "\""), HasSubstr("2xcpu")))
+          << spec;
+    }
+  }
+  EXPECT_THAT(refusal("-1", 0), AllOf(HasSubstr("devices \"-1\""), HasSubstr("at least one device")));
+  EXPECT_THAT(refusal("cuda:-1", 2), HasSubstr("\"cuda:-1\" is no device"));
+}
+
+TEST(ParseDevices, RefusesNoneAndTooMany) {
+  for (int gpus : {0, 1, 2, 4}) {
+    for (const char* spec : {"0", "0xcpu", "cpu,0xcpu"}) EXPECT_THAT(refusal(spec, gpus), HasSubstr("at least one"));
+    for (const char* spec :
+         {"1000000", "1025", "1025xcpu", "1000xcpu,25xcpu", "99999999999999999999", "99999999999999999999xcpu"}) {
+      EXPECT_THAT(refusal(spec, gpus), HasSubstr("more than 1024 ranks")) << spec;
+    }
+  }
+  EXPECT_EQ(parse_devices("1024xcpu", 0).size(), 1024u);
+}
+
+TEST(ParseDevices, ListsTheGpusThatAreThere) {
+  EXPECT_THAT(refusal("cuda:99", 2), AllOf(HasSubstr("cuda:99 is not there"), HasSubstr("[cuda:0, cuda:1]")));
+  EXPECT_THAT(refusal("cuda:256", 1), AllOf(HasSubstr("cuda:256 is not there"), HasSubstr("[cuda:0]")));
+  EXPECT_THAT(refusal("cuda:99999999999999999999", 1), HasSubstr("is not there"));
+  EXPECT_THAT(refusal("2xcuda:4", 4), HasSubstr("[cuda:0, cuda:1, cuda:2, cuda:3]"));
+  for (const char* spec : {"cuda", "cuda:0", "2xcuda:0"}) {
+    EXPECT_THAT(refusal(spec, 0), AllOf(HasSubstr("finds no GPU"), HasSubstr("2xcpu"))) << spec;
+  }
+}
+
+TEST(ParseDevices, RefusesListsThatCouldMeanTwoThingsOrMixTypes) {
+  EXPECT_THAT(refusal("2xcuda", 4), AllOf(HasSubstr("two things"), HasSubstr("2xcuda:0")));
+  EXPECT_THAT(refusal("cpu,cuda:0", 1), HasSubstr("mixes CPU and GPU"));
+  EXPECT_THAT(refusal("cuda,2xcpu", 4), HasSubstr("mixes CPU and GPU"));
+}
+
+TEST(Devices, TryGpuFallsBackToTheCpu) {
+  const int count = gpu_count();
+  EXPECT_EQ(try_gpu(count), cpu);
+  EXPECT_EQ(try_gpu(-1), cpu);
+  EXPECT_EQ(try_gpu(1 << 20), cpu);
+  for (int i = 0; i < count; ++i) EXPECT_EQ(try_gpu(i), gpu(i));
+  EXPECT_EQ(try_all_gpus().size(), static_cast<size_t>(std::max(count, 1)));
+  EXPECT_EQ(try_all_gpus()[0], try_gpu(0));
+}
+
+TEST(Devices, TryGpusGivesOneTypeOfDevice) {
+  const int count = gpu_count();
+  EXPECT_EQ(try_gpus(count + 1), Devices(count + 1, cpu));
+  EXPECT_EQ(try_gpus(count + 2), Devices(count + 2, cpu));
+  if (count > 0) EXPECT_EQ(try_gpus(count), try_all_gpus());
+  EXPECT_THAT(error_of([] { try_gpus(0); }), HasSubstr("at least one device, not 0"));
+}
+
+TEST(Devices, DefaultIsEveryGpuOrOneCpuRankPerCore) {
+  EXPECT_EQ(default_devices(), gpu_count() > 0 ? try_all_gpus() : Devices(cpu_cores(), cpu));
+}
+
+TEST(Devices, GpusHaveMemory) {
+  const auto infos = gpus();
+  EXPECT_EQ(infos.size(), static_cast<size_t>(gpu_count()));
+  for (const auto& info : infos) {
+    EXPECT_GT(info.free_bytes, 0);
+    EXPECT_GE(info.total_bytes, info.free_bytes);
+  }
+}
+
+TEST(Devices, PrintAsTheSectionPrintsThem) {
+  EXPECT_EQ(to_string(Devices{cpu, cpu}), "[cpu, cpu]");
+  EXPECT_EQ(to_string(Devices{gpu(0)}), "[cuda:0]");
+  EXPECT_EQ(to_string(Devices{}), "[]");
+}
+
+// Writes small files of /sys and /proc as other machines have them.
+class CpuCores : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = (std::filesystem::temp_directory_path() / "lockstep_cores_XXXXXX").string();
+    ASSERT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(root_); }
+
+  void write(const std::string& file, const std::string& text) {
+    std::filesystem::create_directories((root_ / file).parent_path());
+    std::ofstream(root_ / file) << text << "\n";
+  }
+  void write_cpu(int cpu, int package, int core) {
+    const std::string folder = "cpu" + std::to_string(cpu) + "/topology/";
+    write(folder + "physical_package_id", std::to_string(package));
+    write(folder + "core_id", std::to_string(core));
+  }
+  double quota() const { return cpu_quota(root_ / "cgroup", root_ / "self"); }
+
+  std::filesystem::path root_;
+};
+
+TEST_F(CpuCores, CountsHyperthreadsOnceAndOnlyTheMask) {
+  for (int cpu = 0; cpu < 8; ++cpu) write_cpu(cpu, cpu / 2 % 2, cpu % 2);  // 2 packages of 2 cores with 2 threads
+  EXPECT_EQ(physical_cores({0, 1, 2, 3, 4, 5, 6, 7}, root_), 4);
+  EXPECT_EQ(physical_cores({0, 4}, root_), 1);
+  EXPECT_EQ(physical_cores({0, 1, 4}, root_), 2);
+  EXPECT_EQ(physical_cores({0, 2}, root_), 2);
+  EXPECT_EQ(physical_cores({0, 40, 41}, root_), 3) << "CPUs without a readable topology count as cores";
+}
+
+TEST_F(CpuCores, ReadsTheQuotaOfVersion2) {
+  write("self", "0::/");
+  EXPECT_EQ(quota(), no_quota);
+  write("cgroup/cpu.max", "max 100000");
+  EXPECT_EQ(quota(), no_quota);
+  write("cgroup/cpu.max", "150000 100000");
+  EXPECT_EQ(quota(), 1.5);
+}
+
+TEST_F(CpuCores, TakesTheSmallestQuotaOnTheWayUp) {
+  write("self", "0::/user/job");
+  write("cgroup/user/job/cpu.max", "max 100000");
+  write("cgroup/user/cpu.max", "300000 100000");
+  EXPECT_EQ(quota(), 3);
+  write("cgroup/user/job/cpu.max", "200000 100000");
+  EXPECT_EQ(quota(), 2);
+  write("cgroup/other/cpu.max", "100000 100000");
+  EXPECT_EQ(quota(), 2);
+}
+
+TEST_F(CpuCores, ReadsTheQuotaOfVersion1) {
+  write("self", "5:memory:/a\n4:cpu,cpuacct:/job\n3:cpuset:/b");
+  write("cgroup/cpu/cpu.cfs_quota_us", "-1");
+  write("cgroup/cpu/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(quota(), no_quota);
+  write("cgroup/cpu/job/cpu.cfs_quota_us", "400000");
+  write("cgroup/cpu/job/cpu.cfs_period_us", "100000");
+  EXPECT_EQ(quota(), 4);
+}
+
+TEST_F(CpuCores, IsNotDisturbedByFilesItCannotRead) {
+  write("self", "nonsense\n::\n0:");
+  write("cgroup/cpu.max", "-5 0");
+  EXPECT_EQ(quota(), no_quota);
+  std::filesystem::remove(root_ / "self");
+  EXPECT_EQ(quota(), no_quota);
+}
+
+TEST_F(CpuCores, OfThisMachineAreAtLeastOneAndWithinTheMask) {
+  EXPECT_GE(cpu_cores(), 1);
+  EXPECT_LE(static_cast<size_t>(cpu_cores()), affinity_cpus().size());
+}
+
+}  // namespace devices_test
+}  // namespace lockstep

@@ -1,0 +1,31 @@
+// GpuMath: LibTorch's settings change for its life only.
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+#include "devices/gpu_math.hpp"
+
+namespace gpu_math_test {
+
+TEST(GpuMath, SetsWhatIsAskedForAndPutsBackWhatWas) {
+  const auto& context = at::globalContext();
+  const bool products = context.allowTF32CuBLAS(), convolutions = context.allowTF32CuDNN();
+  const bool benchmark = context.benchmarkCuDNN();
+  at::globalContext().setAllowTF32CuDNN(false);
+  {
+    const lockstep::GpuMath math(/*tf32=*/true, /*fixed_shapes=*/true);
+    EXPECT_TRUE(context.allowTF32CuBLAS());
+    EXPECT_TRUE(context.allowTF32CuDNN());
+    EXPECT_TRUE(context.benchmarkCuDNN());
+  }
+  EXPECT_EQ(context.allowTF32CuBLAS(), products);
+  EXPECT_FALSE(context.allowTF32CuDNN());
+  EXPECT_EQ(context.benchmarkCuDNN(), benchmark);
+  {
+    const lockstep::GpuMath math(/*tf32=*/false, /*fixed_shapes=*/false);
+    EXPECT_EQ(context.allowTF32CuBLAS(), products);
+    EXPECT_FALSE(context.allowTF32CuDNN());  // as the user has set it
+  }
+  at::globalContext().setAllowTF32CuDNN(convolutions);
+}
+
+}  // namespace gpu_math_test

@@ -1,0 +1,215 @@
+// Labels: gpu
+// What only a GPU can show: recorded steps, the fused update, bfloat16, and an exchange that runs beside computation.
+// Compiled everywhere; where no GPU is, every test says so and is skipped.
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/devices/autocast.hpp>
+#include <lockstep/models/checkpoint.hpp>
+#include <lockstep/models/dropout.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+#include "devices/cuda_graph.hpp"
+#include "optim/fused_sgd.hpp"
+#include "support/small_images.hpp"
+
+#include <thread>
+
+namespace gpu_test {
+
+using lockstep::Devices;
+using lockstep::Rank;
+using lockstep::TrainOptions;
+
+class Gpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (lockstep::gpu_count() == 0) GTEST_SKIP() << "LibTorch finds no GPU here";
+  }
+
+  // One rank; two that share a GPU (our own exchange); two on GPUs of their own (NCCL), where there are two.
+  static std::vector<Devices> worlds() {
+    const c10::Device first("cuda:0");
+    std::vector<Devices> worlds = {{first}, {first, first}};
+    if (lockstep::gpu_count() > 1) worlds.push_back({first, c10::Device("cuda:1")});
+    return worlds;
+  }
+
+  static c10::Stream new_stream() {
+    return c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool({c10::kCUDA, 0});
+  }
+};
+
+TEST_F(Gpu, AGraphReplaysWhatItRecordedAndRandomNumbersGoOn) {
+  const c10::StreamGuard stream(new_stream());
+  torch::Tensor sum = torch::zeros({4}, torch::kCUDA), noise = torch::zeros({1000}, torch::kCUDA);
+  const auto work = [&] {
+    sum.add_(1);
+    noise.copy_(torch::rand_like(noise));
+  };
+  work();
+  lockstep::synchronize(sum.device());
+  const auto graph = lockstep::make_cuda_graph();
+  graph->record([&] {
+    EXPECT_TRUE(lockstep::is_recording());
+    work();
+  });
+  EXPECT_FALSE(lockstep::is_recording());
+  EXPECT_EQ(sum[0].item<float>(), 1);  // recorded, not done
+  graph->replay();
+  const torch::Tensor first = noise.clone();
+  graph->replay();
+  EXPECT_TRUE(torch::equal(sum.cpu(), torch::full({4}, 3.0f)));
+  EXPECT_FALSE(torch::equal(first, noise));
+}
+
+TEST_F(Gpu, TheFusedUpdateIsTheReferences) {
+  torch::manual_seed(1);
+  lockstep::LeNet mine(1), theirs(1);
+  mine->to(torch::kCUDA);
+  theirs->to(torch::kCUDA);
+  lockstep::FusedSgd fused(mine->parameters(), 0.2);
+  torch::optim::SGD reference(theirs->parameters(), 0.2);
+  for (int step = 0; step < 5; ++step) {
+    for (size_t i = 0; i < mine->parameters().size(); ++i) {
+      const torch::Tensor gradient = torch::randn(mine->parameters()[i].sizes()).to(torch::kCUDA);
+      mine->parameters()[i].mutable_grad() = gradient;
+      theirs->parameters()[i].mutable_grad() = gradient.clone();
+    }
+    fused.step();
+    reference.step();
+    for (size_t i = 0; i < mine->parameters().size(); ++i) {
+      EXPECT_TRUE(torch::allclose(mine->parameters()[i], theirs->parameters()[i], 1e-6, 1e-6)) << i;
+    }
+  }
+}
+
+TEST_F(Gpu, AutocastComputesProductsInBfloat16) {
+  const torch::Tensor square = torch::ones({8, 8}, torch::kCUDA);
+  {
+    const lockstep::Autocast bf16(square.device());
+    EXPECT_EQ(torch::mm(square, square).scalar_type(), torch::kBFloat16);
+  }
+  EXPECT_EQ(torch::mm(square, square).scalar_type(), torch::kFloat);
+}
+
+TEST_F(Gpu, DropoutDropsWhatItDropsOnTheCpu) {
+  const torch::Tensor x = torch::ones({6, 5, 4, 3});
+  for (const bool whole_channels : {false, true}) {
+    lockstep::Dropout layer(lockstep::DropoutOptions{.p = 0.3, .whole_channels = whole_channels});
+    const lockstep::SamplePlace place{.seed = 3, .step = 2, .first = 7, .size = 6};
+    const auto dropped = [&](const torch::Tensor& samples) {
+      const lockstep::SampleScope scope(place);
+      return layer->forward(samples).cpu();
+    };
+    EXPECT_TRUE(dropped(x.to(torch::kCUDA)).equal(dropped(x)));
+  }
+}
+
+class GpuTrainer : public Gpu {
+ protected:
+  GpuTrainer() { lockstep::write_small_images(images_, 300, 100); }
+
+  // Three epochs of 9 full batches and a smaller one.
+  lockstep::TrainResult train(const Devices& devices, const std::function<void(TrainOptions&)>& change) const {
+    TrainOptions options;
+    options.data_dir = images_.path();
+    options.devices = devices;
+    options.batch_size = 32;
+    options.epochs = 3;
+    change(options);
+    return lockstep::train(options);
+  }
+
+  static void expect_near(const lockstep::TrainResult& result, const lockstep::TrainResult& expected, double loss,
+                          double accuracy) {
+    ASSERT_EQ(result.history.size(), expected.history.size());
+    for (size_t i = 0; i < expected.history.size(); ++i) {
+      EXPECT_NEAR(result.history[i].train_loss, expected.history[i].train_loss, loss) << "epoch " << i + 1;
+      EXPECT_NEAR(result.history[i].train_accuracy, expected.history[i].train_accuracy, accuracy) << "epoch " << i + 1;
+      EXPECT_NEAR(result.history[i].test_accuracy, expected.history[i].test_accuracy, accuracy) << "epoch " << i + 1;
+    }
+  }
+
+  const lockstep::ScratchFolder images_;
+};
+
+TEST_F(GpuTrainer, RecordedStepsGiveWhatOtherStepsGive) {
+  const auto on_cpu = train({torch::kCPU}, [](TrainOptions&) {});
+  for (const auto& devices : worlds()) {
+    SCOPED_TRACE(lockstep::to_string(devices));
+    const auto eager = train(devices, [](TrainOptions&) {});
+    expect_near(eager, on_cpu, 1e-3, 0.02);
+    expect_near(train(devices, [](TrainOptions& o) { o.cuda_graph = true; }), eager, 1e-4, 0.02);
+  }
+}
+
+TEST_F(GpuTrainer, PrecisionAndMemoryFormatGoWithRecordedSteps) {
+  for (const auto& devices : worlds()) {
+    SCOPED_TRACE(lockstep::to_string(devices));
+    const auto bf16 = [](TrainOptions& o) {
+      o.precision = "bf16";
+      o.memory_format = "channels-last";
+    };
+    const auto eager = train(devices, bf16);
+    expect_near(eager, train(devices, [](TrainOptions&) {}), 0.02, 0.2);
+    const auto graphed = train(devices, [&](TrainOptions& o) {
+      bf16(o);
+      o.cuda_graph = true;
+    });
+    expect_near(graphed, eager, 1e-2, 0.1);
+  }
+}
+
+// The exchange is done while the ranks' own streams are still busy with what was queued before anybody waited for it.
+TEST_F(Gpu, AnExchangeRunsBesideComputation) {
+  for (const auto& devices : worlds()) {
+    if (devices.size() < 2) continue;
+    SCOPED_TRACE(lockstep::to_string(devices));
+    lockstep::run(devices, [](Rank& rank) {
+      const auto stream = [&] {
+        return c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(rank.device());
+      };
+      const c10::StreamGuard own(stream());
+      const torch::Tensor large = torch::zeros({8192, 8192}, rank.device());
+      torch::Tensor product = torch::mm(large, large);
+      std::vector<torch::Tensor> tensors = {torch::full({1000}, rank.index() + 1.0f, rank.device())};
+      rank.allreduce(tensors[0].clone());  // what is set up once
+      lockstep::synchronize(rank.device());
+      rank.barrier();
+
+      const auto work = rank.backend().allreduce(tensors, {});
+      for (int i = 0; i < 100; ++i) torch::mm_out(product, large, large);
+      c10::Event computed(c10::kCUDA), exchanged(c10::kCUDA);
+      computed.record(own.current_stream());
+      {
+        const c10::StreamGuard beside(stream());
+        work->wait();
+        exchanged.record(beside.current_stream());
+      }
+      while (!exchanged.query()) std::this_thread::yield();
+      EXPECT_FALSE(computed.query()) << "rank " << rank.index();
+      lockstep::synchronize(rank.device());
+      EXPECT_EQ(tensors[0].min().item<float>(), 3);
+      EXPECT_EQ(tensors[0].max().item<float>(), 3);
+    });
+  }
+}
+
+// Last, because what it leaves of the failed recording is LibTorch's, and differs between its versions.
+using GpuFailures = Gpu;
+
+TEST_F(GpuFailures, AWorkThatCannotBeRecordedThrowsAndLeavesTheStreamUsable) {
+  const c10::StreamGuard stream(new_stream());
+  const torch::Tensor x = torch::ones({4}, torch::kCUDA);
+  const auto graph = lockstep::make_cuda_graph();
+  EXPECT_ANY_THROW(graph->record([&] { x.sum().item<float>(); }));  // the host would wait
+  EXPECT_FALSE(lockstep::is_recording());
+  EXPECT_EQ((x + 1).sum().item<float>(), 8);
+}
+
+}  // namespace gpu_test

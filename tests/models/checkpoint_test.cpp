@@ -1,0 +1,375 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <lockstep/data_parallel/optimizer_checkpoint.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/models/checkpoint.hpp>
+
+#include "io/safetensors.hpp"
+#include "support/error_of.hpp"
+#include "support/scratch_folder.hpp"
+#include "support/small_nets.hpp"
+
+#include <functional>
+#include <memory>
+
+namespace lockstep {
+namespace checkpoint_test {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::UnorderedElementsAre;
+
+struct BlockImpl : torch::nn::Module {
+  BlockImpl() {
+    linear = register_module("linear", torch::nn::Linear(3, 2));
+    norm = register_module("norm", torch::nn::BatchNorm1d(2));
+  }
+  torch::nn::Linear linear{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Block);
+
+// A module with parameters at several depths, buffers, and one tensor under two names.
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    scale = register_parameter("scale", torch::randn({}));
+    block = register_module("block", Block());
+    table = register_buffer("table", torch::randint(0, 100, {4}, torch::kLong));
+    tied = register_parameter("tied", block->linear->weight);
+  }
+  torch::Tensor scale, table, tied;
+  Block block{nullptr};
+};
+TORCH_MODULE(Net);
+
+std::vector<torch::Tensor> values_of(const torch::nn::Module& module) {
+  std::vector<torch::Tensor> values;
+  for (const auto& tensor : module.parameters()) values.push_back(tensor.detach().clone());
+  for (const auto& tensor : module.buffers()) values.push_back(tensor.clone());
+  return values;
+}
+
+void expect_equal(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(torch::equal(a[i], b[i])) << i;
+}
+
+class CheckpointTest : public testing::Test {
+ protected:
+  std::filesystem::path file() const { return folder_ / "model.safetensors"; }
+  // What loading this into `net` says; whatever it is, `net` must not have changed.
+  std::string load_error(const io::NamedTensors& tensors, Net& net) {
+    io::write_safetensors(file(), tensors);
+    auto before = values_of(*net);
+    std::string error = error_of([&] { load_weights(file(), *net); });
+    expect_equal(values_of(*net), before);
+    return error;
+  }
+  ScratchFolder folder_;
+};
+
+TEST_F(CheckpointTest, GivesBackWhatItSaved) {
+  Net net, other;
+  net->block->norm->running_mean.fill_(3);
+  net->block->norm->num_batches_tracked.fill_(17);
+  save_weights(file(), *net);
+  load_weights(file(), *other);
+  expect_equal(values_of(*other), values_of(*net));
+  EXPECT_TRUE(other->tied.is_same(other->block->linear->weight));
+  EXPECT_TRUE(other->scale.requires_grad());
+  EXPECT_TRUE(other->scale.is_leaf());
+}
+
+TEST_F(CheckpointTest, UsesPyTorchsNamesAndWritesASharedTensorOnce) {
+  save_weights(file(), *Net());
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : io::read_safetensors(file())) names.push_back(name);
+  EXPECT_THAT(names, UnorderedElementsAre("scale", "tied", "block.linear.bias", "block.norm.weight", "block.norm.bias",
+                                          "table", "block.norm.running_mean", "block.norm.running_var",
+                                          "block.norm.num_batches_tracked"));
+}
+
+TEST_F(CheckpointTest, KeepsMetadataBesidePyTorchs) {
+  Net net, other;
+  save_weights(file(), *net, {{"data", "synthetic"}});
+  EXPECT_THAT(folder_.read("model.safetensors"), HasSubstr(R"("__metadata__":{"format":"pt","data":"synthetic",)"));
+  load_weights(file(), *other);
+  expect_equal(values_of(*other), values_of(*net));
+  EXPECT_THAT(error_of([&] { save_weights(file(), *net, {{"data", "\xff"}}); }), HasSubstr("UTF-8"));
+}
+
+TEST_F(CheckpointTest, AcceptsASharedTensorUnderEitherNameOrBoth) {
+  Net source;
+  io::NamedTensors all;
+  for (const auto& item : source->named_parameters()) all.emplace_back(item.key(), item.value());
+  for (const auto& item : source->named_buffers()) all.emplace_back(item.key(), item.value());
+  for (const std::string left_out : {"", "tied", "block.linear.weight"}) {
+    io::NamedTensors some;
+    for (const auto& entry : all) {
+      if (entry.first != left_out) some.push_back(entry);
+    }
+    io::write_safetensors(file(), some);
+    Net net;
+    load_weights(file(), *net);
+    expect_equal(values_of(*net), values_of(*source));
+  }
+}
+
+TEST_F(CheckpointTest, ChangesNothingWhenAnythingIsWrong) {
+  Net net;
+  io::NamedTensors good;
+  for (const auto& item : Net()->named_parameters()) good.emplace_back(item.key(), item.value());
+  for (const auto& item : net->named_buffers()) good.emplace_back(item.key(), item.value());
+  auto with = [&](const std::string& name, const torch::Tensor& tensor) {
+    io::NamedTensors result;
+    bool known = false;
+    for (auto entry : good) {
+      if (entry.first == name) known = true, entry.second = tensor;
+      if (entry.second.defined()) result.push_back(entry);
+    }
+    if (!known) result.emplace_back(name, tensor);
+    return result;
+  };
+
+  EXPECT_THAT(load_error(with("table", torch::Tensor()), net),
+              AllOf(HasSubstr(file().string()), HasSubstr("it lacks 'table'")));
+  EXPECT_THAT(load_error(with("extra", torch::ones({2})), net), HasSubstr("it holds 'extra'"));
+  EXPECT_THAT(load_error(with("block.norm.bias", torch::ones({3})), net),
+              AllOf(HasSubstr("'block.norm.bias'"), HasSubstr("Float [3] in the file"), HasSubstr("Float [2] in the")));
+  EXPECT_THAT(load_error(with("table", torch::ones({4}, torch::kInt)), net),
+              AllOf(HasSubstr("'table'"), HasSubstr("Int [4] in the file"), HasSubstr("Long [4] in the module")));
+  EXPECT_THAT(load_error(with("tied", torch::ones({3, 2})), net), HasSubstr("'tied'"));
+}
+
+TEST_F(CheckpointTest, RefusesADamagedFile) {
+  Net net;
+  auto before = values_of(*net);
+  folder_.write("model.safetensors", "no tensors here at all");
+  EXPECT_THAT(error_of([&] { load_weights(file(), *net); }), HasSubstr(file().string()));
+  EXPECT_THAT(error_of([&] { load_weights(folder_ / "nothing", *net); }), HasSubstr("No such file"));
+  expect_equal(values_of(*net), before);
+}
+
+TEST_F(CheckpointTest, RefusesAFlippedBitOfItsData) {
+  Net source, net;
+  save_weights(file(), *source);
+  const std::string whole = folder_.read("model.safetensors");
+  const auto before = values_of(*net);
+  for (size_t from_end = 1; from_end <= 100; from_end += 3) {  // of its 108 bytes of data
+    std::string bytes = whole;
+    bytes[bytes.size() - from_end] ^= static_cast<char>(1 << from_end % 8);
+    folder_.write("model.safetensors", bytes);
+    EXPECT_THAT(error_of([&] { load_weights(file(), *net); }), AllOf(HasSubstr(file().string()), HasSubstr("SHA-256")));
+  }
+  expect_equal(values_of(*net), before);
+}
+
+TEST_F(CheckpointTest, KeepsTheOldFileWhenSavingFails) {
+  Net net;
+  save_weights(file(), *net);
+  std::string before = folder_.read("model.safetensors");
+  net->register_buffer("complex", torch::zeros({2}, torch::kComplexDouble));
+  EXPECT_THAT(error_of([&] { save_weights(file(), *net); }), AllOf(HasSubstr("'complex'"), HasSubstr("ComplexDouble")));
+  EXPECT_EQ(folder_.read("model.safetensors"), before);
+  EXPECT_THAT(folder_.names(), ElementsAre("model.safetensors"));
+}
+
+TEST_F(CheckpointTest, LoadsThroughOptimisersAndGradients) {
+  torch::nn::Linear net(2, 1), other(2, 1);
+  net->forward(torch::ones({1, 2})).sum().backward();
+  save_weights(file(), *other);
+  load_weights(file(), *net);
+  EXPECT_TRUE(torch::equal(net->weight, other->weight));
+  EXPECT_TRUE(net->weight.grad().defined());
+}
+
+// ---- Optimizers.
+
+namespace optim = torch::optim;
+using Optimizer = std::unique_ptr<optim::Optimizer>;
+
+// Matrices decay, the rest does not: a learning rate and a decay for each group.
+Optimizer adamw_in_groups(Net& net) {
+  std::vector<torch::Tensor> matrices, others;
+  for (const auto& parameter : net->parameters()) {
+    if (parameter.is_same(net->tied)) continue;
+    (parameter.dim() == 2 ? matrices : others).push_back(parameter);
+  }
+  matrices.push_back(net->tied);
+  auto adamw = std::make_unique<optim::AdamW>(matrices, optim::AdamWOptions(0.1).weight_decay(0.3));
+  adamw->add_param_group(
+      optim::OptimizerParamGroup(others, std::make_unique<optim::AdamWOptions>(optim::AdamWOptions(0.02))));
+  return adamw;
+}
+
+void step(Net& net, optim::Optimizer& optimizer, int number) {
+  optimizer.zero_grad();
+  const auto x = torch::sin(torch::arange(12).view({4, 3}) + number);
+  ((net->block->norm(net->block->linear(x)) - net->scale).pow(2).sum() + net->scale.exp()).backward();
+  optimizer.step();
+}
+
+TEST_F(CheckpointTest, AnOwnLoopGoesOnWithTheSameBits) {
+  Net expected;
+  auto uninterrupted = adamw_in_groups(expected);
+  Net net;
+  save_weights(file(), *expected);
+  load_weights(file(), *net);
+  auto optimizer = adamw_in_groups(net);
+  for (int number = 1; number <= 6; ++number) {
+    if (number == 4) {
+      save_weights(file(), *net);
+      save_optimizer(folder_ / "adamw", *optimizer, *net);
+      net = Net();
+      load_weights(file(), *net);
+      optimizer = adamw_in_groups(net);
+      load_optimizer(folder_ / "adamw", *optimizer, *net);
+    }
+    step(expected, *uninterrupted, number);
+    step(net, *optimizer, number);
+    expect_equal(values_of(*net), values_of(*expected));
+  }
+}
+
+TEST_F(CheckpointTest, NamesAnOptimizersStateByMemberAndParameter) {
+  Net net;
+  auto adamw = adamw_in_groups(net);
+  step(net, *adamw, 1);
+  save_optimizer(file(), *adamw, *net);
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : io::read_safetensors(file())) {
+    if (name.starts_with("exp_avg.")) names.push_back(name);
+  }
+  EXPECT_THAT(names, UnorderedElementsAre("exp_avg.scale", "exp_avg.tied", "exp_avg.block.linear.bias",
+                                          "exp_avg.block.norm.weight", "exp_avg.block.norm.bias"));
+}
+
+TEST_F(CheckpointTest, RefusesAnotherOptimizersStateAndChangesNothing) {
+  Net net, other;
+  auto adamw = adamw_in_groups(net);
+  const auto make_sgd = [](Net& of) {
+    return std::make_unique<optim::SGD>(of->parameters(), optim::SGDOptions(0.1).momentum(0.9));
+  };
+  step(net, *adamw, 1);
+  const auto sgd = make_sgd(other);
+  step(other, *sgd, 1);
+  const auto state_now = [&] {
+    save_optimizer(folder_ / "now", *adamw, *net);
+    return folder_.read("now");
+  };
+  const auto before = state_now();
+  const auto refused = [&] {
+    const std::string error = error_of([&] { load_optimizer(file(), *adamw, *net); });
+    EXPECT_THAT(error, HasSubstr("cannot load '" + file().string() + "'"));
+    EXPECT_EQ(state_now(), before);
+    return error;
+  };
+  save_optimizer(file(), *sgd, *other);
+  EXPECT_THAT(refused(), HasSubstr("another kind of optimizer: it has momentum_buffer"));
+  save_weights(file(), *net);
+  EXPECT_THAT(refused(), HasSubstr("is not the name of an optimizer's state"));
+
+  const auto with = [&](const std::string& name, const torch::Tensor& tensor) {
+    io::NamedTensors tensors;
+    for (const auto& entry : io::read_safetensors(folder_ / "now")) {
+      if (entry.first != name) tensors.push_back(entry);
+    }
+    tensors.emplace_back(name, tensor);
+    io::write_safetensors(file(), tensors);
+  };
+  with("exp_avg.tied", torch::ones({3, 3}));
+  EXPECT_THAT(refused(), AllOf(HasSubstr("'exp_avg.tied'"), HasSubstr("[3, 3]"), HasSubstr("[2, 3]")));
+  with("exp_avg.block.other", torch::ones({2}));
+  EXPECT_THAT(refused(), HasSubstr("no place for the state 'exp_avg.block.other'"));
+  with("momentum_buffer.tied", torch::ones({2, 3}));
+  EXPECT_THAT(refused(), HasSubstr("no place for the state 'momentum_buffer.tied'"));
+
+  std::string bytes = before;
+  bytes[bytes.size() - 5] ^= 4;
+  folder_.write("model.safetensors", bytes);
+  EXPECT_THAT(refused(), HasSubstr("SHA-256"));
+  EXPECT_THAT(error_of([&] { save_optimizer(file(), *adamw, *other); }), HasSubstr("none of this module's"));
+  EXPECT_THAT(error_of([&] { load_optimizer(folder_ / "now", *sgd, *net); }), HasSubstr("none of this module's"));
+}
+
+std::shared_ptr<torch::nn::LinearImpl> double_linear() {
+  const auto linear = std::make_shared<torch::nn::LinearImpl>(5, 3);
+  linear->to(torch::kDouble);
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : linear->parameters()) {
+    parameter.copy_(torch::arange(parameter.numel()).view(parameter.sizes()) * 0.1);
+  }
+  return linear;
+}
+
+// Rank by rank other samples, of which all together are the same whatever the number of ranks.
+template <class Net>
+void sharded_step(Net& net, ShardedOptimizer& optimizer, Rank& rank, int number) {
+  const Dataset data{torch::sin(torch::arange(30).view({6, 5}).to(torch::kDouble) * number), torch::arange(6) % 3};
+  optimizer.zero_grad();
+  for (auto& batch : batches(data, {.size = 6}, rank)) {
+    net.loss(batch, torch::nn::functional::cross_entropy).backward();
+  }
+  optimizer.step();
+}
+
+// The same of one device.
+void whole_step(torch::nn::LinearImpl& net, optim::Optimizer& optimizer, int number) {
+  const auto x = torch::sin(torch::arange(30).view({6, 5}).to(torch::kDouble) * number);
+  optimizer.zero_grad();
+  torch::nn::functional::cross_entropy(net.forward(x), torch::arange(6) % 3).backward();
+  optimizer.step();
+}
+
+TEST_F(CheckpointTest, AShardedOptimizerGoesOnOnOtherRanksAndOnOne) {
+  const auto make = [](auto slices) { return std::make_unique<optim::AdamW>(slices, optim::AdamWOptions(0.1)); };
+  const auto expected = double_linear();
+  const auto whole = make(expected->parameters());
+  for (const int number : {1, 2, 3, 4}) whole_step(*expected, *whole, number);
+
+  run(cpus(3), [&](Rank& rank) {
+    DataParallel net(double_linear(), rank);
+    ShardedOptimizer adamw(net, make, {.bucket_bytes = 64});
+    for (const int number : {1, 2}) sharded_step(net, adamw, rank, number);
+    save_optimizer(folder_ / "adamw", adamw);
+    if (rank.index() == 0) save_weights(file(), *net);
+  });
+  const auto kept = io::read_safetensors(folder_ / "adamw");
+  EXPECT_EQ(kept.size(), 6u);  // exp_avg, exp_avg_sq and step, of weight and bias
+  run(cpus(2), [&](Rank& rank) {
+    const auto linear = double_linear();
+    load_weights(file(), *linear);
+    DataParallel net(linear, rank);
+    ShardedOptimizer adamw(net, make, {.stage = 2});
+    load_optimizer(folder_ / "adamw", adamw);
+    const auto loaded = adamw.state();
+    const std::map<std::string, torch::Tensor> by_name(loaded.begin(), loaded.end());
+    for (const auto& [name, tensor] : kept) EXPECT_TRUE(torch::equal(by_name.at(name), tensor)) << name;
+    for (const int number : {3, 4}) sharded_step(net, adamw, rank, number);
+    EXPECT_TRUE(torch::allclose(net->weight, expected->weight, 0, 1e-12));
+    EXPECT_TRUE(torch::allclose(net->bias, expected->bias, 0, 1e-12));
+  });
+  const auto alone = double_linear();
+  load_weights(file(), *alone);
+  const auto adamw = make(alone->parameters());
+  load_optimizer(folder_ / "adamw", *adamw, *alone);
+  for (const int number : {3, 4}) whole_step(*alone, *adamw, number);
+  EXPECT_TRUE(torch::allclose(alone->weight, expected->weight, 0, 1e-12));
+}
+
+TEST_F(CheckpointTest, AShardedOptimizerNamesTheFileThatItRefuses) {
+  io::write_safetensors(file(), {{"exp_avg.weight", torch::ones({3, 4})}});
+  EXPECT_THAT(error_of([&] {
+                run(cpus(1), [&](Rank& rank) {
+                  DataParallel net(double_linear(), rank);
+                  ShardedOptimizer sgd(net, [](auto slices) { return std::make_unique<optim::SGD>(slices, 0.1); });
+                  load_optimizer(file(), sgd);
+                });
+              }),
+              AllOf(HasSubstr("cannot load '" + file().string() + "'"), HasSubstr("another shape for exp_avg.weight")));
+}
+
+}  // namespace checkpoint_test
+}  // namespace lockstep

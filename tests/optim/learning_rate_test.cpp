@@ -1,0 +1,144 @@
+// The learning rate over a run, against the published formulas written out.
+#include <gmock/gmock.h>
+#include <lockstep/optim/learning_rate.hpp>
+
+#include "support/error_of.hpp"
+
+#include <cmath>
+#include <string>
+
+namespace learning_rate_test {
+
+using lockstep::check_learning_rate;
+using lockstep::error_of;
+using lockstep::learning_rate_at;
+using lockstep::LearningRate;
+using lockstep::LrScaling;
+using lockstep::LrSchedule;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr double pi = 3.14159265358979323846;
+
+TEST(LearningRate, IsToTheBitWhatItWasGivenIfNothingIsAsked) {
+  for (const double lr : {0.2, 0.1, 1.0 / 3, 0.0, 3e38}) {
+    const LearningRate rate{.lr = lr, .batch = 777, .reference_batch = 256};
+    for (const double done : {0.0, 0.3, 9.99}) EXPECT_EQ(learning_rate_at(rate, done), lr);
+  }
+}
+
+TEST(LearningRate, GrowsWithTheBatch) {
+  LearningRate rate{.lr = 0.1, .batch = 8192, .reference_batch = 256};
+  EXPECT_EQ(learning_rate_at(rate, 0), 0.1);
+  rate.scaling = LrScaling::linear;
+  EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 3.2);  // Goyal et al. 2017, section 5.1: 0.1 kn / 256 for kn = 8192
+  rate.scaling = LrScaling::sqrt;
+  EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.1 * std::sqrt(32));
+  rate.batch = 64;  // a smaller batch has a smaller rate
+  EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.05);
+}
+
+// Section 2.2: "we start from a learning rate of eta and increment it by a constant amount at each iteration such that
+// it reaches eta-hat = k eta after 5 epochs", then go back to the original schedule.
+TEST(LearningRate, WarmsUpAsGoyalEtAlDo) {
+  const LearningRate rate{.lr = 0.1,
+                          .batch = 8192,
+                          .reference_batch = 256,
+                          .scaling = LrScaling::linear,
+                          .warmup_epochs = 5,
+                          .schedule = LrSchedule::step,
+                          .step_epochs = {30, 60, 80},
+                          .epochs = 90};
+  const int steps = 157;  // of an epoch: ImageNet's 1.28 million images
+  const double eta = 0.1, k = 32, increment = (k * eta - eta) / (5 * steps);
+  double expected = eta;
+  for (int step = 0; step < 5 * steps; ++step) {
+    ASSERT_NEAR(learning_rate_at(rate, static_cast<double>(step) / steps), expected, 1e-12) << step;
+    expected += increment;
+  }
+  for (const auto& [done, times] :
+       {std::pair{5.0, 1.0}, {29.99, 1.0}, {30.0, 0.1}, {59.99, 0.1}, {60.0, 0.01}, {80.0, 0.001}, {90.0, 0.001}}) {
+    EXPECT_NEAR(learning_rate_at(rate, done), k * eta * times, 1e-12) << done;
+  }
+}
+
+TEST(LearningRate, WarmsUpFromTheKthPartWhateverTheScaling) {
+  LearningRate rate{.lr = 0.4, .batch = 1024, .reference_batch = 256, .warmup_epochs = 2};
+  EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.1);
+  EXPECT_DOUBLE_EQ(learning_rate_at(rate, 1), 0.25);
+  EXPECT_EQ(learning_rate_at(rate, 2), 0.4);
+  rate.scaling = LrScaling::sqrt;
+  EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.2);
+  EXPECT_DOUBLE_EQ(learning_rate_at(rate, 2), 0.8);
+}
+
+// eta_t = eta_min + (eta_max - eta_min) (1 + cos(pi T_cur / T_i)) / 2 with eta_min = 0, of one period.
+TEST(LearningRate, FallsAsACosine) {
+  LearningRate rate{.lr = 0.2, .schedule = LrSchedule::cosine, .epochs = 40};
+  for (const double done : {0.0, 0.25, 13.0, 20.0, 39.5, 40.0}) {
+    EXPECT_NEAR(learning_rate_at(rate, done), 0.2 * 0.5 * (1 + std::cos(pi * done / 40)), 1e-15) << done;
+  }
+  rate.warmup_epochs = 10;
+  rate.batch = 512;
+  for (const double done : {10.0, 17.5, 25.0, 40.0}) {
+    EXPECT_NEAR(learning_rate_at(rate, done), 0.2 * 0.5 * (1 + std::cos(pi * (done - 10) / 30)), 1e-15) << done;
+  }
+  EXPECT_DOUBLE_EQ(learning_rate_at(rate, 5), 0.15);
+}
+
+TEST(LearningRate, SaysWhatItIs) {
+  LearningRate rate{.lr = 0.2};
+  EXPECT_EQ(to_string(rate), "0.2");
+  rate.schedule = LrSchedule::step;
+  rate.step_epochs = {4, 8};
+  EXPECT_EQ(to_string(rate), "0.2, times 0.1 after epochs 4, 8");
+  rate = {.lr = 0.2, .batch = 2048, .scaling = LrScaling::linear, .warmup_epochs = 1.5, .schedule = LrSchedule::cosine};
+  EXPECT_EQ(to_string(rate), "0.2, linear for 2048 / 256 samples = 1.6, from 0.2 over 1.5 epochs of warm-up, cosine");
+}
+
+TEST(LearningRate, NamesComeBack) {
+  for (const auto scaling : {LrScaling::none, LrScaling::sqrt, LrScaling::linear}) {
+    EXPECT_EQ(lockstep::scaling_from(to_string(scaling)), scaling);
+  }
+  for (const auto schedule : {LrSchedule::constant, LrSchedule::step, LrSchedule::cosine}) {
+    EXPECT_EQ(lockstep::lr_schedule_from(to_string(schedule)), schedule);
+  }
+  EXPECT_THAT(error_of([] { lockstep::scaling_from("square"); }),
+              AllOf(HasSubstr("\"square\""), HasSubstr("none, sqrt or linear")));
+  EXPECT_THAT(error_of([] { lockstep::lr_schedule_from("linear"); }),
+              AllOf(HasSubstr("\"linear\""), HasSubstr("constant, step or cosine")));
+}
+
+TEST(LearningRate, RefusesWhatMakesNoSense) {
+  const auto refused = [](auto change) {
+    LearningRate rate{.lr = 0.1, .batch = 512, .epochs = 10};
+    check_learning_rate(rate);
+    change(rate);
+    return error_of([&] { check_learning_rate(rate); });
+  };
+  EXPECT_THAT(refused([](auto& r) { r.lr = -0.5; }), HasSubstr("learning rate is -0.5"));
+  EXPECT_THAT(refused([](auto& r) { r.lr = std::nan(""); }), HasSubstr("learning rate is nan"));
+  EXPECT_THAT(refused([](auto& r) { r.batch = 0; }), HasSubstr("batch size is 0"));
+  EXPECT_THAT(refused([](auto& r) { r.reference_batch = 0; }), HasSubstr("reference batch is 0"));
+  EXPECT_THAT(refused([](auto& r) { r.epochs = 0; }), HasSubstr("epochs is 0"));
+  const auto scaled_too_far = [](auto& r) { r.lr = 3e38, r.scaling = LrScaling::linear; };
+  EXPECT_THAT(refused(scaled_too_far), AllOf(HasSubstr("scaled for the batch is 6e+38"), HasSubstr("3.4e38")));
+  for (const double epochs : {-1.0, std::nan("")}) {
+    EXPECT_THAT(refused([&](auto& r) { r.warmup_epochs = epochs; }), HasSubstr("at least 0")) << epochs;
+  }
+  EXPECT_THAT(refused([](auto& r) { r.warmup_epochs = 10.5; }), HasSubstr("is 10.5; it must be at most 10"));
+  const auto cosine_without_time = [](auto& r) { r.warmup_epochs = 10, r.schedule = LrSchedule::cosine; };
+  EXPECT_THAT(refused(cosine_without_time), HasSubstr("below the run's"));
+  const auto warmup_to_nothing = [](auto& r) { r.warmup_epochs = 1, r.batch = 256; };
+  EXPECT_THAT(refused(warmup_to_nothing), AllOf(HasSubstr("batch is 256"), HasSubstr("--scale-batch")));
+  EXPECT_THAT(refused([](auto& r) { r.step_epochs = {3}; }), HasSubstr("the schedule is constant"));
+  EXPECT_THAT(refused([](auto& r) { r.schedule = LrSchedule::step; }), HasSubstr("--step-epochs 30,60,80"));
+  for (const std::vector<int>& epochs : {std::vector{0}, {10}, {3, 3}, {5, 4}}) {
+    const auto steps = [&](auto& r) { r.schedule = LrSchedule::step, r.step_epochs = epochs; };
+    EXPECT_THAT(refused(steps), HasSubstr("between 0 and the run's 10")) << testing::PrintToString(epochs);
+  }
+  const auto flat = [](auto& r) { r.schedule = LrSchedule::step, r.step_epochs = {1}, r.step_factor = 0; };
+  EXPECT_THAT(refused(flat), HasSubstr("factor of the step schedule is 0"));
+}
+
+}  // namespace learning_rate_test

@@ -1,0 +1,209 @@
+// Labels: concurrency
+// Pipeline and split_into_stages: what is refused, and what the text says.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/pipeline/pipeline.hpp>
+
+#include "support/error_of.hpp"
+#include "support/small_nets.hpp"
+
+#include <atomic>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace pipeline_errors_test {
+
+using lockstep::Batch;
+using lockstep::cpus;
+using lockstep::error_of;
+using lockstep::Lambda;
+using lockstep::Pipeline;
+using lockstep::PipelineOptions;
+using lockstep::Rank;
+using lockstep::Schedule;
+using lockstep::split_into_stages;
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+using torch::nn::Sequential;
+namespace F = torch::nn::functional;
+namespace nn = torch::nn;
+
+Sequential linears(int count, int64_t width = 4) {
+  Sequential net;
+  for (int i = 0; i < count; ++i) net->push_back(nn::Linear(width, width));
+  return net;
+}
+
+std::string error_in(int ranks, const std::function<void(Rank&)>& body) {
+  return error_of([&] { lockstep::run(cpus(ranks), body); });
+}
+
+TEST(SplitIntoStagesTest, StagesShareTheNetsLayersUnderTheirNames) {
+  const Sequential net({{"first", nn::AnyModule(nn::Linear(2, 3))},
+                        {"second", nn::AnyModule(nn::Tanh())},
+                        {"third", nn::AnyModule(nn::Linear(3, 1))}});
+  const auto stages = split_into_stages(net, {2});
+  ASSERT_EQ(stages.size(), 2u);
+  EXPECT_EQ(stages[0]->size(), 2u);
+  ASSERT_TRUE(stages[1]->named_parameters().contains("third.weight"));
+  EXPECT_TRUE(stages[1]->named_parameters()["third.weight"].is_same(net->named_parameters()["third.weight"]));
+  EXPECT_EQ(split_into_stages(net, {1})[0]->size(), 1u);  // a cut, not a count
+  const auto equal = split_into_stages(linears(7), 3);
+  EXPECT_EQ(equal[0]->size(), 3u);
+  EXPECT_EQ(equal[1]->size(), 2u);
+  EXPECT_TRUE(equal[2]->named_parameters().contains("6.bias"));
+}
+
+TEST(SplitIntoStagesTest, WhatCannotBeIsRefused) {
+  EXPECT_THAT(error_of([] { split_into_stages(linears(3), 4); }),
+              AllOf(HasSubstr("4 stages of a net of 3 layers"), HasSubstr("1 to 3 stages")));
+  EXPECT_THAT(error_of([] { split_into_stages(linears(3), 0); }), HasSubstr("1 to 3 stages"));
+  for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{0}, {3}, {2, 2}, {2, 1}, {-1}}) {
+    EXPECT_THAT(error_of([&] { split_into_stages(linears(3), cuts); }), HasSubstr("must ascend from 1 to at most 2"));
+  }
+  const nn::Linear shared(4, 4);
+  const Sequential net(shared, nn::Tanh(), shared);
+  EXPECT_THAT(error_of([&] { split_into_stages(net, 2); }),
+              AllOf(HasSubstr("0.weight of stage 0 and 2.weight of stage 1"), HasSubstr("in one stage")));
+  EXPECT_EQ(split_into_stages(net, 1).size(), 1u);
+}
+
+TEST(PipelineErrorsTest, OptionsThatDoNotFitAreRefused) {
+  const auto error_with = [](int ranks, int stages, const PipelineOptions& options) {
+    return error_in(ranks, [&](Rank& rank) { Pipeline(split_into_stages(linears(stages), stages), rank, options); });
+  };
+  EXPECT_THAT(error_with(2, 3, {}), HasSubstr("3 stages do not go with 2 ranks and the schedule 1f1b, which takes 2"));
+  EXPECT_THAT(error_with(2, 3, {.schedule = Schedule::interleaved}), HasSubstr("takes a multiple of 2"));
+  EXPECT_THAT(error_with(2, 2, {.microbatches = 0}), HasSubstr("microbatches is 0; it must be at least 1"));
+  EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({nullptr, nullptr}, rank); }), HasSubstr("has no layers there"));
+  EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({Sequential(), Sequential()}, rank); }), HasSubstr("no layers"));
+  EXPECT_THAT(error_in(1,
+                       [](Rank& rank) {
+                         Pipeline({linears(1), linears(1)}, rank, {.schedule = Schedule::interleaved});
+                       }),
+              AllOf(HasSubstr("two layers of rank 0 are named 0"), HasSubstr("split_into_stages")));
+  EXPECT_THAT(
+      error_in(
+          2, [](Rank& rank) { Pipeline(split_into_stages(linears(2), 2), rank, {.microbatches = 2 + rank.index()}); }),
+      AllOf(HasSubstr("the ranks differ in microbatches"), HasSubstr("has 2"), HasSubstr("has 3")));
+}
+
+TEST(PipelineErrorsTest, RandomLayersAreRefusedWhereForwardIsComputedAgain) {
+  const auto error_with = [](const nn::AnyModule& layer, bool recompute) {
+    return error_in(2, [&](Rank& rank) {
+      Sequential net = linears(1);
+      net->push_back("random", layer);
+      Pipeline(split_into_stages(net, 2), rank, {.recompute = recompute});
+    });
+  };
+  for (const auto& layer :
+       {nn::AnyModule(nn::Dropout(0.5)), nn::AnyModule(nn::Dropout2d(0.1)), nn::AnyModule(nn::AlphaDropout(0.1)),
+        nn::AnyModule(nn::LSTM(nn::LSTMOptions(4, 4).num_layers(2).dropout(0.5))), nn::AnyModule(nn::RReLU())}) {
+    EXPECT_THAT(error_with(layer, true), AllOf(HasSubstr("stage 1: random draws"), HasSubstr("recompute = false")));
+    EXPECT_EQ(error_with(layer, false), "(no error)");
+  }
+  EXPECT_EQ(error_with(nn::AnyModule(nn::Dropout(0.0)), true), "(no error)");
+}
+
+TEST(PipelineErrorsTest, ShapesThatDoNotChainAreRefusedBeforeTheFirstStep) {
+  const Batch batch{torch::randn({6, 4}), torch::randint(4, {6}), 6};
+  const auto error_with = [&](const nn::AnyModule& second, const nn::AnyModule& third) {
+    int steps = 0;
+    const std::string error = error_in(2, [&](Rank& rank) {
+      Sequential net({{"first", nn::AnyModule(nn::Linear(4, 5))}, {"second", second}, {"third", third}});
+      const auto criterion = [&](const Tensor& y_hat, const Tensor&) { return ++steps, y_hat.sum(); };
+      Pipeline(split_into_stages(net, {2}), rank).forward_backward(batch, criterion);
+    });
+    EXPECT_EQ(steps, 0) << error;
+    return error;
+  };
+  const nn::AnyModule linear(nn::Linear(5, 4));
+  EXPECT_THAT(error_with(nn::AnyModule(nn::Tanh()), nn::AnyModule(nn::Linear(3, 4))),
+              AllOf(HasSubstr("layer third of stage 1"), HasSubstr("in_features=3"), HasSubstr("float [2, 5]")));
+  EXPECT_THAT(error_with(nn::AnyModule(Lambda([](const Tensor& x) { return x.mean(0, /*keepdim=*/true); })), linear),
+              AllOf(HasSubstr("stage 0 makes of 2 samples of float [n, 4] float [1, 5]"), HasSubstr("is the samples")));
+  EXPECT_THAT(error_with(nn::AnyModule(Lambda([](const Tensor& x) { return x.argmax(1); })), linear),
+              HasSubstr("long int [2]; a stage must give a tensor of floating point"));
+  EXPECT_THAT(error_with(nn::AnyModule(Lambda([](const Tensor&) { return Tensor(); })), linear),
+              HasSubstr("an undefined tensor"));
+  EXPECT_THAT(error_with(nn::AnyModule(nn::LSTM(5, 5)), linear), HasSubstr("layer second of stage 0"));
+}
+
+TEST(PipelineErrorsTest, AnOutputThatChangesItsShapeIsRefused) {
+  EXPECT_THAT(error_in(2,
+                       [](Rank& rank) {
+                         const auto widen = [](const Tensor& x) { return x.sum().item<double>() == 0 ? x : x.t(); };
+                         const Sequential net(Lambda{widen}, nn::Linear(4, 4));
+                         Pipeline pipeline(split_into_stages(net, 2), rank, {.microbatches = 1});
+                         pipeline.forward_backward({torch::ones({6, 4}), torch::randint(4, {6}), 6}, F::cross_entropy);
+                       }),
+              AllOf(HasSubstr("stage 0 gives float [4, 6]"), HasSubstr("gave float [n, 4]")));
+}
+
+TEST(PipelineErrorsTest, BatchesThatDifferAreRefused) {
+  const auto error_with = [](const Tensor& x, const Tensor& y) {
+    return error_in(2, [&](Rank& rank) {
+      Pipeline pipeline(split_into_stages(linears(2), 2), rank);
+      const Batch usual{torch::randn({6, 4}), torch::randint(4, {6}), 6};
+      pipeline.forward_backward(rank.index() == 0 ? usual : Batch{x, y, x.size(0)}, F::cross_entropy);
+    });
+  };
+  EXPECT_THAT(error_with(torch::randn({7, 4}), torch::randint(4, {7})),
+              AllOf(HasSubstr("batches differ"), HasSubstr("6 samples"), HasSubstr("7 samples")));
+  EXPECT_THAT(error_with(torch::randn({6, 3}), torch::randint(4, {6})), HasSubstr("of another shape or type"));
+  EXPECT_THAT(error_with(torch::randn({6, 4}), torch::randint(4, {5})),
+              AllOf(HasSubstr("x is float [6, 4]"), HasSubstr("y is long int [5]")));
+}
+
+// As batches(…, rank) gives them, where no DataParallel averages over several pipelines.
+TEST(PipelineErrorsTest, PartsOfABatchAreRefused) {
+  const lockstep::Dataset data{torch::randn({8, 4}), torch::randint(4, {8})};
+  std::vector<std::string> errors(2);
+  std::atomic<int> steps = 0;
+  lockstep::run(cpus(2), [&](Rank& rank) {
+    Pipeline pipeline(split_into_stages(linears(2), 2), rank);
+    const auto criterion = [&](const Tensor& y_hat, const Tensor& y) { return ++steps, F::cross_entropy(y_hat, y); };
+    errors[static_cast<size_t>(rank.index())] = error_of([&] {
+      for (auto& batch : lockstep::batches(data, {.size = 8}, rank)) pipeline.forward_backward(batch, criterion);
+    });
+    EXPECT_EQ(steps, 0);
+    rank.barrier();
+    for (auto& batch : lockstep::batches(data, {.size = 8})) pipeline.forward_backward(batch, criterion);
+    pipeline.forward_backward({data.x, data.y}, criterion);  // a batch of one's own
+  });
+  EXPECT_THAT(errors, testing::Each(AllOf(HasSubstr("Pipeline: the batch is a part, 4 of 8 samples"),
+                                          HasSubstr("batches(…) without the rank"), HasSubstr("data axis"))));
+}
+
+TEST(PipelineErrorsTest, CriteriaThatAreNoMeanAreRefused) {
+  EXPECT_THAT(error_in(2,
+                       [](Rank& rank) {
+                         Pipeline pipeline(split_into_stages(linears(2), 2), rank);
+                         pipeline.forward_backward({torch::randn({6, 4}), torch::randn({6, 4}), 6},
+                                                   [](const Tensor& a, const Tensor& b) { return a - b; });
+                       }),
+              AllOf(HasSubstr("criterion gives float [2, 4]"), HasSubstr("one number")));
+}
+
+TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanks) {
+  std::atomic<int> batches = 0;
+  const std::string error = error_in(3, [&](Rank& rank) {
+    int calls = 0;
+    const Sequential net({{"first", nn::AnyModule(nn::Linear(4, 4))},
+                          {"fragile", nn::AnyModule(Lambda([&](const Tensor& x) {
+                             return ++calls > 5 ? throw std::runtime_error("out of paper") : x;
+                           }))},
+                          {"last", nn::AnyModule(nn::Linear(4, 4))}});
+    Pipeline pipeline(split_into_stages(net, 3), rank, {.microbatches = 4});
+    const Batch batch{torch::randn({8, 4}), torch::randint(4, {8}), 8};
+    for (;; ++batches) pipeline.forward_backward(batch, F::cross_entropy);
+  });
+  EXPECT_THAT(error,
+              AllOf(HasSubstr("rank 1 (cpu)"), HasSubstr("layer fragile of stage 1"), HasSubstr("out of paper")));
+  EXPECT_LE(batches, 3);
+}
+
+}  // namespace pipeline_errors_test

@@ -1,0 +1,170 @@
+// Labels: concurrency
+// A pipeline's messages: their order for all ranks, and the mail that posts them.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <lockstep/ranks/rank.hpp>
+
+#include "pipeline/pipeline_mail.hpp"
+#include "pipeline/pipeline_messages.hpp"
+
+#include <functional>
+#include <vector>
+
+namespace pipeline_mail_test {
+
+using lockstep::messages_of;
+using lockstep::PipelineMail;
+using lockstep::PipelineMessages;
+using lockstep::PipelineStep;
+using lockstep::Rank;
+using lockstep::Schedule;
+using torch::Tensor;
+using AllSteps = std::vector<std::vector<PipelineStep>>;
+
+AllSteps all_steps(Schedule schedule, int ranks, int stages_per_rank, int microbatches) {
+  AllSteps steps;
+  for (int rank = 0; rank < ranks; ++rank) {
+    steps.push_back(steps_of(schedule, rank, ranks, stages_per_rank, microbatches));
+  }
+  return steps;
+}
+
+template <class Check>
+void for_all(int most_ranks, int most_microbatches, Check&& check) {
+  for (const auto schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::interleaved}) {
+    for (int ranks = 1; ranks <= most_ranks; ++ranks) {
+      for (int stages = 1; stages <= (schedule == Schedule::interleaved ? 3 : 1); ++stages) {
+        for (int microbatches = 1; microbatches <= most_microbatches; ++microbatches) {
+          SCOPED_TRACE(testing::Message() << to_string(schedule) << ", " << ranks << " ranks of " << stages
+                                          << " stages, " << microbatches << " microbatches");
+          check(all_steps(schedule, ranks, stages, microbatches), ranks * stages, microbatches);
+        }
+      }
+    }
+  }
+}
+
+// One rank of a machine on which a posted message holds up all that the rank posts behind it, until the other side's
+// has come to the front too.
+struct Host {
+  PipelineMessages plan;
+  size_t steps = 0;    // there are
+  size_t step = 0;     // now
+  int posted = 0;      // messages
+  int passed = 0;      // of these, through
+  bool needs = false;  // posted what the step needs
+
+  void post_up_to(int message) { posted = std::max(posted, message + 1); }
+  // As far as the host comes without waiting; whether it moved.
+  bool go_on() {
+    const size_t before = 2 * step + (needs ? 1 : 0);
+    while (step < steps) {
+      if (!needs && plan.needed[step] >= 0) post_up_to(plan.needed[step]);
+      needs = true;
+      if (plan.needed[step] >= passed) break;
+      if (plan.made[step] >= 0) {
+        EXPECT_GE(plan.made[step], posted) << "posted before it was made";
+        post_up_to(plan.made[step]);
+      }
+      needs = false;
+      ++step;
+    }
+    return 2 * step + (needs ? 1 : 0) != before;
+  }
+};
+
+TEST(PipelineMessagesTest, TheOneOrderNeverWaitsForItself) {
+  for_all(6, 13, [](const AllSteps& steps, int stages, int) {
+    std::vector<Host> hosts;
+    for (size_t rank = 0; rank < steps.size(); ++rank) {
+      hosts.push_back({messages_of(static_cast<int>(rank), steps, stages), steps[rank].size()});
+    }
+    if (hosts.size() == 1) return;  // it has no messages to others
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (auto& host : hosts) moved = host.go_on() || moved;
+      for (size_t rank = 0; rank < hosts.size(); ++rank) {
+        auto& host = hosts[rank];
+        if (host.passed == host.posted) continue;
+        const auto& mine = host.plan.messages[host.passed];
+        auto& peer = hosts[mine.peer];
+        if (peer.passed == peer.posted) continue;
+        const auto& theirs = peer.plan.messages[peer.passed];
+        if (theirs.peer != static_cast<int>(rank) || theirs.sent == mine.sent) continue;
+        ASSERT_EQ(theirs.step, mine.their_step);
+        ASSERT_EQ(theirs.their_step, mine.step);
+        ++host.passed, ++peer.passed;
+        moved = true;
+      }
+    }
+    for (const auto& host : hosts) {
+      ASSERT_EQ(host.step, host.steps);
+      ASSERT_EQ(host.passed, static_cast<int>(host.plan.messages.size()));
+    }
+  });
+}
+
+// Of one microbatch in flight per direction, all but a few messages are known to have arrived before the end.
+TEST(PipelineMessagesTest, WhatAnAnswerProvesHasArrived) {
+  const auto steps = all_steps(Schedule::one_f_one_b, 4, 1, 16);
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto plan = messages_of(rank, steps, 4);
+    int sent = 0, arrived = 0;
+    for (const auto& message : plan.messages) sent += message.sent ? 1 : 0;
+    for (size_t step = 0; step < plan.arrived.size(); ++step) {
+      for (const int index : plan.arrived[step]) {
+        const auto& answer = plan.messages[plan.needed[step]];
+        EXPECT_EQ(answer.peer, plan.messages[index].peer);
+        EXPECT_LE(plan.messages[index].their_step, answer.their_step);
+        EXPECT_LT(plan.messages[index].step, static_cast<int>(step));
+        ++arrived;
+      }
+    }
+    EXPECT_GE(arrived, sent - 4) << "rank " << rank;
+  }
+}
+
+// Numbers instead of activations: a stage adds its number to what comes, a gradient is multiplied by it.
+TEST(PipelineMailTest, EveryStepGetsWhatItNeedsInEitherOrderOfPosts) {
+  const auto numbers = [](double value) { return torch::full({3}, value, torch::kDouble); };
+  for (const bool in_order : {false, true}) {
+    for_all(4, 6, [&](const AllSteps& steps, int stages, int microbatches) {
+      lockstep::run(lockstep::Devices(steps.size(), torch::kCPU), [&](Rank& rank) {
+        const auto plan = messages_of(rank.index(), steps, stages);
+        PipelineMail mail(
+            rank, plan, [&](int) { return numbers(-1); }, in_order);
+        const auto& mine = steps[rank.index()];
+        for (int i = 0; i < static_cast<int>(mine.size()); ++i) {
+          const Tensor taken = mail.take(i);
+          const int stage = mine[i].stage, microbatch = mine[i].microbatch;
+          const bool forward = mine[i].kind == PipelineStep::Kind::forward;
+          const bool end = stage == (forward ? 0 : stages - 1);
+          ASSERT_EQ(taken.defined(), !end);
+          // Sums of the stages before, or of this one and those behind: with 100 per microbatch no two are equal.
+          double expected = 100 * microbatch + (forward ? 0.25 : 0.5);
+          for (int s = 0; s < stages; ++s) expected += (forward ? s < stage : s > stage) ? s + 1 : 0;
+          if (!end) {
+            EXPECT_TRUE(torch::equal(taken, numbers(expected)));
+          }
+          if (stage == (forward ? stages - 1 : 0)) continue;
+          mail.give(i, numbers(expected + stage + 1));
+        }
+        mail.finish();
+      });
+    });
+  }
+}
+
+TEST(PipelineMailTest, AnAnnouncementReachesAll) {
+  for (const bool early : {false, true}) {
+    for (int speaker = 0; speaker < 3; ++speaker) {
+      lockstep::run(lockstep::Devices(3, torch::kCPU), [&](Rank& rank) {
+        lockstep::Announcement announcement(rank, speaker, early);
+        EXPECT_EQ(announcement.exchange(torch::tensor(rank.index() + 0.5, torch::kDouble)).item<double>(),
+                  speaker + 0.5);
+      });
+    }
+  }
+}
+
+}  // namespace pipeline_mail_test

@@ -1,0 +1,214 @@
+// Labels: concurrency
+// run(): threads, failures, what is left behind.
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "support/error_of.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <thread>
+
+namespace rank_test {
+
+using lockstep::error_of;
+using lockstep::Rank;
+using testing::AllOf;
+using testing::HasSubstr;
+using namespace std::chrono_literals;
+
+lockstep::Devices cpus(int count) {
+  return lockstep::Devices(count, torch::kCPU);
+}
+
+size_t count_entries(const char* folder) {
+  const std::filesystem::directory_iterator entries(folder);
+  return std::distance(begin(entries), end(entries));
+}
+
+int64_t resident_kib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    if (word == "VmRSS:") break;
+  }
+  int64_t kib = 0;
+  status >> kib;
+  return kib;
+}
+
+TEST(Run, CallsTheBodyOncePerDeviceAllAtTheSameTime) {
+  std::mutex mutex;
+  std::set<int> indices;
+  std::set<std::thread::id> threads;
+  lockstep::run(cpus(4), [&](Rank& rank) {
+    EXPECT_EQ(rank.world_size(), 4);
+    EXPECT_EQ(rank.device(), torch::Device(torch::kCPU));
+    rank.barrier();  // passes only if all four run
+    const std::lock_guard lock(mutex);
+    indices.insert(rank.index());
+    threads.insert(std::this_thread::get_id());
+  });
+  EXPECT_EQ(indices, (std::set<int>{0, 1, 2, 3}));
+  EXPECT_EQ(threads.size(), 4u);
+}
+
+TEST(Run, GivesEachRankItsOwnThreadCount) {
+  const int before = at::get_num_threads();
+  for (const int threads : {1, 3}) {
+    lockstep::RunOptions options;
+    options.threads_per_rank = threads;
+    lockstep::run(
+        cpus(2), [&](Rank&) { EXPECT_EQ(at::get_num_threads(), threads); }, options);
+  }
+  EXPECT_EQ(at::get_num_threads(), before);
+}
+
+TEST(Run, AWorldOfOneIsANormalWorld) {
+  lockstep::run(cpus(1), [](Rank& rank) {
+    const auto tensor = torch::full({3}, 5.0);
+    rank.allreduce(tensor, c10d::ReduceOp::AVG);
+    rank.broadcast(tensor);
+    rank.barrier();
+    EXPECT_TRUE(torch::equal(tensor, torch::full({3}, 5.0)));
+  });
+}
+
+TEST(Run, ARankThatThrowsEndsTheOthersWithinASecondWhereverTheyWait) {
+  for (const int failing : {0, 1, 2}) {
+    std::atomic<int> ended = 0;
+    const auto start = std::chrono::steady_clock::now();
+    const auto text = error_of([&] {
+      lockstep::run(cpus(3), [&](Rank& rank) {
+        struct Count {
+          std::atomic<int>& ended;
+          ~Count() { ++ended; }
+        } count{ended};
+        if (rank.index() == failing) {
+          std::this_thread::sleep_for(100ms);
+          throw std::runtime_error("out of luck");
+        }
+        std::vector<torch::Tensor> tensor{torch::ones(2)};
+        if (rank.index() == (failing + 1) % 3) rank.allreduce(tensor[0]);
+        rank.backend().recv(tensor, failing, 0)->wait();
+      });
+    });
+    EXPECT_EQ(text, "rank " + std::to_string(failing) + " (cpu): out of luck");
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 1100ms);
+    EXPECT_EQ(ended, 3);
+  }
+}
+
+TEST(Run, KeepsTheOriginalExceptionNested) {
+  try {
+    lockstep::run(cpus(2), [](Rank& rank) {
+      if (rank.index() == 1) throw std::out_of_range("too far");
+      rank.barrier();
+    });
+    FAIL() << "nothing was thrown";
+  } catch (const lockstep::Error& error) {
+    EXPECT_STREQ(error.what(), "rank 1 (cpu): too far");
+    EXPECT_THROW(std::rethrow_if_nested(error), std::out_of_range);
+  }
+}
+
+TEST(Run, NamesTheRankOfAnErrorFromLibTorch) {
+  const auto text = error_of([] {
+    lockstep::run(cpus(2), [](Rank& rank) {
+      if (rank.index() == 1) torch::ones({2, 3}).mm(torch::ones({2, 3}));
+      rank.barrier();
+    });
+  });
+  EXPECT_THAT(text, AllOf(testing::StartsWith("rank 1 (cpu): "), HasSubstr("2x3")));
+  EXPECT_THAT(text, testing::Not(HasSubstr("frame #")));  // no backtrace in the user's face
+}
+
+TEST(Run, NestsAndRepeats) {
+  std::atomic<int> sum = 0;
+  lockstep::run(cpus(2), [&](Rank& outer) {
+    lockstep::run(cpus(3), [&](Rank& inner) {
+      const auto tensor = torch::full({1}, double(10 * outer.index() + inner.index()));
+      inner.allreduce(tensor);
+      EXPECT_EQ(tensor.item<double>(), 30 * outer.index() + 3);
+      sum += inner.index();
+    });
+    outer.barrier();
+  });
+  EXPECT_EQ(sum, 6);
+}
+
+TEST(Run, InTurnCallsRankAfterRankSoThatTheSeedAloneDecides) {
+  std::vector<std::vector<double>> draws;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    torch::manual_seed(7);
+    std::vector<double> mine(4);
+    lockstep::run(cpus(4), [&](Rank& rank) {
+      mine[rank.index()] = rank.in_turn([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(3 - rank.index()));
+        return torch::rand({1}, torch::kDouble).item<double>();
+      });
+    });
+    draws.push_back(mine);
+  }
+  torch::manual_seed(7);
+  for (int rank = 0; rank < 4; ++rank) {
+    const double expected = torch::rand({1}, torch::kDouble).item<double>();
+    for (const auto& mine : draws) EXPECT_EQ(mine[rank], expected);
+  }
+}
+
+TEST(Run, InTurnTakesWhatReturnsNothing) {
+  std::vector<int> order;
+  lockstep::run(cpus(3), [&](Rank& rank) {
+    rank.in_turn([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(3 - rank.index()));
+      order.push_back(rank.index());
+    });
+  });
+  EXPECT_EQ(order, (std::vector<int>{0, 1, 2}));
+}
+
+TEST(Run, LeavesNoThreadFileOrMemoryBehind) {
+  const auto once = [] {
+    lockstep::run(cpus(3), [](Rank& rank) {
+      const auto tensor = torch::ones({1 << 18});
+      rank.allreduce(tensor);
+    });
+    error_of([] {
+      lockstep::run(cpus(2), [](Rank& rank) {
+        if (rank.index() == 1) throw std::runtime_error("on purpose");
+        rank.allreduce(torch::ones({1 << 18}));
+      });
+    });
+  };
+  for (int i = 0; i < 20; ++i) once();
+  const auto threads = count_entries("/proc/self/task"), files = count_entries("/proc/self/fd");
+  const auto memory = resident_kib();
+  for (int i = 0; i < 100; ++i) once();
+  EXPECT_EQ(count_entries("/proc/self/task"), threads);
+  EXPECT_EQ(count_entries("/proc/self/fd"), files);
+  // 100 rounds hold 1 MiB tensors some 500 times: a leak of one per round would be 100 MiB.
+  EXPECT_LT(resident_kib() - memory, 50 * 1024);
+}
+
+TEST(Run, RefusesBadInputBeforeAnyRankStarts) {
+  const auto never = [](Rank&) { FAIL() << "a rank was started"; };
+  EXPECT_THAT(error_of([&] { lockstep::run({}, never); }), HasSubstr("empty"));
+  EXPECT_THAT(error_of([&] { lockstep::run({torch::Device("cuda:99")}, never); }),
+              AllOf(HasSubstr("cuda:99"), HasSubstr("GPUs")));
+  EXPECT_THAT(error_of([&] {
+                lockstep::run({torch::Device("cpu"), torch::Device("cuda:0")}, never);
+              }),
+              HasSubstr("mixes"));
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.threads_per_rank = 0}); }),
+              HasSubstr("threads_per_rank is 0"));
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.timeout = 0ms}); }), HasSubstr("timeout"));
+  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.silence = 999ms}); }), HasSubstr("silence is 999 ms"));
+}
+
+}  // namespace rank_test

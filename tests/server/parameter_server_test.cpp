@@ -1,0 +1,399 @@
+// Labels: concurrency
+// The parameter server: equal to DataParallel when synchronous, every push counted otherwise, and what happens when a
+// worker or a server fails.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/ranks/traffic.hpp>
+#include <lockstep/server/parameter_server.hpp>
+
+#include "server/key_shards.hpp"
+#include "support/error_of.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+
+namespace parameter_server_test {
+
+using lockstep::Consistency;
+using lockstep::error_of;
+using lockstep::LostWorker;
+using lockstep::ParameterServer;
+using lockstep::Rank;
+using lockstep::Worker;
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+using torch::nn::Linear;
+using torch::nn::Sequential;
+namespace F = torch::nn::functional;
+using namespace std::chrono_literals;
+
+lockstep::Devices cpus(int count) {
+  return lockstep::Devices(count, torch::kCPU);
+}
+
+struct Net : torch::nn::Module {
+  Net() { to(torch::kFloat); }
+  Linear hidden = register_module("hidden", Linear(6, 33));
+  Linear output = register_module("output", Linear(33, 3));
+  Tensor scale = register_parameter("scale", torch::ones({}));
+  Tensor forward(const Tensor& x) { return output(torch::tanh(hidden(x))) * scale; }
+};
+
+std::shared_ptr<Net> make_net(Rank& rank) {
+  return rank.in_turn([] {
+    torch::manual_seed(1);
+    return std::make_shared<Net>();
+  });
+}
+
+// 23 samples in batches of 11 leave a last batch of one, of which all workers but one get nothing.
+lockstep::Dataset make_task() {
+  const Tensor x = torch::sin(torch::arange(23 * 6, torch::kFloat)).view({23, 6});
+  return {x, torch::arange(23) % 3};
+}
+
+constexpr int kEpochs = 3;
+lockstep::BatchOptions batches_of(int epoch) {
+  return {.size = 11, .seed = 3, .epoch = epoch};
+}
+
+auto momentum_sgd() {
+  return [](const std::vector<Tensor>& parameters) {
+    return std::make_unique<torch::optim::SGD>(parameters,
+                                               torch::optim::SGDOptions(0.3).momentum(0.9).weight_decay(0.01));
+  };
+}
+
+auto adam() {
+  return [](const std::vector<Tensor>& parameters) {
+    return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.01));
+  };
+}
+
+auto plain_sgd(double lr) {
+  return [lr](const std::vector<Tensor>& parameters) { return std::make_unique<torch::optim::SGD>(parameters, lr); };
+}
+
+// One vector that begins at zeros, for pushes by hand.
+struct Vector : torch::nn::Module {
+  Tensor values = register_parameter("values", torch::zeros({5, 2}));
+};
+
+void push_ones(Vector& net, Worker& worker, double value = 1) {
+  net.values.mutable_grad() = torch::full_like(net.values, value).detach();
+  worker.step();
+}
+
+// The parameters after training on `workers` threads with DataParallel.
+template <class MakeOptimizer>
+std::vector<Tensor> trained_by_allreduce(int workers, const MakeOptimizer& make_optimizer) {
+  std::vector<Tensor> parameters;
+  lockstep::run(cpus(workers), [&](Rank& rank) {
+    lockstep::DataParallel net(make_net(rank), rank);
+    const auto optimizer = make_optimizer(net->parameters());
+    for (int epoch = 0; epoch < kEpochs; ++epoch) {
+      for (auto& batch : lockstep::batches(make_task(), batches_of(epoch), rank)) {
+        optimizer->zero_grad();
+        net.loss(batch, F::cross_entropy).backward();
+        optimizer->step();
+      }
+    }
+    if (rank.index() == 0) parameters = net->parameters();
+  });
+  return parameters;
+}
+
+class ParameterServerWorlds : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Sizes, ParameterServerWorlds, testing::Values(2, 3, 4, 5),
+                         [](const auto& world) { return std::to_string(world.param) + "Ranks"; });
+
+// Bit for bit, with parameters that are cut into pieces.
+TEST_P(ParameterServerWorlds, SynchronousTrainingIsThatOfAllreduce) {
+  const int world = GetParam();
+  for (int servers = 1; servers <= std::min(2, world - 1); ++servers) {
+    for (const bool with_adam : {false, true}) {
+      const ParameterServer::MakeOptimizer make_optimizer =
+          with_adam ? ParameterServer::MakeOptimizer(adam()) : ParameterServer::MakeOptimizer(momentum_sgd());
+      lockstep::run(cpus(world), [&](Rank& rank) {
+        const auto net = make_net(rank);
+        ParameterServer server(net, rank, make_optimizer, {.servers = servers, .piece_bytes = 100});
+        ASSERT_EQ(server.is_server(), rank.index() >= world - servers);
+        ASSERT_EQ(server.optimizer() != nullptr, server.is_server());
+        for (int epoch = 0; epoch < kEpochs; ++epoch) {
+          const auto lost = server.train([&](Worker& worker) {
+            for (auto& batch : lockstep::batches(make_task(), batches_of(epoch), worker)) {
+              net->zero_grad();
+              worker.backward(F::cross_entropy(net->forward(batch.x), batch.y), batch);
+              worker.step();
+            }
+          });
+          EXPECT_TRUE(lost.empty());
+        }
+        for (const auto& parameter : net->parameters()) {  // on the servers too
+          const Tensor first = parameter.detach().clone();
+          rank.broadcast(first);
+          EXPECT_TRUE(first.equal(parameter.detach())) << "rank " << rank.index();
+        }
+        if (rank.index() != 0) return;
+        const auto expected = trained_by_allreduce(world - servers, make_optimizer);
+        const auto actual = net->parameters();
+        for (size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(actual[i].equal(expected[i]))
+              << "parameter " << i << ", " << servers << " servers, Adam " << with_adam << ", difference "
+              << (actual[i] - expected[i]).abs().max().item<double>();
+        }
+      });
+    }
+  }
+}
+
+// Sums of small whole numbers are exact in any order.
+TEST_P(ParameterServerWorlds, WithoutSynchronyEveryPushIsAppliedOnce) {
+  const int world = GetParam();
+  for (const auto consistency : {Consistency::asynchronous, Consistency::bounded}) {
+    lockstep::run(cpus(world), [&](Rank& rank) {
+      const auto net = std::make_shared<Vector>();
+      ParameterServer server(net, rank, plain_sgd(1), {.consistency = consistency, .staleness = 2, .piece_bytes = 16});
+      const auto lost = server.train([&](Worker& worker) {
+        for (int i = 0; i < 5 + worker.index(); ++i) push_ones(*net, worker, worker.index() + 1);
+      });
+      EXPECT_TRUE(lost.empty());
+      double sum = 0;
+      for (int worker = 0; worker < world - 1; ++worker) sum += (5 + worker) * (worker + 1);
+      EXPECT_TRUE(net->values.equal(torch::full({5, 2}, -sum))) << net->values;
+    });
+  }
+}
+
+TEST_P(ParameterServerWorlds, WhatWorkersAndServersSendIsCounted) {
+  const int world = GetParam();
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    const auto traffic = std::make_shared<lockstep::Traffic>();
+    Rank counted = lockstep::observed(rank, traffic);
+    const auto net = std::make_shared<Vector>();
+    ParameterServer server(net, counted, plain_sgd(1), {.consistency = Consistency::asynchronous});
+    traffic->sent = 0;
+    EXPECT_TRUE(server.train([&](Worker& worker) { push_ones(*net, worker); }).empty());
+    EXPECT_TRUE(net->values.equal(torch::full({5, 2}, 1.0 - world))) << net->values;
+    const double values = 5 * 2 * sizeof(float);
+    const int workers = world - 1;
+    EXPECT_GE(traffic->sent, server.is_server() ? 2 * workers * values : values);  // a reply each, and the end's
+    EXPECT_LT(traffic->sent, server.is_server() ? 3 * workers * values : 3 * values);
+  });
+}
+
+TEST_P(ParameterServerWorlds, AWorkerThatFailsIsLostAndTheOthersGoOn) {
+  const int world = GetParam();
+  if (world < 3) GTEST_SKIP() << "one worker has no others";
+  for (const auto consistency : {Consistency::asynchronous, Consistency::bounded}) {
+    lockstep::run(cpus(world), [&](Rank& rank) {
+      const auto net = std::make_shared<Vector>();
+      ParameterServer server(net, rank, plain_sgd(1), {.consistency = consistency, .staleness = 1});
+      const auto lost = server.train([&](Worker& worker) {
+        for (int i = 0; i < 20; ++i) {
+          if (worker.index() == 1 && i == 2) throw std::runtime_error("out of luck");
+          push_ones(*net, worker);
+        }
+      });
+      ASSERT_EQ(lost.size(), 1);
+      EXPECT_EQ(lost[0].worker, 1);
+      EXPECT_THAT(lost[0].reason, HasSubstr("out of luck"));
+      EXPECT_TRUE(net->values.equal(torch::full({5, 2}, -20.0 * (world - 2) - 2))) << net->values;
+      rank.barrier();  // the lost worker's rank is still one of them
+      EXPECT_TRUE(server.train([&](Worker& worker) { push_ones(*net, worker); }).empty());
+    });
+  }
+}
+
+// An Embedding with sparse gradients, beside the same one on one device with dense ones.
+TEST_P(ParameterServerWorlds, SparsePushesSendTheUsedRowsAlone) {
+  const int world = GetParam();
+  const auto make_embedding = [](Rank& rank, bool sparse) {
+    return rank.in_turn([&] {
+      torch::manual_seed(5);
+      torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(1000, 8).sparse(sparse));
+      embedding->to(torch::kDouble);
+      return embedding;
+    });
+  };
+  const lockstep::Dataset task{(torch::arange(24) * 37 % 100 * 10).view({12, 2}), torch::zeros(12)};
+  const auto loss = [](torch::nn::Embedding& embedding, const Tensor& x) {
+    return embedding(x).sin().square().sum({1, 2}).mean();
+  };
+  lockstep::run(cpus(world), [&](Rank& rank) {
+    auto embedding = make_embedding(rank, true);
+    ParameterServer server(embedding, rank, plain_sgd(0.5),
+                           {.piece_bytes = 370 * 64});  // rows 370 and 740 begin a piece
+    server.train([&](Worker& worker) {
+      for (auto& batch : lockstep::batches(task, {.size = 4, .seed = 1}, worker)) {
+        embedding->zero_grad();
+        worker.backward(batch.size() > 0 ? loss(embedding, batch.x) : Tensor(), batch);
+        worker.step();
+      }
+      // Of each sample two rows: their numbers, and eight doubles each, with gaps of less than 16 bytes.
+      EXPECT_LE(worker.bytes_pushed(), 12 * 2 * (8 + 8 * 8) + 3 * 4 * 2 * 16);
+    });
+    if (rank.index() != 0) return;
+    std::vector<Tensor> expected;
+    lockstep::run(cpus(1), [&](Rank& alone) {
+      auto dense = make_embedding(alone, false);
+      torch::optim::SGD sgd(dense->parameters(), 0.5);
+      for (auto& batch : lockstep::batches(task, {.size = 4, .seed = 1}, alone)) {
+        sgd.zero_grad();
+        loss(dense, batch.x).backward();
+        sgd.step();
+      }
+      expected = dense->parameters();
+    });
+    EXPECT_LT((embedding->weight - expected[0]).abs().max().item<double>(), 1e-12);
+  });
+}
+
+TEST(ParameterServer, ABoundedWorkerIsAtMostSoManyStepsAhead) {
+  constexpr int64_t kStaleness = 3;
+  std::atomic<int64_t> ahead = 0, behind = 0;  // steps that the fast worker has finished, and the slow one begun
+  lockstep::run(cpus(3), [&](Rank& rank) {
+    const auto net = std::make_shared<Vector>();
+    ParameterServer server(net, rank, plain_sgd(1), {.consistency = Consistency::bounded, .staleness = kStaleness});
+    server.train([&](Worker& worker) {
+      for (int64_t step = 0; step < 12; ++step) {
+        if (worker.index() == 0) {
+          push_ones(*net, worker);
+          EXPECT_LE(++ahead, behind + kStaleness);
+          continue;
+        }
+        // It gets as far as it may, and not further however long it is given.
+        const auto deadline = std::chrono::steady_clock::now() + 20s;
+        while (ahead < std::min<int64_t>(12, behind + kStaleness)) {
+          ASSERT_LT(std::chrono::steady_clock::now(), deadline) << ahead << " of " << behind + kStaleness;
+          std::this_thread::sleep_for(1ms);
+        }
+        std::this_thread::sleep_for(2ms);
+        ++behind;
+        push_ones(*net, worker);
+      }
+    });
+  });
+  EXPECT_EQ(ahead, 12);
+}
+
+TEST(ParameterServer, PushAndPullByThemselves) {
+  lockstep::run(cpus(2), [](Rank& rank) {
+    const auto net = std::make_shared<Vector>();
+    ParameterServer server(net, rank, plain_sgd(1));
+    server.train([&](Worker& worker) {
+      net->values.mutable_grad() = torch::ones({5, 2});
+      worker.push();
+      worker.push();
+      EXPECT_TRUE(net->values.equal(torch::zeros({5, 2})));
+      worker.pull();
+      EXPECT_TRUE(net->values.equal(torch::full({5, 2}, -2.0)));
+    });
+  });
+}
+
+TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
+  const auto error_of_training = [](Consistency consistency, const auto& make_optimizer, const auto& body) {
+    return error_of([&] {
+      lockstep::run(cpus(3), [&](Rank& rank) {
+        const auto net = std::make_shared<Vector>();
+        ParameterServer server(net, rank, make_optimizer, {.consistency = consistency});
+        server.train([&](Worker& worker) { body(*net, worker); });
+      });
+    });
+  };
+  const auto forever = [](Vector& net, Worker& worker) {
+    for (;;) push_ones(net, worker);
+  };
+
+  struct Failing : torch::optim::SGD {
+    using SGD::SGD;
+    Tensor step(LossClosure) override { throw std::runtime_error("the server is out of luck"); }
+  };
+  const auto failing = [](const std::vector<Tensor>& parameters) { return std::make_unique<Failing>(parameters, 1.0); };
+  std::atomic<int> told = 0;
+  const auto watches = [&](Vector& net, Worker& worker) {
+    const auto text = error_of([&] { forever(net, worker); });
+    told += text.find("rank 2 (cpu): the server is out of luck") != std::string::npos;
+    throw lockstep::Error(text);
+  };
+  for (const auto consistency : {Consistency::synchronous, Consistency::asynchronous, Consistency::bounded}) {
+    told = 0;
+    EXPECT_THAT(error_of_training(consistency, failing, watches), HasSubstr("rank 2 (cpu): the server is out of luck"));
+    EXPECT_EQ(told, 2);
+  }
+
+  const auto throws = [&](Vector& net, Worker& worker) {
+    if (worker.index() == 1) throw std::runtime_error("out of luck");
+    forever(net, worker);
+  };
+  EXPECT_THAT(error_of_training(Consistency::synchronous, plain_sgd(1), throws),
+              HasSubstr("rank 1 (cpu): out of luck"));
+  const auto all_throw = [](Vector&, Worker& worker) { throw std::runtime_error("worker is out of luck"); };
+  EXPECT_THAT(error_of_training(Consistency::asynchronous, plain_sgd(1), all_throw),
+              AllOf(HasSubstr("every worker failed"), HasSubstr("Worker 0: worker is out of luck")));
+  const auto unequal = [](Vector& net, Worker& worker) {
+    for (int i = 0; i < 2 + worker.index(); ++i) push_ones(net, worker);
+  };
+  EXPECT_THAT(error_of_training(Consistency::synchronous, plain_sgd(1), unequal),
+              AllOf(HasSubstr("rank 2 (cpu)"), HasSubstr("worker 0 ended after 2 pushes, and worker 1 made 3")));
+}
+
+TEST(ParameterServer, BadInputIsRefusedBeforeTheFirstStep) {
+  const auto refusal = [](int world, const auto& options_of, const auto& net_of) {
+    return error_of([&] {
+      lockstep::run(cpus(world), [&](Rank& rank) {
+        ParameterServer server(net_of(rank), rank, plain_sgd(1), options_of(rank));
+        ADD_FAILURE() << "was not refused";
+      });
+    });
+  };
+  using Options = lockstep::ParameterServerOptions;
+  const auto vector = [](Rank&) { return std::make_shared<Vector>(); };
+  const auto equal = [](const Options& options) { return [options](Rank&) { return options; }; };
+  EXPECT_THAT(refusal(1, equal({}), vector), HasSubstr("1 servers of 1 ranks"));
+  EXPECT_THAT(refusal(2, equal({.servers = 0}), vector), HasSubstr("0 servers of 2 ranks"));
+  EXPECT_THAT(refusal(2, equal({.staleness = -1}), vector), HasSubstr("staleness is -1"));
+  EXPECT_THAT(refusal(3, equal({.servers = 2}), vector), HasSubstr("fewer pieces"));
+  EXPECT_THAT(refusal(
+                  2, [](Rank& rank) { return Options{.staleness = rank.index()}; }, vector),
+              HasSubstr("the options of ranks"));
+  EXPECT_THAT(refusal(2, equal({}),
+                      [](Rank& rank) {
+                        Sequential net(Linear(2, 3 + rank.index()));
+                        return net;
+                      }),
+              HasSubstr("the ranks' modules differ"));
+  const std::shared_ptr<Vector> shared = std::make_shared<Vector>();
+  EXPECT_THAT(refusal(2, equal({}), [&](Rank&) { return shared; }), HasSubstr("hold the same parameters in memory"));
+}
+
+TEST(ParameterServer, KeysAreSpreadBySizeAndEveryRowIsKeptOnce) {
+  const std::vector<Tensor> parameters{torch::zeros({100, 7}), torch::zeros({}), torch::zeros({0, 3}),
+                                       torch::zeros({3, 1000}, torch::kDouble), torch::zeros({50})};
+  constexpr int64_t kPieceBytes = 400;
+  const auto shards = lockstep::server::shard_keys(parameters, 3, kPieceBytes);
+  std::vector<Tensor> kept;
+  for (const auto& parameter : parameters) kept.push_back(torch::zeros_like(parameter));
+  int64_t most = 0, least = 1 << 30;
+  for (const auto& shard : shards) {
+    most = std::max(most, shard.bytes), least = std::min(least, shard.bytes);
+    int64_t end = 0;
+    for (const auto& piece : shard.pieces) {
+      EXPECT_TRUE(piece.bytes <= kPieceBytes || piece.end - piece.begin == 1);
+      EXPECT_GE(piece.offset, end);
+      end = piece.offset + piece.bytes;
+      lockstep::server::piece_of_parameter(kept[piece.parameter], piece).add_(1);
+    }
+    EXPECT_LE(end, shard.bytes);
+  }
+  for (const auto& count : kept) EXPECT_TRUE(count.equal(torch::ones_like(count)));
+  EXPECT_LE(most - least, 8000);  // the largest piece: a row of 1000 doubles
+}
+
+}  // namespace parameter_server_test

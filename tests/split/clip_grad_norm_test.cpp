@@ -1,0 +1,236 @@
+// clip_grad_norm: the norm and the steps of LibTorch's clipping on one device, however gradients are shared out.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/split/clip_grad_norm.hpp>
+
+#include "support/group_tests.hpp"
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace clip_grad_norm_test {
+
+using namespace lockstep;
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+using torch::nn::Sequential;
+namespace F = torch::nn::functional;
+
+constexpr double kMaxNorm = 0.2;  // below most of the norms
+constexpr int kSteps = 6;
+
+// Counts of units divide by 2 to 4; fc3 is held whole, and scale is one number.
+Sequential make_net() {
+  torch::manual_seed(3);
+  torch::nn::Linear fc1(6, 12), fc2(12, 24), fc3(24, 12);
+  Sequential net;
+  net->push_back("fc1", fc1);
+  net->push_back("tanh1", torch::nn::Tanh());
+  net->push_back("fc2", fc2);
+  net->push_back("tanh2", torch::nn::Tanh());
+  net->push_back("fc3", fc3);
+  net->to(torch::kDouble);
+  return net;
+}
+
+std::vector<Batch> make_batches() {
+  torch::manual_seed(4);
+  std::vector<Batch> batches;
+  for (int step = 0; step < kSteps; ++step) {
+    const Tensor x = torch::randn({9 - step, 6}, torch::kDouble) * 3;
+    batches.push_back({x, torch::randint(12, {9 - step}), 9 - step});
+  }
+  return batches;
+}
+
+Batch part_for(const Batch& batch, const Rank& rank) {
+  const Part part = part_of(batch.size(), rank.index(), rank.world_size());
+  return {batch.x.slice(0, part.begin, part.end), batch.y.slice(0, part.begin, part.end), batch.global_size};
+}
+
+const auto make_adam = [](const std::vector<Tensor>& parameters) {
+  return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.02));
+};
+
+struct Expected {
+  std::vector<double> norms;
+  Sequential net;
+};
+
+Expected train_whole() {
+  Expected expected{.norms = {}, .net = make_net()};
+  const auto adam = make_adam(expected.net->parameters());
+  for (const auto& batch : make_batches()) {
+    adam->zero_grad();
+    F::cross_entropy(expected.net->forward(batch.x), batch.y).backward();
+    expected.norms.push_back(torch::nn::utils::clip_grad_norm_(expected.net->parameters(), kMaxNorm));
+    adam->step();
+  }
+  EXPECT_GT(expected.norms[0], kMaxNorm);
+  return expected;
+}
+
+// In run(), nets are made one after the other: they are of LibTorch's one generator.
+Sequential net_of(Rank& rank) {
+  return rank.in_turn([] { return make_net(); });
+}
+
+class ClipGradNormWorlds : public Worlds {};
+INSTANTIATE_TEST_SUITE_P(Sizes, ClipGradNormWorlds, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+TEST_P(ClipGradNormWorlds, OfReplicasIsThatOfOneDevice) {
+  const Expected expected = train_whole();
+  const auto batches = make_batches();
+  on_ranks([&](Rank& rank) {
+    DataParallel net(net_of(rank), rank);
+    const auto adam = make_adam(net->parameters());
+    for (int step = 0; step < kSteps; ++step) {
+      adam->zero_grad();
+      net.loss(part_for(batches[step], rank), F::cross_entropy).backward();
+      EXPECT_NEAR(clip_grad_norm(net, kMaxNorm).item<double>(), expected.norms[step], 1e-10);
+      adam->step();
+    }
+    for (const auto& item : net->named_parameters()) {
+      expect_near(item.value().detach(), expected.net->named_parameters()[item.key()].detach(), 1e-10, item.key());
+    }
+  });
+}
+
+TEST_P(ClipGradNormWorlds, OfAShardedOptimizerIsThatOfOneDevice) {
+  const Expected expected = train_whole();
+  const auto batches = make_batches();
+  for (const int stage : {1, 2}) {
+    on_ranks([&](Rank& rank) {
+      DataParallel net(net_of(rank), rank, {.average = false});
+      ShardedOptimizer adam(net, make_adam, {.stage = stage, .bucket_bytes = 700});
+      for (int step = 0; step < kSteps; ++step) {
+        adam.zero_grad();
+        net.loss(part_for(batches[step], rank), F::cross_entropy).backward();
+        const Tensor norm = step % 2 == 0 ? clip_grad_norm(adam, kMaxNorm) : clip_grad_norm(net, kMaxNorm);
+        EXPECT_NEAR(norm.item<double>(), expected.norms[step], 1e-10) << stage;
+        adam.step();
+      }
+      for (const auto& item : net->named_parameters()) {
+        expect_near(item.value().detach(), expected.net->named_parameters()[item.key()].detach(), 1e-10, item.key());
+      }
+    });
+  }
+}
+
+TEST_P(ClipGradNormWorlds, OfASplitModelIsThatOfOneDevice) {
+  const Expected expected = train_whole();
+  const auto batches = make_batches();
+  const int world = GetParam();
+  std::vector<MeshShape> meshes = {{.data = world}, {.tensor = world}};
+  if (world <= 3) meshes.push_back({.pipeline = world});
+  if (world == 4) {
+    meshes.push_back({.data = 2, .tensor = 2});
+    meshes.push_back({.pipeline = 2, .tensor = 2});
+  }
+  for (const auto& mesh : meshes) {
+    on_ranks([&](Rank& rank) {
+      SplitModel net(net_of(rank), rank, {.mesh = mesh});
+      const auto adam = make_adam(net.parameters());
+      for (int step = 0; step < kSteps; ++step) {
+        adam->zero_grad();
+        net.forward_backward(part_for(batches[step], net.mesh().data()), F::cross_entropy);
+        EXPECT_NEAR(clip_grad_norm(net, kMaxNorm).item<double>(), expected.norms[step], 1e-10);
+        adam->step();
+      }
+      auto whole = make_net();
+      net.gather(whole);
+      for (const auto& item : whole->named_parameters()) {
+        expect_near(item.value().detach(), expected.net->named_parameters()[item.key()].detach(), 1e-10, item.key());
+      }
+    });
+  }
+}
+
+TEST(ClipGradNorm, SmallGradientsStayAsTheyAre) {
+  run(cpus(2), [](Rank& rank) {
+    DataParallel net(net_of(rank), rank);
+    net.loss(part_for(make_batches()[0], rank), F::cross_entropy).backward();
+    const Tensor before = net->parameters()[0].grad().clone();
+    clip_grad_norm(net, 1e6);
+    EXPECT_TRUE(net->parameters()[0].grad().equal(before));
+    clip_grad_norm(net, std::numeric_limits<double>::infinity());
+    EXPECT_TRUE(net->parameters()[0].grad().equal(before));
+  });
+}
+
+TEST(ClipGradNorm, LimitsThatAreNoneAreRefused) {
+  for (const double limit : {0.0, -1.0, std::nan("")}) {
+    EXPECT_THAT(error_on_ranks(1,
+                               [&](Rank& rank) {
+                                 DataParallel net(net_of(rank), rank);
+                                 clip_grad_norm(net, limit);
+                               }),
+                AllOf(HasSubstr("rank 0"), HasSubstr("clip_grad_norm"), HasSubstr("must be above 0")));
+  }
+}
+
+TEST(ClipGradNorm, WithoutAveragedGradientsAShardedOptimizerHasNone) {
+  EXPECT_THAT(error_on_ranks(2,
+                             [&](Rank& rank) {
+                               DataParallel net(net_of(rank), rank);
+                               ShardedOptimizer adam(net, make_adam);
+                               clip_grad_norm(adam, 1);
+                             }),
+              HasSubstr("there are no averaged gradients"));
+}
+
+// What everybody writes first.
+TEST(ClipGradNorm, TorchsOwnBesideAShardedOptimizerIsRefused) {
+  for (const int stage : {1, 2}) {
+    EXPECT_THAT(error_on_ranks(2,
+                               [&](Rank& rank) {
+                                 DataParallel net(net_of(rank), rank);
+                                 ShardedOptimizer adam(net, make_adam, {.stage = stage});
+                                 net.loss(part_for(make_batches()[0], rank), F::cross_entropy).backward();
+                                 torch::nn::utils::clip_grad_norm_(net->parameters(), kMaxNorm / 10);
+                                 adam.step();
+                               }),
+                AllOf(HasSubstr(".grad was changed between backward() and step()"),
+                      HasSubstr("clip_grad_norm(optimizer, max_norm)")))
+        << stage;
+  }
+}
+
+// What stage 2 leaves in .grad, so that it sees torch's clipping, gets into no average.
+TEST(ClipGradNorm, AFillerIsGoneBeforeTheNextGradient) {
+  const auto batches = make_batches();
+  const auto trained_after = [&](const std::function<void(DataParallel<torch::nn::SequentialImpl>&)>& between) {
+    std::vector<Tensor> trained;
+    run(cpus(2), [&](Rank& rank) {
+      DataParallel net(net_of(rank), rank);
+      {
+        ShardedOptimizer adam(net, make_adam, {.stage = 2});
+        net.loss(part_for(batches[0], rank), F::cross_entropy).backward();
+        between(net);
+        net.loss(part_for(batches[1], rank), F::cross_entropy).backward();
+        adam.step();
+        for (const auto& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+        net.loss(part_for(batches[2], rank), F::cross_entropy).backward();
+      }
+      for (const auto& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+      if (rank.index() == 0) trained = net->parameters();
+    });
+    return trained;
+  };
+  const auto twice = trained_after([](auto&) {});
+  const auto with_zero_grad = trained_after([](auto& net) { net->zero_grad(); });
+  const auto with_no_sync = trained_after([](auto& net) { const auto guard = net.no_sync(); });
+  for (size_t i = 0; i < twice.size(); ++i) {
+    expect_near(with_zero_grad[i].detach(), twice[i].detach(), 0, "zero_grad");
+    expect_near(with_no_sync[i].detach(), twice[i].detach(), 0, "no_sync");
+  }
+}
+
+}  // namespace clip_grad_norm_test

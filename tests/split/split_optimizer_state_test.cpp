@@ -1,0 +1,93 @@
+// What optimizers of a split network remember is gathered as the whole network's, and given to any other split.
+#include "split/split_optimizer_state.hpp"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/models/models.hpp>
+
+#include <map>
+#include <memory>
+
+namespace split_optimizer_state_test {
+
+using lockstep::ModelSplit;
+using lockstep::Rank;
+using lockstep::SplitModel;
+using lockstep::io::NamedTensors;
+
+torch::nn::Sequential make_net() {
+  return lockstep::make_model({.name = "mlp", .width = 0.03125, .seed = 1});
+}
+
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(SplitModel& net, bool adam) {
+  if (adam) return std::make_unique<torch::optim::Adam>(net.parameters(), torch::optim::AdamOptions(0.001));
+  return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+void train(SplitModel& net, torch::optim::Optimizer& optimizer, const lockstep::Dataset& data, int64_t epoch) {
+  for (auto& batch : lockstep::batches(data, {.size = 32, .seed = 0, .epoch = epoch}, net.mesh().data())) {
+    optimizer.zero_grad(/*set_to_none=*/false);
+    net.forward_backward(batch, torch::nn::functional::cross_entropy);
+    optimizer.step();
+  }
+}
+
+// The whole state after three steps on these ranks, and after a change to `then` six steps.
+std::pair<NamedTensors, NamedTensors> states(const ModelSplit& split, const ModelSplit& then, bool adam) {
+  const auto data = lockstep::synthetic_images(96, 10).train;
+  std::pair<NamedTensors, NamedTensors> result;
+  lockstep::run(lockstep::Devices(split.mesh.size(), torch::kCPU), [&](Rank& rank) {
+    SplitModel net(make_net(), rank, split);
+    const auto optimizer = optimizer_of(net, adam);
+    train(net, *optimizer, data, 1);
+    const NamedTensors state = whole_optimizer_state(*optimizer, net, rank, make_net);
+    if (rank.index() == 0) result.first = state;
+
+    auto whole = make_net();
+    if (split.mesh.size() == split.mesh.data) {
+      whole = net.module();
+    } else {
+      net.gather(whole);
+    }
+    SplitModel other(whole, rank, then);
+    const auto goes_on = optimizer_of(other, adam);
+    load_whole_optimizer_state(*goes_on, other, rank, make_net, state);
+    train(other, *goes_on, data, 2);
+    const NamedTensors later = whole_optimizer_state(*goes_on, other, rank, make_net);
+    if (rank.index() == 0) result.second = later;
+  });
+  return result;
+}
+
+void expect_near(const NamedTensors& found, const NamedTensors& expected) {
+  ASSERT_EQ(found.size(), expected.size());
+  const std::map<std::string, torch::Tensor> by_name(found.begin(), found.end());
+  for (const auto& [name, tensor] : expected) {
+    const auto same = by_name.find(name);
+    ASSERT_NE(same, by_name.end()) << name;
+    ASSERT_EQ(same->second.sizes(), tensor.sizes()) << name;
+    EXPECT_EQ(same->second.scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(torch::allclose(same->second, tensor, 1e-3, 1e-6)) << name;
+  }
+}
+
+TEST(SplitOptimizerState, IsTheWholeNetworksWhateverTheSplit) {
+  for (const bool adam : {false, true}) {
+    SCOPED_TRACE(adam ? "adam" : "sgd");
+    const ModelSplit one{.mesh = {.data = 1}};
+    const auto expected = states(one, one, adam);
+    EXPECT_GE(expected.first.size(), 10u);
+    const ModelSplit data{.mesh = {.data = 4}}, layers{.mesh = {.data = 2, .pipeline = 2}, .microbatches = 2},
+        channels{.mesh = {.data = 2, .tensor = 2}}, both{.mesh = {.pipeline = 2, .tensor = 2}, .microbatches = 2};
+    for (const auto& [split, then] :
+         {std::pair(data, both), std::pair(both, layers), std::pair(layers, channels), std::pair(channels, data)}) {
+      SCOPED_TRACE(to_string(split) + " to " + to_string(then));
+      const auto found = states(split, then, adam);
+      expect_near(found.first, expected.first);
+      expect_near(found.second, expected.second);
+    }
+  }
+}
+
+}  // namespace split_optimizer_state_test

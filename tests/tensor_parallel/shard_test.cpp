@@ -1,0 +1,321 @@
+// Labels: concurrency
+// shard() and unshard() over 1 to 4 CPU ranks, against the net that was sharded: random nets under random rules, the
+// program's models, dropout, the parallel loss, bad input. What is exchanged: shard_traffic_test.cpp.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/models/models.hpp>
+#include <lockstep/models/residual_block.hpp>
+#include <lockstep/tensor_parallel/tensor_parallel.hpp>
+
+#include "support/error_of.hpp"
+#include "support/group_tests.hpp"
+#include "support/sharded_training.hpp"
+
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace shard_test {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using torch::Tensor;
+using torch::nn::Sequential;
+namespace F = torch::nn::functional;
+
+class ShardWorlds : public testing::TestWithParam<int> {
+ protected:
+  ShardWorlds() { torch::manual_seed(GetParam()); }  // in every process the same
+};
+INSTANTIATE_TEST_SUITE_P(Sizes, ShardWorlds, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+// ---- Random nets ---------------------------------------------------------------------------------------------------
+
+class RandomNet {
+ public:
+  RandomNet(int seed, int world) : random_(seed), world_(world) {
+    if (chance(70)) {
+      add_images();
+    } else {
+      width_ = pick(1, 9);
+      sample = {width_};
+    }
+    for (int64_t layers = pick(1, 4); layers > 0; --layers) add_linear(layers == 1);
+  }
+
+  Sequential net;
+  std::vector<int64_t> sample;
+  int64_t classes = 0;
+  ShardRule rule;
+
+ private:
+  int64_t pick(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random_); }
+  bool chance(int percent) { return pick(1, 100) <= percent; }
+
+  template <class Layer>
+  std::string add(const Layer& layer) {
+    const std::string name = "layer" + std::to_string(net->size());
+    net->push_back(std::string(name), layer);
+    return name;
+  }
+
+  void split(const std::string& name, std::vector<LayerSplit> ways) {
+    if (chance(30)) rule = rule.with(name, ways[pick(0, static_cast<int64_t>(ways.size()) - 1)]);
+  }
+
+  void add_activation() {
+    switch (pick(0, 5)) {
+      case 0:
+        add(torch::nn::Tanh());
+        break;
+      case 1:
+        add(torch::nn::ReLU(torch::nn::ReLUOptions(chance(50))));
+        break;
+      case 2:
+        split(add(torch::nn::Sigmoid()), {LayerSplit::whole});
+        break;
+      case 3:
+        add(torch::nn::GELU());
+        break;
+      default:
+        break;
+    }
+  }
+
+  void add_images() {
+    int64_t channels = pick(1, 3), size = pick(7, 9);
+    sample = {channels, size, size};
+    rule.convolutions_alternate = chance(50);
+    for (int64_t convolutions = pick(1, 4); convolutions > 0 && size > 3; --convolutions) {
+      const int64_t out = 12 * pick(1, 2);
+      if (size >= 4 && chance(20)) {
+        split(add(ConvReluPool(channels, out, 3)), {LayerSplit::output, LayerSplit::whole});
+        size = (size - 2) / 2;
+      } else {
+        add_convolution(channels, out);
+      }
+      channels = out;
+      if (chance(40)) split(add(torch::nn::BatchNorm2d(channels)), {LayerSplit::whole});
+      add_activation();
+      if (size > 3 && chance(30)) {
+        add(torch::nn::MaxPool2d(2));
+        size /= 2;
+      }
+    }
+    split(add(torch::nn::Flatten()), {LayerSplit::whole});
+    width_ = channels * size * size;
+  }
+
+  void add_convolution(int64_t channels, int64_t out) {
+    const int64_t groups = channels % 12 == 0 && chance(40) ? std::vector<int64_t>{2, 3, 4, 12}[pick(0, 3)] : 1;
+    const bool fits = groups % world_ == 0 || world_ % groups == 0;
+    const auto options = torch::nn::Conv2dOptions(channels, out, 3).padding(1).bias(chance(70)).groups(groups);
+    const auto name = add(torch::nn::Conv2d(options));
+    if (!fits) {
+      rule = rule.with(name, LayerSplit::whole);
+    } else if (groups > 1 || channels % world_ != 0) {
+      split(name, {LayerSplit::output, LayerSplit::whole});
+    } else {
+      split(name, {LayerSplit::output, LayerSplit::input, LayerSplit::whole});
+    }
+  }
+
+  void add_linear(bool last) {
+    const int64_t out = pick(4, 13);  // at least one unit for each of four ranks
+    const auto name = add(torch::nn::Linear(torch::nn::LinearOptions(width_, out).bias(chance(80))));
+    if (width_ < world_) {
+      rule = rule.with(name, LayerSplit::output);
+    } else {
+      split(name, {LayerSplit::output, LayerSplit::input, LayerSplit::whole});
+    }
+    width_ = classes = out;
+    if (last) return;
+    if (chance(30)) split(add(torch::nn::BatchNorm1d(out)), {LayerSplit::whole});
+    add_activation();
+  }
+
+  std::mt19937 random_;
+  const int world_;
+  int64_t width_ = 0;
+};
+
+TEST_P(ShardWorlds, RandomNetsTrainAsOnOneDevice) {
+  for (int round = 0; round < 25; ++round) {
+    const RandomNet random(100 * GetParam() + round, GetParam());
+    SCOPED_TRACE(testing::Message() << "round " << round << "\n" << random.net);
+    expect_sharded_trains_as_whole(random.net, random.sample, random.classes, GetParam(), {.rule = random.rule});
+  }
+}
+
+// ---- Models, frozen weights, dropout, a split loss -----------------------------------------------------------------
+
+// The models that the program has, in small.
+class ShardModels : public ShardWorlds {};
+INSTANTIATE_TEST_SUITE_P(Sizes, ShardModels, testing::Values(1, 2, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+TEST_P(ShardModels, TrainAsOnOneDevice) {
+  const std::vector<ModelOptions> list{{.name = "mlp", .width = 0.05},
+                                       {.name = "alexnet", .width = 0.05, .image_size = 65, .dropout = 0},
+                                       {.name = "alexnet", .width = 0.05, .image_size = 65, .groups = 2, .dropout = 0},
+                                       {.name = "resnet18", .width = 0.125, .image_size = 16}};
+  for (const auto& options : list) {
+    SCOPED_TRACE(to_string(options));
+    expect_sharded_trains_as_whole(make_model(options), {1, 28, 28}, 10, GetParam());
+  }
+  if (GetParam() <= 2) expect_sharded_trains_as_whole(make_model({.name = "lenet"}), {1, 28, 28}, 10, GetParam());
+}
+
+TEST_P(ShardWorlds, FrozenPartsOfResidualBlocksStayFrozen) {
+  ResidualBlock block(12, 24);
+  block->shortcut->parameters()[0].requires_grad_(false);
+  block->named_parameters()["norm2.bias"].requires_grad_(false);
+  Sequential net({{"block", block}});
+  run(cpus(GetParam()), [&](Rank& rank) {
+    const auto whole = net->named_parameters();
+    for (const auto& item : shard(net, rank)->named_parameters()) {
+      EXPECT_EQ(item.value().requires_grad(), whole[item.key()].requires_grad()) << item.key();
+    }
+  });
+}
+
+TEST_P(ShardWorlds, DropoutIsTheSameOverAnyNumberOfRanks) {
+  Sequential net({{"conv", torch::nn::Conv2d(1, 12, 3)},
+                  {"drop_channels", torch::nn::Dropout2d(0.3)},
+                  {"flatten", torch::nn::Flatten()},
+                  {"fc1", torch::nn::Linear(12 * 4, 9)},
+                  {"drop_whole", torch::nn::Dropout(0.4)},
+                  {"fc2", torch::nn::Linear(9, 13)},
+                  {"drop_slices", torch::nn::Dropout(0.5)},
+                  {"fc3", torch::nn::Linear(13, 5)},
+                  {"drop_kept_whole", torch::nn::Dropout(0.1)}});
+  net->to(torch::kDouble);
+  const TrainingBatch batch = batches_of({1, 4, 4}, 5, 1)[0];
+  const auto trained = [&](Rank& rank) {
+    Sequential part = shard(net, rank, {.rule = ShardRule().with("drop_kept_whole", LayerSplit::whole), .seed = 5});
+    Sequential joined = copy_of(net);
+    torch::optim::SGD sgd(part->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      sgd.zero_grad();
+      F::cross_entropy(part->forward(batch.x), batch.y).backward();
+      sgd.step();
+    }
+    unshard(part, rank, joined);
+    return joined;
+  };
+  run(cpus(GetParam()), [&](Rank& rank) {
+    Sequential alone;
+    run(cpus(1), [&](Rank& one) { alone = trained(one); });
+    Sequential together = trained(rank);
+    const auto expected = alone->named_parameters();
+    for (const auto& item : together->named_parameters()) {
+      expect_near(item.value().detach(), expected[item.key()].detach(), kTolerance, item.key());
+    }
+  });
+}
+
+TEST_P(ShardWorlds, DropoutSeedsComeFromRankZero) {
+  Sequential net({{"drop", torch::nn::Dropout(0.5)}});
+  run(cpus(GetParam()), [&](Rank& rank) {
+    const Tensor y = shard(net, rank)->forward(torch::ones({100}));
+    expect_equal_on_all_ranks(y, rank, "what is dropped");
+  });
+}
+
+TEST_P(ShardWorlds, ResultsInSlicesSuitTheParallelLoss) {
+  Sequential net({{"fc1", torch::nn::Linear(6, 9)},
+                  {"tanh", torch::nn::Tanh()},
+                  {"fc2", torch::nn::Linear(9, 8)},
+                  {"fc3", torch::nn::Linear(8, 11)}});
+  net->to(torch::kDouble);
+  const auto batches = batches_of({6}, 11, 1);
+  const Trained expected = train_whole(net, batches);
+  run(cpus(GetParam()), [&](Rank& rank) {
+    Sequential part = shard(net, rank, {.gather_output = false});
+    const Tensor x = batches[0].x.clone().requires_grad_();
+    parallel_cross_entropy(part->forward(x), batches[0].y, rank, 11).backward();
+    expect_near(x.grad(), expected.input_gradients[0], kTolerance, "gradient of the input");
+    Sequential joined = copy_of(net);
+    unshard_gradients(part, rank, joined);
+    const auto gradients = expected.gradients[0]->named_parameters();
+    for (const auto& item : joined->named_parameters()) {
+      expect_near(item.value().grad(), gradients[item.key()].grad(), kTolerance, item.key());
+    }
+  });
+}
+
+TEST_P(ShardWorlds, PartsTakeOverNamesTypesFrozenWeightsAndMode) {
+  Sequential net = lenet_of_layers();
+  for (auto& item : net->named_parameters()) {
+    if (item.key().starts_with("conv1") || item.key() == "fc2.bias") item.value().requires_grad_(false);
+  }
+  net->eval();
+  run(cpus(GetParam()), [&](Rank& rank) {
+    Sequential part = shard(net, rank, {.rule = ShardRule().with("fc2", LayerSplit::whole)});
+    const auto whole = net->named_parameters(), mine = part->named_parameters();
+    EXPECT_EQ(whole.keys(), mine.keys());
+    for (const auto& item : mine) {
+      EXPECT_EQ(item.value().requires_grad(), whole[item.key()].requires_grad()) << item.key();
+      EXPECT_FALSE(item.value().is_alias_of(whole[item.key()])) << item.key();
+    }
+    EXPECT_EQ(mine["conv2.weight"].sizes(), at::IntArrayRef({24 / rank.world_size(), 12, 3, 3}));
+    for (const auto& module : part->modules()) EXPECT_FALSE(module->is_training());
+    part->train();
+    for (const auto& module : part->modules()) EXPECT_TRUE(module->is_training());
+  });
+}
+
+// ---- Bad input -----------------------------------------------------------------------------------------------------
+
+std::string error_of_shard(const Sequential& net, int world, const ShardRule& rule = {}) {
+  return error_of([&] { run(cpus(world), [&](Rank& rank) { shard(net, rank, {.rule = rule}); }); });
+}
+
+TEST(ShardTest, WhatCannotBeSplitIsAnErrorWithTheLayersName) {
+  EXPECT_THAT(error_of_shard(lenet_of_layers(), 5),
+              AllOf(HasSubstr("layer conv1"), HasSubstr("12 output channels"), HasSubstr("1, 2, 3, 4, 6, 12")));
+  EXPECT_THAT(error_of_shard(multilayer_perceptron(), 6), AllOf(HasSubstr("layer fc3"), HasSubstr("size 5")));
+  Sequential unknown({{"fc", torch::nn::Linear(4, 4)}, {"softmax", torch::nn::Softmax(1)}});
+  EXPECT_THAT(error_of_shard(unknown, 2), AllOf(HasSubstr("layer softmax"), HasSubstr("torch::nn::SoftmaxImpl"),
+                                                HasSubstr("LayerSplit::whole"), HasSubstr("Shardable")));
+  EXPECT_EQ(error_of_shard(unknown, 2, ShardRule().with("softmax", LayerSplit::whole)), "(no error)");
+  EXPECT_THAT(error_of_shard(Sequential(), 1), HasSubstr("no layers"));
+  const torch::nn::Linear twice(4, 4);
+  EXPECT_THAT(error_of_shard(Sequential({{"fc1", twice}, {"fc2", twice}}), 2), HasSubstr("fc2 is layer fc1 once more"));
+}
+
+TEST(ShardTest, RulesThatTheNetCannotFollowAreErrors) {
+  const auto rule = [](const char* layer, LayerSplit split) { return ShardRule().with(layer, split); };
+  EXPECT_THAT(error_of_shard(multilayer_perceptron(), 2, rule("fc9", LayerSplit::input)),
+              AllOf(HasSubstr("fc9"), HasSubstr("fc1, tanh1, fc2, tanh2, fc3")));
+  EXPECT_THAT(error_of_shard(multilayer_perceptron(), 2, rule("tanh1", LayerSplit::input)),
+              AllOf(HasSubstr("layer tanh1"), HasSubstr("by input")));
+  EXPECT_THAT(error_of_shard(lenet_of_layers(), 2, rule("conv2", LayerSplit::input)), HasSubstr("by input"));
+
+  struct Fixed : torch::nn::Module {
+    Tensor forward(const Tensor& x) { return x; }
+  };
+  Sequential net({{"fixed", torch::nn::AnyModule(std::make_shared<Fixed>())}});
+  EXPECT_THAT(error_of_shard(net, 1, rule("fixed", LayerSplit::whole)),
+              AllOf(HasSubstr("layer fixed"), HasSubstr("Cloneable")));
+}
+
+TEST(ShardTest, UnshardNeedsANetLikeTheOneThatWasSharded) {
+  const auto error = [](const Sequential& other) {
+    return error_of([&] {
+      run(cpus(2), [&](Rank& rank) {
+        Sequential net = copy_of(other);
+        unshard(shard(multilayer_perceptron(), rank), rank, net);
+      });
+    });
+  };
+  EXPECT_EQ(error(multilayer_perceptron()), "(no error)");
+  EXPECT_THAT(error(lenet_of_layers()), HasSubstr("conv1.weight"));
+  EXPECT_THAT(error(Sequential({{"fc1", torch::nn::Linear(6, 9)}})), AllOf(HasSubstr("[9, 6]"), HasSubstr("[9, 7]")));
+}
+
+}  // namespace shard_test
+}  // namespace lockstep

@@ -1,0 +1,240 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <lockstep/trainer/metrics.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+
+#include "support/error_of.hpp"
+#include "support/scratch_folder.hpp"
+
+namespace lockstep {
+namespace metrics_test {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+
+std::vector<EpochMetrics> some_history(int epochs) {
+  std::mt19937 random(1);
+  std::uniform_real_distribution<double> value(0, 1);
+  std::vector<EpochMetrics> history;
+  for (int epoch = 1; epoch <= epochs; ++epoch) {
+    history.push_back({epoch, 2.3 * value(random), value(random), value(random), 100 * value(random), value(random),
+                       value(random), 1e6 * value(random)});
+  }
+  return history;
+}
+
+class MetricsTest : public testing::Test {
+ protected:
+  std::string read_error(const std::string& text) {
+    folder_.write("metrics.jsonl", text);
+    return error_of([&] { read_metrics(folder_ / "metrics.jsonl"); });
+  }
+  ScratchFolder folder_;
+};
+
+TEST_F(MetricsTest, ReadsBackEveryBit) {
+  for (int epochs : {0, 1, 2, 50}) {
+    auto history = some_history(epochs);
+    write_metrics(folder_ / "metrics.jsonl", history);
+    auto read = read_metrics(folder_ / "metrics.jsonl");
+    ASSERT_EQ(read.size(), history.size());
+    for (size_t i = 0; i < read.size(); ++i) {
+      EXPECT_EQ(read[i].epoch, history[i].epoch);
+      EXPECT_EQ(read[i].train_loss, history[i].train_loss);
+      EXPECT_EQ(read[i].train_accuracy, history[i].train_accuracy);
+      EXPECT_EQ(read[i].test_accuracy, history[i].test_accuracy);
+      EXPECT_EQ(read[i].seconds, history[i].seconds);
+      EXPECT_EQ(read[i].data_wait, history[i].data_wait);
+      EXPECT_EQ(read[i].lr, history[i].lr);
+      EXPECT_EQ(read[i].bytes_per_step, history[i].bytes_per_step);
+    }
+  }
+}
+
+TEST_F(MetricsTest, WritesOneJsonObjectPerLine) {
+  write_metrics(folder_ / "metrics.jsonl", {{1, 2.25, 0.125, 0.5, 11, 0.25, 0.2, 516272}, {2, 1, 1, 1, 1, 0}});
+  std::string text = folder_.read("metrics.jsonl");
+  EXPECT_EQ(text.substr(0, text.find('\n')),
+            R"({"epoch":1,"train_loss":2.25,"train_accuracy":0.125,"test_accuracy":0.5,"seconds":11.0,)"
+            R"("data_wait":0.25,"lr":0.2,"bytes_per_step":516272.0})");
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
+  EXPECT_THAT(folder_.names(), ElementsAre("metrics.jsonl"));
+}
+
+TEST_F(MetricsTest, SaysOnEveryLineThatDataAreSynthetic) {
+  write_metrics(folder_ / "metrics.jsonl", some_history(2), /*synthetic=*/true);
+  const std::string text = folder_.read("metrics.jsonl");
+  for (size_t line = 0; line < text.size(); line = text.find('\n', line) + 1) {
+    EXPECT_THAT(text.substr(line, text.find('\n', line) - line), EndsWith(",\"data\":\"synthetic\"}"));
+  }
+  EXPECT_EQ(read_metrics(folder_ / "metrics.jsonl").size(), 2u);
+}
+
+TEST_F(MetricsTest, KeepsALossThatDiverged) {
+  write_metrics(folder_ / "metrics.jsonl", {{1, std::nan(""), 0.1, 0.1, 1, 0}, {2, INFINITY, 0.1, 0.1, 1, 0}});
+  EXPECT_THAT(folder_.read("metrics.jsonl"), HasSubstr("\"train_loss\":null"));
+  for (const EpochMetrics& epoch : read_metrics(folder_ / "metrics.jsonl")) {
+    EXPECT_TRUE(std::isnan(epoch.train_loss));
+    EXPECT_EQ(epoch.test_accuracy, 0.1);
+  }
+}
+
+TEST_F(MetricsTest, ReadsFilesFromBeforeWaitsWereMeasuredAndRatesKept) {
+  folder_.write("metrics.jsonl", R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"test_accuracy":0.1,"seconds":1})");
+  EXPECT_EQ(read_metrics(folder_ / "metrics.jsonl").at(0).data_wait, 0);
+  EXPECT_EQ(read_metrics(folder_ / "metrics.jsonl").at(0).lr, 0);
+}
+
+TEST_F(MetricsTest, NamesTheFileAndTheLineThatIsWrong) {
+  const std::string good =
+      R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"test_accuracy":0.1,"seconds":1,"more":"is ignored"})"
+      "\n";
+  EXPECT_EQ(read_error(good), "(no error)");
+  EXPECT_THAT(read_error(good + good.substr(0, 20)),
+              AllOf(HasSubstr((folder_ / "metrics.jsonl").string()), HasSubstr("line 2")));
+  EXPECT_THAT(read_error(good + "\n" + good), HasSubstr("line 2"));
+  EXPECT_THAT(read_error("[1]\n"), AllOf(HasSubstr("line 1"), HasSubstr("not a JSON object")));
+  EXPECT_THAT(read_error(R"({"epoch":1.5})"), HasSubstr("'epoch' is not a whole number"));
+  EXPECT_THAT(read_error(R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"seconds":1})"),
+              HasSubstr("lacks 'test_accuracy'"));
+  EXPECT_THAT(read_error(R"({"epoch":1,"train_loss":"2"})"), HasSubstr("'train_loss' is not a number: \"2\""));
+  EXPECT_THAT(error_of([&] { read_metrics(folder_ / "nothing"); }), AllOf(HasSubstr("nothing"), HasSubstr("No such")));
+  EXPECT_THAT(error_of([&] { read_metrics(folder_.path()); }), HasSubstr("directory"));
+}
+
+bool gnuplot_is_there() {
+  return system("gnuplot --version > /dev/null 2>&1") == 0;
+}
+
+class CurveTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!gnuplot_is_there()) GTEST_SKIP() << "needs gnuplot (Debian's package gnuplot-nox)";
+  }
+  std::string svg(const std::vector<EpochMetrics>& history, const std::string& title = "a title") {
+    draw_curve(folder_ / "curve.svg", history, title);
+    return folder_.read("curve.svg");
+  }
+  ScratchFolder folder_;
+};
+
+TEST_F(CurveTest, DrawsAnSvg) {
+  std::string image = svg(some_history(10));
+  EXPECT_THAT(image, AllOf(StartsWith("<?xml"), EndsWith("</svg>\n\n"), HasSubstr("a title"), HasSubstr("train loss"),
+                           HasSubstr("train accuracy"), HasSubstr("test accuracy"), HasSubstr(">epoch<"),
+                           HasSubstr("fill=\"#ffffff\"")));
+  EXPECT_THAT(folder_.names(), ElementsAre("curve.svg"));
+}
+
+TEST_F(CurveTest, DrawsAPng) {
+  draw_curve(folder_ / "curve.png", some_history(3), "a title");
+  std::string image = folder_.read("curve.png");
+  EXPECT_THAT(image, StartsWith("\x89PNG\r\n"));
+  EXPECT_EQ(image.substr(image.size() - 8, 4), "IEND");
+}
+
+TEST_F(CurveTest, DrawsTheValues) {
+  auto history = some_history(4);
+  std::string before = svg(history);
+  EXPECT_EQ(svg(history), before);
+  for (double EpochMetrics::*value :
+       {&EpochMetrics::train_loss, &EpochMetrics::train_accuracy, &EpochMetrics::test_accuracy}) {
+    auto changed = history;
+    changed[2].*value = 0.123 + changed[2].*value / 2;
+    EXPECT_NE(svg(changed), before);
+  }
+}
+
+TEST_F(CurveTest, DrawsOneEpochManyEpochsAndNone) {
+  EXPECT_THAT(svg(some_history(1)), HasSubstr("train loss"));
+  EXPECT_THAT(svg(some_history(5000)), HasSubstr("train loss"));
+  EXPECT_THAT(error_of([&] { svg({}); }), AllOf(HasSubstr("curve.svg"), HasSubstr("no epoch")));
+}
+
+TEST_F(CurveTest, LeavesAGapWhereALossDiverged) {
+  auto history = some_history(6);
+  for (int i : {3, 4, 5}) history[i].train_loss = std::nan("");
+  EXPECT_THAT(svg(history), EndsWith("</svg>\n\n"));
+  for (EpochMetrics& epoch : history) epoch.train_loss = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(svg(history), EndsWith("</svg>\n\n"));
+}
+
+TEST_F(CurveTest, ShowsATitleAsItIs) {
+  std::string image = svg(some_history(2), "it's `ls` a_b {x} \"y\" \\n @z %d $w\nEND\nexit");
+  EXPECT_THAT(image, HasSubstr("it's `ls` a_b {x} \"y\" \\n @z %d $w END exit"));
+}
+
+TEST_F(CurveTest, RefusesAnotherExtension) {
+  EXPECT_THAT(error_of([&] { draw_curve(folder_ / "curve.gif", some_history(2), ""); }),
+              AllOf(HasSubstr("curve.gif"), HasSubstr(".svg or .png")));
+}
+
+TEST_F(CurveTest, NamesAMissingFolder) {
+  EXPECT_THAT(error_of([&] { draw_curve(folder_ / "no" / "curve.svg", some_history(2), ""); }),
+              HasSubstr("No such file or directory"));
+}
+
+// Puts a program named gnuplot before the real one, for one scope.
+class FakeGnuplot {
+ public:
+  explicit FakeGnuplot(const std::string& script) : path_(getenv("PATH")) {
+    folder_.write("gnuplot", "#!/bin/sh\n" + script + "\n");
+    std::filesystem::permissions(folder_ / "gnuplot", std::filesystem::perms::owner_all);
+    setenv("PATH", (folder_.path().string() + ":" + path_).c_str(), 1);
+  }
+  ~FakeGnuplot() { setenv("PATH", path_.c_str(), 1); }
+
+ private:
+  ScratchFolder folder_;
+  std::string path_;
+};
+
+class FailingGnuplotTest : public testing::Test {
+ protected:
+  // The error; the curve of before must still be there.
+  std::string error() {
+    folder_.write("curve.svg", "before");
+    std::string text = error_of([&] { draw_curve(folder_ / "curve.svg", some_history(2), ""); });
+    EXPECT_EQ(folder_.read("curve.svg"), "before");
+    EXPECT_THAT(folder_.names(), ElementsAre("curve.svg"));
+    return text;
+  }
+  ScratchFolder folder_;
+};
+
+TEST_F(FailingGnuplotTest, SaysWhatGnuplotSaid) {
+  FakeGnuplot gnuplot("echo 'line 7: no such thing' >&2; echo half a picture; exit 3");
+  EXPECT_THAT(error(), AllOf(HasSubstr("curve.svg"), HasSubstr("exit code 3"), HasSubstr("line 7: no such thing"),
+                             Not(HasSubstr("gnuplot-nox"))));
+}
+
+TEST_F(FailingGnuplotTest, SaysThatItIsMissing) {
+  std::string path = getenv("PATH");
+  setenv("PATH", folder_.path().c_str(), 1);
+  std::string text = error();
+  setenv("PATH", path.c_str(), 1);
+  EXPECT_THAT(text, AllOf(HasSubstr("'gnuplot' is not installed"), HasSubstr("gnuplot-nox")));
+}
+
+TEST_F(FailingGnuplotTest, SaysThatASignalEndedIt) {
+  FakeGnuplot gnuplot("kill -SEGV $$");
+  EXPECT_THAT(error(), HasSubstr("signal 11"));
+}
+
+TEST_F(FailingGnuplotTest, RefusesAnEmptyPicture) {
+  FakeGnuplot gnuplot("exit 0");
+  EXPECT_THAT(error(), HasSubstr("drew nothing"));
+}
+
+}  // namespace metrics_test
+}  // namespace lockstep

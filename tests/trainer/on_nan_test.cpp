@@ -1,0 +1,289 @@
+// NaN in one sample: all ranks stop or skip in the same step, say which rank it was, and what is kept is of before.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/optim/finite.hpp>
+
+#include "support/error_of.hpp"
+#include "support/small_nets.hpp"
+#include "support/small_training.hpp"
+#include "trainer/rank_trainer.hpp"
+
+#include <limits>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace on_nan_test {
+
+using testing::AllOf;
+using testing::Each;
+using testing::ElementsAre;
+using testing::EndsWith;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using torch::Tensor;
+
+constexpr int64_t kSpoilt = 33;  // the sample
+
+ImageData spoilt_images() {
+  ImageData data = synthetic_images(150, 40);
+  data.train.x = data.train.x.to(torch::kFloat) / 255;
+  data.train.x[kSpoilt].fill_(std::numeric_limits<float>::quiet_NaN());
+  return data;
+}
+
+TrainOptions options_for(const std::string& on_nan) {
+  TrainOptions options;
+  options.model = "mlp";
+  options.width = 0.125;
+  options.batch_size = 32;
+  options.lr = 0.05;
+  options.epochs = 2;
+  options.on_nan = on_nan;
+  return options;
+}
+
+// The step of epoch 1, from 1, and the rank that get the sample.
+std::pair<int, int> place_of_spoilt(const ImageData& data, const TrainOptions& options, int ranks) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    int step = 0;
+    for (auto& batch :
+         batches(data.train, {.size = options.batch_size, .seed = options.seed, .epoch = 1}, {rank, ranks})) {
+      ++step;
+      if (batch.x.isnan().any().item<bool>()) return {step, rank};
+    }
+  }
+  return {};
+}
+
+struct Outcome {
+  std::vector<std::string> why;  // of each rank
+  std::vector<EpochMetrics> history;
+  std::vector<std::string> warnings;
+  std::vector<Tensor> state;  // of rank 0, whole
+};
+
+Outcome train(int ranks, const TrainOptions& options, const ImageData& data) {
+  Outcome outcome;
+  outcome.why.resize(static_cast<size_t>(ranks));
+  TrainCallbacks callbacks;
+  callbacks.on_warning = [&](const std::string& text) { outcome.warnings.push_back(text); };
+  run(cpus(ranks), [&](Rank& rank) {
+    RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+    std::vector<EpochMetrics> history;
+    for (int epoch = 1; epoch <= options.epochs && trainer.not_finite().empty(); ++epoch) {
+      history.push_back(trainer.epoch(epoch));
+    }
+    outcome.why[static_cast<size_t>(rank.index())] = trainer.not_finite();
+    auto whole = trainer.whole();
+    if (rank.index() != 0) return;
+    outcome.history = history;
+    for (const auto& tensor : whole->parameters()) outcome.state.push_back(tensor.detach().clone());
+    for (const auto& tensor : whole->buffers()) outcome.state.push_back(tensor.clone());
+  });
+  return outcome;
+}
+
+bool all_finite(const std::vector<Tensor>& tensors) {
+  for (const auto& tensor : tensors) {
+    if (!tensor.isfinite().all().item<bool>()) return false;
+  }
+  return true;
+}
+
+TEST(OnNan, StopsAllRanksInTheSameStepAndNamesTheRank) {
+  const ImageData data = spoilt_images();
+  for (const int ranks : {1, 2, 3}) {
+    SCOPED_TRACE(ranks);
+    for (const int accumulate : {1, 2}) {
+      TrainOptions options = options_for("stop");
+      options.accumulate = accumulate;
+      const auto [step, rank] = place_of_spoilt(data, options, ranks);
+      const Outcome outcome = train(ranks, options, data);
+      EXPECT_THAT(outcome.why, Each("epoch 1, step " + std::to_string(step) + ": the loss of rank " +
+                                    std::to_string(rank) + " is not finite"));
+      EXPECT_TRUE(all_finite(outcome.state));  // the step was not taken
+    }
+  }
+}
+
+TEST(OnNan, StopsHoweverTheRunIsSplitAndExchanges) {
+  const ImageData data = spoilt_images();
+  std::vector<TrainOptions> list(6, options_for("stop"));
+  list[0].split = ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
+  list[1].split = ModelSplit{.mesh = {.tensor = 2}};
+  list[2].zero_stage = 1;
+  list[3].zero_stage = 2;
+  list[4].compress = "bf16";
+  list[5].sync_every = 2;
+  for (size_t i = 0; i < list.size(); ++i) {
+    SCOPED_TRACE(i);
+    const int parts = list[i].split ? 1 : 2;
+    const auto [step, rank] = place_of_spoilt(data, list[i], parts);
+    const Outcome outcome = train(2, list[i], data);
+    const int asked = i == 5 ? std::min(5, (step + 1) / 2 * 2) : step;  // at the end of a round
+    const std::string ranks = i == 1 ? "0, 1" : i == 0 ? "0, 1" : std::to_string(rank);
+    EXPECT_THAT(outcome.why,
+                Each("epoch 1, step " + std::to_string(asked) + ": the loss of rank " + ranks + " is not finite"));
+  }
+}
+
+TEST(OnNan, SkipsThatStepAloneOnAllRanks) {
+  const ImageData data = spoilt_images();
+  for (const std::string model : {"mlp", "resnet18"}) {
+    for (const int ranks : {1, 3}) {
+      SCOPED_TRACE(model + " on " + std::to_string(ranks));
+      TrainOptions options = options_for("skip");
+      options.model = model;
+      if (model == "resnet18") options.width = 0.05, options.epochs = 1;
+      options.momentum = 0.9;
+      const auto [step, rank] = place_of_spoilt(data, options, ranks);
+      const Outcome outcome = train(ranks, options, data);
+      EXPECT_THAT(outcome.why, Each(IsEmpty()));
+      ASSERT_EQ(outcome.warnings.size(), static_cast<size_t>(options.epochs));  // one step in each
+      EXPECT_THAT(outcome.warnings[0], AllOf(HasSubstr("epoch 1, step " + std::to_string(step) + ": the loss of rank " +
+                                                       std::to_string(rank)),
+                                             HasSubstr("was skipped")));
+      EXPECT_TRUE(all_finite(outcome.state));
+      for (const auto& metrics : outcome.history) EXPECT_TRUE(std::isfinite(metrics.train_loss));
+    }
+  }
+}
+
+// The batches without the spoilt sample train what they train without its batch.
+TEST(OnNan, ASkippedStepChangesNothing) {
+  const ImageData data = spoilt_images();
+  TrainOptions options = options_for("skip");
+  options.epochs = 1;
+  options.momentum = 0.9;
+  const int step = place_of_spoilt(data, options, 1).first;
+  auto net = make_model({.name = "mlp", .width = 0.125, .seed = options.seed});
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
+  double loss_sum = 0, samples = 0;
+  int number = 0;
+  for (auto& batch : batches(data.train, {.size = 32, .seed = options.seed, .epoch = 1})) {
+    if (++number == step) continue;
+    sgd.zero_grad();
+    const Tensor loss = torch::nn::functional::cross_entropy(net->forward(batch.x), batch.y);
+    loss.backward();
+    sgd.step();
+    loss_sum += loss.item<double>() * static_cast<double>(batch.size());
+    samples += static_cast<double>(batch.size());
+  }
+  const auto expected = net->parameters();
+  for (const int ranks : {1, 2}) {
+    const Outcome outcome = train(ranks, options, data);
+    EXPECT_NEAR(outcome.history[0].train_loss, loss_sum / samples, 1e-5);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(outcome.state[i], expected[i], 1e-4, 1e-6)) << i;
+    }
+  }
+}
+
+TEST(OnNan, ARunGoesOnWithWhatItHasSkipped) {
+  const ImageData data = spoilt_images();
+  TrainOptions options = options_for("skip");
+  options.epochs = 1;
+  options.checkpoint_every = 1;
+  const int step = place_of_spoilt(data, options, 2).first;
+  ASSERT_LT(step, 5);
+  run(cpus(2), [&](Rank& rank) {
+    const TrainCallbacks callbacks;
+    RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+    std::optional<RunState> state;
+    int steps = 0;
+    const EpochMetrics expected = trainer.epoch(1, [&] {
+      RunState now = trainer.state();
+      if (++steps != step) return;
+      for (auto& [name, tensor] : now.tensors) tensor = tensor.detach().clone();  // it is not written, and trains on
+      state = std::move(now);
+    });
+    RankTrainer resumed(options, callbacks, data, rank, nullptr, nullptr, &*state);
+    const EpochMetrics metrics = resumed.epoch(1, [] {});
+    EXPECT_EQ(metrics.train_loss, expected.train_loss);
+    EXPECT_EQ(metrics.train_accuracy, expected.train_accuracy);
+    EXPECT_EQ(metrics.test_accuracy, expected.test_accuracy);
+  });
+}
+
+TEST(OnNan, AnEpochOfSkippedStepsEndsTheRun) {
+  ImageData data = spoilt_images();
+  data.train.x.fill_(std::numeric_limits<float>::quiet_NaN());
+  const Outcome outcome = train(2, options_for("skip"), data);
+  EXPECT_THAT(outcome.why, Each(HasSubstr("epoch 1: every step was skipped")));
+  EXPECT_EQ(outcome.history.size(), 1u);
+  EXPECT_EQ(outcome.history[0].train_loss, 0);
+  EXPECT_TRUE(all_finite(outcome.state));
+}
+
+TEST(OnNan, GoesOnIfAsked) {
+  const Outcome outcome = train(2, options_for("go-on"), spoilt_images());
+  EXPECT_THAT(outcome.why, Each(IsEmpty()));
+  EXPECT_FALSE(all_finite(outcome.state));
+}
+
+// ---- train(), which keeps runs.
+
+class OnNanTraining : public SmallTraining {
+ protected:
+  // From epoch 2 on, the learning rate is far too large: the second step of it has no finite loss.
+  TrainOptions wild(int ranks, const std::string& name) const {
+    TrainOptions settings = options(ranks, name);
+    settings.schedule = LrSchedule::step;
+    settings.step_epochs = {1};
+    settings.step_factor = 1e30;
+    return settings;
+  }
+};
+
+TEST_F(OnNanTraining, KeepsTheLastGoodWeights) {
+  TrainOptions good = options(2, "good");
+  good.epochs = 1;
+  lockstep::train(good);
+  int epochs = 0;
+  TrainCallbacks callbacks;
+  callbacks.on_epoch = [&](const EpochMetrics&) { ++epochs; };
+  try {
+    lockstep::train(wild(2, "wild"), callbacks);
+    FAIL();
+  } catch (const NotFinite& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("epoch 2, step "), HasSubstr("the loss of rank 0, 1 is not finite")));
+  }
+  EXPECT_EQ(epochs, 1);
+  EXPECT_EQ(runs_.read("wild/model.safetensors"), runs_.read("good/model.safetensors"));
+}
+
+TEST_F(OnNanTraining, RefusesWhatCannotBeSkipped) {
+  const auto refused = [&](auto change) {
+    TrainOptions settings = options(2, "none");
+    settings.on_nan = "skip";
+    change(settings);
+    return error_of([&] { lockstep::train(settings); });
+  };
+  EXPECT_THAT(refused([](auto& settings) { settings.on_nan = "panic"; }),
+              AllOf(HasSubstr("\"panic\""), HasSubstr("stop, skip or go-on")));
+  EXPECT_THAT(refused([](auto& settings) { settings.sync_every = 2; }), HasSubstr("--sync-every"));
+  EXPECT_THAT(refused([](auto& settings) { settings.compress = "powersgd"; }), HasSubstr("powersgd"));
+}
+
+// ---- In a loop of one's own.
+
+TEST(HasFiniteGradients, IsTheSameOnAllRanks) {
+  for (const double wrong : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 0.0}) {
+    std::vector<int> finite(3);
+    run(cpus(3), [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(4, 2), rank);
+      EXPECT_TRUE(has_finite_gradients(net->parameters()));  // there are none
+      Tensor x = torch::ones({2, 4});
+      if (rank.index() == 1) x[0][0] += wrong;
+      net.mean(net(x).sum(), 2, 6).backward();
+      finite[static_cast<size_t>(rank.index())] = has_finite_gradients(net->parameters()) ? 1 : 0;
+    });
+    EXPECT_THAT(finite, Each(wrong == 0 ? 1 : 0));
+  }
+}
+
+}  // namespace on_nan_test
+}  // namespace lockstep

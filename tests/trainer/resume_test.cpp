@@ -1,0 +1,348 @@
+// A run that was stopped and goes on gives the same bits as one that was not; and what cannot go on is refused.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/models/checkpoint.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+#include "io/digest.hpp"
+#include "support/error_of.hpp"
+#include "support/small_training.hpp"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace resume_test {
+
+namespace fs = std::filesystem;
+using lockstep::EpochMetrics;
+using lockstep::error_of;
+using lockstep::ModelSplit;
+using lockstep::read_run_state;
+using lockstep::TrainOptions;
+using lockstep::TrainResult;
+using testing::AllOf;
+using testing::HasSubstr;
+
+class Resume : public lockstep::SmallTraining {
+ protected:
+  void expect_near(const std::string& name, const std::string& expected) const {
+    const auto mine = read_run_state(checkpoint(name, "epoch-0004")).tensors;
+    for (const auto& [key, tensor] : read_run_state(checkpoint(expected, "epoch-0004")).tensors) {
+      if (!key.starts_with("model.")) continue;
+      const auto same =
+          std::find_if(mine.begin(), mine.end(), [&key = key](auto& entry) { return entry.first == key; });
+      ASSERT_NE(same, mine.end());
+      EXPECT_TRUE(torch::allclose(same->second, tensor, 1e-4, 1e-5)) << key;
+    }
+  }
+};
+
+TEST_F(Resume, AStoppedRunGoesOnWithTheSameBits) {
+  for (const std::string model : {"mlp", "resnet18"}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      if (model == "resnet18" && ranks != 2) continue;  // for its running statistics
+      SCOPED_TRACE(model + " on " + std::to_string(ranks));
+      const auto in = [&](const std::string& name) {
+        TrainOptions settings = options(ranks, name + model + std::to_string(ranks));
+        settings.model = model;
+        settings.width = model == "mlp" ? 0.125 : 0.05;
+        return settings;
+      };
+      const TrainResult expected = lockstep::train(in("whole"));
+      EXPECT_EQ(train_until(in("stopped"), 2).history.size(), 2u);
+      const TrainResult result = go_on(in("stopped"), in("stopped").run_dir);
+      EXPECT_FALSE(result.stopped);
+      expect_same(result, expected);
+      expect_same_bits("stopped" + model + std::to_string(ranks), "whole" + model + std::to_string(ranks));
+      EXPECT_EQ(lockstep::read_metrics(in("stopped").run_dir / "metrics.jsonl").size(), 4u);
+    }
+  }
+}
+
+TEST_F(Resume, WithTheOptimizersState) {
+  for (const char* optimizer : {"sgd", "adam", "lamb"}) {
+    SCOPED_TRACE(optimizer);
+    TrainOptions with = options(2, std::string("whole-") + optimizer);
+    with.optimizer = optimizer;
+    if (with.optimizer == "sgd") with.momentum = 0.9;
+    with.lr = 0.01;
+    with.schedule = lockstep::LrSchedule::cosine;
+    const TrainResult expected = lockstep::train(with);
+    with.run_dir = runs_ / (std::string("stopped-") + optimizer);
+    train_until(with, 2);
+    expect_same(go_on(with, with.run_dir), expected);
+    expect_same_bits(std::string("stopped-") + optimizer, std::string("whole-") + optimizer);
+  }
+}
+
+TEST_F(Resume, AlsoFromWithinAnEpoch) {
+  for (const std::string model : {"mlp", "resnet18", "alexnet"}) {  // which has dropout
+    SCOPED_TRACE(model);
+    const std::string whole = "whole" + model, again = "again" + model;
+    TrainOptions settings = options(model == "mlp" ? 1 : 3, whole);
+    settings.model = model;
+    settings.width = model == "mlp" ? 0.125 : 0.05;
+    if (model == "alexnet") settings.image_size = 65;
+    settings.checkpoint_every = 2;
+    settings.keep_last = 100;
+    const TrainResult expected = lockstep::train(settings);
+    const auto state = read_run_state(checkpoint(whole, "epoch-0001-step-000004"));
+    EXPECT_EQ(state.history.size(), 1u);
+    EXPECT_GT(state.seconds, 0);
+    EXPECT_FALSE(fs::exists(checkpoint(whole, "epoch-0001-step-000005")));
+    for (const std::string position : {"epoch-0000-step-000002", "epoch-0001-step-000004", "epoch-0003"}) {
+      if (model != "mlp" && position != "epoch-0001-step-000004") continue;
+      SCOPED_TRACE(position);
+      settings.run_dir = runs_ / again;
+      settings.checkpoint_every = 0;
+      const TrainResult result = go_on(settings, checkpoint(whole, position));
+      expect_same(result, expected);
+      expect_same_bits(again, whole);
+      if (position == "epoch-0001-step-000004") EXPECT_GT(result.history[1].seconds, state.seconds);
+      fs::remove_all(runs_ / again);
+    }
+  }
+}
+
+TEST_F(Resume, FromWithinAnEpochWithWhatRanksRemember) {
+  const auto with = [&](const std::string& how, const std::string& name) {
+    TrainOptions settings = options(3, name + how);
+    if (how == "powersgd") settings.compress = how, settings.compress_rank = 2;
+    if (how == "zero1") settings.zero_stage = 1, settings.optimizer = "adam", settings.lr = 0.01;
+    if (how == "zero2") settings.zero_stage = 2, settings.momentum = 0.9;
+    return settings;
+  };
+  for (const std::string how : {"powersgd", "zero1", "zero2"}) {
+    SCOPED_TRACE(how);
+    TrainOptions settings = with(how, "whole");
+    settings.checkpoint_every = 3;
+    settings.keep_last = 100;
+    const TrainResult expected = lockstep::train(settings);
+    for (const std::string position : {"epoch-0000-step-000003", "epoch-0001-step-000003"}) {
+      SCOPED_TRACE(position);
+      expect_same(go_on(with(how, "again"), checkpoint("whole" + how, position)), expected);
+      expect_same_bits("again" + how, "whole" + how);
+      fs::remove_all(runs_ / ("again" + how));
+    }
+  }
+}
+
+TEST_F(Resume, OnOtherDevicesAndOtherwiseSplit) {
+  TrainOptions settings = options(2, "whole");
+  settings.checkpoint_every = 2;
+  settings.keep_last = 100;
+  const TrainResult expected = lockstep::train(settings);
+  const std::vector<std::optional<ModelSplit>> splits = {std::nullopt,
+                                                         ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2},
+                                                         ModelSplit{.mesh = {.data = 2, .tensor = 2}}};
+  for (const std::string position : {"epoch-0002", "epoch-0002-step-000004"}) {
+    for (size_t i = 0; i < splits.size(); ++i) {
+      SCOPED_TRACE(position + ", split " + std::to_string(i));
+      const std::string name = position + std::to_string(i);
+      TrainOptions other = options(splits[i] ? splits[i]->mesh.size() : 3, name);
+      other.split = splits[i];
+      const TrainResult result = go_on(other, checkpoint("whole", position));
+      expect_near(name, "whole");
+      EXPECT_EQ(result.history[1].train_loss, expected.history[1].train_loss);  // of before
+      EXPECT_NEAR(result.history[2].train_loss, expected.history[2].train_loss, 1e-4);
+      EXPECT_NEAR(result.history[2].train_accuracy, expected.history[2].train_accuracy, 1.01 / 150);
+      if (!splits[i]) continue;
+      TrainOptions back = options(2, name + "back");
+      go_on(back, checkpoint(name, "epoch-0003"));
+      expect_near(name + "back", "whole");
+    }
+  }
+}
+
+TEST_F(Resume, WhatDrawsRandomNumbersGoesOnDrawing) {
+  const auto drawn = [&](const std::string& name, bool resumed) {
+    TrainOptions settings = options(1, name);
+    settings.epochs = resumed ? 2 : 1;
+    if (resumed) settings.resume = settings.run_dir;
+    double number = 0;
+    lockstep::TrainCallbacks callbacks;
+    callbacks.on_step = [&](const lockstep::StepProgress& progress) {
+      if (progress.done == progress.total) number = torch::rand({1}, torch::kDouble).item<double>();
+    };
+    lockstep::train(settings, callbacks);
+    return number;
+  };
+  torch::manual_seed(5);
+  const double first = drawn("run", false);
+  const double second = torch::rand({1}, torch::kDouble).item<double>();
+  EXPECT_NE(first, second);
+  torch::manual_seed(77);
+  EXPECT_EQ(drawn("run", true), second);
+}
+
+TEST_F(Resume, ARunThatIsDoneGoesOnOnlyWithMoreEpochs) {
+  TrainOptions settings = options(1, "run");
+  const TrainResult expected = lockstep::train(settings);
+  TrainOptions fewer = settings;
+  fewer.epochs = 2;
+  fewer.run_dir = runs_ / "run2";
+  lockstep::train(fewer);
+  const auto before = runs_.read("run2/metrics.jsonl");
+  EXPECT_EQ(go_on(fewer, fewer.run_dir).history.size(), 2u);
+  EXPECT_EQ(runs_.read("run2/metrics.jsonl"), before);
+  fewer.epochs = 4;
+  expect_same(go_on(fewer, fewer.run_dir), expected);
+  fewer.epochs = 3;
+  EXPECT_THAT(error_of([&] { go_on(fewer, fewer.run_dir); }), AllOf(HasSubstr("epoch 4"), HasSubstr("3 epochs")));
+}
+
+TEST_F(Resume, RefusesAnotherRun) {
+  TrainOptions settings = options(1, "run");
+  settings.epochs = 1;
+  lockstep::train(settings);
+  const auto refused = [&](auto change) {
+    TrainOptions other = settings;
+    change(other);
+    return error_of([&] { go_on(other, settings.run_dir); });
+  };
+  EXPECT_THAT(refused([](auto& o) { o.lr = 0.1; }),
+              AllOf(HasSubstr("epoch-0001.safetensors"), HasSubstr("its run has lr 0.05, and this one 0.1")));
+  EXPECT_THAT(refused([](auto& o) { o.batch_size = 64; }), HasSubstr("batch_size 32, and this one 64"));
+  EXPECT_THAT(refused([](auto& o) { o.seed = 2; }), HasSubstr("seed 1, and this one 2"));
+  EXPECT_THAT(refused([](auto& o) { o.width = 0.25; }), HasSubstr("width 0.125, and this one 0.25"));
+  EXPECT_THAT(error_of([&] { go_on(settings, runs_ / "none"); }), HasSubstr("there is no run"));
+  EXPECT_THAT(error_of([&] { go_on(settings, images_.path()); }), HasSubstr("has no checkpoint"));
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir / "model.safetensors"); }),
+              HasSubstr("it is no checkpoint of `lockstep train`"));
+  TrainOptions onto = settings;  // another run's folder
+  onto.run_dir = runs_ / "other";
+  lockstep::train(onto);
+  EXPECT_THAT(error_of([&] { go_on(onto, settings.run_dir); }), HasSubstr("already holds a run"));
+}
+
+TEST_F(Resume, ARunThatStillTrainsIsNotResumed) {
+  TrainOptions settings = options(1, "run");
+  std::string text;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.on_epoch = [&](const EpochMetrics& metrics) {
+    if (metrics.epoch == 2) text = error_of([&] { go_on(settings, settings.run_dir); });
+  };
+  lockstep::train(settings, callbacks);
+  EXPECT_THAT(text, AllOf(HasSubstr("another process trains in"), HasSubstr(settings.run_dir.string())));
+}
+
+TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
+  const TrainResult expected = lockstep::train(options(1, "whole"));
+  TrainOptions settings = options(1, "run");
+  train_until(settings, 3);
+  const auto damage = [&](const std::string& name) {
+    auto bytes = runs_.read("run/checkpoints/" + name);
+    bytes[bytes.size() - 5] ^= 1;
+    runs_.write("run/checkpoints/" + name, bytes);
+  };
+  damage("epoch-0003.safetensors");
+  const auto earlier = checkpoint("run", "epoch-0002");
+  EXPECT_THAT(error_of([&] { go_on(settings, checkpoint("run", "epoch-0003")); }),  // named, so it is meant
+              AllOf(HasSubstr("SHA-256"), HasSubstr("--resume " + earlier.string())));
+  settings.resume = settings.run_dir;
+  std::vector<std::string> warnings;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.on_warning = [&](const std::string& text) { warnings.push_back(text); };
+  expect_same(lockstep::train(settings, callbacks), expected);
+  ASSERT_FALSE(warnings.empty());  // the others are of the curve
+  EXPECT_THAT(warnings[0], AllOf(HasSubstr("epoch-0003.safetensors"), HasSubstr("SHA-256"),
+                                 HasSubstr("; the run goes on from " + earlier.string())));
+  for (const auto& entry : fs::directory_iterator(runs_ / "run/checkpoints")) damage(entry.path().filename());
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir); }), HasSubstr("there is no whole one before it"));
+}
+
+TEST_F(Resume, OtherDataOfTheSameSizeAreRefused) {
+  const auto idx = [&](const char* name) {
+    lockstep::io::Digest digest("SHA256");
+    digest.update(images_.read(name));
+    return digest.hex();
+  };
+  TrainOptions settings = options(1, "run");
+  train_until(settings, 2);
+  const auto file = checkpoint("run", "epoch-0002");
+  const auto data = read_run_state(file).data;
+  ASSERT_TRUE(data);
+  EXPECT_EQ(data->train_images, idx("train-images-idx3-ubyte"));
+  EXPECT_EQ(data->train_labels, idx("train-labels-idx1-ubyte"));
+  EXPECT_EQ(data->test_images, idx("t10k-images-idx3-ubyte"));
+  EXPECT_EQ(data->test_labels, idx("t10k-labels-idx1-ubyte"));
+
+  std::string bytes = images_.read("t10k-labels-idx1-ubyte");
+  bytes.back() = static_cast<char>(9 - bytes.back());
+  images_.write("t10k-labels-idx1-ubyte", bytes);
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir); }),
+              AllOf(HasSubstr("its run's test labels have the SHA-256 " + data->test_labels),
+                    HasSubstr(idx("t10k-labels-idx1-ubyte")), HasSubstr("a run goes on with its own data")));
+  auto state = read_run_state(file);  // as an earlier lockstep wrote them
+  state.data.reset();
+  lockstep::write_run_state(file, state);
+  EXPECT_EQ(go_on(settings, settings.run_dir).history.size(), 4u);
+}
+
+TEST_F(Resume, ACheckpointThatMakesNoSenseIsRefusedInOurWords) {
+  TrainOptions settings = options(2, "whole");
+  settings.model = "resnet18";  // for its buffers
+  settings.width = 0.05;
+  settings.epochs = 1;
+  settings.checkpoint_every = 3;
+  settings.keep_last = 100;
+  lockstep::train(settings);
+  const auto whole = read_run_state(checkpoint("whole", "epoch-0000-step-000003"));
+  const auto refused = [&](auto change) {
+    auto state = whole;
+    change(state);
+    lockstep::write_run_state(runs_ / "hostile.safetensors", state);
+    settings.run_dir = runs_ / "hostile";
+    const std::string error = error_of([&] { go_on(settings, runs_ / "hostile.safetensors"); });
+    EXPECT_THAT(error, testing::Not(HasSubstr("PyTorch")));
+    return error;
+  };
+  const auto tensor = [&](const std::string& name, const torch::Tensor& value) {
+    return refused([&](auto& state) {
+      std::erase_if(state.tensors, [&](const auto& entry) { return entry.first == name; });
+      if (value.defined()) state.tensors.emplace_back(name, value);
+    });
+  };
+  EXPECT_THAT(refused([](auto& s) { s.steps = -5; }), HasSubstr("-5 steps after epoch 0"));
+  EXPECT_THAT(refused([](auto& s) { s.epochs = -1; }), HasSubstr("3 steps after epoch -1"));
+  EXPECT_THAT(refused([](auto& s) { s.steps = 1'000'000'000'000; }), HasSubstr("of 150 samples has 5"));
+  EXPECT_THAT(refused([](auto& s) { s.seconds = 1e308; }), HasSubstr("1e+308 seconds"));
+  EXPECT_THAT(refused([](auto& s) { s.history.push_back({.epoch = 1}); }), HasSubstr("the metrics of 1"));
+  EXPECT_THAT(tensor("ranks.totals", {}), HasSubstr("lacks the tensor 'ranks.totals'"));
+  EXPECT_THAT(tensor("ranks.totals", torch::zeros({}, torch::kDouble)), HasSubstr("'ranks.totals' is no table"));
+  EXPECT_THAT(tensor("ranks.totals", torch::zeros({2, 3}, torch::kDouble)), HasSubstr("'ranks.totals' is no table"));
+  EXPECT_THAT(tensor("ranks.rng", torch::zeros({}, torch::kByte)), HasSubstr("'ranks.rng' is no table"));
+  EXPECT_THAT(tensor("ranks.order", torch::zeros({2}, torch::kLong)), HasSubstr("'ranks.order' is no table"));
+  EXPECT_THAT(tensor("ranks.buffers.any", torch::zeros({2, 3})), HasSubstr("'ranks.buffers.any' is no buffer"));
+  EXPECT_THAT(tensor("ranks.buffers.any", torch::zeros({})), HasSubstr("'ranks.buffers.any' is no table"));
+  for (const auto& value : {torch::zeros({2}, torch::kLong), torch::zeros({}), torch::tensor(-1, torch::kLong),
+                            torch::tensor(151, torch::kLong)}) {
+    EXPECT_THAT(tensor("trainer.left_out", value), HasSubstr("'trainer.left_out' is no count"));
+  }
+}
+
+TEST_F(Resume, WhatAKilledRunLeftGoesAway) {
+  const TrainOptions settings = options(1, "run");
+  train_until(settings, 1);
+  const std::vector<std::string> left = {".model.safetensors.abcdefgh.tmp", ".metrics.jsonl.abcdefgh.tmp"};
+  for (const auto& name : left) runs_.write("run/" + name, "half");
+  runs_.write("run/.mine.tmp", "of the user");
+  go_on(settings, settings.run_dir);
+  for (const auto& name : left) EXPECT_FALSE(fs::exists(settings.run_dir / name)) << name;
+  EXPECT_TRUE(fs::exists(settings.run_dir / ".mine.tmp"));
+}
+
+TEST_F(Resume, KeepsNoCheckpointsIfNoneAreWanted) {
+  TrainOptions settings = options(1, "run");
+  settings.epochs = 1;
+  settings.keep_last = 0;
+  lockstep::train(settings);
+  EXPECT_FALSE(fs::exists(runs_ / "run/checkpoints"));
+  settings.checkpoint_every = 3;
+  settings.run_dir = runs_ / "other";
+  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("--keep-last 0"));
+}
+
+}  // namespace resume_test

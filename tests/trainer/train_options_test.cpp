@@ -1,0 +1,134 @@
+// TrainOptions as JSON: they come back as they were, and what is wrong is refused by name.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/trainer/trainer.hpp>
+#include <nlohmann/json.hpp>
+
+#include "support/error_of.hpp"
+
+namespace train_options_test {
+
+using lockstep::error_of;
+using lockstep::TrainOptions;
+using testing::AllOf;
+using testing::HasSubstr;
+
+lockstep::Devices cpus(int count) {
+  return lockstep::Devices(count, torch::kCPU);
+}
+
+TEST(TrainOptionsJson, ComesBackAsItWas) {
+  TrainOptions options;
+  options.model = "alexnet";
+  options.width = 0.1;
+  options.image_size = 96;
+  options.groups = 2;
+  options.dropout = 0.25;
+  options.data = "synthetic";
+  options.data_dir = "/some where/\"quoted\"";
+  options.devices = cpus(3);
+  options.threads_per_rank = 2;
+  options.batch_size = 77;
+  options.lr = 0.1;
+  options.epochs = 4;
+  options.seed = 18446744073709551615u;
+  options.on_nan = "skip";
+  options.check_replicas = 50;
+  options.precision = "bf16";
+  options.memory_format = "channels-last";
+  options.sync_batchnorm = true;
+  options.cuda_graph = true;
+  options.split = {.mesh = {.data = 1, .pipeline = 3},
+                   .schedule = lockstep::Schedule::interleaved,
+                   .stages_per_rank = 2,
+                   .microbatches = 4,
+                   .recompute = true,
+                   .cuts = {1, 2, 3, 5, 8},
+                   .tensor_rule = "alternating"};
+  options.keep_last = 5;
+  options.checkpoint_every = 100;
+  options.tensorboard = true;
+  options.run_dir = "runs/x";
+  const auto back = lockstep::train_options_from_json(to_json(options));
+  EXPECT_EQ(to_json(back), to_json(options));
+  EXPECT_EQ(back.model, options.model);
+  EXPECT_EQ(back.width, options.width);
+  EXPECT_EQ(back.image_size, options.image_size);
+  EXPECT_EQ(back.groups, options.groups);
+  EXPECT_EQ(back.dropout, options.dropout);
+  EXPECT_EQ(back.on_nan, options.on_nan);
+  EXPECT_EQ(back.check_replicas, options.check_replicas);
+  EXPECT_EQ(back.seed, options.seed);
+  EXPECT_EQ(back.lr, options.lr);
+  EXPECT_EQ(back.precision, options.precision);
+  EXPECT_EQ(back.memory_format, options.memory_format);
+  EXPECT_EQ(back.sync_batchnorm, options.sync_batchnorm);
+  EXPECT_EQ(back.cuda_graph, options.cuda_graph);
+  EXPECT_EQ(back.devices, options.devices);
+  EXPECT_EQ(back.split, options.split);
+  EXPECT_EQ(lockstep::train_options_from_json("{}").split, std::nullopt);
+}
+
+TEST(TrainOptionsJson, NamesWhatIsWrongWithASplit) {
+  TrainOptions options;
+  options.split = lockstep::ModelSplit{.mesh = {.data = 2}};
+  const auto config = nlohmann::json::parse(to_json(options));
+  const auto text = [&](auto change) {
+    auto changed = config;
+    change(changed["split"]);
+    return error_of([&] { lockstep::train_options_from_json(changed.dump(), cpus(2)); });
+  };
+  EXPECT_THAT(text([](auto& split) { split = 3; }), HasSubstr("\"split\""));
+  EXPECT_THAT(text([](auto& split) { split.erase("cuts"); }), HasSubstr("the key \"split.cuts\" is missing"));
+  EXPECT_THAT(text([](auto& split) { split["colour"] = 1; }), HasSubstr("unknown key \"split.colour\""));
+  EXPECT_THAT(text([](auto& split) { split["mesh"]["data"] = 0; }),
+              AllOf(HasSubstr("\"split.mesh.data\""), HasSubstr("at least 1")));
+  EXPECT_THAT(text([](auto& split) { split["microbatches"] = 1.5; }), HasSubstr("\"split.microbatches\""));
+  EXPECT_THAT(text([](auto& split) { split["schedule"] = "fastest"; }),
+              AllOf(HasSubstr("\"split.schedule\""), HasSubstr("1f1b")));
+}
+
+TEST(TrainOptionsJson, NamesWhatIsWrong) {
+  const auto text = [](const std::string& json) { return error_of([&] { lockstep::train_options_from_json(json); }); };
+  EXPECT_THAT(text("{"), HasSubstr("not JSON"));
+  EXPECT_THAT(text("[1]"), HasSubstr("expected a JSON object"));
+  EXPECT_THAT(text(R"({"lr": "fast"})"), AllOf(HasSubstr("\"lr\""), HasSubstr("\"fast\"")));
+  EXPECT_THAT(text(R"({"learning_rate": 1})"), HasSubstr("unknown key \"learning_rate\""));
+  EXPECT_THAT(text(R"({"devices": "tpu"})"), HasSubstr("tpu"));
+  EXPECT_EQ(lockstep::train_options_from_json("{}").batch_size, 256);
+}
+
+TEST(TrainOptionsJson, RefusesValuesThatWouldBeChanged) {
+  for (const auto& [json, key] :
+       std::vector<std::pair<std::string, std::string>>{{R"({"epochs": 2.7})", "epochs"},
+                                                        {R"({"epochs": 1e99})", "epochs"},
+                                                        {R"({"epochs": 2147483648})", "epochs"},
+                                                        {R"({"epochs": true})", "epochs"},
+                                                        {R"({"threads_per_rank": -99999999999})", "threads_per_rank"},
+                                                        {R"({"batch_size": 32.9})", "batch_size"},
+                                                        {R"({"batch_size": 9223372036854775808})", "batch_size"},
+                                                        {R"({"seed": -1})", "seed"},
+                                                        {R"({"seed": 18446744073709551616})", "seed"},
+                                                        {R"({"lr": true})", "lr"},
+                                                        {R"({"width": "2"})", "width"},
+                                                        {R"({"image_size": 96.5})", "image_size"},
+                                                        {R"({"cuda_graph": 1})", "cuda_graph"},
+                                                        {R"({"cuda_graph": "yes"})", "cuda_graph"},
+                                                        {R"({"precision": 16})", "precision"},
+                                                        {R"({"data_dir": 5})", "data_dir"}}) {
+    EXPECT_THAT(error_of([&, &text = json] { lockstep::train_options_from_json(text); }),
+                AllOf(HasSubstr("\"" + key + "\""), HasSubstr("it must be")))
+        << json;
+  }
+  EXPECT_EQ(lockstep::train_options_from_json(R"({"lr": 1})").lr, 1);
+  EXPECT_EQ(lockstep::train_options_from_json(R"({"seed": 18446744073709551615})").seed, 18446744073709551615u);
+}
+
+TEST(TrainOptionsJson, DoesNotAskForDevicesThatAreReplaced) {
+  for (const char* json : {R"({"devices": "cuda:77"})", R"({"devices": "cuda"})"}) {
+    EXPECT_EQ(lockstep::train_options_from_json(json, cpus(2)).devices, cpus(2));
+  }
+  EXPECT_THAT(error_of([] { lockstep::train_options_from_json(R"({"devices": "cuda:77"})"); }), HasSubstr("cuda:77"));
+}
+
+}  // namespace train_options_test

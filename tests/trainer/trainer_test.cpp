@@ -1,0 +1,436 @@
+// Labels: concurrency
+// train() and evaluate_run(): equal results on any number of devices, what is kept, and what bad input leaves behind.
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <lockstep/models/checkpoint.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+#include "support/error_of.hpp"
+#include "support/small_images.hpp"
+
+#include <fstream>
+#include <latch>
+#include <thread>
+
+namespace trainer_test {
+
+namespace fs = std::filesystem;
+using lockstep::EpochMetrics;
+using lockstep::error_of;
+using lockstep::ScratchFolder;
+using lockstep::TrainOptions;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+lockstep::Devices cpus(int count) {
+  return lockstep::Devices(count, torch::kCPU);
+}
+
+class Trainer : public testing::Test {
+ protected:
+  Trainer() { write_small_images(images_, 150, 40); }
+
+  TrainOptions options(int ranks) const {
+    TrainOptions options;
+    options.data_dir = images_.path();
+    options.devices = cpus(ranks);
+    options.batch_size = 32;
+    options.epochs = 2;
+    return options;
+  }
+
+  const ScratchFolder images_;
+  const ScratchFolder runs_;
+};
+
+TEST_F(Trainer, GivesTheSameMetricsAndWeightsOnAnyNumberOfDevices) {
+  TrainOptions single = options(1);
+  single.run_dir = runs_ / "1";
+  const auto expected = lockstep::train(single);
+  ASSERT_EQ(expected.history.size(), 2u);
+  lockstep::LeNet net;
+  load_weights(single.run_dir / "model.safetensors", *net);
+  for (const int ranks : {2, 3, 4}) {
+    TrainOptions several = options(ranks);
+    several.run_dir = runs_ / std::to_string(ranks);
+    const auto result = lockstep::train(several);
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_EQ(result.history[i].epoch, static_cast<int>(i) + 1);
+      EXPECT_NEAR(result.history[i].train_loss, expected.history[i].train_loss, 1e-5);
+      EXPECT_NEAR(result.history[i].train_accuracy, expected.history[i].train_accuracy, 1e-9);
+      EXPECT_NEAR(result.history[i].test_accuracy, expected.history[i].test_accuracy, 1e-9);
+      EXPECT_GT(result.history[i].seconds, 0);
+    }
+    lockstep::LeNet other;
+    load_weights(several.run_dir / "model.safetensors", *other);
+    const auto mine = other->named_parameters();
+    for (const auto& item : net->named_parameters())
+      EXPECT_TRUE(torch::allclose(mine[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
+  }
+}
+
+TEST_F(Trainer, TrainsSeveralRunsAtOnceAsOneAfterTheOther) {
+  const auto run = [&](int index, const std::string& name, std::latch& start) {
+    TrainOptions settings = options(index + 1);
+    settings.lr = 0.1 * (index + 1);
+    settings.run_dir = runs_ / (name + std::to_string(index));
+    lockstep::train(settings, {.on_data = [&](const std::string&) { start.arrive_and_wait(); }});
+  };
+  for (const int index : {0, 1}) {
+    std::latch at_once(1);
+    run(index, "alone", at_once);
+  }
+  std::latch when_both_have_data(2);
+  std::thread other([&] { run(0, "beside", when_both_have_data); });
+  run(1, "beside", when_both_have_data);
+  other.join();
+  for (const std::string index : {"0", "1"}) {
+    const auto weights = [&](const std::string& name) { return runs_.read(name + index + "/model.safetensors"); };
+    EXPECT_TRUE(weights("beside") == weights("alone")) << index;  // not EXPECT_EQ, which would print them
+  }
+}
+
+TEST_F(Trainer, Learns) {
+  const ScratchFolder images;
+  write_small_images(images, 2000, 200);
+  TrainOptions settings = options(2);
+  settings.data_dir = images.path();
+  settings.batch_size = 16;
+  settings.epochs = 8;
+  const auto result = lockstep::train(settings);
+  EXPECT_LT(result.history.back().train_loss, 0.5 * result.history.front().train_loss);
+  EXPECT_GT(result.history.back().test_accuracy, 0.5);
+}
+
+TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
+  const ScratchFolder images;
+  write_small_images(images, 400, 200);
+  TrainOptions settings = options(2);
+  settings.data_dir = images.path();
+  settings.batch_size = 16;
+  settings.epochs = 1;
+  const auto exact = lockstep::train(settings);
+  settings.precision = "bf16";
+  settings.run_dir = runs_ / "bf16";
+  const auto rounded = lockstep::train(settings);
+  EXPECT_NE(rounded.history[0].train_loss, exact.history[0].train_loss);
+  EXPECT_NEAR(rounded.history[0].train_loss, exact.history[0].train_loss, 0.01);
+
+  lockstep::LeNet net;
+  load_weights(settings.run_dir / "model.safetensors", *net);  // which refuses another type than float32
+  lockstep::EvalOptions eval;
+  eval.devices = cpus(3);
+  const auto score = lockstep::evaluate_run(settings.run_dir, eval);
+  EXPECT_EQ(score.accuracy(), rounded.history.back().test_accuracy);
+  settings.precision = "float32";
+  runs_.write("bf16/config.json", to_json(settings));
+  EXPECT_NE(lockstep::evaluate_run(settings.run_dir, eval).loss, score.loss);
+
+  settings.model = "mlp";  // LeNet rests for some 200 steps first
+  settings.width = 0.25;
+  settings.lr = 0.05;
+  settings.precision = "bf16";
+  settings.epochs = 12;
+  settings.run_dir = runs_ / "mlp";
+  const auto learnt = lockstep::train(settings);
+  EXPECT_LT(learnt.history.back().train_loss, 0.5 * learnt.history.front().train_loss);
+  EXPECT_GT(learnt.history.back().test_accuracy, 0.5);
+}
+
+TEST_F(Trainer, GivesTheSameInBothMemoryFormats) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "contiguous";
+  const auto expected = lockstep::train(settings);
+  settings.memory_format = "channels-last";
+  settings.run_dir = runs_ / "channels-last";
+  const auto result = lockstep::train(settings);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_NEAR(result.history[i].train_loss, expected.history[i].train_loss, 1e-5);
+    EXPECT_NEAR(result.history[i].test_accuracy, expected.history[i].test_accuracy, 1e-9);
+  }
+  lockstep::LeNet net, other;
+  load_weights(runs_ / "contiguous/model.safetensors", *net);
+  load_weights(runs_ / "channels-last/model.safetensors", *other);
+  const auto theirs = other->named_parameters();
+  for (const auto& item : net->named_parameters())
+    EXPECT_TRUE(torch::allclose(theirs[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
+  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir).accuracy(), result.history.back().test_accuracy);
+}
+
+// A run of each model, made small, with its weights and metrics.
+class EveryModel : public Trainer {
+ protected:
+  TrainOptions options(const lockstep::ModelOptions& model, const std::string& name) const {
+    TrainOptions settings = Trainer::options(2);
+    settings.model = model.name;
+    settings.width = model.width;
+    settings.image_size = model.image_size;
+    settings.groups = model.groups;
+    settings.lr = 0.05;
+    settings.run_dir = runs_ / name;
+    return settings;
+  }
+  const std::vector<lockstep::ModelOptions> models_ = {
+      {.name = "mlp", .width = 0.1},
+      {.name = "alexnet", .width = 0.05, .image_size = 65, .groups = 2},
+      {.name = "resnet18", .width = 0.05}};
+};
+
+TEST_F(EveryModel, TrainsTheSameBitsTwiceAndEvaluatesOnAnyNumberOfDevices) {
+  for (const auto& model : models_) {
+    SCOPED_TRACE(to_string(model));
+    const auto first = lockstep::train(options(model, model.name + "-1"));
+    const auto second = lockstep::train(options(model, model.name + "-2"));
+    EXPECT_EQ(runs_.read(model.name + "-1/model.safetensors"), runs_.read(model.name + "-2/model.safetensors"));
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_TRUE(std::isfinite(first.history[i].train_loss));
+      EXPECT_EQ(first.history[i].train_loss, second.history[i].train_loss);
+      EXPECT_EQ(first.history[i].test_accuracy, second.history[i].test_accuracy);
+    }
+    EXPECT_NE(first.history[0].train_loss, first.history[1].train_loss);
+    for (const int ranks : {1, 3}) {
+      lockstep::EvalOptions eval;
+      eval.devices = cpus(ranks);
+      EXPECT_DOUBLE_EQ(lockstep::evaluate_run(runs_ / (model.name + "-1"), eval).accuracy(),
+                       first.history.back().test_accuracy);
+    }
+  }
+}
+
+TEST_F(EveryModel, TrainsInBfloat16AndChannelsLastNearlyTheSame) {
+  for (const auto& model : models_) {
+    SCOPED_TRACE(to_string(model));
+    TrainOptions settings = options(model, model.name + "-float");
+    settings.epochs = 1;
+    settings.lr = 1e-3;  // a larger one carries rounding from step to step
+    const auto expected = lockstep::train(settings).history[0].train_loss;
+    settings.memory_format = "channels-last";
+    settings.run_dir = runs_ / (model.name + "-last");
+    EXPECT_NEAR(lockstep::train(settings).history[0].train_loss, expected, 1e-3);
+    settings.precision = "bf16";
+    settings.run_dir = runs_ / (model.name + "-bf16");
+    const auto rounded = lockstep::train(settings).history[0];
+    EXPECT_NEAR(rounded.train_loss, expected, 0.1);
+    EXPECT_NE(rounded.train_loss, expected);
+    EXPECT_DOUBLE_EQ(lockstep::evaluate_run(settings.run_dir).accuracy(), rounded.test_accuracy);
+  }
+}
+
+TEST_F(Trainer, MeasuresHowLongRanksWaitForData) {
+  const auto result = lockstep::train(options(2));
+  double seconds = 0, waited = 0;
+  for (const auto& metrics : result.history) {
+    EXPECT_GT(metrics.data_wait, 0);
+    EXPECT_LT(metrics.data_wait, 0.5);  // some 10 microseconds of a step of milliseconds
+    seconds += metrics.seconds;
+    waited += metrics.seconds * metrics.data_wait;
+  }
+  EXPECT_NEAR(result.data_wait(), waited / seconds, 1e-12);
+}
+
+TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "deep" / "run";
+  settings.seed = 3;
+  int epochs_seen = 0;
+  int64_t done = 0;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.on_epoch = [&](const EpochMetrics& metrics) {
+    EXPECT_EQ(metrics.epoch, ++epochs_seen);
+    EXPECT_EQ(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(),
+              static_cast<size_t>(epochs_seen));  // written before
+    EXPECT_TRUE(fs::exists(settings.run_dir / "curve.svg"));
+  };
+  callbacks.on_step = [&](const lockstep::StepProgress& progress) {
+    EXPECT_EQ(progress.total, 150);
+    done = progress.done;
+  };
+  const auto result = lockstep::train(settings, callbacks);
+  EXPECT_EQ(epochs_seen, 2);
+  EXPECT_EQ(done, 150);  // the end of an epoch is always reported
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(settings.run_dir)) names.push_back(entry.path().filename());
+  EXPECT_THAT(names, testing::UnorderedElementsAre("config.json", "metrics.jsonl", "model.safetensors", "curve.svg",
+                                                   "curve.png", "checkpoints"));
+
+  std::ifstream file(settings.run_dir / "config.json");
+  TrainOptions again = lockstep::train_options_from_json({std::istreambuf_iterator<char>(file), {}});
+  EXPECT_EQ(again.run_dir, settings.run_dir);
+  again.run_dir = runs_ / "again";
+  const auto repeated = lockstep::train(again);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(repeated.history[i].train_loss, result.history[i].train_loss);  // the same bits
+    EXPECT_EQ(repeated.history[i].test_accuracy, result.history[i].test_accuracy);
+  }
+}
+
+TEST_F(Trainer, EvaluatesAKeptRunExactlyOnAnyNumberOfDevices) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "run";
+  const auto result = lockstep::train(settings);
+  for (const int ranks : {1, 2, 3, 7}) {
+    lockstep::EvalOptions eval;
+    eval.devices = cpus(ranks);
+    eval.batch_size = 11;
+    const auto score = lockstep::evaluate_run(settings.run_dir, eval);
+    EXPECT_EQ(score.total, 40);
+    EXPECT_DOUBLE_EQ(score.accuracy(), result.history.back().test_accuracy);
+  }
+}
+
+TEST_F(Trainer, ARequestToStopKeepsTheFinishedEpochs) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "run";
+  settings.epochs = 1000;
+  std::stop_source stop;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.stop = stop.get_token();
+  callbacks.on_epoch = [&](const EpochMetrics& metrics) {
+    if (metrics.epoch == 2) stop.request_stop();
+  };
+  const auto result = lockstep::train(settings, callbacks);
+  EXPECT_TRUE(result.stopped);
+  EXPECT_EQ(result.history.size(), 2u);
+  EXPECT_EQ(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(), 2u);
+  EXPECT_TRUE(fs::exists(settings.run_dir / "curve.png"));
+  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir).total, 40);
+}
+
+TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
+  const auto refused = [&](auto change) {
+    TrainOptions settings = options(2);
+    settings.run_dir = runs_ / "run";
+    change(settings);
+    const auto text = error_of([&] { lockstep::train(settings); });
+    EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
+    return text;
+  };
+  EXPECT_THAT(refused([](auto& o) { o.batch_size = 0; }), HasSubstr("batch size is 0"));
+  EXPECT_THAT(refused([](auto& o) { o.lr = -0.5; }), HasSubstr("learning rate is -0.5"));
+  EXPECT_THAT(refused([](auto& o) { o.lr = std::nan(""); }), HasSubstr("learning rate is nan"));
+  EXPECT_THAT(refused([](auto& o) { o.epochs = 0; }), HasSubstr("epochs is 0"));
+  EXPECT_THAT(refused([](auto& o) { o.threads_per_rank = 0; }), HasSubstr("threads per rank is 0"));
+  EXPECT_THAT(refused([](auto& o) { o.model = "vgg"; }), AllOf(HasSubstr("vgg"), HasSubstr("lenet")));
+  EXPECT_THAT(refused([](auto& o) { o.width = 2; }), HasSubstr("lenet has no width"));
+  EXPECT_THAT(refused([](auto& o) { o.batch_size = 151; }),
+              AllOf(HasSubstr("batch size is 151"), HasSubstr("150"), HasSubstr(images_.path().string())));
+  EXPECT_THAT(refused([](auto& o) { o.precision = "fp8"; }),
+              AllOf(HasSubstr("\"fp8\""), HasSubstr("float32, tf32 or bf16")));
+  EXPECT_THAT(refused([](auto& o) { o.memory_format = "nhwc"; }),
+              AllOf(HasSubstr("\"nhwc\""), HasSubstr("contiguous or channels-last")));
+  EXPECT_THAT(refused([](auto& o) { o.cuda_graph = true; }),
+              AllOf(HasSubstr("--cuda-graph needs CUDA devices"), HasSubstr("[cpu, cpu]")));
+  EXPECT_THAT(refused([](auto& o) { o.sync_batchnorm = true; }), HasSubstr("lenet has no BatchNorm"));
+  EXPECT_THAT(refused([](auto& o) {
+                o.model = "resnet18";
+                o.sync_batchnorm = true;
+                o.split = {.mesh = {.data = 2}, .microbatches = 2};
+              }),
+              AllOf(HasSubstr("--sync-batchnorm"), HasSubstr("2 microbatches"), HasSubstr("not by data alone")));
+  EXPECT_THAT(refused([](auto& o) { o.data = "mnist"; }), AllOf(HasSubstr("mnist"), HasSubstr("synthetic")));
+  EXPECT_THAT(refused([](auto& o) { o.devices = {torch::Device("cuda:77")}; }), HasSubstr("cuda:77"));
+  EXPECT_THAT(refused([&](auto& o) { o.data_dir = runs_.path(); }), HasSubstr(runs_.path().string()));
+  EXPECT_THAT(refused([](auto& o) { o.run_dir = "/proc/self/run"; }), HasSubstr("/proc/self/run"));
+  images_.write("t10k-labels-idx1-ubyte", lockstep::idx_bytes({40}, std::string(40, '\x0a')));
+  EXPECT_THAT(refused([](auto&) {}), HasSubstr("label 10"));
+}
+
+TEST_F(Trainer, NeverWritesIntoAnEarlierRun) {
+  TrainOptions settings = options(1);
+  settings.run_dir = runs_ / "run";
+  settings.epochs = 1;
+  lockstep::train(settings);
+  const auto before = runs_.read("run/metrics.jsonl");
+  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("already holds a run"));
+  EXPECT_EQ(runs_.read("run/metrics.jsonl"), before);
+}
+
+// In a process of its own, since a limit on file sizes is the whole process's: 300 KB is too little for the weights.
+TEST_F(Trainer, AFullDiskEndsTheRunAndLeavesEarlierFilesReadable) {
+  TrainOptions settings = options(1);
+  settings.epochs = 3;
+  settings.run_dir = runs_ / "run";
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    signal(SIGXFSZ, SIG_IGN);
+    lockstep::TrainCallbacks callbacks;
+    callbacks.on_epoch = [](const EpochMetrics&) {
+      const rlimit limit{300'000, 300'000};
+      setrlimit(RLIMIT_FSIZE, &limit);
+    };
+    const auto text = error_of([&] { lockstep::train(settings, callbacks); });
+    _exit(text.find("model.safetensors") != std::string::npos && text.find("File too large") != std::string::npos ? 0
+                                                                                                                  : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  EXPECT_GE(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(), 1u);
+  lockstep::EvalOptions eval;
+  eval.devices = cpus(1);
+  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir, eval).total, 40);
+  for (const auto& entry : fs::directory_iterator(settings.run_dir))
+    EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
+}
+
+// Each in a process of its own, since peak memory is a whole process's. 47 MB of images as bytes would be 188 as float.
+int64_t peak_memory_of_a_start(const TrainOptions& settings) {
+  const pid_t child = fork();
+  if (child == 0) {
+    at::set_num_threads(1);  // LibTorch makes its threads anew after a fork(), which the ranks must not ask at once
+    std::stop_source stop;
+    lockstep::TrainCallbacks callbacks;
+    callbacks.stop = stop.get_token();
+    callbacks.on_step = [&](const lockstep::StepProgress&) { stop.request_stop(); };
+    _exit(lockstep::train(settings, callbacks).stopped ? 0 : 1);
+  }
+  int status = 0;
+  rusage usage{};
+  EXPECT_EQ(wait4(child, &status, 0, &usage), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  return usage.ru_maxrss * 1024;
+}
+
+TEST_F(Trainer, ImagesAreInMemoryOnceForAllRanks) {
+  constexpr int64_t images = 60'000, pixels = 28 * 28;
+  images_.write("train-images-idx3-ubyte", lockstep::idx_bytes({images, 28, 28}, std::string(images * pixels, 'x')));
+  images_.write("train-labels-idx1-ubyte", lockstep::idx_bytes({images}, std::string(images, '\1')));
+  const auto one = peak_memory_of_a_start(options(1));
+  const auto four = peak_memory_of_a_start(options(4));
+  EXPECT_LT(four - one, images * pixels * 4 / 2);  // not even half a copy as float for three ranks more
+}
+
+TEST_F(Trainer, ARunThatFailsInItsFirstEpochLeavesNothing) {
+  TrainOptions settings = options(2);
+  settings.run_dir = runs_ / "new" / "run";
+  const auto fail = [&] {
+    lockstep::TrainCallbacks callbacks;
+    callbacks.on_step = [](const lockstep::StepProgress&) { throw lockstep::Error("enough"); };
+    return error_of([&] { lockstep::train(settings, callbacks); });
+  };
+  EXPECT_THAT(fail(), HasSubstr("enough"));
+  EXPECT_THAT(runs_.names(), testing::IsEmpty());
+  // A folder that was there before stays, and what else is in it.
+  fs::create_directory(runs_ / "new");
+  runs_.write("new/notes.txt", "");
+  EXPECT_THAT(fail(), HasSubstr("enough"));
+  EXPECT_THAT(runs_.names(), ElementsAre("new"));
+  EXPECT_FALSE(fs::exists(settings.run_dir));
+  EXPECT_TRUE(fs::exists(runs_ / "new/notes.txt"));
+}
+
+TEST(EvaluateRun, SaysWhatIsMissing) {
+  const ScratchFolder folder;
+  EXPECT_THAT(error_of([&] { lockstep::evaluate_run(folder / "none"); }),
+              AllOf(HasSubstr("not the folder of a run"), HasSubstr("config.json")));
+  folder.write("config.json", R"({"data": "synthetic", "devices": "cpu"})");
+  EXPECT_THAT(error_of([&] { lockstep::evaluate_run(folder.path()); }), HasSubstr("model.safetensors"));
+}
+
+}  // namespace trainer_test

@@ -1,0 +1,351 @@
+// Labels: concurrency
+// train() with larger batches: what the optimizer, the learning rate and accumulation make of a run, against a plain
+// loop on one device; and what is refused.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/models/checkpoint.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/optim/optimizers.hpp>
+#include <lockstep/trainer/trainer.hpp>
+#include <nlohmann/json.hpp>
+
+#include "support/error_of.hpp"
+#include "support/small_images.hpp"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace update_test {
+
+using lockstep::error_of;
+using lockstep::LrScaling;
+using lockstep::LrSchedule;
+using lockstep::ScratchFolder;
+using lockstep::TrainOptions;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int64_t samples = 150;
+
+class Update : public testing::Test {
+ protected:
+  Update() { write_small_images(images_, samples, 40); }
+
+  TrainOptions options(int ranks, const std::string& name) const {
+    TrainOptions options;
+    options.model = "mlp";
+    options.width = 0.125;
+    options.data_dir = images_.path();
+    options.devices = lockstep::Devices(ranks, torch::kCPU);
+    options.batch_size = 32;
+    options.lr = 0.05;
+    options.epochs = 2;
+    options.run_dir = runs_ / name;
+    return options;
+  }
+
+  std::vector<torch::Tensor> kept(const TrainOptions& options) const {
+    auto net = lockstep::make_model({.name = options.model, .width = options.width});
+    lockstep::load_weights(options.run_dir / "model.safetensors", *net);
+    return net->parameters();
+  }
+
+  // The run's loop as a LibTorch user writes it for one device; `lr` of the steps already done and those of an epoch.
+  std::vector<torch::Tensor> by_hand(const TrainOptions& options, int64_t batch_size, auto&& lr) const {
+    const auto data = lockstep::load_fashion_mnist(images_.path());
+    auto net = lockstep::make_model({.name = options.model, .width = options.width, .seed = options.seed});
+    const auto optimizer =
+        lockstep::make_optimizer(options.optimizer, net->parameters(),
+                                 {.lr = 77, .momentum = options.momentum, .weight_decay = options.weight_decay});
+    int64_t steps = 0;
+    for (int epoch = 1; epoch <= options.epochs; ++epoch) {
+      const auto all = lockstep::batches(data.train, {.size = batch_size, .seed = options.seed, .epoch = epoch});
+      for (auto& batch : all) {
+        optimizer->zero_grad();
+        torch::nn::functional::cross_entropy(net->forward(batch.x), batch.y).backward();
+        lockstep::set_learning_rate(*optimizer, lr(steps++, all.count()));
+        if (options.clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), options.clip);
+        optimizer->step();
+      }
+    }
+    return net->parameters();
+  }
+
+  static void expect_near(const std::vector<torch::Tensor>& weights, const std::vector<torch::Tensor>& expected) {
+    ASSERT_EQ(weights.size(), expected.size());
+    for (size_t i = 0; i < weights.size(); ++i) EXPECT_TRUE(torch::allclose(weights[i], expected[i], 1e-4, 1e-5)) << i;
+  }
+
+  const ScratchFolder images_;
+  const ScratchFolder runs_;
+};
+
+TEST_F(Update, IsThatOfAPlainLoopOnOneDevice) {
+  struct Case {
+    std::string optimizer;
+    double lr, momentum, weight_decay;
+  };
+  for (const Case& c : {Case{"sgd", 0.05, 0, 0}, Case{"sgd", 0.02, 0.9, 0.01}, Case{"adam", 1e-3, 0, 0.01},
+                        Case{"adamw", 1e-3, 0, 0.1}, Case{"lars", 5, 0.9, 0.01}, Case{"lamb", 5e-3, 0, 0.1}}) {
+    TrainOptions run = options(2, c.optimizer + std::to_string(c.momentum));
+    SCOPED_TRACE(run.run_dir.filename());
+    run.optimizer = c.optimizer;
+    run.lr = c.lr;
+    run.momentum = c.momentum;
+    run.weight_decay = c.weight_decay;
+    const auto result = lockstep::train(run);
+    expect_near(kept(run), by_hand(run, 32, [&](int64_t, int64_t) { return c.lr; }));
+    for (const auto& metrics : result.history) EXPECT_EQ(metrics.lr, c.lr);
+  }
+}
+
+TEST_F(Update, ClipsAsAPlainLoopDoes) {
+  TrainOptions run = options(2, "plain");
+  run.clip = 0.3;
+  run.lr = 0.2;
+  const auto expected = by_hand(run, 32, [&](int64_t, int64_t) { return run.lr; });
+  run.clip = 0;
+  EXPECT_FALSE(torch::allclose(by_hand(run, 32, [&](int64_t, int64_t) { return run.lr; })[0], expected[0], 1e-2, 1e-3));
+  run.clip = 0.3;
+  for (const std::string how : {"data", "slices", "channels"}) {
+    SCOPED_TRACE(how);
+    run.run_dir = runs_ / how;
+    run.zero_stage = how == "slices" ? 2 : 0;
+    run.split = how == "channels" ? std::optional(lockstep::ModelSplit{.mesh = {.tensor = 2}}) : std::nullopt;
+    lockstep::train(run);
+    expect_near(kept(run), expected);
+  }
+}
+
+TEST_F(Update, FollowsTheScaledRateItsWarmUpAndItsSchedule) {
+  TrainOptions run = options(2, "run");
+  run.batch_size = 16;
+  run.scale_batch = 2;
+  run.scale_lr = LrScaling::linear;
+  run.warmup = 1;
+  run.schedule = LrSchedule::cosine;
+  run.epochs = 3;
+  const auto rate = [](int64_t steps, int64_t per_epoch) {  // of two epochs' cosine behind the one of warm-up
+    const double epochs = static_cast<double>(steps) / static_cast<double>(per_epoch);
+    return epochs < 1 ? 0.05 + 0.05 * epochs : 0.1 * (1 + std::cos(std::acos(-1) * (epochs - 1) / 2)) / 2;
+  };
+  const auto result = lockstep::train(run);
+  expect_near(kept(run), by_hand(run, 32, rate));
+  const auto read = lockstep::read_metrics(run.run_dir / "metrics.jsonl");
+  for (int epoch = 1; epoch <= 3; ++epoch) {
+    EXPECT_DOUBLE_EQ(result.history[epoch - 1].lr, rate(5 * epoch - 1, 5)) << epoch;
+    EXPECT_EQ(read[epoch - 1].lr, result.history[epoch - 1].lr);
+  }
+
+  run.scale_lr = LrScaling::sqrt;
+  run.reference_batch = 2;
+  run.warmup = 0;
+  run.schedule = LrSchedule::step;
+  run.step_epochs = {1, 2};
+  run.step_factor = 0.5;
+  run.run_dir = runs_ / "steps";
+  lockstep::train(run);
+  expect_near(kept(run), by_hand(run, 32, [](int64_t steps, int64_t per_epoch) {
+                return 0.05 * 4 * std::pow(0.5, static_cast<double>(steps / per_epoch));
+              }));
+}
+
+TEST_F(Update, OfAnAccumulatedBatchIsThatOfTheWholeBatch) {
+  TrainOptions whole = options(1, "whole");
+  whole.momentum = 0.9;
+  whole.lr = 0.02;
+  const auto expected = lockstep::train(whole);
+  const auto weights = kept(whole);
+  for (const int ranks : {1, 2, 3}) {
+    for (const int parts : {3, 32}) {
+      TrainOptions run = options(ranks, std::to_string(ranks) + " " + std::to_string(parts));
+      SCOPED_TRACE(run.run_dir.filename());
+      run.momentum = whole.momentum;
+      run.lr = whole.lr;
+      run.accumulate = parts;
+      const auto result = lockstep::train(run);
+      for (size_t i = 0; i < 2; ++i) {
+        EXPECT_NEAR(result.history[i].train_loss, expected.history[i].train_loss, 1e-4);
+        EXPECT_NEAR(result.history[i].train_accuracy, expected.history[i].train_accuracy, 1.01 / samples);
+      }
+      expect_near(kept(run), weights);
+    }
+  }
+}
+
+// One rank of three has no samples, and the others one each: there is nothing to accumulate.
+TEST_F(Update, OfAnAccumulatedBatchWithAnEmptyPart) {
+  TrainOptions whole = options(1, "whole"), run = options(3, "run");
+  whole.batch_size = run.batch_size = 2;
+  whole.lr = run.lr = 5e-3;
+  whole.epochs = run.epochs = 1;
+  run.accumulate = 2;
+  lockstep::train(whole);
+  lockstep::train(run);
+  expect_near(kept(run), kept(whole));
+}
+
+TEST_F(Update, GoesWithSplitsThatLeaveLayersWhole) {
+  TrainOptions whole = options(1, "whole");
+  whole.optimizer = "lars";
+  whole.lr = 5;
+  whole.momentum = 0.9;
+  lockstep::train(whole);
+  TrainOptions pipeline = whole;
+  pipeline.devices = lockstep::Devices(2, torch::kCPU);
+  pipeline.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
+  pipeline.run_dir = runs_ / "pipeline";
+  lockstep::train(pipeline);
+  expect_near(kept(pipeline), kept(whole));
+
+  TrainOptions slices = options(2, "slices"), plain = options(1, "plain");
+  slices.accumulate = 3;
+  slices.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
+  lockstep::train(slices);
+  lockstep::train(plain);
+  expect_near(kept(slices), kept(plain));
+}
+
+// By slices (--zero-stage): with accumulation and parts without samples too.
+TEST_F(Update, InSlicesIsThatOfTheWhole) {
+  for (const std::string optimizer : {"sgd", "adam"}) {
+    TrainOptions whole = options(3, optimizer);
+    whole.optimizer = optimizer;
+    whole.lr = optimizer == "sgd" ? 0.02 : 1e-3;
+    whole.batch_size = 37;  // 150 samples: the last batch has 2
+    whole.epochs = 1;
+    lockstep::train(whole);
+    for (const auto& [stage, parts] : {std::pair(1, 1), std::pair(2, 3)}) {
+      TrainOptions run = whole;
+      run.zero_stage = stage;
+      run.accumulate = parts;
+      run.run_dir = runs_ / (optimizer + std::to_string(stage));
+      SCOPED_TRACE(run.run_dir.filename());
+      lockstep::train(run);
+      expect_near(kept(run), kept(whole));
+    }
+  }
+}
+
+// The checkpoint has the whole optimizer.
+TEST_F(Update, InSlicesGoesOnOnOtherRanksAndWhole) {
+  TrainOptions whole = options(2, "whole");
+  whole.optimizer = "adam";
+  whole.lr = 1e-3;
+  lockstep::train(whole);
+  TrainOptions first = whole;
+  first.zero_stage = 2;
+  first.epochs = 1;
+  first.run_dir = runs_ / "first";
+  lockstep::train(first);
+  for (const auto& [ranks, stage] : {std::pair(2, 2), std::pair(3, 1), std::pair(1, 0)}) {
+    TrainOptions run = whole;
+    run.devices = lockstep::Devices(ranks, torch::kCPU);
+    run.zero_stage = stage;
+    run.resume = first.run_dir;
+    run.run_dir = runs_ / ("resumed" + std::to_string(ranks));
+    SCOPED_TRACE(run.run_dir.filename());
+    lockstep::train(run);
+    expect_near(kept(run), kept(whole));
+  }
+}
+
+TEST_F(Update, IsNoConcernOfEvaluation) {
+  TrainOptions run = options(2, "run");
+  run.scale_batch = 4;
+  run.accumulate = 100;
+  run.warmup = 2;
+  run.scale_lr = LrScaling::sqrt;
+  const auto result = lockstep::train(run);
+  const auto score = lockstep::evaluate_run(run.run_dir, {.devices = {torch::kCPU}, .batch_size = 1});
+  EXPECT_DOUBLE_EQ(score.accuracy(), result.history.back().test_accuracy);
+}
+
+TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
+  const auto refused = [&](auto change) {
+    TrainOptions run = options(2, "run");
+    change(run);
+    const auto text = error_of([&] { lockstep::train(run); });
+    EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
+    return text;
+  };
+  EXPECT_THAT(refused([](auto& o) { o.optimizer = "sgdm"; }), AllOf(HasSubstr("\"sgdm\""), HasSubstr("lars or lamb")));
+  EXPECT_THAT(refused([](auto& o) { o.momentum = -0.5; }), HasSubstr("momentum is -0.5"));
+  EXPECT_THAT(refused([](auto& o) { o.weight_decay = std::nan(""); }), HasSubstr("weight decay is nan"));
+  EXPECT_THAT(refused([](auto& o) { o.scale_batch = 0; }), HasSubstr("--scale-batch) is 0; it must be from 1"));
+  EXPECT_THAT(refused([](auto& o) { o.scale_batch = INT64_MAX / 16; }), HasSubstr("it must be from 1 to 288230376151"));
+  EXPECT_THAT(refused([](auto& o) { o.scale_batch = 5; }), AllOf(HasSubstr("batch size is 160"), HasSubstr("150")));
+  EXPECT_THAT(refused([](auto& o) { o.accumulate = 0; }), HasSubstr("--accumulate) is 0; it must be from 1 to 32"));
+  EXPECT_THAT(refused([](auto& o) { o.accumulate = 33; }), HasSubstr("--accumulate) is 33; it must be from 1 to 32"));
+  EXPECT_THAT(refused([](auto& o) { o.reference_batch = -1; }), HasSubstr("reference batch is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 3; }), HasSubstr("--zero-stage) is 3"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.optimizer = "lamb"; }), HasSubstr("lamb scales a layer"));
+  EXPECT_THAT(refused([](auto& o) {
+                o.zero_stage = 2;
+                o.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}};
+              }),
+              AllOf(HasSubstr("--zero-stage"), HasSubstr("1 x 2 x 1")));
+  EXPECT_THAT(refused([](auto& o) { o.model = "resnet18", o.zero_stage = 2, o.sync_batchnorm = true; }),
+              HasSubstr("so does --sync-batchnorm"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.compress = "bf16"; }),
+              HasSubstr("--compress and --sync-every"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 2, o.sync_every = 4; }), HasSubstr("--compress and --sync-every"));
+  EXPECT_THAT(refused([](auto& o) { o.warmup = 1; }), HasSubstr("--scale-batch or --reference-batch"));
+  EXPECT_THAT(refused([](auto& o) { o.step_epochs = {1}; }), HasSubstr("--schedule step"));
+  EXPECT_THAT(refused([](auto& o) { o.schedule = LrSchedule::step; }), HasSubstr("--step-epochs"));
+  for (const char* name : {"lars", "lamb"}) {
+    const auto by_channels = [&](auto& o) {
+      o.optimizer = name;
+      o.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
+    };
+    EXPECT_THAT(refused(by_channels), AllOf(HasSubstr(name), HasSubstr("split by channels"), HasSubstr("1 x 1 x 2")));
+  }
+  for (const auto& split :
+       {lockstep::ModelSplit{.mesh = {.pipeline = 2}}, lockstep::ModelSplit{.mesh = {.data = 2}, .microbatches = 2}}) {
+    const auto twice_in_parts = [&](auto& o) { o.accumulate = 2, o.split = split; };
+    EXPECT_THAT(refused(twice_in_parts), AllOf(HasSubstr("--accumulate"), HasSubstr("microbatches")));
+  }
+}
+
+TEST(UpdateJson, ComesBackAsItWas) {
+  TrainOptions options;
+  options.scale_batch = 8;
+  options.accumulate = 4;
+  options.optimizer = "lars";
+  options.momentum = 0.9;
+  options.weight_decay = 5e-4;
+  options.reference_batch = 128;
+  options.scale_lr = LrScaling::sqrt;
+  options.warmup = 2.5;
+  options.schedule = LrSchedule::step;
+  options.step_epochs = {3, 7};
+  options.step_factor = 0.3;
+  options.zero_stage = 2;
+  const auto back = lockstep::train_options_from_json(to_json(options));
+  EXPECT_EQ(to_json(back), to_json(options));
+  EXPECT_EQ(back.scale_batch, 8);
+  EXPECT_EQ(back.accumulate, 4);
+  EXPECT_EQ(back.optimizer, "lars");
+  EXPECT_EQ(back.momentum, 0.9);
+  EXPECT_EQ(back.weight_decay, 5e-4);
+  EXPECT_EQ(back.reference_batch, 128);
+  EXPECT_EQ(back.scale_lr, LrScaling::sqrt);
+  EXPECT_EQ(back.warmup, 2.5);
+  EXPECT_EQ(back.schedule, LrSchedule::step);
+  EXPECT_EQ(back.step_epochs, (std::vector{3, 7}));
+  EXPECT_EQ(back.step_factor, 0.3);
+  EXPECT_EQ(back.zero_stage, 2);
+  EXPECT_EQ(to_json(lockstep::train_options_from_json("{}")), to_json(TrainOptions()));
+}
+
+TEST(UpdateJson, NamesWhatIsWrong) {
+  const auto text = [](const std::string& json) { return error_of([&] { lockstep::train_options_from_json(json); }); };
+  EXPECT_THAT(text(R"({"scale_lr": "square"})"), AllOf(HasSubstr("\"scale_lr\""), HasSubstr("none, sqrt or linear")));
+  EXPECT_THAT(text(R"({"scale_lr": 2})"), AllOf(HasSubstr("\"scale_lr\""), HasSubstr("must be a text")));
+  EXPECT_THAT(text(R"({"schedule": "warm"})"), AllOf(HasSubstr("\"schedule\""), HasSubstr("constant, step or cosine")));
+  EXPECT_THAT(text(R"({"step_epochs": [1, 2.5]})"), HasSubstr("\"step_epochs[1]\""));
+  EXPECT_THAT(text(R"({"accumulate": 1.5})"), HasSubstr("\"accumulate\""));
+}
+
+}  // namespace update_test

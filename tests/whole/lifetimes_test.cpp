@@ -1,0 +1,367 @@
+// No lifetime ends in a crash: what is kept, moved, or made of a Rank that is gone works, or is an Error.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/balance.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/local_sgd.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/pipeline/pipeline.hpp>
+#include <lockstep/server/parameter_server.hpp>
+#include <lockstep/split/split_model.hpp>
+
+#include "support/group_tests.hpp"
+
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace lifetimes_test {
+
+using namespace lockstep;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+namespace nn = torch::nn;
+
+class LifetimesWorlds : public Worlds {};
+INSTANTIATE_TEST_SUITE_P(Sizes, LifetimesWorlds, testing::Values(1, 2, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+const Dataset data{torch::rand({16, 6}), torch::arange(16) % 3};
+
+Batch one_batch(const Rank& rank) {
+  return *batches(data, {.size = 16, .shuffle = false}, rank).begin();
+}
+
+Batch whole_batch() {
+  return *batches(data, {.size = 16, .shuffle = false}).begin();
+}
+
+nn::Sequential layers() {
+  return nn::Sequential(nn::Linear(6, 5), nn::ReLU(), nn::Linear(5, 4), nn::Linear(4, 4));
+}
+
+const auto kSgd = [](auto slices) {
+  return std::make_unique<torch::optim::SGD>(slices, torch::optim::SGDOptions(0.1).momentum(0.9));
+};
+
+// What each rank of this process would have kept, by what main() could make of it.
+template <class Kept>
+using OfRanks = std::vector<std::optional<Kept>>;
+
+// ---- Ranks that are gone while the run goes on.
+
+// Everything that takes a Rank, of one that is a local copy.
+struct Everything {
+  DataParallel<nn::LinearImpl> net;
+  ShardedOptimizer sharded;
+  DataParallel<nn::LinearImpl> other;
+  Balance balance;
+  LocalSgd local;
+  Pipeline pipeline;
+
+  explicit Everything(Rank rank)
+      : net(nn::Linear(6, 3), rank),
+        sharded(net, kSgd),
+        other(nn::Linear(6, 3), rank),
+        balance(other, rank),
+        local(other->parameters(), rank, {.sync_every = 2}),
+        pipeline(split_into_stages(layers(), rank.world_size()), rank) {}
+
+  void step(const Batch& batch, Batches& all, const Batch& whole) {
+    sharded.zero_grad();
+    net.loss(batch, F::cross_entropy).backward();
+    sharded.step();
+    other.loss(batch, F::cross_entropy).backward();
+    balance.step(batch, all);
+    local.step();
+    pipeline.forward_backward(whole, F::cross_entropy);
+  }
+};
+
+std::unique_ptr<Everything> of_a_group(Rank& rank) {
+  Rank group = rank.split(rank.index() % 2);
+  auto everything = std::make_unique<Everything>(group);
+  return everything;
+}
+
+TEST_P(LifetimesWorlds, WhatIsMadeOfALocalCopyOutlivesIt) {
+  on_ranks([](Rank& rank) {
+    for (const bool group : {false, true}) {
+      const auto everything = group ? of_a_group(rank) : std::make_unique<Everything>(rank);
+      Rank members = group ? rank.split(rank.index() % 2) : rank;
+      auto all = batches(data, {.size = 16}, members);
+      for (int step = 0; step < 4; ++step) everything->step(one_batch(members), all, whole_batch());
+    }
+  });
+}
+
+// ---- Moves.
+
+TEST_P(LifetimesWorlds, AMoveLeavesTheSameBehind) {
+  on_ranks([](Rank& rank) {
+    Rank copy = rank, moved_rank = std::move(copy);
+    moved_rank.barrier();
+    copy.barrier();
+    EXPECT_EQ(copy.name(), rank.name());
+
+    DataParallel net(nn::Linear(6, 3), rank);
+    auto moved = std::move(net);
+    auto loss = moved.loss(one_batch(rank), F::cross_entropy);
+    auto moved_loss = std::move(loss);
+    moved_loss.backward();
+    EXPECT_EQ(loss.item(), moved_loss.item());
+    net.loss(one_batch(rank), F::cross_entropy).backward();
+    EXPECT_TRUE(net->weight.is_same(moved->weight));
+  });
+}
+
+TEST_P(LifetimesWorlds, AMovedSplitModelTrains) {
+  on_ranks([](Rank& rank) {
+    const int ranks = rank.world_size();
+    for (const MeshShape& mesh : {MeshShape{.data = ranks}, MeshShape{.pipeline = ranks}, MeshShape{.tensor = ranks}}) {
+      SplitModel first(layers(), rank, {.mesh = mesh});
+      SplitModel second = std::move(first);
+      for (SplitModel* net : {&second, &first}) {
+        const Batch batch = one_batch(net->mesh().data());
+        EXPECT_GT(net->forward_backward(batch, F::cross_entropy).item<double>(), 0);
+        EXPECT_EQ(net->forward(batch.x.slice(0, 0, 1)).size(1), 4);
+        EXPECT_FALSE(net->module()->is_empty());
+      }
+    }
+  });
+}
+
+static_assert(!std::is_move_constructible_v<ShardedOptimizer> && !std::is_move_constructible_v<Balance> &&
+              !std::is_move_constructible_v<NoSync>);
+
+TEST_P(LifetimesWorlds, AMovedLocalSgdSaysSo) {
+  on_ranks([](Rank& rank) {
+    nn::Linear net(6, 3);
+    LocalSgd first(net->parameters(), rank);
+    LocalSgd second = std::move(first);
+    EXPECT_TRUE(second.step());
+    EXPECT_THAT(error_of([&] { first.step(); }), HasSubstr("LocalSgd: this one was moved to another"));
+    EXPECT_THAT(error_of([&] { first.synchronize(); }), HasSubstr("LocalSgd: this one was moved to another"));
+  });
+}
+
+// ---- What is kept after run().
+
+TEST_P(LifetimesWorlds, ARankThatIsKeptSaysThatItsRunIsOver) {
+  OfRanks<Rank> ranks(4);
+  on_ranks([&](Rank& rank) { ranks[static_cast<size_t>(rank.index())] = rank.split(0); });
+  for (auto& rank : ranks) {
+    if (!rank) continue;
+    const auto over = AllOf(HasSubstr(rank->name() + ": "), HasSubstr("run() that this rank belongs to is over"));
+    EXPECT_THAT(error_of([&] { rank->allreduce(torch::ones({3})); }), over);
+    EXPECT_THAT(error_of([&] { rank->barrier(); }), over);
+    EXPECT_THAT(error_of([&] { rank->split(0); }), over);
+    EXPECT_THAT(error_of([&] { rank->in_turn([] { return 0; }); }), over);
+    EXPECT_THAT(error_of([&] { DataParallel(nn::Linear(6, 3), *rank); }), over);
+    EXPECT_THAT(error_of([&] { rank->wrapped([](auto backend) { return backend; }); }), over);
+    EXPECT_LT(rank->index_in_process(), GetParam());
+    EXPECT_GE(rank->process(), 0);
+    EXPECT_TRUE(rank->generator().defined());
+  }
+}
+
+TEST_P(LifetimesWorlds, ANetThatIsKeptForwardsAndItsBackwardIsAnError) {
+  OfRanks<DataParallel<nn::LinearImpl>> nets(4), with_norm(4);
+  OfRanks<Loss> losses(4);
+  on_ranks([&](Rank& rank) {
+    const auto index = static_cast<size_t>(rank.index());
+    nets[index].emplace(nn::Linear(6, 3), rank);
+    nets[index]->loss(one_batch(rank), F::cross_entropy).backward();
+    losses[index] = nets[index]->loss(one_batch(rank), F::cross_entropy);
+  });
+  for (size_t index = 0; index < nets.size(); ++index) {
+    if (!nets[index]) continue;
+    auto& net = *nets[index];
+    EXPECT_EQ(net(data.x).size(1), 3);
+    auto loss =
+        net.loss(data.x.size(0) > 0 ? Batch{data.x, data.y, data.size() * GetParam()} : Batch{}, F::cross_entropy);
+    EXPECT_GT(loss.item(), 0);
+    EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { losses[index]->backward(); }), HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { net.backward_through([] {}); }), HasSubstr("is over"));
+    auto guard = net.no_sync();
+    EXPECT_THAT(error_of([&] {
+                  net.loss(Batch{data.x, data.y, 16}, F::cross_entropy).backward();
+                }),
+                HasSubstr("is over"));
+  }
+}
+
+TEST_P(LifetimesWorlds, EverythingThatIsKeptSaysSo) {
+  std::vector<std::unique_ptr<Everything>> kept(4);
+  on_ranks([&](Rank& rank) {
+    auto& all = kept[static_cast<size_t>(rank.index())] = std::make_unique<Everything>(rank);
+    auto batches_of_one = batches(data, {.size = 16}, rank);
+    all->step(one_batch(rank), batches_of_one, whole_batch());
+  });
+  for (const auto& all : kept) {
+    if (!all) continue;
+    EXPECT_THAT(error_of([&] { all->sharded.step(); }), Not(HasSubstr("(no error)")));
+    EXPECT_THAT(error_of([&] { all->sharded.state(); }), HasSubstr("is over"));
+    all->sharded.zero_grad();
+    EXPECT_THAT(error_of([&] { all->local.step(), all->local.synchronize(); }), HasSubstr("is over"));
+    if (GetParam() == 1) continue;  // nobody is asked
+    EXPECT_THAT(error_of([&] {
+                  all->pipeline.forward_backward({data.x, data.y, 16}, F::cross_entropy);
+                }),
+                HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { all->pipeline.forward(data.x); }), HasSubstr("is over"));
+    auto batches_of_one = batches(data, {.size = 4});
+    EXPECT_THAT(error_of([&] {
+                  for (int i = 0; i < 20; ++i) all->balance.step({data.x, data.y, 16}, batches_of_one);
+                }),
+                HasSubstr("is over"));
+  }
+}
+
+TEST_P(LifetimesWorlds, ASplitModelThatIsKeptSaysSo) {
+  OfRanks<SplitModel> nets(4);
+  on_ranks([&](Rank& rank) {
+    nets[static_cast<size_t>(rank.index())].emplace(layers(), rank, ModelSplit{.mesh = {.tensor = rank.world_size()}});
+  });
+  for (auto& net : nets) {
+    if (!net) continue;
+    EXPECT_THAT(error_of([&] { net->forward_backward({data.x, data.y, 16}, F::cross_entropy); }), HasSubstr("is over"));
+    if (GetParam() > 1) EXPECT_THAT(error_of([&] { net->forward(data.x); }), HasSubstr("is over"));
+  }
+}
+
+TEST_P(LifetimesWorlds, AModuleOutlivesItsNet) {
+  std::vector<std::shared_ptr<nn::LinearImpl>> modules(4);
+  Tensor y;
+  on_ranks([&](Rank& rank) {
+    DataParallel net(nn::Linear(6, 3), rank);
+    modules[static_cast<size_t>(rank.index())] = std::dynamic_pointer_cast<nn::LinearImpl>(net->shared_from_this());
+    Tensor loss;
+    {
+      DataParallel brief(nn::Linear(6, 3), rank);
+      loss = brief(data.x).sum();
+    }
+    loss.backward();  // through hooks that are gone
+  });
+  for (const auto& module : modules) {
+    if (module) module->forward(data.x).sum().backward();
+  }
+}
+
+TEST(Lifetimes, AWorkerThatIsKeptSaysThatItsTrainingIsOver) {
+  std::optional<ParameterServer> kept;
+  run(cpus(2), [&](Rank& rank) {
+    std::optional<Worker> worker;
+    ParameterServer server(nn::Linear(6, 3), rank, kSgd);
+    server.train([&](Worker& here) {
+      here.step();
+      worker = here;
+    });
+    if (!worker) return;
+    EXPECT_THAT(error_of([&] { worker->step(); }), HasSubstr("ParameterServer: a worker's push() and pull() end with"));
+    kept = std::move(server);
+    EXPECT_EQ(server.workers(), 1);
+  });
+  EXPECT_THAT(error_of([&] { kept->train([](Worker&) {}); }), HasSubstr("is over"));
+}
+
+// ---- Null modules.
+
+TEST_P(LifetimesWorlds, ANullModuleIsRefused) {
+  on_ranks([](Rank& rank) {
+    EXPECT_THAT(error_of([&] { DataParallel<nn::LinearImpl>(std::shared_ptr<nn::LinearImpl>(), rank); }),
+                AllOf(HasSubstr(rank.name()), HasSubstr("DataParallel: the module is null")));
+    EXPECT_THAT(error_of([&] { DataParallel(nn::Linear(nullptr), rank); }),
+                HasSubstr("DataParallel: the module is null"));
+    EXPECT_THAT(error_of([&] { SplitModel(nn::Sequential(nullptr), rank, {.mesh = {.data = rank.world_size()}}); }),
+                HasSubstr("SplitModel: the net is null"));
+    EXPECT_THAT(error_of([&] { split_into_stages(nn::Sequential(nullptr), 1); }), HasSubstr("the net is null"));
+    const std::vector<nn::Sequential> none(static_cast<size_t>(rank.world_size()), nullptr);
+    EXPECT_THAT(error_of([&] { Pipeline(none, rank); }), HasSubstr("has no layers"));
+    EXPECT_THAT(error_of([&] { ParameterServer(nn::Linear(nullptr), rank, kSgd); }),
+                HasSubstr("ParameterServer: the module is null"));
+  });
+}
+
+// ---- Batches.
+
+TEST(Lifetimes, AnIteratorOfTemporaryBatchesKeepsThem) {
+  auto iterator = batches(data, {.size = 4, .shuffle = false}).begin();
+  int64_t samples = 0;
+  for (const auto end = batches(data, {.size = 4}).end(); !(iterator == end); ++iterator) {
+    EXPECT_TRUE(iterator->x.equal(data.x.slice(0, samples, samples + 4)));
+    samples += iterator->size();
+  }
+  EXPECT_EQ(samples, data.size());
+}
+
+// ---- std::exit.
+
+// Rank 1 calls std::exit while the other does `others` again and again.
+void exit_in_a_rank(const std::function<void(Rank&)>& others) {
+  std::atexit([] { std::cerr << "handlers ran"; });
+  run(cpus(2), [&](Rank& rank) {
+    DataParallel net(layers(), rank);
+    net.loss(one_batch(rank), F::cross_entropy).backward();
+    if (rank.index() == 1) std::exit(7);
+    for (;;) others(rank);
+  });
+}
+
+void compute() {
+  layers()->forward(data.x).sum().backward();
+}
+
+class LifetimesExit : public testing::Test {
+ protected:
+  LifetimesExit() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+TEST_F(LifetimesExit, WhileAnotherRankWaitsEndsTheProcessAsElsewhere) {
+  EXPECT_EXIT(exit_in_a_rank([](Rank& rank) { rank.barrier(); }), testing::ExitedWithCode(7), "handlers ran");
+}
+
+TEST_F(LifetimesExit, WhileAnotherRankTrainsEndsTheProcessAsElsewhere) {
+  const auto computes_and_waits = [](Rank& rank) {
+    for (int i = 0; i < 100; ++i) compute();
+    rank.barrier();
+  };
+  EXPECT_EXIT(exit_in_a_rank(computes_and_waits), testing::ExitedWithCode(7), "handlers ran");
+}
+
+TEST_F(LifetimesExit, WhileAnotherRankComputesForEverEndsTheProcess) {
+  EXPECT_EXIT(exit_in_a_rank([](Rank&) { compute(); }), testing::ExitedWithCode(7), "");
+}
+
+TEST_F(LifetimesExit, OfAllRanksEndsTheProcess) {
+  EXPECT_EXIT(run(cpus(4),
+                  [](Rank& rank) {
+                    rank.barrier();
+                    std::exit(5);
+                  }),
+              testing::ExitedWithCode(5), "");
+}
+
+TEST_F(LifetimesExit, InARunInsideOfARunEndsTheProcess) {
+  const auto inner = [](Rank&) { std::exit(6); };
+  EXPECT_EXIT(run(cpus(2),
+                  [&](Rank& rank) {
+                    if (rank.index() == 1) run(cpus(1), inner);
+                    for (;;) compute();
+                  }),
+              testing::ExitedWithCode(6), "");
+}
+
+}  // namespace lifetimes_test
