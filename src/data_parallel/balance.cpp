@@ -3,7 +3,7 @@
 #include <lockstep/data_parallel/balance.hpp>
 
 #include "lap_clock.hpp"
-#include "ranks/of_all_ranks.hpp"
+#include "ranks/gather.hpp"
 #include "rebalance.hpp"
 
 #include <bit>

@@ -2,7 +2,7 @@
 #include <lockstep/data_parallel/check_replicas.hpp>
 
 #include "base/scramble.hpp"
-#include "ranks/of_all_ranks.hpp"
+#include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "running_statistics_names.hpp"
 

@@ -5,7 +5,7 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
 #include "pipeline_stage.hpp"
-#include "ranks/of_all_ranks.hpp"
+#include "ranks/gather.hpp"
 
 #include <functional>
 #include <utility>

@@ -17,7 +17,7 @@
 #include "echo_backend.hpp"
 #include "layer_meter.hpp"
 #include "optim/fused_sgd.hpp"
-#include "ranks/shared_text.hpp"
+#include "ranks/gather.hpp"
 
 namespace lockstep {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "base/seconds_since.hpp"
 #include "base/thread_clock.hpp"
-#include "ranks/shared_text.hpp"
+#include "ranks/gather.hpp"
 
 namespace lockstep {
 namespace {

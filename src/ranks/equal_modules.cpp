@@ -4,8 +4,7 @@
 #include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 
-#include "of_all_ranks.hpp"
-#include "shared_text.hpp"
+#include "gather.hpp"
 
 #include <algorithm>
 #include <functional>

@@ -1,6 +1,7 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/Exception.h>
@@ -188,11 +189,7 @@ void Rank::end_turn() {
 
 Rank Rank::split(int color) {
   if (color < 0) throw Error(name() + ": split: the color is " + std::to_string(color) + "; colors start at 0");
-  at::Tensor colors = at::zeros({world_size_}, at::kLong);
-  colors[index_] = color;
-  colors = colors.to(device_);
-  allreduce(colors);
-  colors = colors.cpu();
+  const at::Tensor colors = allgather(at::full({}, color, at::TensorOptions(device_).dtype(at::kLong))).cpu();
 
   comm::Members group{place_->members.name + "/" + std::to_string(place_->splits++) + "." + std::to_string(color), {}};
   for (int other = 0; other < world_size_; ++other) {
@@ -226,6 +223,32 @@ void Rank::broadcast(at::Tensor tensor, int root) {
   options.rootRank = root;
   backend().broadcast(packed, options)->wait();
   put_back(packed[0], tensor);
+}
+
+at::Tensor Rank::allgather(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  at::Tensor mine = tensor.contiguous();
+  auto sizes = mine.sizes().vec();
+  sizes.insert(sizes.begin(), world_size_);
+  at::Tensor all = at::empty(sizes, mine.options());
+  at::Tensor flat = all.view({-1}), flat_mine = mine.view({-1});
+  backend()._allgather_base(flat, flat_mine)->wait();
+  return all;
+}
+
+at::Tensor Rank::reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op) {
+  const at::NoGradGuard no_grad;
+  if (tensor.dim() == 0 || tensor.size(0) != world_size_) {
+    throw Error(name() + ": reduce_scatter: the tensor " + c10::str(tensor.sizes()) + " needs a row for each of " +
+                std::to_string(world_size_) + " ranks");
+  }
+  at::Tensor all = tensor.contiguous().view({-1});
+  at::Tensor mine = at::empty(tensor.sizes().slice(1), tensor.options().memory_format(at::MemoryFormat::Contiguous));
+  at::Tensor flat_mine = mine.view({-1});
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = std::move(op);
+  backend()._reduce_scatter_base(flat_mine, all, options)->wait();
+  return mine;
 }
 
 void Rank::barrier() {

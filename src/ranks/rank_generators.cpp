@@ -5,7 +5,7 @@
 #include <mutex>
 #include <vector>
 
-#include "of_all_ranks.hpp"
+#include "gather.hpp"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "of_all_ranks.hpp"
+#include "gather.hpp"
 
 namespace lockstep {
 

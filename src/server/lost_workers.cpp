@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "ranks/shared_text.hpp"
+#include "ranks/gather.hpp"
 #include "request.hpp"
 
 namespace lockstep::server {

@@ -12,8 +12,7 @@
 #include "lost_workers.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/expendable.hpp"
-#include "ranks/of_all_ranks.hpp"
-#include "ranks/shared_text.hpp"
+#include "ranks/gather.hpp"
 
 #include <chrono>
 #include <exception>

@@ -7,7 +7,7 @@
 #include "comm/peer_lost.hpp"
 #include "comm/reduction.hpp"
 #include "ranks/expendable.hpp"
-#include "ranks/shared_text.hpp"
+#include "ranks/gather.hpp"
 
 #include <algorithm>
 #include <limits>

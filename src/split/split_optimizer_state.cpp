@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "optim/optimizer_state.hpp"
-#include "ranks/of_all_ranks.hpp"
+#include "ranks/gather.hpp"
 
 namespace lockstep {
 namespace {
@@ -53,18 +53,12 @@ Members members_of(const io::NamedTensors& state, const io::NamedTensors& parame
 
 // Also those that a rank without parameters knows nothing of.
 Members members_of_all_ranks(const Members& mine, Rank& rank) {
-  constexpr size_t room = 512;
   std::string text;
   for (const auto& [name, member] : mine) {
     text += name + ' ' + std::to_string(static_cast<int>(member.type)) + ' ' + (member.is_number ? "1 " : "0 ");
   }
-  if (text.size() > room) throw Error("an optimizer's state has too many members to be gathered: " + text);
-  text.resize(room, ' ');
-  const torch::Tensor texts = of_all_ranks(rank, {text.begin(), text.end()});
   Members all;
-  for (int64_t row = 0; row < texts.size(0); ++row) {
-    std::string line;
-    for (size_t i = 0; i < room; ++i) line += static_cast<char>(texts[row][static_cast<int64_t>(i)].item<int64_t>());
+  for (const auto& line : texts_of_all_ranks(text, rank)) {
     std::istringstream words(line);
     std::string name;
     int type = 0, is_number = 0;

@@ -18,7 +18,7 @@
 #include "devices/memory_format.hpp"
 #include "models/module_state.hpp"
 #include "optim/finite_sum.hpp"
-#include "ranks/of_all_ranks.hpp"
+#include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "train_options.hpp"
 

@@ -1,6 +1,5 @@
 // What a RankTrainer puts into a checkpoint and goes on from.
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/power_sgd.hpp>
@@ -9,7 +8,7 @@
 #include "models/module_state.hpp"
 #include "optim/optimizer_state.hpp"
 #include "rank_trainer.hpp"
-#include "ranks/of_all_ranks.hpp"
+#include "ranks/gather.hpp"
 #include "ranks/rank_generators.hpp"
 #include "split/split_optimizer_state.hpp"
 #include "train_options.hpp"
@@ -22,17 +21,10 @@
 namespace lockstep {
 namespace {
 
+// Of each tensor, what all ranks have of it: a row for each rank.
 io::NamedTensors tables_of_all_ranks(const io::NamedTensors& mine, Rank& rank) {
-  const torch::NoGradGuard no_grad;
   io::NamedTensors tables;
-  for (const auto& [name, tensor] : mine) {
-    auto sizes = tensor.sizes().vec();
-    sizes.insert(sizes.begin(), rank.world_size());
-    const torch::Tensor table = torch::zeros(sizes, tensor.options().device(rank.device()));
-    table[rank.index()].copy_(tensor);
-    rank.allreduce(table);
-    tables.emplace_back(name, table);
-  }
+  for (const auto& [name, tensor] : mine) tables.emplace_back(name, rank.allgather(tensor.to(rank.device())));
   return tables;
 }
 

@@ -54,6 +54,11 @@ class Rank {
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();
 
+  // The same, of tensors of one shape and type on all ranks. allgather: [world_size, ...], row r what rank r gave.
+  // reduce_scatter of [world_size, ...]: row index() of the ranks' sum.
+  at::Tensor allgather(const at::Tensor& tensor);
+  at::Tensor reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
+
   // Calls function() on one rank at a time, rank 0 first, and returns what it returns. For what draws from LibTorch's
   // default generator, which all ranks of a process share: net = rank.in_turn([] { torch::manual_seed(1); return
   // MyNet(); }) makes the same weights in each run. Elsewhere in a rank torch::manual_seed changes what the other ranks

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "support/error_of.hpp"
+
 namespace in_process_test {
 
 using c10d::ReduceOp;
@@ -163,6 +165,27 @@ TEST_P(InProcessWorlds, AllgatherCollectsEveryRanksTensor) {
     rank.backend()._allgather_base(flat, input[0])->wait();
     expect_equal(flat, torch::cat(values(world, {2, 3})));
   });
+}
+
+TEST_P(InProcessWorlds, ARanksAllgatherAndReduceScatterHaveARowForEachRank) {
+  const int world = GetParam();
+  for (const auto type : {torch::kFloat, torch::kInt64, torch::kUInt8}) {
+    for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, {0}, {7}, {3, 5}}) {
+      const Tensor all = torch::stack(values(world, shape, type));
+      lockstep::run(cpus(world), [&](Rank& rank) {
+        expect_equal(rank.allgather(value(rank.index(), shape, type)), all);
+        // Every rank gives the same rows, so the sum is `world` times as much.
+        expect_equal(rank.reduce_scatter(all), (all[rank.index()] * world).to(type));
+        if (shape.size() < 2) return;
+        expect_equal(rank.allgather(value(rank.index(), shape, type).t()), all.transpose(1, 2));
+        expect_equal(rank.reduce_scatter(all.transpose(1, 2)), (all[rank.index()].t() * world).to(type));
+      });
+    }
+  }
+  EXPECT_THAT(lockstep::error_of([&] {
+                lockstep::run(cpus(world), [&](Rank& rank) { rank.reduce_scatter(torch::ones({world + 1, 2})); });
+              }),
+              testing::HasSubstr("needs a row for each of " + std::to_string(world) + " ranks"));
 }
 
 TEST_P(InProcessWorlds, ReduceScatterGivesEachRankItsPartOfTheSum) {

@@ -1,11 +1,17 @@
-#include "shared_text.hpp"
+#include "gather.hpp"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 
 #include <cstring>
 
 namespace lockstep {
+
+at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers) {
+  return rank.allgather(at::tensor(numbers, at::kLong).to(rank.device())).cpu();
+}
 
 at::Tensor bytes_of_text(const std::string& text) {
   at::Tensor bytes = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
@@ -16,6 +22,18 @@ at::Tensor bytes_of_text(const std::string& text) {
 std::string text_of_bytes(const at::Tensor& bytes) {
   const at::Tensor here = bytes.cpu();
   return {reinterpret_cast<const char*>(here.data_ptr<uint8_t>()), static_cast<size_t>(here.numel())};
+}
+
+std::vector<std::string> texts_of_all_ranks(const std::string& text, Rank& rank) {
+  const at::Tensor sizes = of_all_ranks(rank, {static_cast<int64_t>(text.size())});
+  const at::Tensor mine = at::zeros({sizes.max().item<int64_t>()}, at::kByte);
+  mine.narrow(0, 0, static_cast<int64_t>(text.size())).copy_(bytes_of_text(text));
+  const at::Tensor all = rank.allgather(mine.to(rank.device())).cpu();
+  std::vector<std::string> texts;
+  for (int other = 0; other < rank.world_size(); ++other) {
+    texts.push_back(text_of_bytes(all[other].narrow(0, 0, sizes[other][0].item<int64_t>())));
+  }
+  return texts;
 }
 
 std::string shared_text(const std::string& text, Rank& rank, int root) {

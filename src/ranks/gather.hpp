@@ -1,0 +1,33 @@
+// What every rank has to say, on every rank: numbers, texts and tensors. For checks that compare ranks, and
+// checkpoints. All ranks must call each of them. Errors: as Rank's collectives.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/ranks/rank.hpp>
+
+#include <bit>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+// Row r of the result, int64 [ranks, numbers] on the CPU, is what rank r gave; all give as many numbers.
+at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers);
+
+// For of_all_ranks, which passes whole numbers on.
+inline int64_t bits_of(double number) {
+  return std::bit_cast<int64_t>(number);
+}
+
+// Element r is the text of rank r.
+std::vector<std::string> texts_of_all_ranks(const std::string& text, Rank& rank);
+
+// The `text` of rank `root`, on every rank.
+std::string shared_text(const std::string& text, Rank& rank, int root = 0);
+
+at::Tensor bytes_of_text(const std::string& text);   // uint8, one dimension, on the CPU
+std::string text_of_bytes(const at::Tensor& bytes);  // on any device
+
+}  // namespace lockstep
