@@ -2,10 +2,10 @@
 #include <c10/util/Exception.h>
 #include <c10/util/Logging.h>
 #include <fcntl.h>
-#include <malloc.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/keep_freed_memory.hpp>
 
 #include <algorithm>
 #include <cerrno>
@@ -52,19 +52,6 @@ void open_closed_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number that is free
   }
-}
-
-// The activations of a training step are large blocks that live for milliseconds. By default the C library gives them
-// back to the kernel when they are freed, and at every step the kernel clears the pages again, while the rank threads
-// wait for each other in its page fault handler: up to a third of the time. With these limits freed blocks stay with
-// the process. The last one is for threads, whose memory comes in pieces of at most 64 MB that are unmapped when all of
-// a piece is free, unless so much must stay.
-void keep_freed_memory() {
-#ifdef __GLIBC__
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes
-  mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  mallopt(M_TOP_PAD, 64 << 20);
-#endif
 }
 
 // At its default level LibTorch warns of every connection that ends, with a call stack of twenty lines, around the one
@@ -161,7 +148,7 @@ int run_and_report_errors(const std::vector<const char*>& words, Output& output)
 
 int main(int argc, char** argv) {
   open_closed_standard_descriptors();
-  keep_freed_memory();
+  lockstep::keep_freed_memory();
   log_errors_only();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);

@@ -173,6 +173,7 @@ void train(int num_devices, int64_t batch_size, double lr, const lockstep::Image
 }  // namespace
 
 int main(int argc, char** argv) try {
+  lockstep::keep_freed_memory();
   const int epochs = argc > 1 ? std::atoi(argv[1]) : 10;
   const lockstep::ImageData data = lockstep::load_fashion_mnist(argc > 2 ? argv[2] : "");
 

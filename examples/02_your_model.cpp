@@ -150,6 +150,7 @@ void combined(const char* scheme, const lockstep::MeshShape& mesh, Rank& rank, c
 }  // namespace
 
 int main() try {
+  lockstep::keep_freed_memory();
   const lockstep::Dataset task = make_task();
   const lockstep::Devices one = {torch::kCPU}, two(2, torch::kCPU), four(4, torch::kCPU);
   lockstep::run(one, [&](Rank& rank) { on_one_device(rank, task); });

@@ -121,6 +121,7 @@ void kill() {
 }  // namespace
 
 int main() try {
+  lockstep::keep_freed_memory();
   const lockstep::Dataset task = make_task();
   const lockstep::ParameterServerOptions asynchronous{.consistency = Consistency::asynchronous};
   if (lockstep::this_process().count > 1) {

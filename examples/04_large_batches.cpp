@@ -130,6 +130,7 @@ void train_all(Rank& rank, const lockstep::Dataset& task) {
 }  // namespace
 
 int main() try {
+  lockstep::keep_freed_memory();
   const lockstep::Dataset task = make_task();
   lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) { train_all(rank, task); });
 } catch (const lockstep::Error& error) {

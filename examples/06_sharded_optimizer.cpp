@@ -118,6 +118,7 @@ void sharded(const char* what, int stage, Rank& rank, const lockstep::Dataset& t
 }  // namespace
 
 int main() try {
+  lockstep::keep_freed_memory();
   const lockstep::Dataset task = make_task();
   const lockstep::Devices two(2, torch::kCPU), four(4, torch::kCPU);
   lockstep::run(two, [&](Rank& rank) { whole("2 ranks, Adam on each", rank, task); });

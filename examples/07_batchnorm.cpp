@@ -104,6 +104,7 @@ void synchronised(Rank& rank, const lockstep::Dataset& task) {
 }  // namespace
 
 int main() try {
+  lockstep::keep_freed_memory();
   const lockstep::Dataset task = make_task();
   const lockstep::Devices one = {torch::kCPU}, two(2, torch::kCPU);
   lockstep::run(one, [&](Rank& rank) { per_device(rank, task); });

@@ -99,6 +99,7 @@ void train(Rank& rank, const lockstep::Dataset& task, const fs::path& folder, in
 }  // namespace
 
 int main(int argc, char** argv) try {
+  lockstep::keep_freed_memory();
   if (argc < 2) {
     std::cerr << "usage: example_08_stop_and_go_on FOLDER [epochs] [devices]\n";
     return 2;

@@ -92,6 +92,7 @@ void train(const char* what, std::vector<double> shares, bool measured, Rank& ra
 }  // namespace
 
 int main() try {
+  lockstep::keep_freed_memory();
   const lockstep::Dataset task = make_task();
   const lockstep::Devices two(2, torch::kCPU);
   lockstep::run(two, [&](Rank& rank) { train("equal parts", {1, 1}, false, rank, task); });

@@ -1,7 +1,9 @@
 // devices: what runs the tensors: CPU cores, GPUs, memory, precision.
-//   autocast  mixed precision for one scope of one thread
-//   devices   which devices the machine has, and how a user names them
+//   autocast           mixed precision for one scope of one thread
+//   devices            which devices the machine has, and how a user names them
+//   keep_freed_memory  lets a process keep the memory that it frees: faster on CPUs
 #pragma once
 
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/devices/devices.hpp>
+#include <lockstep/devices/keep_freed_memory.hpp>
