@@ -19,9 +19,9 @@ int64_t divided_up(int64_t number, int64_t by) {
 }
 
 // Of each stage of rank `p`: for how many microbatches it holds activations at once, at most.
-std::map<int, int> most_live(const PipelineShape& shape, int p, int ranks) {
+std::map<int, int> most_live(const ModelSplit& split, int p, int ranks) {
   std::map<int, int> live, most;
-  for (const auto& step : steps_of(shape.schedule, p, ranks, shape.stages_per_rank, shape.microbatches)) {
+  for (const auto& step : steps_of(split.schedule, p, ranks, split.stages_per_rank, split.microbatches)) {
     live[step.stage] += step.kind == PipelineStep::Kind::forward ? 1 : -1;
     most[step.stage] = std::max(most[step.stage], live[step.stage]);
   }
@@ -147,8 +147,8 @@ PipelineRun::Stage CostModel::run_of(const Stage& stage, int p, double samples, 
   return run;
 }
 
-Partition CostModel::partition(const PipelineShape& shape) const {
-  const double samples = static_cast<double>(part_) / shape.microbatches;
+Partition CostModel::partition(const ModelSplit& split) const {
+  const double samples = static_cast<double>(part_) / split.microbatches;
   Partition partition;
   for (size_t i = 0; i < layers_.size(); ++i) {
     const auto& layer = layers_[i];
@@ -158,12 +158,12 @@ Partition CostModel::partition(const PipelineShape& shape) const {
     const double crossing = mesh_.pipeline == 1 ? 0 : 2 * pipeline_.send.seconds(output);
     partition.layers.push_back({
         .name = layer.name,
-        .seconds = (shape.recompute ? 2 : 1) * forward + backward,
+        .seconds = (split.recompute ? 2 : 1) * forward + backward,
         .cut_seconds = crossing,
         // Recomputed activations are there for one microbatch only.
         .fixed_bytes = layer.parameter_bytes * (2 + training_.state_bytes_per_parameter_byte) + layer.buffer_bytes +
-                       (shape.recompute ? saved : 0),
-        .live_bytes = shape.recompute ? 0 : saved,
+                       (split.recompute ? saved : 0),
+        .live_bytes = split.recompute ? 0 : saved,
         .cut_bytes = output,
         // Whatever layers stand behind it; workspace_bytes() knows them.
         .workspace_bytes = layer.fixed_workspace_bytes + layer.workspace_bytes * samples,
@@ -171,21 +171,21 @@ Partition CostModel::partition(const PipelineShape& shape) const {
   }
   auto& last = partition.layers.back();
   last.seconds += profile_.loss.forward.at(samples) + profile_.loss.backward.at(samples);
-  (shape.recompute ? last.fixed_bytes : last.live_bytes) += profile_.loss.saved_bytes * samples;
+  (split.recompute ? last.fixed_bytes : last.live_bytes) += profile_.loss.saved_bytes * samples;
   last.workspace_bytes =
       std::max(last.workspace_bytes, profile_.loss.fixed_workspace_bytes + profile_.loss.workspace_bytes * samples);
 
-  partition.stages.resize(static_cast<size_t>(mesh_.pipeline) * static_cast<size_t>(shape.stages_per_rank));
+  partition.stages.resize(static_cast<size_t>(mesh_.pipeline) * static_cast<size_t>(split.stages_per_rank));
   const double batch = profile_.input_bytes * static_cast<double>(part_);
   for (int p = 0; p < mesh_.pipeline; ++p) {
     const Column& column = columns_[static_cast<size_t>(p)];
-    for (const auto& [stage, live] : most_live(shape, p, mesh_.pipeline)) {
+    for (const auto& [stage, live] : most_live(split, p, mesh_.pipeline)) {
       auto& device = partition.stages[static_cast<size_t>(stage)];
       device.speed = column.speed;
       device.live_microbatches = live;
-      // A device that is full with the batch alone has a byte left, so that this is told like any other lack.
+      // At least 1: 0 would mean "no limit". A device too small for the batch is then reported like any other.
       if (column.memory_bytes > 0)
-        device.memory_bytes = std::max(1.0, column.memory_bytes - batch) / shape.stages_per_rank;
+        device.memory_bytes = std::max(1.0, column.memory_bytes - batch) / split.stages_per_rank;
     }
   }
   return partition;
@@ -205,13 +205,13 @@ double CostModel::workspace_bytes(const Stage& stage, double samples) const {
 }
 
 // Activations at their peak.
-double CostModel::live_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p,
-                             double samples) const {
+double CostModel::live_bytes(const Candidate& candidate, int p) const {
   double live = 0, peak = 0;
-  for (const auto& step : steps_of(shape.schedule, p, mesh_.pipeline, shape.stages_per_rank, shape.microbatches)) {
-    const Stage& stage = stages[static_cast<size_t>(step.stage)];
-    const double kept = (stage.input_bytes + (shape.recompute ? 0 : stage.saved_bytes)) * samples;
-    const double now = (shape.recompute ? stage.saved_bytes : 0) * samples;  // while the step runs
+  for (const auto& step : steps_of(candidate.split.schedule, p, mesh_.pipeline, candidate.split.stages_per_rank,
+                                   candidate.split.microbatches)) {
+    const Stage& stage = candidate.stages[static_cast<size_t>(step.stage)];
+    const double kept = (stage.input_bytes + (candidate.split.recompute ? 0 : stage.saved_bytes)) * candidate.samples;
+    const double now = (candidate.split.recompute ? stage.saved_bytes : 0) * candidate.samples;  // while the step runs
     if (step.kind == PipelineStep::Kind::forward) live += kept;
     peak = std::max(peak, live + now);
     if (step.kind == PipelineStep::Kind::backward) live -= kept;
@@ -219,34 +219,33 @@ double CostModel::live_bytes(const PipelineShape& shape, const std::vector<Stage
   return peak;
 }
 
-double CostModel::memory_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p,
-                               double samples) const {
+double CostModel::memory_bytes(const Candidate& candidate, int p) const {
   double fixed = profile_.input_bytes * static_cast<double>(part_), workspace = 0;
-  for (size_t s = static_cast<size_t>(p); s < stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
-    fixed += stages[s].parameter_bytes * (2 + training_.state_bytes_per_parameter_byte) + stages[s].buffer_bytes;
-    workspace = std::max(workspace, workspace_bytes(stages[s], samples));
+  for (size_t s = static_cast<size_t>(p); s < candidate.stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
+    fixed += candidate.stages[s].parameter_bytes * (2 + training_.state_bytes_per_parameter_byte) +
+             candidate.stages[s].buffer_bytes;
+    workspace = std::max(workspace, workspace_bytes(candidate.stages[s], candidate.samples));
   }
-  return fixed + live_bytes(shape, stages, p, samples) + workspace;
+  return fixed + live_bytes(candidate, p) + workspace;
 }
 
 // By rank p in a step.
-double CostModel::bytes_sent(const PipelineShape& shape, const std::vector<Stage>& stages, int p,
-                             double samples) const {
+double CostModel::bytes_sent(const Candidate& candidate, int p) const {
   double sent = 0;
-  for (size_t s = static_cast<size_t>(p); s < stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
-    const Stage& stage = stages[s];
+  for (size_t s = static_cast<size_t>(p); s < candidate.stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
+    const Stage& stage = candidate.stages[s];
     sent += 2.0 * (mesh_.data - 1) / mesh_.data * stage.parameter_bytes;
     double per_microbatch = 0;
     for (int64_t i = stage.first; i < stage.end; ++i) {
       const auto& layer = layers_[static_cast<size_t>(i)];
-      per_microbatch += (shape.recompute ? 2 : 1) * sent_bytes(layer.forward_messages, samples) +
-                        sent_bytes(layer.backward_messages, samples);
+      per_microbatch += (candidate.split.recompute ? 2 : 1) * sent_bytes(layer.forward_messages, candidate.samples) +
+                        sent_bytes(layer.backward_messages, candidate.samples);
     }
-    if (mesh_.pipeline > 1 && s + 1 < stages.size()) {
-      per_microbatch += layers_[static_cast<size_t>(stage.end) - 1].output_bytes * samples;
+    if (mesh_.pipeline > 1 && s + 1 < candidate.stages.size()) {
+      per_microbatch += layers_[static_cast<size_t>(stage.end) - 1].output_bytes * candidate.samples;
     }
-    if (mesh_.pipeline > 1 && s > 0) per_microbatch += stage.input_bytes * samples;
-    sent += per_microbatch * shape.microbatches;
+    if (mesh_.pipeline > 1 && s > 0) per_microbatch += stage.input_bytes * candidate.samples;
+    sent += per_microbatch * candidate.split.microbatches;
   }
   return sent;
 }
@@ -260,18 +259,18 @@ double CostModel::exposed_allreduce(double bytes, double backward) const {
   return std::max(buckets * bucket - cluster_.overlap * backward, bucket);
 }
 
-Prediction CostModel::predict(const PipelineShape& shape, const std::vector<int64_t>& cuts) const {
-  const auto stages = this->stages(cuts);
-  const double samples = static_cast<double>(part_) / shape.microbatches;
+Prediction CostModel::predict(const ModelSplit& split) const {
+  const Candidate candidate{split, stages(split.cuts), static_cast<double>(part_) / split.microbatches};
+  const std::vector<Stage>& stages = candidate.stages;
   PipelineRun run;
-  run.schedule = shape.schedule;
+  run.schedule = split.schedule;
   run.ranks = mesh_.pipeline;
-  run.stages_per_rank = shape.stages_per_rank;
-  run.microbatches = shape.microbatches;
+  run.stages_per_rank = split.stages_per_rank;
+  run.microbatches = split.microbatches;
   run.copies = copies_;
   for (size_t s = 0; s < stages.size(); ++s) {
     const int p = static_cast<int>(s) % mesh_.pipeline;
-    run.stages.push_back(run_of(stages[s], p, samples, shape.recompute));
+    run.stages.push_back(run_of(stages[s], p, candidate.samples, split.recompute));
   }
   for (const auto& column : columns_) run.node.push_back(column.node);
   if (!cluster_.contention.empty()) run.slowdown = [this](double computing) { return cluster_.slowdown(computing); };
@@ -299,8 +298,8 @@ Prediction CostModel::predict(const PipelineShape& shape, const std::vector<int6
                                            : profile_.update_seconds * share.parameter_bytes / whole_bytes /
                                                  columns_[index].speed * cluster_.slowdown(members);
     share.busy_seconds = times.busy[index] + update;
-    share.memory_bytes = memory_bytes(shape, stages, p, samples);
-    share.bytes_sent = bytes_sent(shape, stages, p, samples);
+    share.memory_bytes = memory_bytes(candidate, p);
+    share.bytes_sent = bytes_sent(candidate, p);
     prediction.step_seconds = std::max(
         prediction.step_seconds, times.finish[index] + exposed_allreduce(share.parameter_bytes, backward) + update);
     prediction.ranks.push_back(share);

@@ -3,6 +3,7 @@
 // No LibTorch, no state beyond its arguments, which must outlive it.
 #pragma once
 
+#include <lockstep/layout/model_split.hpp>
 #include <lockstep/plan/plan.hpp>
 
 #include <cstdint>
@@ -14,14 +15,6 @@
 
 namespace lockstep {
 
-// How a pipeline is run, beside where it is cut.
-struct PipelineShape {
-  Schedule schedule = Schedule::one_f_one_b;
-  int stages_per_rank = 1;
-  int microbatches = 1;
-  bool recompute = false;
-};
-
 class CostModel {
  public:
   // Throws Error: a mesh that is larger than the cluster or that the model was not profiled for.
@@ -31,11 +24,12 @@ class CostModel {
   // Of the batch that one pipeline has; the largest.
   int64_t part() const { return part_; }
 
-  // What balanced_stages() cuts. With several stages per rank each stage has its share of the device's memory.
-  Partition partition(const PipelineShape& shape) const;
+  // What balanced_stages() cuts; the split's own cuts do not count. With several stages per rank each stage has its
+  // share of the device's memory. Here and below the split's mesh is the one that this model was made for.
+  Partition partition(const ModelSplit& split) const;
 
-  // Of the stages that start at `cuts`, which must fit.
-  Prediction predict(const PipelineShape& shape, const std::vector<int64_t>& cuts) const;
+  // The split's cuts must be those of its stages.
+  Prediction predict(const ModelSplit& split) const;
 
   // The memory of the smallest of the devices that hold rank `p` of the pipeline axis; 0: no limit.
   double memory_limit(int p) const { return columns_[static_cast<size_t>(p)].memory_bytes; }
@@ -55,6 +49,13 @@ class CostModel {
     double input_bytes = 0;  // per sample; of the first stage none, since the batch counts for itself
   };
 
+  // A split whose costs are counted.
+  struct Candidate {
+    const ModelSplit& split;
+    std::vector<Stage> stages;
+    double samples;  // of a microbatch
+  };
+
   int device(int data, int pipeline, int tensor) const {
     return (data * mesh_.pipeline + pipeline) * mesh_.tensor + tensor;
   }
@@ -65,9 +66,10 @@ class CostModel {
   std::vector<Stage> stages(const std::vector<int64_t>& cuts) const;
   PipelineRun::Stage run_of(const Stage& stage, int p, double samples, bool recompute) const;
   double workspace_bytes(const Stage& stage, double samples) const;
-  double live_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p, double samples) const;
-  double memory_bytes(const PipelineShape& shape, const std::vector<Stage>& stages, int p, double samples) const;
-  double bytes_sent(const PipelineShape& shape, const std::vector<Stage>& stages, int p, double samples) const;
+  // Of rank p of the pipeline axis:
+  double live_bytes(const Candidate& candidate, int p) const;
+  double memory_bytes(const Candidate& candidate, int p) const;
+  double bytes_sent(const Candidate& candidate, int p) const;
   double exposed_allreduce(double bytes, double backward) const;
 
   const ModelProfile& profile_;

@@ -71,10 +71,12 @@ class Search {
       const CostModel costs(profile_, cluster_, options_.training, mesh, options_.batch_size);
       for (const auto& [schedule, stages_per_rank] : schedules(options_, mesh.pipeline, layers)) {
         all_fit_ = true;
-        try_counts(costs, mesh, {.schedule = schedule, .stages_per_rank = stages_per_rank, .recompute = false});
+        ModelSplit split{.mesh = mesh, .schedule = schedule, .stages_per_rank = stages_per_rank};
+        try_counts(costs, split);
         // Computing twice pays only where memory is short.
         if (all_fit_) continue;
-        try_counts(costs, mesh, {.schedule = schedule, .stages_per_rank = stages_per_rank, .recompute = true});
+        split.recompute = true;
+        try_counts(costs, split);
       }
     }
     if (found_.empty()) refuse();
@@ -85,32 +87,28 @@ class Search {
   }
 
  private:
-  void try_counts(const CostModel& costs, const MeshShape& mesh, PipelineShape shape) {
+  void try_counts(const CostModel& costs, ModelSplit split) {
     std::optional<Plan> best;
-    for (const int count : microbatch_counts(costs.part(), mesh.pipeline)) {
-      shape.microbatches = count;
-      auto plan = try_one(costs, mesh, shape);
+    for (const int count : microbatch_counts(costs.part(), split.mesh.pipeline)) {
+      split.microbatches = count;
+      auto plan = try_one(costs, split);
       if (plan && (!best || plan->prediction.step_seconds < best->prediction.step_seconds)) best = std::move(plan);
-      if (best && mesh.pipeline == 1) break;  // more microbatches need less memory, and take longer
+      if (best && split.mesh.pipeline == 1) break;  // more microbatches need less memory, and take longer
     }
     if (best) found_.push_back(*best);
   }
 
-  std::optional<Plan> try_one(const CostModel& costs, const MeshShape& mesh, const PipelineShape& shape) {
-    Partition partition = costs.partition(shape);
+  std::optional<Plan> try_one(const CostModel& costs, const ModelSplit& split) {
+    Partition partition = costs.partition(split);
     const auto plan_of = [&](std::vector<int64_t> cuts) {
       Plan plan{.model = profile_.model,
                 .options = profile_.options,
                 .layers = profile_.signature,
                 .devices = options_.devices,
                 .batch_size = options_.batch_size,
-                .split = {.mesh = mesh,
-                          .schedule = shape.schedule,
-                          .stages_per_rank = shape.stages_per_rank,
-                          .microbatches = shape.microbatches,
-                          .recompute = shape.recompute}};
-      plan.prediction = costs.predict(shape, cuts);
+                .split = split};
       plan.split.cuts = std::move(cuts);
+      plan.prediction = costs.predict(plan.split);
       return plan;
     };
     if (const auto cuts = fitting_stages(partition)) {
@@ -183,9 +181,9 @@ Prediction predict(const ModelProfile& profile, const Cluster& cluster, const Pl
   check_plan_shape(plan, static_cast<int64_t>(profile.layers.size()));
   const CostModel costs(profile, cluster, training, plan.split.mesh, plan.batch_size);
   // A part that is smaller than the count of microbatches makes fewer of them.
-  const int microbatches = static_cast<int>(std::min<int64_t>(plan.split.microbatches, costs.part()));
-  return costs.predict({plan.split.schedule, plan.split.stages_per_rank, microbatches, plan.split.recompute},
-                       plan.split.cuts);
+  ModelSplit split = plan.split;
+  split.microbatches = static_cast<int>(std::min<int64_t>(split.microbatches, costs.part()));
+  return costs.predict(split);
 }
 
 std::vector<Plan> candidate_plans(const ModelProfile& profile, const Cluster& cluster, const PlanOptions& options) {
