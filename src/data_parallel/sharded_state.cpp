@@ -17,8 +17,7 @@
 
 #include "flat_view.hpp"
 #include "optim/optimizer_state.hpp"
-#include "ranks/of_all_ranks.hpp"
-#include "ranks/shared_text.hpp"
+#include "ranks/gather.hpp"
 
 namespace lockstep {
 namespace {
@@ -73,8 +72,8 @@ std::string text_of(const ByName& state) {
 
 Entries entries_of_all_ranks(const ByName& mine, Rank& rank) {
   Entries entries;
-  for (int root = 0; root < rank.world_size(); ++root) {
-    std::istringstream text(shared_text(text_of(mine), rank, root));
+  for (const auto& theirs : texts_of_all_ranks(text_of(mine), rank)) {
+    std::istringstream text(theirs);
     int type = 0;
     bool is_number = false;
     while (text >> type >> is_number) {
