@@ -56,6 +56,10 @@ class Spy : public c10d::Backend {
                                            const c10d::BroadcastOptions& options) override {
     return backend_->broadcast(tensors, options);
   }
+  c10::intrusive_ptr<c10d::Work> _allgather_base(Tensor& output, Tensor& input,
+                                                 const c10d::AllgatherOptions& options) override {
+    return backend_->_allgather_base(output, input, options);
+  }
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options) override {
     return backend_->barrier(options);
   }
