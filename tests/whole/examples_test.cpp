@@ -22,7 +22,8 @@ Finished run_example(const std::string& name, const std::vector<std::string>& ar
 
 // The lines that an example's head comment gives as its output: those that are indented by three, up to the code.
 std::string expected_output(const std::string& name) {
-  const auto file = std::filesystem::path(__FILE__).parent_path().parent_path() / "examples" / (name + ".cpp");
+  const auto file =
+      std::filesystem::path(__FILE__).parent_path().parent_path().parent_path() / "examples" / (name + ".cpp");
   std::ifstream source(file);
   std::string text;
   bool begun = false;
