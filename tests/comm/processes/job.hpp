@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -61,6 +62,11 @@ inline Words launch(int processes, const Words& words) {
   return Words{"launch", "-n", std::to_string(processes), ranks_program()} + words;
 }
 
+// `lockstep launch -n 2` of a program whose process 1 does something else instead.
+inline Words with_rank_1_doing(const std::string& what, const Words& program) {
+  return Words{"launch", "-n", "2", "sh", "-c", "test $RANK != 1 || " + what + "; exec \"$0\" \"$@\""} + program;
+}
+
 inline Finished run_launched(int processes, const Words& words, const Words& variables = {}) {
   return run_program(launch(processes, words), surroundings_with(variables));
 }
@@ -81,6 +87,13 @@ inline Words as_rank(int rank, int processes, const std::string& port, const std
           "MASTER_PORT=" + port,
           "MASTER_ADDR=127.0.0.1",
           "LOCKSTEP_RENDEZVOUS_TIMEOUT=" + patience};
+}
+
+// The number of the process that wrote it into a file.
+inline pid_t pid_in(const std::filesystem::path& file) {
+  pid_t pid = -1;
+  std::ifstream(file) >> pid;
+  return pid;
 }
 
 // A port that is free at this moment, below those that the system hands out by itself; each time another one.

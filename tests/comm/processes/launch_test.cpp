@@ -1,9 +1,5 @@
 // Labels: processes
-// lockstep launch: the environment that it makes, exit codes, signals, what it says; and lockstep train under it.
-#include <lockstep/models/models.hpp>
-#include <lockstep/plan/plan.hpp>
-
-#include "cli/cli_fixture.hpp"
+// lockstep launch: the environment that it makes, exit codes, signals, what it says.
 #include "running_job.hpp"
 
 #include <fstream>
@@ -13,10 +9,8 @@ namespace launch_test {
 
 using namespace lockstep;
 using testing::AllOf;
-using testing::AnyOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
-using testing::IsEmpty;
 using testing::MatchesRegex;
 using testing::Not;
 using testing::StartsWith;
@@ -69,11 +63,6 @@ TEST(Launch, ReturnsTheFirstFailuresCodeAndEndsTheOthers) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
 }
 
-// `lockstep launch -n 2` of a program whose process 1 does something else instead.
-Words with_rank_1_doing(const std::string& what, const Words& program) {
-  return Words{"launch", "-n", "2", "sh", "-c", "test $RANK != 1 || " + what + "; exec \"$0\" \"$@\""} + program;
-}
-
 TEST(Launch, AProcessThatDoesNotComeToItsRunIsToldToThoseThatWait) {
   for (const auto& [what, how, code] : {std::tuple("exit 9", "it ended with exit code 9", 9),
                                         std::tuple("kill -9 $$", "it was ended by signal 9 (Killed)", 128 + 9),
@@ -83,7 +72,7 @@ TEST(Launch, AProcessThatDoesNotComeToItsRunIsToldToThoseThatWait) {
     EXPECT_EQ(job.code, code) << job.err;
     EXPECT_THAT(job.err, AllOf(HasSubstr(std::string("process 0: process 1 of 2 did not come to run(): ") + how + "\n"),
                                Not(HasSubstr("ending the others"))));
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));  // the rendezvous waits for 60
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kBeforeTimeouts);  // the rendezvous waits for 60
   }
 }
 
@@ -195,13 +184,6 @@ TEST(Launch, PassesSignalsOn) {
   }
 }
 
-// The number of the process that wrote it into a file.
-pid_t pid_in(const std::filesystem::path& file) {
-  pid_t pid = -1;
-  std::ifstream(file) >> pid;
-  return pid;
-}
-
 TEST(Launch, StandsStillWithItsProcessesAndGoesOn) {
   const ScratchFolder folder;
   auto surroundings = surroundings_with();
@@ -280,304 +262,11 @@ TEST(Launch, HelpShowsWhereTheProgramStands) {
               HasSubstr("Usage: lockstep launch -n N [OPTION...] PROGRAM [ARGUMENT...]\n"));
 }
 
-class TrainUnderALauncher : public Cli {};
-
-TEST_F(TrainUnderALauncher, IsTheSameRunPrintedAndKeptOnce) {
-  const Words as_threads = train({"--name", "threads"});
-  auto as_processes = train({"--name", "processes", "--devices", "cpu"});
-  as_processes.insert(as_processes.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
-  const auto threads = run_program(as_threads, surroundings());
-  const auto processes = run_program(as_processes, surroundings());
-  ASSERT_EQ(threads.code, 0) << threads.err;
-  ASSERT_EQ(processes.code, 0) << processes.err;
-  EXPECT_EQ(processes.err, "");
-  size_t epochs = 0;
-  for (const auto& line : lines_of(processes.out)) epochs += line.starts_with("epoch ");
-  EXPECT_EQ(epochs, 2u) << processes.out;
-  const auto expected = metrics("threads"), actual = metrics("processes");
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) {
-    EXPECT_EQ(actual[i].train_loss, expected[i].train_loss);
-    EXPECT_EQ(actual[i].train_accuracy, expected[i].train_accuracy);
-    EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy);
-  }
-  EXPECT_EQ(difference(work_ / "runs/threads/model.safetensors", work_ / "runs/processes/model.safetensors"), 0);
-
-  const Words eval = {"eval", "runs/threads"};
-  const auto once = run_program(eval + Words{"--devices", "cpu"}, surroundings());
-  const auto thrice =
-      run_program(Words{"launch", "-n", "3", from_environment("LOCKSTEP_PROGRAM")} + eval + Words{"--devices", "cpu"},
-                  surroundings());
-  EXPECT_EQ(thrice.out, once.out);
-}
-
-TEST_F(TrainUnderALauncher, FollowsAPlan) {
-  const ModelOptions model{.name = "mlp", .width = 0.25};
-  const Plan plan{.model = "mlp",
-                  .options = "width 0.25",
-                  .layers = model_signature(make_model(model)),
-                  .devices = "cpu,cpu",
-                  .batch_size = 32,
-                  .split = {.mesh = {.pipeline = 2}, .microbatches = 4, .cuts = {5}}};
-  work_.write("plan.json", to_json(plan));
-  const auto words = [&](const std::string& name, const std::string& file) {
-    return Words{"train", "--model", "mlp", "--width", "0.25", "--lr", "0.05", "--epochs", "2", "--name", name} +
-           Words{"--data-dir", images_.path().string(), "--batch-size", "32", "--plan", file};
-  };
-  const Words launch = {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")};
-  const auto threads = run_program(words("threads", "plan.json"), surroundings());
-  const auto processes = run_program(launch + words("processes", "plan.json"), surroundings());
-  ASSERT_EQ(threads.code, 0) << threads.err;
-  ASSERT_EQ(processes.code, 0) << processes.err;
-  EXPECT_EQ(processes.err, "");
-  EXPECT_THAT(processes.out, HasSubstr("1 x 2 x 1 (data x pipeline x tensor), 1f1b, 4 microbatches, cut at 5\n"));
-  const auto expected = metrics("threads"), actual = metrics("processes");
-  ASSERT_EQ(actual.size(), 2u);
-  for (size_t i = 0; i < 2; ++i) {
-    EXPECT_EQ(actual[i].train_loss, expected[i].train_loss);
-    EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy);
-  }
-  EXPECT_EQ(work_.read("runs/processes/model.safetensors"), work_.read("runs/threads/model.safetensors"));
-
-  // Three ranks, which only the run itself can count.
-  const auto more = run_program(Words{"launch", "-n", "3", from_environment("LOCKSTEP_PROGRAM")} +
-                                    words("three", "plan.json") + Words{"--devices", "cpu"},
-                                surroundings());
-  EXPECT_EQ(more.code, 1);
-  EXPECT_THAT(more.err, HasSubstr("1 x 2 x 1 (data x pipeline x tensor) does not fit 3 devices"));
-  EXPECT_FALSE(std::filesystem::exists(work_ / "runs/three"));
-
-  const auto made = run_program(launch + words("auto", "auto") + Words{"--devices", "cpu"}, surroundings());
-  ASSERT_EQ(made.code, 0) << made.err;
-  EXPECT_THAT(made.out, ContainsRegex("^plan: [0-9] x [0-9] x [0-9] .*\nlockstep "));
-  EXPECT_EQ(metrics("auto").size(), 2u);
-}
-
-TEST_F(TrainUnderALauncher, EachProcessTracesItsOwnRanks) {
-  auto words = train({"--name", "traced", "--devices", "cpu", "--trace", "trace.json"});
-  words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
-  const auto job = run_program(words, surroundings());
-  ASSERT_EQ(job.code, 0) << job.err;
-  EXPECT_THAT(job.out, HasSubstr("the trace is in trace.json, of each other process in a file with its number; "));
-  const auto text_of = [&](const char* name) {
-    std::ostringstream text;
-    text << std::ifstream(work_ / name).rdbuf();
-    return text.str();
-  };
-  const auto first = text_of("trace.json"), second = text_of("trace.1.json");
-  EXPECT_THAT(first, AllOf(HasSubstr("rank 0 (cpu)"), Not(HasSubstr("rank 1 (cpu)")), HasSubstr("lockstep::bucket")));
-  EXPECT_THAT(second, AllOf(HasSubstr("rank 1 (cpu)"), Not(HasSubstr("rank 0 (cpu)")), HasSubstr("lockstep::bucket")));
-}
-
-TEST_F(TrainUnderALauncher, ANameThatIsTakenIsRefused) {
-  ASSERT_EQ(run_program(train({"--name", "taken", "--epochs", "1"}), surroundings()).code, 0);
-  auto words = train({"--name", "taken", "--devices", "cpu"});
-  words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
-  const auto job = run_program(words, surroundings());
-  EXPECT_NE(job.code, 0);
-  EXPECT_THAT(job.err, MatchesRegex("lockstep: error: runs/taken already holds a run's [^\n]*\n"
-                                    "lockstep launch: rank 0 ended with exit code 1 after [0-9.]+ s\n"));
-  EXPECT_EQ(metrics("taken").size(), 1u);
-}
-
-TEST_F(TrainUnderALauncher, WhatAllProcessesFindWrongIsSaidOnce) {
-  auto words = train({"--epochs", "0", "--devices", "cpu"});
-  words.insert(words.begin(), {"launch", "-n", "3", "lockstep"});
-  EXPECT_THAT(run_program(words, surroundings()).err,
-              MatchesRegex("lockstep: --epochs: 0 is too small; it must be at least 1\n"
-                           "lockstep train --help shows what there is.\n"
-                           "lockstep launch: rank [0-2] ended with exit code 2 after [0-9.]+ s\n"));
-}
-
-TEST_F(TrainUnderALauncher, WhatWouldFailInTheSameWayDoesNotStartAgain) {
-  const Words launch = {"launch", "-n", "2", "--max-restarts", "3", from_environment("LOCKSTEP_PROGRAM")};
-  std::vector<Finished> jobs(2);
-  side_by_side(2, [&](int code_3) {
-    const Words wrong = code_3 == 1 ? Words{"--lr", "1e30", "--name", "wild"} : Words{"--epochs", "0"};
-    jobs[code_3] = run_program(launch + train(wrong + Words{"--devices", "cpu"}), surroundings());
-  });
-  for (const int code : {2, 3}) {
-    const Finished& job = jobs[code - 2];
-    EXPECT_EQ(job.code, code) << job.err;
-    EXPECT_THAT(job.err,
-                AllOf(HasSubstr("lockstep launch: it does not start again, since it would fail in the same way\n"),
-                      Not(HasSubstr("restart "))));
-  }
-}
-
-TEST_F(TrainUnderALauncher, ASecondErrorOfAnotherKindIsSaidToo) {
-  const Words words = with_rank_1_doing("set -- \"$@\" --lr 9e99", {from_environment("LOCKSTEP_PROGRAM")}) +
-                      train({"--epochs", "0", "--devices", "cpu"});
-  EXPECT_THAT(run_program(words, surroundings()).err,
-              AllOf(HasSubstr("lockstep: --epochs: 0"), HasSubstr("lockstep: --lr: 9e99")));
-}
-
-TEST_F(TrainUnderALauncher, StopsAtOnceWhileItWaitsForAnother) {
-  const Words words = with_rank_1_doing("exec sleep 100", {from_environment("LOCKSTEP_PROGRAM")}) +
-                      train({"--name", "early", "--devices", "cpu"});
-  for (const int signal : {SIGINT, SIGTERM}) {
-    const auto start = std::chrono::steady_clock::now();
-    Program program(words, surroundings());
-    ASSERT_TRUE(program.wait_for("run folder"));
-    program.send(signal);
-    const auto job = program.finish();
-    EXPECT_EQ(job.code, 128 + signal) << job.err;
-    EXPECT_THAT(job.out, HasSubstr("stopped after 0 of 2 epochs; no run is kept"));
-    // Nothing else: if the news that rank 1 was stopped overtakes the signal, rank 0 ends without having said
-    // "stopping".
-    EXPECT_THAT(job.err,
-                AnyOf(IsEmpty(), AllOf(HasSubstr("stopping"), Not(HasSubstr("error")), Not(HasSubstr("ended")))));
-    EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
-  }
-}
-
-TEST_F(TrainUnderALauncher, SaysAtWhichStepAProcessWasLost) {
-  const Words words = Words{"launch", "-n",
-                            "2",      "sh",
-                            "-c",     "echo $$ > pid-of-$RANK; exec \"$@\"",
-                            "sh",     from_environment("LOCKSTEP_PROGRAM")} +
-                      train({"--name", "lost", "--devices", "cpu", "--epochs", "100000"});
-  Program program(words, surroundings());
-  ASSERT_TRUE(program.wait_for("epoch      1/100000"));
-  pid_t victim = 0;
-  std::ifstream(work_ / "pid-of-1") >> victim;
-  ASSERT_GT(victim, 0);
-  kill(victim, SIGKILL);
-  const auto job = program.finish();
-  EXPECT_EQ(job.code, 128 + SIGKILL);
-  EXPECT_THAT(job.err, AllOf(HasSubstr("the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed). rank 0 "
-                                       "(cpu) was in "),
-                             ContainsRegex("; the last complete step was step [1-9]")));
-}
-
-TEST_F(TrainUnderALauncher, OtherFlagsInOneProcessAreRefusedWithBothShown) {
-  const Words words =
-      Words{"launch", "-n", "2", "sh", "-c", "exec \"$0\" \"$@\" --seed 4$RANK", from_environment("LOCKSTEP_PROGRAM")} +
-      train({"--name", "differ", "--devices", "cpu"});
-  const auto job = run_program(words, surroundings());
-  EXPECT_EQ(job.code, 1);
-  EXPECT_THAT(job.err, AllOf(HasSubstr("process 1 runs another program or configuration than process 0"),
-                             HasSubstr("process 0: seed 41; process 0: seed 40. All"), Not(HasSubstr("batch size"))));
-  EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
-}
-
-TEST_F(TrainUnderALauncher, TheTimeoutIsTheRunsAndNotKept) {
-  const Words program = {"sh", "-c", "exec \"$0\" \"$@\" --timeout 4$RANK", from_environment("LOCKSTEP_PROGRAM")};
-  const auto job = run_program(Words{"launch", "-n", "2"} + program + train({"--name", "differ", "--devices", "cpu"}),
-                               surroundings());
-  EXPECT_THAT(job.err, HasSubstr("than process 0: timeout 41 s; process 0: timeout 40 s. All"));
-  ASSERT_EQ(run_program(train({"--name", "kept", "--epochs", "1", "--timeout", "41"}), surroundings()).code, 0);
-  EXPECT_THAT(work_.read("runs/kept/config.json"), Not(HasSubstr("timeout")));
-}
-
-TEST_F(TrainUnderALauncher, TheLossOfTheLauncherIsSaidWithoutCallStacks) {
-  // In a session of their own, and not the launcher's children, the ranks learn it from the store alone.
-  const Words program = {"sh", "-c", "setsid \"$0\" \"$@\"; true", from_environment("LOCKSTEP_PROGRAM")};
-  Program job(Words{"launch", "-n", "2"} + program + train({"--name", "a", "--devices", "cpu", "--epochs", "300"}),
-              surroundings());
-  ASSERT_TRUE(job.wait_for("epoch   2/300"));
-  job.send(SIGKILL);
-  EXPECT_THAT(job.finish().err, AllOf(HasSubstr("the launcher is gone"), Not(HasSubstr("Exception raised from")),
-                                      Not(HasSubstr("frame #"))));
-}
-
-TEST_F(TrainUnderALauncher, OtherDataOfTheSameSizeInOneProcessAreRefused) {
-  const ScratchFolder other;
-  write_small_images(other, 300, 100);
-  std::string labels = other.read("train-labels-idx1-ubyte");
-  labels.back() = static_cast<char>(9 - labels.back());
-  other.write("train-labels-idx1-ubyte", labels);
-  const auto arguments = train({"--name", "differ", "--devices", "cpu"});
-  const Words words =
-      Words{"launch",
-            "-n",
-            "2",
-            "sh",
-            "-c",
-            "[ $RANK = 0 ] || set -- \"$@\" --data-dir " + other.path().string() + "; exec \"$0\" \"$@\"",
-            from_environment("LOCKSTEP_PROGRAM")} +
-      arguments;
-  const auto job = run_program(words, surroundings());
-  EXPECT_EQ(job.code, 1);
-  EXPECT_THAT(job.err, AllOf(HasSubstr("process 1 runs another program or configuration than process 0: training "
-                                       "labels of SHA-256 "),
-                             HasSubstr("; process 0: training labels of SHA-256 "), HasSubstr("on the same data"),
-                             Not(HasSubstr("images"))));
-  EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
-}
-
 TEST(Launch, BenchSaysThatItIsOfOneProcess) {
   const auto job =
       run_program({"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM"), "bench", "step"}, surroundings_with());
   EXPECT_EQ(job.code, 1);
   EXPECT_THAT(job.err, HasSubstr("bench measures the ranks of one process; start it without a launcher"));
-}
-
-TEST_F(TrainUnderALauncher, GoesOnFromItsLastCheckpointWhenItIsStartedAgain) {
-  const Words more = {"--devices", "cpu", "--epochs", "12", "--keep-last", "12", "--resume", "auto"};
-  const Words lockstep = {from_environment("LOCKSTEP_PROGRAM")};
-  ASSERT_EQ(
-      run_program(Words{"launch", "-n", "2"} + lockstep + train(Words{"--name", "undisturbed"} + more), surroundings())
-          .code,
-      0);
-  // Rank 1 is killed as soon as there is a checkpoint.
-  const Words dies = {"sh", "-c",
-                      "test $RANK.$TORCHELASTIC_RESTART_COUNT != 1.0 || "
-                      "(until test -e runs/killed/checkpoints/epoch-0001*; do sleep 0.02; done; kill -9 $$) & "
-                      "exec \"$0\" \"$@\""};
-  const auto job = run_program(
-      Words{"launch", "-n", "2", "--max-restarts", "1"} + dies + lockstep + train(Words{"--name", "killed"} + more),
-      surroundings());
-  EXPECT_EQ(job.code, 0) << job.err;
-  EXPECT_THAT(job.err, HasSubstr("lockstep launch: all processes start again, restart 1 of 1\n"));
-  EXPECT_THAT(job.out, HasSubstr("goes on from      runs/killed/checkpoints/epoch-"));
-  EXPECT_EQ(work_.read("runs/killed/model.safetensors"), work_.read("runs/undisturbed/model.safetensors"));
-}
-
-TEST_F(TrainUnderALauncher, StandsStillAndGoesOnToTheSameBits) {
-  const Words more = {"--devices", "cpu", "--epochs", "8"};
-  const Words launch = {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")};
-  ASSERT_EQ(run_program(launch + train(Words{"--name", "undisturbed"} + more), surroundings()).code, 0);
-  Program program(launch + train(Words{"--name", "stood"} + more), surroundings());
-  ASSERT_TRUE(program.wait_for("epoch 2/8"));
-  program.send(SIGTSTP);
-  ASSERT_TRUE(wait_for_state(program.pid(), 'T'));
-  std::this_thread::sleep_for(std::chrono::seconds(2));  // more than a rank waits before it looks after the others
-  program.send(SIGCONT);
-  const auto job = program.finish();
-  EXPECT_EQ(job.code, 0) << job.err;
-  EXPECT_EQ(job.err, "");
-  EXPECT_EQ(work_.read("runs/stood/model.safetensors"), work_.read("runs/undisturbed/model.safetensors"));
-}
-
-TEST_F(TrainUnderALauncher, StopsWhenAsked) {
-  auto words = train({"--name", "stopped", "--devices", "cpu", "--epochs", "100000"});
-  words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});
-  Program program(words, surroundings());
-  ASSERT_TRUE(program.wait_for("epoch      2/100000"));
-  program.send(SIGINT);
-  const auto job = program.finish();
-  EXPECT_EQ(job.code, 130) << job.err;
-  EXPECT_THAT(job.out, HasSubstr("of 100000 epochs; the run is kept in runs/stopped"));
-  EXPECT_THAT(job.err, Not(HasSubstr("error")));
-  EXPECT_GE(metrics("stopped").size(), 2u);
-}
-
-TEST_F(TrainUnderALauncher, ARequestToOneOfItsProcessesStopsAllAndIsNoFailure) {
-  for (const char* rank : {"0", "1"}) {
-    const Words program = {"sh", "-c", "echo $$ >$RANK; exec \"$0\" \"$@\"", from_environment("LOCKSTEP_PROGRAM")};
-    Program job(Words{"launch", "-n", "2", "--max-restarts", "1"} + program +
-                    train({"--name", rank, "--devices", "cpu", "--epochs", "100000"}),
-                surroundings());
-    ASSERT_TRUE(job.wait_for("epoch      2/100000"));
-    kill(pid_in(work_ / rank), SIGTERM);
-    const auto ended = job.finish();
-    EXPECT_EQ(ended.code, 128 + SIGTERM) << ended.err;
-    EXPECT_THAT(ended.err,
-                ContainsRegex("lockstep launch: rank [01] stopped on request .exit code 143. after [0-9.]+ s\n$"));
-    EXPECT_THAT(ended.out, HasSubstr("to go on: "));
-  }
 }
 
 }  // namespace launch_test

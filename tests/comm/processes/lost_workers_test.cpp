@@ -59,7 +59,7 @@ TEST(LostWorkers, TheOthersTrainOnWithoutAKilledOne) {
                                              "s; the others go on without it\n"),
                                Not(HasSubstr("ending the others")), Not(HasSubstr("process "))))
         << devices << ": " << argument;
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   });
 }
 
@@ -71,7 +71,7 @@ TEST(LostWorkers, TheExampleShowsIt) {
   EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
   EXPECT_THAT(job.out, ContainsRegex("one is killed +loss [0-9.]+, without worker 1: the process of rank 1 "));
   EXPECT_THAT(job.out, HasSubstr(kKilled));
-  EXPECT_LT(took, 20s);
+  EXPECT_LT(took, kBeforeTimeouts);
 }
 
 TEST(LostWorkers, ACallOfAllRanksAfterALossIsAnErrorThatSaysWhy) {
@@ -82,7 +82,7 @@ TEST(LostWorkers, ACallOfAllRanksAfterALossIsAnErrorThatSaysWhy) {
   }
   EXPECT_THAT(job.err, AllOf(HasSubstr(std::string(": ") + kKilled + ". The run has gone on without it"),
                              HasSubstr(" (cpu): barrier (collective call ")));
-  EXPECT_LT(took, 20s);
+  EXPECT_LT(took, kBeforeTimeouts);
 }
 
 TEST(LostWorkers, TheNextRunSaysWhoIsMissing) {
@@ -91,7 +91,7 @@ TEST(LostWorkers, TheNextRunSaysWhoIsMissing) {
     EXPECT_THAT(job.err, HasSubstr(std::string(survivor) + "process 1 of 3 did not come to run(): it was ended by "
                                                            "signal 9 (Killed)\n"));
   }
-  EXPECT_LT(took, 20s);
+  EXPECT_LT(took, kBeforeTimeouts);
 }
 
 TEST(LostWorkers, AnyOtherKilledProcessEndsTheRunAsEver) {
@@ -104,7 +104,7 @@ TEST(LostWorkers, AnyOtherKilledProcessEndsTheRunAsEver) {
                                      std::to_string(victim) + " (cpu) is gone"));
     }
     EXPECT_THAT(job.err, Not(HasSubstr("go on without it")));
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   };
   const std::vector<std::pair<Words, int>> jobs = {{keep_going(3, "cpu", "2", "serves"), 2},  // a server
                                                    {keep_going(3, "cpu", "synchronous"), 1},
@@ -131,7 +131,7 @@ TEST(LostWorkers, OneThatStoodStillLearnsThatItIsOutAndOneThatStillDoesIsEnded) 
   expect_all_but_1_ok(stood_still, 3);
   EXPECT_EQ(stood_still.code, 128 + SIGKILL);
   EXPECT_THAT(stood_still.err, HasSubstr("lockstep launch: rank 1 did not end, so it was killed"));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 60s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, kSlowdown * 60s);
 }
 
 // As with srun, which can leave the others alone too.
@@ -151,7 +151,7 @@ TEST(LostWorkers, WithoutALauncherThatSeesItSilenceCounts) {
     EXPECT_EQ(survivor.code, 0) << survivor.err;
     EXPECT_THAT(survivor.out, HasSubstr(": ok\n"));
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, kSlowdown * 30s);
 }
 
 }  // namespace lost_workers_test

@@ -55,7 +55,7 @@ TEST(ProcessFailures, ARankThatThrowsIsNamedByAllSoon) {
         EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": rank 1 (cpu): out of luck\n"))
             << devices;
       }
-      EXPECT_LT(took, 20s);  // a second or two, and what a loaded machine needs to start
+      EXPECT_LT(took, kBeforeTimeouts);
       EXPECT_THAT(job.err, Not(HasSubstr("ending the others")));
     }
   });
@@ -79,7 +79,7 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
     EXPECT_THAT(job.err,
                 HasSubstr(" (cpu) was in allreduce(sum) of float [2, 3] (collective call 1); the last complete "
                           "one was collective call 0, barrier\n"));
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   });
 }
 
@@ -92,7 +92,7 @@ TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers)
       EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(survivor) + ": the process of rank " +
                                      std::to_string(victim) + " (cpu) is gone"));
     }
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   });
 }
 
@@ -114,7 +114,7 @@ TEST(ProcessFailures, ARankThatReturnsWithoutTheOthersCallIsNamed) {
     EXPECT_THAT(job.err, AllOf(HasSubstr("process 0: rank 1 (cpu) returned without the call"),
                                HasSubstr("process 1: rank 1 (cpu) returned without the call"),
                                HasSubstr("allreduce(sum) of float [2, 3]")));
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   });
 }
 
@@ -125,7 +125,7 @@ TEST(ProcessFailures, PollingEndsAsWaitingDoes) {
     for (const char* process : {"process 0", "process 1"}) {
       EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu) returned without the call"));
     }
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   });
 }
 
@@ -142,7 +142,7 @@ TEST(ProcessFailures, ACallThatNobodyAnswersIsAnErrorOfAll) {
       EXPECT_THAT(message.err, HasSubstr(name + ": rank 1 (cpu) called send to rank 0 (cpu) once, which called recv "
                                                 "from rank 1 (cpu) 0 times"));
     }
-    EXPECT_LT(std::max(took, took_too), 20s);
+    EXPECT_LT(std::max(took, took_too), kBeforeTimeouts);
   });
 }
 
@@ -163,7 +163,7 @@ TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
     EXPECT_THAT(job.err,
                 AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
                       HasSubstr(" called allreduce(sum) of float [2, 3]")));
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   });
 }
 
@@ -184,7 +184,7 @@ TEST(ProcessFailures, CallsThatDifferInOperationOrSizeAloneNeverMeet) {
       }
       EXPECT_THAT(job.err, AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called " + calls[i].second),
                                  HasSubstr(" called allreduce(sum) of float [2, 3]")));
-      EXPECT_LT(took, 20s);
+      EXPECT_LT(took, kBeforeTimeouts);
     }
   });
 }
@@ -200,7 +200,7 @@ TEST(ProcessFailures, CallsThatDifferInAGroupEndTheWholeRun) {
     EXPECT_THAT(job.err,
                 AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
                       HasSubstr("rank 0 (cpu) called allreduce(sum) of float [2, 3]")));
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   });
 }
 
@@ -212,7 +212,7 @@ TEST(ProcessFailures, PartsOfAnAlltoallThatDoNotFitAreShown) {
       EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
     }
     EXPECT_THAT(job.err, HasSubstr("alltoall: rank 0 sends float [6] to rank 1, which expects float [9]"));
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   });
 }
 
@@ -225,7 +225,7 @@ TEST(ProcessFailures, MessagesThatDoNotFitAreShownBoth) {
   EXPECT_THAT(job.err, AllOf(HasSubstr("the two sides of message 1 from rank 0 to rank 1, tag 7 differ"),
                              HasSubstr("rank 0 (cpu) called send to rank 1 of float [1000000]"),
                              HasSubstr("rank 1 (cpu) called recv from rank 0 of float [3]")));
-  EXPECT_LT(took, 20s);
+  EXPECT_LT(took, kBeforeTimeouts);
 }
 
 TEST(ProcessFailures, AMessageThatCannotComeEndsTheWaitForIt) {
@@ -235,7 +235,7 @@ TEST(ProcessFailures, AMessageThatCannotComeEndsTheWaitForIt) {
     EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 0 (cpu) returned without the send that rank 1 (cpu) "
                                                           "waits for: recv from rank 0 of float [3]"));
   }
-  EXPECT_LT(took, 20s);
+  EXPECT_LT(took, kBeforeTimeouts);
 
   const auto [tag, took_too] = timed(2, {"message_fails", "cpu", "tag"});
   EXPECT_THAT(tag.err, HasSubstr("a message's tag is 1048576; between processes tags go from 0 to 32767"));
@@ -248,7 +248,7 @@ TEST(ProcessFailures, MessagesThatComeFromAnyRankAreNotReceivedFromOne) {
     EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu): a recv from rank 0 has the tag 16384, whose "
                                                           "messages were received from any rank"));
   }
-  EXPECT_LT(took, 20s);
+  EXPECT_LT(took, kBeforeTimeouts);
 }
 
 TEST(ProcessFailures, RanksThatWaitForEachOtherAreToldSo) {
@@ -258,7 +258,7 @@ TEST(ProcessFailures, RanksThatWaitForEachOtherAreToldSo) {
     for (const char* process : {"process 0", "process 1"}) {
       EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the ranks wait for each other: "));
     }
-    EXPECT_LT(took, 20s);
+    EXPECT_LT(took, kBeforeTimeouts);
   });
 }
 
@@ -270,7 +270,7 @@ TEST(ProcessFailures, ARankWithABatchFewerIsToldSo) {
   for (const char* process : {"process 0", "process 1"}) {
     EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the ranks wait for each other: "));
   }
-  EXPECT_LT(took, 20s);
+  EXPECT_LT(took, kBeforeTimeouts);
 }
 
 TEST(ProcessFailures, WhatAStrangerWritesIntoTheStoreIsShown) {
@@ -306,7 +306,7 @@ TEST(ProcessFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
   EXPECT_THAT(client.err, HasSubstr("process 1 of 2 waited 1.5 s for the store that rank 0's process should keep at "
                                     "127.0.0.1:" +
                                     port));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 10s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, kSlowdown * 10s);
 }
 
 TEST(ProcessFailures, WithoutALauncherRank0KeepsTheStore) {
@@ -422,8 +422,7 @@ TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
     EXPECT_THAT(stopped.waiting.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
                                                "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
                                                "request\n"));
-    // One and a half seconds, and what a loaded machine needs, or AddressSanitizer.
-    EXPECT_LT(stopped.took, std::getenv("LOCKSTEP_FAULTY_CONNECT") == nullptr ? 8s : 3s);
+    EXPECT_LT(stopped.took, kSlowdown * 3s);  // one and a half seconds, and what a loaded machine needs
   }
 }
 
@@ -442,12 +441,12 @@ TEST_F(ProcessFailuresInTime, AFrozenProcessIsNamedByTheOthers) {
   for (const char* process : {"process 1", "process 2"}) {
     EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the process of rank 0 (cpu) is gone"));
   }
-  EXPECT_LT(took, 60s);
+  EXPECT_LT(took, kSlowdown * 60s);
 }
 
 TEST_F(ProcessFailuresInTime, AStoreThatFreezesEndsTheRun) {
   const auto ended = jobs_->frozen_store.get();
-  EXPECT_LT(ended.took, 40s);
+  EXPECT_LT(ended.took, kSlowdown * 40s);
   EXPECT_EQ(ended.waiting.code, 3);
   EXPECT_THAT(ended.waiting.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone: the store that it keeps "
                                            "does not answer"));
@@ -456,7 +455,7 @@ TEST_F(ProcessFailuresInTime, AStoreThatFreezesEndsTheRun) {
 
 TEST_F(ProcessFailuresInTime, AStoreThatIsFrozenFromTheStartEndsTheRun) {
   const auto ended = jobs_->store_frozen_from_start.get();
-  EXPECT_LT(ended.took, 40s);
+  EXPECT_LT(ended.took, kSlowdown * 40s);
   EXPECT_EQ(ended.waiting.code, 3);
   EXPECT_THAT(ended.waiting.err, HasSubstr("process 1 of 2 cannot use the store at 127.0.0.1:"));
   EXPECT_EQ(ended.other.signal, SIGKILL);

@@ -5,6 +5,7 @@
 #include "job.hpp"
 
 #include "comm/meeting/sockets.hpp"
+#include "support/time_limits.hpp"
 
 #include <atomic>
 #include <chrono>
