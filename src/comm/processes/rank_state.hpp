@@ -1,5 +1,5 @@
-// RankState: what a rank of a run in several processes says of itself in the store while it waits or once it is done,
-// and what the others conclude from it. Values without threads or connections.
+// RankState: what a rank of a run in several processes says of itself in the store while it waits or once it is done.
+// blame.hpp has what the others conclude from it.
 #pragma once
 
 #include "calls.hpp"
@@ -40,15 +40,5 @@ struct RankState {
   std::string to_text() const;
   static RankState from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world
 };
-
-// Why `call` will never come about, by what its rank and the others (by rank) say; "" if nothing speaks against it.
-std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
-
-// Which ranks wait for each other, so that none will go on; "" if there are none. States that are out of date do no
-// harm: of ranks that seem to wait for each other none can have been the first to go on.
-std::string standstill(const std::vector<RankState>& states, const Layout& layout);
-
-// Whom `call` still lacks, by name, and what they do instead; "" if all have made it.
-std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
 
 }  // namespace lockstep::comm

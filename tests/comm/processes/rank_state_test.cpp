@@ -1,4 +1,5 @@
-// What ranks of several processes conclude from each other's words.
+// What ranks of several processes say of themselves, and what the others conclude.
+#include "comm/processes/blame.hpp"
 #include "comm/processes/rank_state.hpp"
 
 #include <gmock/gmock.h>

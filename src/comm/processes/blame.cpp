@@ -1,0 +1,171 @@
+#include "blame.hpp"
+
+#include "base/seconds.hpp"
+
+namespace lockstep::comm {
+
+using Kind = RankState::Kind;
+
+namespace {
+
+const std::string kDeath = "the process of ";
+
+std::string contradiction_of_collective(const OpenCall& call, const std::vector<RankState>& states,
+                                        const Layout& layout) {
+  for (int other = 0; other < static_cast<int>(states.size()); ++other) {
+    if (!call.concerns(other)) continue;
+    const RankState& state = states[other];
+    const CollectiveCalls& calls = state.calls.of(call.among.name);
+    if (state.kind == Kind::lost) {
+      return layout.name(call.rank) + " waits in " + call.where() + " for " + layout.name(other) +
+             ", whose process was lost. After a loss the ranks can call ParameterServer::train together, and nothing "
+             "else";
+    }
+    if (state.kind == Kind::returned && calls.count <= call.number) {
+      return layout.name(other) + " returned without the call that " + layout.name(call.rank) +
+             " waits for: " + call.where() + ". All ranks must make the same calls";
+    }
+    const std::string theirs = calls.text_of(call.number);
+    if (!theirs.empty() && theirs != call.text) {
+      return "the ranks' calls differ at collective call " + std::to_string(call.number) + call.among.text() + ": " +
+             layout.name(call.rank) + " called " + call.text + ", " + layout.name(other) + " called " + theirs +
+             ". All ranks must make the same calls in the same order";
+    }
+  }
+  return "";
+}
+
+std::string contradiction_of_message(const OpenCall& call, const RankState& peer, const Layout& layout) {
+  const std::string name = layout.name(call.rank), other = layout.name(call.peer);
+  if (peer.kind == Kind::returned) {
+    const int64_t answers = (call.sends ? peer.calls.received : peer.calls.sent)[call.rank];
+    if (answers >= call.messages) return "";
+    return other + " returned without the " + (call.sends ? "recv" : "send") + " that " + name +
+           " waits for: " + call.where() + ". Each send needs a recv";
+  }
+  if (peer.kind == Kind::waits && peer.call.message == call.message && peer.call.content != call.content) {
+    return "the two sides of " + call.message + " differ: " + name + " called " + call.text + ", " + other +
+           " called " + peer.call.text;
+  }
+  return "";
+}
+
+// Whether `rank` waits for a call that `other`, which waits too, has not made yet.
+bool lacks(const std::vector<RankState>& states, int rank, int other) {
+  const OpenCall& call = states[rank].call;
+  const Calls& theirs = states[other].calls;
+  if (!call.is_message()) {
+    return other != rank && call.concerns(other) && theirs.of(call.among.name).count <= call.number;
+  }
+  return other == call.peer && (call.sends ? theirs.received : theirs.sent)[rank] < call.messages;
+}
+
+}  // namespace
+
+std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {
+  if (call.is_message()) return contradiction_of_message(call, states[call.peer], layout);
+  return call.number < 0 ? "" : contradiction_of_collective(call, states, layout);
+}
+
+std::string standstill(const std::vector<RankState>& states, const Layout& layout) {
+  const int ranks = static_cast<int>(states.size());
+  std::vector<int> waits_for(ranks, -1);  // by rank: one that it lacks and that is stuck too
+  std::vector<bool> stuck;
+  for (const auto& state : states) {
+    const OpenCall& call = state.call;
+    stuck.push_back(state.kind == Kind::waits && !call.polled && (call.is_message() || call.number >= 0));
+  }
+  for (bool changed = true; changed;) {  // whoever lacks nobody that is stuck will go on
+    changed = false;
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (!stuck[rank]) continue;
+      int other = 0;
+      while (other < ranks && !(stuck[other] && lacks(states, rank, other))) ++other;
+      waits_for[rank] = other;
+      if (other < ranks) continue;
+      stuck[rank] = false;
+      changed = true;
+    }
+  }
+  int rank = 0;
+  while (rank < ranks && !stuck[rank]) ++rank;
+  if (rank == ranks) return "";
+  for (int step = 0; step < ranks; ++step) rank = waits_for[rank];  // by then it is on the circle
+  std::string text;
+  const int first = rank;
+  do {
+    text += (text.empty() ? "" : ", ") + layout.name(rank) + " waits in " + states[rank].call.where() + " for " +
+            layout.name(waits_for[rank]);
+    rank = waits_for[rank];
+  } while (rank != first);
+  return "the ranks wait for each other: " + text + ". All ranks must make the same calls in the same order";
+}
+
+std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {
+  std::string text;
+  for (int other = 0; other < static_cast<int>(states.size()); ++other) {
+    const RankState& state = states[other];
+    if (call.is_message() ? other != call.peer : other == call.rank || !call.concerns(other)) continue;
+    if (state.kind == Kind::waits && state.call.number == call.number && state.call.message == call.message &&
+        state.call.among.name == call.among.name) {
+      continue;
+    }
+    text += (text.empty() ? "" : " and ") + layout.name(other);
+    switch (state.kind) {
+      case Kind::waits:
+        text += ", which waits in " + state.call.where();
+        break;
+      case Kind::returned:
+        text += ", which has returned";
+        break;
+      case Kind::lost:
+        text += ", whose process was lost";
+        break;
+      case Kind::busy:
+        text += ", which is not there";
+    }
+  }
+  return text;
+}
+
+std::string text_of_silence(int process, const Layout& layout) {
+  return kDeath + layout.name_process(process) +
+         " is gone: it ended without a word (killed, or it crashed), or it stands still";
+}
+
+bool tells_of_a_death(const std::string& failure) {
+  return failure.starts_with(kDeath);
+}
+
+std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {
+  const std::string missing = missing_ranks(call, states, layout);
+  return layout.name(call.rank) + " waited in " + call.where() + (missing.empty() ? "" : " for " + missing) +
+         ": stopped by request";
+}
+
+std::string text_of_stop_at_the_end(int process, const Layout& layout) {
+  return "the ranks of " + layout.name_process(process) + " had returned, others had not: stopped by request";
+}
+
+std::string text_of_timeout(const OpenCall& call, std::chrono::milliseconds timeout, const std::string& missing,
+                            const Layout& layout) {
+  return layout.name(call.rank) + " waited " + seconds(timeout) + " in " + call.where() + " for " +
+         (missing.empty() ? "its data" : missing) + ". If that is no error, raise the timeout (RunOptions::timeout)";
+}
+
+std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps, const Layout& layout) {
+  const CollectiveCalls& of_group = calls.of(call.among.name);
+  const int64_t last = of_group.complete - 1;
+  std::string text = layout.name(call.rank) + " was in " + call.where() + "; ";
+  if (last < 0) {
+    text += "no collective call" + call.among.text() + " was complete yet";
+  } else {
+    const std::string name = of_group.text_of(last);
+    text += "the last complete one was collective call " + std::to_string(last) + call.among.text() +
+            (name.empty() ? "" : ", " + name);
+  }
+  if (steps > 0) text += "; the last complete step was step " + std::to_string(steps);
+  return text;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,41 @@
+// Blame: whom a rank waits for in vain, by what all ranks say of themselves, and the texts that say so. Functions of
+// values, without threads or connections.
+#pragma once
+
+#include "calls.hpp"
+#include "comm/meeting/layout.hpp"
+#include "rank_state.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+// Why `call` will never come about, by what its rank and the others (by rank) say; "" if nothing speaks against it.
+std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
+
+// Which ranks wait for each other, so that none will go on; "" if there are none. States that are out of date do no
+// harm: of ranks that seem to wait for each other none can have been the first to go on.
+std::string standstill(const std::vector<RankState>& states, const Layout& layout);
+
+// Whom `call` still lacks, by name, and what they do instead; "" if all have made it.
+std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
+
+// A process has no heartbeat any more.
+std::string text_of_silence(int process, const Layout& layout);
+bool tells_of_a_death(const std::string& failure);  // that text, or the launcher's of a process that ended
+
+// The user has asked for a stop, and nothing happens: this call is waited for, or the ranks of `process` have returned.
+std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
+std::string text_of_stop_at_the_end(int process, const Layout& layout);
+
+// The call's deadline has passed. `missing` is missing_ranks(), or what is known instead.
+std::string text_of_timeout(const OpenCall& call, std::chrono::milliseconds timeout, const std::string& missing,
+                            const Layout& layout);
+
+// Where the rank was when the run failed, and what it had done by then. `steps` of training; 0: nobody counts them.
+std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps, const Layout& layout);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,163 @@
+#include "board.hpp"
+
+#include <lockstep/base/error.hpp>
+
+#include "comm/meeting/stored.hpp"
+
+#include <charconv>
+#include <exception>
+#include <system_error>
+#include <utility>
+
+namespace lockstep::comm {
+namespace {
+
+std::string beat_key(int process) {
+  return "beat/" + std::to_string(process);
+}
+
+std::string state_key(int rank) {
+  return "state/" + std::to_string(rank);
+}
+
+std::string calls_key(int rank) {
+  return "calls/" + std::to_string(rank);
+}
+
+std::string to_text(const Heartbeat& beat) {
+  return std::to_string(beat.count) + " " + std::to_string(beat.activity);
+}
+
+Heartbeat heartbeat_from(const std::string& text) {
+  Heartbeat beat;
+  const char* const end = text.data() + text.size();
+  const auto [space, error] = std::from_chars(text.data(), end, beat.count);
+  if (error != std::errc() || space == end || *space != ' ' || beat.count <= 0) throw Error("no count");
+  const auto [rest, another] = std::from_chars(space + 1, end, beat.activity);
+  if (another != std::errc() || rest != end || beat.activity < 0) throw Error("no count");
+  return beat;
+}
+
+}  // namespace
+
+Board::Board(StorePtr store, Layout layout, int process, std::string host, bool keep_going)
+    : store_(std::move(store)),
+      layout_(std::move(layout)),
+      process_(process),
+      host_(std::move(host)),
+      losses_(store_, layout_, process, keep_going) {}
+
+void Board::begin(const Heartbeat& first) {
+  losses_.begin();
+  put_heartbeat(first);
+  const Part ranks = layout_.ranks_of(process_);
+  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // so that one request reads all states
+    put_state(static_cast<int>(rank), RankState().to_text());
+  }
+}
+
+// A process that has met the others may not have begun yet. Its values are "".
+std::vector<std::string> Board::read_all(const std::string& prefix, int count) {
+  std::vector<std::string> keys, values;
+  for (int index = 0; index < count; ++index) keys.push_back(prefix + std::to_string(index));
+  if (!store_->check(keys)) {  // a read of all would wait
+    for (const auto& key : keys) values.push_back(store_->check({key}) ? store_->get_to_str(key) : "");
+    return values;
+  }
+  for (const auto& value : store_->multiGet(keys)) values.emplace_back(value.begin(), value.end());
+  return values;
+}
+
+void Board::put_heartbeat(const Heartbeat& beat) {
+  store_->set(beat_key(process_), to_text(beat));
+}
+
+std::vector<Heartbeat> Board::heartbeats() {
+  std::vector<Heartbeat> beats;
+  for (const auto& text : read_all("beat/", layout_.processes())) {
+    const std::string key = beat_key(static_cast<int>(beats.size()));
+    beats.push_back(text.empty() ? Heartbeat{} : parse_stored(key, text, heartbeat_from));
+  }
+  return beats;
+}
+
+void Board::put_state(int rank, const std::string& text) {
+  store_->set(state_key(rank), text);
+}
+
+std::vector<RankState> Board::states() {
+  std::vector<RankState> states;
+  const size_t world_size = layout_.devices().size();
+  for (const auto& text : read_all("state/", static_cast<int>(world_size))) {
+    states.push_back(parse_stored(state_key(static_cast<int>(states.size())), text,
+                                  [&](const auto& it) { return RankState::from_text(it, world_size); }));
+  }
+  for (size_t rank = 0; rank < states.size(); ++rank) {
+    if (!losses_.why(static_cast<int>(rank)).empty()) states[rank] = {.kind = RankState::Kind::lost};
+  }
+  return states;
+}
+
+void Board::put_calls(int rank, const Calls& calls) {
+  store_->set(calls_key(rank), calls.to_text());
+}
+
+std::vector<Calls> Board::calls(const std::set<int>& lost) {
+  std::vector<Calls> calls;
+  const size_t world_size = layout_.devices().size();
+  for (const auto& text : read_all("calls/", static_cast<int>(world_size))) {
+    const int rank = static_cast<int>(calls.size());
+    if (lost.contains(rank)) {
+      calls.emplace_back(world_size);
+      continue;
+    }
+    calls.push_back(
+        parse_stored(calls_key(rank), text, [&](const auto& it) { return Calls::from_text(it, world_size); }));
+  }
+  return calls;
+}
+
+void Board::put_done() {
+  add_to_count(*store_, "done", 1);
+}
+
+bool Board::all_done() {
+  return stored_count(*store_, "done") + losses_.processes() >= layout_.processes();
+}
+
+std::string Board::failure() {
+  return store_->check({"failure"}) ? store_->get_to_str("failure") : "";
+}
+
+std::string Board::first_of(const std::string& key, const std::string& text) {
+  return store_->compareSet(key, std::string(), text);
+}
+
+std::string Board::agreed_failure(const std::string& text) {
+  if (store_is_lost_) return text;
+  try {
+    // Nobody listens to a process that was taken for gone.
+    if (auto out = losses_.speak_up(); !out.empty()) return out;
+    return first_of("failure", text);
+  } catch (const std::exception&) {
+    store_is_lost_ = true;
+    return text;
+  }
+}
+
+std::string Board::agreed_where(const std::string& text) {
+  if (store_is_lost_) return text;
+  try {
+    return first_of("where", text);
+  } catch (const std::exception&) {
+    store_is_lost_ = true;
+    return text;
+  }
+}
+
+std::string Board::lose_store() {
+  store_is_lost_ = true;
+  return host_ + " is gone: the store that it keeps does not answer";
+}
+
+}  // namespace lockstep::comm

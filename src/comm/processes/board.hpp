@@ -1,0 +1,78 @@
+// Board: what the processes of a run tell each other, as keys in the store.
+//
+//   failure          the text of the job's first failure, which is final
+//   where            where one rank was when another process died
+//   beat/<process>   its heartbeat
+//   state/<rank>     what the rank waits in, or that it has returned
+//   calls/<rank>     what the rank had called when it returned
+//   done             how many processes are done
+//
+// Losses has keys of its own beside these. Reading throws ForeignValue for a value that no process of the run can have
+// written. Every call but the agreed_ ones throws if the store does not answer. Thread-safe.
+#pragma once
+
+#include "calls.hpp"
+#include "comm/meeting/layout.hpp"
+#include "comm/meeting/rendezvous.hpp"
+#include "losses.hpp"
+#include "rank_state.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+struct Heartbeat {
+  int64_t count = 0;     // of the process's beats; 0: it has not begun
+  int64_t activity = 0;  // see activity.hpp
+};
+
+class Board {
+ public:
+  // `store` is the board's own connection. `host` says in words who keeps the store.
+  Board(StorePtr store, Layout layout, int process, std::string host, bool keep_going);
+
+  void begin(const Heartbeat& first);  // leaves this process's first keys
+
+  void put_heartbeat(const Heartbeat& beat);
+  std::vector<Heartbeat> heartbeats();  // by process
+
+  void put_state(int rank, const std::string& text);  // RankState::to_text()
+  std::vector<RankState> states();                    // by rank; a lost rank's own word does not count
+
+  void put_calls(int rank, const Calls& calls);
+  std::vector<Calls> calls(const std::set<int>& lost);  // by rank; empty ones for the lost ranks
+
+  void put_done();
+  bool all_done();  // every process that was not lost
+
+  std::string failure();  // "" while there is none
+
+  // What all processes say: the first text that one of them gave. It is `text` if this process is the first, or if the
+  // store does not answer. agreed_failure gives why this process is lost if the others have gone on without it.
+  std::string agreed_failure(const std::string& text);
+  std::string agreed_where(const std::string& text);
+
+  Losses& losses() { return losses_; }
+
+  // The store does not answer any more. Gives the failure's text.
+  std::string lose_store();
+  bool store_is_lost() const { return store_is_lost_; }
+  const std::string& host() const { return host_; }
+
+ private:
+  std::vector<std::string> read_all(const std::string& prefix, int count);
+  std::string first_of(const std::string& key, const std::string& text);
+
+  const StorePtr store_;
+  const Layout layout_;
+  const int process_;
+  const std::string host_;
+  Losses losses_;
+  std::atomic<bool> store_is_lost_ = false;
+};
+
+}  // namespace lockstep::comm

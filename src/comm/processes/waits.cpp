@@ -1,0 +1,86 @@
+#include "waits.hpp"
+
+#include <utility>
+
+namespace lockstep::comm {
+
+uint64_t Waits::begin(Wait wait, std::function<void()> interrupt) {
+  const std::lock_guard lock(mutex_);
+  ++moves_;
+  open_.emplace(next_id_, Open{std::move(wait), std::move(interrupt)});
+  return next_id_++;
+}
+
+void Waits::end(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  ++moves_;
+  open_.erase(id);
+}
+
+void Waits::note_return(int rank) {
+  const std::lock_guard lock(mutex_);
+  returned_.insert(rank);
+}
+
+void Waits::note_finish() {
+  const std::lock_guard lock(mutex_);
+  finishing_ = true;
+}
+
+Waits::Snapshot Waits::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  Snapshot now{{}, returned_, moves_, searching_ > 0, finishing_};
+  for (const auto& [id, open] : open_) now.open.push_back(open.wait);
+  return now;
+}
+
+void Waits::fail(const std::string& text) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (failure_.empty()) failure_ = text;
+    interrupt_all();
+  }
+  changed_.notify_all();
+}
+
+std::string Waits::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Waits::interrupt() {
+  {
+    const std::lock_guard lock(mutex_);
+    interrupt_all();
+  }
+  changed_.notify_all();
+}
+
+void Waits::interrupt_all() {
+  for (const auto& [id, open] : open_) {
+    if (open.interrupt) open.interrupt();
+  }
+}
+
+void Waits::wake() {
+  { const std::lock_guard lock(mutex_); }  // no sleep() is between its condition and its sleep
+  changed_.notify_all();
+}
+
+void Waits::sleep(Clock::duration limit, const Condition& enough) {
+  Lock lock(mutex_);
+  sleep(lock, limit, enough);
+}
+
+void Waits::search(Clock::duration limit, const Condition& enough) {
+  Lock lock(mutex_);
+  ++searching_;
+  sleep(lock, limit, enough);
+  --searching_;
+}
+
+void Waits::sleep(Lock& lock, Clock::duration limit, const Condition& enough) {
+  changed_.wait_for(lock, limit, [&] { return enough(!failure_.empty()); });
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,81 @@
+// Waits: what the ranks of this process wait in, and the failure that ends their waits. Thread-safe.
+//
+//  1. One mutex guards everything here. Nobody talks to the store while holding it.
+//  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep() and search(). They
+//     take locks of their own (of Losses, of a work), and never call Waits.
+//  3. A wait begins before it looks whether it is in vain. A failure or a loss is known before the waits are
+//     interrupted. So each wait either sees it or is interrupted.
+//  4. end() takes the mutex. So no interrupt runs once its wait has ended.
+//  5. The first failure stays.
+#pragma once
+
+#include "rank_state.hpp"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+class Waits {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Wait {
+    OpenCall call;
+    Clock::time_point since;
+  };
+
+  struct Snapshot {
+    std::vector<Wait> open;  // in the order in which they began
+    std::set<int> returned;  // ranks
+    int64_t moves = 0;       // how many waits have begun or ended
+    bool searching = false;  // a rank searches for whoever closed its connection
+    bool finishing = false;  // all ranks of this process have ended
+  };
+
+  // `interrupt` makes the wait look whether it is in vain; it is called from any thread. Gives what end() takes.
+  uint64_t begin(Wait wait, std::function<void()> interrupt);
+  void end(uint64_t id);
+  void note_return(int rank);
+  void note_finish();
+  Snapshot snapshot() const;
+
+  void fail(const std::string& text);  // ends all waits
+  std::string failure() const;         // "" while all is well
+  void interrupt();                    // a process was lost: the waits look whether they are in vain
+  void wake();                         // sleep() looks at its condition
+
+  // Sleeps until `enough(failed)`, for `limit` at most. search() shows in snapshots meanwhile.
+  using Condition = std::function<bool(bool failed)>;
+  void sleep(Clock::duration limit, const Condition& enough);
+  void search(Clock::duration limit, const Condition& enough);
+
+ private:
+  struct Open {
+    Wait wait;
+    std::function<void()> interrupt;
+  };
+  using Lock = std::unique_lock<std::mutex>;
+
+  void sleep(Lock& lock, Clock::duration limit, const Condition& enough);
+  void interrupt_all();  // the mutex is held
+
+  mutable std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::map<uint64_t, Open> open_;
+  uint64_t next_id_ = 0;
+  std::set<int> returned_;
+  int64_t moves_ = 0;
+  int searching_ = 0;  // how many ranks
+  bool finishing_ = false;
+  std::string failure_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,185 @@
+#include "watchdog.hpp"
+
+#include "blame.hpp"
+#include "comm/meeting/stored.hpp"
+
+#include <algorithm>
+#include <exception>
+#include <set>
+#include <utility>
+
+namespace lockstep::comm {
+namespace {
+
+using namespace std::chrono_literals;
+
+// How long a process may be silent, if that is shorter than Options::silence.
+constexpr auto kSilenceWhenClosed = 1200ms;    // once a connection was closed
+constexpr auto kSilenceOfConnecting = 1500ms;  // while a rank connects: Gloo does not tell if the other side is gone
+constexpr auto kStop = 1s;                     // from a request to stop until waits end in which nothing happens
+constexpr auto kStandstill = 2s;               // between two beats: this process stood still (Ctrl-Z), others maybe too
+constexpr int kFewProcesses = 16;  // more than these look around less often, or the store would have too much to say
+
+bool any_connects(const std::vector<Waits::Wait>& waits) {
+  return std::any_of(waits.begin(), waits.end(), [](const auto& wait) { return wait.call.connects; });
+}
+
+}  // namespace
+
+Watchdog::Watchdog(Board& board, Waits& waits, const CallLog& log, const Layout& layout, int process, Options options)
+    : board_(board),
+      waits_(waits),
+      log_(log),
+      layout_(layout),
+      process_(process),
+      options_(std::move(options)),
+      beats_(layout.processes()),
+      seen_(layout.processes()) {}
+
+Watchdog::~Watchdog() {
+  stop();
+}
+
+void Watchdog::stop() {
+  stop_ = true;
+  waits_.wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Watchdog::start(std::function<void()> on_failure) {
+  on_failure_ = std::move(on_failure);
+  std::fill(seen_.begin(), seen_.end(), Clock::now());
+  const Part ranks = layout_.ranks_of(process_);
+  for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) published_[static_cast<int>(rank)] = "";
+  board_.begin(next_heartbeat());
+  thread_ = std::thread([this] { run(); });
+}
+
+void Watchdog::run() {
+  bool told = false;
+  for (;;) {
+    waits_.sleep(kBeat, [&](bool failed) { return stop_ || (failed && !told); });
+    if (stop_) return;
+    try {
+      if (!board_.store_is_lost()) beat();
+    } catch (const ForeignValue& error) {
+      report(error.what());
+    } catch (const std::exception&) {
+      waits_.fail(board_.lose_store());
+    }
+    if (!waits_.failure().empty() && !std::exchange(told, true)) on_failure_();
+  }
+}
+
+Heartbeat Watchdog::next_heartbeat() {
+  const auto now = waits_.snapshot();
+  std::set<int> others_turn = now.returned;
+  for (const auto& wait : now.open) {
+    if (!wait.call.polled) others_turn.insert(wait.call.rank);
+  }
+  const bool on_its_own = static_cast<int64_t>(others_turn.size()) < layout_.ranks_of(process_).size();
+  return {++own_beats_, activity_.count(now.moves, on_its_own)};
+}
+
+void Watchdog::beat() {
+  const auto now = Clock::now();
+  if (now - std::exchange(last_beat_, now) > kStandstill) std::fill(seen_.begin(), seen_.end(), now);
+  board_.put_heartbeat(next_heartbeat());
+  if (!waits_.failure().empty()) return;
+  if (const auto failure = board_.failure(); !failure.empty()) return waits_.fail(failure);
+  if (board_.losses().learn()) {
+    if (const auto out = board_.losses().why_out(); !out.empty()) return waits_.fail(out);
+    waits_.interrupt();
+  }
+  look_around();
+}
+
+void Watchdog::look_around() {
+  auto now = waits_.snapshot();
+  const bool connects = any_connects(now.open);
+  auto& waits = now.open;
+  waits.erase(std::remove_if(waits.begin(), waits.end(),
+                             [&](const auto& wait) { return Clock::now() - wait.since <= options_.patience; }),
+              waits.end());
+  publish(waits, now.returned);
+  const bool has_reason = !waits.empty() || connects || now.searching || now.finishing ||
+                          options_.stop.stop_requested() || !layout_.devices()[0].is_cpu();  // it sees no NCCL waits
+  if (!has_reason) {
+    std::fill(beats_.begin(), beats_.end(), Heartbeat{});  // the next look starts anew
+    return;
+  }
+  if (Clock::now() < next_look_) return;
+  next_look_ = Clock::now() + kBeat * (layout_.processes() / kFewProcesses);
+  const auto states = board_.states();
+  for (const auto& wait : waits) {
+    const auto complaint = contradiction(wait.call, states, layout_);
+    if (!complaint.empty()) return report(complaint);
+  }
+  if (const auto complaint = standstill(states, layout_); !complaint.empty()) return report(complaint);
+  watch_hearts();
+  end_waits_of_a_stop(states);
+}
+
+// Puts one call per rank on the board: the one that the rank stands in, or else the oldest that it polls.
+void Watchdog::publish(const std::vector<Waits::Wait>& waits, const std::set<int>& returned) {
+  std::map<int, std::string> now;
+  for (const bool polled : {false, true}) {
+    for (const auto& wait : waits) {
+      if (wait.call.polled != polled) continue;
+      const int rank = wait.call.rank;
+      now.emplace(rank, RankState{RankState::Kind::waits, log_.of(rank), wait.call}.to_text());
+    }
+  }
+  for (const int rank : returned) now.emplace(rank, RankState{RankState::Kind::returned, log_.of(rank)}.to_text());
+  for (const auto& [rank, text] : published_) now.emplace(rank, RankState().to_text());
+  for (const auto& [rank, text] : now) {
+    auto& before = published_[rank];
+    if (before == text) continue;
+    board_.put_state(rank, text);
+    before = text;
+  }
+}
+
+Watchdog::Clock::duration Watchdog::silence_of_the_dead() const {
+  const auto now = waits_.snapshot();
+  if (now.searching) return std::min<Clock::duration>(kSilenceWhenClosed, options_.silence);
+  if (any_connects(now.open)) return std::min<Clock::duration>(kSilenceOfConnecting, options_.silence);
+  return options_.silence;
+}
+
+void Watchdog::watch_hearts() {
+  const auto limit = silence_of_the_dead();
+  const auto beats = board_.heartbeats();
+  Losses& losses = board_.losses();
+  for (int process = 0; process < layout_.processes(); ++process) {
+    const Heartbeat& beat = beats[process];
+    const Heartbeat before = std::exchange(beats_[process], beat);
+    if (beat.count != before.count) seen_[process] = Clock::now();
+    if (beat.activity != before.activity || before.count == 0) active_ = Clock::now();
+    const auto silence = Clock::now() - seen_[process];
+    if (process == process_ || silence < (beat.count == 0 ? options_.silence : limit)) continue;
+    if (losses.is_lost(process)) continue;
+    const std::string text = text_of_silence(process, layout_);
+    if (!losses.declare(process, text)) return report(text);
+  }
+}
+
+// A rank that does something will soon learn of the stop from the others, or has learned it and writes a checkpoint.
+void Watchdog::end_waits_of_a_stop(const std::vector<RankState>& states) {
+  if (!options_.stop.stop_requested() || !layout_.devices()[0].is_cpu() || !waits_.failure().empty()) return;
+  const auto now = Clock::now();
+  if (stop_asked_ == Clock::time_point()) stop_asked_ = now;
+  if (now - std::max(stop_asked_, active_) < kStop) return;
+  const auto present = waits_.snapshot();
+  for (const auto& wait : present.open) {
+    if (wait.call.polled || now - wait.since < kStop) continue;
+    return report(text_of_stop(wait.call, states, layout_));
+  }
+  if (present.finishing) report(text_of_stop_at_the_end(process_, layout_));
+}
+
+void Watchdog::report(const std::string& text) {
+  waits_.fail(board_.agreed_failure(text));
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,81 @@
+// Watchdog: the thread of a process that says that it lives, and looks whether the others do.
+//
+// Ten times a second it leaves a heartbeat on the board and looks for a failure there. It looks around further only
+// while it has a reason, such as a rank of its own that has waited for long: whose heart has stopped, who has
+// returned, whose call differs. What it finds is reported as the run's failure, or declared a loss.
+//
+// Once the user has asked for a stop, it ends waits that go on while no process of the run does anything.
+#pragma once
+
+#include "activity.hpp"
+#include "board.hpp"
+#include "calls.hpp"
+#include "comm/meeting/layout.hpp"
+#include "waits.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lockstep::comm {
+
+class Watchdog {
+ public:
+  using Clock = Waits::Clock;
+  static constexpr std::chrono::milliseconds kBeat{100};
+
+  struct Options {
+    Clock::duration patience;           // a wait that lasts longer is looked into
+    std::chrono::milliseconds silence;  // without a heartbeat, until a process counts as dead
+    std::stop_token stop = {};
+  };
+
+  // What it is given must outlive it.
+  Watchdog(Board& board, Waits& waits, const CallLog& log, const Layout& layout, int process, Options options);
+  ~Watchdog();
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+  void start(std::function<void()> on_failure);  // which is called once, from the thread
+  void stop();                                   // on_failure is not called any more
+
+ private:
+  void run();
+  void beat();
+  Heartbeat next_heartbeat();
+  void look_around();
+  void publish(const std::vector<Waits::Wait>& waits, const std::set<int>& returned);
+  void watch_hearts();
+  Clock::duration silence_of_the_dead() const;
+  void end_waits_of_a_stop(const std::vector<RankState>& states);
+  void report(const std::string& text);
+
+  Board& board_;
+  Waits& waits_;
+  const CallLog& log_;
+  const Layout& layout_;
+  const int process_;
+  const Options options_;
+  std::function<void()> on_failure_;
+  std::atomic<bool> stop_ = false;
+
+  // Only the thread uses these.
+  Activity activity_;
+  int64_t own_beats_ = 0;
+  std::map<int, std::string> published_;  // by rank
+  std::vector<Heartbeat> beats_;          // by process, when last looked at
+  std::vector<Clock::time_point> seen_;   // when its count had changed
+  Clock::time_point last_beat_ = Clock::now();
+  Clock::time_point active_{};      // when some process's activity had changed
+  Clock::time_point stop_asked_{};  // when this was seen; the epoch before that
+  Clock::time_point next_look_{};
+
+  std::thread thread_;
+};
+
+}  // namespace lockstep::comm
