@@ -16,7 +16,7 @@
 #include "commands.hpp"
 #include "flag_checks.hpp"
 #include "output.hpp"
-#include "said.hpp"
+#include "printed_once.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {
@@ -105,13 +105,14 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
 }
 
 // The store outlives an attempt: what its processes leave there has the attempt's number (LaunchEnvironment::job).
-ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Said& said,
+ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed,
                                 c10::intrusive_ptr<c10d::TCPStore>& store) {
   ChildProcesses::Options options{.label = flags.label};
   const auto variables_of = [&](int rank) { return variables(flags, attempt, rank, store->getPort()); };
   options.on_end = [&](int rank, bool failed, const std::string& how) {
     const auto end = comm::announce_end(store, environment_of(variables_of(rank)), failed, how);
-    if (failed) said.add("error: " + end.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
+    if (failed)
+      printed.add("error: " + end.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
     return end.is_loss;
   };
   if (flags.keep_going) {
@@ -122,7 +123,7 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Sai
   const auto words = with_this_program(flags.words);
   for (int rank = 0; rank < flags.processes; ++rank) {
     auto all = variables_of(rank);
-    all.push_back(said.variable());
+    all.push_back(printed.variable());
     processes.start(words, all);
   }
   return processes.wait();
@@ -131,10 +132,10 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Sai
 int launch_command(const LaunchFlags& flags) {
   c10::intrusive_ptr<c10d::TCPStore> store;
   for (int attempt = 0;; ++attempt) {
-    const Said said;
-    const auto ending = run_once(flags, attempt, said, store);
+    const PrintedOnce printed;
+    const auto ending = run_once(flags, attempt, printed, store);
     if (!ending.failed || ending.by_request || attempt == flags.max_restarts) return ending.code;
-    if (said.would_fail_again()) {
+    if (printed.would_fail_again()) {
       Output(STDERR_FILENO).print("lockstep launch: it does not start again, since it would fail in the same way\n");
       return ending.code;
     }

@@ -23,7 +23,7 @@
 #include "help.hpp"
 #include "io/reason.hpp"
 #include "output.hpp"
-#include "said.hpp"
+#include "printed_once.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 
@@ -74,7 +74,7 @@ std::string in_words(const std::string& text) {
 }
 
 void complain(const std::string& text) {
-  const std::string rest = lockstep::cli::not_yet_said(in_words(text));
+  const std::string rest = lockstep::cli::not_yet_printed(in_words(text));
   if (!rest.empty()) Output(STDERR_FILENO).print("lockstep: " + rest + "\n");
 }
 

@@ -1,4 +1,4 @@
-// PeerLost: a message's other side is gone, and the run goes on without it (see losses.hpp).
+// PeerLost: a message's other side is gone, and the run goes on without it (see lost_processes.hpp).
 #pragma once
 
 #include <lockstep/base/error.hpp>

@@ -48,10 +48,10 @@ class World {
   // last, and some rank's call never came about; between processes finish() says so.
   virtual void leave(int rank) = 0;
 
-  // From release() to bind() the other ranks can do without `rank`, which must be of this process: if it is gone, they
-  // may go on. bind() throws Error if they have. Ranks of one process are not lost.
-  virtual void release(int rank) {}
-  virtual void bind(int rank) {}
+  // From allow_loss() to forbid_loss() the other ranks can do without `rank`, which must be of this process: if it is
+  // gone, they may go on. forbid_loss() throws Error if they have. Ranks of one process are not lost.
+  virtual void allow_loss(int rank) {}
+  virtual void forbid_loss(int rank) {}
   virtual std::string why_lost(int rank) { return ""; }  // "" if it is not
 
   // A rank of this process has trained so many steps in all, for what is said if the run fails.

@@ -11,8 +11,8 @@
 #include "data/part_weight.hpp"
 #include "lost_workers.hpp"
 #include "ranks/equal_modules.hpp"
-#include "ranks/expendable.hpp"
 #include "ranks/gather.hpp"
+#include "ranks/loss_tolerance.hpp"
 
 #include <chrono>
 #include <exception>
@@ -121,14 +121,14 @@ std::vector<LostWorker> ParameterServerRank::train(const ParameterServer::Body& 
 std::vector<LostWorker> ParameterServerRank::work(const ParameterServer::Body& body) {
   bytes_pushed_ = 0;
   training_ = true;
-  std::optional<comm::Expendable> expendable;
-  if (options_.consistency != Consistency::synchronous) expendable.emplace(rank_);
+  std::optional<comm::LossTolerance> tolerance;
+  if (options_.consistency != Consistency::synchronous) tolerance.emplace(rank_);
   std::exception_ptr exception;
   try {
     Worker worker(shared_from_this());
     body(worker);
   } catch (...) {
-    if (!expendable) throw;
+    if (!tolerance) throw;
     exception = std::current_exception();
   }
   try {
@@ -139,7 +139,7 @@ std::vector<LostWorker> ParameterServerRank::work(const ParameterServer::Body& b
   }
   training_ = false;
   receive_parameters();
-  if (expendable) expendable->end();
+  if (tolerance) tolerance->end();
   std::vector<at::Tensor> here{at::ones({1}, at::TensorOptions(rank_.device()).dtype(at::kByte))};
   rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();
   return server::receive_lost(rank_, rank_of(0));

@@ -6,8 +6,8 @@
 
 #include "comm/peer_lost.hpp"
 #include "comm/reduction.hpp"
-#include "ranks/expendable.hpp"
 #include "ranks/gather.hpp"
+#include "ranks/loss_tolerance.hpp"
 
 #include <algorithm>
 #include <limits>

@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/seconds.hpp"
-#include "comm/processes/losses.hpp"
+#include "comm/processes/lost_processes.hpp"
 #include "devices/cuda_info.hpp"
 #include "stored.hpp"
 
@@ -56,19 +56,19 @@ std::vector<int> absent(c10d::Store& store, int processes) {
   return absent;
 }
 
-void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Patience& patience) {
-  const auto deadline = Clock::now() + patience.timeout;
+void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const WaitLimit& limit) {
+  const auto deadline = Clock::now() + limit.timeout;
   for (int next = 0; next < launch.world_size;) {
     if (store.check({key_of(next)})) {
       ++next;
       continue;
     }
     if (store.check({"failure"})) throw Error(store.get_to_str("failure"));
-    patience.check(process_name(launch.rank, launch));
+    limit.check(process_name(launch.rank, launch));
     if (Clock::now() >= deadline) {
       const auto missing = absent(store, launch.world_size);
       if (missing.empty()) return;
-      throw Error(process_name(launch.rank, launch) + " waited " + seconds(patience.timeout) + " for " +
+      throw Error(process_name(launch.rank, launch) + " waited " + seconds(limit.timeout) + " for " +
                   (missing.size() == 1 ? "process " : "processes ") + numbers(missing) +
                   ", which did not come to run(). " +
                   "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
@@ -181,7 +181,7 @@ std::string run_prefix(int run) {
 }
 
 Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
-            const std::string& configuration, const Patience& patience) {
+            const std::string& configuration, const WaitLimit& limit) {
   if (add_to_count(store, came_key(launch.rank), 1) != 1) {
     throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +
                 ": each needs a rank of its own");
@@ -189,7 +189,7 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
   Introduction mine{configuration, host_name(), devices_here};
   for (const auto& device : devices_here) mine.ids.push_back(identity(device));
   store.set(key_of(launch.rank), mine.to_text());
-  wait_for_all(store, launch, patience);
+  wait_for_all(store, launch, limit);
 
   const auto all = read_all(store, launch.world_size);
   for (int process = 1; process < launch.world_size; ++process) {
@@ -247,13 +247,13 @@ bool was_lost(const StorePtr& store, const LaunchEnvironment& launch) {
   return run > 0 && is_lost(*store_of_run(store, launch, run), launch.rank);
 }
 
-std::string part(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds patience, int lost) {
+std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int lost) {
   try {
-    const auto deadline = Clock::now() + patience;
-    int64_t gone = add_to_count(store, "parted", 1);
+    const auto deadline = Clock::now() + limit;
+    int64_t gone = add_to_count(store, "farewells", 1);
     while (rendezvous.hosts_store() && gone + lost < rendezvous.launch().world_size && Clock::now() < deadline) {
       std::this_thread::sleep_for(kBetweenLooks);
-      gone = stored_count(store, "parted");
+      gone = stored_count(store, "farewells");
     }
   } catch (const ForeignValue& error) {
     return error.what();

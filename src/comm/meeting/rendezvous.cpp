@@ -83,8 +83,8 @@ std::string job_prefix(const std::string& job) {
   return "lockstep/" + job + "/";
 }
 
-Rendezvous::Rendezvous(LaunchEnvironment launch, const Patience& patience) : launch_(std::move(launch)) {
-  const auto deadline = Clock::now() + patience.timeout;
+Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit) : launch_(std::move(launch)) {
+  const auto deadline = Clock::now() + limit.timeout;
   address_ = launch_.address.empty() ? "127.0.0.1" : numeric_address(launch_.address);
   port_ = launch_.port;
   if (on_several_machines() && is_loopback(address_) && is_every_machines_own(launch_.address)) {
@@ -99,10 +99,10 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, const Patience& patience) : lau
                 "to a free port, for all processes");
   }
   if (launch_.rank == 0 && !launch_.agent_store) host();
-  if (!server_) find_host(deadline, patience);
+  if (!server_) find_host(deadline, limit);
   if (launch_.port == 0) add_to_count(*connect("found"), "count", 1);
   if (on_several_machines() && is_loopback(address_)) {
-    learn_local_address(deadline, patience);
+    learn_local_address(deadline, limit);
   } else {
     local_address_ = local_address_towards(address_, port_);
     if (on_several_machines()) connect("network")->set("address", local_address_);
@@ -125,12 +125,12 @@ void Rendezvous::host() {
 
 // The way from rank 0's machine to itself is loopback, which the other machines do not reach. They say where they are,
 // and this machine's address towards there is the one that they reach.
-void Rendezvous::learn_local_address(Clock::time_point deadline, const Patience& patience) {
+void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit& limit) {
   const auto store = connect("network");
   while (!store->check({"address"})) {
-    patience.check(process_name());
+    limit.check(process_name());
     if (Clock::now() >= deadline) {
-      throw Error(process_name() + " waited " + seconds(patience.timeout) +
+      throw Error(process_name() + " waited " + seconds(limit.timeout) +
                   " for a process of another machine. On this one " + "MASTER_ADDR=" + launch_.address +
                   " means the machine itself (" + address_ + "): do the others reach it by that name?");
     }
@@ -139,10 +139,10 @@ void Rendezvous::learn_local_address(Clock::time_point deadline, const Patience&
   local_address_ = local_address_towards(store->get_to_str("address"), port_);
 }
 
-void Rendezvous::find_host(Clock::time_point deadline, const Patience& patience) {
+void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
   const std::string file = launch_.port == 0 ? port_file_of(launch_.job) : "";
   for (;;) {
-    patience.check(process_name());
+    limit.check(process_name());
     if (!file.empty()) port_ = read_port(file);  // again each time: it may be left over from a job that was killed
     if (port_ != 0 && answers(address_, port_, deadline)) return;
     if (Clock::now() + kPause >= deadline) break;
@@ -154,8 +154,7 @@ void Rendezvous::find_host(Clock::time_point deadline, const Patience& patience)
                                  : "";
   const std::string where = file.empty() ? place(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")"
                                          : "the port that should be in " + file;
-  throw Error(process_name() + " waited " + seconds(patience.timeout) + " for the store that " + whose + " at " +
-              where +
+  throw Error(process_name() + " waited " + seconds(limit.timeout) + " for the store that " + whose + " at " + where +
               ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
               "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
 }

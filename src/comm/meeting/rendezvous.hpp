@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "launch_environment.hpp"
-#include "patience.hpp"
+#include "wait_limit.hpp"
 
 #include <chrono>
 #include <memory>
@@ -30,7 +30,7 @@ std::string job_prefix(const std::string& job);
 class Rendezvous {
  public:
   // Throws Error at the deadline: nothing answers where the store should be.
-  Rendezvous(LaunchEnvironment launch, const Patience& patience);
+  Rendezvous(LaunchEnvironment launch, const WaitLimit& limit);
   ~Rendezvous();
 
   const LaunchEnvironment& launch() const { return launch_; }
@@ -52,8 +52,8 @@ class Rendezvous {
  private:
   c10::intrusive_ptr<c10d::TCPStore> idle_client();
   void host();
-  void find_host(std::chrono::steady_clock::time_point deadline, const Patience& patience);
-  void learn_local_address(std::chrono::steady_clock::time_point deadline, const Patience& patience);
+  void find_host(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
+  void learn_local_address(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   void forget_port_file();
   std::string process_name() const;
   bool on_several_machines() const { return launch_.local_world_size < launch_.world_size; }

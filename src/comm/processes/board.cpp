@@ -45,10 +45,10 @@ Board::Board(StorePtr store, Layout layout, int process, std::string host, bool 
       layout_(std::move(layout)),
       process_(process),
       host_(std::move(host)),
-      losses_(store_, layout_, process, keep_going) {}
+      lost_(store_, layout_, process, keep_going) {}
 
 void Board::begin(const Heartbeat& first) {
-  losses_.begin();
+  lost_.begin();
   put_heartbeat(first);
   const Part ranks = layout_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // so that one request reads all states
@@ -93,7 +93,7 @@ std::vector<RankState> Board::states() {
                                   [&](const auto& it) { return RankState::from_text(it, world_size); }));
   }
   for (size_t rank = 0; rank < states.size(); ++rank) {
-    if (!losses_.why(static_cast<int>(rank)).empty()) states[rank] = {.kind = RankState::Kind::lost};
+    if (!lost_.reason_of(static_cast<int>(rank)).empty()) states[rank] = {.kind = RankState::Kind::lost};
   }
   return states;
 }
@@ -122,7 +122,7 @@ void Board::put_done() {
 }
 
 bool Board::all_done() {
-  return stored_count(*store_, "done") + losses_.processes() >= layout_.processes();
+  return stored_count(*store_, "done") + lost_.count() >= layout_.processes();
 }
 
 std::string Board::failure() {
@@ -137,7 +137,7 @@ std::string Board::agreed_failure(const std::string& text) {
   if (store_is_lost_) return text;
   try {
     // Nobody listens to a process that was taken for gone.
-    if (auto out = losses_.speak_up(); !out.empty()) return out;
+    if (auto out = lost_.forbid_loss(); !out.empty()) return out;
     return first_of("failure", text);
   } catch (const std::exception&) {
     store_is_lost_ = true;

@@ -7,14 +7,14 @@
 //   calls/<rank>     what the rank had called when it returned
 //   done             how many processes are done
 //
-// Losses has keys of its own beside these. Reading throws ForeignValue for a value that no process of the run can have
-// written. Every call but the agreed_ ones throws if the store does not answer. Thread-safe.
+// LostProcesses has keys of its own beside these. Reading throws ForeignValue for a value that no process of the run
+// can have written. Every call but the agreed_ ones throws if the store does not answer. Thread-safe.
 #pragma once
 
 #include "calls.hpp"
 #include "comm/meeting/layout.hpp"
 #include "comm/meeting/rendezvous.hpp"
-#include "losses.hpp"
+#include "lost_processes.hpp"
 #include "rank_state.hpp"
 
 #include <atomic>
@@ -56,7 +56,7 @@ class Board {
   std::string agreed_failure(const std::string& text);
   std::string agreed_where(const std::string& text);
 
-  Losses& losses() { return losses_; }
+  LostProcesses& lost() { return lost_; }
 
   // The store does not answer any more. Gives the failure's text.
   std::string lose_store();
@@ -71,7 +71,7 @@ class Board {
   const Layout layout_;
   const int process_;
   const std::string host_;
-  Losses losses_;
+  LostProcesses lost_;
   std::atomic<bool> store_is_lost_ = false;
 };
 

@@ -8,7 +8,7 @@
 
 namespace lockstep::comm {
 
-// Gloo's own patience is a little longer than the rank's, so that whoever waits gives up first and can say for whom it
+// Gloo's own timeout is a little longer than the rank's, so that whoever waits gives up first and can say for whom it
 // waited.
 constexpr std::chrono::milliseconds kMargin{10'000};
 

@@ -31,8 +31,8 @@ class Mailbox::NextMessage : public c10d::Work {
   int source_ = -1;
 };
 
-Mailbox::Mailbox(c10::intrusive_ptr<c10d::Backend> backend, int64_t bytes, int tag, std::function<size_t()> losses)
-    : backend_(std::move(backend)), tag_(tag), losses_(std::move(losses)), peers_(backend_->getSize()) {
+Mailbox::Mailbox(c10::intrusive_ptr<c10d::Backend> backend, int64_t bytes, int tag, std::function<size_t()> lost_count)
+    : backend_(std::move(backend)), tag_(tag), lost_count_(std::move(lost_count)), peers_(backend_->getSize()) {
   for (int rank = 0; rank < backend_->getSize(); ++rank) {
     if (rank == backend_->getRank()) continue;
     peers_[rank].message = at::empty({bytes}, at::kByte);
@@ -90,8 +90,8 @@ void Mailbox::listen(int rank) {
 }
 
 bool Mailbox::take(const at::Tensor& to, int& source, std::chrono::milliseconds timeout) {
-  if (const size_t losses = losses_(); losses > losses_told_) {
-    losses_told_ = losses;
+  if (const size_t lost_count = lost_count_(); lost_count > lost_told_) {
+    lost_told_ = lost_count;
     throw PeerLost("a rank was lost while this waited for a message from any rank; those of the others still come");
   }
   {

@@ -22,9 +22,9 @@ namespace lockstep::comm {
 
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
-  // Of messages of `bytes` bytes with this tag, from all other members; each may be one message ahead. `losses` counts
-  // the members that were lost so far. Connections must stay, or be closed, until it is destroyed.
-  Mailbox(c10::intrusive_ptr<c10d::Backend> backend, int64_t bytes, int tag, std::function<size_t()> losses);
+  // Receives messages of `bytes` bytes with this tag from all other members. Each member may be one message ahead.
+  // `lost_count` gives how many members were lost so far. The connections must outlive the mailbox, or be closed.
+  Mailbox(c10::intrusive_ptr<c10d::Backend> backend, int64_t bytes, int tag, std::function<size_t()> lost_count);
   ~Mailbox();
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
@@ -48,8 +48,8 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const int tag_;
-  const std::function<size_t()> losses_;
-  size_t losses_told_ = 0;
+  const std::function<size_t()> lost_count_;
+  size_t lost_told_ = 0;
 
   std::mutex mutex_;  // guards what follows; messages that have arrived are the taker's
   std::condition_variable changed_;

@@ -62,7 +62,7 @@ int trace_of(const std::string& text) {
 
 // Gloo brings calls together by their tag alone, whatever they are: of unequal sizes it ends the process, of equal
 // sizes it mixes the values. With their number and a trace of their text in the tag, calls that differ never meet, and
-// the vigil says so (but for one pair of texts in 65536). Calls of one rank that are under way at the same time have
+// the monitor says so (but for one pair of texts in 65536). Calls of one rank that are under way at the same time have
 // different numbers.
 uint32_t tag_of(int64_t number, const std::string& text) {
   return static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(trace_of(text));
@@ -82,18 +82,18 @@ Pending then(Pending pending, std::function<void()> also) {
 }  // namespace
 
 ProcessBackend::ProcessBackend(int world_rank, Members members, Group group, StorePtr store,
-                               std::shared_ptr<Vigil> vigil, std::shared_ptr<Hierarchy> hierarchy,
+                               std::shared_ptr<Monitor> monitor, std::shared_ptr<Hierarchy> hierarchy,
                                std::chrono::milliseconds timeout)
     : Backend(members.index_of(world_rank), members.size()),
       world_rank_(world_rank),
       members_(std::move(members)),
       group_(std::move(group)),
       store_(std::move(store)),
-      vigil_(std::move(vigil)),
+      monitor_(std::move(monitor)),
       hierarchy_(std::move(hierarchy)),
       timeout_(timeout),
-      arguments_(vigil_->layout().name(world_rank), c10::kCPU, rank_, size_) {
-  vigil_->log().join(world_rank_, members_.name);
+      arguments_(monitor_->layout().name(world_rank), c10::kCPU, rank_, size_) {
+  monitor_->log().join(world_rank_, members_.name);
 }
 
 // ---- Collectives that a hierarchy of ranks shortens.
@@ -325,13 +325,15 @@ WorkPtr ProcessBackend::recvAnysource(Tensors& tensors, int tag) {
     const int gloo_tag = tag << 16 | trace_of(describe(tensor));
     auto& mailbox = mailboxes_[gloo_tag];
     if (!mailbox) {
-      const auto losses = [vigil = vigil_, ranks = members_.ranks] { return vigil->losses().ranks(ranks); };
-      mailbox = std::make_shared<Mailbox>(group_.backend, as_bytes(values.flat).numel(), gloo_tag, losses);
+      const auto lost_count = [monitor = monitor_, ranks = members_.ranks] {
+        return monitor->lost().count_among(ranks);
+      };
+      mailbox = std::make_shared<Mailbox>(group_.backend, as_bytes(values.flat).numel(), gloo_tag, lost_count);
     }
     const auto work = mailbox->receive(as_bytes(values.flat));
-    return then({work}, [work, values, vigil = vigil_, here = world_rank_, ranks = members_.ranks] {
+    return then({work}, [work, values, monitor = monitor_, here = world_rank_, ranks = members_.ranks] {
       values.copy_back();
-      vigil->log().add_message(here, ranks[work->sourceRank()], /*sends=*/false);
+      monitor->log().add_message(here, ranks[work->sourceRank()], /*sends=*/false);
     });
   });
 }
@@ -353,7 +355,7 @@ ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int sou
                 .text = text_of(sends ? "send to" : "recv from", tensor, {}, -1, peer),
                 .peer = peer_in_world,
                 .sends = sends,
-                .messages = vigil_->log().add_message(world_rank_, peer_in_world, sends),
+                .messages = monitor_->log().add_message(world_rank_, peer_in_world, sends),
                 .message = c10::str("message ", number, " from rank ", source, " to rank ", destination, ", tag ", tag,
                                     members_.text()),
                 .content = describe(tensor)};
@@ -367,7 +369,7 @@ WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::
                              const Start& start) {
   OpenCall call{.rank = world_rank_, .text = text};
   if (!members_.name.empty()) call.among = members_;
-  call.number = vigil_->log().add_collective(world_rank_, members_.name, text);
+  call.number = monitor_->log().add_collective(world_rank_, members_.name, text);
   collective_calls_ = call.number + 1;
   group_.use_tag(tag_of(call.number, text));
   return post_call(type, std::move(call), timeout, std::move(result), start);
@@ -382,9 +384,9 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
                                   const Start& start) {
   const c10::NoGradGuard no_grad;
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
-  const Vigil::Waiting waiting(*vigil_, call);
-  if (!vigil_->failure().empty() || !vigil_->losses().why_in_vain(call).empty()) {
-    vigil_->explain(waiting, call, nullptr, timeout);
+  const Monitor::Waiting waiting(*monitor_, call);
+  if (!monitor_->failure().empty() || !monitor_->lost().reason_to_give_up(call).empty()) {
+    monitor_->explain(waiting, call, nullptr, timeout);
   }
   Pending pending;
   try {
@@ -392,9 +394,9 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
   } catch (const Error&) {
     throw;
   } catch (const std::exception&) {  // a connection was closed earlier
-    vigil_->explain(waiting, call, std::current_exception(), timeout);
+    monitor_->explain(waiting, call, std::current_exception(), timeout);
   }
-  return c10::make_intrusive<ProcessWork>(rank_, type, vigil_, std::move(call), std::move(pending), timeout,
+  return c10::make_intrusive<ProcessWork>(rank_, type, monitor_, std::move(call), std::move(pending), timeout,
                                           std::move(result));
 }
 

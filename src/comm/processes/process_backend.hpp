@@ -1,7 +1,7 @@
 // ProcessBackend: lockstep's c10d backend of one CPU rank of a run in several processes, over c10d's Gloo.
 //
 // Takes what the in-process backend takes: every reduction, every type, tensors that are not contiguous; the
-// collectives that Gloo lacks are made of those that it has. All waits go through the Vigil. Used by the rank's own
+// collectives that Gloo lacks are made of those that it has. All waits go through the Monitor. Used by the rank's own
 // thread.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include "gloo_reduction.hpp"
 #include "hierarchy.hpp"
 #include "mailbox.hpp"
-#include "vigil.hpp"
+#include "monitor.hpp"
 
 #include <functional>
 #include <map>
@@ -33,7 +33,7 @@ class ProcessBackend : public c10d::Backend {
  public:
   // Of rank `world_rank` among `members`: `group` has one member per rank of them, `store` is a connection of the
   // rank's own. With a hierarchy, allreduce, reduce, broadcast and barrier go through it.
-  ProcessBackend(int world_rank, Members members, Group group, StorePtr store, std::shared_ptr<Vigil> vigil,
+  ProcessBackend(int world_rank, Members members, Group group, StorePtr store, std::shared_ptr<Monitor> monitor,
                  std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout);
 
   using Tensor = at::Tensor;
@@ -90,7 +90,7 @@ class ProcessBackend : public c10d::Backend {
   const Members members_;
   const Group group_;
   const StorePtr store_;
-  const std::shared_ptr<Vigil> vigil_;
+  const std::shared_ptr<Monitor> monitor_;
   const std::shared_ptr<Hierarchy> hierarchy_;  // null: one rank per process
   const std::chrono::milliseconds timeout_;
   const Arguments arguments_;

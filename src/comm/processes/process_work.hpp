@@ -6,7 +6,7 @@
 
 #include "comm/peer_lost.hpp"
 #include "gloo_reduction.hpp"
-#include "vigil.hpp"
+#include "monitor.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -22,17 +22,17 @@ class ProcessWork : public c10d::Work {
  public:
   // `rank` is the one that calls, as c10d numbers it: in its group. `result` are the tensors that hold the result once
   // the work is complete. No timeout of its own: `timeout`.
-  ProcessWork(int rank, c10d::OpType type, std::shared_ptr<Vigil> vigil, OpenCall call, Pending pending,
+  ProcessWork(int rank, c10d::OpType type, std::shared_ptr<Monitor> monitor, OpenCall call, Pending pending,
               std::chrono::milliseconds timeout, std::vector<at::Tensor> result)
       : Work(rank, type),
-        vigil_(std::move(vigil)),
+        monitor_(std::move(monitor)),
         call_(std::move(call)),
         pending_(std::move(pending)),
         timeout_(timeout),
         result_(std::move(result)) {}
 
   ~ProcessWork() override {
-    if (call_.is_message() && !arrived_ && vigil_->losses().processes() > 0) vigil_->losses().keep(pending_.work);
+    if (call_.is_message() && !arrived_ && monitor_->lost().count() > 0) monitor_->lost().keep_buffers(pending_.work);
   }
 
   ProcessWork(const ProcessWork&) = delete;
@@ -77,7 +77,7 @@ class ProcessWork : public c10d::Work {
  private:
   void wait_for(std::chrono::milliseconds timeout) {
     polled_.reset();  // a rank that waits does not go on by itself, as one that polls may
-    const Vigil::Waiting waiting(*vigil_, call_, interrupt());
+    const Monitor::Waiting waiting(*monitor_, call_, interrupt());
     try {
       if (is_collective()) {
         if (pending_.work) pending_.work->wait(timeout);
@@ -86,16 +86,16 @@ class ProcessWork : public c10d::Work {
         Milliseconds left = timeout;
         do {
           throw_if_in_vain();
-          left = timeout - std::chrono::duration_cast<Milliseconds>(Vigil::Clock::now() - waiting.since());
+          left = timeout - std::chrono::duration_cast<Milliseconds>(Monitor::Clock::now() - waiting.since());
         } while (!pending_.work->wait(std::max(left, Milliseconds(1))));
       }
     } catch (const PeerLost&) {
       throw;
     } catch (...) {
-      vigil_->explain(waiting, call_, std::current_exception(), timeout);
+      monitor_->explain(waiting, call_, std::current_exception(), timeout);
     }
     arrived_ = true;
-    if (is_collective()) vigil_->log().complete(call_.rank, call_.among.name, call_.number);
+    if (is_collective()) monitor_->log().complete(call_.rank, call_.among.name, call_.number);
     if (pending_.finish) pending_.finish();
   }
 
@@ -106,32 +106,32 @@ class ProcessWork : public c10d::Work {
     return [work = pending_.work.get()] { work->abort(); };
   }
   void throw_if_in_vain() const {
-    if (!vigil_->failure().empty()) throw Error("the run has failed");
-    if (!vigil_->losses().why_in_vain(call_).empty()) throw Error("a rank was lost");
+    if (!monitor_->failure().empty()) throw Error("the run has failed");
+    if (!monitor_->lost().reason_to_give_up(call_).empty()) throw Error("a rank was lost");
   }
 
-  // While someone polls, the vigil watches over the call as over one that is waited for.
+  // While someone polls, the monitor watches over the call as over one that is waited for.
   void throw_if_hopeless() {
     if (!polled_) {
       OpenCall call = call_;
       call.polled = true;
-      polled_.emplace(*vigil_, std::move(call));
+      polled_.emplace(*monitor_, std::move(call));
     }
-    const bool late = Vigil::Clock::now() - polled_->since() >= timeout_;
+    const bool late = Monitor::Clock::now() - polled_->since() >= timeout_;
     if (late && call_.is_message()) {
-      throw Error(vigil_->layout().name(call_.rank) + ": " + call_.where() +
+      throw Error(monitor_->layout().name(call_.rank) + ": " + call_.where() +
                   " was only polled: between processes a message completes in wait()");
     }
-    if (late || !vigil_->failure().empty()) vigil_->explain(*polled_, call_, nullptr, timeout_);
+    if (late || !monitor_->failure().empty()) monitor_->explain(*polled_, call_, nullptr, timeout_);
   }
 
-  const std::shared_ptr<Vigil> vigil_;
+  const std::shared_ptr<Monitor> monitor_;
   const OpenCall call_;
   const Pending pending_;
   const std::chrono::milliseconds timeout_;
   const std::vector<at::Tensor> result_;
   bool arrived_ = false;
-  std::optional<Vigil::Waiting> polled_;  // since the first poll that found the call open
+  std::optional<Monitor::Waiting> polled_;  // since the first poll that found the call open
 };
 
 }  // namespace lockstep::comm

@@ -1,6 +1,6 @@
 // Ranks in several processes: on the CPU lockstep's ProcessBackend over Gloo, on GPUs NCCL. The processes find each
 // other through the environment that a launcher made (launch_environment), meet in a store (rendezvous, meeting), and
-// watch over each other while they work (vigil).
+// watch over each other while they work (monitor).
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 #include <lockstep/base/error.hpp>
@@ -15,8 +15,8 @@
 #include "comm/meeting/shared_store.hpp"
 #include "comm/world.hpp"
 #include "hierarchy.hpp"
+#include "monitor.hpp"
 #include "process_backend.hpp"
-#include "vigil.hpp"
 
 #include <atomic>
 #include <cmath>
@@ -52,9 +52,9 @@ class Job {
   void end() { running_ = false; }
 
   // Throws Error at the deadline; the next call tries again.
-  Rendezvous& rendezvous(const LaunchEnvironment& launch, const Patience& patience) {
+  Rendezvous& rendezvous(const LaunchEnvironment& launch, const WaitLimit& limit) {
     const std::lock_guard lock(mutex_);
-    if (!rendezvous_) rendezvous_ = std::make_unique<Rendezvous>(launch, patience);
+    if (!rendezvous_) rendezvous_ = std::make_unique<Rendezvous>(launch, limit);
     return *rendezvous_;
   }
 
@@ -109,31 +109,31 @@ struct Place {
   std::chrono::milliseconds rendezvous_timeout;
   // All are connected before the meeting, since that may take seconds (see Rendezvous::connect), and right after it the
   // others listen for this process's heart.
-  StorePtr store, vigil_store;
+  StorePtr store, monitor_store;
   std::shared_ptr<SharedStore::Connection> groups_store;
   Layout layout;
 
   static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const JobOptions& options) {
-    const Patience patience{comm::rendezvous_timeout(options), options.stop};
-    Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, patience);
+    const WaitLimit limit{comm::rendezvous_timeout(options), options.stop};
+    Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, limit);
     Place place{launch,
                 rendezvous,
                 run_prefix(run),
-                patience.timeout,
+                limit.timeout,
                 rendezvous.connect(run_prefix(run)),
                 rendezvous.connect(run_prefix(run)),
                 std::make_shared<SharedStore::Connection>(rendezvous.connect(run_prefix(run))),
                 {}};
     try {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
-      place.layout = meet(*place.store, launch, here, configuration(launch, devices, options), patience);
+      place.layout = meet(*place.store, launch, here, configuration(launch, devices, options), limit);
     } catch (const c10::DistError&) {
       rendezvous.drop_connections();
       throw;
     } catch (...) {
       const std::string text = exception_text(std::current_exception());
       call_off(*place.store, text);
-      part(*place.store, rendezvous, kFarewell);
+      farewell(*place.store, rendezvous, kFarewell);
       rendezvous.drop_connections();
       throw Error(text);
     }
@@ -151,10 +151,10 @@ class ProcessesWorld : public World {
         backends_(ranks_here().size()) {
     const std::string host =
         place_.launch.agent_store ? "the launcher" : "the process of " + place_.layout.name_process(0);
-    vigil_ = std::make_shared<Vigil>(
-        place_.vigil_store, place_.layout, place_.launch.rank,
-        Vigil::Options{timeout_, options.silence, host, place_.launch.keep_going, options.stop});
-    vigil_->start([this] { close(); });
+    monitor_ = std::make_shared<Monitor>(
+        place_.monitor_store, place_.layout, place_.launch.rank,
+        Monitor::Options{timeout_, options.silence, host, place_.launch.keep_going, options.stop});
+    monitor_->start([this] { close(); });
     if (!devices()[0].is_cpu() || place_.layout.one_rank_per_process()) return;
     try {
       const int process = place_.launch.rank;
@@ -163,16 +163,16 @@ class ProcessesWorld : public World {
       hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.layout, process, options.threads_per_rank, timeout_);
       if (closed_) hierarchy_->close();
     } catch (...) {
-      vigil_->report(exception_text(std::current_exception()));
+      monitor_->report(exception_text(std::current_exception()));
       throw Error(ProcessesWorld::finish());
     }
   }
 
   ~ProcessesWorld() override {
-    vigil_->stop();
+    monitor_->stop();
     // Before the groups' destructors wait for what will never come, and before what a lost process may still send to is
     // freed.
-    if (!vigil_->failure().empty() || vigil_->losses().processes() > 0) close();
+    if (!monitor_->failure().empty() || monitor_->lost().count() > 0) close();
   }
 
   // A hierarchy is for calls of all ranks.
@@ -180,8 +180,8 @@ class ProcessesWorld : public World {
     const auto group = connect(rank, "ranks" + members.name, members.index_of(rank), members.size());
     c10::intrusive_ptr<c10d::Backend> backend = group.backend;
     if (devices()[rank].is_cpu()) {
-      backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), vigil_,
-                                                    members.name.empty() ? hierarchy_ : nullptr, timeout_);
+      backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store),
+                                                    monitor_, members.name.empty() ? hierarchy_ : nullptr, timeout_);
     }
     const std::lock_guard lock(mutex_);
     groups_.push_back(group);
@@ -190,10 +190,10 @@ class ProcessesWorld : public World {
     return backend;
   }
 
-  void abort(int, const std::string& reason) override { vigil_->report(reason); }
+  void abort(int, const std::string& reason) override { monitor_->report(reason); }
 
   void leave(int rank) override {
-    if (devices()[rank].is_cpu()) return vigil_->returned(rank);
+    if (devices()[rank].is_cpu()) return monitor_->returned(rank);
     const auto backends = [&] {
       const std::lock_guard lock(mutex_);
       return backends_[rank - ranks_here().begin];
@@ -201,17 +201,17 @@ class ProcessesWorld : public World {
     for (const auto& backend : backends) backend->shutdown();  // NCCL: waits for what is pending
   }
 
-  void stepped(int64_t steps) override { vigil_->stepped(steps); }
-  void release(int rank) override { vigil_->release(rank); }
-  void bind(int rank) override { vigil_->bind(rank); }
-  std::string why_lost(int rank) override { return vigil_->losses().why(rank); }
+  void stepped(int64_t steps) override { monitor_->stepped(steps); }
+  void allow_loss(int rank) override { monitor_->allow_loss(rank); }
+  void forbid_loss(int rank) override { monitor_->forbid_loss(rank); }
+  std::string why_lost(int rank) override { return monitor_->lost().reason_of(rank); }
 
   std::string finish() override {
-    std::string failure = vigil_->finish();
-    const int lost = vigil_->losses().processes();
-    if (!vigil_->store_is_lost() && !vigil_->losses().is_lost(process())) {
-      const auto patience = failure.empty() ? place_.rendezvous_timeout : kFarewell;
-      const std::string foreign = part(*place_.store, rendezvous(), patience, lost);
+    std::string failure = monitor_->finish();
+    const int lost = monitor_->lost().count();
+    if (!monitor_->store_is_lost() && !monitor_->lost().is_lost(process())) {
+      const auto limit = failure.empty() ? place_.rendezvous_timeout : kFarewell;
+      const std::string foreign = farewell(*place_.store, rendezvous(), limit, lost);
       if (failure.empty()) failure = foreign;
     }
     if (!failure.empty()) rendezvous().drop_connections();
@@ -223,7 +223,7 @@ class ProcessesWorld : public World {
 
   // Connects `rank` as the `index`th of `size` members. Fails when a peer has failed.
   Group connect(int rank, const std::string& name, int index, int size) const {
-    using Clock = Vigil::Clock;
+    using Clock = Monitor::Clock;
     if (!devices()[rank].is_cpu()) {  // connects at its first call
       const auto store = rendezvous().connect(place_.prefix + "/" + name);
       return make_nccl_group({store, index, size, timeout_}, devices()[rank]);
@@ -234,11 +234,11 @@ class ProcessesWorld : public World {
       return make_gloo_group({keys_of(name, connection, stop), index, size, timeout}, address);
     });
     const OpenCall call{.rank = rank, .text = "connecting to the other ranks", .connects = true};
-    const Vigil::Waiting waiting(*vigil_, call, [attempt] { attempt->wake(); });
+    const Monitor::Waiting waiting(*monitor_, call, [attempt] { attempt->wake(); });
     const auto deadline = waiting.since() + timeout;
     std::exception_ptr cause;
     try {
-      while (vigil_->failure().empty() && Clock::now() < deadline) {
+      while (monitor_->failure().empty() && Clock::now() < deadline) {
         if (auto group = attempt->wait_until(deadline)) return *std::move(group);
       }
     } catch (const Error&) {
@@ -247,7 +247,7 @@ class ProcessesWorld : public World {
       cause = std::current_exception();
     }
     attempt->call_off();
-    vigil_->explain(waiting, call, cause, timeout);
+    monitor_->explain(waiting, call, cause, timeout);
   }
 
   void close() {
@@ -267,7 +267,7 @@ class ProcessesWorld : public World {
   std::vector<Group> groups_;                                             // of the world and of groups
   std::vector<std::vector<c10::intrusive_ptr<c10d::Backend>>> backends_;  // by the rank's place in this process
   std::shared_ptr<Hierarchy> hierarchy_;
-  std::shared_ptr<Vigil> vigil_;  // last, since its thread calls close()
+  std::shared_ptr<Monitor> monitor_;  // last, since its thread calls close()
 };
 
 }  // namespace

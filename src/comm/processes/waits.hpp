@@ -2,7 +2,7 @@
 //
 //  1. One mutex guards everything here. Nobody talks to the store while holding it.
 //  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep() and search(). They
-//     take locks of their own (of Losses, of a work), and never call Waits.
+//     take locks of their own (of LostProcesses, of a work), and never call Waits.
 //  3. A wait begins before it looks whether it is in vain. A failure or a loss is known before the waits are
 //     interrupted. So each wait either sees it or is interrupted.
 //  4. end() takes the mutex. So no interrupt runs once its wait has ended.

@@ -87,8 +87,8 @@ void Watchdog::beat() {
   board_.put_heartbeat(next_heartbeat());
   if (!waits_.failure().empty()) return;
   if (const auto failure = board_.failure(); !failure.empty()) return waits_.fail(failure);
-  if (board_.losses().learn()) {
-    if (const auto out = board_.losses().why_out(); !out.empty()) return waits_.fail(out);
+  if (board_.lost().refresh()) {
+    if (const auto out = board_.lost().own_reason(); !out.empty()) return waits_.fail(out);
     waits_.interrupt();
   }
   look_around();
@@ -99,7 +99,7 @@ void Watchdog::look_around() {
   const bool connects = any_connects(now.open);
   auto& waits = now.open;
   waits.erase(std::remove_if(waits.begin(), waits.end(),
-                             [&](const auto& wait) { return Clock::now() - wait.since <= options_.patience; }),
+                             [&](const auto& wait) { return Clock::now() - wait.since <= options_.long_wait; }),
               waits.end());
   publish(waits, now.returned);
   const bool has_reason = !waits.empty() || connects || now.searching || now.finishing ||
@@ -150,7 +150,7 @@ Watchdog::Clock::duration Watchdog::silence_of_the_dead() const {
 void Watchdog::watch_hearts() {
   const auto limit = silence_of_the_dead();
   const auto beats = board_.heartbeats();
-  Losses& losses = board_.losses();
+  LostProcesses& lost = board_.lost();
   for (int process = 0; process < layout_.processes(); ++process) {
     const Heartbeat& beat = beats[process];
     const Heartbeat before = std::exchange(beats_[process], beat);
@@ -158,9 +158,9 @@ void Watchdog::watch_hearts() {
     if (beat.activity != before.activity || before.count == 0) active_ = Clock::now();
     const auto silence = Clock::now() - seen_[process];
     if (process == process_ || silence < (beat.count == 0 ? options_.silence : limit)) continue;
-    if (losses.is_lost(process)) continue;
+    if (lost.is_lost(process)) continue;
     const std::string text = text_of_silence(process, layout_);
-    if (!losses.declare(process, text)) return report(text);
+    if (!lost.declare(process, text)) return report(text);
   }
 }
 

@@ -30,7 +30,7 @@ class Watchdog {
   static constexpr std::chrono::milliseconds kBeat{100};
 
   struct Options {
-    Clock::duration patience;           // a wait that lasts longer is looked into
+    Clock::duration long_wait;          // a wait that lasts longer is looked into
     std::chrono::milliseconds silence;  // without a heartbeat, until a process counts as dead
     std::stop_token stop = {};
   };

@@ -26,7 +26,7 @@ comm::LaunchEnvironment process(int index) {
   return launch;
 }
 
-const comm::Patience patience{std::chrono::seconds(20)};
+const comm::WaitLimit limit{std::chrono::seconds(20)};
 
 comm::StorePtr first_run_in(const comm::StorePtr& store) {
   return c10::make_intrusive<c10d::PrefixStore>(comm::job_prefix("test") + comm::run_prefix(1), store);
@@ -37,7 +37,7 @@ TEST(Meeting, AForeignIntroductionIsShown) {
                                  R"({"configuration": "x", "host": "y", "devices": [], "ids": []})"}) {
     const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
     store->set("config/1", text);
-    EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", patience); }),
+    EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", limit); }),
                 AllOf(HasSubstr("under config/1"), HasSubstr(text.substr(0, 3))));
   }
 }
@@ -45,7 +45,7 @@ TEST(Meeting, AForeignIntroductionIsShown) {
 TEST(Meeting, ForeignCountsAreShown) {
   const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
   store->set("came/0", std::string("abc"));
-  EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", patience); }),
+  EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", limit); }),
               HasSubstr("the store holds \"abc\" under came/0, which no process"));
 
   const comm::Listener free = comm::listen_on("127.0.0.1", 0);
@@ -54,7 +54,7 @@ TEST(Meeting, ForeignCountsAreShown) {
   launch.local_world_size = 2;
   launch.address = "127.0.0.1";
   launch.port = free.port;
-  const comm::Rendezvous host(launch, patience);
+  const comm::Rendezvous host(launch, limit);
   for (const char* foreign : {"abc", "-1", "1x", ""}) {
     store->set("parted", std::string(foreign));
     EXPECT_THAT(comm::part(*store, host, std::chrono::seconds(1)), HasSubstr("under parted, which no process"))
@@ -66,8 +66,8 @@ TEST(Meeting, ForeignCountsAreShown) {
 TEST(Meeting, ALauncherNamesAProcessThatHasEndedAlsoThen) {
   const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
   const auto run = first_run_in(store);
-  std::thread other([&] { comm::meet(*run, process(1), {torch::kCPU}, "x", patience); });
-  comm::meet(*run, process(0), {torch::kCPU}, "x", patience);
+  std::thread other([&] { comm::meet(*run, process(1), {torch::kCPU}, "x", limit); });
+  comm::meet(*run, process(0), {torch::kCPU}, "x", limit);
   other.join();
   run->set("config/0", std::string("abc"));
   comm::announce_end(store, process(1), /*failed=*/true, "it was killed");

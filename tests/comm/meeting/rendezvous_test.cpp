@@ -85,7 +85,7 @@ TEST(Rendezvous, TheNameOfRank0sMachineMayMeanLoopbackThere) {
   close(fd);
   const auto join = [port = port](int rank, const std::string& address) {
     return std::async(std::launch::async, [=] {
-      return std::make_unique<comm::Rendezvous>(place(rank, address, port), comm::Patience{std::chrono::seconds(20)});
+      return std::make_unique<comm::Rendezvous>(place(rank, address, port), comm::WaitLimit{std::chrono::seconds(20)});
     });
   };
   auto first = join(0, name), second = join(1, outer);
@@ -105,7 +105,7 @@ TEST(Rendezvous, OnOneMachineThePortIsLeftInAFileUntilAllHaveReadIt) {
       auto launch = place(rank, "", 0);
       launch.local_rank = rank;
       launch.local_world_size = 2;
-      return std::make_unique<comm::Rendezvous>(launch, comm::Patience{std::chrono::seconds(20)});
+      return std::make_unique<comm::Rendezvous>(launch, comm::WaitLimit{std::chrono::seconds(20)});
     });
   };
   auto first = join(0);

@@ -151,8 +151,8 @@ void scenarios::is_asked_to_stop(const Setup& setup) {
 void scenarios::has_a_stranger(const Setup& setup) {
   with_fault_on_rank_1(setup.devices, {}, [&](Rank& rank) {
     const auto launch = *lockstep::comm::read_launch_environment(std::getenv);
-    const lockstep::comm::Patience patience{10s};
-    const auto store = lockstep::comm::Rendezvous(launch, patience).connect("run-1");
+    const lockstep::comm::WaitLimit limit{10s};
+    const auto store = lockstep::comm::Rendezvous(launch, limit).connect("run-1");
     for (int i = 0; i < 2000; ++i) {  // what a process writes again and again
       store->set(setup.argument, std::string("abc"));
       std::this_thread::sleep_for(1ms);

@@ -8,13 +8,13 @@
 
 namespace lockstep::cli {
 
-class Said {
+class PrintedOnce {
  public:
   // For the launcher. Throws Error.
-  Said();
-  ~Said();
-  Said(const Said&) = delete;
-  Said& operator=(const Said&) = delete;
+  PrintedOnce();
+  ~PrintedOnce();
+  PrintedOnce(const PrintedOnce&) = delete;
+  PrintedOnce& operator=(const PrintedOnce&) = delete;
 
   std::string variable() const;             // "NAME=value", for the processes' environment
   void add(const std::string& text) const;  // said by the launcher itself
@@ -26,7 +26,7 @@ class Said {
 
 // The part of `text` that no other process of this launch has said: all of it, what follows "; " after what another one
 // said, or nothing. From here on it counts as said.
-std::string not_yet_said(const std::string& text);
+std::string not_yet_printed(const std::string& text);
 
 // This process fails, and would whenever it is started with the same words.
 void say_would_fail_again();

@@ -1,4 +1,4 @@
-#include "expendable.hpp"
+#include "loss_tolerance.hpp"
 
 #include <exception>
 #include <utility>
@@ -7,22 +7,22 @@
 
 namespace lockstep::comm {
 
-Expendable::Expendable(const Rank& rank) : rank_(rank) {
+LossTolerance::LossTolerance(const Rank& rank) : rank_(rank) {
   const RankPlace& place = RankPlace::of(rank_);
-  place.world().release(place.world_rank);
+  place.world().allow_loss(place.world_rank);
 }
 
-Expendable::~Expendable() {
+LossTolerance::~LossTolerance() {
   try {
     end();
   } catch (const std::exception&) {  // every later call of this rank says so
   }
 }
 
-void Expendable::end() {
+void LossTolerance::end() {
   if (std::exchange(ended_, true)) return;
   const RankPlace& place = RankPlace::of(rank_);
-  place.world().bind(place.world_rank);
+  place.world().forbid_loss(place.world_rank);
 }
 
 std::string why_lost(const Rank& rank, int other) {

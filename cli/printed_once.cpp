@@ -1,4 +1,4 @@
-#include "said.hpp"
+#include "printed_once.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -18,7 +18,7 @@ namespace lockstep::cli {
 
 namespace {
 
-constexpr const char* name = "LOCKSTEP_LAUNCH_SAID";
+constexpr const char* name = "LOCKSTEP_LAUNCH_PRINTED";
 constexpr char separator = '\0';
 constexpr const char* to_launcher = "to the launcher";  // in the place of a process's number
 
@@ -64,25 +64,25 @@ std::string_view next(std::string_view& entries) {
 
 }  // namespace
 
-Said::Said() : fd_(memfd_create("lockstep-said", 0)) {
+PrintedOnce::PrintedOnce() : fd_(memfd_create("lockstep-said", 0)) {
   if (fd_ < 0 || fcntl(fd_, F_SETFL, O_APPEND) != 0) {
     throw Error("cannot make a file in memory: " + io::reason(errno));
   }
 }
 
-Said::~Said() {
+PrintedOnce::~PrintedOnce() {
   close(fd_);
 }
 
-std::string Said::variable() const {
+std::string PrintedOnce::variable() const {
   return std::string(name) + "=" + std::to_string(fd_) + ":" + std::to_string(inode(fd_));
 }
 
-void Said::add(const std::string& text) const {
+void PrintedOnce::add(const std::string& text) const {
   append(fd_, "launcher", text);
 }
 
-bool Said::would_fail_again() const {
+bool PrintedOnce::would_fail_again() const {
   const std::string all = read_all(fd_);
   for (std::string_view entries = all; !entries.empty();) {
     if (next(entries) == to_launcher) return true;
@@ -95,7 +95,7 @@ void say_would_fail_again() {
   if (const int fd = inherited(); fd >= 0) append(fd, to_launcher, "");
 }
 
-std::string not_yet_said(const std::string& text) {
+std::string not_yet_printed(const std::string& text) {
   const int fd = inherited();
   const std::string self = std::to_string(getpid());
   if (fd < 0 || !append(fd, self, text)) return text;

@@ -1,4 +1,4 @@
-// Patience: how long a process waits for the others before a run, unless the user no longer wants it.
+// WaitLimit: how long a process waits for the others before a run, unless the user no longer wants it.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -9,7 +9,7 @@
 
 namespace lockstep::comm {
 
-struct Patience {
+struct WaitLimit {
   std::chrono::milliseconds timeout{};
   std::stop_token stop = {};
 

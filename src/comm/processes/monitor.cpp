@@ -1,4 +1,4 @@
-#include "vigil.hpp"
+#include "monitor.hpp"
 
 #include <lockstep/base/error.hpp>
 
@@ -21,48 +21,48 @@ constexpr auto kSearch = 4s;  // for whoever closed a connection
 
 }  // namespace
 
-Vigil::Vigil(StorePtr store, Layout layout, int process, const Options& options)
+Monitor::Monitor(StorePtr store, Layout layout, int process, const Options& options)
     : layout_(std::move(layout)),
       process_(process),
       log_(layout_.ranks_of(process), layout_.devices().size()),
       board_(std::move(store), layout_, process, options.host, options.keep_going),
       watchdog_(board_, waits_, log_, layout_, process,
-                {.patience = std::min<std::chrono::milliseconds>(1s, options.timeout / 4),
+                {.long_wait = std::min<std::chrono::milliseconds>(1s, options.timeout / 4),
                  .silence = options.silence,
                  .stop = options.stop}) {}
 
-void Vigil::report(const std::string& text) {
+void Monitor::report(const std::string& text) {
   waits_.fail(board_.agreed_failure(text));
 }
 
-void Vigil::release(int rank) {
+void Monitor::allow_loss(int rank) {
   try {
-    losses().release(rank);
+    lost().allow_loss(rank);
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
 }
 
-void Vigil::bind(int rank) {
+void Monitor::forbid_loss(int rank) {
   try {
-    if (const auto out = losses().bind(rank); !out.empty()) waits_.fail(out);
+    if (const auto out = lost().forbid_loss(rank); !out.empty()) waits_.fail(out);
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
   if (const auto text = failure(); !text.empty()) throw Error(layout_.name(rank) + ": " + text);
 }
 
-Vigil::Waiting::Waiting(Vigil& vigil, OpenCall call, std::function<void()> interrupt)
-    : waits_(vigil.waits_), id_(waits_.begin({std::move(call), since_}, std::move(interrupt))) {}
+Monitor::Waiting::Waiting(Monitor& monitor, OpenCall call, std::function<void()> interrupt)
+    : waits_(monitor.waits_), id_(waits_.begin({std::move(call), since_}, std::move(interrupt))) {}
 
-Vigil::Waiting::~Waiting() {
+Monitor::Waiting::~Waiting() {
   waits_.end(id_);
 }
 
-void Vigil::explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause,
-                    std::chrono::milliseconds timeout) {
+void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause,
+                      std::chrono::milliseconds timeout) {
   const auto name = layout_.name(call.rank);
-  const auto in_vain = [&] { return !losses().why_in_vain(call).empty(); };
+  const auto in_vain = [&] { return !lost().reason_to_give_up(call).empty(); };
   const auto settled = [&] { return !failure().empty() || in_vain(); };
   if (!settled() && Clock::now() - waiting.since() >= timeout) {
     report(text_of_timeout(call, timeout, missing(call), layout_));
@@ -70,7 +70,7 @@ void Vigil::explain(const Waiting& waiting, const OpenCall& call, const std::exc
   if (!settled()) {  // a connection was closed, and soon the store says why
     waits_.search(kSearch, [&](bool failed) { return failed || in_vain(); });
   }
-  if (const auto loss = losses().why_in_vain(call); failure().empty() && !loss.empty()) {
+  if (const auto loss = lost().reason_to_give_up(call); failure().empty() && !loss.empty()) {
     const std::string text = name + ": " + call.where() + ": " + loss;
     if (call.is_message()) throw PeerLost(text);
     report(text);
@@ -81,7 +81,7 @@ void Vigil::explain(const Waiting& waiting, const OpenCall& call, const std::exc
   throw Error(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first);
 }
 
-std::string Vigil::missing(const OpenCall& call) {
+std::string Monitor::missing(const OpenCall& call) {
   try {
     std::this_thread::sleep_for(2 * Watchdog::kBeat);  // until the others have said what they wait in
     return missing_ranks(call, board_.states(), layout_);
@@ -92,23 +92,23 @@ std::string Vigil::missing(const OpenCall& call) {
   }
 }
 
-void Vigil::note_where(const OpenCall& call) {
+void Monitor::note_where(const OpenCall& call) {
   const std::string text = whereabouts(call, log_.of(call.rank), steps_, layout_);
   const std::lock_guard lock(mutex_);
   if (where_.empty()) where_ = text;
 }
 
 // All processes find the same.
-void Vigil::check_calls() {
+void Monitor::check_calls() {
   if (!layout_.devices()[0].is_cpu()) return;
-  std::set<int> lost;
+  std::set<int> gone;
   for (int rank = 0; rank < static_cast<int>(layout_.devices().size()); ++rank) {
-    if (!losses().why(rank).empty()) lost.insert(rank);
+    if (!lost().reason_of(rank).empty()) gone.insert(rank);
   }
-  if (const auto complaint = unanswered(board_.calls(lost), layout_, lost); !complaint.empty()) report(complaint);
+  if (const auto complaint = unanswered(board_.calls(gone), layout_, gone); !complaint.empty()) report(complaint);
 }
 
-std::string Vigil::finish() {
+std::string Monitor::finish() {
   waits_.note_finish();
   try {
     if (failure().empty()) {
@@ -126,7 +126,7 @@ std::string Vigil::finish() {
 }
 
 // After a death all processes also name the same place where a survivor's rank was.
-std::string Vigil::last_words() {
+std::string Monitor::last_words() {
   const std::string first = failure();
   if (!tells_of_a_death(first)) return first;
   const std::string where = [&] {

@@ -1,4 +1,4 @@
-// Expendable: a rank that the others can do without for a while. If its process is gone then, they go on, where the
+// LossTolerance: a rank that the others can do without for a while. If its process is gone then, they go on, where the
 // launcher lets them (LaunchEnvironment::keep_going); calls that need the rank throw PeerLost.
 #pragma once
 
@@ -8,12 +8,12 @@
 
 namespace lockstep::comm {
 
-class Expendable {
+class LossTolerance {
  public:
-  explicit Expendable(const Rank& rank);
-  ~Expendable();  // ends it too, but says nothing
-  Expendable(const Expendable&) = delete;
-  Expendable& operator=(const Expendable&) = delete;
+  explicit LossTolerance(const Rank& rank);
+  ~LossTolerance();  // ends it too, but says nothing
+  LossTolerance(const LossTolerance&) = delete;
+  LossTolerance& operator=(const LossTolerance&) = delete;
 
   void end();  // throws Error if the others have gone on without this rank
 

@@ -1,8 +1,8 @@
-// Vigil: what the processes of a run know of each other while they work, so that nothing waits for ever.
+// Monitor: what the processes of a run know of each other while they work, so that nothing waits for ever.
 //
-// The first failure of the whole job is final, everywhere the same text, and ends every present and later wait of every
-// rank. The loss of a process that the others can do without (losses.hpp) is no failure: it ends only what waits for
-// that process. Four parts do the work:
+// The first failure of the whole job is final. Its text is the same everywhere, and it ends every present and later
+// wait of every rank. The loss of a process that the others can do without is no failure (lost_processes.hpp). It ends
+// only what waits for that process. Four parts do the work:
 //
 //   Board     what the processes tell each other, in the store
 //   Waits     what this process's ranks wait in, and the failure that ends it
@@ -11,9 +11,9 @@
 //
 // Order and lifetimes; waits.hpp has the locks' rules.
 //  1. A failure goes to the board first. What the board gives back ends this process's waits.
-//  2. A rank's call begins as a Waiting. Then it looks at failure() and losses(), and only then it waits.
+//  2. A rank's call begins as a Waiting. Then it looks at failure() and lost(), and only then it waits.
 //  3. Board and Waits outlive the Watchdog, whose thread stop() joins. After stop() nothing here calls on_failure.
-//  4. Every Waiting ends before the Vigil does.
+//  4. Every Waiting ends before the Monitor does.
 // Thread-safe.
 #pragma once
 
@@ -21,7 +21,7 @@
 #include "calls.hpp"
 #include "comm/meeting/layout.hpp"
 #include "comm/meeting/rendezvous.hpp"
-#include "losses.hpp"
+#include "lost_processes.hpp"
 #include "rank_state.hpp"
 #include "waits.hpp"
 #include "watchdog.hpp"
@@ -37,7 +37,7 @@
 
 namespace lockstep::comm {
 
-class Vigil {
+class Monitor {
  public:
   using Clock = Waits::Clock;
 
@@ -49,8 +49,8 @@ class Vigil {
     std::stop_token stop = {};
   };
 
-  // `store` is the vigil's own connection.
-  Vigil(StorePtr store, Layout layout, int process, const Options& options);
+  // `store` is the monitor's own connection.
+  Monitor(StorePtr store, Layout layout, int process, const Options& options);
 
   // `on_failure` is called once, from the watchdog's thread.
   void start(std::function<void()> on_failure) { watchdog_.start(std::move(on_failure)); }
@@ -64,17 +64,17 @@ class Vigil {
   void returned(int rank) { waits_.note_return(rank); }
   void stepped(int64_t steps) { steps_ = steps; }  // so many steps of training are done, as a rank counts them
 
-  // From release() to bind() the others can do without this rank of this process. bind() throws Error if they have gone
-  // on without the process.
-  void release(int rank);
-  void bind(int rank);
-  Losses& losses() { return board_.losses(); }
+  // From allow_loss() to forbid_loss() the others can do without this rank of this process. forbid_loss() throws Error
+  // if they have gone on without the process.
+  void allow_loss(int rank);
+  void forbid_loss(int rank);
+  LostProcesses& lost() { return board_.lost(); }
 
   // A rank waits in a call while the object lives. `interrupt` makes its wait look whether it is in vain. Any thread
   // calls it, when the run has failed or a process was lost.
   class Waiting {
    public:
-    Waiting(Vigil& vigil, OpenCall call, std::function<void()> interrupt = {});
+    Waiting(Monitor& monitor, OpenCall call, std::function<void()> interrupt = {});
     ~Waiting();
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;

@@ -1,0 +1,148 @@
+#include "lost_processes.hpp"
+
+#include "comm/meeting/stored.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::comm {
+namespace {
+
+const std::string kNeeded = "needed";
+const std::string kDispensable = "dispensable";
+const std::string kLost = "lost: ";
+
+std::string status_key(int process) {
+  return "status/" + std::to_string(process);
+}
+
+std::vector<uint8_t> status_bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+// Gives the status afterwards. A process that has not begun has no status, and gets none.
+std::string change_status(c10d::Store& store, int process, const std::string& from, const std::string& to) {
+  const auto now = store.compareSet(status_key(process), status_bytes(from), status_bytes(to));
+  return {now.begin(), now.end()};
+}
+
+std::string reason_in(const std::string& status) {
+  return status.starts_with(kLost) ? status.substr(kLost.size()) : "";
+}
+
+std::string status_of(c10d::Store& store, int process) {
+  return store.check({status_key(process)}) ? store.get_to_str(status_key(process)) : "";
+}
+
+std::string out_text(const std::string& why) {
+  return "the others have gone on without this process, which they took for gone: " + why;
+}
+
+}  // namespace
+
+bool declare_lost(c10d::Store& store, int process, const std::string& why) {
+  if (reason_in(change_status(store, process, kDispensable, kLost + why)).empty()) return false;
+  add_to_count(store, "lost_count", 1);  // also if another one declared it: that one may not have come to this
+  return true;
+}
+
+bool is_lost(c10d::Store& store, int process) {
+  return !reason_in(status_of(store, process)).empty();
+}
+
+LostProcesses::LostProcesses(StorePtr store, Layout layout, int process, bool allowed)
+    : store_(std::move(store)), layout_(std::move(layout)), process_(process), allowed_(allowed) {}
+
+void LostProcesses::begin() {
+  if (allowed_) store_->set(status_key(process_), status_bytes(kNeeded));
+}
+
+void LostProcesses::allow_loss(int rank) {
+  if (!allowed_) return;
+  const std::lock_guard lock(changing_);
+  dispensable_.insert(rank);
+  if (static_cast<int64_t>(dispensable_.size()) < layout_.ranks_of(process_).size()) return;
+  change_status(*store_, process_, kNeeded, kDispensable);
+}
+
+std::string LostProcesses::forbid_loss(int rank) {
+  if (!allowed_) return "";
+  const std::lock_guard lock(changing_);
+  dispensable_.erase(rank);
+  return note_own(reason_in(change_status(*store_, process_, kDispensable, kNeeded)));
+}
+
+std::string LostProcesses::note_own(const std::string& why) {
+  if (why.empty()) return "";
+  const std::lock_guard lock(mutex_);
+  lost_.emplace(process_, why);
+  return out_text(why);
+}
+
+bool LostProcesses::declare(int process, const std::string& why) {
+  return allowed_ && declare_lost(*store_, process, why);
+}
+
+bool LostProcesses::refresh() {
+  if (!allowed_) return false;
+  const int64_t count = stored_count(*store_, "lost_count");
+  if (count == std::exchange(seen_, count)) return false;
+  for (int process = 0; process < layout_.processes(); ++process) {
+    const std::string why = reason_in(status_of(*store_, process));
+    if (why.empty()) continue;
+    const std::lock_guard lock(mutex_);
+    lost_.emplace(process, why);
+  }
+  return true;
+}
+
+std::string LostProcesses::forbid_loss() {
+  return allowed_ ? note_own(reason_in(change_status(*store_, process_, kDispensable, kNeeded))) : "";
+}
+
+std::string LostProcesses::own_reason() const {
+  const std::lock_guard lock(mutex_);
+  const auto found = lost_.find(process_);
+  return found == lost_.end() ? "" : out_text(found->second);
+}
+
+std::string LostProcesses::reason_of(int rank) const {
+  const std::lock_guard lock(mutex_);
+  if (lost_.empty()) return "";
+  const auto found = lost_.find(layout_.process_of(rank));
+  return found == lost_.end() ? "" : found->second;
+}
+
+std::string LostProcesses::reason_to_give_up(const OpenCall& call) const {
+  if (call.is_message()) return reason_of(call.peer);
+  if (call.number < 0 || count() == 0) return "";
+  for (int rank = 0; rank < static_cast<int>(layout_.devices().size()); ++rank) {
+    if (!call.concerns(rank) || reason_of(rank).empty()) continue;
+    return reason_of(rank) +
+           ". The run has gone on without it, but such a call needs all of its ranks. After a loss they can call "
+           "ParameterServer::train, and nothing else together";
+  }
+  return "";
+}
+
+int LostProcesses::count() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(lost_.size());
+}
+
+bool LostProcesses::is_lost(int process) const {
+  const std::lock_guard lock(mutex_);
+  return lost_.contains(process);
+}
+
+size_t LostProcesses::count_among(const std::vector<int>& ranks) const {
+  if (count() == 0) return 0;
+  return std::count_if(ranks.begin(), ranks.end(), [&](int rank) { return !reason_of(rank).empty(); });
+}
+
+void LostProcesses::keep_buffers(const c10::intrusive_ptr<c10d::Work>& work) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back(work);
+}
+
+}  // namespace lockstep::comm
