@@ -26,11 +26,6 @@ bool share_memory(const Tensor& a, const Tensor& b) {
   return a.device() == b.device() && a_begin < b_end && b_begin < a_end;
 }
 
-std::string same_memory_text(int rank, int other, const std::string& call) {
-  return c10::str("ranks ", rank, " and ", other, " gave the same memory to ", call,
-                  "; each rank needs a tensor of its own");
-}
-
 void Arguments::refuse(const std::string& why) const {
   throw Error(rank_name_ + ": " + why);
 }

@@ -18,7 +18,6 @@ std::string describe(const std::vector<at::Tensor>& tensors);
 
 // Whether two contiguous tensors have memory in common, so that ranks that change both would spoil each other's.
 bool share_memory(const at::Tensor& a, const at::Tensor& b);
-std::string same_memory_text(int rank, int other, const std::string& call);
 
 class Arguments {
  public:

@@ -78,9 +78,6 @@ inline Members World::everybody() const {
   return members;
 }
 
-// "rank 1 (cpu)": how every text names a rank.
-std::string name_of(int rank, const Devices& devices);
-
 // Ranks as threads that exchange through shared memory, or through peer copies between GPUs. Works for any device list.
 std::unique_ptr<World> make_in_process_world(const Devices& devices, std::chrono::milliseconds timeout);
 

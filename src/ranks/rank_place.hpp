@@ -5,6 +5,7 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include "comm/members.hpp"
+#include "comm/texts.hpp"
 #include "comm/world.hpp"
 
 #include <atomic>

@@ -1,6 +1,6 @@
 #include "layout.hpp"
 
-#include "comm/world.hpp"
+#include "comm/texts.hpp"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 #include "blame.hpp"
 
-#include "base/seconds.hpp"
+#include "comm/texts.hpp"
 
 namespace lockstep::comm {
 
@@ -22,14 +22,11 @@ std::string contradiction_of_collective(const OpenCall& call, const std::vector<
              "else";
     }
     if (state.kind == Kind::returned && calls.count <= call.number) {
-      return layout.name(other) + " returned without the call that " + layout.name(call.rank) +
-             " waits for: " + call.where() + ". All ranks must make the same calls";
+      return text_of_return(layout.name(other), layout.name(call.rank), call.where());
     }
     const std::string theirs = calls.text_of(call.number);
     if (!theirs.empty() && theirs != call.text) {
-      return "the ranks' calls differ at collective call " + std::to_string(call.number) + call.among.text() + ": " +
-             layout.name(call.rank) + " called " + call.text + ", " + layout.name(other) + " called " + theirs +
-             ". All ranks must make the same calls in the same order";
+      return text_of_different_calls(call.place(), {layout.name(call.rank), call.text}, {layout.name(other), theirs});
     }
   }
   return "";
@@ -98,7 +95,7 @@ std::string standstill(const std::vector<RankState>& states, const Layout& layou
             layout.name(waits_for[rank]);
     rank = waits_for[rank];
   } while (rank != first);
-  return "the ranks wait for each other: " + text + ". All ranks must make the same calls in the same order";
+  return text_of_standstill(text);
 }
 
 std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {
@@ -145,12 +142,6 @@ std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& sta
 
 std::string text_of_stop_at_the_end(int process, const Layout& layout) {
   return "the ranks of " + layout.name_process(process) + " had returned, others had not: stopped by request";
-}
-
-std::string text_of_timeout(const OpenCall& call, std::chrono::milliseconds timeout, const std::string& missing,
-                            const Layout& layout) {
-  return layout.name(call.rank) + " waited " + seconds(timeout) + " in " + call.where() + " for " +
-         (missing.empty() ? "its data" : missing) + ". If that is no error, raise the timeout (RunOptions::timeout)";
 }
 
 std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps, const Layout& layout) {

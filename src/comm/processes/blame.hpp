@@ -6,7 +6,6 @@
 #include "comm/meeting/layout.hpp"
 #include "rank_state.hpp"
 
-#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -30,10 +29,6 @@ bool tells_of_a_death(const std::string& failure);  // that text, or the launche
 // The user has asked for a stop, and nothing happens: this call is waited for, or the ranks of `process` have returned.
 std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
 std::string text_of_stop_at_the_end(int process, const Layout& layout);
-
-// The call's deadline has passed. `missing` is missing_ranks(), or what is known instead.
-std::string text_of_timeout(const OpenCall& call, std::chrono::milliseconds timeout, const std::string& missing,
-                            const Layout& layout);
 
 // Where the rank was when the run failed, and what it had done by then. `steps` of training; 0: nobody counts them.
 std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps, const Layout& layout);

@@ -3,6 +3,8 @@
 #include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 
+#include "comm/texts.hpp"
+
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -11,7 +13,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr size_t kRecent = 8;
-constexpr const char* kAdvice = ". All ranks must make the same calls";
 
 using CallsByRank = std::vector<std::pair<int, const CollectiveCalls*>>;  // of one group, by rank
 
@@ -20,9 +21,9 @@ std::string differing(const CallsByRank& members, const Layout& layout) {
   for (const auto& [rank, calls] : members) {
     if (calls->fingerprint == first->fingerprint) continue;
     const std::string name = layout.name(rank), other = layout.name(first_rank);
-    return "the ranks' calls differ: " + name + " and " + other + " made " + std::to_string(calls->count) +
+    return std::string(kCallsDiffer) + ": " + name + " and " + other + " made " + std::to_string(calls->count) +
            " collective calls each, but not the same ones; those that differ never came about. The last was " +
-           calls->last() + " on " + name + " and " + first->last() + " on " + other + kAdvice + " in the same order";
+           calls->last() + " on " + name + " and " + first->last() + " on " + other + kSameCallsInOrder;
   }
   return "";
 }
@@ -36,8 +37,8 @@ std::string unanswered_collective(const CallsByRank& members, const Layout& layo
     missing += (missing.empty() ? "" : " and ") + layout.name(rank);
   }
   if (missing.empty()) return differing(members, layout);
-  return layout.name(most_rank) + " called " + most->last() + " (collective call " + std::to_string(most->count - 1) +
-         ") and did not wait for it; it never came about, for want of " + missing + kAdvice;
+  return text_of_unanswered_call(layout.name(most_rank),
+                                 most->last() + " (collective call " + std::to_string(most->count - 1) + ")", missing);
 }
 
 std::string times(int64_t count) {
@@ -97,7 +98,7 @@ std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, 
       const std::string sender = layout.name(static_cast<int>(from)), receiver = layout.name(static_cast<int>(to));
       return sender + " called send to " + receiver + " " + times(sent) + ", which called recv from " + sender + " " +
              times(received) + "; what was not waited for never came about, for want of " +
-             (sent > received ? receiver : sender) + kAdvice;
+             (sent > received ? receiver : sender) + kSameCalls;
     }
   }
   std::map<std::string, CallsByRank> groups;

@@ -8,6 +8,7 @@
 
 #include "comm/arguments.hpp"
 #include "comm/reduction.hpp"
+#include "comm/texts.hpp"
 #include "gloo_reduction.hpp"
 
 #include <algorithm>
@@ -16,6 +17,28 @@
 namespace lockstep::comm {
 
 using c10d::ReduceOp;
+
+namespace {
+
+void complete(const Pending& pending, std::chrono::milliseconds timeout) {
+  if (pending.work) pending.work->wait(timeout);
+  if (pending.finish) pending.finish();
+}
+
+// An average is a sum until all processes have added theirs.
+ReduceOp::RedOpType op_inside(ReduceOp::RedOpType op) {
+  return op == ReduceOp::AVG ? ReduceOp::SUM : op;
+}
+
+// Reduces the calls' values in the order of the ranks into `target`, which may be one of them.
+void reduce_inside(const std::vector<Hierarchy::Call>& calls, const at::Tensor& target) {
+  c10::SmallVector<const at::Tensor*, 8> values;
+  for (const auto& call : calls) values.push_back(&call.flat);
+  const at::Tensor* const to = &target;
+  comm::reduce(values, op_inside(calls[0].op), to, {0, target.numel()});
+}
+
+}  // namespace
 
 class Hierarchy::Promise : public c10d::Work {
  public:
@@ -71,12 +94,11 @@ c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, Call call) {
       const Call& theirs = operation.calls[other];
       const int their_rank = static_cast<int>(ranks_.begin) + static_cast<int>(other);
       if (theirs.text != call.text) {
-        throw Error("the ranks' calls differ: " + layout_.name(their_rank) + " called " + theirs.text + ", " +
-                    layout_.name(rank) + " called " + call.text +
-                    ". All ranks must make the same calls in the same order");
+        throw Error(
+            text_of_different_calls("", {layout_.name(their_rank), theirs.text}, {layout_.name(rank), call.text}));
       }
       if (call.kind != Kind::barrier && share_memory(call.flat, theirs.flat)) {
-        throw Error(same_memory_text(std::min(rank, their_rank), std::max(rank, their_rank), call.text));
+        throw Error(text_of_same_memory(std::min(rank, their_rank), std::max(rank, their_rank), call.text));
       }
     }
     operation.calls[place] = std::move(call);
@@ -123,15 +145,6 @@ void Hierarchy::fail_all(const std::exception_ptr& cause) {
   }
 }
 
-namespace {
-
-void complete(const Pending& pending, std::chrono::milliseconds timeout) {
-  if (pending.work) pending.work->wait(timeout);
-  if (pending.finish) pending.finish();
-}
-
-}  // namespace
-
 void Hierarchy::work(Operation& operation) {
   leaders_.use_tag(operation.calls[0].tag);
   switch (operation.calls[0].kind) {
@@ -145,23 +158,6 @@ void Hierarchy::work(Operation& operation) {
       return complete(start_barrier(*leaders_.backend, timeout_), timeout_);
   }
 }
-
-namespace {
-
-// An average is a sum until all processes have added theirs.
-ReduceOp::RedOpType op_inside(ReduceOp::RedOpType op) {
-  return op == ReduceOp::AVG ? ReduceOp::SUM : op;
-}
-
-// Reduces the calls' values in the order of the ranks into `target`, which may be one of them.
-void reduce_inside(const std::vector<Hierarchy::Call>& calls, const at::Tensor& target) {
-  c10::SmallVector<const at::Tensor*, 8> values;
-  for (const auto& call : calls) values.push_back(&call.flat);
-  const at::Tensor* const to = &target;
-  comm::reduce(values, op_inside(calls[0].op), to, {0, target.numel()});
-}
-
-}  // namespace
 
 void Hierarchy::allreduce(const std::vector<Call>& calls) {
   const at::Tensor& sum = calls[0].flat;

@@ -6,6 +6,7 @@
 #include "blame.hpp"
 #include "comm/meeting/stored.hpp"
 #include "comm/peer_lost.hpp"
+#include "comm/texts.hpp"
 
 #include <algorithm>
 #include <set>
@@ -65,7 +66,7 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
   const auto in_vain = [&] { return !lost().reason_to_give_up(call).empty(); };
   const auto settled = [&] { return !failure().empty() || in_vain(); };
   if (!settled() && Clock::now() - waiting.since() >= timeout) {
-    report(text_of_timeout(call, timeout, missing(call), layout_));
+    report(text_of_timeout(name, timeout, call.where(), missing(call)));
   }
   if (!settled()) {  // a connection was closed, and soon the store says why
     waits_.search(kSearch, [&](bool failed) { return failed || in_vain(); });
@@ -84,7 +85,8 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
 std::string Monitor::missing(const OpenCall& call) {
   try {
     std::this_thread::sleep_for(2 * Watchdog::kBeat);  // until the others have said what they wait in
-    return missing_ranks(call, board_.states(), layout_);
+    const std::string ranks = missing_ranks(call, board_.states(), layout_);
+    return ranks.empty() ? "its data" : ranks;
   } catch (const ForeignValue& error) {
     return error.what();
   } catch (const std::exception&) {

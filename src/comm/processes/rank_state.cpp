@@ -10,9 +10,12 @@ namespace lockstep::comm {
 using nlohmann::json;
 using Kind = RankState::Kind;
 
+std::string OpenCall::place() const {
+  return message.empty() ? "collective call " + std::to_string(number) + among.text() : message;
+}
+
 std::string OpenCall::where() const {
-  if (!message.empty()) return text + " (" + message + ")";
-  return number < 0 ? text : text + " (collective call " + std::to_string(number) + among.text() + ")";
+  return message.empty() && number < 0 ? text : text + " (" + place() + ")";
 }
 
 bool OpenCall::concerns(int other) const {

@@ -28,6 +28,7 @@ struct OpenCall {
 
   bool is_message() const { return peer >= 0; }
   bool concerns(int other) const;  // of a collective call: whether this rank makes it too
+  std::string place() const;       // "collective call 3 among ranks 0, 2", or the message
   std::string where() const;       // "allreduce(sum) of float [2] (collective call 3 among ranks 0, 2)"
 };
 

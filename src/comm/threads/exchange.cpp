@@ -3,8 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <lockstep/base/error.hpp>
 
-#include "base/seconds.hpp"
-#include "comm/world.hpp"
+#include "comm/texts.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -60,9 +59,8 @@ std::shared_ptr<Operation> Exchange::post(Group& group, int rank, Call call) {
     const auto& other = *std::find_if(slot->members_.begin(), slot->members_.end(), [](auto& m) { return m.posted; });
     if (other.call.signature != call.signature) {
       const int here = slot->in_world(rank);
-      fail(here, "the ranks' calls differ at " + slot->title() + ": " + name(slot->in_world(other.rank)) + " called " +
-                     other.call.signature.text() + ", " + name(here) + " called " + call.signature.text() +
-                     ". All ranks must make the same calls in the same order");
+      fail(here, text_of_different_calls(slot->title(), {name(slot->in_world(other.rank)), other.call.signature.text()},
+                                         {name(here), call.signature.text()}));
     }
   }
   const auto operation = slot;
@@ -206,9 +204,7 @@ void Exchange::sleep(Operation& operation, int rank, std::chrono::milliseconds t
     const auto wake = was_stalled ? std::min(deadline, Clock::now() + kStallGrace) : deadline;
     if (changed_.wait_until(lock, wake) == std::cv_status::no_timeout || operation.complete_) continue;
     if (was_stalled && stalled()) {
-      fail(here, "the ranks wait for each other: " + name(here) + " waits in " + operation.call(rank).signature.text() +
-                     " (" + operation.title() + ") for " + missing(operation) +
-                     ". All ranks must make the same calls in the same order");
+      fail(here, text_of_standstill(name(here) + " waits in " + operation.where(rank) + " for " + missing(operation)));
     }
     if (Clock::now() >= deadline) fail_late(rank, operation, timeout);
   }
@@ -222,7 +218,7 @@ void Exchange::work(Operation& operation) {
       const at::NoGradGuard no_grad;
       run_share(operation, share);
     } catch (const std::exception& error) {
-      end(operation.members_[0].call.signature.text() + " (" + operation.title() + ") failed: " + error.what());
+      end(operation.where(operation.members_[0].rank) + " failed: " + error.what());
       return;
     }
     if (++operation.finished_shares_ == operation.shares()) finish(operation);
@@ -276,9 +272,7 @@ void Exchange::throw_if_unanswered(int rank) {
   }
   if (!open) return;
   const auto& asked = *std::find_if(open->members_.begin(), open->members_.end(), [](auto& m) { return m.posted; });
-  fail(rank, name(open->in_world(asked.rank)) + " called " + asked.call.signature.text() + " (" + open->title() +
-                 ") and did not wait for it; it never came about, for want of " + missing(*open) +
-                 ". All ranks must make the same calls");
+  fail(rank, text_of_unanswered_call(name(open->in_world(asked.rank)), open->where(asked.rank), missing(*open)));
 }
 
 void Exchange::end(const std::string& failure) {
@@ -303,15 +297,12 @@ void Exchange::throw_if_failed(int rank) const {
 
 void Exchange::throw_if_failed(int rank, const Operation& operation) const {
   if (failure_.empty()) return;
-  throw Error(name(operation.in_world(rank)) + ": " + operation.call(rank).signature.text() + " (" + operation.title() +
-              ") was ended: " + failure_);
+  throw Error(name(operation.in_world(rank)) + ": " + operation.where(rank) + " was ended: " + failure_);
 }
 
 void Exchange::fail_late(int rank, const Operation& operation, std::chrono::milliseconds timeout) {
   const int here = operation.in_world(rank);
-  fail(here, name(here) + " waited " + seconds(timeout) + " in " + operation.call(rank).signature.text() + " (" +
-                 operation.title() + ") for " + missing(operation) +
-                 ". If that is no error, raise the timeout (RunOptions::timeout)");
+  fail(here, text_of_timeout(name(here), timeout, operation.where(rank), missing(operation)));
 }
 
 void Exchange::throw_if_left(int rank, const Operation& operation) {
@@ -321,9 +312,7 @@ void Exchange::throw_if_left(int rank, const Operation& operation) {
     if (member.rank == kAnySource) return throw_if_all_left(rank, operation);
     const int there = operation.in_world(member.rank);
     if (!left_[there]) continue;
-    fail(here, name(there) + " returned without the call that " + name(here) +
-                   " waits for: " + operation.call(rank).signature.text() + " (" + operation.title() +
-                   "). All ranks must make the same calls");
+    fail(here, text_of_return(name(there), name(here), operation.where(rank)));
   }
 }
 
@@ -332,8 +321,8 @@ void Exchange::throw_if_all_left(int rank, const Operation& operation) {
     if (!left_[there]) return;
   }
   const int here = operation.in_world(rank);
-  fail(here, "all other ranks returned without the message that " + name(here) + " waits for: " +
-                 operation.call(rank).signature.text() + " (" + operation.title() + "). Each recv needs a send");
+  fail(here, "all other ranks returned without the message that " + name(here) +
+                 " waits for: " + operation.where(rank) + ". Each recv needs a send");
 }
 
 std::vector<int> Exchange::awaited(const Operation& operation) const {

@@ -5,6 +5,7 @@
 
 #include "comm/arguments.hpp"
 #include "comm/reduction.hpp"
+#include "comm/texts.hpp"
 #include "comm/world.hpp"
 #include "exchange.hpp"
 #include "in_process_work.hpp"
@@ -44,8 +45,8 @@ std::string check_own_memory(const Operation& operation) {
   for (size_t i = 1; i < members.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
       if (!share_memory(members[i].call.in[0], members[j].call.in[0])) continue;
-      return same_memory_text(operation.in_world(members[j].rank), operation.in_world(members[i].rank),
-                              members[i].call.signature.text());
+      return text_of_same_memory(operation.in_world(members[j].rank), operation.in_world(members[i].rank),
+                                 members[i].call.signature.text());
     }
   }
   return "";
@@ -332,10 +333,6 @@ class InProcessWorld : public World {
 };
 
 }  // namespace
-
-std::string name_of(int rank, const Devices& devices) {
-  return "rank " + std::to_string(rank) + " (" + devices[rank].str() + ")";
-}
 
 std::unique_ptr<World> make_in_process_world(const Devices& devices, std::chrono::milliseconds timeout) {
   return std::make_unique<InProcessWorld>(devices, timeout);

@@ -49,6 +49,10 @@ Operation::Member& Operation::member(int rank) {
   return members_[0].rank == rank ? members_[0] : members_[1];
 }
 
+std::string Operation::where(int rank) const {
+  return call(rank).signature.text() + " (" + title() + ")";
+}
+
 std::string Operation::title() const {
   if (const auto* number = std::get_if<uint64_t>(&place_)) return c10::str("collective call ", *number, of_.text());
   const auto& side = std::get<Side>(place_);

@@ -85,7 +85,8 @@ class Operation {
 
   int source() const { return std::get<Side>(place_).source; }  // of a message that was posted by both sides
   int in_world(int rank) const { return of_.ranks[rank]; }
-  std::string title() const;  // "collective call 3", "message 0 -> 1, tag 0 among ranks 0, 2"
+  std::string title() const;          // "collective call 3", "message 0 -> 1, tag 0 among ranks 0, 2"
+  std::string where(int rank) const;  // the rank's call with that: "barrier (collective call 3)"
 
  private:
   friend class Exchange;
