@@ -56,16 +56,16 @@ std::string text_of(const char* name, const Tensor& tensor, std::optional<Reduce
   return signature.text();
 }
 
-int trace_of(const std::string& text) {
+int fingerprint_of(const std::string& text) {
   return static_cast<int>(std::hash<std::string>()(text) & 0xffff);
 }
 
 // Gloo brings calls together by their tag alone, whatever they are: of unequal sizes it ends the process, of equal
-// sizes it mixes the values. With their number and a trace of their text in the tag, calls that differ never meet, and
-// the monitor says so (but for one pair of texts in 65536). Calls of one rank that are under way at the same time have
-// different numbers.
+// sizes it mixes the values. With their number and a fingerprint of their text in the tag, calls that differ never
+// meet, and the monitor says so (but for one pair of texts in 65536). Calls of one rank that are under way at the same
+// time have different numbers.
 uint32_t tag_of(int64_t number, const std::string& text) {
-  return static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(trace_of(text));
+  return static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(fingerprint_of(text));
 }
 
 // c10d's tags of messages have 31 bits.
@@ -322,7 +322,7 @@ WorkPtr ProcessBackend::recvAnysource(Tensors& tensors, int tag) {
   const OpenCall call{.rank = world_rank_, .text = text_of("recv from any rank", tensor)};
   return post_call(OpType::RECVANYSOURCE, call, {}, tensors, [&](auto) {
     const Flat values(tensor);
-    const int gloo_tag = tag << 16 | trace_of(describe(tensor));
+    const int gloo_tag = tag << 16 | fingerprint_of(describe(tensor));
     auto& mailbox = mailboxes_[gloo_tag];
     if (!mailbox) {
       const auto lost_count = [monitor = monitor_, ranks = members_.ranks] {
@@ -359,8 +359,8 @@ ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int sou
                 .message = c10::str("message ", number, " from rank ", source, " to rank ", destination, ", tag ", tag,
                                     members_.text()),
                 .content = describe(tensor)};
-  const int trace = trace_of(tag < kFirstOpenTag ? call.message + call.content : call.content);
-  return {std::move(call), tag << 16 | trace};
+  const int fingerprint = fingerprint_of(tag < kFirstOpenTag ? call.message + call.content : call.content);
+  return {std::move(call), tag << 16 | fingerprint};
 }
 
 // ---- Posting.
