@@ -1,4 +1,4 @@
-// Members: ranks of a run that make collective calls together: all of them, or a group that Rank::split made.
+// Members: ranks of a run that make collective calls together: all of them, or a group that Rank::group made.
 #pragma once
 
 #include <algorithm>

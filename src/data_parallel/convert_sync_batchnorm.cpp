@@ -92,7 +92,7 @@ int64_t convert_sync_batchnorm(Module& module, Rank& rank) {
   if (is_batch_norm(module)) refuse_to_convert("", module);
   std::vector<NormPlace> places;
   find_places(module, "", places);
-  Rank group = rank.split(0);
+  Rank group = rank.group(0);
   for (const auto& place : places) put_in(place, in_place_of(*place.norm, group));
   return static_cast<int64_t>(places.size());
 }

@@ -86,7 +86,7 @@ Links measured_links(Rank& rank) {
   const int ranks = rank.world_size();
   Links links;
   if (ranks == 1) return links;
-  Rank pair = rank.split(rank.index() / 2);
+  Rank pair = rank.group(rank.index() / 2);
   links.allreduce = fitted_ring(rank, pair, 2, [&](Rank& group, int64_t bytes) {
     const at::Tensor tensor = floats(bytes, rank);
     return seconds_of(rank, [&] { group.allreduce(tensor); });

@@ -187,11 +187,11 @@ void Rank::end_turn() {
   place_->world().shared_seed = shared_seed();
 }
 
-Rank Rank::split(int color) {
-  if (color < 0) throw Error(name() + ": split: the color is " + std::to_string(color) + "; colors start at 0");
+Rank Rank::group(int color) {
+  if (color < 0) throw Error(name() + ": group: the color is " + std::to_string(color) + "; colors start at 0");
   const at::Tensor colors = allgather(at::full({}, color, at::TensorOptions(device_).dtype(at::kLong))).cpu();
 
-  comm::Members group{place_->members.name + "/" + std::to_string(place_->splits++) + "." + std::to_string(color), {}};
+  comm::Members group{place_->members.name + "/" + std::to_string(place_->groups++) + "." + std::to_string(color), {}};
   for (int other = 0; other < world_size_; ++other) {
     if (colors[other].item<int64_t>() == color) group.ranks.push_back(place_->members.ranks[other]);
   }

@@ -31,7 +31,7 @@ class RunningWorld {
   void end() { world_ = nullptr; }
 
   const Devices devices;
-  const Part ranks_here;
+  const Range ranks_here;
   const int process;
 
  private:
@@ -63,7 +63,7 @@ class RankPlace {
   const int world_rank;
   const Members members;
   const RankRandom random;
-  int splits = 0;  // so far, equal on all members
+  int groups = 0;  // so far, equal on all members
 };
 
 }  // namespace lockstep::comm

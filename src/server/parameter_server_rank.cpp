@@ -53,7 +53,7 @@ ParameterServerRank::ParameterServerRank(std::shared_ptr<torch::nn::Module> modu
                                          const ParameterServer::MakeOptimizer& make_optimizer,
                                          const ParameterServerOptions& options)
     : module_(std::move(module)),
-      rank_(rank.split(0)),
+      rank_(rank.group(0)),
       options_(options),
       places_(rank.seed(), rank_.index(), workers()) {
   if (!module_) throw Error(rank_.name() + ": ParameterServer: the module is null; build it first");

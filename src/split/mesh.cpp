@@ -12,9 +12,9 @@ MeshShape checked(const MeshShape& shape, const Rank& rank) {
 
 Mesh::Mesh(Rank& rank, const MeshShape& shape)
     : shape_(checked(shape, rank)),
-      data_(rank.split(rank.index() % (shape.tensor * shape.pipeline))),
+      data_(rank.group(rank.index() % (shape.tensor * shape.pipeline))),
       pipeline_(
-          rank.split(rank.index() / (shape.tensor * shape.pipeline) * shape.tensor + rank.index() % shape.tensor)),
-      tensor_(rank.split(rank.index() / shape.tensor)) {}
+          rank.group(rank.index() / (shape.tensor * shape.pipeline) * shape.tensor + rank.index() % shape.tensor)),
+      tensor_(rank.group(rank.index() / shape.tensor)) {}
 
 }  // namespace lockstep

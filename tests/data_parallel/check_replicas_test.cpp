@@ -133,7 +133,7 @@ TEST(CheckReplicas, OtherNetworksAreTold) {
 
 TEST(CheckReplicas, OfAGroupNamesRanksByTheirNumberInTheRun) {
   run(cpus(4), [](Rank& rank) {
-    Rank group = rank.split(rank.index() % 2);
+    Rank group = rank.group(rank.index() % 2);
     nn::Linear net(2, 2);
     const torch::NoGradGuard no_grad;
     net->weight.fill_(rank.index() == 3 ? 2 : 1);

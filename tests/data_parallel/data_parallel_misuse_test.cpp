@@ -75,7 +75,7 @@ TEST(DataParallelMisuse, BatchesThatWereNotSplitAreRefusedOnAllRanks) {
 // A rank of a pipeline, say, whose stage has one replica: its part of all ranks' batch is half of what it should train.
 TEST(DataParallelMisuse, PartsForMoreRanksThanAverageAreRefused) {
   const auto errors = errors_of(2, [](Rank& rank) {
-    Rank alone = rank.split(rank.index());
+    Rank alone = rank.group(rank.index());
     DataParallel net(torch::nn::Linear(6, 3), alone);
     for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) net.loss(batch, F::cross_entropy).backward();
   });

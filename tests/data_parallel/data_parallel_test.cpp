@@ -556,7 +556,7 @@ TEST(DataParallelTest, LivesOnALocalGroup) {
   const Batch whole = whole_batch(4, {6}, 3, torch::kFloat);
   lockstep::run(cpus(2), [&](Rank& rank) {
     const auto net = [&] {
-      Rank group = rank.split(0);
+      Rank group = rank.group(0);
       return std::make_unique<DataParallel<UnusedBranch>>(std::make_shared<UnusedBranch>(), group);
     }();
     net->loss(part_of_batch(whole, rank), F::cross_entropy).backward();

@@ -60,7 +60,7 @@ TEST_P(DropoutWorlds, MasksAreThoseOfOneDevice) {
   const Tensor whole = dropped(named({.p = 0.4}), x, /*step=*/2);
   on_ranks([&](Rank& rank) {
     const Dropout layer = named({.p = 0.4});
-    const Part part = part_of(10, rank.index(), rank.world_size());
+    const Range part = part_of(10, rank.index(), rank.world_size());
     const SampleScope scope({.seed = kSeed, .step = 2, .first = part.begin, .size = part.size()});
     EXPECT_TRUE(Dropout(layer)->forward(slice_of(x, 0, rank)).equal(slice_of(whole, 0, rank)));
   });
@@ -450,7 +450,7 @@ TEST_P(DropoutWorlds, ARanksGeneratorIsItsOwnAndTheSameInEveryRun) {
   for (int round = 0; round < 2; ++round) {
     on_seeded_ranks(GetParam(), [&](Rank& rank) {
       EXPECT_EQ(rank.seed(), static_cast<uint64_t>(kSeed));
-      Rank group = rank.split(0);
+      Rank group = rank.group(0);
       const Tensor numbers = torch::cat({torch::rand({4}, rank.generator()), torch::rand({4}, group.generator())});
       EXPECT_FALSE(numbers.slice(0, 0, 4).equal(numbers.slice(0, 4, 8)));  // the same one, which goes on
       Tensor& before = drawn[static_cast<size_t>(rank.index())];

@@ -341,7 +341,7 @@ TEST(PipelineTest, EvaluateCountsAsOnOneDevice) {
     expected = evaluate([&](const Tensor& x) { return copy_of(net)->forward(x); }, rank);
   });
   lockstep::run(cpus(2), [&](Rank& rank) {
-    Rank alone = rank.split(rank.index());
+    Rank alone = rank.group(rank.index());
     Pipeline pipeline(split_into_stages(copy_of(net), 2), rank);
     const auto score = evaluate([&](const Tensor& x) { return pipeline.forward(x); }, alone);
     EXPECT_EQ(score.correct, expected.correct);

@@ -1,5 +1,5 @@
 // Labels: concurrency
-// Groups of ranks (Rank::split), and the mesh that is made of them.
+// Groups of ranks (Rank::group), and the mesh that is made of them.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, MeshWorlds, testing::Values(1, 2, 3, 4),
 TEST_P(MeshWorlds, RanksOfOneColorAreAGroup) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
-    Rank group = rank.split(rank.index() % 2);
+    Rank group = rank.group(rank.index() % 2);
     std::vector<int64_t> expected;
     for (int other = rank.index() % 2; other < world; other += 2) expected.push_back(other);
     EXPECT_EQ(reached(group, rank.index(), world), expected);
@@ -57,7 +57,7 @@ TEST_P(MeshWorlds, RanksOfOneColorAreAGroup) {
 TEST_P(MeshWorlds, GroupsCallForThemselves) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
-    Rank parity = rank.split(rank.index() % 2), all = rank.split(0), own = rank.split(rank.index());
+    Rank parity = rank.group(rank.index() % 2), all = rank.group(0), own = rank.group(rank.index());
     for (int i = 0; i < 3 + rank.index() % 2; ++i) {
       Tensor sum = torch::full({4}, rank.index() + 1);
       parity.allreduce(sum);
@@ -93,17 +93,17 @@ TEST_P(MeshWorlds, GroupsCallForThemselves) {
 TEST_P(MeshWorlds, AGroupCanBeSplitAgain) {
   const int world = GetParam();
   lockstep::run(cpus(world), [&](Rank& rank) {
-    Rank half = rank.split(rank.index() / 2);
-    Rank one = half.split(half.index());
+    Rank half = rank.group(rank.index() / 2);
+    Rank one = half.group(half.index());
     EXPECT_EQ(reached(one, rank.index(), world), std::vector<int64_t>{rank.index()});
-    Rank again = half.split(3);
+    Rank again = half.group(3);
     EXPECT_EQ(again.world_size(), half.world_size());
   });
 }
 
 TEST(Groups, CallsThatDifferInAGroupAreAnErrorThatNamesItsRanks) {
   const auto differ = [](Rank& rank) {
-    Rank parity = rank.split(rank.index() % 2);
+    Rank parity = rank.group(rank.index() % 2);
     Tensor tensor = torch::zeros({rank.index() == 2 ? 3 : 2});
     parity.allreduce(tensor);
   };
@@ -117,7 +117,7 @@ TEST(Groups, RanksThatWaitForEachOtherInDifferentGroupsAreFound) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THAT(error_of([] {
                 lockstep::run(cpus(2), [](Rank& rank) {
-                  Rank all = rank.split(0);
+                  Rank all = rank.group(0);
                   rank.index() == 0 ? all.barrier() : rank.barrier();
                 });
               }),
@@ -128,7 +128,7 @@ TEST(Groups, RanksThatWaitForEachOtherInDifferentGroupsAreFound) {
 TEST(Groups, AFailureInAGroupEndsAllRanks) {
   EXPECT_THAT(error_of([] {
                 lockstep::run(cpus(4), [](Rank& rank) {
-                  Rank half = rank.split(rank.index() / 2);
+                  Rank half = rank.group(rank.index() / 2);
                   if (rank.index() == 3) throw lockstep::Error("enough");
                   half.barrier();
                   if (half.index() == 0) half.barrier();
@@ -139,8 +139,8 @@ TEST(Groups, AFailureInAGroupEndsAllRanks) {
 }
 
 TEST(Groups, ANegativeColorIsRefused) {
-  EXPECT_THAT(error_of([] { lockstep::run(cpus(1), [](Rank& rank) { rank.split(-1); }); }),
-              HasSubstr("rank 0 (cpu): split: the color is -1"));
+  EXPECT_THAT(error_of([] { lockstep::run(cpus(1), [](Rank& rank) { rank.group(-1); }); }),
+              HasSubstr("rank 0 (cpu): group: the color is -1"));
 }
 
 TEST_P(MeshWorlds, AMeshHasEveryShape) {

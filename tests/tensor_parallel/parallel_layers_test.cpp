@@ -176,7 +176,7 @@ TEST_P(ParallelLayersWorlds, BatchNormsAreTheWholeOnes) {
 TEST_P(ParallelLayersWorlds, DropoutDropsTheSameOverAnyNumberOfRanks) {
   const Tensor images = torch::ones({4, 13, 3, 2});
   on_ranks([&](Rank& rank) {
-    Rank alone = rank.split(rank.index());
+    Rank alone = rank.group(rank.index());
     for (const bool whole_channels : {false, true}) {
       ParallelDropoutOptions options{.p = 0.25, .whole_channels = whole_channels, .seed = 3};
       ParallelDropout whole(options, alone), copied(options, rank);

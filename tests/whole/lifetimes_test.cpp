@@ -90,7 +90,7 @@ struct Everything {
 };
 
 std::unique_ptr<Everything> of_a_group(Rank& rank) {
-  Rank group = rank.split(rank.index() % 2);
+  Rank group = rank.group(rank.index() % 2);
   auto everything = std::make_unique<Everything>(group);
   return everything;
 }
@@ -99,7 +99,7 @@ TEST_P(LifetimesWorlds, WhatIsMadeOfALocalCopyOutlivesIt) {
   on_ranks([](Rank& rank) {
     for (const bool group : {false, true}) {
       const auto everything = group ? of_a_group(rank) : std::make_unique<Everything>(rank);
-      Rank members = group ? rank.split(rank.index() % 2) : rank;
+      Rank members = group ? rank.group(rank.index() % 2) : rank;
       auto all = batches(data, {.size = 16}, members);
       for (int step = 0; step < 4; ++step) everything->step(one_batch(members), all, whole_batch());
     }
@@ -160,7 +160,7 @@ TEST_P(LifetimesWorlds, AMovedLocalSgdSaysSo) {
 
 TEST_P(LifetimesWorlds, ARankThatIsKeptSaysThatItsRunIsOver) {
   OfRanks<Rank> ranks(4);
-  on_ranks([&](Rank& rank) { ranks[static_cast<size_t>(rank.index())] = rank.split(0); });
+  on_ranks([&](Rank& rank) { ranks[static_cast<size_t>(rank.index())] = rank.group(0); });
   for (auto& rank : ranks) {
     if (!rank) continue;
     const auto over = AllOf(HasSubstr(rank->name() + ": "), HasSubstr("run() that this rank belongs to is over"));

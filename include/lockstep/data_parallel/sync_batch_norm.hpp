@@ -22,7 +22,7 @@ namespace lockstep {
 class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, torch::nn::BatchNormOptions> {
  public:
   // The ranks are those of `rank`: of a run, or of a group such as a Mesh's data axis. One whose other calls may come
-  // in between on some ranks and not on others must not be shared with them: see Rank::split.
+  // in between on some ranks and not on others must not be shared with them: see Rank::group.
   SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, Rank& rank);
 
   // With the options, the mode and the tensors themselves of a BatchNorm1d, 2d or 3d, whose place it can take.

@@ -83,13 +83,13 @@ class Rank {
   uint64_t seed() const;
   at::Generator generator() const;
 
-  // Groups. All ranks call split, and those that give the same color (>= 0) become a group: a Rank each, numbered anew
+  // Groups. All ranks call group(), and those that give the same color (>= 0) become one: a Rank each, numbered anew
   // in their present order, whose collectives and messages are the group's own. A group's Rank can be used wherever a
-  // Rank can, also to be split again, until run() ends; a failure in a group is one of the whole run. Cost: one small
+  // Rank can, also to be grouped again, until run() ends; a failure in a group is one of the whole run. Cost: one small
   // allreduce, and between processes connections among the group. As MPI_Comm_split. Throws Error: a negative color.
-  Rank split(int color);
+  Rank group(int color);
 
-  // The same rank, which speaks through what `wrap` makes of its backend; so do groups that are split from it. For what
+  // The same rank, which speaks through what `wrap` makes of its backend; so do groups that are made of it. For what
   // counts or times calls and passes them on. index() and world_size() are those of what `wrap` made, which may thus
   // stand for another group.
   using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;

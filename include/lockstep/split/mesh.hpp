@@ -2,7 +2,7 @@
 //
 // Ranks along the data axis hold replicas and train different samples; along the pipeline axis they hold different
 // layers; along the tensor axis different channels of the same layers. Used by its rank's thread only. Cost: three
-// splits (Rank::split) when it is made.
+// groups (Rank::group) when it is made.
 #pragma once
 
 #include <lockstep/layout/mesh_shape.hpp>

@@ -74,7 +74,7 @@ void scenarios::waits_crosswise(const Setup& setup) {
 
 void scenarios::has_a_batch_fewer(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) {
-    Rank group = rank.split(0);  // so that its calls and the barrier have numbers of their own
+    Rank group = rank.group(0);  // so that its calls and the barrier have numbers of their own
     lockstep::DataParallel net(torch::nn::Linear(4, 2), group, {.bucket_bytes = 1, .first_bucket_bytes = 1});
     const int64_t samples = 2 * rank.world_size();
     for (int batch = rank.index() == 1 ? 1 : 0; batch < 3; ++batch) {
@@ -104,7 +104,7 @@ void scenarios::sleeps(const Setup& setup) {
 
 void scenarios::lives(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) {
-    Rank group = rank.split(0);
+    Rank group = rank.group(0);
     for (int i = 0; i < 10; ++i) {
       std::this_thread::sleep_for(30ms);
       const auto end = std::chrono::steady_clock::now() + 10ms;
@@ -117,7 +117,7 @@ void scenarios::lives(const Setup& setup) {
 }
 
 void scenarios::connects(const Setup& setup) {
-  lockstep::run(setup.devices, [](Rank& rank) { rank.split(0).barrier(); });
+  lockstep::run(setup.devices, [](Rank& rank) { rank.group(0).barrier(); });
 }
 
 // SIGTERM asks for a stop. Until after that rank 1 leaves rank 0 waiting.
@@ -240,7 +240,7 @@ void scenarios::calls_otherwise(const Setup& setup) {
 
 void scenarios::calls_otherwise_in_a_group(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) {
-    Rank group = rank.split(rank.index() < 2 ? 0 : 1);  // ranks 0 and 1, and all others
+    Rank group = rank.group(rank.index() < 2 ? 0 : 1);  // ranks 0 and 1, and all others
     if (rank.index() == 1) return group.broadcast(torch::ones(5));
     rank.index() == 0 ? wait_in_a_collective(group) : wait_in_a_collective(rank);
   });
