@@ -207,7 +207,7 @@ Result measure(const Subject& subject, const Devices& devices, const BenchOverla
   std::mutex mutex;
   run(devices,
       [&](Rank& rank) {
-        const Part part = part_of(batch_size, rank.index(), rank.world_size());
+        const Range part = part_of(batch_size, rank.index(), rank.world_size());
         auto shape = subject.sample;
         shape.insert(shape.begin(), part.size());
         const Batch batch{torch::randn(shape).to(rank.device()), torch::randint(10, {part.size()}).to(rank.device()),

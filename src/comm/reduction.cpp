@@ -13,7 +13,7 @@ namespace lockstep::comm {
 
 using c10d::ReduceOp;
 
-at::Tensor slice(const at::Tensor& tensor, const Part& part) {
+at::Tensor slice(const at::Tensor& tensor, const Range& part) {
   return tensor.view({-1}).narrow(0, part.begin, part.size());
 }
 
@@ -38,7 +38,7 @@ void combine(at::Tensor& sum, const at::Tensor& value, ReduceOp::RedOpType op) {
   }
 }
 
-void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Part& part) {
+void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part) {
   const at::Tensor first = slice(*values[0], part);
   const bool in_place = targets[0] == values[0];
   at::Tensor sum =
@@ -54,7 +54,7 @@ void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointer
 constexpr int64_t kBlockBytes = 4096;
 
 template <class Scalar>
-void add_blocks(TensorPointers values, bool average, TensorPointers targets, const Part& part) {
+void add_blocks(TensorPointers values, bool average, TensorPointers targets, const Range& part) {
   constexpr int64_t block = kBlockBytes / sizeof(Scalar);
   c10::SmallVector<const Scalar*, 8> from;
   c10::SmallVector<Scalar*, 8> to;
@@ -103,7 +103,7 @@ std::string describe(at::ScalarType type, at::IntArrayRef sizes) {
   return c10::str(caffe2::TypeMeta::fromScalarType(type).name(), " ", sizes);
 }
 
-void reduce(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Part& part) {
+void reduce(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part) {
   const bool adds = op == ReduceOp::SUM || op == ReduceOp::AVG;
   const at::Tensor& first = *values[0];
   if (first.is_cpu() && adds && first.scalar_type() == at::kFloat) {

@@ -18,11 +18,11 @@ std::string name_of(c10d::ReduceOp::RedOpType op);
 std::string describe(at::ScalarType type, at::IntArrayRef sizes);
 
 // Elements `part` of a contiguous tensor, as a flat view.
-at::Tensor slice(const at::Tensor& tensor, const Part& part);
+at::Tensor slice(const at::Tensor& tensor, const Range& part);
 
 // Elements `part` of `values`, contiguous tensors of one type and size, reduced in their order into the same elements
 // of every one of `targets`. A target may be one of the values. On the CPU, sums and averages of float and double pass
 // over memory once; everything else, and GPUs on their current streams, go through LibTorch.
-void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers targets, const Part& part);
+void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers targets, const Range& part);
 
 }  // namespace lockstep::comm

@@ -26,7 +26,7 @@ class World {
   virtual ~World() = default;
 
   const Devices& devices() const { return devices_; }  // of all ranks
-  Part ranks_here() const { return ranks_here_; }      // the ranks that are threads of this process
+  Range ranks_here() const { return ranks_here_; }     // the ranks that are threads of this process
   int process() const { return process_; }             // of this process among those of its launcher
 
   // The seed of LibTorch's CPU generator when the run began, or as a rank set it in its turn; and whether another one
@@ -62,12 +62,12 @@ class World {
   virtual std::string finish() { return ""; }
 
  protected:
-  World(Devices devices, Part ranks_here, int process)
+  World(Devices devices, Range ranks_here, int process)
       : devices_(std::move(devices)), ranks_here_(ranks_here), process_(process) {}
 
  private:
   const Devices devices_;
-  const Part ranks_here_;
+  const Range ranks_here_;
   const int process_ = 0;
 };
 

@@ -84,7 +84,7 @@ std::vector<Batch> Batch::in_parts(int64_t count) const {
   std::vector<Batch> batches;
   int64_t next = first;
   for (int64_t i = 0; i < parts; ++i) {
-    const Part part = part_of(size(), static_cast<int>(i), static_cast<int>(parts));
+    const Range part = part_of(size(), static_cast<int>(i), static_cast<int>(parts));
     batches.push_back({.x = x.slice(0, part.begin, part.end),
                        .y = y.slice(0, part.begin, part.end),
                        .global_size = global_size,
@@ -133,8 +133,8 @@ void Batches::set_shares(std::vector<double> shares) {
 Batch Batches::get(int64_t index) const {
   int64_t begin = index * options_.size;
   int64_t global_size = std::min(options_.size, dataset_.size() - begin);
-  Part part = options_.shares.empty() ? part_of(global_size, shard_.index, shard_.count)
-                                      : part_of(global_size, shard_.index, options_.shares);
+  Range part = options_.shares.empty() ? part_of(global_size, shard_.index, shard_.count)
+                                       : part_of(global_size, shard_.index, options_.shares);
 
   // Gathered where the data lie, moved as they are (a quarter of the bytes for images), and only then made float.
   auto gather = [&](const at::Tensor& data) {

@@ -45,7 +45,7 @@ std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& s
   return sizes;
 }
 
-Part part_of(int64_t total, int index, const std::vector<double>& shares) {
+Range part_of(int64_t total, int index, const std::vector<double>& shares) {
   if (index < 0 || static_cast<size_t>(index) >= shares.size()) {
     throw Error("part_of: there is no part " + std::to_string(index) + " of " + std::to_string(shares.size()) +
                 ", the number of shares");

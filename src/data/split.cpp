@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-Part part_of(int64_t total, int index, int count) {
+Range part_of(int64_t total, int index, int count) {
   if (total < 0 || index < 0 || index >= count) {
     throw Error("part_of: there is no part " + std::to_string(index) + " of " + std::to_string(count) + " over " +
                 std::to_string(total) + " samples; it needs 0 <= index < count and at least 0 samples");
@@ -46,7 +46,7 @@ std::vector<at::Tensor> split_and_load(const at::Tensor& data, const Devices& de
   }
   std::vector<at::Tensor> parts;
   for (int i = 0; i < count; ++i) {
-    const Part part = part_of(samples, i, count);
+    const Range part = part_of(samples, i, count);
     parts.push_back(load(data.narrow(0, part.begin, part.size()), i, devices[i]));
   }
   return parts;

@@ -98,7 +98,7 @@ at::Tensor DropoutImpl::mask(const at::Tensor& x) const {
   if (options.whole_channels) std::fill(sizes.begin() + std::min<ptrdiff_t>(1, x.dim() - 1), sizes.end(), 1);
   std::vector<int64_t> whole = sizes;
   const auto numbers = at::TensorOptions(x.device()).dtype(at::kLong);
-  std::optional<std::pair<int64_t, Part>> mine;
+  std::optional<std::pair<int64_t, Range>> mine;
   if (const int64_t dim = options.slice ? at::maybe_wrap_dim(options.slice->dim, x.dim()) : 0;
       dim == 1 || (dim > 1 && !options.whole_channels)) {
     const auto& slice = *options.slice;

@@ -8,7 +8,7 @@ SamplePlace SamplePlaces::of(const Batch& batch) {
   if (begins_another(batch)) ++batches_;
   SamplePlace place{.seed = seed_, .step = steps_done_, .batch = batches_, .first = batch.first, .size = batch.size()};
   if (place.first < 0) {
-    const Part part = part_of(batch.global_size, index_, count_);
+    const Range part = part_of(batch.global_size, index_, count_);
     if (part.size() == batch.size()) place.first = part.begin;
   }
   any_ = true;

@@ -66,7 +66,7 @@ class Pipeline::State {
   bool is_last(int stage) const { return stage == count_ - 1; }
   int last_rank() const { return rank_.world_size() - 1; }
   bool on_gpu() const { return !rank_.device().is_cpu(); }
-  SamplePlace place_of_part(const Part& part) const;
+  SamplePlace place_of_part(const Range& part) const;
   void timed(const std::function<void()>& compute);
 
   Rank rank_;
@@ -191,7 +191,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
   for (size_t i = 0; i < work.steps.size(); ++i) {
     const auto& step = work.steps[i];
     PipelineStage& stage = this->stage(step.stage);
-    const Part part = part_of(samples, step.microbatch, microbatches);
+    const Range part = part_of(samples, step.microbatch, microbatches);
     const double share = static_cast<double>(part.size()) / static_cast<double>(samples);
     const SampleScope scope(place_of_part(part));  // backward may compute forward again
     const at::Tensor received = mail.take(static_cast<int>(i));
@@ -241,7 +241,7 @@ void Pipeline::State::check_output(const PipelineStage& stage, const at::Tensor&
               expected.text() + " for zeros in eval mode; a stage's output must have one shape");
 }
 
-SamplePlace Pipeline::State::place_of_part(const Part& part) const {
+SamplePlace Pipeline::State::place_of_part(const Range& part) const {
   SamplePlace place = place_;
   if (place.first >= 0) place.first += part.begin;
   place.size = part.size();
@@ -268,7 +268,7 @@ at::Tensor Pipeline::State::forward(const at::Tensor& x) {
   PipelineMail mail = this->mail(work, shapes, samples, microbatches);
   for (size_t i = 0; i < work.steps.size(); ++i) {
     const auto& step = work.steps[i];
-    const Part part = part_of(samples, step.microbatch, microbatches);
+    const Range part = part_of(samples, step.microbatch, microbatches);
     const at::Tensor received = mail.take(static_cast<int>(i));
     PipelineStage& stage = this->stage(step.stage);
     const at::Tensor y =

@@ -131,7 +131,7 @@ void for_each_device(const Tensors& tensors, const std::function<void(size_t)>& 
 
 // Slice `index` of as many as there are tensors.
 at::Tensor slice(const at::Tensor& flat, size_t index, size_t count) {
-  const Part part = part_of(flat.numel(), static_cast<int>(index), static_cast<int>(count));
+  const Range part = part_of(flat.numel(), static_cast<int>(index), static_cast<int>(count));
   return flat.narrow(0, part.begin, part.size());
 }
 

@@ -29,7 +29,7 @@ at::Tensor ParallelDropoutImpl::forward(const at::Tensor& x) {
   if (options_.whole_channels) std::fill(sizes.begin() + std::min<int64_t>(2, x.dim()), sizes.end(), 1);
   at::Tensor mask = at::empty(sizes, x.options().requires_grad(false)).bernoulli_(kept, generator_).div_(kept);
   if (options_.input_is_parallel) {
-    const Part part = part_of(sizes[dim], rank_.index(), rank_.world_size());
+    const Range part = part_of(sizes[dim], rank_.index(), rank_.world_size());
     mask = mask.narrow(dim, part.begin, part.size());
   }
   return x * mask;

@@ -74,7 +74,7 @@ bool is_trained(const Tensor& parameter) {
 }  // namespace
 
 Tensor Sliced::slice(const std::string& name, const Tensor& whole, int64_t dim, const Rank& rank) {
-  const Part part = part_of(whole.size(dim), rank.index(), rank.world_size());
+  const Range part = part_of(whole.size(dim), rank.index(), rank.world_size());
   if (whole.size(dim) < rank.world_size()) {
     throw Error("dimension " + std::to_string(dim) + " of " + name + ", of size " + std::to_string(whole.size(dim)) +
                 ", does not go round " + ranks(rank.world_size()) + ". At most " + std::to_string(whole.size(dim)) +

@@ -33,7 +33,7 @@ TEST(Shares, EqualOnesGiveNearEqualParts) {
     for (int64_t total = 0; total <= 40; ++total) {
       const Shares shares(static_cast<size_t>(count), 0.1 * count);
       for (int index = 0; index < count; ++index) {
-        const Part part = part_of(total, index, shares), expected = part_of(total, index, count);
+        const Range part = part_of(total, index, shares), expected = part_of(total, index, count);
         EXPECT_EQ(part.begin, expected.begin);
         EXPECT_EQ(part.end, expected.end);
       }
@@ -56,7 +56,7 @@ TEST(Shares, AddUpExactlyAndDifferFromTheirQuotasByLessThanOne) {
       const double quota = static_cast<double>(total) * (shares[i] / sum);
       EXPECT_LT(std::abs(static_cast<double>(sizes[i]) - quota), 1.001);
       if (shares[i] == 0) EXPECT_EQ(sizes[i], 0);
-      const Part part = part_of(total, static_cast<int>(i), shares);
+      const Range part = part_of(total, static_cast<int>(i), shares);
       EXPECT_EQ(part.begin, next);
       EXPECT_EQ(part.size(), sizes[i]);
       next = part.end;

@@ -27,7 +27,7 @@ TEST(PartOf, CoversEverySampleOnceInOrderWhateverTheCounts) {
     for (int count = 1; count <= 9; ++count) {
       int64_t next = 0;
       for (int i = 0; i < count; ++i) {
-        const Part part = part_of(total, i, count);
+        const Range part = part_of(total, i, count);
         EXPECT_EQ(part.begin, next);
         EXPECT_EQ(part.size(), total / count + (i < total % count ? 1 : 0));
         next = part.end;

@@ -42,7 +42,7 @@ struct Samples {
 };
 
 Batch part_of_rank(const Samples& all, int rank, int ranks) {
-  const Part part = part_of(global_size, rank, ranks);
+  const Range part = part_of(global_size, rank, ranks);
   return {all.x.narrow(0, part.begin, part.size()), all.y.narrow(0, part.begin, part.size()), global_size};
 }
 
@@ -124,7 +124,7 @@ TEST_P(LocalSgdWorlds, EveryStepItIsAveragedGradients) {
     for (const auto& step : steps) {
       // Of two samples a third rank has none.
       const Batch all{step.x.narrow(0, 0, 2), step.y.narrow(0, 0, 2), 2};
-      const Part part = part_of(2, rank.index(), rank.world_size());
+      const Range part = part_of(2, rank.index(), rank.world_size());
       for (const Batch& batch :
            {part_of_rank(step, rank.index(), rank.world_size()),
             Batch{all.x.narrow(0, part.begin, part.size()), all.y.narrow(0, part.begin, part.size()), 2}}) {

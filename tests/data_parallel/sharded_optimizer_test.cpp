@@ -230,7 +230,7 @@ void train_branches(BranchesImpl& net, optim::Optimizer& optimizer, const std::v
     optimizer.zero_grad();
     for (const auto& [even, odd] : kAlternating[step]) {
       for (int rank = 0; rank < ranks; ++rank) {
-        const Part part = part_of(batch.size(), rank, ranks);
+        const Range part = part_of(batch.size(), rank, ranks);
         if (part.size() == 0) continue;
         net.branch = rank % 2 == 0 ? even : odd;
         const Tensor loss = F::cross_entropy(net.forward(batch.x.slice(0, part.begin, part.end)),

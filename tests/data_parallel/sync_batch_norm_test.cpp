@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, SyncBatchNormWorlds, testing::Values(1, 2, 3, 4)
 Tensor part_for(const Tensor& whole, const Rank& rank, bool none_for_first) {
   if (!none_for_first || rank.world_size() == 1) return slice_of(whole, 0, rank);
   if (rank.index() == 0) return whole.detach().narrow(0, 0, 0).clone();
-  const Part part = part_of(whole.size(0), rank.index() - 1, rank.world_size() - 1);
+  const Range part = part_of(whole.size(0), rank.index() - 1, rank.world_size() - 1);
   return whole.detach().narrow(0, part.begin, part.size()).clone();
 }
 

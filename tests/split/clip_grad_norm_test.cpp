@@ -50,7 +50,7 @@ std::vector<Batch> make_batches() {
 }
 
 Batch part_for(const Batch& batch, const Rank& rank) {
-  const Part part = part_of(batch.size(), rank.index(), rank.world_size());
+  const Range part = part_of(batch.size(), rank.index(), rank.world_size());
   return {batch.x.slice(0, part.begin, part.end), batch.y.slice(0, part.begin, part.end), batch.global_size};
 }
 

@@ -19,7 +19,7 @@
 namespace lockstep {
 
 inline at::Tensor slice_of(const at::Tensor& whole, int64_t dim, const Rank& rank) {
-  const Part part = part_of(whole.size(dim), rank.index(), rank.world_size());
+  const Range part = part_of(whole.size(dim), rank.index(), rank.world_size());
   return whole.detach().narrow(dim, part.begin, part.size()).clone();
 }
 

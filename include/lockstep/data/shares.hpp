@@ -23,6 +23,6 @@ void check_shares(const std::vector<double>& shares, int count, const std::strin
 std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& shares);
 
 // Part `index` of them, in order. Throws Error as sizes_by_shares does; an index without a share.
-Part part_of(int64_t total, int index, const std::vector<double>& shares);
+Range part_of(int64_t total, int index, const std::vector<double>& shares);
 
 }  // namespace lockstep

@@ -21,14 +21,14 @@ struct Shard {
 };
 
 // The half-open range [begin, end) of samples that one part holds.
-struct Part {
+struct Range {
   int64_t begin = 0;
   int64_t end = 0;
   int64_t size() const { return end - begin; }
 };
 
 // Part `index` of `total` samples over `count` parts. Throws Error unless 0 <= index < count and total >= 0.
-Part part_of(int64_t total, int index, int count);
+Range part_of(int64_t total, int index, int count);
 
 enum class Split {
   near_equal,  // parts may differ by one sample

@@ -6,7 +6,7 @@
 
 namespace lockstep::comm {
 
-Part Layout::ranks_of(int process) const {
+Range Layout::ranks_of(int process) const {
   int64_t begin = 0;
   for (int before = 0; before < process; ++before) begin += static_cast<int64_t>(by_process[before].size());
   return {begin, begin + static_cast<int64_t>(by_process[process].size())};
@@ -33,7 +33,7 @@ std::string Layout::name(int rank) const {
 }
 
 std::string Layout::name_process(int process) const {
-  const Part ranks = ranks_of(process);
+  const Range ranks = ranks_of(process);
   if (ranks.size() == 1) return name(static_cast<int>(ranks.begin));
   return "ranks " + std::to_string(ranks.begin) + " to " + std::to_string(ranks.end - 1);
 }

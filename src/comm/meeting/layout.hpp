@@ -12,7 +12,7 @@ struct Layout {
   std::vector<Devices> by_process;
 
   int processes() const { return static_cast<int>(by_process.size()); }
-  Part ranks_of(int process) const;
+  Range ranks_of(int process) const;
   int process_of(int rank) const;
   Devices devices() const;  // of all ranks
   bool one_rank_per_process() const;

@@ -50,7 +50,7 @@ Board::Board(StorePtr store, Layout layout, int process, std::string host, bool 
 void Board::begin(const Heartbeat& first) {
   lost_.begin();
   put_heartbeat(first);
-  const Part ranks = layout_.ranks_of(process_);
+  const Range ranks = layout_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // so that one request reads all states
     put_state(static_cast<int>(rank), RankState().to_text());
   }

@@ -114,7 +114,7 @@ std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, 
   return "";
 }
 
-CallLog::CallLog(const Part& ranks, size_t world_size) {
+CallLog::CallLog(const Range& ranks, size_t world_size) {
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) by_rank_.emplace(static_cast<int>(rank), world_size);
 }
 

@@ -46,7 +46,7 @@ std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, 
 // The calls of this process's ranks. Thread-safe.
 class CallLog {
  public:
-  CallLog(const Part& ranks, size_t world_size);
+  CallLog(const Range& ranks, size_t world_size);
 
   void join(int rank, const std::string& group);  // the rank is a member from now on
   int64_t add_collective(int rank, const std::string& group, const std::string& text);  // its number in the group

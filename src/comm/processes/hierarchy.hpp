@@ -65,7 +65,7 @@ class Hierarchy {
   const Group leaders_;
   const Layout layout_;
   const int process_;
-  const Part ranks_;
+  const Range ranks_;
   const int world_size_;
   const std::chrono::milliseconds timeout_;
 

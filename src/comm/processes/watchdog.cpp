@@ -49,7 +49,7 @@ void Watchdog::stop() {
 void Watchdog::start(std::function<void()> on_failure) {
   on_failure_ = std::move(on_failure);
   std::fill(seen_.begin(), seen_.end(), Clock::now());
-  const Part ranks = layout_.ranks_of(process_);
+  const Range ranks = layout_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) published_[static_cast<int>(rank)] = "";
   board_.begin(next_heartbeat());
   thread_ = std::thread([this] { run(); });

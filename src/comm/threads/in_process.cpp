@@ -22,7 +22,7 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 constexpr size_t kWholeBytes = 16384;
 
 // Elements that share `share` covers of a tensor that all shares cut up together.
-Part part_of_share(const Tensor& tensor, const Operation& operation, int share) {
+Range part_of_share(const Tensor& tensor, const Operation& operation, int share) {
   return part_of(tensor.numel(), share, operation.shares());
 }
 
@@ -105,7 +105,7 @@ class InProcessBackend : public c10d::Backend {
     call.shares = shares_of(tensor);
     call.check = check_own_memory;
     call.work = [root](const Operation& operation, int share) {
-      const Part part = part_of_share(operation.call(root).in[0], operation, share);
+      const Range part = part_of_share(operation.call(root).in[0], operation, share);
       const Tensor from = slice(operation.call(root).in[0], part);
       for (const auto& member : operation.members()) {
         if (member.rank != root) write(slice(member.call.in[0], part), from);
