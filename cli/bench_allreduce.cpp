@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "bench_report.hpp"
-#include "comm/group.hpp"
+#include "comm/group_member.hpp"
 #include "common_flags.hpp"
 #include "flag_checks.hpp"
 #include "io/atomic_file.hpp"

@@ -3,7 +3,7 @@
 // timeout or with the process, and what it made is thrown away. Thread-safe.
 #pragma once
 
-#include "comm/group.hpp"
+#include "comm/group_member.hpp"
 
 #include <chrono>
 #include <condition_variable>
@@ -22,10 +22,10 @@ class Attempt {
  public:
   // `connect` must own all that it uses; its argument says whether it was called off. Throws std::system_error if there
   // are no more threads to be had.
-  static std::shared_ptr<Attempt> start(std::function<Group(std::stop_token)> connect) {
+  static std::shared_ptr<Attempt> start(std::function<GroupMember(std::stop_token)> connect) {
     auto attempt = std::make_shared<Attempt>();
     std::thread([attempt, connect = std::move(connect)] {
-      std::optional<Group> group;
+      std::optional<GroupMember> group;
       std::exception_ptr exception;
       try {
         group = connect(attempt->called_off_.get_token());
@@ -39,7 +39,7 @@ class Attempt {
 
   // Waits until the attempt has ended, wake() was called or the deadline has passed; gives the group in the first case
   // only. Throws what `connect` threw.
-  std::optional<Group> wait_until(std::chrono::steady_clock::time_point deadline) {
+  std::optional<GroupMember> wait_until(std::chrono::steady_clock::time_point deadline) {
     std::unique_lock lock(mutex_);
     changed_.wait_until(lock, deadline, [this] { return group_ || exception_ || woken_; });
     if (exception_) std::rethrow_exception(exception_);
@@ -58,7 +58,7 @@ class Attempt {
   }
 
  private:
-  void end(std::optional<Group> group, std::exception_ptr exception) {
+  void end(std::optional<GroupMember> group, std::exception_ptr exception) {
     {
       const std::lock_guard lock(mutex_);
       group_ = std::move(group);
@@ -71,7 +71,7 @@ class Attempt {
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   bool woken_ = false;
-  std::optional<Group> group_;
+  std::optional<GroupMember> group_;
   std::exception_ptr exception_;
 };
 

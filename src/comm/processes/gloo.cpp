@@ -2,7 +2,7 @@
 // system's Gloo is linked.
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include "comm/group.hpp"
+#include "comm/group_member.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -52,7 +52,7 @@ void close_connections(ProcessGroupGloo& group, int contexts) {
 
 }  // namespace
 
-Group make_gloo_group(const GroupPlace& place, const std::string& local_address) {
+GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_address) {
   auto options = ProcessGroupGloo::Options::create(place.timeout);
   options->devices = devices_for(local_address);
   const auto contexts = static_cast<int>(options->devices.size());

@@ -48,7 +48,8 @@ class Hierarchy::Promise : public c10d::Work {
   void synchronize() override {}  // Work::wait() calls it when all is done
 };
 
-Hierarchy::Hierarchy(Group leaders, const Layout& layout, int process, int threads, std::chrono::milliseconds timeout)
+Hierarchy::Hierarchy(GroupMember leaders, const Layout& layout, int process, int threads,
+                     std::chrono::milliseconds timeout)
     : leaders_(std::move(leaders)),
       layout_(layout),
       process_(process),

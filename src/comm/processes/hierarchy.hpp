@@ -8,7 +8,7 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "comm/group.hpp"
+#include "comm/group_member.hpp"
 #include "comm/meeting/layout.hpp"
 
 #include <condition_variable>
@@ -37,7 +37,7 @@ class Hierarchy {
   };
 
   // `leaders` is this process's member of a group of all processes. Calls in flight end after `timeout`.
-  Hierarchy(Group leaders, const Layout& layout, int process, int threads, std::chrono::milliseconds timeout);
+  Hierarchy(GroupMember leaders, const Layout& layout, int process, int threads, std::chrono::milliseconds timeout);
   ~Hierarchy();
   Hierarchy(const Hierarchy&) = delete;
   Hierarchy& operator=(const Hierarchy&) = delete;
@@ -62,7 +62,7 @@ class Hierarchy {
   void reduce(const std::vector<Call>& calls);
   void broadcast(const std::vector<Call>& calls);
 
-  const Group leaders_;
+  const GroupMember leaders_;
   const Layout layout_;
   const int process_;
   const Range ranks_;

@@ -4,7 +4,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "comm/group.hpp"
+#include "comm/group_member.hpp"
 #include "comm/world.hpp"
 
 #include <mutex>
@@ -66,7 +66,7 @@ class NcclWorld : public World {
 
 }  // namespace
 
-Group make_nccl_group(const GroupPlace& place, const c10::Device& device) {
+GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device) {
   const auto backend = connect(place, device);
   return {backend, [backend] { backend->abort(); }};
 }

@@ -1,7 +1,7 @@
 // Stands in for nccl.cpp in a build without CUDA.
 #include <lockstep/base/error.hpp>
 
-#include "comm/group.hpp"
+#include "comm/group_member.hpp"
 #include "comm/world.hpp"
 
 namespace lockstep::comm {
@@ -10,7 +10,7 @@ std::unique_ptr<World> make_nccl_world(const Devices&, std::chrono::milliseconds
   return nullptr;
 }
 
-Group make_nccl_group(const GroupPlace&, const c10::Device&) {
+GroupMember make_nccl_group(const GroupPlace&, const c10::Device&) {
   throw Error(
       "this build of lockstep has no CUDA parts, and with them no NCCL, which GPU ranks in several processes need");
 }

@@ -81,7 +81,7 @@ Pending then(Pending pending, std::function<void()> also) {
 
 }  // namespace
 
-ProcessBackend::ProcessBackend(int world_rank, Members members, Group group, StorePtr store,
+ProcessBackend::ProcessBackend(int world_rank, Members members, GroupMember group, StorePtr store,
                                std::shared_ptr<Monitor> monitor, std::shared_ptr<Hierarchy> hierarchy,
                                std::chrono::milliseconds timeout)
     : Backend(members.index_of(world_rank), members.size()),

@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "comm/arguments.hpp"
-#include "comm/group.hpp"
+#include "comm/group_member.hpp"
 #include "comm/members.hpp"
 #include "gloo_reduction.hpp"
 #include "hierarchy.hpp"
@@ -33,7 +33,7 @@ class ProcessBackend : public c10d::Backend {
  public:
   // Of rank `world_rank` among `members`: `group` has one member per rank of them, `store` is a connection of the
   // rank's own. With a hierarchy, allreduce, reduce, broadcast and barrier go through it.
-  ProcessBackend(int world_rank, Members members, Group group, StorePtr store, std::shared_ptr<Monitor> monitor,
+  ProcessBackend(int world_rank, Members members, GroupMember group, StorePtr store, std::shared_ptr<Monitor> monitor,
                  std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout);
 
   using Tensor = at::Tensor;
@@ -88,7 +88,7 @@ class ProcessBackend : public c10d::Backend {
 
   const int world_rank_;
   const Members members_;
-  const Group group_;
+  const GroupMember group_;
   const StorePtr store_;
   const std::shared_ptr<Monitor> monitor_;
   const std::shared_ptr<Hierarchy> hierarchy_;  // null: one rank per process

@@ -8,7 +8,7 @@
 
 #include "base/exception_text.hpp"
 #include "base/seconds.hpp"
-#include "comm/group.hpp"
+#include "comm/group_member.hpp"
 #include "comm/job_options.hpp"
 #include "comm/meeting/attempt.hpp"
 #include "comm/meeting/meeting.hpp"
@@ -222,7 +222,7 @@ class ProcessesWorld : public World {
   Rendezvous& rendezvous() const { return place_.rendezvous; }
 
   // Connects `rank` as the `index`th of `size` members. Fails when a peer has failed.
-  Group connect(int rank, const std::string& name, int index, int size) const {
+  GroupMember connect(int rank, const std::string& name, int index, int size) const {
     using Clock = Monitor::Clock;
     if (!devices()[rank].is_cpu()) {  // connects at its first call
       const auto store = rendezvous().connect(place_.prefix + "/" + name);
@@ -264,7 +264,7 @@ class ProcessesWorld : public World {
   const std::chrono::milliseconds timeout_;
   std::mutex mutex_;
   bool closed_ = false;                                                   // guarded by mutex_, as the next two
-  std::vector<Group> groups_;                                             // of the world and of groups
+  std::vector<GroupMember> groups_;                                       // of the world and of groups
   std::vector<std::vector<c10::intrusive_ptr<c10d::Backend>>> backends_;  // by the rank's place in this process
   std::shared_ptr<Hierarchy> hierarchy_;
   std::shared_ptr<Monitor> monitor_;  // last, since its thread calls close()

@@ -1,4 +1,4 @@
-// Group: one member of a c10d backend that reaches over processes. Gloo for tensors on the CPU, NCCL for GPUs.
+// GroupMember: one member of a c10d backend that reaches over processes. Gloo for tensors on the CPU, NCCL for GPUs.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -11,7 +11,7 @@
 
 namespace lockstep::comm {
 
-struct Group {
+struct GroupMember {
   c10::intrusive_ptr<c10d::Backend> backend;
   std::function<void()> close;  // ends everything that waits, here and at the peers; for when the run has failed
   std::function<void(uint32_t tag)> use_tag = {};  // of the next collective call, which meets only those of equal tag;
@@ -27,9 +27,9 @@ struct GroupPlace {
 
 // Connects to all other members, which must make the same call. Tensors must lie on the CPU. `local_address` is where
 // peers reach this machine; GLOO_SOCKET_IFNAME in the environment overrules it. Throws Error in a build without Gloo.
-Group make_gloo_group(const GroupPlace& place, const std::string& local_address);
+GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_address);
 
 // Throws Error in a build without CUDA.
-Group make_nccl_group(const GroupPlace& place, const c10::Device& device);
+GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device);
 
 }  // namespace lockstep::comm
