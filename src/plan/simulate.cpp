@@ -13,7 +13,7 @@ constexpr double never = std::numeric_limits<double>::infinity();
 // What a rank does at the moment. Its steps pass through these in turn.
 enum class Doing { waiting, computing, exchanging, done };
 
-struct RankState {
+struct SimulatedRank {
   std::vector<PipelineStep> steps;
   size_t next = 0;  // the step at hand
   Doing doing = Doing::waiting;
@@ -134,7 +134,7 @@ class Simulation {
     now_ = event;
   }
 
-  void finish(RankState& rank, double time) {
+  void finish(SimulatedRank& rank, double time) {
     const auto& step = rank.steps[rank.next++];
     rank.doing = Doing::waiting;
     const auto travel = [&](std::vector<double>& link, double seconds) {
@@ -150,7 +150,7 @@ class Simulation {
 
   const PipelineRun& run_;
   const int stages_;
-  std::vector<RankState> ranks_;
+  std::vector<SimulatedRank> ranks_;
   Inputs forward_input_, backward_input_;
   std::vector<double> forward_link_, backward_link_;  // when what stage s sends next can set out
   PipelineTimes times_;

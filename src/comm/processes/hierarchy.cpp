@@ -31,7 +31,7 @@ ReduceOp::RedOpType op_inside(ReduceOp::RedOpType op) {
 }
 
 // Reduces the calls' values in the order of the ranks into `target`, which may be one of them.
-void reduce_inside(const std::vector<Hierarchy::Call>& calls, const at::Tensor& target) {
+void reduce_inside(const std::vector<Hierarchy::RankCall>& calls, const at::Tensor& target) {
   c10::SmallVector<const at::Tensor*, 8> values;
   for (const auto& call : calls) values.push_back(&call.flat);
   const at::Tensor* const to = &target;
@@ -77,7 +77,7 @@ void Hierarchy::close() {
   leaders_.close();
 }
 
-c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, Call call) {
+c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, RankCall call) {
   const auto place = static_cast<size_t>(rank - ranks_.begin);
   const auto promise = c10::make_intrusive<Promise>();
   {
@@ -85,14 +85,14 @@ c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, Call call) {
     if (closed_) throw Error(layout_.name(rank) + ": " + call.text + ": the run has failed");
     const auto number = static_cast<size_t>(next_[place]++ - first_);
     while (queue_.size() <= number) {
-      queue_.push_back(std::make_shared<Operation>());
+      queue_.push_back(std::make_shared<JointCall>());
       queue_.back()->calls.resize(ranks_.size());
       queue_.back()->promises.resize(ranks_.size());
     }
-    Operation& operation = *queue_[number];
-    for (size_t other = 0; other < operation.calls.size(); ++other) {
-      if (!operation.promises[other]) continue;
-      const Call& theirs = operation.calls[other];
+    JointCall& joint = *queue_[number];
+    for (size_t other = 0; other < joint.calls.size(); ++other) {
+      if (!joint.promises[other]) continue;
+      const RankCall& theirs = joint.calls[other];
       const int their_rank = static_cast<int>(ranks_.begin) + static_cast<int>(other);
       if (theirs.text != call.text) {
         throw Error(
@@ -102,9 +102,9 @@ c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, Call call) {
         throw Error(text_of_same_memory(std::min(rank, their_rank), std::max(rank, their_rank), call.text));
       }
     }
-    operation.calls[place] = std::move(call);
-    operation.promises[place] = promise;
-    ++operation.posted;
+    joint.calls[place] = std::move(call);
+    joint.promises[place] = promise;
+    ++joint.posted;
   }
   changed_.notify_all();
   return promise;
@@ -114,53 +114,53 @@ void Hierarchy::run(int threads) {
   at::set_num_threads(threads);
   const c10::NoGradGuard no_grad;
   for (;;) {
-    std::shared_ptr<Operation> operation;
+    std::shared_ptr<JointCall> joint;
     {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [&] { return closed_ || (!queue_.empty() && queue_[0]->posted == queue_[0]->calls.size()); });
       if (closed_) break;
-      operation = queue_[0];
+      joint = queue_[0];
       queue_.pop_front();
       ++first_;
     }
     try {
-      work(*operation);
-      for (const auto& promise : operation->promises) promise->keep();
+      work(*joint);
+      for (const auto& promise : joint->promises) promise->keep();
     } catch (...) {
-      for (const auto& promise : operation->promises) promise->break_off(std::current_exception());
+      for (const auto& promise : joint->promises) promise->break_off(std::current_exception());
     }
   }
   fail_all(std::make_exception_ptr(Error("the run has failed")));
 }
 
 void Hierarchy::fail_all(const std::exception_ptr& cause) {
-  std::deque<std::shared_ptr<Operation>> rest;
+  std::deque<std::shared_ptr<JointCall>> rest;
   {
     const std::lock_guard lock(mutex_);
     rest.swap(queue_);
   }
-  for (const auto& operation : rest) {
-    for (const auto& promise : operation->promises) {
+  for (const auto& joint : rest) {
+    for (const auto& promise : joint->promises) {
       if (promise) promise->break_off(cause);
     }
   }
 }
 
-void Hierarchy::work(Operation& operation) {
-  leaders_.use_tag(operation.calls[0].tag);
-  switch (operation.calls[0].kind) {
+void Hierarchy::work(JointCall& joint) {
+  leaders_.use_tag(joint.calls[0].tag);
+  switch (joint.calls[0].kind) {
     case Kind::allreduce:
-      return allreduce(operation.calls);
+      return allreduce(joint.calls);
     case Kind::reduce:
-      return reduce(operation.calls);
+      return reduce(joint.calls);
     case Kind::broadcast:
-      return broadcast(operation.calls);
+      return broadcast(joint.calls);
     case Kind::barrier:
       return complete(start_barrier(*leaders_.backend, timeout_), timeout_);
   }
 }
 
-void Hierarchy::allreduce(const std::vector<Call>& calls) {
+void Hierarchy::allreduce(const std::vector<RankCall>& calls) {
   const at::Tensor& sum = calls[0].flat;
   reduce_inside(calls, sum);
   complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_, timeout_), timeout_);
@@ -168,7 +168,7 @@ void Hierarchy::allreduce(const std::vector<Call>& calls) {
 }
 
 // Like an allreduce, so that the root's bits are the same; only the root keeps them.
-void Hierarchy::reduce(const std::vector<Call>& calls) {
+void Hierarchy::reduce(const std::vector<RankCall>& calls) {
   const at::Tensor sum = at::empty_like(calls[0].flat);
   reduce_inside(calls, sum);
   complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_, timeout_), timeout_);
@@ -176,7 +176,7 @@ void Hierarchy::reduce(const std::vector<Call>& calls) {
   if (layout_.process_of(root) == process_) calls[root - ranks_.begin].flat.copy_(sum);
 }
 
-void Hierarchy::broadcast(const std::vector<Call>& calls) {
+void Hierarchy::broadcast(const std::vector<RankCall>& calls) {
   const int root = calls[0].root, from = layout_.process_of(root);
   const size_t source = from == process_ ? root - ranks_.begin : 0;
   const at::Tensor& values = calls[source].flat;

@@ -27,7 +27,7 @@ class Hierarchy {
  public:
   enum class Kind { allreduce, reduce, broadcast, barrier };
 
-  struct Call {
+  struct RankCall {
     Kind kind = Kind::barrier;
     c10d::ReduceOp::RedOpType op = c10d::ReduceOp::SUM;
     int root = 0;
@@ -43,24 +43,24 @@ class Hierarchy {
   Hierarchy& operator=(const Hierarchy&) = delete;
 
   // Throws Error if another rank of this process made another call at this place.
-  c10::intrusive_ptr<c10d::Work> post(int rank, Call call);
+  c10::intrusive_ptr<c10d::Work> post(int rank, RankCall call);
 
   void close();  // ends every present and later call
 
  private:
   class Promise;
-  struct Operation {
-    std::vector<Call> calls;  // by the rank's place in this process
+  struct JointCall {
+    std::vector<RankCall> calls;  // by the rank's place in this process
     std::vector<c10::intrusive_ptr<Promise>> promises;
     size_t posted = 0;
   };
 
   void run(int threads);
-  void work(Operation& operation);
+  void work(JointCall& joint);
   void fail_all(const std::exception_ptr& cause);
-  void allreduce(const std::vector<Call>& calls);
-  void reduce(const std::vector<Call>& calls);
-  void broadcast(const std::vector<Call>& calls);
+  void allreduce(const std::vector<RankCall>& calls);
+  void reduce(const std::vector<RankCall>& calls);
+  void broadcast(const std::vector<RankCall>& calls);
 
   const GroupMember leaders_;
   const Layout layout_;
@@ -71,7 +71,7 @@ class Hierarchy {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Operation>> queue_;  // the first is call number first_
+  std::deque<std::shared_ptr<JointCall>> queue_;  // the first is call number first_
   int64_t first_ = 0;
   std::vector<int64_t> next_;  // by the rank's place in this process
   bool closed_ = false;

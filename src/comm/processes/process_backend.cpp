@@ -375,7 +375,7 @@ WorkPtr ProcessBackend::post(OpType type, const std::string& text, std::chrono::
   return post_call(type, std::move(call), timeout, std::move(result), start);
 }
 
-Pending ProcessBackend::inside(Hierarchy::Call call) {
+Pending ProcessBackend::inside(Hierarchy::RankCall call) {
   call.tag = tag_of(collective_calls_, call.text);
   return {hierarchy_->post(rank_, std::move(call))};
 }

@@ -66,7 +66,7 @@ class ProcessBackend : public c10d::Backend {
                const Start& start);
   WorkPtr post_call(c10d::OpType type, OpenCall call, std::chrono::milliseconds timeout, Tensors result,
                     const Start& start);
-  Pending inside(Hierarchy::Call call);  // through the hierarchy
+  Pending inside(Hierarchy::RankCall call);  // through the hierarchy
 
   struct Message {
     OpenCall call;
