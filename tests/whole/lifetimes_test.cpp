@@ -166,7 +166,7 @@ TEST_P(LifetimesWorlds, ARankThatIsKeptSaysThatItsRunIsOver) {
     const auto over = AllOf(HasSubstr(rank->name() + ": "), HasSubstr("run() that this rank belongs to is over"));
     EXPECT_THAT(error_of([&] { rank->allreduce(torch::ones({3})); }), over);
     EXPECT_THAT(error_of([&] { rank->barrier(); }), over);
-    EXPECT_THAT(error_of([&] { rank->split(0); }), over);
+    EXPECT_THAT(error_of([&] { rank->group(0); }), over);
     EXPECT_THAT(error_of([&] { rank->in_turn([] { return 0; }); }), over);
     EXPECT_THAT(error_of([&] { DataParallel(nn::Linear(6, 3), *rank); }), over);
     EXPECT_THAT(error_of([&] { rank->wrapped([](auto backend) { return backend; }); }), over);
