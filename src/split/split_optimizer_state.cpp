@@ -1,27 +1,28 @@
 #include "split_optimizer_state.hpp"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/tensor_parallel/parallel_functions.hpp>
+#include <nlohmann/json.hpp>
 
+#include <cstdint>
 #include <map>
-#include <sstream>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
+#include "tensor_parallel/sliced_dimensions.hpp"
 
 namespace lockstep {
 namespace {
 
-// A member's values stand in for the weights of a network like the one that was split, which is then split, or
-// gathered, as that one is. In double precision, in which every member's values and step counts are what they were.
-torch::nn::Sequential stand_in(const MakeNet& make_net) {
-  auto net = make_net();
-  net->to(torch::kDouble);
-  return net;
-}
+using nlohmann::json;
+using ByName = std::map<std::string, torch::Tensor>;
 
 bool is_whole(SplitModel& net) {
   return net.mesh().shape().size() == net.mesh().shape().data;
@@ -33,91 +34,127 @@ io::NamedTensors parameters_of(const torch::nn::Sequential& net) {
   return parameters;
 }
 
-// What members there are, and how to make them of doubles again.
-struct Member {
-  torch::ScalarType type;
-  bool is_number;  // one per parameter: a count of steps
-};
-using Members = std::map<std::string, Member>;
-
-Members members_of(const io::NamedTensors& state, const io::NamedTensors& parameters) {
-  const std::map<std::string, torch::Tensor> by_name(parameters.begin(), parameters.end());
-  Members members;
-  for (const auto& [name, tensor] : state) {
-    const auto parameter = by_name.find(name.substr(name.find('.') + 1));
-    const bool is_number = parameter != by_name.end() && tensor.dim() == 0 && parameter->second.dim() > 0;
-    members[name.substr(0, name.find('.'))] = {tensor.scalar_type(), is_number};
-  }
-  return members;
+// "momentum_buffer.conv1.weight" is of the parameter conv1.weight.
+std::string parameter_of(const std::string& state) {
+  const size_t dot = state.find('.');
+  if (dot == std::string::npos) throw Error("'" + state + "' is not the name of an optimizer's state");
+  return state.substr(dot + 1);
 }
 
-// Also those that a rank without parameters knows nothing of.
-Members members_of_all_ranks(const Members& mine, Rank& rank) {
-  std::string text;
-  for (const auto& [name, member] : mine) {
-    text += name + ' ' + std::to_string(static_cast<int>(member.type)) + ' ' + (member.is_number ? "1 " : "0 ");
+// Where this rank's slice of a parameter lies in the whole one, along the dimension that is split.
+struct Slice {
+  int64_t dim, begin, size, whole;
+};
+using Slices = std::map<std::string, Slice>;  // by the parameter's name; none for one that the rank holds whole
+
+// All ranks of the tensor axis call it.
+Slices slices_of(SplitModel& net, const ByName& parameters) {
+  Slices slices;
+  std::vector<int64_t> sizes;
+  for (const auto& [name, dim] : sliced_dimensions_of(net.module())) {
+    const auto parameter = parameters.find(name);
+    if (parameter == parameters.end()) continue;  // a buffer
+    sizes.push_back(parameter->second.size(dim));
+    slices[name] = {dim, 0, sizes.back(), 0};
   }
-  Members all;
-  for (const auto& line : texts_of_all_ranks(text, rank)) {
-    std::istringstream words(line);
-    std::string name;
-    int type = 0, is_number = 0;
-    while (words >> name >> type >> is_number) all[name] = {static_cast<torch::ScalarType>(type), is_number != 0};
+  if (sizes.empty()) return slices;
+  Rank& group = net.mesh().tensor();
+  const torch::Tensor table = of_all_ranks(group, sizes);
+  int64_t column = 0;
+  for (auto& [name, slice] : slices) {
+    const torch::Tensor of_ranks = table.select(1, column++);
+    slice.begin = of_ranks.narrow(0, 0, group.index()).sum().item<int64_t>();
+    slice.whole = of_ranks.sum().item<int64_t>();
+  }
+  return slices;
+}
+
+// Makes the slices in `state` whole. A state without dimensions is a number of the parameter, equal on all ranks.
+void join_slices(io::NamedTensors& state, SplitModel& net, const ByName& parameters) {
+  const Slices slices = slices_of(net, parameters);
+  for (auto& [name, tensor] : state) {
+    const auto slice = slices.find(parameter_of(name));
+    if (slice == slices.end() || tensor.dim() == 0) continue;
+    const auto sizes = parameters.at(slice->first).sizes();
+    if (tensor.sizes() != sizes) {
+      throw Error(c10::str("the optimizer's state '", name, "' has the shape ", tensor.sizes(), " on ",
+                           net.mesh().tensor().name(), ", and the parameter's slice ", sizes,
+                           ", so it cannot be gathered; split the network by data or layers, or train without "
+                           "checkpoints"));
+    }
+    tensor = gather_from_group(tensor, slice->second.dim, net.mesh().tensor(), slice->second.whole);
+  }
+}
+
+// What all stages have, on every rank of the pipeline axis, on the CPU.
+io::NamedTensors of_all_stages(const io::NamedTensors& mine, Rank& pipeline) {
+  json list = json::array();
+  for (const auto& [name, tensor] : mine) {
+    list.push_back({{"name", name}, {"type", static_cast<int>(tensor.scalar_type())}, {"sizes", tensor.sizes().vec()}});
+  }
+  io::NamedTensors all;
+  const auto lists = texts_of_all_ranks(list.dump(), pipeline);
+  for (int owner = 0; owner < pipeline.world_size(); ++owner) {
+    size_t index = 0;
+    for (const json& entry : json::parse(lists[owner])) {
+      const auto options =
+          torch::TensorOptions(pipeline.device()).dtype(static_cast<torch::ScalarType>(entry.at("type").get<int>()));
+      const torch::Tensor tensor = owner == pipeline.index()
+                                       ? mine[index++].second.to(pipeline.device())
+                                       : at::empty(entry.at("sizes").get<std::vector<int64_t>>(), options);
+      pipeline.broadcast(tensor, owner);
+      all.emplace_back(entry.at("name").get<std::string>(), tensor.cpu());
+    }
   }
   return all;
 }
 
-torch::Tensor of_parameter(const torch::Tensor& whole, const Member& member) {
-  return (member.is_number ? whole.flatten()[0] : whole).to(member.type).clone();
+// Each rank holds some parameters only, so a state that belongs to none of them may still have its place elsewhere.
+void check_known(const io::NamedTensors& state, const io::NamedTensors& parameters, Rank& pipeline) {
+  json mine = json::array();
+  for (const auto& [name, parameter] : parameters) mine.push_back(name);
+  std::set<std::string> known;
+  for (const auto& text : texts_of_all_ranks(mine.dump(), pipeline)) {
+    for (const json& name : json::parse(text)) known.insert(name.get<std::string>());
+  }
+  for (const auto& [name, tensor] : state) {
+    if (!known.contains(parameter_of(name))) throw Error("the optimizer has no place for the state '" + name + "'");
+  }
+}
+
+torch::Tensor slice_of(const std::string& name, const torch::Tensor& whole, const Slice& slice) {
+  if (slice.dim >= whole.dim() || whole.size(slice.dim) != slice.whole) {
+    throw Error(c10::str("the state '", name, "' has the shape ", whole.sizes(), ", and the parameter ", slice.whole,
+                         " values along dimension ", slice.dim));
+  }
+  return whole.narrow(slice.dim, slice.begin, slice.size);
 }
 
 }  // namespace
 
-io::NamedTensors whole_optimizer_state(const torch::optim::Optimizer& optimizer, SplitModel& net, Rank& rank,
-                                       const MakeNet& make_net) {
+io::NamedTensors whole_optimizer_state(const torch::optim::Optimizer& optimizer, SplitModel& net) {
   const torch::NoGradGuard no_grad;
   const io::NamedTensors parameters = parameters_of(net.module());
-  const io::NamedTensors mine = optimizer_state(optimizer, parameters);
-  if (is_whole(net)) return mine;
-  const std::map<std::string, torch::Tensor> values(mine.begin(), mine.end());
-  const Members members = members_of_all_ranks(members_of(mine, parameters), rank);
-  io::NamedTensors whole;
-  if (members.empty()) return whole;
-
-  SplitModel parts(stand_in(make_net), rank, net.split());
-  for (const auto& [name, member] : members) {
-    for (const auto& [parameter, tensor] : parameters_of(parts.module())) {
-      const auto value = values.find(name + "." + parameter);
-      if (value == values.end()) throw Error("the optimizer has no " + name + " of the parameter " + parameter);
-      tensor.copy_(value->second);
-    }
-    auto gathered = stand_in(make_net);
-    parts.gather(gathered);
-    for (const auto& [parameter, tensor] : parameters_of(gathered)) {
-      whole.emplace_back(name + "." + parameter, of_parameter(tensor, member));
-    }
-  }
-  return whole;
+  io::NamedTensors state = optimizer_state(optimizer, parameters);
+  if (is_whole(net)) return state;
+  join_slices(state, net, {parameters.begin(), parameters.end()});
+  return of_all_stages(state, net.mesh().pipeline());
 }
 
-void load_whole_optimizer_state(torch::optim::Optimizer& optimizer, SplitModel& net, Rank& rank,
-                                const MakeNet& make_net, const io::NamedTensors& state) {
+void load_whole_optimizer_state(torch::optim::Optimizer& optimizer, SplitModel& net, const io::NamedTensors& state) {
   const torch::NoGradGuard no_grad;
   const io::NamedTensors parameters = parameters_of(net.module());
   if (is_whole(net)) return load_optimizer_state(optimizer, parameters, state);
-  const std::map<std::string, torch::Tensor> values(state.begin(), state.end());
+  check_known(state, parameters, net.mesh().pipeline());
+  const ByName held(parameters.begin(), parameters.end());
+  const Slices slices = slices_of(net, held);
   io::NamedTensors mine;
-  for (const auto& [name, member] : members_of(state, parameters_of(make_net()))) {
-    const auto whole = stand_in(make_net);
-    for (const auto& [parameter, tensor] : parameters_of(whole)) {
-      const auto value = values.find(name + "." + parameter);
-      if (value == values.end()) throw Error("the optimizer's state lacks " + name + " of the parameter " + parameter);
-      tensor.copy_(value->second);
-    }
-    SplitModel parts(whole, rank, net.split());
-    for (const auto& [parameter, tensor] : parameters_of(parts.module())) {
-      mine.emplace_back(name + "." + parameter, of_parameter(tensor, member));
-    }
+  for (const auto& [name, tensor] : state) {
+    const std::string parameter = parameter_of(name);
+    if (!held.contains(parameter)) continue;
+    const auto slice = slices.find(parameter);
+    const bool is_sliced = slice != slices.end() && tensor.dim() > 0;
+    mine.emplace_back(name, is_sliced ? slice_of(name, tensor, slice->second) : tensor);
   }
   load_optimizer_state(optimizer, parameters, mine);
 }

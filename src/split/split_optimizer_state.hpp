@@ -1,31 +1,26 @@
-// The state of the optimizers of a SplitModel's ranks as that of the whole network's one, and back: so that a
-// checkpoint does not depend on the split.
+// The state of the optimizers of a SplitModel's ranks as that of the whole network's one, and back. So a checkpoint
+// does not depend on the split.
+//
+// Each rank knows where what it has belongs: a stage's parameters have the network's names, and a layer that is split
+// by channels knows the dimension of its slices. So slices are joined over the tensor axis, and stages shared over the
+// pipeline axis, in the types that they have.
 #pragma once
 
-#include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/optimizer.h>
-#include <lockstep/ranks/rank.hpp>
 #include <lockstep/split/split_model.hpp>
-
-#include <functional>
 
 #include "io/safetensors.hpp"
 
 namespace lockstep {
 
-// Makes the network that was split, anew; its weights do not matter.
-using MakeNet = std::function<torch::nn::Sequential()>;
-
-// As optimizer_state() would have it of the whole network, on every rank. `optimizer` is the one of net.parameters().
-// All ranks must call it. Costs nothing more where the network is split by data alone; else as much as another
-// SplitModel and a gather() per member, in double precision. Throws Error as optimizer_state does, and if only some
-// parameters of a split network have a state.
-io::NamedTensors whole_optimizer_state(const torch::optim::Optimizer& optimizer, SplitModel& net, Rank& rank,
-                                       const MakeNet& make_net);
+// Gives what optimizer_state() would have of the whole network, on every rank. `optimizer` is the one of
+// net.parameters(). All ranks must call it. It costs nothing more where the network is split by data alone; elsewhere
+// the state's bytes over the pipeline and tensor axes. Throws Error as optimizer_state does, and if the state of a
+// sliced parameter is neither a number nor of the slice's shape.
+io::NamedTensors whole_optimizer_state(const torch::optim::Optimizer& optimizer, SplitModel& net);
 
 // Gives each rank's optimizer its part, whatever the split was that the state comes from. All ranks must call it.
 // Throws Error as load_optimizer_state does.
-void load_whole_optimizer_state(torch::optim::Optimizer& optimizer, SplitModel& net, Rank& rank,
-                                const MakeNet& make_net, const io::NamedTensors& state);
+void load_whole_optimizer_state(torch::optim::Optimizer& optimizer, SplitModel& net, const io::NamedTensors& state);
 
 }  // namespace lockstep

@@ -69,7 +69,7 @@ RunState RankTrainer::state() {
   put_under("model", state_of(*whole()), state.tensors);
   if (auto* const sharded = update_.sharded()) put_under("optimizer", sharded->state(), state.tensors);
   if (auto* const optimizer = update_.optimizer(); optimizer && !local_) {
-    put_under("optimizer", whole_optimizer_state(*optimizer, net_, rank_, [&] { return new_net(); }), state.tensors);
+    put_under("optimizer", whole_optimizer_state(*optimizer, net_), state.tensors);
   }
   put_communication(state);
   put_order(state);
@@ -174,8 +174,7 @@ void RankTrainer::restore(const RunState& state) {
   const auto theirs = tensors_under("optimizer", state.tensors);
   if (auto* const sharded = update_.sharded()) sharded->load_state(theirs);
   if (auto* const optimizer = update_.optimizer(); optimizer && !local_) {
-    load_whole_optimizer_state(
-        *optimizer, net_, rank_, [&] { return new_net(); }, theirs);
+    load_whole_optimizer_state(*optimizer, net_, theirs);
   }
   auto buffers = net_.module()->named_buffers();
   for (const auto& [name, table] : tensors_under("ranks.buffers", state.tensors)) {

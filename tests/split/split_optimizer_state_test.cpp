@@ -8,6 +8,9 @@
 
 #include <map>
 #include <memory>
+#include <string>
+
+#include "support/error_of.hpp"
 
 namespace split_optimizer_state_test {
 
@@ -15,6 +18,7 @@ using lockstep::ModelSplit;
 using lockstep::Rank;
 using lockstep::SplitModel;
 using lockstep::io::NamedTensors;
+using testing::HasSubstr;
 
 torch::nn::Sequential make_net() {
   return lockstep::make_model({.name = "mlp", .width = 0.03125, .seed = 1});
@@ -25,23 +29,29 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(SplitModel& net, bool adam
   return std::make_unique<torch::optim::SGD>(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
 }
 
-void train(SplitModel& net, torch::optim::Optimizer& optimizer, const lockstep::Dataset& data, int64_t epoch) {
+// `without`: a layer whose parameters get no gradient, so that the optimizer remembers nothing of them.
+void train(SplitModel& net, torch::optim::Optimizer& optimizer, const lockstep::Dataset& data, int64_t epoch,
+           const std::string& without) {
   for (auto& batch : lockstep::batches(data, {.size = 32, .seed = 0, .epoch = epoch}, net.mesh().data())) {
     optimizer.zero_grad(/*set_to_none=*/false);
     net.forward_backward(batch, torch::nn::functional::cross_entropy);
+    for (auto& item : net.module()->named_parameters()) {
+      if (!without.empty() && item.key().starts_with(without + ".")) item.value().mutable_grad() = torch::Tensor();
+    }
     optimizer.step();
   }
 }
 
 // The whole state after three steps on these ranks, and after a change to `then` six steps.
-std::pair<NamedTensors, NamedTensors> states(const ModelSplit& split, const ModelSplit& then, bool adam) {
+std::pair<NamedTensors, NamedTensors> states(const ModelSplit& split, const ModelSplit& then, bool adam,
+                                             const std::string& without = "") {
   const auto data = lockstep::synthetic_images(96, 10).train;
   std::pair<NamedTensors, NamedTensors> result;
   lockstep::run(lockstep::Devices(split.mesh.size(), torch::kCPU), [&](Rank& rank) {
     SplitModel net(make_net(), rank, split);
     const auto optimizer = optimizer_of(net, adam);
-    train(net, *optimizer, data, 1);
-    const NamedTensors state = whole_optimizer_state(*optimizer, net, rank, make_net);
+    train(net, *optimizer, data, 1, without);
+    const NamedTensors state = whole_optimizer_state(*optimizer, net);
     if (rank.index() == 0) result.first = state;
 
     auto whole = make_net();
@@ -52,9 +62,9 @@ std::pair<NamedTensors, NamedTensors> states(const ModelSplit& split, const Mode
     }
     SplitModel other(whole, rank, then);
     const auto goes_on = optimizer_of(other, adam);
-    load_whole_optimizer_state(*goes_on, other, rank, make_net, state);
-    train(other, *goes_on, data, 2);
-    const NamedTensors later = whole_optimizer_state(*goes_on, other, rank, make_net);
+    load_whole_optimizer_state(*goes_on, other, state);
+    train(other, *goes_on, data, 2, without);
+    const NamedTensors later = whole_optimizer_state(*goes_on, other);
     if (rank.index() == 0) result.second = later;
   });
   return result;
@@ -88,6 +98,36 @@ TEST(SplitOptimizerState, IsTheWholeNetworksWhateverTheSplit) {
       expect_near(found.second, expected.second);
     }
   }
+}
+
+// As of layers that no step has used.
+TEST(SplitOptimizerState, OfSomeParametersAloneIsGatheredToo) {
+  const ModelSplit one{.mesh = {.data = 1}}, both{.mesh = {.pipeline = 2, .tensor = 2}, .microbatches = 2};
+  for (const std::string without : {"fc1", "output"}) {  // on the first stage, on the last one
+    SCOPED_TRACE(without);
+    const auto expected = states(one, one, /*adam=*/true, without);
+    for (const auto& [name, tensor] : expected.first) EXPECT_FALSE(name.ends_with(without + ".weight")) << name;
+    const auto found = states(both, both, /*adam=*/true, without);
+    expect_near(found.first, expected.first);
+    expect_near(found.second, expected.second);
+  }
+}
+
+TEST(SplitOptimizerState, ThatFitsNoParameterIsRefused) {
+  const ModelSplit both{.mesh = {.pipeline = 2, .tensor = 2}, .microbatches = 2};
+  lockstep::run(lockstep::Devices(4, torch::kCPU), [&](Rank& rank) {
+    SplitModel net(make_net(), rank, both);
+    const auto optimizer = optimizer_of(net, /*adam=*/false);
+    const auto error = [&](const std::string& name, const torch::Tensor& tensor) {
+      return lockstep::error_of([&] { load_whole_optimizer_state(*optimizer, net, {{name, tensor}}); });
+    };
+    EXPECT_THAT(error("momentum_buffer.fc9.weight", torch::ones({2})),
+                HasSubstr("no place for the state 'momentum_buffer.fc9.weight'"));
+    EXPECT_THAT(error("momentum_buffer", torch::ones({2})), HasSubstr("is not the name of an optimizer's state"));
+    const std::string wrong = error("momentum_buffer.fc1.weight", torch::ones({3, 5}));
+    EXPECT_EQ(wrong == "(no error)", rank.index() > 1);  // only the first stage's ranks hold this layer
+    if (rank.index() < 2) EXPECT_THAT(wrong, HasSubstr("has the shape [3, 5], and the parameter"));
+  });
 }
 
 }  // namespace split_optimizer_state_test

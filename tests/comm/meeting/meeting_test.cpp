@@ -56,8 +56,8 @@ TEST(Meeting, ForeignCountsAreShown) {
   launch.port = free.port;
   const comm::Rendezvous host(launch, limit);
   for (const char* foreign : {"abc", "-1", "1x", ""}) {
-    store->set("parted", std::string(foreign));
-    EXPECT_THAT(comm::part(*store, host, std::chrono::seconds(1)), HasSubstr("under parted, which no process"))
+    store->set("farewells", std::string(foreign));
+    EXPECT_THAT(comm::farewell(*store, host, std::chrono::seconds(1)), HasSubstr("under farewells, which no process"))
         << foreign;
   }
 }
