@@ -1,4 +1,4 @@
-// What a rank's call must bring, whatever backend takes it: each check throws an Error that names the rank, the
+// Arguments: checks what a rank's call brings, for every backend. Each check throws an Error that names the rank, the
 // argument and what to do.
 #pragma once
 

@@ -6,7 +6,7 @@
 
 namespace lockstep::comm {
 
-// Of calls that all ranks make it must be equal on all, as the rest of the call. `text` outlives it.
+// If all ranks make the call, they must all give it the same purpose, as the rest of the call. `text` outlives it.
 class Purpose {
  public:
   explicit Purpose(const std::string& text) : before_(std::exchange(now(), &text)) {}

@@ -1,5 +1,5 @@
-// What all backends say: the names of ranks, and the texts of errors that ranks in threads and in processes share. A
-// rank is a name here, and `where` is a call in words with its place: "barrier (collective call 3)".
+// Texts of all backends: the names of ranks, and the errors that ranks in threads and in processes share. A rank is a
+// name here, and `where` is a call in words with its place: "barrier (collective call 3)".
 #pragma once
 
 #include <lockstep/devices/devices.hpp>

@@ -48,8 +48,8 @@ class World {
   // last, and some rank's call never came about; between processes finish() says so.
   virtual void leave(int rank) = 0;
 
-  // From allow_loss() to forbid_loss() the other ranks can do without `rank`, which must be of this process: if it is
-  // gone, they may go on. forbid_loss() throws Error if they have. Ranks of one process are not lost.
+  // The other ranks can do without `rank`, which must be of this process, from allow_loss() to forbid_loss(). If it is
+  // gone then, they may go on. forbid_loss() throws Error if they have. Ranks of one process are not lost.
   virtual void allow_loss(int rank) {}
   virtual void forbid_loss(int rank) {}
   virtual std::string why_lost(int rank) { return ""; }  // "" if it is not
@@ -57,8 +57,8 @@ class World {
   // A rank of this process has trained so many steps in all, for what is said if the run fails.
   virtual void stepped(int64_t steps) {}
 
-  // All ranks of this process have ended: waits for those of other processes. What the rank that failed first in the
-  // whole world said; empty if none did, or if only this process can know.
+  // All ranks of this process have ended. Waits for those of other processes, and gives the text of the rank that
+  // failed first in the whole world. It is empty if none failed, or if only this process can know.
   virtual std::string finish() { return ""; }
 
  protected:

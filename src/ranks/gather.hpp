@@ -1,5 +1,5 @@
-// What every rank has to say, on every rank: numbers, texts and tensors. For checks that compare ranks, and
-// checkpoints. All ranks must call each of them. Errors: as Rank's collectives.
+// Functions that give every rank what all ranks have: numbers, texts and tensors. Checks that compare ranks use them,
+// and checkpoints. All ranks must call each of them. They throw Error as Rank's collectives do.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -14,8 +14,8 @@ class CallObserver {
  public:
   virtual ~CallObserver() = default;
 
-  // A call among `ranks` ranks begins: with so many bytes of the tensor that is reduced, broadcast or sent, of one
-  // rank's part of what is gathered or scattered, or of its parts for all in an alltoall; 0 of a recv.
+  // A call among `ranks` ranks begins. `bytes` is the size of the tensor that is reduced, broadcast or sent. A gather
+  // or scatter counts one rank's part, an alltoall its parts for all ranks, a recv 0.
   virtual void posts(c10d::OpType type, int64_t bytes, int ranks) = 0;
   virtual void spent(double seconds) = 0;        // on posting a call, polling or waiting for it
   virtual void waits() {}                        // for a call; before it does

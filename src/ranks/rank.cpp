@@ -87,8 +87,8 @@ void check(const Devices& devices, const RunOptions& options) {
   }
 }
 
-// Autograd has one thread per GPU. Of ranks that share one, a rank that waits for another in its backward would keep
-// the other from running its own there, so each runs its backward on its own thread.
+// Autograd has one thread per GPU. If ranks share a GPU, a rank that waits for another in its backward would keep the
+// other from running its own there. So each rank runs its backward on its own thread.
 bool share_a_gpu(const Devices& devices) {
   std::set<c10::DeviceIndex> indices;
   for (const auto& device : devices) indices.insert(device.index());

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// Of one run() in this process. Thread-safe.
+// Belongs to one run() in this process. Thread-safe.
 class RankExit {
  public:
   // `nested`: the run is one of another run's rank.
@@ -16,8 +16,7 @@ class RankExit {
 
   // The calling thread is a rank until leave(). If it calls std::exit before that, end_others() is called, and
   // std::exit goes on when the other ranks' threads have ended. If they take too long, or the run is nested, the
-  // process ends at once: with the same status and with C's streams flushed, but without anything else that std::exit
-  // does.
+  // process ends at once. It keeps the status and flushes C's streams, but does nothing else that std::exit does.
   void enter(std::function<void()> end_others);
   void leave();
 

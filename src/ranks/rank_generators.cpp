@@ -36,7 +36,7 @@ void set_generator(Rank& rank, const at::Tensor& states) {
   at::Generator generator = at::globalContext().defaultGenerator(rank.device());
   if (rank.device().is_cuda() || rank.index_in_process() == 0) {
     const std::lock_guard lock(generator.mutex());
-    // Of another kind of device, whose state has another length: it cannot go on here.
+    // The state of another kind of device has another length, and cannot go on here.
     if (generator.get_state().numel() == states.size(1)) generator.set_state(states[rank.index()].clone());
   }
   rank.barrier();

@@ -1,4 +1,4 @@
-// What the ranks of one process, who share LibTorch's CPU generator, do to its seed.
+// Watches what the ranks of one process do to the seed of LibTorch's CPU generator, which they share.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>

@@ -1,6 +1,6 @@
 // StopAgreement: all ranks stop after the same step, though each hears of the request at another moment.
 //
-// The ranks ask each other every few steps, about four times a second, since an exchange in each step would cost small
+// The ranks ask each other every few steps, about four times a second. An exchange in each step would cost small
 // networks more than it is worth. How many steps lie in between all ranks learn from the slowest one.
 #pragma once
 

@@ -20,7 +20,7 @@ using at::Tensor;
 // Whether this rank is the one of those that hold a parameter, by its name, whose values count.
 using Counts = std::function<bool(const std::string& name)>;
 
-// What this rank has of the averaged gradients: all, or with a ShardedOptimizer its slices.
+// This rank's averaged gradients: all of them, or with a ShardedOptimizer its slices.
 struct Gradients {
   std::vector<std::pair<std::string, Tensor>> pieces;
   bool in_slices = false;

@@ -86,7 +86,7 @@ void join_slices(io::NamedTensors& state, SplitModel& net, const ByName& paramet
   }
 }
 
-// What all stages have, on every rank of the pipeline axis, on the CPU.
+// Gives every rank of the pipeline axis the states of all stages, on the CPU.
 io::NamedTensors of_all_stages(const io::NamedTensors& mine, Rank& pipeline) {
   json list = json::array();
   for (const auto& [name, tensor] : mine) {

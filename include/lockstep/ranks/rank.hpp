@@ -1,12 +1,13 @@
 // Ranks: run() calls a function once per device, all at the same time, and each call's Rank talks to the others.
 //
-// A rank is one device with one replica of the model, and a thread: of this process alone, or, if a launcher started
-// the program several times (torchrun --no-python, lockstep launch, mpirun, srun), of one of its processes. The program
-// is the same. A Rank is used by its own thread only. Its backend is c10d's interface: lockstep's own for threads of
-// one process, Gloo between processes on the CPU, NCCL between distinct GPUs where this build has it. Cost of run():
-// one thread per rank, and between processes connections of each rank to all others. Every wait has a timeout, and a
-// rank that fails ends the others. A Rank is a handle: copies, also those of what was moved, are the same rank, and
-// whatever takes one keeps a copy. Once its run() is over, its calls are Errors that say so.
+// A rank is one device with one replica of the model, and a thread. Without a launcher all ranks are threads of this
+// process. A launcher (torchrun --no-python, lockstep launch, mpirun, srun) starts the program several times; then a
+// rank is a thread of one of these processes. The program is the same. A Rank is used by its own thread only. Its
+// backend has c10d's interface. Threads of one process have lockstep's own, processes on the CPU Gloo. Distinct GPUs
+// have NCCL where this build has it. Cost of run(): one thread per rank, and between processes connections of each rank
+// to all others. Every wait has a timeout, and a rank that fails ends the others. A Rank is a handle: copies, also
+// those of what was moved, are the same rank, and whatever takes one keeps a copy. Once its run() is over, its calls
+// are Errors that say so.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -37,19 +38,20 @@ class Rank {
   c10::Device device() const { return device_; }
   std::string name() const;  // "rank 1 (cpu)", as errors name it: by its number in the whole run, also in a group
 
-  // Which of the launcher's processes this rank is a thread of, and which of that process's ranks it is (of a group:
-  // of its ranks there); without a launcher 0 and index(). For what has to be done once per process.
+  // process() is the launcher's process that this rank is a thread of. index_in_process() is its number among the ranks
+  // of that process, or in a group among the group's ranks there. Without a launcher they are 0 and index(). They serve
+  // what has to be done once per process.
   int process() const;
   int index_in_process() const;
 
   // For everything that c10d can do, also asynchronously. All ranks must make the same collective calls in the same
-  // order; on the CPU calls that differ are an Error of all, which shows both, and between processes the tags of
+  // order. On the CPU, calls that differ are every rank's Error, which shows both. Between processes the tags of
   // messages go from 0 to 32767. NCCL, between GPUs, does not compare calls: there they wait until the timeout.
   c10d::Backend& backend();
 
-  // The most used collectives, waited for; tensors are changed in place and lie on device(). They throw Error that
-  // names this rank, the operation and the others' calls when ranks disagree, when a rank is missing at the timeout, or
-  // when another rank failed.
+  // The most used collectives, waited for; tensors are changed in place and lie on device(). They throw Error when
+  // ranks disagree, when a rank is missing at the timeout, or when another rank failed. It names this rank, the
+  // operation and the others' calls.
   void allreduce(at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();
@@ -59,10 +61,10 @@ class Rank {
   at::Tensor allgather(const at::Tensor& tensor);
   at::Tensor reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
-  // Calls function() on one rank at a time, rank 0 first, and returns what it returns. For what draws from LibTorch's
-  // default generator, which all ranks of a process share: net = rank.in_turn([] { torch::manual_seed(1); return
-  // MyNet(); }) makes the same weights in each run. Elsewhere in a rank torch::manual_seed changes what the other ranks
-  // draw. generator() is the rank's own, and a Dropout (dropout.hpp) drops the same on any number of ranks.
+  // Calls function() on one rank at a time, rank 0 first, and returns what it returns. All ranks of a process share
+  // LibTorch's default generator, so what draws from it takes turns: net = rank.in_turn([] { torch::manual_seed(1);
+  // return MyNet(); }) makes the same weights in each run. Elsewhere in a rank torch::manual_seed changes what the
+  // other ranks draw. generator() is the rank's own, and a Dropout (dropout.hpp) drops the same on any number of ranks.
   template <class Function>
   auto in_turn(Function&& function) {
     for (int turn = 0; turn < index_; ++turn) barrier();
@@ -83,15 +85,16 @@ class Rank {
   uint64_t seed() const;
   at::Generator generator() const;
 
-  // Groups. All ranks call group(), and those that give the same color (>= 0) become one: a Rank each, numbered anew
-  // in their present order, whose collectives and messages are the group's own. A group's Rank can be used wherever a
-  // Rank can, also to be grouped again, until run() ends; a failure in a group is one of the whole run. Cost: one small
-  // allreduce, and between processes connections among the group. As MPI_Comm_split. Throws Error: a negative color.
+  // Groups. All ranks call group(), and those that give the same color (>= 0) become one. Each gets a Rank, numbered
+  // anew in their present order. Its collectives and messages are the group's own. Until run() ends, a group's Rank can
+  // be used wherever a Rank can, also to be grouped again. A failure in a group is one of the whole run. Cost: one
+  // small allreduce, and between processes connections among the group. As MPI_Comm_split. Throws Error: a negative
+  // color.
   Rank group(int color);
 
-  // The same rank, which speaks through what `wrap` makes of its backend; so do groups that are made of it. For what
-  // counts or times calls and passes them on. index() and world_size() are those of what `wrap` made, which may thus
-  // stand for another group.
+  // The same rank, which speaks through what `wrap` makes of its backend; so do groups that are made of it. It serves
+  // what counts or times calls and passes them on. index() and world_size() are those of what `wrap` made, which may
+  // thus stand for another group.
   using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
   Rank wrapped(Wrap wrap) const;
 
@@ -142,22 +145,23 @@ struct Process {
 // printing, writing a file. Throws Error: an environment that is incomplete or contradicts itself.
 Process this_process();
 
-// Calls body(rank) once per entry of `devices`, each on a thread of its own with its own intra-op thread count and
-// devices[rank] as its current device, and waits for all of them. Runs may nest and repeat; nothing is left behind. If
-// a body throws, the other ranks' waits end at once, and run() rethrows the first failure as an Error that names the
-// rank and the device, with the original exception nested. (A rank that computes is not interrupted: it ends at its
-// next collective.) Throws Error: no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1, timeout
-// <= 0, silence < 1 s.
+// Calls body(rank) once per entry of `devices`, and waits for all of them. Each call has a thread of its own, with its
+// own intra-op thread count and devices[rank] as its current device. Runs may nest and repeat; nothing is left behind.
+// If a body throws, the other ranks' waits end at once. run() rethrows the first failure as an Error that names the
+// rank and the device, with the original exception nested. A rank that computes is not interrupted: it ends at its next
+// collective. Throws Error: no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1, timeout <= 0,
+// silence < 1 s.
 //
 // Under a launcher `devices` is the machine's list, and the processes of a machine share it out in equal parts, in
-// order; of a list with one entry each process gets one rank: on the CPU, or on the one GPU that it alone can see.
-// Ranks are numbered by process. The processes must make the same runs in the same order, and each run() waits until
-// the ranks of all processes are done; if one fails, every process's run() throws that rank's Error. A run() inside of
-// body is a world of its own: threads of this process. More Errors: a list that cannot be shared out, a process that
-// does not come in time, that runs another program or configuration, or that dies (see also ParameterServer::train).
+// order. If the list has one entry, each process gets one rank: on the CPU, or on the one GPU that it alone can see.
+// Ranks are numbered by process. The processes must make the same runs in the same order. Each run() waits until the
+// ranks of all processes are done. If one fails, every process's run() throws that rank's Error. A run() inside of body
+// is a world of its own: threads of this process. More Errors: a list that cannot be shared out; a process that does
+// not come in time, or that runs another program or configuration. A process that dies is one too (but see
+// ParameterServer::train).
 //
-// std::exit in a body ends the process with its status: once its other ranks have ended, each at its next collective,
-// as std::exit does; but if that takes two seconds, without what else std::exit runs.
+// std::exit in a body ends the process with its status, once its other ranks have ended, each at its next collective.
+// If that takes two seconds, the process ends without what else std::exit runs.
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options = {});
 
 }  // namespace lockstep

@@ -14,9 +14,9 @@
 
 namespace lockstep {
 
-// Of an allreduce of n bytes among k ranks each counts as sending 2 (k - 1) / k n, as a ring does, of a broadcast,
-// a reduce or an alltoall (k - 1) / k n, the first two as a chain does; of what is gathered or scattered, its own part
-// to all others. What threads of one process share need not be sent at all.
+// In an allreduce of n bytes among k ranks each rank counts as sending 2 (k - 1) / k n, as a ring does. A broadcast, a
+// reduce or an alltoall counts (k - 1) / k n; the first two as a chain does. A gather or a scatter counts a rank's own
+// part to all others. Threads of one process may in fact send nothing, since they share memory.
 struct Traffic {
   double sent = 0;     // bytes
   double seconds = 0;  // in calls: on posting them, polling and waiting for them

@@ -5,9 +5,9 @@
 //   optimizer.step();
 //
 // As torch::nn::utils::clip_grad_norm_ (Pascanu et al. 2013), with the norm of the whole network's averaged gradients,
-// equal on all ranks. (Under no_sync() alone, or with `average = false`, a DataParallel has no averages: there each
-// rank clips by a norm of its own.) torch's own function is right for a DataParallel, but with a ShardedOptimizer .grad
-// has no averages, so that step() throws Error after it, and a SplitModel's rank has a part of them. Used by its rank's
+// equal on all ranks. Under no_sync() alone, or with `average = false`, a DataParallel has no averages: there each rank
+// clips by a norm of its own. torch's own function is right for a DataParallel. With a ShardedOptimizer .grad has no
+// averages, so step() throws Error after it. A SplitModel's rank has only some of the gradients. Used by its rank's
 // thread only. Cost: one pass over what this rank has, and an exchange of one number where ranks have different parts.
 #pragma once
 

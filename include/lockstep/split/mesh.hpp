@@ -1,7 +1,7 @@
 // Mesh: the ranks of a run as a block of three axes, so that ways to split a network can be combined.
 //
-// Ranks along the data axis hold replicas and train different samples; along the pipeline axis they hold different
-// layers; along the tensor axis different channels of the same layers. Used by its rank's thread only. Cost: three
+// Ranks along the data axis hold replicas and train different samples. Along the pipeline axis they hold different
+// layers, along the tensor axis different channels of the same layers. Used by its rank's thread only. Cost: three
 // groups (Rank::group) when it is made.
 #pragma once
 
@@ -13,8 +13,8 @@ namespace lockstep {
 class Mesh {
  public:
   // All ranks call it with the same shape. Rank i stands at tensor coordinate i % tensor, pipeline coordinate i /
-  // tensor % pipeline and data coordinate i / (tensor * pipeline): what talks most lies next to each other, as in
-  // Megatron-LM (Narayanan et al. 2021, section 3). Throws Error as check_mesh does.
+  // tensor % pipeline and data coordinate i / (tensor * pipeline). So ranks that talk most lie next to each other, as
+  // in Megatron-LM (Narayanan et al. 2021, section 3). Throws Error as check_mesh does.
   Mesh(Rank& rank, const MeshShape& shape);
 
   const MeshShape& shape() const { return shape_; }

@@ -9,8 +9,8 @@
 //   }
 //
 // It is shard(), Pipeline and DataParallel, one inside the other over the axes of a Mesh; axes of length 1 cost
-// nothing. The contract: gradients are those of the mean loss over the whole global batch, whatever the split (but
-// BatchNorm normalises over what a rank computes at once). Used by its rank's thread only.
+// nothing. The contract: whatever the split, gradients are those of the mean loss over the whole global batch. But
+// BatchNorm normalises over what a rank computes at once. Used by its rank's thread only.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -35,7 +35,7 @@ class SplitModel {
   Mesh& mesh() { return mesh_; }
   const ModelSplit& split() const { return split_; }
 
-  // What this rank holds of the network, under the network's names.
+  // The layers and slices that this rank holds, under the network's names.
   torch::nn::Sequential module() const { return module_; }
   std::vector<torch::Tensor> parameters() const { return module_->parameters(); }
   DataParallel<torch::nn::SequentialImpl>& replicas() { return replicas_; }  // over the data axis

@@ -1,6 +1,6 @@
-// Attempt: connecting a group on a thread of its own. Gloo's connecting itself cannot be called off, so who does not
-// want its result any more leaves the thread to itself: it ends soon if it waits in the store, or else at Gloo's
-// timeout or with the process, and what it made is thrown away. Thread-safe.
+// Attempt: connecting a group on a thread of its own. Gloo's connecting itself cannot be called off. So a caller that
+// no longer wants the result leaves the thread to itself. The thread ends soon if it waits in the store, or else at
+// Gloo's timeout or with the process. Its result is thrown away. Thread-safe.
 #pragma once
 
 #include "comm/group_member.hpp"

@@ -33,8 +33,8 @@ using Environment = std::function<const char*(const char* name)>;
 // are no numbers, or contradict each other; several machines and no MASTER_ADDR.
 std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment);
 
-// The part of the machine's device list that belongs to one of the machine's processes: equal parts, in order; of a
-// list with one entry, every process gets one rank. Throws Error that names both numbers.
+// Gives one of the machine's processes its part of the machine's device list: equal parts, in order. If the list has
+// one entry, every process gets one rank on it. Throws Error that names both numbers.
 Devices share_out(const Devices& devices, int local_rank, int local_world_size);
 
 }  // namespace lockstep::comm

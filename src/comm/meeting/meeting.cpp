@@ -77,7 +77,7 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
   }
 }
 
-// What a process leaves for the others.
+// A process leaves this for the others.
 struct Introduction {
   std::string configuration, host;
   Devices devices = {};
@@ -113,7 +113,7 @@ Layout layout_of(const std::vector<Introduction>& all) {
   return layout;
 }
 
-// Of the CPU none.
+// The CPU has none.
 std::vector<int> identity(const c10::Device& device) {
   if (device.is_cpu()) return {};
   const std::string id = gpu_id(device.index());
@@ -148,14 +148,15 @@ StorePtr store_of_run(const StorePtr& store, const LaunchEnvironment& launch, in
   return c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch.job) + run_prefix(run), store);
 }
 
-// That this process came to; 0 if to none.
+// Gives the last run that this process came to; 0 if there is none.
 int last_run_of(const StorePtr& store, const LaunchEnvironment& launch) {
   int run = 0;
   while (store_of_run(store, launch, run + 1)->check({came_key(launch.rank)})) ++run;
   return run;
 }
 
-// What two lists of settings, parted by commas, have in common at both ends says nothing about why they differ.
+// Drops what two lists of settings, parted by commas, have in common at both ends: it says nothing about why they
+// differ.
 std::string without_common_ends(std::string_view text, std::string_view other) {
   constexpr std::string_view comma = ", ";
   const auto first = [&](std::string_view list) { return list.substr(0, list.find(comma)); };

@@ -1,8 +1,8 @@
 // Rendezvous: how the processes of a job find each other, through c10d's TCPStore.
 //
 // torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process with
-// rank 0 keeps it: at MASTER_ADDR and MASTER_PORT, or, on one machine, on a free port of loopback that it leaves in a
-// file of the temporary folder until all have read it. The store listens on loopback unless MASTER_ADDR names another
+// rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine a free port of loopback does; a file of the temporary
+// folder holds its number until all have read it. The store listens on loopback unless MASTER_ADDR names another
 // address. Every wait has a deadline. Thread-safe.
 #pragma once
 
@@ -24,7 +24,7 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 // A store that listens at a numeric address; port 0 takes a free one. Throws Error that names both.
 c10::intrusive_ptr<c10d::TCPStore> host_store(const std::string& address, int port);
 
-// What comes before all keys of a job in its store.
+// The prefix of all of a job's keys in its store.
 std::string job_prefix(const std::string& job);
 
 class Rendezvous {
@@ -40,8 +40,8 @@ class Rendezvous {
   // service for every new one, which may take seconds.
   StorePtr connect(const std::string& prefix);
 
-  // A run has failed, perhaps while the store owed an answer: it would be taken for that to the next question, so
-  // nobody uses these connections again.
+  // To be called when a run has failed. The store may still owe an answer, which would be taken for that to the next
+  // question. So nobody uses these connections again.
   void drop_connections();
 
   // This machine's numeric address that peers reach, and whether that is loopback.

@@ -25,7 +25,7 @@ Listener listen_everywhere(int port);
 // Whether something accepts connections there, now. Never waits past the deadline.
 bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
 
-// From now on, what this process reads from its connections to that address fails if nothing comes for so long.
+// Lets this process's reads from its connections to that address fail, from now on, if nothing comes for so long.
 void limit_silence(const std::string& address, int port, std::chrono::seconds limit);
 
 // Ends every connection of this process to that address: what waits there for an answer fails.

@@ -1,4 +1,4 @@
-// What other processes have left in the store, read strictly: a stranger can write there too.
+// Reads values strictly that other processes have left in the store: a stranger can write there too.
 #pragma once
 
 #include <lockstep/base/error.hpp>

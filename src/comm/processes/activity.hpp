@@ -1,5 +1,5 @@
-// Activity: whether this process does anything, apart from waiting for others. For when the user has asked for a stop:
-// a rank that computes, or writes a checkpoint, is waited for.
+// Activity: whether this process does anything, apart from waiting for others. It counts once the user has asked for a
+// stop: the run then waits for a rank that computes, or writes a checkpoint.
 #pragma once
 
 #include <chrono>
@@ -9,9 +9,9 @@ namespace lockstep::comm {
 
 class Activity {
  public:
-  // From the same thread each time, whose own work does not count; a few times a second. The count grows with `moves`
-  // (of the ranks, which only grows itself) and, while a rank is `on_its_own` (waits for no other), whenever threads of
-  // this process have computed for a part of the time, or one waits for a disk.
+  // To be called a few times a second, always from the same thread, whose own work does not count. `moves` counts the
+  // ranks' moves, and the result grows whenever it does. While a rank is `on_its_own` (it waits for no other), the
+  // result also grows if threads have computed meanwhile, or one waits for a disk.
   int64_t count(int64_t moves, bool on_its_own);
 
  private:

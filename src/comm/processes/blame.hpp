@@ -15,11 +15,11 @@ namespace lockstep::comm {
 // Why `call` will never come about, by what its rank and the others (by rank) say; "" if nothing speaks against it.
 std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
 
-// Which ranks wait for each other, so that none will go on; "" if there are none. States that are out of date do no
-// harm: of ranks that seem to wait for each other none can have been the first to go on.
+// Names ranks that wait for each other, so that none will go on; "" if there are none. Old states do no harm: if ranks
+// seem to wait for each other, none can have been the first to go on.
 std::string standstill(const std::vector<RankState>& states, const Layout& layout);
 
-// Whom `call` still lacks, by name, and what they do instead; "" if all have made it.
+// Names the ranks that `call` still lacks, and says what they do instead; "" if all have made it.
 std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
 
 // A process has no heartbeat any more.

@@ -51,8 +51,9 @@ class Board {
 
   std::string failure();  // "" while there is none
 
-  // What all processes say: the first text that one of them gave. It is `text` if this process is the first, or if the
-  // store does not answer. agreed_failure gives why this process is lost if the others have gone on without it.
+  // All processes get the same text here: the first that one of them gave. It is `text` if this process is the first,
+  // or if the store does not answer. agreed_failure gives why this process is lost if the others have gone on without
+  // it.
   std::string agreed_failure(const std::string& text);
   std::string agreed_where(const std::string& text);
 

@@ -1,5 +1,5 @@
-// Calls: what a rank of a run in several processes has called, counted, so that at the end of the run a call that
-// nobody answered is found.
+// Calls: counts what a rank of a run in several processes has called. So the end of the run finds a call that nobody
+// answered.
 #pragma once
 
 #include "comm/meeting/layout.hpp"
@@ -31,16 +31,16 @@ struct Calls {
   std::map<std::string, CollectiveCalls> collective;  // by the group's name; "": among all ranks
   std::vector<int64_t> sent, received;                // messages, in groups too, by the other rank
 
-  // Of the group of this name; none if the rank does not know it.
+  // The calls in the group of this name; none if the rank does not know it.
   const CollectiveCalls& of(const std::string& group) const;
 
   std::string to_text() const;
   static Calls from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world
 };
 
-// When all ranks are done, each without an error: which call came about on some ranks only, and whose is missing; or
-// whose calls were others although as many; "" if all fit together. Of calls that were waited for, neither happens. Of
-// `lost` ranks nothing is known, and calls with them do not count.
+// To be asked when all ranks are done, each without an error. Says which call came about on some ranks only, and whose
+// is missing. Or it says whose calls were others although as many; "" if all fit together. Neither can happen to calls
+// that were waited for. Calls with `lost` ranks do not count, since nothing is known of these.
 std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, const std::set<int>& lost = {});
 
 // The calls of this process's ranks. Thread-safe.

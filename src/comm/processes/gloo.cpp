@@ -34,9 +34,9 @@ std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::str
   return devices;
 }
 
-// c10d offers no way to end Gloo's waits, but a receive that times out closes all connections of its context, and with
-// them everything that waits on them on either side. There is one context per device, picked by the tag. From a peer
-// whose connection is closed already a receive fails at once and closes nothing, so each peer is tried.
+// c10d offers no way to end Gloo's waits. But a receive that times out closes all connections of its context, and so
+// ends everything that waits on them on either side. There is one context per device, picked by the tag. If a peer's
+// connection is closed already, a receive from it fails at once and closes nothing, so each peer is tried.
 void close_connections(ProcessGroupGloo& group, int contexts) {
   for (int context = 0; context < contexts; ++context) {
     for (int peer = 0; peer < group.getSize(); ++peer) {

@@ -1,9 +1,9 @@
 // Hierarchy: several ranks in one process speak to other processes with one voice.
 //
-// A rank posts its call; once all ranks of the process have, a thread of the process, the courier, reduces their values
-// in the order of the ranks, reduces the result with the other processes over a Gloo group with one member per process,
-// and hands it out. The courier takes the calls in the order in which they were posted, which is the same in all
-// processes, so it works on while the ranks compute. Thread-safe.
+// A rank posts its call. Once all ranks of the process have, a thread of the process, the courier, reduces their values
+// in the order of the ranks. It reduces the result with the other processes, over a Gloo group with one member per
+// process, and hands it out. It takes the calls in the order of their posts, which is the same in all processes. So it
+// works on while the ranks compute. Thread-safe.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>

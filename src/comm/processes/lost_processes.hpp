@@ -36,7 +36,7 @@ class LostProcesses {
 
   void begin();  // this process is needed; to be called before others look for it
 
-  // From allow_loss() to forbid_loss() the others can do without this rank of this process. forbid_loss() gives why the
+  // The others can do without this rank of this process from allow_loss() to forbid_loss(). The latter gives why the
   // process was lost in between; "" if it was not.
   void allow_loss(int rank);
   std::string forbid_loss(int rank);

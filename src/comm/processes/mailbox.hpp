@@ -1,8 +1,8 @@
 // Mailbox: receives from any rank over a c10d backend that reaches over processes, in the order of arrival.
 //
-// Gloo has such receives, but its are lost with a peer: one that it gave to a process which then dies or stands still
-// takes no other's message any more, and what a dead process announced is in the way of all later ones. So there is a
-// receive from each member, and a thread for each that waits for it.
+// Gloo has such receives, but they are lost with a peer. Once Gloo gave a receive to a process that then dies or stands
+// still, it takes nobody else's message. And a message that a dead process announced blocks all later ones. So this
+// posts one receive per member, each with a thread that waits for it.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -10,7 +10,7 @@
 //   blame     whom a rank waits for in vain: functions of values
 //
 // Order and lifetimes; waits.hpp has the locks' rules.
-//  1. A failure goes to the board first. What the board gives back ends this process's waits.
+//  1. A failure goes to the board first. The text that the board gives back ends this process's waits.
 //  2. A rank's call begins as a Waiting. Then it looks at failure() and lost(), and only then it waits.
 //  3. Board and Waits outlive the Watchdog, whose thread stop() joins. After stop() nothing here calls on_failure.
 //  4. Every Waiting ends before the Monitor does.
@@ -64,8 +64,8 @@ class Monitor {
   void returned(int rank) { waits_.note_return(rank); }
   void stepped(int64_t steps) { steps_ = steps; }  // so many steps of training are done, as a rank counts them
 
-  // From allow_loss() to forbid_loss() the others can do without this rank of this process. forbid_loss() throws Error
-  // if they have gone on without the process.
+  // The others can do without this rank of this process from allow_loss() to forbid_loss(), which throws Error if they
+  // have gone on without the process.
   void allow_loss(int rank);
   void forbid_loss(int rank);
   LostProcesses& lost() { return board_.lost(); }

@@ -61,8 +61,8 @@ int fingerprint_of(const std::string& text) {
 }
 
 // Gloo brings calls together by their tag alone, whatever they are: of unequal sizes it ends the process, of equal
-// sizes it mixes the values. With their number and a fingerprint of their text in the tag, calls that differ never
-// meet, and the monitor says so (but for one pair of texts in 65536). Calls of one rank that are under way at the same
+// sizes it mixes the values. The tag holds their number and a fingerprint of their text. So calls that differ never
+// meet, but for one pair of texts in 65536, and the monitor says so. Calls of one rank that are under way at the same
 // time have different numbers.
 uint32_t tag_of(int64_t number, const std::string& text) {
   return static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(fingerprint_of(text));
@@ -311,7 +311,7 @@ WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
   });
 }
 
-// Whose message it was is known once it is there.
+// The sender is known once the message is there.
 WorkPtr ProcessBackend::recvAnysource(Tensors& tensors, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "recv");
   check_tag(tag);

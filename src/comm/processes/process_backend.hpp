@@ -1,8 +1,7 @@
 // ProcessBackend: lockstep's c10d backend of one CPU rank of a run in several processes, over c10d's Gloo.
 //
-// Takes what the in-process backend takes: every reduction, every type, tensors that are not contiguous; the
-// collectives that Gloo lacks are made of those that it has. All waits go through the Monitor. Used by the rank's own
-// thread.
+// It takes what the in-process backend takes: every reduction, every type, tensors that are not contiguous. Collectives
+// that Gloo lacks are made of those that it has. All waits go through the Monitor. Used by the rank's own thread.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -24,15 +23,15 @@
 
 namespace lockstep::comm {
 
-// From this tag on a message can be received from any rank. Its number is then no part of what brings both sides
-// together (see process_backend.cpp), so that of several sides that differ fewer are found. Messages of a tag and shape
-// that were received from any rank once always are.
+// Messages of this tag, or a higher one, can be received from any rank. Its number is then no part of what brings both
+// sides together (see process_backend.cpp), so that of several sides that differ fewer are found. Messages of a tag and
+// shape that were received from any rank once always are.
 constexpr int kFirstOpenTag = 0x4000;
 
 class ProcessBackend : public c10d::Backend {
  public:
-  // Of rank `world_rank` among `members`: `group` has one member per rank of them, `store` is a connection of the
-  // rank's own. With a hierarchy, allreduce, reduce, broadcast and barrier go through it.
+  // Makes the backend of rank `world_rank` among `members`. `group` has one member for each of these ranks, and `store`
+  // is a connection of the rank's own. With a hierarchy, allreduce, reduce, broadcast and barrier go through it.
   ProcessBackend(int world_rank, Members members, GroupMember group, StorePtr store, std::shared_ptr<Monitor> monitor,
                  std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout);
 

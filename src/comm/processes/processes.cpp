@@ -1,6 +1,6 @@
 // Ranks in several processes: on the CPU lockstep's ProcessBackend over Gloo, on GPUs NCCL. The processes find each
-// other through the environment that a launcher made (launch_environment), meet in a store (rendezvous, meeting), and
-// watch over each other while they work (monitor).
+// other through the launcher's environment (launch_environment) and meet in a store (rendezvous, meeting). While they
+// work they watch over each other (monitor).
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 #include <lockstep/base/error.hpp>
@@ -32,7 +32,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kFarewell{1'000};  // for the others to read why a run failed
 
-// What a process is in its launcher's job stays the same for its whole life, and so does its store.
+// A process keeps its place in its launcher's job, and its store, for its whole life.
 class Job {
  public:
   static Job& of_this_process() {
@@ -84,7 +84,7 @@ std::chrono::milliseconds rendezvous_timeout(const JobOptions& options) {
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
 }
 
-// What all processes must have in common.
+// All processes must have this text in common.
 std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const JobOptions& options) {
   std::error_code ignored;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();

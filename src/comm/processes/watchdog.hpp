@@ -1,8 +1,8 @@
 // Watchdog: the thread of a process that says that it lives, and looks whether the others do.
 //
-// Ten times a second it leaves a heartbeat on the board and looks for a failure there. It looks around further only
-// while it has a reason, such as a rank of its own that has waited for long: whose heart has stopped, who has
-// returned, whose call differs. What it finds is reported as the run's failure, or declared a loss.
+// Ten times a second it leaves a heartbeat on the board and looks for a failure there. While it has a reason, such as
+// an own rank that has waited for long, it looks around: whose heart has stopped, who has returned, whose call differs.
+// It reports what it finds as the run's failure, or declares a loss.
 //
 // Once the user has asked for a stop, it ends waits that go on while no process of the run does anything.
 #pragma once
@@ -35,7 +35,7 @@ class Watchdog {
     std::stop_token stop = {};
   };
 
-  // What it is given must outlive it.
+  // The board, the waits, the log and the layout must outlive it.
   Watchdog(Board& board, Waits& waits, const CallLog& log, const Layout& layout, int process, Options options);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;

@@ -20,7 +20,7 @@ namespace {
 constexpr std::chrono::milliseconds kStallGrace{500};
 
 // How long a wait spins before it sleeps. Ranks that do equal work arrive within microseconds of each other, and waking
-// a sleeper takes tens of them; but a core that spins is a core that nobody else can use.
+// a sleeper takes tens of them. But nobody else can use a core that spins.
 constexpr std::chrono::microseconds kSpin{100};
 
 void pause() {

@@ -1,12 +1,12 @@
 // Exchange: where the ranks of one process meet.
 //
-// A rank posts a call; when every member of the operation has posted, its work is cut into shares, and whoever waits
-// does shares until none is left. So nothing needs a thread of its own, ranks that wait together work together, and a
-// result does not depend on who did what: share i always covers the same elements and adds them in the order of the
-// ranks. Who waits spins for some microseconds, as long as every rank can have a core, and then sleeps.
+// A rank posts a call. When every member of the operation has posted, its work is cut into shares, and ranks that wait
+// do shares until none is left. So nothing needs a thread of its own, and ranks that wait together work together. Share
+// i always covers the same elements and adds them in the order of the ranks. So a result does not depend on who did
+// what. A rank that waits spins for some microseconds, as long as every rank can have a core, and then sleeps.
 //
-// Thread-safe. The first failure (calls that differ, a rank that left, a timeout, ranks that wait for each other, an
-// exception in a share) is final: it ends every present and later wait of every rank.
+// Thread-safe. The first failure is final: it ends every present and later wait of every rank. A failure is calls that
+// differ, a rank that left, a timeout, ranks that wait for each other, or an exception in a share.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
@@ -65,7 +65,7 @@ class Exchange {
   // above.
   void wait(Operation& operation, int rank, std::chrono::milliseconds timeout);
 
-  // From here on `rank` is its number in the world.
+  // Below, `rank` is the rank's number in the world.
 
   void abort(int rank, const std::string& reason);
 

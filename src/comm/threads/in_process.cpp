@@ -32,7 +32,7 @@ void write(const Tensor& to, const Tensor& from) {
 
 using Pointers = c10::SmallVector<const Tensor*, 8>;
 
-// What every member changes in place.
+// The tensors that every member changes in place.
 Pointers in_of_all(const Operation& operation) {
   Pointers tensors;
   for (const auto& member : operation.members()) tensors.push_back(&member.call.in[0]);

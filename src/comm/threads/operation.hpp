@@ -23,7 +23,8 @@
 
 namespace lockstep::comm {
 
-// What is equal on all ranks of a collective. Compared at every call, put into words only for an error.
+// The part of a call that is equal on all ranks of a collective. Compared at every call, put into words only for an
+// error.
 struct Signature {
   const char* name = "";                                    // "allreduce"; a literal
   std::optional<c10d::ReduceOp::RedOpType> reduction = {};  // of reductions
@@ -41,7 +42,7 @@ Signature signature_of(const char* name, const at::Tensor& tensor);
 
 class Operation;
 
-// What one rank asks for. The tensors are contiguous.
+// One rank's call. The tensors are contiguous.
 struct Call {
   Signature signature;
   c10::SmallVector<at::Tensor, 2> in = {};                     // read
@@ -52,7 +53,7 @@ struct Call {
   std::function<std::string(const Operation&)> check = {};     // once all have posted: what does not fit, or ""
 };
 
-// Of a receive that takes the first message of any rank.
+// The source of a receive that takes the first message of any rank.
 constexpr int kAnySource = -1;
 
 // A message's place: the n-th post on one side meets the n-th on the other.

@@ -24,8 +24,8 @@ Streams::Streams(const Devices& devices) {
     const bool known =
         std::any_of(streams_.begin(), streams_.end(), [&](const auto& s) { return s.device() == device; });
     if (device.is_cpu() || known) continue;
-    // Of high priority: an exchange goes first wherever a computation leaves room, and its stream is never one of those
-    // that ranks compute on, which come from the other pool.
+    // The priority is high, so an exchange goes first wherever a computation leaves room. Ranks compute on streams of
+    // the other pool, so this is never one of theirs.
     streams_.push_back(
         c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true));
   }

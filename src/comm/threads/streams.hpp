@@ -1,8 +1,8 @@
 // Streams: orders device work between ranks. On the CPU there is nothing to order and everything here is empty.
 //
 // Each GPU has one stream on which exchanges run. A call first records how far its rank's current stream is
-// (ReadyMark); the exchange stream waits for the marks of all members; who reads a result makes its current stream wait
-// for the DoneMark. No host thread waits. Device-generic (c10::Stream, c10::Event): needs no CUDA header.
+// (ReadyMark). The exchange stream waits for the marks of all members. A reader of the result makes its current stream
+// wait for the DoneMark. No host thread waits. Device-generic (c10::Stream, c10::Event): needs no CUDA header.
 #pragma once
 
 #include <ATen/core/Tensor.h>
