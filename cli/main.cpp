@@ -153,7 +153,7 @@ int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);
   const int code = run_and_report_errors(with_help_as_option(argc, argv), output);
-  if (code == wrong_usage || code == lockstep::cli::kNotFinite) lockstep::cli::say_would_fail_again();
+  if (code == wrong_usage || code == lockstep::cli::kNotFinite) lockstep::cli::note_would_fail_again();
   if (!output.failed()) return code;
   if (output.error() == EPIPE) return 128 + SIGPIPE;  // as a shell reports it, and as quietly
   complain("error: cannot write to the standard output: " + lockstep::io::reason(output.error()));

@@ -64,7 +64,7 @@ std::string_view next(std::string_view& entries) {
 
 }  // namespace
 
-PrintedOnce::PrintedOnce() : fd_(memfd_create("lockstep-said", 0)) {
+PrintedOnce::PrintedOnce() : fd_(memfd_create("lockstep-printed", 0)) {
   if (fd_ < 0 || fcntl(fd_, F_SETFL, O_APPEND) != 0) {
     throw Error("cannot make a file in memory: " + io::reason(errno));
   }
@@ -91,7 +91,7 @@ bool PrintedOnce::would_fail_again() const {
   return false;
 }
 
-void say_would_fail_again() {
+void note_would_fail_again() {
   if (const int fd = inherited(); fd >= 0) append(fd, to_launcher, "");
 }
 

@@ -34,6 +34,7 @@
 #include <mutex>
 #include <stop_token>
 #include <string>
+#include <utility>
 
 namespace lockstep::comm {
 

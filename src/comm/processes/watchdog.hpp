@@ -17,6 +17,7 @@
 #include <chrono>
 #include <functional>
 #include <map>
+#include <set>
 #include <stop_token>
 #include <string>
 #include <thread>
