@@ -20,7 +20,7 @@ void add_flags(CLI::App& app, CommunicationFlags& flags) {
       "bf16, fp16: rounded to 16 bits, half of the bytes; fp16 overflows at 65504\n"
       "powersgd: as products of thin matrices (Vogels et al. 2019), what is left out comes later (not with a split by "
       "layers or channels)\n",
-      defaults.compress);
+      std::string(to_string(defaults.compress)));
   add("--compress-rank", flags.compress_rank, "R", "columns of --compress powersgd's matrices: more send more",
       std::to_string(PowerSgdOptions().rank))
       ->check(number_between<int64_t, 1>);
@@ -40,8 +40,8 @@ void add_flags(CLI::App& app, CommunicationFlags& flags) {
 }
 
 void apply(const CommunicationFlags& flags, TrainOptions& options) {
-  override_with(flags.compress, options.compress);
-  if (flags.compress && options.compress != "powersgd") options.compress_rank = 0;
+  if (flags.compress) options.compress = compression_from(*flags.compress);
+  if (flags.compress && options.compress != Compression::powersgd) options.compress_rank = 0;
   override_with(flags.compress_rank, options.compress_rank);
   override_with(flags.sync_every, options.sync_every);
   if (flags.sync_every && options.sync_every == 0) {

@@ -31,7 +31,7 @@ SweepRun point_of(const TrainFlags& flags) {
   without_warmup.update.warmup.reset();
   SweepRun run{to_options(without_warmup)};
   TrainOptions& options = run.options;
-  if (!without_warmup.on_nan) options.on_nan = "go-on";  // a rate that is too large is a result, too
+  if (!without_warmup.on_nan) options.on_nan = OnNan::go_on;  // a rate that is too large is a result, too
   const LearningRate rate = learning_rate_of(options);
   run.is_reference = rate.batch == rate.reference_batch;
   if (run.is_reference) {

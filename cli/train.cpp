@@ -71,28 +71,29 @@ std::string batch_text(const TrainOptions& options) {
 }
 
 std::string parts_setting(const TrainOptions& options) {
-  return balances(options) ? "in proportion to measured speed" : "in shares of " + options.balance;
+  return balances(options) ? "in proportion to measured speed" : "in shares of " + to_string(options.balance);
 }
 
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
-  Rows rows = {{"model", to_string(model_options(options))},
-               {"data", options.data == "synthetic" ? source : options.data + " in " + source},
-               {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
-               {"threads per rank", std::to_string(options.threads_per_rank)},
-               {"batch size", batch_text(options)},
-               {"optimizer", to_string(options.optimizer, optimizer_settings(options)) +
-                                 (options.clip > 0 ? ", gradients clipped to norm " + number_text(options.clip) : "")},
-               {"learning rate", to_string(learning_rate_of(options))},
-               {"epochs", std::to_string(options.epochs)},
-               {"seed", std::to_string(options.seed)},
-               {"precision", options.precision},
-               {"memory format", options.memory_format},
-               {"CUDA graph", options.cuda_graph ? "yes" : "no"},
-               {"run folder", options.run_dir.string()}};
+  Rows rows = {
+      {"model", to_string(model_options(options))},
+      {"data", options.data == DataSource::synthetic ? source : std::string(to_string(options.data)) + " in " + source},
+      {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
+      {"threads per rank", std::to_string(options.threads_per_rank)},
+      {"batch size", batch_text(options)},
+      {"optimizer", to_string(options.optimizer, optimizer_settings(options)) +
+                        (options.clip > 0 ? ", gradients clipped to norm " + number_text(options.clip) : "")},
+      {"learning rate", to_string(learning_rate_of(options))},
+      {"epochs", std::to_string(options.epochs)},
+      {"seed", std::to_string(options.seed)},
+      {"precision", std::string(to_string(options.precision))},
+      {"memory format", std::string(to_string(options.memory_format))},
+      {"CUDA graph", options.cuda_graph ? "yes" : "no"},
+      {"run folder", options.run_dir.string()}};
   if (options.zero_stage > 0) rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.zero_stage)});
   if (const auto text = communication_text(options); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
-  if (options.balance != "equal") rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
+  if (options.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
   if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
   if (!options.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.resume.string()});
@@ -151,7 +152,7 @@ class RunReport {
         output_(output),
         mode_(progress_mode(flags.progress, output.fd())),
         live_(output, mode_ == ProgressMode::bar),
-        remark_(options.data == "synthetic" ? " (synthetic data)" : "") {}
+        remark_(options.data == DataSource::synthetic ? " (synthetic data)" : "") {}
 
   void planning() { live_.show("measuring the network and the devices ..."); }
   void planned(const std::string& line) { print(line); }
@@ -197,7 +198,7 @@ class RunReport {
     Output(STDERR_FILENO)
         .print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
                ". Try a smaller --lr than " + number_text(options_.lr) +
-               (options_.on_nan == "skip" ? "\n" : ", or --on-nan skip\n"));
+               (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
   }
 
   // Did the run begin, so that there could be something to keep? And what became of it:

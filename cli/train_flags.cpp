@@ -40,7 +40,7 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
     what_stays.cuda_graph = false;
     what_stays.sync_batchnorm = false;
     what_stays.zero_stage = 0;
-    what_stays.balance = "equal";
+    what_stays.balance = EqualParts();
     what_stays.split.reset();
     checked(what_stays);
     return options;
@@ -102,7 +102,7 @@ void check_settings(const TrainFlags& flags, const TrainOptions& options) {
   TrainOptions whole = options;
   whole.split.reset();
   const bool plan_follows = !flags.plan.empty() && is_file(flags.plan);
-  if (options.split || plan_follows) whole.balance = "equal";  // over the split's or the plan's data axis
+  if (options.split || plan_follows) whole.balance = EqualParts();  // over the split's or the plan's data axis
   checked(whole);
   if (!options.split) return;
   try {
@@ -148,7 +148,7 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       what, number_text(defaults.dropout))
       ->check(rate);
   add("--data", flags.data, "NAME", "fashion-mnist, or synthetic: a stand-in of the same size that needs no files",
-      what, defaults.data);
+      what, std::string(to_string(defaults.data)));
   add("--data-dir", flags.data_dir, "DIR",
       "folder of the four IDX files of Fashion-MNIST, gzipped or plain (default: where Debian's package "
       "dataset-fashion-mnist or lockstep fetch-data put them)",
@@ -205,7 +205,7 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       "skip: that step changes nothing, and a warning names it; an epoch of such "
       "steps alone ends the run\n"
       "go-on: nothing looks\n",
-      how, defaults.on_nan);
+      how, std::string(to_string(defaults.on_nan)));
   add("--check-replicas", flags.check_replicas, "N",
       "compare the devices' weights every N steps, and end the run, with the device named, if they differ; 0: never",
       how, "at the end of each epoch")
@@ -215,11 +215,11 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
       "tf32: float32 whose products round their factors to TF32, on the tensor cores of NVIDIA GPUs\n"
       "bf16: automatic mixed precision, in which convolutions and matrix products compute in bfloat16, and weights, "
       "loss and update stay float32\n",
-      how, defaults.precision);
+      how, std::string(to_string(defaults.precision)));
   add("--memory-format", flags.memory_format, "NAME",
       "contiguous, or channels-last: images and convolutions' weights pixel by pixel, which many convolutions are "
       "faster on (lenet on the CPU has kernels of its own, which it does not change); rounding differs",
-      how, defaults.memory_format);
+      how, std::string(to_string(defaults.memory_format)));
   app.add_flag_function(
          "--sync-batchnorm", [&flags](int64_t count) { flags.sync_batchnorm = count > 0; },
          "resnet18: BatchNorm normalises over the samples of all devices, as one device would, and not over each "
@@ -287,7 +287,13 @@ TrainOptions to_options(const TrainFlags& flags) {
   override_with(flags.image_size, options.image_size);
   override_with(flags.groups, options.groups);
   override_with(flags.dropout, options.dropout);
-  override_with(flags.data, options.data);
+  from_flags([&] {
+    if (flags.data) options.data = data_source_from(*flags.data);
+    if (flags.on_nan) options.on_nan = on_nan_from(*flags.on_nan);
+    if (flags.precision) options.precision = precision_from(*flags.precision);
+    if (flags.memory_format) options.memory_format = memory_format_from(*flags.memory_format);
+    return 0;
+  });
   override_with(flags.threads_per_rank, options.threads_per_rank);
   if (plan) options.batch_size = plan->batch_size;
   from_flags([&] {
@@ -297,10 +303,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   });
   override_with(flags.epochs, options.epochs);
   override_with(flags.seed, options.seed);
-  override_with(flags.on_nan, options.on_nan);
   override_with(flags.check_replicas, options.check_replicas);
-  override_with(flags.precision, options.precision);
-  override_with(flags.memory_format, options.memory_format);
   override_with(flags.sync_batchnorm, options.sync_batchnorm);
   override_with(flags.zero_stage, options.zero_stage);
   override_with(flags.cuda_graph, options.cuda_graph);
@@ -312,7 +315,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (!flags.plan.empty()) options.split.reset();
   if (options.devices.empty()) options.devices = default_devices();
 
-  if (options.data == "synthetic" && !flags.data_dir) options.data_dir.clear();  // the configuration's
+  if (options.data == DataSource::synthetic && !flags.data_dir) options.data_dir.clear();  // the configuration's
   from_flags([&] {
     check_settings(flags, options);
     return 0;
@@ -334,7 +337,7 @@ TrainOptions to_options(const TrainFlags& flags) {
 }
 
 fs::path new_run_dir(const TrainFlags& flags, const TrainOptions& options) {
-  const std::string what = options.model + (options.data == "synthetic" ? "_synthetic" : "");
+  const std::string what = options.model + (options.data == DataSource::synthetic ? "_synthetic" : "");
   return flags.runs_dir / fs::path(new_run_name(flags.runs_dir, std::time(nullptr), what, options.devices));
 }
 

@@ -52,11 +52,11 @@ void add_flags(CLI::App& app, UpdateFlags& flags) {
       "equal: each device gets as many samples of a batch, give or take one\n"
       "auto: in proportion to its speed, which is measured all along; two runs then do not give the same bits\n"
       "2,1: the first device gets twice as many as the second\n",
-      defaults.balance);
+      to_string(defaults.balance));
   add("--optimizer", flags.optimizer, "NAME",
       "sgd, adam, adamw; for large batches lars (You et al. 2017), lamb (You et al. 2020), which scale a layer's "
       "update by the layer's norm (not with a split by channels)",
-      defaults.optimizer);
+      std::string(to_string(defaults.optimizer)));
   add("--momentum", flags.momentum, "X", "of sgd and lars, whose authors take 0.9", number_text(defaults.momentum))
       ->check(rate);
   add("--weight-decay", flags.weight_decay, "X",
@@ -95,8 +95,8 @@ void apply(const UpdateFlags& flags, TrainOptions& options) {
   override_with(flags.batch_size, options.batch_size);
   override_with(flags.scale_batch, options.scale_batch);
   override_with(flags.accumulate, options.accumulate);
-  override_with(flags.balance, options.balance);
-  override_with(flags.optimizer, options.optimizer);
+  if (flags.balance) options.balance = balance_rule_from(*flags.balance);
+  if (flags.optimizer) options.optimizer = optimizer_from(*flags.optimizer);
   override_with(flags.momentum, options.momentum);
   override_with(flags.weight_decay, options.weight_decay);
   override_with(flags.clip, options.clip);

@@ -66,6 +66,17 @@ class JsonFields {
     return has(key) ? as<Value>(at(key), key) : otherwise;
   }
 
+  // What `from` makes of a name; what is wrong with a name its Error says.
+  template <class From>
+  auto named(const std::string& key, From&& from) {
+    const auto name = required<std::string>(key);
+    try {
+      return from(name);
+    } catch (const Error& error) {
+      throw Error(what_ + "the value of \"" + path_ + key + "\": " + error.what());
+    }
+  }
+
   template <class Value>
   std::vector<Value> list(const std::string& key) {
     std::vector<Value> values;

@@ -1,6 +1,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 
+#include "base/names.hpp"
 #include "base/number_text.hpp"
 
 #include <algorithm>
@@ -19,20 +20,6 @@ constexpr std::array scalings{std::pair{LrScaling::none, "none"}, std::pair{LrSc
 constexpr std::array lr_schedules{std::pair{LrSchedule::constant, "constant"}, std::pair{LrSchedule::step, "step"},
                                   std::pair{LrSchedule::cosine, "cosine"}};
 constexpr double largest_float = std::numeric_limits<float>::max();  // the weights are float
-
-template <class Names, class Value>
-std::string_view name_in(const Names& names, Value value) {
-  return std::find_if(names.begin(), names.end(), [&](const auto& item) { return item.first == value; })->second;
-}
-
-template <class Names>
-auto value_in(const Names& names, std::string_view name, const std::string& what) {
-  for (const auto& [value, its_name] : names) {
-    if (name == its_name) return value;
-  }
-  throw Error(what + " is \"" + std::string(name) + "\"; it must be " + names[0].second + ", " + names[1].second +
-              " or " + names[2].second);
-}
 
 [[noreturn]] void refuse(const std::string& what, const std::string& value, const std::string& rule) {
   throw Error(what + " is " + value + "; it must be " + rule);

@@ -10,9 +10,9 @@
 #include "layout/split_json.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <sstream>
+#include <variant>
 
 namespace lockstep {
 namespace {
@@ -30,15 +30,9 @@ std::string spec_of(const Devices& devices) {
   return spec;
 }
 
-template <class Value>
-void read_name(JsonFields& fields, const char* key, Value& value, Value (*from)(std::string_view)) {
-  if (!fields.has(key)) return;
-  const auto name = fields.required<std::string>(key);
-  try {
-    value = from(name);
-  } catch (const Error& error) {
-    throw Error(std::string("configuration: the value of \"") + key + "\": " + error.what());
-  }
+template <class Value, class From>
+void read_name(JsonFields& fields, const char* key, Value& value, From&& from) {
+  if (fields.has(key)) value = fields.named(key, from);
 }
 
 void check_batch(const TrainOptions& options) {
@@ -117,7 +111,7 @@ void check_split_of(const TrainOptions& options) {
                 to_string(split) + "); leave --accumulate out, or take a split with more of them");
   }
   if (needs_whole_layers(options.optimizer) && split.mesh.tensor > 1) {
-    throw Error(options.optimizer +
+    throw Error(std::string(to_string(options.optimizer)) +
                 " scales a layer's update by the norm of the whole layer, and where the network is " +
                 "split by channels (" + to_string(split) +
                 ") a rank holds slices of layers; take sgd, adam or adamw, or a split by data and layers");
@@ -132,7 +126,8 @@ void check_zero(const TrainOptions& options) {
   }
   if (stage == 0) return;
   if (needs_whole_layers(options.optimizer)) {
-    throw Error("--zero-stage gives each rank a slice of the parameters, and " + options.optimizer +
+    throw Error("--zero-stage gives each rank a slice of the parameters, and " +
+                std::string(to_string(options.optimizer)) +
                 " scales a layer's update by the norm of the whole layer; take sgd, adam or adamw, or leave it out");
   }
   if (options.cuda_graph) {
@@ -144,7 +139,7 @@ void check_zero(const TrainOptions& options) {
         "--zero-stage 2 waits for other devices within backward, and so does --sync-batchnorm; take 1, or leave one of "
         "the two out");
   }
-  if (options.compress != "none" || options.sync_every > 0) {
+  if (options.compress != Compression::none || options.sync_every > 0) {
     throw Error(
         "--zero-stage exchanges gradients in its own way, of which --compress and --sync-every know nothing; "
         "leave it or them out");
@@ -156,17 +151,14 @@ void check_zero(const TrainOptions& options) {
 }
 
 void check_on_nan(const TrainOptions& options) {
-  if (options.on_nan == "stop" || options.on_nan == "go-on") return;
-  if (options.on_nan != "skip") {
-    throw Error("what becomes of a step that is not finite (--on-nan) is \"" + options.on_nan +
-                "\"; it must be stop, skip or go-on");
-  }
+  if (options.on_nan != OnNan::skip) return;
   const auto refuse = [](const std::string& why) {
     throw Error("--on-nan skip leaves out a step that is not finite, and " + why + "; take stop, or leave one out");
   };
   if (options.cuda_graph) refuse("--cuda-graph has recorded the update with the step");
   if (options.sync_every > 0) refuse("with --sync-every devices do not learn of each other's steps");
-  if (options.compress == "powersgd") refuse("--compress powersgd keeps what it left out of it for the next one");
+  if (options.compress == Compression::powersgd)
+    refuse("--compress powersgd keeps what it left out of it for the next one");
 }
 
 bool has_batchnorm(const ModelOptions& options) {
@@ -203,15 +195,15 @@ std::string to_json(const TrainOptions& options) {
   config["image_size"] = options.image_size;
   config["groups"] = options.groups;
   config["dropout"] = options.dropout;
-  config["data"] = options.data;
+  config["data"] = to_string(options.data);
   config["data_dir"] = options.data_dir.string();
   config["devices"] = spec_of(options.devices);
   config["threads_per_rank"] = options.threads_per_rank;
   config["batch_size"] = options.batch_size;
   config["scale_batch"] = options.scale_batch;
   config["accumulate"] = options.accumulate;
-  config["balance"] = options.balance;
-  config["optimizer"] = options.optimizer;
+  config["balance"] = to_string(options.balance);
+  config["optimizer"] = to_string(options.optimizer);
   config["momentum"] = options.momentum;
   config["weight_decay"] = options.weight_decay;
   config["clip"] = options.clip;
@@ -224,14 +216,14 @@ std::string to_json(const TrainOptions& options) {
   config["step_factor"] = options.step_factor;
   config["epochs"] = options.epochs;
   config["seed"] = options.seed;
-  config["on_nan"] = options.on_nan;
+  config["on_nan"] = to_string(options.on_nan);
   config["check_replicas"] = options.check_replicas;
-  config["precision"] = options.precision;
-  config["memory_format"] = options.memory_format;
+  config["precision"] = to_string(options.precision);
+  config["memory_format"] = to_string(options.memory_format);
   config["sync_batchnorm"] = options.sync_batchnorm;
   config["zero_stage"] = options.zero_stage;
   config["cuda_graph"] = options.cuda_graph;
-  config["compress"] = options.compress;
+  config["compress"] = to_string(options.compress);
   config["compress_rank"] = options.compress_rank;
   config["sync_every"] = options.sync_every;
   config["outer_lr"] = options.outer_lr;
@@ -259,15 +251,15 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("image_size", options.image_size);
   read("groups", options.groups);
   read("dropout", options.dropout);
-  read("data", options.data);
+  read_name(fields, "data", options.data, data_source_from);
   read("data_dir", data_dir);
   read("devices", spec);
   read("threads_per_rank", options.threads_per_rank);
   read("batch_size", options.batch_size);
   read("scale_batch", options.scale_batch);
   read("accumulate", options.accumulate);
-  read("balance", options.balance);
-  read("optimizer", options.optimizer);
+  read_name(fields, "balance", options.balance, balance_rule_from);
+  read_name(fields, "optimizer", options.optimizer, optimizer_from);
   read("momentum", options.momentum);
   read("weight_decay", options.weight_decay);
   read("clip", options.clip);
@@ -280,14 +272,14 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   read("step_factor", options.step_factor);
   read("epochs", options.epochs);
   read("seed", options.seed);
-  read("on_nan", options.on_nan);
+  read_name(fields, "on_nan", options.on_nan, on_nan_from);
   read("check_replicas", options.check_replicas);
-  read("precision", options.precision);
-  read("memory_format", options.memory_format);
+  read_name(fields, "precision", options.precision, precision_from);
+  read_name(fields, "memory_format", options.memory_format, memory_format_from);
   read("sync_batchnorm", options.sync_batchnorm);
   read("zero_stage", options.zero_stage);
   read("cuda_graph", options.cuda_graph);
-  read("compress", options.compress);
+  read_name(fields, "compress", options.compress, compression_from);
   read("compress_rank", options.compress_rank);
   read("sync_every", options.sync_every);
   read("outer_lr", options.outer_lr);
@@ -315,15 +307,6 @@ TrainOptions checked(TrainOptions options) {
     throw Error(text.str());
   };
   check_model(model_options(options));
-  if (options.data != "fashion-mnist" && options.data != "synthetic") {
-    refuse("the data set", '"' + options.data + '"', "it must be fashion-mnist or synthetic");
-  }
-  if (options.precision != "float32" && options.precision != "tf32" && options.precision != "bf16") {
-    refuse("the precision", '"' + options.precision + '"', "it must be float32, tf32 or bf16");
-  }
-  if (options.memory_format != "contiguous" && options.memory_format != "channels-last") {
-    refuse("the memory format", '"' + options.memory_format + '"', "it must be contiguous or channels-last");
-  }
   check_batch(options);
   check_learning_rate(learning_rate_of(options));
   check_optimizer(options.optimizer, optimizer_settings(options));
@@ -340,11 +323,11 @@ TrainOptions checked(TrainOptions options) {
     refuse("the number of steps between comparisons of the weights", options.check_replicas, "it must be at least -1");
   if (options.checkpoint_every > 0 && options.keep_last == 0)
     throw Error("--checkpoint-every writes checkpoints, and --keep-last 0 keeps none; leave one of the two out");
-  if (options.data == "synthetic" && !options.data_dir.empty())
+  if (options.data == DataSource::synthetic && !options.data_dir.empty())
     throw Error("--data-dir goes with --data fashion-mnist; synthetic data need no files");
   if (options.devices.empty()) options.devices = default_devices();
   check_devices(options.devices);
-  if (options.precision == "tf32" && !options.devices[0].is_cuda()) {
+  if (options.precision == Precision::tf32 && !options.devices[0].is_cuda()) {
     throw Error("--precision tf32 is how NVIDIA GPUs multiply, and this run is on " + to_string(options.devices) +
                 "; take float32 or bf16");
   }
@@ -380,21 +363,12 @@ int64_t global_batch(const TrainOptions& options) {
 }
 
 bool balances(const TrainOptions& options) {
-  return options.balance == "auto";
+  return std::holds_alternative<PartsBySpeed>(options.balance);
 }
 
 std::vector<double> shares_of(const TrainOptions& options) {
-  if (options.balance == "equal" || balances(options)) return {};
-  std::vector<double> shares;
-  const char* const end = options.balance.data() + options.balance.size();
-  for (const char* next = options.balance.data();; ++next) {
-    const auto [rest, error] = std::from_chars(next, end, shares.emplace_back());
-    if (error != std::errc() || (rest != end && *rest != ',')) break;
-    if (rest == end) return shares;
-    next = rest;
-  }
-  throw Error("the balance is \"" + options.balance +
-              "\"; it must be equal, auto, or a share for each device, as in 2,1");
+  const auto* const shares = std::get_if<std::vector<double>>(&options.balance);
+  return shares == nullptr ? std::vector<double>() : *shares;
 }
 
 LearningRate learning_rate_of(const TrainOptions& options) {
@@ -414,11 +388,11 @@ OptimizerSettings optimizer_settings(const TrainOptions& options) {
 }
 
 bool is_plain_sgd(const TrainOptions& options) {
-  return options.optimizer == "sgd" && options.momentum == 0 && options.weight_decay == 0;
+  return options.optimizer == OptimizerKind::sgd && options.momentum == 0 && options.weight_decay == 0;
 }
 
 ImageData load_data(const TrainOptions& options) {
-  return options.data == "synthetic" ? synthetic_images() : load_fashion_mnist(options.data_dir);
+  return options.data == DataSource::synthetic ? synthetic_images() : load_fashion_mnist(options.data_dir);
 }
 
 void check_batch_size(const TrainOptions& options, const ImageData& data) {
@@ -429,11 +403,12 @@ void check_batch_size(const TrainOptions& options, const ImageData& data) {
 }
 
 bool computes_in_bf16(const TrainOptions& options) {
-  return options.precision == "bf16";
+  return options.precision == Precision::bf16;
 }
 
 at::MemoryFormat memory_format(const TrainOptions& options) {
-  return options.memory_format == "channels-last" ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  return options.memory_format == MemoryFormat::channels_last ? at::MemoryFormat::ChannelsLast
+                                                              : at::MemoryFormat::Contiguous;
 }
 
 TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& devices) {

@@ -54,17 +54,17 @@ bool goes_on_in_its_folder(const TrainOptions& options) {
 // What all processes of a launcher must have in common: all that shapes their steps. Folders and devices may differ.
 std::string common_settings(const TrainOptions& options, const DataDigests& data, const RunState* resumed = nullptr) {
   std::ostringstream text;
-  text << std::setprecision(17) << "model " << to_string(model_options(options)) << ", data " << options.data
+  text << std::setprecision(17) << "model " << to_string(model_options(options)) << ", data " << to_string(options.data)
        << ", batch size " << global_batch(options) << " in " << options.accumulate << " parts, optimizer "
        << to_string(options.optimizer, optimizer_settings(options)) << ", learning rate "
-       << to_string(learning_rate_of(options)) << ", epochs " << options.epochs << ", precision " << options.precision
-       << ", memory format " << options.memory_format << (options.on_nan == "stop" ? "" : ", on NaN " + options.on_nan)
+       << to_string(learning_rate_of(options)) << ", epochs " << options.epochs << ", precision "
+       << to_string(options.precision) << ", memory format " << to_string(options.memory_format) << ", on NaN "
+       << to_string(options.on_nan)
        << (options.check_replicas == -1
                ? ""
                : ", weights compared every " + std::to_string(options.check_replicas) + " steps")
        << (options.clip > 0 ? ", clipped to " + std::to_string(options.clip) : "")
-       << (options.split ? ", split as " + to_string(*options.split) : "")
-       << (options.balance == "equal" ? "" : ", balance " + options.balance)
+       << (options.split ? ", split as " + to_string(*options.split) : "") << ", balance " << to_string(options.balance)
        << (options.sync_batchnorm ? ", SyncBatchNorm" : "")
        << (options.zero_stage > 0 ? ", ZeRO stage " + std::to_string(options.zero_stage) : "");
   if (const auto exchange = communication_text(options); !exchange.empty()) text << ", " << exchange;
@@ -82,9 +82,9 @@ std::string remark_on(const ImageData& data, const DataDigests& digests) {
 }
 
 std::string title_of_curve(const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
-  return to_string(model_options(options)) + " on " + (data.synthetic ? data.source : options.data) +
-         remark_on(data, digests) + ", " + to_string(options.devices) + ", batch size " +
-         std::to_string(global_batch(options));
+  return to_string(model_options(options)) + " on " +
+         (data.synthetic ? data.source : std::string(to_string(options.data))) + remark_on(data, digests) + ", " +
+         to_string(options.devices) + ", batch size " + std::to_string(global_batch(options));
 }
 
 void warn_of_mnist(const ImageData& data, const DataDigests& digests, const TrainCallbacks& callbacks) {
@@ -166,7 +166,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
     if (trace) trace->end(rank);
   };
   // Batches have one shape, but for the last of an epoch.
-  const GpuMath math(settings.precision == "tf32", /*fixed_shapes=*/settings.devices[0].is_cuda());
+  const GpuMath math(settings.precision == Precision::tf32, /*fixed_shapes=*/settings.devices[0].is_cuda());
   try {
     run(settings.devices, body,
         {.threads_per_rank = settings.threads_per_rank,
@@ -225,7 +225,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch_size);
     if (rank.index_in_process() == 0) static_cast<Score&>(result) = score;
   };
-  const GpuMath math(config.precision == "tf32", /*fixed_shapes=*/false);
+  const GpuMath math(config.precision == Precision::tf32, /*fixed_shapes=*/false);
   // One process has nobody to compare its data with.
   const bool compares = this_process().count > 1;
   run(config.devices, body,

@@ -171,7 +171,7 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
   const auto train_with = [&](const std::string& balance, bool nccl) {
     TrainOptions options;
     options.batch_size = 32;
-    options.balance = balance;
+    options.balance = lockstep::balance_rule_from(balance);
     return lockstep::error_of([&] {
       lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) {
         const lockstep::TrainCallbacks callbacks;

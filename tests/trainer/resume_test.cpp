@@ -65,8 +65,8 @@ TEST_F(Resume, WithTheOptimizersState) {
   for (const char* optimizer : {"sgd", "adam", "lamb"}) {
     SCOPED_TRACE(optimizer);
     TrainOptions with = options(2, std::string("whole-") + optimizer);
-    with.optimizer = optimizer;
-    if (with.optimizer == "sgd") with.momentum = 0.9;
+    with.optimizer = lockstep::optimizer_from(optimizer);
+    if (with.optimizer == lockstep::OptimizerKind::sgd) with.momentum = 0.9;
     with.lr = 0.01;
     with.schedule = lockstep::LrSchedule::cosine;
     const TrainResult expected = lockstep::train(with);
@@ -109,8 +109,8 @@ TEST_F(Resume, AlsoFromWithinAnEpoch) {
 TEST_F(Resume, FromWithinAnEpochWithWhatRanksRemember) {
   const auto with = [&](const std::string& how, const std::string& name) {
     TrainOptions settings = options(3, name + how);
-    if (how == "powersgd") settings.compress = how, settings.compress_rank = 2;
-    if (how == "zero1") settings.zero_stage = 1, settings.optimizer = "adam", settings.lr = 0.01;
+    if (how == "powersgd") settings.compress = lockstep::Compression::powersgd, settings.compress_rank = 2;
+    if (how == "zero1") settings.zero_stage = 1, settings.optimizer = lockstep::OptimizerKind::adam, settings.lr = 0.01;
     if (how == "zero2") settings.zero_stage = 2, settings.momentum = 0.9;
     return settings;
   };

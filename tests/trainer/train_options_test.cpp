@@ -6,6 +6,11 @@
 
 #include "support/error_of.hpp"
 
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
 namespace train_options_test {
 
 using lockstep::error_of;
@@ -24,7 +29,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.image_size = 96;
   options.groups = 2;
   options.dropout = 0.25;
-  options.data = "synthetic";
+  options.data = lockstep::DataSource::synthetic;
   options.data_dir = "/some where/\"quoted\"";
   options.devices = cpus(3);
   options.threads_per_rank = 2;
@@ -32,10 +37,10 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.lr = 0.1;
   options.epochs = 4;
   options.seed = 18446744073709551615u;
-  options.on_nan = "skip";
+  options.on_nan = lockstep::OnNan::skip;
   options.check_replicas = 50;
-  options.precision = "bf16";
-  options.memory_format = "channels-last";
+  options.precision = lockstep::Precision::bf16;
+  options.memory_format = lockstep::MemoryFormat::channels_last;
   options.sync_batchnorm = true;
   options.cuda_graph = true;
   options.split = {.mesh = {.data = 1, .pipeline = 3},
@@ -44,7 +49,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
                    .microbatches = 4,
                    .recompute = true,
                    .cuts = {1, 2, 3, 5, 8},
-                   .tensor_rule = "alternating"};
+                   .tensor_rule = lockstep::TensorRule::alternating};
   options.keep_last = 5;
   options.checkpoint_every = 100;
   options.tensorboard = true;
@@ -86,6 +91,8 @@ TEST(TrainOptionsJson, NamesWhatIsWrongWithASplit) {
   EXPECT_THAT(text([](auto& split) { split["microbatches"] = 1.5; }), HasSubstr("\"split.microbatches\""));
   EXPECT_THAT(text([](auto& split) { split["schedule"] = "fastest"; }),
               AllOf(HasSubstr("\"split.schedule\""), HasSubstr("1f1b")));
+  EXPECT_THAT(text([](auto& split) { split["tensor_rule"] = "rows"; }),
+              AllOf(HasSubstr("\"split.tensor_rule\""), HasSubstr("\"rows\""), HasSubstr("channels or alternating")));
 }
 
 TEST(TrainOptionsJson, NamesWhatIsWrong) {
@@ -95,6 +102,21 @@ TEST(TrainOptionsJson, NamesWhatIsWrong) {
   EXPECT_THAT(text(R"({"lr": "fast"})"), AllOf(HasSubstr("\"lr\""), HasSubstr("\"fast\"")));
   EXPECT_THAT(text(R"({"learning_rate": 1})"), HasSubstr("unknown key \"learning_rate\""));
   EXPECT_THAT(text(R"({"devices": "tpu"})"), HasSubstr("tpu"));
+  for (const auto& [key, names] :
+       std::map<std::string, std::string>{{"data", "fashion-mnist or synthetic"},
+                                          {"optimizer", "sgd, adam, adamw, lars or lamb"},
+                                          {"precision", "float32, tf32 or bf16"},
+                                          {"memory_format", "contiguous or channels-last"},
+                                          {"compress", "none, bf16, fp16 or powersgd"},
+                                          {"on_nan", "stop, skip or go-on"},
+                                          {"balance", "equal, auto, or a share for each device, as in 2,1"}}) {
+    EXPECT_THAT(text("{\"" + key + "\": \"some\"}"),
+                AllOf(HasSubstr("\"" + key + "\""), HasSubstr("\"some\"; it must be " + names)));
+  }
+  for (const char* balance : {"", "1,", "1;2", ",1"}) {
+    EXPECT_THAT(text(nlohmann::json{{"balance", balance}}.dump()),
+                HasSubstr("the balance is \"" + std::string(balance) + "\""));
+  }
   EXPECT_EQ(lockstep::train_options_from_json("{}").batch_size, 256);
 }
 
