@@ -190,7 +190,7 @@ class RunReport {
   void warning(const std::string& message) {
     if (!warned_.insert(message).second) return;  // once is enough: curves are drawn every epoch
     live_.clear();
-    Output(STDERR_FILENO).print("lockstep: warning: " + message + "\n");
+    print_warning(message);
   }
 
   void not_finite(const NotFinite& error) {
@@ -265,7 +265,7 @@ TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, 
     try {
       return train(options, callbacks);
     } catch (const RunExists&) {
-      if (flags.name || !flags.resume.empty()) throw;
+      if (flags.name || !flags.resume().empty()) throw;
       options.run_dir = new_run_dir(flags, options);
     }
   }
@@ -303,7 +303,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.stop = signals.token();
   // LibTorch's profiler reports on the standard error output that there is no GPU.
   if (!options.trace.empty()) setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
-  if (flags.plan == "auto") {
+  if (flags.plan() == "auto") {
     if (reports) report.planning();
     const std::string line = plan_here(options);
     if (reports) report.planned(line);
@@ -320,7 +320,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_epoch = show(&RunReport::epoch);
   callbacks.on_warning = show(&RunReport::warning);
 
-  if (flags.resume == "auto" && options.resume.empty() && was_killed_early(options)) clear_run(options.run_dir);
+  if (flags.resume() == "auto" && options.resume.empty() && was_killed_early(options)) clear_run(options.run_dir);
   report.loading();
   try {
     const TrainResult result = train_in_own_folder(flags, options, callbacks);

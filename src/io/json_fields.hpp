@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "not_json.hpp"
 #include "read_text.hpp"
 
 namespace lockstep {
@@ -47,7 +48,7 @@ class JsonFields {
     try {
       return JsonFields(nlohmann::json::parse(text), what + ": ", "");
     } catch (const nlohmann::json::exception& error) {
-      throw Error(what + ": this is not JSON: " + error.what());
+      throw Error(what + ": this is not JSON: " + io::where_not_json(text, error));
     }
   }
 

@@ -44,11 +44,11 @@ double full_rate(const LearningRate& rate) {
 void check_steps(const LearningRate& rate) {
   if (rate.schedule != LrSchedule::step) {
     if (rate.step_epochs.empty()) return;
-    throw Error("epochs of a step schedule are given (--step-epochs), but the schedule is " +
-                std::string(to_string(rate.schedule)) + "; leave them out, or take --schedule step");
+    throw Error("epochs of a step schedule are given (`step_epochs`), but the schedule is " +
+                std::string(to_string(rate.schedule)) + "; leave them out, or take `schedule` step");
   }
   if (rate.step_epochs.empty()) {
-    throw Error("the step schedule needs the epochs after which the learning rate falls, as in --step-epochs 30,60,80");
+    throw Error("the step schedule needs the epochs after which the learning rate falls, as in `step_epochs` 30,60,80");
   }
   const auto& epochs = rate.step_epochs;
   const bool ascend = std::adjacent_find(epochs.begin(), epochs.end(), std::greater_equal<>()) == epochs.end();
@@ -73,7 +73,7 @@ void check_warmup(const LearningRate& rate) {
   if (rate.warmup_epochs > 0 && rate.batch <= rate.reference_batch) {
     throw Error("a warm-up begins at 1/k of the learning rate for k times the reference batch, and the batch is " +
                 std::to_string(rate.batch) + ", the reference batch " + std::to_string(rate.reference_batch) +
-                "; --scale-batch or --reference-batch says otherwise");
+                "; a larger batch or a smaller `reference_batch` would do");
   }
 }
 

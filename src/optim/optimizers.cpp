@@ -47,7 +47,7 @@ void check_optimizer(OptimizerKind kind, const OptimizerSettings& settings) {
     throw Error("the weight decay is " + number_text(settings.weight_decay) + "; it must be at least 0");
   }
   if (settings.momentum > 0 && !has_momentum(kind)) {
-    throw Error("--momentum goes with the optimizers sgd and lars; " + std::string(to_string(kind)) +
+    throw Error("`momentum` goes with the optimizers sgd and lars; " + std::string(to_string(kind)) +
                 " averages gradients by rates of its own");
   }
   if (settings.nesterov && (kind != OptimizerKind::sgd || settings.momentum == 0)) {

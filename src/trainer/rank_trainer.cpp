@@ -107,9 +107,9 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
 // In the steps before the recording; it takes an exchange of its own, which no graph can hold.
 void RankTrainer::check_that_order_can_be_learnt() {
   if (!exchange_recorded_ || parts_of_full_batch()[0] > 0) return;
-  throw Error(rank_.name() + ": --cuda-graph records the exchange of gradients with the step, in the order in which " +
-              "the first device's come, and with --balance " + to_string(options_.balance) +
-              " that one gets no samples of a " + "batch; give it a share, put it last, or leave --cuda-graph out");
+  throw Error(rank_.name() + ": `cuda_graph` records the exchange of gradients with the step, in the order in which " +
+              "the first device's come, and with `balance` " + to_string(options_.balance) +
+              " that one gets no samples of a " + "batch; give it a share, put it last, or leave `cuda_graph` out");
 }
 
 EpochMetrics RankTrainer::epoch(int number, const std::function<void()>& keep) {

@@ -138,7 +138,7 @@ TEST_F(CliErrors, ConfigurationsThatMakeNoSense) {
   const std::string file = (images_ / "config.json").string();
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
            {"", "empty"},
-           {"{", "not JSON: parse error"},
+           {"{", "not JSON: it goes wrong at line 1, column 2"},
            {"{\"epochs\": 0}", "epochs is 0"},
            {"{\"model\": \"vgg\"}", "there are lenet, mlp, alexnet, resnet18"},
 

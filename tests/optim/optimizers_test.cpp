@@ -303,7 +303,7 @@ TEST(Optimizers, RefuseWhatMakesNoSense) {
   EXPECT_THAT(refused("lars", {.momentum = std::nan("")}), HasSubstr("momentum is nan"));
   EXPECT_THAT(refused("lamb", {.weight_decay = -0.1}), HasSubstr("weight decay is -0.1"));
   for (const char* name : {"adam", "adamw", "lamb"}) {
-    EXPECT_THAT(refused(name, {.momentum = 0.9}), AllOf(HasSubstr("--momentum"), HasSubstr(name)));
+    EXPECT_THAT(refused(name, {.momentum = 0.9}), AllOf(HasSubstr("`momentum`"), HasSubstr(name)));
   }
   EXPECT_THAT(refused("sgd", {.nesterov = true}), HasSubstr("nesterov"));
   EXPECT_THAT(refused("lars", {.momentum = 0.9, .nesterov = true}), HasSubstr("nesterov"));

@@ -230,18 +230,18 @@ TEST_F(BalancedTrainer, SaysWhatDoesNotGoTogether) {
     return error_of([&] { train(settings); });
   };
   const auto nothing = [](auto&) {};
-  EXPECT_THAT(refused("1,2,3", nothing), AllOf(HasSubstr("--balance"), HasSubstr("3 shares for 2 parts")));
+  EXPECT_THAT(refused("1,2,3", nothing), AllOf(HasSubstr("`balance`"), HasSubstr("3 shares for 2 parts")));
   EXPECT_THAT(refused("1,-2", nothing), HasSubstr("part 1 is -2"));
   EXPECT_THAT(refused("auto",
                       [](auto& o) {
                         o.model = "resnet18";
                         o.sync_batchnorm = true;
                       }),
-              AllOf(HasSubstr("--balance auto"), HasSubstr("--sync-batchnorm"), HasSubstr("--balance 2,1")));
-  EXPECT_THAT(refused("auto", [](auto& o) { o.zero_stage = 2; }), HasSubstr("--balance auto measures"));
-  EXPECT_THAT(refused("auto", [](auto& o) { o.sync_every = 4; }), HasSubstr("--balance auto keeps short"));
+              AllOf(HasSubstr("`balance` auto"), HasSubstr("`sync_batchnorm`"), HasSubstr("`balance` 2,1")));
+  EXPECT_THAT(refused("auto", [](auto& o) { o.zero_stage = 2; }), HasSubstr("`balance` auto measures"));
+  EXPECT_THAT(refused("auto", [](auto& o) { o.sync_every = 4; }), HasSubstr("`balance` auto keeps short"));
   EXPECT_THAT(refused("auto", [](auto& o) { o.split = {.mesh = {.pipeline = 2}, .microbatches = 2}; }),
-              AllOf(HasSubstr("--balance auto"), HasSubstr("2 microbatches")));
+              AllOf(HasSubstr("`balance` auto"), HasSubstr("2 microbatches")));
   EXPECT_THAT(refused("2,1", [](auto& o) { o.split = {.mesh = {.pipeline = 2}, .microbatches = 2}; }),
               HasSubstr("2 shares for 1 parts"));
 }

@@ -118,7 +118,7 @@ TEST_F(Communication, AStoppedRunGoesOnWithTheSameBits) {
   EXPECT_NEAR(on_two.history[3].train_loss,
               lockstep::read_metrics(runs_ / "whole-powersgd/metrics.jsonl")[3].train_loss, 1e-3);
   EXPECT_THAT(error_of([&] { train_in_two(with("diloco", "refused"), 2); }),
-              AllOf(HasSubstr("--sync-every"), HasSubstr("the run had 3 ranks, this one has 2")));
+              AllOf(HasSubstr("`sync_every`"), HasSubstr("the run had 3 ranks, this one has 2")));
 }
 
 TEST_F(Communication, WhatMakesNoSenseIsRefusedWithNothingWritten) {
@@ -129,16 +129,16 @@ TEST_F(Communication, WhatMakesNoSenseIsRefusedWithNothingWritten) {
     EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
     return text;
   };
-  EXPECT_THAT(refused([](auto& o) { o.compress_rank = 2; }), HasSubstr("--compress-rank goes with"));
+  EXPECT_THAT(refused([](auto& o) { o.compress_rank = 2; }), HasSubstr("`compress_rank` goes with"));
   EXPECT_THAT(refused([](auto& o) { o.compress = Compression::powersgd, o.compress_rank = -1; }), HasSubstr("is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = -1; }), HasSubstr("(--sync-every) is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.outer_lr = 0.7; }), HasSubstr("what --sync-every does"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_lr = -1; }), HasSubstr("(--outer-lr) is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_momentum = 1; }), HasSubstr("(--outer-momentum) is 1"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.compress = Compression::bf16; }), HasSubstr("--compress"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.checkpoint_every = 2; }), HasSubstr("--checkpoint-every"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = -1; }), HasSubstr("(`sync_every`) is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.outer_lr = 0.7; }), HasSubstr("what `sync_every` does"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_lr = -1; }), HasSubstr("(`outer_lr`) is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_momentum = 1; }), HasSubstr("(`outer_momentum`) is 1"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.compress = Compression::bf16; }), HasSubstr("`compress`"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.checkpoint_every = 2; }), HasSubstr("`checkpoint_every`"));
   EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.model = "resnet18", o.sync_batchnorm = true; }),
-              HasSubstr("--sync-batchnorm"));
+              HasSubstr("`sync_batchnorm`"));
   for (const auto& split :
        {lockstep::ModelSplit{.mesh = {.pipeline = 2}}, lockstep::ModelSplit{.mesh = {.tensor = 2}}}) {
     EXPECT_THAT(refused([&](auto& o) { o.compress = Compression::powersgd, o.split = split; }),

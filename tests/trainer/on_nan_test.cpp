@@ -262,7 +262,7 @@ TEST_F(OnNanTraining, RefusesWhatCannotBeSkipped) {
     change(settings);
     return error_of([&] { lockstep::train(settings); });
   };
-  EXPECT_THAT(refused([](auto& settings) { settings.sync_every = 2; }), HasSubstr("--sync-every"));
+  EXPECT_THAT(refused([](auto& settings) { settings.sync_every = 2; }), HasSubstr("`sync_every`"));
   EXPECT_THAT(refused([](auto& settings) { settings.compress = Compression::powersgd; }), HasSubstr("powersgd"));
 }
 

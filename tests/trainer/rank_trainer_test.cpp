@@ -183,9 +183,9 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
       });
     });
   };
-  EXPECT_THAT(train_with("0,1", true), AllOf(HasSubstr("(cpu): --cuda-graph"), HasSubstr("with --balance 0,1"),
-                                             HasSubstr("give it a share, put it last, or leave --cuda-graph out")));
-  EXPECT_THAT(train_with("0.01,1", true), HasSubstr("--cuda-graph"));  // no sample of 32
+  EXPECT_THAT(train_with("0,1", true), AllOf(HasSubstr("(cpu): `cuda_graph`"), HasSubstr("with `balance` 0,1"),
+                                             HasSubstr("give it a share, put it last, or leave `cuda_graph` out")));
+  EXPECT_THAT(train_with("0.01,1", true), HasSubstr("`cuda_graph`"));  // no sample of 32
   EXPECT_EQ(train_with("1,0", true), "(no error)");
   EXPECT_EQ(train_with("0,1", false), "(no error)");
 }

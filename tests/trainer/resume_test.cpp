@@ -240,7 +240,7 @@ TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
   damage("epoch-0003.safetensors");
   const auto earlier = checkpoint("run", "epoch-0002");
   EXPECT_THAT(error_of([&] { go_on(settings, checkpoint("run", "epoch-0003")); }),  // named, so it is meant
-              AllOf(HasSubstr("SHA-256"), HasSubstr("--resume " + earlier.string())));
+              AllOf(HasSubstr("SHA-256"), HasSubstr("`resume` " + earlier.string())));
   settings.resume = settings.run_dir;
   std::vector<std::string> warnings;
   lockstep::TrainCallbacks callbacks;
@@ -342,7 +342,7 @@ TEST_F(Resume, KeepsNoCheckpointsIfNoneAreWanted) {
   EXPECT_FALSE(fs::exists(runs_ / "run/checkpoints"));
   settings.checkpoint_every = 3;
   settings.run_dir = runs_ / "other";
-  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("--keep-last 0"));
+  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("`keep_last` 0"));
 }
 
 }  // namespace resume_test

@@ -1,13 +1,20 @@
 // TrainOptions as JSON: they come back as they were, and what is wrong is refused by name.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/data_parallel/power_sgd.hpp>
 #include <lockstep/trainer/trainer.hpp>
 #include <nlohmann/json.hpp>
 
 #include "support/error_of.hpp"
+#include "trainer/option_table.hpp"
+#include "trainer/option_text.hpp"
 
+#include <chrono>
+#include <filesystem>
 #include <map>
+#include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -72,6 +79,94 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.devices, options.devices);
   EXPECT_EQ(back.split, options.split);
   EXPECT_EQ(lockstep::train_options_from_json("{}").split, std::nullopt);
+}
+
+// Turns into any field's type.
+struct Anything {
+  template <class Value>
+  operator Value&() const&;
+};
+
+// How many fields a struct without constructors has.
+template <class Struct, class... Fields>
+constexpr int fields_of() {
+  if constexpr (requires { Struct{Fields()..., Anything()}; }) {
+    return fields_of<Struct, Fields..., Anything>();
+  } else {
+    return sizeof...(Fields);
+  }
+}
+
+// A value that is no option's default, and that config.json can hold.
+template <class Value>
+void change(Value& value) {
+  if constexpr (std::is_same_v<Value, bool>) {
+    value = !value;
+  } else if constexpr (std::is_arithmetic_v<Value>) {
+    value += 1;
+  } else if constexpr (std::is_enum_v<Value>) {
+    value = static_cast<Value>(1);
+  } else if constexpr (std::is_same_v<Value, std::string> || std::is_same_v<Value, std::filesystem::path>) {
+    value = "another";
+  } else if constexpr (std::is_same_v<Value, std::chrono::seconds>) {
+    value = std::chrono::seconds(17);
+  } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
+    value = {3, 7};
+  } else if constexpr (std::is_same_v<Value, lockstep::Devices>) {
+    value = cpus(3);
+  } else if constexpr (std::is_same_v<Value, lockstep::BalanceRule>) {
+    value = std::vector<double>{2, 1};
+  } else {
+    value = lockstep::ModelSplit{.mesh = {.pipeline = 3}};
+  }
+}
+
+TEST(OptionTable, HasEveryOptionOnce) {
+  TrainOptions options;
+  std::set<const void*> fields;
+  std::set<std::string> keys;
+  lockstep::each_option(options, [&](const lockstep::Option& option, auto& value) {
+    EXPECT_TRUE(fields.insert(&value).second) << option.key;
+    EXPECT_TRUE(keys.insert(option.key).second) << option.key;
+  });
+  EXPECT_EQ(static_cast<int>(fields.size()), fields_of<TrainOptions>());
+}
+
+TEST(OptionTable, EachOptionComesBackFromJsonAndFromItsTextAndDiffers) {
+  const TrainOptions defaults;
+  TrainOptions changed;
+  lockstep::each_option(changed, [](const lockstep::Option&, auto& value) { change(value); });
+  const TrainOptions back = lockstep::train_options_from_json(to_json(changed));
+  const auto then = nlohmann::json::parse(to_json(defaults)), now = nlohmann::json::parse(to_json(changed));
+  EXPECT_EQ(to_json(back), to_json(changed));
+  std::map<std::string, std::string> texts_back, texts;
+  lockstep::each_option(back, [&](const lockstep::Option& option, const auto& value) {
+    texts_back[option.key] = lockstep::option_text(value);
+  });
+  lockstep::each_option(changed, [&](const lockstep::Option& option, const auto& value) {
+    SCOPED_TRACE(option.key);
+    texts[option.key] = lockstep::option_text(value);
+    std::decay_t<decltype(value)> read{};
+    if (std::string(option.key) == "split") return;
+    lockstep::take_text(texts[option.key], read);
+    EXPECT_EQ(read, value);
+  });
+  lockstep::each_option(defaults, [&](const lockstep::Option& option, const auto& value) {
+    SCOPED_TRACE(option.key);
+    EXPECT_NE(texts[option.key], lockstep::option_text(value));
+    EXPECT_EQ(now.contains(option.key), option.kept);
+    if (!option.kept) return;
+    EXPECT_EQ(texts_back[option.key], texts[option.key]);
+    EXPECT_NE(now.value(option.key, nlohmann::json()), then.value(option.key, nlohmann::json()));
+  });
+}
+
+TEST(OptionTable, NamesTheDefaultRankOfPowerSgd) {
+  const TrainOptions defaults;
+  lockstep::each_option(defaults, [](const lockstep::Option& option, const auto&) {
+    if (std::string(option.key) != "compress_rank") return;
+    EXPECT_EQ(option.otherwise, std::to_string(lockstep::PowerSgdOptions().rank));
+  });
 }
 
 TEST(TrainOptionsJson, NamesWhatIsWrongWithASplit) {

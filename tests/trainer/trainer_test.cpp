@@ -320,14 +320,14 @@ TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused([](auto& o) { o.batch_size = 151; }),
               AllOf(HasSubstr("batch size is 151"), HasSubstr("150"), HasSubstr(images_.path().string())));
   EXPECT_THAT(refused([](auto& o) { o.cuda_graph = true; }),
-              AllOf(HasSubstr("--cuda-graph needs CUDA devices"), HasSubstr("[cpu, cpu]")));
+              AllOf(HasSubstr("`cuda_graph` needs CUDA devices"), HasSubstr("[cpu, cpu]")));
   EXPECT_THAT(refused([](auto& o) { o.sync_batchnorm = true; }), HasSubstr("lenet has no BatchNorm"));
   EXPECT_THAT(refused([](auto& o) {
                 o.model = "resnet18";
                 o.sync_batchnorm = true;
                 o.split = {.mesh = {.data = 2}, .microbatches = 2};
               }),
-              AllOf(HasSubstr("--sync-batchnorm"), HasSubstr("2 microbatches"), HasSubstr("not by data alone")));
+              AllOf(HasSubstr("`sync_batchnorm`"), HasSubstr("2 microbatches"), HasSubstr("not by data alone")));
   EXPECT_THAT(refused([](auto& o) { o.devices = {torch::Device("cuda:77")}; }), HasSubstr("cuda:77"));
   EXPECT_THAT(refused([&](auto& o) { o.data_dir = runs_.path(); }), HasSubstr(runs_.path().string()));
   EXPECT_THAT(refused([](auto& o) { o.run_dir = "/proc/self/run"; }), HasSubstr("/proc/self/run"));

@@ -274,28 +274,28 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
   };
   EXPECT_THAT(refused([](auto& o) { o.momentum = -0.5; }), HasSubstr("momentum is -0.5"));
   EXPECT_THAT(refused([](auto& o) { o.weight_decay = std::nan(""); }), HasSubstr("weight decay is nan"));
-  EXPECT_THAT(refused([](auto& o) { o.scale_batch = 0; }), HasSubstr("--scale-batch) is 0; it must be from 1"));
+  EXPECT_THAT(refused([](auto& o) { o.scale_batch = 0; }), HasSubstr("`scale_batch`) is 0; it must be from 1"));
   EXPECT_THAT(refused([](auto& o) { o.scale_batch = INT64_MAX / 16; }), HasSubstr("it must be from 1 to 288230376151"));
   EXPECT_THAT(refused([](auto& o) { o.scale_batch = 5; }), AllOf(HasSubstr("batch size is 160"), HasSubstr("150")));
-  EXPECT_THAT(refused([](auto& o) { o.accumulate = 0; }), HasSubstr("--accumulate) is 0; it must be from 1 to 32"));
-  EXPECT_THAT(refused([](auto& o) { o.accumulate = 33; }), HasSubstr("--accumulate) is 33; it must be from 1 to 32"));
+  EXPECT_THAT(refused([](auto& o) { o.accumulate = 0; }), HasSubstr("`accumulate`) is 0; it must be from 1 to 32"));
+  EXPECT_THAT(refused([](auto& o) { o.accumulate = 33; }), HasSubstr("`accumulate`) is 33; it must be from 1 to 32"));
   EXPECT_THAT(refused([](auto& o) { o.reference_batch = -1; }), HasSubstr("reference batch is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 3; }), HasSubstr("--zero-stage) is 3"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 3; }), HasSubstr("`zero_stage`) is 3"));
   EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.optimizer = OptimizerKind::lamb; }),
               HasSubstr("lamb scales a layer"));
   EXPECT_THAT(refused([](auto& o) {
                 o.zero_stage = 2;
                 o.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}};
               }),
-              AllOf(HasSubstr("--zero-stage"), HasSubstr("1 x 2 x 1")));
+              AllOf(HasSubstr("`zero_stage`"), HasSubstr("1 x 2 x 1")));
   EXPECT_THAT(refused([](auto& o) { o.model = "resnet18", o.zero_stage = 2, o.sync_batchnorm = true; }),
-              HasSubstr("so does --sync-batchnorm"));
+              HasSubstr("so does `sync_batchnorm`"));
   EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.compress = lockstep::Compression::bf16; }),
-              HasSubstr("--compress and --sync-every"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 2, o.sync_every = 4; }), HasSubstr("--compress and --sync-every"));
-  EXPECT_THAT(refused([](auto& o) { o.warmup = 1; }), HasSubstr("--scale-batch or --reference-batch"));
-  EXPECT_THAT(refused([](auto& o) { o.step_epochs = {1}; }), HasSubstr("--schedule step"));
-  EXPECT_THAT(refused([](auto& o) { o.schedule = LrSchedule::step; }), HasSubstr("--step-epochs"));
+              HasSubstr("`compress` and `sync_every`"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 2, o.sync_every = 4; }), HasSubstr("`compress` and `sync_every`"));
+  EXPECT_THAT(refused([](auto& o) { o.warmup = 1; }), HasSubstr("a smaller `reference_batch`"));
+  EXPECT_THAT(refused([](auto& o) { o.step_epochs = {1}; }), HasSubstr("`schedule` step"));
+  EXPECT_THAT(refused([](auto& o) { o.schedule = LrSchedule::step; }), HasSubstr("`step_epochs`"));
   for (const char* name : {"lars", "lamb"}) {
     const auto by_channels = [&](auto& o) {
       o.optimizer = optimizer_from(name);
@@ -306,7 +306,7 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
   for (const auto& split :
        {lockstep::ModelSplit{.mesh = {.pipeline = 2}}, lockstep::ModelSplit{.mesh = {.data = 2}, .microbatches = 2}}) {
     const auto twice_in_parts = [&](auto& o) { o.accumulate = 2, o.split = split; };
-    EXPECT_THAT(refused(twice_in_parts), AllOf(HasSubstr("--accumulate"), HasSubstr("microbatches")));
+    EXPECT_THAT(refused(twice_in_parts), AllOf(HasSubstr("`accumulate`"), HasSubstr("microbatches")));
   }
 }
 
