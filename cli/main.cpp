@@ -95,6 +95,9 @@ int run(const std::vector<const char*>& words, Output& output) {
   } catch (const CLI::CallForVersion& version) {
     output.print(std::string(version.what()) + "\n");
     return 0;
+  } catch (const CLI::CallForAllHelp&) {
+    output.print(program.help("", CLI::AppFormatMode::All));
+    return 0;
   } catch (const CLI::Success&) {
     output.print(program.help());
     return 0;

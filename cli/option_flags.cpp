@@ -20,7 +20,7 @@ namespace lockstep::cli {
 namespace {
 
 std::string flag_of(const Option& option) {
-  std::string flag = option.flag == nullptr ? option.key : option.flag;
+  std::string flag = option.more.flag == nullptr ? option.key : option.more.flag;
   std::replace(flag.begin(), flag.end(), '_', '-');
   return "--" + flag;
 }
@@ -39,12 +39,13 @@ std::string epochs_list(const std::string& text) {
 template <class Value>
 std::string wrong_with(const Option& option, const std::string& text) {
   if constexpr (std::is_floating_point_v<Value>) return rate(text);
-  if constexpr (std::is_integral_v<Value>) return number_within<Value>(text, option.least, option.most);
-  if constexpr (std::is_same_v<Value, std::chrono::seconds>) return number_within<int>(text, option.least, option.most);
+  if constexpr (std::is_integral_v<Value>) return number_within<Value>(text, option.more.least, option.more.most);
+  if constexpr (std::is_same_v<Value, std::chrono::seconds>)
+    return number_within<int>(text, option.more.least, option.more.most);
   if constexpr (std::is_same_v<Value, std::vector<int>>) return epochs_list(text);
   if constexpr (std::is_same_v<Value, std::string>)
     return known_model(text);  // the only text that is none of the above
-  return option.least > 0 ? not_empty(text) : "";
+  return option.more.least > 0 ? not_empty(text) : "";
 }
 
 // An option of which nothing is left when another choice is made.
@@ -72,7 +73,7 @@ void add_option_flags(CLI::App& app, Given& given) {
              help + " (" + flag + "=false: not, though --config says so)")
           ->group(option.group);
     } else {
-      const std::string otherwise = option.otherwise == nullptr ? option_text(value) : option.otherwise;
+      const std::string otherwise = option.more.otherwise == nullptr ? option_text(value) : option.more.otherwise;
       add_option(app, flag.c_str(), text, option.value, help, option.group, otherwise)
           ->check([option](const std::string& word) { return wrong_with<Value>(option, word); });
     }
@@ -82,7 +83,7 @@ void add_option_flags(CLI::App& app, Given& given) {
 void take_given(const Given& given, TrainOptions& options) {
   each_option(options, [&](const Option& option, auto& value) {
     const auto found = given.find(option.key);
-    if (!option.plain || found == given.end() || !found->second) return;
+    if (!option.more.plain || found == given.end() || !found->second) return;
     take_text(*found->second, value);
     forget_what_went_with_it(option.key, options);
   });

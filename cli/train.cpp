@@ -18,6 +18,7 @@
 #include "base/number_text.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "commands.hpp"
+#include "help.hpp"
 #include "progress_bar.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
@@ -32,12 +33,16 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const train_examples =
+const char* const first_examples =
     "Examples:\n"
     "  lockstep train\n"
     "      LeNet on Fashion-MNIST, on every GPU, or else on every CPU core.\n"
     "  lockstep train --devices 2 --batch-size 512 --lr 0.4 --name big-batch\n"
     "      Two devices; the run is kept in runs/big-batch.\n"
+    "  lockstep train --resume last\n"
+    "      Goes on with the last run from where it was stopped.\n";
+
+const char* const more_examples =
     "  lockstep train --model alexnet --width 0.25 --image-size 96 --lr 0.01\n"
     "      AlexNet, a quarter as wide, on smaller images: a reduced one for CPUs.\n"
     "  lockstep train --scale-batch 4 --scale-lr linear --warmup 2\n"
@@ -46,8 +51,6 @@ const char* const train_examples =
     "      By layers or channels too, if that is predicted to be faster here.\n"
     "  lockstep train --sync-every 16 --outer-lr 0.7 --outer-momentum 0.9\n"
     "      Devices take 16 steps each by themselves between two averages: DiLoCo.\n"
-    "  lockstep train --resume last\n"
-    "      Goes on with the last run from where it was stopped.\n"
     "\n"
     "The run's folder holds config.json, metrics.jsonl, model.safetensors, curve.svg,\n"
     "checkpoints/ and curve.png, written after every epoch (curve.png at the end).\n"
@@ -343,9 +346,14 @@ int train_command(const TrainFlags& flags, Output& output) {
 
 Command add_train(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("train", "Train a network over several devices and keep the run.");
-  app->footer(train_examples);
   const auto flags = std::make_shared<TrainFlags>();
   add_flags(*app, *flags);
+  app->set_help_all_flag("--help-all", "print all flags and exit");
+  app->formatter(std::make_shared<Help>(
+      std::vector<std::string>{"--devices", "--model", "--data-dir", "--batch-size", "--lr", "--epochs", "--name",
+                               "--resume", "--help", "--help-all"},
+      std::string(first_examples) + "\nlockstep train --help-all shows all flags, and more examples.\n"));
+  app->footer(std::string(first_examples) + more_examples);
   return {app, [flags](Output& output) { return train_command(*flags, output); }};
 }
 

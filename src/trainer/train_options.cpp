@@ -212,7 +212,7 @@ std::string to_json(const TrainOptions& options) {
   nlohmann::ordered_json config;
   each_option(options, [&](const Option& option, const auto& value) {
     const bool absent = option.key == std::string_view("split") && !options.split;
-    if (option.kept && !absent) config[option.key] = json_of(value);
+    if (option.more.kept && !absent) config[option.key] = json_of(value);
   });
   try {
     return config.dump(2) + "\n";
@@ -226,7 +226,7 @@ TrainOptions train_options_from_json(const std::string& text, const Devices& dev
   auto fields = JsonFields::parse(text, "configuration");
   TrainOptions options;
   each_option(options, [&](const Option& option, auto& value) {
-    if (!option.kept || !fields.has(option.key)) return;
+    if (!option.more.kept || !fields.has(option.key)) return;
     if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Devices>) {
       if (fields.required<std::string>(option.key).empty() || !devices.empty()) return;
     }
