@@ -25,10 +25,4 @@ CLI::Option* add_option(CLI::App& app, const char* name, Value& value, const cha
   return OptionAdder{app}(name, value, type, description, default_text)->group(group);
 }
 
-// What was given; otherwise the value stays.
-template <class Given, class Value>
-void override_with(const Given& flag, Value& value) {
-  if (flag) value = *flag;
-}
-
 }  // namespace lockstep::cli

@@ -144,7 +144,7 @@ class Schemes {
   }
 
   void add_alternating(const MeshShape& mesh) {
-    ModelSplit split{.mesh = mesh, .tensor_rule = "alternating"};
+    ModelSplit split{.mesh = mesh, .tensor_rule = TensorRule::alternating};
     if (!rows_.empty() && rows_.back().scheme.split.mesh == mesh)
       add(mesh_name(mesh) + ", alternating", devices_, split);
   }
@@ -170,7 +170,8 @@ class Schemes {
     plan.split = split;
     Row row{{name, devices, split}};
     // The alternating rule was not profiled.
-    if (split.tensor_rule == "channels") row.predicted = predict(model_.profile, model_.cluster, plan, momentum);
+    if (split.tensor_rule == TensorRule::channels)
+      row.predicted = predict(model_.profile, model_.cluster, plan, momentum);
     rows_.push_back(std::move(row));
   }
 
@@ -250,7 +251,7 @@ nlohmann::ordered_json to_json(const CompareFlags& flags, const Devices& devices
                                {"stages_per_rank", split.stages_per_rank},
                                {"microbatches", split.microbatches},
                                {"cuts", split.cuts},
-                               {"tensor_rule", split.tensor_rule},
+                               {"tensor_rule", to_string(split.tensor_rule)},
                                {"step_seconds", cost.step_seconds},
                                {"memory_bytes", cost.memory()},
                                {"parameter_bytes", cost.parameters},

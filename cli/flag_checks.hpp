@@ -4,10 +4,12 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <string>
 #include <system_error>
 #include <type_traits>
+#include <utility>
 
 namespace lockstep::cli {
 
@@ -28,14 +30,22 @@ std::string whole_number(const std::string& text) {
   return "";
 }
 
-template <class Number, Number least, Number most = std::numeric_limits<Number>::max()>
-std::string number_between(const std::string& text) {
+template <class Number>
+std::string number_within(const std::string& text, int64_t least, int64_t most) {
   const std::string wrong = whole_number<Number>(text);
   if (!wrong.empty()) return wrong;
   Number number = 0;
   std::from_chars(text.data(), text.data() + text.size(), number);
-  if (number < least) return text + " is too small; it must be at least " + std::to_string(least);
-  return number > most ? text + " is too large; it must be at most " + std::to_string(most) : "";
+  if (std::cmp_less(number, least)) return text + " is too small; it must be at least " + std::to_string(least);
+  const bool bounded = most < std::numeric_limits<int64_t>::max();
+  return bounded && std::cmp_greater(number, most) ? text + " is too large; it must be at most " + std::to_string(most)
+                                                   : "";
+}
+
+template <class Number, Number least, Number most = std::numeric_limits<Number>::max()>
+std::string number_between(const std::string& text) {
+  constexpr int64_t any = std::numeric_limits<int64_t>::max();
+  return number_within<Number>(text, least, std::in_range<int64_t>(most) ? static_cast<int64_t>(most) : any);
 }
 
 // What fits a float, and is not negative.

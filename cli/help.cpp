@@ -24,17 +24,18 @@ std::string entry(const std::string& name, const std::string& description) {
   return text;
 }
 
-std::string option_entry(const CLI::Option& option) {
+std::string option_entry(const CLI::Option& option, bool in_brief = false) {
   std::string name = option.get_name(option.get_positional(), true);
   if (option.get_type_size() != 0 && !option.get_positional()) name += " " + option.get_type_name();
   std::string description = option.get_description();
+  if (in_brief) description.resize(std::min(description.find('\n'), description.size()));
   if (!option.get_default_str().empty()) description += " (default: " + option.get_default_str() + ")";
   return entry(name, description);
 }
 
 }  // namespace
 
-std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode) const {
+std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const {
   const auto commands = app->get_subcommands([](const CLI::App*) { return true; });
   std::string text;
   for (const auto& line : wrap(app->get_description(), columns)) text += line + "\n";
@@ -53,6 +54,11 @@ std::string Help::make_help(const CLI::App* app, std::string name, CLI::AppForma
   if (!commands.empty()) text += "\nCommands:\n";
   for (const auto* command : commands) text += entry(command->get_name(), command->get_description());
 
+  if (!first_.empty() && mode != CLI::AppFormatMode::All) {
+    text += "\nThe flags to begin with:\n";
+    for (const auto& flag : first_) text += option_entry(*app->get_option(flag), /*in_brief=*/true);
+    return text + "\n" + first_footer_;
+  }
   auto groups = app->get_groups();
   std::stable_partition(groups.begin(), groups.end(), [](const std::string& group) { return group != "Options"; });
   for (const auto& group : groups) {

@@ -14,7 +14,6 @@
 #include <exception>
 #include <memory>
 #include <new>
-#include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +21,7 @@
 #include "commands.hpp"
 #include "help.hpp"
 #include "io/reason.hpp"
+#include "option_flags.hpp"
 #include "output.hpp"
 #include "printed_once.hpp"
 #include "text.hpp"
@@ -34,6 +34,7 @@ using lockstep::cli::explain;
 using lockstep::cli::Output;
 using lockstep::cli::UsageError;
 using lockstep::cli::which_help;
+using lockstep::cli::with_flags;
 
 constexpr int failed = 1;
 constexpr int wrong_usage = 2;
@@ -66,15 +67,8 @@ void log_errors_only() {
   }
 }
 
-// Without call stacks, and without the names that the JSON library gives its exceptions:
-// "[json.exception.parse_error.101] ".
-std::string in_words(const std::string& text) {
-  static const std::regex names(R"(\[json\.exception\.[a-z_]+\.[0-9]+\] )");
-  return std::regex_replace(lockstep::cli::without_call_stacks(text), names, "");
-}
-
 void complain(const std::string& text) {
-  const std::string rest = lockstep::cli::not_yet_printed(in_words(text));
+  const std::string rest = lockstep::cli::not_yet_printed(with_flags(lockstep::cli::without_call_stacks(text)));
   if (!rest.empty()) Output(STDERR_FILENO).print("lockstep: " + rest + "\n");
 }
 
@@ -100,6 +94,9 @@ int run(const std::vector<const char*>& words, Output& output) {
     program.parse(static_cast<int>(words.size()), words.data());
   } catch (const CLI::CallForVersion& version) {
     output.print(std::string(version.what()) + "\n");
+    return 0;
+  } catch (const CLI::CallForAllHelp&) {
+    output.print(program.help("", CLI::AppFormatMode::All));
     return 0;
   } catch (const CLI::Success&) {
     output.print(program.help());

@@ -169,7 +169,7 @@ class Sweep {
     const std::lock_guard lock(mutex_);
     at_work_.erase(&run);
     if (!error.empty()) failed_.push_back(name);
-    if (!error.empty()) end = "error: " + error;
+    if (!error.empty()) end = "error: " + with_flags(error);
     if (!end.empty()) print(name + ": " + end + "\n");
     show();
     changed_.notify_all();
@@ -200,7 +200,7 @@ class Sweep {
   void warn(const std::string& text) {
     const std::lock_guard lock(mutex_);
     live_.clear();
-    Output(STDERR_FILENO).print("lockstep: warning: " + text + "\n");
+    print_warning(text);
   }
 
   const int jobs_, cores_;
@@ -241,7 +241,7 @@ void keep_report(const std::vector<SweepRun>& runs, const fs::path& folder, doub
   try {
     draw_sweep(folder / "plot.svg", runs);
   } catch (const Error& error) {
-    Output(STDERR_FILENO).print(std::string("lockstep: warning: ") + error.what() + "\n");
+    print_warning(error.what());
   }
 }
 

@@ -20,25 +20,26 @@ namespace lockstep::cli {
 namespace {
 
 // The values of an axis; of one that was not given, the one that train has.
-template <class Value>
-std::vector<std::optional<Value>> axis(const std::vector<Value>& given) {
+std::vector<std::optional<std::string>> axis(const std::vector<std::string>& given) {
   if (given.empty()) return {std::nullopt};
   return {given.begin(), given.end()};
 }
 
 SweepRun point_of(const TrainFlags& flags) {
   TrainFlags without_warmup = flags;
-  without_warmup.update.warmup.reset();
+  without_warmup.given.erase("warmup");
   SweepRun run{to_options(without_warmup)};
   TrainOptions& options = run.options;
-  if (!without_warmup.on_nan) options.on_nan = "go-on";  // a rate that is too large is a result, too
+  if (flags.text("on_nan").empty()) options.on_nan = OnNan::go_on;  // a rate that is too large is a result, too
   const LearningRate rate = learning_rate_of(options);
   run.is_reference = rate.batch == rate.reference_batch;
   if (run.is_reference) {
     options.scale_lr = LrScaling::none;
   } else {
-    override_with(flags.update.warmup, options.warmup);
-    from_flags([&] { return checked(options); });
+    from_flags([&] {
+      take_given({{"warmup", flags.given.at("warmup")}}, options);
+      return checked(options);
+    });
   }
   // Then it changes nothing; a sweep without it goes on as one with it.
   if (options.scale_lr == LrScaling::none && options.warmup == 0) options.reference_batch = 0;
@@ -52,7 +53,7 @@ void check_rules(const SweepFlags& flags, const std::vector<SweepRun>& runs) {
   if (!std::all_of(runs.begin(), runs.end(), is_reference)) return;
   const bool rules = std::any_of(flags.scale_lr.begin(), flags.scale_lr.end(),
                                  [](const std::string& rule) { return scaling_from(rule) != LrScaling::none; });
-  if (!rules && flags.train.update.warmup.value_or(0) == 0) return;
+  if (!rules && std::atof(flags.train.text("warmup").c_str()) == 0) return;
   throw UsageError(
       "--scale-lr and --warmup go by how many times the reference batch a batch is, and here each is its own; "
       "--reference-batch says which batch size --lr is for");
@@ -101,10 +102,10 @@ std::vector<SweepRun> grid(const SweepFlags& flags) {
       for (const auto& lr : axis(flags.rates)) {
         for (const auto& rule : axis(flags.scale_lr)) {
           TrainFlags train = flags.train;
-          train.devices = devices;
-          train.update.batch_size = batch_size;
-          train.update.lr = lr;
-          train.update.scale_lr = rule;
+          train.given["devices"] = devices;
+          train.given["batch_size"] = batch_size;
+          train.given["lr"] = lr;
+          train.given["scale_lr"] = rule;
           SweepRun run = point_of(train);
           if (names.insert(grid_name(run.options)).second) runs.push_back(std::move(run));
         }

@@ -5,7 +5,6 @@
 #include <lockstep/trainer/metrics.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
-#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -14,10 +13,8 @@
 namespace lockstep::cli {
 
 struct SweepFlags {
-  TrainFlags train;                            // of all runs
-  std::vector<std::string> devices, scale_lr;  // the axes of the grid; empty: as train has it
-  std::vector<int64_t> batch_sizes;
-  std::vector<double> rates;
+  TrainFlags train;                                                // of all runs
+  std::vector<std::string> devices, batch_sizes, rates, scale_lr;  // the axes of the grid; empty: as train has it
   double target = 0.85;
   int jobs = 0;  // 0: as the cores allow
 };

@@ -89,8 +89,8 @@ std::string markdown(const std::vector<std::vector<std::string>>& rows) {
 std::string settings_in_common(const std::vector<SweepRun>& runs) {
   const auto scaled = std::find_if(runs.begin(), runs.end(), [](const SweepRun& run) { return !run.is_reference; });
   const TrainOptions& options = (scaled == runs.end() ? runs.front() : *scaled).options;
-  std::string text = to_string(model_options(options)) + " on " + options.data + ", " + std::to_string(options.epochs) +
-                     (options.epochs == 1 ? " epoch of " : " epochs of ") +
+  std::string text = to_string(model_options(options)) + " on " + std::string(to_string(options.data)) + ", " +
+                     std::to_string(options.epochs) + (options.epochs == 1 ? " epoch of " : " epochs of ") +
                      to_string(options.optimizer, optimizer_settings(options));
   if (options.warmup > 0) text += ", " + number_text(options.warmup) + " of them warm-up";
   if (options.schedule != LrSchedule::constant) text += ", schedule " + std::string(to_string(options.schedule));
@@ -98,8 +98,8 @@ std::string settings_in_common(const std::vector<SweepRun>& runs) {
   if (options.accumulate > 1) text += ", batches in " + std::to_string(options.accumulate) + " parts";
   if (const auto exchange = communication_text(options); !exchange.empty()) text += ", " + exchange;
   if (options.sync_batchnorm) text += ", SyncBatchNorm";
-  if (options.balance != "equal") text += ", balance " + options.balance;
-  if (options.precision != "float32") text += ", " + options.precision;
+  if (options.balance != BalanceRule()) text += ", balance " + to_string(options.balance);
+  if (options.precision != Precision::float32) text += ", " + std::string(to_string(options.precision));
   return text + ", seed " + std::to_string(options.seed);
 }
 

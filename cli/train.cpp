@@ -18,6 +18,7 @@
 #include "base/number_text.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "commands.hpp"
+#include "help.hpp"
 #include "progress_bar.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
@@ -32,12 +33,16 @@ namespace lockstep::cli {
 
 namespace {
 
-const char* const train_examples =
+const char* const first_examples =
     "Examples:\n"
     "  lockstep train\n"
     "      LeNet on Fashion-MNIST, on every GPU, or else on every CPU core.\n"
     "  lockstep train --devices 2 --batch-size 512 --lr 0.4 --name big-batch\n"
     "      Two devices; the run is kept in runs/big-batch.\n"
+    "  lockstep train --resume last\n"
+    "      Goes on with the last run from where it was stopped.\n";
+
+const char* const more_examples =
     "  lockstep train --model alexnet --width 0.25 --image-size 96 --lr 0.01\n"
     "      AlexNet, a quarter as wide, on smaller images: a reduced one for CPUs.\n"
     "  lockstep train --scale-batch 4 --scale-lr linear --warmup 2\n"
@@ -46,8 +51,6 @@ const char* const train_examples =
     "      By layers or channels too, if that is predicted to be faster here.\n"
     "  lockstep train --sync-every 16 --outer-lr 0.7 --outer-momentum 0.9\n"
     "      Devices take 16 steps each by themselves between two averages: DiLoCo.\n"
-    "  lockstep train --resume last\n"
-    "      Goes on with the last run from where it was stopped.\n"
     "\n"
     "The run's folder holds config.json, metrics.jsonl, model.safetensors, curve.svg,\n"
     "checkpoints/ and curve.png, written after every epoch (curve.png at the end).\n"
@@ -71,28 +74,29 @@ std::string batch_text(const TrainOptions& options) {
 }
 
 std::string parts_setting(const TrainOptions& options) {
-  return balances(options) ? "in proportion to measured speed" : "in shares of " + options.balance;
+  return balances(options) ? "in proportion to measured speed" : "in shares of " + to_string(options.balance);
 }
 
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
-  Rows rows = {{"model", to_string(model_options(options))},
-               {"data", options.data == "synthetic" ? source : options.data + " in " + source},
-               {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
-               {"threads per rank", std::to_string(options.threads_per_rank)},
-               {"batch size", batch_text(options)},
-               {"optimizer", to_string(options.optimizer, optimizer_settings(options)) +
-                                 (options.clip > 0 ? ", gradients clipped to norm " + number_text(options.clip) : "")},
-               {"learning rate", to_string(learning_rate_of(options))},
-               {"epochs", std::to_string(options.epochs)},
-               {"seed", std::to_string(options.seed)},
-               {"precision", options.precision},
-               {"memory format", options.memory_format},
-               {"CUDA graph", options.cuda_graph ? "yes" : "no"},
-               {"run folder", options.run_dir.string()}};
+  Rows rows = {
+      {"model", to_string(model_options(options))},
+      {"data", options.data == DataSource::synthetic ? source : std::string(to_string(options.data)) + " in " + source},
+      {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
+      {"threads per rank", std::to_string(options.threads_per_rank)},
+      {"batch size", batch_text(options)},
+      {"optimizer", to_string(options.optimizer, optimizer_settings(options)) +
+                        (options.clip > 0 ? ", gradients clipped to norm " + number_text(options.clip) : "")},
+      {"learning rate", to_string(learning_rate_of(options))},
+      {"epochs", std::to_string(options.epochs)},
+      {"seed", std::to_string(options.seed)},
+      {"precision", std::string(to_string(options.precision))},
+      {"memory format", std::string(to_string(options.memory_format))},
+      {"CUDA graph", options.cuda_graph ? "yes" : "no"},
+      {"run folder", options.run_dir.string()}};
   if (options.zero_stage > 0) rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.zero_stage)});
   if (const auto text = communication_text(options); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
-  if (options.balance != "equal") rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
+  if (options.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
   if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
   if (!options.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.resume.string()});
@@ -151,7 +155,7 @@ class RunReport {
         output_(output),
         mode_(progress_mode(flags.progress, output.fd())),
         live_(output, mode_ == ProgressMode::bar),
-        remark_(options.data == "synthetic" ? " (synthetic data)" : "") {}
+        remark_(options.data == DataSource::synthetic ? " (synthetic data)" : "") {}
 
   void planning() { live_.show("measuring the network and the devices ..."); }
   void planned(const std::string& line) { print(line); }
@@ -189,7 +193,7 @@ class RunReport {
   void warning(const std::string& message) {
     if (!warned_.insert(message).second) return;  // once is enough: curves are drawn every epoch
     live_.clear();
-    Output(STDERR_FILENO).print("lockstep: warning: " + message + "\n");
+    print_warning(message);
   }
 
   void not_finite(const NotFinite& error) {
@@ -197,7 +201,7 @@ class RunReport {
     Output(STDERR_FILENO)
         .print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
                ". Try a smaller --lr than " + number_text(options_.lr) +
-               (options_.on_nan == "skip" ? "\n" : ", or --on-nan skip\n"));
+               (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
   }
 
   // Did the run begin, so that there could be something to keep? And what became of it:
@@ -264,7 +268,7 @@ TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, 
     try {
       return train(options, callbacks);
     } catch (const RunExists&) {
-      if (flags.name || !flags.resume.empty()) throw;
+      if (flags.name || !flags.resume().empty()) throw;
       options.run_dir = new_run_dir(flags, options);
     }
   }
@@ -302,7 +306,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.stop = signals.token();
   // LibTorch's profiler reports on the standard error output that there is no GPU.
   if (!options.trace.empty()) setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
-  if (flags.plan == "auto") {
+  if (flags.plan() == "auto") {
     if (reports) report.planning();
     const std::string line = plan_here(options);
     if (reports) report.planned(line);
@@ -319,7 +323,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_epoch = show(&RunReport::epoch);
   callbacks.on_warning = show(&RunReport::warning);
 
-  if (flags.resume == "auto" && options.resume.empty() && was_killed_early(options)) clear_run(options.run_dir);
+  if (flags.resume() == "auto" && options.resume.empty() && was_killed_early(options)) clear_run(options.run_dir);
   report.loading();
   try {
     const TrainResult result = train_in_own_folder(flags, options, callbacks);
@@ -342,9 +346,14 @@ int train_command(const TrainFlags& flags, Output& output) {
 
 Command add_train(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("train", "Train a network over several devices and keep the run.");
-  app->footer(train_examples);
   const auto flags = std::make_shared<TrainFlags>();
   add_flags(*app, *flags);
+  app->set_help_all_flag("--help-all", "print all flags and exit");
+  app->formatter(std::make_shared<Help>(
+      std::vector<std::string>{"--devices", "--model", "--data-dir", "--batch-size", "--lr", "--epochs", "--name",
+                               "--resume", "--help", "--help-all"},
+      std::string(first_examples) + "\nlockstep train --help-all shows all flags, and more examples.\n"));
+  app->footer(std::string(first_examples) + more_examples);
   return {app, [flags](Output& output) { return train_command(*flags, output); }};
 }
 

@@ -4,36 +4,28 @@
 #include <CLI/CLI.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
-#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 
-#include "communication_flags.hpp"
-#include "update_flags.hpp"
+#include "option_flags.hpp"
 
 namespace lockstep::cli {
 
 enum class ProgressMode { bar, lines, none };
 
 struct TrainFlags {
-  std::optional<std::string> model, data, data_dir, devices, precision, memory_format, on_nan;
-  std::optional<int> threads_per_rank, timeout, epochs, zero_stage;
-  std::optional<int64_t> image_size, groups, check_replicas;
-  std::optional<double> width, dropout;
-  std::optional<uint64_t> seed;
-  std::optional<bool> cuda_graph, sync_batchnorm, tensorboard;
-  UpdateFlags update;
-  CommunicationFlags communication;
+  Given given;
   std::string config;  // empty: none
-  std::string plan;    // a file, "auto" or "none"; empty: as the configuration says
   std::string runs_dir = "runs";
   std::optional<std::string> name;
-  std::optional<int> keep_last;
-  std::optional<int64_t> checkpoint_every;
-  std::string resume;  // "last", "auto", a run or a checkpoint; empty: none
-  std::string trace;   // empty: none
   std::string progress = "auto";
+
+  // What was given of an option; text() has "" for nothing.
+  std::optional<std::string> of(const char* key) const;
+  std::string text(const char* key) const { return of(key).value_or(""); }
+  std::string plan() const { return text("split"); }     // a file, "auto" or "none"; empty: as the configuration says
+  std::string resume() const { return text("resume"); }  // "last", "auto", a run or a checkpoint; empty: none
 };
 
 void add_flags(CLI::App& app, TrainFlags& flags);

@@ -60,7 +60,8 @@ std::string plan_here(TrainOptions& options) {
                                                 .planned_devices = options.devices.size()});
   // Of what goes with the data axis alone, nothing is wanted.
   const bool any_axis = !options.cuda_graph && !options.sync_batchnorm && options.zero_stage == 0 &&
-                        options.compress != "powersgd" && options.sync_every == 0 && options.balance == "equal";
+                        options.compress != Compression::powersgd && options.sync_every == 0 &&
+                        options.balance == BalanceRule();
   const Plan best = make_plan(measured.profile, measured.cluster,
                               {.batch_size = global_batch(options),
                                .pipeline = any_axis && options.accumulate == 1,

@@ -94,12 +94,12 @@ std::string known_model(const std::string& name) {
 }
 
 std::string which_help(const CLI::App& program) {
-  std::string command = program.get_name();
-  for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
-    app = app->get_subcommands().front();
-    command += " " + app->get_name();
+  const CLI::App& app = chosen(program);
+  std::string command = app.get_name();
+  for (const CLI::App* parent = app.get_parent(); parent != nullptr; parent = parent->get_parent()) {
+    command = parent->get_name() + " " + command;
   }
-  return command + " --help shows what there is.";
+  return command + (app.get_help_all_ptr() == nullptr ? " --help" : " --help-all") + " shows what there is.";
 }
 
 }  // namespace lockstep::cli

@@ -35,7 +35,7 @@ std::filesystem::path find_fashion_mnist(const std::vector<std::filesystem::path
   }
   throw Error("Fashion-MNIST was not found in any of its usual places:" + looked_at +
               "\nInstall Debian's package dataset-fashion-mnist, or run `lockstep fetch-data`, or name a folder with "
-              "the four IDX files (--data-dir DIR), or train on a stand-in (--data synthetic)");
+              "the four IDX files (`data_dir` DIR), or train on a stand-in (`data` synthetic)");
 }
 
 }  // namespace lockstep::io

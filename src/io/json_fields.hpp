@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "not_json.hpp"
 #include "read_text.hpp"
 
 namespace lockstep {
@@ -47,7 +48,7 @@ class JsonFields {
     try {
       return JsonFields(nlohmann::json::parse(text), what + ": ", "");
     } catch (const nlohmann::json::exception& error) {
-      throw Error(what + ": this is not JSON: " + error.what());
+      throw Error(what + ": this is not JSON: " + io::where_not_json(text, error));
     }
   }
 
@@ -64,6 +65,17 @@ class JsonFields {
   template <class Value>
   Value optional(const std::string& key, Value otherwise) {
     return has(key) ? as<Value>(at(key), key) : otherwise;
+  }
+
+  // What `from` makes of a name; what is wrong with a name its Error says.
+  template <class From>
+  auto named(const std::string& key, From&& from) {
+    const auto name = required<std::string>(key);
+    try {
+      return from(name);
+    } catch (const Error& error) {
+      throw Error(what_ + "the value of \"" + path_ + key + "\": " + error.what());
+    }
   }
 
   template <class Value>

@@ -17,6 +17,7 @@
 
 #include "atomic_file.hpp"
 #include "digest.hpp"
+#include "not_json.hpp"
 
 namespace lockstep::io {
 namespace {
@@ -196,7 +197,7 @@ std::vector<Entry> parse_header(const std::string& text, uint64_t data_size,
   try {
     header = parse_checked(text);
   } catch (const Json::exception& error) {
-    throw Error(std::string("its header is not JSON: ") + error.what());
+    throw Error("its header is not JSON: " + where_not_json(text, error));
   }
   std::vector<Entry> entries;
   for (const auto& [name, json] : header.items()) {

@@ -1,10 +1,17 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/layout/model_split.hpp>
 
+#include "base/names.hpp"
+
+#include <array>
 #include <string>
+#include <utility>
 
 namespace lockstep {
 namespace {
+
+constexpr std::array tensor_rules{std::pair{TensorRule::channels, "channels"},
+                                  std::pair{TensorRule::alternating, "alternating"}};
 
 std::string joined(const std::vector<int64_t>& cuts) {
   std::string text;
@@ -18,6 +25,14 @@ std::string text_of(const std::vector<int64_t>& cuts) {
 
 }  // namespace
 
+std::string_view to_string(TensorRule rule) {
+  return name_in(tensor_rules, rule);
+}
+
+TensorRule tensor_rule_from(std::string_view name) {
+  return value_in(tensor_rules, name, "the tensor rule");
+}
+
 std::string to_string(const ModelSplit& split) {
   std::string text = to_string(split.mesh);
   if (split.stages() > 1) text += ", " + std::string(to_string(split.schedule));
@@ -25,7 +40,7 @@ std::string to_string(const ModelSplit& split) {
   if (split.microbatches > 1) text += ", " + std::to_string(split.microbatches) + " microbatches";
   if (split.recompute) text += ", recomputed";
   if (!split.cuts.empty()) text += (split.cuts.size() > 1 ? ", cuts at " : ", cut at ") + joined(split.cuts);
-  if (split.tensor_rule != ModelSplit().tensor_rule) text += ", " + split.tensor_rule;
+  if (split.tensor_rule != ModelSplit().tensor_rule) text += ", " + std::string(to_string(split.tensor_rule));
   return text;
 }
 
@@ -38,9 +53,6 @@ void check_split(const ModelSplit& split, int64_t layers) {
   at_least_1("mesh.tensor", split.mesh.tensor);
   at_least_1("stages_per_rank", split.stages_per_rank);
   at_least_1("microbatches", split.microbatches);
-  if (split.tensor_rule != "channels" && split.tensor_rule != "alternating") {
-    throw Error("tensor_rule is \"" + split.tensor_rule + "\"; there are \"channels\" and \"alternating\"");
-  }
   if (split.stages_per_rank > 1 && split.schedule != Schedule::interleaved) {
     throw Error("stages_per_rank is " + std::to_string(split.stages_per_rank) + " and the schedule is " +
                 std::string(to_string(split.schedule)) +

@@ -22,7 +22,7 @@ nlohmann::ordered_json to_json(const ModelSplit& split) {
           {"microbatches", split.microbatches},
           {"recompute", split.recompute},
           {"cuts", split.cuts},
-          {"tensor_rule", split.tensor_rule}};
+          {"tensor_rule", to_string(split.tensor_rule)}};
 }
 
 ModelSplit split_from(JsonFields& fields) {
@@ -32,17 +32,12 @@ ModelSplit split_from(JsonFields& fields) {
   split.mesh.pipeline = at_least_1(mesh, "pipeline");
   split.mesh.tensor = at_least_1(mesh, "tensor");
   mesh.no_more();
-  const auto schedule = fields.required<std::string>("schedule");
-  try {
-    split.schedule = schedule_from(schedule);
-  } catch (const Error& error) {
-    fields.refuse("schedule", std::string("a schedule: ") + error.what());
-  }
+  split.schedule = fields.named("schedule", schedule_from);
   split.stages_per_rank = at_least_1(fields, "stages_per_rank");
   split.microbatches = at_least_1(fields, "microbatches");
   split.recompute = fields.required<bool>("recompute");
   split.cuts = fields.list<int64_t>("cuts");
-  split.tensor_rule = fields.required<std::string>("tensor_rule");
+  split.tensor_rule = fields.named("tensor_rule", tensor_rule_from);
   return split;
 }
 

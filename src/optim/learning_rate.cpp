@@ -1,6 +1,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 
+#include "base/names.hpp"
 #include "base/number_text.hpp"
 
 #include <algorithm>
@@ -19,20 +20,6 @@ constexpr std::array scalings{std::pair{LrScaling::none, "none"}, std::pair{LrSc
 constexpr std::array lr_schedules{std::pair{LrSchedule::constant, "constant"}, std::pair{LrSchedule::step, "step"},
                                   std::pair{LrSchedule::cosine, "cosine"}};
 constexpr double largest_float = std::numeric_limits<float>::max();  // the weights are float
-
-template <class Names, class Value>
-std::string_view name_in(const Names& names, Value value) {
-  return std::find_if(names.begin(), names.end(), [&](const auto& item) { return item.first == value; })->second;
-}
-
-template <class Names>
-auto value_in(const Names& names, std::string_view name, const std::string& what) {
-  for (const auto& [value, its_name] : names) {
-    if (name == its_name) return value;
-  }
-  throw Error(what + " is \"" + std::string(name) + "\"; it must be " + names[0].second + ", " + names[1].second +
-              " or " + names[2].second);
-}
 
 [[noreturn]] void refuse(const std::string& what, const std::string& value, const std::string& rule) {
   throw Error(what + " is " + value + "; it must be " + rule);
@@ -57,11 +44,11 @@ double full_rate(const LearningRate& rate) {
 void check_steps(const LearningRate& rate) {
   if (rate.schedule != LrSchedule::step) {
     if (rate.step_epochs.empty()) return;
-    throw Error("epochs of a step schedule are given (--step-epochs), but the schedule is " +
-                std::string(to_string(rate.schedule)) + "; leave them out, or take --schedule step");
+    throw Error("epochs of a step schedule are given (`step_epochs`), but the schedule is " +
+                std::string(to_string(rate.schedule)) + "; leave them out, or take `schedule` step");
   }
   if (rate.step_epochs.empty()) {
-    throw Error("the step schedule needs the epochs after which the learning rate falls, as in --step-epochs 30,60,80");
+    throw Error("the step schedule needs the epochs after which the learning rate falls, as in `step_epochs` 30,60,80");
   }
   const auto& epochs = rate.step_epochs;
   const bool ascend = std::adjacent_find(epochs.begin(), epochs.end(), std::greater_equal<>()) == epochs.end();
@@ -86,7 +73,7 @@ void check_warmup(const LearningRate& rate) {
   if (rate.warmup_epochs > 0 && rate.batch <= rate.reference_batch) {
     throw Error("a warm-up begins at 1/k of the learning rate for k times the reference batch, and the batch is " +
                 std::to_string(rate.batch) + ", the reference batch " + std::to_string(rate.reference_batch) +
-                "; --scale-batch or --reference-batch says otherwise");
+                "; a larger batch or a smaller `reference_batch` would do");
   }
 }
 

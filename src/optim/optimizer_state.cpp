@@ -37,7 +37,7 @@ at::Tensor tensor_of(const c10::IValue& value, const std::string& member) {
   if (value.isInt()) return at::scalar_tensor(value.toInt(), at::kLong);
   if (value.isDouble()) return at::scalar_tensor(value.toDouble(), at::kDouble);
   throw Error("the optimizer's state has a member " + member + " of type " + value.tagKind() +
-              ", which checkpoints do not know; train with another optimizer, or without checkpoints (--keep-last 0)");
+              ", which checkpoints do not know; train with another optimizer, or without checkpoints (`keep_last` 0)");
 }
 
 c10::IValue value_of(const at::Tensor& tensor, const at::Tensor& parameter) {

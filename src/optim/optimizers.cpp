@@ -6,31 +6,35 @@
 #include <lockstep/optim/lars.hpp>
 #include <lockstep/optim/optimizers.hpp>
 
+#include "base/names.hpp"
 #include "base/number_text.hpp"
 
-#include <algorithm>
+#include <array>
 #include <limits>
 #include <utility>
 
 namespace lockstep {
 namespace {
 
-bool has_momentum(const std::string& name) {
-  return name == "sgd" || name == "lars";
+constexpr std::array optimizers{std::pair{OptimizerKind::sgd, "sgd"}, std::pair{OptimizerKind::adam, "adam"},
+                                std::pair{OptimizerKind::adamw, "adamw"}, std::pair{OptimizerKind::lars, "lars"},
+                                std::pair{OptimizerKind::lamb, "lamb"}};
+
+bool has_momentum(OptimizerKind kind) {
+  return kind == OptimizerKind::sgd || kind == OptimizerKind::lars;
 }
 
 }  // namespace
 
-const std::vector<std::string>& optimizer_names() {
-  static const std::vector<std::string> names = {"sgd", "adam", "adamw", "lars", "lamb"};
-  return names;
+std::string_view to_string(OptimizerKind kind) {
+  return name_in(optimizers, kind);
 }
 
-void check_optimizer(const std::string& name, const OptimizerSettings& settings) {
-  const auto& names = optimizer_names();
-  if (std::find(names.begin(), names.end(), name) == names.end()) {
-    throw Error("the optimizer is \"" + name + "\"; it must be sgd, adam, adamw, lars or lamb");
-  }
+OptimizerKind optimizer_from(std::string_view name) {
+  return value_in(optimizers, name, "the optimizer");
+}
+
+void check_optimizer(OptimizerKind kind, const OptimizerSettings& settings) {
   const double largest = std::numeric_limits<float>::max();
   if (!(settings.lr >= 0 && settings.lr <= largest)) {
     throw Error("the learning rate is " + number_text(settings.lr) +
@@ -42,31 +46,32 @@ void check_optimizer(const std::string& name, const OptimizerSettings& settings)
   if (!(settings.weight_decay >= 0 && settings.weight_decay <= largest)) {
     throw Error("the weight decay is " + number_text(settings.weight_decay) + "; it must be at least 0");
   }
-  if (settings.momentum > 0 && !has_momentum(name)) {
-    throw Error("--momentum goes with the optimizers sgd and lars; " + name +
+  if (settings.momentum > 0 && !has_momentum(kind)) {
+    throw Error("`momentum` goes with the optimizers sgd and lars; " + std::string(to_string(kind)) +
                 " averages gradients by rates of its own");
   }
-  if (settings.nesterov && (name != "sgd" || settings.momentum == 0)) {
+  if (settings.nesterov && (kind != OptimizerKind::sgd || settings.momentum == 0)) {
     throw Error("nesterov goes with sgd that has a momentum");
   }
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::string& name, std::vector<torch::Tensor> parameters,
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind, std::vector<torch::Tensor> parameters,
                                                         const OptimizerSettings& settings) {
-  check_optimizer(name, settings);
+  check_optimizer(kind, settings);
   const auto [lr, momentum, nesterov, decay] = settings;
-  if (name == "adam") {
+  if (kind == OptimizerKind::adam) {
     return std::make_unique<torch::optim::Adam>(std::move(parameters),
                                                 torch::optim::AdamOptions(lr).weight_decay(decay));
   }
-  if (name == "adamw") {
+  if (kind == OptimizerKind::adamw) {
     return std::make_unique<torch::optim::AdamW>(std::move(parameters),
                                                  torch::optim::AdamWOptions(lr).weight_decay(decay));
   }
-  if (name == "lars") {
+  if (kind == OptimizerKind::lars) {
     return std::make_unique<Lars>(std::move(parameters), LarsOptions(lr).momentum(momentum).weight_decay(decay));
   }
-  if (name == "lamb") return std::make_unique<Lamb>(std::move(parameters), LambOptions(lr).weight_decay(decay));
+  if (kind == OptimizerKind::lamb)
+    return std::make_unique<Lamb>(std::move(parameters), LambOptions(lr).weight_decay(decay));
   return std::make_unique<torch::optim::SGD>(
       std::move(parameters), torch::optim::SGDOptions(lr).momentum(momentum).nesterov(nesterov).weight_decay(decay));
 }
@@ -75,12 +80,12 @@ void set_learning_rate(torch::optim::Optimizer& optimizer, double lr) {
   for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
 }
 
-bool needs_whole_layers(const std::string& name) {
-  return name == "lars" || name == "lamb";
+bool needs_whole_layers(OptimizerKind kind) {
+  return kind == OptimizerKind::lars || kind == OptimizerKind::lamb;
 }
 
-std::string to_string(const std::string& name, const OptimizerSettings& settings) {
-  std::string text = name;
+std::string to_string(OptimizerKind kind, const OptimizerSettings& settings) {
+  std::string text(to_string(kind));
   if (settings.momentum > 0) text += ", momentum " + number_text(settings.momentum);
   if (settings.nesterov) text += " (Nesterov)";
   if (settings.weight_decay > 0) text += ", weight decay " + number_text(settings.weight_decay);

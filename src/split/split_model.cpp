@@ -14,7 +14,7 @@ namespace lockstep {
 namespace {
 
 ShardRule rule_of(const ModelSplit& split) {
-  return split.tensor_rule == "alternating" ? ShardRule::alternating() : ShardRule::by_output_channels();
+  return split.tensor_rule == TensorRule::alternating ? ShardRule::alternating() : ShardRule::by_output_channels();
 }
 
 ModelSplit checked(const ModelSplit& split, const torch::nn::Sequential& net, const Rank& rank) {

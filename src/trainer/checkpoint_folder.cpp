@@ -154,7 +154,7 @@ RunState read_checkpoint(const fs::path& file) {
   } catch (const Error& error) {
     const fs::path other = whole_checkpoint_before(file);
     throw Error(error.what() + (other.empty() ? ". There is no whole one before it; the run has to begin anew"
-                                              : ". The newest whole one before it: --resume " + other.string()));
+                                              : ". The newest whole one before it: `resume` " + other.string()));
   }
 }
 

@@ -19,23 +19,20 @@ PowerSgdOptions power_sgd_options(const TrainOptions& options) {
 }
 
 void check_compression(const TrainOptions& options) {
-  const std::string& name = options.compress;
-  if (name != "none" && name != "bf16" && name != "fp16" && name != "powersgd") {
-    throw Error("the compression of gradients (--compress) is \"" + name +
-                "\"; it must be none, bf16, fp16 or powersgd");
-  }
+  const Compression compress = options.compress;
   if (options.compress_rank < 0) {
-    throw Error("the rank of compressed gradients (--compress-rank) is " + std::to_string(options.compress_rank) +
+    throw Error("the rank of compressed gradients (`compress_rank`) is " + std::to_string(options.compress_rank) +
                 "; it must be at least 1");
   }
-  if (options.compress_rank > 0 && name != "powersgd") {
-    throw Error("--compress-rank goes with --compress powersgd, and this run has --compress " + name);
+  if (options.compress_rank > 0 && compress != Compression::powersgd) {
+    throw Error("`compress_rank` goes with `compress` powersgd, and this run has `compress` " +
+                std::string(to_string(compress)));
   }
-  if (name != "none" && options.cuda_graph) {
-    throw Error("--cuda-graph records steps whose gradients are averaged as they are; leave it or --compress out");
+  if (compress != Compression::none && options.cuda_graph) {
+    throw Error("`cuda_graph` records steps whose gradients are averaged as they are; leave it or `compress` out");
   }
-  if (name == "powersgd" && options.split && !by_data_alone(*options.split)) {
-    throw Error("--compress powersgd compresses whole layers' gradients, and this run's network is split as " +
+  if (compress == Compression::powersgd && options.split && !by_data_alone(*options.split)) {
+    throw Error("`compress` powersgd compresses whole layers' gradients, and this run's network is split as " +
                 to_string(*options.split) + ", not by data alone; take bf16 or fp16, or leave one of the two out");
   }
 }
@@ -47,17 +44,17 @@ void check_outer_optimizer(const TrainOptions& options) {
     throw Error(text.str());
   };
   if (options.sync_every < 0) {
-    throw Error("the number of steps between averages (--sync-every) is " + std::to_string(options.sync_every) +
+    throw Error("the number of steps between averages (`sync_every`) is " + std::to_string(options.sync_every) +
                 "; it must be at least 1");
   }
   if (!(options.outer_lr > 0) || std::isinf(options.outer_lr)) {
-    refuse("the outer learning rate (--outer-lr)", options.outer_lr, "above 0");
+    refuse("the outer learning rate (`outer_lr`)", options.outer_lr, "above 0");
   }
   if (!(options.outer_momentum >= 0 && options.outer_momentum < 1)) {
-    refuse("the outer momentum (--outer-momentum)", options.outer_momentum, "from 0 to below 1");
+    refuse("the outer momentum (`outer_momentum`)", options.outer_momentum, "from 0 to below 1");
   }
   if (options.sync_every == 0 && (options.outer_lr != 1 || options.outer_momentum != 0)) {
-    throw Error("--outer-lr and --outer-momentum are of what --sync-every does; give that too, or leave them out");
+    throw Error("`outer_lr` and `outer_momentum` are of what `sync_every` does; give that too, or leave them out");
   }
 }
 
@@ -68,14 +65,14 @@ void check_communication(const TrainOptions& options) {
   check_outer_optimizer(options);
   if (options.sync_every == 0) return;
   const auto refuse = [](const std::string& why) {
-    throw Error("--sync-every: " + why + "; leave one of the two out");
+    throw Error("`sync_every`: " + why + "; leave one of the two out");
   };
-  if (options.compress != "none") refuse("no gradients are exchanged that --compress could make smaller");
-  if (options.cuda_graph) refuse("a step of --cuda-graph is always the same, and not every H-th one another");
-  if (options.sync_batchnorm) refuse("--sync-batchnorm exchanges statistics at every step");
+  if (options.compress != Compression::none) refuse("no gradients are exchanged that `compress` could make smaller");
+  if (options.cuda_graph) refuse("a step of `cuda_graph` is always the same, and not every H-th one another");
+  if (options.sync_batchnorm) refuse("`sync_batchnorm` exchanges statistics at every step");
   if (options.checkpoint_every > 0) {
     refuse(
-        "between two averages the ranks' parameters differ, and --checkpoint-every wants to keep one network there "
+        "between two averages the ranks' parameters differ, and `checkpoint_every` wants to keep one network there "
         "(at the end of each epoch there is one)");
   }
   if (options.split && !by_data_alone(*options.split)) {
@@ -85,9 +82,9 @@ void check_communication(const TrainOptions& options) {
 }
 
 std::shared_ptr<CommunicationHook> make_communication_hook(const TrainOptions& options) {
-  if (options.compress == "bf16") return std::make_shared<HalfPrecisionHook>(at::kBFloat16);
-  if (options.compress == "fp16") return std::make_shared<HalfPrecisionHook>(at::kHalf);
-  if (options.compress == "powersgd") return std::make_shared<PowerSgdHook>(power_sgd_options(options));
+  if (options.compress == Compression::bf16) return std::make_shared<HalfPrecisionHook>(at::kBFloat16);
+  if (options.compress == Compression::fp16) return std::make_shared<HalfPrecisionHook>(at::kHalf);
+  if (options.compress == Compression::powersgd) return std::make_shared<PowerSgdHook>(power_sgd_options(options));
   return nullptr;
 }
 
@@ -97,10 +94,10 @@ LocalSgdOptions local_sgd_options(const TrainOptions& options) {
 
 std::string communication_text(const TrainOptions& options) {
   std::ostringstream text;
-  if (options.compress == "powersgd") {
+  if (options.compress == Compression::powersgd) {
     text << "gradients by PowerSGD, rank " << power_sgd_options(options).rank;
-  } else if (options.compress != "none") {
-    text << "gradients in " << options.compress;
+  } else if (options.compress != Compression::none) {
+    text << "gradients in " << to_string(options.compress);
   }
   if (options.sync_every > 0) {
     text << "parameters every " << options.sync_every << (options.sync_every == 1 ? " step" : " steps");

@@ -41,7 +41,7 @@ void GraphedStep::record(const Batch& batch) {
       std::throw_with_nested(
           Error("rank " + std::to_string(rank_.index()) + " (" + rank_.device().str() +
                 "): the training step cannot be recorded as a CUDA graph: " + exception_text(std::current_exception()) +
-                ". Without cuda_graph (--cuda-graph) it is queued kernel by kernel"));
+                ". Without `cuda_graph` it is queued kernel by kernel"));
     }
     return true;
   };

@@ -107,9 +107,9 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
 // In the steps before the recording; it takes an exchange of its own, which no graph can hold.
 void RankTrainer::check_that_order_can_be_learnt() {
   if (!exchange_recorded_ || parts_of_full_batch()[0] > 0) return;
-  throw Error(rank_.name() + ": --cuda-graph records the exchange of gradients with the step, in the order in which " +
-              "the first device's come, and with --balance " + options_.balance + " that one gets no samples of a " +
-              "batch; give it a share, put it last, or leave --cuda-graph out");
+  throw Error(rank_.name() + ": `cuda_graph` records the exchange of gradients with the step, in the order in which " +
+              "the first device's come, and with `balance` " + to_string(options_.balance) +
+              " that one gets no samples of a " + "batch; give it a share, put it last, or leave `cuda_graph` out");
 }
 
 EpochMetrics RankTrainer::epoch(int number, const std::function<void()>& keep) {
@@ -219,7 +219,7 @@ void RankTrainer::train(int number, EpochMetrics& metrics, const std::function<v
   rank_.barrier();
   metrics.seconds = seconds_since(start);
   if (traffic_ && taken > 0) metrics.bytes_per_step = (traffic_->sent - sent_before) / static_cast<double>(taken);
-  if (options_.balance != "equal") metrics.parts = parts_of_full_batch();
+  if (options_.balance != BalanceRule()) metrics.parts = parts_of_full_batch();
   steps_ = 0;
 }
 
@@ -244,7 +244,7 @@ void RankTrainer::begin_epoch() {
 
 void RankTrainer::step(const Batch& batch) {
   if (trace_ != nullptr) trace_->before_step(rank_);
-  if (options_.on_nan == "skip") return step_or_skip(batch);
+  if (options_.on_nan == OnNan::skip) return step_or_skip(batch);
   if (graphed_ && graphed_->replay(batch)) {
     part_after_recorded(batch);
     watch();
@@ -296,7 +296,7 @@ RankTrainer::Watched RankTrainer::watched_step() {
 
 // With LocalSgd ranks learn of each other when a round ends, and a GPU is not waited for: then the next step asks.
 void RankTrainer::watch() {
-  if (options_.on_nan == "go-on") return;
+  if (options_.on_nan == OnNan::go_on) return;
   Watched step = watched_step();
   if (local_) {
     if (watched_) {
@@ -374,7 +374,7 @@ void RankTrainer::forward_backward(const Batch& batch) {
     if (counts_correct_ && c10::GradMode::is_enabled()) totals_.add_correct(logits, y);
     const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
     // Times 1, or NaN: gradients are not finite where the loss is not.
-    return options_.on_nan == "go-on" ? loss : loss * (1 + 0 * loss.detach());
+    return options_.on_nan == OnNan::go_on ? loss : loss * (1 + 0 * loss.detach());
   };
   const torch::Tensor mean = net_.forward_backward(batch, criterion);
   step_loss_.add_(mean);

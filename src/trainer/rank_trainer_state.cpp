@@ -129,9 +129,9 @@ void RankTrainer::restore_communication(const RunState& state) {
     io::NamedTensors mine;
     for (const auto& [name, table] : tensors_under("ranks.optimizer", state.tensors)) {
       if (table.size(0) != rank_.world_size()) {
-        throw Error("cannot go on: with --sync-every each rank's optimizer has a state of its own, and the run had " +
+        throw Error("cannot go on: with `sync_every` each rank's optimizer has a state of its own, and the run had " +
                     std::to_string(table.size(0)) + " ranks, this one has " + std::to_string(rank_.world_size()) +
-                    "; give as many --devices");
+                    "; give as many `devices`");
       }
       mine.emplace_back(name, table[rank_.index()]);
     }

@@ -3,26 +3,17 @@
 #include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 
-#include <set>
 #include <string>
 #include <system_error>
 
 #include "checkpoint_folder.hpp"
+#include "option_table.hpp"
 #include "train_options.hpp"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-
-// What does not change the steps, but for rounding, or is meant to change when a run goes on.
-const std::set<std::string>& may_differ() {
-  static const std::set<std::string> keys = {"devices",       "threads_per_rank", "data_dir",      "epochs",
-                                             "split",         "cuda_graph",       "run_dir",       "keep_last",
-                                             "memory_format", "checkpoint_every", "tensorboard",   "zero_stage",
-                                             "balance",       "on_nan",           "check_replicas"};
-  return keys;
-}
 
 void check_same_run(const RunState& state, const TrainOptions& options, const fs::path& file) {
   const std::string what = "cannot go on from '" + file.string() + "': ";
@@ -32,16 +23,12 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
   } catch (const Error& error) {
     throw Error(what + error.what());
   }
-  const auto now = nlohmann::json::parse(to_json(options));
-  for (const auto& [key, value] : now.items()) {
-    if (may_differ().count(key) > 0 || (then.contains(key) && then[key] == value)) continue;
-    throw Error(what + "its run has " + key + " " + (then.contains(key) ? then[key].dump() : "not set") +
-                ", and this one " + value.dump() + "; a run goes on as it began");
-  }
-  for (const auto& [key, value] : then.items()) {
-    if (may_differ().count(key) > 0 || now.contains(key)) continue;
-    throw Error(what + "its run has " + key + " " + value.dump() + ", and this one not; a run goes on as it began");
-  }
+  auto now = nlohmann::json::parse(to_json(options));
+  each_option(options, [&](const Option& option, const auto&) {
+    if (option.same != Same::throughout || then[option.key] == now[option.key]) return;
+    throw Error(what + "its run has " + option.key + " " + then[option.key].dump() + ", and this one " +
+                now[option.key].dump() + "; a run goes on as it began");
+  });
   if (options.epochs < state.epochs || (options.epochs == state.epochs && state.steps > 0)) {
     throw Error(what + "it is " + std::to_string(state.steps) + " steps after epoch " + std::to_string(state.epochs) +
                 ", and this run is to have " + std::to_string(options.epochs) + " epochs");

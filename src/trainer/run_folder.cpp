@@ -76,7 +76,7 @@ RunFolder::~RunFolder() {
 
 void RunFolder::create(const TrainOptions& options) {
   if (folder_.empty()) return;
-  synthetic_ = options.data == "synthetic";
+  synthetic_ = options.data == DataSource::synthetic;
   keep_last_ = options.keep_last;
   const std::string config = to_json(options);
   make(folder_);

@@ -8,11 +8,15 @@
 #include "communication_options.hpp"
 #include "io/json_fields.hpp"
 #include "layout/split_json.hpp"
+#include "option_table.hpp"
+#include "option_text.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 #include <sstream>
+#include <string_view>
+#include <type_traits>
+#include <variant>
 
 namespace lockstep {
 namespace {
@@ -21,23 +25,33 @@ using nlohmann::json;
 
 constexpr int max_threads_per_rank = 1024;  // far beyond any machine, and few enough for the system to start them
 
-std::string spec_of(const Devices& devices) {
-  std::string spec;
-  for (const auto& device : devices) {
-    if (!spec.empty()) spec += ',';
-    spec += device.str();
+template <class Value>
+nlohmann::ordered_json json_of(const Value& value) {
+  if constexpr (std::is_same_v<Value, std::optional<ModelSplit>>) {
+    return to_json(*value);
+  } else if constexpr (std::is_arithmetic_v<Value> || std::is_same_v<Value, std::vector<int>>) {
+    return value;
+  } else {
+    return option_text(value);
   }
-  return spec;
 }
 
 template <class Value>
-void read_name(JsonFields& fields, const char* key, Value& value, Value (*from)(std::string_view)) {
-  if (!fields.has(key)) return;
-  const auto name = fields.required<std::string>(key);
-  try {
-    value = from(name);
-  } catch (const Error& error) {
-    throw Error(std::string("configuration: the value of \"") + key + "\": " + error.what());
+void read(JsonFields& fields, const char* key, Value& value) {
+  if constexpr (std::is_same_v<Value, std::optional<ModelSplit>>) {
+    auto split = fields.object(key);
+    value = split_from(split);
+    split.no_more();
+  } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
+    value = fields.list<int>(key);
+  } else if constexpr (std::is_arithmetic_v<Value>) {
+    value = fields.required<Value>(key);
+  } else {
+    value = fields.named(key, [&](const std::string& text) {
+      Value named = value;
+      take_text(text, named);
+      return named;
+    });
   }
 }
 
@@ -48,11 +62,11 @@ void check_batch(const TrainOptions& options) {
   if (options.batch_size < 1) refuse("the batch size", options.batch_size, "at least 1");
   const int64_t most = std::numeric_limits<int64_t>::max() / options.batch_size;
   if (options.scale_batch < 1 || options.scale_batch > most) {
-    refuse("the factor of the batch size (--scale-batch)", options.scale_batch, "from 1 to " + std::to_string(most));
+    refuse("the factor of the batch size (`scale_batch`)", options.scale_batch, "from 1 to " + std::to_string(most));
   }
   if (options.reference_batch < 0) refuse("the reference batch", options.reference_batch, "at least 1");
   if (options.accumulate < 1 || options.accumulate > global_batch(options)) {
-    refuse("the number of parts of a batch (--accumulate)", options.accumulate,
+    refuse("the number of parts of a batch (`accumulate`)", options.accumulate,
            "from 1 to " + std::to_string(global_batch(options)) + ", the samples of a batch");
   }
 }
@@ -62,21 +76,21 @@ void check_balance(const TrainOptions& options) {
   const auto shares = shares_of(options);
   const int parts = options.split ? options.split->mesh.data : static_cast<int>(options.devices.size());
   if (!shares.empty()) {  // under a launcher the number of ranks is not known here; Batches checks it
-    return check_shares(shares, this_process().count == 1 ? parts : static_cast<int>(shares.size()), "--balance");
+    return check_shares(shares, this_process().count == 1 ? parts : static_cast<int>(shares.size()), "`balance`");
   }
   if (!balances(options)) return;
   const auto refuse = [](const std::string& why) {
-    throw Error("--balance auto " + why + "; leave one of the two out, or give the shares, as in --balance 2,1");
+    throw Error("`balance` auto " + why + "; leave one of the two out, or give the shares, as in `balance` 2,1");
   };
-  if (options.cuda_graph) refuse("changes the sizes of the devices' parts, and --cuda-graph records steps of one size");
+  if (options.cuda_graph) refuse("changes the sizes of the devices' parts, and `cuda_graph` records steps of one size");
   if (options.sync_batchnorm) {
-    refuse("measures how long each device computes, and with --sync-batchnorm devices wait for each other meanwhile");
+    refuse("measures how long each device computes, and with `sync_batchnorm` devices wait for each other meanwhile");
   }
   if (options.zero_stage == 2) {
-    refuse("measures how long each device computes, and with --zero-stage 2 devices wait for each other meanwhile");
+    refuse("measures how long each device computes, and with `zero_stage` 2 devices wait for each other meanwhile");
   }
   if (options.sync_every > 0) {
-    refuse("keeps short what devices wait for each other at every step, and with --sync-every they do not wait there");
+    refuse("keeps short what devices wait for each other at every step, and with `sync_every` they do not wait there");
   }
   if (options.split && !by_data_alone(*options.split)) {
     refuse("measures how long each device computes, and in a network that is split as " + to_string(*options.split) +
@@ -88,18 +102,18 @@ void check_balance(const TrainOptions& options) {
 void check_graph_of(const TrainOptions& options) {
   if (!options.cuda_graph) return;
   if (!options.devices[0].is_cuda()) {
-    throw Error("--cuda-graph needs CUDA devices, and this run is on " + to_string(options.devices));
+    throw Error("`cuda_graph` needs CUDA devices, and this run is on " + to_string(options.devices));
   }
   if (options.model == "alexnet" && options.dropout > 0) {
     throw Error(
-        "--cuda-graph records a step's dropout, and would drop the same in each; leave one of the two out, as in "
-        "--dropout 0");
+        "`cuda_graph` records a step's dropout, and would drop the same in each; leave one of the two out, as in "
+        "`dropout` 0");
   }
   const bool same_rate = options.warmup == 0 && options.schedule == LrSchedule::constant;
   if (is_plain_sgd(options) && same_rate && options.accumulate == 1 && options.clip == 0) return;
   throw Error(
-      "--cuda-graph records steps of plain sgd at a constant learning rate, without --momentum, --weight-decay, "
-      "--clip, --accumulate, --warmup and --schedule; leave it out for the others");
+      "`cuda_graph` records steps of plain sgd at a constant learning rate, without `momentum`, `weight_decay`, "
+      "`clip`, `accumulate`, `warmup` and `schedule`; leave it out for the others");
 }
 
 // Under a launcher the number of ranks is not known here; Mesh checks it.
@@ -109,15 +123,15 @@ void check_split_of(const TrainOptions& options) {
   check_split(split, static_cast<int64_t>(make_model(model_options(options))->size()));
   if (this_process().count == 1) check_mesh(split.mesh, static_cast<int>(options.devices.size()));
   if (options.cuda_graph && !by_data_alone(split)) {
-    throw Error("--cuda-graph records steps whose network is split by data alone, and this run's is split as " +
+    throw Error("`cuda_graph` records steps whose network is split by data alone, and this run's is split as " +
                 to_string(split) + "; leave one of the two out");
   }
   if (options.accumulate > 1 && (split.stages() > 1 || split.microbatches > 1)) {
-    throw Error("--accumulate computes a batch in parts, and so does this run's pipeline, in microbatches (" +
-                to_string(split) + "); leave --accumulate out, or take a split with more of them");
+    throw Error("`accumulate` computes a batch in parts, and so does this run's pipeline, in microbatches (" +
+                to_string(split) + "); leave `accumulate` out, or take a split with more of them");
   }
   if (needs_whole_layers(options.optimizer) && split.mesh.tensor > 1) {
-    throw Error(options.optimizer +
+    throw Error(std::string(to_string(options.optimizer)) +
                 " scales a layer's update by the norm of the whole layer, and where the network is " +
                 "split by channels (" + to_string(split) +
                 ") a rank holds slices of layers; take sgd, adam or adamw, or a split by data and layers");
@@ -127,46 +141,44 @@ void check_split_of(const TrainOptions& options) {
 void check_zero(const TrainOptions& options) {
   const int stage = options.zero_stage;
   if (stage < 0 || stage > 2) {
-    throw Error("the stage of ZeRO (--zero-stage) is " + std::to_string(stage) +
+    throw Error("the stage of ZeRO (`zero_stage`) is " + std::to_string(stage) +
                 "; it must be 0 (off), 1 (optimizer state) or 2 (and gradients)");
   }
   if (stage == 0) return;
   if (needs_whole_layers(options.optimizer)) {
-    throw Error("--zero-stage gives each rank a slice of the parameters, and " + options.optimizer +
+    throw Error("`zero_stage` gives each rank a slice of the parameters, and " +
+                std::string(to_string(options.optimizer)) +
                 " scales a layer's update by the norm of the whole layer; take sgd, adam or adamw, or leave it out");
   }
   if (options.cuda_graph) {
     throw Error(
-        "--zero-stage exchanges parameters behind the steps that --cuda-graph records; leave one of the two out");
+        "`zero_stage` exchanges parameters behind the steps that `cuda_graph` records; leave one of the two out");
   }
   if (stage == 2 && options.sync_batchnorm) {
     throw Error(
-        "--zero-stage 2 waits for other devices within backward, and so does --sync-batchnorm; take 1, or leave one of "
+        "`zero_stage` 2 waits for other devices within backward, and so does `sync_batchnorm`; take 1, or leave one of "
         "the two out");
   }
-  if (options.compress != "none" || options.sync_every > 0) {
+  if (options.compress != Compression::none || options.sync_every > 0) {
     throw Error(
-        "--zero-stage exchanges gradients in its own way, of which --compress and --sync-every know nothing; "
+        "`zero_stage` exchanges gradients in its own way, of which `compress` and `sync_every` know nothing; "
         "leave it or them out");
   }
   if (options.split && !by_data_alone(*options.split)) {
-    throw Error("--zero-stage shares out what ranks split by data have in common, and this run's network is split as " +
+    throw Error("`zero_stage` shares out what ranks split by data have in common, and this run's network is split as " +
                 to_string(*options.split) + "; leave one of the two out");
   }
 }
 
 void check_on_nan(const TrainOptions& options) {
-  if (options.on_nan == "stop" || options.on_nan == "go-on") return;
-  if (options.on_nan != "skip") {
-    throw Error("what becomes of a step that is not finite (--on-nan) is \"" + options.on_nan +
-                "\"; it must be stop, skip or go-on");
-  }
+  if (options.on_nan != OnNan::skip) return;
   const auto refuse = [](const std::string& why) {
-    throw Error("--on-nan skip leaves out a step that is not finite, and " + why + "; take stop, or leave one out");
+    throw Error("`on_nan` skip leaves out a step that is not finite, and " + why + "; take stop, or leave one out");
   };
-  if (options.cuda_graph) refuse("--cuda-graph has recorded the update with the step");
-  if (options.sync_every > 0) refuse("with --sync-every devices do not learn of each other's steps");
-  if (options.compress == "powersgd") refuse("--compress powersgd keeps what it left out of it for the next one");
+  if (options.cuda_graph) refuse("`cuda_graph` has recorded the update with the step");
+  if (options.sync_every > 0) refuse("with `sync_every` devices do not learn of each other's steps");
+  if (options.compress == Compression::powersgd)
+    refuse("`compress` powersgd keeps what it left out of it for the next one");
 }
 
 bool has_batchnorm(const ModelOptions& options) {
@@ -179,18 +191,18 @@ void check_sync_batchnorm(const TrainOptions& options) {
   if (!options.sync_batchnorm) return;
   if (options.cuda_graph) {
     throw Error(
-        "--sync-batchnorm exchanges statistics within the steps that --cuda-graph records; leave one of the two out");
+        "`sync_batchnorm` exchanges statistics within the steps that `cuda_graph` records; leave one of the two out");
   }
   if (options.split && !by_data_alone(*options.split)) {
-    throw Error("--sync-batchnorm normalises over whole batches, and this run's network is split as " +
+    throw Error("`sync_batchnorm` normalises over whole batches, and this run's network is split as " +
                 to_string(*options.split) + ", not by data alone; leave one of the two out");
   }
   if (options.accumulate > 1) {
     throw Error(
-        "--sync-batchnorm normalises over whole batches, and --accumulate computes them in parts; leave one out");
+        "`sync_batchnorm` normalises over whole batches, and `accumulate` computes them in parts; leave one out");
   }
   if (!has_batchnorm(model_options(options))) {
-    throw Error("--sync-batchnorm: " + options.model + " has no BatchNorm; leave it out");
+    throw Error("`sync_batchnorm`: " + options.model + " has no BatchNorm; leave it out");
   }
 }
 
@@ -198,52 +210,13 @@ void check_sync_batchnorm(const TrainOptions& options) {
 
 std::string to_json(const TrainOptions& options) {
   nlohmann::ordered_json config;
-  config["model"] = options.model;
-  config["width"] = options.width;
-  config["image_size"] = options.image_size;
-  config["groups"] = options.groups;
-  config["dropout"] = options.dropout;
-  config["data"] = options.data;
-  config["data_dir"] = options.data_dir.string();
-  config["devices"] = spec_of(options.devices);
-  config["threads_per_rank"] = options.threads_per_rank;
-  config["batch_size"] = options.batch_size;
-  config["scale_batch"] = options.scale_batch;
-  config["accumulate"] = options.accumulate;
-  config["balance"] = options.balance;
-  config["optimizer"] = options.optimizer;
-  config["momentum"] = options.momentum;
-  config["weight_decay"] = options.weight_decay;
-  config["clip"] = options.clip;
-  config["lr"] = options.lr;
-  config["reference_batch"] = options.reference_batch;
-  config["scale_lr"] = to_string(options.scale_lr);
-  config["warmup"] = options.warmup;
-  config["schedule"] = to_string(options.schedule);
-  config["step_epochs"] = options.step_epochs;
-  config["step_factor"] = options.step_factor;
-  config["epochs"] = options.epochs;
-  config["seed"] = options.seed;
-  config["on_nan"] = options.on_nan;
-  config["check_replicas"] = options.check_replicas;
-  config["precision"] = options.precision;
-  config["memory_format"] = options.memory_format;
-  config["sync_batchnorm"] = options.sync_batchnorm;
-  config["zero_stage"] = options.zero_stage;
-  config["cuda_graph"] = options.cuda_graph;
-  config["compress"] = options.compress;
-  config["compress_rank"] = options.compress_rank;
-  config["sync_every"] = options.sync_every;
-  config["outer_lr"] = options.outer_lr;
-  config["outer_momentum"] = options.outer_momentum;
-  if (options.split) config["split"] = to_json(*options.split);
-  config["keep_last"] = options.keep_last;
-  config["checkpoint_every"] = options.checkpoint_every;
-  config["tensorboard"] = options.tensorboard;
-  config["run_dir"] = options.run_dir.string();
+  each_option(options, [&](const Option& option, const auto& value) {
+    const bool absent = option.key == std::string_view("split") && !options.split;
+    if (option.more.kept && !absent) config[option.key] = json_of(value);
+  });
   try {
     return config.dump(2) + "\n";
-  } catch (const json::exception&) {  // all else is numbers and names that checked() knows
+  } catch (const json::exception&) {  // all else is numbers and names
     throw Error("configuration: a path is not UTF-8, so that it cannot be kept: data_dir is '" +
                 options.data_dir.string() + "', run_dir is '" + options.run_dir.string() + "'");
   }
@@ -252,59 +225,15 @@ std::string to_json(const TrainOptions& options) {
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices) {
   auto fields = JsonFields::parse(text, "configuration");
   TrainOptions options;
-  const auto read = [&fields](const char* key, auto& value) { value = fields.optional(key, value); };
-  std::string data_dir, spec, run_dir;
-  read("model", options.model);
-  read("width", options.width);
-  read("image_size", options.image_size);
-  read("groups", options.groups);
-  read("dropout", options.dropout);
-  read("data", options.data);
-  read("data_dir", data_dir);
-  read("devices", spec);
-  read("threads_per_rank", options.threads_per_rank);
-  read("batch_size", options.batch_size);
-  read("scale_batch", options.scale_batch);
-  read("accumulate", options.accumulate);
-  read("balance", options.balance);
-  read("optimizer", options.optimizer);
-  read("momentum", options.momentum);
-  read("weight_decay", options.weight_decay);
-  read("clip", options.clip);
-  read("lr", options.lr);
-  read("reference_batch", options.reference_batch);
-  read_name(fields, "scale_lr", options.scale_lr, scaling_from);
-  read("warmup", options.warmup);
-  read_name(fields, "schedule", options.schedule, lr_schedule_from);
-  if (fields.has("step_epochs")) options.step_epochs = fields.list<int>("step_epochs");
-  read("step_factor", options.step_factor);
-  read("epochs", options.epochs);
-  read("seed", options.seed);
-  read("on_nan", options.on_nan);
-  read("check_replicas", options.check_replicas);
-  read("precision", options.precision);
-  read("memory_format", options.memory_format);
-  read("sync_batchnorm", options.sync_batchnorm);
-  read("zero_stage", options.zero_stage);
-  read("cuda_graph", options.cuda_graph);
-  read("compress", options.compress);
-  read("compress_rank", options.compress_rank);
-  read("sync_every", options.sync_every);
-  read("outer_lr", options.outer_lr);
-  read("outer_momentum", options.outer_momentum);
-  read("keep_last", options.keep_last);
-  read("checkpoint_every", options.checkpoint_every);
-  read("tensorboard", options.tensorboard);
-  read("run_dir", run_dir);
-  if (fields.has("split")) {
-    auto split = fields.object("split");
-    options.split = split_from(split);
-    split.no_more();
-  }
+  each_option(options, [&](const Option& option, auto& value) {
+    if (!option.more.kept || !fields.has(option.key)) return;
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Devices>) {
+      if (fields.required<std::string>(option.key).empty() || !devices.empty()) return;
+    }
+    read(fields, option.key, value);
+  });
   fields.no_more();
-  options.data_dir = data_dir;
-  options.run_dir = run_dir;
-  options.devices = devices.empty() && !spec.empty() ? parse_devices(spec) : devices;
+  if (!devices.empty()) options.devices = devices;
   return options;
 }
 
@@ -315,15 +244,6 @@ TrainOptions checked(TrainOptions options) {
     throw Error(text.str());
   };
   check_model(model_options(options));
-  if (options.data != "fashion-mnist" && options.data != "synthetic") {
-    refuse("the data set", '"' + options.data + '"', "it must be fashion-mnist or synthetic");
-  }
-  if (options.precision != "float32" && options.precision != "tf32" && options.precision != "bf16") {
-    refuse("the precision", '"' + options.precision + '"', "it must be float32, tf32 or bf16");
-  }
-  if (options.memory_format != "contiguous" && options.memory_format != "channels-last") {
-    refuse("the memory format", '"' + options.memory_format + '"', "it must be contiguous or channels-last");
-  }
   check_batch(options);
   check_learning_rate(learning_rate_of(options));
   check_optimizer(options.optimizer, optimizer_settings(options));
@@ -339,13 +259,13 @@ TrainOptions checked(TrainOptions options) {
   if (options.check_replicas < -1)
     refuse("the number of steps between comparisons of the weights", options.check_replicas, "it must be at least -1");
   if (options.checkpoint_every > 0 && options.keep_last == 0)
-    throw Error("--checkpoint-every writes checkpoints, and --keep-last 0 keeps none; leave one of the two out");
-  if (options.data == "synthetic" && !options.data_dir.empty())
-    throw Error("--data-dir goes with --data fashion-mnist; synthetic data need no files");
+    throw Error("`checkpoint_every` writes checkpoints, and `keep_last` 0 keeps none; leave one of the two out");
+  if (options.data == DataSource::synthetic && !options.data_dir.empty())
+    throw Error("`data_dir` goes with `data` fashion-mnist; synthetic data need no files");
   if (options.devices.empty()) options.devices = default_devices();
   check_devices(options.devices);
-  if (options.precision == "tf32" && !options.devices[0].is_cuda()) {
-    throw Error("--precision tf32 is how NVIDIA GPUs multiply, and this run is on " + to_string(options.devices) +
+  if (options.precision == Precision::tf32 && !options.devices[0].is_cuda()) {
+    throw Error("`precision` tf32 is how NVIDIA GPUs multiply, and this run is on " + to_string(options.devices) +
                 "; take float32 or bf16");
   }
   check_graph_of(options);
@@ -380,21 +300,12 @@ int64_t global_batch(const TrainOptions& options) {
 }
 
 bool balances(const TrainOptions& options) {
-  return options.balance == "auto";
+  return std::holds_alternative<PartsBySpeed>(options.balance);
 }
 
 std::vector<double> shares_of(const TrainOptions& options) {
-  if (options.balance == "equal" || balances(options)) return {};
-  std::vector<double> shares;
-  const char* const end = options.balance.data() + options.balance.size();
-  for (const char* next = options.balance.data();; ++next) {
-    const auto [rest, error] = std::from_chars(next, end, shares.emplace_back());
-    if (error != std::errc() || (rest != end && *rest != ',')) break;
-    if (rest == end) return shares;
-    next = rest;
-  }
-  throw Error("the balance is \"" + options.balance +
-              "\"; it must be equal, auto, or a share for each device, as in 2,1");
+  const auto* const shares = std::get_if<std::vector<double>>(&options.balance);
+  return shares == nullptr ? std::vector<double>() : *shares;
 }
 
 LearningRate learning_rate_of(const TrainOptions& options) {
@@ -414,11 +325,11 @@ OptimizerSettings optimizer_settings(const TrainOptions& options) {
 }
 
 bool is_plain_sgd(const TrainOptions& options) {
-  return options.optimizer == "sgd" && options.momentum == 0 && options.weight_decay == 0;
+  return options.optimizer == OptimizerKind::sgd && options.momentum == 0 && options.weight_decay == 0;
 }
 
 ImageData load_data(const TrainOptions& options) {
-  return options.data == "synthetic" ? synthetic_images() : load_fashion_mnist(options.data_dir);
+  return options.data == DataSource::synthetic ? synthetic_images() : load_fashion_mnist(options.data_dir);
 }
 
 void check_batch_size(const TrainOptions& options, const ImageData& data) {
@@ -429,11 +340,12 @@ void check_batch_size(const TrainOptions& options, const ImageData& data) {
 }
 
 bool computes_in_bf16(const TrainOptions& options) {
-  return options.precision == "bf16";
+  return options.precision == Precision::bf16;
 }
 
 at::MemoryFormat memory_format(const TrainOptions& options) {
-  return options.memory_format == "channels-last" ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  return options.memory_format == MemoryFormat::channels_last ? at::MemoryFormat::ChannelsLast
+                                                              : at::MemoryFormat::Contiguous;
 }
 
 TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& devices) {

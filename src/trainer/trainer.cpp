@@ -6,10 +6,11 @@
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
-#include "communication_options.hpp"
 #include "data/data_digests.hpp"
 #include "devices/gpu_math.hpp"
 #include "devices/memory_format.hpp"
+#include "option_table.hpp"
+#include "option_text.hpp"
 #include "rank_trainer.hpp"
 #include "resume.hpp"
 #include "run_folder.hpp"
@@ -18,10 +19,8 @@
 #include "train_options.hpp"
 
 #include <exception>
-#include <iomanip>
 #include <numeric>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -51,28 +50,19 @@ bool goes_on_in_its_folder(const TrainOptions& options) {
   return std::filesystem::equivalent(run_to_go_on(options.resume), options.run_dir, different);
 }
 
-// What all processes of a launcher must have in common: all that shapes their steps. Folders and devices may differ.
+// What all processes of a launcher must have in common: all that shapes their steps. run() compares the seed.
 std::string common_settings(const TrainOptions& options, const DataDigests& data, const RunState* resumed = nullptr) {
-  std::ostringstream text;
-  text << std::setprecision(17) << "model " << to_string(model_options(options)) << ", data " << options.data
-       << ", batch size " << global_batch(options) << " in " << options.accumulate << " parts, optimizer "
-       << to_string(options.optimizer, optimizer_settings(options)) << ", learning rate "
-       << to_string(learning_rate_of(options)) << ", epochs " << options.epochs << ", precision " << options.precision
-       << ", memory format " << options.memory_format << (options.on_nan == "stop" ? "" : ", on NaN " + options.on_nan)
-       << (options.check_replicas == -1
-               ? ""
-               : ", weights compared every " + std::to_string(options.check_replicas) + " steps")
-       << (options.clip > 0 ? ", clipped to " + std::to_string(options.clip) : "")
-       << (options.split ? ", split as " + to_string(*options.split) : "")
-       << (options.balance == "equal" ? "" : ", balance " + options.balance)
-       << (options.sync_batchnorm ? ", SyncBatchNorm" : "")
-       << (options.zero_stage > 0 ? ", ZeRO stage " + std::to_string(options.zero_stage) : "");
-  if (const auto exchange = communication_text(options); !exchange.empty()) text << ", " << exchange;
-  text << (options.cuda_graph ? ", CUDA graph" : "") << (options.trace.empty() ? "" : ", traced");
-  if (keeps_checkpoints(options)) text << ", checkpoints every " << options.checkpoint_every << " steps";
-  if (resumed != nullptr) text << ", resumed " << resumed->steps << " steps after epoch " << resumed->epochs;
-  for (const auto& part : kDataParts) text << ", " << part.name << " of SHA-256 " << data.*part.digest;
-  return text.str();
+  std::string text = options.trace.empty() ? "not traced" : "traced";
+  each_option(options, [&](const Option& option, const auto& value) {
+    if (option.same == Same::nowhere || option.key == std::string_view("seed")) return;
+    text += std::string(", ") + option.key + " " + option_text(value);
+  });
+  if (keeps_checkpoints(options)) text += ", checkpoints every " + std::to_string(options.checkpoint_every) + " steps";
+  if (resumed != nullptr) {
+    text += ", resumed " + std::to_string(resumed->steps) + " steps after epoch " + std::to_string(resumed->epochs);
+  }
+  for (const auto& part : kDataParts) text += std::string(", ") + part.name + " of SHA-256 " + data.*part.digest;
+  return text;
 }
 
 // For people: unless the data are Fashion-MNIST's, that they are not.
@@ -82,9 +72,9 @@ std::string remark_on(const ImageData& data, const DataDigests& digests) {
 }
 
 std::string title_of_curve(const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
-  return to_string(model_options(options)) + " on " + (data.synthetic ? data.source : options.data) +
-         remark_on(data, digests) + ", " + to_string(options.devices) + ", batch size " +
-         std::to_string(global_batch(options));
+  return to_string(model_options(options)) + " on " +
+         (data.synthetic ? data.source : std::string(to_string(options.data))) + remark_on(data, digests) + ", " +
+         to_string(options.devices) + ", batch size " + std::to_string(global_batch(options));
 }
 
 void warn_of_mnist(const ImageData& data, const DataDigests& digests, const TrainCallbacks& callbacks) {
@@ -166,7 +156,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
     if (trace) trace->end(rank);
   };
   // Batches have one shape, but for the last of an epoch.
-  const GpuMath math(settings.precision == "tf32", /*fixed_shapes=*/settings.devices[0].is_cuda());
+  const GpuMath math(settings.precision == Precision::tf32, /*fixed_shapes=*/settings.devices[0].is_cuda());
   try {
     run(settings.devices, body,
         {.threads_per_rank = settings.threads_per_rank,
@@ -225,7 +215,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch_size);
     if (rank.index_in_process() == 0) static_cast<Score&>(result) = score;
   };
-  const GpuMath math(config.precision == "tf32", /*fixed_shapes=*/false);
+  const GpuMath math(config.precision == Precision::tf32, /*fixed_shapes=*/false);
   // One process has nobody to compare its data with.
   const bool compares = this_process().count > 1;
   run(config.devices, body,

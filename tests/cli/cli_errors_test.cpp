@@ -138,7 +138,7 @@ TEST_F(CliErrors, ConfigurationsThatMakeNoSense) {
   const std::string file = (images_ / "config.json").string();
   for (const auto& [text, part] : std::vector<std::pair<std::string, std::string>>{
            {"", "empty"},
-           {"{", "not JSON: parse error"},
+           {"{", "not JSON: it goes wrong at line 1, column 2"},
            {"{\"epochs\": 0}", "epochs is 0"},
            {"{\"model\": \"vgg\"}", "there are lenet, mlp, alexnet, resnet18"},
 
@@ -261,9 +261,34 @@ TEST_F(CliErrors, HelpShowsDefaultsAndExamples) {
     EXPECT_THAT(help.out, AllOf(HasSubstr(usage), HasSubstr("Examples:")));
     for (const auto& line : lines_of(help.out)) EXPECT_LE(line.size(), 80u) << line;
   }
-  EXPECT_THAT(run_program({"train", "--help"}, surroundings()).out,
+  EXPECT_THAT(run_program({"train", "--help-all"}, surroundings()).out,
               AllOf(HasSubstr("--batch-size N"), HasSubstr("(default: 1)"), HasSubstr("(default: 0.2)")));
   EXPECT_THAT(run_program({"--version"}, surroundings()).out, StartsWith("lockstep "));
+}
+
+// --help shows the flags to begin with, --help-all all of them.
+TEST_F(CliErrors, HelpOfTrainBeginsWithFewFlags) {
+  const auto flags_in = [&](const char* help) {
+    std::vector<std::string> flags;
+    const Finished run = run_program({"train", help}, surroundings());
+    EXPECT_EQ(run.code, 0);
+    EXPECT_THAT(run.out, HasSubstr("  lockstep train --devices 2 --batch-size 512"));
+    for (const auto& line : lines_of(run.out)) {
+      EXPECT_LE(line.size(), 80u) << line;
+      const size_t flag = line.find("--");
+      if (line.starts_with("  -") && flag != line.npos) flags.push_back(line.substr(flag, line.find(' ', flag) - flag));
+    }
+    return flags;
+  };
+  const auto first = flags_in("--help"), all = flags_in("--help-all");
+  EXPECT_THAT(first, testing::IsSupersetOf({"--devices", "--model", "--batch-size", "--lr", "--epochs", "--help-all"}));
+  EXPECT_LE(first.size(), 12u);
+  EXPECT_GT(all.size(), 45u);
+  EXPECT_THAT(all, testing::IsSupersetOf(first));
+  EXPECT_THAT(all, testing::Contains("--outer-momentum"));
+  const std::string begin = run_program({"help", "train"}, surroundings()).out;
+  EXPECT_THAT(begin, HasSubstr("lockstep train --help-all shows all flags"));
+  EXPECT_LE(lines_of(begin).size(), 40u);
 }
 
 TEST_F(CliErrors, DevicesAreListed) {

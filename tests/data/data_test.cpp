@@ -178,8 +178,8 @@ TEST_F(FashionMnistTest, IsFoundInTheFirstCompletePlace) {
         io::find_fashion_mnist({"/nowhere", incomplete.path()});
       }),
       AllOf(HasSubstr("/nowhere: no such folder"), HasSubstr(incomplete.path().string() + ": it lacks train-labels"),
-            HasSubstr("dataset-fashion-mnist"), HasSubstr("--data-dir"), HasSubstr("fetch-data"),
-            HasSubstr("--data synthetic")));
+            HasSubstr("dataset-fashion-mnist"), HasSubstr("`data_dir`"), HasSubstr("fetch-data"),
+            HasSubstr("`data` synthetic")));
 }
 
 TEST(FashionMnist, IsTheRealThing) {

@@ -152,8 +152,8 @@ TEST_F(GpuTrainer, PrecisionAndMemoryFormatGoWithRecordedSteps) {
   for (const auto& devices : worlds()) {
     SCOPED_TRACE(lockstep::to_string(devices));
     const auto bf16 = [](TrainOptions& o) {
-      o.precision = "bf16";
-      o.memory_format = "channels-last";
+      o.precision = lockstep::Precision::bf16;
+      o.memory_format = lockstep::MemoryFormat::channels_last;
     };
     const auto eager = train(devices, bf16);
     expect_near(eager, train(devices, [](TrainOptions&) {}), 0.02, 0.2);

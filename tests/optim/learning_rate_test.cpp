@@ -130,9 +130,9 @@ TEST(LearningRate, RefusesWhatMakesNoSense) {
   const auto cosine_without_time = [](auto& r) { r.warmup_epochs = 10, r.schedule = LrSchedule::cosine; };
   EXPECT_THAT(refused(cosine_without_time), HasSubstr("below the run's"));
   const auto warmup_to_nothing = [](auto& r) { r.warmup_epochs = 1, r.batch = 256; };
-  EXPECT_THAT(refused(warmup_to_nothing), AllOf(HasSubstr("batch is 256"), HasSubstr("--scale-batch")));
+  EXPECT_THAT(refused(warmup_to_nothing), AllOf(HasSubstr("batch is 256"), HasSubstr("`reference_batch`")));
   EXPECT_THAT(refused([](auto& r) { r.step_epochs = {3}; }), HasSubstr("the schedule is constant"));
-  EXPECT_THAT(refused([](auto& r) { r.schedule = LrSchedule::step; }), HasSubstr("--step-epochs 30,60,80"));
+  EXPECT_THAT(refused([](auto& r) { r.schedule = LrSchedule::step; }), HasSubstr("`step_epochs` 30,60,80"));
   for (const std::vector<int>& epochs : {std::vector{0}, {10}, {3, 3}, {5, 4}}) {
     const auto steps = [&](auto& r) { r.schedule = LrSchedule::step, r.step_epochs = epochs; };
     EXPECT_THAT(refused(steps), HasSubstr("between 0 and the run's 10")) << testing::PrintToString(epochs);

@@ -22,6 +22,7 @@ using lockstep::LambOptions;
 using lockstep::Lars;
 using lockstep::LarsOptions;
 using lockstep::make_optimizer;
+using lockstep::optimizer_from;
 using lockstep::OptimizerSettings;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -212,11 +213,11 @@ TEST(Lamb, GoesOnFromAFile) {
 }
 
 TEST(Optimizers, LeaveWhatHasNoGradientAndReturnTheClosuresLoss) {
-  for (const auto& name : lockstep::optimizer_names()) {
+  for (const char* name : {"sgd", "adam", "adamw", "lars", "lamb"}) {
     SCOPED_TRACE(name);
     const auto weights = some_weights();
     const auto before = weights[1].detach().clone(), moved = weights[2].detach().clone();
-    const auto optimizer = make_optimizer(name, weights, {.lr = 0.1, .weight_decay = 0.1});
+    const auto optimizer = make_optimizer(optimizer_from(name), weights, {.lr = 0.1, .weight_decay = 0.1});
     const auto loss = optimizer->step([&] {
       auto loss = weights[2].square().sum();
       loss.backward();
@@ -259,9 +260,9 @@ TEST(Optimizers, AreThoseOfTheirNames) {
        {.lr = lr, .weight_decay = decay},
        make(std::type_identity<Lamb>(), LambOptions(lr).weight_decay(decay))}};
   for (const auto& [name, settings, expected] : cases) {
-    SCOPED_TRACE(to_string(name, settings));
+    SCOPED_TRACE(to_string(optimizer_from(name), settings));
     const auto mine = some_weights(), theirs = some_weights();
-    const auto optimizer = make_optimizer(name, mine, settings), reference = expected(theirs);
+    const auto optimizer = make_optimizer(optimizer_from(name), mine, settings), reference = expected(theirs);
     for (int step = 0; step < 4; ++step) {
       if (step == 2) {
         lockstep::set_learning_rate(*optimizer, 0.01);
@@ -285,14 +286,15 @@ TEST(Optimizers, TakeALearningRateForAllTheirGroups) {
 }
 
 TEST(Optimizers, SayWhatTheyAre) {
-  EXPECT_EQ(to_string("sgd", OptimizerSettings{}), "sgd");
-  EXPECT_EQ(to_string("sgd", OptimizerSettings{.momentum = 0.9, .nesterov = true, .weight_decay = 1e-4}),
+  EXPECT_EQ(to_string(lockstep::OptimizerKind::sgd, OptimizerSettings{}), "sgd");
+  EXPECT_EQ(to_string(lockstep::OptimizerKind::sgd,
+                      OptimizerSettings{.momentum = 0.9, .nesterov = true, .weight_decay = 1e-4}),
             "sgd, momentum 0.9 (Nesterov), weight decay 1e-04");
 }
 
 TEST(Optimizers, RefuseWhatMakesNoSense) {
   const auto refused = [](const std::string& name, const OptimizerSettings& settings) {
-    return error_of([&] { make_optimizer(name, some_weights(), settings); });
+    return error_of([&] { make_optimizer(optimizer_from(name), some_weights(), settings); });
   };
   EXPECT_THAT(refused("rmsprop", {}), AllOf(HasSubstr("\"rmsprop\""), HasSubstr("sgd, adam, adamw, lars or lamb")));
   EXPECT_THAT(refused("sgd", {.lr = -1}), HasSubstr("learning rate is -1"));
@@ -301,7 +303,7 @@ TEST(Optimizers, RefuseWhatMakesNoSense) {
   EXPECT_THAT(refused("lars", {.momentum = std::nan("")}), HasSubstr("momentum is nan"));
   EXPECT_THAT(refused("lamb", {.weight_decay = -0.1}), HasSubstr("weight decay is -0.1"));
   for (const char* name : {"adam", "adamw", "lamb"}) {
-    EXPECT_THAT(refused(name, {.momentum = 0.9}), AllOf(HasSubstr("--momentum"), HasSubstr(name)));
+    EXPECT_THAT(refused(name, {.momentum = 0.9}), AllOf(HasSubstr("`momentum`"), HasSubstr(name)));
   }
   EXPECT_THAT(refused("sgd", {.nesterov = true}), HasSubstr("nesterov"));
   EXPECT_THAT(refused("lars", {.momentum = 0.9, .nesterov = true}), HasSubstr("nesterov"));

@@ -31,7 +31,7 @@ class BalancedTrainer : public SmallTraining {
     TrainOptions options = SmallTraining::options(ranks, "");
     options.batch_size = 16;
     options.epochs = 2;
-    options.balance = balance;
+    options.balance = balance_rule_from(balance);
     options.run_dir.clear();
     return options;
   }
@@ -158,7 +158,7 @@ TrainOptions automatic() {
   options.width = 0.125;
   options.batch_size = 48;
   options.lr = 0.05;
-  options.balance = "auto";
+  options.balance = PartsBySpeed();
   return options;
 }
 
@@ -230,30 +230,30 @@ TEST_F(BalancedTrainer, SaysWhatDoesNotGoTogether) {
     return error_of([&] { train(settings); });
   };
   const auto nothing = [](auto&) {};
-  EXPECT_THAT(refused("fast", nothing), AllOf(HasSubstr("\"fast\""), HasSubstr("equal, auto, or a share")));
-  EXPECT_THAT(refused("", nothing), HasSubstr("the balance is \"\""));
-  EXPECT_THAT(refused("1,", nothing), HasSubstr("the balance is \"1,\""));
-  EXPECT_THAT(refused("1;2", nothing), HasSubstr("the balance is \"1;2\""));
-  EXPECT_THAT(refused("1,2,3", nothing), AllOf(HasSubstr("--balance"), HasSubstr("3 shares for 2 parts")));
+  EXPECT_THAT(refused("1,2,3", nothing), AllOf(HasSubstr("`balance`"), HasSubstr("3 shares for 2 parts")));
   EXPECT_THAT(refused("1,-2", nothing), HasSubstr("part 1 is -2"));
   EXPECT_THAT(refused("auto",
                       [](auto& o) {
                         o.model = "resnet18";
                         o.sync_batchnorm = true;
                       }),
-              AllOf(HasSubstr("--balance auto"), HasSubstr("--sync-batchnorm"), HasSubstr("--balance 2,1")));
-  EXPECT_THAT(refused("auto", [](auto& o) { o.zero_stage = 2; }), HasSubstr("--balance auto measures"));
-  EXPECT_THAT(refused("auto", [](auto& o) { o.sync_every = 4; }), HasSubstr("--balance auto keeps short"));
+              AllOf(HasSubstr("`balance` auto"), HasSubstr("`sync_batchnorm`"), HasSubstr("`balance` 2,1")));
+  EXPECT_THAT(refused("auto", [](auto& o) { o.zero_stage = 2; }), HasSubstr("`balance` auto measures"));
+  EXPECT_THAT(refused("auto", [](auto& o) { o.sync_every = 4; }), HasSubstr("`balance` auto keeps short"));
   EXPECT_THAT(refused("auto", [](auto& o) { o.split = {.mesh = {.pipeline = 2}, .microbatches = 2}; }),
-              AllOf(HasSubstr("--balance auto"), HasSubstr("2 microbatches")));
+              AllOf(HasSubstr("`balance` auto"), HasSubstr("2 microbatches")));
   EXPECT_THAT(refused("2,1", [](auto& o) { o.split = {.mesh = {.pipeline = 2}, .microbatches = 2}; }),
               HasSubstr("2 shares for 1 parts"));
 }
 
 TEST(BalanceOption, IsKeptInTheConfiguration) {
   TrainOptions options;
-  options.balance = "2,1";
-  EXPECT_EQ(train_options_from_json(to_json(options)).balance, "2,1");
+  for (const char* balance : {"2,1", "0.1,1e-05,0", "auto", "equal"}) {
+    options.balance = balance_rule_from(balance);
+    EXPECT_EQ(to_string(options.balance), balance);
+    EXPECT_THAT(to_json(options), HasSubstr("\"balance\": \"" + std::string(balance) + "\""));
+    EXPECT_EQ(train_options_from_json(to_json(options)).balance, options.balance);
+  }
 }
 
 }  // namespace balance_trainer_test

@@ -90,7 +90,7 @@ TEST(CheckpointFolder, RefusesWhatIsDamagedAndNamesTheNewestWholeOne) {
     return error_of([&] { read_checkpoint(newest_checkpoint(folder.path())); });
   };
   const auto advice =
-      HasSubstr("The newest whole one before it: --resume " + (folder / "epoch-0002.safetensors").string());
+      HasSubstr("The newest whole one before it: `resume` " + (folder / "epoch-0002.safetensors").string());
   for (size_t i = 0; i < whole.size(); i += 31) {  // whichever byte it is
     std::string damaged = whole;
     damaged[i] ^= 4;
@@ -102,7 +102,7 @@ TEST(CheckpointFolder, RefusesWhatIsDamagedAndNamesTheNewestWholeOne) {
   EXPECT_THAT(error_with(whole.substr(0, whole.size() / 2)), advice);
   EXPECT_THAT(error_with(""), AllOf(HasSubstr("too short"), advice));
   folder.write("epoch-0002.safetensors", damaged);
-  EXPECT_THAT(error_with(damaged), HasSubstr("--resume " + (folder / "epoch-0001.safetensors").string()));
+  EXPECT_THAT(error_with(damaged), HasSubstr("`resume` " + (folder / "epoch-0001.safetensors").string()));
   folder.write("epoch-0001.safetensors", "");
   EXPECT_THAT(error_with(damaged), HasSubstr("There is no whole one before it"));
 }

@@ -14,6 +14,7 @@
 
 namespace communication_test {
 
+using lockstep::Compression;
 using lockstep::error_of;
 using lockstep::read_run_state;
 using lockstep::TrainOptions;
@@ -65,7 +66,7 @@ TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
        std::map<std::string, double>{{"bf16", 0.05}, {"fp16", 1e-3}, {"powersgd", 0.2}}) {
     SCOPED_TRACE(compress);
     TrainOptions run = options(2, compress);
-    run.compress = compress;
+    run.compress = lockstep::compression_from(compress);
     const TrainResult result = lockstep::train(run);
     EXPECT_LT(astray(compress), most);
     EXPECT_NE(result.history[3].train_loss, plain.history[3].train_loss);
@@ -99,7 +100,7 @@ TEST_F(Communication, AStoppedRunGoesOnWithTheSameBits) {
   const auto with = [&](const std::string& how, const std::string& name) {
     TrainOptions run = options(3, name);
     run.momentum = 0.5;
-    if (how == "powersgd") run.compress = how, run.compress_rank = 2;
+    if (how == "powersgd") run.compress = Compression::powersgd, run.compress_rank = 2;
     if (how == "diloco") run.sync_every = 2, run.outer_lr = 0.7, run.outer_momentum = 0.9;
     return run;
   };
@@ -117,7 +118,7 @@ TEST_F(Communication, AStoppedRunGoesOnWithTheSameBits) {
   EXPECT_NEAR(on_two.history[3].train_loss,
               lockstep::read_metrics(runs_ / "whole-powersgd/metrics.jsonl")[3].train_loss, 1e-3);
   EXPECT_THAT(error_of([&] { train_in_two(with("diloco", "refused"), 2); }),
-              AllOf(HasSubstr("--sync-every"), HasSubstr("the run had 3 ranks, this one has 2")));
+              AllOf(HasSubstr("`sync_every`"), HasSubstr("the run had 3 ranks, this one has 2")));
 }
 
 TEST_F(Communication, WhatMakesNoSenseIsRefusedWithNothingWritten) {
@@ -128,33 +129,32 @@ TEST_F(Communication, WhatMakesNoSenseIsRefusedWithNothingWritten) {
     EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
     return text;
   };
-  EXPECT_THAT(refused([](auto& o) { o.compress = "int8"; }),
-              AllOf(HasSubstr("\"int8\""), HasSubstr("none, bf16, fp16 or powersgd")));
-  EXPECT_THAT(refused([](auto& o) { o.compress_rank = 2; }), HasSubstr("--compress-rank goes with"));
-  EXPECT_THAT(refused([](auto& o) { o.compress = "powersgd", o.compress_rank = -1; }), HasSubstr("is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = -1; }), HasSubstr("(--sync-every) is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.outer_lr = 0.7; }), HasSubstr("what --sync-every does"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_lr = -1; }), HasSubstr("(--outer-lr) is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_momentum = 1; }), HasSubstr("(--outer-momentum) is 1"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.compress = "bf16"; }), HasSubstr("--compress"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.checkpoint_every = 2; }), HasSubstr("--checkpoint-every"));
+  EXPECT_THAT(refused([](auto& o) { o.compress_rank = 2; }), HasSubstr("`compress_rank` goes with"));
+  EXPECT_THAT(refused([](auto& o) { o.compress = Compression::powersgd, o.compress_rank = -1; }), HasSubstr("is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = -1; }), HasSubstr("(`sync_every`) is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.outer_lr = 0.7; }), HasSubstr("what `sync_every` does"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_lr = -1; }), HasSubstr("(`outer_lr`) is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_momentum = 1; }), HasSubstr("(`outer_momentum`) is 1"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.compress = Compression::bf16; }), HasSubstr("`compress`"));
+  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.checkpoint_every = 2; }), HasSubstr("`checkpoint_every`"));
   EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.model = "resnet18", o.sync_batchnorm = true; }),
-              HasSubstr("--sync-batchnorm"));
+              HasSubstr("`sync_batchnorm`"));
   for (const auto& split :
        {lockstep::ModelSplit{.mesh = {.pipeline = 2}}, lockstep::ModelSplit{.mesh = {.tensor = 2}}}) {
-    EXPECT_THAT(refused([&](auto& o) { o.compress = "powersgd", o.split = split; }), HasSubstr("not by data alone"));
+    EXPECT_THAT(refused([&](auto& o) { o.compress = Compression::powersgd, o.split = split; }),
+                HasSubstr("not by data alone"));
     EXPECT_THAT(refused([&](auto& o) { o.sync_every = 2, o.split = split; }), HasSubstr("not by data alone"));
   }
 }
 
 TEST_F(Communication, SixteenBitsGoWithEverySplitAndWithAccumulation) {
   TrainOptions run = options(4, "run");
-  run.compress = "bf16";
+  run.compress = Compression::bf16;
   run.epochs = 1;
   run.split = lockstep::ModelSplit{.mesh = {.data = 2, .pipeline = 2}, .microbatches = 2};
   const double loss = lockstep::train(run).history[0].train_loss;
   TrainOptions parts = options(2, "parts");
-  parts.compress = "bf16";
+  parts.compress = Compression::bf16;
   parts.epochs = 1;
   parts.accumulate = 2;
   EXPECT_NEAR(lockstep::train(parts).history[0].train_loss, loss, 1e-3);
@@ -162,13 +162,13 @@ TEST_F(Communication, SixteenBitsGoWithEverySplitAndWithAccumulation) {
 
 TEST(CommunicationJson, ComesBackAsItWas) {
   TrainOptions options;
-  options.compress = "powersgd";
+  options.compress = Compression::powersgd;
   options.compress_rank = 3;
   options.sync_every = 16;
   options.outer_lr = 0.7;
   options.outer_momentum = 0.9;
   const auto back = lockstep::train_options_from_json(to_json(options));
-  EXPECT_EQ(back.compress, "powersgd");
+  EXPECT_EQ(back.compress, Compression::powersgd);
   EXPECT_EQ(back.compress_rank, 3);
   EXPECT_EQ(back.sync_every, 16);
   EXPECT_EQ(back.outer_lr, 0.7);

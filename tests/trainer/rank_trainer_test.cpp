@@ -171,7 +171,7 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
   const auto train_with = [&](const std::string& balance, bool nccl) {
     TrainOptions options;
     options.batch_size = 32;
-    options.balance = balance;
+    options.balance = lockstep::balance_rule_from(balance);
     return lockstep::error_of([&] {
       lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) {
         const lockstep::TrainCallbacks callbacks;
@@ -183,9 +183,9 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
       });
     });
   };
-  EXPECT_THAT(train_with("0,1", true), AllOf(HasSubstr("(cpu): --cuda-graph"), HasSubstr("with --balance 0,1"),
-                                             HasSubstr("give it a share, put it last, or leave --cuda-graph out")));
-  EXPECT_THAT(train_with("0.01,1", true), HasSubstr("--cuda-graph"));  // no sample of 32
+  EXPECT_THAT(train_with("0,1", true), AllOf(HasSubstr("(cpu): `cuda_graph`"), HasSubstr("with `balance` 0,1"),
+                                             HasSubstr("give it a share, put it last, or leave `cuda_graph` out")));
+  EXPECT_THAT(train_with("0.01,1", true), HasSubstr("`cuda_graph`"));  // no sample of 32
   EXPECT_EQ(train_with("1,0", true), "(no error)");
   EXPECT_EQ(train_with("0,1", false), "(no error)");
 }

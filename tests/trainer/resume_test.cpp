@@ -65,8 +65,8 @@ TEST_F(Resume, WithTheOptimizersState) {
   for (const char* optimizer : {"sgd", "adam", "lamb"}) {
     SCOPED_TRACE(optimizer);
     TrainOptions with = options(2, std::string("whole-") + optimizer);
-    with.optimizer = optimizer;
-    if (with.optimizer == "sgd") with.momentum = 0.9;
+    with.optimizer = lockstep::optimizer_from(optimizer);
+    if (with.optimizer == lockstep::OptimizerKind::sgd) with.momentum = 0.9;
     with.lr = 0.01;
     with.schedule = lockstep::LrSchedule::cosine;
     const TrainResult expected = lockstep::train(with);
@@ -109,8 +109,8 @@ TEST_F(Resume, AlsoFromWithinAnEpoch) {
 TEST_F(Resume, FromWithinAnEpochWithWhatRanksRemember) {
   const auto with = [&](const std::string& how, const std::string& name) {
     TrainOptions settings = options(3, name + how);
-    if (how == "powersgd") settings.compress = how, settings.compress_rank = 2;
-    if (how == "zero1") settings.zero_stage = 1, settings.optimizer = "adam", settings.lr = 0.01;
+    if (how == "powersgd") settings.compress = lockstep::Compression::powersgd, settings.compress_rank = 2;
+    if (how == "zero1") settings.zero_stage = 1, settings.optimizer = lockstep::OptimizerKind::adam, settings.lr = 0.01;
     if (how == "zero2") settings.zero_stage = 2, settings.momentum = 0.9;
     return settings;
   };
@@ -240,7 +240,7 @@ TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
   damage("epoch-0003.safetensors");
   const auto earlier = checkpoint("run", "epoch-0002");
   EXPECT_THAT(error_of([&] { go_on(settings, checkpoint("run", "epoch-0003")); }),  // named, so it is meant
-              AllOf(HasSubstr("SHA-256"), HasSubstr("--resume " + earlier.string())));
+              AllOf(HasSubstr("SHA-256"), HasSubstr("`resume` " + earlier.string())));
   settings.resume = settings.run_dir;
   std::vector<std::string> warnings;
   lockstep::TrainCallbacks callbacks;
@@ -342,7 +342,7 @@ TEST_F(Resume, KeepsNoCheckpointsIfNoneAreWanted) {
   EXPECT_FALSE(fs::exists(runs_ / "run/checkpoints"));
   settings.checkpoint_every = 3;
   settings.run_dir = runs_ / "other";
-  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("--keep-last 0"));
+  EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("`keep_last` 0"));
 }
 
 }  // namespace resume_test

@@ -1,10 +1,22 @@
 // TrainOptions as JSON: they come back as they were, and what is wrong is refused by name.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/data_parallel/power_sgd.hpp>
 #include <lockstep/trainer/trainer.hpp>
 #include <nlohmann/json.hpp>
 
 #include "support/error_of.hpp"
+#include "trainer/option_table.hpp"
+#include "trainer/option_text.hpp"
+
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace train_options_test {
 
@@ -24,7 +36,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.image_size = 96;
   options.groups = 2;
   options.dropout = 0.25;
-  options.data = "synthetic";
+  options.data = lockstep::DataSource::synthetic;
   options.data_dir = "/some where/\"quoted\"";
   options.devices = cpus(3);
   options.threads_per_rank = 2;
@@ -32,10 +44,10 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.lr = 0.1;
   options.epochs = 4;
   options.seed = 18446744073709551615u;
-  options.on_nan = "skip";
+  options.on_nan = lockstep::OnNan::skip;
   options.check_replicas = 50;
-  options.precision = "bf16";
-  options.memory_format = "channels-last";
+  options.precision = lockstep::Precision::bf16;
+  options.memory_format = lockstep::MemoryFormat::channels_last;
   options.sync_batchnorm = true;
   options.cuda_graph = true;
   options.split = {.mesh = {.data = 1, .pipeline = 3},
@@ -44,7 +56,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
                    .microbatches = 4,
                    .recompute = true,
                    .cuts = {1, 2, 3, 5, 8},
-                   .tensor_rule = "alternating"};
+                   .tensor_rule = lockstep::TensorRule::alternating};
   options.keep_last = 5;
   options.checkpoint_every = 100;
   options.tensorboard = true;
@@ -69,6 +81,96 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(lockstep::train_options_from_json("{}").split, std::nullopt);
 }
 
+// Turns into any field's type.
+struct Anything {
+  template <class Value>
+  operator Value&() const&;
+};
+
+// How many fields a struct without constructors has.
+template <class Struct, class... Fields>
+constexpr int fields_of() {
+  if constexpr (requires { Struct{Fields()..., Anything()}; }) {
+    return fields_of<Struct, Fields..., Anything>();
+  } else {
+    return sizeof...(Fields);
+  }
+}
+
+// A value that is no option's default, and that config.json can hold.
+template <class Value>
+void change(Value& value) {
+  if constexpr (std::is_same_v<Value, bool>) {
+    value = !value;
+  } else if constexpr (std::is_arithmetic_v<Value>) {
+    value += 1;
+  } else if constexpr (std::is_enum_v<Value>) {
+    value = static_cast<Value>(1);
+  } else if constexpr (std::is_same_v<Value, std::string> || std::is_same_v<Value, std::filesystem::path>) {
+    value = "another";
+  } else if constexpr (std::is_same_v<Value, std::chrono::seconds>) {
+    value = std::chrono::seconds(17);
+  } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
+    value = {3, 7};
+  } else if constexpr (std::is_same_v<Value, lockstep::Devices>) {
+    value = cpus(3);
+  } else if constexpr (std::is_same_v<Value, lockstep::BalanceRule>) {
+    value = std::vector<double>{2, 1};
+  } else {
+    value = lockstep::ModelSplit{.mesh = {.pipeline = 3}};
+  }
+}
+
+TEST(OptionTable, HasEveryOptionOnce) {
+  TrainOptions options;
+  std::set<const void*> fields;
+  std::set<std::string> keys, not_kept;
+  lockstep::each_option(options, [&](const lockstep::Option& option, auto& value) {
+    EXPECT_TRUE(fields.insert(&value).second) << option.key;
+    EXPECT_TRUE(keys.insert(option.key).second) << option.key;
+    if (!option.more.kept) not_kept.insert(option.key);
+  });
+  EXPECT_EQ(static_cast<int>(fields.size()), fields_of<TrainOptions>());
+  EXPECT_THAT(not_kept, testing::ElementsAre("resume", "timeout", "trace"));
+}
+
+TEST(OptionTable, EachOptionComesBackFromJsonAndFromItsTextAndDiffers) {
+  const TrainOptions defaults;
+  TrainOptions changed;
+  lockstep::each_option(changed, [](const lockstep::Option&, auto& value) { change(value); });
+  const TrainOptions back = lockstep::train_options_from_json(to_json(changed));
+  const auto then = nlohmann::json::parse(to_json(defaults)), now = nlohmann::json::parse(to_json(changed));
+  EXPECT_EQ(to_json(back), to_json(changed));
+  std::map<std::string, std::string> texts_back, texts;
+  lockstep::each_option(back, [&](const lockstep::Option& option, const auto& value) {
+    texts_back[option.key] = lockstep::option_text(value);
+  });
+  lockstep::each_option(changed, [&](const lockstep::Option& option, const auto& value) {
+    SCOPED_TRACE(option.key);
+    texts[option.key] = lockstep::option_text(value);
+    std::decay_t<decltype(value)> read{};
+    if (std::string(option.key) == "split") return;
+    lockstep::take_text(texts[option.key], read);
+    EXPECT_EQ(read, value);
+  });
+  lockstep::each_option(defaults, [&](const lockstep::Option& option, const auto& value) {
+    SCOPED_TRACE(option.key);
+    EXPECT_NE(texts[option.key], lockstep::option_text(value));
+    EXPECT_EQ(now.contains(option.key), option.more.kept);
+    if (!option.more.kept) return;
+    EXPECT_EQ(texts_back[option.key], texts[option.key]);
+    EXPECT_NE(now.value(option.key, nlohmann::json()), then.value(option.key, nlohmann::json()));
+  });
+}
+
+TEST(OptionTable, NamesTheDefaultRankOfPowerSgd) {
+  const TrainOptions defaults;
+  lockstep::each_option(defaults, [](const lockstep::Option& option, const auto&) {
+    if (std::string(option.key) != "compress_rank") return;
+    EXPECT_EQ(option.more.otherwise, std::to_string(lockstep::PowerSgdOptions().rank));
+  });
+}
+
 TEST(TrainOptionsJson, NamesWhatIsWrongWithASplit) {
   TrainOptions options;
   options.split = lockstep::ModelSplit{.mesh = {.data = 2}};
@@ -86,6 +188,8 @@ TEST(TrainOptionsJson, NamesWhatIsWrongWithASplit) {
   EXPECT_THAT(text([](auto& split) { split["microbatches"] = 1.5; }), HasSubstr("\"split.microbatches\""));
   EXPECT_THAT(text([](auto& split) { split["schedule"] = "fastest"; }),
               AllOf(HasSubstr("\"split.schedule\""), HasSubstr("1f1b")));
+  EXPECT_THAT(text([](auto& split) { split["tensor_rule"] = "rows"; }),
+              AllOf(HasSubstr("\"split.tensor_rule\""), HasSubstr("\"rows\""), HasSubstr("channels or alternating")));
 }
 
 TEST(TrainOptionsJson, NamesWhatIsWrong) {
@@ -95,6 +199,21 @@ TEST(TrainOptionsJson, NamesWhatIsWrong) {
   EXPECT_THAT(text(R"({"lr": "fast"})"), AllOf(HasSubstr("\"lr\""), HasSubstr("\"fast\"")));
   EXPECT_THAT(text(R"({"learning_rate": 1})"), HasSubstr("unknown key \"learning_rate\""));
   EXPECT_THAT(text(R"({"devices": "tpu"})"), HasSubstr("tpu"));
+  for (const auto& [key, names] :
+       std::map<std::string, std::string>{{"data", "fashion-mnist or synthetic"},
+                                          {"optimizer", "sgd, adam, adamw, lars or lamb"},
+                                          {"precision", "float32, tf32 or bf16"},
+                                          {"memory_format", "contiguous or channels-last"},
+                                          {"compress", "none, bf16, fp16 or powersgd"},
+                                          {"on_nan", "stop, skip or go-on"},
+                                          {"balance", "equal, auto, or a share for each device, as in 2,1"}}) {
+    EXPECT_THAT(text("{\"" + key + "\": \"some\"}"),
+                AllOf(HasSubstr("\"" + key + "\""), HasSubstr("\"some\"; it must be " + names)));
+  }
+  for (const char* balance : {"", "1,", "1;2", ",1"}) {
+    EXPECT_THAT(text(nlohmann::json{{"balance", balance}}.dump()),
+                HasSubstr("the balance is \"" + std::string(balance) + "\""));
+  }
   EXPECT_EQ(lockstep::train_options_from_json("{}").batch_size, 256);
 }
 

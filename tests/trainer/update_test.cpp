@@ -21,6 +21,8 @@ namespace update_test {
 using lockstep::error_of;
 using lockstep::LrScaling;
 using lockstep::LrSchedule;
+using lockstep::optimizer_from;
+using lockstep::OptimizerKind;
 using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
 using testing::AllOf;
@@ -90,7 +92,7 @@ TEST_F(Update, IsThatOfAPlainLoopOnOneDevice) {
                         Case{"adamw", 1e-3, 0, 0.1}, Case{"lars", 5, 0.9, 0.01}, Case{"lamb", 5e-3, 0, 0.1}}) {
     TrainOptions run = options(2, c.optimizer + std::to_string(c.momentum));
     SCOPED_TRACE(run.run_dir.filename());
-    run.optimizer = c.optimizer;
+    run.optimizer = optimizer_from(c.optimizer);
     run.lr = c.lr;
     run.momentum = c.momentum;
     run.weight_decay = c.weight_decay;
@@ -188,7 +190,7 @@ TEST_F(Update, OfAnAccumulatedBatchWithAnEmptyPart) {
 
 TEST_F(Update, GoesWithSplitsThatLeaveLayersWhole) {
   TrainOptions whole = options(1, "whole");
-  whole.optimizer = "lars";
+  whole.optimizer = OptimizerKind::lars;
   whole.lr = 5;
   whole.momentum = 0.9;
   lockstep::train(whole);
@@ -211,7 +213,7 @@ TEST_F(Update, GoesWithSplitsThatLeaveLayersWhole) {
 TEST_F(Update, InSlicesIsThatOfTheWhole) {
   for (const std::string optimizer : {"sgd", "adam"}) {
     TrainOptions whole = options(3, optimizer);
-    whole.optimizer = optimizer;
+    whole.optimizer = optimizer_from(optimizer);
     whole.lr = optimizer == "sgd" ? 0.02 : 1e-3;
     whole.batch_size = 37;  // 150 samples: the last batch has 2
     whole.epochs = 1;
@@ -231,7 +233,7 @@ TEST_F(Update, InSlicesIsThatOfTheWhole) {
 // The checkpoint has the whole optimizer.
 TEST_F(Update, InSlicesGoesOnOnOtherRanksAndWhole) {
   TrainOptions whole = options(2, "whole");
-  whole.optimizer = "adam";
+  whole.optimizer = OptimizerKind::adam;
   whole.lr = 1e-3;
   lockstep::train(whole);
   TrainOptions first = whole;
@@ -270,33 +272,33 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
     EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
     return text;
   };
-  EXPECT_THAT(refused([](auto& o) { o.optimizer = "sgdm"; }), AllOf(HasSubstr("\"sgdm\""), HasSubstr("lars or lamb")));
   EXPECT_THAT(refused([](auto& o) { o.momentum = -0.5; }), HasSubstr("momentum is -0.5"));
   EXPECT_THAT(refused([](auto& o) { o.weight_decay = std::nan(""); }), HasSubstr("weight decay is nan"));
-  EXPECT_THAT(refused([](auto& o) { o.scale_batch = 0; }), HasSubstr("--scale-batch) is 0; it must be from 1"));
+  EXPECT_THAT(refused([](auto& o) { o.scale_batch = 0; }), HasSubstr("`scale_batch`) is 0; it must be from 1"));
   EXPECT_THAT(refused([](auto& o) { o.scale_batch = INT64_MAX / 16; }), HasSubstr("it must be from 1 to 288230376151"));
   EXPECT_THAT(refused([](auto& o) { o.scale_batch = 5; }), AllOf(HasSubstr("batch size is 160"), HasSubstr("150")));
-  EXPECT_THAT(refused([](auto& o) { o.accumulate = 0; }), HasSubstr("--accumulate) is 0; it must be from 1 to 32"));
-  EXPECT_THAT(refused([](auto& o) { o.accumulate = 33; }), HasSubstr("--accumulate) is 33; it must be from 1 to 32"));
+  EXPECT_THAT(refused([](auto& o) { o.accumulate = 0; }), HasSubstr("`accumulate`) is 0; it must be from 1 to 32"));
+  EXPECT_THAT(refused([](auto& o) { o.accumulate = 33; }), HasSubstr("`accumulate`) is 33; it must be from 1 to 32"));
   EXPECT_THAT(refused([](auto& o) { o.reference_batch = -1; }), HasSubstr("reference batch is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 3; }), HasSubstr("--zero-stage) is 3"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.optimizer = "lamb"; }), HasSubstr("lamb scales a layer"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 3; }), HasSubstr("`zero_stage`) is 3"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.optimizer = OptimizerKind::lamb; }),
+              HasSubstr("lamb scales a layer"));
   EXPECT_THAT(refused([](auto& o) {
                 o.zero_stage = 2;
                 o.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}};
               }),
-              AllOf(HasSubstr("--zero-stage"), HasSubstr("1 x 2 x 1")));
+              AllOf(HasSubstr("`zero_stage`"), HasSubstr("1 x 2 x 1")));
   EXPECT_THAT(refused([](auto& o) { o.model = "resnet18", o.zero_stage = 2, o.sync_batchnorm = true; }),
-              HasSubstr("so does --sync-batchnorm"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.compress = "bf16"; }),
-              HasSubstr("--compress and --sync-every"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 2, o.sync_every = 4; }), HasSubstr("--compress and --sync-every"));
-  EXPECT_THAT(refused([](auto& o) { o.warmup = 1; }), HasSubstr("--scale-batch or --reference-batch"));
-  EXPECT_THAT(refused([](auto& o) { o.step_epochs = {1}; }), HasSubstr("--schedule step"));
-  EXPECT_THAT(refused([](auto& o) { o.schedule = LrSchedule::step; }), HasSubstr("--step-epochs"));
+              HasSubstr("so does `sync_batchnorm`"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.compress = lockstep::Compression::bf16; }),
+              HasSubstr("`compress` and `sync_every`"));
+  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 2, o.sync_every = 4; }), HasSubstr("`compress` and `sync_every`"));
+  EXPECT_THAT(refused([](auto& o) { o.warmup = 1; }), HasSubstr("a smaller `reference_batch`"));
+  EXPECT_THAT(refused([](auto& o) { o.step_epochs = {1}; }), HasSubstr("`schedule` step"));
+  EXPECT_THAT(refused([](auto& o) { o.schedule = LrSchedule::step; }), HasSubstr("`step_epochs`"));
   for (const char* name : {"lars", "lamb"}) {
     const auto by_channels = [&](auto& o) {
-      o.optimizer = name;
+      o.optimizer = optimizer_from(name);
       o.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
     };
     EXPECT_THAT(refused(by_channels), AllOf(HasSubstr(name), HasSubstr("split by channels"), HasSubstr("1 x 1 x 2")));
@@ -304,7 +306,7 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
   for (const auto& split :
        {lockstep::ModelSplit{.mesh = {.pipeline = 2}}, lockstep::ModelSplit{.mesh = {.data = 2}, .microbatches = 2}}) {
     const auto twice_in_parts = [&](auto& o) { o.accumulate = 2, o.split = split; };
-    EXPECT_THAT(refused(twice_in_parts), AllOf(HasSubstr("--accumulate"), HasSubstr("microbatches")));
+    EXPECT_THAT(refused(twice_in_parts), AllOf(HasSubstr("`accumulate`"), HasSubstr("microbatches")));
   }
 }
 
@@ -312,7 +314,7 @@ TEST(UpdateJson, ComesBackAsItWas) {
   TrainOptions options;
   options.scale_batch = 8;
   options.accumulate = 4;
-  options.optimizer = "lars";
+  options.optimizer = OptimizerKind::lars;
   options.momentum = 0.9;
   options.weight_decay = 5e-4;
   options.reference_batch = 128;
@@ -326,7 +328,7 @@ TEST(UpdateJson, ComesBackAsItWas) {
   EXPECT_EQ(to_json(back), to_json(options));
   EXPECT_EQ(back.scale_batch, 8);
   EXPECT_EQ(back.accumulate, 4);
-  EXPECT_EQ(back.optimizer, "lars");
+  EXPECT_EQ(back.optimizer, OptimizerKind::lars);
   EXPECT_EQ(back.momentum, 0.9);
   EXPECT_EQ(back.weight_decay, 5e-4);
   EXPECT_EQ(back.reference_batch, 128);

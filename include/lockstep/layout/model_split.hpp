@@ -8,9 +8,17 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lockstep {
+
+// How tensor parallel ranks cut layers, see ShardRule: by their output channels, or by output and input in turns.
+enum class TensorRule { channels, alternating };
+
+// "channels", "alternating". And back; throws Error that names what there is.
+std::string_view to_string(TensorRule rule);
+TensorRule tensor_rule_from(std::string_view name);
 
 struct ModelSplit {
   MeshShape mesh = {};  // its product is the number of ranks
@@ -22,8 +30,7 @@ struct ModelSplit {
   bool recompute = false;          // activations in backward, instead of keeping them
   std::vector<int64_t> cuts = {};  // the first layers of stages 1, 2, …; empty: stages of nearly as many layers each
 
-  // Of the tensor axis: "channels" or "alternating", see ShardRule.
-  std::string tensor_rule = "channels";
+  TensorRule tensor_rule = TensorRule::channels;  // of the tensor axis
 
   int stages() const { return mesh.pipeline * stages_per_rank; }
   bool operator==(const ModelSplit&) const = default;
@@ -34,7 +41,7 @@ std::string to_string(const ModelSplit& split);
 
 // Throws Error, which says what would fit, unless a net of `layers` layers can be split so: a number below 1, several
 // stages per rank without the interleaved schedule, more stages than layers, cuts that are not as many as the stages
-// need, do not ascend or do not lie within the layers, an unknown tensor rule.
+// need, do not ascend or do not lie within the layers.
 void check_split(const ModelSplit& split, int64_t layers);
 
 }  // namespace lockstep

@@ -7,103 +7,18 @@
 
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/devices.hpp>
-#include <lockstep/layout/model_split.hpp>
-#include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/trainer/metrics.hpp>
+#include <lockstep/trainer/train_options.hpp>
 
-#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
 
 namespace lockstep {
-
-struct TrainOptions {
-  std::string model = "lenet";  // one of model_names()
-  double width = 1;             // of the model, as the next three: see ModelOptions in models.hpp
-  int64_t image_size = 0;
-  int64_t groups = 1;
-  double dropout = 0.5;
-  std::string data = "fashion-mnist";   // or "synthetic"
-  std::filesystem::path data_dir = {};  // of the IDX files; empty: where packages put them
-  Devices devices = {};                 // one rank per entry; empty: default_devices()
-  int threads_per_rank = 1;             // intra-op threads of each rank
-  int64_t batch_size = 256;             // of the global batch, times scale_batch
-  int64_t scale_batch = 1;
-  // In how many parts, one after the other, a rank computes its part of a batch. The gradients are the same (but
-  // BatchNorm normalises over what is computed at once), and the activations of one of them are in memory at a time.
-  int accumulate = 1;
-  // Whose part of a batch is how large. "equal": near-equal parts. "2,1": the first device gets twice as many samples
-  // as the second (shares.hpp; of the split's data axis, if there is one). "auto": in proportion to the devices' speed,
-  // measured while they train (balance.hpp), so that two runs differ by what rounding leaves, also if one was resumed.
-  std::string balance = "equal";
-  std::string optimizer = "sgd";  // one of optimizer_names()
-  double momentum = 0;            // as weight_decay: see OptimizerSettings in optimizers.hpp
-  double weight_decay = 0;
-  double clip = 0;              // the largest norm of a step's gradients, which are scaled down to it; 0: none
-  double lr = 0.2;              // for batches of reference_batch samples; what becomes of it: learning_rate.hpp
-  int64_t reference_batch = 0;  // 0: batch_size
-  LrScaling scale_lr = LrScaling::none;
-  double warmup = 0;  // epochs
-  LrSchedule schedule = LrSchedule::constant;
-  std::vector<int> step_epochs = {};  // as step_factor of LrSchedule::step
-  double step_factor = 0.1;
-  int epochs = 10;
-  uint64_t seed = 1;  // of the weights, of the order of the samples (why 1: docs/results) and of dropout
-  // What becomes of a run when a step's loss or gradients are not finite; all ranks do the same in the same step.
-  // "stop": train() throws NotFinite, and what is kept is of before. "skip": the step leaves everything as it was, and
-  // a warning names it; after an epoch of such steps alone train() throws NotFinite. "go-on": nothing looks. On a GPU
-  // "skip" waits for it in each step; "stop" notices a step later.
-  std::string on_nan = "stop";
-  // Steps between two looks whether the devices that should hold the same weights do (check_replicas.hpp); -1: one at
-  // the end of each epoch, 0: none. With sync_every those within a round are left out.
-  int64_t check_replicas = -1;
-  // "float32"; "tf32": the same with the products' factors rounded to TF32, on NVIDIA GPUs alone; or "bf16": forward
-  // and loss as automatic mixed precision (autocast.hpp), weights and update in float32.
-  std::string precision = "float32";
-  // "contiguous": images channel by channel; "channels-last": pixel by pixel, which many convolutions are faster on,
-  // and bfloat16 on GPUs wants. The results are the same but for rounding.
-  std::string memory_format = "contiguous";
-  // How the network is split over the ranks, as a plan has it (plan.hpp). Absent: not at all, all ranks along data.
-  std::optional<ModelSplit> split = {};
-  // BatchNorm over the samples of all ranks (sync_batch_norm.hpp), for a model that has some, split by data alone.
-  bool sync_batchnorm = false;
-  // 1: each rank keeps and computes its slice of the optimizer; 2: and of the gradients (sharded_optimizer.hpp). Of a
-  // network split by data alone, and not of lars and lamb. 0: every rank has all of it.
-  int zero_stage = 0;
-  // How the ranks' gradients become one: "none": as they are; "bf16", "fp16": rounded (half_precision_hook.hpp);
-  // "powersgd": as matrices of compress_rank (power_sgd.hpp; 0: its default), with the network split by data alone.
-  std::string compress = "none";
-  int64_t compress_rank = 0;
-  // If not 0, gradients are not averaged at all: each rank takes so many steps of its own and then the parameters are,
-  // with an outer optimizer (local_sgd.hpp); also at the end of each epoch. With the network split by data alone.
-  int64_t sync_every = 0;
-  double outer_lr = 1;
-  double outer_momentum = 0;
-  bool cuda_graph = false;             // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
-  std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
-  std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON; of
-                                       // a launcher's process N, of its ranks alone, with .N before the extension
-  int keep_last = 2;                   // checkpoints to resume from in run_dir, beside the best epoch's; 0: none at all
-  int64_t checkpoint_every = 0;        // steps between two of them within an epoch; 0: only at the end of each epoch
-  std::filesystem::path resume = {};   // if not empty: a checkpoint, or a run's folder, whose newest whole one is meant
-                                       // (on_warning is told of a damaged one), to go on from with the results of a
-                                       // run that never stopped; run_dir may be that run's
-  bool tensorboard = false;            // run_dir also gets an event file for TensorBoard
-  std::chrono::seconds timeout{300};   // of every wait of a rank for another, from 1 to 1,000,000
-};
-
-// All of the options but resume, trace and timeout as JSON text, enough to run again; and back. to_json throws Error
-// for a path that is not UTF-8. from_json throws Error that names the key: one that is not known, or a value of another
-// type or out of its range, which is never rounded or cut; absent keys keep their defaults. The text's devices are
-// parsed for this machine, so they must be there, unless `devices` names others in their place.
-std::string to_json(const TrainOptions& options);
-TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 
 struct StepProgress {
   int epoch = 0;     // from 1
@@ -153,19 +68,19 @@ class NotFinite : public Error {
 // samples that each has seen in it.
 //
 // Throws Error before the first step, for
-// - the network and the data: a model that check_model refuses, an unknown data set, unreadable data, a data_dir beside
-//   synthetic data, sync_batchnorm for a model without BatchNorm;
+// - the network and the data: a model that check_model refuses, unreadable data, a data_dir beside synthetic data,
+//   sync_batchnorm for a model without BatchNorm;
 // - the batch: a global batch of less than 1 or more than all training samples; accumulate < 1, above the global batch,
 //   or with a pipeline (which has microbatches);
-// - the update: what check_optimizer and check_learning_rate refuse; an on_nan that it does not know; lars or lamb with
+// - the update: what check_optimizer and check_learning_rate refuse; lars or lamb with
 //   a split by channels (their norms are of whole layers);
-// - the devices: threads_per_rank < 1 or > 1024, a precision or memory format that it does not know, a timeout out of
-//   its range, a device that is not there, a split that check_split refuses or whose mesh is not as large as the run;
+// - the devices: threads_per_rank < 1 or > 1024, tf32 on CPUs, a timeout out of its range, a device that is not there,
+// a split that check_split refuses or whose mesh is not as large as the run;
 // - cuda_graph on CPU devices, with a split other than by data, with dropout, or with anything but plain SGD at a
 //   constant rate without accumulation;
 // - sync_batchnorm with such a split, cuda_graph or accumulation;
 // - zero_stage with lars, lamb, cuda_graph, compress, sync_every or such a split;
-// - compress: one that is not known, with cuda_graph, or "powersgd" with such a split; compress_rank without powersgd;
+// - compress: with cuda_graph, or "powersgd" with such a split; compress_rank without powersgd;
 // - sync_every: what LocalSgd refuses; with such a split, compress, cuda_graph, sync_batchnorm or checkpoint_every
 //   (within a round the ranks' parameters differ); outer_lr or outer_momentum without it;
 // - on_nan "skip" with cuda_graph, sync_every or powersgd;

@@ -1,6 +1,6 @@
 // What ranks of several processes say of themselves, and what the others conclude.
-#include "comm/processes/blame.hpp"
 #include "comm/processes/rank_state.hpp"
+#include "comm/processes/blame.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -124,7 +124,7 @@ TEST_F(TrainUnderALauncher, WhatAllProcessesFindWrongIsSaidOnce) {
   words.insert(words.begin(), {"launch", "-n", "3", "lockstep"});
   EXPECT_THAT(run_program(words, surroundings()).err,
               MatchesRegex("lockstep: --epochs: 0 is too small; it must be at least 1\n"
-                           "lockstep train --help shows what there is.\n"
+                           "lockstep train --help-all shows what there is.\n"
                            "lockstep launch: rank [0-2] ended with exit code 2 after [0-9.]+ s\n"));
 }
 
@@ -197,7 +197,7 @@ TEST_F(TrainUnderALauncher, OtherFlagsInOneProcessAreRefusedWithBothShown) {
   const auto job = run_program(words, surroundings());
   EXPECT_EQ(job.code, 1);
   EXPECT_THAT(job.err, AllOf(HasSubstr("process 1 runs another program or configuration than process 0"),
-                             HasSubstr("process 0: seed 41; process 0: seed 40. All"), Not(HasSubstr("batch size"))));
+                             HasSubstr("process 0: seed 41; process 0: seed 40. All"), Not(HasSubstr("batch_size"))));
   EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
 }
 

@@ -1,0 +1,105 @@
+#include "option_flags.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "add_option.hpp"
+#include "flag_checks.hpp"
+#include "output.hpp"
+#include "trainer/option_table.hpp"
+#include "trainer/option_text.hpp"
+#include "usage.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+std::string flag_of(const Option& option) {
+  std::string flag = option.more.flag == nullptr ? option.key : option.more.flag;
+  std::replace(flag.begin(), flag.end(), '_', '-');
+  return "--" + flag;
+}
+
+// A check for CLI11: numbers from 1 with commas between them.
+std::string epochs_list(const std::string& text) {
+  std::istringstream items(text + ",");
+  for (std::string item; std::getline(items, item, ',');) {
+    const std::string wrong = number_between<int, 1>(item);
+    if (!wrong.empty()) return wrong + "; it takes epochs as in 30,60,80";
+  }
+  return "";
+}
+
+// What is wrong with the text of a flag for a Value, or "".
+template <class Value>
+std::string wrong_with(const Option& option, const std::string& text) {
+  if constexpr (std::is_floating_point_v<Value>) return rate(text);
+  if constexpr (std::is_integral_v<Value>) return number_within<Value>(text, option.more.least, option.more.most);
+  if constexpr (std::is_same_v<Value, std::chrono::seconds>)
+    return number_within<int>(text, option.more.least, option.more.most);
+  if constexpr (std::is_same_v<Value, std::vector<int>>) return epochs_list(text);
+  if constexpr (std::is_same_v<Value, std::string>)
+    return known_model(text);  // the only text that is none of the above
+  return option.more.least > 0 ? not_empty(text) : "";
+}
+
+// An option of which nothing is left when another choice is made.
+void forget_what_went_with_it(std::string_view key, TrainOptions& options) {
+  if (key == "schedule" && options.schedule != LrSchedule::step) options.step_epochs.clear();
+  if (key == "compress" && options.compress != Compression::powersgd) options.compress_rank = 0;
+  if (key == "sync_every" && options.sync_every == 0) {
+    options.outer_lr = TrainOptions().outer_lr;
+    options.outer_momentum = TrainOptions().outer_momentum;
+  }
+}
+
+}  // namespace
+
+void add_option_flags(CLI::App& app, Given& given) {
+  const TrainOptions defaults;
+  each_option(defaults, [&](const Option& option, const auto& value) {
+    using Value = std::decay_t<decltype(value)>;
+    if (option.group == nullptr) return;
+    const std::string flag = flag_of(option), help = with_flags(option.help);
+    std::optional<std::string>& text = given[option.key];
+    if constexpr (std::is_same_v<Value, bool>) {
+      app.add_flag_function(
+             flag, [&text](int64_t count) { text = count > 0 ? "true" : "false"; },
+             help + " (" + flag + "=false: not, though --config says so)")
+          ->group(option.group);
+    } else {
+      const std::string otherwise = option.more.otherwise == nullptr ? option_text(value) : option.more.otherwise;
+      add_option(app, flag.c_str(), text, option.value, help, option.group, otherwise)
+          ->check([option](const std::string& word) { return wrong_with<Value>(option, word); });
+    }
+  });
+}
+
+void take_given(const Given& given, TrainOptions& options) {
+  each_option(options, [&](const Option& option, auto& value) {
+    const auto found = given.find(option.key);
+    if (!option.more.plain || found == given.end() || !found->second) return;
+    take_text(*found->second, value);
+    forget_what_went_with_it(option.key, options);
+  });
+}
+
+std::string with_flags(std::string text) {
+  const TrainOptions options;
+  each_option(options, [&](const Option& option, const auto&) {
+    const std::string name = "`" + std::string(option.key) + "`", flag = flag_of(option);
+    for (size_t at = text.find(name); at != text.npos; at = text.find(name, at)) text.replace(at, name.size(), flag);
+  });
+  return text;
+}
+
+void print_warning(const std::string& text) {
+  Output(STDERR_FILENO).print("lockstep: warning: " + with_flags(text) + "\n");
+}
+
+}  // namespace lockstep::cli

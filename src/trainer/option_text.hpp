@@ -1,0 +1,104 @@
+// Options as texts: what flags say, and what processes compare.
+#pragma once
+
+#include <lockstep/trainer/train_options.hpp>
+
+#include "base/number_text.hpp"
+
+#include <charconv>
+#include <sstream>
+#include <string>
+#include <type_traits>
+
+namespace lockstep {
+
+// What has names.
+template <class Value>
+inline constexpr bool is_named = std::is_enum_v<Value> || std::is_same_v<Value, BalanceRule>;
+
+inline void take_name(const std::string& name, DataSource& value) {
+  value = data_source_from(name);
+}
+inline void take_name(const std::string& name, Precision& value) {
+  value = precision_from(name);
+}
+inline void take_name(const std::string& name, MemoryFormat& value) {
+  value = memory_format_from(name);
+}
+inline void take_name(const std::string& name, Compression& value) {
+  value = compression_from(name);
+}
+inline void take_name(const std::string& name, OnNan& value) {
+  value = on_nan_from(name);
+}
+inline void take_name(const std::string& name, OptimizerKind& value) {
+  value = optimizer_from(name);
+}
+inline void take_name(const std::string& name, LrScaling& value) {
+  value = scaling_from(name);
+}
+inline void take_name(const std::string& name, LrSchedule& value) {
+  value = lr_schedule_from(name);
+}
+inline void take_name(const std::string& name, BalanceRule& value) {
+  value = balance_rule_from(name);
+}
+
+template <class Items, class Text>
+std::string comma_joined(const Items& items, Text&& text_of) {
+  std::string all;
+  for (const auto& item : items) all += (all.empty() ? "" : ",") + text_of(item);
+  return all;
+}
+
+// No two values have the same text.
+template <class Value>
+std::string option_text(const Value& value) {
+  if constexpr (std::is_same_v<Value, std::string>) {
+    return value;
+  } else if constexpr (std::is_same_v<Value, std::filesystem::path>) {
+    return value.string();
+  } else if constexpr (std::is_same_v<Value, bool>) {
+    return value ? "true" : "false";
+  } else if constexpr (std::is_floating_point_v<Value>) {
+    return number_text(value);
+  } else if constexpr (std::is_integral_v<Value>) {
+    return std::to_string(value);
+  } else if constexpr (is_named<Value>) {
+    return std::string(to_string(value));
+  } else if constexpr (std::is_same_v<Value, std::chrono::seconds>) {
+    return std::to_string(value.count());
+  } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
+    return comma_joined(value, [](int number) { return std::to_string(number); });
+  } else if constexpr (std::is_same_v<Value, Devices>) {
+    return comma_joined(value, [](const c10::Device& device) { return device.str(); });
+  } else {
+    static_assert(std::is_same_v<Value, std::optional<ModelSplit>>);
+    return value ? to_string(*value) : "none";
+  }
+}
+
+// The other way round, of a text that is the option's; a split's is none. Throws Error for a name or a device that is
+// not there. Numbers must be some.
+template <class Value>
+void take_text(const std::string& text, Value& value) {
+  if constexpr (std::is_same_v<Value, std::string> || std::is_same_v<Value, std::filesystem::path>) {
+    value = text;
+  } else if constexpr (std::is_same_v<Value, bool>) {
+    value = text == "true";
+  } else if constexpr (std::is_arithmetic_v<Value>) {
+    std::from_chars(text.data(), text.data() + text.size(), value);
+  } else if constexpr (is_named<Value>) {
+    take_name(text, value);
+  } else if constexpr (std::is_same_v<Value, std::chrono::seconds>) {
+    value = std::chrono::seconds(std::stoll(text));
+  } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
+    value.clear();
+    std::istringstream items(text);
+    for (std::string item; std::getline(items, item, ',');) value.push_back(std::stoi(item));
+  } else if constexpr (std::is_same_v<Value, Devices>) {
+    value = parse_devices(text);
+  }
+}
+
+}  // namespace lockstep
