@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "comm/group_member.hpp"
+#include "comm/sigpipe_blocked.hpp"
 
 #include <algorithm>
 #include <cstdlib>
@@ -38,6 +39,7 @@ std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::str
 // ends everything that waits on them on either side. There is one context per device, picked by the tag. If a peer's
 // connection is closed already, a receive from it fails at once and closes nothing, so each peer is tried.
 void close_connections(ProcessGroupGloo& group, int contexts) {
+  const SigpipeBlocked sigpipe_blocked;
   for (int context = 0; context < contexts; ++context) {
     for (int peer = 0; peer < group.getSize(); ++peer) {
       if (peer == group.getRank()) continue;

@@ -4,6 +4,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "comm/peer_lost.hpp"
+#include "comm/sigpipe_blocked.hpp"
 
 #include <exception>
 #include <utility>
@@ -61,6 +62,7 @@ c10::intrusive_ptr<c10d::Work> Mailbox::receive(at::Tensor to) {
 
 void Mailbox::post(int rank) {
   try {
+    const SigpipeBlocked sigpipe_blocked;
     std::vector<at::Tensor> message{peers_[rank].message};
     auto work = backend_->recv(message, rank, tag_);
     const std::lock_guard lock(mutex_);

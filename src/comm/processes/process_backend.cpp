@@ -7,6 +7,7 @@
 #include <lockstep/base/error.hpp>
 
 #include "comm/reduction.hpp"
+#include "comm/sigpipe_blocked.hpp"
 #include "comm/threads/operation.hpp"
 #include "parts.hpp"
 #include "process_work.hpp"
@@ -390,6 +391,7 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
   }
   Pending pending;
   try {
+    const SigpipeBlocked sigpipe_blocked;
     pending = start(timeout + kMargin);
   } catch (const Error&) {
     throw;

@@ -228,6 +228,13 @@ TEST(ProcessFailures, MessagesThatDoNotFitAreShownBoth) {
   EXPECT_LT(took, kBeforeTimeouts);
 }
 
+// Gloo writes to a closed connection, which by default ends a process.
+TEST(ProcessFailures, MessagesToAKilledProcessAreAnErrorAndNoSignal) {
+  const auto [job, took] = timed(2, {"message_fails", "cpu", "dead"});
+  EXPECT_THAT(job.err, AllOf(HasSubstr("process 0: "), HasSubstr("the process of rank 1 (cpu) is gone")));
+  EXPECT_LT(took, kBeforeTimeouts);
+}
+
 TEST(ProcessFailures, AMessageThatCannotComeEndsTheWaitForIt) {
   const auto [job, took] = timed(2, {"message_fails", "cpu", "none"});
   EXPECT_EQ(job.code, 3) << job.err;

@@ -263,6 +263,8 @@ void scenarios::message_fails(const Setup& setup) {
   lockstep::run(setup.devices, [&](Rank& rank) {
     rank.barrier();
     std::vector<torch::Tensor> tensor{torch::ones(rank.index() == 1 ? 3 : 1'000'000)};
+    if (setup.argument == "dead" && rank.index() == 1) std::raise(SIGKILL);
+    while (setup.argument == "dead") rank.backend().send(tensor, 1, 7)->wait();  // until it throws
     if (setup.argument == "any") {
       constexpr int kOpenTag = 0x4000;
       if (rank.index() == 0) rank.backend().send(tensor, 1, kOpenTag)->wait();

@@ -1,0 +1,61 @@
+#include "comm/sigpipe_blocked.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cerrno>
+#include <optional>
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+namespace sigpipe_blocked_test {
+
+using lockstep::comm::SigpipeBlocked;
+
+bool is_blocked() {
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  return sigismember(&blocked, SIGPIPE) == 1;
+}
+
+bool is_pending() {
+  sigset_t pending;
+  sigpending(&pending);
+  return sigismember(&pending, SIGPIPE) == 1;
+}
+
+int error_of_a_write_to_nobody() {
+  std::array<int, 2> ends{};
+  if (socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) != 0) return -1;
+  close(ends[1]);
+  errno = 0;
+  const auto written = write(ends[0], "x", 1);
+  const int error = written < 0 ? errno : 0;
+  close(ends[0]);
+  return error;
+}
+
+TEST(SigpipeBlocked, AWriteToAClosedConnectionFailsAndNothingIsLeft) {
+  ASSERT_FALSE(is_blocked());
+  {
+    const SigpipeBlocked blocked;
+    EXPECT_TRUE(is_blocked());
+    EXPECT_EQ(error_of_a_write_to_nobody(), EPIPE);
+    EXPECT_TRUE(is_pending());
+  }
+  EXPECT_FALSE(is_pending());  // had it stayed, this process would have ended
+  EXPECT_FALSE(is_blocked());
+}
+
+TEST(SigpipeBlocked, WhatWasThereBeforeStays) {
+  std::optional<SigpipeBlocked> outer(std::in_place);
+  EXPECT_EQ(error_of_a_write_to_nobody(), EPIPE);
+  { const SigpipeBlocked inner; }
+  EXPECT_TRUE(is_blocked());
+  EXPECT_TRUE(is_pending());
+  outer.reset();
+  EXPECT_FALSE(is_blocked());
+}
+
+}  // namespace sigpipe_blocked_test
