@@ -10,6 +10,7 @@
 
 #include <functional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,9 @@ Gradients averaged_gradients_of(Replica& replica) {
   auto* const averaging = averaging_of(replica);
   if (averaging != nullptr && averaging->in_slices()) return {averaging->slices(), /*in_slices=*/true};
   Gradients gradients;
+  std::unordered_set<const at::TensorImpl*> seen;
   for (const auto& item : module_of(replica).named_parameters()) {
+    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;  // of two names one counts
     if (item.value().grad().defined()) gradients.pieces.emplace_back(item.key(), item.value().grad());
   }
   return gradients;

@@ -165,6 +165,22 @@ TEST(ClipGradNorm, SmallGradientsStayAsTheyAre) {
   });
 }
 
+TEST(ClipGradNorm, AParameterWithTwoNamesCountsOnce) {
+  struct Tied : torch::nn::Module {
+    torch::nn::Linear encode = register_module("encode", torch::nn::Linear(6, 6));
+    torch::nn::Linear decode = register_module("decode", encode);
+    Tensor forward(const Tensor& x) { return decode(encode(x).tanh()); }
+  };
+  run(cpus(2), [](Rank& rank) {
+    DataParallel net(rank.in_turn([] { return Tied(); }), rank);
+    net.loss({torch::ones({2, 6}), torch::zeros({2}, torch::kLong), 4}, F::cross_entropy).backward();
+    const Tensor weight = net->encode->weight.grad().clone(), bias = net->encode->bias.grad().clone();
+    const double norm = std::sqrt((weight.square().sum() + bias.square().sum()).item<double>());
+    EXPECT_NEAR(clip_grad_norm(net, norm / 4).item<double>(), norm, 1e-6);
+    expect_near(net->encode->weight.grad(), weight / 4, 1e-6, "weight");
+  });
+}
+
 TEST(ClipGradNorm, LimitsThatAreNoneAreRefused) {
   for (const double limit : {0.0, -1.0, std::nan("")}) {
     EXPECT_THAT(error_on_ranks(1,

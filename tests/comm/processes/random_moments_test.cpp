@@ -157,7 +157,8 @@ TEST(RandomMoments, AKilledProcessIsNamedByAllOthersSoonAndNothingIsLeft) {
       // store along.
       EXPECT_THAT(other.err, AnyOf(HasSubstr("which did not come to run()"), HasSubstr("the process of rank 0 is gone"),
                                    HasSubstr("for the store that rank 0's process should keep"),
-                                   HasSubstr("cannot use the store at")));
+                                   HasSubstr("cannot use the store at"),
+                                   HasSubstr("for rank " + number + " (cpu), which is not there")));
       limit += 10s;  // that long a store may keep silent
     }
     lateness.count(outcome.took, limit);
