@@ -12,6 +12,7 @@
 #include "models/random_layers.hpp"
 #include "models/sample_places.hpp"
 #include "ranks/equal_modules.hpp"
+#include "ranks/rank_place.hpp"
 #include "ranks/shared_seed.hpp"
 #include "reducer.hpp"
 
@@ -30,9 +31,10 @@ void warn_of_shared_generator(const torch::nn::Module& module, const Rank& rank)
   if (rank.index() != 0 || rank.world_size() == 1 || !rank.device().is_cpu()) return;
   const std::string layer = first_random_layer(module);
   if (layer.empty()) return;
-  TORCH_WARN("lockstep: DataParallel: ", layer,
-             " draws from LibTorch's default generator, which all ranks of a process share, so that no run repeats "
-             "another one. lockstep::Dropout (dropout.hpp) drops the same in every run, on any number of ranks");
+  comm::RankPlace::of(rank).warn(
+      "DataParallel: " + layer +
+      " draws from LibTorch's default generator, which all ranks of a process share, so that no run repeats another "
+      "one. lockstep::Dropout (dropout.hpp) drops the same in every run, on any number of ranks");
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "comm/purpose.hpp"
 #include "devices/cuda_graph.hpp"
 #include "flat_view.hpp"
+#include "ranks/rank_place.hpp"
 
 namespace lockstep {
 namespace {
@@ -350,9 +351,9 @@ void Reducer::warn_of_unused(const std::vector<std::string>& names) const {
   if (names.empty() || rank_.index() != 0) return;
   std::string list;
   for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
-  TORCH_WARN("lockstep: DataParallel: no rank used these parameters in the first backward: ", list,
-             ". Their gradients stay undefined, and their buckets are averaged after backward. If they are never used, "
-             "requires_grad_(false) saves that");
+  comm::RankPlace::of(rank_).warn("DataParallel: no rank used these parameters in the first backward: " + list +
+                                  ". Their gradients stay undefined, and their buckets are averaged after backward. If "
+                                  "they are never used, requires_grad_(false) saves that");
 }
 
 // Gradients keep their values: they move from the old buckets to the new ones.

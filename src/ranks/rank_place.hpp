@@ -1,6 +1,7 @@
 // RankPlace: which ranks a Rank makes its calls with, and the world that can make groups of them, while its run lasts.
 #pragma once
 
+#include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
@@ -9,7 +10,9 @@
 #include "comm/world.hpp"
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -24,11 +27,25 @@ struct RankRandom {
 // A run's world as its ranks know it, who may be kept longer than it lasts.
 class RunningWorld {
  public:
-  explicit RunningWorld(World& world)
-      : devices(world.devices()), ranks_here(world.ranks_here()), process(world.process()), world_(&world) {}
+  RunningWorld(World& world, std::function<void(const std::string&)> on_warning)
+      : devices(world.devices()),
+        ranks_here(world.ranks_here()),
+        process(world.process()),
+        world_(&world),
+        on_warning_(std::move(on_warning)) {}
 
   World* world() const { return world_; }  // null: the run is over
   void end() { world_ = nullptr; }
+
+  // See RunOptions::on_warning.
+  void warn(const std::string& text) {
+    if (!on_warning_) {
+      TORCH_WARN("lockstep: ", text);
+      return;
+    }
+    const std::lock_guard lock(warning_);
+    on_warning_(text);
+  }
 
   const Devices devices;
   const Range ranks_here;
@@ -36,6 +53,8 @@ class RunningWorld {
 
  private:
   std::atomic<World*> world_;
+  std::mutex warning_;
+  const std::function<void(const std::string&)> on_warning_;
 };
 
 class RankPlace {
@@ -58,6 +77,8 @@ class RankPlace {
                 "needs a Rank, such as a DataParallel or an optimizer over all ranks, in the function that run() "
                 "calls; a module itself can be kept and used afterwards");
   }
+
+  void warn(const std::string& text) const { run->warn(name_of(world_rank, run->devices) + ": " + text); }
 
   const std::shared_ptr<RunningWorld> run;
   const int world_rank;

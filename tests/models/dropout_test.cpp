@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -463,26 +462,10 @@ TEST_P(DropoutWorlds, ARanksGeneratorIsItsOwnAndTheSameInEveryRun) {
   }
 }
 
-class Warnings : public c10::WarningHandler {
- public:
-  void process(const c10::Warning& warning) override {
-    const std::lock_guard lock(mutex_);
-    texts_ += warning.msg() + "\n";
-  }
-  std::string take() { return std::exchange(texts_, ""); }
-
- private:
-  std::mutex mutex_;
-  std::string texts_;
-};
-
 std::string warnings_in(int ranks, const std::function<void(Rank&)>& body) {
-  Warnings warnings;
-  run(cpus(ranks), [&](Rank& rank) {
-    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);  // per thread
-    body(rank);
-  });
-  return warnings.take();
+  std::string texts;
+  run(cpus(ranks), body, {.on_warning = [&](const std::string& text) { texts += text + "\n"; }});
+  return texts;
 }
 
 TEST(SharedGenerator, WarnsOfASeedThatARankSetsForAll) {

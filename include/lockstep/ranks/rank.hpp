@@ -133,6 +133,9 @@ struct RunOptions {
   // refuses a difference and shows both.
   std::string configuration = {};
   uint64_t seed = 0;  // of a Dropout's masks and of Rank::generator(); equal in all processes
+  // Is told what looks like a mistake but is no error, such as parameters that no rank used. The text names the rank.
+  // Called on ranks' threads, by one at a time. Empty: LibTorch's warning handler gets it, which writes to stderr.
+  std::function<void(const std::string& text)> on_warning = {};
 };
 
 // Where this process stands among those that its launcher started.

@@ -1,0 +1,175 @@
+#include <ATen/Parallel.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/DeviceGuard.h>
+#include <pthread.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "base/exception_text.hpp"
+#include "base/rank_thread.hpp"
+#include "base/scramble.hpp"
+#include "comm/job_options.hpp"
+#include "comm/meeting/launch_environment.hpp"
+#include "comm/world.hpp"
+#include "rank_exit.hpp"
+#include "rank_generators.hpp"
+#include "rank_place.hpp"
+#include "shared_seed.hpp"
+
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+// The failure of the rank that failed first; the others' failures follow from it.
+class FirstFailure {
+ public:
+  void record(std::exception_ptr exception, std::string text) {
+    const std::lock_guard lock(mutex_);
+    if (exception_) return;
+    exception_ = std::move(exception);
+    text_ = std::move(text);
+  }
+
+  // `elsewhere` is what the rank that failed first said if that was possibly one of another process.
+  void rethrow(const std::string& elsewhere) const {
+    const std::string& text = elsewhere.empty() ? text_ : elsewhere;
+    if (!exception_) {
+      if (!text.empty()) throw Error(text);
+      return;
+    }
+    try {
+      std::rethrow_exception(exception_);
+    } catch (...) {
+      std::throw_with_nested(Error(text));
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr exception_;
+  std::string text_;
+};
+
+std::string text_of(const std::exception_ptr& exception, const std::string& rank_name) {
+  const std::string text = exception_text(exception);
+  return text.starts_with(rank_name) ? text : rank_name + ": " + text;
+}
+
+void check(const Devices& devices, const RunOptions& options) {
+  check_devices(devices);
+  if (options.threads_per_rank < 1) {
+    throw Error("run: threads_per_rank is " + std::to_string(options.threads_per_rank) +
+                "; a rank needs at least 1 thread");
+  }
+  if (options.timeout <= std::chrono::milliseconds::zero()) {
+    throw Error("run: the timeout is " + std::to_string(options.timeout.count()) + " ms; it must be positive");
+  }
+  if (options.rendezvous_timeout <= std::chrono::milliseconds::zero()) {
+    throw Error("run: the rendezvous timeout is " + std::to_string(options.rendezvous_timeout.count()) +
+                " ms; it must be positive");
+  }
+  if (options.silence < std::chrono::seconds(1)) {
+    throw Error("run: the silence is " + std::to_string(options.silence.count()) +
+                " ms; processes need at least 1000 ms to be heard");
+  }
+}
+
+// Autograd has one thread per GPU. If ranks share a GPU, a rank that waits for another in its backward would keep the
+// other from running its own there. So each rank runs its backward on its own thread.
+bool share_a_gpu(const Devices& devices) {
+  std::set<c10::DeviceIndex> indices;
+  for (const auto& device : devices) indices.insert(device.index());
+  return devices[0].is_cuda() && indices.size() < devices.size();
+}
+
+comm::JobOptions job_options(const RunOptions& options) {
+  return {.threads_per_rank = options.threads_per_rank,
+          .timeout = options.timeout,
+          .rendezvous_timeout = options.rendezvous_timeout,
+          .silence = options.silence,
+          .stop = options.stop,
+          .configuration = "seed " + std::to_string(options.seed) +
+                           (options.configuration.empty() ? "" : ", " + options.configuration)};
+}
+
+std::unique_ptr<comm::World> make_world(const Devices& devices, const RunOptions& options) {
+  if (!is_rank_thread()) {  // what a rank's body runs is a world of its own
+    if (auto world = comm::make_processes_world(devices, job_options(options))) return world;
+  }
+  if (devices.size() > 1 && devices[0].is_cuda() && !share_a_gpu(devices)) {
+    if (auto world = comm::make_nccl_world(devices, options.timeout)) return world;
+  }
+  return comm::make_in_process_world(devices, options.timeout);
+}
+
+comm::RankRandom random_of(int rank, const c10::Device& device, uint64_t seed) {
+  return {seed, generator_on(device, mix({seed, static_cast<uint64_t>(rank)}))};
+}
+
+}  // namespace
+
+Process this_process() {
+  const auto launch = comm::read_launch_environment(std::getenv);
+  return launch ? Process{launch->rank, launch->world_size} : Process{};
+}
+
+void run(const Devices& devices_here, const std::function<void(Rank&)>& body, const RunOptions& options) {
+  check(devices_here, options);
+  const auto world = make_world(devices_here, options);
+  world->shared_seed = shared_seed();
+  const auto running = std::make_shared<comm::RunningWorld>(*world, options.on_warning);
+  const auto end = [](comm::RunningWorld* run) { run->end(); };
+  const std::unique_ptr<comm::RunningWorld, decltype(end)> ended(running.get(), end);
+  const Devices& devices = world->devices();
+  const int first = static_cast<int>(world->ranks_here().begin), last = static_cast<int>(world->ranks_here().end);
+  FirstFailure failure;
+  RankExit early_exit{/*nested=*/is_rank_thread()};
+
+  const auto fail = [&](int index) {
+    const auto text = text_of(std::current_exception(), comm::name_of(index, devices));
+    failure.record(std::current_exception(), text);
+    world->abort(index, text);
+  };
+  const auto run_rank = [&](int index) {
+    const std::string name = comm::name_of(index, devices);
+    early_exit.enter([&, index] { world->abort(index, name + " called std::exit"); });
+    try {
+      pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
+      set_rank_thread();
+      const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
+      at::set_num_threads(options.threads_per_rank);
+      if (share_a_gpu(devices)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
+      Rank rank =
+          comm::RankPlace::rank(running, index, world->everybody(), random_of(index, devices[index], options.seed));
+      body(rank);
+      world->leave(index);
+    } catch (...) {
+      fail(index);
+    }
+    early_exit.leave();
+  };
+
+  const int threads_before = at::get_num_threads();
+  std::vector<std::thread> threads;
+  for (int index = first; index < last; ++index) {
+    try {
+      threads.emplace_back(run_rank, index);
+    } catch (...) {  // no more threads to be had: end the ranks that already run
+      fail(index);
+      break;
+    }
+  }
+  for (auto& thread : threads) thread.join();
+  at::set_num_threads(threads_before);  // the last call also counts for threads that have not computed yet
+  failure.rethrow(world->finish());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,30 @@
+#include "shared_seed.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+
+#include "comm/world.hpp"
+#include "rank_place.hpp"
+
+#include <mutex>
+
+namespace lockstep {
+
+uint64_t shared_seed() {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  return generator.current_seed();
+}
+
+void warn_of_shared_seed(const Rank& rank) {
+  comm::World& world = comm::RankPlace::of(rank).world();
+  if (!rank.device().is_cpu() || world.ranks_here().size() == 1) return;
+  if (shared_seed() == world.shared_seed || world.another_seed_seen.exchange(true)) return;
+  comm::RankPlace::of(rank).warn(
+      "torch::manual_seed was called by a rank of this process, and changed what all its ranks draw, in an order that "
+      "is "
+      "another one in each run. Call it before run() or in Rank::in_turn(); what a rank draws for itself can come from "
+      "Rank::generator()");
+}
+
+}  // namespace lockstep
