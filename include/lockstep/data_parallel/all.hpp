@@ -11,6 +11,15 @@
 //   running_statistics    one set of BatchNorm's running statistics for all ranks
 //   sharded_optimizer     ZeRO: each rank keeps a slice of the optimizer's state, and of the gradients
 //   sync_batch_norm       BatchNorm over the samples of all ranks
+//
+// How it works. DataParallel gives Loss, whose backward() is what averages. The Reducer (src/data_parallel/reducer.hpp)
+// keeps gradients in buckets and posts each bucket's allreduce while backward computes. backward_report.hpp tells all
+// ranks the sizes of the parts and which parameters were used (docs/decisions/0003, 0005).
+// A communication hook replaces a bucket's allreduce, also by several rounds. Reducer::take_turns gives all rounds one
+// order (0014). LocalSgd averages parameters every H steps instead.
+// A ShardedOptimizer takes the place of averaging and update: sharded_reducer.hpp reduces buckets to slices (0016).
+// SyncBatchNorm normalises over all ranks' samples (0010). Balance measures what each rank computes, and rebalance.hpp
+// finds the shares by which batches are cut (0015).
 #pragma once
 
 #include <lockstep/data_parallel/balance.hpp>

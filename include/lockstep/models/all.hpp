@@ -5,6 +5,10 @@
 //   models          LeNet, an MLP, AlexNet, ResNet-18
 //   residual_block  what ResNet-18 is made of
 //   sample_scope    tells layers which samples this thread computes
+//
+// How it works. conv_relu_pool is one operator for convolution, ReLU and pooling; its kernels lie in src/models/kernels
+// (docs/decisions/0007). lenet.cpp has the same network with them and without.
+// Dropout drops by the places of the samples in the global batch, which a SampleScope tells it.
 #pragma once
 
 #include <lockstep/models/checkpoint.hpp>

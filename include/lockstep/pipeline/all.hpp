@@ -1,5 +1,10 @@
 // pipeline: networks split by layers.
 //   pipeline  Pipeline: a network split by its layers
+//
+// How it works. pipeline_schedule.hpp (room layout) says in which order a rank computes its stages' forwards and
+// backwards. src/pipeline/pipeline_messages.cpp derives from all ranks' orders who sends what to whom, and when. Both
+// are pure functions of a few numbers. pipeline.cpp goes through the steps: it takes what a step needs from the mail
+// (pipeline_mail.cpp), computes one stage (pipeline_stage.cpp), and gives away what that made (docs/decisions/0009).
 #pragma once
 
 #include <lockstep/pipeline/pipeline.hpp>

@@ -2,6 +2,10 @@
 //   evaluate  accuracy and loss on a data set, computed on all ranks
 //   rank      run() and Rank: one thread per device, and what they say to each other
 //   traffic   how much a rank sends, and how long it waits
+//
+// How it works. run() (src/ranks/run.cpp) picks a world and starts a thread for each rank. A Rank is the handle that
+// passes calls on to the world's c10d backend. The worlds are in the room comm: threads of one process
+// (src/comm/threads/exchange.hpp), or several processes (src/comm/processes/processes.cpp, docs/decisions/0006).
 #pragma once
 
 #include <lockstep/ranks/evaluate.hpp>

@@ -2,6 +2,9 @@
 //   clip_grad_norm  one norm over all parameters, wherever these lie
 //   mesh            ranks as a block of three axes
 //   split_model     SplitModel: data, layers and channels at once
+//
+// How it works. SplitModel cuts a Sequential into the stages of a Pipeline, splits each stage's layers by channels, and
+// averages gradients along the mesh's data axis. Every axis is a group of ranks (docs/decisions/0009).
 #pragma once
 
 #include <lockstep/split/clip_grad_norm.hpp>
