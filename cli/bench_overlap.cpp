@@ -151,7 +151,7 @@ Subject resnet18() {
 // One replica that trains in one of the three ways.
 class Runner {
  public:
-  Runner(const Subject& subject, Variant variant, Rank& rank, DataParallelOptions options)
+  Runner(const Subject& subject, Variant variant, Rank& rank, const DataParallelOptions& options)
       : variant_(variant),
         rank_(rank.wrapped(
             [times = times_](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, times); })),

@@ -12,15 +12,11 @@
 
 namespace lockstep {
 
-class Balance::Laps : public LapClock {
-  using LapClock::LapClock;
-};
-
 Balance::Balance(std::shared_ptr<Replica> replica, Rank& rank, const BalanceOptions& options)
     : replica_(std::move(replica)),
       rank_(rank),
       options_(options),
-      laps_(std::make_shared<Laps>(rank.device(), options.clock)) {
+      laps_(std::make_shared<LapClock>(rank.device(), options.clock)) {
   if (options_.every < 1) {
     throw Error("Balance: every is " + std::to_string(options_.every) +
                 "; ranks compare their times every 1 or more steps");
@@ -30,7 +26,7 @@ Balance::Balance(std::shared_ptr<Replica> replica, Rank& rank, const BalanceOpti
 }
 
 Balance::~Balance() {
-  watch_backwards(*replica_, {}, {});
+  stop_watching(*replica_);
 }
 
 void Balance::leave_out() {

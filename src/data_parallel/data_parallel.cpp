@@ -52,6 +52,7 @@ class Replica {
   void refuse_loss_without_graph() const;
   void backward_through(const std::function<void()>& compute, int64_t local_size, int64_t global_size, int32_t mark);
   void watch(std::function<void()> computed, std::function<void()> averaged);
+  void stop_watching() noexcept { computed_ = averaged_ = nullptr; }
 
   bool sync() const { return sync_; }
   void set_sync(bool sync);
@@ -155,14 +156,13 @@ void Replica::backward_through(const std::function<void()>& compute, int64_t loc
 }
 
 void Replica::watch(std::function<void()> computed, std::function<void()> averaged) {
-  if (computed && computed_)
-    throw Error("DataParallel: this net's backwards are watched already; one Balance is enough");
-  if (computed && !averaging_) {
+  if (computed_) throw Error("DataParallel: this net's backwards are watched already; one Balance is enough");
+  if (!averaging_) {
     throw Error(
         "DataParallel: with average = false backwards wait for no other rank, so there is nothing to watch; a Balance "
         "needs average = true");
   }
-  if (computed && averaging_->waits_in_backward()) {
+  if (averaging_->waits_in_backward()) {
     throw Error(
         "DataParallel: a ShardedOptimizer of stage 2 waits for other ranks within backward, so the rank's own time "
         "cannot be seen; a Balance needs stage 1, or none");
@@ -288,6 +288,10 @@ void set_learnt_order(Replica& replica, const std::vector<int64_t>& order) {
 
 void watch_backwards(Replica& replica, std::function<void()> computed, std::function<void()> averaged) {
   replica.watch(std::move(computed), std::move(averaged));
+}
+
+void stop_watching(Replica& replica) noexcept {
+  replica.stop_watching();
 }
 
 }  // namespace lockstep

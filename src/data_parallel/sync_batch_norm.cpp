@@ -44,7 +44,7 @@ Tensor own_statistics(const Tensor& x) {
   const auto type = at::TensorOptions(x.device()).dtype(at::kDouble);
   if (x.numel() == 0) return at::zeros({2 * channels + 1}, type);
   const auto [mean, variance] = at::batch_norm_update_stats(x.to(type_of_statistics(x)), {}, {}, /*momentum=*/0);
-  const Tensor count = at::full({1}, static_cast<double>(x.numel() / channels), type);
+  const Tensor count = at::full({1}, static_cast<double>(x.numel()) / static_cast<double>(channels), type);
   return at::cat({mean.to(at::kDouble), variance.to(at::kDouble), count});
 }
 
@@ -90,7 +90,7 @@ std::pair<Tensor, Tensor> own_sums(const Tensor& dy, const Tensor& x, const Chan
 }
 
 struct RankForBackward : torch::CustomClassHolder {
-  explicit RankForBackward(Rank rank) : rank(std::move(rank)) {}
+  explicit RankForBackward(const Rank& rank) : rank(rank) {}
   Rank rank;
 };
 
@@ -105,7 +105,7 @@ struct Normalisation {
 struct Normalise : torch::autograd::Function<Normalise> {
   // Autograd takes optional inputs, but no undefined ones.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& weight,
-                        const std::optional<Tensor>& bias, Normalisation how) {
+                        const std::optional<Tensor>& bias, const Normalisation& how) {
     ctx->save_for_backward(
         {x, weight.value_or(Tensor()), how.statistics.mean, how.statistics.variance, how.statistics.count});
     ctx->saved_data["eps"] = how.eps;

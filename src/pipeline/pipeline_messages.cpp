@@ -69,8 +69,8 @@ PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineSte
     PipelineMessage message;
   };
   std::vector<Timed> timed;
-  for (size_t other = 0; other < steps.size(); ++other) {
-    for (const auto& step : steps[other]) {
+  for (const auto& steps_of_rank : steps) {
+    for (const auto& step : steps_of_rank) {
       const auto source = source_of(step, stages);
       if (!source) continue;
       const Place &from = places.at(*source), &to = places.at(key_of(step));

@@ -150,8 +150,7 @@ PipelineRun::Stage CostModel::run_of(const Stage& stage, int p, double samples, 
 Partition CostModel::partition(const ModelSplit& split) const {
   const double samples = static_cast<double>(part_) / split.microbatches;
   Partition partition;
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const auto& layer = layers_[i];
+  for (const auto& layer : layers_) {
     const double forward = layer.forward.at(samples) + seconds(layer.forward_messages, samples);
     const double backward = layer.backward.at(samples) + seconds(layer.backward_messages, samples);
     const double output = layer.output_bytes * samples, saved = layer.saved_bytes * samples;

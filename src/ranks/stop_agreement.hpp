@@ -15,7 +15,7 @@ namespace lockstep {
 
 class StopAgreement {
  public:
-  StopAgreement(Rank rank, std::stop_token stop) : rank_(std::move(rank)), stop_(std::move(stop)) {}
+  StopAgreement(const Rank& rank, std::stop_token stop) : rank_(rank), stop_(std::move(stop)) {}
 
   // Was any rank asked to stop? All ranks must call each of these alike, and get the same answer.
   bool now();

@@ -52,7 +52,7 @@ Tensor sum_of_squares(const Gradients& gradients, const Counts& counts, Rank& ra
 Tensor scaled(const Gradients& gradients, const Tensor& sum_of_squares, double max_norm) {
   const Tensor norm = sum_of_squares.sqrt();
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
-  for (auto piece : gradients.pieces) piece.second.mul_(factor.to(piece.second.scalar_type()));
+  for (const auto& piece : gradients.pieces) piece.second.mul_(factor.to(piece.second.scalar_type()));
   return norm;
 }
 

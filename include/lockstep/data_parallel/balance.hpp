@@ -23,6 +23,8 @@
 
 namespace lockstep {
 
+class LapClock;
+
 struct BalanceOptions {
   int every = 10;  // steps between two looks; the slowest and the fastest lap between them do not count
   std::function<double()> clock = {};  // seconds on the CPU, of a simulated one; empty: the clock on the wall
@@ -59,13 +61,12 @@ class Balance {
   const std::vector<double>& shares() const { return shares_; }
 
  private:
-  class Laps;
   bool look(int64_t size, Batches& batches);
 
   const std::shared_ptr<Replica> replica_;
   Rank rank_;
   const BalanceOptions options_;
-  const std::shared_ptr<Laps> laps_;
+  const std::shared_ptr<LapClock> laps_;
   int64_t full_size_ = 0;
   int steps_ = 0;  // since the last look
   std::vector<double> shares_;

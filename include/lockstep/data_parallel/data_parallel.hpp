@@ -102,11 +102,11 @@ void set_steps_done(Replica& replica, int64_t steps);
 // 0: not known.
 void backward_through(Replica& replica, const std::function<void()>& compute, int64_t local_size = 0,
                       int64_t global_size = 0, int32_t mark = 0);
-// For who measures, as Balance does: computed() is called when all that this rank itself computes in a backward is
-// queued (on the CPU: computed), before it waits for the other ranks' gradients, and averaged() when these are
-// averaged. Not in backwards under no_sync. Two empty functions end it. Throws Error: somebody watches already; the
-// replica does not average.
+// Lets a caller time backwards, as Balance does. computed() runs when all that this rank itself computes in a backward
+// is queued (on the CPU: computed), before it waits for the other ranks' gradients. averaged() runs when these are
+// averaged. Neither runs under no_sync. Throws Error: somebody watches already; the replica does not average.
 void watch_backwards(Replica& replica, std::function<void()> computed, std::function<void()> averaged);
+void stop_watching(Replica& replica) noexcept;
 
 // A handle: copies, also those of what was moved, are the same net. Where its Rank's run() is over, forwards still work
 // and backwards throw Error.

@@ -23,7 +23,7 @@ namespace lockstep {
 //   x = x - lr * |x| / |u| * u                the ratio is 1 if |x| or |u| is 0, as the authors' code has it
 struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions> {
   LambOptions(double lr = 1e-3);
-  typedef std::tuple<double, double> betas_t;
+  using betas_t = std::tuple<double, double>;
   TORCH_ARG(double, lr);
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-6;

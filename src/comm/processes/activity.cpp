@@ -1,6 +1,6 @@
 #include "activity.hpp"
 
-#include <time.h>
+#include <ctime>
 
 #include "io/process_stat.hpp"
 
