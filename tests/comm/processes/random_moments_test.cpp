@@ -19,6 +19,7 @@ using testing::AnyOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
+using testing::SizeIs;
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
@@ -197,6 +198,12 @@ TEST_F(StopsAtRandomMoments, EndAllSoonAndLeaveAWholeRunOrNone) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
       EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
     }
+    if (i % 5 > 0) return;  // one of each kind goes on
+    const Finished gone_on = run_program(
+        train({"--devices", "cpu", "--epochs", "6", "--checkpoint-every", "3", "--name", "a", "--resume", "auto"}),
+        {.folder = folder.path(), .environment = surroundings().environment});
+    EXPECT_EQ(gone_on.code, 0) << gone_on.err;
+    EXPECT_THAT(read_metrics(folder.path() / "runs" / "a" / "metrics.jsonl"), SizeIs(6)) << gone_on.err;
   });
   EXPECT_GT(stopped, 8);
   EXPECT_LE(lateness.late(), 2);
