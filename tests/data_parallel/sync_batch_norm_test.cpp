@@ -1,5 +1,6 @@
 // Labels: concurrency
 // SyncBatchNorm over 1 to 4 CPU ranks, against LibTorch's BatchNorm on the whole batch.
+#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
@@ -259,6 +260,37 @@ TEST(SyncBatchNorm, MakesOneExchangeInForwardAndOneInBackward) {
     norm->eval();
     norm->forward(x).sum().backward();
     EXPECT_THAT(*calls, ElementsAre("allgather", "allreduce"));
+  });
+}
+
+// Whether save_mean and save_invstd were given, for each call of native_batch_norm_backward on this thread.
+std::vector<bool>& saved_given() {
+  thread_local std::vector<bool> given;
+  return given;
+}
+
+// The CPU's kernel does not read them where x's gradient is not asked for. CUDA's does, and throws without them.
+TEST(SyncBatchNorm, GivesItsBackwardWhatCudasKernelReads) {
+#ifndef NDEBUG
+  GTEST_SKIP() << "a call's inputs lie elsewhere for a program without NDEBUG than for LibTorch";
+#endif
+  run(cpus(2), [](Rank& rank) {
+    saved_given().clear();
+    const auto handle = at::addThreadLocalCallback(
+        at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+          if (call.name() != std::string("aten::native_batch_norm_backward")) return nullptr;
+          for (const size_t input : {5, 6}) {
+            const c10::IValue& value = call.inputs().at(input);
+            saved_given().push_back(value.isTensor() && value.toTensor().defined());
+          }
+          return nullptr;
+        })
+            .needsInputs(true)
+            .scopes({at::RecordScope::FUNCTION}));
+    SyncBatchNorm norm(BatchNormOptions(3), rank);
+    norm->forward(torch::randn({4, 3})).pow(2).sum().backward();
+    at::removeCallback(handle);
+    EXPECT_THAT(saved_given(), ElementsAre(true, true)) << rank.name();
   });
 }
 
