@@ -38,7 +38,7 @@ constexpr int kEpochs = 30;
 // signSGD with majority vote (Bernstein et al. 2018): the ranks' signs are added up, and the sum's sign is the
 // gradient.
 struct SignHook : lockstep::CommunicationHook {
-  lockstep::Round average(const lockstep::GradientBucket& bucket, Rank& rank) override {
+  lockstep::HookRound average(const lockstep::GradientBucket& bucket, Rank& rank) override {
     const Tensor votes = bucket.flat.sign().to(torch::kChar);
     const auto finish = [flat = bucket.flat, votes] { flat.copy_(votes.sign()); };
     return {.work = lockstep::post_allreduce(rank, votes), .finish = finish};  // posted, not waited for

@@ -2,13 +2,10 @@
 // and a ShardedOptimizer brings another.
 #pragma once
 
-#include <torch/nn/module.h>
-#include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/ranks/rank.hpp>
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +58,7 @@ class Averaging {
   virtual void set_order(const std::vector<int64_t>& /*order*/) {}
 
  protected:
+  const std::string& name() const { return name_; }
   const std::string& backward_name() const { return backward_name_; }  // of the one under way, equal on all ranks
 
  private:
@@ -72,15 +70,5 @@ class Averaging {
   std::string backward_name_;
   std::string failure_;  // of an earlier backward; empty while all is well
 };
-
-// The replica averages by `averaging` from here on, in place of what it had.
-void set_averaging(Replica& replica, std::shared_ptr<Averaging> averaging);
-Averaging* averaging_of(const Replica& replica);  // null: it does not average
-Rank& rank_of(Replica& replica);
-torch::nn::Module& module_of(Replica& replica);
-
-// Averaging::order of what the replica averages by; empty if it does not.
-std::vector<int64_t> learnt_order(const Replica& replica);
-void set_learnt_order(Replica& replica, const std::vector<int64_t>& order);
 
 }  // namespace lockstep

@@ -21,12 +21,11 @@ Balance::Balance(std::shared_ptr<Replica> replica, Rank& rank, const BalanceOpti
     throw Error("Balance: every is " + std::to_string(options_.every) +
                 "; ranks compare their times every 1 or more steps");
   }
-  watch_backwards(
-      *replica_, [laps = laps_] { laps->stop(); }, [laps = laps_] { laps->start(); });
+  replica_->watch_backwards([laps = laps_] { laps->stop(); }, [laps = laps_] { laps->start(); });
 }
 
 Balance::~Balance() {
-  stop_watching(*replica_);
+  replica_->stop_watching();
 }
 
 void Balance::leave_out() {

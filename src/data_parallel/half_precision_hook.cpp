@@ -9,7 +9,7 @@ HalfPrecisionHook::HalfPrecisionHook(at::ScalarType type) : type_(type) {
   throw Error(std::string("HalfPrecisionHook: the type is ") + c10::toString(type) + "; it must be BFloat16 or Half");
 }
 
-Round HalfPrecisionHook::average(const GradientBucket& bucket, Rank& rank) {
+HookRound HalfPrecisionHook::average(const GradientBucket& bucket, Rank& rank) {
   if (bucket.flat.element_size() <= static_cast<int64_t>(c10::elementSize(type_))) {
     return {.work = post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
   }

@@ -3,11 +3,10 @@
 #include <lockstep/data_parallel/local_sgd.hpp>
 
 #include "flat_view.hpp"
+#include "ranks/trained_parameters.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 #include <sstream>
 #include <string>
 
@@ -27,16 +26,19 @@ void check_local_sgd(const LocalSgdOptions& options, const Rank& rank) {
   }
 }
 
+NamedParameters numbered(const std::vector<at::Tensor>& parameters) {
+  NamedParameters named;
+  for (size_t i = 0; i < parameters.size(); ++i) named.emplace_back("parameter " + std::to_string(i), parameters[i]);
+  return named;
+}
+
 }  // namespace
 
 LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options)
-    : rank_(rank), options_(options) {
+    : rank_(rank), options_(options), parameters_(std::make_shared<const TrainedParameters>(numbered(parameters))) {
   check_local_sgd(options_, rank);
   std::map<at::ScalarType, size_t> group_of;
-  std::set<const c10::TensorImpl*> seen;
-  for (const auto& parameter : parameters) {
-    if (!parameter.requires_grad()) frozen_.push_back(parameter);
-    if (!parameter.requires_grad() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+  for (const auto& [name, parameter] : parameters_->all()) {
     const auto [entry, is_new] = group_of.try_emplace(parameter.scalar_type(), groups_.size());
     if (is_new) groups_.emplace_back();
     auto& group = groups_[entry->second].parameters;
@@ -61,11 +63,7 @@ bool LocalSgd::step() {
 bool LocalSgd::synchronize() {
   check_that_it_holds_parameters();
   if (steps_ == 0) return false;
-  if (std::any_of(frozen_.begin(), frozen_.end(), [](const at::Tensor& frozen) { return frozen.requires_grad(); })) {
-    throw Error(rank_.name() +
-                ": LocalSgd: a parameter needed no gradient when this was made, and needs one now, which " +
-                "moves it on each rank alone. Make the LocalSgd after requires_grad_(true)");
-  }
+  parameters_->check(rank_, "LocalSgd", "would move it on each rank alone");
   const c10::NoGradGuard no_grad;
   for (auto& group : groups_) {
     at::Tensor values = flat_copy(group.parameters);

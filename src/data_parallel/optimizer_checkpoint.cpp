@@ -3,22 +3,19 @@
 #include <lockstep/data_parallel/optimizer_checkpoint.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 
-#include "averaging.hpp"
 #include "io/checked_tensors.hpp"
 #include "optim/optimizer_state.hpp"
+#include "ranks/trained_parameters.hpp"
 
 #include <set>
 
 namespace lockstep {
 namespace {
 
-// A tensor that the module holds under two names once, under the first.
 io::NamedTensors parameters_of(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer) {
+  io::NamedTensors parameters = lockstep::parameters_of(module);
   std::set<const c10::TensorImpl*> known;
-  io::NamedTensors parameters;
-  for (const auto& item : module.named_parameters()) {
-    if (known.insert(item.value().unsafeGetTensorImpl()).second) parameters.emplace_back(item.key(), item.value());
-  }
+  for (const auto& [name, parameter] : parameters) known.insert(parameter.unsafeGetTensorImpl());
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       if (known.contains(parameter.unsafeGetTensorImpl())) continue;
@@ -55,7 +52,7 @@ void load_optimizer(const std::filesystem::path& file, torch::optim::Optimizer& 
 
 void save_optimizer(const std::filesystem::path& file, ShardedOptimizer& optimizer) {
   const io::NamedTensors state = optimizer.state();
-  if (rank_of(*optimizer.replica()).index() == 0) io::write_checked(file, state, {});
+  if (optimizer.replica()->rank().index() == 0) io::write_checked(file, state, {});
 }
 
 void load_optimizer(const std::filesystem::path& file, ShardedOptimizer& optimizer) {

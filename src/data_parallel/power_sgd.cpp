@@ -97,7 +97,7 @@ PowerSgdHook::Memory& PowerSgdHook::memory_of(const std::string& name, const at:
   return memory;
 }
 
-Round PowerSgdHook::average(const GradientBucket& bucket, Rank& rank) {
+HookRound PowerSgdHook::average(const GradientBucket& bucket, Rank& rank) {
   if (bucket.flat.is_complex()) {
     throw Error(rank.name() + ": PowerSgdHook: " + bucket.names[0] + " is complex; use no hook, or real parameters");
   }
@@ -125,7 +125,7 @@ Round PowerSgdHook::average(const GradientBucket& bucket, Rank& rank) {
     for (size_t i = 0; i < whole; ++i) here->whole[i].copy_(means[i]);
     return std::vector<at::Tensor>(means.begin() + static_cast<ptrdiff_t>(whole), means.end());
   };
-  const auto second_round = [here, take_whole, rank]() mutable -> Round {
+  const auto second_round = [here, take_whole, rank]() mutable -> HookRound {
     std::vector<at::Tensor> products;  // the new Q
     for (const at::Tensor& mean : take_whole()) {
       const size_t i = products.size();

@@ -3,7 +3,7 @@
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
-#include "averaging.hpp"
+#include "ranks/trained_parameters.hpp"
 #include "sharded_parameters.hpp"
 #include "sharded_reducer.hpp"
 #include "sharded_state.hpp"
@@ -24,28 +24,17 @@ ShardedOptions checked(const ShardedOptions& options, const Rank& rank) {
               "; it must be 1 (optimizer state) or 2 (and gradients)");
 }
 
-std::vector<std::pair<std::string, at::Tensor>> frozen_of(torch::nn::Module& module) {
-  std::vector<std::pair<std::string, at::Tensor>> frozen;
-  for (const auto& item : module.named_parameters()) {
-    if (!item.value().requires_grad()) frozen.emplace_back(item.key(), item.value());
-  }
-  return frozen;
-}
-
-std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const Rank& rank, const ShardedOptions& options) {
-  std::vector<std::pair<std::string, at::Tensor>> parameters;
-  std::set<const c10::TensorImpl*> seen;
-  for (const auto& item : module.named_parameters()) {
-    if (!item.value().requires_grad() || !seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
-    parameters.emplace_back(item.key(), item.value());
-  }
+std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const TrainedParameters& parameters, const Rank& rank,
+                                      const ShardedOptions& options) {
   if (options.stage == 2 && has_sync_batchnorm(module)) {
     throw Error(rank.name() +
                 ": ShardedOptimizer: the net has a SyncBatchNorm, in whose backward ranks wait for each " +
                 "other, as stage 2 does in its own way; together they could wait in a circle. Use stage 1");
   }
-  if (parameters.empty()) throw Error(rank.name() + ": ShardedOptimizer: there is no parameter that needs a gradient");
-  return shard_parameters(parameters, rank, checked(options, rank).bucket_bytes);
+  if (parameters.all().empty()) {
+    throw Error(rank.name() + ": ShardedOptimizer: there is no parameter that needs a gradient");
+  }
+  return shard_parameters(parameters.all(), rank, checked(options, rank).bucket_bytes);
 }
 
 // One over net->parameters() would step with gradients of which this rank has its share alone.
@@ -78,12 +67,12 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<ShardedB
 
 ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Factory& make, const ShardedOptions& options)
     : replica_(std::move(replica)),
-      rank_(rank_of(*replica_)),
-      frozen_(frozen_of(module_of(*replica_))),
-      buckets_(buckets_of(module_of(*replica_), rank_, options)),
+      rank_(replica_->rank()),
+      parameters_(std::make_unique<TrainedParameters>(replica_->module())),
+      buckets_(buckets_of(replica_->module(), *parameters_, rank_, options)),
       reducer_(std::make_shared<ShardedReducer>(buckets_, rank_, options)),
       optimizer_(optimizer_of(buckets_, rank_, make)) {
-  set_averaging(*replica_, reducer_);
+  replica_->set_averaging(reducer_);
 }
 
 ShardedOptimizer::~ShardedOptimizer() {
@@ -99,12 +88,7 @@ void ShardedOptimizer::zero_grad() {
 
 void ShardedOptimizer::step() {
   const c10::NoGradGuard no_grad;
-  for (const auto& [name, parameter] : frozen_) {
-    if (!parameter.requires_grad()) continue;
-    throw Error(rank_.name() + ": ShardedOptimizer: " + name +
-                " needed no gradient when this optimizer was made, and needs one now, which is neither averaged nor "
-                "used. Make the optimizer after requires_grad_(true)");
-  }
+  parameters_->check(rank_, "ShardedOptimizer", "would be neither averaged nor used");
   reducer_->use();
   optimizer_->step();
   std::vector<std::pair<at::Tensor, at::Tensor>> values;

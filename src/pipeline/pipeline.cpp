@@ -170,9 +170,9 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
   const auto compute = [&] {
     if (batch.size() > 0) loss = run(batch, criterion, replica, shapes);
   };
-  place_ = replica ? place_of(*replica, batch)
+  place_ = replica ? replica->place_of(batch)
                    : SamplePlace{.seed = rank_.seed(), .step = steps_done_++, .first = 0, .size = batch.size()};
-  replica ? backward_through(*replica, compute, batch.size(), batch.global_size, batch.mark) : compute();
+  replica ? replica->backward_through(compute, batch.size(), batch.global_size, batch.mark) : compute();
   if (on_gpu() && !options_.measure) stats_.computing = std::numeric_limits<double>::quiet_NaN();
   stats_.seconds = seconds_since(start);
   return loss;
@@ -223,7 +223,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
       std::optional<NoSync> not_yet;
       if (replica && ++backwards[step.stage] < microbatches) not_yet.emplace(replica);
       timed([&] {
-        const double weight = replica ? weight_of(*replica, part.size(), batch.global_size) : share;
+        const double weight = replica ? replica->weight_of(part.size(), batch.global_size) : share;
         const auto on_device = at::TensorOptions(rank_.device()).dtype(at::kDouble);  // or the host waits for the copy
         made = stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, on_device) : received);
       });

@@ -17,7 +17,6 @@
 #include <chrono>
 #include <exception>
 #include <optional>
-#include <set>
 #include <utility>
 
 namespace lockstep {
@@ -60,15 +59,8 @@ ParameterServerRank::ParameterServerRank(std::shared_ptr<torch::nn::Module> modu
   check_options();
   name_dropouts(*module_);
   make_modules_equal(*module_, rank_, "ParameterServer");
-  std::set<const c10::TensorImpl*> seen;
-  for (const auto& item : module_->named_parameters()) {
-    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;  // of two names one counts
-    if (item.value().requires_grad()) {
-      parameters_.push_back(item.value());
-    } else {
-      frozen_.emplace_back(item.key(), item.value());
-    }
-  }
+  trained_ = TrainedParameters(*module_);
+  for (const auto& [name, parameter] : trained_.all()) parameters_.push_back(parameter);
   shards_ = server::shard_keys(parameters_, options_.servers, options_.piece_bytes);
   for (const auto& shard : shards_) {
     if (!shard.pieces.empty()) continue;
@@ -222,12 +214,7 @@ double ParameterServerRank::weight_of(const Batch& batch) const {
 }
 
 std::vector<at::Tensor> ParameterServerRank::gradients() const {
-  for (const auto& [name, parameter] : frozen_) {
-    if (!parameter.requires_grad()) continue;
-    throw Error(rank_.name() + ": ParameterServer: " + name +
-                " needed no gradient when this ParameterServer was made, and needs one now, which would not be pushed. "
-                "Build the ParameterServer after requires_grad_(true)");
-  }
+  trained_.check(rank_, "ParameterServer", "would not be pushed");
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters_) {
     const at::Tensor gradient = parameter.grad();

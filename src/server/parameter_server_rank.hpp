@@ -6,6 +6,7 @@
 
 #include "key_shards.hpp"
 #include "models/sample_places.hpp"
+#include "ranks/trained_parameters.hpp"
 #include "request.hpp"
 #include "shard_server.hpp"
 
@@ -49,12 +50,12 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   const std::shared_ptr<torch::nn::Module> module_;
   Rank rank_;  // of a group of its own, so that its messages and the user's do not mix
   const ParameterServerOptions options_;
-  SamplePlaces places_;                                     // of this worker
-  std::vector<at::Tensor> parameters_;                      // those that need a gradient
-  std::vector<std::pair<std::string, at::Tensor>> frozen_;  // the others
-  std::vector<server::KeyShard> shards_;                    // by server
-  std::unique_ptr<server::ShardServer> server_;             // null on workers
-  std::vector<at::Tensor> pulled_;                          // by server: its shard's bytes; on workers
+  SamplePlaces places_;  // of this worker
+  TrainedParameters trained_;
+  std::vector<at::Tensor> parameters_;           // of these
+  std::vector<server::KeyShard> shards_;         // by server
+  std::unique_ptr<server::ShardServer> server_;  // null on workers
+  std::vector<at::Tensor> pulled_;               // by server: its shard's bytes; on workers
   int64_t bytes_pushed_ = 0;
   bool training_ = false;  // the servers serve
 };

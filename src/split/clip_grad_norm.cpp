@@ -6,11 +6,11 @@
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "data_parallel/averaging.hpp"
+#include "ranks/trained_parameters.hpp"
 #include "tensor_parallel/sliced_dimensions.hpp"
 
 #include <functional>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -28,13 +28,11 @@ struct Gradients {
 };
 
 Gradients averaged_gradients_of(Replica& replica) {
-  auto* const averaging = averaging_of(replica);
+  auto* const averaging = replica.averaging();
   if (averaging != nullptr && averaging->in_slices()) return {averaging->slices(), /*in_slices=*/true};
   Gradients gradients;
-  std::unordered_set<const at::TensorImpl*> seen;
-  for (const auto& item : module_of(replica).named_parameters()) {
-    if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;  // of two names one counts
-    if (item.value().grad().defined()) gradients.pieces.emplace_back(item.key(), item.value().grad());
+  for (const auto& [name, parameter] : parameters_of(replica.module())) {
+    if (parameter.grad().defined()) gradients.pieces.emplace_back(name, parameter.grad());
   }
   return gradients;
 }
@@ -66,7 +64,7 @@ void check_max_norm(double max_norm, const Rank& rank) {
 
 Tensor clip_grad_norm(Replica& replica, double max_norm) {
   const c10::NoGradGuard no_grad;
-  Rank& rank = rank_of(replica);
+  Rank& rank = replica.rank();
   check_max_norm(max_norm, rank);
   const Gradients gradients = averaged_gradients_of(replica);
   return scaled(gradients,
@@ -84,12 +82,12 @@ Tensor clip_grad_norm(SplitModel& net, double max_norm) {
   const c10::NoGradGuard no_grad;
   Replica& replica = *net.replicas().replica();
   Mesh& mesh = net.mesh();
-  check_max_norm(max_norm, rank_of(replica));
+  check_max_norm(max_norm, replica.rank());
   const auto dimensions = sliced_dimensions_of(net.module());
   const bool first = mesh.tensor().index() == 0;
   const Gradients gradients = averaged_gradients_of(replica);
   const Tensor sum = sum_of_squares(
-      gradients, [&](const std::string& name) { return first || dimensions.contains(name); }, rank_of(replica));
+      gradients, [&](const std::string& name) { return first || dimensions.contains(name); }, replica.rank());
   if (mesh.tensor().world_size() > 1) mesh.tensor().allreduce(sum);
   if (mesh.pipeline().world_size() > 1) mesh.pipeline().allreduce(sum);
   return scaled(gradients, sum, max_norm);

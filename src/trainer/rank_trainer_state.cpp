@@ -107,7 +107,7 @@ void RankTrainer::put_communication(RunState& state) {
 // The order in which the gradients lie in their buckets is learnt once. Where Gloo or NCCL add, it is part of what the
 // next step's bits depend on.
 void RankTrainer::put_order(RunState& state) {
-  auto order = learnt_order(*net_.replicas().replica());
+  auto order = net_.replicas().replica()->learnt_order();
   const torch::Tensor longest = at::tensor(static_cast<int64_t>(order.size()), at::kLong).to(rank_.device());
   rank_.allreduce(longest, c10d::ReduceOp::MAX);
   if (longest.item<int64_t>() == 0) return;
@@ -120,8 +120,8 @@ void RankTrainer::restore_order(const torch::Tensor& table) {
   torch::Tensor order = table[rank_.index()].to(rank_.device(), torch::kLong, /*non_blocking=*/false, /*copy=*/true);
   net_.mesh().data().broadcast(order);
   order = order.cpu();
-  set_learnt_order(*net_.replicas().replica(),
-                   {order.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>() + order.numel()});
+  net_.replicas().replica()->set_learnt_order(
+      {order.const_data_ptr<int64_t>(), order.const_data_ptr<int64_t>() + order.numel()});
 }
 
 void RankTrainer::restore_communication(const RunState& state) {

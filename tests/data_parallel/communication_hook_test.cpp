@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, CommunicationHookWorlds, testing::Values(1, 2, 3
 
 // communication_hook.hpp has it as its example.
 struct SignHook : CommunicationHook {  // each rank's vote on the direction, a byte per value
-  Round average(const GradientBucket& bucket, Rank& rank) override {
+  HookRound average(const GradientBucket& bucket, Rank& rank) override {
     const Tensor votes = bucket.flat.sign().to(at::kChar);
     const auto finish = [flat = bucket.flat, votes] { flat.copy_(votes.sign()); };
     return {.work = post_allreduce(rank, votes), .finish = finish};
@@ -39,7 +39,7 @@ struct SignHook : CommunicationHook {  // each rank's vote on the direction, a b
 };
 
 struct PlainHook : CommunicationHook {
-  Round average(const GradientBucket& bucket, Rank& rank) override {
+  HookRound average(const GradientBucket& bucket, Rank& rank) override {
     return {.work = post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
   }
 };
@@ -110,11 +110,11 @@ TEST_P(CommunicationHookWorlds, APlainHookIsNoHookToTheBit) {
 // `rounds` of them, which rank and bucket begin at other times; each adds its number to the log.
 struct Rounds : CommunicationHook {
   Rounds(int rounds, std::vector<std::string>& log) : rounds(rounds), log(log) {}
-  Round average(const GradientBucket& bucket, Rank& rank) override { return round(1, bucket, rank); }
-  Round round(int number, const GradientBucket& bucket, Rank& rank) {
+  HookRound average(const GradientBucket& bucket, Rank& rank) override { return round(1, bucket, rank); }
+  HookRound round(int number, const GradientBucket& bucket, Rank& rank) {
     std::this_thread::sleep_for(std::chrono::milliseconds((rank.index() + number) % 3));
     log.push_back(bucket.names[0] + "." + std::to_string(number));
-    Round round{.work = post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
+    HookRound round{.work = post_allreduce(rank, bucket.flat, c10d::ReduceOp::AVG)};
     if (number < rounds) round.next = [this, number, &bucket, &rank] { return this->round(number + 1, bucket, rank); };
     return round;
   }
@@ -167,7 +167,7 @@ TEST(CommunicationHook, StartsWhileBackwardComputesOthers) {
 
 TEST(CommunicationHook, FailuresNameWhoAndWhat) {
   struct Broken : CommunicationHook {
-    Round average(const GradientBucket&, Rank& rank) override {
+    HookRound average(const GradientBucket&, Rank& rank) override {
       if (rank.index() == 1) throw Error("no average today");
       return {.work = post_allreduce(rank, torch::ones({1}))};
     }

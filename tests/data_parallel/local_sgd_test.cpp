@@ -192,7 +192,7 @@ TEST(LocalSgd, RefusesWhatMakesNoSense) {
     Tensor frozen = torch::ones({2});
     LocalSgd partly({w, frozen}, rank);
     frozen.requires_grad_();
-    EXPECT_THAT(error_of([&] { partly.step(); }), HasSubstr("a parameter needed no gradient"));
+    EXPECT_THAT(error_of([&] { partly.step(); }), HasSubstr("parameter 1 needed no gradient"));
     EXPECT_THAT(error_of([&] { local.set_momentum({}); }), HasSubstr("0 tensors for 1 parameters"));
     EXPECT_THAT(error_of([&] { local.set_momentum({torch::ones({3})}); }), HasSubstr("[3]"));
   });

@@ -5,7 +5,6 @@
 #include <lockstep/data_parallel/power_sgd.hpp>
 #include <lockstep/ranks/traffic.hpp>
 
-#include "data_parallel/averaging.hpp"
 #include "data_parallel/backward_report.hpp"
 #include "support/group_tests.hpp"
 
@@ -198,7 +197,7 @@ TEST_P(PowerSgdWorlds, GoesOnFromWhatItRemembered) {
         auto& stopped = step < 2 ? before : after;
         if (step == 2) {
           second->load(first->errors(), first->queries(), rank.device());
-          set_learnt_order(*after.replica(), learnt_order(*before.replica()));
+          after.replica()->set_learnt_order(before.replica()->learnt_order());
         }
         backward_with(net, gradients[step][rank.index()]);
         backward_with(stopped, gradients[step][rank.index()]);

@@ -5,7 +5,6 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 
-#include "data_parallel/averaging.hpp"
 #include "support/error_of.hpp"
 
 #include <algorithm>
@@ -229,19 +228,19 @@ TEST(Reducer, GoesOnInAnOrderThatWasLearntBeforeButNotInAForeignOne) {
   using Order = std::vector<int64_t>;
   run_spied(2, [](Rank& rank, Log& log) {
     DataParallel first(Scales(), rank, one_each), second(Scales(), rank, one_each);
-    EXPECT_THAT(lockstep::learnt_order(*first.replica()), IsEmpty());
+    EXPECT_THAT(first.replica()->learnt_order(), IsEmpty());
     for (const Order& foreign :
          {Order{}, Order{3, -1, -1, -1}, Order{3, 0, 1, 1}, Order{3, 0, 1, 3}, Order{4, 0, 1, 2}}) {
-      lockstep::set_learnt_order(*first.replica(), foreign);
-      EXPECT_THAT(lockstep::learnt_order(*first.replica()), IsEmpty());
+      first.replica()->set_learnt_order(foreign);
+      EXPECT_THAT(first.replica()->learnt_order(), IsEmpty());
     }
     first.loss(inputs(rank), mean_of_outputs).backward();
     EXPECT_THAT(log, ElementsAre("average 2", "average 1", "average 3"));
-    Order order = lockstep::learnt_order(*first.replica());
+    Order order = first.replica()->learnt_order();
     order.push_back(-1);  // as a checkpoint has it beside longer ones
-    lockstep::set_learnt_order(*second.replica(), order);
+    second.replica()->set_learnt_order(order);
     order.pop_back();
-    EXPECT_EQ(lockstep::learnt_order(*second.replica()), order);
+    EXPECT_EQ(second.replica()->learnt_order(), order);
     log.clear();
     second.loss(inputs(rank), mean_of_outputs).backward();
     EXPECT_THAT(log, ElementsAre("average 3", "average 2", "average 1"));

@@ -2,7 +2,7 @@
 // otherwise, than the plain allreduce does.
 //
 //   struct SignHook : lockstep::CommunicationHook {  // each rank's vote on the direction, a byte per value
-//     lockstep::Round average(const lockstep::GradientBucket& bucket, lockstep::Rank& rank) override {
+//     lockstep::HookRound average(const lockstep::GradientBucket& bucket, lockstep::Rank& rank) override {
 //       const at::Tensor votes = bucket.flat.sign().to(at::kChar);
 //       const auto finish = [flat = bucket.flat, votes] { flat.copy_(votes.sign()); };
 //       return {.work = lockstep::post_allreduce(rank, votes), .finish = finish};
@@ -32,11 +32,11 @@ struct GradientBucket {
 };
 
 // One exchange of a bucket with the other ranks, and what comes after it.
-struct Round {
+struct HookRound {
   c10::intrusive_ptr<c10d::Work> work = {};  // of a collective; null: there is nothing to wait for
   // Once it is complete, one of the two: the bucket's next round; or, after the last one, what makes flat the average.
   // Without either flat is the average then.
-  std::function<Round()> next = {};
+  std::function<HookRound()> next = {};
   std::function<void()> finish = {};
 };
 
@@ -55,7 +55,7 @@ class CommunicationHook {
   // each earlier bucket that has one. On a GPU all of this runs on one stream of the hook's own, which is behind the
   // gradients and before what follows backward. Which parameters share a bucket changes once, after the first backward:
   // what is remembered goes by their names.
-  virtual Round average(const GradientBucket& bucket, Rank& rank) = 0;
+  virtual HookRound average(const GradientBucket& bucket, Rank& rank) = 0;
 
  private:
   friend class Reducer;

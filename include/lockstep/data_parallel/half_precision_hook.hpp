@@ -20,7 +20,7 @@ class HalfPrecisionHook : public CommunicationHook {
   // Throws Error: a type other than at::kBFloat16 and at::kHalf.
   explicit HalfPrecisionHook(at::ScalarType type);
 
-  Round average(const GradientBucket& bucket, Rank& rank) override;
+  HookRound average(const GradientBucket& bucket, Rank& rank) override;
 
  private:
   const at::ScalarType type_;

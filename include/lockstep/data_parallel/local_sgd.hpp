@@ -23,10 +23,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 namespace lockstep {
+
+class TrainedParameters;
 
 struct LocalSgdOptions {
   int64_t sync_every = 1;     // steps, H
@@ -77,8 +80,8 @@ class LocalSgd {
 
   Rank rank_;
   const LocalSgdOptions options_;
+  std::shared_ptr<const TrainedParameters> parameters_;
   std::vector<Group> groups_;
-  std::vector<at::Tensor> frozen_;                 // parameters that need no gradient
   std::vector<std::pair<size_t, size_t>> places_;  // of each parameter: its group, and which one there
   int64_t steps_ = 0;                              // since the last round
 };

@@ -34,7 +34,7 @@ class PowerSgdHook : public CommunicationHook {
 
   // Vectors and numbers are averaged as they are, in the first allreduce. Gradients of 16 bits are computed with and
   // sent in float32. Ranks on equal machines get equal bits: each computes P Q^T for itself.
-  Round average(const GradientBucket& bucket, Rank& rank) override;
+  HookRound average(const GradientBucket& bucket, Rank& rank) override;
 
   // What it remembers, by the parameters' names, in the names' order; none before the first backward. The tensors are
   // the hook's own. Errors are a rank's own, m and n as M has them; only their mean over the ranks counts for what is

@@ -32,6 +32,7 @@
 namespace lockstep {
 
 class ShardedReducer;
+class TrainedParameters;
 struct ShardedBucket;
 
 struct ShardedOptions {
@@ -102,7 +103,7 @@ class ShardedOptimizer {
  private:
   const std::shared_ptr<Replica> replica_;
   Rank rank_;
-  const std::vector<std::pair<std::string, at::Tensor>> frozen_;  // parameters that need no gradient
+  const std::unique_ptr<const TrainedParameters> parameters_;
   const std::vector<ShardedBucket> buckets_;
   const std::shared_ptr<ShardedReducer> reducer_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;

@@ -17,7 +17,7 @@
 
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/data_parallel/criterion.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/layout/pipeline_schedule.hpp>
 #include <lockstep/ranks/rank.hpp>

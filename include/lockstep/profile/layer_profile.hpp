@@ -7,7 +7,7 @@
 
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/data_parallel/criterion.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/plan/cluster.hpp>
 #include <lockstep/plan/model_profile.hpp>
 #include <lockstep/ranks/rank.hpp>

@@ -1,0 +1,147 @@
+// Replica: one rank's copy of a network, equal to the other ranks', whatever its module's type is.
+//
+// DataParallel<Module> is a typed handle on one. What works with any network takes the Replica: Pipeline, a
+// ShardedOptimizer, a Balance, clip_grad_norm. Used by its rank's thread only. Cost: see data_parallel.hpp.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <unordered_set>
+#include <vector>
+
+namespace lockstep {
+
+class Averaging;
+class CommunicationHook;
+class Replica;
+class SamplePlaces;
+
+struct DataParallelOptions {
+  int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds as many bytes of gradients
+  int64_t first_bucket_bytes = 256 << 10;  // of the first bucket, so that averaging starts early
+  bool overlap = true;                     // false: every bucket is averaged after backward
+  // false: backward() sends nothing. Each rank keeps gradients of its own: for a LocalSgd (local_sgd.hpp), or an
+  // averaging of yours. A ShardedOptimizer (sharded_optimizer.hpp) averages in buckets of its own, whatever this says;
+  // with false there are no others beside them.
+  bool average = true;
+  // Averages each bucket in its own way (communication_hook.hpp). Each rank needs one of its own, for this DataParallel
+  // alone. Null: one allreduce of the gradients as they are.
+  std::shared_ptr<CommunicationHook> hook = nullptr;
+};
+
+// The mean loss of this rank's part of a batch. backward() is what averages the gradients, so it is not a plain tensor.
+class Loss {
+ public:
+  Loss(const Loss&) = default;  // a move is a copy too
+  Loss& operator=(const Loss&) = default;
+
+  // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
+  // add up over several calls, as in LibTorch. A parameter that no rank has a gradient of stays without one, so that an
+  // optimizer leaves it alone, as on one device. All ranks must call it, also those with an empty part. Throws Error: a
+  // sparse gradient; a parameter that was frozen when the DataParallel was made and is so no longer, or that was
+  // registered since; parts that do not make up the global batch, or are of different batches (on all ranks); and as
+  // Rank::allreduce does. After an exception this rank is out of step with the others: every later call throws.
+  void backward();
+
+  at::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
+  double item() const { return value().item<double>(); }
+
+ private:
+  friend class Replica;
+  Loss(std::shared_ptr<Replica> replica, at::Tensor local_mean, double weight, int64_t local_size, int64_t global_size,
+       int32_t mark);
+
+  std::shared_ptr<Replica> replica_;
+  at::Tensor local_mean_;
+  double weight_;  // of this part in the average over the ranks
+  int64_t local_size_, global_size_;
+  int32_t mark_;  // the batch's
+};
+
+// While it lives, Loss::backward() only adds to this rank's gradients. The next backward() outside averages them all.
+// Inside of DataParallel::backward_through it belongs around every backward but the last.
+class NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<Replica> replica);
+  ~NoSync();
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  std::shared_ptr<Replica> replica_;
+  bool before_;
+};
+
+// Made by std::make_shared: a Loss and a NoSync keep it alive. Where its Rank's run() is over, backwards throw Error.
+class Replica : public std::enable_shared_from_this<Replica> {
+ public:
+  // Moves `module` to the rank's device and copies rank 0's parameters and buffers to all ranks. Throws Error on every
+  // rank if the ranks' modules differ in their number of tensors, a name, a shape or a type; a null module; an option
+  // below 1.
+  Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options);
+  ~Replica();
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  torch::nn::Module& module() const { return *module_; }
+  Rank& rank() { return rank_; }
+
+  // See DataParallel's functions of these names. `mark` is the batch's, 0 where that is not known; the sizes of
+  // backward_through are of the rank's part and of its batch, which the parts must make up, 0 where they are not known.
+  Loss mean(at::Tensor local_mean, int64_t local_size, int64_t global_size, int32_t mark = 0);
+  double weight_of(int64_t local_size, int64_t global_size) const;
+  void backward_through(const std::function<void()>& compute, int64_t local_size = 0, int64_t global_size = 0,
+                        int32_t mark = 0);
+  NoSync no_sync();
+  int64_t steps_done() const;
+  void set_steps_done(int64_t steps);
+
+  // Where the samples of this rank's part of `batch`, which it computes next, stand in the global batch.
+  SamplePlace place_of(const Batch& batch);
+
+  // Throws Error if parameters were changed by gradients that were never averaged.
+  void check_that_steps_were_averaged() const;
+
+  // Whether an empty part must go through the layers all the same, because one of them exchanges in its forward.
+  bool forwards_empty_parts() const;
+
+  // Lets a caller time backwards, as Balance does. computed() runs when all that this rank itself computes in a
+  // backward is queued (on the CPU: computed), before it waits for the other ranks' gradients. averaged() runs when
+  // these are averaged. Neither runs under no_sync. Throws Error: somebody watches already; the replica does not
+  // average, or waits within backward.
+  void watch_backwards(std::function<void()> computed, std::function<void()> averaged);
+  void stop_watching() noexcept;
+
+  // For checkpoints: what was learnt of the order of the gradients, as far as the averages' bits depend on it. Empty
+  // before that. An order that is not one of these parameters is not taken: it is learnt anew.
+  std::vector<int64_t> learnt_order() const;
+  void set_learnt_order(const std::vector<int64_t>& order);
+
+  // For lockstep's own ways to average. The replica averages by `averaging` from here on, in place of what it had.
+  void set_averaging(std::shared_ptr<Averaging> averaging);
+  Averaging* averaging() const { return averaging_.get(); }  // null: it does not average
+
+ private:
+  friend class Loss;
+  friend class NoSync;
+  void refuse_loss_without_graph() const;
+  void check_that_no_parameter_is_new() const;
+  void set_sync(bool sync);
+
+  const std::shared_ptr<torch::nn::Module> module_;
+  Rank rank_;
+  std::shared_ptr<Averaging> averaging_;
+  std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
+  bool sync_ = true;
+  int64_t waiting_ = 0;  // samples of the parts whose gradients the next averaged backward averages with its own
+  const std::unique_ptr<SamplePlaces> places_;
+  std::function<void()> computed_, averaged_;  // see watch_backwards(); empty: nobody watches
+};
+
+}  // namespace lockstep

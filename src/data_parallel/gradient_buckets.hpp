@@ -1,0 +1,114 @@
+// GradientBuckets: notes which gradients of a backward are there, and has each bucket of them averaged over the ranks
+// while backward still computes others. The Reducer and the ShardedReducer say how a bucket is averaged.
+//
+// A bucket is a set of parameters whose gradients travel together. A hook behind each parameter notes that its gradient
+// is there and collects it into the bucket's memory.
+//
+//   1. A bucket is posted once per averaged backward: when its last gradient is there and every bucket before it is
+//      posted, or else after backward. So all ranks post the same buckets in the same order, whatever each computed,
+//      and none waits for a parameter that another rank did not use.
+//   2. The order is at first the reverse of registration. After the first backward in which rank 0 had a gradient it
+//      follows the order in which rank 0 got them, on all ranks.
+//   3. Hooks run on the thread that computes: on GPUs autograd's thread of the device, with the gradient's stream
+//      current. They post and poll. Everything else runs on the rank's thread. mutex_ guards what both use.
+#pragma once
+
+#include <ATen/record_function.h>
+
+#include "averaging.hpp"
+#include "backward_report.hpp"
+#include "gradient_hook.hpp"
+#include "unaveraged_gradients.hpp"
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+class GradientBuckets : public Averaging {
+ public:
+  GradientBuckets(const GradientBuckets&) = delete;
+  GradientBuckets& operator=(const GradientBuckets&) = delete;
+
+  void listen(bool last) override;
+  void check_that_steps_were_averaged() override;
+
+ protected:
+  struct Slot {  // one parameter's place
+    std::string name;
+    at::Tensor parameter;
+    size_t bucket = 0;
+    at::Tensor view = {};  // of its gradient, in its bucket's memory, with the parameter's shape and strides
+    bool ready = false;    // its gradient is there, in this backward
+    bool had = false;      // this rank computed one; false: it stands for zeros
+    bool used = false;     // some rank had one, when the ranks last told each other
+    bool adds = false;     // to an average that it had before this backward
+    std::unique_ptr<GradientHook> hook = {};
+  };
+
+  struct Bucket {
+    std::vector<size_t> slots = {};
+    size_t missing = 0;                              // slots that are not ready yet
+    bool posted = false;                             // in this backward
+    std::unique_ptr<at::RecordFunction> range = {};  // on a profiler's timeline, from post to completion
+  };
+
+  // Errors begin with the rank's name and `owner`: what the user calls it. `collective` is for the profiler.
+  GradientBuckets(const Rank& rank, const std::string& owner, std::string collective, bool overlap);
+
+  // All of these are called under mutex_.
+  virtual void collect(size_t slot) = 0;  // moves .grad, or zeros, into the bucket's memory
+  virtual bool keeps_whole() const = 0;   // a gradient stays in its bucket's memory until the next backward
+  virtual void post(size_t bucket) = 0;   // begins to average it
+  virtual void poll() = 0;                // moves open works on, for backends without a thread of their own
+  virtual void complete() = 0;            // waits for all buckets
+  virtual void before_backward() {}     
+  virtual void after_backward() {}        // after it, when all is averaged
+  virtual void forget_open() {}           // what was posted, after a failure
+  // Takes the order in which rank 0 got its gradients: slots, without those that it had none of.
+  virtual void follow(const std::vector<size_t>& order) = 0;
+  // Begins what can be begun, in the one order of all ranks. Stops at a bucket that is not ready and, unless it may
+  // wait, at what is not complete.
+  virtual void take_turns(bool may_wait);
+
+  // Before backward; not under mutex_.
+  virtual void check() {}
+
+  void add_slot(const std::string& name, const at::Tensor& parameter);
+  bool next_is_ready() const;
+  void post_next();
+  void refuse_sparse(const Slot& slot) const;
+  bool records() const;  // a CUDA graph records this step
+
+  Rank rank_;
+  std::mutex mutex_;  // guards all below
+  std::vector<Slot> slots_;
+  std::vector<Bucket> buckets_;
+  std::vector<size_t> order_;  // of buckets, in which they are posted
+  size_t next_ = 0;            // in order_: all before it are posted
+  bool learnt_ = false;        // order_ follows rank 0
+
+ private:
+  void average(const std::function<void()>& backward, const PartSizes& sizes) override;
+  void abandon() override;
+
+  void on_gradient(size_t slot);  // the hook
+  void start();
+  void finish(const PartSizes& sizes);
+  void leave_unused_undefined(bool reported);
+  void learn_order();
+  void warn_of_unused() const;
+
+  const std::string collective_;
+  const bool overlap_;
+  BackwardReport report_;
+  UnaveragedGradients alone_;        // of backwards outside, since the last start()
+  std::vector<size_t> ready_order_;  // of slots, in this backward
+  bool active_ = false;              // between start() and finish(): hooks only note outside
+  bool listening_ = true;            // see Averaging::listen()
+};
+
+}  // namespace lockstep

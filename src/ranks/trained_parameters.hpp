@@ -1,0 +1,39 @@
+// TrainedParameters: the parameters of a network that need a gradient, by name, each once.
+//
+// Whoever exchanges gradients or weights sets out from this list when it is made. A parameter that needs a gradient
+// later is not on it, and training would leave it out in silence: check() refuses that. A plain value.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <lockstep/ranks/rank.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+using NamedParameters = std::vector<std::pair<std::string, at::Tensor>>;
+
+// All of a module's parameters, in the order of registration. A parameter with several names comes once, under the
+// first.
+NamedParameters parameters_of(const torch::nn::Module& module);
+
+class TrainedParameters {
+ public:
+  TrainedParameters() = default;
+  explicit TrainedParameters(const torch::nn::Module& module) : TrainedParameters(parameters_of(module)) {}
+  // A tensor that is there twice counts once.
+  explicit TrainedParameters(const NamedParameters& parameters);
+
+  const NamedParameters& all() const { return trained_; }
+
+  // Throws Error: a parameter that needed no gradient when this was made, and needs one now. `owner` is what the user
+  // has to make anew, as in "DataParallel"; `consequence` says what would become of that gradient.
+  void check(const Rank& rank, const std::string& owner, const std::string& consequence) const;
+
+ private:
+  NamedParameters trained_, frozen_;
+};
+
+}  // namespace lockstep
