@@ -117,9 +117,9 @@ class Schemes {
     for (const auto& mesh : mesh_shapes(count)) {
       if (count == 1) break;
       if (mesh.pipeline == 1) {
-        add_plan(mesh_name(mesh), mesh, Schedule::one_f_one_b);
+        add_plan(mesh_name(mesh), mesh, PipelineSchedule::one_f_one_b);
       } else if (mesh.pipeline < count) {
-        add_plan(mesh_name(mesh) + ", 1f1b", mesh, Schedule::one_f_one_b);
+        add_plan(mesh_name(mesh) + ", 1f1b", mesh, PipelineSchedule::one_f_one_b);
       } else {
         add_pipelines(mesh);
       }
@@ -131,7 +131,7 @@ class Schemes {
  private:
   // Layers on different devices that wait for each other, then with microbatches in each schedule.
   void add_pipelines(const MeshShape& mesh) {
-    const auto gpipe = add_plan("pipeline, gpipe", mesh, Schedule::gpipe);
+    const auto gpipe = add_plan("pipeline, gpipe", mesh, PipelineSchedule::gpipe);
     if (gpipe) {
       ModelSplit layers = gpipe->split;
       layers.microbatches = 1;
@@ -139,8 +139,8 @@ class Schemes {
       add("layers, one batch at a time", devices_, layers);
       add("pipeline, gpipe, " + microbatches(gpipe->split), devices_, gpipe->split);
     }
-    add_plan("pipeline, 1f1b", mesh, Schedule::one_f_one_b);
-    add_plan("pipeline, interleaved", mesh, Schedule::interleaved);
+    add_plan("pipeline, 1f1b", mesh, PipelineSchedule::one_f_one_b);
+    add_plan("pipeline, interleaved", mesh, PipelineSchedule::interleaved);
   }
 
   void add_alternating(const MeshShape& mesh) {
@@ -149,7 +149,7 @@ class Schemes {
       add(mesh_name(mesh) + ", alternating", devices_, split);
   }
 
-  std::optional<Plan> add_plan(std::string name, const MeshShape& mesh, Schedule schedule) {
+  std::optional<Plan> add_plan(std::string name, const MeshShape& mesh, PipelineSchedule schedule) {
     const PlanOptions options{.batch_size = batch_size_,
                               .training = momentum,
                               .schedules = {schedule},

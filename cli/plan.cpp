@@ -58,9 +58,9 @@ struct PlanFlags {
   size_t rows = 12;
 };
 
-std::vector<Schedule> schedules_of(const std::string& text) {
+std::vector<PipelineSchedule> schedules_of(const std::string& text) {
   if (text.empty()) return PlanOptions().schedules;
-  std::vector<Schedule> schedules;
+  std::vector<PipelineSchedule> schedules;
   std::istringstream words(text);
   for (std::string word; std::getline(words, word, ',');) {
     schedules.push_back(from_flags([&] { return schedule_from(word); }));

@@ -88,7 +88,7 @@ lockstep::Dataset make_task() {
 
 // The same steps for every scheme, which says what adds a batch's gradients. `shard`: which part of the batches.
 template <class ForwardBackward>
-void train(const std::vector<Tensor>& parameters, const lockstep::Dataset& task, const lockstep::Shard& shard,
+void train(const std::vector<Tensor>& parameters, const lockstep::Dataset& task, const lockstep::Partner& shard,
            const ForwardBackward& forward_backward) {
   torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
   for (int epoch = 0; epoch < 10; ++epoch) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <string>

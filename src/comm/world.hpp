@@ -2,7 +2,7 @@
 // done. Ranks are named by their index in the whole world, of which this process may hold a part.
 #pragma once
 
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "members.hpp"

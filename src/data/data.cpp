@@ -2,7 +2,7 @@
 #include <ATen/Functions.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
-#include <lockstep/data/shares.hpp>
+#include <lockstep/data/parts.hpp>
 
 #include <algorithm>
 #include <cstdlib>
@@ -95,7 +95,7 @@ std::vector<Batch> Batch::in_parts(int64_t count) const {
   return batches;
 }
 
-Batches::Batches(Dataset dataset, const BatchOptions& options, const Shard& shard)
+Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& shard)
     : dataset_(std::move(dataset)), options_(options), shard_(shard) {
   const auto& [x, y] = dataset_;
   if (!x.defined() || !y.defined() || x.dim() == 0 || y.dim() == 0) {
@@ -174,7 +174,7 @@ void Batches::Iterator::load() {
   batch_ = index_ < owner_->count() ? owner_->get(index_) : Batch{};
 }
 
-Batches batches(const Dataset& dataset, const BatchOptions& options, const Shard& shard) {
+Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard) {
   return {dataset, options, shard};
 }
 

@@ -1,6 +1,6 @@
 #include "rebalance.hpp"
 
-#include <lockstep/data/shares.hpp>
+#include <lockstep/data/parts.hpp>
 
 #include <algorithm>
 #include <numeric>

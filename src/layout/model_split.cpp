@@ -25,6 +25,35 @@ std::string text_of(const std::vector<int64_t>& cuts) {
 
 }  // namespace
 
+std::string to_string(const MeshShape& shape) {
+  return std::to_string(shape.data) + " x " + std::to_string(shape.pipeline) + " x " + std::to_string(shape.tensor) +
+         " (data x pipeline x tensor)";
+}
+
+std::vector<MeshShape> mesh_shapes(int ranks) {
+  if (ranks < 1) throw Error("a mesh of " + std::to_string(ranks) + " ranks; it needs at least one");
+  std::vector<MeshShape> shapes;
+  for (int data = ranks; data >= 1; --data) {
+    if (ranks % data != 0) continue;
+    for (int pipeline = ranks / data; pipeline >= 1; --pipeline) {
+      if (ranks / data % pipeline == 0) shapes.push_back({data, pipeline, ranks / data / pipeline});
+    }
+  }
+  return shapes;
+}
+
+void check_mesh(const MeshShape& shape, int ranks) {
+  const bool positive = shape.data >= 1 && shape.pipeline >= 1 && shape.tensor >= 1;
+  if (positive && shape.size() == ranks) return;
+  std::string fitting;
+  for (const auto& other : mesh_shapes(ranks)) {
+    const std::string text = to_string(other);
+    fitting += (fitting.empty() ? "" : ", ") + text.substr(0, text.find(" ("));
+  }
+  throw Error("a mesh of " + to_string(shape) + " does not fit " + std::to_string(ranks) +
+              (ranks == 1 ? " device" : " devices") + "; what would: " + fitting);
+}
+
 std::string_view to_string(TensorRule rule) {
   return name_in(tensor_rules, rule);
 }
@@ -53,7 +82,7 @@ void check_split(const ModelSplit& split, int64_t layers) {
   at_least_1("mesh.tensor", split.mesh.tensor);
   at_least_1("stages_per_rank", split.stages_per_rank);
   at_least_1("microbatches", split.microbatches);
-  if (split.stages_per_rank > 1 && split.schedule != Schedule::interleaved) {
+  if (split.stages_per_rank > 1 && split.schedule != PipelineSchedule::interleaved) {
     throw Error("stages_per_rank is " + std::to_string(split.stages_per_rank) + " and the schedule is " +
                 std::string(to_string(split.schedule)) +
                 "; only the interleaved schedule has more than 1 stage per rank");

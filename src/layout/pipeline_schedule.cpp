@@ -13,14 +13,14 @@ using Steps = std::vector<PipelineStep>;
 
 constexpr std::string_view kNames[] = {"gpipe", "1f1b", "interleaved"};  // in the order of the enumeration
 
-void check(Schedule schedule, int ranks, int stages_per_rank, int microbatches) {
+void check(PipelineSchedule schedule, int ranks, int stages_per_rank, int microbatches) {
   const auto need_one = [](int count, const char* what) {
     if (count < 1) throw Error("pipeline: " + std::to_string(count) + " " + what + "; a pipeline needs at least 1");
   };
   need_one(ranks, "ranks");
   need_one(stages_per_rank, "stages per rank");
   need_one(microbatches, "microbatches");
-  if (stages_per_rank > 1 && schedule != Schedule::interleaved) {
+  if (stages_per_rank > 1 && schedule != PipelineSchedule::interleaved) {
     throw Error("pipeline: the schedule " + std::string(to_string(schedule)) + " has one stage per rank, not " +
                 std::to_string(stages_per_rank) + "; use interleaved, or as many stages as ranks");
   }
@@ -51,13 +51,13 @@ Steps in_rounds(Kind kind, int rank, int ranks, int stages_per_rank, int rounds)
 }
 
 // How many forwards a rank computes before its first pair of a forward and a backward.
-int forwards_ahead(Schedule schedule, int rank, int ranks, int stages_per_rank, int microbatches) {
+int forwards_ahead(PipelineSchedule schedule, int rank, int ranks, int stages_per_rank, int microbatches) {
   switch (schedule) {
-    case Schedule::gpipe:
+    case PipelineSchedule::gpipe:
       return microbatches;
-    case Schedule::one_f_one_b:
+    case PipelineSchedule::one_f_one_b:
       return ranks - rank - 1;
-    case Schedule::interleaved:
+    case PipelineSchedule::interleaved:
       return 2 * (ranks - rank - 1) + (stages_per_rank - 1) * ranks;
   }
   return 0;
@@ -65,19 +65,20 @@ int forwards_ahead(Schedule schedule, int rank, int ranks, int stages_per_rank, 
 
 }  // namespace
 
-std::string_view to_string(Schedule schedule) {
+std::string_view to_string(PipelineSchedule schedule) {
   return kNames[static_cast<size_t>(schedule)];
 }
 
-Schedule schedule_from(std::string_view name) {
+PipelineSchedule schedule_from(std::string_view name) {
   const auto* const found = std::find(std::begin(kNames), std::end(kNames), name);
   if (found == std::end(kNames)) {
     throw Error("there is no pipeline schedule \"" + std::string(name) + "\"; there are gpipe, 1f1b and interleaved");
   }
-  return static_cast<Schedule>(found - std::begin(kNames));
+  return static_cast<PipelineSchedule>(found - std::begin(kNames));
 }
 
-std::vector<PipelineStep> steps_of(Schedule schedule, int rank, int ranks, int stages_per_rank, int microbatches) {
+std::vector<PipelineStep> steps_of(PipelineSchedule schedule, int rank, int ranks, int stages_per_rank,
+                                   int microbatches) {
   check(schedule, ranks, stages_per_rank, microbatches);
   if (rank < 0 || rank >= ranks) {
     throw Error("pipeline: there is no rank " + std::to_string(rank) + " of " + std::to_string(ranks));
@@ -92,7 +93,7 @@ std::vector<PipelineStep> steps_of(Schedule schedule, int rank, int ranks, int s
   return steps;
 }
 
-double ideal_idle_share(Schedule schedule, int ranks, int stages_per_rank, int microbatches) {
+double ideal_idle_share(PipelineSchedule schedule, int ranks, int stages_per_rank, int microbatches) {
   check(schedule, ranks, stages_per_rank, microbatches);
   const double waits = ranks - 1;
   return waits / (static_cast<double>(stages_per_rank) * microbatches + waits);

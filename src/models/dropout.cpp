@@ -6,7 +6,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 #include <lockstep/models/dropout.hpp>
 #include <lockstep/models/sample_scope.hpp>
 

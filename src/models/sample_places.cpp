@@ -1,6 +1,6 @@
 #include "sample_places.hpp"
 
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 
 namespace lockstep {
 

@@ -120,7 +120,7 @@ const Pipeline::State::Shapes& Pipeline::State::shapes_for(const at::Tensor& x) 
   }
   const auto found = shapes_.find(key);
   if (found != shapes_.end()) return found->second;
-  return shapes_[key] = trace_shapes(rank_, stages_, count_, input);
+  return shapes_[key] = dry_run_shapes(rank_, stages_, count_, input);
 }
 
 const Pipeline::State::Work& Pipeline::State::work_for(int microbatches, bool backward) {

@@ -17,7 +17,7 @@ using torch::nn::Sequential;
 void check_stages(const std::vector<Sequential>& stages, const Rank& rank, const PipelineOptions& options) {
   const int ranks = rank.world_size();
   const auto count = static_cast<int>(stages.size());
-  const bool interleaved = options.schedule == Schedule::interleaved;
+  const bool interleaved = options.schedule == PipelineSchedule::interleaved;
   if (options.microbatches < 1) {
     throw Error("Pipeline: microbatches is " + std::to_string(options.microbatches) + "; it must be at least 1");
   }

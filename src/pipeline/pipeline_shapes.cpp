@@ -83,8 +83,8 @@ SampleShape sample_shape(const at::Tensor& x) {
   return {x.scalar_type(), x.sizes().slice(1).vec()};
 }
 
-std::vector<SampleShape> trace_shapes(Rank& rank, std::vector<PipelineStage>& stages, int count,
-                                      const SampleShape& input) {
+std::vector<SampleShape> dry_run_shapes(Rank& rank, std::vector<PipelineStage>& stages, int count,
+                                        const SampleShape& input) {
   const c10::NoGradGuard no_grad;
   const int ranks = rank.world_size();
   const int next = (rank.index() + 1) % ranks, previous = (rank.index() + ranks - 1) % ranks;

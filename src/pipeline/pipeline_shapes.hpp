@@ -28,7 +28,7 @@ SampleShape sample_shape(const at::Tensor& x);
 // and the last one, the others empty. All ranks must call it with the same `input`; `stages` are this rank's, of
 // `count` in all. In eval mode and without gradients. Throws Error: a layer that cannot take what comes to it; a stage
 // whose output is no tensor of floating point whose first dimension is the samples.
-std::vector<SampleShape> trace_shapes(Rank& rank, std::vector<PipelineStage>& stages, int count,
-                                      const SampleShape& input);
+std::vector<SampleShape> dry_run_shapes(Rank& rank, std::vector<PipelineStage>& stages, int count,
+                                        const SampleShape& input);
 
 }  // namespace lockstep

@@ -283,7 +283,7 @@ Prediction CostModel::predict(const ModelSplit& split) const {
   Prediction prediction;
   for (int p = 0; p < mesh_.pipeline; ++p) {
     const auto index = static_cast<size_t>(p);
-    Prediction::RankShare share;
+    Prediction::RankCost share;
     double backward = 0;  // of the last microbatch, which gradients are summed beside
     for (size_t s = index; s < stages.size(); s += columns_.size()) {
       share.parameter_bytes += stages[s].parameter_bytes;

@@ -34,12 +34,12 @@ std::vector<int> microbatch_counts(int64_t part, int ranks) {
   return counts;
 }
 
-std::vector<std::pair<Schedule, int>> schedules(const PlanOptions& options, int pipeline, int layers) {
-  if (pipeline == 1) return {{Schedule::one_f_one_b, 1}};  // one rank has nothing to choose
-  std::vector<std::pair<Schedule, int>> result;
-  for (const Schedule schedule : options.schedules) {
-    const int least = schedule == Schedule::interleaved ? 2 : 1;
-    const int most = schedule == Schedule::interleaved ? options.max_stages_per_rank : 1;
+std::vector<std::pair<PipelineSchedule, int>> schedules(const PlanOptions& options, int pipeline, int layers) {
+  if (pipeline == 1) return {{PipelineSchedule::one_f_one_b, 1}};  // one rank has nothing to choose
+  std::vector<std::pair<PipelineSchedule, int>> result;
+  for (const PipelineSchedule schedule : options.schedules) {
+    const int least = schedule == PipelineSchedule::interleaved ? 2 : 1;
+    const int most = schedule == PipelineSchedule::interleaved ? options.max_stages_per_rank : 1;
     for (int stages = least; stages <= most && pipeline * stages <= layers; ++stages) {
       result.emplace_back(schedule, stages);
     }

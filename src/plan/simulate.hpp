@@ -22,7 +22,7 @@ struct PipelineRun {
     double send_backward = 0;  // and to the one before
   };
 
-  Schedule schedule = Schedule::one_f_one_b;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   int ranks = 1;
   int stages_per_rank = 1;
   int microbatches = 1;

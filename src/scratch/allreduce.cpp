@@ -4,7 +4,7 @@
 #include <ATen/ops/isin.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 #include <lockstep/scratch/allreduce.hpp>
 #include <lockstep/scratch/on_each_device.hpp>
 

@@ -1,10 +1,10 @@
 #include <c10/core/GradMode.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/split.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/scratch/allreduce.hpp>
 #include <lockstep/scratch/on_each_device.hpp>
+#include <lockstep/scratch/split_batch.hpp>
 #include <lockstep/scratch/train_batch.hpp>
 
 #include <cmath>

@@ -41,7 +41,7 @@ std::optional<Pipeline> by_layers(std::vector<torch::nn::Sequential> stages, Mes
 }
 
 // Rank `owner`'s values of a stage's tensors, on all ranks of the pipeline.
-void share(torch::nn::Sequential& stage, Rank& pipeline, int owner) {
+void broadcast_stage(torch::nn::Sequential& stage, Rank& pipeline, int owner) {
   auto tensors = stage->parameters();
   const auto buffers = stage->buffers();
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
@@ -58,11 +58,11 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
                        const DataParallelOptions& options)
     : split_(checked(split, net, rank)),
       mesh_(rank, split.mesh),
-      part_(by_channels(net, mesh_, split_)),
-      pipeline_(by_layers(stages_of(part_), mesh_, split_)),
-      module_(pipeline_ ? pipeline_->module() : part_),
+      sharded_(by_channels(net, mesh_, split_)),
+      pipeline_(by_layers(stages_of(sharded_), mesh_, split_)),
+      module_(pipeline_ ? pipeline_->module() : sharded_),
       replicas_(module_.ptr(), mesh_.data(), options) {
-  if (pipeline_) part_ = nullptr;  // with the layers of other ranks
+  if (pipeline_) sharded_ = nullptr;  // with the layers of other ranks
 }
 
 std::vector<torch::nn::Sequential> SplitModel::stages_of(const torch::nn::Sequential& net) const {
@@ -93,7 +93,7 @@ void SplitModel::gather(torch::nn::Sequential& net) {
   for (size_t stage = 0; stage < stages.size(); ++stage) {
     const int owner = static_cast<int>(stage) % split_.mesh.pipeline;
     if (owner == mesh_.pipeline().index()) unshard(module_, mesh_.tensor(), stages[stage]);
-    share(stages[stage], mesh_.pipeline(), owner);
+    broadcast_stage(stages[stage], mesh_.pipeline(), owner);
   }
 }
 

@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 
 #include <numeric>
 #include <string>

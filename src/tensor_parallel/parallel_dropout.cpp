@@ -1,7 +1,7 @@
 #include <ATen/WrapDimUtils.h>
 #include <ATen/ops/empty.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 #include <lockstep/tensor_parallel/parallel_dropout.hpp>
 
 #include "ranks/rank_generators.hpp"

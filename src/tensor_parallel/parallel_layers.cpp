@@ -1,7 +1,7 @@
 #include <ATen/ops/linear.h>
 #include <torch/nn/functional/conv.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 
 #include <string>

@@ -6,7 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/shares.hpp>
+#include <lockstep/data/parts.hpp>
 #include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>

@@ -1,7 +1,7 @@
 #include "train_options.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/shares.hpp>
+#include <lockstep/data/parts.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <nlohmann/json.hpp>
 

@@ -1,7 +1,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/autocast.hpp>
-#include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/models/weights.hpp>
 #include <lockstep/optim/optimizers.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/trainer/trainer.hpp>

@@ -261,7 +261,8 @@ Dataset numbered(int64_t n) {
 }
 
 // The numbers of the samples that one shard gets, batch by batch.
-std::vector<std::vector<int64_t>> numbers_of(const Dataset& dataset, const BatchOptions& options, const Shard& shard) {
+std::vector<std::vector<int64_t>> numbers_of(const Dataset& dataset, const BatchOptions& options,
+                                             const Partner& shard) {
   std::vector<std::vector<int64_t>> result;
   for (const Batch& batch : batches(dataset, options, shard)) {
     at::Tensor numbers = batch.y - 1000;
@@ -397,7 +398,7 @@ TEST(Batches, CountThemselves) {
 }
 
 TEST(Batches, RefuseBadOptions) {
-  auto error = [](const Dataset& dataset, const BatchOptions& options, const Shard& shard = {}) {
+  auto error = [](const Dataset& dataset, const BatchOptions& options, const Partner& shard = {}) {
     return error_of([&] { batches(dataset, options, shard); });
   };
   EXPECT_THAT(error(numbered(4), {.size = 0}), HasSubstr("batch size 0"));

@@ -7,10 +7,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/devices/autocast.hpp>
-#include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/dropout.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/sample_scope.hpp>
+#include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "devices/cuda_graph.hpp"

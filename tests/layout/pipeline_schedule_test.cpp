@@ -13,8 +13,8 @@
 namespace pipeline_schedule_test {
 
 using lockstep::error_of;
+using lockstep::PipelineSchedule;
 using lockstep::PipelineStep;
-using lockstep::Schedule;
 using lockstep::steps_of;
 using testing::HasSubstr;
 using Kind = PipelineStep::Kind;
@@ -26,7 +26,7 @@ struct Outcome {
   std::vector<int> peaks;  // per rank: microbatches whose forward is done and whose backward is not, summed over stages
 };
 
-Outcome simulate(Schedule schedule, int ranks, int stages_per_rank, int microbatches) {
+Outcome simulate(PipelineSchedule schedule, int ranks, int stages_per_rank, int microbatches) {
   std::vector<std::vector<PipelineStep>> steps;
   for (int rank = 0; rank < ranks; ++rank) {
     steps.push_back(steps_of(schedule, rank, ranks, stages_per_rank, microbatches));
@@ -76,7 +76,7 @@ Outcome simulate(Schedule schedule, int ranks, int stages_per_rank, int microbat
 }
 
 template <class Check>
-void for_all(Schedule schedule, int most_stages_per_rank, Check&& check) {
+void for_all(PipelineSchedule schedule, int most_stages_per_rank, Check&& check) {
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (int stages = 1; stages <= most_stages_per_rank; ++stages) {
       for (int microbatches = 1; microbatches <= 17; ++microbatches) {
@@ -89,25 +89,26 @@ void for_all(Schedule schedule, int most_stages_per_rank, Check&& check) {
 }
 
 TEST(PipelineScheduleTest, GPipeCompletesAndIdlesAsTheFormulaSays) {
-  for_all(Schedule::gpipe, 1, [](int ranks, int stages, int microbatches, const Outcome& outcome) {
+  for_all(PipelineSchedule::gpipe, 1, [](int ranks, int stages, int microbatches, const Outcome& outcome) {
     ASSERT_TRUE(outcome.complete);
-    EXPECT_NEAR(outcome.idle_share, ideal_idle_share(Schedule::gpipe, ranks, stages, microbatches), 1e-12);
+    EXPECT_NEAR(outcome.idle_share, ideal_idle_share(PipelineSchedule::gpipe, ranks, stages, microbatches), 1e-12);
     EXPECT_EQ(outcome.peaks, std::vector<int>(ranks, microbatches));
   });
 }
 
 TEST(PipelineScheduleTest, OneForwardOneBackwardIdlesAsMuchAndKeepsLess) {
-  for_all(Schedule::one_f_one_b, 1, [](int ranks, int stages, int microbatches, const Outcome& outcome) {
+  for_all(PipelineSchedule::one_f_one_b, 1, [](int ranks, int stages, int microbatches, const Outcome& outcome) {
     ASSERT_TRUE(outcome.complete);
-    EXPECT_NEAR(outcome.idle_share, ideal_idle_share(Schedule::one_f_one_b, ranks, stages, microbatches), 1e-12);
+    EXPECT_NEAR(outcome.idle_share, ideal_idle_share(PipelineSchedule::one_f_one_b, ranks, stages, microbatches),
+                1e-12);
     for (int rank = 0; rank < ranks; ++rank) EXPECT_LE(outcome.peaks[rank], std::min(ranks - rank, microbatches));
   });
 }
 
 TEST(PipelineScheduleTest, InterleavedCompletesForAnyCountAndIdlesLess) {
-  for_all(Schedule::interleaved, 4, [](int ranks, int stages, int microbatches, const Outcome& outcome) {
+  for_all(PipelineSchedule::interleaved, 4, [](int ranks, int stages, int microbatches, const Outcome& outcome) {
     ASSERT_TRUE(outcome.complete);
-    const double ideal = ideal_idle_share(Schedule::interleaved, ranks, stages, microbatches);
+    const double ideal = ideal_idle_share(PipelineSchedule::interleaved, ranks, stages, microbatches);
     if (microbatches % ranks == 0) {
       EXPECT_NEAR(outcome.idle_share, ideal, 1e-12);
     } else {
@@ -122,22 +123,22 @@ TEST(PipelineScheduleTest, InterleavedCompletesForAnyCountAndIdlesLess) {
 }
 
 TEST(PipelineScheduleTest, NamesGoBothWays) {
-  for (const auto schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::interleaved}) {
+  for (const auto schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved}) {
     EXPECT_EQ(lockstep::schedule_from(to_string(schedule)), schedule);
   }
-  EXPECT_EQ(to_string(Schedule::one_f_one_b), "1f1b");
+  EXPECT_EQ(to_string(PipelineSchedule::one_f_one_b), "1f1b");
   EXPECT_THAT(error_of([] { lockstep::schedule_from("1F1B"); }), HasSubstr("gpipe, 1f1b and interleaved"));
 }
 
 TEST(PipelineScheduleTest, WhatCannotBeIsRefused) {
-  EXPECT_THAT(error_of([] { steps_of(Schedule::gpipe, 2, 2, 1, 4); }), HasSubstr("no rank 2 of 2"));
-  EXPECT_THAT(error_of([] { steps_of(Schedule::gpipe, -1, 2, 1, 4); }), HasSubstr("no rank -1 of 2"));
-  EXPECT_THAT(error_of([] { steps_of(Schedule::gpipe, 0, 0, 1, 4); }), HasSubstr("0 ranks"));
-  EXPECT_THAT(error_of([] { steps_of(Schedule::gpipe, 0, 2, 1, 0); }), HasSubstr("0 microbatches"));
-  EXPECT_THAT(error_of([] { steps_of(Schedule::interleaved, 0, 2, 0, 1); }), HasSubstr("0 stages per rank"));
-  EXPECT_THAT(error_of([] { steps_of(Schedule::one_f_one_b, 0, 2, 2, 4); }),
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, 2, 2, 1, 4); }), HasSubstr("no rank 2 of 2"));
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, -1, 2, 1, 4); }), HasSubstr("no rank -1 of 2"));
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, 0, 0, 1, 4); }), HasSubstr("0 ranks"));
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::gpipe, 0, 2, 1, 0); }), HasSubstr("0 microbatches"));
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::interleaved, 0, 2, 0, 1); }), HasSubstr("0 stages per rank"));
+  EXPECT_THAT(error_of([] { steps_of(PipelineSchedule::one_f_one_b, 0, 2, 2, 4); }),
               testing::AllOf(HasSubstr("1f1b has one stage per rank, not 2"), HasSubstr("use interleaved")));
-  EXPECT_THAT(error_of([] { ideal_idle_share(Schedule::gpipe, 2, 1, -3); }), HasSubstr("-3 microbatches"));
+  EXPECT_THAT(error_of([] { ideal_idle_share(PipelineSchedule::gpipe, 2, 1, -3); }), HasSubstr("-3 microbatches"));
 }
 
 }  // namespace pipeline_schedule_test

@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/models/weights.hpp>
 
 #include "devices/memory_format.hpp"
 #include "support/error_of.hpp"

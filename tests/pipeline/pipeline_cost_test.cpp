@@ -22,8 +22,8 @@ using lockstep::cpus;
 using lockstep::Lambda;
 using lockstep::Pipeline;
 using lockstep::PipelineOptions;
+using lockstep::PipelineSchedule;
 using lockstep::Rank;
-using lockstep::Schedule;
 using lockstep::split_into_stages;
 using torch::Tensor;
 using torch::nn::Sequential;
@@ -39,9 +39,10 @@ TEST(PipelineCostTest, TheIdleShareIsMeasured) {
   for (const int microbatches : {1, 4}) {
     lockstep::run(cpus(2), [&](Rank& rank) {
       const Sequential net(Lambda{sleep}, nn::Linear(2, 2), Lambda{sleep});
-      Pipeline pipeline(split_into_stages(net, {2}), rank, {.schedule = Schedule::gpipe, .microbatches = microbatches});
+      Pipeline pipeline(split_into_stages(net, {2}), rank,
+                        {.schedule = PipelineSchedule::gpipe, .microbatches = microbatches});
       const Batch batch{torch::randn({8, 2}), torch::randint(2, {8}), 8};
-      const double formula = lockstep::ideal_idle_share(Schedule::gpipe, 2, 1, microbatches);
+      const double formula = lockstep::ideal_idle_share(PipelineSchedule::gpipe, 2, 1, microbatches);
       std::vector<double> differences;  // of several batches: a rank may be woken late
       for (int i = 0; i < 4; ++i) {
         pipeline.forward_backward(batch, F::cross_entropy);
@@ -75,9 +76,9 @@ TEST(PipelineCostTest, OneForwardOneBackwardNeedsLessMemoryThanGPipe) {
   // So many layers that messages which are not delivered yet, on a busy machine up to all of them, weigh little.
   for (int i = 0; i < 32; ++i) net->push_back(nn::Linear(64, 64)), net->push_back(nn::Tanh());
   for (const int ranks : {2, 4}) {
-    const auto gpipe = peaks(net, ranks, {.schedule = Schedule::gpipe, .microbatches = 16});
-    const auto one_f_one_b = peaks(net, ranks, {.schedule = Schedule::one_f_one_b, .microbatches = 16});
-    const auto again = peaks(net, ranks, {.schedule = Schedule::gpipe, .microbatches = 16, .recompute = true});
+    const auto gpipe = peaks(net, ranks, {.schedule = PipelineSchedule::gpipe, .microbatches = 16});
+    const auto one_f_one_b = peaks(net, ranks, {.schedule = PipelineSchedule::one_f_one_b, .microbatches = 16});
+    const auto again = peaks(net, ranks, {.schedule = PipelineSchedule::gpipe, .microbatches = 16, .recompute = true});
     for (int rank = 0; rank < ranks; ++rank) {
       RecordProperty(
           "bytes_" + std::to_string(ranks) + "_ranks_" + std::to_string(rank),

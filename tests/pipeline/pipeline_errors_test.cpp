@@ -21,8 +21,8 @@ using lockstep::error_of;
 using lockstep::Lambda;
 using lockstep::Pipeline;
 using lockstep::PipelineOptions;
+using lockstep::PipelineSchedule;
 using lockstep::Rank;
-using lockstep::Schedule;
 using lockstep::split_into_stages;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -76,13 +76,13 @@ TEST(PipelineErrorsTest, OptionsThatDoNotFitAreRefused) {
     return error_in(ranks, [&](Rank& rank) { Pipeline(split_into_stages(linears(stages), stages), rank, options); });
   };
   EXPECT_THAT(error_with(2, 3, {}), HasSubstr("3 stages do not go with 2 ranks and the schedule 1f1b, which takes 2"));
-  EXPECT_THAT(error_with(2, 3, {.schedule = Schedule::interleaved}), HasSubstr("takes a multiple of 2"));
+  EXPECT_THAT(error_with(2, 3, {.schedule = PipelineSchedule::interleaved}), HasSubstr("takes a multiple of 2"));
   EXPECT_THAT(error_with(2, 2, {.microbatches = 0}), HasSubstr("microbatches is 0; it must be at least 1"));
   EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({nullptr, nullptr}, rank); }), HasSubstr("has no layers there"));
   EXPECT_THAT(error_in(2, [](Rank& rank) { Pipeline({Sequential(), Sequential()}, rank); }), HasSubstr("no layers"));
   EXPECT_THAT(error_in(1,
                        [](Rank& rank) {
-                         Pipeline({linears(1), linears(1)}, rank, {.schedule = Schedule::interleaved});
+                         Pipeline({linears(1), linears(1)}, rank, {.schedule = PipelineSchedule::interleaved});
                        }),
               AllOf(HasSubstr("two layers of rank 0 are named 0"), HasSubstr("split_into_stages")));
   EXPECT_THAT(

@@ -15,13 +15,13 @@ namespace pipeline_mail_test {
 using lockstep::messages_of;
 using lockstep::PipelineMail;
 using lockstep::PipelineMessages;
+using lockstep::PipelineSchedule;
 using lockstep::PipelineStep;
 using lockstep::Rank;
-using lockstep::Schedule;
 using torch::Tensor;
 using AllSteps = std::vector<std::vector<PipelineStep>>;
 
-AllSteps all_steps(Schedule schedule, int ranks, int stages_per_rank, int microbatches) {
+AllSteps all_steps(PipelineSchedule schedule, int ranks, int stages_per_rank, int microbatches) {
   AllSteps steps;
   for (int rank = 0; rank < ranks; ++rank) {
     steps.push_back(steps_of(schedule, rank, ranks, stages_per_rank, microbatches));
@@ -31,9 +31,9 @@ AllSteps all_steps(Schedule schedule, int ranks, int stages_per_rank, int microb
 
 template <class Check>
 void for_all(int most_ranks, int most_microbatches, Check&& check) {
-  for (const auto schedule : {Schedule::gpipe, Schedule::one_f_one_b, Schedule::interleaved}) {
+  for (const auto schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b, PipelineSchedule::interleaved}) {
     for (int ranks = 1; ranks <= most_ranks; ++ranks) {
-      for (int stages = 1; stages <= (schedule == Schedule::interleaved ? 3 : 1); ++stages) {
+      for (int stages = 1; stages <= (schedule == PipelineSchedule::interleaved ? 3 : 1); ++stages) {
         for (int microbatches = 1; microbatches <= most_microbatches; ++microbatches) {
           SCOPED_TRACE(testing::Message() << to_string(schedule) << ", " << ranks << " ranks of " << stages
                                           << " stages, " << microbatches << " microbatches");
@@ -106,7 +106,7 @@ TEST(PipelineMessagesTest, TheOneOrderNeverWaitsForItself) {
 
 // Of one microbatch in flight per direction, all but a few messages are known to have arrived before the end.
 TEST(PipelineMessagesTest, WhatAnAnswerProvesHasArrived) {
-  const auto steps = all_steps(Schedule::one_f_one_b, 4, 1, 16);
+  const auto steps = all_steps(PipelineSchedule::one_f_one_b, 4, 1, 16);
   for (int rank = 0; rank < 4; ++rank) {
     const auto plan = messages_of(rank, steps, 4);
     int sent = 0, arrived = 0;

@@ -23,8 +23,8 @@ using lockstep::cpus;
 using lockstep::DataParallel;
 using lockstep::Pipeline;
 using lockstep::PipelineOptions;
+using lockstep::PipelineSchedule;
 using lockstep::Rank;
-using lockstep::Schedule;
 using lockstep::split_into_stages;
 using torch::Tensor;
 using torch::nn::Sequential;
@@ -135,7 +135,7 @@ std::vector<int64_t> random_cuts(Random& random, int64_t layers, int stages) {
 
 struct Plan {
   std::string name;
-  Schedule schedule;
+  PipelineSchedule schedule;
   int stages_per_rank;
 };
 
@@ -146,13 +146,15 @@ class PipelineWorlds : public testing::TestWithParam<std::tuple<int, Plan>> {
   static const Plan& plan() { return std::get<1>(GetParam()); }
   static int stages() { return world() * plan().stages_per_rank; }
 };
-INSTANTIATE_TEST_SUITE_P(
-    Sizes, PipelineWorlds,
-    testing::Combine(testing::Values(1, 2, 3, 4),
-                     testing::Values(Plan{"GPipe", Schedule::gpipe, 1}, Plan{"1F1B", Schedule::one_f_one_b, 1},
-                                     Plan{"Interleaved2", Schedule::interleaved, 2},
-                                     Plan{"Interleaved3", Schedule::interleaved, 3})),
-    [](const auto& info) { return std::to_string(std::get<0>(info.param)) + "Ranks" + std::get<1>(info.param).name; });
+INSTANTIATE_TEST_SUITE_P(Sizes, PipelineWorlds,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(Plan{"GPipe", PipelineSchedule::gpipe, 1},
+                                                          Plan{"1F1B", PipelineSchedule::one_f_one_b, 1},
+                                                          Plan{"Interleaved2", PipelineSchedule::interleaved, 2},
+                                                          Plan{"Interleaved3", PipelineSchedule::interleaved, 3})),
+                         [](const auto& info) {
+                           return std::to_string(std::get<0>(info.param)) + "Ranks" + std::get<1>(info.param).name;
+                         });
 
 // Two batches without zero_grad() between, then a third after a step.
 TEST_P(PipelineWorlds, RandomNetsHaveTheGradientsOfOneDevice) {
@@ -261,7 +263,7 @@ TEST(PipelineTest, BuffersMoveOncePerMicrobatch) {
   std::map<std::string, Tensor> buffers;
   for (const auto& item : single->named_buffers()) buffers[item.key()] = item.value();
   for (const bool recompute : {false, true}) {
-    for (const auto schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
+    for (const auto schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b}) {
       lockstep::run(cpus(2), [&](Rank& rank) {
         Pipeline pipeline(split_into_stages(copy_of(net), {2}), rank,
                           {.schedule = schedule, .microbatches = 3, .recompute = recompute});
@@ -321,7 +323,7 @@ TEST(PipelineTest, MixedPrecisionHasTheGradientsOfOneDevice) {
   for (const bool recompute : {false, true}) {
     lockstep::run(cpus(2), [&](Rank& rank) {
       Pipeline pipeline(split_into_stages(copy_of(net), {2}), rank,
-                        {.schedule = Schedule::gpipe, .recompute = recompute});
+                        {.schedule = PipelineSchedule::gpipe, .recompute = recompute});
       const lockstep::Autocast bf16(rank.device());
       pipeline.forward_backward(batch, F::cross_entropy);
       expect_gradients(pipeline.module(), gradients_of(single), 0.02);
@@ -354,8 +356,9 @@ TEST(PipelineTest, EvaluateCountsAsOnOneDevice) {
 TEST(PipelineTest, ReplicasOverADataAxisHaveTheGradientsOfTheGlobalBatch) {
   torch::manual_seed(1);
   Random random(1);
-  for (const auto& [schedule, stages] : {std::pair(Schedule::gpipe, 2), std::pair(Schedule::one_f_one_b, 2),
-                                         std::pair(Schedule::interleaved, 4), std::pair(Schedule::interleaved, 6)}) {
+  for (const auto& [schedule, stages] :
+       {std::pair(PipelineSchedule::gpipe, 2), std::pair(PipelineSchedule::one_f_one_b, 2),
+        std::pair(PipelineSchedule::interleaved, 4), std::pair(PipelineSchedule::interleaved, 6)}) {
     for (const int64_t size : {9, 5, 1}) {  // of one sample, the second pipeline gets nothing
       const Task task = random_task(random, 6);
       const Batch whole = random_batch(size, task.sample, kClasses);

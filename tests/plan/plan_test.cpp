@@ -38,7 +38,7 @@ TEST(MakePlan, APipelineWhereGradientsAreLargeAndLinksAreSlow) {
   const Plan plan = make_plan(profile, cluster, {.batch_size = 64});
   EXPECT_EQ(plan.split.mesh, (MeshShape{.pipeline = 4}));
   EXPECT_THAT(plan.split.cuts, ElementsAre(1, 2, 3));
-  EXPECT_EQ(plan.split.schedule, Schedule::one_f_one_b);  // as fast as GPipe, with less memory
+  EXPECT_EQ(plan.split.schedule, PipelineSchedule::one_f_one_b);  // as fast as GPipe, with less memory
   EXPECT_EQ(plan.split.microbatches, 64);
   const Plan two = make_plan(profile, cluster, {.batch_size = 64, .pipeline = false});
   EXPECT_EQ(two.split.mesh, (MeshShape{.data = 4}));
@@ -78,8 +78,9 @@ TEST(MakePlan, RecomputesWhereMemoryIsShortOnly) {
 TEST(MakePlan, UnequalDevicesGetUnequalStages) {
   Cluster cluster = ideal_cluster(2);
   cluster.devices[1].speed = 3;
-  const Plan plan = make_plan(equal_layers(8), cluster,
-                              {.batch_size = 64, .schedules = {Schedule::one_f_one_b}, .data = false, .tensor = false});
+  const Plan plan =
+      make_plan(equal_layers(8), cluster,
+                {.batch_size = 64, .schedules = {PipelineSchedule::one_f_one_b}, .data = false, .tensor = false});
   EXPECT_EQ(plan.split.mesh, (MeshShape{.pipeline = 2}));
   EXPECT_THAT(plan.split.cuts, ElementsAre(2));
 }
@@ -119,8 +120,9 @@ TEST(Predict, RefusesPlansThatDoNotFit) {
 Plan interesting_plan() {
   ModelProfile profile = equal_layers(8);
   profile.options = "width=0.5";
-  Plan plan = make_plan(profile, ideal_cluster(2),
-                        {.batch_size = 64, .schedules = {Schedule::interleaved}, .data = false, .devices = "cpu,cpu"});
+  Plan plan =
+      make_plan(profile, ideal_cluster(2),
+                {.batch_size = 64, .schedules = {PipelineSchedule::interleaved}, .data = false, .devices = "cpu,cpu"});
   plan.split.recompute = true;
   return plan;
 }
@@ -133,7 +135,7 @@ TEST(PlanJson, ComesBackAsItWas) {
   EXPECT_EQ(back.options, "width=0.5");
   EXPECT_EQ(back.layers, plan.layers);
   EXPECT_EQ(back.split.mesh, (MeshShape{.pipeline = 2}));
-  EXPECT_EQ(back.split.schedule, Schedule::interleaved);
+  EXPECT_EQ(back.split.schedule, PipelineSchedule::interleaved);
   EXPECT_GE(back.split.stages_per_rank, 2);
   EXPECT_EQ(back.split.cuts, plan.split.cuts);
   EXPECT_TRUE(back.split.recompute);

@@ -23,7 +23,7 @@ using testing::HasSubstr;
 
 constexpr double f = 1, b = 2;
 
-PipelineRun equal_stages(Schedule schedule, int ranks, int microbatches, int stages_per_rank = 1) {
+PipelineRun equal_stages(PipelineSchedule schedule, int ranks, int microbatches, int stages_per_rank = 1) {
   PipelineRun run;
   run.schedule = schedule;
   run.ranks = ranks;
@@ -40,7 +40,7 @@ double idle_share(const PipelineTimes& times) {
 }
 
 TEST(Simulation, EqualStagesTakeWhatTheFormulaSays) {
-  for (const Schedule schedule : {Schedule::gpipe, Schedule::one_f_one_b}) {
+  for (const PipelineSchedule schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b}) {
     for (const int ranks : {1, 2, 3, 4, 8}) {
       for (const int microbatches : {1, 2, 5, 8, 32}) {
         const PipelineTimes times = simulate(equal_stages(schedule, ranks, microbatches));
@@ -57,22 +57,23 @@ TEST(Simulation, InterleavedStagesAreIdleForLess) {
     for (const int stages_per_rank : {2, 3}) {
       for (const int rounds : {1, 2, 8}) {
         const int microbatches = ranks * rounds;
-        const PipelineTimes times = simulate(equal_stages(Schedule::interleaved, ranks, microbatches, stages_per_rank));
-        EXPECT_NEAR(idle_share(times), ideal_idle_share(Schedule::interleaved, ranks, stages_per_rank, microbatches),
-                    1e-9);
+        const PipelineTimes times =
+            simulate(equal_stages(PipelineSchedule::interleaved, ranks, microbatches, stages_per_rank));
+        EXPECT_NEAR(idle_share(times),
+                    ideal_idle_share(PipelineSchedule::interleaved, ranks, stages_per_rank, microbatches), 1e-9);
       }
     }
   }
 }
 
 TEST(Simulation, TheSlowestStageSetsThePace) {
-  PipelineRun run = equal_stages(Schedule::one_f_one_b, 3, 40);
+  PipelineRun run = equal_stages(PipelineSchedule::one_f_one_b, 3, 40);
   run.stages[1] = {.forward = 5, .backward = 10};
   EXPECT_THAT(simulate(run).seconds, AllOf(testing::Ge(40 * 15), testing::Le(40 * 15 + 2 * 2 * (f + b))));
 }
 
 TEST(Simulation, MessagesDelayWhatWaitsForThem) {
-  PipelineRun run = equal_stages(Schedule::gpipe, 2, 1);
+  PipelineRun run = equal_stages(PipelineSchedule::gpipe, 2, 1);
   run.stages[0].send_forward = 0.25;
   run.stages[1].send_backward = 0.5;
   EXPECT_NEAR(simulate(run).seconds, 2 * (f + b) + 0.75, 1e-9);
@@ -82,7 +83,7 @@ TEST(Simulation, MessagesDelayWhatWaitsForThem) {
 }
 
 TEST(Simulation, CollectivesHoldTheirRankButDoNotCountAsBusy) {
-  PipelineRun run = equal_stages(Schedule::gpipe, 1, 3);
+  PipelineRun run = equal_stages(PipelineSchedule::gpipe, 1, 3);
   run.stages[0].forward_messages = 0.25;
   run.stages[0].backward_messages = 0.5;
   const PipelineTimes times = simulate(run);
@@ -92,7 +93,7 @@ TEST(Simulation, CollectivesHoldTheirRankButDoNotCountAsBusy) {
 
 TEST(Simulation, RanksThatShareCoresTakeTurns) {
   // Two cores: the work of all ranks, at twice one core's rate, but for the moments when fewer than two compute.
-  PipelineRun run = equal_stages(Schedule::gpipe, 4, 1);
+  PipelineRun run = equal_stages(PipelineSchedule::gpipe, 4, 1);
   run.node = {0, 0, 0, 0};
   run.slowdown = [](double computing) { return std::max(1.0, computing / 2); };
   EXPECT_NEAR(simulate(run).seconds, 4 * (f + b), 1e-9);  // one after the other
@@ -183,7 +184,7 @@ TEST(CostModel, APipelineIsItsSimulation) {
     EXPECT_NEAR(ideal.ranks[static_cast<size_t>(p)].memory_bytes, 2e6 + 64 * 500 + (4 - p) * 8 * (3e3 + input), 1e-6);
   }
   Plan plan = plan_of({.pipeline = 4}, 64, 8, {1, 2, 3});
-  plan.split.schedule = Schedule::gpipe;
+  plan.split.schedule = PipelineSchedule::gpipe;
   EXPECT_NEAR(predict(profile, cluster, plan).memory_bytes(), 2e6 + 64 * 500 + 64 * 4e3, 1e-6);
   plan.split.recompute = true;
   const Prediction recomputed = predict(profile, cluster, plan);

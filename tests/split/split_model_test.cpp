@@ -19,8 +19,8 @@ namespace split_model_test {
 using lockstep::Batch;
 using lockstep::error_of;
 using lockstep::ModelSplit;
+using lockstep::PipelineSchedule;
 using lockstep::Rank;
-using lockstep::Schedule;
 using lockstep::SplitModel;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -127,12 +127,12 @@ TEST_P(SplitModelWorlds, SchedulesCutsAndRulesDoNotChangeTheResult) {
     for (int round = 0; round < 4; ++round) {
       ModelSplit split{
           .mesh = meshes[random() % meshes.size()],
-          .schedule = Schedule::gpipe,
+          .schedule = PipelineSchedule::gpipe,
           .microbatches = 1 + int(random() % 4),
           .recompute = random() % 2 == 0,
           .tensor_rule = random() % 2 == 0 ? lockstep::TensorRule::channels : lockstep::TensorRule::alternating};
       if (split.mesh.pipeline == 2) {
-        split.schedule = Schedule::interleaved;
+        split.schedule = PipelineSchedule::interleaved;
         split.stages_per_rank = 2;
         split.cuts = {1, 3, 4 + int64_t(random() % 4)};
       }
@@ -148,7 +148,8 @@ TEST(SplitModelTest, MicrobatchesNeedTheirGradientsOnce) {
   lockstep::run(lockstep::Devices(2, torch::kCPU), [](Rank& rank) {
     Sequential whole;
     for (int i = 0; i < 8; ++i) whole->push_back(torch::nn::Linear(512, 512));
-    SplitModel net(whole, rank, {.mesh = {.pipeline = 2}, .schedule = Schedule::gpipe, .microbatches = 4, .cuts = {4}});
+    SplitModel net(whole, rank,
+                   {.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::gpipe, .microbatches = 4, .cuts = {4}});
     const Batch batch{torch::randn({8, 512}), torch::randint(512, {8}), 8};
     net.forward_backward(batch, torch::nn::functional::cross_entropy);
     for (auto& parameter : net.parameters()) parameter.mutable_grad() = Tensor();  // as an optimizer's zero_grad does
@@ -218,7 +219,7 @@ TEST(SplitModelTest, ASplitThatDoesNotFitIsRefusedBeforeTheFirstStep) {
     });
   };
   EXPECT_THAT(error(2, {.mesh = {.data = 3}}), HasSubstr("does not fit 2 devices; what would: 2 x 1 x 1"));
-  EXPECT_THAT(error(1, {.mesh = {}, .schedule = Schedule::interleaved, .stages_per_rank = 9}),
+  EXPECT_THAT(error(1, {.mesh = {}, .schedule = PipelineSchedule::interleaved, .stages_per_rank = 9}),
               HasSubstr("a net of 8 layers has at most 8"));
   EXPECT_THAT(error(2, {.mesh = {.pipeline = 2}, .cuts = {8}}), HasSubstr("they must ascend, from 1 to 7"));
   EXPECT_THAT(error(2, {.mesh = {.pipeline = 2}, .cuts = {2, 3}}), HasSubstr("need 1 cuts, and there are 2"));

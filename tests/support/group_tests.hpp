@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include "error_of.hpp"

@@ -1,8 +1,8 @@
 // A run that was stopped and goes on gives the same bits as one that was not; and what cannot go on is refused.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "io/digest.hpp"

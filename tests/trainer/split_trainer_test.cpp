@@ -2,8 +2,8 @@
 // train() with a split: what a run by data alone learns, a network split by layers and channels learns too, and keeps.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "support/error_of.hpp"
@@ -17,7 +17,7 @@ namespace split_trainer_test {
 using lockstep::error_of;
 using lockstep::ModelOptions;
 using lockstep::ModelSplit;
-using lockstep::Schedule;
+using lockstep::PipelineSchedule;
 using lockstep::ScratchFolder;
 using lockstep::TrainOptions;
 using lockstep::TrainResult;
@@ -75,8 +75,8 @@ TEST_F(SplitTrainer, LearnsWhatARunByDataAloneLearns) {
       {.mesh = {.data = 2}},
       {.mesh = {.pipeline = 2}},
       {.mesh = {.tensor = 2}},
-      {.mesh = {.pipeline = 2}, .schedule = Schedule::gpipe, .microbatches = 3, .recompute = true, .cuts = {5}},
-      {.mesh = {.pipeline = 2}, .schedule = Schedule::interleaved, .stages_per_rank = 2, .microbatches = 4},
+      {.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::gpipe, .microbatches = 3, .recompute = true, .cuts = {5}},
+      {.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::interleaved, .stages_per_rank = 2, .microbatches = 4},
       {.mesh = {.data = 2}, .microbatches = 2},
       {.mesh = {.data = 2, .pipeline = 2}, .microbatches = 2},
       {.mesh = {.data = 2, .tensor = 2}},

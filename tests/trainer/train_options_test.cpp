@@ -51,7 +51,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.sync_batchnorm = true;
   options.cuda_graph = true;
   options.split = {.mesh = {.data = 1, .pipeline = 3},
-                   .schedule = lockstep::Schedule::interleaved,
+                   .schedule = lockstep::PipelineSchedule::interleaved,
                    .stages_per_rank = 2,
                    .microbatches = 4,
                    .recompute = true,

@@ -5,8 +5,8 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
-#include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "support/error_of.hpp"

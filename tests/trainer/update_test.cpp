@@ -3,8 +3,8 @@
 // loop on one device; and what is refused.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/models/weights.hpp>
 #include <lockstep/optim/optimizers.hpp>
 #include <lockstep/trainer/trainer.hpp>
 #include <nlohmann/json.hpp>

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -73,7 +73,7 @@ struct BatchOptions {
   uint64_t seed = 0;   // with `epoch`, alone decides the order
   int64_t epoch = 0;
   bool shuffle = true;
-  std::vector<double> shares = {};  // of each batch, one per shard (see shares.hpp); empty: near-equal parts
+  std::vector<double> shares = {};  // of each batch, one per part (see parts.hpp); empty: near-equal parts
 };
 
 // One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)).
@@ -82,7 +82,7 @@ struct BatchOptions {
 // those of a temporary keep it.
 class Batches {
  public:
-  Batches(Dataset dataset, const BatchOptions& options, const Shard& shard);
+  Batches(Dataset dataset, const BatchOptions& options, const Partner& shard);
 
   class Iterator {
    public:
@@ -124,12 +124,12 @@ class Batches {
 
   Dataset dataset_;
   BatchOptions options_;
-  Shard shard_;
+  Partner shard_;
   at::Tensor order_;  // int64 [n] on the dataset's device; undefined without shuffle
 };
 
 // Throws Error: size < 1, x and y of different length or on different devices, a shard index outside its count, shares
 // that check_shares refuses or that are not one per shard.
-Batches batches(const Dataset& dataset, const BatchOptions& options, const Shard& shard = {});
+Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard = {});
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
-// Checkpoints of an optimizer: its state as a safetensors file, by the parameters' names. The weights: checkpoint.hpp.
+// Checkpoints of an optimizer: its state as a safetensors file, by the parameters' names. The weights: weights.hpp.
 //
-// For a training loop of one's own that stops and goes on with the same bits. The file is as checkpoint.hpp's. Not
+// For a training loop of one's own that stops and goes on with the same bits. The file is as weights.hpp's. Not
 // thread-safe for the same file. Cost: one copy of the state in memory.
 #pragma once
 

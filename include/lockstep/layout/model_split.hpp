@@ -3,7 +3,6 @@
 // A plain value without LibTorch: what a user says, a plan holds (plan.hpp) and SplitModel carries out. Thread-safe.
 #pragma once
 
-#include <lockstep/layout/mesh_shape.hpp>
 #include <lockstep/layout/pipeline_schedule.hpp>
 
 #include <cstdint>
@@ -12,6 +11,26 @@
 #include <vector>
 
 namespace lockstep {
+
+// How many ranks stand along each axis of a mesh. The ranks themselves: mesh.hpp.
+struct MeshShape {
+  int data = 1;
+  int pipeline = 1;
+  int tensor = 1;
+
+  int size() const { return data * pipeline * tensor; }
+  bool operator==(const MeshShape&) const = default;
+};
+
+// "2 x 1 x 4 (data x pipeline x tensor)".
+std::string to_string(const MeshShape& shape);
+
+// Every shape of `ranks` ranks, data first: for 4 they are 4x1x1, 2x2x1, 2x1x2, 1x4x1, 1x2x2, 1x1x4. Throws Error
+// unless ranks >= 1.
+std::vector<MeshShape> mesh_shapes(int ranks);
+
+// Throws Error unless the shape's product is `ranks`; the text says which shapes would fit.
+void check_mesh(const MeshShape& shape, int ranks);
 
 // How tensor parallel ranks cut layers, see ShardRule: by their output channels, or by output and input in turns.
 enum class TensorRule { channels, alternating };
@@ -24,8 +43,8 @@ struct ModelSplit {
   MeshShape mesh = {};  // its product is the number of ranks
 
   // Of the pipeline axis:
-  Schedule schedule = Schedule::one_f_one_b;
-  int stages_per_rank = 1;         // more than one only with Schedule::interleaved
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
+  int stages_per_rank = 1;         // more than one only with PipelineSchedule::interleaved
   int microbatches = 1;            // of the part of a batch that one pipeline has
   bool recompute = false;          // activations in backward, instead of keeping them
   std::vector<int64_t> cuts = {};  // the first layers of stages 1, 2, …; empty: stages of nearly as many layers each

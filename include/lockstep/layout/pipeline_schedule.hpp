@@ -14,12 +14,12 @@
 
 namespace lockstep {
 
-enum class Schedule { gpipe, one_f_one_b, interleaved };
+enum class PipelineSchedule { gpipe, one_f_one_b, interleaved };
 
 // "gpipe", "1f1b", "interleaved".
-std::string_view to_string(Schedule schedule);
+std::string_view to_string(PipelineSchedule schedule);
 // The other way round. Throws Error that names the schedules there are.
-Schedule schedule_from(std::string_view name);
+PipelineSchedule schedule_from(std::string_view name);
 
 // One stage's forward or backward of one microbatch.
 struct PipelineStep {
@@ -37,11 +37,12 @@ struct PipelineStep {
 // backward of the stage behind. If every rank does its steps in order and waits for what a step needs, all of them
 // complete: no order of steps waits for itself. Throws Error: a rank outside of 0 … ranks - 1, a count below 1, more
 // than one stage per rank with a schedule other than interleaved.
-std::vector<PipelineStep> steps_of(Schedule schedule, int rank, int ranks, int stages_per_rank, int microbatches);
+std::vector<PipelineStep> steps_of(PipelineSchedule schedule, int rank, int ranks, int stages_per_rank,
+                                   int microbatches);
 
 // The part of a rank's time in which it waits, if all stages take equally long and messages take none: (S - 1) / (M + S
 // - 1) for gpipe and one_f_one_b, (S - 1) / (v M + S - 1) for interleaved, there for a count of microbatches that is a
 // multiple of S. Throws Error as steps_of does.
-double ideal_idle_share(Schedule schedule, int ranks, int stages_per_rank, int microbatches);
+double ideal_idle_share(PipelineSchedule schedule, int ranks, int stages_per_rank, int microbatches);
 
 }  // namespace lockstep

@@ -1,19 +1,19 @@
 // models: networks, layers and their weights on files.
-//   checkpoint      a module's weights as a safetensors file
 //   conv_relu_pool  convolution, ReLU and pooling as one fast operator
 //   dropout         dropout with the same masks on any number of ranks
 //   models          LeNet, an MLP, AlexNet, ResNet-18
 //   residual_block  what ResNet-18 is made of
 //   sample_scope    tells layers which samples this thread computes
+//   weights         a module's weights as a safetensors file
 //
 // How it works. conv_relu_pool is one operator for convolution, ReLU and pooling; its kernels lie in src/models/kernels
 // (docs/decisions/0007). lenet.cpp has the same network with them and without.
 // Dropout drops by the places of the samples in the global batch, which a SampleScope tells it.
 #pragma once
 
-#include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/conv_relu_pool.hpp>
 #include <lockstep/models/dropout.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/residual_block.hpp>
 #include <lockstep/models/sample_scope.hpp>
+#include <lockstep/models/weights.hpp>

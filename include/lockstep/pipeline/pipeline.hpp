@@ -18,7 +18,6 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/layout/pipeline_schedule.hpp>
 #include <lockstep/ranks/rank.hpp>
 
@@ -41,7 +40,7 @@ std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential
 std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential& net, int stages);
 
 struct PipelineOptions {
-  Schedule schedule = Schedule::one_f_one_b;
+  PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
   int microbatches = 4;  // into which a batch is cut, in nearly equal parts; a batch of fewer samples into single ones
   // Keeps only a stage's input until its backward, which computes the stage's forward once more: less memory, more
   // time. Layers must not draw random numbers: those of LibTorch that do (dropout with p > 0) are refused, a layer of
@@ -60,12 +59,12 @@ struct PipelineStats {
 
 class Pipeline {
  public:
-  // `stages` are as many as ranks, or with Schedule::interleaved a multiple of that; stage s goes to rank s % ranks.
-  // This rank's stages move to its device. The others' are not looked at and not kept: they may be null ({nullptr}).
-  // All ranks must make it. Its messages have the tags 32764 to 32767; other messages over the same rank need others.
-  // Throws Error that says what would fit: a number of stages that does not go with the ranks or the schedule, a stage
-  // of this rank that is null or empty, microbatches < 1, layers that draw random numbers with recompute, two layers of
-  // one name on this rank, ranks that differ in their options or their number of stages.
+  // `stages` are as many as ranks, or with PipelineSchedule::interleaved a multiple of that; stage s goes to rank s %
+  // ranks. This rank's stages move to its device. The others' are not looked at and not kept: they may be null
+  // ({nullptr}). All ranks must make it. Its messages have the tags 32764 to 32767; other messages over the same rank
+  // need others. Throws Error that says what would fit: a number of stages that does not go with the ranks or the
+  // schedule, a stage of this rank that is null or empty, microbatches < 1, layers that draw random numbers with
+  // recompute, two layers of one name on this rank, ranks that differ in their options or their number of stages.
   Pipeline(std::vector<torch::nn::Sequential> stages, Rank& rank, const PipelineOptions& options = {});
   Pipeline(const Pipeline&) = default;  // a handle: copies are the same pipeline, and a move is a copy too
   Pipeline& operator=(const Pipeline&) = default;

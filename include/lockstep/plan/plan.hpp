@@ -24,7 +24,7 @@ namespace lockstep {
 
 struct Prediction {
   // One rank of the pipeline axis, the slowest of those that stand beside it on the other axes.
-  struct RankShare {
+  struct RankCost {
     double busy_seconds = 0;     // in which it computes: forward, backward, update
     double parameter_bytes = 0;  // as held by one device,
     double memory_bytes = 0;     // with gradients, optimizer state, and activations at their peak
@@ -32,7 +32,7 @@ struct Prediction {
   };
 
   double step_seconds = 0;
-  std::vector<RankShare> ranks;  // one per rank of the pipeline axis
+  std::vector<RankCost> ranks;  // one per rank of the pipeline axis
 
   double idle_share() const;    // the part of the step in which a device does not compute, on average
   double memory_bytes() const;  // of the fullest device
@@ -57,7 +57,8 @@ struct TrainingCost {
 struct PlanOptions {
   int64_t batch_size = 256;
   TrainingCost training = {};
-  std::vector<Schedule> schedules = {Schedule::one_f_one_b, Schedule::gpipe, Schedule::interleaved};
+  std::vector<PipelineSchedule> schedules = {PipelineSchedule::one_f_one_b, PipelineSchedule::gpipe,
+                                             PipelineSchedule::interleaved};
   int max_stages_per_rank = 4;                       // of the interleaved schedule
   bool data = true, pipeline = true, tensor = true;  // axes that may be longer than 1
   std::string devices = {};                          // for Plan::devices

@@ -11,7 +11,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -99,7 +99,7 @@ class Rank {
   Rank wrapped(Wrap wrap) const;
 
   // Where this rank stands, for split_and_load's and batches' parts.
-  operator Shard() const { return {index_, world_size_, device_}; }
+  operator Partner() const { return {index_, world_size_, device_}; }
 
  private:
   friend class comm::RankPlace;

@@ -61,7 +61,7 @@ class Worker {
   int index() const;  // 0 … count() - 1
   int count() const;  // of workers
   c10::Device device() const;
-  operator Shard() const { return {index(), count(), device()}; }  // for batches(): this worker's part of each batch
+  operator Partner() const { return {index(), count(), device()}; }  // for batches(): this worker's part of each batch
 
   // Around a forward whose module has Dropout layers (dropout.hpp), as DataParallel::samples: `const auto scope =
   // worker.samples(batch);`. A worker's step is the number of its pushes.

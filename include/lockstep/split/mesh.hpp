@@ -5,7 +5,7 @@
 // groups (Rank::group) when it is made.
 #pragma once
 
-#include <lockstep/layout/mesh_shape.hpp>
+#include <lockstep/layout/model_split.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 namespace lockstep {

@@ -62,7 +62,7 @@ class SplitModel {
 
   const ModelSplit split_;
   Mesh mesh_;
-  torch::nn::Sequential part_;  // by channels; all layers, as far as this rank keeps them
+  torch::nn::Sequential sharded_;  // by channels; all layers, as far as this rank keeps them
   std::optional<Pipeline> pipeline_;
   torch::nn::Sequential module_;
   DataParallel<torch::nn::SequentialImpl> replicas_;

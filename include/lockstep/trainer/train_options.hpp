@@ -70,7 +70,7 @@ struct EqualParts {  // near-equal ones
 struct PartsBySpeed {
   bool operator==(const PartsBySpeed&) const = default;
 };
-// {2, 1}: the first device gets twice as many samples as the second (shares.hpp; of the split's data axis, if there is
+// {2, 1}: the first device gets twice as many samples as the second (parts.hpp; of the split's data axis, if there is
 // one).
 using BalanceRule = std::variant<EqualParts, PartsBySpeed, std::vector<double>>;
 

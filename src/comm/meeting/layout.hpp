@@ -1,7 +1,8 @@
 // Layout: which ranks the processes of a job hold. Ranks are numbered by process, then by thread.
 #pragma once
 
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
+#include <lockstep/devices/devices.hpp>
 
 #include <string>
 #include <vector>

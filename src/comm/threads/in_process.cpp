@@ -1,7 +1,7 @@
 // lockstep's own c10d backend for ranks that are threads of one process: each collective as a Call with its shares of
 // work.
 #include <c10/util/StringUtil.h>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
 
 #include "comm/arguments.hpp"
 #include "comm/reduction.hpp"

@@ -1,8 +1,8 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/models/weights.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/ranks/rank.hpp>
 

@@ -1,11 +1,22 @@
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/shares.hpp>
+#include <lockstep/data/parts.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 namespace lockstep {
+
+Range part_of(int64_t total, int index, int count) {
+  if (total < 0 || index < 0 || index >= count) {
+    throw Error("part_of: there is no part " + std::to_string(index) + " of " + std::to_string(count) + " over " +
+                std::to_string(total) + " samples; it needs 0 <= index < count and at least 0 samples");
+  }
+  const int64_t size = total / count;
+  const int64_t longer = total % count;  // this many parts, the first ones, hold one sample more
+  const int64_t begin = index * size + std::min<int64_t>(index, longer);
+  return {begin, begin + size + (index < longer ? 1 : 0)};
+}
 
 void check_shares(const std::vector<double>& shares, int count, const std::string& user) {
   if (shares.size() != static_cast<size_t>(count)) {

@@ -1,4 +1,4 @@
-#include <lockstep/models/checkpoint.hpp>
+#include <lockstep/models/weights.hpp>
 
 #include "io/checked_tensors.hpp"
 #include "module_state.hpp"

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
-#include <lockstep/data/shares.hpp>
+#include <lockstep/data/parts.hpp>
 
 #include <cmath>
 #include <limits>
@@ -12,7 +12,7 @@
 #include "support/error_of.hpp"
 
 namespace lockstep {
-namespace shares_test {
+namespace parts_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -128,5 +128,5 @@ TEST(BatchesByShares, NeedOneShareForEachShard) {
   EXPECT_EQ(all.begin()->size(), 10);
 }
 
-}  // namespace shares_test
+}  // namespace parts_test
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Checkpoints: a module's parameters and buffers as a safetensors file, under PyTorch's names. The optimizer's state:
+// Weights: a module's parameters and buffers as a safetensors file, under PyTorch's names. The optimizer's state:
 // optimizer_checkpoint.hpp.
 //
 // Python reads it with safetensors.torch.load_file, for net.load_state_dict. Nothing in a file is executable. It is

@@ -1,22 +1,11 @@
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
+#include <lockstep/scratch/split_batch.hpp>
 
-#include <algorithm>
 #include <exception>
 #include <string>
 
 namespace lockstep {
-
-Range part_of(int64_t total, int index, int count) {
-  if (total < 0 || index < 0 || index >= count) {
-    throw Error("part_of: there is no part " + std::to_string(index) + " of " + std::to_string(count) + " over " +
-                std::to_string(total) + " samples; it needs 0 <= index < count and at least 0 samples");
-  }
-  const int64_t size = total / count;
-  const int64_t longer = total % count;  // this many parts, the first ones, hold one sample more
-  const int64_t begin = index * size + std::min<int64_t>(index, longer);
-  return {begin, begin + size + (index < longer ? 1 : 0)};
-}
 
 namespace {
 
@@ -31,7 +20,7 @@ at::Tensor load(const at::Tensor& part, size_t index, const c10::Device& device)
 
 }  // namespace
 
-std::vector<at::Tensor> split_and_load(const at::Tensor& data, const Devices& devices, Split split) {
+std::vector<at::Tensor> split_and_load(const at::Tensor& data, const Devices& devices, Parts how) {
   if (devices.empty()) {
     throw Error("split_and_load: the list of devices is empty; parse_devices(\"2xcpu\") gives two CPU ranks");
   }
@@ -40,9 +29,9 @@ std::vector<at::Tensor> split_and_load(const at::Tensor& data, const Devices& de
   }
   const int64_t samples = data.size(0);
   const int count = static_cast<int>(devices.size());
-  if (split == Split::even && samples % count != 0) {
+  if (how == Parts::even && samples % count != 0) {
     throw Error("split_and_load: " + std::to_string(samples) + " samples do not divide evenly over " +
-                std::to_string(count) + " devices; use a batch size that is a multiple, or Split::near_equal");
+                std::to_string(count) + " devices; use a batch size that is a multiple, or Parts::near_equal");
   }
   std::vector<at::Tensor> parts;
   for (int i = 0; i < count; ++i) {
@@ -53,12 +42,12 @@ std::vector<at::Tensor> split_and_load(const at::Tensor& data, const Devices& de
 }
 
 std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> split_batch(const at::Tensor& x, const at::Tensor& y,
-                                                                        const Devices& devices, Split split) {
+                                                                        const Devices& devices, Parts how) {
   if (x.defined() && y.defined() && x.dim() > 0 && y.dim() > 0 && x.size(0) != y.size(0)) {
     throw Error("split_batch: x holds " + std::to_string(x.size(0)) + " samples and y " + std::to_string(y.size(0)) +
                 " labels; they must be as many");
   }
-  return {split_and_load(x, devices, split), split_and_load(y, devices, split)};
+  return {split_and_load(x, devices, how), split_and_load(y, devices, how)};
 }
 
 }  // namespace lockstep

@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 #include <lockstep/data_parallel/optimizer_checkpoint.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
-#include <lockstep/models/checkpoint.hpp>
+#include <lockstep/models/weights.hpp>
 
 #include "io/safetensors.hpp"
 #include "support/error_of.hpp"
@@ -14,7 +14,7 @@
 #include <memory>
 
 namespace lockstep {
-namespace checkpoint_test {
+namespace weights_test {
 
 using testing::AllOf;
 using testing::ElementsAre;
@@ -371,5 +371,5 @@ TEST_F(CheckpointTest, AShardedOptimizerNamesTheFileThatItRefuses) {
               AllOf(HasSubstr("cannot load '" + file().string() + "'"), HasSubstr("another shape for exp_avg.weight")));
 }
 
-}  // namespace checkpoint_test
+}  // namespace weights_test
 }  // namespace lockstep

@@ -1,14 +1,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <lockstep/data/split.hpp>
+#include <lockstep/data/parts.hpp>
+#include <lockstep/scratch/split_batch.hpp>
 
 #include <limits>
 
 #include "support/error_of.hpp"
 
 namespace lockstep {
-namespace split_test {
+namespace split_batch_test {
 
 using testing::AllOf;
 using testing::HasSubstr;
@@ -85,10 +86,10 @@ TEST(SplitAndLoad, GivesEmptyPartsWhenThereAreFewerSamplesThanDevices) {
 
 TEST(SplitAndLoad, RefusesAnUnevenCountWhenEvenIsRequired) {
   EXPECT_THAT(error_of([] {
-                split_and_load(torch::zeros({7, 2}), Devices(2, cpu), Split::even);
+                split_and_load(torch::zeros({7, 2}), Devices(2, cpu), Parts::even);
               }),
               AllOf(HasSubstr("7 samples"), HasSubstr("2 devices")));
-  EXPECT_EQ(split_and_load(torch::zeros({8, 2}), Devices(2, cpu), Split::even).size(), 2u);
+  EXPECT_EQ(split_and_load(torch::zeros({8, 2}), Devices(2, cpu), Parts::even).size(), 2u);
 }
 
 TEST(SplitAndLoad, RefusesWhatCannotBeSplit) {
@@ -118,9 +119,9 @@ TEST(SplitBatch, RefusesDifferentCountsWithBothNumbers) {
                 split_batch(torch::zeros({5, 2}), torch::zeros({4}), Devices(2, cpu));
               }),
               AllOf(HasSubstr("5 samples"), HasSubstr("4 labels")));
-  EXPECT_THAT(error_of([] { split_batch(torch::zeros({5}), torch::zeros({5}), Devices(2, cpu), Split::even); }),
+  EXPECT_THAT(error_of([] { split_batch(torch::zeros({5}), torch::zeros({5}), Devices(2, cpu), Parts::even); }),
               HasSubstr("evenly"));
 }
 
-}  // namespace split_test
+}  // namespace split_batch_test
 }  // namespace lockstep

@@ -1,0 +1,31 @@
+// The section's split_and_load and split_batch: a batch cut into parts, one on each device.
+//
+// Parts are near-equal ones, see parts.hpp. Thread-safe. Cost: views where a part already lies on its device, otherwise
+// one copy of the part.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/devices/devices.hpp>
+
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+enum class Parts {
+  near_equal,  // parts may differ by one sample
+  even,        // a count that does not divide is an error that names both numbers
+};
+
+// Cuts `data` [n, ...] along its first dimension into devices.size() parts and puts part i on devices[i].
+// Section: `split_and_load` ("Data Distribution"): arange(20).view(4, 5) over two devices gives rows 0-1 and 2-3.
+// Throws Error: no devices, a tensor without dimensions, Parts::even and n not divisible.
+std::vector<at::Tensor> split_and_load(const at::Tensor& data, const Devices& devices, Parts parts = Parts::near_equal);
+
+// Splits both samples `x` [n, ...] and labels `y` [n, ...] over the devices (section: `split_batch`).
+// Throws Error as split_and_load does, and if x and y differ in n.
+std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>> split_batch(const at::Tensor& x, const at::Tensor& y,
+                                                                        const Devices& devices,
+                                                                        Parts parts = Parts::near_equal);
+
+}  // namespace lockstep
