@@ -10,11 +10,13 @@
 
 #include "base/seconds_since.hpp"
 #include "comm/arguments.hpp"
+#include "models/random_layers.hpp"
 #include "pipeline_checks.hpp"
 #include "pipeline_mail.hpp"
 #include "pipeline_shapes.hpp"
 #include "pipeline_stage.hpp"
 #include "ranks/gather.hpp"
+#include "ranks/shared_seed.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -103,6 +105,7 @@ Pipeline::State::State(std::vector<Sequential> stages, Rank& rank, const Pipelin
     }
   }
   name_dropouts(*module_);
+  warn_of_shared_draws(rank_, "Pipeline", first_random_layer(*module_));
   compare_options(rank_, count_, options_);
 }
 
@@ -154,6 +157,7 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
                                              const std::shared_ptr<Replica>& replica) {
   const auto start = Clock::now();
   stats_ = {};
+  warn_of_shared_seed(rank_);
   if (!batch.y.defined() || batch.y.dim() == 0 || !batch.x.defined() || batch.x.dim() == 0 ||
       batch.x.size(0) != batch.y.size(0)) {
     throw Error("Pipeline: a batch needs x and y with as many samples; x is " +
