@@ -83,6 +83,16 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
   });
 }
 
+TEST(ProcessFailures, AProcessWhoseRankCallsExitIsNamedByTheOthers) {
+  at_once<const char*>({"cpu", "4xcpu"}, [](const char* devices) {
+    const auto [job, took] = timed(2, {"dies", devices, "exit"});
+    EXPECT_EQ(job.code, 7) << job.err;
+    EXPECT_THAT(job.err, HasSubstr("lockstep launch: rank"));
+    EXPECT_THAT(job.err, HasSubstr("process 0: "));
+    EXPECT_LT(took, kBeforeTimeouts);
+  });
+}
+
 TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers) {
   at_once<int>({1, 2}, [](const int victim) {
     const auto [job, took] = timed(3, {"serves", "cpu", std::to_string(victim)});
