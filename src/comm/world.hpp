@@ -33,6 +33,7 @@ class World {
   // was seen.
   std::atomic<uint64_t> shared_seed{0};
   std::atomic<bool> another_seed_seen{false};
+  std::atomic<bool> shared_draws_seen{false};  // of a layer that draws from that generator
 
   // All ranks, as the members of the calls that they make together.
   Members everybody() const;

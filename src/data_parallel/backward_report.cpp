@@ -3,12 +3,9 @@
 #include <ATen/ops/zeros.h>
 #include <lockstep/base/error.hpp>
 
+#include "ranks/gather.hpp"
+
 namespace lockstep {
-namespace {
-
-constexpr int kChecksOnGpu = 3;  // first backwards
-
-}  // namespace
 
 void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes) {
   parameters_ = had.size();

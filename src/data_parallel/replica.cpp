@@ -11,7 +11,6 @@
 #include "models/random_layers.hpp"
 #include "models/sample_places.hpp"
 #include "ranks/equal_modules.hpp"
-#include "ranks/rank_place.hpp"
 #include "ranks/shared_seed.hpp"
 #include "reducer.hpp"
 
@@ -24,19 +23,6 @@
 #include <vector>
 
 namespace lockstep {
-namespace {
-
-void warn_of_shared_generator(const torch::nn::Module& module, const Rank& rank) {
-  if (rank.index() != 0 || rank.world_size() == 1 || !rank.device().is_cpu()) return;
-  const std::string layer = first_random_layer(module);
-  if (layer.empty()) return;
-  comm::RankPlace::of(rank).warn(
-      "DataParallel: " + layer +
-      " draws from LibTorch's default generator, which all ranks of a process share, so that no run repeats another "
-      "one. lockstep::Dropout (dropout.hpp) drops the same in every run, on any number of ranks");
-}
-
-}  // namespace
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
     : module_(std::move(module)),
@@ -44,7 +30,7 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
       places_(std::make_unique<SamplePlaces>(rank.seed(), rank.index(), rank.world_size())) {
   if (!module_) throw Error(rank_.name() + ": DataParallel: the module is null; build it first");
   warn_of_shared_seed(rank_);
-  warn_of_shared_generator(*module_, rank_);
+  warn_of_shared_draws(rank_, "DataParallel", first_random_layer(*module_));
   name_dropouts(*module_);
   make_modules_equal(*module_, rank_, "DataParallel");
   for (const auto& parameter : module_->parameters()) parameters_.insert(parameter.unsafeGetTensorImpl());
@@ -100,6 +86,7 @@ void Replica::backward_through(const std::function<void()>& compute, int64_t loc
                                int32_t mark) {
   RECORD_USER_SCOPE("lockstep::backward");
   rank_.backend();  // throws once the run is over
+  warn_of_shared_seed(rank_);
   if (averaging_) check_that_no_parameter_is_new();
   waiting_ += local_size;
   if (!sync_) {

@@ -10,10 +10,13 @@
 
 #include "base/seconds_since.hpp"
 #include "comm/arguments.hpp"
+#include "models/random_layers.hpp"
 #include "pipeline_checks.hpp"
 #include "pipeline_mail.hpp"
 #include "pipeline_shapes.hpp"
 #include "pipeline_stage.hpp"
+#include "ranks/gather.hpp"
+#include "ranks/shared_seed.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -79,6 +82,7 @@ class Pipeline::State {
   std::map<std::pair<int, bool>, Work> work_;
   SamplePlace place_;       // of the batch
   int64_t steps_done_ = 0;  // without a replica, which counts its own
+  int checked_ = 0;         // batches whose marks were compared
   PipelineStats stats_;
 };
 
@@ -101,6 +105,7 @@ Pipeline::State::State(std::vector<Sequential> stages, Rank& rank, const Pipelin
     }
   }
   name_dropouts(*module_);
+  warn_of_shared_draws(rank_, "Pipeline", first_random_layer(*module_));
   compare_options(rank_, count_, options_);
 }
 
@@ -152,6 +157,7 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
                                              const std::shared_ptr<Replica>& replica) {
   const auto start = Clock::now();
   stats_ = {};
+  warn_of_shared_seed(rank_);
   if (!batch.y.defined() || batch.y.dim() == 0 || !batch.x.defined() || batch.x.dim() == 0 ||
       batch.x.size(0) != batch.y.size(0)) {
     throw Error("Pipeline: a batch needs x and y with as many samples; x is " +
@@ -184,8 +190,10 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
   const int microbatches = static_cast<int>(std::min<int64_t>(samples, options_.microbatches));
   const Work& work = work_for(microbatches, /*backward=*/true);
   PipelineMail mail = this->mail(work, shapes, samples, microbatches);
-  Announcement announcement(rank_, last_rank(), /*early=*/!on_gpu());
-  at::Tensor loss = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
+  Announcement announcement(rank_, last_rank(), /*count=*/2, /*early=*/!on_gpu());
+  const at::Tensor loss_and_mark = at::zeros({2}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
+  const at::Tensor loss = loss_and_mark[0];
+  loss_and_mark[1].fill_(batch.mark);
   std::map<int, int> backwards;  // done, by stage
 
   for (size_t i = 0; i < work.steps.size(); ++i) {
@@ -201,13 +209,14 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
       // A backward that follows at once saves no memory by computing forward again.
       const bool backward_next =
           i + 1 < work.steps.size() && work.steps[i + 1] == PipelineStep{Kind::backward, step.microbatch, step.stage};
-      const auto head = [&criterion, y = batch.y.slice(0, part.begin, part.end), last = is_last(step.stage),
-                         device = rank_.device()](const at::Tensor& output) {
-        return last ? criterion(output, y.to(device)) : output;
-      };
+      PipelineStage::Head loss_of;
+      if (is_last(step.stage)) {
+        loss_of = [&criterion, y = batch.y.slice(0, part.begin, part.end),
+                   device = rank_.device()](const at::Tensor& output) { return criterion(output, y.to(device)); };
+      }
       timed([&] {
         const at::Tensor x = step.stage == 0 ? batch.x.slice(0, part.begin, part.end).to(rank_.device()) : received;
-        made = stage.forward(step.microbatch, x, head, !options_.recompute || backward_next);
+        made = stage.forward(step.microbatch, x, loss_of, !options_.recompute || backward_next);
         if (!is_last(step.stage)) return;
         if (made.numel() != 1) {
           throw Error("Pipeline: the criterion gives " + describe(made) +
@@ -232,7 +241,12 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
     mail.give(static_cast<int>(i), made);
   }
   mail.finish();
-  return announcement.exchange(loss);
+  const at::Tensor announced = announcement.exchange(loss_and_mark);
+  if (!on_gpu() || checked_ < kChecksOnGpu) {
+    ++checked_;
+    check_mark(rank_, batch.mark, announced[1].item<int32_t>());
+  }
+  return announced[0];
 }
 
 void Pipeline::State::check_output(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const {

@@ -76,4 +76,12 @@ void compare_batches(Rank& rank, const std::string& shape, int64_t size) {
   }
 }
 
+void check_mark(const Rank& rank, int32_t mark, int32_t of_last) {
+  if (mark == 0 || of_last == 0 || mark == of_last) return;
+  throw Error(rank.name() +
+              ": Pipeline: this rank's batch is another one than the last rank's, so the first stage's x does not "
+              "belong to the last one's y. Give batches() the same data, seed, epoch and shuffle on all ranks of a "
+              "pipeline, and take as many batches everywhere");
+}
+
 }  // namespace lockstep

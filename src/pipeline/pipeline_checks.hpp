@@ -1,4 +1,4 @@
-// What a Pipeline refuses before it computes anything.
+// What a Pipeline refuses, nearly all of it before it computes anything.
 #pragma once
 
 #include <lockstep/pipeline/pipeline.hpp>
@@ -16,5 +16,8 @@ void check_stages(const std::vector<torch::nn::Sequential>& stages, const Rank& 
 // All ranks must call them. Throw Error on every rank if two ranks differ.
 void compare_options(Rank& rank, int stages, const PipelineOptions& options);
 void compare_batches(Rank& rank, const std::string& shape, int64_t size);
+
+// Throws Error if this rank's Batch::mark is not the last rank's; 0: not known.
+void check_mark(const Rank& rank, int32_t mark, int32_t of_last);
 
 }  // namespace lockstep

@@ -69,28 +69,29 @@ void PipelineMail::wait(int message) {
   if (open.work) open.work->wait();
 }
 
-Announcement::Announcement(Rank& rank, int speaker, bool early) : rank_(rank), speaker_(speaker) {
+Announcement::Announcement(Rank& rank, int speaker, int64_t count, bool early)
+    : rank_(rank), speaker_(speaker), count_(count) {
   if (early && rank_.index() != speaker_) post_receive();
 }
 
 void Announcement::post_receive() {
-  received_ = {at::empty({}, at::TensorOptions(rank_.device()).dtype(at::kDouble))};
+  received_ = {at::empty({count_}, at::TensorOptions(rank_.device()).dtype(at::kDouble))};
   receive_ = rank_.backend().recv(received_, speaker_, kLossTag);
 }
 
-at::Tensor Announcement::exchange(const at::Tensor& number) {
+at::Tensor Announcement::exchange(const at::Tensor& numbers) {
   if (rank_.index() != speaker_) {
     if (!receive_) post_receive();
     receive_->wait();
     return received_[0];
   }
-  std::vector<at::Tensor> said{number};
+  std::vector<at::Tensor> said{numbers};
   std::vector<c10::intrusive_ptr<c10d::Work>> sends;
   for (int other = 0; other < rank_.world_size(); ++other) {
     if (other != speaker_) sends.push_back(rank_.backend().send(said, other, kLossTag));
   }
   for (const auto& send : sends) send->wait();
-  return number;
+  return numbers;
 }
 
 }  // namespace lockstep

@@ -12,6 +12,7 @@
 #include "pipeline_messages.hpp"
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -51,21 +52,22 @@ class PipelineMail {
   size_t next_step_ = 0;    // out of order: what all steps before it need is posted
 };
 
-// One number from one rank to all others, which expect it while they compute.
+// Some numbers from one rank to all others, which expect them while they compute.
 class Announcement {
  public:
   // With `early` the others post their receives at once; not where the order of posts counts.
-  Announcement(Rank& rank, int speaker, bool early);
+  Announcement(Rank& rank, int speaker, int64_t count, bool early);
 
-  // Called by all ranks; `number`, a scalar of type double on the rank's device, is the speaker's and ignored on the
-  // others. Returns it. On a GPU the host does not wait for it.
-  at::Tensor exchange(const at::Tensor& number);
+  // Called by all ranks; `numbers`, `count` doubles on the rank's device, are the speaker's and ignored on the others.
+  // Returns them. On a GPU the host does not wait for them.
+  at::Tensor exchange(const at::Tensor& numbers);
 
  private:
   void post_receive();
 
   Rank rank_;
   const int speaker_;
+  const int64_t count_;
   std::vector<at::Tensor> received_;
   c10::intrusive_ptr<c10d::Work> receive_;
 };

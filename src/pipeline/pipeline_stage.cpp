@@ -10,6 +10,7 @@
 #include "comm/arguments.hpp"
 #include "models/random_layers.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -72,15 +73,20 @@ at::Tensor PipelineStage::through(at::Tensor x) {
   return x;
 }
 
+at::Tensor PipelineStage::result_of(const Head& head, at::Tensor x) {
+  const at::Tensor output = through(std::move(x));
+  return head ? head(output) : output;
+}
+
 at::Tensor PipelineStage::forward(int microbatch, const at::Tensor& x, const Head& head, bool keep_graph) {
   Kept kept{x.detach(), {}, head};
   if (index_ > 0) kept.input.requires_grad_();
   at::Tensor result;
   if (keep_graph) {
-    result = kept.output = head(through(enter(kept.input)));
+    result = kept.output = result_of(head, enter(kept.input));
   } else {
     const c10::NoGradGuard no_grad;
-    result = head(through(kept.input.clone()));  // a layer may work in place, and the input is needed once more
+    result = result_of(head, kept.input.clone());  // a layer may work in place, and the input is needed once more
   }
   kept_[microbatch] = std::move(kept);
   return result.detach();
@@ -92,15 +98,28 @@ at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient) {
   kept_.erase(found);
   if (!kept.output.defined()) {
     const BuffersStay stay(layers_);
-    kept.output = kept.head(through(enter(kept.input)));
+    kept.output = result_of(kept.head, enter(kept.input));
   }
   if (kept.output.requires_grad()) {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     kept.output.backward(gradient.to(kept.output.options()).expand_as(kept.output));
+  } else if (kept.head) {
+    refuse_loss_without_graph();
   }
   if (!kept.input.requires_grad()) return {};
   const at::Tensor& of_input = kept.input.grad();
   return of_input.defined() ? of_input : at::zeros_like(kept.input);
+}
+
+// Where nothing is to be trained, no loss has a graph.
+void PipelineStage::refuse_loss_without_graph() const {
+  const auto parameters = layers_->parameters();
+  const bool trains =
+      std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.requires_grad(); });
+  if (index_ == 0 && !trains) return;
+  throw Error(
+      "Pipeline: no parameter leads to the last stage's loss: the criterion was computed under NoGradGuard, or from "
+      "detached tensors or item(). Compute it from the net's output, with gradients on");
 }
 
 void check_recomputable(const torch::nn::Sequential& layers, const std::string& of) {

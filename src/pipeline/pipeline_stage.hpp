@@ -15,7 +15,7 @@ namespace lockstep {
 
 class PipelineStage {
  public:
-  // What becomes of the layers' output before it leaves the stage: of the last stage's the loss, else nothing.
+  // What becomes of the layers' output before it leaves the stage: of the last stage's the loss. Empty: nothing.
   using Head = std::function<at::Tensor(const at::Tensor& output)>;
 
   // `index`: 0 for the first stage of all.
@@ -33,10 +33,14 @@ class PipelineStage {
 
   // Adds to the parameters' gradients what `gradient`, of forward's result, makes of them, and returns the gradient of
   // its input; undefined for the first stage. `gradient` may be one number for all elements. Without the graph computes
-  // forward again; buffers (running statistics) have moved before and keep their values.
+  // forward again; buffers (running statistics) have moved before and keep their values. Throws Error: a loss without
+  // a graph.
   at::Tensor backward(int microbatch, const at::Tensor& gradient);
 
  private:
+  at::Tensor result_of(const Head& head, at::Tensor x);
+  void refuse_loss_without_graph() const;
+
   struct Kept {
     at::Tensor input;   // a leaf
     at::Tensor output;  // with its graph; undefined if only the input is kept

@@ -16,6 +16,9 @@ namespace lockstep {
 // Row r of the result, int64 [ranks, numbers] on the CPU, is what rank r gave; all give as many numbers.
 at::Tensor of_all_ranks(Rank& rank, const std::vector<int64_t>& numbers);
 
+// In so many first steps a check makes the host wait for a GPU; later it would cost too much.
+constexpr int kChecksOnGpu = 3;
+
 // For of_all_ranks, which passes whole numbers on.
 inline int64_t bits_of(double number) {
   return std::bit_cast<int64_t>(number);

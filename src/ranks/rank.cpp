@@ -66,7 +66,7 @@ at::Generator Rank::generator() const {
 }
 
 void Rank::end_turn() {
-  place_->world().shared_seed = shared_seed();
+  keep_shared_seed(*this);
 }
 
 Rank Rank::group(int color) {

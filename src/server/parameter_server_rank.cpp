@@ -13,6 +13,7 @@
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/loss_tolerance.hpp"
+#include "ranks/shared_seed.hpp"
 
 #include <chrono>
 #include <exception>
@@ -233,6 +234,7 @@ void ParameterServerRank::ask(int64_t asks, const std::string& reason) {
   const c10::NoGradGuard no_grad;
   const auto gradients = asks & server::kPush ? this->gradients() : std::vector<at::Tensor>();
   c10d::Backend& backend = rank_.backend();
+  warn_of_shared_seed(rank_);
   if (asks & server::kPush) places_.set_steps_done(places_.steps_done() + 1);
   Works works;
   for (int server = 0; server < options_.servers; ++server) {

@@ -114,8 +114,9 @@ void ShardServer::update_in_rounds() {
 }
 
 // In the order of the workers, whoever came first, and with the additions of an allreduce. Sparse gradients stay sparse
-// if all are.
+// if all are. A parameter that no worker used has none, so that the optimizer leaves it alone.
 at::Tensor ShardServer::average(const std::vector<at::Tensor>& gradients, const Piece& piece) const {
+  if (std::none_of(gradients.begin(), gradients.end(), [](auto& g) { return g.defined(); })) return {};
   const auto count = static_cast<int>(gradients.size());
   if (std::all_of(gradients.begin(), gradients.end(), [](auto& g) { return g.defined() && g.is_sparse(); })) {
     at::Tensor sum = gradients[0];

@@ -7,6 +7,7 @@
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "pipeline/pipeline_stage.hpp"
+#include "ranks/gather.hpp"
 
 #include <utility>
 
@@ -40,6 +41,21 @@ std::optional<Pipeline> by_layers(std::vector<torch::nn::Sequential> stages, Mes
                   {.schedule = split.schedule, .microbatches = split.microbatches, .recompute = split.recompute});
 }
 
+// Ranks that hold slices of the same layers compute them of the same samples.
+void compare_batches(Rank& tensor, const Batch& batch) {
+  const at::Tensor all = of_all_ranks(tensor, {batch.size(), batch.mark});
+  for (int other = 0; other < tensor.world_size(); ++other) {
+    const auto their_size = all[other][0].item<int64_t>(), their_mark = all[other][1].item<int64_t>();
+    const bool known = batch.mark != 0 && their_mark != 0;
+    if (their_size == batch.size() && (!known || their_mark == batch.mark)) continue;
+    throw Error(tensor.name() + ": SplitModel: the ranks that split layers by channels pass different batches: here " +
+                std::to_string(batch.size()) + " samples, at the group's rank " + std::to_string(other) + " " +
+                std::to_string(their_size) + (their_size == batch.size() ? " of another batch" : "") +
+                ". Give batches() the mesh's data axis, and the same data, seed, epoch and shuffle on all ranks, and "
+                "take as many batches everywhere");
+  }
+}
+
 // Rank `owner`'s values of a stage's tensors, on all ranks of the pipeline.
 void broadcast_stage(torch::nn::Sequential& stage, Rank& pipeline, int owner) {
   auto tensors = stage->parameters();
@@ -70,6 +86,11 @@ std::vector<torch::nn::Sequential> SplitModel::stages_of(const torch::nn::Sequen
 }
 
 torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& criterion) {
+  Rank& tensor = mesh_.tensor();
+  if (tensor.world_size() > 1 && (tensor.device().is_cpu() || checked_ < kChecksOnGpu)) {
+    ++checked_;
+    compare_batches(tensor, batch);
+  }
   if (pipeline_) return pipeline_->forward_backward(batch, criterion, replicas_);
   auto loss = [&] {
     RECORD_USER_SCOPE("lockstep::forward");

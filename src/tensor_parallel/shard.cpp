@@ -1,5 +1,3 @@
-#include <ATen/ops/empty.h>
-#include <ATen/ops/randint.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Type.h>
 #include <torch/nn/modules/activation.h>
@@ -16,7 +14,6 @@
 #include "whole_copy.hpp"
 
 #include <cstddef>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -56,7 +53,7 @@ bool works_channel_by_channel(const Module& module) {  // of images
 }
 
 bool is_dropout(const Module& module) {
-  return is_one_of<torch::nn::DropoutImpl, torch::nn::Dropout2dImpl>(module);
+  return is_one_of<DropoutImpl, torch::nn::DropoutImpl, torch::nn::Dropout2dImpl>(module);
 }
 
 constexpr int64_t kChannels = 1;
@@ -65,14 +62,14 @@ constexpr int64_t kFeatures = -1;
 // Goes through a net's layers from the first to the last and knows what each is given.
 class Sharder {
  public:
-  Sharder(Rank& rank, uint64_t seed) : rank_(rank), seed_(seed) {}
+  explicit Sharder(Rank& rank) : rank_(rank) {}
 
-  // This rank's part of `layer`; `split` as the rule's entry says, or as the rule if none.
-  AnyModule part_of_layer(const AnyModule& layer, const std::optional<LayerSplit>& split, bool convolutions_alternate) {
+  // This rank's part of the layer `name`; `split` as the rule's entry says, or as the rule if none.
+  AnyModule part_of_layer(const std::string& name, const AnyModule& layer, const std::optional<LayerSplit>& split,
+                          bool convolutions_alternate) {
     const auto module = layer.ptr();
     if (split == LayerSplit::whole) {
-      if (as<DropoutImpl>(layer)) return computed_whole(part_of_own_dropout(layer, Activation{}));
-      return computed_whole(is_dropout(*module) ? part_of_dropout(layer, Activation{}) : clone(layer));
+      return computed_whole(is_dropout(*module) ? part_of_dropout(name, layer, Activation{}) : clone(layer));
     }
     if (const auto linear = as<torch::nn::LinearImpl>(layer)) return part_of_linear(linear, split);
     if (const auto conv = as<torch::nn::Conv2dImpl>(layer)) return part_of_conv(conv, split, convolutions_alternate);
@@ -88,8 +85,7 @@ class Sharder {
     }
     if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) return part_of_norm_1d(norm, layer);
     if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) return part_of_norm_2d(norm, layer);
-    if (is_dropout(*module)) return part_of_dropout(layer, held_);
-    if (as<DropoutImpl>(layer)) return part_of_own_dropout(layer, held_);
+    if (is_dropout(*module)) return part_of_dropout(name, layer, held_);
     if (const auto flatten = as<torch::nn::FlattenImpl>(layer)) return part_of_flatten(*flatten, layer);
     if (works_value_by_value(*module)) return clone(layer);
     if (works_channel_by_channel(*module)) return at_hand_in(kChannels) ? clone(layer) : computed_whole(clone(layer));
@@ -177,23 +173,17 @@ class Sharder {
     return held_.dim == kChannels ? AnyModule(ParallelBatchNorm2d(whole, rank_)) : computed_whole(clone(layer));
   }
 
-  AnyModule part_of_dropout(const AnyModule& layer, const Activation& given) {
-    ParallelDropoutOptions options{
-        .seed = seed_++, .input_is_parallel = given.in_slices, .dim = given.dim, .total = given.total};
+  // Always a Dropout of lockstep's: LibTorch's would drop other values on each rank.
+  AnyModule part_of_dropout(const std::string& name, const AnyModule& layer, const Activation& given) const {
+    DropoutOptions options;
+    if (const auto own = as<DropoutImpl>(layer)) options = own->options;
     if (const auto values = as<torch::nn::DropoutImpl>(layer)) options.p = values->options.p();
     if (const auto channels = as<torch::nn::Dropout2dImpl>(layer)) {
-      options.p = channels->options.p();
-      options.whole_channels = true;
+      options = {.p = channels->options.p(), .whole_channels = true};
     }
-    ParallelDropout dropout(options, rank_);
-    dropout->train(layer.ptr()->is_training());
-    return AnyModule(dropout);
-  }
-
-  AnyModule part_of_own_dropout(const AnyModule& layer, const Activation& given) {
-    DropoutOptions options = as<DropoutImpl>(layer)->options;
     if (given.in_slices) options.slice = {given.dim, given.total, rank_.index(), rank_.world_size()};
     Dropout dropout(options);
+    dropout->set_name(name);
     dropout->train(layer.ptr()->is_training());
     return AnyModule(dropout);
   }
@@ -226,7 +216,6 @@ class Sharder {
   }
 
   Rank rank_;
-  uint64_t seed_;    // of the next dropout layer
   Activation held_;  // what the next layer is given
 };
 
@@ -253,18 +242,6 @@ void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
   }
 }
 
-uint64_t seed_of(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options) {
-  if (options.seed) return *options.seed;
-  bool needed = false;
-  for (const auto& layer : *net) needed = needed || is_dropout(*layer.ptr());
-  if (!needed) return 0;
-  at::Tensor seed =
-      rank.index() == 0 ? at::randint(std::numeric_limits<int32_t>::max(), {1}, at::kLong) : at::empty({1}, at::kLong);
-  seed = seed.to(rank.device());
-  rank.broadcast(seed);
-  return static_cast<uint64_t>(seed.item<int64_t>());
-}
-
 }  // namespace
 
 ShardRule ShardRule::with(const std::string& layer, LayerSplit split) const {
@@ -278,7 +255,7 @@ torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const 
   if (net.is_empty() || net->is_empty()) throw Error("shard: the net has no layers");
   check_names(net, rule);
   check_that_no_weights_are_shared(net);
-  Sharder sharder(rank, seed_of(net, rank, options));
+  Sharder sharder(rank);
   torch::nn::Sequential part;
   size_t index = 0;
   for (const auto& item : net->named_children()) {
@@ -286,7 +263,7 @@ torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const 
     const auto entry = rule.layers.find(item.key());
     const auto split = entry == rule.layers.end() ? std::nullopt : std::optional(entry->second);
     try {
-      AnyModule mine = sharder.part_of_layer(layer, split, rule.convolutions_alternate);
+      AnyModule mine = sharder.part_of_layer(item.key(), layer, split, rule.convolutions_alternate);
       if (index == net->size() && options.gather_output) mine = sharder.with_whole_result(std::move(mine));
       part->push_back(item.key(), std::move(mine));
     } catch (const Error& error) {

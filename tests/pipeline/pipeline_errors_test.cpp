@@ -178,6 +178,46 @@ TEST(PipelineErrorsTest, PartsOfABatchAreRefused) {
                                           HasSubstr("batches(…) without the rank"), HasSubstr("data axis"))));
 }
 
+// The first stage would train on samples of one batch, and the last one on targets of another.
+TEST(PipelineErrorsTest, BatchesOfAnotherSeedAreRefused) {
+  const lockstep::Dataset data{torch::randn({16, 4}), torch::randint(4, {16})};
+  for (const int last : {1, 2}) {
+    const std::string error = error_in(last + 1, [&](Rank& rank) {
+      Pipeline pipeline(split_into_stages(linears(3), last + 1), rank);
+      const uint64_t seed = rank.index() == 1 ? 8 : 7;
+      for (auto& batch : lockstep::batches(data, {.size = 8, .seed = seed})) {
+        pipeline.forward_backward(batch, F::cross_entropy);
+      }
+    });
+    EXPECT_THAT(error,
+                AllOf(HasSubstr("rank " + std::to_string(last - 1) + " (cpu)"),
+                      HasSubstr("Pipeline: this rank's batch is another one"), HasSubstr("the same data, seed")));
+  }
+}
+
+TEST(PipelineErrorsTest, ALossWithoutAGraphIsRefused) {
+  const auto error_with = [](int ranks, bool recompute, bool detached, bool frozen) {
+    return error_in(ranks, [&](Rank& rank) {
+      Sequential net = linears(2);
+      for (auto& parameter : net->parameters()) parameter.requires_grad_(!frozen);
+      Pipeline pipeline(split_into_stages(net, ranks), rank, {.microbatches = 2, .recompute = recompute});
+      const torch::AutoGradMode mode(detached);
+      pipeline.forward_backward(
+          {torch::randn({6, 4}), torch::randint(4, {6}), 6},
+          [&](const Tensor& y_hat, const Tensor& y) { return F::cross_entropy(detached ? y_hat.detach() : y_hat, y); });
+    });
+  };
+  for (const bool recompute : {false, true}) {
+    for (const bool detached : {false, true}) {
+      EXPECT_THAT(error_with(2, recompute, detached, false),
+                  AllOf(HasSubstr("rank 1 (cpu)"), HasSubstr("no parameter leads to the last stage's loss"),
+                        HasSubstr("NoGradGuard")));
+      EXPECT_THAT(error_with(1, recompute, detached, false), HasSubstr("no parameter leads to the last stage's loss"));
+      EXPECT_EQ(error_with(1, recompute, detached, true), "(no error)");  // nothing is to be trained
+    }
+  }
+}
+
 TEST(PipelineErrorsTest, CriteriaThatAreNoMeanAreRefused) {
   EXPECT_THAT(error_in(2,
                        [](Rank& rank) {

@@ -159,9 +159,9 @@ TEST(PipelineMailTest, AnAnnouncementReachesAll) {
   for (const bool early : {false, true}) {
     for (int speaker = 0; speaker < 3; ++speaker) {
       lockstep::run(lockstep::Devices(3, torch::kCPU), [&](Rank& rank) {
-        lockstep::Announcement announcement(rank, speaker, early);
-        EXPECT_EQ(announcement.exchange(torch::tensor(rank.index() + 0.5, torch::kDouble)).item<double>(),
-                  speaker + 0.5);
+        lockstep::Announcement announcement(rank, speaker, /*count=*/2, early);
+        const torch::Tensor heard = announcement.exchange(torch::tensor({rank.index() + 0.5, -1.0}, torch::kDouble));
+        EXPECT_TRUE(heard.equal(torch::tensor({speaker + 0.5, -1.0}, torch::kDouble))) << heard;
       });
     }
   }

@@ -6,7 +6,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
-#include "support/error_of.hpp"
+#include "support/group_tests.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -17,15 +17,12 @@
 
 namespace rank_test {
 
+using lockstep::cpus;
 using lockstep::error_of;
 using lockstep::Rank;
 using testing::AllOf;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
-
-lockstep::Devices cpus(int count) {
-  return lockstep::Devices(count, torch::kCPU);
-}
 
 size_t count_entries(const char* folder) {
   const std::filesystem::directory_iterator entries(folder);
@@ -76,6 +73,27 @@ TEST(Run, AWorldOfOneIsANormalWorld) {
     rank.broadcast(tensor);
     rank.barrier();
     EXPECT_TRUE(torch::equal(tensor, torch::full({3}, 5.0)));
+  });
+}
+
+// NCCL refuses memory in another order than a tensor's dimensions, and so does the counting backend.
+TEST(Run, TensorsOfAnyStridesTravelInTheOrderOfTheirDimensions) {
+  lockstep::run(cpus(3), [](Rank& rank) {
+    using lockstep::CountingBackend;
+    Rank strict = lockstep::counted(rank, std::make_shared<CountingBackend::Calls>());
+    const torch::Tensor whole = torch::arange(12.0).view({3, 4});
+    const auto transposed = [&](double factor) { return (whole * factor).t().contiguous().t(); };
+    const torch::Tensor mine = transposed(rank.index() + 1);
+    ASSERT_FALSE(mine.is_contiguous());
+    const torch::Tensor all = strict.allgather(mine);
+    for (int other = 0; other < 3; ++other) EXPECT_TRUE(all[other].equal(whole * (other + 1)));
+    EXPECT_TRUE(strict.reduce_scatter(mine).equal(whole[rank.index()] * 6));
+    const torch::Tensor told = transposed(rank.index() + 1);
+    strict.broadcast(told, 2);
+    EXPECT_TRUE(told.equal(whole * 3));
+    strict.allreduce(mine);
+    EXPECT_TRUE(mine.equal(whole * 6));
+    EXPECT_FALSE(mine.is_contiguous());
   });
 }
 

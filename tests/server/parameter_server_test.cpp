@@ -152,6 +152,59 @@ TEST_P(ParameterServerWorlds, SynchronousTrainingIsThatOfAllreduce) {
   }
 }
 
+struct WithUnusedLayers : torch::nn::Module {
+  WithUnusedLayers() { to(torch::kDouble); }
+  Linear used = register_module("used", Linear(6, 3));
+  Linear once = register_module("once", Linear(6, 3));  // in the first batch of each epoch
+  Linear never = register_module("never", Linear(6, 3));
+  Tensor forward(const Tensor& x, bool first) { return first ? used(x) + once(x) : used(x); }
+};
+
+// A parameter that no worker used stays as it is; momentum and weight decay must not move it.
+TEST_P(ParameterServerWorlds, AParameterThatNoWorkerUsedStaysAsOnOneDevice) {
+  const auto adam_w = [](const std::vector<Tensor>& parameters) {
+    return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+  };
+  const auto make = [](Rank& rank) {
+    return rank.in_turn([] {
+      torch::manual_seed(2);
+      return std::make_shared<WithUnusedLayers>();
+    });
+  };
+  lockstep::Dataset task = make_task();
+  task.x = task.x.to(torch::kDouble);
+  lockstep::run(cpus(GetParam()), [&](Rank& rank) {
+    const auto net = make(rank);
+    ParameterServer server(net, rank, adam_w);
+    server.train([&](Worker& worker) {
+      for (int epoch = 0; epoch < kEpochs; ++epoch) {
+        bool first = true;
+        for (auto& batch : lockstep::batches(task, batches_of(epoch), worker)) {
+          net->zero_grad();
+          worker.backward(F::cross_entropy(net->forward(batch.x, first), batch.y), batch);
+          worker.step();
+          first = false;
+        }
+      }
+    });
+    const auto expected = make(rank);
+    const auto optimizer = adam_w(expected->parameters());
+    for (int epoch = 0; epoch < kEpochs; ++epoch) {
+      bool first = true;
+      for (auto& batch : lockstep::batches(task, batches_of(epoch))) {
+        optimizer->zero_grad();
+        F::cross_entropy(expected->forward(batch.x, first), batch.y).backward();
+        optimizer->step();
+        first = false;
+      }
+    }
+    const auto parameters = net->named_parameters();
+    for (const auto& item : expected->named_parameters()) {
+      EXPECT_LT((parameters[item.key()] - item.value()).abs().max().item<double>(), 1e-10) << item.key();
+    }
+  });
+}
+
 // Sums of small whole numbers are exact in any order.
 TEST_P(ParameterServerWorlds, WithoutSynchronyEveryPushIsAppliedOnce) {
   const int world = GetParam();

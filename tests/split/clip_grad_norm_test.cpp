@@ -153,6 +153,32 @@ TEST_P(ClipGradNormWorlds, OfASplitModelIsThatOfOneDevice) {
   }
 }
 
+// The replicas of a stage, or of slices of layers, share out the optimizer's state.
+TEST(ClipGradNorm, OfASplitModelWithAShardedOptimizerIsThatOfOneDevice) {
+  const Expected expected = train_whole();
+  const auto batches = make_batches();
+  for (const MeshShape& mesh : {MeshShape{.data = 2, .tensor = 2}, MeshShape{.data = 2, .pipeline = 2}}) {
+    for (const int stage : {1, 2}) {
+      SCOPED_TRACE(to_string(mesh) + ", stage " + std::to_string(stage));
+      run(cpus(4), [&](Rank& rank) {
+        SplitModel net(net_of(rank), rank, {.mesh = mesh}, {.average = false});
+        ShardedOptimizer adam(net.replicas(), make_adam, {.stage = stage, .bucket_bytes = 700});
+        for (int step = 0; step < kSteps; ++step) {
+          adam.zero_grad();
+          net.forward_backward(part_for(batches[step], net.mesh().data()), F::cross_entropy);
+          EXPECT_NEAR(clip_grad_norm(net, kMaxNorm).item<double>(), expected.norms[step], 1e-10);
+          adam.step();
+        }
+        auto whole = rank.in_turn([] { return make_net(); });
+        net.gather(whole);
+        for (const auto& item : whole->named_parameters()) {
+          expect_near(item.value().detach(), expected.net->named_parameters()[item.key()].detach(), 1e-10, item.key());
+        }
+      });
+    }
+  }
+}
+
 TEST(ClipGradNorm, SmallGradientsStayAsTheyAre) {
   run(cpus(2), [](Rank& rank) {
     DataParallel net(net_of(rank), rank);

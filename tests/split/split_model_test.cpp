@@ -10,6 +10,7 @@
 #include "devices/memory_meter.hpp"
 #include "support/error_of.hpp"
 
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -210,6 +211,55 @@ TEST(SplitModelTest, BackwardLeavesTheCallersAutocast) {
       }
     }
   });
+}
+
+std::string error_with_batches(
+    const lockstep::MeshShape& mesh,
+    const std::function<lockstep::Batches(const lockstep::Dataset&, Rank&, SplitModel&)>& make) {
+  const Batch all = make_batch(16, 0);
+  return error_of([&] {
+    lockstep::run(lockstep::Devices(mesh.data * mesh.pipeline * mesh.tensor, torch::kCPU), [&](Rank& rank) {
+      SplitModel net(make_net(), rank, {.mesh = mesh});
+      for (auto& batch : make({all.x, all.y}, rank, net))
+        net.forward_backward(batch, torch::nn::functional::cross_entropy);
+    });
+  });
+}
+
+TEST(SplitModelTest, BatchesThatDifferWithinADataIndexAreRefused) {
+  const auto of_another_seed = [](const lockstep::Dataset& data, Rank& rank, SplitModel& net) {
+    return lockstep::batches(data, {.size = 8, .seed = rank.index() == 1 ? 1u : 0u}, net.mesh().data());
+  };
+  const auto of_another_size = [](const lockstep::Dataset& data, Rank& rank, SplitModel& net) {
+    return lockstep::batches(data, {.size = rank.index() == 1 ? 7 : 8}, net.mesh().data());
+  };
+  EXPECT_THAT(error_with_batches({.tensor = 2}, of_another_seed),
+              AllOf(HasSubstr("SplitModel: the ranks that split layers by channels pass different batches"),
+                    HasSubstr("of another batch"), HasSubstr("the mesh's data axis")));
+  EXPECT_THAT(error_with_batches({.tensor = 2}, of_another_size),
+              testing::ContainsRegex("here [78] samples, at the group's rank [01] [78]"));
+  // The first batches are alike.
+  const auto of_fewer_samples = [](const lockstep::Dataset& data, Rank& rank, SplitModel& net) {
+    const int64_t size = rank.index() == 1 ? 12 : 16;
+    return lockstep::batches({data.x.slice(0, 0, size), data.y.slice(0, 0, size)}, {.size = 8}, net.mesh().data());
+  };
+  EXPECT_THAT(error_with_batches({.tensor = 2}, of_fewer_samples), HasSubstr("different batches"));
+  EXPECT_THAT(error_with_batches({.pipeline = 2, .tensor = 2}, of_another_seed), HasSubstr("different batches"));
+  EXPECT_THAT(error_with_batches({.pipeline = 2}, of_another_seed),
+              HasSubstr("Pipeline: this rank's batch is another one"));
+  EXPECT_THAT(error_with_batches({.pipeline = 2}, of_another_size), HasSubstr("the ranks' batches differ"));
+}
+
+TEST(SplitModelTest, BatchesSplitOverAllRanksAreRefused) {
+  const auto split_over_all = [](const lockstep::Dataset& data, Rank& rank, SplitModel&) {
+    return lockstep::batches(data, {.size = 8}, rank);
+  };
+  for (const lockstep::MeshShape& mesh :
+       {lockstep::MeshShape{.tensor = 2}, {.pipeline = 2}, {.data = 2, .pipeline = 2}, {.data = 2, .tensor = 2}}) {
+    EXPECT_THAT(error_with_batches(mesh, split_over_all),
+                AllOf(HasSubstr("their global batch 8"), HasSubstr("a mesh's data axis")))
+        << lockstep::to_string(mesh);
+  }
 }
 
 TEST(SplitModelTest, ASplitThatDoesNotFitIsRefusedBeforeTheFirstStep) {

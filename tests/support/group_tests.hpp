@@ -80,10 +80,12 @@ class CountingBackend : public c10d::Backend {
   }
   Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
     calls_->push_back("allgather");
+    check_order({output, input});
     return backend_->_allgather_base(output, input, options);
   }
   Work _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override {
     calls_->push_back("reduce_scatter");
+    check_order({output, input});
     return backend_->_reduce_scatter_base(output, input, options);
   }
   Work reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,

@@ -2,7 +2,6 @@
 // Tensor parallelism's layers over 1 to 4 CPU ranks, against the same computed whole.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/tensor_parallel/parallel_dropout.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 
 #include "support/group_tests.hpp"
@@ -173,37 +172,6 @@ TEST_P(ParallelLayersWorlds, BatchNormsAreTheWholeOnes) {
   }
 }
 
-TEST_P(ParallelLayersWorlds, DropoutDropsTheSameOverAnyNumberOfRanks) {
-  const Tensor images = torch::ones({4, 13, 3, 2});
-  on_ranks([&](Rank& rank) {
-    Rank alone = rank.group(rank.index());
-    for (const bool whole_channels : {false, true}) {
-      ParallelDropoutOptions options{.p = 0.25, .whole_channels = whole_channels, .seed = 3};
-      ParallelDropout whole(options, alone), copied(options, rank);
-      options.input_is_parallel = true;
-      options.dim = 1;
-      options.total = 13;
-      ParallelDropout part(options, rank);
-      Tensor before;
-      for (int call = 0; call < 3; ++call) {
-        const Tensor expected = whole(images);
-        EXPECT_FALSE(before.defined() && before.equal(expected));  // another mask each time
-        before = expected;
-        EXPECT_TRUE(copied(images).equal(expected));
-        EXPECT_TRUE(part(slice_of(images, 1, rank)).equal(slice_of(expected, 1, rank)));
-        EXPECT_NEAR(expected.eq(0).to(torch::kDouble).mean().item<double>(), 0.25, 0.13);
-        EXPECT_NEAR(expected.max().item<double>(), 1 / 0.75, 1e-6);
-        const Tensor alike = expected.flatten(2);
-        EXPECT_EQ(alike.eq(alike.select(2, 0).unsqueeze(2)).all().item<bool>(), whole_channels);
-      }
-      part->eval();
-      EXPECT_TRUE(part(images).is_same(images));
-    }
-    EXPECT_TRUE(ParallelDropout(ParallelDropoutOptions{.p = 1}, rank)(images).eq(0).all().item<bool>());
-    EXPECT_TRUE(ParallelDropout(ParallelDropoutOptions{.p = 0}, rank)(images).is_same(images));
-  });
-}
-
 // ---- Bad input -----------------------------------------------------------------------------------------------------
 
 TEST(ParallelLayersTest, WhatDoesNotDivideIsAnErrorThatSaysWhatWouldFit) {
@@ -232,8 +200,6 @@ TEST(ParallelLayersTest, WhatDoesNotDivideIsAnErrorThatSaysWhatWouldFit) {
                                OutputChannelParallelConv2d part(conv, rank);
                              }),
               HasSubstr("padding with zeros"));
-  EXPECT_THAT(error_on_ranks(1, [](Rank& rank) { ParallelDropout(ParallelDropoutOptions{.p = 1.5}, rank); }),
-              HasSubstr("1.5"));
   EXPECT_THAT(error_on_ranks(4, [](Rank& rank) { ColumnParallelLinear(torch::nn::Linear(8, 3), rank); }),
               AllOf(HasSubstr("weight, of size 3"), HasSubstr("At most 3")));
 }

@@ -3,8 +3,10 @@
 // program's models, dropout, the parallel loss, bad input. What is exchanged: shard_traffic_test.cpp.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/models/dropout.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/residual_block.hpp>
+#include <lockstep/models/sample_scope.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "support/error_of.hpp"
@@ -195,10 +197,11 @@ TEST_P(ShardWorlds, DropoutIsTheSameOverAnyNumberOfRanks) {
   net->to(torch::kDouble);
   const TrainingBatch batch = batches_of({1, 4, 4}, 5, 1)[0];
   const auto trained = [&](Rank& rank) {
-    Sequential part = shard(net, rank, {.rule = ShardRule().with("drop_kept_whole", LayerSplit::whole), .seed = 5});
+    Sequential part = shard(net, rank, {.rule = ShardRule().with("drop_kept_whole", LayerSplit::whole)});
     Sequential joined = copy_of(net);
     torch::optim::SGD sgd(part->parameters(), 0.1);
     for (int step = 0; step < 3; ++step) {
+      const SampleScope scope({.seed = 5, .step = step, .first = 0, .size = batch.x.size(0)});
       sgd.zero_grad();
       F::cross_entropy(part->forward(batch.x), batch.y).backward();
       sgd.step();
@@ -217,11 +220,27 @@ TEST_P(ShardWorlds, DropoutIsTheSameOverAnyNumberOfRanks) {
   });
 }
 
-TEST_P(ShardWorlds, DropoutSeedsComeFromRankZero) {
-  Sequential net({{"drop", torch::nn::Dropout(0.5)}});
+// Where it is computed whole between slices, it has its name too.
+TEST_P(ShardWorlds, LibTorchsDropoutsDropWhatLockstepsDoInTheWholeNet) {
+  const Tensor x = torch::ones({4, 12, 3, 2});
+  Sequential whole({{"channels", Dropout(DropoutOptions{.p = 0.3, .whole_channels = true})}, {"values", Dropout(0.4)}});
+  name_dropouts(*whole);
+  Sequential net({{"conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(12, 12, 1).bias(false))},
+                  {"channels", torch::nn::Dropout2d(0.3)},
+                  {"values", torch::nn::Dropout(0.4)}});
+  {
+    const torch::NoGradGuard no_grad;
+    net->parameters()[0].copy_(torch::eye(12).view({12, 12, 1, 1}));
+  }
   run(cpus(GetParam()), [&](Rank& rank) {
-    const Tensor y = shard(net, rank)->forward(torch::ones({100}));
-    expect_equal_on_all_ranks(y, rank, "what is dropped");
+    for (const auto& rule : {ShardRule(), ShardRule().with("values", LayerSplit::whole)}) {
+      const auto dropped = [&](Sequential layers) {
+        const SampleScope scope({.seed = 5, .step = 2, .first = 0, .size = 4});
+        return layers->forward(x).detach();
+      };
+      expect_near(dropped(shard(net, rank, {.rule = rule})), dropped(copy_of(whole)), 1e-6, "what is left");
+    }
+    EXPECT_THAT(error_of([&] { shard(net, rank)->forward(x); }), HasSubstr("open a SampleScope around it"));
   });
 }
 

@@ -13,6 +13,7 @@
 #include "support/small_images.hpp"
 
 #include <cmath>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -110,11 +111,13 @@ TEST_F(Update, ClipsAsAPlainLoopDoes) {
   run.clip = 0;
   EXPECT_FALSE(torch::allclose(by_hand(run, 32, [&](int64_t, int64_t) { return run.lr; })[0], expected[0], 1e-2, 1e-3));
   run.clip = 0.3;
-  for (const std::string how : {"data", "slices", "channels"}) {
+  const std::map<std::string, lockstep::ModelSplit> splits = {{"channels", {.mesh = {.tensor = 2}}},
+                                                              {"layers", {.mesh = {.pipeline = 2}, .microbatches = 2}}};
+  for (const std::string how : {"data", "slices", "channels", "layers"}) {
     SCOPED_TRACE(how);
     run.run_dir = runs_ / how;
     run.zero_stage = how == "slices" ? 2 : 0;
-    run.split = how == "channels" ? std::optional(lockstep::ModelSplit{.mesh = {.tensor = 2}}) : std::nullopt;
+    run.split = splits.contains(how) ? std::optional(splits.at(how)) : std::nullopt;
     lockstep::train(run);
     expect_near(kept(run), expected);
   }

@@ -177,7 +177,7 @@ TEST_P(LifetimesWorlds, ARankThatIsKeptSaysThatItsRunIsOver) {
 }
 
 TEST_P(LifetimesWorlds, ANetThatIsKeptForwardsAndItsBackwardIsAnError) {
-  OfRanks<DataParallel<nn::LinearImpl>> nets(4), with_norm(4);
+  OfRanks<DataParallel<nn::LinearImpl>> nets(4);
   OfRanks<Loss> losses(4);
   on_ranks([&](Rank& rank) {
     const auto index = static_cast<size_t>(rank.index());
@@ -200,6 +200,48 @@ TEST_P(LifetimesWorlds, ANetThatIsKeptForwardsAndItsBackwardIsAnError) {
                   net.loss(Batch{data.x, data.y, 16}, F::cross_entropy).backward();
                 }),
                 HasSubstr("is over"));
+  }
+}
+
+// A SyncBatchNorm keeps a Rank too: training's forward and backward ask the other ranks.
+TEST_P(LifetimesWorlds, ANetWithSyncBatchNormThatIsKeptEvaluatesAndItsTrainingIsAnError) {
+  OfRanks<DataParallel<nn::SequentialImpl>> with_norm(4);
+  std::vector<Tensor> losses(4);
+  on_ranks([&](Rank& rank) {
+    const auto index = static_cast<size_t>(rank.index());
+    nn::Sequential net(nn::Linear(6, 3), nn::BatchNorm1d(3));
+    ASSERT_EQ(convert_sync_batchnorm(*net, rank), 1);
+    with_norm[index].emplace(net, rank);
+    losses[index] = (*with_norm[index])(one_batch(rank).x).square().sum();
+  });
+  for (size_t index = 0; index < with_norm.size(); ++index) {
+    if (!with_norm[index]) continue;
+    auto& net = *with_norm[index];
+    EXPECT_THAT(error_of([&] { net(data.x); }), HasSubstr("is over"));
+    EXPECT_THAT(error_of([&] { losses[index].backward(); }), HasSubstr("is over"));
+    net->eval();
+    EXPECT_EQ(net(data.x).size(1), 3);
+  }
+}
+
+// c10d's handles of calls, of which nobody waited for some in the run.
+TEST_P(LifetimesWorlds, WorksThatAreKeptAreDone) {
+  std::vector<std::vector<c10::intrusive_ptr<c10d::Work>>> works(4);
+  std::vector<Tensor> sums(4);
+  on_ranks([&](Rank& rank) {
+    const auto index = static_cast<size_t>(rank.index());
+    sums[index] = torch::ones({3});
+    std::vector<Tensor> sum{sums[index]}, other{torch::ones({3})};
+    works[index].push_back(rank.backend().allreduce(sum));
+    works[index].push_back(rank.backend().broadcast(other));
+    works[index][1]->wait();
+  });
+  for (size_t index = 0; index < works.size(); ++index) {
+    for (const auto& work : works[index]) {
+      EXPECT_TRUE(work->wait());
+      EXPECT_TRUE(work->isCompleted());
+    }
+    if (!works[index].empty()) EXPECT_TRUE(sums[index].equal(torch::full({3}, 1.0 * GetParam())));
   }
 }
 

@@ -44,9 +44,10 @@ class Loss {
   // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
   // add up over several calls, as in LibTorch. A parameter that no rank has a gradient of stays without one, so that an
   // optimizer leaves it alone, as on one device. All ranks must call it, also those with an empty part. Throws Error: a
-  // sparse gradient; a parameter that was frozen when the DataParallel was made and is so no longer, or that was
-  // registered since; parts that do not make up the global batch, or are of different batches (on all ranks); and as
-  // Rank::allreduce does. After an exception this rank is out of step with the others: every later call throws.
+  // loss without a graph; a sparse gradient; a parameter that was frozen when the DataParallel was made and is so no
+  // longer, or that was registered since; parts that do not make up the global batch, or are of different batches (on
+  // all ranks); and as Rank::allreduce does. After an exception this rank is out of step with the others: every later
+  // call throws.
   void backward();
 
   at::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part

@@ -63,7 +63,7 @@ class DropoutImpl : public torch::nn::Cloneable<DropoutImpl> {
 };
 TORCH_MODULE(Dropout);
 
-// Gives every Dropout in `module` its name there. DataParallel, Pipeline and ParameterServer do it.
+// Gives every Dropout in `module` its name there. DataParallel, Pipeline and ParameterServer do it, and shard().
 void name_dropouts(torch::nn::Module& module);
 
 }  // namespace lockstep

@@ -80,8 +80,9 @@ class Pipeline {
   // all stages, in eval mode and without a trace, so that every rank knows what to expect. Throws Error, before that
   // batch's first step: a layer that cannot take what comes to it (the text names both); a stage whose output's first
   // dimension is not the samples or that is not of floating point; batches that differ between the ranks, or that are
-  // parts of a larger one, by their global_size. As
-  // Rank::allreduce does when another rank fails or is missing. A rank whose stage throws ends the run of all.
+  // parts of a larger one, by their global_size. Afterwards: a Batch::mark that is not the last rank's (on GPUs in the
+  // first batches only); a loss without a graph. As Rank::allreduce does when another rank fails or is missing. A rank
+  // whose stage throws ends the run of all.
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 
   // The same where `replicas` is a DataParallel of module() over the ranks that hold the same stages in other

@@ -49,9 +49,9 @@ class Rank {
   // messages go from 0 to 32767. NCCL, between GPUs, does not compare calls: there they wait until the timeout.
   c10d::Backend& backend();
 
-  // The most used collectives, waited for; tensors are changed in place and lie on device(). They throw Error when
-  // ranks disagree, when a rank is missing at the timeout, or when another rank failed. It names this rank, the
-  // operation and the others' calls.
+  // The most used collectives, waited for; tensors are changed in place, lie on device() and have any strides. (Through
+  // backend() NCCL needs contiguous ones.) They throw Error when ranks disagree, when a rank is missing at the timeout,
+  // or when another rank failed. It names this rank, the operation and the others' calls.
   void allreduce(at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();

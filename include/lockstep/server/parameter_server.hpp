@@ -73,8 +73,9 @@ class Worker {
   void backward(const at::Tensor& local_mean, const Batch& batch);
 
   // Sends the parameters' gradients. One that is sparse (an Embedding with sparse(true)) travels as its rows' numbers
-  // and values, one that is undefined not at all; in synchronous mode it counts as zeros. Throws Error: a parameter
-  // that was frozen when the ParameterServer was made and is so no longer; and as Rank::allreduce does.
+  // and values, one that is undefined not at all. In synchronous mode it counts as zeros if another worker has one;
+  // if none has, the optimizer leaves the parameter alone, as on one device. Throws Error: a parameter that was frozen
+  // when the ParameterServer was made and is so no longer; and as Rank::allreduce does.
   void push();
   void pull();  // overwrites the parameters with the servers'
   void step();  // push() and pull() in one message to each server

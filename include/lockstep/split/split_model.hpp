@@ -37,12 +37,15 @@ class SplitModel {
 
   // The layers and slices that this rank holds, under the network's names.
   torch::nn::Sequential module() const { return module_; }
+  // For optimizers. torch's clip_grad_norm_ takes these for the whole network; clip_grad_norm.hpp has the right norm.
   std::vector<torch::Tensor> parameters() const { return module_->parameters(); }
   DataParallel<torch::nn::SequentialImpl>& replicas() { return replicas_; }  // over the data axis
 
   // Adds the gradient of the global batch's mean loss to .grad. `batch` is the part of mesh().data()'s index, the same
   // for all ranks of that index. Returns the part's mean loss, a double on the rank's device, equal on these ranks; 0
-  // for an empty part. The criterion is called where the last layer is. All ranks must call it.
+  // for an empty part. The criterion is called where the last layer is. All ranks must call it. Throws Error: ranks of
+  // one data index whose batches differ, by their size or by Batch::mark (on GPUs in the first batches only); parts
+  // that do not make up the global batch; a loss without a graph; as Loss::backward() and Pipeline do.
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 
   // The network's output, without gradients, on all ranks of one data index, which must pass the same x. So
@@ -66,6 +69,7 @@ class SplitModel {
   std::optional<Pipeline> pipeline_;
   torch::nn::Sequential module_;
   DataParallel<torch::nn::SequentialImpl> replicas_;
+  int checked_ = 0;  // batches that the tensor axis compared
 };
 
 }  // namespace lockstep

@@ -1,5 +1,4 @@
 // tensor_parallel: layers split by channels.
-//   parallel_dropout    dropout of slices
 //   parallel_functions  the differentiable collectives
 //   parallel_layers     layers of which each rank keeps a slice
 //   tensor_parallel     shard(): splits a Sequential by channels
@@ -10,7 +9,6 @@
 // and replaces the layer by its part (docs/decisions/0009).
 #pragma once
 
-#include <lockstep/tensor_parallel/parallel_dropout.hpp>
 #include <lockstep/tensor_parallel/parallel_functions.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>

@@ -13,12 +13,9 @@
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/ranks/rank.hpp>
-#include <lockstep/tensor_parallel/parallel_dropout.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 
-#include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 
 namespace lockstep {
@@ -49,8 +46,6 @@ struct ShardOptions {
   ShardRule rule = {};
   // Whether the net's result is whole; false leaves it as the last layer gives it, as parallel_cross_entropy takes it.
   bool gather_output = true;
-  // Of dropout layers' masks. None: rank 0 draws one from LibTorch's default generator.
-  std::optional<uint64_t> seed = {};
 };
 
 // For modules of your own in a Sequential: derive from it beside torch::nn::Module, and the module says what a rank
@@ -66,12 +61,13 @@ class Shardable {
 
 // This rank's part of `net`, on rank.device(): a Sequential with the same names of layers and parameters. All ranks
 // must call it with equal nets and options; the net stays as it is, and nothing is shared with it. It takes Linear,
-// Conv2d, ConvReluPool, BatchNorm1d and 2d, lockstep's Dropout, LibTorch's Dropout and Dropout2d (as ParallelDropout),
-// Flatten, poolings, Upsample, activation functions, ResidualBlock, and what is Shardable. What has weights and is kept
-// whole is cloned, which draws from LibTorch's default generator as its construction did. All ranks return after the
-// last has drawn. Throws Error on all ranks, with the layer's name: a type that it does not know, numbers that cannot
-// be split (the text says what would fit), a layer with weights that the net has twice, an entry of the rule that names
-// no layer, or one that the layer cannot follow.
+// Conv2d, ConvReluPool, BatchNorm1d and 2d, lockstep's Dropout, LibTorch's Dropout and Dropout2d, Flatten, poolings,
+// Upsample, activation functions, ResidualBlock, and what is Shardable. All dropouts become lockstep's, which drops the
+// same on any number of ranks, and in training needs a SampleScope around forward. What has weights and is kept whole
+// is cloned, which draws from LibTorch's default generator as its construction did. All ranks return after the last has
+// drawn. Throws Error on all ranks, with the layer's name: a type that it does not know, numbers that cannot be split
+// (the text says what would fit), a layer with weights that the net has twice, an entry of the rule that names no
+// layer, or one that the layer cannot follow.
 torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options = {});
 
 // Gathers the weights and buffers of all ranks' parts into `net`, on every rank: for checkpoints, evaluation on one

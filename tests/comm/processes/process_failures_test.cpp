@@ -83,6 +83,17 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
   });
 }
 
+TEST(ProcessFailures, AProcessWhoseRankCallsExitIsNamedByTheOthers) {
+  // With two ranks in each process, rank 1 is of process 0.
+  at_once<std::pair<const char*, std::string>>({{"cpu", "0"}, {"4xcpu", "1"}}, [](const auto& job_of) {
+    const auto& [devices, survivor] = job_of;
+    const auto [job, took] = timed(2, {"dies", devices, "exit"});
+    EXPECT_EQ(job.code, 7) << job.err;
+    EXPECT_THAT(job.err, HasSubstr("process " + survivor + ": rank 1 (cpu) called std::exit\n"));
+    EXPECT_LT(took, kBeforeTimeouts);
+  });
+}
+
 TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers) {
   at_once<int>({1, 2}, [](const int victim) {
     const auto [job, took] = timed(3, {"serves", "cpu", std::to_string(victim)});

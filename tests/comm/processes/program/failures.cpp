@@ -162,7 +162,10 @@ void scenarios::has_a_stranger(const Setup& setup) {
 }
 
 void scenarios::dies(const Setup& setup) {
-  with_fault_on_rank_1(setup.devices, {}, [](Rank&) { std::raise(SIGKILL); });
+  with_fault_on_rank_1(setup.devices, {}, [&](Rank&) {
+    if (setup.argument == "exit") std::exit(7);
+    std::raise(SIGKILL);
+  });
 }
 
 // Rank 2 keeps the parameters for ranks 0 and 1, until the rank that the argument names is killed.

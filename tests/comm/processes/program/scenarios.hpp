@@ -20,7 +20,7 @@ void lives(const Setup& setup);        // connects, computes and calls for half 
 
 // Ways to fail; rank 1 is to blame.
 void throws(const Setup& setup);           // the others wait in an allreduce, or with `argument` "recv" in a receive
-void dies(const Setup& setup);             // without a word
+void dies(const Setup& setup);             // without a word: killed, or with `argument` "exit" by std::exit(7)
 void computes_on(const Setup& setup);      // past the others' timeout
 void returns_early(const Setup& setup);    // without the others' call, for which they wait, or with "poll" ask
 void asks_in_vain(const Setup& setup);     // does not wait for an allreduce, or with "send" a message, and returns
