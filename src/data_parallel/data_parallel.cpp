@@ -141,6 +141,7 @@ void Replica::backward_through(const std::function<void()>& compute, int64_t loc
     places_.computed();
     return compute();
   }
+  comm::RankPlace::of(rank_).world().stepped(places_.steps_done());
   places_.set_steps_done(places_.steps_done() + 1);
   if (!averaging_) return compute();
   const PartSizes sizes{
