@@ -18,8 +18,8 @@ class ChildProcesses {
     bool label = false;  // "[1] " before every line of rank 1
     // How long the others may go on after a process failed, until SIGTERM comes, and after that until SIGKILL does.
     std::chrono::milliseconds until_term{2'000}, until_kill{3'000};
-    // The first of these times if they stop because the user asked for it: they keep what they have.
-    std::chrono::milliseconds until_term_when_stopped{10'000};
+    // The first of these times if they stop because the user asked for it: they end their step and keep what they have.
+    std::chrono::milliseconds until_term_when_stopped{30'000};
     // Called when a process has ended; `how` is words for a sentence: "it ended with exit code 7". Gives whether the
     // others go on without it, if it failed: then they are left alone.
     std::function<bool(int rank, bool failed, const std::string& how)> on_end = {};

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -49,6 +50,7 @@ struct LaunchFlags {
   bool label = false;
   bool keep_going = false;
   int max_restarts = 0;
+  int grace = 30;                  // seconds
   std::vector<std::string> words;  // the program and its arguments
 };
 
@@ -107,7 +109,7 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
 // The store outlives an attempt: what its processes leave there has the attempt's number (LaunchEnvironment::job).
 ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed,
                                 c10::intrusive_ptr<c10d::TCPStore>& store) {
-  ChildProcesses::Options options{.label = flags.label};
+  ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
   const auto variables_of = [&](int rank) { return variables(flags, attempt, rank, store->getPort()); };
   options.on_end = [&](int rank, bool failed, const std::string& how) {
     const auto end = comm::announce_end(store, environment_of(variables_of(rank)), failed, how);
@@ -169,6 +171,11 @@ Command add_launch(CLI::App& program) {
                   "end (default: 0)")
       ->type_name("N")
       ->check(number_between<int, 0>);
+  app->add_option("--grace", flags->grace,
+                  "how long processes may go on once they were asked to end, to write a checkpoint, before they are "
+                  "ended (default: 30, as long as SLURM waits before it kills)")
+      ->type_name("SECONDS")
+      ->check(number_between<int, 0, 1'000'000>);
   app->callback([flags, app] {
     flags->words = app->remaining();
     check_words(flags->words);

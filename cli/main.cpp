@@ -1,6 +1,5 @@
 // The program lockstep: reads the command line, runs the command, and turns what happens into an exit code.
 #include <c10/util/Exception.h>
-#include <c10/util/Logging.h>
 #include <fcntl.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -10,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <new>
@@ -18,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/log_errors_only.hpp"
 #include "commands.hpp"
 #include "help.hpp"
 #include "io/reason.hpp"
@@ -52,18 +51,6 @@ const char* const footer =
 void open_closed_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number that is free
-  }
-}
-
-// At its default level LibTorch warns of every connection that ends, with a call stack of twenty lines, around the one
-// error of ours that says which process is gone.
-void log_errors_only() {
-  constexpr int errors = 2;
-  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
-    FLAGS_caffe2_log_level = errors;
-    c10::UpdateLoggingLevelsFromFlags();
-  } else {
-    c10::initLogging();
   }
 }
 
@@ -146,7 +133,7 @@ int run_and_report_errors(const std::vector<const char*>& words, Output& output)
 int main(int argc, char** argv) {
   open_closed_standard_descriptors();
   lockstep::keep_freed_memory();
-  log_errors_only();
+  lockstep::log_errors_only();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);
   const int code = run_and_report_errors(with_help_as_option(argc, argv), output);

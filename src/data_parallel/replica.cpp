@@ -11,6 +11,7 @@
 #include "models/random_layers.hpp"
 #include "models/sample_places.hpp"
 #include "ranks/equal_modules.hpp"
+#include "ranks/rank_place.hpp"
 #include "ranks/shared_seed.hpp"
 #include "reducer.hpp"
 
@@ -93,6 +94,7 @@ void Replica::backward_through(const std::function<void()>& compute, int64_t loc
     places_->computed();
     return compute();
   }
+  comm::RankPlace::of(rank_).world().stepped(places_->steps_done());
   places_->set_steps_done(places_->steps_done() + 1);
   if (!averaging_) return compute();
   const PartSizes sizes{

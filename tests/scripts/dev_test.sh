@@ -99,4 +99,21 @@ rm "$work/sudo.log"
 built_with ""
 grep -q ' install .* clang$' "$work/sudo.log" || fail "clang was not installed"
 
+# LibTorch comes while packages are installed, and nothing of that goes on once ./dev has ended.
+printf '#!/bin/bash\ntouch %q; echo /nowhere; [[ ! -e %q ]] || sleep 100\n' "$work/fetching" "$work/slow" \
+  >"$house/cmake/fetch-libtorch.sh"
+# shellcheck disable=SC2016
+stand_in dpkg-query 'for name; do [[ $name == -* || $name == ccache ]] || echo "$name:installed"; done'
+# shellcheck disable=SC2016
+stand_in sudo '[[ $* != *" install "* ]] || for _ in {1..100}; do [[ ! -e '"$work/fetching"' ]] || exit 0; sleep 0.1; done; [[ $* != *" install "* ]]'
+cd "$house"
+run_dev build || fail "LibTorch was not fetched beside the packages"
+rm "$work/fetching"
+touch "$work/slow"
+# shellcheck disable=SC2016
+stand_in sudo '[[ $* != *" install "* ]] || for _ in {1..100}; do [[ ! -e '"$work/fetching"' ]] || exit 1; sleep 0.1; done'
+if run_dev build; then fail "it went on after a failed installation"; fi
+if pgrep -f "$house/cmake/fetch-libtorch.sh" >/dev/null; then fail "it still fetches LibTorch"; fi
+rm "$work/slow"
+
 echo "all as expected"

@@ -6,7 +6,6 @@
 #include "comm/group_member.hpp"
 #include "comm/sigpipe_blocked.hpp"
 
-#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -39,11 +38,11 @@ class Attempt {
     return attempt;
   }
 
-  // Waits until the attempt has ended, wake() was called or the deadline has passed; gives the group in the first case
-  // only. Throws what `connect` threw.
-  std::optional<GroupMember> wait_until(std::chrono::steady_clock::time_point deadline) {
+  // Waits until the attempt has ended or wake() was called; gives the group in the first case only. Throws what
+  // `connect` threw.
+  std::optional<GroupMember> wait() {
     std::unique_lock lock(mutex_);
-    changed_.wait_until(lock, deadline, [this] { return group_ || exception_ || woken_; });
+    changed_.wait(lock, [this] { return group_ || exception_ || woken_; });
     if (exception_) std::rethrow_exception(exception_);
     woken_ = false;
     return std::exchange(group_, {});

@@ -125,6 +125,12 @@ std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& st
   return text;
 }
 
+std::string text_of_lateness(const OpenCall& call, std::chrono::milliseconds timeout,
+                             const std::vector<RankState>& states, const Layout& layout) {
+  const std::string missing = missing_ranks(call, states, layout);
+  return text_of_timeout(layout.name(call.rank), timeout, call.where(), missing.empty() ? "its data" : missing);
+}
+
 std::string text_of_silence(int process, const Layout& layout) {
   return kDeath + layout.name_process(process) +
          " is gone: it ended without a word (killed, or it crashed), or it stands still";

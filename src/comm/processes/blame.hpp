@@ -6,6 +6,7 @@
 #include "comm/meeting/layout.hpp"
 #include "rank_state.hpp"
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -21,6 +22,10 @@ std::string standstill(const std::vector<RankState>& states, const Layout& layou
 
 // Names the ranks that `call` still lacks, and says what they do instead; "" if all have made it.
 std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);
+
+// `call` was waited for until its timeout.
+std::string text_of_lateness(const OpenCall& call, std::chrono::milliseconds timeout,
+                             const std::vector<RankState>& states, const Layout& layout);
 
 // A process has no heartbeat any more.
 std::string text_of_silence(int process, const Layout& layout);

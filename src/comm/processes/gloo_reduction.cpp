@@ -31,20 +31,19 @@ at::Tensor as_real(const at::Tensor& flat, ReduceOp::RedOpType op) {
 
 }  // namespace
 
-Pending start_barrier(c10d::Backend& group, std::chrono::milliseconds timeout) {
+Pending start_barrier(c10d::Backend& group) {
   c10d::BarrierOptions options;
-  options.timeout = timeout;
+  options.timeout = kUntilItComes;
   return {group.barrier(options)};
 }
 
-Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, ReduceOp::RedOpType op, int ranks,
-                        std::chrono::milliseconds timeout) {
-  if (flat.numel() == 0) return start_barrier(group, timeout);
+Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, ReduceOp::RedOpType op, int ranks) {
+  if (flat.numel() == 0) return start_barrier(group);
   const at::Tensor values = as_real(flat, op);
   const at::Tensor buffer = values.to(gloo_type(values.scalar_type()));  // the same tensor if the type is
   c10d::AllreduceOptions options;
   options.reduceOp = op == ReduceOp::AVG ? ReduceOp::SUM : op;
-  options.timeout = timeout;
+  options.timeout = kUntilItComes;
   std::vector<at::Tensor> tensors{buffer};
   return {group.allreduce(tensors, options), [values, buffer, op, ranks] {
             if (op == ReduceOp::AVG) buffer.div_(static_cast<double>(ranks));

@@ -8,9 +8,9 @@
 
 namespace lockstep::comm {
 
-// Gloo's own timeout is a little longer than the rank's, so that whoever waits gives up first and can say for whom it
-// waited.
-constexpr std::chrono::milliseconds kMargin{10'000};
+// Gloo's own timeout ends no call: it would go on while the process stands still. The watchdog ends calls that are
+// late, since a failure of the run closes their connections.
+constexpr std::chrono::milliseconds kUntilItComes = std::chrono::hours(24 * 365);
 
 struct Pending {
   c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for
@@ -18,12 +18,11 @@ struct Pending {
 };
 
 // Also in place of calls that have nothing to move: a call that differs from it elsewhere must not go unnoticed.
-Pending start_barrier(c10d::Backend& group, std::chrono::milliseconds timeout);
+Pending start_barrier(c10d::Backend& group);
 
 // Starts to reduce `flat`, one dimension and contiguous, in place over the members of `group`. An average is the sum
 // divided by `ranks`, which may be more than the members. Equal bits on all members.
-Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, c10d::ReduceOp::RedOpType op, int ranks,
-                        std::chrono::milliseconds timeout);
+Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, c10d::ReduceOp::RedOpType op, int ranks);
 
 // The same memory as bytes: Gloo moves those, whatever type they are of.
 inline at::Tensor as_bytes(const at::Tensor& flat) {

@@ -20,8 +20,8 @@ using c10d::ReduceOp;
 
 namespace {
 
-void complete(const Pending& pending, std::chrono::milliseconds timeout) {
-  if (pending.work) pending.work->wait(timeout);
+void complete(const Pending& pending) {
+  if (pending.work) pending.work->wait(kUntilItComes);
   if (pending.finish) pending.finish();
 }
 
@@ -48,14 +48,12 @@ class Hierarchy::Promise : public c10d::Work {
   void synchronize() override {}  // Work::wait() calls it when all is done
 };
 
-Hierarchy::Hierarchy(GroupMember leaders, const Layout& layout, int process, int threads,
-                     std::chrono::milliseconds timeout)
+Hierarchy::Hierarchy(GroupMember leaders, const Layout& layout, int process, int threads)
     : leaders_(std::move(leaders)),
       layout_(layout),
       process_(process),
       ranks_(layout.ranks_of(process)),
       world_size_(static_cast<int>(layout.devices().size())),
-      timeout_(timeout + kMargin),
       next_(ranks_.size(), 0),
       courier_([this, threads] { run(threads); }) {}
 
@@ -156,14 +154,14 @@ void Hierarchy::work(JointCall& joint) {
     case Kind::broadcast:
       return broadcast(joint.calls);
     case Kind::barrier:
-      return complete(start_barrier(*leaders_.backend, timeout_), timeout_);
+      return complete(start_barrier(*leaders_.backend));
   }
 }
 
 void Hierarchy::allreduce(const std::vector<RankCall>& calls) {
   const at::Tensor& sum = calls[0].flat;
   reduce_inside(calls, sum);
-  complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_, timeout_), timeout_);
+  complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_));
   for (size_t i = 1; i < calls.size(); ++i) calls[i].flat.copy_(sum);
 }
 
@@ -171,7 +169,7 @@ void Hierarchy::allreduce(const std::vector<RankCall>& calls) {
 void Hierarchy::reduce(const std::vector<RankCall>& calls) {
   const at::Tensor sum = at::empty_like(calls[0].flat);
   reduce_inside(calls, sum);
-  complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_, timeout_), timeout_);
+  complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_));
   const int root = calls[0].root;
   if (layout_.process_of(root) == process_) calls[root - ranks_.begin].flat.copy_(sum);
 }
@@ -180,12 +178,12 @@ void Hierarchy::broadcast(const std::vector<RankCall>& calls) {
   const int root = calls[0].root, from = layout_.process_of(root);
   const size_t source = from == process_ ? root - ranks_.begin : 0;
   const at::Tensor& values = calls[source].flat;
-  if (values.numel() == 0) return complete(start_barrier(*leaders_.backend, timeout_), timeout_);
+  if (values.numel() == 0) return complete(start_barrier(*leaders_.backend));
   std::vector<at::Tensor> bytes{as_bytes(values)};
   c10d::BroadcastOptions options;
   options.rootRank = from;
-  options.timeout = timeout_;
-  leaders_.backend->broadcast(bytes, options)->wait(timeout_);
+  options.timeout = kUntilItComes;
+  leaders_.backend->broadcast(bytes, options)->wait(kUntilItComes);
   for (size_t i = 0; i < calls.size(); ++i) {
     if (i != source) calls[i].flat.copy_(values);
   }

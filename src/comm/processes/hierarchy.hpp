@@ -36,8 +36,8 @@ class Hierarchy {
     uint32_t tag = 0;      // of the call between the processes; equal on all ranks
   };
 
-  // `leaders` is this process's member of a group of all processes. Calls in flight end after `timeout`.
-  Hierarchy(GroupMember leaders, const Layout& layout, int process, int threads, std::chrono::milliseconds timeout);
+  // `leaders` is this process's member of a group of all processes.
+  Hierarchy(GroupMember leaders, const Layout& layout, int process, int threads);
   ~Hierarchy();
   Hierarchy(const Hierarchy&) = delete;
   Hierarchy& operator=(const Hierarchy&) = delete;
@@ -67,7 +67,6 @@ class Hierarchy {
   const int process_;
   const Range ranks_;
   const int world_size_;
-  const std::chrono::milliseconds timeout_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -5,18 +5,12 @@
 
 #include "comm/peer_lost.hpp"
 #include "comm/sigpipe_blocked.hpp"
+#include "gloo_reduction.hpp"
 
 #include <exception>
 #include <utility>
 
 namespace lockstep::comm {
-namespace {
-
-// Whoever takes a message has a timeout. A listener's wait ends with its message, its connection or its mailbox.
-constexpr std::chrono::hours kUntilItComes{24 * 365};
-
-}  // namespace
-
 class Mailbox::NextMessage : public c10d::Work {
  public:
   NextMessage(std::shared_ptr<Mailbox> mailbox, at::Tensor to) : mailbox_(std::move(mailbox)), to_(std::move(to)) {}
@@ -80,8 +74,8 @@ void Mailbox::listen(int rank) {
     const auto work = peers_[rank].work;
     lock.unlock();
     try {
-      if (!work->wait(kUntilItComes)) return;
-    } catch (const std::exception&) {  // the connection is closed
+      if (!work->wait(kUntilItComes)) return;  // whoever takes a message has a timeout
+    } catch (const std::exception&) {          // the connection is closed
       return;
     }
     lock.lock();

@@ -6,7 +6,6 @@
 #include "blame.hpp"
 #include "comm/meeting/stored.hpp"
 #include "comm/peer_lost.hpp"
-#include "comm/texts.hpp"
 
 #include <algorithm>
 #include <set>
@@ -53,21 +52,19 @@ void Monitor::forbid_loss(int rank) {
   if (const auto text = failure(); !text.empty()) throw Error(layout_.name(rank) + ": " + text);
 }
 
-Monitor::Waiting::Waiting(Monitor& monitor, OpenCall call, std::function<void()> interrupt)
-    : waits_(monitor.waits_), id_(waits_.begin({std::move(call), since_}, std::move(interrupt))) {}
+Monitor::Waiting::Waiting(Monitor& monitor, OpenCall call, std::chrono::milliseconds timeout,
+                          std::function<void()> interrupt)
+    : waits_(monitor.waits_), timeout_(timeout), id_(waits_.begin({std::move(call), timeout}, std::move(interrupt))) {}
 
 Monitor::Waiting::~Waiting() {
   waits_.end(id_);
 }
 
-void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause,
-                      std::chrono::milliseconds timeout) {
+void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause) {
   const auto name = layout_.name(call.rank);
   const auto in_vain = [&] { return !lost().reason_to_give_up(call).empty(); };
   const auto settled = [&] { return !failure().empty() || in_vain(); };
-  if (!settled() && Clock::now() - waiting.since() >= timeout) {
-    report(text_of_timeout(name, timeout, call.where(), missing(call)));
-  }
+  if (!settled() && waiting.is_late()) report_lateness(call, waiting.timeout());
   if (!settled()) {  // a connection was closed, and soon the store says why
     waits_.search(kSearch, [&](bool failed) { return failed || in_vain(); });
   }
@@ -82,15 +79,14 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
   throw Error(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first);
 }
 
-std::string Monitor::missing(const OpenCall& call) {
+void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds timeout) {
   try {
-    std::this_thread::sleep_for(2 * Watchdog::kBeat);  // until the others have said what they wait in
-    const std::string ranks = missing_ranks(call, board_.states(), layout_);
-    return ranks.empty() ? "its data" : ranks;
+    std::this_thread::sleep_for(Watchdog::kUntilSaid);
+    report(text_of_lateness(call, timeout, board_.states(), layout_));
   } catch (const ForeignValue& error) {
-    return error.what();
+    report(error.what());
   } catch (const std::exception&) {
-    return board_.host() + ", whose store does not answer";
+    waits_.fail(board_.lose_store());
   }
 }
 

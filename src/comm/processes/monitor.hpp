@@ -71,26 +71,27 @@ class Monitor {
   void forbid_loss(int rank);
   LostProcesses& lost() { return board_.lost(); }
 
-  // A rank waits in a call while the object lives. `interrupt` makes its wait look whether it is in vain. Any thread
-  // calls it, when the run has failed or a process was lost.
+  // A rank waits in a call while the object lives. After `timeout`, in which this process did not stand still, the run
+  // fails; but a rank that polls has to ask is_late(). `interrupt` makes its wait look whether it is in vain. Any
+  // thread calls it, when the run has failed or a process was lost.
   class Waiting {
    public:
-    Waiting(Monitor& monitor, OpenCall call, std::function<void()> interrupt = {});
+    Waiting(Monitor& monitor, OpenCall call, std::chrono::milliseconds timeout, std::function<void()> interrupt = {});
     ~Waiting();
     Waiting(const Waiting&) = delete;
     Waiting& operator=(const Waiting&) = delete;
-    Clock::time_point since() const { return since_; }
+    bool is_late() const { return waits_.is_late(id_); }
+    std::chrono::milliseconds timeout() const { return timeout_; }
 
    private:
     Waits& waits_;
-    const Clock::time_point since_ = Clock::now();
+    const std::chrono::milliseconds timeout_;
     const uint64_t id_;
   };
 
-  // A wait ended with `cause`, after its deadline or before. Finds out who is to blame, reports it and throws it. If a
-  // message's other side was lost, it reports nothing and throws PeerLost.
-  [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause,
-                            std::chrono::milliseconds timeout);
+  // A wait ended with `cause`, or because it is late or the run has failed. Finds out who is to blame, reports it and
+  // throws it. If a message's other side was lost, it reports nothing and throws PeerLost.
+  [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause);
 
   // This process's ranks are done. Waits until all processes' are, or until there is a failure, and gives its text. If
   // that is a process's death, the text also says where one of the others' ranks was. A call that came about on some
@@ -101,7 +102,7 @@ class Monitor {
   const Layout& layout() const { return layout_; }
 
  private:
-  std::string missing(const OpenCall& call);
+  void report_lateness(const OpenCall& call, std::chrono::milliseconds timeout);
   void note_where(const OpenCall& call);
   void check_calls();
   std::string last_words();

@@ -103,10 +103,10 @@ WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions
   const Tensor& tensor = arguments_.only(tensors, "allreduce");
   const auto op = arguments_.checked_op(options.reduceOp, tensor, "allreduce");
   const std::string text = text_of("allreduce", tensor, op);
-  return post(OpType::ALLREDUCE, text, options.timeout, tensors, [&](auto timeout) {
+  return post(OpType::ALLREDUCE, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
     auto pending = hierarchy_ ? inside({Hierarchy::Kind::allreduce, op, 0, text, values.flat})
-                              : start_allreduce(*group_.backend, values.flat, op, size_, timeout);
+                              : start_allreduce(*group_.backend, values.flat, op, size_);
     return then(std::move(pending), [values] { values.copy_back(); });
   });
 }
@@ -116,7 +116,7 @@ WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
   const int root = arguments_.checked_rank(options.rootRank, "reduce's root");
   const auto op = arguments_.checked_op(options.reduceOp, tensor, "reduce");
   const std::string text = text_of("reduce", tensor, op, root);
-  return post(OpType::REDUCE, text, options.timeout, tensors, [&](auto timeout) {
+  return post(OpType::REDUCE, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
     if (hierarchy_) {
       return then(inside({Hierarchy::Kind::reduce, op, root, text, values.flat}), [values, is_root = rank_ == root] {
@@ -125,7 +125,7 @@ WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
     }
     // An allreduce of copies: the root's bits are then the same as an allreduce's.
     const Tensor sum = rank_ == root ? values.flat : values.flat.clone();
-    return then(start_allreduce(*group_.backend, sum, op, size_, timeout), [values, is_root = rank_ == root] {
+    return then(start_allreduce(*group_.backend, sum, op, size_), [values, is_root = rank_ == root] {
       if (is_root) values.copy_back();
     });
   });
@@ -135,7 +135,7 @@ WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
   const Tensor& tensor = arguments_.only(tensors, "broadcast");
   const int root = arguments_.checked_rank(options.rootRank, "broadcast's root");
   const std::string text = text_of("broadcast", tensor, {}, root);
-  return post(OpType::BROADCAST, text, options.timeout, tensors, [&](auto timeout) {
+  return post(OpType::BROADCAST, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
     const auto copy_back = [values, is_root = rank_ == root] {
       if (!is_root) values.copy_back();
@@ -143,18 +143,18 @@ WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions
     if (hierarchy_) {
       return then(inside({Hierarchy::Kind::broadcast, {}, root, text, values.flat}), copy_back);
     }
-    if (tensor.numel() == 0) return start_barrier(*group_.backend, timeout);
+    if (tensor.numel() == 0) return start_barrier(*group_.backend);
     Tensors bytes{as_bytes(values.flat)};
     c10d::BroadcastOptions theirs;
     theirs.rootRank = root;
-    theirs.timeout = timeout;
+    theirs.timeout = kUntilItComes;
     return then({group_.backend->broadcast(bytes, theirs)}, copy_back);
   });
 }
 
 WorkPtr ProcessBackend::barrier(const c10d::BarrierOptions& options) {
-  return post(OpType::BARRIER, "barrier", options.timeout, {}, [&](auto timeout) {
-    return hierarchy_ ? inside({Hierarchy::Kind::barrier, {}, 0, "barrier"}) : start_barrier(*group_.backend, timeout);
+  return post(OpType::BARRIER, "barrier", options.timeout, {}, [&] {
+    return hierarchy_ ? inside({Hierarchy::Kind::barrier, {}, 0, "barrier"}) : start_barrier(*group_.backend);
   });
 }
 
@@ -176,12 +176,12 @@ WorkPtr ProcessBackend::_allgather_base(Tensor& output, Tensor& input, const c10
 
 WorkPtr ProcessBackend::gather_all(OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
                                    const c10d::AllgatherOptions& options) {
-  return post(type, text_of("allgather", input), options.timeout, std::move(result), [&](auto timeout) {
-    if (input.numel() == 0) return start_barrier(*group_.backend, timeout);
+  return post(type, text_of("allgather", input), options.timeout, std::move(result), [&] {
+    if (input.numel() == 0) return start_barrier(*group_.backend);
     Tensor mine = as_bytes(Flat(input).flat);
     Tensor all = at::empty({mine.numel() * size_}, mine.options());
     c10d::AllgatherOptions theirs;
-    theirs.timeout = timeout;
+    theirs.timeout = kUntilItComes;
     return then({group_.backend->_allgather_base(all, mine, theirs)}, [outputs, all] {
       int64_t begin = 0;
       for (const auto& output : outputs) {
@@ -212,10 +212,10 @@ WorkPtr ProcessBackend::_reduce_scatter_base(Tensor& output, Tensor& input, cons
 WorkPtr ProcessBackend::scatter_reduced(OpType type, const Tensors& inputs, const Tensor& output,
                                         const c10d::ReduceScatterOptions& options) {
   const auto op = arguments_.checked_op(options.reduceOp, output, "reduce_scatter");
-  return post(type, text_of("reduce_scatter", output, op), options.timeout, {output}, [&](auto timeout) {
+  return post(type, text_of("reduce_scatter", output, op), options.timeout, {output}, [&] {
     Tensors values;
     for (int rank = 0; rank < size_; ++rank) values.push_back(at::empty({output.numel()}, output.options()));
-    return exchange(inputs, values, timeout, [values, op, to = Flat(output)] {
+    return exchange(inputs, values, [values, op, to = Flat(output)] {
       c10::SmallVector<const Tensor*, 8> pointers;
       for (const auto& value : values) pointers.push_back(&value);
       const Tensor* const target = &to.flat;
@@ -228,9 +228,9 @@ WorkPtr ProcessBackend::scatter_reduced(OpType type, const Tensors& inputs, cons
 WorkPtr ProcessBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
   arguments_.check_list(outputs, "alltoall's outputs");
   arguments_.check_list(inputs, "alltoall's inputs");
-  return post(OpType::ALLTOALL, "alltoall", options.timeout, outputs, [&](auto timeout) {
+  return post(OpType::ALLTOALL, "alltoall", options.timeout, outputs, [&] {
     const auto to = flatten(outputs);
-    return exchange(flat_parts(flatten(inputs)), flat_parts(to), timeout, [to, forget = compare(inputs, outputs)] {
+    return exchange(flat_parts(flatten(inputs)), flat_parts(to), [to, forget = compare(inputs, outputs)] {
       for (const auto& one : to) one.copy_back();
       forget();
     });
@@ -246,8 +246,8 @@ WorkPtr ProcessBackend::alltoall_base(Tensor& output, Tensor& input, std::vector
       to.flat.split_with_sizes(arguments_.elements_of_parts(output, output_sizes, "alltoall's output"), 0);
   const Tensors inputs =
       Flat(input).flat.split_with_sizes(arguments_.elements_of_parts(input, input_sizes, "alltoall's input"), 0);
-  return post(OpType::ALLTOALL_BASE, "alltoall", options.timeout, {output}, [&](auto timeout) {
-    return exchange(inputs, outputs, timeout, [to, forget = compare(inputs, outputs)] {
+  return post(OpType::ALLTOALL_BASE, "alltoall", options.timeout, {output}, [&] {
+    return exchange(inputs, outputs, [to, forget = compare(inputs, outputs)] {
       to.copy_back();
       forget();
     });
@@ -260,8 +260,7 @@ std::function<void()> ProcessBackend::compare(const Tensors& inputs, const Tenso
   return [store = store_, left] { store->deleteKey(left); };
 }
 
-Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
-                                 std::function<void()> finish) const {
+Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, std::function<void()> finish) const {
   Tensors bytes;
   std::vector<int64_t> to_send, to_receive;
   int64_t received = 0;
@@ -275,7 +274,7 @@ Pending ProcessBackend::exchange(const Tensors& inputs, const Tensors& outputs, 
   }
   Tensor out = at::cat(bytes), in = at::empty({received}, out.options());
   c10d::AllToAllOptions theirs;
-  theirs.timeout = timeout;
+  theirs.timeout = kUntilItComes;
   const std::vector<int64_t> sizes = to_receive;  // Gloo moves what it gets
   return then({group_.backend->alltoall_base(in, out, to_receive, to_send, theirs)},
               [in, sizes, outputs, finish = std::move(finish)] {
@@ -291,7 +290,7 @@ WorkPtr ProcessBackend::send(Tensors& tensors, int destination, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "send");
   arguments_.check_peer(destination, "send");
   const auto message = message_of(tensor, rank_, destination, tag);
-  return post_call(OpType::SEND, message.call, {}, {}, [&](auto) {
+  return post_call(OpType::SEND, message.call, {}, {}, [&] {
     Tensors bytes{as_bytes(Flat(tensor).flat)};
     return Pending{group_.backend->send(bytes, destination, message.tag)};
   });
@@ -305,7 +304,7 @@ WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
     arguments_.refuse("a recv from rank " + std::to_string(source) + " has the tag " + std::to_string(tag) +
                       ", whose messages were received from any rank; give it a tag of its own");
   }
-  return post_call(OpType::RECV, message.call, {}, tensors, [&](auto) {
+  return post_call(OpType::RECV, message.call, {}, tensors, [&] {
     const Flat values(tensor);
     Tensors bytes{as_bytes(values.flat)};
     return then({group_.backend->recv(bytes, source, message.tag)}, [values] { values.copy_back(); });
@@ -321,7 +320,7 @@ WorkPtr ProcessBackend::recvAnysource(Tensors& tensors, int tag) {
                       "; between processes such tags start at " + std::to_string(kFirstOpenTag));
   }
   const OpenCall call{.rank = world_rank_, .text = text_of("recv from any rank", tensor)};
-  return post_call(OpType::RECVANYSOURCE, call, {}, tensors, [&](auto) {
+  return post_call(OpType::RECVANYSOURCE, call, {}, tensors, [&] {
     const Flat values(tensor);
     const int gloo_tag = tag << 16 | fingerprint_of(describe(tensor));
     auto& mailbox = mailboxes_[gloo_tag];
@@ -385,18 +384,18 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
                                   const Start& start) {
   const c10::NoGradGuard no_grad;
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
-  const Monitor::Waiting waiting(*monitor_, call);
+  const Monitor::Waiting waiting(*monitor_, call, timeout);
   if (!monitor_->failure().empty() || !monitor_->lost().reason_to_give_up(call).empty()) {
-    monitor_->explain(waiting, call, nullptr, timeout);
+    monitor_->explain(waiting, call, nullptr);
   }
   Pending pending;
   try {
     const SigpipeBlocked sigpipe_blocked;
-    pending = start(timeout + kMargin);
+    pending = start();
   } catch (const Error&) {
     throw;
   } catch (const std::exception&) {  // a connection was closed earlier
-    monitor_->explain(waiting, call, std::current_exception(), timeout);
+    monitor_->explain(waiting, call, std::current_exception());
   }
   return c10::make_intrusive<ProcessWork>(rank_, type, monitor_, std::move(call), std::move(pending), timeout,
                                           std::move(result));

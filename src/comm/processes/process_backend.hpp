@@ -58,7 +58,7 @@ class ProcessBackend : public c10d::Backend {
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
 
  private:
-  using Start = std::function<Pending(std::chrono::milliseconds timeout)>;
+  using Start = std::function<Pending()>;
 
   // Starts a call and gives its handle. `timeout` <= 0: the run's.
   WorkPtr post(c10d::OpType type, const std::string& text, std::chrono::milliseconds timeout, Tensors result,
@@ -75,8 +75,7 @@ class ProcessBackend : public c10d::Backend {
   Message message_of(const Tensor& tensor, int source, int destination, int tag);
 
   // `inputs[r]` goes to rank r and `outputs[r]` comes from it; then finish().
-  Pending exchange(const Tensors& inputs, const Tensors& outputs, std::chrono::milliseconds timeout,
-                   std::function<void()> finish) const;
+  Pending exchange(const Tensors& inputs, const Tensors& outputs, std::function<void()> finish) const;
   // An alltoall's parts with the other ranks'. Gives what is to be done once all have come. Throws Error where two do
   // not fit.
   std::function<void()> compare(const Tensors& inputs, const Tensors& outputs) const;

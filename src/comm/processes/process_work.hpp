@@ -8,7 +8,6 @@
 #include "gloo_reduction.hpp"
 #include "monitor.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -77,22 +76,19 @@ class ProcessWork : public c10d::Work {
  private:
   void wait_for(std::chrono::milliseconds timeout) {
     polled_.reset();  // a rank that waits does not go on by itself, as one that polls may
-    const Monitor::Waiting waiting(*monitor_, call_, interrupt());
+    const Monitor::Waiting waiting(*monitor_, call_, timeout, interrupt());
     try {
       if (is_collective()) {
-        if (pending_.work) pending_.work->wait(timeout);
+        if (pending_.work) pending_.work->wait(kUntilItComes);
       } else {
-        using Milliseconds = std::chrono::milliseconds;
-        Milliseconds left = timeout;
         do {
           throw_if_in_vain();
-          left = timeout - std::chrono::duration_cast<Milliseconds>(Monitor::Clock::now() - waiting.since());
-        } while (!pending_.work->wait(std::max(left, Milliseconds(1))));
+        } while (!pending_.work->wait(kUntilItComes));
       }
     } catch (const PeerLost&) {
       throw;
     } catch (...) {
-      monitor_->explain(waiting, call_, std::current_exception(), timeout);
+      monitor_->explain(waiting, call_, std::current_exception());
     }
     arrived_ = true;
     if (is_collective()) monitor_->log().complete(call_.rank, call_.among.name, call_.number);
@@ -115,14 +111,14 @@ class ProcessWork : public c10d::Work {
     if (!polled_) {
       OpenCall call = call_;
       call.polled = true;
-      polled_.emplace(*monitor_, std::move(call));
+      polled_.emplace(*monitor_, std::move(call), timeout_);
     }
-    const bool late = Monitor::Clock::now() - polled_->since() >= timeout_;
+    const bool late = polled_->is_late();
     if (late && call_.is_message()) {
       throw Error(monitor_->layout().name(call_.rank) + ": " + call_.where() +
                   " was only polled: between processes a message completes in wait()");
     }
-    if (late || !monitor_->failure().empty()) monitor_->explain(*polled_, call_, nullptr, timeout_);
+    if (late || !monitor_->failure().empty()) monitor_->explain(*polled_, call_, nullptr);
   }
 
   const std::shared_ptr<Monitor> monitor_;

@@ -7,7 +7,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/exception_text.hpp"
+#include "base/log_errors_only.hpp"
 #include "base/seconds.hpp"
+#include "blame.hpp"
 #include "comm/group_member.hpp"
 #include "comm/job_options.hpp"
 #include "comm/meeting/attempt.hpp"
@@ -18,6 +20,7 @@
 #include "monitor.hpp"
 #include "process_backend.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
@@ -31,6 +34,7 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kFarewell{1'000};  // for the others to read why a run failed
+constexpr std::chrono::milliseconds kMargin{10'000};   // Gloo gives up connecting later than the rank, which says why
 
 // A process keeps its place in its launcher's job, and its store, for its whole life.
 class Job {
@@ -59,6 +63,8 @@ class Job {
   }
 
  private:
+  Job() { log_errors_only(); }
+
   std::atomic<bool> running_ = false;
   int runs_ = 0;
   std::mutex mutex_;
@@ -160,7 +166,7 @@ class ProcessesWorld : public World {
       const int process = place_.launch.rank;
       const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process, place_.launch.world_size);
       const std::lock_guard lock(mutex_);
-      hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.layout, process, options.threads_per_rank, timeout_);
+      hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.layout, process, options.threads_per_rank);
       if (closed_) hierarchy_->close();
     } catch (...) {
       monitor_->report(exception_text(std::current_exception()));
@@ -208,7 +214,7 @@ class ProcessesWorld : public World {
 
   std::string finish() override {
     std::string failure = monitor_->finish();
-    const int lost = monitor_->lost().count();
+    const int lost = std::max(monitor_->lost().count(), tells_of_a_death(failure) ? 1 : 0);  // they say no farewell
     if (!monitor_->store_is_lost() && !monitor_->lost().is_lost(process())) {
       const auto limit = failure.empty() ? place_.rendezvous_timeout : kFarewell;
       const std::string foreign = farewell(*place_.store, rendezvous(), limit, lost);
@@ -223,7 +229,6 @@ class ProcessesWorld : public World {
 
   // Connects `rank` as the `index`th of `size` members. Fails when a peer has failed.
   GroupMember connect(int rank, const std::string& name, int index, int size) const {
-    using Clock = Monitor::Clock;
     if (!devices()[rank].is_cpu()) {  // connects at its first call
       const auto store = rendezvous().connect(place_.prefix + "/" + name);
       return make_nccl_group({store, index, size, timeout_}, devices()[rank]);
@@ -231,15 +236,14 @@ class ProcessesWorld : public World {
     const auto timeout = place_.rendezvous_timeout;
     const auto attempt = Attempt::start([name, index, size, timeout, connection = place_.groups_store,
                                          address = rendezvous().local_address()](const std::stop_token& stop) {
-      return make_gloo_group({keys_of(name, connection, stop), index, size, timeout}, address);
+      return make_gloo_group({keys_of(name, connection, stop), index, size, timeout + kMargin}, address);
     });
     const OpenCall call{.rank = rank, .text = "connecting to the other ranks", .connects = true};
-    const Monitor::Waiting waiting(*monitor_, call, [attempt] { attempt->wake(); });
-    const auto deadline = waiting.since() + timeout;
+    const Monitor::Waiting waiting(*monitor_, call, timeout, [attempt] { attempt->wake(); });
     std::exception_ptr cause;
     try {
-      while (monitor_->failure().empty() && Clock::now() < deadline) {
-        if (auto group = attempt->wait_until(deadline)) return *std::move(group);
+      while (monitor_->failure().empty()) {
+        if (auto group = attempt->wait()) return *std::move(group);
       }
     } catch (const Error&) {
       throw;
@@ -247,7 +251,7 @@ class ProcessesWorld : public World {
       cause = std::current_exception();
     }
     attempt->call_off();
-    monitor_->explain(waiting, call, cause, timeout);
+    monitor_->explain(waiting, call, cause);
   }
 
   void close() {

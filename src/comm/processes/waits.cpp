@@ -17,6 +17,16 @@ void Waits::end(uint64_t id) {
   open_.erase(id);
 }
 
+bool Waits::is_late(uint64_t id) const {
+  const std::lock_guard lock(mutex_);
+  return open_.at(id).wait.is_late();
+}
+
+void Waits::pass(Clock::duration time) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [id, open] : open_) open.wait.waited += time;
+}
+
 void Waits::note_return(int rank) {
   const std::lock_guard lock(mutex_);
   returned_.insert(rank);

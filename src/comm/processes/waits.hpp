@@ -29,7 +29,10 @@ class Waits {
 
   struct Wait {
     OpenCall call;
-    Clock::time_point since;
+    std::chrono::milliseconds timeout;
+    Clock::duration waited = {};  // see pass()
+
+    bool is_late() const { return waited >= timeout; }
   };
 
   struct Snapshot {
@@ -43,6 +46,8 @@ class Waits {
   // `interrupt` makes the wait look whether it is in vain; it is called from any thread. Gives what end() takes.
   uint64_t begin(Wait wait, std::function<void()> interrupt);
   void end(uint64_t id);
+  bool is_late(uint64_t id) const;
+  void pass(Clock::duration time);  // by so much longer the open waits have waited
   void note_return(int rank);
   void note_finish();
   Snapshot snapshot() const;

@@ -83,7 +83,9 @@ Heartbeat Watchdog::next_heartbeat() {
 
 void Watchdog::beat() {
   const auto now = Clock::now();
-  if (now - std::exchange(last_beat_, now) > kStandstill) std::fill(seen_.begin(), seen_.end(), now);
+  const auto since_last = now - std::exchange(last_beat_, now);
+  if (since_last > kStandstill) std::fill(seen_.begin(), seen_.end(), now);
+  waits_.pass(std::min<Clock::duration>(since_last, kStandstill));
   board_.put_heartbeat(next_heartbeat());
   if (!waits_.failure().empty()) return;
   if (const auto failure = board_.failure(); !failure.empty()) return waits_.fail(failure);
@@ -99,7 +101,7 @@ void Watchdog::look_around() {
   const bool connects = any_connects(now.open);
   auto& waits = now.open;
   waits.erase(std::remove_if(waits.begin(), waits.end(),
-                             [&](const auto& wait) { return Clock::now() - wait.since <= options_.long_wait; }),
+                             [&](const auto& wait) { return wait.waited <= options_.long_wait && !wait.is_late(); }),
               waits.end());
   publish(waits, now.returned);
   const bool has_reason = !waits.empty() || connects || now.searching || now.finishing ||
@@ -116,6 +118,11 @@ void Watchdog::look_around() {
     if (!complaint.empty()) return report(complaint);
   }
   if (const auto complaint = standstill(states, layout_); !complaint.empty()) return report(complaint);
+  for (const auto& [call, timeout, waited] : waits) {
+    if (!call.polled && waited >= timeout + kUntilSaid) {
+      return report(text_of_lateness(call, timeout, states, layout_));
+    }
+  }
   watch_hearts();
   end_waits_of_a_stop(states);
 }
@@ -172,7 +179,7 @@ void Watchdog::end_waits_of_a_stop(const std::vector<RankState>& states) {
   if (now - std::max(stop_asked_, active_) < kStop) return;
   const auto present = waits_.snapshot();
   for (const auto& wait : present.open) {
-    if (wait.call.polled || now - wait.since < kStop) continue;
+    if (wait.call.polled || wait.waited < kStop) continue;
     return report(text_of_stop(wait.call, states, layout_));
   }
   if (present.finishing) report(text_of_stop_at_the_end(process_, layout_));

@@ -2,7 +2,8 @@
 //
 // Ten times a second it leaves a heartbeat on the board and looks for a failure there. While it has a reason, such as
 // an own rank that has waited for long, it looks around: whose heart has stopped, who has returned, whose call differs.
-// It reports what it finds as the run's failure, or declares a loss.
+// It reports what it finds as the run's failure, or declares a loss. It also counts how long the ranks have waited, and
+// ends the run at a timeout. While the process stood still (Ctrl-Z) nobody waited.
 //
 // Once the user has asked for a stop, it ends waits that go on while no process of the run does anything.
 #pragma once
@@ -29,6 +30,7 @@ class Watchdog {
  public:
   using Clock = Waits::Clock;
   static constexpr std::chrono::milliseconds kBeat{100};
+  static constexpr auto kUntilSaid = 2 * kBeat;  // until others that are late too have said what they wait in
 
   struct Options {
     Clock::duration long_wait;          // a wait that lasts longer is looked into

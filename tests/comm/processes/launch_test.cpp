@@ -172,7 +172,7 @@ TEST(Launch, LabelsDoNotWaitForAProcessThatLeftItsGroup) {
 }
 
 TEST(Launch, PassesSignalsOn) {
-  for (const auto& [signal, name] : {std::pair(SIGINT, "INT"), std::pair(SIGTERM, "TERM")}) {
+  for (const auto& [signal, name] : {std::pair(SIGINT, "INT"), std::pair(SIGTERM, "TERM"), std::pair(SIGHUP, "HUP")}) {
     Program program({"launch", "-n", "2", "sh", "-c",
                      std::string("trap 'echo got it; exit 5' ") + name + "; echo ready; while :; do sleep 0.1; done"},
                     surroundings_with());
@@ -182,6 +182,21 @@ TEST(Launch, PassesSignalsOn) {
     EXPECT_EQ(job.code, 5);
     EXPECT_EQ(job.out, "ready\nready\ngot it\ngot it\n");
   }
+}
+
+TEST(Launch, GivesProcessesThatAreAskedToEndTimeToDoSo) {
+  side_by_side(2, [](int i) {
+    const char* const grace = i == 0 ? "1" : "10";
+    Program program({"launch", "-n", "1", "--grace", grace, "sh", "-c",
+                     "trap 'sleep 3; exit 143' TERM; echo ready; while :; do sleep 0.1; done"},
+                    surroundings_with());
+    ASSERT_TRUE(program.wait_for("ready\n"));
+    program.send(SIGTERM);
+    const auto job = program.finish();
+    EXPECT_EQ(job.code, 128 + SIGTERM);
+    const bool is_ended = job.err.find("ending the others") != std::string::npos;
+    EXPECT_EQ(is_ended, i == 0) << grace << job.err;
+  });
 }
 
 TEST(Launch, StandsStillWithItsProcessesAndGoesOn) {

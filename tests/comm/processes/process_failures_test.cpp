@@ -4,6 +4,7 @@
 
 #include "comm/meeting/sockets.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <memory>
@@ -92,6 +93,12 @@ TEST(ProcessFailures, AProcessWhoseRankCallsExitIsNamedByTheOthers) {
     EXPECT_THAT(job.err, HasSubstr("process " + survivor + ": rank 1 (cpu) called std::exit\n"));
     EXPECT_LT(took, kBeforeTimeouts);
   });
+}
+
+TEST(ProcessFailures, ADeathInALoopOfOnesOwnNamesTheLastCompleteStep) {
+  const auto [job, took] = timed(2, {"dies_in_a_backward"});
+  EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
+  EXPECT_THAT(job.err, HasSubstr("; the last complete step was step 2\n"));
 }
 
 TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers) {
@@ -356,6 +363,17 @@ Program start_rank(int rank, const std::string& port, const Words& words) {
   return {words, surroundings};
 }
 
+// How long rank 0 lives on once rank 1 was killed.
+std::chrono::steady_clock::duration outlives_a_death() {
+  const std::string port = free_port();
+  Program survivor = start_rank(0, port, {"dies"});
+  Program victim = start_rank(1, port, {"dies"});
+  EXPECT_EQ(victim.finish().signal, SIGKILL);
+  const auto death = std::chrono::steady_clock::now();
+  EXPECT_THAT(survivor.finish().err, HasSubstr("process 0: the process of rank 1 (cpu) is gone"));
+  return std::chrono::steady_clock::now() - death;
+}
+
 // Asks both processes of a job to stop once rank 1 lets rank 0 wait. A launcher would end them itself.
 TwoProcesses stop_while(const std::string& rank_1) {
   const std::string port = free_port();
@@ -404,11 +422,18 @@ std::vector<Finished> with_a_pause() {
   EXPECT_TRUE(job.wait_for("ready"));
   std::this_thread::sleep_for(1500ms);  // rank 0 looks after the others by now
   job.send_to_job(SIGSTOP);
-  std::this_thread::sleep_for(2500ms);  // longer than the silence that is allowed
+  std::this_thread::sleep_for(3500ms);  // longer than the silence that is allowed, and with the rest than the timeout
   job.send(0, SIGCONT);
   std::this_thread::sleep_for(500ms);
   job.send(1, SIGCONT);
   return job.finish();
+}
+
+// Rank 0's process keeps the store, and the dead one says no farewell. The best of three: a machine may be busy.
+TEST(ProcessFailures, WithoutALauncherTooADeathEndsTheOthersWithinTwoSeconds) {
+  std::vector<std::chrono::steady_clock::duration> times(3);
+  side_by_side(3, [&](int i) { times[i] = outlives_a_death(); });
+  EXPECT_LT(*std::min_element(times.begin(), times.end()), kSlowdown * 2s);
 }
 
 template <class Work>

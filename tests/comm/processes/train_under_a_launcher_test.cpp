@@ -7,6 +7,7 @@
 #include "running_job.hpp"
 
 #include <fstream>
+#include <utility>
 
 namespace train_under_a_launcher_test {
 
@@ -212,13 +213,17 @@ TEST_F(TrainUnderALauncher, TheTimeoutIsTheRunsAndNotKept) {
 
 TEST_F(TrainUnderALauncher, TheLossOfTheLauncherIsSaidWithoutCallStacks) {
   // In a session of their own, and not the launcher's children, the ranks learn it from the store alone.
-  const Words program = {"sh", "-c", "setsid \"$0\" \"$@\"; true", from_environment("LOCKSTEP_PROGRAM")};
-  Program job(Words{"launch", "-n", "2"} + program + train({"--name", "a", "--devices", "cpu", "--epochs", "300"}),
-              surroundings());
-  ASSERT_TRUE(job.wait_for("epoch   2/300"));
-  job.send(SIGKILL);
-  EXPECT_THAT(job.finish().err, AllOf(HasSubstr("the launcher is gone"), Not(HasSubstr("Exception raised from")),
-                                      Not(HasSubstr("frame #"))));
+  const Words in_a_session = {"launch", "-n", "2", "sh", "-c", "setsid \"$0\" \"$@\"; true"};
+  const Words lockstep =
+      Words{from_environment("LOCKSTEP_PROGRAM")} + train({"--name", "a", "--devices", "cpu", "--epochs", "300"});
+  for (const auto& [program, runs] : {std::pair(lockstep, "epoch   2/300"),
+                                      std::pair(Words{ranks_program(), "lives", "cpu", "for_ever"}, "connected")}) {
+    Program job(in_a_session + program, surroundings());
+    ASSERT_TRUE(job.wait_for(runs));
+    job.send(SIGKILL);
+    EXPECT_THAT(job.finish().err, AllOf(HasSubstr("the launcher is gone"), Not(HasSubstr("Exception raised from")),
+                                        Not(HasSubstr("frame #")), Not(HasSubstr("[W"))));
+  }
 }
 
 TEST_F(TrainUnderALauncher, OtherDataOfTheSameSizeInOneProcessAreRefused) {

@@ -84,6 +84,17 @@ void scenarios::has_a_batch_fewer(const Setup& setup) {
   });
 }
 
+void scenarios::dies_in_a_backward(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) {
+    lockstep::DataParallel net(torch::nn::Linear(4, 2), rank);
+    for (int step = 1;; ++step) {
+      const auto loss = net(torch::ones({2, 4})).sum();
+      if (step == 3 && rank.index() == 1) std::raise(SIGKILL);
+      net.mean(loss, 2, 2 * rank.world_size()).backward();
+    }
+  });
+}
+
 void scenarios::freezes(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) {
     rank.barrier();
@@ -99,13 +110,14 @@ void scenarios::sleeps(const Setup& setup) {
     if (rank.index() == 1) std::this_thread::sleep_for(3s);
     wait_in_a_collective(rank);
   };
-  lockstep::run(setup.devices, body, {.silence = 2s});
+  lockstep::run(setup.devices, body, {.timeout = 4s, .silence = 2s});
 }
 
 void scenarios::lives(const Setup& setup) {
-  lockstep::run(setup.devices, [](Rank& rank) {
+  lockstep::run(setup.devices, [&](Rank& rank) {
     Rank group = rank.group(0);
-    for (int i = 0; i < 10; ++i) {
+    std::cout << "connected\n" << std::flush;
+    for (int i = 0; i < 10 || setup.argument == "for_ever"; ++i) {
       std::this_thread::sleep_for(30ms);
       const auto end = std::chrono::steady_clock::now() + 10ms;
       while (std::chrono::steady_clock::now() < end) torch::ones({100, 100}).sum();

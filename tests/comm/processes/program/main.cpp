@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
       {"lives", scenarios::lives},
       {"throws", scenarios::throws},
       {"dies", scenarios::dies},
+      {"dies_in_a_backward", scenarios::dies_in_a_backward},
       {"serves", scenarios::serves},
       {"loses_a_worker", scenarios::loses_a_worker},
       {"is_asked_to_stop", scenarios::is_asked_to_stop},

@@ -16,16 +16,17 @@ void collectives(const Setup& setup);  // all of them, with values that differ b
 void training(const Setup& setup);     // writes the last rank's weights to the file `argument`
 void runs(const Setup& setup);         // several runs, and one in another
 void connects(const Setup& setup);     // all ranks, and a group
-void lives(const Setup& setup);        // connects, computes and calls for half a second
+void lives(const Setup& setup);        // connects, computes and calls for half a second, or "for_ever"
 
 // Ways to fail; rank 1 is to blame.
-void throws(const Setup& setup);           // the others wait in an allreduce, or with `argument` "recv" in a receive
-void dies(const Setup& setup);             // without a word: killed, or with `argument` "exit" by std::exit(7)
-void computes_on(const Setup& setup);      // past the others' timeout
-void returns_early(const Setup& setup);    // without the others' call, for which they wait, or with "poll" ask
-void asks_in_vain(const Setup& setup);     // does not wait for an allreduce, or with "send" a message, and returns
-void shares_memory(const Setup& setup);    // two ranks of a process give one tensor
-void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that is "max", "long" or "empty"
+void throws(const Setup& setup);              // the others wait in an allreduce, or with `argument` "recv" in a receive
+void dies(const Setup& setup);                // without a word: killed, or with `argument` "exit" by std::exit(7)
+void dies_in_a_backward(const Setup& setup);  // before the third one of a DataParallel
+void computes_on(const Setup& setup);         // past the others' timeout
+void returns_early(const Setup& setup);       // without the others' call, for which they wait, or with "poll" ask
+void asks_in_vain(const Setup& setup);        // does not wait for an allreduce, or with "send" a message, and returns
+void shares_memory(const Setup& setup);       // two ranks of a process give one tensor
+void calls_otherwise(const Setup& setup);     // a broadcast, or an allreduce that is "max", "long" or "empty"
 void calls_otherwise_in_a_group(const Setup& setup);  // of ranks 0 and 1, while the others wait in the whole run
 void parts_do_not_fit(const Setup& setup);
 // Another "size" than was sent, a "tag" that is too large, "none" was sent, or one of a tag received from "any" rank.
