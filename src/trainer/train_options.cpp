@@ -308,6 +308,11 @@ std::vector<double> shares_of(const TrainOptions& options) {
   return shares == nullptr ? std::vector<double>() : *shares;
 }
 
+std::vector<int64_t> parts_of_full_batch(const TrainOptions& options, const std::vector<double>& shares, int ranks) {
+  return sizes_by_shares(global_batch(options),
+                         shares.empty() ? std::vector<double>(static_cast<size_t>(ranks), 1.0) : shares);
+}
+
 LearningRate learning_rate_of(const TrainOptions& options) {
   return {.lr = options.lr,
           .batch = global_batch(options),

@@ -29,6 +29,9 @@ int64_t global_batch(const TrainOptions& options);
 bool balances(const TrainOptions& options);
 std::vector<double> shares_of(const TrainOptions& options);
 
+// Samples of a full batch on each of so many ranks, by these shares; without any, near-equal parts.
+std::vector<int64_t> parts_of_full_batch(const TrainOptions& options, const std::vector<double>& shares, int ranks);
+
 // What the options say of the update. The plain one is w -= lr * gradient, at whatever learning rate.
 LearningRate learning_rate_of(const TrainOptions& options);
 OptimizerSettings optimizer_settings(const TrainOptions& options);

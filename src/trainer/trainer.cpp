@@ -1,5 +1,4 @@
 #include <lockstep/base/error.hpp>
-#include <lockstep/devices/autocast.hpp>
 #include <lockstep/models/checkpoint.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/optim/optimizers.hpp>
@@ -9,6 +8,7 @@
 #include "data/data_digests.hpp"
 #include "devices/gpu_math.hpp"
 #include "devices/memory_format.hpp"
+#include "evaluation.hpp"
 #include "option_table.hpp"
 #include "option_text.hpp"
 #include "rank_trainer.hpp"
@@ -208,10 +208,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     net->to(rank.device());
     set_memory_format(*net, memory_format(config));
     net->eval();
-    const auto forward = [&](const torch::Tensor& x) {
-      const Autocast precision(rank.device(), torch::kBFloat16, computes_in_bf16(config));
-      return net->forward(x.contiguous(memory_format(config))).to(torch::kFloat);  // for the loss of a whole batch
-    };
+    const auto forward = evaluation_forward(config, rank.device(), [&](const auto& x) { return net->forward(x); });
     const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch_size);
     if (rank.index_in_process() == 0) static_cast<Score&>(result) = score;
   };

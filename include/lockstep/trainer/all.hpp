@@ -4,8 +4,9 @@
 //   trainer        train() and evaluate_run(): all that the program does, without a terminal
 //
 // How it works. trainer.cpp checks the options, loads the data and takes the run folder. rank_trainer.cpp is what each
-// rank does between the first epoch and the last. run_state.hpp is what a stopped run goes on from, and
-// rank_trainer_state.cpp puts it together (docs/decisions/0011). option_table.hpp has a line for each option.
+// rank does between the first epoch and the last: its loop calls step.cpp for each batch. run_state.hpp is what a
+// stopped run goes on from, and rank_trainer_state.cpp puts it together (docs/decisions/0011). option_table.hpp has a
+// line for each option.
 #pragma once
 
 #include <lockstep/trainer/metrics.hpp>
