@@ -119,7 +119,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
 }
 
 void RankTrainer::begin_epoch() {
-  if (stopping_.now()) throw Stopped();
+  if (stopping_.now()) throw Stopped("stopped by request");
   if (steps_ == 0) {
     totals_.reset();
     clock_.reset();
@@ -177,7 +177,7 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
   }
   if (stops) {
     rank_.barrier();  // the one that writes is done
-    throw Stopped();
+    throw Stopped("stopped by request");
   }
 }
 
@@ -203,7 +203,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
 Score RankTrainer::evaluate_now(bool to_the_end) {
   net_.module()->eval();
   const auto forward = [&](const torch::Tensor& x) {
-    if (!to_the_end && callbacks_.stop.stop_requested()) throw Stopped();
+    if (!to_the_end && callbacks_.stop.stop_requested()) throw Stopped("stopped by request");
     return net_.forward(x);
   };
   return evaluate(evaluation_forward(options_, rank_.device(), forward), test_, net_.mesh().data());

@@ -23,7 +23,6 @@
 #include "update.hpp"
 
 #include <chrono>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -31,11 +30,6 @@
 #include <vector>
 
 namespace lockstep {
-
-// Ends a rank, and with it all others, because the user asked for it.
-struct Stopped : std::exception {
-  const char* what() const noexcept override { return "stopped by request"; }
-};
 
 class RankTrainer {
  public:

@@ -18,7 +18,6 @@
 #include "trace.hpp"
 #include "train_options.hpp"
 
-#include <exception>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -27,18 +26,6 @@
 
 namespace lockstep {
 namespace {
-
-// A stop that the user asked another process for ends this one's run with nothing but its text.
-bool is_stop(const Error& error) {
-  if (std::string_view(error.what()).ends_with(Stopped().what())) return true;
-  try {
-    std::rethrow_if_nested(error);
-  } catch (const Stopped&) {
-    return true;
-  } catch (...) {
-  }
-  return false;
-}
 
 bool keeps_checkpoints(const TrainOptions& options) {
   return !options.run_dir.empty() && options.keep_last > 0;
@@ -164,8 +151,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
          .stop = callbacks.stop,
          .configuration = common_settings(settings, digests, resumed ? &*resumed : nullptr),
          .seed = settings.seed});
-  } catch (const Error& error) {
-    if (!is_stop(error)) throw;
+  } catch (const Stopped&) {
     result.stopped = true;
   }
   folder.finish(result.history, title, callbacks.on_warning);

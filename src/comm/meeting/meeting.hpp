@@ -4,6 +4,7 @@
 // another program or configuration is refused, with both shown. Every wait has a deadline.
 #pragma once
 
+#include "comm/failure.hpp"
 #include "layout.hpp"
 #include "rendezvous.hpp"
 
@@ -21,7 +22,7 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
             const std::string& configuration, const WaitLimit& limit);
 
 // Says what ended this process's run before the meeting was complete, so that the others need not wait.
-void call_off(c10d::Store& store, const std::string& text);
+void call_off(c10d::Store& store, const Failure& failure);
 
 // A launcher that keeps the store and sees how its processes end calls this. Processes that wait for this one, or will,
 // are told at once. Processes that are in a run with it are told if it failed, or was dispensable (lost_processes.hpp).
