@@ -12,7 +12,7 @@ namespace lockstep {
 
 FiniteWatch::FiniteWatch(const TrainOptions& options, const Rank& rank, const Update& update, bool ranks_differ)
     : on_nan_(options.on_nan),
-      round_(options.sync_every),
+      round_(options.exchange.sync_every),
       rank_(rank),
       update_(update),
       ranks_differ_(ranks_differ),

@@ -6,9 +6,10 @@
 #include <lockstep/data_parallel/running_statistics.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
-#include "communication_options.hpp"
+#include "batch_settings.hpp"
 #include "devices/memory_format.hpp"
 #include "evaluation.hpp"
+#include "exchange_options.hpp"
 #include "models/module_state.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
@@ -29,7 +30,7 @@ std::optional<c10::Stream> own_stream(const c10::Device& device) {
 }
 
 torch::nn::Sequential make_net(const TrainOptions& options, Rank& rank, const RunState* resumed) {
-  torch::nn::Sequential net = make_model(model_options(options));
+  torch::nn::Sequential net = make_model(options.model, options.seed);
   if (resumed != nullptr) load_state(tensors_under("model", resumed->tensors), *net, "cannot resume");
   set_memory_format(*net, memory_format(options));
   if (options.sync_batchnorm) convert_sync_batchnorm(*net, rank);
@@ -46,20 +47,20 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       rank_(rank),
       stream_(own_stream(rank.device())),
       traffic_(rank, /*counts=*/!graph),
-      hook_(make_communication_hook(options)),
+      hook_(make_communication_hook(options.exchange, options.seed)),
       trace_(trace),
       train_(data.train.to(rank.device())),
       test_(data.test.to(rank.device())),
       net_(make_net(options, traffic_.rank(), resumed), traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = options.sync_every == 0 && options.zero_stage == 0, .hook = hook_}),
+           {.average = options.exchange.sync_every == 0 && options.exchange.zero_stage == 0, .hook = hook_}),
       update_(options, net_),
       watch_(options, rank, update_,
-             /*ranks_differ=*/!holds_whole() || options.zero_stage > 0 || options.sync_every > 0),
+             /*ranks_differ=*/!holds_whole() || options.exchange.zero_stage > 0 || options.exchange.sync_every > 0),
       totals_(rank.device()),
       step_(make_step({options_, callbacks_, rank_, net_, update_, totals_, watch_}, std::move(graph))),
-      shares_(shares_of(options)),
+      shares_(shares_of(options.batch)),
       stopping_(rank, callbacks.stop) {
-  if (balances(options)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
+  if (balances(options.batch)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
   if (resumed != nullptr) restore(*resumed);
 }
 
@@ -90,11 +91,12 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
   begin_epoch();
   const int done = metrics.epoch - 1;  // epochs
   Batches all = batches(
-      train_, {.size = global_batch(options_), .seed = options_.seed, .epoch = metrics.epoch, .shares = shares_},
+      train_, {.size = options_.batch.global(), .seed = options_.seed, .epoch = metrics.epoch, .shares = shares_},
       net_.mesh().data());
   auto batch = first_of(all);
-  StepProgress progress{
-      .epoch = metrics.epoch, .done = std::min(steps_ * global_batch(options_), train_.size()), .total = train_.size()};
+  StepProgress progress{.epoch = metrics.epoch,
+                        .done = std::min(steps_ * options_.batch.global(), train_.size()),
+                        .total = train_.size()};
   for (; batch != all.end(); ++batch) {
     clock_.batch_came();
     batch->x = batch->x.contiguous(memory_format(options_));
@@ -150,7 +152,8 @@ Batches::Iterator RankTrainer::first_of(const Batches& all) {
 
 void RankTrainer::compare_replicas() {
   if (options_.check_replicas <= 0 || steps_ % options_.check_replicas != 0) return;
-  if (options_.sync_every > 0 && steps_ % options_.sync_every != 0) return;  // within a round parameters differ
+  if (options_.exchange.sync_every > 0 && steps_ % options_.exchange.sync_every != 0)
+    return;  // within a round parameters differ
   traffic_.leave_out([&] { check_replicas(*net_.module(), net_.mesh().data()); });
 }
 
@@ -166,7 +169,7 @@ void RankTrainer::report(StepProgress& progress) {
 // Between two steps. The epoch's seconds are those of training alone.
 void RankTrainer::keep_or_stop(const Keep& keep) {
   const bool stops = stopping_.after_step();
-  const bool is_time = options_.checkpoint_every > 0 && steps_ % options_.checkpoint_every == 0;
+  const bool is_time = options_.keep.every > 0 && steps_ % options_.keep.every == 0;
   if (keep && (is_time || (stops && !update_.has_rounds()))) {  // within a round parameters differ
     watch_.settle();
     if (!not_finite().empty()) return;
@@ -193,8 +196,8 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();
-  if (options_.balance != BalanceRule()) {
-    metrics.parts = parts_of_full_batch(options_, shares_, net_.mesh().data().world_size());
+  if (options_.batch.balance != BalanceRule()) {
+    metrics.parts = parts_of_full_batch(options_.batch, shares_, net_.mesh().data().world_size());
   }
   steps_ = 0;
 }
@@ -215,7 +218,7 @@ bool RankTrainer::holds_whole() {
 
 torch::nn::Sequential RankTrainer::whole() {
   if (holds_whole()) return net_.module();
-  auto net = make_model(model_options(options_));
+  auto net = make_model(options_.model, options_.seed);
   net_.gather(net);
   return net;
 }

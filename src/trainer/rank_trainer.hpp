@@ -34,13 +34,13 @@ namespace lockstep {
 class RankTrainer {
  public:
   // `trace`, if any, is told of each step; with `graph` steps are recorded in it and replayed. Goes on from `resumed`,
-  // if any, whose next epoch is then the first. `balance` is for options.balance "auto". Throws Error if `resumed` is
-  // of another network, or if the graph would hold an exchange whose order nobody can learn.
+  // if any, whose next epoch is then the first. `balance` is for options.batch.balance "auto". Throws Error if
+  // `resumed` is of another network, or if the graph would hold an exchange whose order nobody can learn.
   RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data, Rank& rank,
               Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr,
               const BalanceOptions& balance = {});
 
-  // Calls `keep`, if any, on all ranks after every options.checkpoint_every steps but the last one, and after the step
+  // Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one, and after the step
   // at which all agree to stop because one was asked to; then throws Stopped. Without `keep` an evaluation is stopped
   // too.
   using Keep = std::function<void()>;

@@ -126,7 +126,7 @@ void RankTrainer::restore(const RunState& state) {
   update_.load(state, rank_);
   load_hook(state);
   load_buffers(tensors_under("ranks.buffers", state.tensors));
-  totals_.left_out = left_out_of(state, std::min(train_.size(), steps_ * global_batch(options_)));
+  totals_.left_out = left_out_of(state, std::min(train_.size(), steps_ * options_.batch.global()));
   for (const auto& [name, table] : tensors_under("ranks", state.tensors)) {
     if (name == "totals") load_totals(table);
     if (table.size(0) != rank_.world_size()) continue;

@@ -5,6 +5,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/autocast.hpp>
 
+#include "batch_settings.hpp"
 #include "graphed_step.hpp"
 #include "train_options.hpp"
 
@@ -35,7 +36,7 @@ class PlainStep : public Step {
   // What the parts' backwards add up to is averaged over the ranks while the last of them computes.
   void gradients(const Batch& batch) {
     with_.update.zero_grad();
-    const int64_t parts = std::min<int64_t>(with_.options.accumulate, batch.size());
+    const int64_t parts = std::min<int64_t>(with_.options.batch.accumulate, batch.size());
     if (parts <= 1) return forward_backward(batch);
     const auto all = batch.in_parts(parts);
     for (size_t part = 0; part < all.size(); ++part) {
@@ -81,7 +82,7 @@ class RecordedStep : public PlainStep {
   RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)
       : PlainStep(parts),
         exchange_recorded_(with_.net.mesh().data().backend().getBackendName() == "nccl"),
-        graphed_(with_.rank, std::move(graph), global_batch(with_.options), exchange_recorded_,
+        graphed_(with_.rank, std::move(graph), with_.options.batch.global(), exchange_recorded_,
                  [this](const Batch& batch) { recorded_part(batch); }) {
     check_that_order_can_be_learnt();
   }
@@ -97,9 +98,10 @@ class RecordedStep : public PlainStep {
   // In the steps before the recording; it takes an exchange of its own, which no graph can hold.
   void check_that_order_can_be_learnt() {
     const int ranks = with_.net.mesh().data().world_size();
-    if (!exchange_recorded_ || parts_of_full_batch(with_.options, shares_of(with_.options), ranks)[0] > 0) return;
+    if (!exchange_recorded_ || parts_of_full_batch(with_.options.batch, shares_of(with_.options.batch), ranks)[0] > 0)
+      return;
     throw Error(with_.rank.name() + ": `cuda_graph` records the exchange of gradients with the step, in the order in " +
-                "which the first device's come, and with `balance` " + to_string(with_.options.balance) +
+                "which the first device's come, and with `balance` " + to_string(with_.options.batch.balance) +
                 " that one gets no samples of a batch; give it a share, put it last, or leave `cuda_graph` out");
   }
 

@@ -1,6 +1,6 @@
 // Step: one training step of a rank, from its part of a batch to new weights. There are three kinds of it.
 //
-//   plain      forward and backward, in options.accumulate parts, and the update
+//   plain      forward and backward, in options.batch.accumulate parts, and the update
 //   recorded   full batches' steps are recorded once as a CUDA graph and replayed
 //   skipping   with `on_nan` "skip": a step that is not finite leaves everything as it was
 #pragma once

@@ -5,7 +5,7 @@
 #include <lockstep/optim/optimizers.hpp>
 #include <lockstep/split/clip_grad_norm.hpp>
 
-#include "communication_options.hpp"
+#include "exchange_options.hpp"
 #include "optim/finite_sum.hpp"
 #include "train_options.hpp"
 
@@ -14,30 +14,30 @@ namespace {
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(const TrainOptions& options,
                                                       const std::vector<at::Tensor>& parameters) {
-  if (is_plain_sgd(options) || options.zero_stage > 0) return nullptr;
-  return make_optimizer(options.optimizer, parameters, optimizer_settings(options));
+  if (is_plain_sgd(options) || options.exchange.zero_stage > 0) return nullptr;
+  return make_optimizer(options.optimizer.kind, parameters, optimizer_settings(options));
 }
 
 std::unique_ptr<ShardedOptimizer> sharded_of(const TrainOptions& options,
                                              DataParallel<torch::nn::SequentialImpl>& net) {
-  if (options.zero_stage == 0) return nullptr;
+  if (options.exchange.zero_stage == 0) return nullptr;
   const auto make = [&](const std::vector<at::Tensor>& slices) {
-    return make_optimizer(options.optimizer, slices, optimizer_settings(options));
+    return make_optimizer(options.optimizer.kind, slices, optimizer_settings(options));
   };
-  return std::make_unique<ShardedOptimizer>(net, make, ShardedOptions{.stage = options.zero_stage});
+  return std::make_unique<ShardedOptimizer>(net, make, ShardedOptions{.stage = options.exchange.zero_stage});
 }
 
 }  // namespace
 
 Update::Update(const TrainOptions& options, const SplitModel& net)
     : net_(net),
-      clip_(options.clip),
+      clip_(options.optimizer.clip),
       rate_(learning_rate_of(options)),
-      sgd_(net_.parameters(), options.lr),
+      sgd_(net_.parameters(), options.rate.lr),
       optimizer_(optimizer_of(options, net_.parameters())),
       sharded_(sharded_of(options, net_.replicas())) {
-  if (options.sync_every == 0) return;
-  local_.emplace(net_.parameters(), net_.mesh().data(), local_sgd_options(options));
+  if (options.exchange.sync_every == 0) return;
+  local_.emplace(net_.parameters(), net_.mesh().data(), local_sgd_options(options.exchange));
   // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
   for (auto& parameter : net_.parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
 }

@@ -1,11 +1,13 @@
 // data: data sets, batches, and the ranges into which they are cut.
-//   data        image sets as tensors, and the batches that a rank gets of them
-//   fetch_data  downloads Fashion-MNIST where no package provides it
-//   shares      unequal parts of a batch, for devices that are not equally fast
-//   split       near-equal parts: the ranges, and the section's split_batch
+//   data          image sets as tensors, and the batches that a rank gets of them
+//   data_options  which images, and where they lie
+//   fetch_data    downloads Fashion-MNIST where no package provides it
+//   shares        unequal parts of a batch, for devices that are not equally fast
+//   split         near-equal parts: the ranges, and the section's split_batch
 #pragma once
 
 #include <lockstep/data/data.hpp>
+#include <lockstep/data/data_options.hpp>
 #include <lockstep/data/fetch_data.hpp>
 #include <lockstep/data/shares.hpp>
 #include <lockstep/data/split.hpp>

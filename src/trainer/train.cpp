@@ -1,16 +1,9 @@
 #include <lockstep/base/error.hpp>
-#include <lockstep/models/checkpoint.hpp>
-#include <lockstep/models/models.hpp>
-#include <lockstep/optim/optimizers.hpp>
-#include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include "common_settings.hpp"
 #include "data/data_digests.hpp"
 #include "devices/gpu_math.hpp"
-#include "devices/memory_format.hpp"
-#include "evaluation.hpp"
-#include "option_table.hpp"
-#include "option_text.hpp"
 #include "rank_trainer.hpp"
 #include "resume.hpp"
 #include "run_folder.hpp"
@@ -21,35 +14,15 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 namespace lockstep {
 namespace {
 
-bool keeps_checkpoints(const TrainOptions& options) {
-  return !options.run_dir.empty() && options.keep_last > 0;
-}
-
 bool goes_on_in_its_folder(const TrainOptions& options) {
-  if (options.resume.empty() || options.run_dir.empty()) return false;
+  if (options.keep.resume.empty() || options.keep.run_dir.empty()) return false;
   std::error_code different;
-  return std::filesystem::equivalent(run_to_go_on(options.resume), options.run_dir, different);
-}
-
-// What all processes of a launcher must have in common: all that shapes their steps. run() compares the seed.
-std::string common_settings(const TrainOptions& options, const DataDigests& data, const RunState* resumed = nullptr) {
-  std::string text = options.trace.empty() ? "not traced" : "traced";
-  each_option(options, [&](const Option& option, const auto& value) {
-    if (option.same == Same::nowhere || option.key == std::string_view("seed")) return;
-    text += std::string(", ") + option.key + " " + option_text(value);
-  });
-  if (keeps_checkpoints(options)) text += ", checkpoints every " + std::to_string(options.checkpoint_every) + " steps";
-  if (resumed != nullptr) {
-    text += ", resumed " + std::to_string(resumed->steps) + " steps after epoch " + std::to_string(resumed->epochs);
-  }
-  for (const auto& part : kDataParts) text += std::string(", ") + part.name + " of SHA-256 " + data.*part.digest;
-  return text;
+  return std::filesystem::equivalent(run_to_go_on(options.keep.resume), options.keep.run_dir, different);
 }
 
 // For people: unless the data are Fashion-MNIST's, that they are not.
@@ -59,9 +32,9 @@ std::string remark_on(const ImageData& data, const DataDigests& digests) {
 }
 
 std::string title_of_curve(const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
-  return to_string(model_options(options)) + " on " +
-         (data.synthetic ? data.source : std::string(to_string(options.data))) + remark_on(data, digests) + ", " +
-         to_string(options.devices) + ", batch size " + std::to_string(global_batch(options));
+  return to_string(options.model) + " on " +
+         (data.synthetic ? data.source : std::string(to_string(options.data.source))) + remark_on(data, digests) +
+         ", " + to_string(options.devices) + ", batch size " + std::to_string(options.batch.global());
 }
 
 void warn_of_mnist(const ImageData& data, const DataDigests& digests, const TrainCallbacks& callbacks) {
@@ -91,12 +64,12 @@ double TrainResult::data_wait() const {
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) {
   const TrainOptions settings = checked(options);
   const std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);
-  RunFolder folder(this_process().index == 0 ? settings.run_dir : "",  // one process writes
+  RunFolder folder(this_process().index == 0 ? settings.keep.run_dir : "",  // one process writes
                    goes_on_in_its_folder(settings));
   TrainResult result;
   result.devices = settings.devices;
   if (resumed) result.history = resumed->history;
-  const ImageData data = load_data(settings);
+  const ImageData data = load_data(settings.data);
   check_batch_size(settings, data);
   const DataDigests digests = digests_of(data);
   if (resumed) check_fits(*resumed, settings, data, digests);
@@ -105,14 +78,15 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
     return result;
   }
   std::optional<Trace> trace;
-  if (!settings.trace.empty()) trace.emplace(trace_file(settings.trace, this_process().index), settings.devices);
+  if (!settings.keep.trace.empty())
+    trace.emplace(trace_file(settings.keep.trace, this_process().index), settings.devices);
   folder.create(settings);
   if (callbacks.on_data) callbacks.on_data(data.source + remark_on(data, digests));
   warn_of_mnist(data, digests, callbacks);
   const std::string title = title_of_curve(settings, data, digests);
 
   std::optional<TensorBoardLog> board;
-  if (settings.tensorboard && !settings.run_dir.empty()) board.emplace(settings.run_dir);
+  if (settings.keep.tensorboard && !settings.keep.run_dir.empty()) board.emplace(settings.keep.run_dir);
   std::string not_finite;  // why the run ends, if so
   const auto body = [&](Rank& rank) {
     RankTrainer trainer(settings, callbacks, data, rank, trace ? &*trace : nullptr,
@@ -157,53 +131,9 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
   folder.finish(result.history, title, callbacks.on_warning);
   if (!not_finite.empty()) throw NotFinite(not_finite);
   if (trace && !trace->written() && !result.stopped && callbacks.on_warning) {
-    callbacks.on_warning(settings.trace.string() + " has no timeline: the run had no more than " +
+    callbacks.on_warning(settings.keep.trace.string() + " has no timeline: the run had no more than " +
                          std::to_string(kTraceAfterSteps) + " steps, which are not traced");
   }
-  return result;
-}
-
-EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
-  const TrainOptions trained = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
-  // What the network is, and no setting of its training: evaluation may be on other devices, by other batches.
-  const TrainOptions config = checked({.model = trained.model,
-                                       .width = trained.width,
-                                       .image_size = trained.image_size,
-                                       .groups = trained.groups,
-                                       .dropout = trained.dropout,
-                                       .data = trained.data,
-                                       .data_dir = options.data_dir.empty() ? trained.data_dir : options.data_dir,
-                                       .devices = trained.devices,
-                                       .threads_per_rank = options.threads_per_rank,
-                                       .batch_size = options.batch_size,
-                                       .seed = trained.seed,
-                                       .precision = trained.precision,
-                                       .memory_format = trained.memory_format});
-  if (!std::filesystem::exists(run_dir / kWeightsFile)) {
-    throw Error("'" + run_dir.string() + "' holds no " + std::string(kWeightsFile) +
-                ": the run ended before an epoch was done");
-  }
-
-  const ImageData data = load_data(config);
-  EvalResult result;
-  result.source = data.source;
-  result.devices = config.devices;
-  const auto body = [&](Rank& rank) {
-    torch::nn::Sequential net = make_model(model_options(config));
-    load_weights(run_dir / kWeightsFile, *net);
-    net->to(rank.device());
-    set_memory_format(*net, memory_format(config));
-    net->eval();
-    const auto forward = evaluation_forward(config, rank.device(), [&](const auto& x) { return net->forward(x); });
-    const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch_size);
-    if (rank.index_in_process() == 0) static_cast<Score&>(result) = score;
-  };
-  const GpuMath math(config.precision == Precision::tf32, /*fixed_shapes=*/false);
-  // One process has nobody to compare its data with.
-  const bool compares = this_process().count > 1;
-  run(config.devices, body,
-      {.threads_per_rank = config.threads_per_rank,
-       .configuration = compares ? common_settings(config, digests_of(data)) : ""});
   return result;
 }
 
