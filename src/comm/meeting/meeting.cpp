@@ -216,13 +216,17 @@ void call_off(c10d::Store& store, const Failure& failure) {
 
 namespace {
 
+Failure::Kind kind_of(const ProcessEnd& process) {
+  return process.stopped ? Failure::Kind::stop : Failure::Kind::error;
+}
+
 // Named by its ranks, if the processes have met.
-Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const std::string& how) {
-  const Failure before_they_met = process_name(launch.rank, launch) + " is gone: " + how;
+Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const ProcessEnd& process) {
+  const Failure before_they_met{process_name(launch.rank, launch) + " is gone: " + process.how, kind_of(process)};
   if (!absent(run, launch.world_size).empty()) return before_they_met;
   try {
     const auto name = layout_of(read_all(run, launch.world_size)).name_process(launch.rank);
-    return {"the process of " + name + " is gone: " + how, Failure::Kind::death};
+    return {"the process of " + name + " is gone: " + process.how, Failure::Kind::death};
   } catch (const ForeignValue&) {  // the processes say so
     return before_they_met;
   }
@@ -230,19 +234,19 @@ Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const std::str
 
 }  // namespace
 
-AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how) {
+AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process) {
   const int run = last_run_of(store, launch);
-  AnnouncedEnd end{process_name(launch.rank, launch) + " did not come to run(): " + how};
+  AnnouncedEnd end{process_name(launch.rank, launch) + " did not come to run(): " + process.how};
   if (run > 0) {
     const auto last = store_of_run(store, launch, run);
-    const Failure failure = end_in(*last, launch, how);
+    const Failure failure = end_in(*last, launch, process);
     try {
       end.is_loss = declare_lost(*last, launch.rank, failure.text);
     } catch (const ForeignValue&) {  // the processes say so
     }
-    if (failed && !end.is_loss) call_off(*last, failure);
+    if (process.failed && !end.is_loss) call_off(*last, failure);
   }
-  call_off(*store_of_run(store, launch, run + 1), end.absence);
+  call_off(*store_of_run(store, launch, run + 1), {end.absence, kind_of(process)});
   return end;
 }
 
