@@ -78,7 +78,7 @@ ImageData data_of(const BenchServerFlags& flags) {
 }
 
 torch::nn::Sequential make_net(const BenchServerFlags& flags) {
-  return make_model({.name = "lenet", .seed = flags.seed});
+  return make_model({.name = "lenet"}, flags.seed);
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_sgd(const std::vector<torch::Tensor>& parameters, double lr) {

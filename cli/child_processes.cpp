@@ -291,7 +291,7 @@ void ChildProcesses::ended(int rank, int signal, int code) {
   const bool stopped = asked || (stop_signal_ != 0 && code == 128 + stop_signal_);
   bool others_go_on = false;
   if (options_.on_end) {
-    others_go_on = options_.on_end(rank, code != 0,
+    others_go_on = options_.on_end(rank, code != 0, stopped,
                                    stopped       ? "stopped by request"
                                    : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal))
                                                  : format("it ended with exit code %d", code));

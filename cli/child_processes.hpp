@@ -20,9 +20,9 @@ class ChildProcesses {
     std::chrono::milliseconds until_term{2'000}, until_kill{3'000};
     // The first of these times if they stop because the user asked for it: they end their step and keep what they have.
     std::chrono::milliseconds until_term_when_stopped{30'000};
-    // Called when a process has ended; `how` is words for a sentence: "it ended with exit code 7". Gives whether the
-    // others go on without it, if it failed: then they are left alone.
-    std::function<bool(int rank, bool failed, const std::string& how)> on_end = {};
+    // Called when a process has ended; `stopped`: since the user asked for it. `how` is words for a sentence: "it ended
+    // with exit code 7". Gives whether the others go on without it, if it failed: then they are left alone.
+    std::function<bool(int rank, bool failed, bool stopped, const std::string& how)> on_end = {};
     // Whether the others have gone on without a process that still runs. Those are ended when no others are left.
     std::function<bool(int rank)> is_lost = {};
   };

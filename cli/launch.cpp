@@ -111,8 +111,8 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
                                 c10::intrusive_ptr<c10d::TCPStore>& store) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
   const auto variables_of = [&](int rank) { return variables(flags, attempt, rank, store->getPort()); };
-  options.on_end = [&](int rank, bool failed, const std::string& how) {
-    const auto end = comm::announce_end(store, environment_of(variables_of(rank)), failed, how);
+  options.on_end = [&](int rank, bool failed, bool stopped, const std::string& how) {
+    const auto end = comm::announce_end(store, environment_of(variables_of(rank)), {failed, stopped, how});
     if (failed)
       printed.add("error: " + end.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
     return end.is_loss;

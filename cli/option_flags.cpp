@@ -50,11 +50,11 @@ std::string wrong_with(const Option& option, const std::string& text) {
 
 // An option of which nothing is left when another choice is made.
 void forget_what_went_with_it(std::string_view key, TrainOptions& options) {
-  if (key == "schedule" && options.schedule != LrSchedule::step) options.step_epochs.clear();
-  if (key == "compress" && options.compress != Compression::powersgd) options.compress_rank = 0;
-  if (key == "sync_every" && options.sync_every == 0) {
-    options.outer_lr = TrainOptions().outer_lr;
-    options.outer_momentum = TrainOptions().outer_momentum;
+  if (key == "schedule" && options.rate.schedule != LrSchedule::step) options.rate.step_epochs.clear();
+  if (key == "compress" && options.exchange.compress != Compression::powersgd) options.exchange.compress_rank = 0;
+  if (key == "sync_every" && options.exchange.sync_every == 0) {
+    options.exchange.outer_lr = TrainOptions().exchange.outer_lr;
+    options.exchange.outer_momentum = TrainOptions().exchange.outer_momentum;
   }
 }
 

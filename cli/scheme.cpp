@@ -47,7 +47,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   Samples samples;
   double last_loss = 0;
   int step = -warm_up;
-  const BatchOptions order{.size = options.batch_size, .seed = options.model.seed, .epoch = 1};
+  const BatchOptions order{.size = options.batch_size, .epoch = 1};
   for (auto& batch : batches(images.to(rank.device()), order, net.mesh().data())) {
     if (step == options.steps) break;
     rank.barrier();

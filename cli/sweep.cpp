@@ -58,22 +58,22 @@ const char* const sweep_examples =
 // Throws Error if the run's folder holds one with other settings. Where files lie does not count, and the devices are
 // in the folder's name.
 void check_kept(const TrainOptions& options) {
-  const fs::path config = options.run_dir / kConfigFile;
+  const fs::path config = options.keep.run_dir / kConfigFile;
   std::error_code none;
   if (fs::file_size(config, none) == 0 || none) return;  // empty: it was killed when it had just taken the folder
-  nlohmann::json then = nlohmann::json::parse(to_json(read_config(options.run_dir, options.devices)));
+  nlohmann::json then = nlohmann::json::parse(to_json(read_config(options.keep.run_dir, options.devices)));
   nlohmann::json now = nlohmann::json::parse(to_json(options));
   for (const char* key : {"devices", "run_dir", "data_dir"}) now[key] = then[key];
   const nlohmann::json differences = nlohmann::json::diff(then, now);
   if (differences.empty()) return;
-  throw Error(options.run_dir.string() + " holds a run with another " +
+  throw Error(options.keep.run_dir.string() + " holds a run with another " +
               differences[0]["path"].get<std::string>().substr(1) +
               " than this sweep's; give the sweep another --name, or move that run away");
 }
 
 // All epochs of a run that is finished; none of one that is not.
 std::vector<EpochMetrics> finished_history(const TrainOptions& options) {
-  const fs::path metrics = options.run_dir / kMetricsFile;
+  const fs::path metrics = options.keep.run_dir / kMetricsFile;
   if (!fs::exists(metrics)) return {};
   auto history = read_metrics(metrics);
   if (history.size() < static_cast<size_t>(options.epochs)) history.clear();
@@ -83,12 +83,12 @@ std::vector<EpochMetrics> finished_history(const TrainOptions& options) {
 // With what is there of the run: it goes on from a checkpoint, or from the beginning.
 TrainOptions to_go_on(TrainOptions options, const std::function<void(const std::string&)>& warn) {
   try {
-    options.resume = checkpoint_to_go_on(options.run_dir / kCheckpointFolder, warn);
+    options.keep.resume = checkpoint_to_go_on(options.keep.run_dir / kCheckpointFolder, warn);
   } catch (const Error& error) {
     warn(error.what() + std::string(", so the run begins anew"));
   }
-  if (options.resume.empty() && fs::exists(options.run_dir / kConfigFile)) {
-    clear_run(options.run_dir);
+  if (options.keep.resume.empty() && fs::exists(options.keep.run_dir / kConfigFile)) {
+    clear_run(options.keep.run_dir);
   }
   return options;
 }
@@ -217,7 +217,7 @@ class Sweep {
 
 // Throws Error if the data cannot be read, or are fewer than a batch.
 void check_batches(const std::vector<SweepRun>& runs) {
-  const ImageData data = load_data(runs[0].options);
+  const ImageData data = load_data(runs[0].options.data);
   for (const auto& run : runs) check_batch_size(run.options, data);
 }
 
@@ -251,7 +251,7 @@ int sweep_command(const SweepFlags& flags, Output& output) {
   }
   if (!flags.train.name) throw UsageError("--name is missing: the sweep's folder, by which the same command goes on");
   std::vector<SweepRun> runs = grid(flags);
-  const fs::path folder = runs[0].options.run_dir.parent_path();
+  const fs::path folder = runs[0].options.keep.run_dir.parent_path();
   StopSignals signals;  // before LibTorch starts threads
   check_batches(runs);
   make_sweep_folder(folder);

@@ -34,7 +34,7 @@ SweepRun point_of(const TrainFlags& flags) {
   const LearningRate rate = learning_rate_of(options);
   run.is_reference = rate.batch == rate.reference_batch;
   if (run.is_reference) {
-    options.scale_lr = LrScaling::none;
+    options.rate.scaling = LrScaling::none;
   } else {
     from_flags([&] {
       take_given({{"warmup", flags.given.at("warmup")}}, options);
@@ -42,8 +42,8 @@ SweepRun point_of(const TrainFlags& flags) {
     });
   }
   // Then it changes nothing; a sweep without it goes on as one with it.
-  if (options.scale_lr == LrScaling::none && options.warmup == 0) options.reference_batch = 0;
-  options.run_dir /= grid_name(options);
+  if (options.rate.scaling == LrScaling::none && options.rate.warmup_epochs == 0) options.rate.reference_batch = 0;
+  options.keep.run_dir /= grid_name(options);
   return run;
 }
 
@@ -76,12 +76,13 @@ void add_flags(CLI::App& app, SweepFlags& flags) {
   };
   add("--devices", flags.devices, "LIST...", "as for lockstep train, one or several: 1 2, or cpu 2xcpu 4xcpu", "");
   add("--batch-size", flags.batch_sizes, "N...", "samples per step, over all devices together",
-      std::to_string(defaults.batch_size))
+      std::to_string(defaults.batch.size))
       ->check(number_between<int64_t, 1>);
-  add("--lr", flags.rates, "X...", "learning rates for batches of --reference-batch samples", number_text(defaults.lr))
+  add("--lr", flags.rates, "X...", "learning rates for batches of --reference-batch samples",
+      number_text(defaults.rate.lr))
       ->check(rate);
   add("--scale-lr", flags.scale_lr, "RULE...", "what becomes of it with other batches: none, sqrt, linear",
-      std::string(to_string(defaults.scale_lr)));
+      std::string(to_string(defaults.rate.scaling)));
   add("--target", flags.target, "X", "test accuracy of which the table says when it was reached",
       number_text(flags.target))
       ->check(rate)
@@ -117,9 +118,9 @@ std::vector<SweepRun> grid(const SweepFlags& flags) {
 }
 
 std::string grid_name(const TrainOptions& options) {
-  const std::string name =
-      short_name(options.devices) + "_batch" + std::to_string(global_batch(options)) + "_lr" + number_text(options.lr);
-  return options.scale_lr == LrScaling::none ? name : name + "_" + std::string(to_string(options.scale_lr));
+  const std::string name = short_name(options.devices) + "_batch" + std::to_string(options.batch.global()) + "_lr" +
+                           number_text(options.rate.lr);
+  return options.rate.scaling == LrScaling::none ? name : name + "_" + std::string(to_string(options.rate.scaling));
 }
 
 }  // namespace lockstep::cli

@@ -14,7 +14,7 @@
 #include "io/gnuplot.hpp"
 #include "run_name.hpp"
 #include "text.hpp"
-#include "trainer/communication_options.hpp"
+#include "trainer/exchange_options.hpp"
 #include "trainer/train_options.hpp"
 
 namespace lockstep::cli {
@@ -49,8 +49,8 @@ double scaled_rate(const TrainOptions& options) {
 
 std::vector<std::string> cells_of(const SweepRun& run, double target) {
   const TrainOptions& options = run.options;
-  std::vector<std::string> cells = {short_name(options.devices), std::to_string(global_batch(options)),
-                                    number_text(options.lr), std::string(to_string(options.scale_lr)),
+  std::vector<std::string> cells = {short_name(options.devices), std::to_string(options.batch.global()),
+                                    number_text(options.rate.lr), std::string(to_string(options.rate.scaling)),
                                     format("%.4g", scaled_rate(options))};
   if (run.history.empty()) {
     cells.insert(cells.end(), 6, "-");
@@ -89,16 +89,17 @@ std::string markdown(const std::vector<std::vector<std::string>>& rows) {
 std::string settings_in_common(const std::vector<SweepRun>& runs) {
   const auto scaled = std::find_if(runs.begin(), runs.end(), [](const SweepRun& run) { return !run.is_reference; });
   const TrainOptions& options = (scaled == runs.end() ? runs.front() : *scaled).options;
-  std::string text = to_string(model_options(options)) + " on " + std::string(to_string(options.data)) + ", " +
+  std::string text = to_string(options.model) + " on " + std::string(to_string(options.data.source)) + ", " +
                      std::to_string(options.epochs) + (options.epochs == 1 ? " epoch of " : " epochs of ") +
-                     to_string(options.optimizer, optimizer_settings(options));
-  if (options.warmup > 0) text += ", " + number_text(options.warmup) + " of them warm-up";
-  if (options.schedule != LrSchedule::constant) text += ", schedule " + std::string(to_string(options.schedule));
-  if (options.reference_batch > 0) text += ", reference batch " + std::to_string(options.reference_batch);
-  if (options.accumulate > 1) text += ", batches in " + std::to_string(options.accumulate) + " parts";
-  if (const auto exchange = communication_text(options); !exchange.empty()) text += ", " + exchange;
+                     to_string(options.optimizer.kind, optimizer_settings(options));
+  if (options.rate.warmup_epochs > 0) text += ", " + number_text(options.rate.warmup_epochs) + " of them warm-up";
+  if (options.rate.schedule != LrSchedule::constant)
+    text += ", schedule " + std::string(to_string(options.rate.schedule));
+  if (options.rate.reference_batch > 0) text += ", reference batch " + std::to_string(options.rate.reference_batch);
+  if (options.batch.accumulate > 1) text += ", batches in " + std::to_string(options.batch.accumulate) + " parts";
+  if (const auto exchange = exchange_text(options.exchange); !exchange.empty()) text += ", " + exchange;
   if (options.sync_batchnorm) text += ", SyncBatchNorm";
-  if (options.balance != BalanceRule()) text += ", balance " + to_string(options.balance);
+  if (options.batch.balance != BalanceRule()) text += ", balance " + to_string(options.batch.balance);
   if (options.precision != Precision::float32) text += ", " + std::string(to_string(options.precision));
   return text + ", seed " + std::to_string(options.seed);
 }
@@ -117,20 +118,20 @@ std::map<double, double>& points_of(std::vector<Line>& lines, const std::string&
 std::vector<Line> plotted_lines(const std::vector<SweepRun>& runs, bool over_batch) {
   std::set<LrScaling> rules;
   for (const auto& run : runs) {
-    if (!run.is_reference) rules.insert(run.options.scale_lr);  // at the reference batch all rules are one
+    if (!run.is_reference) rules.insert(run.options.rate.scaling);  // at the reference batch all rules are one
   }
   if (rules.empty()) rules.insert(LrScaling::none);
   std::vector<Line> lines;
   for (const auto& run : runs) {
-    if (run.history.empty() || run.options.lr == 0) continue;  // the axis is logarithmic
+    if (run.history.empty() || run.options.rate.lr == 0) continue;  // the axis is logarithmic
     const TrainOptions& options = run.options;
-    const int64_t batch = global_batch(options);
+    const int64_t batch = options.batch.global();
     const std::string what = short_name(options.devices) +
-                             (over_batch ? ", lr " + number_text(options.lr) : ", batch " + std::to_string(batch));
+                             (over_batch ? ", lr " + number_text(options.rate.lr) : ", batch " + std::to_string(batch));
     for (const LrScaling rule : rules) {
-      if (rule != options.scale_lr && !(run.is_reference && over_batch)) continue;
+      if (rule != options.rate.scaling && !(run.is_reference && over_batch)) continue;
       auto& points = points_of(lines, rules.size() == 1 ? what : what + ", " + std::string(to_string(rule)));
-      points[over_batch ? static_cast<double>(batch) : options.lr] = run.history.back().test_accuracy;
+      points[over_batch ? static_cast<double>(batch) : options.rate.lr] = run.history.back().test_accuracy;
     }
   }
   return lines;
@@ -140,8 +141,8 @@ bool has_more_batches_than_rates(const std::vector<SweepRun>& runs) {
   std::set<int64_t> batches;
   std::set<double> rates;
   for (const auto& run : runs) {
-    batches.insert(global_batch(run.options));
-    rates.insert(run.options.lr);
+    batches.insert(run.options.batch.global());
+    rates.insert(run.options.rate.lr);
   }
   return batches.size() > rates.size();
 }

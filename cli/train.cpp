@@ -13,6 +13,7 @@
 #include <set>
 #include <string>
 #include <system_error>
+#include <variant>
 #include <vector>
 
 #include "base/number_text.hpp"
@@ -25,7 +26,7 @@
 #include "train_flags.hpp"
 #include "train_plan.hpp"
 #include "trainer/checkpoint_folder.hpp"
-#include "trainer/communication_options.hpp"
+#include "trainer/exchange_options.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
 
@@ -65,41 +66,47 @@ std::string ranks(const Devices& devices) {
 }
 
 std::string batch_text(const TrainOptions& options) {
-  std::string text = std::to_string(global_batch(options)) + " over all ranks";
-  if (options.scale_batch > 1) {
-    text += ", " + std::to_string(options.scale_batch) + " times " + std::to_string(options.batch_size);
+  std::string text = std::to_string(options.batch.global()) + " over all ranks";
+  if (options.batch.scale > 1) {
+    text += ", " + std::to_string(options.batch.scale) + " times " + std::to_string(options.batch.size);
   }
-  if (options.accumulate > 1) text += ", in " + std::to_string(options.accumulate) + " parts";
+  if (options.batch.accumulate > 1) text += ", in " + std::to_string(options.batch.accumulate) + " parts";
   return text;
 }
 
 std::string parts_setting(const TrainOptions& options) {
-  return balances(options) ? "in proportion to measured speed" : "in shares of " + to_string(options.balance);
+  return std::holds_alternative<PartsBySpeed>(options.batch.balance)
+             ? "in proportion to measured speed"
+             : "in shares of " + to_string(options.batch.balance);
 }
 
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
   Rows rows = {
-      {"model", to_string(model_options(options))},
-      {"data", options.data == DataSource::synthetic ? source : std::string(to_string(options.data)) + " in " + source},
+      {"model", to_string(options.model)},
+      {"data", options.data.source == DataSource::synthetic
+                   ? source
+                   : std::string(to_string(options.data.source)) + " in " + source},
       {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
       {"threads per rank", std::to_string(options.threads_per_rank)},
       {"batch size", batch_text(options)},
-      {"optimizer", to_string(options.optimizer, optimizer_settings(options)) +
-                        (options.clip > 0 ? ", gradients clipped to norm " + number_text(options.clip) : "")},
+      {"optimizer",
+       to_string(options.optimizer.kind, optimizer_settings(options)) +
+           (options.optimizer.clip > 0 ? ", gradients clipped to norm " + number_text(options.optimizer.clip) : "")},
       {"learning rate", to_string(learning_rate_of(options))},
       {"epochs", std::to_string(options.epochs)},
       {"seed", std::to_string(options.seed)},
       {"precision", std::string(to_string(options.precision))},
       {"memory format", std::string(to_string(options.memory_format))},
       {"CUDA graph", options.cuda_graph ? "yes" : "no"},
-      {"run folder", options.run_dir.string()}};
-  if (options.zero_stage > 0) rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.zero_stage)});
-  if (const auto text = communication_text(options); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
+      {"run folder", options.keep.run_dir.string()}};
+  if (options.exchange.zero_stage > 0)
+    rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.exchange.zero_stage)});
+  if (const auto text = exchange_text(options.exchange); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
-  if (options.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
+  if (options.batch.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
   if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
-  if (!options.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.resume.string()});
+  if (!options.keep.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.keep.resume.string()});
   return "lockstep " + version() + ", LibTorch " + torch_version() + "\n" + table(rows) + "\n";
 }
 
@@ -155,7 +162,7 @@ class RunReport {
         output_(output),
         mode_(progress_mode(flags.progress, output.fd())),
         live_(output, mode_ == ProgressMode::bar),
-        remark_(options.data == DataSource::synthetic ? " (synthetic data)" : "") {}
+        remark_(options.data.source == DataSource::synthetic ? " (synthetic data)" : "") {}
 
   void planning() { live_.show("measuring the network and the devices ..."); }
   void planned(const std::string& line) { print(line); }
@@ -186,7 +193,7 @@ class RunReport {
     if (mode_ != ProgressMode::none) print(epoch_line(metrics, options_.epochs, remark_));
     if (!std::isfinite(metrics.train_loss)) {
       warning("the train loss is not finite any more, so this run learns nothing further; try a smaller --lr than " +
-              number_text(options_.lr));
+              number_text(options_.rate.lr));
     }
   }
 
@@ -200,21 +207,21 @@ class RunReport {
     live_.clear();
     Output(STDERR_FILENO)
         .print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
-               ". Try a smaller --lr than " + number_text(options_.lr) +
+               ". Try a smaller --lr than " + number_text(options_.rate.lr) +
                (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
   }
 
   // Did the run begin, so that there could be something to keep? And what became of it:
   bool started() const { return started_; }
   std::string kept() const {
-    return epochs_ > 0 || can_go_on() ? "the run is kept in " + options_.run_dir.string() : "no run is kept";
+    return epochs_ > 0 || can_go_on() ? "the run is kept in " + options_.keep.run_dir.string() : "no run is kept";
   }
 
   void stopped(const TrainResult& result) {
     live_.clear();
     std::string text = "stopped after " + std::to_string(result.history.size()) + " of " +
                        plural(static_cast<size_t>(options_.epochs), "epoch") + "; " + kept() + remark_ + "\n";
-    if (can_go_on()) text += "to go on: lockstep train --resume " + options_.run_dir.string() + "\n";
+    if (can_go_on()) text += "to go on: lockstep train --resume " + options_.keep.run_dir.string() + "\n";
     if (output_.failed()) {
       Output(STDERR_FILENO).print("lockstep: " + text);
     } else {
@@ -229,8 +236,8 @@ class RunReport {
           format("; waiting for data took %.2f %% of the time", 100 * result.data_wait()) +
           sent(result.history.back().bytes_per_step) + "\n");
     std::error_code none;  // a run of too few steps has no trace, and has said so
-    if (!options_.trace.empty() && std::filesystem::file_size(options_.trace, none) > 0 && !none) {
-      print("the trace is in " + options_.trace.string() +
+    if (!options_.keep.trace.empty() && std::filesystem::file_size(options_.keep.trace, none) > 0 && !none) {
+      print("the trace is in " + options_.keep.trace.string() +
             (processes == 1 ? "" : ", of each other process in a file with its number") +
             "; ui.perfetto.dev shows it\n");
     }
@@ -248,7 +255,7 @@ class RunReport {
     output_.print(text);
   }
 
-  bool can_go_on() const { return !newest_checkpoint(options_.run_dir / kCheckpointFolder).empty(); }
+  bool can_go_on() const { return !newest_checkpoint(options_.keep.run_dir / kCheckpointFolder).empty(); }
 
   const TrainFlags& flags_;
   const TrainOptions& options_;
@@ -261,15 +268,15 @@ class RunReport {
   std::set<std::string> warned_;
 };
 
-// Trains in options.run_dir. Where the user named none and another run that started at the same moment was faster to
-// take it, in the next one.
+// Trains in options.keep.run_dir. Where the user named none and another run that started at the same moment was faster
+// to take it, in the next one.
 TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, const TrainCallbacks& callbacks) {
   for (;;) {
     try {
       return train(options, callbacks);
     } catch (const RunExists&) {
       if (flags.name || !flags.resume().empty()) throw;
-      options.run_dir = new_run_dir(flags, options);
+      options.keep.run_dir = new_run_dir(flags, options);
     }
   }
 }
@@ -277,10 +284,10 @@ TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, 
 // Of a run that was killed before its first checkpoint, which follows the first epoch's other files, nothing is worth
 // keeping. (One that keeps no checkpoints is, and one that was to have no more epochs.)
 bool was_killed_early(const TrainOptions& options) {
-  if (!std::filesystem::exists(options.run_dir / kConfigFile)) return false;
-  if (!std::filesystem::exists(options.run_dir / kMetricsFile)) return true;
-  const TrainOptions killed = read_config(options.run_dir, options.devices);
-  return killed.keep_last > 0 && killed.epochs > 1 && read_metrics(options.run_dir / kMetricsFile).size() == 1;
+  if (!std::filesystem::exists(options.keep.run_dir / kConfigFile)) return false;
+  if (!std::filesystem::exists(options.keep.run_dir / kMetricsFile)) return true;
+  const TrainOptions killed = read_config(options.keep.run_dir, options.devices);
+  return killed.keep.last > 0 && killed.epochs > 1 && read_metrics(options.keep.run_dir / kMetricsFile).size() == 1;
 }
 
 int exit_code(const TrainResult& result, const StopSignals& signals) {
@@ -305,7 +312,7 @@ int train_command(const TrainFlags& flags, Output& output) {
   TrainCallbacks callbacks;
   callbacks.stop = signals.token();
   // LibTorch's profiler reports on the standard error output that there is no GPU.
-  if (!options.trace.empty()) setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
+  if (!options.keep.trace.empty()) setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
   if (flags.plan() == "auto") {
     if (reports) report.planning();
     const std::string line = plan_here(options);
@@ -323,7 +330,8 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_epoch = show(&RunReport::epoch);
   callbacks.on_warning = show(&RunReport::warning);
 
-  if (flags.resume() == "auto" && options.resume.empty() && was_killed_early(options)) clear_run(options.run_dir);
+  if (flags.resume() == "auto" && options.keep.resume.empty() && was_killed_early(options))
+    clear_run(options.keep.run_dir);
   report.loading();
   try {
     const TrainResult result = train_in_own_folder(flags, options, callbacks);

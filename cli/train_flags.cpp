@@ -36,8 +36,8 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
     TrainOptions what_stays = options;  // flags may still take back the others
     what_stays.cuda_graph = false;
     what_stays.sync_batchnorm = false;
-    what_stays.zero_stage = 0;
-    what_stays.balance = EqualParts();
+    what_stays.exchange.zero_stage = 0;
+    what_stays.batch.balance = EqualParts();
     what_stays.split.reset();
     checked(what_stays);
     return options;
@@ -79,8 +79,8 @@ fs::path resumed_checkpoint(const TrainFlags& flags, const std::string& resume) 
 // The options of the run that the checkpoint is of.
 TrainOptions resumed_options(const fs::path& checkpoint, const Devices& devices) {
   TrainOptions options = parse_options(read_checkpoint(checkpoint).config, devices, "--resume " + checkpoint.string());
-  options.resume = checkpoint;
-  options.run_dir = run_of(checkpoint);
+  options.keep.resume = checkpoint;
+  options.keep.run_dir = run_of(checkpoint);
   return options;
 }
 
@@ -99,7 +99,7 @@ void check_settings(const TrainFlags& flags, const TrainOptions& options) {
   TrainOptions whole = options;
   whole.split.reset();
   const bool plan_follows = !flags.plan().empty() && is_file(flags.plan());
-  if (options.split || plan_follows) whole.balance = EqualParts();  // over the split's or the plan's data axis
+  if (options.split || plan_follows) whole.batch.balance = EqualParts();  // over the split's or the plan's data axis
   checked(whole);
   if (!options.split) return;
   try {
@@ -152,8 +152,8 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (flags.name) check_name(*flags.name);
   const std::string resume = what_to_resume(flags);
   if (!resume.empty()) options = resumed_options(resumed_checkpoint(flags, resume), devices);
-  const fs::path resumed_run = resume.empty() ? fs::path() : options.run_dir;
-  if (plan) options.batch_size = plan->batch_size;
+  const fs::path resumed_run = resume.empty() ? fs::path() : options.keep.run_dir;
+  if (plan) options.batch.size = plan->batch_size;
   from_flags([&] {
     take_given(flags.given, options);
     return 0;
@@ -162,8 +162,8 @@ TrainOptions to_options(const TrainFlags& flags) {
   if (!flags.plan().empty()) options.split.reset();
   if (options.devices.empty()) options.devices = default_devices();
 
-  if (options.data == DataSource::synthetic && flags.text("data_dir").empty())
-    options.data_dir.clear();  // the configuration's
+  if (options.data.source == DataSource::synthetic && flags.text("data_dir").empty())
+    options.data.folder.clear();  // the configuration's
   from_flags([&] {
     check_settings(flags, options);
     return 0;
@@ -173,16 +173,16 @@ TrainOptions to_options(const TrainFlags& flags) {
     checked(options);
   }
   // So that the run's config.json means the same in every folder.
-  if (!options.data_dir.empty()) options.data_dir = fs::absolute(options.data_dir);
+  if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);
 
-  options.run_dir = flags.name             ? fs::path(flags.runs_dir) / *flags.name
-                    : !resumed_run.empty() ? resumed_run
-                                           : new_run_dir(flags, options);
+  options.keep.run_dir = flags.name             ? fs::path(flags.runs_dir) / *flags.name
+                         : !resumed_run.empty() ? resumed_run
+                                                : new_run_dir(flags, options);
   return options;
 }
 
 fs::path new_run_dir(const TrainFlags& flags, const TrainOptions& options) {
-  const std::string what = options.model + (options.data == DataSource::synthetic ? "_synthetic" : "");
+  const std::string what = options.model.name + (options.data.source == DataSource::synthetic ? "_synthetic" : "");
   return flags.runs_dir / fs::path(new_run_name(flags.runs_dir, std::time(nullptr), what, options.devices));
 }
 

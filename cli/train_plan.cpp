@@ -41,7 +41,7 @@ Devices devices_of(const Plan& plan, const std::string& file) {
 }
 
 void follow(const Plan& plan, const std::string& file, TrainOptions& options) {
-  const ModelOptions model = model_options(options);
+  const ModelOptions model = options.model;
   const auto net = make_model(model);
   const int ranks = this_process().count == 1 ? static_cast<int>(options.devices.size()) : plan.split.mesh.size();
   try {
@@ -54,21 +54,21 @@ void follow(const Plan& plan, const std::string& file, TrainOptions& options) {
 }
 
 std::string plan_here(TrainOptions& options) {
-  const MeasuredModel measured = measure_model(model_options(options), options.devices,
-                                               {.batch_size = global_batch(options),
+  const MeasuredModel measured = measure_model(options.model, options.devices,
+                                               {.batch_size = options.batch.global(),
                                                 .threads_per_rank = options.threads_per_rank,
                                                 .planned_devices = options.devices.size()});
   // Of what goes with the data axis alone, nothing is wanted.
-  const bool any_axis = !options.cuda_graph && !options.sync_batchnorm && options.zero_stage == 0 &&
-                        options.compress != Compression::powersgd && options.sync_every == 0 &&
-                        options.balance == BalanceRule();
+  const bool any_axis = !options.cuda_graph && !options.sync_batchnorm && options.exchange.zero_stage == 0 &&
+                        options.exchange.compress != Compression::powersgd && options.exchange.sync_every == 0 &&
+                        options.batch.balance == BalanceRule();
   const Plan best = make_plan(measured.profile, measured.cluster,
-                              {.batch_size = global_batch(options),
-                               .pipeline = any_axis && options.accumulate == 1,
-                               .tensor = any_axis && !needs_whole_layers(options.optimizer),
+                              {.batch_size = options.batch.global(),
+                               .pipeline = any_axis && options.batch.accumulate == 1,
+                               .tensor = any_axis && !needs_whole_layers(options.optimizer.kind),
                                .devices = ""});
   Plan one;
-  one.batch_size = global_batch(options);
+  one.batch_size = options.batch.global();
   const double alone = predict(measured.profile, measured.cluster, one).step_seconds;
   options.split = best.split;
   const double speed_up = alone / best.prediction.step_seconds;

@@ -5,6 +5,7 @@
 #include <lockstep/data/parts.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "failure.hpp"
 #include "members.hpp"
 
 #include <atomic>
@@ -43,7 +44,7 @@ class World {
   virtual c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) = 0;
 
   // Rank `rank` failed for `reason`: every wait of the others ends at once with an Error.
-  virtual void abort(int rank, const std::string& reason) = 0;
+  virtual void abort(int rank, const Failure& reason) = 0;
 
   // Rank `rank` is done and will make no further call: whoever waits for it fails at once. Throws Error if it was the
   // last, and some rank's call never came about; between processes finish() says so.
@@ -58,9 +59,9 @@ class World {
   // A rank of this process has trained so many steps in all, for what is said if the run fails.
   virtual void stepped(int64_t steps) {}
 
-  // All ranks of this process have ended. Waits for those of other processes, and gives the text of the rank that
-  // failed first in the whole world. It is empty if none failed, or if only this process can know.
-  virtual std::string finish() { return ""; }
+  // All ranks of this process have ended. Waits for those of other processes, and gives the failure of the rank
+  // that failed first in the whole world. It is empty if none failed, or if only this process can know.
+  virtual Failure finish() { return {}; }
 
  protected:
   World(Devices devices, Range ranks_here, int process)

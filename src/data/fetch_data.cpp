@@ -39,7 +39,6 @@ constexpr const char* advice =
     "or "
     "copy the four files from another machine and name their folder (`data_dir` DIR)";
 
-constexpr const char* wrong_checksum = "wrong checksum: ";
 constexpr const char* advice_on_checksums =
     "\nWhat is there is another file than Fashion-MNIST's, or was changed on the way. Try again, or another mirror, "
     "or install Debian's package dataset-fashion-mnist";
@@ -60,8 +59,12 @@ class Download {
   Download(const RemoteFile& remote, const std::filesystem::path& dir, const FetchOptions& options)
       : remote_(remote), options_(options), file_(dir / remote.name) {}
 
+  struct Failure {
+    std::string text;
+    bool is_another_file = false;  // one arrived
+  };
   // Why the URL did not give the right file; nothing if it did. Throws what is not the URL's fault.
-  std::optional<std::string> run(const std::string& url) {
+  std::optional<Failure> run(const std::string& url) {
     std::unique_ptr<CURL, decltype(&curl_easy_cleanup)> curl(curl_easy_init(), curl_easy_cleanup);
     if (!curl) throw Error("libcurl could not be initialised");
     std::array<char, CURL_ERROR_SIZE> message{};
@@ -70,10 +73,13 @@ class Download {
 
     if (exception_) std::rethrow_exception(exception_);
     if (options_.stop.stop_requested()) throw Error("the download of " + url + " was stopped");
-    if (received_ > largest_file) return "it sends more than " + std::to_string(largest_file) + " bytes";
-    if (status != CURLE_OK) return message[0] ? message.data() : curl_easy_strerror(status);
+    if (received_ > largest_file) return Failure{"it sends more than " + std::to_string(largest_file) + " bytes"};
+    if (status != CURLE_OK) return Failure{message[0] ? message.data() : curl_easy_strerror(status)};
     std::string sum = md5_.hex();
-    if (sum != remote_.md5) return wrong_checksum + ("expected MD5 " + std::string(remote_.md5)) + ", received " + sum;
+    if (sum != remote_.md5) {
+      return Failure{"wrong checksum: expected MD5 " + std::string(remote_.md5) + ", received " + sum,
+                     /*is_another_file=*/true};
+    }
     file_.commit();
     return std::nullopt;
   }
@@ -145,13 +151,13 @@ void fetch(const RemoteFile& remote, const std::filesystem::path& dir, std::vect
   bool arrived = false;  // from some URL, if not the right file
   for (auto base = base_urls.begin(); base != base_urls.end(); ++base) {
     std::string url = *base + (base->ends_with('/') ? "" : "/") + remote.name;
-    std::optional<std::string> failure = Download(remote, dir, options).run(url);
+    const auto failure = Download(remote, dir, options).run(url);
     if (!failure) {
       std::rotate(base_urls.begin(), base, base + 1);
       return;
     }
-    arrived = arrived || failure->starts_with(wrong_checksum);
-    failures += "\n  " + url + ": " + *failure;
+    arrived = arrived || failure->is_another_file;
+    failures += "\n  " + url + ": " + failure->text;
   }
   throw Error("cannot download " + std::string(remote.name) + ":" + failures +
               (arrived ? advice_on_checksums : advice));

@@ -11,19 +11,18 @@
 namespace lockstep {
 namespace {
 
-AlexNetOptions alexnet_options(const ModelOptions& options) {
-  AlexNetOptions result{
-      .width = options.width, .groups = options.groups, .dropout = options.dropout, .seed = options.seed};
+AlexNetOptions alexnet_options(const ModelOptions& options, uint64_t seed) {
+  AlexNetOptions result{.width = options.width, .groups = options.groups, .dropout = options.dropout, .seed = seed};
   if (options.image_size != 0) result.image_size = options.image_size;
   return result;
 }
 
-ResNet18Options resnet18_options(const ModelOptions& options) {
-  return {.width = options.width, .image_size = options.image_size, .seed = options.seed};
+ResNet18Options resnet18_options(const ModelOptions& options, uint64_t seed) {
+  return {.width = options.width, .image_size = options.image_size, .seed = seed};
 }
 
-MlpOptions mlp_options(const ModelOptions& options) {
-  MlpOptions result{.seed = options.seed};
+MlpOptions mlp_options(const ModelOptions& options, uint64_t seed) {
+  MlpOptions result{.seed = seed};
   for (int64_t& units : result.hidden) units = scaled(units, options.width);
   return result;
 }
@@ -49,10 +48,10 @@ void check_model(const ModelOptions& options) {
     refuse(image_size, "image size", "alexnet and resnet18 have one");
     refuse(groups, "groups", "alexnet has");
   } else if (options.name == "alexnet") {
-    check_options(alexnet_options(options));
+    check_options(alexnet_options(options, /*seed=*/0));
   } else if (options.name == "resnet18") {
     refuse(groups, "groups", "alexnet has");
-    check_options(resnet18_options(options));
+    check_options(resnet18_options(options, /*seed=*/0));
   } else {
     std::string known;
     for (const auto& name : model_names()) known += (known.empty() ? "" : ", ") + name;
@@ -60,14 +59,14 @@ void check_model(const ModelOptions& options) {
   }
 }
 
-torch::nn::Sequential make_model(const ModelOptions& options) {
+torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed) {
   check_model(options);
   // A Sequential is made of the pointer to its base class; of any other it would make its only layer.
   std::shared_ptr<torch::nn::SequentialImpl> net;
-  if (options.name == "lenet") net = std::make_shared<LeNetImpl>(options.seed);
-  if (options.name == "mlp") net = std::make_shared<MlpImpl>(mlp_options(options));
-  if (options.name == "alexnet") net = std::make_shared<AlexNetImpl>(alexnet_options(options));
-  if (options.name == "resnet18") net = std::make_shared<ResNet18Impl>(resnet18_options(options));
+  if (options.name == "lenet") net = std::make_shared<LeNetImpl>(seed);
+  if (options.name == "mlp") net = std::make_shared<MlpImpl>(mlp_options(options, seed));
+  if (options.name == "alexnet") net = std::make_shared<AlexNetImpl>(alexnet_options(options, seed));
+  if (options.name == "resnet18") net = std::make_shared<ResNet18Impl>(resnet18_options(options, seed));
   return torch::nn::Sequential(std::move(net));
 }
 

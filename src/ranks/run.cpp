@@ -5,9 +5,9 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
-#include "base/exception_text.hpp"
 #include "base/rank_thread.hpp"
 #include "base/scramble.hpp"
+#include "comm/failure.hpp"
 #include "comm/job_options.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/world.hpp"
@@ -31,36 +31,38 @@ namespace {
 // The failure of the rank that failed first; the others' failures follow from it.
 class FirstFailure {
  public:
-  void record(std::exception_ptr exception, std::string text) {
+  void record(std::exception_ptr exception, comm::Failure failure) {
     const std::lock_guard lock(mutex_);
     if (exception_) return;
     exception_ = std::move(exception);
-    text_ = std::move(text);
+    failure_ = std::move(failure);
   }
 
-  // `elsewhere` is what the rank that failed first said if that was possibly one of another process.
-  void rethrow(const std::string& elsewhere) const {
-    const std::string& text = elsewhere.empty() ? text_ : elsewhere;
+  // `elsewhere` is the failure of the rank that failed first if that was possibly one of another process.
+  void rethrow(const comm::Failure& elsewhere) const {
+    const comm::Failure& failure = elsewhere.empty() ? failure_ : elsewhere;
     if (!exception_) {
-      if (!text.empty()) throw Error(text);
+      if (!failure.empty()) failure.raise();
       return;
     }
     try {
       std::rethrow_exception(exception_);
     } catch (...) {
-      std::throw_with_nested(Error(text));
+      if (failure.kind == comm::Failure::Kind::stop) std::throw_with_nested(Stopped(failure.text));
+      std::throw_with_nested(Error(failure.text));
     }
   }
 
  private:
   std::mutex mutex_;
   std::exception_ptr exception_;
-  std::string text_;
+  comm::Failure failure_;
 };
 
-std::string text_of(const std::exception_ptr& exception, const std::string& rank_name) {
-  const std::string text = exception_text(exception);
-  return text.starts_with(rank_name) ? text : rank_name + ": " + text;
+comm::Failure failure_of(const std::exception_ptr& exception, const std::string& rank_name) {
+  comm::Failure failure = comm::failure_of(exception);
+  if (!failure.text.starts_with(rank_name)) failure.text = rank_name + ": " + failure.text;
+  return failure;
 }
 
 void check(const Devices& devices, const RunOptions& options) {
@@ -134,9 +136,9 @@ void run(const Devices& devices_here, const std::function<void(Rank&)>& body, co
   RankExit early_exit{/*nested=*/is_rank_thread()};
 
   const auto fail = [&](int index) {
-    const auto text = text_of(std::current_exception(), comm::name_of(index, devices));
-    failure.record(std::current_exception(), text);
-    world->abort(index, text);
+    const auto said = failure_of(std::current_exception(), comm::name_of(index, devices));
+    failure.record(std::current_exception(), said);
+    world->abort(index, said);
   };
   const auto run_rank = [&](int index) {
     const std::string name = comm::name_of(index, devices);

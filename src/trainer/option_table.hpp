@@ -65,26 +65,26 @@ void each_option(Options& options, Visit&& visit) {
        "alexnet: images resized to 224 x 224; the book trains it with `lr` 0.01\n"
        "resnet18: ResNet-18 for small images; the book trains it with `lr` 0.1. BatchNorm normalises over each "
        "device's own samples (but see `sync_batchnorm`); its running statistics are averaged after every epoch\n"},
-      options.model);
+      options.model.name);
   one({"width", throughout, what, "X",
        "mlp, alexnet, resnet18: this many times the channels and units, in multiples of 8"},
-      options.width);
+      options.model.width);
   one({"image_size", throughout, what, "N",
        "alexnet, resnet18: images are resized to N x N (default: 224 for alexnet; resnet18 takes them as they are)"},
-      options.image_size, {.otherwise = "", .least = 1});
-  one({"groups", throughout, what, "N", "alexnet: 2 is the network of 2012, in two towers of channels"}, options.groups,
-      {.least = 1});
+      options.model.image_size, {.otherwise = "", .least = 1});
+  one({"groups", throughout, what, "N", "alexnet: 2 is the network of 2012, in two towers of channels"},
+      options.model.groups, {.least = 1});
   one({"dropout", throughout, what, "P",
        "alexnet: this share of the values of its two wide layers is dropped in training, the same ones on any number "
        "of devices"},
-      options.dropout);
+      options.model.dropout);
   one({"data", throughout, what, "NAME",
        "fashion-mnist, or synthetic: a stand-in of the same size that needs no files"},
-      options.data);
+      options.data.source);
   one({"data_dir", nowhere, what, "DIR",
        "folder of the four IDX files of Fashion-MNIST, gzipped or plain (default: where Debian's package "
        "dataset-fashion-mnist or lockstep fetch-data put them)"},
-      options.data_dir, {.least = 1});
+      options.data.folder, {.least = 1});
   one({"resume", nowhere, what, "PATH",
        "go on with a stopped run as if it had never been stopped: its folder, or one of the checkpoints in there; "
        "last: the run that was trained last of all that are kept, or `run_dir`'s; auto: `run_dir`'s if it has a "
@@ -92,7 +92,7 @@ void each_option(Options& options, Visit&& visit) {
        "Its own settings hold; `epochs`, `devices`, `split`, `threads_per_rank`, `balance`, `zero_stage`, "
        "`memory_format`, `cuda_graph`, `on_nan`, `check_replicas` and `data_dir` may be others, and what is kept. It "
        "stays in its folder, if `run_dir` gives no other"},
-      options.resume, {.least = 1, .kept = false, .plain = false});
+      options.keep.resume, {.least = 1, .kept = false, .plain = false});
 
   one({"devices", nowhere, where, "LIST",
        "one rank per device (default: every GPU, or else one CPU rank per core)\n"
@@ -113,69 +113,69 @@ void each_option(Options& options, Visit&& visit) {
        "how long a rank waits for another in a call before the run ends with an error that names both; not kept"},
       options.timeout, {.least = 1, .most = 1'000'000, .kept = false});
 
-  one({"batch_size", throughout, update, "N", "samples per step, over all devices together"}, options.batch_size,
+  one({"batch_size", throughout, update, "N", "samples per step, over all devices together"}, options.batch.size,
       {.least = 1});
   one({"scale_batch", throughout, update, "K", "K times `batch_size`, for `scale_lr` and `warmup` to go by"},
-      options.scale_batch, {.least = 1});
+      options.batch.scale, {.least = 1});
   one({"accumulate", throughout, update, "N",
        "each device computes its part of a batch in N parts, one after the other, before the update: the same "
        "gradients (BatchNorm normalises over such a part), less memory; a pipeline has its microbatches instead"},
-      options.accumulate, {.least = 1});
+      options.batch.accumulate, {.least = 1});
   one({"balance", in_a_run, update, "SHARES",
        "equal: each device gets as many samples of a batch, give or take one\n"
        "auto: in proportion to its speed, which is measured all along; two runs then do not give the same bits\n"
        "2,1: the first device gets twice as many as the second\n"},
-      options.balance);
+      options.batch.balance);
   one({"optimizer", throughout, update, "NAME",
        "sgd, adam, adamw; for large batches lars (You et al. 2017), lamb (You et al. 2020), which scale a layer's "
        "update by the layer's norm (not with a split by channels)"},
-      options.optimizer);
-  one({"momentum", throughout, update, "X", "of sgd and lars, whose authors take 0.9"}, options.momentum);
+      options.optimizer.kind);
+  one({"momentum", throughout, update, "X", "of sgd and lars, whose authors take 0.9"}, options.optimizer.momentum);
   one({"weight_decay", throughout, update, "X",
        "lambda: of sgd, adam and lars added to the gradient, of adamw and lamb beside it"},
-      options.weight_decay);
+      options.optimizer.weight_decay);
   one({"clip", throughout, update, "X",
        "the largest norm of a step's gradients, over the whole network: larger ones are scaled down to it; 0: none"},
-      options.clip);
+      options.optimizer.clip);
   one({"lr", throughout, update, "X",
        "learning rate for batches of `reference_batch` samples; the default is for sgd; lenet wants about 0.001 with "
        "adam and adamw, 0.01 with lamb, 8 with lars"},
-      options.lr);
+      options.rate.lr);
   one({"scale_lr", throughout, update, "RULE",
        "for k times the reference batch: none, sqrt: sqrt(k) times the learning rate, linear: k times (Goyal et al. "
        "2017)"},
-      options.scale_lr);
+      options.rate.scaling);
   one({"reference_batch", throughout, update, "N", "the batch size that `lr` is for (default: `batch_size`)"},
-      options.reference_batch, {.otherwise = "", .least = 1});
+      options.rate.reference_batch, {.otherwise = "", .least = 1});
   one({"warmup", throughout, update, "EPOCHS",
        "in the first epochs the learning rate grows at every step, from 1/k of the full one (Goyal et al. 2017)"},
-      options.warmup);
+      options.rate.warmup_epochs);
   one({"schedule", throughout, update, "NAME",
        "constant\n"
        "step: times `step_factor` after each of `step_epochs`\n"
        "cosine: falls to 0 over the epochs after the warm-up\n"},
-      options.schedule);
-  one({"step_epochs", throughout, update, "LIST", "of `schedule` step, as in 30,60,80"}, options.step_epochs);
-  one({"step_factor", throughout, update, "X", "of `schedule` step"}, options.step_factor);
+      options.rate.schedule);
+  one({"step_epochs", throughout, update, "LIST", "of `schedule` step, as in 30,60,80"}, options.rate.step_epochs);
+  one({"step_factor", throughout, update, "X", "of `schedule` step"}, options.rate.step_factor);
 
   one({"compress", throughout, exchange, "NAME",
        "none: gradients as they are\n"
        "bf16, fp16: rounded to 16 bits, half of the bytes; fp16 overflows at 65504\n"
        "powersgd: as products of thin matrices (Vogels et al. 2019), what is left out comes later (not with a split by "
        "layers or channels)\n"},
-      options.compress);
+      options.exchange.compress);
   one({"compress_rank", throughout, exchange, "R", "columns of `compress` powersgd's matrices: more send more"},
-      options.compress_rank, {.otherwise = "4", .least = 1});
+      options.exchange.compress_rank, {.otherwise = "4", .least = 1});
   one({"sync_every", throughout, exchange, "H",
        "devices take H steps each by themselves, then average their parameters, also at the end of an epoch (local "
        "SGD; not with a split by layers or channels); 0: gradients at every step"},
-      options.sync_every);
+      options.exchange.sync_every);
   one({"outer_lr", throughout, exchange, "X",
        "of `sync_every`: what the devices moved on average is a gradient, for this learning rate. DiLoCo (Douillard et "
        "al. 2023) has 0.7"},
-      options.outer_lr);
+      options.exchange.outer_lr);
   one({"outer_momentum", throughout, exchange, "X", "and for this Nesterov momentum; DiLoCo has 0.9"},
-      options.outer_momentum);
+      options.exchange.outer_momentum);
 
   one({"epochs", in_a_run, how, "N", "passes over the training set"}, options.epochs, {.least = 1});
   one({"seed", throughout, how, "N", "of the initial weights, the samples' order and dropout"}, options.seed);
@@ -205,28 +205,28 @@ void each_option(Options& options, Visit&& visit) {
   one({"zero_stage", in_a_run, how, "N",
        "ZeRO, with sgd, adam and adamw: 1: each rank keeps and computes its slice of the optimizer; 2: and of the "
        "gradients; 0: every rank has all of them. The results are the same"},
-      options.zero_stage, {.most = 2});
+      options.exchange.zero_stage, {.most = 2});
   one({"cuda_graph", in_a_run, how, nullptr,
        "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
        "small networks"},
       options.cuda_graph);
 
-  one({"run_dir", nowhere, nullptr, nullptr, nullptr}, options.run_dir, {.flag = "name"});
+  one({"run_dir", nowhere, nullptr, nullptr, nullptr}, options.keep.run_dir, {.flag = "name"});
   one({"keep_last", nowhere, out, "N",
        "keep this many of the newest checkpoints for `resume`, beside the one with the best test accuracy; 0: write "
        "none"},
-      options.keep_last);
+      options.keep.last);
   one({"checkpoint_every", nowhere, out, "N", "a checkpoint every N steps too (default: at the end of each epoch)"},
-      options.checkpoint_every, {.otherwise = "", .least = 1});
+      options.keep.every, {.otherwise = "", .least = 1});
   one({"tensorboard", nowhere, out, nullptr,
        "an event file for TensorBoard in the run's folder, with loss, accuracy, learning rate, images per second and "
        "each rank's wait for data, per epoch"},
-      options.tensorboard);
+      options.keep.tensorboard);
   one({"trace", nowhere, out, "FILE",
        "a timeline of steps 3 to 22, for ui.perfetto.dev or chrome://tracing: forward, backward, each bucket of "
        "gradients and the update, on every rank (under a launcher each process writes its own ranks': trace.json, "
        "trace.1.json)"},
-      options.trace, {.kept = false});
+      options.keep.trace, {.kept = false});
 }
 
 }  // namespace lockstep

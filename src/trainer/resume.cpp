@@ -76,22 +76,22 @@ fs::path last_run(const fs::path& runs_dir) {
 }
 
 std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& warn) {
-  if (options.resume.empty()) return std::nullopt;
-  const fs::path file = checkpoint_of(options.resume, warn);
+  if (options.keep.resume.empty()) return std::nullopt;
+  const fs::path file = checkpoint_of(options.keep.resume, warn);
   RunState state = read_checkpoint(file);
   check_same_run(state, options, file);
   return state;
 }
 
 void check_fits(const RunState& state, const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
-  const std::string what = "cannot go on from '" + options.resume.string() + "': ";
+  const std::string what = "cannot go on from '" + options.keep.resume.string() + "': ";
   for (const auto& part : kDataParts) {
     if (!state.data || (*state.data).*part.digest == digests.*part.digest) continue;
     throw Error(what + "its run's " + part.name + " have the SHA-256 " + (*state.data).*part.digest +
                 ", and those in " + data.source + " " + digests.*part.digest +
                 "; a run goes on with its own data, so give their folder, or begin a new run");
   }
-  const int64_t batch = global_batch(options), in_epoch = (data.train.size() + batch - 1) / batch;
+  const int64_t batch = options.batch.global(), in_epoch = (data.train.size() + batch - 1) / batch;
   if (state.steps > in_epoch) {
     throw Error(what + "it is " + std::to_string(state.steps) + " steps after an epoch's end, and an epoch of " +
                 std::to_string(data.train.size()) + " samples has " + std::to_string(in_epoch));

@@ -27,7 +27,7 @@ std::filesystem::path run_to_go_on(const std::filesystem::path& file_or_run);
 // The run folder in `runs_dir` that has the newest checkpoint. Throws Error if none has one.
 std::filesystem::path last_run(const std::filesystem::path& runs_dir);
 
-// What options.resume says to go on from; none if it is empty. Throws Error as train() does.
+// What options.keep.resume says to go on from; none if it is empty. Throws Error as train() does.
 std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& warn);
 
 // Throws Error if the run was of other data than these, or if its position is none of this run's.

@@ -76,8 +76,8 @@ RunFolder::~RunFolder() {
 
 void RunFolder::create(const TrainOptions& options) {
   if (folder_.empty()) return;
-  synthetic_ = options.data == DataSource::synthetic;
-  keep_last_ = options.keep_last;
+  synthetic_ = options.data.source == DataSource::synthetic;
+  keep_last_ = options.keep.last;
   const std::string config = to_json(options);
   make(folder_);
   if (!goes_on_) {

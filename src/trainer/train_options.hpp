@@ -15,19 +15,8 @@ namespace lockstep {
 // The options with every default filled in. Throws Error for each value that cannot be trained with.
 TrainOptions checked(TrainOptions options);
 
-// The model that the options describe.
-ModelOptions model_options(const TrainOptions& options);
-
 // How the network is split over the run's ranks.
 ModelSplit split_of(const TrainOptions& options, int ranks);
-
-// Samples of a step, over all ranks.
-int64_t global_batch(const TrainOptions& options);
-
-// Whether parts follow the devices' measured speed; and the shares that options.balance names, none for "equal" and
-// "auto".
-bool balances(const TrainOptions& options);
-std::vector<double> shares_of(const TrainOptions& options);
 
 // What the options say of the update. The plain one is w -= lr * gradient, at whatever learning rate.
 LearningRate learning_rate_of(const TrainOptions& options);
@@ -36,9 +25,6 @@ bool is_plain_sgd(const TrainOptions& options);
 
 // Is the network split over the ranks by data alone, in one batch at a time?
 bool by_data_alone(const ModelSplit& split);
-
-// The data set that the options name.
-ImageData load_data(const TrainOptions& options);
 
 // Throws Error if not even one batch of the options' size can be had of the training samples.
 void check_batch_size(const TrainOptions& options, const ImageData& data);

@@ -1,7 +1,12 @@
 #include "update.hpp"
 
+#include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 #include <lockstep/optim/optimizers.hpp>
+#include <lockstep/split/clip_grad_norm.hpp>
 
+#include "exchange_options.hpp"
+#include "optim/finite_sum.hpp"
 #include "train_options.hpp"
 
 namespace lockstep {
@@ -9,26 +14,33 @@ namespace {
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(const TrainOptions& options,
                                                       const std::vector<at::Tensor>& parameters) {
-  if (is_plain_sgd(options) || options.zero_stage > 0) return nullptr;
-  return make_optimizer(options.optimizer, parameters, optimizer_settings(options));
+  if (is_plain_sgd(options) || options.exchange.zero_stage > 0) return nullptr;
+  return make_optimizer(options.optimizer.kind, parameters, optimizer_settings(options));
 }
 
 std::unique_ptr<ShardedOptimizer> sharded_of(const TrainOptions& options,
                                              DataParallel<torch::nn::SequentialImpl>& net) {
-  if (options.zero_stage == 0) return nullptr;
+  if (options.exchange.zero_stage == 0) return nullptr;
   const auto make = [&](const std::vector<at::Tensor>& slices) {
-    return make_optimizer(options.optimizer, slices, optimizer_settings(options));
+    return make_optimizer(options.optimizer.kind, slices, optimizer_settings(options));
   };
-  return std::make_unique<ShardedOptimizer>(net, make, ShardedOptions{.stage = options.zero_stage});
+  return std::make_unique<ShardedOptimizer>(net, make, ShardedOptions{.stage = options.exchange.zero_stage});
 }
 
 }  // namespace
 
-Update::Update(const TrainOptions& options, DataParallel<torch::nn::SequentialImpl>& net)
-    : rate_(learning_rate_of(options)),
-      sgd_(net->parameters(), options.lr),
-      optimizer_(optimizer_of(options, net->parameters())),
-      sharded_(sharded_of(options, net)) {}
+Update::Update(const TrainOptions& options, const SplitModel& net)
+    : net_(net),
+      clip_(options.optimizer.clip),
+      rate_(learning_rate_of(options)),
+      sgd_(net_.parameters(), options.rate.lr),
+      optimizer_(optimizer_of(options, net_.parameters())),
+      sharded_(sharded_of(options, net_.replicas())) {
+  if (options.exchange.sync_every == 0) return;
+  local_.emplace(net_.parameters(), net_.mesh().data(), local_sgd_options(options.exchange));
+  // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
+  for (auto& parameter : net_.parameters()) parameter.mutable_grad() = at::zeros_like(parameter);
+}
 
 void Update::zero_grad() {
   if (sharded_) return sharded_->zero_grad();
@@ -46,6 +58,8 @@ double Update::set_time(double epochs_done) {
 }
 
 void Update::step() {
+  RECORD_USER_SCOPE("lockstep::update");
+  if (clip_ > 0) clip_grad_norm(net_, clip_);
   if (sharded_) {
     sharded_->step();
   } else if (optimizer_) {
@@ -53,6 +67,15 @@ void Update::step() {
   } else {
     sgd_.step();
   }
+  if (local_) local_->step();
+}
+
+std::vector<at::Tensor> Update::gradients() const {
+  return sharded_ ? sharded_->gradients() : gradients_of(net_.parameters());
+}
+
+void Update::synchronize() {
+  if (local_) local_->synchronize();
 }
 
 }  // namespace lockstep

@@ -1,15 +1,19 @@
-// Update: what a run's options make of the gradients of a step: the optimizer, with the learning rate of that moment.
+// Update: what a run's options make of the gradients of a step: the optimizer, with the learning rate of that moment,
+// and with local SGD the rounds of the ranks' parameters.
 //
 // Plain SGD is FusedSgd, everything else a torch::optim::Optimizer; with zero_stage a ShardedOptimizer of it. Used by
 // one thread.
 #pragma once
 
 #include <torch/optim/optimizer.h>
+#include <lockstep/data_parallel/local_sgd.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/optim/learning_rate.hpp>
+#include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "optim/fused_sgd.hpp"
+#include "run_state.hpp"
 
 #include <memory>
 #include <optional>
@@ -20,7 +24,7 @@ namespace lockstep {
 class Update {
  public:
   // Of the parameters of `net`, as FusedSgd has them.
-  Update(const TrainOptions& options, DataParallel<torch::nn::SequentialImpl>& net);
+  Update(const TrainOptions& options, const SplitModel& net);
 
   // As FusedSgd::zero_grad.
   void zero_grad();
@@ -30,15 +34,29 @@ class Update {
 
   void step();
 
-  // What has a state: at most one of the two. Plain SGD has none.
-  torch::optim::Optimizer* optimizer() { return optimizer_.get(); }
-  ShardedOptimizer* sharded() { return sharded_.get(); }
+  // Those that it steps with; with zero_stage 2 the rank's slices of them.
+  std::vector<at::Tensor> gradients() const;
+
+  // With local SGD the ranks' parameters differ within a round. A round ends early where the ranks synchronize.
+  bool has_rounds() const { return local_.has_value(); }
+  void synchronize();
+
+  // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks, which all must
+  // call it. Throws Error if the state is of another network, or of other ranks than it can go on with.
+  void save(RunState& state, Rank& rank);
+  void load(const RunState& state, const Rank& rank);
 
  private:
+  void load_of_ranks(const RunState& state, const Rank& rank);
+  io::NamedTensors parameters() const;  // of this rank
+
+  SplitModel net_;
+  const double clip_;
   const LearningRate rate_;
   FusedSgd sgd_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null for plain SGD, and if it is sharded
   const std::unique_ptr<ShardedOptimizer> sharded_;           // null without zero_stage
+  std::optional<LocalSgd> local_;
 };
 
 }  // namespace lockstep

@@ -117,9 +117,9 @@ class GpuTrainer : public Gpu {
   // Three epochs of 9 full batches and a smaller one.
   lockstep::TrainResult train(const Devices& devices, const std::function<void(TrainOptions&)>& change) const {
     TrainOptions options;
-    options.data_dir = images_.path();
+    options.data.folder = images_.path();
     options.devices = devices;
-    options.batch_size = 32;
+    options.batch.size = 32;
     options.epochs = 3;
     change(options);
     return lockstep::train(options);

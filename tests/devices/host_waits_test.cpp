@@ -20,9 +20,9 @@ struct Counter : c10::WarningHandler {
 // LibTorch's waits for the GPU in rank 0's second epoch of `steps` full batches.
 int waits(int64_t steps, bool graphed, const lockstep::Devices& devices) {
   TrainOptions options;
-  options.batch_size = 32;
+  options.batch.size = 32;
   options.devices = devices;
-  const auto data = lockstep::synthetic_images(steps * options.batch_size, 32);
+  const auto data = lockstep::synthetic_images(steps * options.batch.size, 32);
   int count = 0;
   lockstep::run(devices, [&](Rank& rank) {
     const lockstep::TrainCallbacks callbacks;

@@ -361,11 +361,11 @@ TEST_P(DropoutTrainingWorlds, IsThatOfOneDeviceHoweverTheNetworkIsSplit) {
 TEST(DropoutTest, TheProgramsAlexNetTrainsTheSameOnAnyNumberOfRanks) {
   const ImageData data = synthetic_images(40, 10);
   TrainOptions options;
-  options.model = "alexnet";
-  options.width = 0.05;
-  options.image_size = 65;
-  options.batch_size = 16;
-  options.lr = 0.05;
+  options.model.name = "alexnet";
+  options.model.width = 0.05;
+  options.model.image_size = 65;
+  options.batch.size = 16;
+  options.rate.lr = 0.05;
   std::vector<Tensor> expected;
   for (const int ranks : {1, 2, 3}) {
     run(cpus(ranks),

@@ -135,6 +135,25 @@ TEST(Run, KeepsTheOriginalExceptionNested) {
   }
 }
 
+TEST(Run, ThrowsStoppedIfThatEndedARank) {
+  const auto run = [](bool stop) {
+    lockstep::run(cpus(2), [&](Rank& rank) {
+      if (rank.index() == 1 && stop) throw lockstep::Stopped("as the user wants");
+      if (rank.index() == 1) throw lockstep::Error("stopped by request");  // in words alone
+      rank.barrier();
+    });
+  };
+  EXPECT_THROW(run(true), lockstep::Stopped);
+  try {
+    run(false);
+    FAIL() << "nothing was thrown";
+  } catch (const lockstep::Stopped&) {
+    FAIL() << "by its text";
+  } catch (const lockstep::Error& error) {
+    EXPECT_STREQ(error.what(), "rank 1 (cpu): stopped by request");
+  }
+}
+
 TEST(Run, NamesTheRankOfAnErrorFromLibTorch) {
   const auto text = error_of([] {
     lockstep::run(cpus(2), [](Rank& rank) {

@@ -21,7 +21,7 @@ using lockstep::io::NamedTensors;
 using testing::HasSubstr;
 
 torch::nn::Sequential make_net() {
-  return lockstep::make_model({.name = "mlp", .width = 0.03125, .seed = 1});
+  return lockstep::make_model({.name = "mlp", .width = 0.03125}, /*seed=*/1);
 }
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(SplitModel& net, bool adam) {

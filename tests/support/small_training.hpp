@@ -25,14 +25,14 @@ class SmallTraining : public testing::Test {
   // Of 150 samples: four epochs of five steps.
   TrainOptions options(int ranks, const std::string& name) const {
     TrainOptions options;
-    options.data_dir = images_.path();
+    options.data.folder = images_.path();
     options.devices = Devices(static_cast<size_t>(ranks), torch::kCPU);
-    options.model = "mlp";
-    options.width = 0.125;
-    options.batch_size = 32;
-    options.lr = 0.05;
+    options.model.name = "mlp";
+    options.model.width = 0.125;
+    options.batch.size = 32;
+    options.rate.lr = 0.05;
     options.epochs = 4;
-    options.run_dir = runs_ / name;
+    options.keep.run_dir = runs_ / name;
     return options;
   }
 
@@ -50,7 +50,7 @@ class SmallTraining : public testing::Test {
   }
 
   static TrainResult go_on(TrainOptions options, const std::filesystem::path& from) {
-    options.resume = from;
+    options.keep.resume = from;
     return train(options);
   }
 

@@ -29,10 +29,10 @@ class BalancedTrainer : public SmallTraining {
   // Two epochs of 28 full batches and a smaller one; nothing is kept.
   TrainOptions options(int ranks, const std::string& balance) const {
     TrainOptions options = SmallTraining::options(ranks, "");
-    options.batch_size = 16;
+    options.batch.size = 16;
     options.epochs = 2;
-    options.balance = balance_rule_from(balance);
-    options.run_dir.clear();
+    options.batch.balance = balance_rule_from(balance);
+    options.keep.run_dir.clear();
     return options;
   }
 
@@ -65,8 +65,8 @@ TEST_F(BalancedTrainer, TrainsTheSameWhateverTheParts) {
 TEST_F(BalancedTrainer, SoDoPartsThatFollowTheSpeed) {
   const TrainResult expected = train(options(1, "equal"));
   TrainOptions automatic = options(3, "auto");
-  automatic.run_dir = runs_ / "run";
-  automatic.accumulate = 2;
+  automatic.keep.run_dir = runs_ / "run";
+  automatic.batch.accumulate = 2;
   const TrainResult result = train(automatic);
   expect_near(result, expected);
   const auto kept = read_metrics(runs_ / "run" / "metrics.jsonl");
@@ -82,9 +82,9 @@ TEST_F(BalancedTrainer, SoDoPartsThatFollowTheSpeed) {
 TEST_F(BalancedTrainer, ARunThatGoesOnWithinAnEpochMayHaveOtherParts) {
   const TrainResult expected = train(options(1, "equal"));
   TrainOptions first = options(2, "3,1");
-  first.run_dir = runs_ / "first";
-  first.checkpoint_every = 5;
-  first.keep_last = 100;
+  first.keep.run_dir = runs_ / "first";
+  first.keep.every = 5;
+  first.keep.last = 100;
   train(first);
   const auto checkpoint = runs_ / "first" / "checkpoints" / "epoch-0000-step-000005.safetensors";
   const auto totals = tensors_under("ranks", read_run_state(checkpoint).tensors);
@@ -94,7 +94,7 @@ TEST_F(BalancedTrainer, ARunThatGoesOnWithinAnEpochMayHaveOtherParts) {
   for (const std::string balance : {"auto", "1,3", "equal"}) {
     SCOPED_TRACE(balance);
     TrainOptions second = options(2, balance);
-    second.resume = checkpoint;
+    second.keep.resume = checkpoint;
     expect_near(train(second), expected);
   }
 }
@@ -154,11 +154,11 @@ constexpr int64_t samples = 11 * 48 + 24;  // eleven full batches and half a bat
 
 TrainOptions automatic() {
   TrainOptions options;
-  options.model = "mlp";
-  options.width = 0.125;
-  options.batch_size = 48;
-  options.lr = 0.05;
-  options.balance = PartsBySpeed();
+  options.model.name = "mlp";
+  options.model.width = 0.125;
+  options.batch.size = 48;
+  options.rate.lr = 0.05;
+  options.batch.balance = PartsBySpeed();
   return options;
 }
 
@@ -201,7 +201,7 @@ TEST(RankTrainerBalance, WhatARunThatGoesOnHasToSkipIsNoLap) {
   if (!kCallsCanBeRead) GTEST_SKIP() << "a build without NDEBUG";
   const auto data = synthetic_images(samples, 40);
   TrainOptions options = automatic();
-  options.checkpoint_every = 8;
+  options.keep.every = 8;
   const TrainCallbacks callbacks;
   RunState kept;
   std::vector<std::vector<int64_t>> parts(2);
@@ -234,12 +234,12 @@ TEST_F(BalancedTrainer, SaysWhatDoesNotGoTogether) {
   EXPECT_THAT(refused("1,-2", nothing), HasSubstr("part 1 is -2"));
   EXPECT_THAT(refused("auto",
                       [](auto& o) {
-                        o.model = "resnet18";
+                        o.model.name = "resnet18";
                         o.sync_batchnorm = true;
                       }),
               AllOf(HasSubstr("`balance` auto"), HasSubstr("`sync_batchnorm`"), HasSubstr("`balance` 2,1")));
-  EXPECT_THAT(refused("auto", [](auto& o) { o.zero_stage = 2; }), HasSubstr("`balance` auto measures"));
-  EXPECT_THAT(refused("auto", [](auto& o) { o.sync_every = 4; }), HasSubstr("`balance` auto keeps short"));
+  EXPECT_THAT(refused("auto", [](auto& o) { o.exchange.zero_stage = 2; }), HasSubstr("`balance` auto measures"));
+  EXPECT_THAT(refused("auto", [](auto& o) { o.exchange.sync_every = 4; }), HasSubstr("`balance` auto keeps short"));
   EXPECT_THAT(refused("auto", [](auto& o) { o.split = {.mesh = {.pipeline = 2}, .microbatches = 2}; }),
               AllOf(HasSubstr("`balance` auto"), HasSubstr("2 microbatches")));
   EXPECT_THAT(refused("2,1", [](auto& o) { o.split = {.mesh = {.pipeline = 2}, .microbatches = 2}; }),
@@ -249,10 +249,10 @@ TEST_F(BalancedTrainer, SaysWhatDoesNotGoTogether) {
 TEST(BalanceOption, IsKeptInTheConfiguration) {
   TrainOptions options;
   for (const char* balance : {"2,1", "0.1,1e-05,0", "auto", "equal"}) {
-    options.balance = balance_rule_from(balance);
-    EXPECT_EQ(to_string(options.balance), balance);
+    options.batch.balance = balance_rule_from(balance);
+    EXPECT_EQ(to_string(options.batch.balance), balance);
     EXPECT_THAT(to_json(options), HasSubstr("\"balance\": \"" + std::string(balance) + "\""));
-    EXPECT_EQ(train_options_from_json(to_json(options)).balance, options.balance);
+    EXPECT_EQ(train_options_from_json(to_json(options)).batch.balance, options.batch.balance);
   }
 }
 

@@ -28,7 +28,7 @@ class Communication : public lockstep::SmallTraining {
   TrainResult train_in_two(TrainOptions options, size_t devices) const {
     train_until(options, 2);
     options.devices = lockstep::Devices(devices, torch::kCPU);
-    return go_on(options, options.run_dir);
+    return go_on(options, options.keep.run_dir);
   }
 
   std::map<std::string, torch::Tensor> last_state(const std::string& name) const {
@@ -41,7 +41,7 @@ class Communication : public lockstep::SmallTraining {
   double astray(const std::string& name) const {
     const auto mine = last_state(name), plain = last_state("plain");
     double away = 0, gone = 0;
-    for (const auto& item : lockstep::make_model({.name = "mlp", .width = 0.125, .seed = 1})->named_parameters()) {
+    for (const auto& item : lockstep::make_model({.name = "mlp", .width = 0.125}, /*seed=*/1)->named_parameters()) {
       const auto& weight = plain.at("model." + item.key());
       away += (mine.at("model." + item.key()) - weight).square().sum().item<double>();
       gone += (weight - item.value().detach()).square().sum().item<double>();
@@ -66,7 +66,7 @@ TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
        std::map<std::string, double>{{"bf16", 0.05}, {"fp16", 1e-3}, {"powersgd", 0.2}}) {
     SCOPED_TRACE(compress);
     TrainOptions run = options(2, compress);
-    run.compress = lockstep::compression_from(compress);
+    run.exchange.compress = lockstep::compression_from(compress);
     const TrainResult result = lockstep::train(run);
     EXPECT_LT(astray(compress), most);
     EXPECT_NE(result.history[3].train_loss, plain.history[3].train_loss);
@@ -81,14 +81,14 @@ TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
 TEST_F(Communication, StepsBetweenAveragesSendNothing) {
   const TrainResult plain = lockstep::train(options(2, "plain"));
   TrainOptions run = options(2, "local");
-  run.sync_every = 3;  // the last round of an epoch has two steps
+  run.exchange.sync_every = 3;  // the last round of an epoch has two steps
   const TrainResult local = lockstep::train(run);
   // The parameters, without the report that gradients bring along.
   EXPECT_LT(local.history[1].bytes_per_step, 2 * plain.history[1].bytes_per_step / 5);
   EXPECT_NEAR(local.history[1].bytes_per_step, 2 * plain.history[1].bytes_per_step / 5, 100);
   EXPECT_LT(astray("local"), 0.2);
   TrainOptions every = options(2, "every");
-  every.sync_every = 1;
+  every.exchange.sync_every = 1;
   EXPECT_NEAR(lockstep::train(every).history[3].train_loss, plain.history[3].train_loss, 1e-5);
   for (const auto& [key, tensor] : last_state("plain")) {
     if (!key.starts_with("model.")) continue;
@@ -99,9 +99,9 @@ TEST_F(Communication, StepsBetweenAveragesSendNothing) {
 TEST_F(Communication, AStoppedRunGoesOnWithTheSameBits) {
   const auto with = [&](const std::string& how, const std::string& name) {
     TrainOptions run = options(3, name);
-    run.momentum = 0.5;
-    if (how == "powersgd") run.compress = Compression::powersgd, run.compress_rank = 2;
-    if (how == "diloco") run.sync_every = 2, run.outer_lr = 0.7, run.outer_momentum = 0.9;
+    run.optimizer.momentum = 0.5;
+    if (how == "powersgd") run.exchange.compress = Compression::powersgd, run.exchange.compress_rank = 2;
+    if (how == "diloco") run.exchange.sync_every = 2, run.exchange.outer_lr = 0.7, run.exchange.outer_momentum = 0.9;
     return run;
   };
   for (const std::string how : {"powersgd", "diloco"}) {
@@ -129,50 +129,54 @@ TEST_F(Communication, WhatMakesNoSenseIsRefusedWithNothingWritten) {
     EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
     return text;
   };
-  EXPECT_THAT(refused([](auto& o) { o.compress_rank = 2; }), HasSubstr("`compress_rank` goes with"));
-  EXPECT_THAT(refused([](auto& o) { o.compress = Compression::powersgd, o.compress_rank = -1; }), HasSubstr("is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = -1; }), HasSubstr("(`sync_every`) is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.outer_lr = 0.7; }), HasSubstr("what `sync_every` does"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_lr = -1; }), HasSubstr("(`outer_lr`) is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.outer_momentum = 1; }), HasSubstr("(`outer_momentum`) is 1"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.compress = Compression::bf16; }), HasSubstr("`compress`"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.checkpoint_every = 2; }), HasSubstr("`checkpoint_every`"));
-  EXPECT_THAT(refused([](auto& o) { o.sync_every = 2, o.model = "resnet18", o.sync_batchnorm = true; }),
+  EXPECT_THAT(refused([](auto& o) { o.exchange.compress_rank = 2; }), HasSubstr("`compress_rank` goes with"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.compress = Compression::powersgd, o.exchange.compress_rank = -1; }),
+              HasSubstr("is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = -1; }), HasSubstr("(`sync_every`) is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.outer_lr = 0.7; }), HasSubstr("what `sync_every` does"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.exchange.outer_lr = -1; }),
+              HasSubstr("(`outer_lr`) is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.exchange.outer_momentum = 1; }),
+              HasSubstr("(`outer_momentum`) is 1"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.exchange.compress = Compression::bf16; }),
+              HasSubstr("`compress`"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.keep.every = 2; }), HasSubstr("`checkpoint_every`"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.sync_every = 2, o.model.name = "resnet18", o.sync_batchnorm = true; }),
               HasSubstr("`sync_batchnorm`"));
   for (const auto& split :
        {lockstep::ModelSplit{.mesh = {.pipeline = 2}}, lockstep::ModelSplit{.mesh = {.tensor = 2}}}) {
-    EXPECT_THAT(refused([&](auto& o) { o.compress = Compression::powersgd, o.split = split; }),
+    EXPECT_THAT(refused([&](auto& o) { o.exchange.compress = Compression::powersgd, o.split = split; }),
                 HasSubstr("not by data alone"));
-    EXPECT_THAT(refused([&](auto& o) { o.sync_every = 2, o.split = split; }), HasSubstr("not by data alone"));
+    EXPECT_THAT(refused([&](auto& o) { o.exchange.sync_every = 2, o.split = split; }), HasSubstr("not by data alone"));
   }
 }
 
 TEST_F(Communication, SixteenBitsGoWithEverySplitAndWithAccumulation) {
   TrainOptions run = options(4, "run");
-  run.compress = Compression::bf16;
+  run.exchange.compress = Compression::bf16;
   run.epochs = 1;
   run.split = lockstep::ModelSplit{.mesh = {.data = 2, .pipeline = 2}, .microbatches = 2};
   const double loss = lockstep::train(run).history[0].train_loss;
   TrainOptions parts = options(2, "parts");
-  parts.compress = Compression::bf16;
+  parts.exchange.compress = Compression::bf16;
   parts.epochs = 1;
-  parts.accumulate = 2;
+  parts.batch.accumulate = 2;
   EXPECT_NEAR(lockstep::train(parts).history[0].train_loss, loss, 1e-3);
 }
 
 TEST(CommunicationJson, ComesBackAsItWas) {
   TrainOptions options;
-  options.compress = Compression::powersgd;
-  options.compress_rank = 3;
-  options.sync_every = 16;
-  options.outer_lr = 0.7;
-  options.outer_momentum = 0.9;
+  options.exchange.compress = Compression::powersgd;
+  options.exchange.compress_rank = 3;
+  options.exchange.sync_every = 16;
+  options.exchange.outer_lr = 0.7;
+  options.exchange.outer_momentum = 0.9;
   const auto back = lockstep::train_options_from_json(to_json(options));
-  EXPECT_EQ(back.compress, Compression::powersgd);
-  EXPECT_EQ(back.compress_rank, 3);
-  EXPECT_EQ(back.sync_every, 16);
-  EXPECT_EQ(back.outer_lr, 0.7);
-  EXPECT_EQ(back.outer_momentum, 0.9);
+  EXPECT_EQ(back.exchange.compress, Compression::powersgd);
+  EXPECT_EQ(back.exchange.compress_rank, 3);
+  EXPECT_EQ(back.exchange.sync_every, 16);
+  EXPECT_EQ(back.exchange.outer_lr, 0.7);
+  EXPECT_EQ(back.exchange.outer_momentum, 0.9);
 }
 
 }  // namespace communication_test

@@ -36,10 +36,10 @@ ImageData spoilt_images() {
 
 TrainOptions options_for(OnNan on_nan) {
   TrainOptions options;
-  options.model = "mlp";
-  options.width = 0.125;
-  options.batch_size = 32;
-  options.lr = 0.05;
+  options.model.name = "mlp";
+  options.model.width = 0.125;
+  options.batch.size = 32;
+  options.rate.lr = 0.05;
   options.epochs = 2;
   options.on_nan = on_nan;
   return options;
@@ -50,7 +50,7 @@ std::pair<int, int> place_of_spoilt(const ImageData& data, const TrainOptions& o
   for (int rank = 0; rank < ranks; ++rank) {
     int step = 0;
     for (auto& batch :
-         batches(data.train, {.size = options.batch_size, .seed = options.seed, .epoch = 1}, {rank, ranks})) {
+         batches(data.train, {.size = options.batch.size, .seed = options.seed, .epoch = 1}, {rank, ranks})) {
       ++step;
       if (batch.x.isnan().any().item<bool>()) return {step, rank};
     }
@@ -99,7 +99,7 @@ TEST(OnNan, StopsAllRanksInTheSameStepAndNamesTheRank) {
     SCOPED_TRACE(ranks);
     for (const int accumulate : {1, 2}) {
       TrainOptions options = options_for(OnNan::stop);
-      options.accumulate = accumulate;
+      options.batch.accumulate = accumulate;
       const auto [step, rank] = place_of_spoilt(data, options, ranks);
       const Outcome outcome = train(ranks, options, data);
       EXPECT_THAT(outcome.why, Each("epoch 1, step " + std::to_string(step) + ": the loss of rank " +
@@ -114,10 +114,10 @@ TEST(OnNan, StopsHoweverTheRunIsSplitAndExchanges) {
   std::vector<TrainOptions> list(6, options_for(OnNan::stop));
   list[0].split = ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
   list[1].split = ModelSplit{.mesh = {.tensor = 2}};
-  list[2].zero_stage = 1;
-  list[3].zero_stage = 2;
-  list[4].compress = Compression::bf16;
-  list[5].sync_every = 2;
+  list[2].exchange.zero_stage = 1;
+  list[3].exchange.zero_stage = 2;
+  list[4].exchange.compress = Compression::bf16;
+  list[5].exchange.sync_every = 2;
   for (size_t i = 0; i < list.size(); ++i) {
     SCOPED_TRACE(i);
     const int parts = list[i].split ? 1 : 2;
@@ -136,9 +136,9 @@ TEST(OnNan, SkipsThatStepAloneOnAllRanks) {
     for (const int ranks : {1, 3}) {
       SCOPED_TRACE(model + " on " + std::to_string(ranks));
       TrainOptions options = options_for(OnNan::skip);
-      options.model = model;
-      if (model == "resnet18") options.width = 0.05, options.epochs = 1;
-      options.momentum = 0.9;
+      options.model.name = model;
+      if (model == "resnet18") options.model.width = 0.05, options.epochs = 1;
+      options.optimizer.momentum = 0.9;
       const auto [step, rank] = place_of_spoilt(data, options, ranks);
       const Outcome outcome = train(ranks, options, data);
       EXPECT_THAT(outcome.why, Each(IsEmpty()));
@@ -157,10 +157,10 @@ TEST(OnNan, ASkippedStepChangesNothing) {
   const ImageData data = spoilt_images();
   TrainOptions options = options_for(OnNan::skip);
   options.epochs = 1;
-  options.momentum = 0.9;
+  options.optimizer.momentum = 0.9;
   const int step = place_of_spoilt(data, options, 1).first;
-  auto net = make_model({.name = "mlp", .width = 0.125, .seed = options.seed});
-  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
+  auto net = make_model({.name = "mlp", .width = 0.125}, options.seed);
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(options.rate.lr).momentum(0.9));
   double loss_sum = 0, samples = 0;
   int number = 0;
   for (auto& batch : batches(data.train, {.size = 32, .seed = options.seed, .epoch = 1})) {
@@ -186,7 +186,7 @@ TEST(OnNan, ARunGoesOnWithWhatItHasSkipped) {
   const ImageData data = spoilt_images();
   TrainOptions options = options_for(OnNan::skip);
   options.epochs = 1;
-  options.checkpoint_every = 1;
+  options.keep.every = 1;
   const int step = place_of_spoilt(data, options, 2).first;
   ASSERT_LT(step, 5);
   run(cpus(2), [&](Rank& rank) {
@@ -231,9 +231,9 @@ class OnNanTraining : public SmallTraining {
   // From epoch 2 on, the learning rate is far too large: the second step of it has no finite loss.
   TrainOptions wild(int ranks, const std::string& name) const {
     TrainOptions settings = options(ranks, name);
-    settings.schedule = LrSchedule::step;
-    settings.step_epochs = {1};
-    settings.step_factor = 1e30;
+    settings.rate.schedule = LrSchedule::step;
+    settings.rate.step_epochs = {1};
+    settings.rate.step_factor = 1e30;
     return settings;
   }
 };
@@ -262,8 +262,9 @@ TEST_F(OnNanTraining, RefusesWhatCannotBeSkipped) {
     change(settings);
     return error_of([&] { lockstep::train(settings); });
   };
-  EXPECT_THAT(refused([](auto& settings) { settings.sync_every = 2; }), HasSubstr("`sync_every`"));
-  EXPECT_THAT(refused([](auto& settings) { settings.compress = Compression::powersgd; }), HasSubstr("powersgd"));
+  EXPECT_THAT(refused([](auto& settings) { settings.exchange.sync_every = 2; }), HasSubstr("`sync_every`"));
+  EXPECT_THAT(refused([](auto& settings) { settings.exchange.compress = Compression::powersgd; }),
+              HasSubstr("powersgd"));
 }
 
 // ---- In a loop of one's own.

@@ -48,7 +48,7 @@ Outcome train(int ranks, const TrainOptions& options, bool graphed) {
 
 TEST(RankTrainer, RecordedStepsGiveWhatOtherStepsGive) {
   TrainOptions options;
-  options.batch_size = 32;
+  options.batch.size = 32;
   options.epochs = 3;
   for (const int ranks : {1, 2, 3}) {
     SCOPED_TRACE(ranks);
@@ -68,7 +68,7 @@ TEST(RankTrainer, RecordedStepsGiveWhatOtherStepsGive) {
 
 TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
   const auto data = lockstep::synthetic_images(150, 40);
-  TrainOptions options{.model = "mlp", .width = 0.125, .batch_size = 32};
+  TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
   const auto errors = [&](int64_t every) {
     options.check_replicas = every;
     std::vector<std::string> errors(3);
@@ -91,7 +91,7 @@ TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
 
 TEST(RankTrainer, RanksThatHoldOtherPartsOfTheNetworkAreNotCompared) {
   const auto data = lockstep::synthetic_images(150, 40);
-  TrainOptions options{.model = "mlp", .width = 0.125, .batch_size = 32};
+  TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
   options.check_replicas = 1;
   for (const auto& mesh :
        {lockstep::MeshShape{.data = 2, .pipeline = 2}, lockstep::MeshShape{.data = 2, .tensor = 2}}) {
@@ -107,8 +107,11 @@ TEST(RankTrainer, RanksThatHoldOtherPartsOfTheNetworkAreNotCompared) {
 // Rank 1 alone is asked to stop, after step 10.
 TEST(RankTrainer, AllRanksStopAfterTheSameStepAndGoOnWithTheSameBits) {
   const auto data = lockstep::synthetic_images(150, 40);
-  TrainOptions options{.model = "mlp", .width = 0.125, .batch_size = 1, .momentum = 0.9, .lr = 0.01};
-  options.checkpoint_every = 10;
+  TrainOptions options{.model = {.name = "mlp", .width = 0.125},
+                       .batch = {.size = 1},
+                       .optimizer = {.momentum = 0.9},
+                       .rate = {.lr = 0.01}};
+  options.keep.every = 10;
   const auto train = [&](const lockstep::RunState* from, bool stops, std::vector<lockstep::RunState>& kept) {
     std::vector<torch::Tensor> weights;
     EpochMetrics metrics;
@@ -148,7 +151,7 @@ TEST(RankTrainer, AllRanksStopAfterTheSameStepAndGoOnWithTheSameBits) {
 
 TEST(RankTrainer, RecordsStepsOfRanksWithoutSamplesToo) {
   TrainOptions options;
-  options.batch_size = 2;
+  options.batch.size = 2;
   options.epochs = 1;
   const Outcome expected = train(3, options, false), outcome = train(3, options, true);
   EXPECT_EQ(outcome.replays, 75 - lockstep::kWarmUpSteps);
@@ -170,8 +173,8 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
   const auto data = lockstep::synthetic_images(150, 40);
   const auto train_with = [&](const std::string& balance, bool nccl) {
     TrainOptions options;
-    options.batch_size = 32;
-    options.balance = lockstep::balance_rule_from(balance);
+    options.batch.size = 32;
+    options.batch.balance = lockstep::balance_rule_from(balance);
     return lockstep::error_of([&] {
       lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) {
         const lockstep::TrainCallbacks callbacks;
@@ -192,10 +195,10 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
 
 TEST(RankTrainer, RanksHaveOneNetworkAfterAnEpochWithItsRunningStatistics) {
   TrainOptions options;
-  options.model = "resnet18";
-  options.width = 0.05;
-  options.batch_size = 31;  // the ranks' parts differ in size
-  options.lr = 0.05;
+  options.model.name = "resnet18";
+  options.model.width = 0.05;
+  options.batch.size = 31;  // the ranks' parts differ in size
+  options.rate.lr = 0.05;
   options.epochs = 2;
   for (const bool graphed : {false, true}) {
     const auto data = lockstep::synthetic_images(150, 40);
@@ -220,10 +223,10 @@ TEST(RankTrainer, RanksHaveOneNetworkAfterAnEpochWithItsRunningStatistics) {
 // ResNet-18's state after an epoch of `images` images, on rank 0.
 torch::OrderedDict<std::string, torch::Tensor> resnet_state(int ranks, int64_t images, int64_t batch_size, bool sync) {
   TrainOptions options;
-  options.model = "resnet18";
-  options.width = 0.05;
-  options.batch_size = batch_size;
-  options.lr = 0.01;
+  options.model.name = "resnet18";
+  options.model.width = 0.05;
+  options.batch.size = batch_size;
+  options.rate.lr = 0.01;
   options.sync_batchnorm = sync;
   const auto data = lockstep::synthetic_images(images, 10);
   torch::OrderedDict<std::string, torch::Tensor> state;

@@ -46,17 +46,17 @@ TEST_F(Resume, AStoppedRunGoesOnWithTheSameBits) {
       SCOPED_TRACE(model + " on " + std::to_string(ranks));
       const auto in = [&](const std::string& name) {
         TrainOptions settings = options(ranks, name + model + std::to_string(ranks));
-        settings.model = model;
-        settings.width = model == "mlp" ? 0.125 : 0.05;
+        settings.model.name = model;
+        settings.model.width = model == "mlp" ? 0.125 : 0.05;
         return settings;
       };
       const TrainResult expected = lockstep::train(in("whole"));
       EXPECT_EQ(train_until(in("stopped"), 2).history.size(), 2u);
-      const TrainResult result = go_on(in("stopped"), in("stopped").run_dir);
+      const TrainResult result = go_on(in("stopped"), in("stopped").keep.run_dir);
       EXPECT_FALSE(result.stopped);
       expect_same(result, expected);
       expect_same_bits("stopped" + model + std::to_string(ranks), "whole" + model + std::to_string(ranks));
-      EXPECT_EQ(lockstep::read_metrics(in("stopped").run_dir / "metrics.jsonl").size(), 4u);
+      EXPECT_EQ(lockstep::read_metrics(in("stopped").keep.run_dir / "metrics.jsonl").size(), 4u);
     }
   }
 }
@@ -65,14 +65,14 @@ TEST_F(Resume, WithTheOptimizersState) {
   for (const char* optimizer : {"sgd", "adam", "lamb"}) {
     SCOPED_TRACE(optimizer);
     TrainOptions with = options(2, std::string("whole-") + optimizer);
-    with.optimizer = lockstep::optimizer_from(optimizer);
-    if (with.optimizer == lockstep::OptimizerKind::sgd) with.momentum = 0.9;
-    with.lr = 0.01;
-    with.schedule = lockstep::LrSchedule::cosine;
+    with.optimizer.kind = lockstep::optimizer_from(optimizer);
+    if (with.optimizer.kind == lockstep::OptimizerKind::sgd) with.optimizer.momentum = 0.9;
+    with.rate.lr = 0.01;
+    with.rate.schedule = lockstep::LrSchedule::cosine;
     const TrainResult expected = lockstep::train(with);
-    with.run_dir = runs_ / (std::string("stopped-") + optimizer);
+    with.keep.run_dir = runs_ / (std::string("stopped-") + optimizer);
     train_until(with, 2);
-    expect_same(go_on(with, with.run_dir), expected);
+    expect_same(go_on(with, with.keep.run_dir), expected);
     expect_same_bits(std::string("stopped-") + optimizer, std::string("whole-") + optimizer);
   }
 }
@@ -82,11 +82,11 @@ TEST_F(Resume, AlsoFromWithinAnEpoch) {
     SCOPED_TRACE(model);
     const std::string whole = "whole" + model, again = "again" + model;
     TrainOptions settings = options(model == "mlp" ? 1 : 3, whole);
-    settings.model = model;
-    settings.width = model == "mlp" ? 0.125 : 0.05;
-    if (model == "alexnet") settings.image_size = 65;
-    settings.checkpoint_every = 2;
-    settings.keep_last = 100;
+    settings.model.name = model;
+    settings.model.width = model == "mlp" ? 0.125 : 0.05;
+    if (model == "alexnet") settings.model.image_size = 65;
+    settings.keep.every = 2;
+    settings.keep.last = 100;
     const TrainResult expected = lockstep::train(settings);
     const auto state = read_run_state(checkpoint(whole, "epoch-0001-step-000004"));
     EXPECT_EQ(state.history.size(), 1u);
@@ -95,8 +95,8 @@ TEST_F(Resume, AlsoFromWithinAnEpoch) {
     for (const std::string position : {"epoch-0000-step-000002", "epoch-0001-step-000004", "epoch-0003"}) {
       if (model != "mlp" && position != "epoch-0001-step-000004") continue;
       SCOPED_TRACE(position);
-      settings.run_dir = runs_ / again;
-      settings.checkpoint_every = 0;
+      settings.keep.run_dir = runs_ / again;
+      settings.keep.every = 0;
       const TrainResult result = go_on(settings, checkpoint(whole, position));
       expect_same(result, expected);
       expect_same_bits(again, whole);
@@ -109,16 +109,19 @@ TEST_F(Resume, AlsoFromWithinAnEpoch) {
 TEST_F(Resume, FromWithinAnEpochWithWhatRanksRemember) {
   const auto with = [&](const std::string& how, const std::string& name) {
     TrainOptions settings = options(3, name + how);
-    if (how == "powersgd") settings.compress = lockstep::Compression::powersgd, settings.compress_rank = 2;
-    if (how == "zero1") settings.zero_stage = 1, settings.optimizer = lockstep::OptimizerKind::adam, settings.lr = 0.01;
-    if (how == "zero2") settings.zero_stage = 2, settings.momentum = 0.9;
+    if (how == "powersgd")
+      settings.exchange.compress = lockstep::Compression::powersgd, settings.exchange.compress_rank = 2;
+    if (how == "zero1")
+      settings.exchange.zero_stage = 1, settings.optimizer.kind = lockstep::OptimizerKind::adam,
+      settings.rate.lr = 0.01;
+    if (how == "zero2") settings.exchange.zero_stage = 2, settings.optimizer.momentum = 0.9;
     return settings;
   };
   for (const std::string how : {"powersgd", "zero1", "zero2"}) {
     SCOPED_TRACE(how);
     TrainOptions settings = with(how, "whole");
-    settings.checkpoint_every = 3;
-    settings.keep_last = 100;
+    settings.keep.every = 3;
+    settings.keep.last = 100;
     const TrainResult expected = lockstep::train(settings);
     for (const std::string position : {"epoch-0000-step-000003", "epoch-0001-step-000003"}) {
       SCOPED_TRACE(position);
@@ -131,8 +134,8 @@ TEST_F(Resume, FromWithinAnEpochWithWhatRanksRemember) {
 
 TEST_F(Resume, OnOtherDevicesAndOtherwiseSplit) {
   TrainOptions settings = options(2, "whole");
-  settings.checkpoint_every = 2;
-  settings.keep_last = 100;
+  settings.keep.every = 2;
+  settings.keep.last = 100;
   const TrainResult expected = lockstep::train(settings);
   const std::vector<std::optional<ModelSplit>> splits = {std::nullopt,
                                                          ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2},
@@ -160,7 +163,7 @@ TEST_F(Resume, WhatDrawsRandomNumbersGoesOnDrawing) {
   const auto drawn = [&](const std::string& name, bool resumed) {
     TrainOptions settings = options(1, name);
     settings.epochs = resumed ? 2 : 1;
-    if (resumed) settings.resume = settings.run_dir;
+    if (resumed) settings.keep.resume = settings.keep.run_dir;
     double number = 0;
     lockstep::TrainCallbacks callbacks;
     callbacks.on_step = [&](const lockstep::StepProgress& progress) {
@@ -182,15 +185,15 @@ TEST_F(Resume, ARunThatIsDoneGoesOnOnlyWithMoreEpochs) {
   const TrainResult expected = lockstep::train(settings);
   TrainOptions fewer = settings;
   fewer.epochs = 2;
-  fewer.run_dir = runs_ / "run2";
+  fewer.keep.run_dir = runs_ / "run2";
   lockstep::train(fewer);
   const auto before = runs_.read("run2/metrics.jsonl");
-  EXPECT_EQ(go_on(fewer, fewer.run_dir).history.size(), 2u);
+  EXPECT_EQ(go_on(fewer, fewer.keep.run_dir).history.size(), 2u);
   EXPECT_EQ(runs_.read("run2/metrics.jsonl"), before);
   fewer.epochs = 4;
-  expect_same(go_on(fewer, fewer.run_dir), expected);
+  expect_same(go_on(fewer, fewer.keep.run_dir), expected);
   fewer.epochs = 3;
-  EXPECT_THAT(error_of([&] { go_on(fewer, fewer.run_dir); }), AllOf(HasSubstr("epoch 4"), HasSubstr("3 epochs")));
+  EXPECT_THAT(error_of([&] { go_on(fewer, fewer.keep.run_dir); }), AllOf(HasSubstr("epoch 4"), HasSubstr("3 epochs")));
 }
 
 TEST_F(Resume, RefusesAnotherRun) {
@@ -200,21 +203,21 @@ TEST_F(Resume, RefusesAnotherRun) {
   const auto refused = [&](auto change) {
     TrainOptions other = settings;
     change(other);
-    return error_of([&] { go_on(other, settings.run_dir); });
+    return error_of([&] { go_on(other, settings.keep.run_dir); });
   };
-  EXPECT_THAT(refused([](auto& o) { o.lr = 0.1; }),
+  EXPECT_THAT(refused([](auto& o) { o.rate.lr = 0.1; }),
               AllOf(HasSubstr("epoch-0001.safetensors"), HasSubstr("its run has lr 0.05, and this one 0.1")));
-  EXPECT_THAT(refused([](auto& o) { o.batch_size = 64; }), HasSubstr("batch_size 32, and this one 64"));
+  EXPECT_THAT(refused([](auto& o) { o.batch.size = 64; }), HasSubstr("batch_size 32, and this one 64"));
   EXPECT_THAT(refused([](auto& o) { o.seed = 2; }), HasSubstr("seed 1, and this one 2"));
-  EXPECT_THAT(refused([](auto& o) { o.width = 0.25; }), HasSubstr("width 0.125, and this one 0.25"));
+  EXPECT_THAT(refused([](auto& o) { o.model.width = 0.25; }), HasSubstr("width 0.125, and this one 0.25"));
   EXPECT_THAT(error_of([&] { go_on(settings, runs_ / "none"); }), HasSubstr("there is no run"));
   EXPECT_THAT(error_of([&] { go_on(settings, images_.path()); }), HasSubstr("has no checkpoint"));
-  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir / "model.safetensors"); }),
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.keep.run_dir / "model.safetensors"); }),
               HasSubstr("it is no checkpoint of `lockstep train`"));
   TrainOptions onto = settings;  // another run's folder
-  onto.run_dir = runs_ / "other";
+  onto.keep.run_dir = runs_ / "other";
   lockstep::train(onto);
-  EXPECT_THAT(error_of([&] { go_on(onto, settings.run_dir); }), HasSubstr("already holds a run"));
+  EXPECT_THAT(error_of([&] { go_on(onto, settings.keep.run_dir); }), HasSubstr("already holds a run"));
 }
 
 TEST_F(Resume, ARunThatStillTrainsIsNotResumed) {
@@ -222,10 +225,10 @@ TEST_F(Resume, ARunThatStillTrainsIsNotResumed) {
   std::string text;
   lockstep::TrainCallbacks callbacks;
   callbacks.on_epoch = [&](const EpochMetrics& metrics) {
-    if (metrics.epoch == 2) text = error_of([&] { go_on(settings, settings.run_dir); });
+    if (metrics.epoch == 2) text = error_of([&] { go_on(settings, settings.keep.run_dir); });
   };
   lockstep::train(settings, callbacks);
-  EXPECT_THAT(text, AllOf(HasSubstr("another process trains in"), HasSubstr(settings.run_dir.string())));
+  EXPECT_THAT(text, AllOf(HasSubstr("another process trains in"), HasSubstr(settings.keep.run_dir.string())));
 }
 
 TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
@@ -241,7 +244,7 @@ TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
   const auto earlier = checkpoint("run", "epoch-0002");
   EXPECT_THAT(error_of([&] { go_on(settings, checkpoint("run", "epoch-0003")); }),  // named, so it is meant
               AllOf(HasSubstr("SHA-256"), HasSubstr("`resume` " + earlier.string())));
-  settings.resume = settings.run_dir;
+  settings.keep.resume = settings.keep.run_dir;
   std::vector<std::string> warnings;
   lockstep::TrainCallbacks callbacks;
   callbacks.on_warning = [&](const std::string& text) { warnings.push_back(text); };
@@ -250,7 +253,7 @@ TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
   EXPECT_THAT(warnings[0], AllOf(HasSubstr("epoch-0003.safetensors"), HasSubstr("SHA-256"),
                                  HasSubstr("; the run goes on from " + earlier.string())));
   for (const auto& entry : fs::directory_iterator(runs_ / "run/checkpoints")) damage(entry.path().filename());
-  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir); }), HasSubstr("there is no whole one before it"));
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.keep.run_dir); }), HasSubstr("there is no whole one before it"));
 }
 
 TEST_F(Resume, OtherDataOfTheSameSizeAreRefused) {
@@ -272,29 +275,29 @@ TEST_F(Resume, OtherDataOfTheSameSizeAreRefused) {
   std::string bytes = images_.read("t10k-labels-idx1-ubyte");
   bytes.back() = static_cast<char>(9 - bytes.back());
   images_.write("t10k-labels-idx1-ubyte", bytes);
-  EXPECT_THAT(error_of([&] { go_on(settings, settings.run_dir); }),
+  EXPECT_THAT(error_of([&] { go_on(settings, settings.keep.run_dir); }),
               AllOf(HasSubstr("its run's test labels have the SHA-256 " + data->test_labels),
                     HasSubstr(idx("t10k-labels-idx1-ubyte")), HasSubstr("a run goes on with its own data")));
   auto state = read_run_state(file);  // as an earlier lockstep wrote them
   state.data.reset();
   lockstep::write_run_state(file, state);
-  EXPECT_EQ(go_on(settings, settings.run_dir).history.size(), 4u);
+  EXPECT_EQ(go_on(settings, settings.keep.run_dir).history.size(), 4u);
 }
 
 TEST_F(Resume, ACheckpointThatMakesNoSenseIsRefusedInOurWords) {
   TrainOptions settings = options(2, "whole");
-  settings.model = "resnet18";  // for its buffers
-  settings.width = 0.05;
+  settings.model.name = "resnet18";  // for its buffers
+  settings.model.width = 0.05;
   settings.epochs = 1;
-  settings.checkpoint_every = 3;
-  settings.keep_last = 100;
+  settings.keep.every = 3;
+  settings.keep.last = 100;
   lockstep::train(settings);
   const auto whole = read_run_state(checkpoint("whole", "epoch-0000-step-000003"));
   const auto refused = [&](auto change) {
     auto state = whole;
     change(state);
     lockstep::write_run_state(runs_ / "hostile.safetensors", state);
-    settings.run_dir = runs_ / "hostile";
+    settings.keep.run_dir = runs_ / "hostile";
     const std::string error = error_of([&] { go_on(settings, runs_ / "hostile.safetensors"); });
     EXPECT_THAT(error, testing::Not(HasSubstr("PyTorch")));
     return error;
@@ -329,19 +332,19 @@ TEST_F(Resume, WhatAKilledRunLeftGoesAway) {
   const std::vector<std::string> left = {".model.safetensors.abcdefgh.tmp", ".metrics.jsonl.abcdefgh.tmp"};
   for (const auto& name : left) runs_.write("run/" + name, "half");
   runs_.write("run/.mine.tmp", "of the user");
-  go_on(settings, settings.run_dir);
-  for (const auto& name : left) EXPECT_FALSE(fs::exists(settings.run_dir / name)) << name;
-  EXPECT_TRUE(fs::exists(settings.run_dir / ".mine.tmp"));
+  go_on(settings, settings.keep.run_dir);
+  for (const auto& name : left) EXPECT_FALSE(fs::exists(settings.keep.run_dir / name)) << name;
+  EXPECT_TRUE(fs::exists(settings.keep.run_dir / ".mine.tmp"));
 }
 
 TEST_F(Resume, KeepsNoCheckpointsIfNoneAreWanted) {
   TrainOptions settings = options(1, "run");
   settings.epochs = 1;
-  settings.keep_last = 0;
+  settings.keep.last = 0;
   lockstep::train(settings);
   EXPECT_FALSE(fs::exists(runs_ / "run/checkpoints"));
-  settings.checkpoint_every = 3;
-  settings.run_dir = runs_ / "other";
+  settings.keep.every = 3;
+  settings.keep.run_dir = runs_ / "other";
   EXPECT_THAT(error_of([&] { lockstep::train(settings); }), HasSubstr("`keep_last` 0"));
 }
 

@@ -33,17 +33,14 @@ class SplitTrainer : public testing::Test {
   // A run in runs_ / name, on as many CPU ranks as the split has.
   TrainOptions options(const ModelOptions& model, const ModelSplit& split, const std::string& name) const {
     TrainOptions options;
-    options.model = model.name;
-    options.width = model.width;
-    options.image_size = model.image_size;
-    options.groups = model.groups;
-    options.data_dir = images_.path();
+    options.model = model;
+    options.data.folder = images_.path();
     options.devices = lockstep::Devices(split.mesh.size(), torch::kCPU);
     options.split = split;
-    options.batch_size = 32;
-    options.lr = 0.05;
+    options.batch.size = 32;
+    options.rate.lr = 0.05;
     options.epochs = 2;
-    options.run_dir = runs_ / name;
+    options.keep.run_dir = runs_ / name;
     return options;
   }
 
@@ -124,23 +121,23 @@ TEST_F(SplitTrainer, KeepsOneNetworkWithItsRunningStatistics) {
 TEST_F(SplitTrainer, TrainsInBfloat16AndChannelsLastNearlyTheSame) {
   TrainOptions whole = options(alexnet, {}, "whole");
   whole.epochs = 1;
-  whole.lr = 1e-3;  // a larger one carries rounding from step to step
+  whole.rate.lr = 1e-3;  // a larger one carries rounding from step to step
   const auto expected = lockstep::train(whole).history[0].train_loss;
   for (const ModelSplit& split :
        {ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2}, ModelSplit{.mesh = {.tensor = 2}}}) {
     SCOPED_TRACE(to_string(split));
     TrainOptions settings = options(alexnet, split, to_string(split) + " last");
     settings.epochs = 1;
-    settings.lr = whole.lr;
+    settings.rate.lr = whole.rate.lr;
     settings.memory_format = lockstep::MemoryFormat::channels_last;
     const auto unrounded = lockstep::train(settings).history[0].train_loss;
     EXPECT_NEAR(unrounded, expected, 1e-3);
     settings.precision = lockstep::Precision::bf16;
-    settings.run_dir = runs_ / (to_string(split) + " bf16");
+    settings.keep.run_dir = runs_ / (to_string(split) + " bf16");
     const auto rounded = lockstep::train(settings);
     EXPECT_NEAR(rounded.history[0].train_loss, expected, 0.1);
     EXPECT_NE(rounded.history[0].train_loss, unrounded);
-    const auto score = lockstep::evaluate_run(settings.run_dir, {.devices = {torch::kCPU}});
+    const auto score = lockstep::evaluate_run(settings.keep.run_dir, {.devices = {torch::kCPU}});
     EXPECT_NEAR(score.accuracy(), rounded.history[0].test_accuracy, 2.01 / test_samples);  // sums are rounded elsewhere
   }
 }
@@ -164,7 +161,7 @@ TEST_F(SplitTrainer, ARequestToStopKeepsTheFinishedEpochs) {
   const auto result = lockstep::train(settings, callbacks);
   EXPECT_TRUE(result.stopped);
   EXPECT_EQ(result.history.size(), 1u);
-  EXPECT_EQ(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(), 1u);
+  EXPECT_EQ(lockstep::read_metrics(settings.keep.run_dir / "metrics.jsonl").size(), 1u);
 }
 
 TEST_F(SplitTrainer, WhatDoesNotFitIsRefusedWithNothingWritten) {

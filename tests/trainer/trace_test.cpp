@@ -27,11 +27,11 @@ class Trace : public testing::Test {
   // Two epochs over 150 samples; warnings are noted.
   void train(int ranks, int64_t batch_size, const std::filesystem::path& trace) {
     lockstep::TrainOptions options;
-    options.data_dir = images_.path();
+    options.data.folder = images_.path();
     options.devices = lockstep::Devices(ranks, torch::kCPU);
-    options.batch_size = batch_size;
+    options.batch.size = batch_size;
     options.epochs = 2;
-    options.trace = trace;
+    options.keep.trace = trace;
     lockstep::train(options, {.on_warning = [&](const std::string& text) { warnings_.push_back(text); }});
   }
 

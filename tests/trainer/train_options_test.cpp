@@ -31,17 +31,17 @@ lockstep::Devices cpus(int count) {
 
 TEST(TrainOptionsJson, ComesBackAsItWas) {
   TrainOptions options;
-  options.model = "alexnet";
-  options.width = 0.1;
-  options.image_size = 96;
-  options.groups = 2;
-  options.dropout = 0.25;
-  options.data = lockstep::DataSource::synthetic;
-  options.data_dir = "/some where/\"quoted\"";
+  options.model.name = "alexnet";
+  options.model.width = 0.1;
+  options.model.image_size = 96;
+  options.model.groups = 2;
+  options.model.dropout = 0.25;
+  options.data.source = lockstep::DataSource::synthetic;
+  options.data.folder = "/some where/\"quoted\"";
   options.devices = cpus(3);
   options.threads_per_rank = 2;
-  options.batch_size = 77;
-  options.lr = 0.1;
+  options.batch.size = 77;
+  options.rate.lr = 0.1;
   options.epochs = 4;
   options.seed = 18446744073709551615u;
   options.on_nan = lockstep::OnNan::skip;
@@ -57,21 +57,21 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
                    .recompute = true,
                    .cuts = {1, 2, 3, 5, 8},
                    .tensor_rule = lockstep::TensorRule::alternating};
-  options.keep_last = 5;
-  options.checkpoint_every = 100;
-  options.tensorboard = true;
-  options.run_dir = "runs/x";
+  options.keep.last = 5;
+  options.keep.every = 100;
+  options.keep.tensorboard = true;
+  options.keep.run_dir = "runs/x";
   const auto back = lockstep::train_options_from_json(to_json(options));
   EXPECT_EQ(to_json(back), to_json(options));
-  EXPECT_EQ(back.model, options.model);
-  EXPECT_EQ(back.width, options.width);
-  EXPECT_EQ(back.image_size, options.image_size);
-  EXPECT_EQ(back.groups, options.groups);
-  EXPECT_EQ(back.dropout, options.dropout);
+  EXPECT_EQ(back.model.name, options.model.name);
+  EXPECT_EQ(back.model.width, options.model.width);
+  EXPECT_EQ(back.model.image_size, options.model.image_size);
+  EXPECT_EQ(back.model.groups, options.model.groups);
+  EXPECT_EQ(back.model.dropout, options.model.dropout);
   EXPECT_EQ(back.on_nan, options.on_nan);
   EXPECT_EQ(back.check_replicas, options.check_replicas);
   EXPECT_EQ(back.seed, options.seed);
-  EXPECT_EQ(back.lr, options.lr);
+  EXPECT_EQ(back.rate.lr, options.rate.lr);
   EXPECT_EQ(back.precision, options.precision);
   EXPECT_EQ(back.memory_format, options.memory_format);
   EXPECT_EQ(back.sync_batchnorm, options.sync_batchnorm);
@@ -121,6 +121,12 @@ void change(Value& value) {
   }
 }
 
+// Of TrainOptions, with those of its groups in the groups' place.
+template <class... Groups>
+constexpr int options_in_groups() {
+  return fields_of<TrainOptions>() + (... + (fields_of<Groups>() - 1));
+}
+
 TEST(OptionTable, HasEveryOptionOnce) {
   TrainOptions options;
   std::set<const void*> fields;
@@ -130,7 +136,11 @@ TEST(OptionTable, HasEveryOptionOnce) {
     EXPECT_TRUE(keys.insert(option.key).second) << option.key;
     if (!option.more.kept) not_kept.insert(option.key);
   });
-  EXPECT_EQ(static_cast<int>(fields.size()), fields_of<TrainOptions>());
+  constexpr int options_there_are =
+      options_in_groups<lockstep::ModelOptions, lockstep::DataOptions, lockstep::BatchSettings,
+                        lockstep::OptimizerOptions, lockstep::RateOptions, lockstep::ExchangeOptions,
+                        lockstep::KeepOptions>();
+  EXPECT_EQ(static_cast<int>(fields.size()), options_there_are);
   EXPECT_THAT(not_kept, testing::ElementsAre("resume", "timeout", "trace"));
 }
 
@@ -214,7 +224,7 @@ TEST(TrainOptionsJson, NamesWhatIsWrong) {
     EXPECT_THAT(text(nlohmann::json{{"balance", balance}}.dump()),
                 HasSubstr("the balance is \"" + std::string(balance) + "\""));
   }
-  EXPECT_EQ(lockstep::train_options_from_json("{}").batch_size, 256);
+  EXPECT_EQ(lockstep::train_options_from_json("{}").batch.size, 256);
 }
 
 TEST(TrainOptionsJson, RefusesValuesThatWouldBeChanged) {
@@ -239,7 +249,7 @@ TEST(TrainOptionsJson, RefusesValuesThatWouldBeChanged) {
                 AllOf(HasSubstr("\"" + key + "\""), HasSubstr("it must be")))
         << json;
   }
-  EXPECT_EQ(lockstep::train_options_from_json(R"({"lr": 1})").lr, 1);
+  EXPECT_EQ(lockstep::train_options_from_json(R"({"lr": 1})").rate.lr, 1);
   EXPECT_EQ(lockstep::train_options_from_json(R"({"seed": 18446744073709551615})").seed, 18446744073709551615u);
 }
 

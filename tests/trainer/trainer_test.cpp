@@ -37,9 +37,9 @@ class Trainer : public testing::Test {
 
   TrainOptions options(int ranks) const {
     TrainOptions options;
-    options.data_dir = images_.path();
+    options.data.folder = images_.path();
     options.devices = cpus(ranks);
-    options.batch_size = 32;
+    options.batch.size = 32;
     options.epochs = 2;
     return options;
   }
@@ -50,14 +50,14 @@ class Trainer : public testing::Test {
 
 TEST_F(Trainer, GivesTheSameMetricsAndWeightsOnAnyNumberOfDevices) {
   TrainOptions single = options(1);
-  single.run_dir = runs_ / "1";
+  single.keep.run_dir = runs_ / "1";
   const auto expected = lockstep::train(single);
   ASSERT_EQ(expected.history.size(), 2u);
   lockstep::LeNet net;
-  load_weights(single.run_dir / "model.safetensors", *net);
+  load_weights(single.keep.run_dir / "model.safetensors", *net);
   for (const int ranks : {2, 3, 4}) {
     TrainOptions several = options(ranks);
-    several.run_dir = runs_ / std::to_string(ranks);
+    several.keep.run_dir = runs_ / std::to_string(ranks);
     const auto result = lockstep::train(several);
     for (size_t i = 0; i < 2; ++i) {
       EXPECT_EQ(result.history[i].epoch, static_cast<int>(i) + 1);
@@ -67,7 +67,7 @@ TEST_F(Trainer, GivesTheSameMetricsAndWeightsOnAnyNumberOfDevices) {
       EXPECT_GT(result.history[i].seconds, 0);
     }
     lockstep::LeNet other;
-    load_weights(several.run_dir / "model.safetensors", *other);
+    load_weights(several.keep.run_dir / "model.safetensors", *other);
     const auto mine = other->named_parameters();
     for (const auto& item : net->named_parameters())
       EXPECT_TRUE(torch::allclose(mine[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
@@ -77,8 +77,8 @@ TEST_F(Trainer, GivesTheSameMetricsAndWeightsOnAnyNumberOfDevices) {
 TEST_F(Trainer, TrainsSeveralRunsAtOnceAsOneAfterTheOther) {
   const auto run = [&](int index, const std::string& name, std::latch& start) {
     TrainOptions settings = options(index + 1);
-    settings.lr = 0.1 * (index + 1);
-    settings.run_dir = runs_ / (name + std::to_string(index));
+    settings.rate.lr = 0.1 * (index + 1);
+    settings.keep.run_dir = runs_ / (name + std::to_string(index));
     lockstep::train(settings, {.on_data = [&](const std::string&) { start.arrive_and_wait(); }});
   };
   for (const int index : {0, 1}) {
@@ -99,8 +99,8 @@ TEST_F(Trainer, Learns) {
   const ScratchFolder images;
   write_small_images(images, 2000, 200);
   TrainOptions settings = options(2);
-  settings.data_dir = images.path();
-  settings.batch_size = 16;
+  settings.data.folder = images.path();
+  settings.batch.size = 16;
   settings.epochs = 8;
   const auto result = lockstep::train(settings);
   EXPECT_LT(result.history.back().train_loss, 0.5 * result.history.front().train_loss);
@@ -111,32 +111,32 @@ TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
   const ScratchFolder images;
   write_small_images(images, 400, 200);
   TrainOptions settings = options(2);
-  settings.data_dir = images.path();
-  settings.batch_size = 16;
+  settings.data.folder = images.path();
+  settings.batch.size = 16;
   settings.epochs = 1;
   const auto exact = lockstep::train(settings);
   settings.precision = lockstep::Precision::bf16;
-  settings.run_dir = runs_ / "bf16";
+  settings.keep.run_dir = runs_ / "bf16";
   const auto rounded = lockstep::train(settings);
   EXPECT_NE(rounded.history[0].train_loss, exact.history[0].train_loss);
   EXPECT_NEAR(rounded.history[0].train_loss, exact.history[0].train_loss, 0.01);
 
   lockstep::LeNet net;
-  load_weights(settings.run_dir / "model.safetensors", *net);  // which refuses another type than float32
+  load_weights(settings.keep.run_dir / "model.safetensors", *net);  // which refuses another type than float32
   lockstep::EvalOptions eval;
   eval.devices = cpus(3);
-  const auto score = lockstep::evaluate_run(settings.run_dir, eval);
+  const auto score = lockstep::evaluate_run(settings.keep.run_dir, eval);
   EXPECT_EQ(score.accuracy(), rounded.history.back().test_accuracy);
   settings.precision = lockstep::Precision::float32;
   runs_.write("bf16/config.json", to_json(settings));
-  EXPECT_NE(lockstep::evaluate_run(settings.run_dir, eval).loss, score.loss);
+  EXPECT_NE(lockstep::evaluate_run(settings.keep.run_dir, eval).loss, score.loss);
 
-  settings.model = "mlp";  // LeNet rests for some 200 steps first
-  settings.width = 0.25;
-  settings.lr = 0.05;
+  settings.model.name = "mlp";  // LeNet rests for some 200 steps first
+  settings.model.width = 0.25;
+  settings.rate.lr = 0.05;
   settings.precision = lockstep::Precision::bf16;
   settings.epochs = 12;
-  settings.run_dir = runs_ / "mlp";
+  settings.keep.run_dir = runs_ / "mlp";
   const auto learnt = lockstep::train(settings);
   EXPECT_LT(learnt.history.back().train_loss, 0.5 * learnt.history.front().train_loss);
   EXPECT_GT(learnt.history.back().test_accuracy, 0.5);
@@ -144,10 +144,10 @@ TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
 
 TEST_F(Trainer, GivesTheSameInBothMemoryFormats) {
   TrainOptions settings = options(2);
-  settings.run_dir = runs_ / "contiguous";
+  settings.keep.run_dir = runs_ / "contiguous";
   const auto expected = lockstep::train(settings);
   settings.memory_format = lockstep::MemoryFormat::channels_last;
-  settings.run_dir = runs_ / "channels-last";
+  settings.keep.run_dir = runs_ / "channels-last";
   const auto result = lockstep::train(settings);
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_NEAR(result.history[i].train_loss, expected.history[i].train_loss, 1e-5);
@@ -159,7 +159,7 @@ TEST_F(Trainer, GivesTheSameInBothMemoryFormats) {
   const auto theirs = other->named_parameters();
   for (const auto& item : net->named_parameters())
     EXPECT_TRUE(torch::allclose(theirs[item.key()], item.value(), 1e-4, 1e-6)) << item.key();
-  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir).accuracy(), result.history.back().test_accuracy);
+  EXPECT_EQ(lockstep::evaluate_run(settings.keep.run_dir).accuracy(), result.history.back().test_accuracy);
 }
 
 // A run of each model, made small, with its weights and metrics.
@@ -167,12 +167,9 @@ class EveryModel : public Trainer {
  protected:
   TrainOptions options(const lockstep::ModelOptions& model, const std::string& name) const {
     TrainOptions settings = Trainer::options(2);
-    settings.model = model.name;
-    settings.width = model.width;
-    settings.image_size = model.image_size;
-    settings.groups = model.groups;
-    settings.lr = 0.05;
-    settings.run_dir = runs_ / name;
+    settings.model = model;
+    settings.rate.lr = 0.05;
+    settings.keep.run_dir = runs_ / name;
     return settings;
   }
   const std::vector<lockstep::ModelOptions> models_ = {
@@ -207,17 +204,17 @@ TEST_F(EveryModel, TrainsInBfloat16AndChannelsLastNearlyTheSame) {
     SCOPED_TRACE(to_string(model));
     TrainOptions settings = options(model, model.name + "-float");
     settings.epochs = 1;
-    settings.lr = 1e-3;  // a larger one carries rounding from step to step
+    settings.rate.lr = 1e-3;  // a larger one carries rounding from step to step
     const auto expected = lockstep::train(settings).history[0].train_loss;
     settings.memory_format = lockstep::MemoryFormat::channels_last;
-    settings.run_dir = runs_ / (model.name + "-last");
+    settings.keep.run_dir = runs_ / (model.name + "-last");
     EXPECT_NEAR(lockstep::train(settings).history[0].train_loss, expected, 1e-3);
     settings.precision = lockstep::Precision::bf16;
-    settings.run_dir = runs_ / (model.name + "-bf16");
+    settings.keep.run_dir = runs_ / (model.name + "-bf16");
     const auto rounded = lockstep::train(settings).history[0];
     EXPECT_NEAR(rounded.train_loss, expected, 0.1);
     EXPECT_NE(rounded.train_loss, expected);
-    EXPECT_DOUBLE_EQ(lockstep::evaluate_run(settings.run_dir).accuracy(), rounded.test_accuracy);
+    EXPECT_DOUBLE_EQ(lockstep::evaluate_run(settings.keep.run_dir).accuracy(), rounded.test_accuracy);
   }
 }
 
@@ -235,16 +232,16 @@ TEST_F(Trainer, MeasuresHowLongRanksWaitForData) {
 
 TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
   TrainOptions settings = options(2);
-  settings.run_dir = runs_ / "deep" / "run";
+  settings.keep.run_dir = runs_ / "deep" / "run";
   settings.seed = 3;
   int epochs_seen = 0;
   int64_t done = 0;
   lockstep::TrainCallbacks callbacks;
   callbacks.on_epoch = [&](const EpochMetrics& metrics) {
     EXPECT_EQ(metrics.epoch, ++epochs_seen);
-    EXPECT_EQ(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(),
+    EXPECT_EQ(lockstep::read_metrics(settings.keep.run_dir / "metrics.jsonl").size(),
               static_cast<size_t>(epochs_seen));  // written before
-    EXPECT_TRUE(fs::exists(settings.run_dir / "curve.svg"));
+    EXPECT_TRUE(fs::exists(settings.keep.run_dir / "curve.svg"));
   };
   callbacks.on_step = [&](const lockstep::StepProgress& progress) {
     EXPECT_EQ(progress.total, 150);
@@ -254,14 +251,14 @@ TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
   EXPECT_EQ(epochs_seen, 2);
   EXPECT_EQ(done, 150);  // the end of an epoch is always reported
   std::vector<std::string> names;
-  for (const auto& entry : fs::directory_iterator(settings.run_dir)) names.push_back(entry.path().filename());
+  for (const auto& entry : fs::directory_iterator(settings.keep.run_dir)) names.push_back(entry.path().filename());
   EXPECT_THAT(names, testing::UnorderedElementsAre("config.json", "metrics.jsonl", "model.safetensors", "curve.svg",
                                                    "curve.png", "checkpoints"));
 
-  std::ifstream file(settings.run_dir / "config.json");
+  std::ifstream file(settings.keep.run_dir / "config.json");
   TrainOptions again = lockstep::train_options_from_json({std::istreambuf_iterator<char>(file), {}});
-  EXPECT_EQ(again.run_dir, settings.run_dir);
-  again.run_dir = runs_ / "again";
+  EXPECT_EQ(again.keep.run_dir, settings.keep.run_dir);
+  again.keep.run_dir = runs_ / "again";
   const auto repeated = lockstep::train(again);
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_EQ(repeated.history[i].train_loss, result.history[i].train_loss);  // the same bits
@@ -271,13 +268,13 @@ TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
 
 TEST_F(Trainer, EvaluatesAKeptRunExactlyOnAnyNumberOfDevices) {
   TrainOptions settings = options(2);
-  settings.run_dir = runs_ / "run";
+  settings.keep.run_dir = runs_ / "run";
   const auto result = lockstep::train(settings);
   for (const int ranks : {1, 2, 3, 7}) {
     lockstep::EvalOptions eval;
     eval.devices = cpus(ranks);
     eval.batch_size = 11;
-    const auto score = lockstep::evaluate_run(settings.run_dir, eval);
+    const auto score = lockstep::evaluate_run(settings.keep.run_dir, eval);
     EXPECT_EQ(score.total, 40);
     EXPECT_DOUBLE_EQ(score.accuracy(), result.history.back().test_accuracy);
   }
@@ -285,7 +282,7 @@ TEST_F(Trainer, EvaluatesAKeptRunExactlyOnAnyNumberOfDevices) {
 
 TEST_F(Trainer, ARequestToStopKeepsTheFinishedEpochs) {
   TrainOptions settings = options(2);
-  settings.run_dir = runs_ / "run";
+  settings.keep.run_dir = runs_ / "run";
   settings.epochs = 1000;
   std::stop_source stop;
   lockstep::TrainCallbacks callbacks;
@@ -296,48 +293,48 @@ TEST_F(Trainer, ARequestToStopKeepsTheFinishedEpochs) {
   const auto result = lockstep::train(settings, callbacks);
   EXPECT_TRUE(result.stopped);
   EXPECT_EQ(result.history.size(), 2u);
-  EXPECT_EQ(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(), 2u);
-  EXPECT_TRUE(fs::exists(settings.run_dir / "curve.png"));
-  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir).total, 40);
+  EXPECT_EQ(lockstep::read_metrics(settings.keep.run_dir / "metrics.jsonl").size(), 2u);
+  EXPECT_TRUE(fs::exists(settings.keep.run_dir / "curve.png"));
+  EXPECT_EQ(lockstep::evaluate_run(settings.keep.run_dir).total, 40);
 }
 
 TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
   const auto refused = [&](auto change) {
     TrainOptions settings = options(2);
-    settings.run_dir = runs_ / "run";
+    settings.keep.run_dir = runs_ / "run";
     change(settings);
     const auto text = error_of([&] { lockstep::train(settings); });
     EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
     return text;
   };
-  EXPECT_THAT(refused([](auto& o) { o.batch_size = 0; }), HasSubstr("batch size is 0"));
-  EXPECT_THAT(refused([](auto& o) { o.lr = -0.5; }), HasSubstr("learning rate is -0.5"));
-  EXPECT_THAT(refused([](auto& o) { o.lr = std::nan(""); }), HasSubstr("learning rate is nan"));
+  EXPECT_THAT(refused([](auto& o) { o.batch.size = 0; }), HasSubstr("batch size is 0"));
+  EXPECT_THAT(refused([](auto& o) { o.rate.lr = -0.5; }), HasSubstr("learning rate is -0.5"));
+  EXPECT_THAT(refused([](auto& o) { o.rate.lr = std::nan(""); }), HasSubstr("learning rate is nan"));
   EXPECT_THAT(refused([](auto& o) { o.epochs = 0; }), HasSubstr("epochs is 0"));
   EXPECT_THAT(refused([](auto& o) { o.threads_per_rank = 0; }), HasSubstr("threads per rank is 0"));
-  EXPECT_THAT(refused([](auto& o) { o.model = "vgg"; }), AllOf(HasSubstr("vgg"), HasSubstr("lenet")));
-  EXPECT_THAT(refused([](auto& o) { o.width = 2; }), HasSubstr("lenet has no width"));
-  EXPECT_THAT(refused([](auto& o) { o.batch_size = 151; }),
+  EXPECT_THAT(refused([](auto& o) { o.model.name = "vgg"; }), AllOf(HasSubstr("vgg"), HasSubstr("lenet")));
+  EXPECT_THAT(refused([](auto& o) { o.model.width = 2; }), HasSubstr("lenet has no width"));
+  EXPECT_THAT(refused([](auto& o) { o.batch.size = 151; }),
               AllOf(HasSubstr("batch size is 151"), HasSubstr("150"), HasSubstr(images_.path().string())));
   EXPECT_THAT(refused([](auto& o) { o.cuda_graph = true; }),
               AllOf(HasSubstr("`cuda_graph` needs CUDA devices"), HasSubstr("[cpu, cpu]")));
   EXPECT_THAT(refused([](auto& o) { o.sync_batchnorm = true; }), HasSubstr("lenet has no BatchNorm"));
   EXPECT_THAT(refused([](auto& o) {
-                o.model = "resnet18";
+                o.model.name = "resnet18";
                 o.sync_batchnorm = true;
                 o.split = {.mesh = {.data = 2}, .microbatches = 2};
               }),
               AllOf(HasSubstr("`sync_batchnorm`"), HasSubstr("2 microbatches"), HasSubstr("not by data alone")));
   EXPECT_THAT(refused([](auto& o) { o.devices = {torch::Device("cuda:77")}; }), HasSubstr("cuda:77"));
-  EXPECT_THAT(refused([&](auto& o) { o.data_dir = runs_.path(); }), HasSubstr(runs_.path().string()));
-  EXPECT_THAT(refused([](auto& o) { o.run_dir = "/proc/self/run"; }), HasSubstr("/proc/self/run"));
+  EXPECT_THAT(refused([&](auto& o) { o.data.folder = runs_.path(); }), HasSubstr(runs_.path().string()));
+  EXPECT_THAT(refused([](auto& o) { o.keep.run_dir = "/proc/self/run"; }), HasSubstr("/proc/self/run"));
   images_.write("t10k-labels-idx1-ubyte", lockstep::idx_bytes({40}, std::string(40, '\x0a')));
   EXPECT_THAT(refused([](auto&) {}), HasSubstr("label 10"));
 }
 
 TEST_F(Trainer, NeverWritesIntoAnEarlierRun) {
   TrainOptions settings = options(1);
-  settings.run_dir = runs_ / "run";
+  settings.keep.run_dir = runs_ / "run";
   settings.epochs = 1;
   lockstep::train(settings);
   const auto before = runs_.read("run/metrics.jsonl");
@@ -349,7 +346,7 @@ TEST_F(Trainer, NeverWritesIntoAnEarlierRun) {
 TEST_F(Trainer, AFullDiskEndsTheRunAndLeavesEarlierFilesReadable) {
   TrainOptions settings = options(1);
   settings.epochs = 3;
-  settings.run_dir = runs_ / "run";
+  settings.keep.run_dir = runs_ / "run";
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -366,11 +363,11 @@ TEST_F(Trainer, AFullDiskEndsTheRunAndLeavesEarlierFilesReadable) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
-  EXPECT_GE(lockstep::read_metrics(settings.run_dir / "metrics.jsonl").size(), 1u);
+  EXPECT_GE(lockstep::read_metrics(settings.keep.run_dir / "metrics.jsonl").size(), 1u);
   lockstep::EvalOptions eval;
   eval.devices = cpus(1);
-  EXPECT_EQ(lockstep::evaluate_run(settings.run_dir, eval).total, 40);
-  for (const auto& entry : fs::directory_iterator(settings.run_dir))
+  EXPECT_EQ(lockstep::evaluate_run(settings.keep.run_dir, eval).total, 40);
+  for (const auto& entry : fs::directory_iterator(settings.keep.run_dir))
     EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
 }
 
@@ -403,7 +400,7 @@ TEST_F(Trainer, ImagesAreInMemoryOnceForAllRanks) {
 
 TEST_F(Trainer, ARunThatFailsInItsFirstEpochLeavesNothing) {
   TrainOptions settings = options(2);
-  settings.run_dir = runs_ / "new" / "run";
+  settings.keep.run_dir = runs_ / "new" / "run";
   const auto fail = [&] {
     lockstep::TrainCallbacks callbacks;
     callbacks.on_step = [](const lockstep::StepProgress&) { throw lockstep::Error("enough"); };
@@ -416,7 +413,7 @@ TEST_F(Trainer, ARunThatFailsInItsFirstEpochLeavesNothing) {
   runs_.write("new/notes.txt", "");
   EXPECT_THAT(fail(), HasSubstr("enough"));
   EXPECT_THAT(runs_.names(), ElementsAre("new"));
-  EXPECT_FALSE(fs::exists(settings.run_dir));
+  EXPECT_FALSE(fs::exists(settings.keep.run_dir));
   EXPECT_TRUE(fs::exists(runs_ / "new/notes.txt"));
 }
 

@@ -37,30 +37,30 @@ class Update : public testing::Test {
 
   TrainOptions options(int ranks, const std::string& name) const {
     TrainOptions options;
-    options.model = "mlp";
-    options.width = 0.125;
-    options.data_dir = images_.path();
+    options.model.name = "mlp";
+    options.model.width = 0.125;
+    options.data.folder = images_.path();
     options.devices = lockstep::Devices(ranks, torch::kCPU);
-    options.batch_size = 32;
-    options.lr = 0.05;
+    options.batch.size = 32;
+    options.rate.lr = 0.05;
     options.epochs = 2;
-    options.run_dir = runs_ / name;
+    options.keep.run_dir = runs_ / name;
     return options;
   }
 
   std::vector<torch::Tensor> kept(const TrainOptions& options) const {
-    auto net = lockstep::make_model({.name = options.model, .width = options.width});
-    lockstep::load_weights(options.run_dir / "model.safetensors", *net);
+    auto net = lockstep::make_model(options.model);
+    lockstep::load_weights(options.keep.run_dir / "model.safetensors", *net);
     return net->parameters();
   }
 
   // The run's loop as a LibTorch user writes it for one device; `lr` of the steps already done and those of an epoch.
   std::vector<torch::Tensor> by_hand(const TrainOptions& options, int64_t batch_size, auto&& lr) const {
     const auto data = lockstep::load_fashion_mnist(images_.path());
-    auto net = lockstep::make_model({.name = options.model, .width = options.width, .seed = options.seed});
-    const auto optimizer =
-        lockstep::make_optimizer(options.optimizer, net->parameters(),
-                                 {.lr = 77, .momentum = options.momentum, .weight_decay = options.weight_decay});
+    auto net = lockstep::make_model(options.model, options.seed);
+    const auto optimizer = lockstep::make_optimizer(
+        options.optimizer.kind, net->parameters(),
+        {.lr = 77, .momentum = options.optimizer.momentum, .weight_decay = options.optimizer.weight_decay});
     int64_t steps = 0;
     for (int epoch = 1; epoch <= options.epochs; ++epoch) {
       const auto all = lockstep::batches(data.train, {.size = batch_size, .seed = options.seed, .epoch = epoch});
@@ -68,7 +68,7 @@ class Update : public testing::Test {
         optimizer->zero_grad();
         torch::nn::functional::cross_entropy(net->forward(batch.x), batch.y).backward();
         lockstep::set_learning_rate(*optimizer, lr(steps++, all.count()));
-        if (options.clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), options.clip);
+        if (options.optimizer.clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), options.optimizer.clip);
         optimizer->step();
       }
     }
@@ -92,11 +92,11 @@ TEST_F(Update, IsThatOfAPlainLoopOnOneDevice) {
   for (const Case& c : {Case{"sgd", 0.05, 0, 0}, Case{"sgd", 0.02, 0.9, 0.01}, Case{"adam", 1e-3, 0, 0.01},
                         Case{"adamw", 1e-3, 0, 0.1}, Case{"lars", 5, 0.9, 0.01}, Case{"lamb", 5e-3, 0, 0.1}}) {
     TrainOptions run = options(2, c.optimizer + std::to_string(c.momentum));
-    SCOPED_TRACE(run.run_dir.filename());
-    run.optimizer = optimizer_from(c.optimizer);
-    run.lr = c.lr;
-    run.momentum = c.momentum;
-    run.weight_decay = c.weight_decay;
+    SCOPED_TRACE(run.keep.run_dir.filename());
+    run.optimizer.kind = optimizer_from(c.optimizer);
+    run.rate.lr = c.lr;
+    run.optimizer.momentum = c.momentum;
+    run.optimizer.weight_decay = c.weight_decay;
     const auto result = lockstep::train(run);
     expect_near(kept(run), by_hand(run, 32, [&](int64_t, int64_t) { return c.lr; }));
     for (const auto& metrics : result.history) EXPECT_EQ(metrics.lr, c.lr);
@@ -105,18 +105,19 @@ TEST_F(Update, IsThatOfAPlainLoopOnOneDevice) {
 
 TEST_F(Update, ClipsAsAPlainLoopDoes) {
   TrainOptions run = options(2, "plain");
-  run.clip = 0.3;
-  run.lr = 0.2;
-  const auto expected = by_hand(run, 32, [&](int64_t, int64_t) { return run.lr; });
-  run.clip = 0;
-  EXPECT_FALSE(torch::allclose(by_hand(run, 32, [&](int64_t, int64_t) { return run.lr; })[0], expected[0], 1e-2, 1e-3));
-  run.clip = 0.3;
+  run.optimizer.clip = 0.3;
+  run.rate.lr = 0.2;
+  const auto expected = by_hand(run, 32, [&](int64_t, int64_t) { return run.rate.lr; });
+  run.optimizer.clip = 0;
+  EXPECT_FALSE(
+      torch::allclose(by_hand(run, 32, [&](int64_t, int64_t) { return run.rate.lr; })[0], expected[0], 1e-2, 1e-3));
+  run.optimizer.clip = 0.3;
   const std::map<std::string, lockstep::ModelSplit> splits = {{"channels", {.mesh = {.tensor = 2}}},
                                                               {"layers", {.mesh = {.pipeline = 2}, .microbatches = 2}}};
   for (const std::string how : {"data", "slices", "channels", "layers"}) {
     SCOPED_TRACE(how);
-    run.run_dir = runs_ / how;
-    run.zero_stage = how == "slices" ? 2 : 0;
+    run.keep.run_dir = runs_ / how;
+    run.exchange.zero_stage = how == "slices" ? 2 : 0;
     run.split = splits.contains(how) ? std::optional(splits.at(how)) : std::nullopt;
     lockstep::train(run);
     expect_near(kept(run), expected);
@@ -125,11 +126,11 @@ TEST_F(Update, ClipsAsAPlainLoopDoes) {
 
 TEST_F(Update, FollowsTheScaledRateItsWarmUpAndItsSchedule) {
   TrainOptions run = options(2, "run");
-  run.batch_size = 16;
-  run.scale_batch = 2;
-  run.scale_lr = LrScaling::linear;
-  run.warmup = 1;
-  run.schedule = LrSchedule::cosine;
+  run.batch.size = 16;
+  run.batch.scale = 2;
+  run.rate.scaling = LrScaling::linear;
+  run.rate.warmup_epochs = 1;
+  run.rate.schedule = LrSchedule::cosine;
   run.epochs = 3;
   const auto rate = [](int64_t steps, int64_t per_epoch) {  // of two epochs' cosine behind the one of warm-up
     const double epochs = static_cast<double>(steps) / static_cast<double>(per_epoch);
@@ -137,19 +138,19 @@ TEST_F(Update, FollowsTheScaledRateItsWarmUpAndItsSchedule) {
   };
   const auto result = lockstep::train(run);
   expect_near(kept(run), by_hand(run, 32, rate));
-  const auto read = lockstep::read_metrics(run.run_dir / "metrics.jsonl");
+  const auto read = lockstep::read_metrics(run.keep.run_dir / "metrics.jsonl");
   for (int epoch = 1; epoch <= 3; ++epoch) {
     EXPECT_DOUBLE_EQ(result.history[epoch - 1].lr, rate(5 * epoch - 1, 5)) << epoch;
     EXPECT_EQ(read[epoch - 1].lr, result.history[epoch - 1].lr);
   }
 
-  run.scale_lr = LrScaling::sqrt;
-  run.reference_batch = 2;
-  run.warmup = 0;
-  run.schedule = LrSchedule::step;
-  run.step_epochs = {1, 2};
-  run.step_factor = 0.5;
-  run.run_dir = runs_ / "steps";
+  run.rate.scaling = LrScaling::sqrt;
+  run.rate.reference_batch = 2;
+  run.rate.warmup_epochs = 0;
+  run.rate.schedule = LrSchedule::step;
+  run.rate.step_epochs = {1, 2};
+  run.rate.step_factor = 0.5;
+  run.keep.run_dir = runs_ / "steps";
   lockstep::train(run);
   expect_near(kept(run), by_hand(run, 32, [](int64_t steps, int64_t per_epoch) {
                 return 0.05 * 4 * std::pow(0.5, static_cast<double>(steps / per_epoch));
@@ -158,17 +159,17 @@ TEST_F(Update, FollowsTheScaledRateItsWarmUpAndItsSchedule) {
 
 TEST_F(Update, OfAnAccumulatedBatchIsThatOfTheWholeBatch) {
   TrainOptions whole = options(1, "whole");
-  whole.momentum = 0.9;
-  whole.lr = 0.02;
+  whole.optimizer.momentum = 0.9;
+  whole.rate.lr = 0.02;
   const auto expected = lockstep::train(whole);
   const auto weights = kept(whole);
   for (const int ranks : {1, 2, 3}) {
     for (const int parts : {3, 32}) {
       TrainOptions run = options(ranks, std::to_string(ranks) + " " + std::to_string(parts));
-      SCOPED_TRACE(run.run_dir.filename());
-      run.momentum = whole.momentum;
-      run.lr = whole.lr;
-      run.accumulate = parts;
+      SCOPED_TRACE(run.keep.run_dir.filename());
+      run.optimizer.momentum = whole.optimizer.momentum;
+      run.rate.lr = whole.rate.lr;
+      run.batch.accumulate = parts;
       const auto result = lockstep::train(run);
       for (size_t i = 0; i < 2; ++i) {
         EXPECT_NEAR(result.history[i].train_loss, expected.history[i].train_loss, 1e-4);
@@ -182,10 +183,10 @@ TEST_F(Update, OfAnAccumulatedBatchIsThatOfTheWholeBatch) {
 // One rank of three has no samples, and the others one each: there is nothing to accumulate.
 TEST_F(Update, OfAnAccumulatedBatchWithAnEmptyPart) {
   TrainOptions whole = options(1, "whole"), run = options(3, "run");
-  whole.batch_size = run.batch_size = 2;
-  whole.lr = run.lr = 5e-3;
+  whole.batch.size = run.batch.size = 2;
+  whole.rate.lr = run.rate.lr = 5e-3;
   whole.epochs = run.epochs = 1;
-  run.accumulate = 2;
+  run.batch.accumulate = 2;
   lockstep::train(whole);
   lockstep::train(run);
   expect_near(kept(run), kept(whole));
@@ -193,19 +194,19 @@ TEST_F(Update, OfAnAccumulatedBatchWithAnEmptyPart) {
 
 TEST_F(Update, GoesWithSplitsThatLeaveLayersWhole) {
   TrainOptions whole = options(1, "whole");
-  whole.optimizer = OptimizerKind::lars;
-  whole.lr = 5;
-  whole.momentum = 0.9;
+  whole.optimizer.kind = OptimizerKind::lars;
+  whole.rate.lr = 5;
+  whole.optimizer.momentum = 0.9;
   lockstep::train(whole);
   TrainOptions pipeline = whole;
   pipeline.devices = lockstep::Devices(2, torch::kCPU);
   pipeline.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
-  pipeline.run_dir = runs_ / "pipeline";
+  pipeline.keep.run_dir = runs_ / "pipeline";
   lockstep::train(pipeline);
   expect_near(kept(pipeline), kept(whole));
 
   TrainOptions slices = options(2, "slices"), plain = options(1, "plain");
-  slices.accumulate = 3;
+  slices.batch.accumulate = 3;
   slices.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
   lockstep::train(slices);
   lockstep::train(plain);
@@ -216,17 +217,17 @@ TEST_F(Update, GoesWithSplitsThatLeaveLayersWhole) {
 TEST_F(Update, InSlicesIsThatOfTheWhole) {
   for (const std::string optimizer : {"sgd", "adam"}) {
     TrainOptions whole = options(3, optimizer);
-    whole.optimizer = optimizer_from(optimizer);
-    whole.lr = optimizer == "sgd" ? 0.02 : 1e-3;
-    whole.batch_size = 37;  // 150 samples: the last batch has 2
+    whole.optimizer.kind = optimizer_from(optimizer);
+    whole.rate.lr = optimizer == "sgd" ? 0.02 : 1e-3;
+    whole.batch.size = 37;  // 150 samples: the last batch has 2
     whole.epochs = 1;
     lockstep::train(whole);
     for (const auto& [stage, parts] : {std::pair(1, 1), std::pair(2, 3)}) {
       TrainOptions run = whole;
-      run.zero_stage = stage;
-      run.accumulate = parts;
-      run.run_dir = runs_ / (optimizer + std::to_string(stage));
-      SCOPED_TRACE(run.run_dir.filename());
+      run.exchange.zero_stage = stage;
+      run.batch.accumulate = parts;
+      run.keep.run_dir = runs_ / (optimizer + std::to_string(stage));
+      SCOPED_TRACE(run.keep.run_dir.filename());
       lockstep::train(run);
       expect_near(kept(run), kept(whole));
     }
@@ -236,21 +237,21 @@ TEST_F(Update, InSlicesIsThatOfTheWhole) {
 // The checkpoint has the whole optimizer.
 TEST_F(Update, InSlicesGoesOnOnOtherRanksAndWhole) {
   TrainOptions whole = options(2, "whole");
-  whole.optimizer = OptimizerKind::adam;
-  whole.lr = 1e-3;
+  whole.optimizer.kind = OptimizerKind::adam;
+  whole.rate.lr = 1e-3;
   lockstep::train(whole);
   TrainOptions first = whole;
-  first.zero_stage = 2;
+  first.exchange.zero_stage = 2;
   first.epochs = 1;
-  first.run_dir = runs_ / "first";
+  first.keep.run_dir = runs_ / "first";
   lockstep::train(first);
   for (const auto& [ranks, stage] : {std::pair(2, 2), std::pair(3, 1), std::pair(1, 0)}) {
     TrainOptions run = whole;
     run.devices = lockstep::Devices(ranks, torch::kCPU);
-    run.zero_stage = stage;
-    run.resume = first.run_dir;
-    run.run_dir = runs_ / ("resumed" + std::to_string(ranks));
-    SCOPED_TRACE(run.run_dir.filename());
+    run.exchange.zero_stage = stage;
+    run.keep.resume = first.keep.run_dir;
+    run.keep.run_dir = runs_ / ("resumed" + std::to_string(ranks));
+    SCOPED_TRACE(run.keep.run_dir.filename());
     lockstep::train(run);
     expect_near(kept(run), kept(whole));
   }
@@ -258,12 +259,12 @@ TEST_F(Update, InSlicesGoesOnOnOtherRanksAndWhole) {
 
 TEST_F(Update, IsNoConcernOfEvaluation) {
   TrainOptions run = options(2, "run");
-  run.scale_batch = 4;
-  run.accumulate = 100;
-  run.warmup = 2;
-  run.scale_lr = LrScaling::sqrt;
+  run.batch.scale = 4;
+  run.batch.accumulate = 100;
+  run.rate.warmup_epochs = 2;
+  run.rate.scaling = LrScaling::sqrt;
   const auto result = lockstep::train(run);
-  const auto score = lockstep::evaluate_run(run.run_dir, {.devices = {torch::kCPU}, .batch_size = 1});
+  const auto score = lockstep::evaluate_run(run.keep.run_dir, {.devices = {torch::kCPU}, .batch_size = 1});
   EXPECT_DOUBLE_EQ(score.accuracy(), result.history.back().test_accuracy);
 }
 
@@ -275,72 +276,75 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
     EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
     return text;
   };
-  EXPECT_THAT(refused([](auto& o) { o.momentum = -0.5; }), HasSubstr("momentum is -0.5"));
-  EXPECT_THAT(refused([](auto& o) { o.weight_decay = std::nan(""); }), HasSubstr("weight decay is nan"));
-  EXPECT_THAT(refused([](auto& o) { o.scale_batch = 0; }), HasSubstr("`scale_batch`) is 0; it must be from 1"));
-  EXPECT_THAT(refused([](auto& o) { o.scale_batch = INT64_MAX / 16; }), HasSubstr("it must be from 1 to 288230376151"));
-  EXPECT_THAT(refused([](auto& o) { o.scale_batch = 5; }), AllOf(HasSubstr("batch size is 160"), HasSubstr("150")));
-  EXPECT_THAT(refused([](auto& o) { o.accumulate = 0; }), HasSubstr("`accumulate`) is 0; it must be from 1 to 32"));
-  EXPECT_THAT(refused([](auto& o) { o.accumulate = 33; }), HasSubstr("`accumulate`) is 33; it must be from 1 to 32"));
-  EXPECT_THAT(refused([](auto& o) { o.reference_batch = -1; }), HasSubstr("reference batch is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 3; }), HasSubstr("`zero_stage`) is 3"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.optimizer = OptimizerKind::lamb; }),
+  EXPECT_THAT(refused([](auto& o) { o.optimizer.momentum = -0.5; }), HasSubstr("momentum is -0.5"));
+  EXPECT_THAT(refused([](auto& o) { o.optimizer.weight_decay = std::nan(""); }), HasSubstr("weight decay is nan"));
+  EXPECT_THAT(refused([](auto& o) { o.batch.scale = 0; }), HasSubstr("`scale_batch`) is 0; it must be from 1"));
+  EXPECT_THAT(refused([](auto& o) { o.batch.scale = INT64_MAX / 16; }), HasSubstr("it must be from 1 to 288230376151"));
+  EXPECT_THAT(refused([](auto& o) { o.batch.scale = 5; }), AllOf(HasSubstr("batch size is 160"), HasSubstr("150")));
+  EXPECT_THAT(refused([](auto& o) { o.batch.accumulate = 0; }),
+              HasSubstr("`accumulate`) is 0; it must be from 1 to 32"));
+  EXPECT_THAT(refused([](auto& o) { o.batch.accumulate = 33; }),
+              HasSubstr("`accumulate`) is 33; it must be from 1 to 32"));
+  EXPECT_THAT(refused([](auto& o) { o.rate.reference_batch = -1; }), HasSubstr("reference batch is -1"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3; }), HasSubstr("`zero_stage`) is 3"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 1, o.optimizer.kind = OptimizerKind::lamb; }),
               HasSubstr("lamb scales a layer"));
   EXPECT_THAT(refused([](auto& o) {
-                o.zero_stage = 2;
+                o.exchange.zero_stage = 2;
                 o.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}};
               }),
               AllOf(HasSubstr("`zero_stage`"), HasSubstr("1 x 2 x 1")));
-  EXPECT_THAT(refused([](auto& o) { o.model = "resnet18", o.zero_stage = 2, o.sync_batchnorm = true; }),
+  EXPECT_THAT(refused([](auto& o) { o.model.name = "resnet18", o.exchange.zero_stage = 2, o.sync_batchnorm = true; }),
               HasSubstr("so does `sync_batchnorm`"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 1, o.compress = lockstep::Compression::bf16; }),
+  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 1, o.exchange.compress = lockstep::Compression::bf16; }),
               HasSubstr("`compress` and `sync_every`"));
-  EXPECT_THAT(refused([](auto& o) { o.zero_stage = 2, o.sync_every = 4; }), HasSubstr("`compress` and `sync_every`"));
-  EXPECT_THAT(refused([](auto& o) { o.warmup = 1; }), HasSubstr("a smaller `reference_batch`"));
-  EXPECT_THAT(refused([](auto& o) { o.step_epochs = {1}; }), HasSubstr("`schedule` step"));
-  EXPECT_THAT(refused([](auto& o) { o.schedule = LrSchedule::step; }), HasSubstr("`step_epochs`"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 2, o.exchange.sync_every = 4; }),
+              HasSubstr("`compress` and `sync_every`"));
+  EXPECT_THAT(refused([](auto& o) { o.rate.warmup_epochs = 1; }), HasSubstr("a smaller `reference_batch`"));
+  EXPECT_THAT(refused([](auto& o) { o.rate.step_epochs = {1}; }), HasSubstr("`schedule` step"));
+  EXPECT_THAT(refused([](auto& o) { o.rate.schedule = LrSchedule::step; }), HasSubstr("`step_epochs`"));
   for (const char* name : {"lars", "lamb"}) {
     const auto by_channels = [&](auto& o) {
-      o.optimizer = optimizer_from(name);
+      o.optimizer.kind = optimizer_from(name);
       o.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
     };
     EXPECT_THAT(refused(by_channels), AllOf(HasSubstr(name), HasSubstr("split by channels"), HasSubstr("1 x 1 x 2")));
   }
   for (const auto& split :
        {lockstep::ModelSplit{.mesh = {.pipeline = 2}}, lockstep::ModelSplit{.mesh = {.data = 2}, .microbatches = 2}}) {
-    const auto twice_in_parts = [&](auto& o) { o.accumulate = 2, o.split = split; };
+    const auto twice_in_parts = [&](auto& o) { o.batch.accumulate = 2, o.split = split; };
     EXPECT_THAT(refused(twice_in_parts), AllOf(HasSubstr("`accumulate`"), HasSubstr("microbatches")));
   }
 }
 
 TEST(UpdateJson, ComesBackAsItWas) {
   TrainOptions options;
-  options.scale_batch = 8;
-  options.accumulate = 4;
-  options.optimizer = OptimizerKind::lars;
-  options.momentum = 0.9;
-  options.weight_decay = 5e-4;
-  options.reference_batch = 128;
-  options.scale_lr = LrScaling::sqrt;
-  options.warmup = 2.5;
-  options.schedule = LrSchedule::step;
-  options.step_epochs = {3, 7};
-  options.step_factor = 0.3;
-  options.zero_stage = 2;
+  options.batch.scale = 8;
+  options.batch.accumulate = 4;
+  options.optimizer.kind = OptimizerKind::lars;
+  options.optimizer.momentum = 0.9;
+  options.optimizer.weight_decay = 5e-4;
+  options.rate.reference_batch = 128;
+  options.rate.scaling = LrScaling::sqrt;
+  options.rate.warmup_epochs = 2.5;
+  options.rate.schedule = LrSchedule::step;
+  options.rate.step_epochs = {3, 7};
+  options.rate.step_factor = 0.3;
+  options.exchange.zero_stage = 2;
   const auto back = lockstep::train_options_from_json(to_json(options));
   EXPECT_EQ(to_json(back), to_json(options));
-  EXPECT_EQ(back.scale_batch, 8);
-  EXPECT_EQ(back.accumulate, 4);
-  EXPECT_EQ(back.optimizer, OptimizerKind::lars);
-  EXPECT_EQ(back.momentum, 0.9);
-  EXPECT_EQ(back.weight_decay, 5e-4);
-  EXPECT_EQ(back.reference_batch, 128);
-  EXPECT_EQ(back.scale_lr, LrScaling::sqrt);
-  EXPECT_EQ(back.warmup, 2.5);
-  EXPECT_EQ(back.schedule, LrSchedule::step);
-  EXPECT_EQ(back.step_epochs, (std::vector{3, 7}));
-  EXPECT_EQ(back.step_factor, 0.3);
-  EXPECT_EQ(back.zero_stage, 2);
+  EXPECT_EQ(back.batch.scale, 8);
+  EXPECT_EQ(back.batch.accumulate, 4);
+  EXPECT_EQ(back.optimizer.kind, OptimizerKind::lars);
+  EXPECT_EQ(back.optimizer.momentum, 0.9);
+  EXPECT_EQ(back.optimizer.weight_decay, 5e-4);
+  EXPECT_EQ(back.rate.reference_batch, 128);
+  EXPECT_EQ(back.rate.scaling, LrScaling::sqrt);
+  EXPECT_EQ(back.rate.warmup_epochs, 2.5);
+  EXPECT_EQ(back.rate.schedule, LrSchedule::step);
+  EXPECT_EQ(back.rate.step_epochs, (std::vector{3, 7}));
+  EXPECT_EQ(back.rate.step_factor, 0.3);
+  EXPECT_EQ(back.exchange.zero_stage, 2);
   EXPECT_EQ(to_json(lockstep::train_options_from_json("{}")), to_json(TrainOptions()));
 }
 

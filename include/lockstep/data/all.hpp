@@ -1,9 +1,11 @@
 // data: data sets, batches, and the ranges into which they are cut.
-//   data        image sets as tensors, and the batches that a rank gets of them
-//   fetch_data  downloads Fashion-MNIST where no package provides it
-//   parts       the ranges that devices take of a batch: near-equal, or by shares
+//   data          image sets as tensors, and the batches that a rank gets of them
+//   data_options  which images, and where they lie
+//   fetch_data    downloads Fashion-MNIST where no package provides it
+//   parts         the ranges that devices take of a batch: near-equal, or by shares
 #pragma once
 
 #include <lockstep/data/data.hpp>
+#include <lockstep/data/data_options.hpp>
 #include <lockstep/data/fetch_data.hpp>
 #include <lockstep/data/parts.hpp>

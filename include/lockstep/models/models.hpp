@@ -28,19 +28,18 @@ struct ModelOptions {
   int64_t image_size = 0;      // images are resized to this height and width: alexnet, resnet18. 0: as the model has it
   int64_t groups = 1;          // 2: alexnet in two towers
   double dropout = 0.5;        // of alexnet's two wide layers, as AlexNetOptions has it
-  uint64_t seed = 0;           // of the weights
 };
 
 std::vector<std::string> model_names();
 
-// The model for images [n, 1, 28, 28] and 10 classes. Throws Error as check_model.
-torch::nn::Sequential make_model(const ModelOptions& options);
+// The model for images [n, 1, 28, 28] and 10 classes, with the weights of this seed. Throws Error as check_model.
+torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed = 0);
 
 // Throws Error for what make_model cannot make: an unknown name (the text lists those there are), a width that is not
 // above 0 (or above 64), an image size that is too small for the model, and an option that the model does not have.
 void check_model(const ModelOptions& options);
 
-// "alexnet, width 0.25, images of 96 x 96, 2 groups": the name, and what is not the default; without the seed.
+// "alexnet, width 0.25, images of 96 x 96, 2 groups": the name, and what is not the default.
 std::string to_string(const ModelOptions& options);
 
 // ---- The section's LeNet, from scratch -----------------------------------------------------------------------------

@@ -34,6 +34,17 @@ std::string_view to_string(LrSchedule schedule);
 LrScaling scaling_from(std::string_view name);
 LrSchedule lr_schedule_from(std::string_view name);
 
+// What the user of a run says of it. The rest of a LearningRate, its batch and its epochs, are the run's own.
+struct RateOptions {
+  double lr = 0.2;              // for batches of reference_batch samples
+  int64_t reference_batch = 0;  // 0: the run's batch before it is scaled
+  LrScaling scaling = LrScaling::none;
+  double warmup_epochs = 0;
+  LrSchedule schedule = LrSchedule::constant;
+  std::vector<int> step_epochs = {};
+  double step_factor = 0.1;
+};
+
 struct LearningRate {
   double lr = 0.2;                // for batches of reference_batch samples
   int64_t batch = 256;            // samples of the global batch

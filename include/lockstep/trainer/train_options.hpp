@@ -1,12 +1,17 @@
 // TrainOptions: all that a run can be told, with the defaults of `lockstep train`.
 //
-// A plain value. Its enums have the names that config.json and the program's flags have. Thread-safe.
+// A plain value of nested groups. config.json, the program's flags and errors have one list of keys, without groups:
+// `batch_size` is batch.size, `keep_last` keep.last (src/trainer/option_table.hpp). Thread-safe.
 #pragma once
 
+#include <lockstep/data/data_options.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/layout/model_split.hpp>
+#include <lockstep/models/models.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/optim/optimizers.hpp>
+#include <lockstep/trainer/batch_settings.hpp>
+#include <lockstep/trainer/exchange_options.hpp>
 
 #include <chrono>
 #include <cstdint>
@@ -14,12 +19,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <variant>
-#include <vector>
 
 namespace lockstep {
-
-enum class DataSource { fashion_mnist, synthetic };
 
 enum class Precision {
   float32,
@@ -33,14 +34,6 @@ enum class MemoryFormat {
   channels_last,  // pixel by pixel, which many convolutions are faster on, and bfloat16 on GPUs wants
 };
 
-// How the ranks' gradients become one.
-enum class Compression {
-  none,      // as they are
-  bf16,      // rounded, as fp16 (half_precision_hook.hpp)
-  fp16,      //
-  powersgd,  // as matrices of TrainOptions::compress_rank (power_sgd.hpp), with the network split by data alone
-};
-
 // What becomes of a run when a step's loss or gradients are not finite; all ranks do the same in the same step.
 enum class OnNan {
   stop,   // train() throws NotFinite, and what is kept is of before; a GPU's step is noticed a step later
@@ -49,62 +42,48 @@ enum class OnNan {
   go_on,  // nothing looks
 };
 
-// "fashion-mnist", "channels-last", "powersgd", "go-on", … And back; these throw Error that names what there is.
-std::string_view to_string(DataSource data);
+// "float32", "channels-last", "go-on", … And back; these throw Error that names what there is.
 std::string_view to_string(Precision precision);
 std::string_view to_string(MemoryFormat format);
-std::string_view to_string(Compression compression);
 std::string_view to_string(OnNan on_nan);
-DataSource data_source_from(std::string_view name);
 Precision precision_from(std::string_view name);
 MemoryFormat memory_format_from(std::string_view name);
-Compression compression_from(std::string_view name);
 OnNan on_nan_from(std::string_view name);
 
-// Whose part of a batch is how large.
-struct EqualParts {  // near-equal ones
-  bool operator==(const EqualParts&) const = default;
-};
-// In proportion to the devices' speed, measured while they train (balance.hpp). Two runs then differ by what rounding
-// leaves, also if one was resumed.
-struct PartsBySpeed {
-  bool operator==(const PartsBySpeed&) const = default;
-};
-// {2, 1}: the first device gets twice as many samples as the second (parts.hpp; of the split's data axis, if there is
-// one).
-using BalanceRule = std::variant<EqualParts, PartsBySpeed, std::vector<double>>;
-
-// "equal", "auto", "2,1". And back; throws Error that says what there is.
-std::string to_string(const BalanceRule& sizes);
-BalanceRule balance_rule_from(const std::string& text);
-
-struct TrainOptions {
-  std::string model = "lenet";  // one of model_names()
-  double width = 1;             // of the model, as the next three: see ModelOptions in models.hpp
-  int64_t image_size = 0;
-  int64_t groups = 1;
-  double dropout = 0.5;
-  DataSource data = DataSource::fashion_mnist;
-  std::filesystem::path data_dir = {};  // of the IDX files; empty: where packages put them
-  Devices devices = {};                 // one rank per entry; empty: default_devices()
-  int threads_per_rank = 1;             // intra-op threads of each rank
-  int64_t batch_size = 256;             // of the global batch, times scale_batch
-  int64_t scale_batch = 1;
-  // In how many parts, one after the other, a rank computes its part of a batch. The gradients are the same (but
-  // BatchNorm normalises over what is computed at once), and the activations of one of them are in memory at a time.
-  int accumulate = 1;
-  BalanceRule balance = EqualParts();
-  OptimizerKind optimizer = OptimizerKind::sgd;
+// What becomes of the gradients; the learning rate is RateOptions'.
+struct OptimizerOptions {
+  OptimizerKind kind = OptimizerKind::sgd;
   double momentum = 0;  // as weight_decay: see OptimizerSettings in optimizers.hpp
   double weight_decay = 0;
-  double clip = 0;              // the largest norm of a step's gradients, which are scaled down to it; 0: none
-  double lr = 0.2;              // for batches of reference_batch samples; what becomes of it: learning_rate.hpp
-  int64_t reference_batch = 0;  // 0: batch_size
-  LrScaling scale_lr = LrScaling::none;
-  double warmup = 0;  // epochs
-  LrSchedule schedule = LrSchedule::constant;
-  std::vector<int> step_epochs = {};  // as step_factor of LrSchedule::step
-  double step_factor = 0.1;
+  double clip = 0;  // the largest norm of a step's gradients, which are scaled down to it; 0: none
+};
+
+// What is kept of a run, and what it goes on from.
+struct KeepOptions {
+  std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
+  int last = 2;                        // checkpoints to resume from in run_dir, beside the best epoch's; 0: none at all
+  int64_t every = 0;         // steps between two checkpoints within an epoch; 0: only at the end of each epoch
+  bool tensorboard = false;  // run_dir also gets an event file for TensorBoard
+  // If not empty: gets a timeline of some of the first steps, as Chrome's JSON; of a launcher's process N, of its ranks
+  // alone, with .N before the extension.
+  std::filesystem::path trace = {};
+  // If not empty: a checkpoint, or a run's folder, whose newest whole one is meant (on_warning is told of a damaged
+  // one), to go on from with the results of a run that never stopped; run_dir may be that run's.
+  std::filesystem::path resume = {};
+};
+
+struct TrainOptions {
+  ModelOptions model = {};
+  DataOptions data = {};
+  Devices devices = {};      // one rank per entry; empty: default_devices()
+  int threads_per_rank = 1;  // intra-op threads of each rank
+  // How the network is split over the ranks, as a plan has it (plan.hpp). Absent: not at all, all ranks along data.
+  std::optional<ModelSplit> split = {};
+  std::chrono::seconds timeout{300};  // of every wait of a rank for another, from 1 to 1,000,000
+  BatchSettings batch = {};
+  OptimizerOptions optimizer = {};
+  RateOptions rate = {};
+  ExchangeOptions exchange = {};
   int epochs = 10;
   uint64_t seed = 1;  // of the weights, of the order of the samples (why 1: docs/results) and of dropout
   OnNan on_nan = OnNan::stop;
@@ -113,31 +92,10 @@ struct TrainOptions {
   int64_t check_replicas = -1;
   Precision precision = Precision::float32;
   MemoryFormat memory_format = MemoryFormat::contiguous;
-  // How the network is split over the ranks, as a plan has it (plan.hpp). Absent: not at all, all ranks along data.
-  std::optional<ModelSplit> split = {};
   // BatchNorm over the samples of all ranks (sync_batch_norm.hpp), for a model that has some, split by data alone.
   bool sync_batchnorm = false;
-  // 1: each rank keeps and computes its slice of the optimizer; 2: and of the gradients (sharded_optimizer.hpp). Of a
-  // network split by data alone, and not of lars and lamb. 0: every rank has all of it.
-  int zero_stage = 0;
-  Compression compress = Compression::none;
-  int64_t compress_rank = 0;  // of Compression::powersgd; 0: its default
-  // If not 0, gradients are not averaged at all: each rank takes so many steps of its own and then the parameters are,
-  // with an outer optimizer (local_sgd.hpp); also at the end of each epoch. With the network split by data alone.
-  int64_t sync_every = 0;
-  double outer_lr = 1;
-  double outer_momentum = 0;
-  bool cuda_graph = false;             // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
-  std::filesystem::path run_dir = {};  // where the run is kept; must not hold another run. Empty: nothing is written
-  std::filesystem::path trace = {};    // if not empty: gets a timeline of some of the first steps, as Chrome's JSON; of
-                                       // a launcher's process N, of its ranks alone, with .N before the extension
-  int keep_last = 2;                   // checkpoints to resume from in run_dir, beside the best epoch's; 0: none at all
-  int64_t checkpoint_every = 0;        // steps between two of them within an epoch; 0: only at the end of each epoch
-  std::filesystem::path resume = {};   // if not empty: a checkpoint, or a run's folder, whose newest whole one is meant
-                                       // (on_warning is told of a damaged one), to go on from with the results of a
-                                       // run that never stopped; run_dir may be that run's
-  bool tensorboard = false;            // run_dir also gets an event file for TensorBoard
-  std::chrono::seconds timeout{300};   // of every wait of a rank for another, from 1 to 1,000,000
+  bool cuda_graph = false;  // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
+  KeepOptions keep = {};
 };
 
 // All of the options but resume, trace and timeout as JSON text, enough to run again; and back. to_json throws Error

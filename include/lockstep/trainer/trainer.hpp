@@ -67,32 +67,35 @@ class NotFinite : public Error {
 // batches (without sync_batchnorm); before an epoch is evaluated and kept all devices take their mean, weighted by the
 // samples that each has seen in it.
 //
-// Throws Error before the first step, for
-// - the network and the data: a model that check_model refuses, unreadable data, a data_dir beside synthetic data,
+// Throws Error before the first step. Options have their keys here, as in the errors. "By data alone" is a split
+// without pipeline and tensor axes, in one batch at a time. Refused are
+// - of the network and the data: a model that check_model refuses, unreadable data, a data_dir beside synthetic data,
 //   sync_batchnorm for a model without BatchNorm;
-// - the batch: a global batch of less than 1 or more than all training samples; accumulate < 1, above the global batch,
-//   or with a pipeline (which has microbatches);
-// - the update: what check_optimizer and check_learning_rate refuse; lars or lamb with
-//   a split by channels (their norms are of whole layers);
-// - the devices: threads_per_rank < 1 or > 1024, tf32 on CPUs, a timeout out of its range, a device that is not there,
-// a split that check_split refuses or whose mesh is not as large as the run;
-// - cuda_graph on CPU devices, with a split other than by data, with dropout, or with anything but plain SGD at a
-//   constant rate without accumulation;
-// - sync_batchnorm with such a split, cuda_graph or accumulation;
-// - zero_stage with lars, lamb, cuda_graph, compress, sync_every or such a split;
-// - compress: with cuda_graph, or "powersgd" with such a split; compress_rank without powersgd;
-// - sync_every: what LocalSgd refuses; with such a split, compress, cuda_graph, sync_batchnorm or checkpoint_every
-//   (within a round the ranks' parameters differ); outer_lr or outer_momentum without it;
+// - of the batch: a global batch of less than 1, or of more than all training samples; accumulate below 1 or above
+//   the global batch, or beside a pipeline, which has microbatches;
+// - of the update: what check_optimizer and check_learning_rate refuse; lars or lamb with a split by channels, since
+//   their norms are of whole layers;
+// - of the devices: a device that is not there, tf32 on CPUs, threads_per_rank or a timeout out of its range, a split
+//   that check_split refuses or whose mesh is not as large as the run;
+// - cuda_graph on CPUs, without a split by data alone, with dropout, or with anything but plain SGD at a constant
+//   rate without accumulate;
+// - sync_batchnorm without a split by data alone, or with cuda_graph or accumulate;
+// - zero_stage with lars, lamb, cuda_graph, compress or sync_every, or without a split by data alone; 2 with
+//   sync_batchnorm;
+// - compress with cuda_graph; powersgd without a split by data alone; compress_rank without powersgd;
+// - sync_every: what LocalSgd refuses; with compress, cuda_graph, sync_batchnorm or checkpoint_every, or without a
+//   split by data alone, since ranks' parameters differ within a round; outer_lr or outer_momentum without it;
 // - on_nan "skip" with cuda_graph, sync_every or powersgd;
-// - balance: shares that are not one per device; where NCCL exchanges, with cuda_graph, shares by which the first
-// device
-//   gets no samples. "auto" with sync_batchnorm, zero_stage 2 or such a split: in all three devices wait for each other
-//   while their speed is measured. "auto" with sync_every (devices do not wait) or cuda_graph (steps have one size);
-// - run_dir: one that cannot be written, or in which another process trains; RunExists;
-// - resume: a checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run whose
-//   steps were others: other data (known by their SHA-256), another model, batch size, … Only devices,
-//   threads_per_rank, split, zero_stage, balance, memory_format, cuda_graph, on_nan, check_replicas, epochs, where
-//   files lie and what is kept may differ.
+// - balance: shares that are not one per device; with cuda_graph where NCCL exchanges, shares that give the first
+//   device no samples; "auto" where devices wait for each other while their speed is measured (sync_batchnorm,
+//   zero_stage 2, no split by data alone), where they do not wait at all (sync_every), or where steps have one size
+//   (cuda_graph);
+// - of what is kept: a run_dir that cannot be written, or in which another process trains; RunExists;
+//   checkpoint_every with keep_last 0;
+// - resume: a checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run
+//   whose steps were others: other data (known by their SHA-256), another model, batch size, … These alone may
+//   differ: devices, threads_per_rank, split, zero_stage, balance, memory_format, cuda_graph, on_nan, check_replicas,
+//   epochs, where files lie, and what is kept.
 //
 // Throws Error after it: NotFinite; weights that differ between devices (see TrainOptions::check_replicas); a rank that
 // fails (memory, a GPU); a file that cannot be written (a full disk); an exception from a callback. The Error names the

@@ -63,7 +63,7 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
       ++next;
       continue;
     }
-    if (store.check({"failure"})) throw Error(store.get_to_str("failure"));
+    if (store.check({"failure"})) failure_from(store.get_to_str("failure")).raise();
     limit.check(process_name(launch.rank, launch));
     if (Clock::now() >= deadline) {
       const auto missing = absent(store, launch.world_size);
@@ -205,8 +205,9 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
   return layout_of(all);
 }
 
-void call_off(c10d::Store& store, const std::string& text) {
+void call_off(c10d::Store& store, const Failure& failure) {
   try {
+    const std::string text = to_stored(failure);
     const std::vector<uint8_t> bytes(text.begin(), text.end());
     store.compareSet("failure", {}, bytes);
   } catch (const std::exception&) {  // then the others learn it from their deadline
@@ -215,31 +216,37 @@ void call_off(c10d::Store& store, const std::string& text) {
 
 namespace {
 
-// By its ranks, if the processes have met.
-std::string name_in(c10d::Store& run, const LaunchEnvironment& launch) {
-  if (!absent(run, launch.world_size).empty()) return process_name(launch.rank, launch);
+Failure::Kind kind_of(const ProcessEnd& process) {
+  return process.stopped ? Failure::Kind::stop : Failure::Kind::error;
+}
+
+// Named by its ranks, if the processes have met.
+Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const ProcessEnd& process) {
+  const Failure before_they_met{process_name(launch.rank, launch) + " is gone: " + process.how, kind_of(process)};
+  if (!absent(run, launch.world_size).empty()) return before_they_met;
   try {
-    return "the process of " + layout_of(read_all(run, launch.world_size)).name_process(launch.rank);
+    const auto name = layout_of(read_all(run, launch.world_size)).name_process(launch.rank);
+    return {"the process of " + name + " is gone: " + process.how, Failure::Kind::death};
   } catch (const ForeignValue&) {  // the processes say so
-    return process_name(launch.rank, launch);
+    return before_they_met;
   }
 }
 
 }  // namespace
 
-AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how) {
+AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process) {
   const int run = last_run_of(store, launch);
-  AnnouncedEnd end{process_name(launch.rank, launch) + " did not come to run(): " + how};
+  AnnouncedEnd end{process_name(launch.rank, launch) + " did not come to run(): " + process.how};
   if (run > 0) {
     const auto last = store_of_run(store, launch, run);
-    const std::string text = name_in(*last, launch) + " is gone: " + how;
+    const Failure failure = end_in(*last, launch, process);
     try {
-      end.is_loss = declare_lost(*last, launch.rank, text);
+      end.is_loss = declare_lost(*last, launch.rank, failure.text);
     } catch (const ForeignValue&) {  // the processes say so
     }
-    if (failed && !end.is_loss) call_off(*last, text);
+    if (process.failed && !end.is_loss) call_off(*last, failure);
   }
-  call_off(*store_of_run(store, launch, run + 1), end.absence);
+  call_off(*store_of_run(store, launch, run + 1), {end.absence, kind_of(process)});
   return end;
 }
 

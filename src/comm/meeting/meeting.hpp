@@ -4,6 +4,7 @@
 // another program or configuration is refused, with both shown. Every wait has a deadline.
 #pragma once
 
+#include "comm/failure.hpp"
 #include "layout.hpp"
 #include "rendezvous.hpp"
 
@@ -21,16 +22,21 @@ Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
             const std::string& configuration, const WaitLimit& limit);
 
 // Says what ended this process's run before the meeting was complete, so that the others need not wait.
-void call_off(c10d::Store& store, const std::string& text);
+void call_off(c10d::Store& store, const Failure& failure);
 
 // A launcher that keeps the store and sees how its processes end calls this. Processes that wait for this one, or will,
 // are told at once. Processes that are in a run with it are told if it failed, or was dispensable (lost_processes.hpp).
-// A text that a rank left before stays. `how` is words that follow a colon: "it ended with exit code 7".
+// A failure that a rank left before stays. To those who wait for it to come, a process that a user stopped is a stop.
+struct ProcessEnd {
+  bool failed = false;
+  bool stopped = false;  // a user asked for it
+  std::string how;       // words that follow a colon: "it ended with exit code 7"
+};
 struct AnnouncedEnd {
   std::string absence;   // what those are told who wait for it to come
   bool is_loss = false;  // those who are in a run with it go on
 };
-AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, bool failed, const std::string& how);
+AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process);
 
 // Whether those who are in a run with this process have gone on without it, as it may be with one that still runs.
 bool was_lost(const StorePtr& store, const LaunchEnvironment& launch);

@@ -13,9 +13,9 @@ struct WaitLimit {
   std::chrono::milliseconds timeout{};
   std::stop_token stop = {};
 
-  // Throws Error if a stop was requested. `process` names the one that waits.
+  // Throws Stopped if a stop was requested. `process` names the one that waits.
   void check(const std::string& process) const {
-    if (stop.stop_requested()) throw Error(process + ": stopped by request");
+    if (stop.stop_requested()) throw Stopped(process + ": stopped by request");
   }
 };
 

@@ -8,8 +8,6 @@ using Kind = RankState::Kind;
 
 namespace {
 
-const std::string kDeath = "the process of ";
-
 std::string contradiction_of_collective(const OpenCall& call, const std::vector<RankState>& states,
                                         const Layout& layout) {
   for (int other = 0; other < static_cast<int>(states.size()); ++other) {
@@ -132,12 +130,8 @@ std::string text_of_lateness(const OpenCall& call, std::chrono::milliseconds tim
 }
 
 std::string text_of_silence(int process, const Layout& layout) {
-  return kDeath + layout.name_process(process) +
+  return "the process of " + layout.name_process(process) +
          " is gone: it ended without a word (killed, or it crashed), or it stands still";
-}
-
-bool tells_of_a_death(const std::string& failure) {
-  return failure.starts_with(kDeath);
 }
 
 std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {

@@ -29,7 +29,6 @@ std::string text_of_lateness(const OpenCall& call, std::chrono::milliseconds tim
 
 // A process has no heartbeat any more.
 std::string text_of_silence(int process, const Layout& layout);
-bool tells_of_a_death(const std::string& failure);  // that text, or the launcher's of a process that ended
 
 // The user has asked for a stop, and nothing happens: this call is waited for, or the ranks of `process` have returned.
 std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout);

@@ -125,23 +125,23 @@ bool Board::all_done() {
   return stored_count(*store_, "done") + lost_.count() >= layout_.processes();
 }
 
-std::string Board::failure() {
-  return store_->check({"failure"}) ? store_->get_to_str("failure") : "";
+Failure Board::failure() {
+  return store_->check({"failure"}) ? failure_from(store_->get_to_str("failure")) : Failure();
 }
 
 std::string Board::first_of(const std::string& key, const std::string& text) {
   return store_->compareSet(key, std::string(), text);
 }
 
-std::string Board::agreed_failure(const std::string& text) {
-  if (store_is_lost_) return text;
+Failure Board::agreed_failure(const Failure& failure) {
+  if (store_is_lost_) return failure;
   try {
     // Nobody listens to a process that was taken for gone.
     if (auto out = lost_.forbid_loss(); !out.empty()) return out;
-    return first_of("failure", text);
+    return failure_from(first_of("failure", to_stored(failure)));
   } catch (const std::exception&) {
     store_is_lost_ = true;
-    return text;
+    return failure;
   }
 }
 

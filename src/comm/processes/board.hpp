@@ -1,6 +1,6 @@
 // Board: what the processes of a run tell each other, as keys in the store.
 //
-//   failure          the text of the job's first failure, which is final
+//   failure          the job's first failure, which is final
 //   where            where one rank was when another process died
 //   beat/<process>   its heartbeat
 //   state/<rank>     what the rank waits in, or that it has returned
@@ -12,6 +12,7 @@
 #pragma once
 
 #include "calls.hpp"
+#include "comm/failure.hpp"
 #include "comm/meeting/layout.hpp"
 #include "comm/meeting/rendezvous.hpp"
 #include "lost_processes.hpp"
@@ -49,12 +50,11 @@ class Board {
   void put_done();
   bool all_done();  // every process that was not lost
 
-  std::string failure();  // "" while there is none
+  Failure failure();  // empty while there is none
 
-  // All processes get the same text here: the first that one of them gave. It is `text` if this process is the first,
-  // or if the store does not answer. agreed_failure gives why this process is lost if the others have gone on without
-  // it.
-  std::string agreed_failure(const std::string& text);
+  // All processes get the same here: the first that one of them gave. It is this one if this process is the first, or
+  // if the store does not answer. agreed_failure gives why this process is lost if the others have gone on without it.
+  Failure agreed_failure(const Failure& failure);
   std::string agreed_where(const std::string& text);
 
   LostProcesses& lost() { return lost_; }

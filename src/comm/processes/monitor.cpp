@@ -31,8 +31,8 @@ Monitor::Monitor(StorePtr store, Layout layout, int process, const Options& opti
                  .silence = options.silence,
                  .stop = options.stop}) {}
 
-void Monitor::report(const std::string& text) {
-  waits_.fail(board_.agreed_failure(text));
+void Monitor::report(const Failure& failure) {
+  waits_.fail(board_.agreed_failure(failure));
 }
 
 void Monitor::allow_loss(int rank) {
@@ -49,7 +49,7 @@ void Monitor::forbid_loss(int rank) {
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
-  if (const auto text = failure(); !text.empty()) throw Error(layout_.name(rank) + ": " + text);
+  if (const auto first = failure(); !first.empty()) Failure(layout_.name(rank) + ": " + first.text, first.kind).raise();
 }
 
 Monitor::Waiting::Waiting(Monitor& monitor, OpenCall call, std::chrono::milliseconds timeout,
@@ -74,9 +74,9 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
     report(text);
   }
   if (failure().empty()) report(name + ": " + call.where() + " failed: " + exception_text(cause));
-  const std::string first = failure();
+  const auto [first, kind] = failure();
   note_where(call);
-  throw Error(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first);
+  Failure(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first, kind).raise();
 }
 
 void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds timeout) {
@@ -106,7 +106,7 @@ void Monitor::check_calls() {
   if (const auto complaint = unanswered(board_.calls(gone), layout_, gone); !complaint.empty()) report(complaint);
 }
 
-std::string Monitor::finish() {
+Failure Monitor::finish() {
   waits_.note_finish();
   try {
     if (failure().empty()) {
@@ -116,7 +116,7 @@ std::string Monitor::finish() {
     while (failure().empty() && !board_.all_done()) waits_.sleep(10ms, [](bool failed) { return failed; });
     if (failure().empty()) check_calls();
   } catch (const ForeignValue& error) {
-    report(error.what());
+    report({error.what()});
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
@@ -124,14 +124,14 @@ std::string Monitor::finish() {
 }
 
 // After a death all processes also name the same place where a survivor's rank was.
-std::string Monitor::last_words() {
-  const std::string first = failure();
-  if (!tells_of_a_death(first)) return first;
+Failure Monitor::last_words() {
+  const Failure first = failure();
+  if (first.kind != Failure::Kind::death) return first;
   const std::string where = [&] {
     const std::lock_guard lock(mutex_);
     return where_.empty() ? "the process of " + layout_.name_process(process_) + " was in no call" : where_;
   }();
-  return first + ". " + board_.agreed_where(where);
+  return {first.text + ". " + board_.agreed_where(where), first.kind};
 }
 
 }  // namespace lockstep::comm

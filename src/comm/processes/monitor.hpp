@@ -1,6 +1,6 @@
 // Monitor: what the processes of a run know of each other while they work, so that nothing waits for ever.
 //
-// The first failure of the whole job is final. Its text is the same everywhere, and it ends every present and later
+// The first failure of the whole job is final. It is the same everywhere, and it ends every present and later
 // wait of every rank. The loss of a process that the others can do without is no failure (lost_processes.hpp). It ends
 // only what waits for that process. Four parts do the work:
 //
@@ -10,7 +10,7 @@
 //   blame     whom a rank waits for in vain: functions of values
 //
 // Order and lifetimes; waits.hpp has the locks' rules.
-//  1. A failure goes to the board first. The text that the board gives back ends this process's waits.
+//  1. A failure goes to the board first. What the board gives back ends this process's waits.
 //  2. A rank's call begins as a Waiting. Then it looks at failure() and lost(), and only then it waits.
 //  3. Board and Waits outlive the Watchdog, whose thread stop() joins. After stop() nothing here calls on_failure.
 //  4. Every Waiting ends before the Monitor does.
@@ -58,8 +58,8 @@ class Monitor {
   void stop() { watchdog_.stop(); }
 
   // Says that a rank of this process failed. If another rank was first, its text stays.
-  void report(const std::string& text);
-  std::string failure() const { return waits_.failure(); }  // "" while all is well
+  void report(const Failure& failure);
+  Failure failure() const { return waits_.failure(); }  // empty while all is well
 
   CallLog& log() { return log_; }  // of this process's CPU ranks; GPUs log nothing
   void returned(int rank) { waits_.note_return(rank); }
@@ -93,10 +93,10 @@ class Monitor {
   // throws it. If a message's other side was lost, it reports nothing and throws PeerLost.
   [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause);
 
-  // This process's ranks are done. Waits until all processes' are, or until there is a failure, and gives its text. If
+  // This process's ranks are done. Waits until all processes' are, or until there is a failure, and gives it. If
   // that is a process's death, the text also says where one of the others' ranks was. A call that came about on some
   // ranks only is a failure.
-  std::string finish();
+  Failure finish();
 
   bool store_is_lost() const { return board_.store_is_lost(); }
   const Layout& layout() const { return layout_; }
@@ -105,7 +105,7 @@ class Monitor {
   void report_lateness(const OpenCall& call, std::chrono::milliseconds timeout);
   void note_where(const OpenCall& call);
   void check_calls();
-  std::string last_words();
+  Failure last_words();
 
   const Layout layout_;
   const int process_;

@@ -38,7 +38,7 @@ class NcclWorld : public World {
   }
 
   // NCCL's own waits end when their communicators are torn down.
-  void abort(int, const std::string&) override {
+  void abort(int, const Failure&) override {
     const std::lock_guard lock(mutex_);
     for (const auto& of_rank : backends_) {
       for (const auto& backend : of_rank) backend->abort();

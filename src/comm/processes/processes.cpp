@@ -6,7 +6,6 @@
 #include <lockstep/base/error.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "base/exception_text.hpp"
 #include "base/log_errors_only.hpp"
 #include "base/seconds.hpp"
 #include "blame.hpp"
@@ -137,11 +136,11 @@ struct Place {
       rendezvous.drop_connections();
       throw;
     } catch (...) {
-      const std::string text = exception_text(std::current_exception());
-      call_off(*place.store, text);
+      const Failure failure = failure_of(std::current_exception());
+      call_off(*place.store, failure);
       farewell(*place.store, rendezvous, kFarewell);
       rendezvous.drop_connections();
-      throw Error(text);
+      failure.raise();
     }
     return place;
   }
@@ -169,8 +168,8 @@ class ProcessesWorld : public World {
       hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.layout, process, options.threads_per_rank);
       if (closed_) hierarchy_->close();
     } catch (...) {
-      monitor_->report(exception_text(std::current_exception()));
-      throw Error(ProcessesWorld::finish());
+      monitor_->report(failure_of(std::current_exception()));
+      ProcessesWorld::finish().raise();
     }
   }
 
@@ -196,7 +195,7 @@ class ProcessesWorld : public World {
     return backend;
   }
 
-  void abort(int, const std::string& reason) override { monitor_->report(reason); }
+  void abort(int, const Failure& reason) override { monitor_->report(reason); }
 
   void leave(int rank) override {
     if (devices()[rank].is_cpu()) return monitor_->returned(rank);
@@ -212,9 +211,9 @@ class ProcessesWorld : public World {
   void forbid_loss(int rank) override { monitor_->forbid_loss(rank); }
   std::string why_lost(int rank) override { return monitor_->lost().reason_of(rank); }
 
-  std::string finish() override {
-    std::string failure = monitor_->finish();
-    const int lost = std::max(monitor_->lost().count(), tells_of_a_death(failure) ? 1 : 0);  // they say no farewell
+  Failure finish() override {
+    Failure failure = monitor_->finish();
+    const int lost = std::max(monitor_->lost().count(), failure.kind == Failure::Kind::death ? 1 : 0);  // no farewell
     if (!monitor_->store_is_lost() && !monitor_->lost().is_lost(process())) {
       const auto limit = failure.empty() ? place_.rendezvous_timeout : kFarewell;
       const std::string foreign = farewell(*place_.store, rendezvous(), limit, lost);

@@ -44,16 +44,16 @@ Waits::Snapshot Waits::snapshot() const {
   return now;
 }
 
-void Waits::fail(const std::string& text) {
+void Waits::fail(const Failure& failure) {
   {
     const std::lock_guard lock(mutex_);
-    if (failure_.empty()) failure_ = text;
+    if (failure_.empty()) failure_ = failure;
     interrupt_all();
   }
   changed_.notify_all();
 }
 
-std::string Waits::failure() const {
+Failure Waits::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
 }

@@ -9,6 +9,7 @@
 //  5. The first failure stays.
 #pragma once
 
+#include "comm/failure.hpp"
 #include "rank_state.hpp"
 
 #include <chrono>
@@ -52,10 +53,10 @@ class Waits {
   void note_finish();
   Snapshot snapshot() const;
 
-  void fail(const std::string& text);  // ends all waits
-  std::string failure() const;         // "" while all is well
-  void interrupt();                    // a process was lost: the waits look whether they are in vain
-  void wake();                         // sleep() looks at its condition
+  void fail(const Failure& failure);  // ends all waits
+  Failure failure() const;            // empty while all is well
+  void interrupt();                   // a process was lost: the waits look whether they are in vain
+  void wake();                        // sleep() looks at its condition
 
   // Sleeps until `enough(failed)`, for `limit` at most. search() shows in snapshots meanwhile.
   using Condition = std::function<bool(bool failed)>;
@@ -80,7 +81,7 @@ class Waits {
   int64_t moves_ = 0;
   int searching_ = 0;  // how many ranks
   bool finishing_ = false;
-  std::string failure_;
+  Failure failure_;
 };
 
 }  // namespace lockstep::comm

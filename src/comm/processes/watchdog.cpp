@@ -63,7 +63,7 @@ void Watchdog::run() {
     try {
       if (!board_.store_is_lost()) beat();
     } catch (const ForeignValue& error) {
-      report(error.what());
+      report({error.what()});
     } catch (const std::exception&) {
       waits_.fail(board_.lose_store());
     }
@@ -167,7 +167,7 @@ void Watchdog::watch_hearts() {
     if (process == process_ || silence < (beat.count == 0 ? options_.silence : limit)) continue;
     if (lost.is_lost(process)) continue;
     const std::string text = text_of_silence(process, layout_);
-    if (!lost.declare(process, text)) return report(text);
+    if (!lost.declare(process, text)) return report({text, Failure::Kind::death});
   }
 }
 
@@ -180,13 +180,13 @@ void Watchdog::end_waits_of_a_stop(const std::vector<RankState>& states) {
   const auto present = waits_.snapshot();
   for (const auto& wait : present.open) {
     if (wait.call.polled || wait.waited < kStop) continue;
-    return report(text_of_stop(wait.call, states, layout_));
+    return report({text_of_stop(wait.call, states, layout_), Failure::Kind::stop});
   }
-  if (present.finishing) report(text_of_stop_at_the_end(process_, layout_));
+  if (present.finishing) report({text_of_stop_at_the_end(process_, layout_), Failure::Kind::stop});
 }
 
-void Watchdog::report(const std::string& text) {
-  waits_.fail(board_.agreed_failure(text));
+void Watchdog::report(const Failure& failure) {
+  waits_.fail(board_.agreed_failure(failure));
 }
 
 }  // namespace lockstep::comm

@@ -56,7 +56,7 @@ class Watchdog {
   void watch_hearts();
   Clock::duration silence_of_the_dead() const;
   void end_waits_of_a_stop(const std::vector<RankState>& states);
-  void report(const std::string& text);
+  void report(const Failure& failure);
 
   Board& board_;
   Waits& waits_;

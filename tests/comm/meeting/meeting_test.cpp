@@ -70,8 +70,26 @@ TEST(Meeting, ALauncherNamesAProcessThatHasEndedAlsoThen) {
   comm::meet(*run, process(0), {torch::kCPU}, "x", limit);
   other.join();
   run->set("config/0", std::string("abc"));
-  comm::announce_end(store, process(1), /*failed=*/true, "it was killed");
+  comm::announce_end(store, process(1), {.failed = true, .how = "it was killed"});
   EXPECT_EQ(run->get_to_str("failure"), "process 1 of 2 is gone: it was killed");
+}
+
+// What a launcher saw of its end, and not its words, says that.
+TEST(Meeting, WhoWaitsForAProcessThatWasStoppedIsStoppedToo) {
+  const auto wait_for_one_that = [](bool was_stopped) {
+    const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+    comm::announce_end(store, process(1), {.failed = true, .stopped = was_stopped, .how = "stopped by request"});
+    comm::meet(*first_run_in(store), process(0), {torch::kCPU}, "x", limit);
+  };
+  EXPECT_THROW(wait_for_one_that(true), lockstep::Stopped);
+  try {
+    wait_for_one_that(false);
+    FAIL() << "it waits for nobody";
+  } catch (const lockstep::Stopped&) {
+    FAIL() << "by its words";
+  } catch (const lockstep::Error& error) {
+    EXPECT_STREQ(error.what(), "process 1 of 2 did not come to run(): stopped by request");
+  }
 }
 
 }  // namespace meeting_test

@@ -465,7 +465,10 @@ TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
     EXPECT_THAT(stopped.waiting.err, HasSubstr("process 0: rank 0 (cpu) waited in allreduce(sum) of float [2, 3] "
                                                "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
                                                "request\n"));
+    EXPECT_THAT(stopped.waiting.out, HasSubstr("stopped\n"));
     EXPECT_LT(stopped.took, kSlowdown * 3s);  // one and a half seconds, and what a loaded machine needs
+    if (stopped.other.code == 3)
+      EXPECT_THAT(stopped.other.out, HasSubstr("stopped\n"));  // what it learned in the store
   }
 }
 

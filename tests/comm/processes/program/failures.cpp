@@ -156,7 +156,12 @@ void scenarios::is_asked_to_stop(const Setup& setup) {
     }
     wait_in_a_collective(rank);
   };
-  lockstep::run(setup.devices, body, {.stop = stop.get_token(), .silence = 30s});
+  try {
+    lockstep::run(setup.devices, body, {.stop = stop.get_token(), .silence = 30s});
+  } catch (const lockstep::Stopped&) {
+    std::cout << "stopped\n" << std::flush;
+    throw;
+  }
 }
 
 // Rank 1 writes "abc" into the run's keys in the store, under the one that the argument names.

@@ -1,0 +1,34 @@
+// Failure: what ended a run on all of its ranks. It is the same everywhere, so the store keeps it as a text.
+#pragma once
+
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace lockstep::comm {
+
+struct Failure {
+  enum class Kind {
+    error,
+    stop,   // a user asked for it: what is thrown is a Stopped
+    death,  // a process ended without a word
+  };
+
+  Failure() = default;  // none: all is well
+  Failure(std::string text, Kind kind = Kind::error) : text(std::move(text)), kind(kind) {}
+
+  bool empty() const { return text.empty(); }
+  [[noreturn]] void raise() const;  // throws Stopped or Error
+
+  std::string text;
+  Kind kind = Kind::error;
+};
+
+// What a rank said that ended with this exception.
+Failure failure_of(const std::exception_ptr& exception);
+
+// As the store has it. Errors are there as they are.
+std::string to_stored(const Failure& failure);
+Failure failure_from(const std::string& stored);
+
+}  // namespace lockstep::comm

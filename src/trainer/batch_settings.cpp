@@ -1,0 +1,66 @@
+#include "batch_settings.hpp"
+
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/parts.hpp>
+
+#include "base/number_text.hpp"
+
+#include <charconv>
+#include <limits>
+#include <utility>
+
+namespace lockstep {
+
+std::string to_string(const BalanceRule& sizes) {
+  if (std::holds_alternative<EqualParts>(sizes)) return "equal";
+  if (std::holds_alternative<PartsBySpeed>(sizes)) return "auto";
+  std::string text;
+  for (const double share : std::get<std::vector<double>>(sizes))
+    text += (text.empty() ? "" : ",") + number_text(share);
+  return text;
+}
+
+BalanceRule balance_rule_from(const std::string& text) {
+  if (text == "equal") return EqualParts();
+  if (text == "auto") return PartsBySpeed();
+  std::vector<double> shares;
+  const char* const end = text.data() + text.size();
+  for (const char* next = text.data();; ++next) {
+    const auto [rest, error] = std::from_chars(next, end, shares.emplace_back());
+    if (error != std::errc() || (rest != end && *rest != ',')) break;
+    if (rest == end) return shares;
+    next = rest;
+  }
+  throw Error("the balance is \"" + text + "\"; it must be equal, auto, or a share for each device, as in 2,1");
+}
+
+void check_batch(const BatchSettings& batch) {
+  const auto refuse = [](const std::string& what, int64_t value, const std::string& rule) {
+    throw Error(what + " is " + std::to_string(value) + "; it must be " + rule);
+  };
+  if (batch.size < 1) refuse("the batch size", batch.size, "at least 1");
+  const int64_t most = std::numeric_limits<int64_t>::max() / batch.size;
+  if (batch.scale < 1 || batch.scale > most) {
+    refuse("the factor of the batch size (`scale_batch`)", batch.scale, "from 1 to " + std::to_string(most));
+  }
+  if (batch.accumulate < 1 || batch.accumulate > batch.global()) {
+    refuse("the number of parts of a batch (`accumulate`)", batch.accumulate,
+           "from 1 to " + std::to_string(batch.global()) + ", the samples of a batch");
+  }
+}
+
+bool balances(const BatchSettings& batch) {
+  return std::holds_alternative<PartsBySpeed>(batch.balance);
+}
+
+std::vector<double> shares_of(const BatchSettings& batch) {
+  const auto* const shares = std::get_if<std::vector<double>>(&batch.balance);
+  return shares == nullptr ? std::vector<double>() : *shares;
+}
+
+std::vector<int64_t> parts_of_full_batch(const BatchSettings& batch, const std::vector<double>& shares, int ranks) {
+  return sizes_by_shares(batch.global(),
+                         shares.empty() ? std::vector<double>(static_cast<size_t>(ranks), 1.0) : shares);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+// What a run's settings say of its batches.
+#pragma once
+
+#include <lockstep/trainer/batch_settings.hpp>
+
+#include <vector>
+
+namespace lockstep {
+
+// Throws Error as train() does; which shares fit depends on the devices.
+void check_batch(const BatchSettings& batch);
+
+// Whether parts follow the devices' measured speed; and the shares that `balance` names, none for "equal" and "auto".
+bool balances(const BatchSettings& batch);
+std::vector<double> shares_of(const BatchSettings& batch);
+
+// Samples of a full batch on each of so many ranks, by these shares; without any, near-equal parts.
+std::vector<int64_t> parts_of_full_batch(const BatchSettings& batch, const std::vector<double>& shares, int ranks);
+
+}  // namespace lockstep

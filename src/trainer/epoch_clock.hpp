@@ -1,0 +1,45 @@
+// EpochClock: how long an epoch's training takes, and how much of that a rank waits for data. Pauses do not count.
+#pragma once
+
+#include "base/seconds_since.hpp"
+
+#include <chrono>
+#include <optional>
+
+namespace lockstep {
+
+class EpochClock {
+ public:
+  // A new epoch has taken no time yet. One that is gone on with has.
+  void reset(double seconds = 0, double waited = 0) {
+    seconds_ = seconds;
+    waited_ = waited;
+    started_.reset();
+  }
+
+  // Training begins, or goes on after a pause, and the rank asks for its next batch.
+  void start() {
+    asked_ = Clock::now();
+    started_ = asked_;
+  }
+  void pause() {  // until start()
+    seconds_ = seconds();
+    started_.reset();
+  }
+
+  void batch_came() { waited_ += seconds_since(asked_); }
+  void step_done() { asked_ = Clock::now(); }  // the rank asks for its next batch
+
+  double seconds() const { return seconds_ + (started_ ? seconds_since(*started_) : 0); }
+  double waited() const { return waited_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  double seconds_ = 0;  // until started_
+  double waited_ = 0;
+  std::optional<Clock::time_point> started_;  // absent: it pauses
+  Clock::time_point asked_;
+};
+
+}  // namespace lockstep

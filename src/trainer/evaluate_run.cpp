@@ -1,0 +1,55 @@
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/weights.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+#include "common_settings.hpp"
+#include "devices/gpu_math.hpp"
+#include "devices/memory_format.hpp"
+#include "evaluation.hpp"
+#include "train_options.hpp"
+
+namespace lockstep {
+
+EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
+  const TrainOptions trained = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
+  // What the network is, and no setting of its training: evaluation may be on other devices, by other batches.
+  TrainOptions config;
+  config.model = trained.model;
+  config.seed = trained.seed;
+  config.data = trained.data;
+  if (!options.data_dir.empty()) config.data.folder = options.data_dir;
+  config.devices = trained.devices;
+  config.threads_per_rank = options.threads_per_rank;
+  config.batch.size = options.batch_size;
+  config.precision = trained.precision;
+  config.memory_format = trained.memory_format;
+  config = checked(config);
+  if (!std::filesystem::exists(run_dir / kWeightsFile)) {
+    throw Error("'" + run_dir.string() + "' holds no " + std::string(kWeightsFile) +
+                ": the run ended before an epoch was done");
+  }
+
+  const ImageData data = load_data(config.data);
+  EvalResult result;
+  result.source = data.source;
+  result.devices = config.devices;
+  const auto body = [&](Rank& rank) {
+    torch::nn::Sequential net = make_model(config.model, config.seed);
+    load_weights(run_dir / kWeightsFile, *net);
+    net->to(rank.device());
+    set_memory_format(*net, memory_format(config));
+    net->eval();
+    const auto forward = evaluation_forward(config, rank.device(), [&](const auto& x) { return net->forward(x); });
+    const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch.size);
+    if (rank.index_in_process() == 0) static_cast<Score&>(result) = score;
+  };
+  const GpuMath math(config.precision == Precision::tf32, /*fixed_shapes=*/false);
+  // One process has nobody to compare its data with.
+  const bool compares = this_process().count > 1;
+  run(config.devices, body,
+      {.threads_per_rank = config.threads_per_rank,
+       .configuration = compares ? common_settings(config, digests_of(data)) : ""});
+  return result;
+}
+
+}  // namespace lockstep

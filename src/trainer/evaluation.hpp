@@ -1,0 +1,25 @@
+// The forward that evaluate() wants, of a run's network.
+#pragma once
+
+#include <lockstep/devices/autocast.hpp>
+#include <lockstep/trainer/train_options.hpp>
+
+#include "train_options.hpp"
+
+#include <functional>
+#include <utility>
+
+namespace lockstep {
+
+using Forward = std::function<at::Tensor(const at::Tensor& x)>;
+
+// `forward` in the options' precision and memory format. Its outputs are float32, for the loss of a whole batch.
+inline Forward evaluation_forward(const TrainOptions& options, const c10::Device& device, Forward forward) {
+  return [device, forward = std::move(forward), bf16 = computes_in_bf16(options),
+          format = memory_format(options)](const at::Tensor& x) {
+    const Autocast precision(device, at::kBFloat16, bf16);
+    return forward(x.contiguous(format)).to(at::kFloat);
+  };
+}
+
+}  // namespace lockstep

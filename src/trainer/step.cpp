@@ -1,0 +1,162 @@
+#include "step.hpp"
+
+#include <c10/core/GradMode.h>
+#include <torch/nn/functional/loss.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/devices/autocast.hpp>
+
+#include "batch_settings.hpp"
+#include "graphed_step.hpp"
+#include "train_options.hpp"
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+class PlainStep : public Step {
+ public:
+  explicit PlainStep(const StepParts& parts)
+      : with_(parts),
+        counts_loss_(with_.net.mesh().pipeline().index() == 0 && with_.net.mesh().tensor().index() == 0),
+        counts_correct_(with_.net.mesh().tensor().index() == 0) {}
+
+  void run(const Batch& batch) override {
+    gradients(batch);
+    with_.watch.watch();
+    if (!with_.watch.complaint().empty()) return;
+    finish(batch);
+  }
+
+ protected:
+  // What the parts' backwards add up to is averaged over the ranks while the last of them computes.
+  void gradients(const Batch& batch) {
+    with_.update.zero_grad();
+    const int64_t parts = std::min<int64_t>(with_.options.batch.accumulate, batch.size());
+    if (parts <= 1) return forward_backward(batch);
+    const auto all = batch.in_parts(parts);
+    for (size_t part = 0; part < all.size(); ++part) {
+      std::optional<NoSync> more_to_come;
+      if (part + 1 < all.size()) more_to_come.emplace(with_.net.replicas().replica());
+      forward_backward(all[part]);
+    }
+  }
+
+  void forward_backward(const Batch& batch) {
+    const Autocast precision(with_.rank.device(), torch::kBFloat16, computes_in_bf16(with_.options));
+    const auto criterion = [&](const torch::Tensor& logits, const torch::Tensor& y) {
+      // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.
+      if (counts_correct_ && c10::GradMode::is_enabled()) with_.totals.add_correct(logits, y);
+      const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
+      // Times 1, or NaN: gradients are not finite where the loss is not.
+      return with_.options.on_nan == OnNan::go_on ? loss : loss * (1 + 0 * loss.detach());
+    };
+    const torch::Tensor mean = with_.net.forward_backward(batch, criterion);
+    with_.watch.add_loss(mean);
+    if (counts_loss_) with_.totals.add_loss(mean, batch.size());
+  }
+
+  void finish(const Batch& batch) {
+    with_.update.step();
+    with_.totals.samples += batch.size();
+  }
+
+  StepParts with_;
+
+ private:
+  // Ranks that have the same samples add them to the epoch's sums once: the loss the first of them, what is right the
+  // first of those that see the network's output.
+  const bool counts_loss_;
+  const bool counts_correct_;
+};
+
+// A graph holds the whole step if nothing is exchanged, or if the exchange can be recorded with it: NCCL's can, and so
+// stays beside backward. Our own exchange is agreed between host threads, and kernels of several ranks' graphs cannot
+// wait for each other; it follows the replay, with the update behind it (docs/decisions/0008).
+class RecordedStep : public PlainStep {
+ public:
+  RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)
+      : PlainStep(parts),
+        exchange_recorded_(with_.net.mesh().data().backend().getBackendName() == "nccl"),
+        graphed_(with_.rank, std::move(graph), with_.options.batch.global(), exchange_recorded_,
+                 [this](const Batch& batch) { recorded_part(batch); }) {
+    check_that_order_can_be_learnt();
+  }
+
+  void run(const Batch& batch) override {
+    if (!graphed_.replay(batch)) return PlainStep::run(batch);
+    part_after_recorded();
+    with_.watch.watch();
+    with_.totals.samples += batch.size();
+  }
+
+ private:
+  // In the steps before the recording; it takes an exchange of its own, which no graph can hold.
+  void check_that_order_can_be_learnt() {
+    const int ranks = with_.net.mesh().data().world_size();
+    if (!exchange_recorded_ || parts_of_full_batch(with_.options.batch, shares_of(with_.options.batch), ranks)[0] > 0)
+      return;
+    throw Error(with_.rank.name() + ": `cuda_graph` records the exchange of gradients with the step, in the order in " +
+                "which the first device's come, and with `balance` " + to_string(with_.options.batch.balance) +
+                " that one gets no samples of a batch; give it a share, put it last, or leave `cuda_graph` out");
+  }
+
+  void recorded_part(const Batch& batch) {
+    with_.update.zero_grad();
+    if (exchange_recorded_) {
+      forward_backward(batch);
+      return with_.update.step();
+    }
+    const auto guard = with_.net.replicas().no_sync();
+    forward_backward(batch);
+    if (with_.rank.world_size() == 1) with_.update.step();
+  }
+
+  void part_after_recorded() {
+    if (exchange_recorded_ || with_.rank.world_size() == 1) return;
+    with_.net.replicas().backward_through([] {});  // adds nothing to the gradients, and averages them
+    with_.update.step();
+  }
+
+  const bool exchange_recorded_;
+  GraphedStep graphed_;
+};
+
+class SkippingStep : public PlainStep {
+ public:
+  using PlainStep::PlainStep;
+
+  void run(const Batch& batch) override {
+    const torch::NoGradGuard no_grad;
+    std::vector<std::pair<torch::Tensor, torch::Tensor>> before;
+    const auto keep = [&](const torch::Tensor& tensor) { before.emplace_back(tensor, tensor.clone()); };
+    keep(with_.totals.loss);
+    keep(with_.totals.correct);
+    for (const auto& buffer : with_.net.module()->buffers()) keep(buffer);
+    {
+      const torch::AutoGradMode grad(true);
+      gradients(batch);
+    }
+    const std::string wrong = with_.watch.judge();
+    if (wrong.empty()) return finish(batch);
+    for (auto& [tensor, value] : before) tensor.copy_(value);
+    if (with_.totals.left_out == 0 && with_.rank.index() == 0 && with_.callbacks.on_warning) {
+      with_.callbacks.on_warning(wrong + "; the step was skipped, as are others like it in this epoch");
+    }
+    with_.totals.left_out += batch.global_size;
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Step> make_step(const StepParts& parts, std::unique_ptr<Graph> graph) {
+  if (graph) return std::make_unique<RecordedStep>(parts, std::move(graph));
+  if (parts.options.on_nan == OnNan::skip) return std::make_unique<SkippingStep>(parts);
+  return std::make_unique<PlainStep>(parts);
+}
+
+}  // namespace lockstep

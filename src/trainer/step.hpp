@@ -1,0 +1,44 @@
+// Step: one training step of a rank, from its part of a batch to new weights. There are three kinds of it.
+//
+//   plain      forward and backward, in options.batch.accumulate parts, and the update
+//   recorded   full batches' steps are recorded once as a CUDA graph and replayed
+//   skipping   with `on_nan` "skip": a step that is not finite leaves everything as it was
+#pragma once
+
+#include <lockstep/split/split_model.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+#include "devices/cuda_graph.hpp"
+#include "finite_watch.hpp"
+#include "totals.hpp"
+#include "update.hpp"
+
+#include <memory>
+
+namespace lockstep {
+
+// What a step works with.
+struct StepParts {
+  const TrainOptions& options;
+  const TrainCallbacks& callbacks;
+  Rank rank;
+  SplitModel net;
+  Update& update;
+  Totals& totals;
+  FiniteWatch& watch;
+};
+
+class Step {
+ public:
+  virtual ~Step() = default;
+
+  // All ranks must call it with parts of the same batch. The step counts in the totals, and the watch has seen it. If
+  // the watch complains, nothing is updated.
+  virtual void run(const Batch& batch) = 0;
+};
+
+// The kind that the options ask for; the recorded one if there is a `graph`. Throws Error if the graph would hold an
+// exchange whose order nobody can learn.
+std::unique_ptr<Step> make_step(const StepParts& parts, std::unique_ptr<Graph> graph);
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+// StepTraffic: what a rank's steps send to the others, without what else it sends meanwhile.
+#pragma once
+
+#include <lockstep/ranks/traffic.hpp>
+
+#include <cstdint>
+#include <memory>
+
+namespace lockstep {
+
+class StepTraffic {
+ public:
+  // Steps that a graph replays make no calls, so nobody can count them: `counts` is false then.
+  StepTraffic(const Rank& rank, bool counts)
+      : traffic_(counts ? std::make_shared<Traffic>() : nullptr), rank_(counts ? observed(rank, traffic_) : rank) {}
+
+  Rank& rank() { return rank_; }  // whose calls are counted
+
+  void begin() {
+    steps_ = 0;
+    if (traffic_) traffic_->sent = 0;
+  }
+  void step_done() { ++steps_; }
+
+  // What `work` sends is none of the steps'.
+  template <class Work>
+  void leave_out(const Work& work) {
+    const double sent = traffic_ ? traffic_->sent : 0;
+    work();
+    if (traffic_) traffic_->sent = sent;
+  }
+
+  // Bytes; 0 if nobody counts them, and before the first step.
+  double per_step() const { return traffic_ && steps_ > 0 ? traffic_->sent / static_cast<double>(steps_) : 0; }
+
+ private:
+  const std::shared_ptr<Traffic> traffic_;  // null: it does not count
+  Rank rank_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace lockstep

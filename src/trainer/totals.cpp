@@ -1,0 +1,43 @@
+#include "totals.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+namespace lockstep {
+
+Totals::Totals(const c10::Device& device)
+    : loss(at::zeros({}, at::TensorOptions(device).dtype(at::kDouble))),
+      correct(at::zeros({}, at::TensorOptions(device).dtype(at::kLong))) {}
+
+void Totals::reset() {
+  loss.zero_();
+  correct.zero_();
+  samples = 0;
+  left_out = 0;
+}
+
+void Totals::add_loss(const at::Tensor& mean, int64_t samples_of_it) {
+  const c10::NoGradGuard no_grad;
+  loss.add_(mean.detach() * static_cast<double>(samples_of_it));
+}
+
+void Totals::add_correct(const at::Tensor& logits, const at::Tensor& y) {
+  const c10::NoGradGuard no_grad;
+  correct.add_((logits.argmax(1) == y).sum());
+}
+
+double Totals::mean_loss() const {
+  return samples == 0 ? 0.0 : loss.item<double>() / static_cast<double>(samples);
+}
+
+std::vector<double> Totals::save() const {
+  return {loss.item<double>(), static_cast<double>(correct.item<int64_t>()), static_cast<double>(samples)};
+}
+
+void Totals::load(const at::Tensor& numbers) {
+  loss.fill_(numbers[0].item<double>());
+  correct.fill_(static_cast<int64_t>(numbers[1].item<double>()));
+  samples = static_cast<int64_t>(numbers[2].item<double>());
+}
+
+}  // namespace lockstep

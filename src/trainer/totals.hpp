@@ -1,0 +1,32 @@
+// Totals: sums over the samples of an epoch that a rank has seen.
+//
+// The tensors stay on the rank's device, so that nothing waits for it. They stay where they are, so that a graph finds
+// them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+struct Totals {
+  explicit Totals(const c10::Device& device);
+  void reset();
+  void add_loss(const at::Tensor& mean, int64_t samples_of_it);
+  void add_correct(const at::Tensor& logits, const at::Tensor& y);
+
+  double mean_loss() const;  // 0 before the first sample
+
+  // For a checkpoint: three numbers, whose sums over the ranks are what counts.
+  std::vector<double> save() const;
+  void load(const at::Tensor& numbers);
+
+  at::Tensor loss;
+  at::Tensor correct;
+  int64_t samples = 0;
+  int64_t left_out = 0;  // samples over all ranks whose steps were skipped
+};
+
+}  // namespace lockstep

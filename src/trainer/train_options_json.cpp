@@ -1,0 +1,91 @@
+// TrainOptions as JSON: a run's config.json.
+#include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
+
+#include "io/json_fields.hpp"
+#include "layout/split_json.hpp"
+#include "option_table.hpp"
+#include "option_text.hpp"
+#include "train_options.hpp"
+
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+template <class Value>
+nlohmann::ordered_json json_of(const Value& value) {
+  if constexpr (std::is_same_v<Value, std::optional<ModelSplit>>) {
+    return to_json(*value);
+  } else if constexpr (std::is_arithmetic_v<Value> || std::is_same_v<Value, std::vector<int>>) {
+    return value;
+  } else {
+    return option_text(value);
+  }
+}
+
+template <class Value>
+void read(JsonFields& fields, const char* key, Value& value) {
+  if constexpr (std::is_same_v<Value, std::optional<ModelSplit>>) {
+    auto split = fields.object(key);
+    value = split_from(split);
+    split.no_more();
+  } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
+    value = fields.list<int>(key);
+  } else if constexpr (std::is_arithmetic_v<Value>) {
+    value = fields.required<Value>(key);
+  } else {
+    value = fields.named(key, [&](const std::string& text) {
+      Value named = value;
+      take_text(text, named);
+      return named;
+    });
+  }
+}
+
+}  // namespace
+
+std::string to_json(const TrainOptions& options) {
+  nlohmann::ordered_json config;
+  each_option(options, [&](const Option& option, const auto& value) {
+    const bool absent = option.key == std::string_view("split") && !options.split;
+    if (option.more.kept && !absent) config[option.key] = json_of(value);
+  });
+  try {
+    return config.dump(2) + "\n";
+  } catch (const json::exception&) {  // all else is numbers and names
+    throw Error("configuration: a path is not UTF-8, so that it cannot be kept: data_dir is '" +
+                options.data.folder.string() + "', run_dir is '" + options.keep.run_dir.string() + "'");
+  }
+}
+
+TrainOptions train_options_from_json(const std::string& text, const Devices& devices) {
+  auto fields = JsonFields::parse(text, "configuration");
+  TrainOptions options;
+  each_option(options, [&](const Option& option, auto& value) {
+    if (!option.more.kept || !fields.has(option.key)) return;
+    if constexpr (std::is_same_v<std::decay_t<decltype(value)>, Devices>) {
+      if (fields.required<std::string>(option.key).empty() || !devices.empty()) return;
+    }
+    read(fields, option.key, value);
+  });
+  fields.no_more();
+  if (!devices.empty()) options.devices = devices;
+  return options;
+}
+
+TrainOptions read_config(const std::filesystem::path& run_dir, const Devices& devices) {
+  const auto file = run_dir / kConfigFile;
+  std::error_code unknown;
+  if (!std::filesystem::exists(file, unknown) && !unknown) {
+    throw Error(run_dir.string() + " is not the folder of a run: there is no " + kConfigFile +
+                " in it. `lockstep train` makes one");
+  }
+  return read_json(file, [&](const std::string& text) { return train_options_from_json(text, devices); });
+}
+
+}  // namespace lockstep
