@@ -3,6 +3,7 @@
 #pragma once
 
 #include <lockstep/data/parts.hpp>
+#include <lockstep/devices/devices.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "failure.hpp"

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/devices/devices.hpp>
 #include <lockstep/scratch/allreduce.hpp>
 #include <lockstep/scratch/on_each_device.hpp>
 

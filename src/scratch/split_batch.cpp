@@ -1,5 +1,6 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/devices/devices.hpp>
 #include <lockstep/scratch/split_batch.hpp>
 
 #include <exception>

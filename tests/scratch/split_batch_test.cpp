@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/devices/devices.hpp>
 #include <lockstep/scratch/split_batch.hpp>
 
 #include <limits>

@@ -84,7 +84,7 @@ void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds ti
     std::this_thread::sleep_for(Watchdog::kUntilSaid);
     report(text_of_lateness(call, timeout, board_.states(), layout_));
   } catch (const ForeignValue& error) {
-    report(error.what());
+    report({error.what()});
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }

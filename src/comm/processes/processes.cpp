@@ -8,7 +8,6 @@
 
 #include "base/log_errors_only.hpp"
 #include "base/seconds.hpp"
-#include "blame.hpp"
 #include "comm/group_member.hpp"
 #include "comm/job_options.hpp"
 #include "comm/meeting/attempt.hpp"

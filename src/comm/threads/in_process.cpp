@@ -2,6 +2,7 @@
 // work.
 #include <c10/util/StringUtil.h>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/devices/devices.hpp>
 
 #include "comm/arguments.hpp"
 #include "comm/reduction.hpp"
