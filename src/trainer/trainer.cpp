@@ -162,6 +162,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
         {.threads_per_rank = settings.threads_per_rank,
          .timeout = settings.timeout,
          .stop = callbacks.stop,
+         .silence = settings.silence,
          .configuration = common_settings(settings, digests, resumed ? &*resumed : nullptr),
          .seed = settings.seed});
   } catch (const Error& error) {

@@ -131,7 +131,7 @@ TEST(OptionTable, HasEveryOptionOnce) {
     if (!option.more.kept) not_kept.insert(option.key);
   });
   EXPECT_EQ(static_cast<int>(fields.size()), fields_of<TrainOptions>());
-  EXPECT_THAT(not_kept, testing::ElementsAre("resume", "timeout", "trace"));
+  EXPECT_THAT(not_kept, testing::ElementsAre("resume", "silence", "timeout", "trace"));
 }
 
 TEST(OptionTable, EachOptionComesBackFromJsonAndFromItsTextAndDiffers) {

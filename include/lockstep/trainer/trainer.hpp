@@ -74,8 +74,8 @@ class NotFinite : public Error {
 //   or with a pipeline (which has microbatches);
 // - the update: what check_optimizer and check_learning_rate refuse; lars or lamb with
 //   a split by channels (their norms are of whole layers);
-// - the devices: threads_per_rank < 1 or > 1024, tf32 on CPUs, a timeout out of its range, a device that is not there,
-// a split that check_split refuses or whose mesh is not as large as the run;
+// - the devices: threads_per_rank < 1 or > 1024, tf32 on CPUs, a timeout or silence out of its range, a device that is
+// not there, a split that check_split refuses or whose mesh is not as large as the run;
 // - cuda_graph on CPU devices, with a split other than by data, with dropout, or with anything but plain SGD at a
 //   constant rate without accumulation;
 // - sync_batchnorm with such a split, cuda_graph or accumulation;
