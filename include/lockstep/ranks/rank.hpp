@@ -123,7 +123,7 @@ struct RunOptions {
   std::chrono::milliseconds rendezvous_timeout{60'000};
   // Between processes; threads of one process do not look at it. Before all processes have come, a request ends the
   // wait, with an Error in all of them that ends in "stopped by request". Later, on CPU ranks, it ends a wait that is
-  // 2 s old once no rank of the run does anything. A rank that computes or writes is waited for, so that the ranks can
+  // 1 s old once no rank of the run does anything. A rank that computes or writes is waited for, so that the ranks can
   // agree where to stop.
   std::stop_token stop = {};
   // Between processes: a process without a sign of life for so long counts as dead. At least 1 s; longer where machines
