@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <lockstep/base/error.hpp>
@@ -55,9 +56,9 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
 
 // Between fork() and exec() a copy of a program with threads may make system calls only.
 [[noreturn]] void become(char** words, char** environment, const sigset_t& mask, bool reads_input, int output,
-                         int error_pipe, pid_t parent) {
+                         int error_pipe, const int (&ready)[2], pid_t parent) {
   setpgid(0, 0);                        // so that Ctrl-C reaches it once: through the launcher
-  prctl(PR_SET_PDEATHSIG, SIGTERM);     // nobody else would end it if the launcher was killed
+  prctl(PR_SET_PDEATHSIG, SIGTERM);     // at once if the launcher is killed; watch() also ends what this starts
   if (getppid() != parent) _exit(127);  // it already was
   signal(SIGPIPE, SIG_DFL);
   if (!reads_input || isatty(STDIN_FILENO)) {  // a process in the background must not read the terminal
@@ -68,11 +69,43 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
     dup2(output, STDOUT_FILENO);
     dup2(output, STDERR_FILENO);
   }
+  close(ready[1]);
+  char nothing = 0;
+  while (read(ready[0], &nothing, 1) < 0) {  // until the group has its watcher
+  }
   sigprocmask(SIG_SETMASK, &mask, nullptr);
   execvpe(words[0], words, environment);
   const int error = errno;
   [[maybe_unused]] const ssize_t written = write(error_pipe, &error, sizeof error);
   _exit(127);
+}
+
+// A process dies with the launcher by PR_SET_PDEATHSIG, but not what it has started. So each group has a watcher, which
+// ends the group once nobody holds the other end of `alive` any more. It is a member of the group. So the group's
+// number cannot be given to others. Like become() it may make system calls only.
+[[noreturn]] void watch(pid_t group, int alive, std::chrono::milliseconds until_kill) {
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, nullptr);
+  if (setpgid(0, group) != 0) _exit(1);  // nobody is in the group any more
+  dup2(alive, STDIN_FILENO);             // it must keep nothing else open: no output, no port
+  if (syscall(SYS_close_range, 1, ~0U, 0) != 0) {
+    for (int fd = 1; fd < sysconf(_SC_OPEN_MAX); ++fd) close(fd);
+  }
+  char nothing = 0;
+  while (read(STDIN_FILENO, &nothing, 1) < 0) {
+  }
+  kill(0, SIGTERM);
+  const timespec patience{until_kill.count() / 1000, until_kill.count() % 1000 * 1'000'000};
+  nanosleep(&patience, nullptr);
+  kill(0, SIGKILL);
+  _exit(0);
+}
+
+void end_watcher(pid_t watcher) {
+  if (watcher <= 0) return;
+  kill(watcher, SIGKILL);
+  waitpid(watcher, nullptr, 0);
 }
 
 // Copies whole lines, each with a label, until the pipe's end; or until all is done, if a process that nobody knows of
@@ -112,7 +145,7 @@ std::string where_to_look(const std::string& program) {
 }  // namespace
 
 ChildProcesses::ChildProcesses(Options options) : options_(std::move(options)), started_(Clock::now()) {
-  if (options_.label && pipe2(done_, O_CLOEXEC) != 0) {
+  if (pipe2(alive_, O_CLOEXEC) != 0 || (options_.label && pipe2(done_, O_CLOEXEC) != 0)) {
     throw Error("cannot make a pipe: " + io::reason(errno));
   }
   sigemptyset(&awaited_);
@@ -124,8 +157,10 @@ ChildProcesses::ChildProcesses(Options options) : options_(std::move(options)), 
 
 ChildProcesses::~ChildProcesses() {
   send(SIGKILL);
+  end_watchers();
   for (const auto& child : children_) waitpid(child.pid, nullptr, 0);
   end_labels();
+  for (const int fd : alive_) close(fd);
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
@@ -133,29 +168,38 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   auto argument_texts = words, variable_texts = environment_with(variables);
   auto arguments = pointers(argument_texts), environment = pointers(variable_texts);
   const bool reads_input = children_.empty();
-  int errors[2] = {-1, -1}, output[2] = {-1, -1};
-  if (pipe2(errors, O_CLOEXEC) != 0 || (options_.label && pipe2(output, O_CLOEXEC) != 0)) {
+  int errors[2] = {-1, -1}, ready[2] = {-1, -1}, output[2] = {-1, -1};
+  if (pipe2(errors, O_CLOEXEC) != 0 || pipe2(ready, O_CLOEXEC) != 0 ||
+      (options_.label && pipe2(output, O_CLOEXEC) != 0)) {
     throw Error("cannot make a pipe: " + io::reason(errno));
   }
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    become(arguments.data(), environment.data(), mask_before_, reads_input, output[1], errors[1], launcher);
+    become(arguments.data(), environment.data(), mask_before_, reads_input, output[1], errors[1], ready, launcher);
   }
-  const int fork_error = pid < 0 ? errno : 0;
+  if (pid > 0) setpgid(pid, pid);
+  const pid_t watcher = pid > 0 ? fork() : -1;
+  if (watcher == 0) watch(pid, alive_[0], options_.until_kill);
+  const int fork_error = watcher < 0 ? errno : 0;
+  if (pid > 0 && watcher < 0) kill(pid, SIGKILL);
+  close(ready[0]);
+  close(ready[1]);
   close(errors[1]);
   if (output[1] >= 0) close(output[1]);
   int error = fork_error;
-  if (pid > 0 && read(errors[0], &error, sizeof error) != sizeof error) error = 0;
+  if (watcher > 0 && read(errors[0], &error, sizeof error) != sizeof error) error = 0;
   close(errors[0]);
   if (error != 0) {
     if (pid > 0) waitpid(pid, nullptr, 0);
+    end_watcher(watcher);
     if (output[0] >= 0) close(output[0]);
     throw Error("cannot start " + words[0] + ": " + io::reason(error) +
                 (error == ENOENT ? where_to_look(words[0]) : ""));
   }
   auto& child = children_.emplace_back();
   child.pid = pid;
+  child.watcher = watcher;
   if (options_.label) {
     fcntl(output[0], F_SETFL, O_NONBLOCK);
     child.labels = std::thread(copy_with_label, output[0], done_[0], format("[%zu] ", children_.size() - 1));
@@ -197,6 +241,7 @@ ChildProcesses::Ending ChildProcesses::wait() {
       pass_on(signal);
     }
   }
+  end_watchers();
   end_leftovers();
   end_labels();
   for (const auto& child : children_) waitpid(child.pid, nullptr, 0);
@@ -251,6 +296,10 @@ void ChildProcesses::end_leftovers() {
     const auto deadline = Clock::now() + patience;
     while (Clock::now() < deadline && !members().empty()) std::this_thread::sleep_for(10ms);
   }
+}
+
+void ChildProcesses::end_watchers() {
+  for (auto& child : children_) end_watcher(std::exchange(child.watcher, 0));
 }
 
 void ChildProcesses::end_labels() {

@@ -56,7 +56,8 @@ class ChildProcesses {
  private:
   using Clock = std::chrono::steady_clock;
   struct Child {
-    pid_t pid = 0;  // also of its process group
+    pid_t pid = 0;      // also of its process group
+    pid_t watcher = 0;  // in that group
     bool runs = true;
     std::thread labels;
   };
@@ -72,6 +73,7 @@ class ChildProcesses {
   bool only_lost_run() const;
   void end_others();
   void end_leftovers();
+  void end_watchers();
   void end_labels();
   void pass_on(int signal);
   void stand_still();
@@ -84,7 +86,8 @@ class ChildProcesses {
   sigset_t awaited_;
   sigset_t mask_before_;
   std::vector<Child> children_;
-  int done_[2] = {-1, -1};  // a pipe whose closed end tells the threads of the labels that nothing more will come
+  int alive_[2] = {-1, -1};  // a pipe whose end tells the watchers that this process is gone
+  int done_[2] = {-1, -1};   // a pipe whose closed end tells the threads of the labels that nothing more will come
   Clock::time_point started_;
   int stop_signal_ = 0;  // that was passed on
   int first_failure_ = 0;

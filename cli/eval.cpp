@@ -8,7 +8,9 @@
 
 #include "commands.hpp"
 #include "common_flags.hpp"
+#include "crowded_cores.hpp"
 #include "flag_checks.hpp"
+#include "option_flags.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 
@@ -36,8 +38,10 @@ int eval_command(const EvalFlags& flags, Output& output) {
   EvalOptions options = flags.options;
   options.devices = devices_from(flags.devices);
   options.data_dir = flags.data_dir;
+  const bool speaks = this_process().index == 0;  // under a launcher one process does
+  if (const auto crowd = text_of_crowded_cores(options.devices); speaks && !crowd.empty()) print_warning(crowd);
   const EvalResult result = evaluate_run(flags.run_dir, options);
-  if (this_process().index > 0) return 0;  // under a launcher one process speaks
+  if (!speaks) return 0;
   const bool synthetic = result.source.rfind("synthetic", 0) == 0;
   output.print(format("test acc: %.4f (%lld of %lld correct), loss %.4f, on ", result.accuracy(),
                       static_cast<long long>(result.correct), static_cast<long long>(result.total), result.loss) +

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "commands.hpp"
+#include "crowded_cores.hpp"
 #include "io/atomic_file.hpp"
 #include "io/folder_lock.hpp"
 #include "progress_bar.hpp"
@@ -264,6 +265,13 @@ int sweep_command(const SweepFlags& flags, Output& output) {
   output.print(format("lockstep %s, LibTorch %s\n%s in %s, %zu of them finished\n", version().c_str(),
                       torch_version().c_str(), plural(runs.size(), "run").c_str(), folder.c_str(),
                       count_finished(runs)));
+
+  for (const auto& run : runs) {
+    const auto crowd = text_of_crowded_cores(run.options.devices);
+    if (crowd.empty()) continue;
+    print_warning(crowd);
+    break;
+  }
 
   // A run sets the number of threads that new threads compute with and puts back what it found: always this one, then.
   at::set_num_threads(runs[0].options.threads_per_rank);

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "base/number_text.hpp"
-#include "comm/meeting/launch_environment.hpp"
 #include "commands.hpp"
+#include "crowded_cores.hpp"
 #include "help.hpp"
 #include "progress_bar.hpp"
 #include "stop_signals.hpp"
@@ -115,12 +115,6 @@ std::string epoch_label(int epoch, int epochs) {
   return format("epoch %*d/%d", digits, epoch, epochs);
 }
 
-// Of this machine, over all processes of a launcher.
-int ranks_here(const Devices& devices) {
-  const auto launch = comm::read_launch_environment(std::getenv);
-  return launch && devices.size() == 1 ? launch->local_world_size : static_cast<int>(devices.size());
-}
-
 // A loss that is not finite has no digits, and no sign that means something.
 std::string loss_text(double loss, int digits) {
   if (std::isnan(loss)) return "nan";
@@ -172,11 +166,7 @@ class RunReport {
   void data_loaded(const std::string& source) {
     started_ = true;
     print(settings(flags_, options_, source));
-    const int ranks = ranks_here(options_.devices), cores = cpu_cores();
-    if (options_.devices[0].is_cpu() && ranks > cores) {
-      warning(std::to_string(ranks) + " ranks share " + plural(static_cast<size_t>(cores), "core") +
-              " and wait for each other; fewer are faster: --devices " + std::to_string(cores) + "xcpu");
-    }
+    if (const auto crowd = text_of_crowded_cores(options_.devices); !crowd.empty()) warning(crowd);
   }
 
   void step(const StepProgress& progress) {
@@ -330,8 +320,13 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_epoch = show(&RunReport::epoch);
   callbacks.on_warning = show(&RunReport::warning);
 
-  if (flags.resume() == "auto" && options.keep.resume.empty() && was_killed_early(options))
+  if (flags.resume() == "auto" && options.keep.resume.empty() && was_killed_early(options)) {
+    if (std::filesystem::exists(options.keep.run_dir / kMetricsFile)) {
+      report.warning(options.keep.run_dir.string() +
+                     " holds one finished epoch and no checkpoint to go on from, so the run begins anew in its place");
+    }
     clear_run(options.keep.run_dir);
+  }
   report.loading();
   try {
     const TrainResult result = train_in_own_folder(flags, options, callbacks);

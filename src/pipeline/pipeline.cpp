@@ -106,7 +106,11 @@ Pipeline::State::State(std::vector<Sequential> stages, Rank& rank, const Pipelin
   }
   name_dropouts(*module_);
   warn_of_shared_draws(rank_, "Pipeline", first_random_layer(*module_));
-  compare_options(rank_, count_, options_);
+  const auto with_parameters = std::find_if(stages_.begin(), stages_.end(),
+                                            [](const auto& stage) { return !stage.layers()->parameters().empty(); });
+  const int first =
+      compare_options(rank_, count_, options_, with_parameters == stages_.end() ? count_ : with_parameters->index());
+  for (auto& stage : stages_) stage.set_needs_input_gradient(stage.index() > first);
 }
 
 // ---- Before a batch.

@@ -8,6 +8,7 @@
 #include "ranks/gather.hpp"
 
 #include <functional>
+#include <iterator>
 #include <utility>
 
 namespace lockstep {
@@ -45,16 +46,17 @@ void check_stages(const std::vector<Sequential>& stages, const Rank& rank, const
   }
 }
 
-void compare_options(Rank& rank, int stages, const PipelineOptions& options) {
+int compare_options(Rank& rank, int stages, const PipelineOptions& options, int first_here) {
   const std::pair<const char*, int64_t> entries[] = {{"stages", stages},
                                                      {"schedule", static_cast<int64_t>(options.schedule)},
                                                      {"microbatches", options.microbatches},
                                                      {"recompute", options.recompute}};
   std::vector<int64_t> numbers;
   for (const auto& [name, value] : entries) numbers.push_back(value);
+  numbers.push_back(first_here);
   const at::Tensor all = of_all_ranks(rank, numbers);
   for (int other = 0; other < rank.world_size(); ++other) {
-    for (size_t i = 0; i < numbers.size(); ++i) {
+    for (size_t i = 0; i < std::size(entries); ++i) {
       const auto theirs = all[other][static_cast<int64_t>(i)].item<int64_t>();
       if (theirs == numbers[i]) continue;
       throw Error(std::string("Pipeline: the ranks differ in ") + entries[i].first + ": rank " +
@@ -62,6 +64,7 @@ void compare_options(Rank& rank, int stages, const PipelineOptions& options) {
                   std::to_string(other) + " has " + std::to_string(theirs));
     }
   }
+  return static_cast<int>(all.select(1, -1).min().item<int64_t>());
 }
 
 void compare_batches(Rank& rank, const std::string& shape, int64_t size) {

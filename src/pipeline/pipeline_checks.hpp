@@ -13,8 +13,9 @@ namespace lockstep {
 // microbatches < 1, a stage of this rank without layers, random layers that would be computed twice.
 void check_stages(const std::vector<torch::nn::Sequential>& stages, const Rank& rank, const PipelineOptions& options);
 
-// All ranks must call them. Throw Error on every rank if two ranks differ.
-void compare_options(Rank& rank, int stages, const PipelineOptions& options);
+// All ranks must call them. Throw Error on every rank if two ranks differ. compare_options gives the first of all
+// stages that has parameters; `first_here` is the first of this rank's. `stages` if there is none.
+int compare_options(Rank& rank, int stages, const PipelineOptions& options, int first_here);
 void compare_batches(Rank& rank, const std::string& shape, int64_t size);
 
 // Throws Error if this rank's Batch::mark is not the last rank's; 0: not known.

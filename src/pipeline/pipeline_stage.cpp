@@ -53,7 +53,8 @@ class BuffersStay {
 
 }  // namespace
 
-PipelineStage::PipelineStage(int index, torch::nn::Sequential layers) : index_(index), layers_(std::move(layers)) {
+PipelineStage::PipelineStage(int index, torch::nn::Sequential layers)
+    : index_(index), needs_input_gradient_(index > 0), layers_(std::move(layers)) {
   for (const auto& child : layers_->named_children()) names_.push_back(child.key());
 }
 
@@ -80,7 +81,7 @@ at::Tensor PipelineStage::result_of(const Head& head, at::Tensor x) {
 
 at::Tensor PipelineStage::forward(int microbatch, const at::Tensor& x, const Head& head, bool keep_graph) {
   Kept kept{x.detach(), {}, head};
-  if (index_ > 0) kept.input.requires_grad_();
+  if (needs_input_gradient_) kept.input.requires_grad_();
   at::Tensor result;
   if (keep_graph) {
     result = kept.output = result_of(head, enter(kept.input));
@@ -101,12 +102,16 @@ at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient) {
     kept.output = result_of(kept.head, enter(kept.input));
   }
   if (kept.output.requires_grad()) {
+    if (!needs_input_gradient_ && layers_->parameters().empty()) {  // the stage behind gives zeros
+      throw Error("Pipeline: stage " + std::to_string(index_) +
+                  " has no parameters, but computes with a tensor that wants a gradient. Register that as a parameter");
+    }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     kept.output.backward(gradient.to(kept.output.options()).expand_as(kept.output));
   } else if (kept.head) {
     refuse_loss_without_graph();
   }
-  if (!kept.input.requires_grad()) return {};
+  if (index_ == 0) return {};
   const at::Tensor& of_input = kept.input.grad();
   return of_input.defined() ? of_input : at::zeros_like(kept.input);
 }

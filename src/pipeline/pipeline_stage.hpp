@@ -18,8 +18,11 @@ class PipelineStage {
   // What becomes of the layers' output before it leaves the stage: of the last stage's the loss. Empty: nothing.
   using Head = std::function<at::Tensor(const at::Tensor& output)>;
 
-  // `index`: 0 for the first stage of all.
+  // `index`: 0 for the first stage of all, which needs no gradient of its input.
   PipelineStage(int index, torch::nn::Sequential layers);
+
+  // Without, backward gives zeros for it: no stage before has parameters.
+  void set_needs_input_gradient(bool needs) { needs_input_gradient_ = needs; }
 
   int index() const { return index_; }
   const torch::nn::Sequential& layers() const { return layers_; }
@@ -48,6 +51,7 @@ class PipelineStage {
   };
 
   const int index_;
+  bool needs_input_gradient_;
   torch::nn::Sequential layers_;
   std::vector<std::string> names_;  // of the layers
   std::map<int, Kept> kept_;        // by microbatch

@@ -112,6 +112,10 @@ void each_option(Options& options, Visit&& visit) {
   one({"timeout", nowhere, where, "SECONDS",
        "how long a rank waits for another in a call before the run ends with an error that names both; not kept"},
       options.timeout, {.least = 1, .most = 1'000'000, .kept = false});
+  one({"silence", nowhere, where, "SECONDS",
+       "how long a process of a launcher may give no sign of life before it counts as dead: more where machines stand "
+       "still for seconds; not kept"},
+      options.silence, {.least = 1, .most = 1'000'000, .kept = false});
 
   one({"batch_size", throughout, update, "N", "samples per step, over all devices together"}, options.batch.size,
       {.least = 1});

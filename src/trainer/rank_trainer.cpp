@@ -121,7 +121,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
 }
 
 void RankTrainer::begin_epoch() {
-  if (stopping_.now()) throw Stopped("stopped by request");
+  if (stops_ || stopping_.now()) throw Stopped("stopped by request");
   if (steps_ == 0) {
     totals_.reset();
     clock_.reset();
@@ -151,9 +151,7 @@ Batches::Iterator RankTrainer::first_of(const Batches& all) {
 }
 
 void RankTrainer::compare_replicas() {
-  if (options_.check_replicas <= 0 || steps_ % options_.check_replicas != 0) return;
-  if (options_.exchange.sync_every > 0 && steps_ % options_.exchange.sync_every != 0)
-    return;  // within a round parameters differ
+  if (options_.check_replicas <= 0 || steps_ % options_.check_replicas != 0 || within_round()) return;
   traffic_.leave_out([&] { check_replicas(*net_.module(), net_.mesh().data()); });
 }
 
@@ -166,11 +164,17 @@ void RankTrainer::report(StepProgress& progress) {
   reported_ = Clock::now();
 }
 
+// With local SGD the ranks' parameters differ within a round, so nothing is compared or kept there.
+bool RankTrainer::within_round() const {
+  return options_.exchange.sync_every > 0 && steps_ % options_.exchange.sync_every != 0;
+}
+
 // Between two steps. The epoch's seconds are those of training alone.
 void RankTrainer::keep_or_stop(const Keep& keep) {
-  const bool stops = stopping_.after_step();
+  stops_ = stops_ || stopping_.after_step();
+  if (keep && within_round()) return;
   const bool is_time = options_.keep.every > 0 && steps_ % options_.keep.every == 0;
-  if (keep && (is_time || (stops && !update_.has_rounds()))) {  // within a round parameters differ
+  if (keep && (is_time || stops_)) {
     watch_.settle();
     if (!not_finite().empty()) return;
     synchronize(rank_.device());
@@ -178,7 +182,7 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
     traffic_.leave_out(keep);
     go_on();
   }
-  if (stops) {
+  if (stops_) {
     rank_.barrier();  // the one that writes is done
     throw Stopped("stopped by request");
   }

@@ -69,6 +69,7 @@ class RankTrainer {
   void go_on();
   Batches::Iterator first_of(const Batches& all);
   void compare_replicas();
+  bool within_round() const;
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
   void end_epoch(EpochMetrics& metrics);
@@ -102,6 +103,7 @@ class RankTrainer {
   std::optional<Balance> balance_;  // parts follow the devices' speed
   std::vector<double> shares_;      // of the last epoch's end, or those of the options; empty: near-equal parts
   StopAgreement stopping_;
+  bool stops_ = false;  // all ranks have agreed to stop, once a round of local SGD is done
   Clock::time_point reported_;
 };
 

@@ -11,6 +11,8 @@
 #include "trace.hpp"
 #include "train_options.hpp"
 
+#include <functional>
+#include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -44,6 +46,22 @@ void warn_of_mnist(const ImageData& data, const DataDigests& digests, const Trai
                        "clothes are meant, put Fashion-MNIST's files there");
 }
 
+// Rank 0 reports on its thread, and any rank may warn on its own. Under a launcher one process reports.
+TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex) {
+  const auto guarded = [&mutex]<class... Arguments>(const std::function<void(Arguments...)>& callback) {
+    if (!callback) return callback;
+    return std::function<void(Arguments...)>([&mutex, callback](Arguments... arguments) {
+      const std::lock_guard lock(mutex);
+      callback(arguments...);
+    });
+  };
+  return {.on_data = guarded(callbacks.on_data),
+          .on_step = guarded(callbacks.on_step),
+          .on_epoch = guarded(callbacks.on_epoch),
+          .on_warning = guarded(callbacks.on_warning),
+          .stop = callbacks.stop};
+}
+
 }  // namespace
 
 double TrainResult::seconds_per_epoch() const {
@@ -61,7 +79,9 @@ double TrainResult::data_wait() const {
   return all == 0 ? 0 : waited / all;
 }
 
-TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) {
+TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
+  std::mutex mutex;
+  const TrainCallbacks callbacks = one_at_a_time(callers, mutex);
   const TrainOptions settings = checked(options);
   const std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);
   RunFolder folder(this_process().index == 0 ? settings.keep.run_dir : "",  // one process writes
@@ -123,8 +143,12 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) 
         {.threads_per_rank = settings.threads_per_rank,
          .timeout = settings.timeout,
          .stop = callbacks.stop,
+         .silence = settings.silence,
          .configuration = common_settings(settings, digests, resumed ? &*resumed : nullptr),
-         .seed = settings.seed});
+         .seed = settings.seed,
+         .on_warning = [&](const std::string& text) {
+           if (this_process().index == 0 && callbacks.on_warning) callbacks.on_warning(text);
+         }});
   } catch (const Stopped&) {
     result.stopped = true;
   }

@@ -37,8 +37,7 @@ class Update {
   // Those that it steps with; with zero_stage 2 the rank's slices of them.
   std::vector<at::Tensor> gradients() const;
 
-  // With local SGD the ranks' parameters differ within a round. A round ends early where the ranks synchronize.
-  bool has_rounds() const { return local_.has_value(); }
+  // With local SGD the ranks' parameters differ within a round, which ends early here.
   void synchronize();
 
   // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks, which all must

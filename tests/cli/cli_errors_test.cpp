@@ -49,6 +49,7 @@ TEST_F(CliErrors, WrongSettings) {
   expect_error(train({"--epochs", "0"}), 2, {"--epochs: 0 is too small; it must be at least 1"});
   for (const char* seconds : {"0", "-1"}) {
     expect_error(train({"--timeout", seconds}), 2, {"--timeout: " + std::string(seconds) + " is too small"});
+    expect_error(train({"--silence", seconds}), 2, {"--silence: " + std::string(seconds) + " is too small"});
   }
   expect_error(train({"--threads-per-rank", "0"}), 2, {"--threads-per-rank: 0 is too small"});
   expect_error(train({"--threads-per-rank", "100000"}), 2, {"100000 is too large; it must be at most 1024"});

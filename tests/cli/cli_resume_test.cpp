@@ -87,6 +87,8 @@ TEST_F(CliResume, AutoBeginsAnewAfterAKillBetweenTheFirstEpochsFilesAndItsCheckp
   work_.write("runs/a/metrics.jsonl", both.substr(0, both.find('\n') + 1));
   const Finished begun = run(train({"--resume", "auto", "--name", "a"}));
   EXPECT_EQ(begun.code, 0) << begun.err;
+  EXPECT_THAT(begun.err, HasSubstr("warning: runs/a holds one finished epoch and no checkpoint to go on from, so the "
+                                   "run begins anew in its place\n"));
   EXPECT_EQ(metrics("a").size(), 2u);
 
   EXPECT_EQ(run(train({"--name", "one", "--epochs", "1"})).code, 0);

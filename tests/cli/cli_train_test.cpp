@@ -483,6 +483,16 @@ TEST_F(CliTrain, MoreRanksThanCoresAreAWarning) {
                                             " and wait for each other; fewer are faster: --devices " +
                                             std::to_string(cores) + "xcpu\n");
   }
+  const std::string many = std::to_string(cores + 1) + "xcpu";
+  const Finished eval = run_program({"eval", "runs/" + std::to_string(cores), "--devices", many}, surroundings());
+  auto arguments = train({"--devices", many, "--epochs", "1", "--name", "grid"});
+  arguments[0] = "sweep";
+  const Finished sweep = run_program(arguments, surroundings());
+  for (const Finished& other : {eval, sweep}) {
+    EXPECT_EQ(other.code, 0) << other.err;
+    EXPECT_THAT(other.err,
+                HasSubstr("warning: " + std::to_string(cores + 1) + " ranks share " + std::to_string(cores)));
+  }
 }
 
 }  // namespace cli_train_test

@@ -228,6 +228,17 @@ TEST(PipelineErrorsTest, CriteriaThatAreNoMeanAreRefused) {
               AllOf(HasSubstr("criterion gives float [2, 4]"), HasSubstr("one number")));
 }
 
+// Nothing is computed for stages without parameters, so it would get zeros.
+TEST(PipelineErrorsTest, ATensorThatIsTrainedAndNoParameterIsRefused) {
+  const std::string error = error_in(2, [](Rank& rank) {
+    const Tensor scale = torch::ones({4}, torch::kFloat).requires_grad_();
+    const Sequential net(Lambda([&](const Tensor& x) { return x * scale; }), nn::Linear(4, 4));
+    Pipeline pipeline(split_into_stages(net, 2), rank);
+    pipeline.forward_backward({torch::randn({8, 4}), torch::randint(4, {8}), 8}, F::cross_entropy);
+  });
+  EXPECT_THAT(error, HasSubstr("stage 0 has no parameters, but computes with a tensor that wants a gradient"));
+}
+
 TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanks) {
   std::atomic<int> batches = 0;
   const std::string error = error_in(3, [&](Rank& rank) {

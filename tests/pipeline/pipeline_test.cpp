@@ -9,6 +9,7 @@
 
 #include "support/small_nets.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <random>
@@ -308,6 +309,32 @@ TEST(PipelineTest, StagesWithoutParametersPassGradientsOn) {
     pipeline.forward_backward(batch, F::cross_entropy);
     expect_gradients(pipeline.module(), gradients_of(single));
   });
+}
+
+// Passes on, and counts how often its backward is called.
+struct Counted : torch::autograd::Function<Counted> {
+  static inline std::atomic<int> backwards = 0;
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    ++backwards;
+    return gradients;
+  }
+};
+
+TEST(PipelineTest, NothingIsComputedForLayersWithoutParameters) {
+  const auto layer = [](auto size) { return nn::Linear(nn::LinearOptions(size, size)); };
+  const auto count = [](const Tensor& x) { return Tensor(Counted::apply(x)); };
+  const Batch batch{torch::randn({4, 3}), torch::zeros({4}, torch::kLong), 4};
+  const auto backwards = [&](const Sequential& net) {
+    Counted::backwards = 0;
+    lockstep::run(cpus(3), [&](Rank& rank) {
+      Pipeline(split_into_stages(copy_of(net), 3), rank).forward_backward(batch, F::cross_entropy);
+    });
+    return Counted::backwards.load();
+  };
+  EXPECT_EQ(backwards(Sequential(nn::Flatten(), nn::Functional(count), layer(3))), 0);
+  EXPECT_GT(backwards(Sequential(layer(3), nn::Functional(count), layer(3))), 0);
 }
 
 // Also weights that the zeros, or a forward without a graph, have seen in bfloat16 before.

@@ -141,7 +141,7 @@ TEST(OptionTable, HasEveryOptionOnce) {
                         lockstep::OptimizerOptions, lockstep::RateOptions, lockstep::ExchangeOptions,
                         lockstep::KeepOptions>();
   EXPECT_EQ(static_cast<int>(fields.size()), options_there_are);
-  EXPECT_THAT(not_kept, testing::ElementsAre("resume", "timeout", "trace"));
+  EXPECT_THAT(not_kept, testing::ElementsAre("resume", "silence", "timeout", "trace"));
 }
 
 TEST(OptionTable, EachOptionComesBackFromJsonAndFromItsTextAndDiffers) {

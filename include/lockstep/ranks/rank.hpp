@@ -122,7 +122,7 @@ struct RunOptions {
   // seconds, overrules it.
   std::chrono::milliseconds rendezvous_timeout{60'000};
   // Between processes; threads of one process do not look at it. Before all processes have come, a request ends the
-  // wait, with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 2 s old once no rank of the run
+  // wait, with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 1 s old once no rank of the run
   // does anything. A rank that computes or writes is waited for, so that the ranks can agree where to stop.
   std::stop_token stop = {};
   // Between processes: a process without a sign of life for so long counts as dead. At least 1 s; longer where machines

@@ -80,6 +80,7 @@ struct TrainOptions {
   // How the network is split over the ranks, as a plan has it (plan.hpp). Absent: not at all, all ranks along data.
   std::optional<ModelSplit> split = {};
   std::chrono::seconds timeout{300};  // of every wait of a rank for another, from 1 to 1,000,000
+  std::chrono::seconds silence{6};    // as RunOptions::silence, from 1 to 1,000,000
   BatchSettings batch = {};
   OptimizerOptions optimizer = {};
   RateOptions rate = {};
@@ -98,10 +99,10 @@ struct TrainOptions {
   KeepOptions keep = {};
 };
 
-// All of the options but resume, trace and timeout as JSON text, enough to run again; and back. to_json throws Error
-// for a path that is not UTF-8. from_json throws Error that names the key: one that is not known, or a value of another
-// type or out of its range, which is never rounded or cut; absent keys keep their defaults. The text's devices are
-// parsed for this machine, so they must be there, unless `devices` names others in their place.
+// All of the options but resume, trace, timeout and silence as JSON text, enough to run again; and back. to_json throws
+// Error for a path that is not UTF-8. from_json throws Error that names the key: one that is not known, or a value of
+// another type or out of its range, which is never rounded or cut; absent keys keep their defaults. The text's devices
+// are parsed for this machine, so they must be there, unless `devices` names others in their place.
 std::string to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 

@@ -32,10 +32,11 @@ struct TrainCallbacks {
   std::function<void(const std::string& source)> on_data = {};  // once, when the data are loaded and run_dir is taken
   std::function<void(const StepProgress&)> on_step = {};  // at most some ten times a second, and at the end of an epoch
   std::function<void(const EpochMetrics&)> on_epoch = {};  // after each epoch's evaluation, its files written
-  std::function<void(const std::string& message)> on_warning =
-      {};  // what did not work but does not end the run: a curve that could not be drawn
+  // What looks like a mistake or did not work, but does not end the run: a parameter that no rank used, a curve that
+  // could not be drawn. On any rank's thread.
+  std::function<void(const std::string& message)> on_warning = {};
   // A request, of any rank's process, ends the run on all ranks after the same step, within a second or some steps; a
-  // checkpoint of that step is kept, if any are (with sync_every only those of epochs). What was kept before stays.
+  // checkpoint of that step is kept, if any are. With sync_every the round of steps ends first.
   std::stop_token stop = {};
 };
 
@@ -75,7 +76,7 @@ class NotFinite : public Error {
 //   the global batch, or beside a pipeline, which has microbatches;
 // - of the update: what check_optimizer and check_learning_rate refuse; lars or lamb with a split by channels, since
 //   their norms are of whole layers;
-// - of the devices: a device that is not there, tf32 on CPUs, threads_per_rank or a timeout out of its range, a split
+// - of the devices: a device that is not there, tf32 on CPUs, threads_per_rank, a timeout or a silence out of its range, a split
 //   that check_split refuses or whose mesh is not as large as the run;
 // - cuda_graph on CPUs, without a split by data alone, with dropout, or with anything but plain SGD at a constant
 //   rate without accumulate;

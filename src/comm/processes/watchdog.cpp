@@ -1,5 +1,8 @@
 #include "watchdog.hpp"
 
+#include <c10/util/Exception.h>
+
+#include "base/exception_text.hpp"
 #include "blame.hpp"
 #include "comm/meeting/stored.hpp"
 
@@ -64,8 +67,11 @@ void Watchdog::run() {
       if (!board_.store_is_lost()) beat();
     } catch (const ForeignValue& error) {
       report({error.what()});
-    } catch (const std::exception&) {
+    } catch (const c10::DistError&) {
       waits_.fail(board_.lose_store());
+    } catch (const std::exception&) {
+      report({"watching over the other processes failed in that of " + layout_.name_process(process_) + ": " +
+             exception_text(std::current_exception())});
     }
     if (!waits_.failure().empty() && !std::exchange(told, true)) on_failure_();
   }

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <future>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,12 +19,15 @@ using testing::IsEmpty;
 using testing::Not;
 using FileClock = std::filesystem::file_time_type::clock;
 
+constexpr Seconds kPatience = 20s;  // for a process that comes
+
 struct Fault {
   int processes;
   std::string devices;
-  std::string to;                 // "store": rank 1's connections; "ranks": all that processes make to each other
+  std::string to;                 // "store": the connections of `rank`; "ranks": all that processes make to each other
   bool launched = true;           // or without a launcher, the store in process 0
   std::string milliseconds = {};  // that it takes; empty: the process is killed
+  int rank = 1;
 };
 
 struct Outcome {
@@ -35,14 +39,16 @@ struct Outcome {
   std::string text = {};
 };
 
-Outcome outcome_of(const Fault& fault, int at) {
+// Without a launcher the processes wait `patience` for each other before the meeting.
+Outcome outcome_of(const Fault& fault, int at, const Seconds& patience) {
   const ScratchFolder folder;
   const auto file = folder / "fault";
   Words variables = {"LD_PRELOAD=" + from_environment("LOCKSTEP_FAULTY_CONNECT"), "FAULT_TO=" + fault.to,
-                     "FAULT_AT=" + std::to_string(at), "FAULT_FILE=" + file.string(), "FAULT_RANK=1"};
+                     "FAULT_AT=" + std::to_string(at), "FAULT_FILE=" + file.string(),
+                     "FAULT_RANK=" + std::to_string(fault.rank)};
   if (!fault.milliseconds.empty()) variables.push_back("FAULT_MILLISECONDS=" + fault.milliseconds);
   RunningJob job(fault.processes, fault.launched, {ranks_program(), "connects", fault.devices}, folder.path(),
-                 variables);
+                 variables, std::to_string(patience.count()));
   Outcome outcome{.processes = job.finish()};
   const auto end = FileClock::now();
   outcome.leftovers = job.leftovers();
@@ -55,13 +61,19 @@ Outcome outcome_of(const Fault& fault, int at) {
   return outcome;
 }
 
+// A process asks whether the store answers, learns its own address, and has three connections for the run.
+constexpr size_t kLeastToStore = 5;
+
 // At each connection, or each `step`th from the first on; some jobs side by side, since they mostly wait. An
 // undisturbed job shows how many there are.
-std::vector<Outcome> at_each_connection(const Fault& fault, int step = 1) {
-  const Outcome undisturbed = outcome_of(fault, 0);
+std::vector<Outcome> at_each_connection(const Fault& fault, int step = 1, const Seconds& patience = kPatience) {
+  const Outcome undisturbed = outcome_of(fault, 0, kPatience);
   EXPECT_EQ(undisturbed.processes[0].code, 0) << undisturbed.text;
-  std::vector<Outcome> outcomes((undisturbed.connections + step - 1) / step);
-  side_by_side(static_cast<int>(outcomes.size()), [&](int i) { outcomes[i] = outcome_of(fault, 1 + i * step); });
+  const bool asks_again = fault.to == "store" && !fault.launched;  // until process 0 keeps a store
+  const int connections = asks_again ? static_cast<int>(kLeastToStore) : undisturbed.connections;
+  std::vector<Outcome> outcomes((connections + step - 1) / step);
+  side_by_side(static_cast<int>(outcomes.size()),
+               [&](int i) { outcomes[i] = outcome_of(fault, 1 + i * step, patience); });
   for (const auto& outcome : outcomes) EXPECT_GE(outcome.victim, 0) << outcome.text;
   return outcomes;
 }
@@ -85,17 +97,17 @@ class Connecting : public testing::Test {
     if (!is_possible()) return;
     alone_ = std::async(std::launch::async, launcher_without_network, false);
     asked_to_end_ = std::async(std::launch::async, launcher_without_network, true);
+    calibration_ = std::make_unique<Calibration>(Words{ranks_program(), "connects"}, 1000ms);
   }
+  static void TearDownTestSuite() { calibration_.reset(); }
   void SetUp() override {
     if (!is_possible()) GTEST_SKIP() << "not with sanitizers";
   }
   static bool is_possible() { return std::getenv("LOCKSTEP_FAULTY_CONNECT") != nullptr; }
 
   static inline std::future<Finished> alone_, asked_to_end_;
+  static inline std::unique_ptr<Calibration> calibration_;
 };
-
-// A process asks whether the store answers, learns its own address, and has three connections for the run.
-constexpr size_t kLeastToStore = 5;
 
 // Each two processes connect in the run, and in the group of the scenario.
 size_t least_to_ranks(int processes) {
@@ -103,8 +115,11 @@ size_t least_to_ranks(int processes) {
 }
 
 TEST_F(Connecting, AProcessThatDiesIsNamedByTheOthersSoon) {
-  for (const Fault& fault : {Fault{2, "cpu", "store"}, Fault{3, "cpu", "store"}, Fault{2, "cpu", "ranks"},
-                             Fault{3, "cpu", "ranks"}, Fault{2, "4xcpu", "ranks"}}) {
+  Lateness lateness;
+  for (const Fault& fault :
+       {Fault{2, "cpu", "store"}, Fault{.processes = 2, .devices = "cpu", .to = "store", .rank = 0},
+        Fault{.processes = 3, .devices = "cpu", .to = "store", .rank = 2}, Fault{2, "cpu", "ranks"},
+        Fault{3, "cpu", "ranks"}, Fault{2, "4xcpu", "ranks"}}) {
     const int step = fault.devices == "cpu" ? 1 : 4;
     const auto outcomes = at_each_connection(fault, step);
     EXPECT_GE(outcomes.size(), fault.to == "store" ? kLeastToStore : least_to_ranks(fault.processes)) << fault.devices;
@@ -121,29 +136,41 @@ TEST_F(Connecting, AProcessThatDiesIsNamedByTheOthersSoon) {
             << outcome.text;
       }
       EXPECT_THAT(job.err, Not(HasSubstr("ending the others")));
-      EXPECT_LT(outcome.after_fault, 4s) << outcome.text;
+      lateness.count(outcome.after_fault, calibration_->soon());
       EXPECT_THAT(outcome.leftovers, IsEmpty()) << outcome.text;
     }
   }
+  EXPECT_LE(lateness.late(), 2);
 }
 
 // Nobody sees the process end. One that dies before the meeting may as well never have been started.
 TEST_F(Connecting, WithoutALauncherToo) {
-  for (const int processes : {2, 3}) {
-    const auto outcomes = at_each_connection({processes, "cpu", "ranks", false});
-    EXPECT_GE(outcomes.size(), least_to_ranks(processes));
+  Lateness lateness;
+  for (const Fault& fault : {Fault{2, "cpu", "ranks", false}, Fault{3, "cpu", "ranks", false},
+                             Fault{2, "cpu", "store", false}, Fault{2, "cpu", "store", false, {}, 0}}) {
+    const bool before_the_meeting = fault.to == "store";
+    const auto outcomes = at_each_connection(fault, 1, before_the_meeting ? calibration_->soon() : kPatience);
+    EXPECT_GE(outcomes.size(), before_the_meeting ? kLeastToStore : least_to_ranks(fault.processes));
     for (const auto& outcome : outcomes) {
-      for (int process = 0; process < processes; ++process) {
+      auto limit = calibration_->soon();
+      for (int process = 0; process < fault.processes; ++process) {
         if (process == outcome.victim) continue;
-        EXPECT_THAT(outcome.processes[process].err,
-                    HasSubstr("process " + std::to_string(process) + ": the process of rank " +
-                              std::to_string(outcome.victim) + " (cpu) is gone"))
-            << outcome.text;
+        const Finished& other = outcome.processes[process];
+        EXPECT_EQ(other.code, 3) << outcome.text;
+        const std::string gone = "process " + std::to_string(process) + ": the process of rank " +
+                                 std::to_string(outcome.victim) + " (cpu) is gone";
+        if (!before_the_meeting || other.err.find(gone) != std::string::npos) {
+          EXPECT_THAT(other.err, HasSubstr(gone)) << outcome.text;
+          continue;
+        }
+        EXPECT_THAT(other.err, says_that_it_does_not_come(outcome.victim)) << outcome.text;
+        limit += kSilentStore;
       }
-      EXPECT_LT(outcome.after_fault, 5s) << outcome.text;
+      lateness.count(outcome.after_fault, limit);
       EXPECT_THAT(outcome.leftovers, IsEmpty()) << outcome.text;
     }
   }
+  EXPECT_LE(lateness.late(), 2);
 }
 
 TEST_F(Connecting, AProcessThatIsSlowIsNotTakenForDead) {

@@ -229,6 +229,16 @@ TEST(Launch, TakesItsProcessesAlongWhenItIsKilled) {
   EXPECT_EQ(program.finish().signal, SIGKILL);  // it reads to the end: until the last process has closed its output
 }
 
+TEST(Launch, TakesWhatItsProcessesStartedAlongWhenItIsKilled) {
+  Program program({"launch", "-n", "2", "sh", "-c", "echo ready; test $RANK = 0 || trap '' TERM; sleep 30; sleep 30"},
+                  surroundings_with());
+  ASSERT_TRUE(program.wait_for("ready\nready\n"));
+  program.send(SIGKILL);
+  const auto start = std::chrono::steady_clock::now();
+  program.finish();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
+}
+
 TEST(Launch, RefusesWrongUsage) {
   for (const Words& words : {Words{"launch", "sh"}, Words{"launch", "-n", "0", "sh"}, Words{"launch", "-n", "2"},
                              Words{"launch", "-n", "2", "--bogus", "sh"}}) {

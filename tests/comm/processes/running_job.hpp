@@ -1,5 +1,5 @@
 // RunningJob: a job of several processes, with a launcher or without, whose processes can be signalled while it runs,
-// and which tells what it has left on the machine.
+// and which tells what it has left on the machine. And how soon such a job ought to end.
 #pragma once
 
 #include "job.hpp"
@@ -7,6 +7,7 @@
 #include "comm/meeting/sockets.hpp"
 #include "support/time_limits.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <fstream>
@@ -144,5 +145,65 @@ class RunningJob {
   const std::set<std::string> shared_before_ = shared_memory();
   std::vector<std::unique_ptr<Program>> programs_;  // last: they end before the folders go
 };
+
+using Seconds = std::chrono::duration<double>;
+
+inline constexpr Seconds kSoon{2};  // to the last process's end, on a machine that has nothing else to do
+
+struct Kind {
+  int processes;
+  bool launched;
+};
+inline const std::vector<Kind> kKinds = {{2, true}, {3, true}, {2, false}, {3, false}};
+
+inline std::string name_of(const Kind& kind) {
+  return std::to_string(kind.processes) + " processes " + (kind.launched ? "of a launcher" : "without a launcher");
+}
+
+// How long undisturbed jobs take, by kind, side by side as the disturbed ones, and what they leave in their folders.
+struct Calibration {
+  std::vector<Seconds> times = std::vector<Seconds>(kKinds.size());
+  std::vector<ScratchFolder> folders = std::vector<ScratchFolder>(kKinds.size());
+
+  Calibration(const Words& words, const Seconds& usual) : usual_(usual) {
+    side_by_side(static_cast<int>(kKinds.size()), [&](int kind) {
+      RunningJob job(kKinds[kind].processes, kKinds[kind].launched, words, folders[kind].path());
+      job.wait_for_processes();
+      const auto start = RunningJob::Clock::now();
+      for (const auto& process : job.finish()) EXPECT_EQ(process.code, 0) << process.err;
+      times[kind] = RunningJob::Clock::now() - start;
+    });
+  }
+
+  // On a machine that takes longer than is usual for a job, longer too.
+  Seconds soon() const { return kSoon * std::max(1.0, *std::max_element(times.begin(), times.end()) / usual_); }
+
+ private:
+  const Seconds usual_;
+};
+
+// The machine may stand still for a moment, so a few jobs may be late; none by a timeout of ours.
+class Lateness {
+ public:
+  void count(const Seconds& took, const Seconds& limit) {
+    if (took >= limit) ++late_;
+    EXPECT_LT(took, 4 * limit);
+  }
+  int late() const { return late_; }
+
+ private:
+  std::atomic<int> late_{0};
+};
+
+// What the others say if a process without a launcher dies before the meeting: it is one that does not come, and rank
+// 0's takes the store along.
+inline auto says_that_it_does_not_come(int rank) {
+  using testing::HasSubstr;
+  return testing::AnyOf(HasSubstr("which did not come to run()"), HasSubstr("the process of rank 0 is gone"),
+                        HasSubstr("for the store that rank 0's process should keep"),
+                        HasSubstr("cannot use the store at"),
+                        HasSubstr("for rank " + std::to_string(rank) + " (cpu), which is not there"));
+}
+inline constexpr Seconds kSilentStore{10};  // that long a store may keep silent
 
 }  // namespace lockstep

@@ -226,6 +226,21 @@ TEST_F(TrainUnderALauncher, TheLossOfTheLauncherIsSaidWithoutCallStacks) {
   }
 }
 
+TEST_F(TrainUnderALauncher, AProcessThatIsSilentForTooLongIsDead) {
+  RunningJob job(2, /*launched=*/true,
+                 Words{from_environment("LOCKSTEP_PROGRAM")} +
+                     train({"--name", "a", "--devices", "cpu", "--epochs", "300", "--silence", "2"}),
+                 work_.path());
+  job.wait_for_processes();
+  ASSERT_TRUE(job.wait_for("epoch   2/300"));
+  const auto start = RunningJob::Clock::now();
+  job.send(1, SIGSTOP);
+  EXPECT_TRUE(job.wait_for("the process of rank 1 (cpu) is gone"));
+  EXPECT_LT(RunningJob::Clock::now() - start, std::chrono::seconds(5));  // six by default
+  job.send(1, SIGKILL);
+  job.finish();
+}
+
 TEST_F(TrainUnderALauncher, OtherDataOfTheSameSizeInOneProcessAreRefused) {
   const ScratchFolder other;
   write_small_images(other, 300, 100);
