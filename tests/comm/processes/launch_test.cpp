@@ -230,7 +230,7 @@ TEST(Launch, TakesItsProcessesAlongWhenItIsKilled) {
 }
 
 TEST(Launch, TakesWhatItsProcessesStartedAlongWhenItIsKilled) {
-  Program program({"launch", "-n", "2", "sh", "-c", "echo ready; test $RANK = 0 || trap '' TERM; sleep 30; sleep 30"},
+  Program program({"launch", "-n", "2", "sh", "-c", "test $RANK = 0 || trap '' TERM; echo ready; sleep 30; sleep 30"},
                   surroundings_with());
   ASSERT_TRUE(program.wait_for("ready\nready\n"));
   program.send(SIGKILL);
