@@ -7,7 +7,7 @@
 
 namespace lockstep::cli {
 
-// Adds flags with a value of `type` to a command; the last one of several holds.
+// Adds flags with a value of `type` to a command. If a flag is given several times, the last one counts.
 struct OptionAdder {
   CLI::App& app;
 

@@ -67,7 +67,7 @@ struct Size {
 };
 using Sizes = std::vector<Size>;
 
-// Enough calls that the clock does not matter, and few enough that no size takes long.
+// A number of calls that makes the clock's error small, and that no size spends long on.
 int calls_for(int64_t bytes) {
   return static_cast<int>(std::clamp<int64_t>(50'000'000 / bytes, 5, 2000));
 }
@@ -76,7 +76,7 @@ torch::Tensor zeros(int64_t bytes, const c10::Device& device) {
   return torch::zeros({bytes / 4}, torch::TensorOptions().device(device));
 }
 
-// Seconds per call of `call`, after some that are not counted.
+// Seconds per call of `call`. The first calls are not counted.
 double time_of(int64_t bytes, const Devices& devices, const std::function<void()>& call) {
   const int calls = calls_for(bytes);
   for (int i = 0; i < std::max(calls / 10, 2); ++i) call();
@@ -171,7 +171,7 @@ double bus_bandwidth(const Size& size, const std::string& name, size_t ranks) {
   return 2 * (n - 1) / n * static_cast<double>(size.bytes) / size.best.of(name);
 }
 
-// As many digits as make a copy of a few bytes more than 0.
+// So many digits that a copy of a few bytes takes more than 0.
 std::string microseconds(double seconds) {
   return format(seconds < 1e-7 ? "%.4f" : "%.2f", seconds * 1e6);
 }
@@ -278,14 +278,14 @@ Command add_bench_allreduce(CLI::App& bench) {
       ->type_name("N,…")
       ->delimiter(',')
       ->default_str("40,4000,65536,516272,4000000,24000000");
-  app->add_option("--rounds", flags->rounds, "turns of each; the best counts")
+  app->add_option("--rounds", flags->rounds, "how often to measure each, in turns; the best counts")
       ->type_name("N")
       ->default_str("10")
       ->take_last()
       ->check(number_between<int, 1>);
   app->add_flag("--peers", flags->peers, "measure Gloo and Open MPI as well");
   app->add_option("--json", flags->json, "write the figures to this file")->type_name("FILE")->take_last();
-  app->add_option("--plot", flags->plot, "draw them as SVG into this file, with gnuplot")
+  app->add_option("--plot", flags->plot, "draw the figures as SVG into this file, with gnuplot")
       ->type_name("FILE")
       ->take_last();
   return {app, [flags](Output& output) { return allreduce_command(*flags, output); }};

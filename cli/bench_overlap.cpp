@@ -63,7 +63,7 @@ struct BenchOverlapFlags {
 enum Variant { alone, afterwards, overlapped };
 constexpr std::array<const char*, 3> names = {"alone", "afterwards", "overlapped"};
 
-// One step, of one rank or (see combine) of all.
+// A step of one rank, or (see combine) of all ranks.
 struct Sample {
   double seconds = 0, within = 0, after = 0, reduced = 0;
 };
@@ -74,7 +74,7 @@ struct Result {
   std::array<std::vector<Sample>, 3> samples;  // by variant
 };
 
-// The slowest rank's step, with the communication of the rank that waited least.
+// Gives the slowest rank's step, with the communication of the rank that waited least.
 Sample combine(const Sample& a, const Sample& b) {
   Sample sample = a.after < b.after ? a : b;
   sample.seconds = std::max(a.seconds, b.seconds);
@@ -92,15 +92,15 @@ double hidden(const Result& result) {
   return 1 - median(result.samples[overlapped], &Sample::after) / median(result.samples[afterwards], &Sample::after);
 }
 
-// Of each pair of steps that followed one another, so that the machine's load counts less.
+// Compares pairs of steps that followed one another, so that the machine's load matters less.
 double saved(const Result& result) {
   std::vector<Sample> differences = result.samples[afterwards];
   for (size_t i = 0; i < differences.size(); ++i) differences[i].seconds -= result.samples[overlapped][i].seconds;
   return median(differences, &Sample::seconds) / median(result.samples[afterwards], &Sample::after);
 }
 
-// What one rank's threads spent on the allreduces of a step. While backward computes, a Reducer posts and polls; the
-// post of the last bytes comes with backward's last gradient, so what follows it is spent after backward.
+// Counts what one rank's threads spend on the allreduces of a step. While backward computes, a Reducer posts and polls.
+// It posts the last bytes with backward's last gradient. So whatever follows this post is spent after backward.
 class CommunicationTimes : public CallObserver {
  public:
   void begin_step(int64_t bytes_of_step) {
@@ -118,17 +118,17 @@ class CommunicationTimes : public CallObserver {
     if (!ended_) bytes_early += reduced;
   }
 
-  double within = 0;        // seconds: posts and polls during backward
-  double after = 0;         // seconds: later ones, and waits
-  int64_t bytes = 0;        // posted
-  int64_t bytes_early = 0;  // of these, what polls found complete during backward
+  double within = 0;        // seconds of posts and polls during backward
+  double after = 0;         // seconds of later posts and polls, and of waits
+  int64_t bytes = 0;        // that were posted
+  int64_t bytes_early = 0;  // of these, the bytes that polls found complete during backward
 
  private:
   int64_t bytes_of_step_ = 0;  // how much is posted in a step
   bool ended_ = false;         // backward
 };
 
-// What is measured: a model, and the size of one of its samples.
+// A model to measure, and the size of one of its samples.
 struct Subject {
   std::string name;
   std::function<std::shared_ptr<torch::nn::SequentialImpl>()> make;

@@ -1,4 +1,4 @@
-// What benchmarks share: the best times of several rounds, and the files that keep them.
+// Code that the benchmarks share: the best times of several rounds, and the files that keep them.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>
@@ -23,7 +23,7 @@ class BestTimes {
   std::map<std::string, double> seconds_;
 };
 
-// What every report says of the circumstances: versions, devices, cores, the time.
+// The circumstances that every report names: versions, devices, cores, the time.
 nlohmann::ordered_json circumstances(const std::string& benchmark, const Devices& devices);
 
 // Throws Error that names the option and the file.

@@ -89,7 +89,7 @@ BatchOptions sampling(const BenchServerFlags& flags, int epoch) {
   return {.size = flags.batch_size, .seed = flags.seed, .epoch = epoch};
 }
 
-// Calls train_epoch(number) on every rank, and after each evaluates `net`, which all ranks then have alike.
+// Calls train_epoch(number) on every rank. After each epoch evaluates `net`, which is then equal on all ranks.
 template <class TrainEpoch>
 std::vector<Point> curve_of(Rank& rank, torch::nn::Sequential net, const Dataset& test, int epochs,
                             TrainEpoch&& train_epoch) {
@@ -237,7 +237,8 @@ Command add_bench_server(CLI::App& bench) {
   add("--batch-size", flags->batch_size, "N", "samples of a batch, over all workers", std::to_string(flags->batch_size))
       ->check(number_between<int64_t, 1>);
   add("--lr", flags->lr, "X", "learning rate of plain SGD", "0.2")->check(rate);
-  add("--seed", flags->seed, "N", "of the weights and of the samples' order", std::to_string(flags->seed))
+  add("--seed", flags->seed, "N", "the seed of the first weights and of the samples' order",
+      std::to_string(flags->seed))
       ->check(whole_number<uint64_t>);
   add_threads_flag(*app, flags->threads_per_rank);
   add("--data", flags->data, "NAME", "fashion-mnist or synthetic", flags->data);

@@ -49,7 +49,7 @@ struct Small : torch::nn::Module {
       register_module("c", torch::nn::Linear(4, 4)), register_module("d", torch::nn::Linear(4, 4))};
 };
 
-// Seconds per step, best of the rounds, of rank 0.
+// Rank 0's seconds per step: the best of the rounds.
 BestTimes measure(const Devices& devices, const BenchStepFlags& flags) {
   BestTimes best;
   run(devices, [&](Rank& rank) {
@@ -114,12 +114,12 @@ Command add_bench_step(CLI::App& bench) {
   app->footer(bench_step_explanation);
   const auto flags = std::make_shared<BenchStepFlags>();
   add_devices_flag(*app, flags->devices);
-  app->add_option("--rounds", flags->rounds, "turns of each; the best counts")
+  app->add_option("--rounds", flags->rounds, "how often to measure each, in turns; the best counts")
       ->type_name("N")
       ->default_str("20")
       ->take_last()
       ->check(number_between<int, 1>);
-  app->add_option("--steps", flags->steps, "steps of each in a round")
+  app->add_option("--steps", flags->steps, "how many steps one measurement takes")
       ->type_name("N")
       ->default_str("500")
       ->take_last()

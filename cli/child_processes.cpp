@@ -54,12 +54,12 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
   return all;
 }
 
-// Between fork() and exec() a copy of a program with threads may make system calls only.
+// Between fork() and exec(), a copy of a program with threads may only make system calls.
 [[noreturn]] void become(char** words, char** environment, const sigset_t& mask, bool reads_input, int output,
                          int error_pipe, const int (&ready)[2], pid_t parent) {
   setpgid(0, 0);                        // so that Ctrl-C reaches it once: through the launcher
   prctl(PR_SET_PDEATHSIG, SIGTERM);     // at once if the launcher is killed; watch() also ends what this starts
-  if (getppid() != parent) _exit(127);  // it already was
+  if (getppid() != parent) _exit(127);  // the launcher is gone already
   signal(SIGPIPE, SIG_DFL);
   if (!reads_input || isatty(STDIN_FILENO)) {  // a process in the background must not read the terminal
     const int nothing = open("/dev/null", O_RDONLY);
@@ -108,8 +108,8 @@ void end_watcher(pid_t watcher) {
   waitpid(watcher, nullptr, 0);
 }
 
-// Copies whole lines, each with a label, until the pipe's end; or until all is done, if a process that nobody knows of
-// keeps the pipe open.
+// Copies whole lines, each with a label, until the pipe's end. If a process that nobody knows of keeps the pipe open,
+// stops when all processes are done.
 void copy_with_label(int fd, int done, const std::string& label) {
   Output output(STDOUT_FILENO);
   std::string rest;
@@ -130,12 +130,12 @@ void copy_with_label(int fd, int done, const std::string& label) {
   close(fd);
 }
 
-// What a program that stops politely after a signal ends with.
+// Whether this is the exit code of a program that stopped because a signal asked it to.
 bool tells_of_request(int code) {
   return code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM;
 }
 
-// The advice that belongs to "No such file or directory".
+// Advice to add to "No such file or directory".
 std::string where_to_look(const std::string& program) {
   if (program.find('/') != std::string::npos) return "";
   const bool is_here = access(("./" + program).c_str(), X_OK) == 0;
@@ -150,7 +150,7 @@ ChildProcesses::ChildProcesses(Options options) : options_(std::move(options)), 
   }
   sigemptyset(&awaited_);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
-    if (!is_ignored(signal)) sigaddset(&awaited_, signal);  // nor is it a request to its processes, which inherit that
+    if (!is_ignored(signal)) sigaddset(&awaited_, signal);  // an ignored signal stays ignored in the processes too
   }
   pthread_sigmask(SIG_BLOCK, &awaited_, &mask_before_);
 }
@@ -206,13 +206,13 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   }
 }
 
-// Numbers of processes are given to others once they are free. A child that has ended keeps its number, and so its
-// group's, because nobody collects it before the end.
+// The system may give a process's number to another one once it is free. A child that has ended keeps its number, and
+// so its group's, because nobody collects it before the end.
 void ChildProcesses::send(int signal) const {
   for (const auto& child : children_) kill(-child.pid, signal);
 }
 
-// Those of the children's groups that have not ended.
+// The members of the children's groups that have not ended.
 std::vector<ChildProcesses::Member> ChildProcesses::members() const {
   std::vector<Member> members;
   std::error_code error;
@@ -245,7 +245,7 @@ ChildProcesses::Ending ChildProcesses::wait() {
   end_leftovers();
   end_labels();
   for (const auto& child : children_) waitpid(child.pid, nullptr, 0);
-  children_.clear();  // their numbers may be given to others
+  children_.clear();  // their numbers may belong to other processes now
   return {.code = first_failure_, .failed = failed_, .by_request = stop_signal_ != 0 || asked_};
 }
 
@@ -256,8 +256,8 @@ void ChildProcesses::pass_on(int signal) {
   if (next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + options_.until_term_when_stopped;
 }
 
-// The terminal's Ctrl-Z reaches this process alone. Its children would go on and miss what it does for them. SIGSTOP,
-// because a process may ignore SIGTSTP.
+// The terminal's Ctrl-Z reaches only this process. Its children would go on, and miss what it does for them. It sends
+// SIGSTOP, because a process may ignore SIGTSTP.
 void ChildProcesses::stand_still() {
   const auto begin = Clock::now();
   send(SIGSTOP);
@@ -275,7 +275,7 @@ void ChildProcesses::end_others() {
   next_step_ = Clock::now() + options_.until_kill;
 }
 
-// To the others one that a signal has stopped is as silent as one that has died.
+// To the others, a process that a signal has stopped is as silent as a dead one.
 void ChildProcesses::say_who_stands_still() const {
   const auto all = members();
   for (size_t rank = 0; rank < children_.size(); ++rank) {
@@ -288,7 +288,7 @@ void ChildProcesses::say_who_stands_still() const {
   }
 }
 
-// What the processes started and did not wait for.
+// Ends what the processes started and did not wait for.
 void ChildProcesses::end_leftovers() {
   for (const auto& [signal, patience] : {std::pair(0, 200ms), std::pair(SIGTERM, 1000ms), std::pair(SIGKILL, 0ms)}) {
     if (members().empty()) return;
@@ -360,7 +360,7 @@ void ChildProcesses::ended(int rank, int signal, int code) {
   next_step_ = Clock::now() + (stopped ? options_.until_term_when_stopped : options_.until_term);
 }
 
-// The first failure tells most. Of the later ones, which mostly follow from it, only those that nobody else explains.
+// The first failure tells most. Later ones mostly follow from it, so only those that nobody else explains are said.
 void ChildProcesses::say_how(int rank, int code, int signal, bool is_lost) {
   const std::string after =
       format(" after %.1f s", seconds_since(started_)) + (is_lost ? "; the others go on without it" : "");

@@ -16,19 +16,19 @@ class ChildProcesses {
  public:
   struct Options {
     bool label = false;  // "[1] " before every line of rank 1
-    // How long the others may go on after a process failed, until SIGTERM comes, and after that until SIGKILL does.
+    // How long the others may go on after a process failed: until SIGTERM comes, and then until SIGKILL comes.
     std::chrono::milliseconds until_term{2'000}, until_kill{3'000};
     // The first of these times if they stop because the user asked for it: they end their step and keep what they have.
     std::chrono::milliseconds until_term_when_stopped{30'000};
     // Called when a process has ended; `stopped`: since the user asked for it. `how` is words for a sentence: "it ended
     // with exit code 7". Gives whether the others go on without it, if it failed: then they are left alone.
     std::function<bool(int rank, bool failed, bool stopped, const std::string& how)> on_end = {};
-    // Whether the others have gone on without a process that still runs. Those are ended when no others are left.
+    // Whether the others have gone on without a process that still runs. It is ended when only such processes are left.
     std::function<bool(int rank)> is_lost = {};
   };
 
-  // From here on, signals to end and of children are blocked, in this thread and in those started later. Make it before
-  // other threads.
+  // From here on, signals that ask to end, and those of children, are blocked in this thread and in threads started
+  // later. So make it before other threads.
   explicit ChildProcesses(Options options);
   // Kills those that still run, and what they started.
   ~ChildProcesses();
@@ -40,17 +40,17 @@ class ChildProcesses {
   void start(const std::vector<std::string>& words, const std::vector<std::string>& variables);
 
   struct Ending {
-    // The first failure's exit code, 128 + the number of a signal, also of one that the others went on without; 128 +
-    // that of the request, if a process had to be ended after one. 0 if all succeeded.
+    // The exit code of the first failure, or 128 + the number of its signal, also if the others went on without it. If
+    // a process had to be ended after a request, 128 + the request's number. 0 if all succeeded.
     int code = 0;
     bool failed = false;  // a process failed that the others do not go on without
-    // A signal that asks to end was passed on, or a process says by its exit code that one came.
+    // A signal that asks to end was passed on, or a process's exit code says that it got one.
     bool by_request = false;
   };
 
-  // Waits for all of them and passes signals on; a request to stand still (Ctrl-Z) holds for them and this process, and
-  // SIGCONT ends it. Says on the standard error how the first one ended that failed, and ends the others as the options
-  // say; then ends what they left running in their process groups.
+  // Waits for all of them and passes signals on. A request to stand still (Ctrl-Z) holds for them and this process,
+  // until SIGCONT. Says on the standard error how the first one that failed ended. Ends the others as the options say,
+  // and then what they left running in their process groups.
   Ending wait();
 
  private:

@@ -1,4 +1,4 @@
-// Flags that several commands have as `lockstep train` has them, whose help explains them.
+// Flags that several commands share with `lockstep train`, whose help explains them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -19,7 +19,7 @@ inline void add_devices_flag(CLI::App& app, std::optional<std::string>& list) {
   OptionAdder{app}("--devices", list, "LIST", "as for lockstep train (default: every GPU, or else every core)");
 }
 
-// What the flag names; default_devices() if it was not given.
+// The devices that the flag names; default_devices() if it was not given.
 inline Devices devices_from(const std::optional<std::string>& list) {
   return list ? from_flags([&] { return parse_devices(*list); }) : default_devices();
 }

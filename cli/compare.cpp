@@ -129,7 +129,7 @@ class Schemes {
   }
 
  private:
-  // Layers on different devices that wait for each other, then with microbatches in each schedule.
+  // Adds layers on different devices that take turns, and then pipelines with microbatches in each schedule.
   void add_pipelines(const MeshShape& mesh) {
     const auto gpipe = add_plan("pipeline, gpipe", mesh, PipelineSchedule::gpipe);
     if (gpipe) {
@@ -275,7 +275,7 @@ ImageData load(const CompareFlags& flags) {
   throw UsageError("--data \"" + flags.data + "\": it must be fashion-mnist or synthetic");
 }
 
-// What predictions and the pipelines' cuts are made from: measured here, or as the files say.
+// Predictions and the pipelines' cuts are made from this: measured here, or as the files say.
 MeasuredModel planning_model(const CompareFlags& flags, const Devices& devices) {
   const MeasureOptions options{.batch_size = flags.scheme.batch_size,
                                .seconds = flags.seconds,
@@ -347,7 +347,7 @@ Command add_compare(CLI::App& program) {
   add("--lr", scheme.lr, "X", "learning rate of SGD with momentum 0.9", number_text(scheme.lr))->check(rate);
   add("--steps", scheme.steps, "N", "measured steps of each scheme in each round", std::to_string(scheme.steps))
       ->check(number_between<int, 1>);
-  add("--rounds", flags->rounds, "N", "rounds, of which the best counts", std::to_string(flags->rounds))
+  add("--rounds", flags->rounds, "N", "how many rounds to measure; the best counts", std::to_string(flags->rounds))
       ->check(number_between<int, 1>);
   add("--seconds", flags->seconds, "X", "how long the layers may be profiled", "10")->check(rate);
   add("--simulate", flags->simulate, "FILE",
@@ -356,7 +356,7 @@ Command add_compare(CLI::App& program) {
       "here only the first is measured, for the layers")
       ->check(not_empty);
   add("--profile", flags->profile, "FILE",
-      "what lockstep plan --keep-profile kept of this model, instead of measuring; with --simulate")
+      "take a file of lockstep plan --keep-profile for this model instead of measuring; only with --simulate")
       ->check(not_empty);
   add("--json", flags->json, "FILE", "also write the figures as JSON");
   return {app, [flags](Output& output) { return compare_command(*flags, output); }};

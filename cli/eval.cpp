@@ -65,7 +65,7 @@ Command add_eval(CLI::App& program) {
       ->take_last()
       ->check(not_empty);
   app->add_option("--batch-size", flags->options.batch_size,
-                  "samples per step, over all devices together; changes nothing in the result")
+                  "samples per step, over all devices together; does not change the result")
       ->type_name("N")
       ->default_str(std::to_string(flags->options.batch_size))
       ->take_last()

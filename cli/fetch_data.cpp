@@ -30,7 +30,7 @@ struct FetchDataFlags {
   std::string dir, url;
 };
 
-// A bar per file on a terminal; without one only the last line.
+// Shows a bar per file on a terminal. Elsewhere it prints the last line only.
 class DownloadReport {
  public:
   explicit DownloadReport(Output& output) : output_(output), live_(output, can_redraw(output.fd())) {}

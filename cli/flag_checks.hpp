@@ -1,5 +1,5 @@
-// Checks of a flag's text before CLI11 reads it. CLI11 would take "" for "no folder given", and the largest number
-// there is for any larger one. Each returns what is wrong, or "" if nothing is.
+// Checks of a flag's text before CLI11 reads it. CLI11 would take "" for "no folder given", and any number that is too
+// large for the largest one. Each check returns what is wrong, or "".
 #pragma once
 
 #include <charconv>
@@ -48,7 +48,7 @@ std::string number_between(const std::string& text) {
   return number_within<Number>(text, least, std::in_range<int64_t>(most) ? static_cast<int64_t>(most) : any);
 }
 
-// What fits a float, and is not negative.
+// For numbers that fit a float and are not negative.
 inline std::string rate(const std::string& text) {
   double number = 0;
   const char* const end = text.data() + text.size();

@@ -96,7 +96,7 @@ std::vector<std::string> with_this_program(std::vector<std::string> words) {
   return words;
 }
 
-// A process's own variables, as it will read them.
+// Reads a process's variables as the process itself will.
 comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables) {
   return *comm::read_launch_environment([&](const char* name) -> const char* {
     const std::string start = std::string(name) + "=";
@@ -106,7 +106,7 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
   });
 }
 
-// The store outlives an attempt: what its processes leave there has the attempt's number (LaunchEnvironment::job).
+// The store outlives an attempt. What the processes leave in it has the attempt's number (LaunchEnvironment::job).
 ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed,
                                 c10::intrusive_ptr<c10d::TCPStore>& store) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
@@ -160,12 +160,13 @@ Command add_launch(CLI::App& program) {
       ->required()
       ->check(number_between<int, 1, 1024>);
   app->add_option("--threads", flags->threads,
-                  "OMP_NUM_THREADS of each process (default: as it is set, or else 1 if N > 1)")
+                  "OMP_NUM_THREADS of each process (default: as it is set, or else 1 if there are several)")
       ->type_name("N")
       ->check(number_between<int, 1, 1024>);
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");
-  app->add_flag("--keep-going", flags->keep_going,
-                "go on without killed workers of an asynchronous parameter server; the exit code still tells");
+  app->add_flag(
+      "--keep-going", flags->keep_going,
+      "go on without killed workers of an asynchronous parameter server; the exit code is still the killed one's");
   app->add_option("--max-restarts", flags->max_restarts,
                   "when a process fails, start all of them again, at most N times; not when a signal asked them to "
                   "end (default: 0)")

@@ -44,10 +44,10 @@ const char* const footer =
     "  lockstep train --help, or lockstep help train\n"
     "\n"
     "Exit codes: 0 done; 1 an error; 2 wrong usage; 3 a loss that is not finite ended\n"
-    "the training; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP; 141 nobody reads\n"
-    "the output any more.\n";
+    "the training; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP; 141 nobody\n"
+    "reads the output any more.\n";
 
-// A file that is opened while one of these is closed gets its number, and with it what is meant to be printed.
+// If a standard descriptor is closed, the next file that is opened gets its number, and what is meant to be printed.
 void open_closed_standard_descriptors() {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number that is free

@@ -15,7 +15,7 @@ namespace lockstep::cli {
 
 namespace {
 
-// Slices that some mesh over so many devices could use.
+// The numbers of slices that some mesh over so many devices could use.
 std::vector<int> tensor_ranks(size_t devices) {
   std::vector<int> counts = ProfileOptions().tensor_ranks;
   std::erase_if(counts, [&](int count) { return devices % static_cast<size_t>(count) != 0; });
@@ -38,7 +38,7 @@ MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, c
   MeasuredModel measured;
   const auto on_each = [&](Rank& rank) {
     const auto net = make_model(model);
-    // What the images show does not matter, only how many there are.
+    // What the images show does not matter, only their number does.
     const Batch sample{at::full({options.batch_size, 1, 28, 28}, 0.5, at::kFloat),
                        at::zeros({options.batch_size}, at::kLong), options.batch_size};
     ModelProfile profile =

@@ -1,4 +1,4 @@
-// What plans are made from, measured on this machine's devices.
+// Measures on this machine's devices what plans are made from.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>

@@ -35,7 +35,7 @@ std::string epochs_list(const std::string& text) {
   return "";
 }
 
-// What is wrong with the text of a flag for a Value, or "".
+// Returns what is wrong with the text of a flag for a Value, or "".
 template <class Value>
 std::string wrong_with(const Option& option, const std::string& text) {
   if constexpr (std::is_floating_point_v<Value>) return rate(text);
@@ -48,7 +48,7 @@ std::string wrong_with(const Option& option, const std::string& text) {
   return option.more.least > 0 ? not_empty(text) : "";
 }
 
-// An option of which nothing is left when another choice is made.
+// Resets options that only have a meaning with another choice than the one just made.
 void forget_what_went_with_it(std::string_view key, TrainOptions& options) {
   if (key == "schedule" && options.rate.schedule != LrSchedule::step) options.rate.step_epochs.clear();
   if (key == "compress" && options.exchange.compress != Compression::powersgd) options.exchange.compress_rank = 0;
@@ -70,7 +70,7 @@ void add_option_flags(CLI::App& app, Given& given) {
     if constexpr (std::is_same_v<Value, bool>) {
       app.add_flag_function(
              flag, [&text](int64_t count) { text = count > 0 ? "true" : "false"; },
-             help + " (" + flag + "=false: not, though --config says so)")
+             help + " (" + flag + "=false turns it off, whatever --config says)")
           ->group(option.group);
     } else {
       const std::string otherwise = option.more.otherwise == nullptr ? option_text(value) : option.more.otherwise;

@@ -10,17 +10,17 @@
 
 namespace lockstep::cli {
 
-// What was given of the options, by their keys, as text.
+// The text that was given for each option, by the options' keys.
 using Given = std::map<std::string, std::optional<std::string>>;
 
-// Its values go to `given`, which must outlive `app`.
+// The flags' texts go to `given`, which must outlive `app`.
 void add_option_flags(CLI::App& app, Given& given);
 
-// Those that were given, in place of what the options have, but for texts that need more than their option. A choice
-// takes back what only went with the one before it. Throws Error: a name that is not there.
+// Puts what was given into the options, except texts that need more than their option. A choice resets what only went
+// with the choice before. Throws Error for a name that does not exist.
 void take_given(const Given& given, TrainOptions& options);
 
-// Names of options as the library's texts have them, `batch_size`, turned into flags: --batch-size.
+// Replaces the names of options in the library's texts, such as `batch_size`, by flags: --batch-size.
 std::string with_flags(std::string text);
 
 // Prints a warning, perhaps the library's, on the standard error.

@@ -1,7 +1,7 @@
 // Output: a file descriptor that text goes to, usually the standard output.
 //
-// Nothing here throws: a reader that has gone away or a full disk is remembered, so that a callback deep inside the
-// library can go on printing and the program decides at the end. Not thread-safe.
+// Nothing here throws. A reader that has gone away, or a full disk, is remembered. So a callback deep inside the
+// library can go on printing, and the program decides at the end. Not thread-safe.
 #pragma once
 
 #include <string_view>

@@ -163,17 +163,19 @@ Command add_plan(CLI::App& program) {
   add("--schedules", flags->schedules, "LIST", "pipeline schedules to try (default: 1f1b,gpipe,interleaved)")
       ->check(not_empty);
   add("--simulate", flags->simulate, "FILE", "plan for the cluster that this JSON file describes")->check(not_empty);
-  add("--out", flags->out, "FILE", "keep the plan in this file")->check(not_empty);
+  add("--out", flags->out, "FILE", "write the plan to this file")->check(not_empty);
   add("--seconds", flags->seconds, "X",
       "how long the layers may be measured, the whole net's and each slice's; the largest batches are left out first",
       "10")
       ->check(rate);
   add("--rows", flags->rows, "N", "how many candidates to print", "12")->check(number_between<size_t, 1>);
-  add("--keep-profile", flags->keep_profile, "FILE", "keep what was measured of the layers")->check(not_empty);
-  add("--profile", flags->profile, "FILE",
-      "such a file, of the model that it names, instead of measuring; with --simulate")
+  add("--keep-profile", flags->keep_profile, "FILE", "write what was measured of the layers to this file")
       ->check(not_empty);
-  add("--keep-cluster", flags->keep_cluster, "FILE", "keep what was measured of the devices, as --simulate takes it")
+  add("--profile", flags->profile, "FILE",
+      "take a file of --keep-profile, and the model that it names, instead of measuring; only with --simulate")
+      ->check(not_empty);
+  add("--keep-cluster", flags->keep_cluster, "FILE",
+      "write what was measured of the devices to this file, for --simulate")
       ->check(not_empty);
   return {app, [flags](Output& output) { return plan_command(*flags, output); }};
 }

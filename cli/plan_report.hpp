@@ -1,4 +1,4 @@
-// What lockstep plan prints: a profile's layers, the candidates, and the choice.
+// Texts of lockstep plan: a profile's layers, the candidates, and the choice.
 #pragma once
 
 #include <lockstep/plan/model_profile.hpp>
@@ -11,10 +11,10 @@
 
 namespace lockstep::cli {
 
-// A line per layer: bytes, and milliseconds of `samples` on the device that measured them.
+// One line per layer: bytes, and milliseconds for `samples` samples on the device that measured them.
 std::string layer_table(const ModelProfile& profile, int64_t samples);
 
-// A line per plan, the first `most` of them; `alone` is what one device needs for the same batch.
+// One line for each of the first `most` plans. `alone` is what one device needs for the same batch.
 std::string candidate_table(const std::vector<Plan>& plans, const Prediction& alone, size_t most);
 
 // The plan in words: its mesh, its stages by the names of their layers, and what it will cost.

@@ -1,6 +1,6 @@
-// PrintedOnce: the errors that the processes of a `lockstep launch` have printed, so that a failure which all of them
-// learn is printed once. A process that would fail again notes that here too, and the launcher does not start it in
-// vain. The launcher makes the list and hands it on as an inherited file descriptor. A process without one, or whose
+// PrintedOnce: the errors that the processes of a `lockstep launch` have printed. So a failure that all of them learn
+// is printed once. The launcher makes the list, and hands it on as an inherited file descriptor. A process that would
+// fail again says so here too; the launcher then does not start it in vain. A process without a list, or whose
 // descriptor was closed on the way, prints everything.
 #pragma once
 
@@ -25,10 +25,10 @@ class PrintedOnce {
 };
 
 // The part of `text` that no other process of this launch has printed: all of it, nothing, or what follows "; " after
-// another one's text. From here on it counts as printed.
+// another process's text. From now on it counts as printed.
 std::string not_yet_printed(const std::string& text);
 
-// This process fails, and would whenever it is started with the same words.
+// Notes that this process fails, and would fail again if it was started with the same words.
 void note_would_fail_again();
 
 }  // namespace lockstep::cli

@@ -21,12 +21,12 @@ struct Progress {
   std::string note = {};  // "loss=0.512"
 };
 
-// The line for a terminal of `width` columns: three of them stay free, so that neither the last column nor a "^C"
-// wraps. What does not fit is taken first from the bar, then from the line's end. `utf8` allows the bar's block
-// characters; '#' stands in for them.
+// The line for a terminal of `width` columns. Three columns stay free, so that neither the last column nor a "^C"
+// wraps. If it does not fit, first the bar becomes shorter, then the line's end is cut. With `utf8` the bar has block
+// characters, otherwise '#'.
 std::string progress_line(const Progress& progress, int width, bool utf8);
 
-// The bottom line of the terminal, which shows what goes on until something lasting is printed.
+// The bottom line of the terminal. It shows what goes on until something lasting is printed.
 class LiveLine {
  public:
   // With `enabled` false, as when the output is no terminal, nothing is ever shown.

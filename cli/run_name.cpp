@@ -13,7 +13,7 @@ std::string name_without_colon(c10::Device device) {
   return name;
 }
 
-// cuda:0, cuda:1, cuda:2: each index one above the last.
+// True for cuda:0, cuda:1, cuda:2: each index is one above the last.
 bool is_range(const Devices& devices) {
   const auto gap = std::adjacent_find(devices.begin(), devices.end(), [](c10::Device a, c10::Device b) {
     return !a.has_index() || b.index() != a.index() + 1;
@@ -44,7 +44,7 @@ std::string new_run_name(const std::filesystem::path& runs_dir, std::time_t now,
   char time[32];
   std::strftime(time, sizeof time, "%Y-%m-%d_%H-%M-%S", &local);
   const std::string name = std::string(time) + "_" + what + "_" + short_name(devices);
-  std::error_code unreadable;  // then the run's folder cannot be made either, and that error tells more
+  std::error_code unreadable;  // then the run's folder cannot be made either, and that error says more
   if (!std::filesystem::exists(runs_dir / name, unreadable)) return name;
   for (int number = 2;; ++number) {
     const std::string numbered = name + "-" + std::to_string(number);

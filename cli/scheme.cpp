@@ -79,7 +79,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   return samples;
 }
 
-// The slowest rank's steps, the fullest rank's memory.
+// Takes the slowest rank's steps, and the fullest rank's memory.
 void combine(Samples& all, const Samples& one) {
   if (all.seconds.empty()) {
     all = one;
@@ -100,7 +100,7 @@ void combine(Samples& all, const Samples& one) {
 }  // namespace
 
 void check_images(const SchemeOptions& options, const Dataset& images) {
-  // Steps are divided, since a product of what was typed could be too large for a number.
+  // Divides the number of images, since a product of typed numbers could be too large.
   if (options.batch_size <= images.size() / (int64_t{options.steps} + warm_up)) return;
   throw Error(std::to_string(options.steps) + " steps and " + std::to_string(warm_up) + " before them, of " +
               std::to_string(options.batch_size) + " samples each, need more images than there are, " +

@@ -1,4 +1,4 @@
-// Scheme: one way to split a network over devices, and what training it so costs, measured.
+// Scheme: one way to split a network over devices. Training it measures what it costs.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -28,14 +28,14 @@ struct SchemeOptions {
 struct SchemeCost {
   double step_seconds = 0;  // the median over the steps, of the slowest rank
 
-  // Bytes of the fullest device.
-  int64_t parameters = 0;  // and buffers
+  // Bytes of the fullest device:
+  int64_t parameters = 0;  // parameters and buffers
   int64_t gradients = 0;
   int64_t optimizer_state = 0;
-  int64_t activations = 0;  // what a step needs beside these, at its peak; its part of the batch too
+  int64_t activations = 0;  // what a step needs in addition, at its peak, with its part of the batch
 
   double bytes_sent = 0;  // per step, by the rank that sends most
-  double idle_share = 0;  // of the steps' time, the mean of the ranks: not in layers, loss or update
+  double idle_share = 0;  // share of the steps' time, mean of the ranks, that is not in layers, loss or update
   double final_loss = 0;  // of the last step's global batch
 
   int64_t memory() const { return parameters + gradients + optimizer_state + activations; }
@@ -44,9 +44,9 @@ struct SchemeCost {
 // Throws Error if `images` are too few for the options' steps.
 void check_images(const SchemeOptions& options, const Dataset& images);
 
-// Trains the model from its seed on the first batches of `images`, split as the scheme says. Of an allreduce each rank
-// counts as sending 2 (k - 1) / k of its bytes, as a ring does; what threads of one process share need not be sent at
-// all. `images` have passed check_images. Throws Error as run() and SplitModel do.
+// Trains the model from its seed on the first batches of `images`, split as the scheme says. In an allreduce each rank
+// counts as sending 2 (k - 1) / k of its bytes, as a ring does. Threads of one process share memory and need not send
+// it all. `images` must have passed check_images. Throws Error as run() and SplitModel do.
 SchemeCost train_scheme(const Scheme& scheme, const SchemeOptions& options, const Dataset& images);
 
 }  // namespace lockstep::cli

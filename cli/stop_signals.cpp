@@ -34,7 +34,8 @@ StopSignals::StopSignals(bool quiet) : quiet_(quiet) {
 
 StopSignals::~StopSignals() {
   done_ = true;
-  // Wakes the waiter; blocked everywhere, so it ends nothing. NOLINTNEXTLINE(bugprone-bad-signal-to-kill-thread)
+  // Wakes the waiter. SIGTERM is blocked everywhere, so it ends nothing.
+  // NOLINTNEXTLINE(bugprone-bad-signal-to-kill-thread)
   pthread_kill(waiter_.native_handle(), SIGTERM);
   waiter_.join();
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);

@@ -1,5 +1,5 @@
-// Ctrl-C, SIGTERM and SIGHUP as a polite request: the first asks for a stop, the second ends the program at once; the
-// same one again within half a second counts as the first.
+// Takes Ctrl-C, SIGTERM and SIGHUP as a polite request. The first asks for a stop, the second ends the program at once.
+// The same signal again within half a second counts as the first.
 #pragma once
 
 #include <atomic>
@@ -9,17 +9,17 @@
 
 namespace lockstep::cli {
 
-// Whether this process ignores the signal, as what nohup starts does, or a script in the background. A signal that is
-// blocked and awaited would come all the same.
+// Whether this process ignores the signal. nohup starts such processes, and so does a script in the background. A
+// signal that is blocked and awaited would come all the same.
 bool is_ignored(int signal);
 
-// While it lives, SIGINT, SIGTERM and SIGHUP are blocked in the thread that made it and in all threads started from
-// there, and a thread of its own waits for them: so they interrupt no system call and need no code that is safe in a
-// handler. Make it before other threads start, one at a time. A signal that the parent process had ignored (a job in
-// the background of a script) stays ignored.
+// While it lives, SIGINT, SIGTERM and SIGHUP are blocked in its thread and in all threads started from there. A thread
+// of its own waits for them. So they interrupt no system call, and need no code that is safe in a handler. Make it
+// before other threads start, one at a time. A signal that the parent process ignored (a job in the background of a
+// script) stays ignored.
 class StopSignals {
  public:
-  explicit StopSignals(bool quiet = false);  // quiet: another process of the job says that it stops
+  explicit StopSignals(bool quiet = false);  // quiet: another process of the job announces the stop
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;

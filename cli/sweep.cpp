@@ -56,8 +56,8 @@ const char* const sweep_examples =
     "named last. If a run fails, the others are trained all the same, and the exit\n"
     "code is 1.\n";
 
-// Throws Error if the run's folder holds one with other settings. Where files lie does not count, and the devices are
-// in the folder's name.
+// Throws Error if the run's folder holds a run with other settings. Where files lie does not matter, and the devices
+// are in the folder's name.
 void check_kept(const TrainOptions& options) {
   const fs::path config = options.keep.run_dir / kConfigFile;
   std::error_code none;
@@ -72,7 +72,7 @@ void check_kept(const TrainOptions& options) {
               " than this sweep's; give the sweep another --name, or move that run away");
 }
 
-// All epochs of a run that is finished; none of one that is not.
+// The history of a finished run; empty if the run is not finished.
 std::vector<EpochMetrics> finished_history(const TrainOptions& options) {
   const fs::path metrics = options.keep.run_dir / kMetricsFile;
   if (!fs::exists(metrics)) return {};
@@ -81,7 +81,7 @@ std::vector<EpochMetrics> finished_history(const TrainOptions& options) {
   return history;
 }
 
-// With what is there of the run: it goes on from a checkpoint, or from the beginning.
+// The options with which the run goes on from its checkpoint, or from the beginning if it has none.
 TrainOptions to_go_on(TrainOptions options, const std::function<void(const std::string&)>& warn) {
   try {
     options.keep.resume = checkpoint_to_go_on(options.keep.run_dir / kCheckpointFolder, warn);
@@ -94,7 +94,7 @@ TrainOptions to_go_on(TrainOptions options, const std::function<void(const std::
   return options;
 }
 
-// Several runs at work, each on a thread of its own, whose ranks are threads as in lockstep train.
+// Works on several runs at once. Each has a thread of its own, and its ranks are threads as in lockstep train.
 class Sweep {
  public:
   Sweep(std::vector<SweepRun>& runs, int jobs, StopSignals& signals, Output& output)
@@ -109,7 +109,7 @@ class Sweep {
     }
   }
 
-  // Trains what is not finished. The names of the runs that failed.
+  // Trains what is not finished. Returns the names of the runs that failed.
   std::vector<std::string> work() {
     std::vector<std::thread> threads;
     std::unique_lock lock(mutex_);
@@ -132,7 +132,7 @@ class Sweep {
   }
 
  private:
-  // Each thread has a core; runs on GPUs have these to themselves. One run may always work.
+  // Each thread needs a core; runs on GPUs need these to themselves. One run may always work.
   bool fits(const TrainOptions& options) const {
     if (at_work_.empty()) return true;
     if (at_work_.size() >= static_cast<size_t>(jobs_)) return false;
@@ -182,7 +182,7 @@ class Sweep {
            (std::isfinite(last.train_loss) ? "" : "; the train loss is not finite any more");
   }
 
-  // What follows needs the mutex, but for warn().
+  // Everything below except warn() needs the mutex.
   void show() {
     std::string text =
         std::to_string(all_ - waiting_.size() - at_work_.size()) + " of " + std::to_string(all_) + " runs done";
@@ -216,7 +216,7 @@ class Sweep {
   std::vector<std::string> failed_;
 };
 
-// Throws Error if the data cannot be read, or are fewer than a batch.
+// Throws Error if the data cannot be read, or have fewer samples than a batch.
 void check_batches(const std::vector<SweepRun>& runs) {
   const ImageData data = load_data(runs[0].options.data);
   for (const auto& run : runs) check_batch_size(run.options, data);
@@ -273,7 +273,7 @@ int sweep_command(const SweepFlags& flags, Output& output) {
     break;
   }
 
-  // A run sets the number of threads that new threads compute with and puts back what it found: always this one, then.
+  // A run sets the number of threads that new threads compute with, and restores the old one. So it is always this one.
   at::set_num_threads(runs[0].options.threads_per_rank);
   const auto failed = Sweep(runs, flags.jobs == 0 ? cpu_cores() : flags.jobs, signals, output).work();
   for (auto& run : runs) run.history = finished_history(run.options);

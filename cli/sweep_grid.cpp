@@ -19,7 +19,7 @@ namespace lockstep::cli {
 
 namespace {
 
-// The values of an axis; of one that was not given, the one that train has.
+// The values of an axis. An axis that was not given has the value of lockstep train.
 std::vector<std::optional<std::string>> axis(const std::vector<std::string>& given) {
   if (given.empty()) return {std::nullopt};
   return {given.begin(), given.end()};
@@ -41,13 +41,13 @@ SweepRun point_of(const TrainFlags& flags) {
       return checked(options);
     });
   }
-  // Then it changes nothing; a sweep without it goes on as one with it.
+  // Then the reference batch changes nothing, and a sweep with it can go on without it.
   if (options.rate.scaling == LrScaling::none && options.rate.warmup_epochs == 0) options.rate.reference_batch = 0;
   options.keep.run_dir /= grid_name(options);
   return run;
 }
 
-// Rules that nothing is scaled by are a mistake: the table would not show what was asked.
+// Rules that scale nothing are a mistake: the table would not show what was asked for.
 void check_rules(const SweepFlags& flags, const std::vector<SweepRun>& runs) {
   const auto is_reference = [](const SweepRun& run) { return run.is_reference; };
   if (!std::all_of(runs.begin(), runs.end(), is_reference)) return;
@@ -63,12 +63,13 @@ void check_rules(const SweepFlags& flags, const std::vector<SweepRun>& runs) {
 
 void add_flags(CLI::App& app, SweepFlags& flags) {
   add_flags(app, flags.train);
-  // What is an axis here, and what is for a single run.
+  // Removes flags that are an axis here, and those for a single run.
   for (const char* name :
        {"--devices", "--batch-size", "--lr", "--scale-lr", "--config", "--resume", "--plan", "--trace", "--progress"}) {
     app.remove_option(app.get_option(name));
   }
-  app.get_option("--name")->description("folder of this sweep in there; if it holds runs of the sweep, they count");
+  app.get_option("--name")->description(
+      "folder of this sweep in --runs-dir; finished runs in it are not trained again");
   const TrainOptions defaults;
   const auto add = [&app](const char* name, auto& value, const char* type, const std::string& description,
                           const std::string& default_text) {
@@ -81,14 +82,14 @@ void add_flags(CLI::App& app, SweepFlags& flags) {
   add("--lr", flags.rates, "X...", "learning rates for batches of --reference-batch samples",
       number_text(defaults.rate.lr))
       ->check(rate);
-  add("--scale-lr", flags.scale_lr, "RULE...", "what becomes of it with other batches: none, sqrt, linear",
+  add("--scale-lr", flags.scale_lr, "RULE...", "how the learning rate changes with other batches: none, sqrt, linear",
       std::string(to_string(defaults.rate.scaling)));
-  add("--target", flags.target, "X", "test accuracy of which the table says when it was reached",
+  add("--target", flags.target, "X", "test accuracy; the table says when each run reached it",
       number_text(flags.target))
       ->check(rate)
       ->take_last();
   add("--jobs", flags.jobs, "N",
-      "at most so many runs at once; 1: for seconds that can be compared (default: as many as have a core per thread, "
+      "train at most N runs at once; with 1 their seconds can be compared (default: as many as have a core per thread, "
       "and GPUs of their own)",
       "")
       ->check(number_between<int, 1, 1024>)

@@ -28,12 +28,14 @@ struct SweepRun {
 
 void add_flags(CLI::App& app, SweepFlags& flags);
 
-// One run per point of the grid, each in a folder of its own in the sweep's. With the reference batch all rules for the
-// learning rate are one, and there is no warm-up: that is one run. Throws UsageError if any of the runs cannot be.
+// Makes one run per point of the grid, each in a folder of its own in the sweep's folder. With the reference batch all
+// rules for the learning rate are the same, and there is no warm-up: that is one run. Throws UsageError for impossible
+// runs.
 std::vector<SweepRun> grid(const SweepFlags& flags);
 
-// "2xcpu_batch512_lr0.1", "2xcpu_batch512_lr0.1_linear": what tells a run from the others of its sweep, all axes also
-// where one of them has a single value, so that a larger grid finds the runs of a smaller one. Its folder's name.
+// The name of a run's folder, which tells it from the others of its sweep: "2xcpu_batch512_lr0.1",
+// "2xcpu_batch512_lr0.1_linear". It has all axes, also those with a single value, so that a larger grid finds the runs
+// of a smaller one.
 std::string grid_name(const TrainOptions& options);
 
 }  // namespace lockstep::cli

@@ -40,7 +40,7 @@ double best_accuracy(const std::vector<EpochMetrics>& history) {
   return std::max_element(history.begin(), history.end(), worse)->test_accuracy;
 }
 
-// Without warm-up and schedule.
+// The learning rate, without warm-up and schedule.
 double scaled_rate(const TrainOptions& options) {
   const LearningRate rate = learning_rate_of(options);
   return learning_rate_at(
@@ -114,7 +114,7 @@ std::map<double, double>& points_of(std::vector<Line>& lines, const std::string&
   return line == lines.end() ? lines.emplace_back(Line{title, {}}).points : line->points;
 }
 
-// In the grid's order. Over the batch, the reference batch is a point of every rule's line.
+// Lines in the grid's order. Over the batch, the reference batch is a point of every rule's line.
 std::vector<Line> plotted_lines(const std::vector<SweepRun>& runs, bool over_batch) {
   std::set<LrScaling> rules;
   for (const auto& run : runs) {

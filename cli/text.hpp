@@ -14,8 +14,8 @@ namespace lockstep::cli {
 // "1 run", "2 runs".
 std::string plural(size_t count, const char* noun);
 
-// Words of `text` in lines of at most `width` columns, broken at blanks; a longer word keeps a line to itself. A line
-// break in `text` stays.
+// Puts the words of `text` into lines of at most `width` columns, broken at blanks. A longer word has a line of its
+// own. A line break in `text` stays.
 std::vector<std::string> wrap(const std::string& text, size_t width);
 
 // One row per line, indented by two; the second column starts below one another.
@@ -25,7 +25,7 @@ std::string table(const Rows& rows);
 // Rows of cells below one another, indented by two: the first column begins, the others end in one line.
 std::string aligned(const std::vector<std::vector<std::string>>& rows);
 
-// Without the lines that LibTorch's exceptions show their call stack in.
+// Leaves out the lines in which LibTorch's exceptions show their call stack.
 std::string without_call_stacks(const std::string& text);
 
 }  // namespace lockstep::cli

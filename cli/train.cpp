@@ -115,7 +115,7 @@ std::string epoch_label(int epoch, int epochs) {
   return format("epoch %*d/%d", digits, epoch, epochs);
 }
 
-// A loss that is not finite has no digits, and no sign that means something.
+// A loss that is not finite has no digits, and its sign means nothing.
 std::string loss_text(double loss, int digits) {
   if (std::isnan(loss)) return "nan";
   return std::isinf(loss) ? "inf" : format("%.*f", digits, loss);
@@ -136,7 +136,7 @@ std::string epoch_line(const EpochMetrics& metrics, int epochs, const std::strin
          (metrics.parts.empty() ? "" : "  parts " + parts_text(metrics.parts)) + remark + "\n";
 }
 
-// Nothing of one rank alone.
+// Empty for one rank alone, which sends nothing.
 std::string sent(double bytes_per_step) {
   return bytes_per_step > 0 ? format("; a rank sent %.4g MB per step", bytes_per_step / 1e6) : "";
 }
@@ -147,7 +147,7 @@ std::string peak_memory() {
   return format("%.0f MB", static_cast<double>(usage.ru_maxrss) * 1024 / 1e6);
 }
 
-// What the trainer's callbacks show while it works.
+// Shows what the trainer's callbacks report while it works.
 class RunReport {
  public:
   RunReport(const TrainFlags& flags, const TrainOptions& options, Output& output)
@@ -271,8 +271,8 @@ TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, 
   }
 }
 
-// Of a run that was killed before its first checkpoint, which follows the first epoch's other files, nothing is worth
-// keeping. (One that keeps no checkpoints is, and one that was to have no more epochs.)
+// True if the run was killed before its first checkpoint, which follows the first epoch's other files. Then nothing of
+// it is worth keeping. (But it is if the run keeps no checkpoints, or was to have one epoch only.)
 bool was_killed_early(const TrainOptions& options) {
   if (!std::filesystem::exists(options.keep.run_dir / kConfigFile)) return false;
   if (!std::filesystem::exists(options.keep.run_dir / kMetricsFile)) return true;
@@ -285,14 +285,14 @@ int exit_code(const TrainResult& result, const StopSignals& signals) {
   return 128 + (signals.received() == 0 ? SIGTERM : signals.received());  // 0: another process was asked
 }
 
-// Under a launcher only the process with rank 0 speaks, and keeps the run.
+// Under a launcher only the process with rank 0 prints, and keeps the run.
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
   const bool reports = this_process().index == 0;
   StopSignals signals(!reports);  // before LibTorch starts threads
   RunReport report(flags, options, output);
 
-  // Wraps a member of `report`; a run that nobody can watch any more is stopped.
+  // Wraps a member of `report`. A run that nobody can watch any more is stopped.
   const auto show = [&](auto member) {
     return [&, member](const auto& value) {
       (report.*member)(value);

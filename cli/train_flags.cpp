@@ -33,7 +33,7 @@ namespace {
 TrainOptions parse_options(const std::string& text, const Devices& devices, const std::string& what) {
   try {
     const TrainOptions options = train_options_from_json(text, devices);
-    TrainOptions what_stays = options;  // flags may still take back the others
+    TrainOptions what_stays = options;  // flags may still change the options that are reset here
     what_stays.cuda_graph = false;
     what_stays.sync_batchnorm = false;
     what_stays.exchange.zero_stage = 0;
@@ -50,7 +50,7 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
   std::ostringstream text;
   errno = 0;
   std::ifstream stream(file);
-  // A folder opens, but cannot be read.
+  // A folder can be opened, but not read.
   if (!stream || !(text << stream.rdbuf())) {
     throw Error("--config " + file.string() + ": cannot be read: " +
                 (errno ? io::reason(errno) : std::string("it is empty")) + "; it takes a run's config.json");
@@ -58,7 +58,7 @@ TrainOptions read_options(const fs::path& file, const Devices& devices) {
   return parse_options(text.str(), devices, "--config " + file.string());
 }
 
-// Empty for "auto" if there is nothing to go on from, so that the run begins.
+// Empty for "auto" if there is nothing to go on from. Then a new run begins.
 std::string what_to_resume(const TrainFlags& flags) {
   if (flags.resume() != "auto") return flags.resume();
   if (!flags.name) throw UsageError("--resume auto needs --name: that run goes on, or else begins");
@@ -70,13 +70,13 @@ void warn(const std::string& text) {
   if (this_process().index == 0) print_warning(text);
 }
 
-// "last" in --runs-dir, or in there the run called --name.
+// The checkpoint that "last" means in --runs-dir, or in the run called --name in there.
 fs::path resumed_checkpoint(const TrainFlags& flags, const std::string& resume) {
   if (resume != "last") return checkpoint_of(resume, warn);
   return checkpoint_of(flags.name ? fs::path(flags.runs_dir) / *flags.name : last_run(flags.runs_dir), warn);
 }
 
-// The options of the run that the checkpoint is of.
+// The options of the checkpoint's run.
 TrainOptions resumed_options(const fs::path& checkpoint, const Devices& devices) {
   TrainOptions options = parse_options(read_checkpoint(checkpoint).config, devices, "--resume " + checkpoint.string());
   options.keep.resume = checkpoint;
@@ -122,14 +122,16 @@ void add_flags(CLI::App& app, TrainFlags& flags) {
   add_option_flags(app, flags.given);
   namespace groups = option_groups;
   add_option(app, "--config", flags.config, "FILE",
-             "a run's config.json: the same run again; flags beside it override it", groups::what)
+             "run again with the settings in a run's config.json; other flags override them", groups::what)
       ->check(not_empty);
   add_option(app, "--runs-dir", flags.runs_dir, "DIR", "folder of all runs", groups::out, flags.runs_dir)
       ->check(not_empty);
-  add_option(app, "--name", flags.name, "NAME",
-             "folder of this run in there, which must not hold another run (default: date, time, model and devices)",
-             groups::out);
+  add_option(
+      app, "--name", flags.name, "NAME",
+      "folder of this run in --runs-dir, which must not hold another run (default: date, time, model and devices)",
+      groups::out);
   add_option(app, "--progress", flags.progress, "MODE",
+             "how progress is shown\n"
              "auto: bar on a terminal, lines elsewhere\n"
              "bar: a progress bar, if the output is a terminal, and a line per finished epoch\n"
              "lines: a line per finished epoch\n"
@@ -172,7 +174,7 @@ TrainOptions to_options(const TrainFlags& flags) {
     follow(*plan, flags.plan(), options);
     checked(options);
   }
-  // So that the run's config.json means the same in every folder.
+  // Then the run's config.json means the same in every folder.
   if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);
 
   options.keep.run_dir = flags.name             ? fs::path(flags.runs_dir) / *flags.name

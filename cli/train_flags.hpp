@@ -21,7 +21,7 @@ struct TrainFlags {
   std::optional<std::string> name;
   std::string progress = "auto";
 
-  // What was given of an option; text() has "" for nothing.
+  // The text that was given for an option. text() has "" if none was.
   std::optional<std::string> of(const char* key) const;
   std::string text(const char* key) const { return of(key).value_or(""); }
   std::string plan() const { return text("split"); }     // a file, "auto" or "none"; empty: as the configuration says
@@ -30,13 +30,14 @@ struct TrainFlags {
 
 void add_flags(CLI::App& app, TrainFlags& flags);
 
-// Defaults, overridden by --config's file or by what --resume's run has, by --plan's file, by the flags that were
-// given; devices are resolved, paths of data are absolute, and run_dir is --name's folder, or the resumed run's, or
-// else new_run_dir's. With --plan auto, what is to be measured is left to plan_here(). Throws UsageError for a flag,
-// Error for a file.
+// Adds up all options. Later ones override earlier ones: the defaults; --config's file, or what --resume's run has;
+// --plan's file; the flags that were given. Devices are resolved, and paths of data are absolute. run_dir is --name's
+// folder, or the resumed run's, or new_run_dir's. With --plan auto, plan_here() measures later. Throws UsageError for a
+// flag, Error for a file.
 TrainOptions to_options(const TrainFlags& flags);
 
-// A folder for a run without --name that is not there yet; a run that starts at the same time may choose the same one.
+// A folder for a run without --name that does not exist yet. A run that starts at the same time may choose the same
+// one.
 std::filesystem::path new_run_dir(const TrainFlags& flags, const TrainOptions& options);
 
 // What --progress means for this output. Throws UsageError for a word that it does not know.

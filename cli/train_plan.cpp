@@ -58,7 +58,7 @@ std::string plan_here(TrainOptions& options) {
                                                {.batch_size = options.batch.global(),
                                                 .threads_per_rank = options.threads_per_rank,
                                                 .planned_devices = options.devices.size()});
-  // Of what goes with the data axis alone, nothing is wanted.
+  // If an option only works along the data axis, no other axis is tried.
   const bool any_axis = !options.cuda_graph && !options.sync_batchnorm && options.exchange.zero_stage == 0 &&
                         options.exchange.compress != Compression::powersgd && options.exchange.sync_every == 0 &&
                         options.batch.balance == BalanceRule();

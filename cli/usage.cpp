@@ -12,7 +12,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-// The command that the user chose, or the part of it.
+// The command that the user chose, or as far as it goes.
 const CLI::App& chosen(const CLI::App& program) {
   const auto parsed = program.get_subcommands();
   return parsed.empty() ? program : chosen(*parsed.front());

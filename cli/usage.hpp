@@ -1,4 +1,4 @@
-// Wrong usage: what the command line says that nobody understands, and which help would have told.
+// Wrong usage: explains what in the command line cannot be understood, and which help says more.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,7 +15,7 @@ class UsageError : public Error {
   using Error::Error;
 };
 
-// What function() returns; its Errors, which are about a flag's value, become UsageErrors.
+// Returns function(). Its Errors, which are about a flag's value, become UsageErrors.
 template <class Function>
 auto from_flags(Function&& function) {
   try {
@@ -25,10 +25,11 @@ auto from_flags(Function&& function) {
   }
 }
 
-// What is wrong with `words`, the command line without the program's name, with a suggestion where one is near.
+// Says what is wrong with `words`, the command line without the program's name. It suggests a correction if one is
+// near.
 std::string explain(const CLI::App& program, const CLI::ParseError& error, const std::vector<std::string>& words);
 
-// A check of --model for CLI11: "" for a model's name, otherwise what there is, with a suggestion where one is near.
+// A check of --model for CLI11: "" for a model's name. Otherwise lists the names, and suggests one if it is near.
 std::string known_model(const std::string& name);
 
 // "lockstep train --help shows what there is."

@@ -1,18 +1,18 @@
-// lockstep: training torch::nn::Modules over several devices, on LibTorch. One header for each room; a room's header
-// says in a line what each of its files is for. From the ground up:
+// lockstep: trains torch::nn::Modules over several devices, on LibTorch. Each room has one header, which describes each
+// of its files in a line. From the ground up:
 //   floor 0, which knows no ranks
-//     base            errors, texts and clocks. Knows nobody.
+//     base            errors, texts and clocks. Includes no other room.
 //     devices         what runs the tensors: CPU cores, GPUs, memory, precision.
 //     data            data sets, batches, and the ranges into which they are cut.
 //     layout          how a network may lie over ranks. Plain values.
 //     plan            which layout is fastest on a cluster, by a model of costs. Knows neither ranks nor LibTorch.
 //     optim           optimizers, their state and their learning rates.
-//     models          networks, layers and their weights on files.
+//     models          networks, layers and their weights in files.
 //   storey 1, the section's functions on plain lists
-//     scratch         the section's functions on plain lists of tensors, one entry a device.
+//     scratch         the section's functions on plain lists of tensors, one entry per device.
 //   storey 2, any torch::nn::Module on ranks
 //     ranks           run() and Rank, and what all ways to divide work use.
-//     data_parallel   one replica a rank, and how their gradients become one.
+//     data_parallel   one replica per rank, and how their gradients are averaged.
 //     tensor_parallel layers split by channels.
 //     pipeline        networks split by layers.
 //     server          parameters kept by servers, pushed to and pulled from by workers.

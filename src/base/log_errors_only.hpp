@@ -1,5 +1,5 @@
-// At its default level LibTorch warns of every connection that ends, with a call stack of twenty lines, around the one
-// error of ours that says which process is gone.
+// At its default level LibTorch warns of every connection that ends, with a call stack of twenty lines. This would bury
+// the one error of ours that says which process is gone.
 #pragma once
 
 namespace lockstep {

@@ -4,6 +4,6 @@
 namespace lockstep {
 
 bool is_rank_thread();
-void set_rank_thread();  // by run(), for each thread that it starts
+void set_rank_thread();  // run() calls it in each thread that it starts
 
 }  // namespace lockstep

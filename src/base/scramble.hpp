@@ -1,4 +1,4 @@
-// scramble: splitmix64's function, which makes a number that looks random of any number.
+// scramble: splitmix64's function, which turns any number into one that looks random.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-inline constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;  // apart by it, numbers are scrambled independently
+inline constexpr uint64_t kGolden = 0x9e3779b97f4a7c15;  // numbers that differ by it are scrambled independently
 inline constexpr uint64_t kScramble[] = {0xbf58476d1ce4e5b9, 0x94d049bb133111eb};
 
 constexpr uint64_t scramble(uint64_t z) {
@@ -15,7 +15,7 @@ constexpr uint64_t scramble(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// One number from several, such that near ones give unrelated numbers in all bits.
+// Makes one number from several. Numbers near each other give results that are unrelated in all bits.
 constexpr uint64_t mix(std::initializer_list<uint64_t> numbers) {
   uint64_t mixed = 0;
   for (const uint64_t number : numbers) mixed = scramble(mixed + number + kGolden);

@@ -14,15 +14,15 @@ namespace lockstep::comm {
 struct GroupMember {
   c10::intrusive_ptr<c10d::Backend> backend;
   std::function<void()> close;  // ends everything that waits, here and at the peers; for when the run has failed
-  std::function<void(uint32_t tag)> use_tag = {};  // of the next collective call, which meets only those of equal tag;
-                                                   // null where the backend has no such thing (NCCL)
+  std::function<void(uint32_t tag)> use_tag = {};  // sets the next collective call's tag; calls meet if tags are equal;
+                                                   // null: the backend has no tags (NCCL)
 };
 
 struct GroupPlace {
   c10::intrusive_ptr<c10d::Store> store;  // this member's own connection
   int rank = 0;
   int size = 1;
-  std::chrono::milliseconds timeout{};  // of connecting, and of calls that name none
+  std::chrono::milliseconds timeout{};  // for connecting, and for calls that name none
 };
 
 // Connects to all other members, which must make the same call. Tensors must lie on the CPU. `local_address` is where

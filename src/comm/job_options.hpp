@@ -1,5 +1,4 @@
-// JobOptions: what the processes of a job need to know of RunOptions (rank.hpp), whose fields of the same names they
-// are.
+// JobOptions: the fields of RunOptions (rank.hpp) that the processes of a job need, under the same names.
 #pragma once
 
 #include <chrono>

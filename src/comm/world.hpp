@@ -31,8 +31,8 @@ class World {
   Range ranks_here() const { return ranks_here_; }     // the ranks that are threads of this process
   int process() const { return process_; }             // of this process among those of its launcher
 
-  // The seed of LibTorch's CPU generator when the run began, or as a rank set it in its turn; and whether another one
-  // was seen.
+  // The seed that LibTorch's CPU generator had when the run began, or that a rank set in its turn. The second says
+  // whether another seed was seen.
   std::atomic<uint64_t> shared_seed{0};
   std::atomic<bool> another_seed_seen{false};
   std::atomic<bool> shared_draws_seen{false};  // of a layer that draws from that generator
@@ -57,7 +57,7 @@ class World {
   virtual void forbid_loss(int rank) {}
   virtual std::string why_lost(int rank) { return ""; }  // "" if it is not
 
-  // A rank of this process has trained so many steps in all, for what is said if the run fails.
+  // Notes that a rank of this process has trained so many steps in all. Errors name them if the run fails.
   virtual void stepped(int64_t steps) {}
 
   // All ranks of this process have ended. Waits for those of other processes, and gives the failure of the rank

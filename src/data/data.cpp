@@ -114,7 +114,7 @@ Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& sh
   }
   set_shares(options.shares);
   if (options.shuffle) {
-    // The generator is seeded with the low 32 bits only, so that seed and epoch must both reach them.
+    // The generator uses only the low 32 bits of its seed, so seed and epoch must both reach them.
     at::Generator generator = at::detail::createCPUGenerator(mix({options.seed, static_cast<uint64_t>(options.epoch)}));
     order_ = at::randperm(dataset_.size(), generator, at::TensorOptions(at::kLong)).to(x.device());
   }
@@ -136,7 +136,8 @@ Batch Batches::get(int64_t index) const {
   Range part = options_.shares.empty() ? part_of(global_size, shard_.index, shard_.count)
                                        : part_of(global_size, shard_.index, options_.shares);
 
-  // Gathered where the data lie, moved as they are (a quarter of the bytes for images), and only then made float.
+  // Gathers on the data's device, moves bytes as they are (for images a quarter of a float's), and only then makes
+  // floats.
   auto gather = [&](const at::Tensor& data) {
     if (!order_.defined()) return data.narrow(0, begin + part.begin, part.size()).to(shard_.device);
     return data.index_select(0, order_.narrow(0, begin + part.begin, part.size())).to(shard_.device);
@@ -146,7 +147,7 @@ Batch Batches::get(int64_t index) const {
   return {.x = x, .y = gather(dataset_.y), .global_size = global_size, .first = part.begin, .mark = mark_of(index)};
 }
 
-// Of all that decides which samples the whole batch has.
+// A number made from everything that decides which samples the whole batch has.
 int32_t Batches::mark_of(int64_t index) const {
   const uint64_t order = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
   const uint64_t mixed = mix({order, static_cast<uint64_t>(dataset_.size()), static_cast<uint64_t>(options_.size),

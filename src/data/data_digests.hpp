@@ -1,4 +1,5 @@
-// DataDigests: what tells two data sets of equal size apart, so that processes, and a run that goes on, train on one.
+// DataDigests: tell two data sets of equal size apart, so that all processes, and a resumed run, train on the same
+// data.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -33,7 +34,7 @@ inline constexpr std::array<DataPart, 4> kDataParts = {{
 // Reads all of the data once: some 50 ms for Fashion-MNIST's.
 DataDigests digests_of(const ImageData& data);
 
-// MNIST's files pass every other check for Fashion-MNIST's: sizes and counts are the same.
+// True for Fashion-MNIST's files. MNIST's pass every other check, because sizes and counts are the same.
 bool is_fashion_mnist(const DataDigests& digests);
 bool has_images_of_mnist(const DataDigests& digests);
 

@@ -63,7 +63,7 @@ class Download {
     std::string text;
     bool is_another_file = false;  // one arrived
   };
-  // Why the URL did not give the right file; nothing if it did. Throws what is not the URL's fault.
+  // Downloads the file. Returns why the URL did not give the right one, or nothing if it did. Throws other failures.
   std::optional<Failure> run(const std::string& url) {
     std::unique_ptr<CURL, decltype(&curl_easy_cleanup)> curl(curl_easy_init(), curl_easy_cleanup);
     if (!curl) throw Error("libcurl could not be initialised");

@@ -38,7 +38,7 @@ std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& s
   if (total < 0 || total > int64_t{1} << 40) {
     throw Error("sizes_by_shares: there are " + std::to_string(total) + " samples to share out; it takes 0 to 2^40");
   }
-  // First by the largest, so that no sum is infinite. Multiplications and divisions alone round the same everywhere.
+  // Divides by the largest first, so that no sum is infinite. Multiplications and divisions round the same everywhere.
   const double largest = *std::max_element(shares.begin(), shares.end());
   std::vector<double> quotas;
   for (const double share : shares) quotas.push_back(share / largest);

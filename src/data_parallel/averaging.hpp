@@ -1,5 +1,5 @@
-// Averaging: what makes a replica's gradients averages over the ranks when its backward() returns. The Reducer is one,
-// and a ShardedOptimizer brings another.
+// Averaging: averages a replica's gradients over the ranks during its backward(). The Reducer is one, and a
+// ShardedOptimizer brings another.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,24 +12,24 @@
 
 namespace lockstep {
 
-// This rank's part of the batch that a backward is of; zeros where that is not known.
+// The sizes of a backward's batch and of this rank's part of it. Zeros: not known.
 struct PartSizes {
   int64_t local = 0;
-  int64_t accumulated = 0;  // with the parts of the backwards under no_sync() before it
+  int64_t accumulated = 0;  // local, and the parts of the backwards under no_sync() before it
   int64_t global = 0;
   int32_t mark = 0;  // Batch::mark
 };
 
 class Averaging {
  public:
-  // Errors begin with `name`: whose rank's it is, and what the user calls it.
+  // Errors begin with `name`. It says which rank this is, and what the user calls the object.
   explicit Averaging(std::string name) : name_(std::move(name)) {}
   virtual ~Averaging() = default;
 
-  // Runs `backward`, which adds to the parameters' gradients, and returns when all are averages over the ranks: also
-  // those that it did not touch. One that no rank has a gradient of stays without. All ranks must call it. If it
-  // throws, every later call throws an Error that says so, because this rank may owe the others its share. Throws Error
-  // on all ranks: parts that do not make up the batch.
+  // Runs `backward`, which adds to the parameters' gradients. Returns when all gradients are averages over the ranks,
+  // also those that `backward` did not touch. If no rank has a gradient of a parameter, the parameter gets none. All
+  // ranks must call it. If it throws, every later call throws an Error that says so, because this rank may owe the
+  // others its share. Throws Error on all ranks if the parts do not make up the batch.
   void average_during(const std::function<void()>& backward, const PartSizes& sizes);
 
   // Every later average_during throws an Error that says `reason`.
@@ -38,22 +38,22 @@ class Averaging {
   // Throws Error if parameters were changed by gradients that were never averaged.
   virtual void check_that_steps_were_averaged() {}
 
-  // Whether a gradient that is computed from now on is the last of its parameter in this backward, so that it may be
-  // averaged. So it is at first.
+  // Says whether a gradient computed from now on is its parameter's last in this backward, so that it may be averaged.
+  // True at first.
   virtual void listen(bool last) = 0;
 
   // Whether average_during may wait for other ranks before `backward` is done.
   virtual bool waits_in_backward() const { return false; }
 
-  // Whether a rank has slices of the averaged gradients, and not all of them, and which: pieces of the parameters'
-  // gradients, by name, in the memory that an update uses. Throws Error if nothing was averaged.
+  // in_slices() says whether a rank gets only slices of the averaged gradients. slices() gives them: pieces of the
+  // parameters' gradients, by name, in the memory that an update uses. It throws Error if nothing was averaged.
   virtual bool in_slices() const { return false; }
   virtual std::vector<std::pair<std::string, at::Tensor>> slices() { return {}; }
 
-  // What was learnt of the order of the gradients, as far as the averages' bits depend on it: how many parameters there
-  // are, and then their numbers. Empty before that. Whoever goes on from it takes no other steps than who learnt it.
-  // Equal on all ranks; numbers below 0 count as none, and an order that is not one of these parameters is not taken:
-  // it is learnt anew.
+  // The learnt order of the gradients, as far as the averages' bits depend on it: the number of parameters, then the
+  // parameters' numbers. Empty while nothing was learnt. Equal on all ranks. A run that goes on with it takes the same
+  // steps as the run that learnt it. set_order ignores numbers below 0. If an order does not fit the parameters, it is
+  // learnt anew.
   virtual std::vector<int64_t> order() const { return {}; }
   virtual void set_order(const std::vector<int64_t>& /*order*/) {}
 
@@ -62,8 +62,8 @@ class Averaging {
   const std::string& backward_name() const { return backward_name_; }  // of the one under way, equal on all ranks
 
  private:
-  virtual void average(const std::function<void()>& backward, const PartSizes& sizes) = 0;  // what average_during does
-  virtual void abandon() = 0;  // all that is under way, when average() has thrown
+  virtual void average(const std::function<void()>& backward, const PartSizes& sizes) = 0;  // for average_during
+  virtual void abandon() = 0;  // drops all that is under way, when average() has thrown
 
   const std::string name_;
   int64_t backwards_ = 0;

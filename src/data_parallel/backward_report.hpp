@@ -1,8 +1,8 @@
-// BackwardReport: what the ranks tell each other in each averaged backward, in one small allreduce: which parameters
-// had a gradient, how large the ranks' parts of the batch were, and of which batch. Of a Reducer or a ShardedReducer.
+// BackwardReport: what the ranks tell each other in each averaged backward, in one small allreduce. It tells which
+// parameters had a gradient, how large the parts were, and of which batch. Reducer and ShardedReducer use it.
 //
-// Reading it costs nothing on the CPU. On a GPU the host waits for the device; so there the sizes are looked at in the
-// first backwards only, and the parameters only by a rank that lacks a gradient.
+// Reading it costs nothing on the CPU. On a GPU the host would wait for the device. So there the sizes are checked in
+// the first backwards only, and the parameters only by a rank that lacks a gradient.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,19 +20,19 @@ namespace lockstep {
 
 class BackwardReport {
  public:
-  // Errors begin with `name`: whose rank's it is, and what the user calls it.
+  // Errors begin with `name`. It says which rank this is, and what the user calls the object.
   BackwardReport(const Rank& rank, std::string name) : rank_(rank), name_(std::move(name)) {}
 
-  // What it sends, in numbers of four bytes.
+  // The size of the message, in numbers of four bytes.
   static int64_t size(size_t parameters, int ranks) {
     return static_cast<int64_t>(parameters) + int64_t{kNumbers} * ranks;
   }
 
-  // Which parameters had a gradient here, in an order that all ranks have. All ranks post one at the same place among
-  // their calls.
+  // `had` says which parameters had a gradient here, in an order that all ranks share. All ranks must post a report at
+  // the same place among their calls.
   void post(const std::vector<bool>& had, const PartSizes& sizes);
 
-  // Waits for it. Throws Error, on all ranks: parts that do not make up the batch, or that are of several batches.
+  // Waits for it. Throws Error, on all ranks, if the parts do not make up the batch or are of several batches.
   void wait();
 
   // Whether any rank had a gradient of this parameter.

@@ -42,7 +42,7 @@ uint64_t hash_of(const at::Tensor& tensor) {
   return hash;
 }
 
-// What the ranks found in their networks: a row for each, and what all the tensors are called.
+// What the ranks found in their networks: one row of hashes per rank, and the tensors' names.
 struct Hashes {
   std::vector<std::string> ranks;
   std::vector<std::string> tensors;

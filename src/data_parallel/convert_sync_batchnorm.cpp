@@ -16,7 +16,7 @@ namespace {
 using torch::nn::AnyModule;
 using torch::nn::Module;
 
-// A SyncBatchNorm in the place of `module`, if that is a BatchNorm of just this type; else nothing.
+// Gives a SyncBatchNorm to replace `module`, if that is a BatchNorm of exactly this type; else nothing.
 template <class BatchNorm>
 std::shared_ptr<SyncBatchNormImpl> in_place_of_one(const Module& module, Rank& rank) {
   if (typeid(module) != typeid(BatchNorm)) return nullptr;

@@ -8,12 +8,12 @@
 
 namespace lockstep {
 
-// The place of a tensor like `tensor` in `flat`, with the strides that autograd likes a gradient to have: those of the
-// parameter. variable_data: the same memory, but no view in autograd's eyes, whose detach_() an optimizer's zero_grad()
-// could not do.
+// A view of `flat` at `offset` for a tensor like `tensor`. It has the parameter's strides, which autograd prefers for a
+// gradient. variable_data makes it share memory without being a view for autograd: an optimizer's zero_grad() could not
+// call detach_() of such a view.
 at::Tensor view_in_flat(const at::Tensor& tensor, const at::Tensor& flat, int64_t offset);
 
-// A copy of the tensors' values, one after the other, each in the order of its rows whatever its strides; and views of
+// flat_copy copies the tensors' values, one after the other, each in the order of its rows. parts_like gives views of
 // such a flat tensor, in the tensors' shapes.
 at::Tensor flat_copy(const std::vector<at::Tensor>& tensors);
 std::vector<at::Tensor> parts_like(const std::vector<at::Tensor>& tensors, const at::Tensor& flat);
@@ -21,7 +21,7 @@ std::vector<at::Tensor> parts_like(const std::vector<at::Tensor>& tensors, const
 // Whether both are the same values at the same addresses.
 bool same_memory(const at::Tensor& a, const at::Tensor& b);
 
-// Whether both have the same values, NaN where the other has NaN. On a GPU the host waits.
+// Whether both have the same values; NaN equals NaN. On a GPU the host waits.
 bool same_values(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lockstep

@@ -120,8 +120,8 @@ void GradientBuckets::finish(const PartSizes& sizes) {
   if (!learnt_) learn_order();
 }
 
-// As on one device: an optimizer's momentum and weight decay leave a parameter without a gradient alone. Without a
-// report, in a step that a CUDA graph records, what the steps before it have told still holds.
+// An optimizer's momentum and weight decay leave a parameter without a gradient alone, as on one device. A step that a
+// CUDA graph records has no report; what earlier steps have told still holds.
 void GradientBuckets::leave_unused_undefined(bool reported) {
   for (size_t i = 0; i < slots_.size(); ++i) {
     Slot& slot = slots_[i];

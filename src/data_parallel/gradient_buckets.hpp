@@ -65,9 +65,9 @@ class GradientBuckets : public Averaging {
   virtual void post(size_t bucket) = 0;   // begins to average it
   virtual void poll() = 0;                // moves open works on, for backends without a thread of their own
   virtual void complete() = 0;            // waits for all buckets
-  virtual void before_backward() {}     
-  virtual void after_backward() {}        // after it, when all is averaged
-  virtual void forget_open() {}           // what was posted, after a failure
+  virtual void before_backward() {}
+  virtual void after_backward() {}  // after it, when all is averaged
+  virtual void forget_open() {}     // what was posted, after a failure
   // Takes the order in which rank 0 got its gradients: slots, without those that it had none of.
   virtual void follow(const std::vector<size_t>& order) = 0;
   // Begins what can be begun, in the one order of all ranks. Stops at a bucket that is not ready and, unless it may

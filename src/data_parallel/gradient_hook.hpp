@@ -1,6 +1,7 @@
 // GradientHook: calls a function each time that autograd has added to a parameter's gradient.
 //
-// Runs on the thread that computes (on GPUs: autograd's thread of the device, with the gradient's stream current).
+// It runs on the thread that computes. On GPUs that is autograd's thread of the device, with the gradient's stream
+// current.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,7 +1,7 @@
-// LapClock: seconds between two points of what a device computes, without waiting for it.
+// LapClock: measures how long a device computes between two points, without waiting for it.
 //
-// On the CPU by the clock on the wall: time in which another program has the core is time that the device lacks. On
-// GPUs by events on the current stream, which are read when they are asked for. Used by one thread.
+// On the CPU it uses the clock on the wall: the device lacks the time in which another program has the core. On GPUs it
+// uses events on the current stream, and reads them when they are asked for. Used by one thread.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -16,17 +16,17 @@ namespace lockstep {
 
 class LapClock {
  public:
-  // `clock`: seconds on the CPU, of a simulated one; empty: the clock on the wall.
+  // `clock` gives seconds of a simulated clock, for the CPU. Empty: the clock on the wall.
   explicit LapClock(const c10::Device& device, std::function<double()> clock = {})
       : device_(device), clock_(std::move(clock)) {}
 
-  void start();  // a lap, from here
-  void drop();   // the lap that began
-  void stop();   // nothing without a start
-  void keep();   // the last lap that ended; nothing without one. One that is not kept before the next ends is dropped
+  void start();  // begins a lap
+  void drop();   // forgets the lap that began
+  void stop();   // ends the lap; does nothing without a start
+  void keep();   // keeps the last lap that ended, if any; without keep() the next one replaces it
 
-  // Seconds of the kept laps without the slowest and the fastest of them, on average; 0 if there are none. Waits for
-  // the device, and forgets them.
+  // The mean seconds of the kept laps, without the slowest and the fastest; 0 if there are none. Waits for the device,
+  // and forgets these laps.
   double take();
 
  private:

@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// Of a tensor with two dimensions or more.
+// The rows of M, for a tensor with two dimensions or more.
 int64_t rows_of(const at::Tensor& gradient) {
   return gradient.size(0);
 }
@@ -30,7 +30,7 @@ at::ScalarType computed_type(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Of the text's bytes, the same on every machine: FNV-1a.
+// FNV-1a over the text's bytes, the same on every machine.
 uint64_t number_of(const std::string& text) {
   uint64_t number = 14695981039346656037u;
   for (const char c : text) number = (number ^ static_cast<unsigned char>(c)) * 1099511628211u;
@@ -52,7 +52,7 @@ std::string shape_text(const at::Tensor& tensor) {
   return shape_text(tensor.sizes(), tensor.scalar_type());
 }
 
-// A bucket on its way.
+// A bucket while it is being averaged.
 struct LowRank {
   std::vector<at::Tensor> whole;     // gradients that are not compressed
   std::vector<at::Tensor> low_rank;  // gradients that are, and for each of them:

@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-// `later` waits for all that is on `earlier` by now; the CPU does not.
+// Makes `later` wait for all that is on `earlier` by now. On the CPU there is nothing to wait for.
 void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
   c10::Event event(earlier.device_type());
   event.record(earlier);
@@ -172,8 +172,8 @@ void Reducer::post(size_t index) {
   open_.push_back(index);
 }
 
-// A work that is found complete makes the current stream wait for it. That must not be the stream on which backward
-// goes on, so polling has a stream of its own.
+// If a work is found complete, the current stream waits for it. Backward's stream must not, so polling has a stream of
+// its own.
 bool Reducer::is_complete(const Exchange& exchange) const {
   const c10::OptionalStreamGuard guard(poll_stream_);
   return !exchange.round.work || exchange.round.work->isCompleted();
@@ -198,7 +198,8 @@ void Reducer::end_of(size_t bucket) {
   buckets_[bucket].range.reset();
 }
 
-// Not while a CUDA graph records, which only a backend with streams of its own can be part of: it needs no polling.
+// Does nothing while a CUDA graph is recorded. Only a backend with streams of its own can be recorded, and needs no
+// polling.
 void Reducer::poll() {
   if (open_.empty() || records()) return;
   std::erase_if(open_, [&](size_t bucket) {

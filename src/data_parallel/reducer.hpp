@@ -25,7 +25,7 @@ class Reducer : public GradientBuckets {
   Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options);
   ~Reducer() override;
 
-  // Where Gloo or NCCL add, the order of additions follows a gradient's place in its bucket.
+  // If Gloo or NCCL add, the order of additions depends on a gradient's place in its bucket.
   std::vector<int64_t> order() const override;
   void set_order(const std::vector<int64_t>& order) override;
 

@@ -68,7 +68,7 @@ void Replica::refuse_loss_without_graph() const {
   }
 }
 
-// Nobody would average its gradients, nor was it made equal on all ranks.
+// Nobody would average a new parameter's gradients, and it was not made equal on all ranks.
 void Replica::check_that_no_parameter_is_new() const {
   const auto parameters = module_->parameters();
   const auto is_new = [this](const torch::Tensor& tensor) {

@@ -13,8 +13,8 @@
 namespace lockstep {
 namespace {
 
-// In float64, in which each product and sum here is exact for float32's statistics: those that are equal on all ranks,
-// as SyncBatchNorm's are, stay what they are.
+// Computes in float64, in which each product and sum here is exact for float32's statistics. So statistics that are
+// equal on all ranks, as SyncBatchNorm's are, stay what they are.
 void average_weighted(const std::vector<at::Tensor>& statistics, Rank& rank, int64_t samples) {
   const auto type = at::TensorOptions(rank.device()).dtype(at::kDouble);
   std::vector<at::Tensor> parts{at::full({1}, static_cast<double>(samples), type)};

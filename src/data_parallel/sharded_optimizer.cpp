@@ -37,7 +37,7 @@ std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const TrainedPa
   return shard_parameters(parameters.all(), rank, checked(options, rank).bucket_bytes);
 }
 
-// One over net->parameters() would step with gradients of which this rank has its share alone.
+// An optimizer over net->parameters() would step with gradients of which this rank has only its share.
 void check_that_it_has(const std::vector<at::Tensor>& slices, const torch::optim::Optimizer& optimizer,
                        const Rank& rank) {
   std::set<const c10::TensorImpl*> left;

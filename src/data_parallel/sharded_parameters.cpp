@@ -26,7 +26,7 @@ void flatten(ShardedBucket& bucket, const Rank& rank) {
     const int64_t first = std::max(begin, offset), last = std::min(end, offset + parameter.numel());
     if (first >= last) continue;
     piece = {.size = last - first, .in_parameter = first - offset, .in_slice = first - begin};
-    // variable_data: no view in autograd's eyes, of which an optimizer could not be made.
+    // variable_data: an optimizer cannot be made of a view in autograd's eyes.
     piece.values = bucket.slice.narrow(0, piece.in_slice, piece.size).variable_data();
     piece.values.requires_grad_();
   }

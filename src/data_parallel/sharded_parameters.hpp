@@ -1,7 +1,7 @@
 // Parameters in flat memory of which each rank owns one slice: what a ShardedOptimizer updates and gathers.
 //
-// A bucket holds parameters of one type one after the other, and ends in zeros that are no parameter's, so that the
-// ranks' slices of it are equally long. Buckets are the same on all ranks.
+// A bucket holds parameters of one type, one after the other. It ends in zeros that belong to no parameter, so that the
+// ranks' slices have equal length. Buckets are the same on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,9 +16,9 @@ namespace lockstep {
 
 struct ShardedBucket {
   struct Piece {               // what a rank's slice has of one parameter, in the order of its memory
-    int64_t size = 0;          // of values; 0: none
-    int64_t in_parameter = 0;  // where they begin
-    int64_t in_slice = 0;      // and where there
+    int64_t size = 0;          // the number of values; 0: none
+    int64_t in_parameter = 0;  // where they begin in the parameter
+    int64_t in_slice = 0;      // where they begin in the slice
     at::Tensor values = {};    // a view into the slice, for an optimizer: needs a gradient; undefined if there are none
   };
   struct Place {
@@ -36,8 +36,8 @@ struct ShardedBucket {
   static at::Tensor view(const Place& place, const at::Tensor& flat);
 };
 
-// Moves the parameters, which are on the rank's device, into buckets of about `bucket_bytes`: the last ones first,
-// because theirs are the first gradients.
+// Moves the parameters, which are on the rank's device, into buckets of about `bucket_bytes`. The last parameters come
+// first, because their gradients do.
 std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
                                             const Rank& rank, int64_t bucket_bytes);
 
@@ -47,7 +47,7 @@ std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets);
 // This rank's slice of a flat tensor like `values`: a view.
 at::Tensor slice_of_flat(const at::Tensor& flat, const Rank& rank);
 
-// The ranks' slices, put together in `flat`; all are under way before the first is waited for. All ranks must call it.
+// Puts the ranks' slices together in `flat`. Posts all before it waits for the first. All ranks must call it.
 void gather_slices(const std::vector<std::pair<at::Tensor, at::Tensor>>& flats_and_slices, Rank& rank);
 
 }  // namespace lockstep

@@ -21,7 +21,7 @@ constexpr int kComparedOnGpu = 3;  // first steps
 
 constexpr int64_t kLargestFiller = 4096;  // values: it must cost no memory to speak of
 
-// Above every norm to which gradients are clipped, and far from what gradients are.
+// A value above every norm to which gradients are clipped, and far from real gradients.
 double filler_of(at::ScalarType type) {
   return type == at::kHalf ? 65504 : 1e30;
 }
@@ -84,7 +84,7 @@ void ShardedReducer::give_memory(size_t index) {
   if (reduction.shares_piece) pieces_.at(piece.scalar_type()).spare.push_back(piece);
 }
 
-// With stage 1 .grad is the view, and grows there; with stage 2 it is gone afterwards.
+// With stage 1 .grad is the view, and grows there. With stage 2 .grad is gone afterwards.
 void ShardedReducer::collect(size_t index) {
   const c10::AutoGradMode no_grad(false);
   Slot& slot = slots_[index];
@@ -121,7 +121,7 @@ void ShardedReducer::zero_grad() {
   averaged_ = false;
 }
 
-// variable_data: no view in autograd's eyes, whose detach_() an optimizer's zero_grad() could not do.
+// variable_data: not a view for autograd, of which an optimizer's zero_grad() could not call detach_().
 at::Tensor ShardedReducer::gradient_of(size_t slot) const {
   const auto& piece = places_[slot].piece;
   if (!slots_[slot].used || piece.size == 0) return {};
@@ -179,8 +179,8 @@ void ShardedReducer::before_backward() {
   forget_left();
 }
 
-// In stage 2 this waits, inside of backward, for the bucket before: a rank that is far ahead of the others would keep
-// all of its gradients.
+// With stage 2 this waits, inside backward, for the bucket before. Otherwise a rank that is far ahead of the others
+// would keep all of its gradients.
 void ShardedReducer::post(size_t index) {
   if (!keeps_whole() && !open_.empty()) complete_oldest();
   const c10::AutoGradMode no_grad(false);
@@ -192,7 +192,7 @@ void ShardedReducer::post(size_t index) {
   open_.push_back(index);
 }
 
-// On GPUs a work that is found complete would make backward's stream wait for it; NCCL gets on by itself.
+// On GPUs a work that is found complete would make backward's stream wait for it. NCCL needs no polling.
 void ShardedReducer::poll() {
   if (!rank_.device().is_cpu()) return;
   for (const size_t index : open_) reductions_[index].work->isCompleted();
@@ -239,7 +239,7 @@ void ShardedReducer::follow(const std::vector<size_t>& order) {
 
 // ---- What is left in .grad between a backward and the step.
 
-// On a GPU the host would wait for what it compares, so there in the first steps only.
+// On a GPU the host would wait for what it compares. So there it does so in the first steps only.
 void ShardedReducer::note_left() {
   if (!rank_.device().is_cpu() && ++compared_ > kComparedOnGpu) return;
   const Slot* smallest = nullptr;

@@ -32,10 +32,10 @@ class ShardedReducer : public GradientBuckets {
 
   void zero_grad();
 
-  // No .grad is a filler any longer: see left_.
+  // Undefines a .grad that is only a filler: see left_.
   void take_filler_away();
 
-  // The slices' gradients, for an update. Throws Error if nothing was averaged.
+  // Gives the slices their gradients, for an update. Throws Error if nothing was averaged.
   void use();
   std::vector<at::Tensor> gradients();  // of this rank's pieces, in their order; undefined where no rank had one
 
@@ -50,15 +50,15 @@ class ShardedReducer : public GradientBuckets {
     bool adds = false;                         // stage 2: to what an earlier backward has left
     c10::intrusive_ptr<c10d::Work> work = {};  // null: not under way
   };
-  // Stage 2: two pieces of memory for each type, as large as its largest bucket, that go from bucket to bucket. A
-  // bucket that finds none has one of its own meanwhile.
+  // Stage 2: two pieces of memory for each type, as large as its largest bucket. They go from bucket to bucket. A
+  // bucket that finds none gets memory of its own for the time being.
   struct Pieces {
     int64_t size = 0;  // elements
     int made = 0;
     std::vector<at::Tensor> spare = {};
   };
 
-  // Afterwards the gradient of each bucket's slice is the average of all that was computed since zero_grad() or use().
+  // Afterwards each bucket's slice has the average of all gradients that were computed since zero_grad() or use().
   void collect(size_t slot) override;
   bool keeps_whole() const override { return options_.stage == 1; }
   void before_backward() override;
@@ -84,9 +84,9 @@ class ShardedReducer : public GradientBuckets {
   std::deque<size_t> open_;                   // buckets under way
   std::map<at::ScalarType, Pieces> pieces_;
   bool averaged_ = false;  // there is something to use()
-  // What the last average left in .grad of the smallest parameter that was used, and its values then. Who changes it
-  // changes nothing of the step. With stage 2, which leaves nothing there, it is a filler, so that torch's clipping
-  // finds something to change.
+  // The .grad that the last average left in the smallest used parameter, and its values then. Changing .grad would
+  // change nothing of the step, so a change is noticed by these. Stage 2 leaves no gradient there but a filler, so that
+  // torch's clipping finds something to change.
   size_t smallest_ = 0;
   at::Tensor left_, values_left_;
   int compared_ = 0;

@@ -44,7 +44,7 @@ std::pair<std::string, std::string> parts_of_name(const std::string& name) {
 
 using ByName = std::map<std::string, at::Tensor>;
 
-// ---- Putting together: first all ranks learn which parameters have a state, which only those see that have a piece.
+// ---- Putting together: first all ranks learn which parameters have a state, since only ranks with a piece see that.
 
 struct Entry {
   at::ScalarType type;
@@ -102,7 +102,7 @@ at::Tensor gathered(const std::string& member, at::ScalarType type, const Sharde
 
 // ---- Taking apart.
 
-// A parameter's value of a member, for this rank's piece of it. What counts steps is one number.
+// Cuts a parameter's value of a member down to this rank's piece. A step count is one number, and stays whole.
 at::Tensor piece_of(const at::Tensor& value, const Place& place) {
   if (value.dim() == 0 && (place.parameter.dim() > 0 || !at::isFloatingType(value.scalar_type()))) return value;
   const at::Tensor flat = at::empty({value.numel()}, place.parameter.options().dtype(value.scalar_type()));

@@ -1,4 +1,4 @@
-// The state of an optimizer of which each rank has the slices, put together and taken apart.
+// Puts together the state of an optimizer of which each rank has slices, and takes it apart.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// As optimizer_state() of the same optimizer of whole parameters. All ranks must call it.
+// The same as optimizer_state() of such an optimizer of whole parameters. All ranks must call it.
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                              Rank& rank);
 

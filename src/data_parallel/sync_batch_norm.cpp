@@ -27,7 +27,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Of the values of all ranks, per channel.
+// Statistics over the values of all ranks, per channel.
 struct ChannelStatistics {
   Tensor mean;      // [channels]; float64 if x is, else float32
   Tensor variance;  // likewise; divided by the count
@@ -48,9 +48,9 @@ Tensor own_statistics(const Tensor& x) {
   return at::cat({mean.to(at::kDouble), variance.to(at::kDouble), count});
 }
 
-// The ranks' statistics are merged as Chan et al. do (1979, "Updating formulae and a pairwise algorithm for computing
-// sample variances"), which sums of squares cannot match where the mean is large. In float64, in the order of the
-// ranks: with equal bits everywhere.
+// Merges the ranks' statistics as Chan et al. do (1979, "Updating formulae and a pairwise algorithm for computing
+// sample variances"). Sums of squares are less exact where the mean is large. It computes in float64, in the order of
+// the ranks, so all ranks get equal bits.
 ChannelStatistics statistics_of_all(const Tensor& x, Rank& rank) {
   const int64_t channels = x.size(1);
   std::vector<Tensor> own{own_statistics(x)};
@@ -94,14 +94,14 @@ struct RankForBackward : torch::CustomClassHolder {
   Rank rank;
 };
 
-// What the function needs beside tensors that have gradients.
+// What the function needs, apart from tensors that have gradients.
 struct Normalisation {
   ChannelStatistics statistics;
   double eps;
   Rank rank;
 };
 
-// The statistics depend on x, and its gradient knows it.
+// The statistics depend on x, and the gradient of x takes this into account.
 struct Normalise : torch::autograd::Function<Normalise> {
   // Autograd takes optional inputs, but no undefined ones.
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const std::optional<Tensor>& weight,
@@ -156,7 +156,8 @@ struct Normalise : torch::autograd::Function<Normalise> {
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, Rank& rank)
     : NormImplBase(options), rank_(rank) {}
 
-// Parameters stay what autograd and optimizers know. Buffers, whose table a module does not open, share their memory.
+// Keeps the parameters that autograd and optimizers know. A module's table of buffers cannot be changed, so buffers
+// share memory.
 void SyncBatchNormImpl::take(const Tensor& its_weight, const Tensor& its_bias,
                              const std::array<Tensor, 3>& its_buffers) {
   parameters_["weight"] = weight = its_weight;

@@ -13,8 +13,8 @@ constexpr int kNotedOnGpu = 3;  // first times
 
 }  // namespace
 
-// One parameter tells enough, and the last layer's bias, which comes first, is small. Its value tells, and not its
-// version counter, which LibTorch's optimizers go round.
+// One parameter is enough to tell, and the last layer's bias, which comes first, is small. The value is compared, and
+// not the version counter, because LibTorch's optimizers bypass that.
 void UnaveragedGradients::note(const std::string& parameter_name, const at::Tensor& parameter) {
   const bool on_gpu = !rank_.device().is_cpu();
   if (rank_.world_size() == 1 || value_.defined() || (on_gpu && is_recording())) return;

@@ -1,5 +1,5 @@
 // UnaveragedGradients: notices parameters that a gradient of one rank alone has changed, so that they differ between
-// the ranks. Of a Reducer or a ShardedReducer. Used by one thread at a time.
+// the ranks. Reducer and ShardedReducer use it. Used by one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,10 +12,10 @@ namespace lockstep {
 
 class UnaveragedGradients {
  public:
-  // Errors begin with `name`: whose rank's it is, and what the user calls it.
+  // Errors begin with `name`. It says which rank this is, and what the user calls the object.
   UnaveragedGradients(const Rank& rank, std::string name) : rank_(rank), name_(std::move(name)) {}
 
-  // A backward that nobody averages has added to this parameter's gradient. That alone is no mistake: a loss of another
+  // A backward that nobody averages has added to this parameter's gradient. This alone is no mistake: a loss of another
   // net may flow through this one, and zero_grad() follows.
   void note(const std::string& parameter_name, const at::Tensor& parameter);
 

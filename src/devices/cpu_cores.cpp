@@ -59,7 +59,8 @@ double quota_of(const fs::path& group) {
   return quota / period;
 }
 
-// In a container the group's path may be the host's and not exist here; what exists of it, and the root, still count.
+// In a container the group's path may be the host's, and not exist here. The folders that do exist, and the root,
+// count.
 double smallest_quota(const fs::path& root, const std::string& group) {
   double quota = quota_of(root);
   fs::path folder = root;

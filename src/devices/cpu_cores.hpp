@@ -1,7 +1,7 @@
-// What limits the CPU work of this process: its affinity mask, and its cgroup's CPU quota.
+// The limits of this process's work on the CPU: its affinity mask, and its cgroup's CPU quota.
 //
-// The folders are parameters so that a test can show other machines than its own. Linux only. Never throws: what cannot
-// be read does not limit.
+// The folders are parameters, so that a test can show other machines than its own. Linux only. Never throws: if
+// something cannot be read, it is no limit.
 #pragma once
 
 #include <filesystem>
@@ -19,8 +19,8 @@ int physical_cores(const std::vector<int>& cpus, const std::filesystem::path& sy
 
 constexpr double no_quota = std::numeric_limits<double>::infinity();
 
-// CPUs' worth of time that the cgroup allows, version 2 (cpu.max) or 1 (cpu.cfs_quota_us): the smallest quota on the
-// way from this process's group up to the root. 1.5 means one and a half CPUs.
+// How many CPUs' worth of time the cgroup allows: 1.5 means one and a half CPUs. Reads version 2 (cpu.max) or 1
+// (cpu.cfs_quota_us), and gives the smallest quota on the way from this process's group up to the root.
 double cpu_quota(const std::filesystem::path& cgroups = "/sys/fs/cgroup",
                  const std::filesystem::path& self = "/proc/self/cgroup");
 

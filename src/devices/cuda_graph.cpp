@@ -10,8 +10,8 @@
 namespace lockstep {
 namespace {
 
-// A graph signs on with its device's default generator when it is recorded and off when it is destroyed, and before
-// LibTorch 2.12 nothing guards the generator's list against ranks that share a GPU.
+// A graph registers with its device's default generator when it is recorded, and unregisters when it is destroyed.
+// Before LibTorch 2.12 nothing guards the generator's list against ranks that share a GPU.
 std::mutex& generators() {
   static std::mutex mutex;
   return mutex;
@@ -40,7 +40,7 @@ class CudaGraph : public Graph {
   void replay() override { graph_->replay(); }
 
  private:
-  // Not for the whole recording: NCCL's ranks wait for each other in it.
+  // The lock is not held during the whole recording, in which NCCL's ranks wait for each other.
   void begin() {
     const std::lock_guard lock(generators());
     graph_->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);

@@ -1,7 +1,7 @@
-// Graph: what a program queued on a GPU once, kept by the driver, and queued again with one call.
+// Graph: work that a program queued on a GPU once. The driver keeps it, and one call queues it again.
 //
-// CMake takes cuda_graph.cpp or no_cuda_graph.cpp. The interface is abstract for GraphedStep's tests, whose stand-in
-// runs where no GPU is.
+// CMake takes cuda_graph.cpp or no_cuda_graph.cpp. The interface is abstract for GraphedStep's tests, which have no GPU
+// and use a stand-in.
 #pragma once
 
 #include <functional>
@@ -13,9 +13,9 @@ class Graph {
  public:
   virtual ~Graph() = default;
 
-  // Calls work(), which queues on the calling thread's current stream and on streams that wait for it and that it waits
-  // for again. Nothing of that runs; it is recorded. Once per Graph. Tensors that work() makes live as long as the
-  // Graph. If work() throws, or does what cannot be recorded, that is thrown, and the Graph is good for nothing.
+  // Calls work(), and records what it queues instead of running it. work() may queue on the calling thread's current
+  // stream, and on streams that wait for it and that it waits for again. Once per Graph. Tensors that work() makes live
+  // as long as the Graph. If work() throws, or does what cannot be recorded, this throws, and the Graph cannot be used.
   virtual void record(const std::function<void()>& work) = 0;
 
   // Queues what was recorded on the current stream. It reads and writes the same memory as when it was recorded.
@@ -25,8 +25,8 @@ class Graph {
 // A CUDA graph of the calling thread's current device. Throws Error if this build has no CUDA parts.
 std::unique_ptr<Graph> make_cuda_graph();
 
-// Does the calling thread's current CUDA stream record now? What is recorded cannot be asked whether it is done.
-// Only where there is a GPU.
+// Whether the calling thread's current CUDA stream is recording now. Recorded work cannot be asked whether it is done.
+// Call it only where there is a GPU.
 bool is_recording();
 
 }  // namespace lockstep

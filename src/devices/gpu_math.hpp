@@ -1,5 +1,5 @@
-// GpuMath: how GPUs compute float32 products while it lives: with TF32 or not, and with the fastest of cuDNN's
-// convolutions. LibTorch has one such setting for the whole process; the destructor puts back what was there.
+// GpuMath: sets, while it lives, how GPUs compute float32 products: with TF32 or not, and with the fastest of cuDNN's
+// convolutions. LibTorch has one such setting for the whole process. The destructor restores the old one.
 #pragma once
 
 namespace lockstep {

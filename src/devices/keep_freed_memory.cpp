@@ -12,8 +12,8 @@ void keep_freed_memory() {
 #ifdef __GLIBC__
   mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that it takes
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  // For threads, whose memory comes in pieces of at most 64 MB that are unmapped when all of a piece is free, unless so
-  // much must stay.
+  // For threads: their memory comes in pieces of at most 64 MB. A piece that is all free is unmapped, unless this much
+  // must stay.
   mallopt(M_TOP_PAD, 64 << 20);
 #endif
 }

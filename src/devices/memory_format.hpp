@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-// Gives the module's tensors of four dimensions (weights of 2-d convolutions) the format; values and shapes stay.
-// Before a DataParallel or an optimizer is made of it. Activations follow if the input has the format too. (In Python:
-// module.to(memory_format=…), which LibTorch's C++ modules lack.)
+// Gives the module's tensors of four dimensions (weights of 2-d convolutions) the format. Values and shapes stay. Call
+// it before a DataParallel or an optimizer is made of the module. Activations follow if the input has the format too.
+// (Python has module.to(memory_format=…), which LibTorch's C++ modules lack.)
 void set_memory_format(torch::nn::Module& module, at::MemoryFormat format);
 
 }  // namespace lockstep

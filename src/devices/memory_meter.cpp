@@ -9,12 +9,12 @@
 namespace lockstep {
 namespace {
 
-// Where LibTorch's allocators look for who wants to know. (Not a constant: its value is one of LibTorch's own globals.)
+// The key under which LibTorch's allocators look for a listener. (Not a constant: its value is a global of LibTorch's.)
 c10::DebugInfoKind place() {
   return c10::DebugInfoKind::PROFILER_STATE;
 }
 
-// Whoever was told before: a profiler, or a meter around this one. It outlives what is put in front of it.
+// The listener before this one: a profiler, or a meter around this one. It outlives this one.
 c10::MemoryReportingInfoBase* outer() {
   return dynamic_cast<c10::MemoryReportingInfoBase*>(c10::ThreadLocalDebugInfo::get(place()));
 }

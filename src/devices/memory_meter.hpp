@@ -1,10 +1,10 @@
-// MemoryMeter: how many bytes of tensors a piece of code needed at most.
+// MemoryMeter: measures how many bytes of tensors a piece of code needed at most.
 //
-// While it lives, it counts what LibTorch's allocators, on the CPU and on GPUs, give to the thread that made it and to
-// autograd's threads that work for that thread, and what they give back. So ranks that are threads of one process are
-// told apart, which the process's memory could not. Memory from before the meter does not count when it is freed;
-// memory that another thread frees stays counted. Meters nest, and a profiler around one goes on. Cost: a lock and an
-// entry in a table per tensor.
+// While it lives, it counts what LibTorch's allocators, on the CPU and on GPUs, give to its thread and take back. It
+// also counts for autograd's threads that work for its thread. So ranks that are threads of one process are told apart,
+// which the process's memory could not do. Memory from before the meter does not count when it is freed. Memory that
+// another thread frees stays counted. Meters nest, and a profiler around one goes on. Cost: a lock and an entry in a
+// table per tensor.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>

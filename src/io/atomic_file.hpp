@@ -1,8 +1,8 @@
 // AtomicFile: a file that is replaced whole or not at all.
 //
-// The bytes go into a temporary sibling, which commit() flushes to the disk and renames; then it flushes the folder.
-// Whatever ends the process or the machine, the old file or the new one is there, whole. Without commit(), and after
-// any failure before the renaming, the temporary is removed and the file of before stays as it was. (A process that is
+// The bytes go into a temporary file beside it. commit() flushes this to the disk and renames it, and then flushes the
+// folder. Whatever ends the process or the machine, the old file or the new one is there, whole. Without commit(), and
+// after any failure before the renaming, the temporary is removed, and the old file stays as it was. (A process that is
 // killed leaves the temporary behind: a hidden file ".NAME.XXXXXXXX.tmp".) One thread at a time.
 #pragma once
 
@@ -38,15 +38,15 @@ class AtomicFile {
   int fd_ = -1;
 };
 
-// Makes an empty file. False if there is something of that name already: of several callers at the same time one gets
-// true. Throws Error if it cannot be made.
+// Makes an empty file. Returns false if something of that name exists. If several call it at the same time, one gets
+// true. Throws Error if the file cannot be made.
 bool create_file(const std::filesystem::path& file);
 
 // Replaces `file` by `text`.
 void write_file(const std::filesystem::path& file, std::string_view text);
 
-// The temporaries of AtomicFiles in a folder, which were left behind if nobody writes there. Of a folder that cannot be
-// read: none.
+// The temporaries of AtomicFiles in a folder. If nobody writes there, they were left behind. A folder that cannot be
+// read gives none.
 std::vector<std::filesystem::path> temporaries_in(const std::filesystem::path& folder);
 
 }  // namespace lockstep::io

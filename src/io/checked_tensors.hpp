@@ -13,7 +13,7 @@ namespace lockstep::io {
 void write_checked(const std::filesystem::path& file, const NamedTensors& tensors,
                    const std::map<std::string, std::string>& metadata = {});
 
-// Throws Error: a file that cannot be read, or whose SHA-256 is another one. A file without one is taken.
+// Throws Error for a file that cannot be read, or whose SHA-256 is wrong. A file without a SHA-256 is accepted.
 NamedTensors read_checked(const std::filesystem::path& file);
 
 // How the texts of such errors begin.

@@ -14,10 +14,10 @@ inline constexpr const char* test_images = "t10k-images-idx3-ubyte";
 inline constexpr const char* test_labels = "t10k-labels-idx1-ubyte";
 inline constexpr std::array fashion_mnist_files = {train_images, train_labels, test_images, test_labels};
 
-// "" if `dir` has all of them, plain or as .gz; otherwise what it lacks, or why that cannot be seen.
+// "" if `dir` has all of them, plain or as .gz. Otherwise says what is missing, or why that cannot be seen.
 std::string what_lacks(const std::filesystem::path& dir);
 
-// The first of `places` that has all of them. Throws Error that says of each what it lacks, and what to do.
+// The first of `places` that has all of them. Throws Error, which says what is missing in each, and what to do.
 std::filesystem::path find_fashion_mnist(const std::vector<std::filesystem::path>& places);
 
 }  // namespace lockstep::io

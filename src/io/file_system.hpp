@@ -1,4 +1,4 @@
-// FileSystem: the system's calls that bring a file to the disk, as an object, so that tests can let each of them fail.
+// FileSystem: the system's calls that bring a file to the disk, as an object, so that tests can make each of them fail.
 //
 // Every function is the system call of its name: it returns what that returns, and sets errno.
 #pragma once
@@ -20,8 +20,8 @@ class FileSystem {
   virtual int rename(const std::filesystem::path& from, const std::filesystem::path& to);
   virtual int unlink(const std::filesystem::path& file);
 
-  // fsync of a folder, after which the names in it are on the disk too. Where the system cannot do that to folders
-  // (some network file systems), or may not read this one, it succeeds without.
+  // fsync of a folder, after which the names in it are on the disk too. It succeeds without doing so if the system
+  // cannot (some network file systems), or may not read this folder.
   virtual int sync_folder(const std::filesystem::path& folder);
 };
 

@@ -24,7 +24,7 @@ class GzipReader {
   // Reads `bytes` bytes into `into`, fewer only at the end of the data; returns how many.
   size_t read(void* into, size_t bytes);
 
-  // No more than this can come out of a file of this size: a bound for what a header claims.
+  // A bound for what a header may claim: no more than this can come out of a file of this size.
   uint64_t max_size() const;
 
  private:

@@ -8,9 +8,9 @@
 
 namespace lockstep::io {
 
-// The values of an IDX file as a uint8 tensor with `dimensions` dimensions (1: labels, magic 0x00000801; 3: images,
-// magic 0x00000803). The file may be gzipped: its content tells. Throws Error that names the file, what was expected
-// and what was found: another magic, lengths that the file cannot hold, too few or too many bytes, damaged gzip.
+// Reads an IDX file as a uint8 tensor with `dimensions` dimensions (1: labels, magic 0x00000801; 3: images, magic
+// 0x00000803). The file may be gzipped; its content tells. Throws Error, which names the file, what was expected and
+// what was found: another magic, lengths that the file cannot hold, too few or too many bytes, damaged gzip.
 at::Tensor read_idx(const std::filesystem::path& file, int dimensions);
 
 // `dir`/`name` or `dir`/`name`.gz, whichever is there; empty if neither is.

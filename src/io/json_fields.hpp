@@ -1,7 +1,7 @@
-// JsonFields: reads an object of a JSON file key by key, and lets nothing pass that it was not asked for.
+// JsonFields: reads an object of a JSON file key by key, and accepts no key that it was not asked for.
 //
-// A value is taken as it is or refused: never rounded, cut or converted. Every Error names the key, with its way from
-// the top of the file ("plan: mesh.data").
+// A value is taken as it is, or refused. It is never rounded, cut or converted. Every Error names the key, with the
+// path from the top of the file ("plan: mesh.data").
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -67,7 +67,7 @@ class JsonFields {
     return has(key) ? as<Value>(at(key), key) : otherwise;
   }
 
-  // What `from` makes of a name; what is wrong with a name its Error says.
+  // Reads a name and returns from(name). If `from` throws Error, its text says what is wrong with the name.
   template <class From>
   auto named(const std::string& key, From&& from) {
     const auto name = required<std::string>(key);
@@ -142,7 +142,7 @@ class JsonFields {
   std::set<std::string> asked_;
 };
 
-// What `parse` makes of the file's text; its Errors name the file.
+// Returns parse(text of the file). Errors name the file.
 template <class Parse>
 auto read_json(const std::filesystem::path& file, Parse&& parse) {
   const std::string text = io::read_text(file);

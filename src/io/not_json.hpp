@@ -1,4 +1,4 @@
-// What is wrong with a text that is not JSON, in words of ours: the JSON library's name its exceptions.
+// Says in our own words what is wrong with a text that is not JSON. The JSON library's texts name its exceptions.
 #pragma once
 
 #include <nlohmann/json.hpp>

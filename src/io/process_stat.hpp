@@ -1,4 +1,4 @@
-// What Linux says of a process, or of a thread, in the file "stat" of its folder below /proc.
+// What Linux says about a process, or a thread, in the file "stat" of its folder under /proc.
 #pragma once
 
 #include <filesystem>
@@ -7,8 +7,8 @@
 
 namespace lockstep::io {
 
-// What follows the name, which may hold anything: "S 4711 4712 ...", that is its state, its parent, its process group,
-// and more. Empty if it is gone.
+// The part after the name, which may hold anything: "S 4711 4712 ...". It has the state, the parent, the process group,
+// and more. Empty if the process is gone.
 inline std::string stat_after_name(const std::filesystem::path& folder) {
   std::ifstream file(folder / "stat");
   std::string line;

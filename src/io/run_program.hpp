@@ -9,16 +9,16 @@
 
 namespace lockstep::io {
 
-// What run_program throws for a program that is not installed: trying again would not help.
+// Thrown by run_program if a program is not installed: trying again would not help.
 class ProgramNotFound : public Error {
  public:
   using Error::Error;
 };
 
-// Starts `arguments`[0], found through PATH and without a shell, gives it `input` as its standard input, and returns
-// what it wrote to its standard output. It runs in a process group of its own, so that Ctrl-C on the terminal does not
-// reach it. Throws Error that names the program: it is not there (ProgramNotFound), it failed (with what it wrote to
-// standard error), it was ended by a signal, or it took longer than `limit` and was killed.
+// Starts `arguments`[0], found through PATH and without a shell. Gives it `input` as standard input, and returns what
+// it wrote to standard output. It runs in a process group of its own, so that Ctrl-C on the terminal does not reach it.
+// Throws Error, which names the program, if it is not there (ProgramNotFound), if it failed (with its standard error),
+// if a signal ended it, or if it took longer than `limit` and was killed.
 std::string run_program(const std::vector<std::string>& arguments, const std::string& input,
                         std::chrono::milliseconds limit);
 

@@ -91,8 +91,8 @@ std::string header_of(const NamedTensors& tensors, const std::map<std::string, s
 
 // ---- reading
 
-// Sees the text go by and refuses a key that an object holds twice, of which parse would take the last, and what would
-// take memory out of proportion.
+// Reads along and refuses two things: a key that an object holds twice, of which parse would take the last; and text
+// that would take memory out of proportion.
 class HeaderCheck : public nlohmann::json_sax<Json> {
  public:
   bool null() override { return true; }

@@ -22,8 +22,8 @@ namespace lockstep::io {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 // Writes the tensors, from whatever device, and replaces `file` whole. `metadata` joins {"format": "pt"} in the header.
-// Throws Error: a type that the format lacks, a name given twice, text that is not UTF-8, a disk that does not take it;
-// the file of before stays as it was.
+// Throws Error for a type that the format lacks, a name given twice, text that is not UTF-8, or a disk that does not
+// take the file. The old file then stays as it was.
 void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {}, FileSystem& files = real_files());
 
@@ -33,7 +33,7 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
 NamedTensors read_safetensors(const std::filesystem::path& file,
                               std::map<std::string, std::string>* metadata = nullptr);
 
-// Under this key of the metadata a file may have digest_of() of the rest of the metadata and of its tensors.
+// A file may have digest_of() of its tensors and of the rest of its metadata under this key of the metadata.
 inline constexpr const char* kDigestKey = "sha256";
 
 // SHA-256 of the texts and of the tensors by name, in hexadecimal digits. {"format": "pt"} is one of the texts.

@@ -5,7 +5,7 @@
 //   it),
 //            5 summary { 1 value { 1 tag (text), 2 simple_value (float) } … }, 7 session_log { 1 status (1: START) }
 // All little-endian. Sources: tensorflow/core/lib/io/record_writer.h, tensorflow/core/util/event.proto, summary.proto.
-// Records are appended, since TensorBoard reads on in an open file; one that a crash cut off it ignores.
+// Records are appended, since TensorBoard follows an open file. It ignores a record that a crash cut off.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ using Scalars = std::vector<std::pair<std::string, double>>;  // tag and value, 
 
 class TfEvents {
  public:
-  // Begins the file, which must not be there. Of other files in its folder, whatever is at `first_step` or later is no
-  // longer shown. `now` are seconds since 1970. Throws Error if it cannot be written.
+  // Begins the file, which must not exist. TensorBoard no longer shows what other files in the folder have at
+  // `first_step` or later. `now` is in seconds since 1970. Throws Error if the file cannot be written.
   TfEvents(std::filesystem::path file, double now, int64_t first_step);
   ~TfEvents();
   TfEvents(const TfEvents&) = delete;

@@ -37,8 +37,8 @@ Steps merge(const Steps& forwards, const Steps& backwards, size_t ahead) {
   return steps;
 }
 
-// Rounds of as many microbatches as there are ranks go through a rank's first stage, then through its second one, …;
-// backwards go through its last stage first.
+// As many microbatches as there are ranks make a round. A round goes through a rank's first stage, then through its
+// second, and so on. Backwards go through the last stage first.
 Steps in_rounds(Kind kind, int rank, int ranks, int stages_per_rank, int rounds) {
   Steps steps;
   for (int round = 0; round < rounds; ++round) {
@@ -83,8 +83,8 @@ std::vector<PipelineStep> steps_of(PipelineSchedule schedule, int rank, int rank
   if (rank < 0 || rank >= ranks) {
     throw Error("pipeline: there is no rank " + std::to_string(rank) + " of " + std::to_string(ranks));
   }
-  // The order of one stage per rank is that of rounds too. Megatron's order needs whole rounds. A microbatch's steps
-  // need no other microbatch's, so the order stays one that completes when those that do not exist are left out.
+  // One stage per rank has the order of rounds too. Megatron's order needs whole rounds. A microbatch's steps need no
+  // other microbatch's. So the order still completes if the steps of microbatches that do not exist are left out.
   const int rounds = (microbatches + ranks - 1) / ranks;
   Steps steps = merge(in_rounds(Kind::forward, rank, ranks, stages_per_rank, rounds),
                       in_rounds(Kind::backward, rank, ranks, stages_per_rank, rounds),

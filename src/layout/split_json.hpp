@@ -11,7 +11,7 @@ namespace lockstep {
 
 nlohmann::ordered_json to_json(const ModelSplit& split);
 
-// The keys must all be there; others are left for the caller. Throws Error as JsonFields; numbers below 1.
+// All keys must be there; others are left for the caller. Throws Error as JsonFields does, and for numbers below 1.
 ModelSplit split_from(JsonFields& fields);
 
 }  // namespace lockstep

@@ -27,7 +27,7 @@ int64_t as_signed(uint64_t bits) {
   return static_cast<int64_t>(bits);
 }
 
-// scramble() of every value; LibTorch has no unsigned numbers of this size, and shifts signed ones with their sign.
+// scramble() of every value. LibTorch has no unsigned numbers of this size, and shifts signed ones with their sign.
 at::Tensor scrambled(at::Tensor z) {
   const auto shifted = [&z](int64_t by) {
     return at::bitwise_right_shift(z, by).bitwise_and_((int64_t{1} << (64 - by)) - 1);

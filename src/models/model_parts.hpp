@@ -1,4 +1,4 @@
-// What the models are made from: checked options, scaled sizes, and weights that depend on a seed alone.
+// Building blocks of the models: checked options, scaled sizes, and weights that depend on a seed alone.
 #pragma once
 
 #include <torch/nn/module.h>

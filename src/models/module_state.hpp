@@ -9,12 +9,12 @@
 
 namespace lockstep {
 
-// Parameters, then buffers, as PyTorch's state_dict names them; a tensor that the module holds under two names once,
-// under the first. They share the module's memory.
+// Parameters, then buffers, as PyTorch's state_dict names them. A tensor that the module holds under two names comes
+// once, under the first. They share the module's memory.
 io::NamedTensors state_of(const torch::nn::Module& module);
 
-// Copies `values` into `module`, where a shared tensor may be meant by any of its names. Throws Error that begins with
-// `what`, before anything is changed, if a name is missing, unknown, or has another shape or type.
+// Copies `values` into `module`. A shared tensor may have any of its names. Throws Error, which begins with `what`,
+// before anything is changed, if a name is missing or unknown, or has another shape or type.
 void load_state(const io::NamedTensors& values, torch::nn::Module& module, const std::string& what);
 
 }  // namespace lockstep

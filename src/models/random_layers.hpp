@@ -1,4 +1,4 @@
-// Layers of LibTorch that draw random numbers in training; those of a user's own are not seen through.
+// Finds layers of LibTorch that draw random numbers in training. Layers of a user's own are not checked.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -40,7 +40,7 @@ void ResidualBlockImpl::reset() {
   shortcut->push_back(torch::nn::BatchNorm2d(out_channels_));
 }
 
-// What is changed in place is this block's own, and no backward needs it as it was.
+// Changes in place only tensors of this block's own, whose old values no backward needs.
 torch::Tensor ResidualBlockImpl::forward(const torch::Tensor& x) {
   const torch::Tensor y = norm2.forward(conv2(norm1.forward(conv1(x)).relu_()));
   return (y + (shortcut->is_empty() ? x : shortcut->forward(x))).relu_();

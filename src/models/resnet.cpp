@@ -13,8 +13,8 @@
 namespace lockstep {
 namespace {
 
-// Three of the blocks halve the size. Of 9 pixels they leave 2: a batch of one sample has more than one value per
-// channel then, which normalisation needs.
+// Three of the blocks halve the size. They leave 2 of 9 pixels. So even a batch of one sample has more than one value
+// per channel, as normalisation needs.
 constexpr int64_t smallest_resnet_image = 9;
 
 }  // namespace

@@ -7,8 +7,7 @@
 
 namespace lockstep {
 
-// The sum of all tensors, those that are not defined left out: float64 on `device`, finite if they are. Waits for no
-// GPU.
+// The sum of all defined tensors, as float64 on `device`. It is finite if all their numbers are. Waits for no GPU.
 at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device& device);
 
 std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters);

@@ -15,10 +15,10 @@ class FusedSgd {
   // `parameters` of one type on one device. Throws Error if they are not.
   FusedSgd(std::vector<at::Tensor> parameters, double lr);
 
-  // Sets gradients to zero where they lie, so that a CUDA graph and DataParallel's buckets find them there again.
+  // Sets gradients to zero in place, so that a CUDA graph and DataParallel's buckets find them there again.
   void zero_grad();
 
-  // Of the steps to come; those that a CUDA graph has recorded keep theirs.
+  // For the steps to come. Steps that a CUDA graph has recorded keep their learning rate.
   void set_lr(double lr) { lr_ = lr; }
 
   // w -= lr * gradient; a parameter without a gradient stays what it is.

@@ -1,5 +1,5 @@
-// What Lars and Lamb have in common: the ratio of two norms by which a layer's update is scaled, groups with options of
-// their own, a step's closure, and what they refuse.
+// What Lars and Lamb have in common: the ratio of norms that scales a layer's update, groups with options of their own,
+// a step's closure, and what they refuse.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +13,13 @@
 
 namespace lockstep {
 
-// above / below for scalars on one device, and 1 where `defined_when` is false. Nothing is read back from a GPU.
+// above / below for scalars on one device, or 1 where `defined_when` is false. Reads nothing back from a GPU.
 inline at::Tensor ratio_or_1(const at::Tensor& above, const at::Tensor& below, const at::Tensor& defined_when) {
   return at::where(defined_when, above / below, at::ones_like(above));
 }
 
-// Gives the groups the options that they were made with. LibTorch's Optimizer does so up to 2.11; later ones merge them
-// with the defaults, and of optimizers that are not LibTorch's own leave the defaults alone.
+// Gives groups the options that they were made with. LibTorch up to 2.11 does so itself. Later versions merge them with
+// the defaults, and in optimizers that are not LibTorch's own they leave only the defaults.
 inline void keep_own_options(const std::vector<torch::optim::OptimizerParamGroup>& made_with,
                              std::vector<torch::optim::OptimizerParamGroup>& groups) {
   for (size_t i = 0; i < made_with.size(); ++i) {

@@ -23,7 +23,7 @@ std::string archive_key(const at::Tensor& parameter) {
   return std::to_string(reinterpret_cast<size_t>(parameter.unsafeGetTensorImpl()));
 }
 
-// Only in memory: nothing of the archive's format gets into a file.
+// The archive stays in memory: nothing of its format gets into a file.
 InputArchive reread(OutputArchive& archive) {
   std::stringstream bytes;
   archive.save_to(bytes);
@@ -101,7 +101,7 @@ InputArchive archive_with(const ByParameter& members, const io::NamedTensors& pa
   return reread(whole);
 }
 
-// One that keeps rows or columns of a matrix has other dimensions. With as many, it is of another network.
+// A member that keeps rows or columns of a matrix has other dimensions. With as many, the state is of another network.
 void check_shapes(const ByParameter& members, const io::NamedTensors& parameters) {
   for (const auto& [name, parameter] : parameters) {
     const auto found = members.find(name);

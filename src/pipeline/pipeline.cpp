@@ -145,7 +145,7 @@ const Pipeline::State::Work& Pipeline::State::work_for(int microbatches, bool ba
   return found->second;
 }
 
-// An activation that is needed has the shape that the stage takes; a gradient that of what it gives.
+// An activation that a step needs has its stage's input shape. A gradient has its stage's output shape.
 PipelineMail Pipeline::State::mail(const Work& work, const Shapes& shapes, int64_t samples, int microbatches) {
   const auto empty = [&shapes, &work, samples, microbatches, device = rank_.device()](int index) {
     const auto& step = work.steps[static_cast<size_t>(index)];

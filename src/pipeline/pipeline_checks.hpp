@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-// What this rank can see for itself. Throws Error: a number of stages that does not go with the ranks and the schedule,
-// microbatches < 1, a stage of this rank without layers, random layers that would be computed twice.
+// Checks what this rank can see by itself. Throws Error for a number of stages that does not go with the ranks and the
+// schedule, microbatches < 1, a stage of this rank without layers, or random layers that would be computed twice.
 void check_stages(const std::vector<torch::nn::Sequential>& stages, const Rank& rank, const PipelineOptions& options);
 
 // All ranks must call them. Throw Error on every rank if two ranks differ. compare_options gives the first of all

@@ -1,8 +1,8 @@
-// What a rank of a pipeline sends and receives while it computes: PipelineMessages, as tensors over the rank's backend.
+// PipelineMail: sends and receives a rank's PipelineMessages while it computes, as tensors over the rank's backend.
 //
-// Used by the rank's thread. Receives are posted a step before they are needed, so that between processes a message
-// comes while the rank computes. Where the order of posts counts (NCCL runs what one rank posts one after the other),
-// everything is posted in the one order of PipelineMessages.
+// Used by the rank's thread. Receives are posted a step before they are needed. So between processes a message arrives
+// while the rank computes. If the order of posts matters (NCCL runs a rank's calls one after the other), everything is
+// posted in the one order of PipelineMessages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,17 +18,18 @@
 
 namespace lockstep {
 
-// Tags of a pipeline's messages: the last ones that there are, so that others can count from 0.
+// Tags of a pipeline's messages. They are the highest ones, so that others can count from 0.
 enum PipelineTag { kActivationTag = 32764, kGradientTag, kLossTag, kShapeTag };
 
 class PipelineMail {
  public:
-  // `empty(step)`: a contiguous tensor for what the rank's step `step` needs. `messages` must outlive the mail.
+  // `empty(step)` makes a contiguous tensor for what the rank's step `step` needs. `messages` must outlive the mail.
   PipelineMail(Rank& rank, const PipelineMessages& messages, std::function<at::Tensor(int step)> empty, bool in_order);
 
-  // What the rank's step `step` needs from another stage; undefined if nothing. To be called for every step in order.
+  // Gives what the rank's step `step` needs from another stage; undefined if nothing. Call it for every step in order.
   at::Tensor take(int step);
-  // What step `step` has made for another stage; it must not be changed any more. A stage of this rank gets a copy too.
+  // Hands on what step `step` has made for another stage. Do not change the tensor afterwards. A stage of this rank
+  // gets a copy.
   void give(int step, const at::Tensor& tensor);
   // Waits until all that was given has arrived.
   void finish();
@@ -47,15 +48,15 @@ class PipelineMail {
   const PipelineMessages& messages_;
   const std::function<at::Tensor(int step)> empty_;
   const bool in_order_;
-  std::vector<Open> open_;  // per message
-  int next_message_ = 0;    // in order: all before it are posted
-  size_t next_step_ = 0;    // out of order: what all steps before it need is posted
+  std::vector<Open> open_;  // by message
+  int next_message_ = 0;    // in order: all messages before it are posted
+  size_t next_step_ = 0;    // out of order: all that the steps before it need is posted
 };
 
 // Some numbers from one rank to all others, which expect them while they compute.
 class Announcement {
  public:
-  // With `early` the others post their receives at once; not where the order of posts counts.
+  // With `early` the others post their receives at once. Do not use it where the order of posts matters.
   Announcement(Rank& rank, int speaker, int64_t count, bool early);
 
   // Called by all ranks; `numbers`, `count` doubles on the rank's device, are the speaker's and ignored on the others.

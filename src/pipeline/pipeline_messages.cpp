@@ -65,7 +65,7 @@ PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineSte
   const auto places = simulate(steps, stages);
 
   struct Timed {
-    std::tuple<int, int> order;  // when it comes to be; of those at the same time, by the rank that makes it
+    std::tuple<int, int> order;  // when it arises; at the same time, by the rank that makes it
     PipelineMessage message;
   };
   std::vector<Timed> timed;

@@ -17,11 +17,11 @@ using comm::describe;
 
 namespace {
 
-// Two, so that an output that is a mean over the samples is told from one per sample.
+// Two samples, so that a mean over the samples is told from an output with one value per sample.
 constexpr int64_t kSamples = 2;
 constexpr int64_t kMostDimensions = 16;
 
-// All modules in eval mode, and then each as it was.
+// Puts all modules into eval mode, and afterwards each into the mode that it had.
 class EvalMode {
  public:
   explicit EvalMode(torch::nn::Sequential layers) {
@@ -105,7 +105,7 @@ std::vector<SampleShape> dry_run_shapes(Rank& rank, std::vector<PipelineStage>& 
     }
   }
   for (const auto& send : sends) send->wait();
-  // All know what comes out, and none goes on before all stages have been tried.
+  // Every rank must know what comes out, and none may go on before all stages were tried.
   const at::Tensor message = packed(shapes.back(), rank.device());
   rank.broadcast(message, ranks - 1);
   shapes.back() = unpacked(message);

@@ -1,4 +1,4 @@
-// What crosses between the stages of a pipeline: shapes and types, found out by sending zeros through all of them.
+// The shapes and types that cross between the stages of a pipeline. Sending zeros through all stages finds them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,10 +24,10 @@ struct SampleShape {
 // `x` holds samples along its first dimension.
 SampleShape sample_shape(const at::Tensor& x);
 
-// Element s is what stage s takes, and the last one what the net gives: on every rank what its own stages take and give
-// and the last one, the others empty. All ranks must call it with the same `input`; `stages` are this rank's, of
-// `count` in all. In eval mode and without gradients. Throws Error: a layer that cannot take what comes to it; a stage
-// whose output is no tensor of floating point whose first dimension is the samples.
+// Element s is the input shape of stage s; the last element is the network's output shape. A rank fills in what its own
+// stages take and give, and the last element; the others are empty. All ranks must call it with the same `input`.
+// `stages` are this rank's, of `count` in all. It runs in eval mode and without gradients. Throws Error for a layer
+// that cannot take its input, and for a stage whose output is no floating point tensor with the samples first.
 std::vector<SampleShape> dry_run_shapes(Rank& rank, std::vector<PipelineStage>& stages, int count,
                                         const SampleShape& input);
 

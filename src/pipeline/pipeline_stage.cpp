@@ -33,8 +33,8 @@ at::Tensor enter(const at::Tensor& x) {
   return x.requires_grad() ? Entrance::apply(x) : x;
 }
 
-// Buffers get their values back. variable_data: autograd has noted the buffers of a BatchNorm, though it does not read
-// them after training's forward, and is not to see them change.
+// Restores the values of buffers. Uses variable_data, since autograd has noted a BatchNorm's buffers and must not see
+// them change; after the forward of training it does not read them.
 class BuffersStay {
  public:
   explicit BuffersStay(const torch::nn::Sequential& layers) {

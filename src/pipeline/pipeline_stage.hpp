@@ -1,7 +1,6 @@
-// PipelineStage: some layers that follow each other, with what their backward needs of each microbatch that is under
-// way.
+// PipelineStage: consecutive layers, and what their backward needs of each microbatch that is under way.
 //
-// Used by its rank's thread; knows nothing of other stages but that it is the first or not.
+// Used by its rank's thread. It knows of other stages only whether it is the first one.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -27,11 +26,11 @@ class PipelineStage {
   int index() const { return index_; }
   const torch::nn::Sequential& layers() const { return layers_; }
 
-  // The layers one after another. Throws Error that names the layer that fails, what came to it and what it says.
+  // Runs the layers one after the other. Throws Error, which names the layer that fails, its input and what it says.
   at::Tensor through(at::Tensor x);
 
-  // head(through(x)), detached. Keeps what backward(microbatch) needs: the graph, or without `keep_graph` the input
-  // alone. `x` may be changed by a layer that works in place.
+  // Returns head(through(x)), detached. Keeps what backward(microbatch) needs: the graph, or without `keep_graph` the
+  // input alone. A layer that works in place may change `x`.
   at::Tensor forward(int microbatch, const at::Tensor& x, const Head& head, bool keep_graph);
 
   // Adds to the parameters' gradients what `gradient`, of forward's result, makes of them, and returns the gradient of

@@ -9,7 +9,7 @@ namespace {
 
 using torch::nn::Sequential;
 
-// A parameter of two stages would get a part of its gradient on each rank, and two values after the first step.
+// A parameter shared by two stages would get part of its gradient on each rank, and two values after the first step.
 void check_that_none_is_shared(const std::vector<Sequential>& stages) {
   std::map<const c10::TensorImpl*, std::pair<size_t, std::string>> owners;
   for (size_t stage = 0; stage < stages.size(); ++stage) {

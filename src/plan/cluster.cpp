@@ -36,7 +36,7 @@ Link link_from(JsonFields fields) {
   return link;
 }
 
-// A link for everything, and where they differ others for the collectives.
+// Reads one link for everything, and other links for collectives where they differ.
 Links links_from(JsonFields fields) {
   Links links;
   links.send = {fields.required<double>("latency"), fields.required<double>("bytes_per_second")};

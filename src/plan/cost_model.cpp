@@ -11,14 +11,14 @@
 namespace lockstep {
 namespace {
 
-// DataParallel's buckets: as many bytes of gradients are summed at once.
+// The size of DataParallel's buckets: so many bytes of gradients are summed at once.
 constexpr double bucket_bytes = 4 << 20;
 
 int64_t divided_up(int64_t number, int64_t by) {
   return (number + by - 1) / by;
 }
 
-// Of each stage of rank `p`: for how many microbatches it holds activations at once, at most.
+// For each stage of rank `p`, the largest number of microbatches whose activations it holds at once.
 std::map<int, int> most_live(const ModelSplit& split, int p, int ranks) {
   std::map<int, int> live, most;
   for (const auto& step : steps_of(split.schedule, p, ranks, split.stages_per_rank, split.microbatches)) {
@@ -90,7 +90,7 @@ double CostModel::seconds(const std::vector<LayerMessage>& messages, double samp
   return sum;
 }
 
-// By one rank, in rings.
+// Bytes that one rank sends; collectives run in rings.
 double CostModel::sent_bytes(const std::vector<LayerMessage>& messages, double samples) const {
   double sum = 0;
   for (const auto& message : messages) {
@@ -190,8 +190,8 @@ Partition CostModel::partition(const ModelSplit& split) const {
   return partition;
 }
 
-// What a layer of the stage needs beside all that the stage's layers keep: while a layer runs, forward or backward,
-// what those behind it keep is not there.
+// The most that a layer of the stage needs beyond what all of the stage's layers keep. While a layer runs, forward or
+// backward, what the layers behind it keep is not there.
 double CostModel::workspace_bytes(const Stage& stage, double samples) const {
   double most = 0, absent = 0;
   const auto add = [&](const LayerProfile& layer) {
@@ -203,7 +203,7 @@ double CostModel::workspace_bytes(const Stage& stage, double samples) const {
   return most;
 }
 
-// Activations at their peak.
+// The bytes of activations at their peak.
 double CostModel::live_bytes(const Candidate& candidate, int p) const {
   double live = 0, peak = 0;
   for (const auto& step : steps_of(candidate.split.schedule, p, mesh_.pipeline, candidate.split.stages_per_rank,
@@ -228,7 +228,7 @@ double CostModel::memory_bytes(const Candidate& candidate, int p) const {
   return fixed + live_bytes(candidate, p) + workspace;
 }
 
-// By rank p in a step.
+// Bytes that rank p sends in a step.
 double CostModel::bytes_sent(const Candidate& candidate, int p) const {
   double sent = 0;
   for (size_t s = static_cast<size_t>(p); s < candidate.stages.size(); s += static_cast<size_t>(mesh_.pipeline)) {
@@ -249,7 +249,7 @@ double CostModel::bytes_sent(const Candidate& candidate, int p) const {
   return sent;
 }
 
-// What is left of the sum of `bytes` of gradients when a backward of so many seconds is over.
+// Seconds of summing `bytes` of gradients that remain after a backward of `backward` seconds.
 double CostModel::exposed_allreduce(double bytes, double backward) const {
   if (mesh_.data == 1 || bytes == 0) return 0;
   const double buckets = std::ceil(bytes / bucket_bytes);

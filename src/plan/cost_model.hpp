@@ -1,4 +1,4 @@
-// What a net split over a mesh costs, from its profile: the formulas of docs/plan.md.
+// CostModel: computes from a profile what a net split over a mesh costs, by the formulas of docs/plan.md.
 //
 // No LibTorch, no state beyond its arguments, which must outlive it.
 #pragma once
@@ -17,15 +17,15 @@ namespace lockstep {
 
 class CostModel {
  public:
-  // Throws Error: a mesh that is larger than the cluster or that the model was not profiled for.
+  // Throws Error for a mesh that is larger than the cluster, or for which the model was not profiled.
   CostModel(const ModelProfile& profile, const Cluster& cluster, const TrainingCost& training, const MeshShape& mesh,
             int64_t batch_size);
 
-  // Of the batch that one pipeline has; the largest.
+  // Samples of the largest part of a batch that one pipeline gets.
   int64_t part() const { return part_; }
 
-  // What balanced_stages() cuts; the split's own cuts do not count. With several stages per rank each stage has its
-  // share of the device's memory. Here and below the split's mesh is the one that this model was made for.
+  // The input of balanced_stages(); the split's own cuts do not matter. With several stages per rank each stage has its
+  // share of the device's memory. Here and below, the split's mesh must be the one for which this model was made.
   Partition partition(const ModelSplit& split) const;
 
   // The split's cuts must be those of its stages.
@@ -35,7 +35,7 @@ class CostModel {
   double memory_limit(int p) const { return columns_[static_cast<size_t>(p)].memory_bytes; }
 
  private:
-  // The devices that stand beside each other on the data and tensor axes, as one: they do the same.
+  // The devices beside each other on the data and tensor axes. They do the same, and count as one.
   struct Column {
     double speed = 0;         // of the slowest
     double memory_bytes = 0;  // of the smallest; 0: no limit
@@ -46,7 +46,7 @@ class CostModel {
     int64_t first, end;
     double parameter_bytes = 0, buffer_bytes = 0;
     double saved_bytes = 0;  // per sample
-    double input_bytes = 0;  // per sample; of the first stage none, since the batch counts for itself
+    double input_bytes = 0;  // per sample; 0 for the first stage, since the batch itself is counted elsewhere
   };
 
   // A split whose costs are counted.
@@ -66,7 +66,7 @@ class CostModel {
   std::vector<Stage> stages(const std::vector<int64_t>& cuts) const;
   PipelineRun::Stage run_of(const Stage& stage, int p, double samples, bool recompute) const;
   double workspace_bytes(const Stage& stage, double samples) const;
-  // Of rank p of the pipeline axis:
+  // For rank p of the pipeline axis:
   double live_bytes(const Candidate& candidate, int p) const;
   double memory_bytes(const Candidate& candidate, int p) const;
   double bytes_sent(const Candidate& candidate, int p) const;
@@ -80,7 +80,7 @@ class CostModel {
   const int64_t part_;
   std::vector<Column> columns_;     // one per rank of the pipeline axis
   Links data_, pipeline_, tensor_;  // of each axis
-  int copies_ = 1;                  // of a pipeline that share a node
+  int copies_ = 1;                  // how many pipelines share a node
 };
 
 }  // namespace lockstep

@@ -18,7 +18,7 @@ struct StageCost {
   double bytes = 0;
 };
 
-// What a stage of the layers first … end - 1 costs, in constant time from tables over all such ranges.
+// The cost of a stage of the layers first … end - 1, in constant time, from tables over all such ranges.
 class Costs {
  public:
   explicit Costs(const Partition& partition)
@@ -75,9 +75,9 @@ struct Best {
   std::vector<int64_t> cuts;
 };
 
-// Bellman's recursion: best[s][j], of all ways to make the first j layers s stages, is the least over i of
-// combine(best[s - 1][i], cost of layers i … j - 1 as stage s - 1). Exact, since both combinations used here, maximum
-// and sum, never fall when one of their arguments grows.
+// Bellman's recursion. best[s][j] is the lowest cost of making s stages of the first j layers. It is the least over i
+// of combine(best[s - 1][i], cost of layers i … j - 1 as stage s - 1). This is exact, because both combinations used
+// here, maximum and sum, never fall when an argument grows.
 Best best_partition(int64_t layers, int stages, const CostOfStage& cost, const Combine& combine) {
   const auto rows = static_cast<size_t>(stages) + 1, columns = static_cast<size_t>(layers) + 1;
   std::vector<std::vector<double>> best(rows, std::vector<double>(columns, impossible));
@@ -112,7 +112,7 @@ std::string range(const Partition& partition, int64_t first, int64_t end) {
   return end - first == 1 ? "layer " + name(first) : "layers " + name(first) + " to " + name(end - 1);
 }
 
-// How full a device is, as a share of what it has; empty without a limit.
+// The share of its memory that a device uses; empty without a limit.
 double filling(const Partition& partition, const Costs& costs, int stage, int64_t first, int64_t end) {
   const double limit = partition.stages[static_cast<size_t>(stage)].memory_bytes;
   return limit > 0 ? costs.of(stage, first, end).bytes / limit : 0;
@@ -126,7 +126,7 @@ std::vector<int64_t> leanest_stages(const Partition& partition, const Costs& cos
       .cuts;
 }
 
-// No partition fits: says which one comes closest, and what it lacks.
+// Throws if no partition fits: says which one comes closest, and what it lacks.
 [[noreturn]] void refuse(const Partition& partition) {
   const Costs costs(partition);
   const auto layers = static_cast<int64_t>(partition.layers.size());

@@ -13,35 +13,36 @@ namespace lockstep {
 struct Partition {
   struct Layer {
     std::string name;            // for errors
-    double seconds = 0;          // of forward and backward of a microbatch, on a device of speed 1
-    double cut_seconds = 0;      // that a cut behind this layer costs the stages on both sides: what crosses it
+    double seconds = 0;          // of a microbatch's forward and backward, on a device of speed 1
+    double cut_seconds = 0;      // what a cut behind this layer costs the stages on both sides: its messages
     double fixed_bytes = 0;      // held whatever is computed: parameters, gradients, optimizer state
     double live_bytes = 0;       // held for each microbatch between its forward and its backward
-    double cut_bytes = 0;        // the same, of the stage behind a cut behind this layer: its input
+    double cut_bytes = 0;        // the same for the next stage, if there is a cut behind this layer: its input
     double workspace_bytes = 0;  // held while the layer computes; the largest of a stage counts
   };
   struct Device {
     double speed = 1;
     double memory_bytes = 0;    // 0: no limit
-    int live_microbatches = 1;  // for how many microbatches a stage there holds activations at once
+    int live_microbatches = 1;  // the number of microbatches whose activations a stage there holds at once
   };
 
   std::vector<Layer> layers;
-  std::vector<Device> stages;  // where stage 0, 1, … lives
+  std::vector<Device> stages;  // by stage: the device on which it lives
 };
 
-// A stage's seconds are its layers' on its device and those of its cuts on both sides; its bytes those of its layers'
-// parameters, of the activations and inputs of the microbatches that it holds at once, and the largest workspace.
+// A stage's seconds are those of its layers on its device, and those of its cuts on both sides. Its bytes are its
+// layers' parameters, the activations and inputs of the microbatches that it holds at once, and the largest workspace.
 
-// The first layers of stages 1, 2, … of the partition into contiguous stages, each of at least one layer, whose slowest
-// stage is fastest, and among those one whose cuts cost least in sum. Stages get the devices in their given order. No
-// stage exceeds its device's memory. Takes stages * layers² steps. Throws Error: more stages than layers; no partition
-// fits the memory, and what would.
+// Cuts the layers into contiguous stages of at least one layer, so that the slowest stage is as fast as possible. Among
+// such partitions it takes one whose cuts cost least in sum. Returns the first layers of stages 1, 2, …. Stages get the
+// devices in the given order, and no stage exceeds its device's memory. Takes stages * layers² steps. Throws Error for
+// more stages than layers, and if no partition fits the memory; the text says what would.
 std::vector<int64_t> balanced_stages(const Partition& partition);
-// The same; nothing where no partition fits the memory.
+// The same, but returns nothing if no partition fits the memory.
 std::optional<std::vector<int64_t>> fitting_stages(const Partition& partition);
 
-// The partition whose fullest device, measured by what it has, is least full. (Devices without a limit are empty.)
+// The partition whose fullest device, as a share of its memory, is least full. (Devices without a limit count as
+// empty.)
 std::vector<int64_t> leanest_stages(const Partition& partition);
 
 }  // namespace lockstep

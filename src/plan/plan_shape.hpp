@@ -1,4 +1,4 @@
-// What can be wrong with a plan before its net is known.
+// Checks a plan before its net is known.
 #pragma once
 
 #include <lockstep/plan/plan.hpp>

@@ -10,7 +10,7 @@ namespace {
 
 constexpr double never = std::numeric_limits<double>::infinity();
 
-// What a rank does at the moment. Its steps pass through these in turn.
+// What a rank is doing now. Each of its steps passes through these in turn.
 enum class Doing { waiting, computing, exchanging, done };
 
 struct SimulatedRank {
@@ -73,7 +73,7 @@ class Simulation {
     return input(is_forward(step) ? forward_input_ : backward_input_, step.stage, step.microbatch);
   }
 
-  // Lets every waiting rank go whose next step has its input.
+  // Starts every waiting rank whose next step has its input.
   void begin_steps() {
     for (auto& rank : ranks_) {
       if (rank.doing != Doing::waiting) continue;
@@ -120,8 +120,7 @@ class Simulation {
       auto& rank = ranks_[r];
       if (rank.doing == Doing::computing) {
         times_.busy[r] += passed;
-        // Of ranks that end at the same moment, rounding must not leave one a rest so small that the clock stands
-        // still.
+        // If ranks end at the same moment, rounding could leave one a rest so small that the clock would stand still.
         const bool ends = now_ + rank.work * slowdown[r] <= event * (1 + 1e-12);
         rank.work -= passed / slowdown[r];
         if (!ends) continue;

@@ -30,7 +30,7 @@ std::vector<std::string> model_signature(const torch::nn::Sequential& net) {
       line += separator + parameter.key() + " " + c10::str(parameter.value().sizes());
       separator = ", ";
     }
-    // It has no parameters, but the times and the memory of all layers behind it follow from its size.
+    // A resizing layer has no parameters, but the times and the memory of all layers behind it depend on its size.
     if (const auto* const resize = layer.value()->as<torch::nn::UpsampleImpl>(); resize && resize->options.size()) {
       line += " to " + c10::str(at::IntArrayRef(*resize->options.size()));
     }

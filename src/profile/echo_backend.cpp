@@ -63,7 +63,7 @@ EchoBackend::Work EchoBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
   return done();
 }
 
-// Neither of these belongs to a layer's work: they happen when a slice is made.
+// Neither of these belongs to a layer's work. They happen when a slice is made.
 EchoBackend::Work EchoBackend::broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions&) {
   return done();
 }

@@ -1,7 +1,8 @@
-// EchoBackend: the collectives of a group in which only this rank is there.
+// EchoBackend: the collectives of a group in which only this rank exists. It serves to measure one rank's share of
+// split work.
 //
-// Counts what the rank would exchange, and answers with the rank's own values: a sum is what it put in, the others'
-// parts are copies of its own. For measuring one rank's share of work that is split. Used by its rank's thread.
+// It counts what the rank would exchange, and answers with the rank's own values. A sum is what the rank put in; the
+// others' parts are copies of its own. Used by its rank's thread.
 #pragma once
 
 #include <lockstep/plan/model_profile.hpp>
@@ -17,8 +18,8 @@ class EchoBackend : public c10d::Backend {
  public:
   using c10d::Backend::Backend;
 
-  // What was exchanged since the last call. A reduce_scatter costs what an allgather of the same tensor does, and
-  // counts as one.
+  // An exchange since the last call. A reduce_scatter costs as much as an allgather of the same tensor, and counts as
+  // one.
   struct Message {
     LayerMessage::Kind kind;
     double bytes;  // of the whole tensor

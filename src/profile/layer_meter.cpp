@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t samples_for_bytes = 32;  // enough that what does not depend on their number does not count
+constexpr int64_t samples_for_bytes = 32;  // so many that bytes which do not depend on their number do not matter
 constexpr double seconds_per_size = 0.25;
 constexpr int fewest_rounds = 3, most_rounds = 25;
 
@@ -73,14 +73,14 @@ Tensor LayerMeter::call(size_t layer, const Tensor& x, int64_t samples) {
   }
 }
 
-// On this rank's clock: where its thread alone computes, how long that did.
+// This rank's clock. If its thread alone computes, it is that thread's computing time.
 double LayerMeter::now() const {
   if (on_one_thread_) return thread_seconds();
   synchronize(sample_.x.device());
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Without what a group that is not there took to answer.
+// Seconds of action(), without the time in which the EchoBackend answered.
 template <class Action>
 double LayerMeter::seconds_of(const Action& action) {
   const double echo = echo_ ? echo_->seconds() : 0;
@@ -100,7 +100,7 @@ LayerMeter::StepTimes LayerMeter::step(int64_t samples) {
   return times;
 }
 
-// A step in which each layer has a graph of its own. Adds what was better to `times`, and tells exchanges and
+// Runs a step in which each layer has a graph of its own. Puts better times into `times`. Fills in exchanges and
 // workspaces if they are wanted.
 void LayerMeter::step_by_layers(int64_t samples, std::vector<StepTimes>& times, Exchanges* exchanges,
                                 std::vector<double>* workspaces) {
@@ -169,7 +169,7 @@ double LayerMeter::add_point(int64_t samples, double seconds, std::vector<LayerP
   return one;
 }
 
-// What each layer's forward or backward needs while it runs, beside what is held anyway. The gradients must be there.
+// What each layer needs only while its forward or backward runs. The gradients must exist already.
 std::vector<double> LayerMeter::workspaces(int64_t samples) {
   std::vector<double> bytes(names_.size() + 1);
   std::vector<StepTimes> ignored(names_.size() + 1);
@@ -235,7 +235,7 @@ std::vector<LayerProfile> LayerMeter::measure(double seconds) {
   try {
     step(smallest_);
   } catch (const Error&) {
-    // Normalisation over the batch may need two samples; whatever else is wrong shows again.
+    // Normalisation over the batch may need two samples. Any other error shows again.
     smallest_ = std::min<int64_t>(2, sample_.size());
     step(smallest_);
   }
@@ -248,7 +248,7 @@ std::vector<LayerProfile> LayerMeter::measure(double seconds) {
   int64_t measured = 0;
   double took = 0;  // the last size's round
   for (int64_t samples = smallest_; measured < sample_.size(); samples = std::min(2 * samples, sample_.size())) {
-    // A line needs two sizes. A third one must leave time for itself: one round to warm up, and the fewest that count.
+    // A line needs two sizes. A third size must leave time for itself: one round to warm up, and the fewest that count.
     const double expected = took * 2 * (1 + fewest_rounds);
     if (profiles[0].forward.points.size() >= 2 && expected > left()) break;
     took = add_point(samples, std::min(seconds_per_size, std::max(0.0, left())), profiles);

@@ -1,6 +1,6 @@
 // LayerMeter: what each layer of a net needs on this rank's device: seconds, bytes, messages.
 //
-// The net is worn out by it: gradients add up and running statistics move. Used by one thread.
+// It changes the net: gradients add up and running statistics move. Used by one thread.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -18,16 +18,16 @@ namespace lockstep {
 
 class LayerMeter {
  public:
-  // `names` are the layers'; with `echo`, the net is a slice whose exchanges it answers. The sample lies on the net's
-  // device.
+  // `names` are the layers' names. With `echo` the net is a slice, and `echo` answers its exchanges. The sample lies on
+  // the net's device.
   LayerMeter(torch::nn::Sequential net, std::vector<std::string> names, Batch sample, Criterion criterion,
              c10::intrusive_ptr<EchoBackend> echo = {});
 
-  // Every layer, and behind them the criterion. Takes about `seconds`, more if two sizes take longer. Throws Error that
-  // names the layer which fails.
+  // Measures every layer, and last the criterion. Takes about `seconds`, or more if two sizes take longer. Throws
+  // Error, which names the layer that fails.
   std::vector<LayerProfile> measure(double seconds);
 
-  // Forward, loss and backward of so many samples, as training does them, and how long each took.
+  // Runs forward, loss and backward of so many samples, as training does, and returns their times.
   struct StepTimes {
     double forward = 0;
     double backward = 0;

@@ -56,7 +56,7 @@ void check(const Sequential& net, const Batch& sample, const ProfileOptions& opt
   }
 }
 
-// The slices of the group's first rank, whose part is never smaller than another's.
+// The slices of the group's first rank. No other rank's part is larger.
 std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, const Criterion& criterion,
                                     const Rank& rank, const ProfileOptions& options) {
   std::vector<SlicedLayers> sliced;
@@ -95,7 +95,7 @@ double update_seconds(const Sequential& net) {
   return best;
 }
 
-// Compares the ranks: each alone, and several at once.
+// Compares the ranks' speeds: each alone, and several at once.
 class Load {
  public:
   Load(LayerMeter& meter, Rank& rank, const std::vector<LayerProfile>& layers, int64_t most_samples)
@@ -124,7 +124,7 @@ class Load {
     meter_.step(samples_);
   }
 
-  // Each rank alone, and several at once, in turns: what disturbs the machine for a second must not spoil all rounds of
+  // Measures each rank alone, and several at once, in turns. So a disturbance of a second cannot spoil all rounds of
   // one case.
   void measure() {
     for (int r = 0; r < rank_.world_size(); ++r) cases_.push_back({r, r + 1});
@@ -138,7 +138,7 @@ class Load {
     }
   }
 
-  // Of each rank, alone, relative to rank 0.
+  // Each rank's speed alone, relative to rank 0's.
   std::vector<double> speeds() const {
     std::vector<double> speeds;
     for (int r = 0; r < rank_.world_size(); ++r) {
@@ -175,8 +175,8 @@ class Load {
 
   double alone(int r) const { return cases_[static_cast<size_t>(r)].seconds; }
 
-  // One round: the median of steps that end when the slowest rank has done its own, as in training. Ranks that share
-  // cores take turns at being quick, so each one's own times would leave out that they wait for each other.
+  // One round. A step ends when the slowest rank has done its own, as in training, and the median counts. Each rank's
+  // own times would hide that ranks wait for each other, because ranks that share cores take turns at being quick.
   void measure(Case& one) {
     const bool computes = one.begin <= rank_.index() && rank_.index() < one.end;
     std::vector<double> seconds(static_cast<size_t>(steps_));

@@ -24,7 +24,7 @@ constexpr double seconds_before_message =
     1e-3;  // on the CPU: in a pipeline who waits for one has slept, and wakes slowly
 constexpr int tag = 0;
 
-// Seconds of one call, at best; all ranks call as often. Rank 0's clock counts.
+// Seconds of the fastest call. All ranks call equally often, and rank 0's clock counts.
 double seconds_of(Rank& rank, const std::function<void()>& call) {
   call();  // connections are made, memory is touched
   synchronize(rank.device());
@@ -48,7 +48,7 @@ double seconds_of(Rank& rank, const std::function<void()>& call) {
   return best;
 }
 
-// Keeps this thread's core busy.
+// Keeps this thread's core busy for so long.
 void compute(double seconds) {
   const double start = thread_seconds();
   while (thread_seconds() - start < seconds) {
@@ -59,7 +59,7 @@ at::Tensor floats(int64_t bytes, const Rank& rank) {
   return at::zeros({bytes / 4}, at::TensorOptions(rank.device()).dtype(at::kFloat));
 }
 
-// The link on which `steps` messages of `share` of the bytes each take as long as was measured.
+// Gives the link on which `steps` messages of `share` of the bytes take as long as was measured.
 Link fitted(const std::function<double(int64_t bytes)>& seconds, double steps, double share) {
   const double small = seconds(small_bytes), large = seconds(large_bytes);
   const double per_byte = std::max(large - small, 0.0) / static_cast<double>(large_bytes - small_bytes);
@@ -69,8 +69,8 @@ Link fitted(const std::function<double(int64_t bytes)>& seconds, double steps, d
   return link;
 }
 
-// A ring whose `phases` of ranks - 1 steps take as long as was measured, over all ranks and over pairs of neighbours.
-// Ranks of one process meet once, however many they are, and what that takes does not grow with the steps: the start.
+// Gives the ring whose `phases` of ranks - 1 steps take as long as was measured, over all ranks and over pairs. Ranks
+// of one process meet once, however many they are. This time does not grow with the steps: it is the start.
 Link fitted_ring(Rank& all, Rank& pair, int phases, const std::function<double(Rank& group, int64_t bytes)>& seconds) {
   const int ranks = all.world_size();
   const int steps = phases * (ranks - 1);
@@ -98,7 +98,7 @@ Links measured_links(Rank& rank) {
     for (int r = 0; r < group.world_size(); ++r) outputs[0].push_back(floats(part, rank));
     return seconds_of(rank, [&] { group.backend().allgather(outputs, input, c10d::AllgatherOptions{})->wait(); });
   });
-  // There and back between neighbours, all pairs at once, as in a pipeline; of an odd number the last waits.
+  // There and back between neighbours, all pairs at once, as in a pipeline. If the number is odd, the last rank waits.
   const int other = rank.index() % 2 == 0 ? rank.index() + 1 : rank.index() - 1;
   const auto there_and_back = [&](int64_t bytes) {
     std::vector<at::Tensor> tensor{floats(bytes, rank)};

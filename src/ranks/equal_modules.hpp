@@ -1,4 +1,4 @@
-// make_modules_equal: replicas of one module on all ranks, for every way of training that starts from such.
+// make_modules_equal: gives all ranks replicas of one module, for every way of training that starts from such replicas.
 #pragma once
 
 #include <torch/nn/module.h>

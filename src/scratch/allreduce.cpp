@@ -68,8 +68,8 @@ at::Tensor places(const at::Tensor& tensor) {
   return at::arange(elements).as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset()).flatten();
 }
 
-// LibTorch knows the answer for tensors without gaps and leaves the others (TooHard): two columns of a matrix share
-// nothing, two windows over one row may.
+// LibTorch knows the answer for tensors without gaps, and says TooHard for others. Two columns of a matrix share
+// nothing; two windows over one row may share something.
 bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   const auto status = at::get_overlap_status(a, b);
   if (status != at::MemOverlapStatus::TooHard) return status != at::MemOverlapStatus::No;
@@ -119,8 +119,8 @@ Devices devices_of(const Tensors& tensors) {
   return devices;
 }
 
-// on_each_device, where it pays: CPU threads start slower than a few thousand numbers are added. The order of addition
-// is the same either way.
+// Uses on_each_device where it pays: starting a CPU thread takes longer than adding a few thousand numbers. The order
+// of addition is the same either way.
 void for_each_device(const Tensors& tensors, const std::function<void(size_t)>& work) {
   constexpr int64_t worth_a_thread = 1 << 15;
   if (tensors[0].is_cpu() && tensors[0].numel() < worth_a_thread) {
@@ -146,7 +146,7 @@ void naive(const Tensors& data) {
   for (size_t i = 1; i < data.size(); ++i) data[i].copy_(data[0]);
 }
 
-// Every device does for one slice what `naive` lets device 0 do for all: the work and the traffic are shared.
+// Every device does for one slice what device 0 does for all in `naive`. So they share the work and the traffic.
 void sharded(const Tensors& data) {
   const size_t count = data.size();
   for_each_device(data, [&](size_t i) {
@@ -156,7 +156,7 @@ void sharded(const Tensors& data) {
   });
 }
 
-// Slices travel round a ring and grow at every stop; after count - 1 steps device i holds the sum of slice i + 1, and
+// Slices travel round a ring and grow at every stop. After count - 1 steps device i holds the sum of slice i + 1. Then
 // the sums travel round once more. In one step every device takes a slice from its left neighbour that nobody changes.
 void ring(const Tensors& data) {
   const size_t count = data.size();
@@ -175,8 +175,8 @@ void ring(const Tensors& data) {
   }
 }
 
-// Pairs, then pairs of pairs: half of the devices send their sum to the other half and rest, until device 0 holds all
-// of it; then the same way back.
+// Pairs, then pairs of pairs: half of the devices send their sum to the other half and rest, until device 0 holds the
+// whole sum. Then it goes back the same way.
 void tree(const Tensors& data) {
   const size_t count = data.size();
   size_t distance = 1;

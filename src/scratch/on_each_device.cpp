@@ -32,7 +32,7 @@ std::vector<c10::Stream> current_streams(const Devices& devices) {
   return streams;
 }
 
-// What a worker takes over from its caller, so that the loop's body does what it would do in a plain loop.
+// What a worker takes over from its caller, so that the loop's body acts as in a plain loop.
 struct Surroundings {
   at::ThreadLocalState modes;  // NoGradGuard, autocast, …
   std::vector<c10::Stream> streams;
@@ -83,8 +83,8 @@ void on_each_device(const Devices& devices, const std::function<void(size_t)>& w
       }
     }
   }
-  // set_num_threads counts for its own thread, and for threads that have not computed yet: those get the caller's
-  // again.
+  // set_num_threads acts on its own thread, and on threads that have not computed yet. This gives those the caller's
+  // number again.
   at::set_num_threads(caller_threads);
   rethrow_first(failures, devices);
 }

@@ -24,19 +24,20 @@ struct Piece {
   int64_t row_bytes() const { return bytes / (end - begin); }
 };
 
-// What one server keeps, one piece after the other in one row of bytes.
+// What one server keeps: its pieces, one after the other in one row of bytes.
 struct KeyShard {
   std::vector<Piece> pieces = {};  // by parameter and row
   int64_t bytes = 0;
 };
 
-// Every row of every parameter in one shard; the largest pieces first, each to the server with the least so far.
+// Puts every row of every parameter into one shard. The largest pieces come first, each to the server with the least so
+// far.
 std::vector<KeyShard> shard_keys(const std::vector<at::Tensor>& parameters, int servers, int64_t piece_bytes);
 
 // Where typed values may begin among bytes.
 int64_t aligned(int64_t offset);
 
-// Views: `sizes` values of `type` from byte `offset` on; the piece in its shard's bytes; the piece in its parameter.
+// Three views: `sizes` values of `type` from byte `offset` on; a piece in its shard's bytes; a piece in its parameter.
 at::Tensor view_at(const at::Tensor& bytes, int64_t offset, at::ScalarType type, at::IntArrayRef sizes);
 at::Tensor piece_of_shard(const at::Tensor& bytes, const Piece& piece);
 at::Tensor piece_of_parameter(const at::Tensor& parameter, const Piece& piece);

@@ -1,5 +1,5 @@
-// Who was lost in a training, as messages between two ranks, which do not need the lost ones as a collective call
-// would.
+// Sends who was lost in a training, as messages between two ranks. A collective call would need the lost ranks;
+// messages do not.
 #pragma once
 
 #include <lockstep/server/parameter_server.hpp>

@@ -28,8 +28,8 @@ using server::Request;
 
 namespace {
 
-// A worker that is done waits for those that still train, however long that takes. That somebody trains at all is
-// watched by the servers, whose waits have the run's timeout, and whose end ends this wait.
+// A worker that is done waits for those that still train, however long that takes. The servers watch that somebody
+// trains: their waits have the run's timeout, and if they end, so does this wait.
 constexpr std::chrono::hours kAsLongAsTheOthersTrain{24 * 365};
 
 using server::Works;
@@ -148,7 +148,7 @@ void ParameterServerRank::receive_parameters() {
   for (int server = 0; server < options_.servers; ++server) take_parameters(server, pulled_[server]);
 }
 
-// All that others are told are messages, which some of them may not live to get.
+// Tells the others everything in messages, because some of them may not live to get them.
 std::vector<LostWorker> ParameterServerRank::serve() {
   const auto lost = server_->serve();
   exchange_parameters();
@@ -177,7 +177,7 @@ void ParameterServerRank::exchange_parameters() {
   for (int server = 0; server < options_.servers; ++server) take_parameters(server, shards[server]);
 }
 
-// The first server says who was lost, once each worker either was or cannot be any more.
+// The first server says who was lost, once each worker is lost or can no longer be.
 std::vector<LostWorker> ParameterServerRank::settle_lost(const std::vector<LostWorker>& known) {
   auto lost = known;
   for (int server = 1; server < options_.servers; ++server) {
@@ -224,8 +224,7 @@ std::vector<at::Tensor> ParameterServerRank::gradients() const {
   return gradients;
 }
 
-// All that is asked of all servers is on its way before the first answer is waited for, so that servers work at the
-// same time.
+// Sends the requests to all servers before it waits for the first answer, so that servers work at the same time.
 void ParameterServerRank::ask(int64_t asks, const std::string& reason) {
   if (!training_) {
     throw Error(rank_.name() + ": ParameterServer: a worker's push() and pull() end with train(), whose function it " +

@@ -1,5 +1,5 @@
-// ParameterServerRank: what a rank holds of a ParameterServer; the worker's side of the messages is here, the server's
-// in ShardServer.
+// ParameterServerRank: what a rank holds of a ParameterServer. It has the worker's side of the messages; ShardServer
+// has the server's.
 #pragma once
 
 #include <lockstep/server/parameter_server.hpp>
@@ -25,8 +25,8 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
 
   std::vector<LostWorker> train(const ParameterServer::Body& body);
 
-  // What a worker asks of all servers, with its gradients if it pushes, or why it failed if it is done; returns when it
-  // is answered. Throws Error outside of train().
+  // Makes a worker's request to all servers, and returns when all have answered. A push brings the gradients with it. A
+  // worker that is done may say in `reason` why it failed. Throws Error outside of train().
   void ask(int64_t asks, const std::string& reason = "");
   double weight_of(const Batch& batch) const;
 
@@ -48,7 +48,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   int rank_of(int server) const { return workers() + server; }
 
   const std::shared_ptr<torch::nn::Module> module_;
-  Rank rank_;  // of a group of its own, so that its messages and the user's do not mix
+  Rank rank_;  // in a group of its own, so that its messages and the user's do not mix
   const ParameterServerOptions options_;
   SamplePlaces places_;  // of this worker
   TrainedParameters trained_;

@@ -8,7 +8,7 @@
 
 namespace lockstep::server {
 
-// What a push holds of a piece: all of it, nothing, or so many rows (0 or more; their numbers, then their values).
+// What a push holds of a piece: kWhole for all of it, or the number of its rows (their numbers, then their values).
 constexpr int64_t kWhole = -1;
 constexpr int64_t kNothing = -2;
 
@@ -20,7 +20,7 @@ struct Push {
 // How many bytes the payload of such a push has.
 int64_t payload_bytes(const KeyShard& shard, const std::vector<int64_t>& rows);
 
-// `gradients` by parameter: undefined, dense or sparse; of the latter every value is sent once.
+// `gradients` by parameter: undefined, dense or sparse. Every value of a sparse one is sent once.
 Push pack(const KeyShard& shard, const std::vector<at::Tensor>& gradients);
 
 // The gradients by piece: undefined, a view into the payload, or a sparse tensor of views into it.

@@ -1,5 +1,5 @@
-// What a worker asks of a server: one message of fixed size, which the server takes from whatever worker is first. If
-// it announces a payload, that follows from the same worker: what it pushes, or why it failed.
+// A worker's request to a server: one message of fixed size. The server takes it from whichever worker is first. If it
+// announces a payload, that follows from the same worker: what it pushes, or why it failed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@
 
 namespace lockstep::server {
 
-// Tags of messages, in a group of ranks that is the parameter server's own. The first is received from any rank, for
-// which a backend between processes keeps its upper half.
+// Tags of messages, in a group of ranks that belongs to the parameter server alone. The first is received from any
+// rank. Between processes a backend keeps the upper half of its tags for this.
 constexpr int kRequestTag = 0x4000;
 constexpr int kPayloadTag = 1;
 constexpr int kReplyTag = 2;  // a shard's parameters

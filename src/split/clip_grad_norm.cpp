@@ -18,7 +18,7 @@ namespace lockstep {
 namespace {
 
 using at::Tensor;
-// Whether this rank is the one of those that hold a parameter, by its name, whose values count.
+// Says whether this rank's values of a parameter count. If several ranks hold the parameter, only one counts.
 using Counts = std::function<bool(const std::string& name)>;
 
 // This rank's averaged gradients: all of them, or with a ShardedOptimizer its slices.
@@ -46,7 +46,7 @@ Tensor sum_of_squares(const Gradients& gradients, const Counts& counts, Rank& ra
   return sum;
 }
 
-// The factor as LibTorch computes it, and no question to the device whether it is needed.
+// Computes the factor as LibTorch does, without asking the device whether it is needed.
 Tensor scaled(const Gradients& gradients, const Tensor& sum_of_squares, double max_norm) {
   const Tensor norm = sum_of_squares.sqrt();
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);

@@ -13,14 +13,14 @@ namespace lockstep {
 // What a rank holds of an activation.
 struct Activation {
   bool in_slices = false;  // false: whole
-  int64_t dim = -1;        // that is split: 1 of [n, channels, height, width], or the last, features
-  int64_t total = 0;       // its whole size, of which rank i has part_of(total, i, world_size); 0: slices are equal
+  int64_t dim = -1;        // the split dimension: 1 of [n, channels, height, width], or the last, of features
+  int64_t total = 0;       // its whole size; rank i has part_of(total, i, world_size); 0: slices are equal
 
   at::Tensor gathered(const at::Tensor& x, Rank& rank) const;
 };
 
-// Calls `layer`, gathering its input, its result, or neither. What follows is computed alike on all ranks. Its
-// parameters, buffers and children go by the layer's own names, as if it were that layer.
+// Calls `layer`, and gathers its input, its result, or neither. All ranks compute the same afterwards. Parameters,
+// buffers and children have the layer's own names, as if this were that layer.
 class GatheredImpl : public torch::nn::Module, public Sliced {
  public:
   GatheredImpl(torch::nn::AnyModule layer, const Activation& input, const Activation& output, const Rank& rank);

@@ -72,7 +72,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     return at::where(is_class, sample_losses, nan).mean();
   }
 
-  // Softmax less one at the target, over n.
+  // The gradient is softmax, less one at the target, divided by n.
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
     if (at::GradMode::is_enabled()) {
       throw Error("parallel_cross_entropy can be differentiated once; call backward without create_graph");

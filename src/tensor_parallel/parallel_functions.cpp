@@ -21,7 +21,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// What a function needs beside x, and its conjugate too.
+// What a function and its conjugate need in addition to x.
 struct Exchanged {
   Rank rank;
   int64_t dim = 0;
@@ -149,7 +149,7 @@ Tensor joined(const char* name, const Tensor& x, int64_t dim, Rank& rank, int64_
   return Differentiable<Gather>::apply(x, Exchanged{rank, dim, std::move(sizes)});
 }
 
-// Of a whole tensor each rank gets its part.
+// Each rank gets its part of a whole tensor.
 template <class Scatter>
 Tensor parted(const char* name, const Tensor& x, int64_t dim, Rank& rank) {
   dim = checked_dim(name, x, dim);

@@ -27,7 +27,7 @@ namespace {
 using torch::nn::AnyModule;
 using torch::nn::Module;
 
-// Only these types themselves: what is derived from them may compute something else.
+// Accepts only these types themselves: a derived type may compute something else.
 template <class... Types>
 bool is_one_of(const Module& module) {
   return ((typeid(module) == typeid(Types)) || ...);
@@ -103,17 +103,17 @@ class Sharder {
   }
 
  private:
-  // Whether the layer can go on with what there is: something whole, or slices along `dim`.
+  // Whether the layer can use what is there: something whole, or slices along `dim`.
   bool at_hand_in(int64_t dim) const { return !held_.in_slices || held_.dim == dim; }
 
-  // `layer` takes whole inputs and gives whole results.
+  // Computes `layer` whole: it takes whole inputs and gives whole results.
   AnyModule computed_whole(AnyModule layer) {
     if (!held_.in_slices) return layer;
     const Activation input = std::exchange(held_, {});
     return AnyModule(Gathered(std::move(layer), input, Activation{}, rank_));
   }
 
-  // Layers with weights take slices along `dim` alone; what is sliced otherwise is gathered first.
+  // Layers with weights take slices along `dim` only. Other slices are gathered first.
   template <class Make>
   AnyModule on_slices_along(int64_t dim, const Make& make) {
     const Activation other = at_hand_in(dim) ? Activation{} : std::exchange(held_, {});
@@ -188,7 +188,7 @@ class Sharder {
     return AnyModule(dropout);
   }
 
-  // Channels in a row make features in a row, as many per channel as it has pixels, so slices stay slices.
+  // Flatten puts channels in a row, with a feature for each pixel. So slices of channels become slices of features.
   AnyModule part_of_flatten(const torch::nn::FlattenImpl& flatten, const AnyModule& layer) {
     const bool to_features = flatten.options.start_dim() == 1 && flatten.options.end_dim() == -1;
     if (!held_.in_slices) return clone(layer);

@@ -1,5 +1,6 @@
-// ShardedResidualBlock: one rank's part of a ResidualBlock. conv1 by output channels, norm1 on their slice, conv2 by
-// input channels: one sum over the ranks in forward, one in backward. norm2 and the short cut are whole on every rank.
+// ShardedResidualBlock: one rank's part of a ResidualBlock. conv1 is split by output channels, norm1 works on their
+// slice, conv2 is split by input channels. This makes one sum over the ranks in forward, one in backward. norm2 and the
+// short cut are whole on every rank.
 #pragma once
 
 #include <torch/nn/module.h>

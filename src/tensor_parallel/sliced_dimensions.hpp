@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// Of every tensor that is split, the dimension, by its name in the net.
+// The split dimension of every tensor that is split, by its name in the net.
 std::map<std::string, int64_t> sliced_dimensions_of(const torch::nn::Sequential& sharded);
 
 }  // namespace lockstep

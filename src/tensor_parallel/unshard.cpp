@@ -14,8 +14,8 @@ namespace {
 using at::Tensor;
 using Tensors = torch::OrderedDict<std::string, Tensor>;
 
-// For every tensor of the net, in its order, which is the same on all ranks: copy(theirs, mine), where mine(tensor) is
-// the whole that the ranks' `tensor`s make.
+// Calls copy(theirs, mine) for every tensor of the net, in an order that is the same on all ranks. mine(tensor) joins
+// the ranks' `tensor`s into a whole one.
 using Copy = std::function<void(Tensor& whole, const Tensor& part, const std::function<Tensor(const Tensor&)>& join)>;
 
 void for_each_tensor(const torch::nn::Sequential& sharded, Rank& rank, Tensors theirs, const Tensors& mine,

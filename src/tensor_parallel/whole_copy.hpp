@@ -1,4 +1,4 @@
-// Copies of what every rank holds whole.
+// Copies of modules that every rank holds whole.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// What clone() leaves out: which parameters are frozen, and the mode.
+// Copies what clone() leaves out: which parameters are frozen, and the mode.
 void take_over_flags(const torch::nn::Module& from, torch::nn::Module& to);
 
 // A clone on the rank's device, with the same flags.

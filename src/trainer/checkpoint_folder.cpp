@@ -55,8 +55,8 @@ bool take(std::string_view& text, std::string_view what) {
   return true;
 }
 
-// Not by a std::regex: LibTorch makes one in all ranks' threads at once, and would take this file's instrumented code
-// for it in a sanitized build, which then tells of races that are none.
+// Does not use std::regex. LibTorch makes one in all ranks' threads at once, and in a sanitized build would take this
+// file's instrumented code for it. It would then report races which do not exist.
 std::optional<Position> position_of(const fs::path& file) {
   const std::string name = file.filename().string();
   std::string_view rest = name;
@@ -101,7 +101,7 @@ void CheckpointFolder::write(const RunState& state) {
   remove_others(state);
 }
 
-// One that cannot be removed only takes room.
+// A checkpoint that cannot be removed only takes room.
 void CheckpointFolder::remove_others(const RunState& state) {
   const Position newest{state.epochs, state.steps}, best{best_epoch(state.history), 0};
   auto others = checkpoints_in(folder_);

@@ -1,4 +1,4 @@
-// CheckpointFolder: a run's checkpoints, a file each: the last few, and the one with the best test accuracy.
+// CheckpointFolder: a run's checkpoints, one file each: the last few, and the one with the best test accuracy.
 //
 //   epoch-0003.safetensors              after epoch 3
 //   epoch-0003-step-000120.safetensors  120 steps later
@@ -18,9 +18,9 @@ class CheckpointFolder {
  public:
   CheckpointFolder(std::filesystem::path folder, int keep_last, io::FileSystem& files = io::real_files());
 
-  // Writes a checkpoint, and when it is on the disk removes what is no longer wanted: earlier ones than the last
-  // keep_last, but for the best epoch's; later ones, of a run that did not go on from this one's past; and what killed
-  // processes left. Throws Error if it cannot be written; the others stay.
+  // Writes a checkpoint. When it is on the disk, removes checkpoints before the last keep_last, except the best
+  // epoch's. It also removes later checkpoints, of a run that did not go on from this one's past, and what killed
+  // processes left. Throws Error if it cannot be written; the others then stay.
   void write(const RunState& state);
 
  private:
@@ -37,12 +37,12 @@ std::filesystem::path newest_checkpoint(const std::filesystem::path& folder);
 // The newest checkpoint before `file` in its folder that is whole; empty if there is none.
 std::filesystem::path whole_checkpoint_before(const std::filesystem::path& file);
 
-// What a run goes on from: the folder's newest checkpoint or, as `warn` is then told, the newest one that is not
-// damaged; empty if there is none. Reads it. Throws Error if all are damaged.
+// The checkpoint from which a run goes on: the folder's newest one that is not damaged. If a newer one is damaged,
+// `warn` is told. Empty if the folder has none. Reads the checkpoint. Throws Error if all are damaged.
 std::filesystem::path checkpoint_to_go_on(const std::filesystem::path& folder,
                                           const std::function<void(const std::string&)>& warn);
 
-// Reads it as read_run_state does; the Error for one that cannot be gone on from names the newest whole one before it.
+// Reads it as read_run_state does. If the run cannot go on from it, the Error names the newest whole one before it.
 RunState read_checkpoint(const std::filesystem::path& file);
 
 }  // namespace lockstep

@@ -12,7 +12,7 @@ namespace lockstep {
 
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
   const TrainOptions trained = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
-  // What the network is, and no setting of its training: evaluation may be on other devices, by other batches.
+  // Takes only what the network is, and no setting of its training. Evaluation may use other devices and other batches.
   TrainOptions config;
   config.model = trained.model;
   config.seed = trained.seed;

@@ -1,4 +1,4 @@
-// What a run's options say of the exchange between its ranks.
+// The options of the exchange between a run's ranks.
 #pragma once
 
 #include <lockstep/data_parallel/communication_hook.hpp>
@@ -14,7 +14,7 @@ namespace lockstep {
 // Throws Error as train() does; `options` are right otherwise.
 void check_exchange(const TrainOptions& options);
 
-// For one rank; null: gradients are averaged as they are.
+// The hook for one rank. Null: gradients are averaged as they are.
 std::shared_ptr<CommunicationHook> make_communication_hook(const ExchangeOptions& exchange, uint64_t seed);
 
 LocalSgdOptions local_sgd_options(const ExchangeOptions& exchange);

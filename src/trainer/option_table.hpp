@@ -1,8 +1,8 @@
-// The table of TrainOptions: every option once, for all who go through them: config.json, the program's flags and its
-// help, the comparison of processes with each other and of a run with the one that goes on.
+// The table of TrainOptions. It has every option once, for all code that goes through them: config.json, the program's
+// flags and help, the comparison of processes with each other, and of a run with the one that goes on.
 //
-// A new option is a line here and the place where it acts. A test counts them. Texts name options as errors do, by
-// their keys in backquotes, which the program turns into flags.
+// A new option is a line here, and the place where it acts. A test counts them. Texts name options by their keys in
+// backquotes, as errors do. The program turns these into flags.
 #pragma once
 
 #include <lockstep/trainer/train_options.hpp>
@@ -15,8 +15,8 @@ namespace lockstep {
 
 // Where an option must be the same.
 enum class Same {
-  throughout,  // in all processes of a run, and when it goes on: it shapes the results
-  in_a_run,    // in all processes: it shapes their steps, but the results by rounding alone, or from then on
+  throughout,  // in all processes of a run, and when it goes on: the option shapes the results
+  in_a_run,    // in all processes of a run: it shapes their steps, but results only by rounding or from then on
   nowhere,
 };
 
@@ -26,15 +26,16 @@ struct Option {
   const char* group;  // the heading in the help; null: it has no flag of its own
   const char* value;  // what the help calls its value: "N"; null: yes or no
   const char* help;
-  // What few options have:
+  // Few options need these:
   struct More {
     const char* otherwise = nullptr;  // what the help calls its default; null: the default itself
     const char* flag = nullptr;       // null: the key
-    // What the flag takes: numbers from and to, a text of at least so many letters. checked() knows the option's own.
+    // What the flag accepts: numbers from `least` to `most`, or a text of at least so many letters. checked() checks
+    // the rest.
     int64_t least = 0;
     int64_t most = std::numeric_limits<int64_t>::max();
-    bool kept = true;   // in config.json
-    bool plain = true;  // its flag's text is the option's; else the program makes the option of it
+    bool kept = true;   // it is kept in config.json
+    bool plain = true;  // its flag's text is the option's; false: the program makes the option from the text
   };
   More more = {};
 };
@@ -48,7 +49,7 @@ inline constexpr const char* how = "How";
 inline constexpr const char* out = "What is kept and shown";
 }  // namespace option_groups
 
-// visit(option, value) for each, in the help's order. Options may be const.
+// Calls visit(option, value) for each option, in the help's order. `options` may be const.
 template <class Options, class Visit>
 void each_option(Options& options, Visit&& visit) {
   using namespace option_groups;
@@ -60,23 +61,22 @@ void each_option(Options& options, Visit&& visit) {
 
   one({"model", throughout, what, "NAME",
        "the network: lenet, mlp, alexnet or resnet18\n"
-       "lenet: the section's\n"
+       "lenet: the network of the book's section\n"
        "mlp: six hidden layers of 512 units\n"
        "alexnet: images resized to 224 x 224; the book trains it with `lr` 0.01\n"
        "resnet18: ResNet-18 for small images; the book trains it with `lr` 0.1. BatchNorm normalises over each "
        "device's own samples (but see `sync_batchnorm`); its running statistics are averaged after every epoch\n"},
       options.model.name);
-  one({"width", throughout, what, "X",
-       "mlp, alexnet, resnet18: this many times the channels and units, in multiples of 8"},
+  one({"width", throughout, what, "X", "mlp, alexnet, resnet18: X times as many channels and units, in multiples of 8"},
       options.model.width);
   one({"image_size", throughout, what, "N",
        "alexnet, resnet18: images are resized to N x N (default: 224 for alexnet; resnet18 takes them as they are)"},
       options.model.image_size, {.otherwise = "", .least = 1});
-  one({"groups", throughout, what, "N", "alexnet: 2 is the network of 2012, in two towers of channels"},
+  one({"groups", throughout, what, "N", "alexnet: 2 makes two towers of channels, as in the network of 2012"},
       options.model.groups, {.least = 1});
   one({"dropout", throughout, what, "P",
-       "alexnet: this share of the values of its two wide layers is dropped in training, the same ones on any number "
-       "of devices"},
+       "alexnet: the share of values that its two wide layers drop in training; they drop the same on any number of "
+       "devices"},
       options.model.dropout);
   one({"data", throughout, what, "NAME",
        "fashion-mnist, or synthetic: a stand-in of the same size that needs no files"},
@@ -87,11 +87,12 @@ void each_option(Options& options, Visit&& visit) {
       options.data.folder, {.least = 1});
   one({"resume", nowhere, what, "PATH",
        "go on with a stopped run as if it had never been stopped: its folder, or one of the checkpoints in there; "
-       "last: the run that was trained last of all that are kept, or `run_dir`'s; auto: `run_dir`'s if it has a "
-       "checkpoint, and else a new run\n"
-       "Its own settings hold; `epochs`, `devices`, `split`, `threads_per_rank`, `balance`, `zero_stage`, "
-       "`memory_format`, `cuda_graph`, `on_nan`, `check_replicas` and `data_dir` may be others, and what is kept. It "
-       "stays in its folder, if `run_dir` gives no other"},
+       "last: the run that was trained last, or the run of `run_dir`; auto: the run of `run_dir` if it has a "
+       "checkpoint, "
+       "or else a new run\n"
+       "The run keeps its settings. Only `epochs`, `devices`, `split`, `threads_per_rank`, `balance`, `zero_stage`, "
+       "`memory_format`, `cuda_graph`, `on_nan`, `check_replicas`, `data_dir` and what is kept may change. It stays in "
+       "its folder unless `run_dir` gives another"},
       options.keep.resume, {.least = 1, .kept = false, .plain = false});
 
   one({"devices", nowhere, where, "LIST",
@@ -102,15 +103,15 @@ void each_option(Options& options, Visit&& visit) {
        "2xcuda:0: two ranks that share one GPU\n"},
       options.devices, {.plain = false});
   one({"split", in_a_run, where, "FILE",
-       "how the network is split over the devices: a plan of lockstep plan for this network; its devices and batch "
-       "size hold where no flag says others\n"
+       "how the network is split over the devices: a file of lockstep plan for this network; its devices and batch "
+       "size count unless a flag gives others\n"
        "auto: measures the network and the devices first, and takes the best split\n"
        "none: by data alone, whatever a configuration says"},
       options.split, {.flag = "plan", .least = 1, .plain = false});
   one({"threads_per_rank", nowhere, where, "N", "threads that each rank computes with"}, options.threads_per_rank,
       {.least = 1, .most = 1024});
   one({"timeout", nowhere, where, "SECONDS",
-       "how long a rank waits for another in a call before the run ends with an error that names both; not kept"},
+       "how long a rank waits for another in a call before the run ends with an error that names both"},
       options.timeout, {.least = 1, .most = 1'000'000, .kept = false});
   one({"silence", nowhere, where, "SECONDS",
        "how long a process of a launcher may give no sign of life before it counts as dead: more where machines stand "
@@ -119,96 +120,111 @@ void each_option(Options& options, Visit&& visit) {
 
   one({"batch_size", throughout, update, "N", "samples per step, over all devices together"}, options.batch.size,
       {.least = 1});
-  one({"scale_batch", throughout, update, "K", "K times `batch_size`, for `scale_lr` and `warmup` to go by"},
+  one({"scale_batch", throughout, update, "K",
+       "train with batches of K times `batch_size`; `scale_lr` and `warmup` then start from `batch_size`"},
       options.batch.scale, {.least = 1});
   one({"accumulate", throughout, update, "N",
-       "each device computes its part of a batch in N parts, one after the other, before the update: the same "
-       "gradients (BatchNorm normalises over such a part), less memory; a pipeline has its microbatches instead"},
+       "each device computes its part of a batch in N pieces, one after the other, before the update. This takes less "
+       "memory and gives the same gradients, but BatchNorm normalises over a piece; a pipeline has microbatches "
+       "instead"},
       options.batch.accumulate, {.least = 1});
   one({"balance", in_a_run, update, "SHARES",
-       "equal: each device gets as many samples of a batch, give or take one\n"
-       "auto: in proportion to its speed, which is measured all along; two runs then do not give the same bits\n"
+       "how a batch is divided among the devices\n"
+       "equal: each device gets as many samples, give or take one\n"
+       "auto: in proportion to the devices' measured speed; two runs then do not give the same bits\n"
        "2,1: the first device gets twice as many as the second\n"},
       options.batch.balance);
   one({"optimizer", throughout, update, "NAME",
-       "sgd, adam, adamw; for large batches lars (You et al. 2017), lamb (You et al. 2020), which scale a layer's "
-       "update by the layer's norm (not with a split by channels)"},
+       "the optimizer: sgd, adam, adamw; or for large batches lars (You et al. 2017) and lamb (You et al. 2020), which "
+       "scale a layer's update by the layer's norm (not with a split by channels)"},
       options.optimizer.kind);
-  one({"momentum", throughout, update, "X", "of sgd and lars, whose authors take 0.9"}, options.optimizer.momentum);
+  one({"momentum", throughout, update, "X", "momentum of sgd and lars; lars's authors use 0.9"},
+      options.optimizer.momentum);
   one({"weight_decay", throughout, update, "X",
-       "lambda: of sgd, adam and lars added to the gradient, of adamw and lamb beside it"},
+       "the factor lambda: sgd, adam and lars add lambda * w to the gradient, adamw and lamb to the update"},
       options.optimizer.weight_decay);
   one({"clip", throughout, update, "X",
-       "the largest norm of a step's gradients, over the whole network: larger ones are scaled down to it; 0: none"},
+       "scale a step's gradients down to norm X, over the whole network, if their norm is larger; 0: never"},
       options.optimizer.clip);
   one({"lr", throughout, update, "X",
        "learning rate for batches of `reference_batch` samples; the default is for sgd; lenet wants about 0.001 with "
        "adam and adamw, 0.01 with lamb, 8 with lars"},
       options.rate.lr);
   one({"scale_lr", throughout, update, "RULE",
-       "for k times the reference batch: none, sqrt: sqrt(k) times the learning rate, linear: k times (Goyal et al. "
-       "2017)"},
+       "how the learning rate grows with batches of k times `reference_batch`: none; sqrt: sqrt(k) times; linear: k "
+       "times (Goyal et al. 2017)"},
       options.rate.scaling);
   one({"reference_batch", throughout, update, "N", "the batch size that `lr` is for (default: `batch_size`)"},
       options.rate.reference_batch, {.otherwise = "", .least = 1});
   one({"warmup", throughout, update, "EPOCHS",
-       "in the first epochs the learning rate grows at every step, from 1/k of the full one (Goyal et al. 2017)"},
+       "number of first epochs in which the learning rate grows, from 1/k of the full one; k: see `scale_lr` (Goyal et "
+       "al. 2017)"},
       options.rate.warmup_epochs);
   one({"schedule", throughout, update, "NAME",
-       "constant\n"
+       "how the learning rate changes over the epochs\n"
+       "constant: not at all\n"
        "step: times `step_factor` after each of `step_epochs`\n"
        "cosine: falls to 0 over the epochs after the warm-up\n"},
       options.rate.schedule);
-  one({"step_epochs", throughout, update, "LIST", "of `schedule` step, as in 30,60,80"}, options.rate.step_epochs);
-  one({"step_factor", throughout, update, "X", "of `schedule` step"}, options.rate.step_factor);
+  one({"step_epochs", throughout, update, "LIST",
+       "for `schedule` step: after which epochs the learning rate changes, as in 30,60,80"},
+      options.rate.step_epochs);
+  one({"step_factor", throughout, update, "X", "for `schedule` step: the factor after each of `step_epochs`"},
+      options.rate.step_factor);
 
   one({"compress", throughout, exchange, "NAME",
-       "none: gradients as they are\n"
+       "how gradients are sent\n"
+       "none: as they are\n"
        "bf16, fp16: rounded to 16 bits, half of the bytes; fp16 overflows at 65504\n"
-       "powersgd: as products of thin matrices (Vogels et al. 2019), what is left out comes later (not with a split by "
-       "layers or channels)\n"},
+       "powersgd: as products of thin matrices (Vogels et al. 2019); what is left out is added to the next step's (not "
+       "with a split by layers or channels)\n"},
       options.exchange.compress);
-  one({"compress_rank", throughout, exchange, "R", "columns of `compress` powersgd's matrices: more send more"},
+  one({"compress_rank", throughout, exchange, "R",
+       "for `compress` powersgd: columns of its matrices; more are more exact, and send more"},
       options.exchange.compress_rank, {.otherwise = "4", .least = 1});
   one({"sync_every", throughout, exchange, "H",
-       "devices take H steps each by themselves, then average their parameters, also at the end of an epoch (local "
-       "SGD; not with a split by layers or channels); 0: gradients at every step"},
+       "each device takes H steps by itself, then all average their parameters, also at the end of an epoch (local "
+       "SGD; "
+       "not with a split by layers or channels); 0: average gradients at every step"},
       options.exchange.sync_every);
   one({"outer_lr", throughout, exchange, "X",
-       "of `sync_every`: what the devices moved on average is a gradient, for this learning rate. DiLoCo (Douillard et "
-       "al. 2023) has 0.7"},
+       "for `sync_every`: learning rate of the outer optimizer, which takes the devices' mean movement for a gradient; "
+       "DiLoCo (Douillard et al. 2023) uses 0.7"},
       options.exchange.outer_lr);
-  one({"outer_momentum", throughout, exchange, "X", "and for this Nesterov momentum; DiLoCo has 0.9"},
+  one({"outer_momentum", throughout, exchange, "X",
+       "for `sync_every`: Nesterov momentum of the outer optimizer; DiLoCo uses 0.9"},
       options.exchange.outer_momentum);
 
   one({"epochs", in_a_run, how, "N", "passes over the training set"}, options.epochs, {.least = 1});
-  one({"seed", throughout, how, "N", "of the initial weights, the samples' order and dropout"}, options.seed);
+  one({"seed", throughout, how, "N", "the seed of the first weights, the samples' order and dropout"}, options.seed);
   one({"on_nan", in_a_run, how, "WHAT",
-       "when a step's loss or gradients are not finite\n"
-       "stop: the run ends there with exit code 3; what is kept is of before\n"
-       "skip: that step changes nothing, and a warning names it; an epoch of such steps alone ends the run\n"
-       "go-on: nothing looks\n"},
+       "what happens if a step's loss or gradients are not finite\n"
+       "stop: the run ends with exit code 3; what was kept before stays\n"
+       "skip: the step changes nothing, and a warning names it; an epoch with only such steps ends the run\n"
+       "go-on: nothing is checked\n"},
       options.on_nan);
   one({"check_replicas", in_a_run, how, "N",
        "compare the devices' weights every N steps, and end the run, with the device named, if they differ; 0: never"},
       options.check_replicas, {.otherwise = "at the end of each epoch"});
   one({"precision", throughout, how, "NAME",
-       "float32\n"
+       "in which type is computed\n"
+       "float32: float32 throughout\n"
        "tf32: float32 whose products round their factors to TF32, on the tensor cores of NVIDIA GPUs\n"
        "bf16: automatic mixed precision, in which convolutions and matrix products compute in bfloat16, and weights, "
        "loss and update stay float32\n"},
       options.precision);
   one({"memory_format", in_a_run, how, "NAME",
-       "contiguous, or channels-last: images and convolutions' weights pixel by pixel, which many convolutions are "
-       "faster on (lenet on the CPU has kernels of its own, which it does not change); rounding differs"},
+       "how images and convolutions' weights lie in memory: contiguous, or channels-last, pixel by pixel. Many "
+       "convolutions are faster on channels-last; rounding differs. lenet's own kernels on the CPU do not change"},
       options.memory_format);
   one({"sync_batchnorm", throughout, how, nullptr,
        "resnet18: BatchNorm normalises over the samples of all devices, as one device would, and not over each "
        "device's own"},
       options.sync_batchnorm);
   one({"zero_stage", in_a_run, how, "N",
-       "ZeRO, with sgd, adam and adamw: 1: each rank keeps and computes its slice of the optimizer; 2: and of the "
-       "gradients; 0: every rank has all of them. The results are the same"},
+       "ZeRO, for sgd, adam and adamw. 0: every rank has the whole optimizer; 1: each rank keeps and computes its "
+       "slice "
+       "of it; 2: and of the gradients. The results are the same"},
       options.exchange.zero_stage, {.most = 2});
   one({"cuda_graph", in_a_run, how, nullptr,
        "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
@@ -220,14 +236,17 @@ void each_option(Options& options, Visit&& visit) {
        "keep this many of the newest checkpoints for `resume`, beside the one with the best test accuracy; 0: write "
        "none"},
       options.keep.last);
-  one({"checkpoint_every", nowhere, out, "N", "a checkpoint every N steps too (default: at the end of each epoch)"},
+  one({"checkpoint_every", nowhere, out, "N",
+       "also write a checkpoint every N steps (default: only at the end of each epoch)"},
       options.keep.every, {.otherwise = "", .least = 1});
   one({"tensorboard", nowhere, out, nullptr,
-       "an event file for TensorBoard in the run's folder, with loss, accuracy, learning rate, images per second and "
+       "write an event file for TensorBoard in the run's folder, with loss, accuracy, learning rate, images per second "
+       "and "
        "each rank's wait for data, per epoch"},
       options.keep.tensorboard);
   one({"trace", nowhere, out, "FILE",
-       "a timeline of steps 3 to 22, for ui.perfetto.dev or chrome://tracing: forward, backward, each bucket of "
+       "write a timeline of steps 3 to 22 to this file, for ui.perfetto.dev or chrome://tracing: forward, backward, "
+       "each bucket of "
        "gradients and the update, on every rank (under a launcher each process writes its own ranks': trace.json, "
        "trace.1.json)"},
       options.keep.trace, {.kept = false});

@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-// What has names.
+// For values that have names.
 template <class Value>
 inline constexpr bool is_named = std::is_enum_v<Value> || std::is_same_v<Value, BalanceRule>;
 
@@ -78,8 +78,8 @@ std::string option_text(const Value& value) {
   }
 }
 
-// The other way round, of a text that is the option's; a split's is none. Throws Error for a name or a device that is
-// not there. Numbers must be some.
+// The reverse, for a text that belongs to the option. A split has none. Throws Error for an unknown name or device.
+// Numbers must be valid already.
 template <class Value>
 void take_text(const std::string& text, Value& value) {
   if constexpr (std::is_same_v<Value, std::string> || std::is_same_v<Value, std::filesystem::path>) {

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
 
-// Ranks that share a GPU compute at the same time only on different streams, and the default one cannot be recorded.
+// Ranks that share a GPU compute at the same time only on different streams. And the default stream cannot be recorded.
 std::optional<c10::Stream> own_stream(const c10::Device& device) {
   if (device.is_cpu()) return std::nullopt;
   return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
@@ -206,7 +206,8 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   steps_ = 0;
 }
 
-// With a checkpoint to come an evaluation ends before the run does: or else the epoch's training would be lost.
+// If a checkpoint follows, the evaluation is finished before the run stops. Otherwise the epoch's training would be
+// lost.
 Score RankTrainer::evaluate_now(bool to_the_end) {
   net_.module()->eval();
   const auto forward = [&](const torch::Tensor& x) {

@@ -1,7 +1,7 @@
 // RankTrainer: what one rank of `lockstep train` does from the first epoch to the last.
 //
-// Used by its rank's thread only, and by all ranks alike. On a GPU everything is queued on a stream of the rank's own;
-// no step waits for the GPU, unless somebody wants to see the loss.
+// Used by its rank's thread only, and by all ranks alike. On a GPU everything is queued on a stream of the rank's own.
+// No step waits for the GPU, unless somebody wants to see the loss.
 #pragma once
 
 #include <c10/core/StreamGuard.h>
@@ -46,9 +46,9 @@ class RankTrainer {
   using Keep = std::function<void()>;
   EpochMetrics epoch(int number, const Keep& keep = {});
 
-  // Why the run cannot go on: with options.on_nan "stop", of which step the loss or the gradients are not finite, and
-  // on which rank; with "skip", that no step was taken. The same on all ranks; empty if all is well. The epoch has then
-  // ended there, without an evaluation.
+  // Why the run cannot go on; empty if all is well. With options.on_nan "stop" it names the step and the rank whose
+  // loss or gradients are not finite. With "skip" it says that no step was taken. It is the same on all ranks. The
+  // epoch has then ended there, without an evaluation.
   const std::string& not_finite() const { return watch_.complaint(); }
 
   // What a checkpoint holds of the ranks: position, seconds and tensors. All ranks must ask for it.
@@ -57,8 +57,8 @@ class RankTrainer {
   // Seconds of the last epoch in which each rank had no minibatch yet.
   const std::vector<double>& waits() const { return waits_; }
 
-  // The whole network, under its own names: what this rank holds, if it is split by data alone; else another one, which
-  // all ranks must ask for.
+  // The whole network, under its own names. If it is split by data alone, it is the one that this rank holds. Otherwise
+  // it is another one, and all ranks must call this.
   torch::nn::Sequential whole();
 
  private:

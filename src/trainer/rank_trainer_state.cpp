@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-// None of more samples than the epoch's steps have had.
+// Checks that no more samples were left out than the epoch's steps have had.
 int64_t left_out_of(const RunState& state, int64_t trained) {
   for (const auto& [name, tensor] : tensors_under("trainer", state.tensors)) {
     if (name != "left_out") continue;
@@ -75,8 +75,7 @@ void RankTrainer::load_hook(const RunState& state) {
   power_sgd->load(errors, tensors_under("query", state.tensors), rank_.device());
 }
 
-// The order in which the gradients lie in their buckets is learnt once. Where Gloo or NCCL add, it is part of what the
-// next step's bits depend on.
+// The order of gradients in their buckets is learnt once. If Gloo or NCCL add, the next step's bits depend on it.
 void RankTrainer::save_order(RunState& state) {
   auto order = net_.replicas().replica()->learnt_order();
   const torch::Tensor longest = at::tensor(static_cast<int64_t>(order.size()), at::kLong).to(rank_.device());
@@ -86,7 +85,7 @@ void RankTrainer::save_order(RunState& state) {
   state.tensors.emplace_back("ranks.order", of_all_ranks(rank_, order));
 }
 
-// Of a run that was split otherwise, ranks that are now replicas may have learnt different ones.
+// If the run was split otherwise, ranks that are replicas now may have learnt different orders.
 void RankTrainer::load_order(const torch::Tensor& table) {
   torch::Tensor order = table[rank_.index()].to(rank_.device(), torch::kLong, /*non_blocking=*/false, /*copy=*/true);
   net_.mesh().data().broadcast(order);

@@ -14,8 +14,8 @@ namespace lockstep {
 
 using Warn = std::function<void(const std::string&)>;
 
-// A checkpoint file as it is; of a run's folder, its newest that is whole: `warn` is told of a newer one that is
-// damaged. Throws Error if there is none.
+// The checkpoint that `file_or_run` means. A file means itself. A run's folder means its newest whole checkpoint;
+// `warn` is told of a newer one that is damaged. Throws Error if there is none.
 std::filesystem::path checkpoint_of(const std::filesystem::path& file_or_run, const Warn& warn);
 
 // The folder of the run that the checkpoint belongs to; empty if it does not lie in one.
@@ -30,7 +30,7 @@ std::filesystem::path last_run(const std::filesystem::path& runs_dir);
 // What options.keep.resume says to go on from; none if it is empty. Throws Error as train() does.
 std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& warn);
 
-// Throws Error if the run was of other data than these, or if its position is none of this run's.
+// Throws Error if the run had other data than these, or if its position does not exist in this run.
 void check_fits(const RunState& state, const TrainOptions& options, const ImageData& data, const DataDigests& digests);
 
 }  // namespace lockstep

@@ -89,7 +89,7 @@ void RunFolder::create(const TrainOptions& options) {
   io::write_file(folder_ / kConfigFile, config);
 }
 
-// What killed processes left; nobody else writes here while we hold the lock.
+// Removes what killed processes left. Nobody else writes here while we hold the lock.
 void RunFolder::remove_temporaries() {
   std::error_code ignored;
   for (const auto& temporary : io::temporaries_in(folder_)) {
@@ -99,7 +99,7 @@ void RunFolder::remove_temporaries() {
   }
 }
 
-// With the folders above it that lack. Another run may be making the same ones.
+// Makes the folder, and the missing folders above it. Another run may be making the same ones.
 void RunFolder::make(const fs::path& folder) {
   std::error_code error;
   bool made = fs::create_directory(folder, error);

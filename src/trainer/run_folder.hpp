@@ -1,4 +1,4 @@
-// RunFolder: the files that a run keeps, each replaced whole, so that what was written before a failure stays readable.
+// RunFolder: the files that a run keeps. Each is replaced whole, so what was written before a failure stays readable.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -15,24 +15,24 @@
 
 namespace lockstep {
 
-// Removes what a run keeps in `folder`, config.json last: until then the rest is known for this run's. Throws Error if
-// a process trains there.
+// Removes what a run keeps in `folder`. config.json goes last: until then the other files are known as this run's.
+// Throws Error if a process trains there.
 void clear_run(const std::filesystem::path& folder);
 
 class RunFolder {
  public:
-  // Nothing is written yet. With an empty path nothing ever is. Throws RunExists if a file is there that a run would
-  // overwrite, unless that is the run that `goes_on`.
+  // Writes nothing yet, and with an empty path never does. Throws RunExists if a file is there that a run would
+  // overwrite, unless it belongs to the run that `goes_on`.
   explicit RunFolder(std::filesystem::path folder, bool goes_on = false);
 
-  // Unless something is kept that a run can be resumed from or evaluated: removes the run's files, and the folders that
-  // create() made, if they are empty.
+  // If nothing is kept that a run can be resumed from or evaluated, removes the run's files. Then it also removes the
+  // folders that create() made, if they are empty.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  // Makes the folder and writes config.json, which makes it this run's own: throws RunExists if another run, at the
-  // same time, was first, and Error if the folder cannot be written, or if another process trains in it.
+  // Makes the folder and writes config.json, which makes it this run's own. Throws RunExists if another run was first
+  // at the same time. Throws Error if the folder cannot be written, or if another process trains in it.
   void create(const TrainOptions& options);
 
   using Warn = std::function<void(const std::string&)>;
@@ -45,7 +45,7 @@ class RunFolder {
   // A checkpoint, and no more of the earlier ones than the options say.
   void keep(const RunState& state);
 
-  // At the end, however it came: curve.png.
+  // Call it at the end, however the run ended: draws curve.png.
   void finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
  private:

@@ -68,15 +68,15 @@ class PlainStep : public Step {
   StepParts with_;
 
  private:
-  // Ranks that have the same samples add them to the epoch's sums once: the loss the first of them, what is right the
-  // first of those that see the network's output.
+  // Several ranks may have the same samples, which must count once in the epoch's sums. The first of these ranks adds
+  // the loss. The first of those that see the network's output adds the correct answers.
   const bool counts_loss_;
   const bool counts_correct_;
 };
 
-// A graph holds the whole step if nothing is exchanged, or if the exchange can be recorded with it: NCCL's can, and so
-// stays beside backward. Our own exchange is agreed between host threads, and kernels of several ranks' graphs cannot
-// wait for each other; it follows the replay, with the update behind it (docs/decisions/0008).
+// A graph holds the whole step if nothing is exchanged, or if the exchange can be recorded with it. NCCL's can be
+// recorded, and so stays beside backward. Our own exchange needs host threads, since kernels of several ranks' graphs
+// cannot wait for each other. It follows the replay, with the update behind it (docs/decisions/0008).
 class RecordedStep : public PlainStep {
  public:
   RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)

@@ -11,8 +11,8 @@ double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// TensorBoard reads a folder's files in the order of their names, and takes the number for a time. A run that goes on
-// within the same second needs another one.
+// TensorBoard reads a folder's files in the order of their names, and takes the number for a time. If a run goes on
+// within the same second, it needs another number.
 std::filesystem::path new_file_in(const std::filesystem::path& folder, double now) {
   for (auto second = static_cast<int64_t>(now);; ++second) {
     auto file = folder / ("events.out.tfevents." + std::to_string(second) + ".lockstep");

@@ -17,7 +17,7 @@ namespace profiler = torch::autograd::profiler;
 using nlohmann::json;
 using torch::profiler::impl::ActivityType;
 
-// Threads that are no rank's own (CUDA's backward runs on such) and GPUs follow the ranks on the timeline.
+// Threads that belong to no rank (CUDA's backward runs on such) and GPUs come after the ranks on the timeline.
 constexpr int kOtherThreads = 1'000'000;
 constexpr int kFirstGpu = 1'000'001;
 

@@ -1,7 +1,7 @@
 // Trace: a timeline of the ranks' steps for ui.perfetto.dev or chrome://tracing, from the profiler that LibTorch ships.
 //
-// On it each rank is a process: its threads with lockstep's ranges (forward, backward, update) and LibTorch's
-// operators, and beside them its buckets, from the post of a bucket's allreduce to its completion. One trace at a time
+// Each rank is a process on it. Its threads have lockstep's ranges (forward, backward, update) and LibTorch's
+// operators. Beside them are its buckets, from the post of a bucket's allreduce to its completion. One trace at a time
 // in a process.
 #pragma once
 
@@ -23,8 +23,8 @@ std::filesystem::path trace_file(const std::filesystem::path& file, int process)
 
 class Trace {
  public:
-  // Of this process's ranks of a run on `devices`. On the program's main thread: the profiler complains of others.
-  // Throws Error if `file` cannot be written.
+  // Traces the ranks of a run on `devices` that are in this process. Make it on the program's main thread, since the
+  // profiler complains of others. Throws Error if `file` cannot be written.
   Trace(std::filesystem::path file, const Devices& devices);
   ~Trace();  // ends what a failure left running; writes nothing
   Trace(const Trace&) = delete;

@@ -27,7 +27,7 @@ bool goes_on_in_its_folder(const TrainOptions& options) {
   return std::filesystem::equivalent(run_to_go_on(options.keep.resume), options.keep.run_dir, different);
 }
 
-// For people: unless the data are Fashion-MNIST's, that they are not.
+// Tells people that the data are not Fashion-MNIST's, if so.
 std::string remark_on(const ImageData& data, const DataDigests& digests) {
   if (data.synthetic || is_fashion_mnist(digests)) return "";
   return has_images_of_mnist(digests) ? " (the digits of MNIST)" : " (not the images as published)";

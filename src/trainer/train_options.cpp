@@ -15,7 +15,7 @@ namespace {
 
 constexpr int max_threads_per_rank = 1024;  // far beyond any machine, and few enough for the system to start them
 
-// Of a network that is split, the data axis has the parts.
+// If a network is split, the data axis has the parts.
 void check_balance(const TrainOptions& options) {
   const auto shares = shares_of(options.batch);
   const int parts = options.split ? options.split->mesh.data : static_cast<int>(options.devices.size());
@@ -98,7 +98,7 @@ bool has_batchnorm(const ModelOptions& options) {
   return std::any_of(names.begin(), names.end(), [](const auto& name) { return name.ends_with("running_mean"); });
 }
 
-// It exchanges in the middle of forward and backward.
+// SyncBatchNorm exchanges in the middle of forward and backward.
 void check_sync_batchnorm(const TrainOptions& options) {
   if (!options.sync_batchnorm) return;
   if (options.cuda_graph) {

@@ -18,7 +18,7 @@ TrainOptions checked(TrainOptions options);
 // How the network is split over the run's ranks.
 ModelSplit split_of(const TrainOptions& options, int ranks);
 
-// What the options say of the update. The plain one is w -= lr * gradient, at whatever learning rate.
+// The options of the update. Plain SGD is w -= lr * gradient, at any learning rate.
 LearningRate learning_rate_of(const TrainOptions& options);
 OptimizerSettings optimizer_settings(const TrainOptions& options);
 bool is_plain_sgd(const TrainOptions& options);
@@ -26,10 +26,10 @@ bool is_plain_sgd(const TrainOptions& options);
 // Is the network split over the ranks by data alone, in one batch at a time?
 bool by_data_alone(const ModelSplit& split);
 
-// Throws Error if not even one batch of the options' size can be had of the training samples.
+// Throws Error if the training samples do not make a single batch of the options' size.
 void check_batch_size(const TrainOptions& options, const ImageData& data);
 
-// What options.precision and options.memory_format mean.
+// options.precision and options.memory_format, as the code needs them.
 bool computes_in_bf16(const TrainOptions& options);
 at::MemoryFormat memory_format(const TrainOptions& options);
 

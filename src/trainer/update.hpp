@@ -23,13 +23,13 @@ namespace lockstep {
 
 class Update {
  public:
-  // Of the parameters of `net`, as FusedSgd has them.
+  // Updates the parameters of `net`. For plain SGD they must be as FusedSgd takes them.
   Update(const TrainOptions& options, const SplitModel& net);
 
   // As FusedSgd::zero_grad.
   void zero_grad();
 
-  // Takes the learning rate of the moment when `epochs_done` epochs are done, and returns it.
+  // Sets the learning rate for the moment when `epochs_done` epochs are done, and returns it.
   double set_time(double epochs_done);
 
   void step();

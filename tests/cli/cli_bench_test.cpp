@@ -50,7 +50,7 @@ TEST_F(CliBench, AllreduceMeasuresEverySizeAndAlgorithmAndPeer) {
     ++measured[result.at("name").get<std::string>()];
     EXPECT_GT(result.at("seconds"), 0);
     if (result.at("name") == "memcpy") continue;
-    // Of two ranks: as many bytes as the tensor has.
+    // With two ranks the bus carries as many bytes as the tensor has.
     EXPECT_NEAR(result.at("bus_bytes_per_second").get<double>(),
                 result.at("bytes").get<double>() / result.at("seconds").get<double>(), 1);
   }

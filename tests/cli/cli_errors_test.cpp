@@ -123,7 +123,7 @@ TEST_F(CliErrors, FoldersThatCannotBeWritten) {
   const std::string file = (images_ / "file").string();
   expect_error(train({"--runs-dir", file, "--name", "r"}), 1, {file, "Not a directory"});
   expect_error(train({"--runs-dir", "/proc/nowhere"}), 1, {"/proc/nowhere"});
-  // What root may not even look at. (To others a folder without permission is such a place.)
+  // Root may not even look at this. (For others a folder without permission is such a place.)
   fs::create_directory_symlink("loop", images_ / "loop");
   const std::string loop = (images_ / "loop").string();
   expect_error(train({"--runs-dir", loop, "--name", "r"}), 1, {loop, "Too many levels of symbolic links"});

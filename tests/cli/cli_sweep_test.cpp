@@ -28,7 +28,7 @@ using testing::Not;
 
 class CliSweep : public Cli {
  protected:
-  // Of a small network, in runs/grid.
+  // A sweep of a small network, in runs/grid.
   std::vector<std::string> words(const std::vector<std::string>& more) const {
     std::vector<std::string> all = {"sweep",   "--name", "grid",    "--data-dir", images_.path().string(),
                                     "--model", "mlp",    "--width", "0.0625",     "--momentum",

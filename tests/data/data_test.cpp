@@ -236,8 +236,8 @@ TEST(SyntheticImages, DependOnTheSeedAlone) {
   EXPECT_FALSE(at::equal(data.train.x.narrow(0, 0, 100), data.test.x));
 }
 
-// What an image shows can be told from the training set: the nearest class mean is right far more often than by chance,
-// but a good part of the images needs more than that.
+// The training set tells what an image shows: the nearest class mean is right far more often than by chance. But a good
+// part of the images needs more than that.
 TEST(SyntheticImages, CanBeLearntButAreNotTrivial) {
   ImageData data = synthetic_images(3000, 1000);
   at::Tensor x = data.train.x.flatten(1).to(at::kFloat), test_x = data.test.x.flatten(1).to(at::kFloat);

@@ -109,7 +109,7 @@ TEST(CheckReplicas, BuffersCountButNotWhatFollowsTheSamples) {
   EXPECT_THAT(errors_after(2, scales), Each(HasSubstr("in scale. ")));
 }
 
-// Of sizes with and without a rest.
+// Tensors of sizes with and without a rest.
 TEST(CheckReplicas, OneBitIsFound) {
   for (const int64_t size : {1, 3, 4, 8, 9, 33}) {
     for (int64_t bit = 0; bit < 32 * size; bit += 13) {

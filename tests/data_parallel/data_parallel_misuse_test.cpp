@@ -1,4 +1,4 @@
-// What a user of DataParallel does wrong in silence elsewhere: each is refused on the spot, with what to do.
+// Mistakes that a user of DataParallel could make in silence elsewhere. Here each is refused at once, with what to do.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
@@ -47,7 +47,7 @@ Batch part_of_batch(const Rank& rank) {
           rank.world_size()};
 }
 
-// Of a batch of two samples on each rank: one and one.
+// Two batches of one sample each, of the rank's part of two samples.
 std::vector<Batch> halves_of_part(const Rank& rank) {
   const int begin = 2 * rank.index();
   const Batch part{data.x.slice(0, begin, begin + 2), data.y.slice(0, begin, begin + 2), 2 * rank.world_size()};
@@ -126,7 +126,7 @@ TEST(DataParallelMisuse, ABatchThatOneRankLeavesOutIsSeen) {
   EXPECT_THAT(errors, Each(HasSubstr("rank 2 has another one than rank 0")));
 }
 
-// Of which nobody knows the order.
+// Nobody knows the order of such batches.
 TEST(DataParallelMisuse, BatchesOfOnesOwnGoWithTheOthers) {
   const auto errors = errors_of(3, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);

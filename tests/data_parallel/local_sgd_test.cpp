@@ -122,7 +122,7 @@ TEST_P(LocalSgdWorlds, EveryStepItIsAveragedGradients) {
     optim::SGD sgd(net->parameters(), 0.1), other(averaged->parameters(), 0.1);
     LocalSgd local(net->parameters(), rank);
     for (const auto& step : steps) {
-      // Of two samples a third rank has none.
+      // There are two samples, so a third rank has none.
       const Batch all{step.x.narrow(0, 0, 2), step.y.narrow(0, 0, 2), 2};
       const Range part = part_of(2, rank.index(), rank.world_size());
       for (const Batch& batch :

@@ -47,7 +47,8 @@ std::vector<Case> cases() {
   return {{"SGD", sgd}, {"Adam", adam}, {"AdamW", adam_w}};
 }
 
-// Of 164 float64 and 7 float32, which 3 ranks and none of 2 to 4 share out equally; one is frozen, one not used.
+// It has 164 float64 values, which 3 ranks cannot share out equally, and 7 float32 values, which 2 to 4 cannot. One
+// parameter is frozen, one is not used.
 struct NetImpl : nn::Cloneable<NetImpl> {
   NetImpl() { reset(); }
   void reset() override {
@@ -213,7 +214,7 @@ struct BranchesImpl : nn::Cloneable<BranchesImpl> {
 using Plan = std::vector<std::vector<std::pair<size_t, size_t>>>;
 const Plan kAlternating = {{{0, 0}}, {{0, 1}}, {{1, 1}}, {{1, 1}}, {{0, 0}, {1, 1}}, {{0, 0}}};
 
-// Of 2 samples some ranks have none.
+// There are 2 samples, so some ranks have none.
 std::vector<Batch> branch_batches() {
   std::vector<Batch> batches;
   for (const int64_t size : {5, 2, 5, 5, 2, 5}) {

@@ -69,7 +69,7 @@ TEST(MemoryMeterTest, MetersNest) {
   EXPECT_EQ(outer.current(), kMega);
 }
 
-// Of y = tanh(tanh(x)), forward keeps two results of x's size; backward needs more and leaves x's gradient.
+// For y = tanh(tanh(x)), forward keeps two results of x's size. Backward needs more, and leaves x's gradient.
 TEST(MemoryMeterTest, CountsWhatAutogradKeeps) {
   const Tensor x = torch::ones({kMega}, torch::kFloat).requires_grad_();
   MemoryMeter meter;

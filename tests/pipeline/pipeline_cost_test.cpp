@@ -83,7 +83,7 @@ TEST(PipelineCostTest, OneForwardOneBackwardNeedsLessMemoryThanGPipe) {
       RecordProperty(
           "bytes_" + std::to_string(ranks) + "_ranks_" + std::to_string(rank),
           std::to_string(gpipe[rank]) + " " + std::to_string(one_f_one_b[rank]) + " " + std::to_string(again[rank]));
-      // Of 16 microbatches one keeps ranks - rank, beside what one step needs anyway.
+      // With 16 microbatches rank r keeps ranks - r of them, beside what one step needs anyway.
       EXPECT_LT(one_f_one_b[rank], gpipe[rank] / 2) << ranks << " ranks, rank " << rank;
       EXPECT_LT(again[rank], gpipe[rank] / 2) << ranks << " ranks, rank " << rank;
     }

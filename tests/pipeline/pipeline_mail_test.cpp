@@ -104,7 +104,7 @@ TEST(PipelineMessagesTest, TheOneOrderNeverWaitsForItself) {
   });
 }
 
-// Of one microbatch in flight per direction, all but a few messages are known to have arrived before the end.
+// With one microbatch in flight per direction, all but a few messages are known to have arrived before the end.
 TEST(PipelineMessagesTest, WhatAnAnswerProvesHasArrived) {
   const auto steps = all_steps(PipelineSchedule::one_f_one_b, 4, 1, 16);
   for (int rank = 0; rank < 4; ++rank) {

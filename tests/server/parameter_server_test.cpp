@@ -288,7 +288,7 @@ TEST_P(ParameterServerWorlds, SparsePushesSendTheUsedRowsAlone) {
         worker.backward(batch.size() > 0 ? loss(embedding, batch.x) : Tensor(), batch);
         worker.step();
       }
-      // Of each sample two rows: their numbers, and eight doubles each, with gaps of less than 16 bytes.
+      // Each sample has two rows: their numbers, and eight doubles each, with gaps of less than 16 bytes.
       EXPECT_LE(worker.bytes_pushed(), 12 * 2 * (8 + 8 * 8) + 3 * 4 * 2 * 16);
     });
     if (rank.index() != 0) return;

@@ -228,7 +228,7 @@ TEST(ClipGradNorm, WithoutAveragedGradientsAShardedOptimizerHasNone) {
               HasSubstr("there are no averaged gradients"));
 }
 
-// What everybody writes first.
+// Everybody writes this first.
 TEST(ClipGradNorm, TorchsOwnBesideAShardedOptimizerIsRefused) {
   for (const int stage : {1, 2}) {
     EXPECT_THAT(error_on_ranks(2,

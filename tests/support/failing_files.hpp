@@ -22,8 +22,8 @@ class FailingFiles : public io::FileSystem {
  public:
   enum class Mode { error, power_cut };
 
-  // The call with this number, from 0, fails: once, or with it all that come after. Of a power cut's unsynced renames
-  // and removals the disk may have taken note (`eager`), or not.
+  // The call with this number, from 0, fails: once, or with all that come after it. After a power cut the disk may know
+  // of unsynced renames and removals (`eager`), or not.
   FailingFiles(int failing_call, Mode mode, bool eager = false) : failing_(failing_call), mode_(mode), eager_(eager) {}
 
   int calls() const { return calls_; }
@@ -97,7 +97,7 @@ class FailingFiles : public io::FileSystem {
     text << std::ifstream(file, std::ios::binary).rdbuf();
     return text.str();
   }
-  // Of a file of before this object: what it holds.
+  // What the disk holds of a file that existed before this object.
   std::optional<std::string> on_disk(const Path& file) const {
     if (const auto known = synced_bytes_.find(file); known != synced_bytes_.end()) return known->second;
     if (!std::filesystem::exists(file)) return std::nullopt;

@@ -41,7 +41,7 @@ class ScratchFolder {
     if (!file) throw std::runtime_error("cannot open " + (path_ / name).string());
     return {std::istreambuf_iterator<char>(file), {}};
   }
-  // Of everything that lies in the folder, hidden files too, sorted.
+  // The names of everything in the folder, hidden files too, sorted.
   std::vector<std::string> names() const {
     std::vector<std::string> result;
     for (const auto& entry : std::filesystem::directory_iterator(path_)) result.push_back(entry.path().filename());

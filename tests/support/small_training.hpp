@@ -22,7 +22,7 @@ class SmallTraining : public testing::Test {
     setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
   }
 
-  // Of 150 samples: four epochs of five steps.
+  // With 150 samples: four epochs of five steps.
   TrainOptions options(int ranks, const std::string& name) const {
     TrainOptions options;
     options.data.folder = images_.path();

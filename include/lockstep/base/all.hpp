@@ -1,4 +1,4 @@
-// base: errors, texts and clocks. Knows nobody.
+// base: errors, texts and clocks. Includes no other room.
 //   error  lockstep::Error, the one exception type
 #pragma once
 

@@ -1,8 +1,8 @@
-// Data: image sets as tensors, and the batches that a shard of a run gets of them.
+// Data: image sets as tensors, and the batches that one shard of a run gets from them.
 //
-// The images stay uint8 as the files hold them (47 MB for Fashion-MNIST's training set, once per process: copies of a
-// Dataset share its tensors); a batch becomes float when it is gathered. Thread-safe for reading. Knows nothing of
-// ranks but an index and a count.
+// The images stay uint8, as the files hold them. Fashion-MNIST's training set takes 47 MB, once per process: copies of
+// a Dataset share its tensors. A batch becomes float when it is gathered. Thread-safe for reading. This header knows
+// ranks only as an index and a count.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,54 +17,55 @@
 
 namespace lockstep {
 
-// Samples `x` [n, ...] and targets `y` [n, ...]. For images x is uint8 [n, channels, height, width], y int64 class
-// indices.
+// Samples `x` [n, ...] and targets `y` [n, ...]. For images x is uint8 [n, channels, height, width], and y holds int64
+// class indices.
 struct Dataset {
   at::Tensor x;
   at::Tensor y;
 
   int64_t size() const { return x.size(0); }
-  // Itself, sharing memory, if it lies there already; otherwise a copy.
+  // Returns this Dataset, sharing its memory, if it is on `device` already. Otherwise returns a copy.
   Dataset to(const c10::Device& device) const { return {x.to(device), y.to(device)}; }
 };
 
-// An image set as it is read once per process, on the CPU; ranks on the CPU share its tensors.
+// An image set on the CPU. It is read once per process, and ranks on the CPU share its tensors.
 struct ImageData {
-  Dataset train;           // what gradients come from
-  Dataset test;            // what accuracy is measured on
-  std::string source;      // for people: a folder, or "synthetic (...)"
-  bool synthetic = false;  // made up: whatever shows results must say so
+  Dataset train;           // the samples to train on
+  Dataset test;            // the samples to measure accuracy on
+  std::string source;      // where it comes from, in words: a folder, or "synthetic (...)"
+  bool synthetic = false;  // true: the images are made up, and whatever shows results must say so
 };
 
-// Fashion-MNIST from `dir` (four IDX files, gzipped or plain); with an empty `dir` from the places where Debian's
-// package dataset-fashion-mnist and `lockstep fetch-data` put it. Train [60000, 1, 28, 28], test [10000, 1, 28, 28], 10
-// classes. Throws Error that names the file and what is wrong: a folder without the files, a corrupt gzip, wrong magic,
-// truncated or trailing bytes, images that are not 28 x 28, counts of images and labels that differ, a label above 9.
+// Loads Fashion-MNIST from `dir`: four IDX files, gzipped or plain. If `dir` is empty, it looks where Debian's package
+// dataset-fashion-mnist and `lockstep fetch-data` put them. Gives train [60000, 1, 28, 28] and test [10000, 1, 28, 28],
+// with 10 classes. Throws Error, which names the file and what is wrong: a folder without the files, corrupt gzip, a
+// wrong magic number, truncated or trailing bytes, images that are not 28 x 28, counts of images and labels that
+// differ, or a label above 9.
 ImageData load_fashion_mnist(const std::filesystem::path& dir = {});
 
-// Where load_fashion_mnist looks when no folder is given, in this order.
+// The folders in which load_fashion_mnist looks if none is given, in order.
 std::vector<std::filesystem::path> fashion_mnist_places();
 
-// The last of them, where `lockstep fetch-data` puts the files: lockstep/fashion-mnist in $XDG_DATA_HOME or else in
-// ~/.local/share. Empty if neither variable, XDG_DATA_HOME nor HOME, holds an absolute path.
+// The last of these folders, where `lockstep fetch-data` puts the files: lockstep/fashion-mnist in $XDG_DATA_HOME, or
+// else in ~/.local/share. Empty if neither XDG_DATA_HOME nor HOME holds an absolute path.
 std::filesystem::path fashion_mnist_download_place();
 
-// A stand-in of the same shapes and types that can be learnt: ten random patterns, moved, faded, mixed with each other
-// and with noise. Says "synthetic" in `source`. The same seed gives the same bits, on every machine. Throws Error: a
-// size below 1.
+// Makes a stand-in of the same shapes and types, which a network can learn. Its images are ten random patterns, moved,
+// faded, and mixed with each other and with noise. `source` says "synthetic". The same seed gives the same bits on
+// every machine. Throws Error for a size below 1.
 ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000, uint64_t seed = 0);
 
 struct Batch {
   at::Tensor x;             // this shard's samples on its device; uint8 data comes as float32 in [0, 1]
   at::Tensor y;             // this shard's targets on its device
   int64_t global_size = 0;  // samples of the whole batch, over all shards
-  int64_t first = -1;       // place of the first of these samples in the whole batch; -1: as part_of() cuts it
-  int32_t mark = 0;         // from batches(): the same for all parts of one whole batch, for no others; 0: not known
+  int64_t first = -1;       // where these samples begin in the whole batch; -1: where part_of() says
+  int32_t mark = 0;         // set by batches(): equal for all parts of one whole batch, and for no others; 0: not known
 
   int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none
 
-  // In so many near-equal parts, or fewer if there are fewer samples, but at least one; for computing one after the
-  // other. Throws Error: count < 1.
+  // Cuts the batch into `count` near-equal parts, to be computed one after the other. If there are fewer samples, there
+  // are fewer parts, but at least one. Throws Error if count < 1.
   std::vector<Batch> in_parts(int64_t count) const;
 };
 
@@ -76,10 +77,10 @@ struct BatchOptions {
   std::vector<double> shares = {};  // of each batch, one per part (see parts.hpp); empty: near-equal parts
 };
 
-// One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)).
-// All shards see the same sequence of global batches, whatever their number. Making one draws one permutation (about 1
-// ms for 60000). Without shuffling a batch may share the dataset's memory. Iterators must not outlive their Batches;
-// those of a temporary keep it.
+// One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)). All shards see the
+// same sequence of global batches, whatever their number. Making a Batches draws one permutation, which takes about 1
+// ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Iterators must not outlive their
+// Batches; but iterators of a temporary keep it alive.
 class Batches {
  public:
   Batches(Dataset dataset, const BatchOptions& options, const Partner& shard);
@@ -103,7 +104,7 @@ class Batches {
     Iterator(const Batches* owner, int64_t index, std::shared_ptr<const Batches> kept = nullptr);
     void load();
 
-    std::shared_ptr<const Batches> kept_;  // null: somebody else keeps it
+    std::shared_ptr<const Batches> kept_;  // null: the caller keeps the Batches alive
     const Batches* owner_;
     int64_t index_;
     Batch batch_;
@@ -114,8 +115,8 @@ class Batches {
   Iterator end() const { return {this, count()}; }
   int64_t count() const;  // global batches of the epoch
 
-  // Other shares, from the next batch that an iterator goes on to. All shards must set the same at the same batch.
-  // Throws Error as batches() does.
+  // Changes the shares, from the next batch to which an iterator moves. All shards must set the same shares at the same
+  // batch. Throws Error as batches() does.
   void set_shares(std::vector<double> shares);
 
  private:
@@ -128,8 +129,8 @@ class Batches {
   at::Tensor order_;  // int64 [n] on the dataset's device; undefined without shuffle
 };
 
-// Throws Error: size < 1, x and y of different length or on different devices, a shard index outside its count, shares
-// that check_shares refuses or that are not one per shard.
+// Throws Error if size < 1, if x and y differ in length or device, if the shard's index is outside its count, or if
+// check_shares refuses the shares or they are not one per shard.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard = {});
 
 }  // namespace lockstep

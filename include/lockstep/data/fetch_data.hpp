@@ -1,7 +1,7 @@
 // fetch_data: downloads Fashion-MNIST where no package provides it.
 //
-// Each file is checked against its known MD5 sum and appears under its name only when it is complete and right. Thread-
-// safe for different folders.
+// Each file is checked against its known MD5 sum. It appears under its name only when it is complete and right.
+// Thread-safe for different folders.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,17 @@ struct FetchProgress {
 };
 
 struct FetchOptions {
-  // Where the four files are, http(s):// or file://, tried in this order. Empty: the data set's own place, then its
-  // repository.
+  // URLs of folders that have the four files, http(s):// or file://. They are tried in this order. Empty: the data
+  // set's own site, then its repository.
   std::vector<std::string> base_urls = {};
-  std::function<void(const FetchProgress&)> on_progress = {};  // often, on the calling thread
+  std::function<void(const FetchProgress&)> on_progress = {};  // called often, on the calling thread
   std::stop_token stop = {};  // a request ends the download with an Error; finished files stay
 };
 
-// Puts Fashion-MNIST's four .gz files into `dir`, which is made if need be. Files that are there with the right sum are
-// kept and not downloaded again. Throws Error that names the file or the URL, the reason and what to do: no connection,
-// nothing received for 30 s, an error page, a wrong sum, a folder or a disk that does not take the file. Nothing half
-// is left behind.
+// Puts Fashion-MNIST's four .gz files into `dir`, and makes the folder if it is missing. A file with the right sum is
+// kept, and not downloaded again. Throws Error, which names the file or the URL, the reason and what to do: no
+// connection, nothing received for 30 s, an error page, a wrong sum, or a folder or disk that does not take the file.
+// It leaves no half file behind.
 void fetch_fashion_mnist(const std::filesystem::path& dir, const FetchOptions& options = {});
 
 }  // namespace lockstep

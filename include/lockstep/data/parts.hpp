@@ -42,7 +42,8 @@ std::vector<int64_t> sizes_by_shares(int64_t total, const std::vector<double>& s
 // Part `index` of them. Throws Error as sizes_by_shares does; an index without a share.
 Range part_of(int64_t total, int index, const std::vector<double>& shares);
 
-// Throws Error, which names `user`, unless there are `count` shares, all finite and none below 0, and one above 0.
+// Throws Error, which names `user`, unless there are `count` shares, all finite, none below 0, and at least one above
+// 0.
 void check_shares(const std::vector<double>& shares, int count, const std::string& user);
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
-// data_parallel: one replica a rank, and how their gradients become one.
+// data_parallel: one replica per rank, and how their gradients are averaged.
 //   balance               parts of each batch in proportion to the devices' speeds
-//   check_replicas        do the ranks still hold equal networks?
+//   check_replicas        checks that the ranks still hold equal networks
 //   communication_hook    how one bucket of gradients is averaged
 //   data_parallel         DataParallel: a replica on every rank, gradients averaged; Criterion
 //   half_precision_hook   gradients travel in bfloat16 or float16

@@ -9,9 +9,9 @@
 //     balance.step(batch, all);
 //   }
 //
-// Gradients stay those of the mean loss over the whole batch; their rounding follows the parts, and so the clock: two
-// runs do not give the same bits. Used by its rank's thread only. Cost: two small
-// collectives every few steps. Why it is as it is: docs/decisions/0015.
+// Gradients stay those of the mean loss over the whole batch. Their rounding depends on the parts, and so on the clock:
+// two runs do not give the same bits. Used by its rank's thread only. Cost: two small collectives every few steps.
+// docs/decisions/0015 gives the reasons.
 #pragma once
 
 #include <lockstep/data_parallel/data_parallel.hpp>
@@ -26,21 +26,22 @@ namespace lockstep {
 class LapClock;
 
 struct BalanceOptions {
-  int every = 10;  // steps between two looks; the slowest and the fastest lap between them do not count
-  std::function<double()> clock = {};  // seconds on the CPU, of a simulated one; empty: the clock on the wall
+  int every = 10;                      // steps between two looks; each look ignores the slowest and the fastest lap
+  std::function<double()> clock = {};  // a simulated clock for CPU ranks, in seconds; empty: the real one
 };
 
-// A rank's lap is what it computes between two waits for the others: from the moment when the gradients are averaged to
-// the moment when its own part of the next backward is computed. Update, gathering the batch, forward, backward; on the
-// CPU by the clock, on GPUs by events on the current stream. At every look the ranks tell each other their laps, and
-// all take new parts at the same step if these promise a shorter one (how they are found, also where a step costs
-// something whatever its size: src/data_parallel/rebalance.hpp). So a device that changes its speed during a run gets
-// other parts some steps later.
+// A lap is what a rank computes between two waits for the others: update, gathering the batch, forward and backward. It
+// lasts from the moment when gradients are averaged until this rank's own part of the next backward is computed. On the
+// CPU a clock measures it, on GPUs events on the current stream do.
+//
+// At every look the ranks tell each other their laps. If other parts promise a shorter lap, all take them at the same
+// step. (src/data_parallel/rebalance.hpp says how parts are found, also where a step has a fixed cost.) So a device
+// that changes its speed during a run gets other parts some steps later.
 class Balance {
  public:
-  // Measures net's backwards from here on, until it is destroyed. Parts are near-equal ones, or those of the batches
-  // that it is given, until the first look. All ranks make one, with equal options. Throws Error: every < 1, a net with
-  // average = false, or one that has a Balance already.
+  // Measures net's backwards from here on, until it is destroyed. Until the first look, parts are near-equal, or as the
+  // batches that it is given have them. All ranks must make one, with equal options. Throws Error if every < 1, if the
+  // net has average = false, or if it has a Balance already.
   template <class Module>
   Balance(const DataParallel<Module>& net, Rank& rank, const BalanceOptions& options = {})
       : Balance(net.replica(), rank, options) {}
@@ -49,15 +50,16 @@ class Balance {
   Balance(const Balance&) = delete;
   Balance& operator=(const Balance&) = delete;
 
-  // Ends a step: `batch` was this rank's part of it. Gives `batches` new shares if there are new parts, and says so.
-  // Only laps of full batches, the largest so far, count. While a rank gets no samples of these it cannot be measured,
-  // and parts stay as they are; otherwise each rank keeps one at least. All ranks must call it.
+  // Ends a step, of which `batch` was this rank's part. If there are new parts, it gives `batches` their shares and
+  // returns true. Only laps of full batches count, that is of the largest so far. A rank without samples of a full
+  // batch cannot be measured; then parts stay as they are. Otherwise each rank keeps at least one sample. All ranks
+  // must call it.
   bool step(const Batch& batch, Batches& batches);
 
-  // What took time since the last step was none: an evaluation, a checkpoint.
+  // Leaves out the time since the last step, which was spent on something else: an evaluation, a checkpoint.
   void leave_out();
 
-  // For the next epoch's batches: each rank's samples of a full batch; empty before there are new parts.
+  // Each rank's samples of a full batch, for the next epoch's batches. Empty while there are no new parts.
   const std::vector<double>& shares() const { return shares_; }
 
  private:

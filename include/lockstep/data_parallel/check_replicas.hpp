@@ -1,9 +1,9 @@
-// check_replicas: whether the ranks still hold equal networks, as they should, to the bit.
+// check_replicas: checks that the ranks still hold equal networks, to the bit.
 //
 //   lockstep::check_replicas(net, rank);  // net: a DataParallel, or a module
 //
-// Weights that were loaded on one rank alone, a step() that one rank made alone or left out, and broken memory make the
-// replicas differ, and training goes on with averages of gradients that belong together no more.
+// Replicas come to differ if weights are loaded on one rank alone, if one rank makes or leaves out a step(), or if
+// memory is broken. Training then goes on with averages of gradients that do not belong together.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -12,12 +12,12 @@
 
 namespace lockstep {
 
-// Throws Error, on all ranks, if parameters or buffers differ between `rank`'s ranks. It names the ranks that differ
-// from most others (if there is no majority: all), and the first parameter in which they do. BatchNorm's running
-// statistics do not count: they follow each rank's samples until average_running_statistics(). Different kinds of
-// CPU or GPU may round a step differently: this then throws although nothing is wrong. Between two synchronisations of
-// a LocalSgd ranks differ by design. All ranks must call it, each from its own thread. Cost: two small allreduces,
-// and the network is read once, some gigabytes in a second; a GPU is waited for.
+// Throws Error, on all ranks, if parameters or buffers differ between `rank`'s ranks. The text names the ranks that
+// differ from most others (all ranks if there is no majority), and the first parameter in which they differ.
+// BatchNorm's running statistics do not count: each rank's follow its own samples until average_running_statistics().
+// Different kinds of CPU or GPU may round a step differently; then this throws although nothing is wrong. Between two
+// synchronisations of a LocalSgd ranks differ by design. All ranks must call it, each from its own thread. Cost: two
+// small allreduces, and one pass over the network at some gigabytes per second. On a GPU the host waits.
 void check_replicas(const torch::nn::Module& module, Rank& rank);
 template <class Module>
 void check_replicas(const DataParallel<Module>& net, Rank& rank) {

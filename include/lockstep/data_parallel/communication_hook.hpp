@@ -1,5 +1,5 @@
-// CommunicationHook: how one bucket of DataParallel's gradients is averaged over the ranks, for sending less, or
-// otherwise, than the plain allreduce does.
+// CommunicationHook: averages one bucket of DataParallel's gradients over the ranks in a way of its own, for example
+// with fewer bytes than an allreduce.
 //
 //   struct SignHook : lockstep::CommunicationHook {  // each rank's vote on the direction, a byte per value
 //     lockstep::HookRound average(const lockstep::GradientBucket& bucket, lockstep::Rank& rank) override {
@@ -10,8 +10,8 @@
 //   };
 //   lockstep::DataParallel net(MyNet(), rank, {.hook = std::make_shared<SignHook>()});
 //
-// Hooks that are there: HalfPrecisionHook (half_precision_hook.hpp), PowerSgdHook (power_sgd.hpp). Used by its rank's
-// backward alone; what it costs is what it sends.
+// lockstep has two hooks: HalfPrecisionHook (half_precision_hook.hpp) and PowerSgdHook (power_sgd.hpp). A hook is used
+// by its rank's backward only. Cost: what it sends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,40 +26,41 @@ namespace lockstep {
 
 // Gradients of one type that are averaged together.
 struct GradientBucket {
-  at::Tensor flat = {};  // one dimension: this rank's gradients, each times its part's weight; to become the average
-  std::vector<std::string> names = {};     // of the parameters, as the module names them
-  std::vector<at::Tensor> gradients = {};  // theirs: views into flat, with their shapes
+  at::Tensor flat = {};  // one dimension: this rank's gradients, each times its part's weight; becomes the average
+  std::vector<std::string> names = {};     // the parameters' names in the module
+  std::vector<at::Tensor> gradients = {};  // views into flat, with the parameters' shapes
 };
 
 // One exchange of a bucket with the other ranks, and what comes after it.
 struct HookRound {
-  c10::intrusive_ptr<c10d::Work> work = {};  // of a collective; null: there is nothing to wait for
-  // Once it is complete, one of the two: the bucket's next round; or, after the last one, what makes flat the average.
-  // Without either flat is the average then.
+  c10::intrusive_ptr<c10d::Work> work = {};  // the collective to wait for; null: none
+  // When `work` is complete, one of these two is called. `next` begins the bucket's next round. `finish`, after the
+  // last round, makes flat the average. If both are empty, flat is the average already.
   std::function<HookRound()> next = {};
   std::function<void()> finish = {};
 };
 
-// Posts an allreduce of `tensor`, in place, on the rank's backend, as Rank::allreduce without its wait.
+// Posts an allreduce of `tensor`, in place, on the rank's backend. Unlike Rank::allreduce it does not wait.
 c10::intrusive_ptr<c10d::Work> post_allreduce(Rank& rank, at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
 class CommunicationHook {
  public:
   virtual ~CommunicationHook() = default;
 
-  // Begins to average `bucket`, which stays until the last round is finished, over `rank`'s group. Called once per
-  // bucket and averaged backward, as soon as all of its gradients are there, while backward computes others; so it must
-  // post and not wait. The mean is meant: gradients of an earlier backward may be among them, and so are zeros of an
-  // empty part. All ranks must make the same calls for a bucket, the same number of rounds included; then all calls of
-  // all buckets have one order on all ranks, whenever they complete: after a bucket's first round comes the next one of
-  // each earlier bucket that has one. On a GPU all of this runs on one stream of the hook's own, which is behind the
-  // gradients and before what follows backward. Which parameters share a bucket changes once, after the first backward:
-  // what is remembered goes by their names.
+  // Begins to average `bucket` over `rank`'s group. It is called once per bucket in each averaged backward, as soon as
+  // all of the bucket's gradients are there. Backward still computes others, so it must post and not wait. The bucket
+  // lives until its last round is finished. The result must be the mean: the values may include gradients of an earlier
+  // backward, and zeros of an empty part.
+  //
+  // All ranks must make the same calls for a bucket, in the same number of rounds. Then all calls have one order on all
+  // ranks, whenever they complete: after a bucket's first round comes the next round of each earlier bucket that has
+  // one. On a GPU everything runs on a stream of the hook's own, behind the gradients and before what follows backward.
+  // After the first backward parameters move to other buckets, once. So remember things by the parameters' names.
   virtual HookRound average(const GradientBucket& bucket, Rank& rank) = 0;
 
  private:
   friend class Reducer;
-  std::atomic<bool> taken_ = false;  // by a DataParallel: no two may share what is one rank's
+  std::atomic<bool> taken_ = false;  // a DataParallel uses it; no two may share a hook
 };
 
 }  // namespace lockstep

@@ -1,12 +1,14 @@
 // DataParallel: wraps any torch::nn::Module so that every rank holds an equal replica and gradients are averaged over
 // the ranks.
 //
-// The contract: after net.loss(batch, criterion).backward() every rank's gradients are those of the mean loss over the
-// whole global batch, however it was split (uneven and empty parts too), added in a fixed order; equal on all ranks.
-// Used by its rank's thread only. Cost: every gradient is averaged once per backward(), in buckets whose allreduces run
-// while backward still computes earlier layers' gradients. A parameter's .grad is a view into its bucket: clipping and
-// optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is copied. A gradient that is kept
-// beyond the next backward() must be cloned.
+// The contract: after net.loss(batch, criterion).backward() every rank has the gradients of the mean loss over the
+// whole global batch. It does not matter how the batch was split; parts may be uneven or empty. Additions have a fixed
+// order, and all ranks get equal gradients.
+//
+// Used by its rank's thread only. Cost: every gradient is averaged once per backward(). This happens in buckets, whose
+// allreduces run while backward computes earlier layers' gradients. A parameter's .grad is a view into its bucket.
+// Clipping and optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is copied. Clone a
+// gradient that you keep beyond the next backward().
 #pragma once
 
 #include <torch/nn/module.h>
@@ -40,14 +42,15 @@ class Criterion {
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> function_;
 };
 
-// A handle: copies, also those of what was moved, are the same net. Where its Rank's run() is over, forwards still work
-// and backwards throw Error.
+// A handle: copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work and
+// backwards throw Error.
 template <class Module>
 class DataParallel {
  public:
-  // Makes the replicas equal: the module moves to rank.device(), parameters and buffers become rank 0's. Create
+  // Makes the replicas equal: the module moves to rank.device(), and its parameters and buffers become rank 0's. Create
   // optimizers afterwards. Takes a module by value, a module holder (TORCH_MODULE) or a shared_ptr. Throws Error on
-  // every rank if the ranks' modules differ, also in the names of their parameters; a null module; an option below 1.
+  // every rank if the ranks' modules differ (also in their parameters' names), for a null module, and for an option
+  // below 1.
   DataParallel(std::shared_ptr<Module> module, Rank& rank, const DataParallelOptions& options = {})
       : module_(std::move(module)), replica_(std::make_shared<Replica>(module_, rank, options)) {}
   DataParallel(Module module, Rank& rank, const DataParallelOptions& options = {})  //
@@ -61,8 +64,8 @@ class DataParallel {
   Module* operator->() const { return module_.get(); }
   Module& operator*() const { return *module_; }
 
-  // The module's forward on this rank's replica; no communication. Throws Error: parameters that were changed by
-  // gradients that were never averaged, as after the backward() of a tensor in place of a Loss.
+  // Calls the module's forward on this rank's replica, without communication. Throws Error if gradients that were never
+  // averaged have changed the parameters, as after the backward() of a tensor instead of a Loss.
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     replica_->check_that_steps_were_averaged();
@@ -83,42 +86,44 @@ class DataParallel {
     return replica_->mean(std::move(local_mean), batch.size(), batch.global_size, batch.mark);
   }
 
-  // The same for a loss computed by hand: the scalar mean over this rank's `local_size` of the global batch's
-  // `global_size` samples. With local_size 0, `local_mean` may be undefined; but with a SyncBatchNorm in the module it
-  // must come from an empty batch that went through all layers, and be no NaN: a sum.
+  // The same for a loss that you compute yourself. `local_mean` is the scalar mean over this rank's `local_size`
+  // samples, of the global batch's `global_size`. If local_size is 0, local_mean may be undefined. But if the module
+  // has a SyncBatchNorm, it must come from an empty batch that went through all layers, and must not be NaN: take a
+  // sum.
   Loss mean(torch::Tensor local_mean, int64_t local_size, int64_t global_size) {
     return replica_->mean(std::move(local_mean), local_size, global_size);
   }
 
-  // For forwards that are not loss()'s: while the result lives, this thread's Dropout layers (dropout.hpp) go by the
-  // places of `batch`'s samples in the global batch, by steps_done(), and by how many whole batches came before it in
-  // the step, under no_sync().
+  // Open this around a forward of your own; loss() does it by itself. While the result lives, this thread's Dropout
+  // layers (dropout.hpp) draw by the places of `batch`'s samples in the global batch, and by steps_done(). They also
+  // draw by the number of whole batches before it in the step, under no_sync().
   [[nodiscard]] SampleScope samples(const Batch& batch) const { return SampleScope(replica_->place_of(batch)); }
 
-  // How many backwards outside of no_sync there were, equal on all ranks: the step of a Dropout's masks. Whoever goes
-  // on from a checkpoint sets it to what it was there.
+  // The number of backwards so far outside of no_sync. It is equal on all ranks, and gives the step of a Dropout's
+  // masks. If you resume from a checkpoint, set it to the value that it had there.
   int64_t steps_done() const { return replica_->steps_done(); }
   void set_steps_done(int64_t steps) { replica_->set_steps_done(steps); }
 
-  // For backwards that are not one Loss: compute() calls LibTorch's backward itself, as often as it likes or not at
-  // all, and when this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's
-  // gradient may be averaged as soon as it has been added to once; what is not yet the last of it is to be computed
-  // under no_sync(). All ranks must call it; throws as Loss::backward() does.
+  // For a backward that is not that of one Loss. compute() calls LibTorch's backward itself, any number of times. When
+  // this returns, all gradients are averages over the ranks, as after Loss::backward(). A parameter's gradient may be
+  // averaged as soon as something was added to it. So compute every contribution but the last under no_sync(). All
+  // ranks must call it. Throws as Loss::backward() does.
   void backward_through(const std::function<void()>& compute) { replica_->backward_through(compute); }
 
-  // From what the backward of the mean loss of `local_size` of the global batch's `global_size` samples starts, so that
-  // the average over the ranks is the gradient of the global batch's mean loss: local_size * ranks / global_size.
-  // Throws Error: sizes that cannot be.
+  // The factor for a part's mean loss with which the average over the ranks is the gradient of the global batch's mean
+  // loss: local_size * ranks / global_size. Throws Error for impossible sizes.
   double weight_of(int64_t local_size, int64_t global_size) const {
     return replica_->weight_of(local_size, global_size);
   }
 
-  // For what works with the replica whatever its module's type is, as Pipeline does.
+  // The replica without its module's type, for code such as Pipeline.
   const std::shared_ptr<Replica>& replica() const { return replica_; }
 
-  // For a global batch that is computed in parts, as batch.in_parts(k) cuts it: { auto guard = net.no_sync();
-  // net.loss(first, …).backward(); } net.loss(last, …).backward(); Gradients of whole batches add up to their sum, as
-  // in LibTorch.
+  // While the result lives, backward() only adds up gradients. Use it for a global batch that is computed in parts, as
+  // batch.in_parts(k) cuts it:
+  //   { auto guard = net.no_sync(); net.loss(first, …).backward(); }
+  //   net.loss(last, …).backward();
+  // Gradients of several whole batches add up to their sum, as in LibTorch.
   [[nodiscard]] NoSync no_sync() { return replica_->no_sync(); }
 
  private:

@@ -12,10 +12,11 @@
 //   local.synchronize();                      // before the parameters are evaluated or kept
 //
 // Stich 2019, "Local SGD Converges Fast and Communicates Little". With an outer learning rate and momentum it is DiLoCo
-// (Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", algorithm 1): what the
-// ranks moved on average is taken for a gradient, with which an outer SGD with Nesterov momentum moves the parameters
-// that they started from. Used by its rank's thread only. Cost: an allreduce of the parameters every sync_every steps,
-// after the update and not beside it; an outer optimizer keeps the parameters once more, with momentum twice.
+// (Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", algorithm 1). DiLoCo
+// takes what the ranks moved on average for a gradient. With it an outer SGD with Nesterov momentum moves the
+// parameters that the ranks started from. Used by its rank's thread only. Cost: an allreduce of the parameters every
+// sync_every steps, after the update and not beside it. An outer optimizer keeps the parameters once more, and with
+// momentum twice.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,38 +33,38 @@ namespace lockstep {
 class TrainedParameters;
 
 struct LocalSgdOptions {
-  int64_t sync_every = 1;     // steps, H
-  double outer_lr = 1;        // 1 without momentum: the mean itself, local SGD. DiLoCo's authors take 0.7 …
-  double outer_momentum = 0;  // … and 0.9, of Nesterov's kind, as torch::optim::SGD has it
+  int64_t sync_every = 1;     // steps between two averages, H
+  double outer_lr = 1;        // 1 and no momentum: the plain mean, local SGD. DiLoCo's authors take 0.7
+  double outer_momentum = 0;  // Nesterov momentum, as torch::optim::SGD has it. DiLoCo's authors take 0.9
 };
 
-// An optimizer's own state (momentum, Adam's averages) stays each rank's, as in DiLoCo. Buffers are no parameters:
-// BatchNorm's running statistics follow each rank's samples until average_running_statistics() makes them one.
+// Each rank keeps its own optimizer's state (momentum, Adam's averages), as in DiLoCo. Buffers are not averaged:
+// BatchNorm's running statistics follow each rank's samples until average_running_statistics() makes them equal.
 //
-// Of uneven parts: DataParallel weighs a rank's share of the gradient by its part's size, so that the ranks' mean is
-// the gradient of the global batch. A rank's own step is by its share as it is, and the parameters' mean is the plain
-// one; thus with sync_every = 1 and SGD the parameters are those of averaged gradients, whatever the split, and a rank
-// without samples stays where it is. Over more steps a larger part moves its rank further.
+// Uneven parts: DataParallel weighs a rank's gradient by its part's size, so that the ranks' mean is the gradient of
+// the global batch. A rank steps with this weighted gradient, and the mean of the parameters is the plain mean. So with
+// sync_every = 1 and SGD the parameters are those of averaged gradients, whatever the split. A rank without samples
+// stays where it is. Over more steps a larger part moves its rank further.
 class LocalSgd {
  public:
-  // The parameters, equal on all ranks and in the same order, on the rank's device; those that need no gradient are
-  // left alone. Throws Error: no parameter that needs one, a sync_every below 1, an outer_lr that is not above 0, an
-  // outer_momentum that is not from 0 to below 1.
+  // The parameters must be equal on all ranks, in the same order, and on the rank's device. Those that need no gradient
+  // are left alone. Throws Error if no parameter needs a gradient, if sync_every < 1, if outer_lr is not above 0, or if
+  // outer_momentum is not in [0, 1).
   LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options = {});
 
-  // After each step of the rank's optimizer, on all ranks alike. Every sync_every-th time the parameters become equal
-  // on all ranks again; true then. Throws Error: a parameter that
-  // needed no gradient at first and does now; and as Rank::allreduce does.
+  // Call it after each step of the rank's optimizer, on all ranks alike. Every sync_every-th call makes the parameters
+  // equal on all ranks again, and returns true. Throws Error for a parameter that needed no gradient at first and needs
+  // one now, and as Rank::allreduce does.
   bool step();
 
-  // Ends the round early, if steps were taken since the last one; false if there were none. All ranks must call it.
-  // Throws Error, as step() does, after this LocalSgd was moved to another one.
+  // Ends the round early. If no step was taken since the last round, does nothing and returns false. All ranks must
+  // call it. Like step(), it throws Error after this LocalSgd was moved to another one.
   bool synchronize();
 
-  // The outer optimizer's momentum, for checkpoints: a tensor per parameter that needs a gradient, in their order,
-  // equal on all ranks; none without outer_momentum, and before the first round. Beside it, between two rounds nothing
-  // else counts. set_momentum copies; the parameters must be those that the ranks start from. Throws Error: tensors
-  // that are not like the parameters.
+  // The outer optimizer's momentum, for checkpoints: one tensor for each parameter that needs a gradient, in order,
+  // equal on all ranks. It is empty without outer_momentum, and before the first round. Between two rounds a LocalSgd
+  // has no other state. set_momentum copies; call it when the parameters are those from which the ranks start. Throws
+  // Error for tensors that are not like the parameters.
   std::vector<at::Tensor> momentum() const;
   void set_momentum(const std::vector<at::Tensor>& momentum);
 
@@ -76,13 +77,13 @@ class LocalSgd {
 
   void check_that_it_holds_parameters() const;
   bool outer() const { return options_.outer_lr != 1 || options_.outer_momentum != 0; }
-  at::Tensor moved(Group& group, const at::Tensor& mean) const;  // where the ranks go on from, whose mean this is
+  at::Tensor moved(Group& group, const at::Tensor& mean) const;  // where the ranks go on from, given their mean
 
   Rank rank_;
   const LocalSgdOptions options_;
   std::shared_ptr<const TrainedParameters> parameters_;
   std::vector<Group> groups_;
-  std::vector<std::pair<size_t, size_t>> places_;  // of each parameter: its group, and which one there
+  std::vector<std::pair<size_t, size_t>> places_;  // by parameter: its group, and its place in the group
   int64_t steps_ = 0;                              // since the last round
 };
 

@@ -16,22 +16,22 @@ namespace lockstep {
 
 class ShardedOptimizer;
 
-// Writes what `optimizer` remembers of the parameters of `module`: "exp_avg.fc1.weight" is the member exp_avg of the
-// parameter fc1.weight. A count of steps is an int64 without dimensions. Options (the learning rate, weight decay) are
-// not in the file: whoever goes on sets them again. Throws Error: a parameter of the optimizer that is not one of the
-// module's, a state that cannot be saved, and as save_weights.
+// Writes the state that `optimizer` has for the parameters of `module`. "exp_avg.fc1.weight" is the member exp_avg of
+// the parameter fc1.weight. A step count is an int64 without dimensions. Options (the learning rate, weight decay) are
+// not in the file; set them again when you go on. Throws Error if the optimizer has a parameter that the module lacks,
+// or a state that cannot be saved, and as save_weights does.
 void save_optimizer(const std::filesystem::path& file, const torch::optim::Optimizer& optimizer,
                     const torch::nn::Module& module);
 
-// Gives the file's state to `optimizer`, in the place of what it has. Its next steps have the bits of one that never
-// stopped. Throws Error, before anything is changed: a file as load_weights refuses it, a parameter that the module or
-// the optimizer does not have, another shape, the state of another kind of optimizer, and as save_optimizer.
+// Replaces `optimizer`'s state by the file's. Its next steps then have the bits of an optimizer that never stopped.
+// Throws Error, before anything is changed, for a file that load_weights would refuse, a parameter that the module or
+// the optimizer lacks, another shape, or the state of another kind of optimizer, and as save_optimizer does.
 void load_optimizer(const std::filesystem::path& file, torch::optim::Optimizer& optimizer,
                     const torch::nn::Module& module);
 
 // The same for a ShardedOptimizer, through its state() and load_state(). All ranks must call them: rank 0 writes, every
-// rank reads. The file is that of the whole optimizer, so that another number of ranks can go on, or one device. Cost
-// of saving: an allgather of the state.
+// rank reads. The file holds the whole optimizer's state, so another number of ranks, or one device, can go on from it.
+// Cost of saving: an allgather of the state.
 void save_optimizer(const std::filesystem::path& file, ShardedOptimizer& optimizer);
 void load_optimizer(const std::filesystem::path& file, ShardedOptimizer& optimizer);
 

@@ -23,19 +23,20 @@ class Replica;
 class SamplePlaces;
 
 struct DataParallelOptions {
-  int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds as many bytes of gradients
-  int64_t first_bucket_bytes = 256 << 10;  // of the first bucket, so that averaging starts early
+  int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds this many bytes of gradients
+  int64_t first_bucket_bytes = 256 << 10;  // the same for the first bucket: small, so that averaging starts early
   bool overlap = true;                     // false: every bucket is averaged after backward
-  // false: backward() sends nothing. Each rank keeps gradients of its own: for a LocalSgd (local_sgd.hpp), or an
-  // averaging of yours. A ShardedOptimizer (sharded_optimizer.hpp) averages in buckets of its own, whatever this says;
-  // with false there are no others beside them.
+  // false: backward() sends nothing, and each rank keeps its own gradients, for a LocalSgd (local_sgd.hpp) or for an
+  // averaging of yours. A ShardedOptimizer (sharded_optimizer.hpp) averages in any case, in buckets of its own. With
+  // false there are no other buckets beside them.
   bool average = true;
-  // Averages each bucket in its own way (communication_hook.hpp). Each rank needs one of its own, for this DataParallel
-  // alone. Null: one allreduce of the gradients as they are.
+  // Averages each bucket in its own way (communication_hook.hpp). Each rank needs its own hook, which no other
+  // DataParallel uses. Null: one allreduce per bucket, of the gradients as they are.
   std::shared_ptr<CommunicationHook> hook = nullptr;
 };
 
-// The mean loss of this rank's part of a batch. backward() is what averages the gradients, so it is not a plain tensor.
+// The mean loss of this rank's part of a batch. It is not a plain tensor, because its backward() also averages
+// gradients.
 class Loss {
  public:
   Loss(const Loss&) = default;  // a move is a copy too
@@ -60,13 +61,13 @@ class Loss {
 
   std::shared_ptr<Replica> replica_;
   at::Tensor local_mean_;
-  double weight_;  // of this part in the average over the ranks
+  double weight_;  // of this part, in the average over the ranks
   int64_t local_size_, global_size_;
-  int32_t mark_;  // the batch's
+  int32_t mark_;  // Batch::mark
 };
 
-// While it lives, Loss::backward() only adds to this rank's gradients. The next backward() outside averages them all.
-// Inside of DataParallel::backward_through it belongs around every backward but the last.
+// While it lives, Loss::backward() only adds to this rank's gradients. The next backward() without it averages them
+// all. Inside DataParallel::backward_through, put it around every backward but the last.
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<Replica> replica);

@@ -1,5 +1,5 @@
-// ShardedOptimizer: an optimizer of which each rank keeps and computes one slice, and on request one slice of the
-// gradients too (ZeRO, stages 1 and 2).
+// ShardedOptimizer: divides an optimizer among the ranks, so that each keeps and computes one slice. With stage 2 it
+// divides the gradients too (ZeRO, stages 1 and 2).
 //
 //   lockstep::DataParallel net(MyNet(), rank, {.average = false});
 //   const auto make = [](auto slices) { return std::make_unique<torch::optim::Adam>(slices, 1e-3); };
@@ -11,11 +11,12 @@
 //   }
 //
 // Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5. The
-// parameters stay equal on all ranks, and are those of the optimizer on every rank's whole parameters. A parameter that
-// no rank had a gradient of is left alone, as on one device: by momentum and weight decay too. Used by its rank's
-// thread only. Cost per step: a reduce-scatter of the gradients, in buckets, while backward still computes others, and
-// an allgather of the parameters, together the bytes of the allreduce that they replace; 1 / ranks of the optimizer's
-// state and work.
+// parameters stay equal on all ranks. They are those that the optimizer would give if every rank had all of it. A
+// parameter for which no rank had a gradient is left alone, as on one device, also by momentum and weight decay.
+//
+// Used by its rank's thread only. Cost per step: a reduce-scatter of the gradients, in buckets, while backward computes
+// others, and an allgather of the parameters. Together they send the bytes of the allreduce that they replace. Each
+// rank has 1 / ranks of the optimizer's state and work.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,29 +37,29 @@ class TrainedParameters;
 struct ShardedBucket;
 
 struct ShardedOptions {
-  // 1: every rank keeps its own gradients in .grad, and the averages of its slice beside them. 2: a rank keeps its
-  // slice of the averaged gradients alone; beside it there are in memory, of the whole gradients, those of a bucket
-  // that is being reduced and of one that is being filled, and .grad is undefined after backward(). But until
-  // step() the smallest parameter's is there, if it has at most 4096 values: filled with 1e30 (or float16's largest
-  // number), which nothing averages, so that step() sees who clips or changes .grad.
+  // 1: every rank keeps its own gradients in .grad, and the averages of its slice beside them. 2: a rank keeps only its
+  // slice of the averaged gradients. Memory then holds whole gradients only of a bucket that is being reduced and of
+  // one that is being filled. After backward() .grad is undefined, with one exception until step(). If the smallest
+  // parameter has at most 4096 values, its .grad is filled with 1e30 (or float16's largest number). This filler is
+  // never averaged. It lets step() notice who clips or changes .grad.
   int stage = 1;
-  int64_t bucket_bytes = 4 << 20;  // a bucket is full when it holds as many bytes of gradients
+  int64_t bucket_bytes = 4 << 20;  // a bucket is full when it holds this many bytes of gradients
   bool overlap = true;  // false: every bucket is reduced after backward, which until then keeps all gradients
 };
 
 class ShardedOptimizer {
  public:
-  // Makes the optimizer of this rank's slices: flat tensors, one for each parameter of which the rank has some values,
-  // or of a small net maybe none at all. It must compute value by value, as SGD, Adam, AdamW, Adagrad and RMSprop do;
-  // one that looks at a whole tensor's norm or shape would see the slice's. One group of options counts for all
-  // parameters.
+  // Makes the optimizer of this rank's slices. Slices are flat tensors, one for each parameter of which the rank has
+  // some values; with a small net a rank may have none. The optimizer must compute value by value, as SGD, Adam, AdamW,
+  // Adagrad and RMSprop do. One that looks at a whole tensor's norm or shape would see the slice's. One group of
+  // options counts for all parameters.
   using Factory = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> slices)>;
 
-  // From here on `net` averages its gradients through this optimizer, whatever its own options say, and its parameters
-  // lie in flat memory; those that need no gradient are left alone. One for each DataParallel; all ranks must make it.
-  // Throws Error: an option that cannot be, no parameter that needs a gradient, a factory that makes nothing, or an
-  // optimizer of other tensors than the slices, stage 2 for a net with a SyncBatchNorm (ranks could wait for each other
-  // in a circle).
+  // From here on `net` averages its gradients through this optimizer, whatever its own options say. Its parameters move
+  // into flat memory; those that need no gradient are left alone. Make one for each DataParallel, on all ranks. Throws
+  // Error for an impossible option, if no parameter needs a gradient, if the factory makes nothing or an optimizer of
+  // other tensors than the slices, and with stage 2 for a net with a SyncBatchNorm (ranks could wait for each other in
+  // a circle).
   template <class Module>
   ShardedOptimizer(DataParallel<Module>& net, const Factory& make, const ShardedOptions& options = {})
       : ShardedOptimizer(net.replica(), make, options) {}
@@ -67,35 +68,38 @@ class ShardedOptimizer {
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
-  // Gradients become undefined. Those of several backward() calls add up, as in LibTorch: with
-  // stage 2 each is reduced and added to the slice's, so that nothing is kept whole. Under DataParallel::no_sync() a
-  // backward leaves its gradients on the rank, whole, for the next one outside to reduce with its own: fewer messages
-  // for the memory of all gradients.
+  // Makes all gradients undefined. Gradients of several backward() calls add up, as in LibTorch. With stage 2 each
+  // backward is reduced and added to the slice, so that nothing is kept whole. A backward under DataParallel::no_sync()
+  // leaves its gradients whole on the rank, and the next backward outside reduces them with its own. This saves
+  // messages, and takes the memory of all gradients.
   void zero_grad();
 
-  // Updates this rank's slice and gathers the parameters. Between backward() and this, clip with lockstep's
-  // clip_grad_norm (clip_grad_norm.hpp): torch's sees the rank's own shares with stage 1, and nothing with stage 2. A
-  // parameter without a gradient on some ranks counts as one with zeros there; without one on all ranks it stays what
-  // it is, and so does its state. With stage 2 it uses the gradients up: the next backward() begins anew also without
-  // zero_grad(). All ranks must call it. With stage 1 the .grad that it leaves are the rank's shares. Throws Error: a
-  // parameter that needed no gradient at first and does now; no averaged gradients, as after backward() under no_sync()
-  // alone; .grad that was changed since backward(); and as Rank's collectives do.
-  // (DataParallel's backward() throws Error: a sparse gradient.)
+  // Updates this rank's slice and gathers the parameters. All ranks must call it. To clip, call lockstep's
+  // clip_grad_norm (clip_grad_norm.hpp) between backward() and this. torch's would see only the rank's own gradients
+  // with stage 1, and none with stage 2. A parameter without a gradient on some ranks counts as one with zeros there.
+  // If no rank has a gradient of it, the parameter and its state stay as they are. With stage 1 .grad keeps the rank's
+  // own gradients afterwards. With stage 2 the gradients are used up: the next backward() begins anew, also without
+  // zero_grad().
+  //
+  // Throws Error for a parameter that needed no gradient at first and needs one now; without averaged gradients, as
+  // after backward() under no_sync() alone; if .grad was changed since backward(); and as Rank's collectives do.
+  // (DataParallel's backward() throws Error for a sparse gradient.)
   void step();
 
-  // The averaged gradients that step() will use, in the order of the factory's slices: undefined for a parameter that
+  // The averaged gradients that step() will use, in the order of the factory's slices. Undefined for a parameter that
   // no rank used.
   std::vector<at::Tensor> gradients() const;
 
-  const std::shared_ptr<Replica>& replica() const { return replica_; }  // for what works with both
+  const std::shared_ptr<Replica>& replica() const { return replica_; }  // the replica that it updates
 
-  // The optimizer of this rank's slices: for changing its learning rate; its state is this rank's part of the state.
+  // The optimizer of this rank's slices, for example to change its learning rate. Its state is this rank's part of the
+  // whole.
   torch::optim::Optimizer& optimizer() { return *optimizer_; }
 
-  // The state of the whole optimizer by name, "exp_avg.fc1.weight": with the shapes of the parameters, on the rank's
-  // device, equal on all ranks. So it can be kept (save_optimizer() does), and given to another
-  // number of ranks. All ranks must call both; cost of state(): an allgather of the state. Throws Error: a state that
-  // cannot be kept, or of another kind of optimizer.
+  // The state of the whole optimizer by name, such as "exp_avg.fc1.weight". Its tensors have the parameters' shapes,
+  // lie on the rank's device, and are equal on all ranks. So save_optimizer() can keep them, and another number of
+  // ranks can load them. All ranks must call both functions. Cost of state(): an allgather of the state. Throws Error
+  // for a state that cannot be kept, or that is of another kind of optimizer.
   using State = std::vector<std::pair<std::string, at::Tensor>>;
   State state();
   void load_state(const State& state);

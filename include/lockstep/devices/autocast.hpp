@@ -1,10 +1,9 @@
 // Autocast: automatic mixed precision for one scope of one thread, as Python's torch.autocast.
 //
 // LibTorch has the machinery (ATen/autocast_mode.h), but no guard for it. While an enabled Autocast lives, operations
-// that gain from it (convolutions, matrix products) read float32 tensors as `type`, operations that need the range
-// (losses, softmax, norms) compute in float32, and parameters stay what they are; so do their gradients. float64
-// tensors are left alone: a float64 model gains nothing. Put forward and the loss into the scope, and backward outside
-// of it:
+// that gain from it (convolutions, matrix products) read float32 tensors as `type`. Operations that need the range
+// (losses, softmax, norms) compute in float32. Parameters and their gradients keep their type. float64 tensors are left
+// alone, so a float64 model gains nothing. Put forward and the loss into the scope, and backward outside of it:
 //
 //   lockstep::Loss loss = [&] {
 //     const lockstep::Autocast bf16(rank.device());
@@ -12,8 +11,8 @@
 //   }();
 //   loss.backward();
 //
-// bfloat16 has float32's range, so no loss scaling is needed. Per thread, hence per rank. Scopes nest. Cost: the casts;
-// each weight is cast once per outermost scope.
+// bfloat16 has float32's range, so no loss scaling is needed. An Autocast acts on its thread only, hence on one rank.
+// Scopes nest. Cost: the casts; each weight is cast once per outermost scope.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,8 +22,8 @@ namespace lockstep {
 
 class Autocast {
  public:
-  // For operations on devices of `device`'s type. With enabled = false, operations inside compute as if there were no
-  // Autocast around. `type`: bfloat16, or float16 (whose gradients need scaling, which is not done here).
+  // Acts on operations on devices of `device`'s type. With enabled = false, operations inside compute as if there were
+  // no Autocast around. `type` is bfloat16, or float16. (float16's gradients need scaling, which is not done here.)
   explicit Autocast(const c10::Device& device, c10::ScalarType type = c10::ScalarType::BFloat16, bool enabled = true);
   ~Autocast();
   Autocast(const Autocast&) = delete;

@@ -1,7 +1,7 @@
 // Devices: which ones the machine has, and how a user names them.
 //
-// A device list has one entry per rank; the same device may stand in it several times (two CPU ranks,
-// two ranks that share one GPU). Thread-safe: nothing here keeps state. Cost: a query of the driver.
+// A device list has one entry per rank. A device may be in it several times: two CPU ranks, or two ranks that share one
+// GPU. Thread-safe: nothing here keeps state. Cost: a query of the driver.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -19,14 +19,14 @@ using Devices = std::vector<c10::Device>;
 // Source: Dive into Deep Learning, section "GPUs", `try_gpu`; used by "Training on Multiple GPUs" for its device list.
 c10::Device try_gpu(int i = 0);
 
-// try_gpu(0) … try_gpu(count - 1) if the machine has so many GPUs, otherwise as many CPU ranks: one list, one type of
-// device. Throws Error unless count >= 1.
+// try_gpu(0) … try_gpu(count - 1) if the machine has that many GPUs, otherwise `count` CPU ranks. So all entries have
+// one device type. Throws Error unless count >= 1.
 Devices try_gpus(int count);
 
 // Every GPU of the machine, or a list with the CPU alone if there is none (d2l: `try_all_gpus`).
 Devices try_all_gpus();
 
-// Every GPU of the machine, or else one CPU rank per core: what a run uses that names no devices.
+// Every GPU of the machine, or else one CPU rank per core. A run that names no devices uses these.
 Devices default_devices();
 
 // The devices that `spec` names, one entry per rank:
@@ -35,9 +35,9 @@ Devices default_devices();
 //   "cpu,cpu"        two CPU ranks            "cuda:0,cuda:1"   these two GPUs
 //   "2xcpu"          two CPU ranks            "2xcuda:0"        two ranks that share one GPU
 // Blanks around a name or a number do not matter. Section: the list `devices = [d2l.try_gpu(i) for i in
-// range(num_gpus)]` ("Training"), written by a user. Throws Error: empty or unreadable text; a GPU that is not there
-// (the text lists those that are); no device or more than 1024; CPU and GPU in one list, since ranks of one run
-// exchange tensors of one device type.
+// range(num_gpus)]` ("Training"), written by a user. Throws Error for empty or unreadable text, for a GPU that is not
+// there (the text lists those that are), for no device or more than 1024, and for CPU and GPU in one list: ranks of one
+// run exchange tensors of one device type.
 Devices parse_devices(std::string_view spec);
 
 // The same for a machine with `gpu_count` GPUs.
@@ -46,11 +46,11 @@ Devices parse_devices(std::string_view spec, int gpu_count);
 // "[cpu, cpu]", "[cuda:0]": as the section prints it.
 std::string to_string(const Devices& devices);
 
-// Throws Error unless a run could have one rank per entry: at least one, each of them there, all of one type.
+// Throws Error unless a run could have one rank per entry: the list is not empty, its devices exist and have one type.
 void check_devices(const Devices& devices);
 
-// Waits until everything queued on `device` is done; on the CPU there is nothing to wait for. For clocks that measure a
-// device's work.
+// Waits until everything queued on `device` is done, for clocks that measure a device's work. On the CPU there is
+// nothing to wait for.
 void synchronize(const c10::Device& device);
 
 // Number of GPUs that LibTorch can use; 0 if this LibTorch or this machine has none.
@@ -62,12 +62,12 @@ int cpu_cores();
 struct GpuInfo {
   c10::Device device;
   std::string name;         // as the driver gives it; empty if this build has no CUDA part
-  int64_t free_bytes = 0;   // now, whoever uses the rest
-  int64_t total_bytes = 0;  // of the GPU's memory
+  int64_t free_bytes = 0;   // of its memory, now; others may use the rest
+  int64_t total_bytes = 0;  // of its memory
 };
 
-// One entry per GPU that LibTorch can use, in the order of their indices: names from the CUDA runtime, memory from
-// LibTorch's allocator. None without GPUs. Throws Error that names the GPU which does not answer.
+// One entry per GPU that LibTorch can use, in the order of their indices; empty without GPUs. Names come from the CUDA
+// runtime, memory from LibTorch's allocator. Throws Error, which names the GPU, if one does not answer.
 std::vector<GpuInfo> gpus();
 
 }  // namespace lockstep

@@ -1,16 +1,16 @@
 // keep_freed_memory: lets a process keep the memory that it frees, which makes training on the CPU faster.
 //
 // The activations of a training step are large blocks that live for milliseconds. By default glibc gives them back to
-// the kernel when they are freed, and at every step the kernel clears the pages again, while the rank threads wait for
-// each other in its page fault handler: up to a third of the time.
+// the kernel when they are freed, and the kernel clears new pages at every step. Meanwhile the rank threads wait for
+// each other in its page fault handler. This can take a third of the time.
 #pragma once
 
 namespace lockstep {
 
-// Call it first in main(), before other threads allocate. It sets the process's malloc by mallopt: blocks of up to 32
-// MB come from the heap, up to 1 GB of freed memory stays with the process, and 64 MB more for each thread that
-// allocates. Does nothing where the C library is not glibc. The library never calls it by itself, since a process's
-// memory is its owner's; the program `lockstep` does. Thread-safe; calling it again changes nothing.
+// Call it first in main(), before other threads allocate. It sets the process's malloc by mallopt. Blocks of up to 32
+// MB come from the heap. Up to 1 GB of freed memory stays with the process, and 64 MB more for each thread that
+// allocates. It does nothing where the C library is not glibc. The library never calls it by itself, since a process's
+// memory is its owner's; the program `lockstep` calls it. Thread-safe; calling it again changes nothing.
 void keep_freed_memory();
 
 }  // namespace lockstep

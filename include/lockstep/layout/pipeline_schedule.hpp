@@ -16,9 +16,9 @@ namespace lockstep {
 
 enum class PipelineSchedule { gpipe, one_f_one_b, interleaved };
 
-// "gpipe", "1f1b", "interleaved".
+// "gpipe", "1f1b" or "interleaved".
 std::string_view to_string(PipelineSchedule schedule);
-// The other way round. Throws Error that names the schedules there are.
+// The reverse. Throws Error, which lists the schedules, for any other name.
 PipelineSchedule schedule_from(std::string_view name);
 
 // One stage's forward or backward of one microbatch.
@@ -32,17 +32,17 @@ struct PipelineStep {
   bool operator==(const PipelineStep&) const = default;
 };
 
-// What rank `rank` of `ranks` computes, in order: each of its stages' forwards and backwards of each microbatch once.
-// A forward needs the same microbatch's forward of the stage before; a backward needs its own stage's forward and the
-// backward of the stage behind. If every rank does its steps in order and waits for what a step needs, all of them
-// complete: no order of steps waits for itself. Throws Error: a rank outside of 0 … ranks - 1, a count below 1, more
-// than one stage per rank with a schedule other than interleaved.
+// The steps of rank `rank` of `ranks`, in order: for each of its stages, one forward and one backward of every
+// microbatch. A forward needs the same microbatch's forward in the stage before. A backward needs its own stage's
+// forward, and the backward in the stage behind. If every rank does its steps in order, and waits for what a step
+// needs, all complete: the orders hold no deadlock. Throws Error for a rank outside of 0 … ranks - 1, a count below 1,
+// or more than one stage per rank with a schedule other than interleaved.
 std::vector<PipelineStep> steps_of(PipelineSchedule schedule, int rank, int ranks, int stages_per_rank,
                                    int microbatches);
 
-// The part of a rank's time in which it waits, if all stages take equally long and messages take none: (S - 1) / (M + S
-// - 1) for gpipe and one_f_one_b, (S - 1) / (v M + S - 1) for interleaved, there for a count of microbatches that is a
-// multiple of S. Throws Error as steps_of does.
+// The share of time in which a rank waits, if all stages take equally long and messages take no time. For gpipe and
+// one_f_one_b it is (S - 1) / (M + S - 1). For interleaved it is (S - 1) / (v M + S - 1), if M is a multiple of S.
+// Throws Error as steps_of does.
 double ideal_idle_share(PipelineSchedule schedule, int ranks, int stages_per_rank, int microbatches);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// models: networks, layers and their weights on files.
+// models: networks, layers and their weights in files.
 //   conv_relu_pool  convolution, ReLU and pooling as one fast operator
 //   dropout         dropout with the same masks on any number of ranks
 //   models          LeNet, an MLP, AlexNet, ResNet-18
@@ -7,8 +7,8 @@
 //   weights         a module's weights as a safetensors file
 //
 // How it works. conv_relu_pool is one operator for convolution, ReLU and pooling; its kernels lie in src/models/kernels
-// (docs/decisions/0007). lenet.cpp has the same network with them and without.
-// Dropout drops by the places of the samples in the global batch, which a SampleScope tells it.
+// (docs/decisions/0007). lenet.cpp has the same network with them and without. Dropout chooses what to drop by the
+// samples' places in the global batch. A SampleScope tells it these places.
 #pragma once
 
 #include <lockstep/models/conv_relu_pool.hpp>

@@ -1,10 +1,11 @@
-// conv_relu_pool: a convolution, ReLU and 2x2 average pooling as one operator, on CPUs two to ten times as fast as the
-// three of LibTorch for images with few channels (docs/decisions/0007-lenet-kernels.md). Differentiable, also twice.
+// conv_relu_pool: a convolution, ReLU and 2x2 average pooling as one operator. For images with few channels it is two
+// to ten times as fast on CPUs as LibTorch's three (docs/decisions/0007-lenet-kernels.md). Can be differentiated, also
+// twice.
 //
-// Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs);
-// everything else (fewer than a third as many samples, CUDA, other types, mixed precision) takes LibTorch's operators,
-// with the same result up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the same bits,
-// whatever the number of intra-op threads. Memory: until backward a second copy of x and a byte per result.
+// Float32 on the CPU takes lockstep's own kernels, which compute 16 samples at a time (8 or 4 on older CPUs).
+// Everything else takes LibTorch's operators: fewer than a third as many samples, CUDA, other types, mixed precision.
+// The result is the same up to rounding. Thread-safe: no shared state. Deterministic: the same inputs give the same
+// bits, whatever the number of intra-op threads. Memory: until backward, a second copy of x and a byte per result.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,8 +17,8 @@
 
 namespace lockstep {
 
-// avg_pool2d(relu(conv2d(x, weight, bias)), 2): stride 1 and no padding in the convolution, stride 2 in the pooling,
-// which leaves out a last row and column that fill no block. Here these are not even computed.
+// Computes avg_pool2d(relu(conv2d(x, weight, bias)), 2). The convolution has stride 1 and no padding, the pooling
+// stride 2. A last row or column that fills no block of 2 x 2 is left out, and not even computed.
 //   x       [n, channels, height, width]
 //   weight  [out_channels, channels, kernel_height, kernel_width], as torch::nn::Conv2d keeps it
 //   bias    [out_channels], or undefined: none
@@ -25,8 +26,8 @@ namespace lockstep {
 // Throws Error, which shows the shapes, for tensors that do not fit, or images too small for one pooled value.
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-// The same as a module, for a torch::nn::Sequential: a torch::nn::Conv2d (its parameters' names, shapes and first
-// values), ReLU and pooling in one.
+// The same as a module, for a torch::nn::Sequential. Its parameters have the names, shapes and first values of a
+// torch::nn::Conv2d's.
 class ConvReluPoolImpl : public torch::nn::Cloneable<ConvReluPoolImpl> {
  public:
   // The kernel is square, kernel x kernel. Throws Error for a size below 1.

@@ -1,12 +1,14 @@
 // Dropout: dropout whose masks depend neither on the rank nor on the number of ranks.
 //
-// torch::nn::Dropout draws from LibTorch's default generator, which all ranks of a process share: each run on several
-// ranks drops different values. Here whether a value is dropped is a function of the run's seed (RunOptions::seed), the
-// step, the layer's name, the place of its sample in the global batch and its own place in the sample, on every device.
-// So 1, 2 and 4 ranks train the same, in parts, in microbatches, split by channels, and after a resume. Whole batches
-// that add up in one step, under no_sync(), drop different values. A forward that is computed again in the same step
-// drops the same; a second call of a layer in one forward drops different values.
-// Used by one thread at a time. Cost: a dozen passes over whole numbers of as many values as x has.
+// torch::nn::Dropout draws from LibTorch's default generator, which all ranks of a process share. So each run on
+// several ranks drops different values. Here a function decides whether a value is dropped, the same on every device.
+// It depends on the run's seed (RunOptions::seed), the step, the layer's name, the sample's place in the global batch,
+// and the value's place in the sample. So 1, 2 and 4 ranks train the same, in parts, in microbatches, split by
+// channels, and after a resume.
+//
+// Whole batches that add up in one step, under no_sync(), drop different values. A forward that is computed again in
+// the same step drops the same values. A second call of a layer in one forward drops others. Used by one thread at a
+// time. Cost: a dozen passes over as many integers as x has values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,10 +24,10 @@ namespace lockstep {
 
 struct DropoutOptions {
   double p = 0.5;               // of each value to become zero; the others grow by 1 / (1 - p)
-  bool whole_channels = false;  // true: as torch::nn::Dropout2d, whole channels of x [n, channels, height, width]
+  bool whole_channels = false;  // true: drops whole channels of x [n, channels, height, width], as torch::nn::Dropout2d
 
-  // Of a layer whose x is a rank's slice of a whole one, as shard() makes it: of `count` ranks' slices number `index`,
-  // along `dim`, part_of(total, index, count). total 0: slices are equal.
+  // For a layer whose x is a rank's slice of a whole activation, as shard() makes it. Along `dim` it is slice `index`
+  // of `count`, that is part_of(total, index, count). total 0: all slices are equal.
   struct Slice {
     int64_t dim = -1;
     int64_t total = 0;
@@ -37,21 +39,22 @@ struct DropoutOptions {
 
 class DropoutImpl : public torch::nn::Cloneable<DropoutImpl> {
  public:
-  // Throws Error: p that is not in [0, 1].
+  // Throws Error if p is not in [0, 1].
   explicit DropoutImpl(double p = 0.5) : DropoutImpl(DropoutOptions{.p = p}) {}
   explicit DropoutImpl(const DropoutOptions& options);
   void reset() override {}
 
-  // In training; otherwise x. x is [n, ...]: the scope's samples in their order, or several rows of each. In a rank's
-  // thread DataParallel::loss() tells it the samples; before a forward of your own write `const auto scope =
-  // net.samples(batch);`, with a batch from batches(), and with a ParameterServer worker.samples(batch). Outside of
-  // run() it draws from LibTorch's default generator.
-  // Throws Error that says what to do: no scope, one that does not know its samples' place, an n that is no multiple of
-  // the scope's samples, a recording as a CUDA graph, which would repeat one mask.
+  // Drops values in training, and otherwise returns x. x is [n, ...]: the scope's samples in order, or several rows for
+  // each. In a rank's thread DataParallel::loss() tells the layer its samples. Before a forward of your own write
+  // `const auto scope = net.samples(batch);`, with a batch from batches(); with a ParameterServer,
+  // worker.samples(batch). Outside of run() it draws from LibTorch's default generator.
+  //
+  // Throws Error, which says what to do, without a scope, if the scope does not know its samples' place, if n is no
+  // multiple of the scope's samples, and while a CUDA graph is recorded, which would repeat one mask.
   at::Tensor forward(const at::Tensor& x);
   void pretty_print(std::ostream& out) const override;
 
-  // Two layers of one name drop the same. A layer without a name goes by its turn in the forward.
+  // Two layers with one name drop the same values. A layer without a name is known by its turn in the forward.
   void set_name(std::string name) { name_ = std::move(name); }
 
   DropoutOptions options;

@@ -1,9 +1,8 @@
-// Models: the section's LeNet as a list of weights and a function, and as modules LeNet, an MLP, AlexNet and ResNet-18.
+// Models: the section's LeNet as a list of weights and a function; and LeNet, an MLP, AlexNet and ResNet-18 as modules.
 //
-// Every module is a torch::nn::Sequential of named layers, so that it can be split by layers and by channels. They
-// start with weights from a generator of their own: these depend on the seed alone (its low 32 bits), on every
-// platform, and not on what other threads draw. Thread-safe: no shared state. Memory: a module's parameters, float32 on
-// the CPU.
+// Every module is a torch::nn::Sequential of named layers, so that it can be split by layers and by channels. Its first
+// weights come from a generator of its own. They depend on the low 32 bits of the seed alone: not on the platform, nor
+// on what other threads draw. Thread-safe: no shared state. Memory: a module's parameters, float32 on the CPU.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -45,18 +44,18 @@ std::string to_string(const ModelOptions& options);
 // ---- The section's LeNet, from scratch -----------------------------------------------------------------------------
 
 // W1 (20,1,3,3), b1 (20), W2 (50,20,5,5), b2 (50), W3 (800,128), b3 (128), W4 (128,10), b4 (10), in this order, on the
-// CPU, float32. Weights are N(0, 0.01^2), biases zero. (With so small weights the loss rests near ln 10 = 2.30 for the
-// first epoch.) Section: "A Toy Network".
+// CPU, float32. Weights are N(0, 0.01^2), biases zero. (With weights this small the loss stays near ln 10 = 2.30 for
+// the first epoch.) Section: "A Toy Network".
 std::vector<torch::Tensor> lenet_params(uint64_t seed = 0);
 
-// The network's 10 logits [n, 10] for images `x` [n, 1, 28, 28]: numbers in [0, 1], of the parameters' type and on
-// their device. Section: `lenet(X, params)` ("A Toy Network"). Throws Error that shows both shapes: images of another
-// shape, parameters of another number or shape than lenet_params gives.
+// The network's 10 logits [n, 10] for images `x` [n, 1, 28, 28]. Images hold numbers in [0, 1], of the parameters' type
+// and on their device. Section: `lenet(X, params)` ("A Toy Network"). Throws Error, which shows both shapes, for images
+// of another shape, or for another number or shape of parameters than lenet_params gives.
 torch::Tensor lenet(const torch::Tensor& x, const std::vector<torch::Tensor>& params);
 
 // ---- As modules ----------------------------------------------------------------------------------------------------
 
-// A Sequential whose clone() keeps the names of its layers; LibTorch's numbers them. A model's clone is one of these.
+// A Sequential whose clone() keeps the names of its layers; LibTorch's clone() numbers them. Every model here is one.
 class NamedSequentialImpl : public torch::nn::SequentialImpl {
  public:
   std::shared_ptr<torch::nn::Module> clone(const std::optional<torch::Device>& device = std::nullopt) const override;
@@ -65,7 +64,7 @@ class NamedSequentialImpl : public torch::nn::SequentialImpl {
 // The section's network: conv1, conv2, flatten, fc1, relu, fc2. 129,068 parameters.
 class LeNetImpl : public NamedSequentialImpl {
  public:
-  // With the weights of lenet_params(seed).
+  // Has the weights of lenet_params(seed).
   explicit LeNetImpl(uint64_t seed = 0);
 
   // As lenet(): [n, 1, 28, 28] -> logits [n, 10]. Throws Error for images of another shape.
@@ -76,14 +75,15 @@ class LeNetImpl : public NamedSequentialImpl {
 };
 TORCH_MODULE(LeNet);
 
-// Copies the list's values into the module (W3 and W4 transposed, as torch::nn::Linear keeps them), converted to its
-// type and device. Throws Error, before anything is changed, for a list of another number of parameters or another
-// shape: the text shows both.
+// Copies the list's values into the module, converted to its type and device. W3 and W4 are transposed, as
+// torch::nn::Linear keeps them. Throws Error, before anything is changed, for another number of parameters or another
+// shape. The text shows both.
 void load_lenet_params(LeNet& net, const std::vector<torch::Tensor>& params);
 
-// The others start, as in the book, with Xavier's uniform weights ±sqrt(6 / (fan_in + fan_out)); biases are zero,
-// BatchNorm's weights 1. Their constructors throw Error for sizes below 1 and as make_model. A width changes counts of
-// channels and units to the nearest multiple of 8, at least 8, so that they can be split; inputs and classes stay.
+// The other models start, as in the book, with Xavier's uniform weights ±sqrt(6 / (fan_in + fan_out)). Biases are zero,
+// BatchNorm's weights 1. Constructors throw Error for sizes below 1, and as make_model does. A width multiplies the
+// numbers of channels and units, rounded to a multiple of 8 and at least 8, so that they can be split. Inputs and
+// classes stay.
 
 struct MlpOptions {
   int64_t inputs = 28 * 28;                                    // values per sample
@@ -93,7 +93,8 @@ struct MlpOptions {
 };
 
 // [n, ...] of `inputs` values per sample -> [n, classes]: flatten, fc1, relu1, fc2, relu2, ..., output. By default
-// 1,720,330 parameters. The book's MLP has one hidden layer, of 256: here are enough to split them into stages.
+// 1,720,330 parameters. The book's MLP has one hidden layer of 256 units. This one has enough layers to split into
+// stages.
 class MlpImpl : public NamedSequentialImpl {
  public:
   explicit MlpImpl(const MlpOptions& options = {});
@@ -104,10 +105,11 @@ struct AlexNetOptions {
   int64_t in_channels = 1;
   int64_t classes = 10;
   double width = 1;
-  int64_t image_size = 224;  // at least 65: images of another size are resized, bilinearly
-  // 2: conv2, conv4 and conv5 in two groups of channels, the two towers of 2012, which meet in conv3 and fc6 to fc8.
+  int64_t image_size = 224;  // at least 65; images of another size are resized, bilinearly
+  // 2: conv2, conv4 and conv5 have two groups of channels. These are the two towers of 2012, which meet in conv3, fc6
+  // to fc8.
   int64_t groups = 1;
-  double dropout = 0.5;  // of the values behind relu6 and relu7 (dropout.hpp); 0: without these layers
+  double dropout = 0.5;  // of the values behind relu6 and relu7 to be dropped (dropout.hpp); 0: no such layers
   uint64_t seed = 0;
 };
 
@@ -124,14 +126,14 @@ struct ResNet18Options {
   int64_t in_channels = 1;
   int64_t classes = 10;
   double width = 1;
-  int64_t image_size = 0;  // at least 9: images are resized, bilinearly. 0: they are taken as they are
+  int64_t image_size = 0;  // 0: images are taken as they are; else at least 9: they are resized, bilinearly
   uint64_t seed = 0;
 };
 
 // ResNet-18 (He et al. 2015) for small images, as in the section after ours: a 3 x 3 convolution first, no pooling
 // after it. [n, in_channels, height, width] -> [n, classes]. Layers [resize,] conv1, norm1, relu, block1 to block8
-// (ResidualBlock), pool, flatten, fc. By default 11,172,810 parameters: He's convolutions have no biases, which the
-// book's have and its normalisation takes away again.
+// (ResidualBlock), pool, flatten, fc. By default 11,172,810 parameters. Convolutions have no biases, as in He's paper.
+// The book's have biases, which the normalisation behind them takes away again.
 class ResNet18Impl : public NamedSequentialImpl {
  public:
   explicit ResNet18Impl(const ResNet18Options& options = {});

@@ -1,8 +1,8 @@
 // ResidualBlock: what ResNet-18 is made of, two convolutions beside a short cut (He et al. 2015, figure 2).
 //
-// A module for a torch::nn::Sequential. As with all BatchNorm, in training mode a sample's result depends on the others
-// in the same part of the batch, and each device's running statistics are of its own parts. Not thread-safe: one thread
-// at a time, as LibTorch's modules.
+// A module for a torch::nn::Sequential. It has BatchNorm. So in training mode a sample's result depends on the other
+// samples of the same part, and each device's running statistics follow its own parts. Used by one thread at a time,
+// like LibTorch's modules.
 #pragma once
 
 #include <torch/nn/cloneable.h>
@@ -30,7 +30,7 @@ class ResidualBlockImpl : public torch::nn::Cloneable<ResidualBlockImpl> {
 
   torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};  // 3 x 3 without bias; conv1 has the stride
   torch::nn::AnyModule norm1, norm2;  // BatchNorm2d, or what convert_sync_batchnorm has put in their places
-  // Empty, which stands for x itself, where shapes stay; else a 1 x 1 convolution with the stride, and a BatchNorm2d.
+  // Empty if shapes stay: then x itself is added. Otherwise a 1 x 1 convolution with the stride, and a BatchNorm2d.
   torch::nn::Sequential shortcut{nullptr};
 
  private:

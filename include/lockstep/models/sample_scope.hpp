@@ -1,8 +1,8 @@
 // SampleScope: tells the layers which samples this thread computes. Layers like Dropout draw by the samples' places.
 //
-// DataParallel::loss() and Pipeline open one around forward; who calls forward alone opens one by
-// DataParallel::samples(). Per thread, hence per rank; scopes nest, and the innermost counts. Cost: an entry in a map
-// for each layer that draws.
+// DataParallel::loss() and Pipeline open a scope around forward. If you call forward yourself, open one by
+// DataParallel::samples(). A scope belongs to its thread, hence to one rank. Scopes nest, and the innermost counts.
+// Cost: an entry in a map for each layer that draws.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace lockstep {
 struct SamplePlace {
   uint64_t seed = 0;
   int64_t step = 0;
-  int64_t batch = 0;  // of several whole ones whose gradients add up in the step
-  int64_t first = 0;  // place of the first sample in the global batch; -1: not known
-  int64_t size = 1;   // samples
+  int64_t batch = 0;  // its number in the step, if gradients of several whole batches add up there
+  int64_t first = 0;  // the first sample's place in the global batch; -1: not known
+  int64_t size = 1;   // the number of samples
 };
 
 class SampleScope {
@@ -25,12 +25,12 @@ class SampleScope {
   SampleScope(const SampleScope&) = delete;
   SampleScope& operator=(const SampleScope&) = delete;
 
-  // The calling thread's innermost; null if there is none.
+  // The calling thread's innermost scope; null if there is none.
   static SampleScope* current();
 
   const SamplePlace& place() const { return place_; }
 
-  // For layers that draw: how many other layers drew before it in this scope, and how often it did itself.
+  // For a layer that draws: how many other layers drew before it in this scope, and how often it drew itself.
   struct Draw {
     int64_t layer = 0;
     int64_t call = 0;
@@ -40,7 +40,7 @@ class SampleScope {
  private:
   const SamplePlace place_;
   SampleScope* const before_;
-  std::map<const void*, Draw> draws_;  // the next one's
+  std::map<const void*, Draw> draws_;  // by layer: its next draw
 };
 
 }  // namespace lockstep

@@ -16,14 +16,14 @@ namespace lockstep {
 
 // Writes every parameter and buffer of `module`. A tensor that the module holds under two names is written once, under
 // the first. `metadata` goes into the file's header, beside PyTorch's {"format": "pt"} and a SHA-256 of everything.
-// Throws Error: a tensor of a type that the format lacks, text that is not UTF-8, a disk that does not take the file;
-// the file of before stays as it was.
+// Throws Error for a type that the format lacks, text that is not UTF-8, or a disk that does not take the file. The
+// earlier file then stays as it was.
 void save_weights(const std::filesystem::path& file, const torch::nn::Module& module,
                   const std::map<std::string, std::string>& metadata = {});
 
 // Copies the file's tensors into `module`. Throws Error, before anything is changed, if the file cannot be read or is
-// corrupt (where the header has a SHA-256, to the last bit), or if a name is missing, unknown, or has another shape or
-// type: the text names it and shows both.
+// corrupt; if the header has a SHA-256, a single wrong bit is noticed. Also throws if a name is missing or unknown, or
+// has another shape or type. The text names it and shows both.
 void load_weights(const std::filesystem::path& file, torch::nn::Module& module);
 
 }  // namespace lockstep

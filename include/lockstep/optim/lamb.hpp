@@ -4,8 +4,8 @@
 //   lockstep::Lamb lamb(net->parameters(), lockstep::LambOptions(/*lr=*/2e-3).weight_decay(0.01));
 //
 // A torch::optim::Optimizer like LibTorch's: parameter groups, torch::save and torch::load. A layer is one parameter
-// tensor. Its norms need all of it: parameters that are slices of a layer over a tensor axis (tensor_parallel.hpp)
-// would be scaled by their slices' norms. Used by one thread; waits for no GPU.
+// tensor. Its norms need the whole layer: slices of a layer on a tensor axis (tensor_parallel.hpp) would be scaled by
+// the norms of the slices. Used by one thread; waits for no GPU.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -28,7 +28,7 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.999);
   TORCH_ARG(double, eps) = 1e-6;
   TORCH_ARG(double, weight_decay) = 0;
-  TORCH_ARG(bool, adapt) = true;  // false: the ratio is 1, for a group of biases and BatchNorm's weights
+  TORCH_ARG(bool, adapt) = true;  // false: the ratio is 1; meant for groups of biases and BatchNorm's weights
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -50,12 +50,13 @@ struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambPa
 
 class Lamb : public torch::optim::Optimizer {
  public:
-  // A group's own options hold as they are, not merged with the defaults. Throws Error: an option that is negative or
-  // not a number, or a beta outside of [0, 1), in `defaults` or in a group's own.
+  // A group's own options hold as they are; the defaults are not merged into them. Throws Error for an option that is
+  // negative or not a number, or a beta outside of [0, 1), in `defaults` or in a group's own.
   explicit Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups, const LambOptions& defaults = {});
   explicit Lamb(std::vector<torch::Tensor> parameters, const LambOptions& defaults = {});
 
-  // A parameter without a gradient stays what it is. With a closure, returns its loss. Throws Error: a sparse gradient.
+  // A parameter without a gradient stays as it is. With a closure, returns its loss. Throws Error for a sparse
+  // gradient.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;

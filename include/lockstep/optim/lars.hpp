@@ -4,8 +4,8 @@
 //   lockstep::Lars lars(net->parameters(), lockstep::LarsOptions(/*lr=*/8).weight_decay(5e-4));
 //
 // A torch::optim::Optimizer like LibTorch's: parameter groups, torch::save and torch::load. A layer is one parameter
-// tensor. Its norms need all of it: parameters that are slices of a layer over a tensor axis (tensor_parallel.hpp)
-// would be scaled by their slices' norms. Used by one thread; waits for no GPU.
+// tensor. Its norms need the whole layer: slices of a layer on a tensor axis (tensor_parallel.hpp) would be scaled by
+// the norms of the slices. Used by one thread; waits for no GPU.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -21,12 +21,12 @@ namespace lockstep {
 //   w    = w - v
 struct LarsOptions : public torch::optim::OptimizerCloneableOptions<LarsOptions> {
   LarsOptions(double lr);
-  TORCH_ARG(double, lr);  // times `trust` of SGD's: of order 1 to 30
+  TORCH_ARG(double, lr);  // of order 1 to 30, since rate multiplies it by `trust`
   TORCH_ARG(double, momentum) = 0.9;
   TORCH_ARG(double, weight_decay) = 0;
   TORCH_ARG(double, trust) = 0.001;
   TORCH_ARG(double, eps) = 0;
-  TORCH_ARG(bool, adapt) = true;  // false: rate is 1, for a group of biases and BatchNorm's weights
+  TORCH_ARG(bool, adapt) = true;  // false: rate is 1; meant for groups of biases and BatchNorm's weights
 
  public:
   void serialize(torch::serialize::InputArchive& archive) override;
@@ -46,12 +46,13 @@ struct LarsParamState : public torch::optim::OptimizerCloneableParamState<LarsPa
 
 class Lars : public torch::optim::Optimizer {
  public:
-  // A group's own options hold as they are, not merged with the defaults. Throws Error: an option that is negative or
-  // not a number, in `defaults` or in a group's own.
+  // A group's own options hold as they are; the defaults are not merged into them. Throws Error for an option that is
+  // negative or not a number, in `defaults` or in a group's own.
   explicit Lars(const std::vector<torch::optim::OptimizerParamGroup>& groups, const LarsOptions& defaults);
   explicit Lars(std::vector<torch::Tensor> parameters, const LarsOptions& defaults);
 
-  // A parameter without a gradient stays what it is. With a closure, returns its loss. Throws Error: a sparse gradient.
+  // A parameter without a gradient stays as it is. With a closure, returns its loss. Throws Error for a sparse
+  // gradient.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   void save(torch::serialize::OutputArchive& archive) const override;

@@ -1,4 +1,4 @@
-// Learning rates: what becomes of the learning rate when the batch grows, and over the course of a run.
+// Learning rates: how the learning rate depends on the size of the batch, and how it changes over a run.
 //
 //   lockstep::LearningRate rate{.lr = 0.1, .batch = 8192, .reference_batch = 256,
 //                               .scaling = lockstep::LrScaling::linear, .warmup_epochs = 5,
@@ -6,8 +6,8 @@
 //   const double epochs_done = epoch + step / steps_per_epoch;
 //   lockstep::set_learning_rate(sgd, lockstep::learning_rate_at(rate, epochs_done));  // before each step()
 //
-// A plain value and pure functions without LibTorch (set_learning_rate is optimizers.hpp's). Thread-safe. Tested
-// against the formulas that stand below with their sources.
+// A plain value and pure functions without LibTorch (optimizers.hpp has set_learning_rate). Thread-safe. Tests compare
+// it with the formulas below, which have their sources beside them.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,9 @@
 
 namespace lockstep {
 
-// For k times the reference batch: the same learning rate, sqrt(k) times (Krizhevsky 2014: the gradient noise's
-// variance stays), k times (Goyal et al. 2017, section 2.1: k small steps make one large one).
+// The learning rate for k times the reference batch. none: the same. sqrt: sqrt(k) times as large, which keeps the
+// variance of the gradient noise (Krizhevsky 2014). linear: k times as large, since one step does the work of k small
+// ones (Goyal et al. 2017, section 2.1).
 enum class LrScaling { none, sqrt, linear };
 
 enum class LrSchedule {
@@ -28,7 +29,8 @@ enum class LrSchedule {
            // 5, one period down to 0; He et al. 2019, section 3.1, count it from the end of the warm-up too)
 };
 
-// "none", "sqrt", "linear"; "constant", "step", "cosine". And back; these throw Error that names what there is.
+// "none", "sqrt", "linear"; "constant", "step", "cosine". The last two functions convert back. They throw Error, which
+// lists the names, for any other text.
 std::string_view to_string(LrScaling scaling);
 std::string_view to_string(LrSchedule schedule);
 LrScaling scaling_from(std::string_view name);
@@ -50,24 +52,25 @@ struct LearningRate {
   int64_t batch = 256;            // samples of the global batch
   int64_t reference_batch = 256;  // k = batch / reference_batch
   LrScaling scaling = LrScaling::none;
-  // Goyal et al. 2017, section 2.2: the first epochs' rate grows by as much at every step, from 1/k of the full one to
-  // the full one. With linear scaling it begins at lr. 0: no warm-up; otherwise k must be above 1.
+  // Warm-up (Goyal et al. 2017, section 2.2): in the first epochs the rate grows by the same amount at every step, from
+  // 1/k of the full rate to the full rate. With linear scaling it begins at lr. 0: no warm-up. Otherwise k must be
+  // above 1.
   double warmup_epochs = 0;
   LrSchedule schedule = LrSchedule::constant;
-  std::vector<int> step_epochs = {};  // of LrSchedule::step: how many epochs are done when it takes place; ascending
-  double step_factor = 0.1;           // likewise; from above 0
-  int epochs = 10;                    // of the run
+  std::vector<int> step_epochs = {};  // for LrSchedule::step: the numbers of epochs after which it steps; ascending
+  double step_factor = 0.1;           // for LrSchedule::step; above 0
+  int epochs = 10;                    // of the whole run
 
   bool operator==(const LearningRate&) const = default;
 };
 
-// Throws Error, which says what would do: a value outside of what stands above or below, a warm-up longer than the run
-// or (with cosine) as long, step epochs without the step schedule or that schedule without them, a scaled rate that is
-// no float any more.
+// Throws Error, which says what would do, for a value out of its range, a warm-up that is longer than the run or (with
+// cosine) as long, step epochs without the step schedule or that schedule without them, or a scaled rate that no float
+// can hold.
 void check_learning_rate(const LearningRate& rate);
 
-// The learning rate when `epochs_done` epochs are done: epoch 1's first step has 0, its i-th of n has (i - 1) / n. Of a
-// plain constant rate, exactly lr. Needs what check_learning_rate lets pass and 0 <= epochs_done <= epochs.
+// The learning rate after `epochs_done` epochs. Epoch 1's first step has 0, its i-th step of n has (i - 1) / n. A plain
+// constant rate gives exactly lr. `rate` must pass check_learning_rate, and 0 <= epochs_done <= epochs must hold.
 double learning_rate_at(const LearningRate& rate, double epochs_done);
 
 // "0.2"; "0.2, linear for 2048 / 256 samples = 1.6, from 0.2 over 5 epochs of warm-up, cosine".

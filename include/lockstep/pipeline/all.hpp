@@ -3,8 +3,8 @@
 //
 // How it works. pipeline_schedule.hpp (room layout) says in which order a rank computes its stages' forwards and
 // backwards. src/pipeline/pipeline_messages.cpp derives from all ranks' orders who sends what to whom, and when. Both
-// are pure functions of a few numbers. pipeline.cpp goes through the steps: it takes what a step needs from the mail
-// (pipeline_mail.cpp), computes one stage (pipeline_stage.cpp), and gives away what that made (docs/decisions/0009).
+// are pure functions of a few numbers. pipeline.cpp goes through the steps. It takes what a step needs from the mail
+// (pipeline_mail.cpp), computes one stage (pipeline_stage.cpp), and hands on the result (docs/decisions/0009).
 #pragma once
 
 #include <lockstep/pipeline/pipeline.hpp>

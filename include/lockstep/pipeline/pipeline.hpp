@@ -9,10 +9,10 @@
 //   const auto loss = pipeline.forward_backward(batch, torch::nn::functional::cross_entropy);
 //   sgd.step();
 //
-// Activations and gradients cross between ranks over the rank's backend, between threads or processes; schedules:
-// pipeline_schedule.hpp. The contract: after forward_backward every rank's gradients are what one device's backward of
-// the whole batch's mean loss gives (BatchNorm normalises over a microbatch, so it is not held to this). Used by its
-// rank's thread only. Cost per microbatch and boundary: two messages, of the activations and of their gradients.
+// Activations and gradients travel over the rank's backend, between threads or processes. pipeline_schedule.hpp has the
+// schedules. The contract: after forward_backward every rank has the gradients that one device's backward of the whole
+// batch's mean loss gives. BatchNorm is the exception, since it normalises over a microbatch. Used by its rank's thread
+// only. Cost per microbatch and boundary: two messages, of the activations and of their gradients.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
@@ -27,34 +27,34 @@
 
 namespace lockstep {
 
-// Cuts a network of layers into stages. `cuts` are the first layers of stages 1, 2, …: of a net of 5 layers, {2, 4}
-// makes the stages of layers 0 1, 2 3, and 4. The stages share the net's layers under their names, so a parameter is
-// named as in the net. Skip connections must lie inside of one layer (a module whose forward adds its input). Throws
-// Error that says what would fit: a cut outside of 1 … layers - 1, cuts that do not ascend, more stages than layers; a
-// parameter that two stages would share.
+// Cuts a network of layers into stages. `cuts` are the first layers of stages 1, 2, …. For example {2, 4} cuts a net of
+// 5 layers into stages of layers 0 1, 2 3, and 4. The stages share the net's layers under their names, so a parameter
+// is named as in the net. A skip connection must lie inside one layer (a module whose forward adds its input). Throws
+// Error, which says what would fit, for a cut outside of 1 … layers - 1, cuts that do not ascend, more stages than
+// layers, or a parameter that two stages would share.
 std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential& net,
                                                      const std::vector<int64_t>& cuts);
 std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential& net,
                                                      std::initializer_list<int64_t> cuts);
-// The same with stages of nearly as many layers each, whatever these cost; a plan's cuts are balanced (plan.hpp).
+// The same with nearly as many layers in each stage, whatever they cost. A plan balances the cost (plan.hpp).
 std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential& net, int stages);
 
 struct PipelineOptions {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
-  int microbatches = 4;  // into which a batch is cut, in nearly equal parts; a batch of fewer samples into single ones
-  // Keeps only a stage's input until its backward, which computes the stage's forward once more: less memory, more
-  // time. Layers must not draw random numbers: those of LibTorch that do (dropout with p > 0) are refused, a layer of
-  // your own is not seen through; lockstep::Dropout drops the same again.
+  int microbatches = 4;  // into so many nearly equal parts a batch is cut; a smaller batch into single samples
+  // true: keeps only a stage's input until its backward, which computes the stage's forward again. This takes less
+  // memory and more time. Layers must not draw random numbers. LibTorch's layers that do (dropout with p > 0) are
+  // refused; layers of your own are not checked. lockstep::Dropout is allowed, since it drops the same values again.
   bool recompute = false;
-  bool measure = false;  // on GPUs, waits for the device around each step, so that stats() are right; costs time
+  bool measure = false;  // on GPUs: waits for the device around each step, so that stats() are right; costs time
 };
 
-// Of the last forward_backward on this rank.
+// The times of the last forward_backward on this rank.
 struct PipelineStats {
   double seconds = 0;    // from its call to its return
-  double computing = 0;  // of these in its stages' forwards and backwards; on GPUs, NaN without `measure`
+  double computing = 0;  // of these, spent in its stages' forwards and backwards; on GPUs, NaN without `measure`
 
-  double idle_share() const { return 1 - computing / seconds; }  // beside it: ideal_idle_share()
+  double idle_share() const { return 1 - computing / seconds; }  // compare it with ideal_idle_share()
 };
 
 class Pipeline {
@@ -70,7 +70,7 @@ class Pipeline {
   Pipeline& operator=(const Pipeline&) = default;
 
   // This rank's layers as one module, under the net's names: for its parameters, train() and eval(), a DataParallel, a
-  // checkpoint. Not to be called: with several stages per rank its layers do not follow each other.
+  // checkpoint. Do not call its forward: with several stages per rank its layers do not follow each other.
   torch::nn::Sequential module() const;
 
   // Runs the schedule over the microbatches of `batch`, adds the gradient of its mean loss to the parameters' .grad,
@@ -85,18 +85,19 @@ class Pipeline {
   // whose stage throws ends the run of all.
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 
-  // The same where `replicas` is a DataParallel of module() over the ranks that hold the same stages in other
-  // pipelines. `batch` is this pipeline's part of the global batch, maybe an empty one, and global_size the whole's
-  // size: the gradients become those of the global batch's mean loss. Each stage's are averaged during its last
-  // backward and what follows. The loss is that of this pipeline's part.
+  // The same for several pipelines that train side by side. `replicas` is a DataParallel of module() over the ranks
+  // that hold the same stages. `batch` is this pipeline's part of the global batch; it may be empty. Its global_size is
+  // the whole batch's size. The gradients become those of the global batch's mean loss. Each stage's gradients are
+  // averaged during its last backward and after it. Returns the loss of this pipeline's part.
   template <class Module>
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion, DataParallel<Module>& replicas) {
     return forward_backward(batch, criterion, replicas.replica());
   }
 
-  // The network's output for `x` [n, …], on every rank, on its device; no gradients. Every rank must pass the same x.
-  // In microbatches; module()'s mode, train or eval, holds. For evaluate(forward, dataset, rank): its rank is not this
-  // pipeline's, whose ranks all need the same samples, but one of the data axis (of a world of one if there is none).
+  // Returns the network's output for `x` [n, …], without gradients, on every rank and its device. Every rank must pass
+  // the same x. It is computed in microbatches, in module()'s mode, train or eval. All ranks of this pipeline need the
+  // same samples. So in evaluate(forward, dataset, rank) pass the data axis's rank, or without a data axis that of a
+  // world of one.
   torch::Tensor forward(const torch::Tensor& x);
 
   PipelineStats stats() const;

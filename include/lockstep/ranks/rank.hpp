@@ -1,12 +1,13 @@
 // Ranks: run() calls a function once per device, all at the same time, and each call's Rank talks to the others.
 //
 // A rank is one device with one replica of the model, and a thread. Without a launcher all ranks are threads of this
-// process. A launcher (torchrun --no-python, lockstep launch, mpirun, srun) starts the program several times; then a
-// rank is a thread of one of these processes. The program is the same. A Rank is used by its own thread only. Its
-// backend has c10d's interface. Threads of one process have lockstep's own, processes on the CPU Gloo. Distinct GPUs
-// have NCCL where this build has it. Cost of run(): one thread per rank, and between processes connections of each rank
-// to all others. Every wait has a timeout, and a rank that fails ends the others. A Rank is a handle: copies, also
-// those of what was moved, are the same rank, and whatever takes one keeps a copy. Once its run() is over, its calls
+// process. A launcher (torchrun --no-python, lockstep launch, mpirun, srun) starts the program several times. Then a
+// rank is a thread of one of these processes. The program is the same. A Rank is used by its own thread only.
+//
+// Its backend has c10d's interface. Threads of one process use lockstep's own backend, processes on the CPU use Gloo.
+// Distinct GPUs use NCCL if this build has it. Cost of run(): one thread per rank, and between processes connections of
+// each rank to all others. Every wait has a timeout, and a rank that fails ends the others. A Rank is a handle: copies
+// are the same rank, a move is a copy too, and whatever takes a Rank keeps a copy. Once its run() is over, its calls
 // are Errors that say so.
 #pragma once
 
@@ -38,15 +39,15 @@ class Rank {
   c10::Device device() const { return device_; }
   std::string name() const;  // "rank 1 (cpu)", as errors name it: by its number in the whole run, also in a group
 
-  // process() is the launcher's process that this rank is a thread of. index_in_process() is its number among the ranks
-  // of that process, or in a group among the group's ranks there. Without a launcher they are 0 and index(). They serve
-  // what has to be done once per process.
+  // process() is the launcher's process in which this rank is a thread. index_in_process() is the rank's number among
+  // the ranks of that process, or in a group among the group's ranks there. Without a launcher they are 0 and index().
+  // Use them for what has to be done once per process.
   int process() const;
   int index_in_process() const;
 
-  // For everything that c10d can do, also asynchronously. All ranks must make the same collective calls in the same
-  // order. On the CPU, calls that differ are every rank's Error, which shows both. Between processes the tags of
-  // messages go from 0 to 32767. NCCL, between GPUs, does not compare calls: there they wait until the timeout.
+  // The backend, for everything that c10d can do, also asynchronously. All ranks must make the same collective calls in
+  // the same order. On the CPU, calls that differ are every rank's Error, which shows both. Between processes the tags
+  // of messages go from 0 to 32767. NCCL, between GPUs, does not compare calls: there they wait until the timeout.
   c10d::Backend& backend();
 
   // The most used collectives, waited for; tensors are changed in place, lie on device() and have any strides. (Through
@@ -56,8 +57,8 @@ class Rank {
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();
 
-  // The same, of tensors of one shape and type on all ranks. allgather: [world_size, ...], row r what rank r gave.
-  // reduce_scatter of [world_size, ...]: row index() of the ranks' sum.
+  // The same for tensors of one shape and type on all ranks. allgather returns [world_size, ...], in which row r is
+  // rank r's tensor. reduce_scatter takes [world_size, ...], and returns row index() of the ranks' sum.
   at::Tensor allgather(const at::Tensor& tensor);
   at::Tensor reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
@@ -92,27 +93,27 @@ class Rank {
   // color.
   Rank group(int color);
 
-  // The same rank, which speaks through what `wrap` makes of its backend; so do groups that are made of it. It serves
-  // what counts or times calls and passes them on. index() and world_size() are those of what `wrap` made, which may
-  // thus stand for another group.
+  // The same rank, with calls that go through what `wrap` makes of its backend. So do the calls of groups made from it.
+  // Use it to count or time calls. index() and world_size() are those of what `wrap` made, which may stand for another
+  // group.
   using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
   Rank wrapped(Wrap wrap) const;
 
-  // Where this rank stands, for split_and_load's and batches' parts.
+  // This rank as a Partner, for batches().
   operator Partner() const { return {index_, world_size_, device_}; }
 
  private:
   friend class comm::RankPlace;
   Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend);
 
-  void end_turn();  // the seed of LibTorch's generator is meant as it is now
+  void end_turn();  // accepts the seed that LibTorch's generator has now
 
   std::shared_ptr<comm::RankPlace> place_;  // the same for all copies of this Rank
   int index_;
   int world_size_;
   c10::Device device_;
   c10::intrusive_ptr<c10d::Backend> backend_;
-  Wrap wrap_;  // of the groups' backends too; may be empty
+  Wrap wrap_;  // wraps the groups' backends too; may be empty
 };
 
 struct RunOptions {
@@ -143,16 +144,17 @@ struct Process {
   int count = 1;
 };
 
-// As the launcher's environment says; {0, 1} without a launcher. For what only one process may do outside of run():
-// printing, writing a file. Throws Error: an environment that is incomplete or contradicts itself.
+// This process's place as the launcher's environment says; {0, 1} without a launcher. It serves what only one process
+// may do outside of run(): printing, writing a file. Throws Error for an environment that is incomplete or contradicts
+// itself.
 Process this_process();
 
 // Calls body(rank) once per entry of `devices`, and waits for all of them. Each call has a thread of its own, with its
 // own intra-op thread count and devices[rank] as its current device. Runs may nest and repeat; nothing is left behind.
 // If a body throws, the other ranks' waits end at once. run() rethrows the first failure as an Error that names the
 // rank and the device, with the original exception nested. A rank that computes is not interrupted: it ends at its next
-// collective. Throws Error: no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1, timeout <= 0,
-// silence < 1 s.
+// collective. Throws Error for no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1, timeout <=
+// 0, or silence < 1 s.
 //
 // Under a launcher `devices` is the machine's list, and the processes of a machine share it out in equal parts, in
 // order. If the list has one entry, each process gets one rank: on the CPU, or on the one GPU that it alone can see.

@@ -1,4 +1,4 @@
-// Traffic: how much one rank sends, and how long its thread is in calls to the others.
+// Traffic: counts how much one rank sends, and how long its thread is in calls to other ranks.
 //
 //   const auto traffic = std::make_shared<lockstep::Traffic>();
 //   lockstep::Rank counted = lockstep::observed(rank, traffic);
@@ -19,10 +19,10 @@ namespace lockstep {
 // part to all others. Threads of one process may in fact send nothing, since they share memory.
 struct Traffic {
   double sent = 0;     // bytes
-  double seconds = 0;  // in calls: on posting them, polling and waiting for them
+  double seconds = 0;  // in calls: posting, polling and waiting
 };
 
-// A rank like `rank` whose calls, and its groups', are counted; what they do is the same.
+// A rank that does what `rank` does, and counts its own calls and those of its groups.
 Rank observed(const Rank& rank, std::shared_ptr<Traffic> traffic);
 
 }  // namespace lockstep

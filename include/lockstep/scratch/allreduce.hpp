@@ -1,7 +1,7 @@
 // allreduce over a plain list: one tensor per device in, their sum on every device out.
 //
-// Four algorithms that give the same sums and differ in who adds and who sends; docs/algorithms.md has the table of
-// steps and bytes. Not thread-safe for the same tensors. For k devices and n bytes per tensor:
+// Four algorithms give the same sums. They differ in who adds and who sends; docs/algorithms.md has the table of steps
+// and bytes. Not thread-safe for the same tensors. For k devices and n bytes per tensor:
 //   naive     device 0 receives and sends (k - 1) n bytes and adds alone        the section's own
 //   sharded   device i adds slice i of all and sends it to all: 2 (k - 1) / k n  the section's exercise
 //   ring      2 (k - 1) steps, each device sends n / k bytes to its neighbour
@@ -15,21 +15,23 @@
 
 namespace lockstep {
 
-// Who adds and who sends: the table above. automatic takes what was the fastest when measured (docs/algorithms.md):
-// naive on the CPU, whose cores share every addition anyway; sharded on GPUs, which so share the work and the links.
+// The table above says who adds and who sends. automatic takes what was fastest when measured (docs/algorithms.md). On
+// the CPU this is naive, since the cores share every addition anyway. On GPUs it is sharded, which shares work and
+// links.
 enum class AllreduceAlgorithm { automatic, naive, sharded, ring, tree };
 
 // "automatic", "naive", "sharded", "ring" or "tree". Throws Error for a value that is none of them.
 std::string_view to_string(AllreduceAlgorithm algorithm);
 
-// Replaces every tensor's values, in place, by the sum over the list. [[1, 1]] and [[2, 2]] become [[3, 3]] twice.
-// Tensors may be non-contiguous, empty and of any numeric type (sums are kept in that type); a list of one stays as it
-// is. An element's terms are added in an order that depends on the list's length and its place in the tensor alone, so
-// equal inputs give equal bits, and every device gets the same bits; automatic, naive and sharded add in the order of
-// the list. Nothing is recorded for autograd. GPU work is queued on each device's current stream and not waited for.
-// Section: `allreduce` ("Data Synchronization"); sharded: its exercise "aggregate different parameters on different
-// devices". Throws Error before anything is changed: an empty list, an undefined tensor, tensors that differ in shape,
-// in type or in device type, a type that cannot be added (bool, sparse), entries that share memory.
+// Replaces every tensor's values, in place, by the sum over the list. [[1, 1]] and [[2, 2]] both become [[3, 3]].
+// Tensors may be non-contiguous, empty and of any numeric type; sums keep that type. A list of one stays as it is. The
+// order in which an element's terms are added depends only on the list's length and the element's place in the tensor.
+// So equal inputs give equal bits, the same on every device. automatic, naive and sharded add in the order of the list.
+// Autograd records nothing. GPU work is queued on each device's current stream, and not waited for.
+//
+// Section: `allreduce` ("Data Synchronization"); sharded is its exercise "aggregate different parameters on different
+// devices". Throws Error, before anything is changed, for an empty list, an undefined tensor, tensors that differ in
+// shape, type or device type, a type that cannot be added (bool, sparse), or entries that share memory.
 void allreduce(std::vector<at::Tensor>& tensors, AllreduceAlgorithm algorithm = AllreduceAlgorithm::automatic);
 
 }  // namespace lockstep

@@ -12,15 +12,15 @@
 
 namespace lockstep {
 
-// Calls work(i) for every i < devices.size(), each on its own thread with devices[i] as its current device and one
-// intra-op thread, and waits for all of them. A list with one entry runs on a thread as well: no special case.
+// Calls work(i) for every i < devices.size(), and waits for all calls. Each has a thread of its own, with devices[i] as
+// its current device and one intra-op thread. A list with one entry runs on a thread as well.
 //
-// A worker takes over its caller's modes (NoGradGuard, InferenceMode, autocast) and, for GPUs, the caller's current
-// stream of every device in the list. So GPU work is queued exactly where a plain loop would have queued it: before and
-// after the call the caller needs no synchronisation, and the call itself does not wait for the GPUs.
+// A worker takes over its caller's modes (NoGradGuard, InferenceMode, autocast). For GPUs it also takes over the
+// caller's current stream of every device in the list. So GPU work is queued exactly where a plain loop would queue it.
+// The caller needs no synchronisation before and after the call, and the call does not wait for the GPUs.
 //
-// If some throw, the others finish, and the exception of the lowest index is rethrown as an Error that names the index
-// and the device, with the original nested in it. Throws Error, before any work, if a device is not there.
+// If some throw, the others still finish. Then the exception of the lowest index is rethrown as an Error that names the
+// index and the device, with the original nested in it. Throws Error, before any work, if a device is not there.
 void on_each_device(const Devices& devices, const std::function<void(size_t)>& work);
 
 }  // namespace lockstep

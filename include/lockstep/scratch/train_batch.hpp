@@ -1,8 +1,8 @@
 // The section's heart: one replica of the parameters per device, one minibatch trained on all devices at once.
 //
-// Plain lists with one entry per device, nothing hidden: what a student reads first. examples/01_from_scratch.cpp shows
-// all of it. Not thread-safe for the same parameters. For your own torch::nn::Module use lockstep::run and
-// lockstep::DataParallel.
+// It works on plain lists with one entry per device, and hides nothing: a student can read it first. All of it is in
+// examples/01_from_scratch.cpp too. Not thread-safe for the same parameters. For your own torch::nn::Module use
+// lockstep::run and lockstep::DataParallel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,19 +14,21 @@
 
 namespace lockstep {
 
-// An independent copy of `params` on `device`, each tensor a leaf that requires gradients, its gradient attached and
-// zero. Section: `get_params` ("Data Synchronization"). Throws Error that names the place of an undefined tensor, and
+// Copies `params` to `device`. Each copy is a leaf that requires gradients, with a gradient of zeros attached. Section:
+// `get_params` ("Data Synchronization"). Throws Error, which names the place, for an undefined tensor. Throws
 // LibTorch's c10::Error for a type that has no gradients (integers) or a device that is not there.
 std::vector<at::Tensor> get_params(const std::vector<at::Tensor>& params, const c10::Device& device);
 
-// Trains one global minibatch `x` [n, 1, 28, 28], `y` [n] (int64) of LeNet: splits it, runs forward and backward on all
-// devices at once, sums the gradients over the devices (allreduce) and updates every device's parameters by w -= lr *
-// gradient of the mean loss over the whole batch. `device_params[i]` lies on devices[i]; parts may be uneven or empty.
-// Every step starts with zero gradients; afterwards each parameter's grad() is the whole batch's, the same on every
-// device. Returns the mean loss over the whole batch before the update.
-// Section: `train_batch` ("Training"). Throws Error before any parameter is changed: lists of another length than
-// `devices`; parameters that are no leafs requiring gradients, lie on another device, differ between devices or share
-// memory; x and y that differ in n or type, or are empty; lr negative or not finite; a loss that fails on a device.
+// Trains LeNet on one global minibatch: `x` [n, 1, 28, 28] and `y` [n] (int64). It splits the minibatch, runs forward
+// and backward on all devices at once, and sums the gradients over the devices (allreduce). Then it updates every
+// device's parameters: w -= lr * gradient of the mean loss over the whole batch. `device_params[i]` lies on devices[i];
+// parts may be uneven or empty. Every step starts with zero gradients. Afterwards each parameter's grad() is that of
+// the whole batch, the same on every device. Returns the mean loss over the whole batch before the update.
+//
+// Section: `train_batch` ("Training"). Throws Error, before any parameter is changed, for lists of another length than
+// `devices`; for parameters that are not leaves requiring gradients, lie on another device, differ between devices or
+// share memory; if x and y differ in n or type, or are empty; if lr is negative or not finite; if a loss fails on a
+// device.
 double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<std::vector<at::Tensor>>& device_params,
                    const Devices& devices, double lr);
 

@@ -1,11 +1,11 @@
-// ParameterServer: some ranks of a run keep the parameters and update them, the others compute gradients for them
-// (Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014).
+// ParameterServer: some ranks of a run keep the parameters and update them. The others compute gradients for them (Li
+// et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014).
 //
 // The last ranks are the servers. Parameters are cut along their first dimension into pieces, which are spread over the
-// servers by size; each server has an optimizer of its own for its pieces. A worker pushes gradients and pulls
-// parameters: one message each way per server and step. Used by its rank's thread only. Ranks on the CPU, as threads or
-// processes, and ranks that share GPUs; not over NCCL. Memory: a server keeps its shard beside the module, and in
-// synchronous mode each worker's gradients of it.
+// servers by size. Each server has an optimizer of its own for its pieces. A worker pushes gradients and pulls
+// parameters: one message each way per server and step. Used by its rank's thread only. It works for ranks on the CPU,
+// as threads or processes, and for ranks that share GPUs, but not over NCCL. Memory: a server keeps its pieces beside
+// the module, and in synchronous mode each worker's gradients of them.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -26,10 +26,10 @@
 namespace lockstep {
 
 enum class Consistency {
-  // A pull waits for the pushes of all workers; their average, added in the order of the workers, is one update. The
-  // same training as DataParallel on the workers alone. All workers make equally many pushes.
+  // A pull waits for the pushes of all workers. Their average, added in the order of the workers, is one update. So
+  // training is the same as with DataParallel on the workers alone. All workers must push equally often.
   synchronous,
-  // Each push is an update of its own, applied in the order of arrival, and a pull gets what is there.
+  // Each push is an update of its own, applied in the order of arrival. A pull gets the parameters as they are.
   asynchronous,
   // The same, but a pull waits until the worker is at most ParameterServerOptions::staleness pushes ahead of the
   // slowest (stale synchronous parallel, Ho et al. 2013).
@@ -39,7 +39,7 @@ enum class Consistency {
 struct ParameterServerOptions {
   int servers = 1;  // the last ranks of the run; all others are workers
   Consistency consistency = Consistency::synchronous;
-  int64_t staleness = 0;          // of Consistency::bounded: 0 or more
+  int64_t staleness = 0;          // for Consistency::bounded: 0 or more
   int64_t piece_bytes = 1 << 20;  // a larger parameter is cut, between two of its rows
 };
 
@@ -51,25 +51,25 @@ struct LostWorker {
 
 class ParameterServerRank;  // what the rank holds, whatever the module's type is
 
-// What a worker's function works with. It must not make calls on the run's Rank, which the servers do not make. Copies
-// are the same worker; after train() its calls to servers throw Error.
+// A worker, as its function sees it. The function must not make collective calls on the run's Rank, because the servers
+// do not make them. Copies are the same worker. After train() its calls to servers throw Error.
 class Worker {
  public:
   Worker(const Worker&) = default;  // a move is a copy too
   Worker& operator=(const Worker&) = default;
 
   int index() const;  // 0 … count() - 1
-  int count() const;  // of workers
+  int count() const;  // the number of workers
   c10::Device device() const;
   operator Partner() const { return {index(), count(), device()}; }  // for batches(): this worker's part of each batch
 
-  // Around a forward whose module has Dropout layers (dropout.hpp), as DataParallel::samples: `const auto scope =
-  // worker.samples(batch);`. A worker's step is the number of its pushes.
+  // Open it around a forward whose module has Dropout layers (dropout.hpp), like DataParallel::samples: `const auto
+  // scope = worker.samples(batch);`. A worker's step is the number of its pushes.
   [[nodiscard]] SampleScope samples(const Batch& batch);
 
-  // The gradients of this worker's part in the mean loss of the whole batch: `local_mean` is the mean loss over
-  // batch.x, and counts for more if the part is larger than the others'. Of an empty part it is not looked at. Adds to
-  // the parameters' gradients, which is what push() sends.
+  // Adds this worker's share of the gradients of the whole batch's mean loss to the parameters' gradients, which push()
+  // sends. `local_mean` is the mean loss over batch.x. It counts for more if the part is larger than the others', and
+  // is ignored if the part is empty.
   void backward(const at::Tensor& local_mean, const Batch& batch);
 
   // Sends the parameters' gradients. One that is sparse (an Embedding with sparse(true)) travels as its rows' numbers
@@ -90,15 +90,16 @@ class Worker {
 
 class ParameterServer {
  public:
-  // Called once on each server, with its pieces: any optimizer of torch::optim whose update of an element does not
-  // depend on the others (not LBFGS); for sparse pushes one that takes sparse gradients, such as SGD without momentum.
+  // Called once on each server, with its pieces. It may make any optimizer of torch::optim that updates each element
+  // independently of the others (not LBFGS). Sparse pushes need one that takes sparse gradients, such as SGD without
+  // momentum.
   using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
   using Body = std::function<void(Worker&)>;
 
-  // Makes the modules equal, as DataParallel does: each moves to its rank's device, parameters and buffers become rank
-  // 0's. All ranks must call it. Throws Error on every rank: a null module, no worker or no server, a negative
-  // staleness, options or modules that differ between ranks, no parameter that needs a gradient, fewer pieces than
-  // servers.
+  // Makes the modules equal, as DataParallel does: each moves to its rank's device, and its parameters and buffers
+  // become rank 0's. All ranks must call it. Throws Error on every rank for a null module, without a worker or a
+  // server, for a negative staleness, for options or modules that differ between ranks, if no parameter needs a
+  // gradient, and if there are fewer pieces than servers.
   ParameterServer(std::shared_ptr<torch::nn::Module> module, Rank& rank, const MakeOptimizer& make_optimizer,
                   const ParameterServerOptions& options = {});
   template <class Module>
@@ -109,24 +110,24 @@ class ParameterServer {
   ParameterServer(const ParameterServer&) = default;  // a handle: copies are the same, and a move is a copy too
   ParameterServer& operator=(const ParameterServer&) = default;
 
-  // Calls body(worker) on every worker while the servers serve, and returns when all are done: with the servers'
-  // parameters in the module of every rank, so that all ranks can go on together. All ranks must call it; it may be
-  // called again (the optimizers go on), for example once per epoch.
+  // Calls body(worker) on every worker while the servers serve, and returns when all are done. Then the module of every
+  // rank has the servers' parameters, so that all ranks can go on together. All ranks must call it. It may be called
+  // again, for example once per epoch; the optimizers go on.
   //
   // If a body throws, in synchronous mode the run ends as always. In the other modes the other workers go on, and the
   // lost ones are returned, the same on every rank. Throws Error: if every worker was lost; in synchronous mode if the
   // workers' numbers of pushes differ; whatever a server's optimizer throws; as Rank::allreduce does.
   //
-  // Under `lockstep launch --keep-going` (LOCKSTEP_KEEP_GOING=1 in the environment of all processes) the same holds,
-  // not in synchronous mode, for a worker's process that is killed or stands still while train() runs, if all of its
-  // ranks are workers. Its push under way may count on some servers and not on others. Afterwards train() can be called
-  // again, without that worker, which stays lost; every other call of all ranks is an Error that says why. A process
-  // that comes back gets one too. All else that ends a process ends the run.
+  // Under `lockstep launch --keep-going` (LOCKSTEP_KEEP_GOING=1 in the environment of all processes) a worker's process
+  // can be lost too, unless in synchronous mode. The others go on if it is killed or stands still while train() runs,
+  // and all of its ranks are workers. Its last push may count on some servers and not on others. Afterwards train() can
+  // be called again, without that worker. Every other call of all ranks is an Error that says why. A process that comes
+  // back gets this Error too. Anything else that ends a process ends the run.
   std::vector<LostWorker> train(const Body& body);
 
   bool is_server() const;
   int workers() const;
-  torch::optim::Optimizer* optimizer();  // of this server, to change its learning rate between trainings; or null
+  torch::optim::Optimizer* optimizer();  // this server's, to change its learning rate between trainings; else null
 
  private:
   std::shared_ptr<ParameterServerRank> rank_;

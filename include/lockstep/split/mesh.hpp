@@ -19,7 +19,7 @@ class Mesh {
 
   const MeshShape& shape() const { return shape_; }
 
-  // The ranks that differ from this one in one coordinate, numbered by it.
+  // The ranks that share this rank's other two coordinates, numbered along the axis of that name.
   Rank& data() { return data_; }
   Rank& pipeline() { return pipeline_; }
   Rank& tensor() { return tensor_; }

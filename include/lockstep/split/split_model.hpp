@@ -26,8 +26,8 @@ namespace lockstep {
 
 class SplitModel {
  public:
-  // All ranks call it with equal nets, whose layers it takes over as far as it does not copy them. Throws Error as
-  // check_mesh, check_split, shard, Pipeline and DataParallel do; a null net.
+  // All ranks must call it with equal nets. It copies some of the net's layers, and takes over the others themselves.
+  // Throws Error as check_mesh, check_split, shard, Pipeline and DataParallel do, and for a null net.
   SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
              const DataParallelOptions& options = {});
   SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
@@ -48,16 +48,16 @@ class SplitModel {
   // that do not make up the global batch; a loss without a graph; as Loss::backward() and Pipeline do.
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 
-  // The network's output, without gradients, on all ranks of one data index, which must pass the same x. So
+  // Returns the network's output, without gradients, on all ranks of one data index. They must all pass the same x. So
   // evaluate(forward, test_set, mesh().data()) evaluates on all ranks.
   torch::Tensor forward(const torch::Tensor& x);
 
-  // Copies the replica of this data index, whole, into `net` on every rank: parameters and buffers. `net` is another
-  // one of the same layers, on the CPU. All ranks must call it. Cost: the network's bytes over the pipeline and tensor
-  // axes.
+  // Copies parameters and buffers of the whole network, from the replica of this data index, into `net` on every rank.
+  // `net` is another network of the same layers, on the CPU. All ranks must call it. Cost: the network's bytes over the
+  // pipeline and tensor axes.
   void gather(torch::nn::Sequential& net);
 
-  // See PipelineStats; none if no pipeline is used.
+  // See PipelineStats; empty if no pipeline is used.
   std::optional<PipelineStats> pipeline_stats() const;
 
  private:

@@ -1,13 +1,15 @@
-// Tensor parallelism of a torch::nn::Sequential: each layer's work is split over the ranks of a group by channels and
-// units, which the section's "Network Partitioning" calls splitting layers.
+// Tensor parallelism: splits the work of each layer of a torch::nn::Sequential over the ranks of a group, by channels
+// and units. The section's "Network Partitioning" calls this splitting layers.
 //
-// shard() makes this rank's part of a net; the result trains like any module, with the same loss and gradients as the
-// whole net on one device (up to the order of additions). Every rank is given the same samples. Parameters that several
-// ranks hold whole get equal gradients there, to the bit on CPUs (GPU kernels that add in a changing order, as cuDNN's
-// may, can differ in the last bits), so the copies stay equal without exchange. An activation is either whole, which
-// means equal on all ranks, or in slices: by channels ([n, channels, height, width]) or by features ([..., features]).
-// Layers that work value by value or channel by channel take slices as they are. Used by its rank's thread only. Memory
-// per rank: the slices, what stays whole, and slices of activations. Each exchange is one of parallel_functions.hpp.
+// shard() makes this rank's part of a net. The result trains like any module. Its loss and gradients are those of the
+// whole net on one device, up to the order of additions. Every rank must get the same samples. Parameters that several
+// ranks hold whole get equal gradients there, to the bit on CPUs, so the copies stay equal without exchange. (On GPUs
+// the last bits can differ, where kernels add in a changing order, as cuDNN's may.)
+//
+// An activation is either whole, which means equal on all ranks, or in slices. Slices are by channels ([n, channels,
+// height, width]) or by features ([..., features]). Layers that work value by value or channel by channel take slices
+// as they are. Used by its rank's thread only. Memory per rank: the slices of parameters and activations, and what
+// stays whole. Each exchange is one of parallel_functions.hpp.
 #pragma once
 
 #include <torch/nn/modules/container/any.h>
@@ -23,16 +25,17 @@ namespace lockstep {
 enum class LayerSplit {
   output,  // by units or output channels: the result is in slices
   input,   // by input features or channels: the result is whole
-  whole,   // not: every rank computes all of it, from a whole input
+  whole,   // not split: every rank computes all of it, from a whole input
 };
 
-// Which layer is split how. Linear layers alternate by default: on whole inputs by output, on slices by input, which
-// needs one sum for two layers. Flatten keeps slices of channels together as slices of features.
+// Says how each layer is split. By default linear layers alternate: by output on whole inputs, by input on slices. So
+// two layers need one sum. Flatten turns slices of channels into slices of features.
 struct ShardRule {
-  // Convolutions by output channel; one that needs all channels of a slice gathers them (two exchanges of activations
-  // per two layers, in forward and in backward).
+  // Splits convolutions by output channel. A convolution that needs all channels of a slice gathers them. This takes
+  // two exchanges of activations per two layers, in forward and in backward.
   static ShardRule by_output_channels() { return {}; }
-  // Convolutions alternate as linear layers do: by output on whole inputs, by input on slices (one sum per two layers).
+  // Lets convolutions alternate as linear layers do: by output on whole inputs, by input on slices (one sum per two
+  // layers).
   static ShardRule alternating() { return {.convolutions_alternate = true}; }
 
   // The same rule with an entry for one layer: rule.with("fc2", LayerSplit::whole).
@@ -44,18 +47,19 @@ struct ShardRule {
 
 struct ShardOptions {
   ShardRule rule = {};
-  // Whether the net's result is whole; false leaves it as the last layer gives it, as parallel_cross_entropy takes it.
+  // true: the net's result is whole. false: it stays as the last layer gives it, which parallel_cross_entropy takes.
   bool gather_output = true;
 };
 
-// For modules of your own in a Sequential: derive from it beside torch::nn::Module, and the module says what a rank
-// holds of it.
+// Base class for modules of your own in a Sequential: derive from it beside torch::nn::Module. The module then says
+// itself what a rank holds of it.
 class Shardable {
  public:
   virtual ~Shardable() = default;
 
-  // A module that takes whole inputs and gives whole results, its parameters under the same names as this one's. It may
-  // be built of the layers of parallel_layers.hpp; other parts are copied, on rank.device(). Must not communicate.
+  // Makes a module that takes whole inputs and gives whole results. Its parameters have the same names as this one's.
+  // It may be built of the layers of parallel_layers.hpp; copy other parts to rank.device(). This function must not
+  // communicate.
   virtual torch::nn::AnyModule shard(Rank& rank) const = 0;
 };
 
@@ -70,9 +74,9 @@ class Shardable {
 // layer, or one that the layer cannot follow.
 torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options = {});
 
-// Gathers the weights and buffers of all ranks' parts into `net`, on every rank: for checkpoints, evaluation on one
-// device, or another split. All ranks must call it, each with a net of its own that has the parameters' names and
-// shapes of the one that was sharded. Throws Error: another net. Cost: one allgather per split tensor.
+// Gathers the weights and buffers of all ranks' parts into `net`, on every rank. Use it for checkpoints, evaluation on
+// one device, or another split. All ranks must call it. Each passes a net of its own, with the parameters' names and
+// shapes of the one that was sharded. Throws Error for another net. Cost: one allgather per split tensor.
 void unshard(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net);
 
 // The same for .grad; a parameter without a gradient has none in `net` either.

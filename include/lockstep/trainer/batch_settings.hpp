@@ -8,28 +8,29 @@
 
 namespace lockstep {
 
-// Whose part of a batch is how large.
-struct EqualParts {  // near-equal ones
+// How the parts of a batch are sized: the three kinds of a BalanceRule.
+struct EqualParts {  // near-equal parts
   bool operator==(const EqualParts&) const = default;
 };
-// In proportion to the devices' speed, measured while they train (balance.hpp). Two runs then differ by what rounding
-// leaves, also if one was resumed.
+// Parts in proportion to the devices' speed, measured while they train (balance.hpp). Two runs then differ by rounding,
+// also if one was resumed.
 struct PartsBySpeed {
   bool operator==(const PartsBySpeed&) const = default;
 };
-// {2, 1}: the first device gets twice as many samples as the second (shares.hpp; of the split's data axis, if there is
-// one).
+// A list such as {2, 1}: the first device gets twice as many samples as the second (parts.hpp). If the network is
+// split, the list is for its data axis.
 using BalanceRule = std::variant<EqualParts, PartsBySpeed, std::vector<double>>;
 
-// "equal", "auto", "2,1". And back; throws Error that says what there is.
+// "equal", "auto", "2,1". balance_rule_from converts back. It throws Error, which says what is possible, for other
+// texts.
 std::string to_string(const BalanceRule& sizes);
 BalanceRule balance_rule_from(const std::string& text);
 
 struct BatchSettings {
   int64_t size = 256;  // of the global batch, times `scale`
   int64_t scale = 1;
-  // In how many parts, one after the other, a rank computes its part of a batch. The gradients are the same (but
-  // BatchNorm normalises over what is computed at once), and the activations of one of them are in memory at a time.
+  // A rank computes its part of a batch in so many pieces, one after the other. Memory then holds the activations of
+  // one piece at a time. The gradients are the same, but BatchNorm normalises over a piece.
   int accumulate = 1;
   BalanceRule balance = EqualParts();
 

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// How the ranks' gradients become one.
+// How gradients are sent when ranks average them.
 enum class Compression {
   none,      // as they are
   bf16,      // rounded, as fp16 (half_precision_hook.hpp)
@@ -20,14 +20,15 @@ Compression compression_from(std::string_view name);
 
 struct ExchangeOptions {
   Compression compress = Compression::none;
-  int64_t compress_rank = 0;  // of Compression::powersgd; 0: its default
-  // If not 0, gradients are not averaged at all: each rank takes so many steps of its own and then the parameters are,
-  // with an outer optimizer (local_sgd.hpp); also at the end of each epoch. With the network split by data alone.
+  int64_t compress_rank = 0;  // for Compression::powersgd; 0: its default
+  // If not 0, gradients are not averaged. Each rank takes so many steps of its own; then the ranks average their
+  // parameters, with an outer optimizer (local_sgd.hpp). They also do so at the end of each epoch. Only with the
+  // network split by data alone.
   int64_t sync_every = 0;
-  double outer_lr = 1;
+  double outer_lr = 1;  // for this and outer_momentum see LocalSgdOptions
   double outer_momentum = 0;
-  // 1: each rank keeps and computes its slice of the optimizer; 2: and of the gradients (sharded_optimizer.hpp). Of a
-  // network split by data alone, and not of lars and lamb. 0: every rank has all of it.
+  // ZeRO (sharded_optimizer.hpp). 0: every rank has the whole optimizer. 1: each rank keeps and computes its slice of
+  // the optimizer. 2: and of the gradients. Only with the network split by data alone, and not with lars and lamb.
   int zero_stage = 0;
 };
 

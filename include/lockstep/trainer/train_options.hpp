@@ -1,4 +1,4 @@
-// TrainOptions: all that a run can be told, with the defaults of `lockstep train`.
+// TrainOptions: every option of a run, with the defaults of `lockstep train`.
 //
 // A plain value of nested groups. config.json, the program's flags and errors have one list of keys, without groups:
 // `batch_size` is batch.size, `keep_last` keep.last (src/trainer/option_table.hpp). Thread-safe.
@@ -25,21 +25,21 @@ namespace lockstep {
 enum class Precision {
   float32,
   tf32,  // float32 whose products round their factors to TF32; on NVIDIA GPUs alone
-  bf16,  // forward and loss as automatic mixed precision (autocast.hpp), weights and update in float32
+  bf16,  // forward and loss in automatic mixed precision (autocast.hpp), weights and update in float32
 };
 
-// The results are the same but for rounding.
+// How images lie in memory. The results are the same but for rounding.
 enum class MemoryFormat {
   contiguous,     // images channel by channel
-  channels_last,  // pixel by pixel, which many convolutions are faster on, and bfloat16 on GPUs wants
+  channels_last,  // pixel by pixel: faster for many convolutions, and for bfloat16 on GPUs
 };
 
-// What becomes of a run when a step's loss or gradients are not finite; all ranks do the same in the same step.
+// What a run does when a step's loss or gradients are not finite. All ranks do the same in the same step.
 enum class OnNan {
-  stop,   // train() throws NotFinite, and what is kept is of before; a GPU's step is noticed a step later
-  skip,   // the step leaves everything as it was, and a warning names it; after an epoch of such steps alone train()
-          // throws NotFinite. On a GPU each step waits for it
-  go_on,  // nothing looks
+  stop,   // train() throws NotFinite; what was kept before stays. On a GPU this is noticed a step later
+  skip,   // the step changes nothing, and a warning names it. If an epoch has only such steps, train() throws
+          // NotFinite. On a GPU each step waits for the check
+  go_on,  // nothing is checked
 };
 
 // "float32", "channels-last", "go-on", … And back; these throw Error that names what there is.
@@ -53,7 +53,7 @@ OnNan on_nan_from(std::string_view name);
 // What becomes of the gradients; the learning rate is RateOptions'.
 struct OptimizerOptions {
   OptimizerKind kind = OptimizerKind::sgd;
-  double momentum = 0;  // as weight_decay: see OptimizerSettings in optimizers.hpp
+  double momentum = 0;  // for this and weight_decay see OptimizerSettings in optimizers.hpp
   double weight_decay = 0;
   double clip = 0;  // the largest norm of a step's gradients, which are scaled down to it; 0: none
 };
@@ -77,7 +77,7 @@ struct TrainOptions {
   DataOptions data = {};
   Devices devices = {};      // one rank per entry; empty: default_devices()
   int threads_per_rank = 1;  // intra-op threads of each rank
-  // How the network is split over the ranks, as a plan has it (plan.hpp). Absent: not at all, all ranks along data.
+  // How the network is split over the ranks, as a plan says it (plan.hpp). Absent: by data alone.
   std::optional<ModelSplit> split = {};
   std::chrono::seconds timeout{300};  // of every wait of a rank for another, from 1 to 1,000,000
   std::chrono::seconds silence{6};    // as RunOptions::silence, from 1 to 1,000,000
@@ -86,14 +86,15 @@ struct TrainOptions {
   RateOptions rate = {};
   ExchangeOptions exchange = {};
   int epochs = 10;
-  uint64_t seed = 1;  // of the weights, of the order of the samples (why 1: docs/results) and of dropout
+  uint64_t seed = 1;  // for the first weights, the order of the samples (docs/results says why 1), and dropout
   OnNan on_nan = OnNan::stop;
-  // Steps between two looks whether the devices that should hold the same weights do (check_replicas.hpp); -1: one at
-  // the end of each epoch, 0: none. With sync_every those within a round are left out.
+  // Steps between two checks that the devices hold the same weights (check_replicas.hpp). -1: one check at the end of
+  // each epoch. 0: none. With sync_every, checks within a round are left out.
   int64_t check_replicas = -1;
   Precision precision = Precision::float32;
   MemoryFormat memory_format = MemoryFormat::contiguous;
-  // BatchNorm over the samples of all ranks (sync_batch_norm.hpp), for a model that has some, split by data alone.
+  // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some, split by data
+  // alone.
   bool sync_batchnorm = false;
   bool cuda_graph = false;  // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
   KeepOptions keep = {};

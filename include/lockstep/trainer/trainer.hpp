@@ -1,8 +1,9 @@
 // The trainer: everything that `lockstep train` and `lockstep eval` do, without a terminal.
 //
-// train() runs one rank per device, reports through callbacks (called on rank 0's thread, one at a time) and keeps its
-// run in a folder. Under a launcher (see rank.hpp) the process with rank 0 reports and writes; on_data is called, and
-// the result is the same, in all of them. Thread-safe for different folders. The library prints nothing.
+// train() runs one rank per device, and keeps its run in a folder. It reports through callbacks, which are called on
+// rank 0's thread, one at a time. Under a launcher (see rank.hpp) the process with rank 0 reports and writes. on_data
+// is called in all processes, and all get the same result. Thread-safe for different folders. The library prints
+// nothing.
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -48,14 +49,14 @@ struct TrainResult {
   double data_wait() const;          // EpochMetrics::data_wait of all finished epochs together; 0 if there are none
 };
 
-// A run_dir that holds another run, or a file that a run would overwrite. Of two runs that want one folder at the same
+// Thrown if run_dir holds another run, or a file that a run would overwrite. If two runs want one folder at the same
 // time, one gets it and the other this error.
 class RunExists : public Error {
  public:
   using Error::Error;
 };
 
-// What ends a run with TrainOptions::on_nan "stop"; the text names the step and the rank. With "skip" it ends one that
+// Ends a run with TrainOptions::on_nan "stop"; the text names the step and the rank. With "skip" it ends a run that
 // skipped every step of an epoch.
 class NotFinite : public Error {
  public:
@@ -76,7 +77,8 @@ class NotFinite : public Error {
 //   the global batch, or beside a pipeline, which has microbatches;
 // - of the update: what check_optimizer and check_learning_rate refuse; lars or lamb with a split by channels, since
 //   their norms are of whole layers;
-// - of the devices: a device that is not there, tf32 on CPUs, threads_per_rank, a timeout or a silence out of its range, a split
+// - of the devices: a device that is not there, tf32 on CPUs, threads_per_rank, a timeout or a silence out of its
+// range, a split
 //   that check_split refuses or whose mesh is not as large as the run;
 // - cuda_graph on CPUs, without a split by data alone, with dropout, or with anything but plain SGD at a constant
 //   rate without accumulate;
@@ -114,7 +116,7 @@ struct EvalOptions {
   Devices devices = {};  // empty: default_devices()
   int threads_per_rank = 1;
   int64_t batch_size = 256;             // over all devices at once; does not change the result
-  std::filesystem::path data_dir = {};  // of the IDX files, for a run that had some; empty: as the run had it
+  std::filesystem::path data_dir = {};  // folder of the IDX files, for a run that had some; empty: as the run had it
 };
 
 struct EvalResult : Score {
@@ -122,10 +124,10 @@ struct EvalResult : Score {
   Devices devices;
 };
 
-// Test accuracy of a kept run on several devices at once, which need not be those that it was trained on: every sample
-// counted once, whatever the split (the section's exercise). Throws Error: a folder without a readable config.json or
-// model.safetensors, weights of another model, unreadable data, a data_dir for a run on synthetic data, options that
-// train() would refuse.
+// Computes the test accuracy of a kept run on several devices at once, not necessarily those that it was trained on.
+// Every sample counts once, whatever the split (the section's exercise). Throws Error for a folder without a readable
+// config.json or model.safetensors, weights of another model, unreadable data, a data_dir for a run on synthetic data,
+// and options that train() would refuse.
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options = {});
 
 }  // namespace lockstep

@@ -147,8 +147,8 @@ int tasks_of_node(const std::string& text, int node) {
   return 0;
 }
 
-// By default srun starts rank 0 on the step's first machine. The port is the job's own as far as numbers go, and below
-// those that systems hand out by themselves.
+// By default srun starts rank 0 on the step's first machine. The port follows from the job's number, and lies below the
+// ports that systems hand out by themselves.
 void derive_rendezvous(const Reader& reader, LaunchEnvironment& launch) {
   launch.address = first_host(reader.text("SLURM_STEP_NODELIST"));
   if (reader.has("SLURM_JOB_ID")) launch.port = 15000 + reader.number("SLURM_JOB_ID", 1 << 30) % 15000;

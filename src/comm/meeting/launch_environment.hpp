@@ -23,7 +23,7 @@ struct LaunchEnvironment {
   int port = 0;              // 0: rank 0's process takes a free one
   bool agent_store = false;  // the launcher keeps the store, and every process is a client
   std::string job = {};      // no other job that runs on this machine has the same
-  bool keep_going = false;   // without workers that are lost; LOCKSTEP_KEEP_GOING=1, whatever the launcher
+  bool keep_going = false;   // true: the others go on without lost workers (LOCKSTEP_KEEP_GOING=1, with any launcher)
 };
 
 // The value of a variable, or null.

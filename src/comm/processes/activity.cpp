@@ -14,7 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kBetweenLooksAtThreads = 250ms;
-constexpr int kLeastPart = 20;  // one in so many of the time; a process that only waits takes less
+constexpr int kLeastPart = 20;  // computing counts above 1/20 of the time; a process that only waits takes less
 
 std::chrono::nanoseconds time_of(clockid_t clock) {
   timespec time{};
@@ -22,7 +22,7 @@ std::chrono::nanoseconds time_of(clockid_t clock) {
   return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
 }
 
-// As it is while a thread waits for a disk or for a file system on the network.
+// Linux shows state D while a thread waits for a disk, or for a file system on the network.
 bool a_thread_waits_for_a_disk() {
   std::error_code error;
   for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", error)) {

@@ -64,13 +64,13 @@ std::string contradiction(const OpenCall& call, const std::vector<RankState>& st
 
 std::string standstill(const std::vector<RankState>& states, const Layout& layout) {
   const int ranks = static_cast<int>(states.size());
-  std::vector<int> waits_for(ranks, -1);  // by rank: one that it lacks and that is stuck too
+  std::vector<int> waits_for(ranks, -1);  // by rank: a stuck rank that it waits for
   std::vector<bool> stuck;
   for (const auto& state : states) {
     const OpenCall& call = state.call;
     stuck.push_back(state.kind == Kind::waits && !call.polled && (call.is_message() || call.number >= 0));
   }
-  for (bool changed = true; changed;) {  // whoever lacks nobody that is stuck will go on
+  for (bool changed = true; changed;) {  // a rank that waits for no stuck rank will go on
     changed = false;
     for (int rank = 0; rank < ranks; ++rank) {
       if (!stuck[rank]) continue;

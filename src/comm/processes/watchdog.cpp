@@ -71,7 +71,7 @@ void Watchdog::run() {
       waits_.fail(board_.lose_store());
     } catch (const std::exception&) {
       report({"watching over the other processes failed in that of " + layout_.name_process(process_) + ": " +
-             exception_text(std::current_exception())});
+              exception_text(std::current_exception())});
     }
     if (!waits_.failure().empty() && !std::exchange(told, true)) on_failure_();
   }

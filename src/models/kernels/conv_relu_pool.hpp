@@ -1,9 +1,9 @@
 // The arithmetic of conv_relu_pool (include/lockstep/models/conv_relu_pool.hpp) on float32 in the CPU's memory,
 // compiled once per instruction set.
 //
-// The trick is the layout: samples are taken in blocks of as many as a vector register has lanes, and the sample's
-// index is innermost. Then every step of the computation is the same for all lanes, and neither odd numbers of channels
-// nor odd widths leave lanes idle. Shapes of what the kernels read and write, "lane" being the sample in the block:
+// The layout is what makes it fast. A block has as many samples as a vector register has lanes, and the sample's index
+// is innermost. So every step of the computation is the same for all lanes, and odd numbers of channels or odd widths
+// leave no lane idle. Shapes of what the kernels read and write, where "lane" is the sample in the block:
 //   x, grad_x   [channel][row][column][lane]
 //   out, grad   [out_channel][pooled row][pooled column][lane]
 //   passed      [pooled row][pooled column][out_channel][lane], bytes: bit i is set if pixel i of the 2x2 block passed
@@ -15,8 +15,8 @@
 
 namespace lockstep::kernels {
 
-// No member functions in here: this header is compiled for several instruction sets, and of an inline function the
-// linker keeps any one, perhaps one that this CPU cannot run.
+// No member functions in here: this header is compiled for several instruction sets. The linker keeps any one copy of
+// an inline function, perhaps one that this CPU cannot run.
 struct ConvReluPoolShape {
   int64_t channels, height, width;
   int64_t out_channels, kernel_height, kernel_width;
@@ -26,7 +26,8 @@ struct ConvReluPoolShape {
 struct ConvReluPoolKernels {
   int64_t lanes;  // samples per block
 
-  // Between `samples` (at most `lanes`) rows of `size` values and one block [size][lane]. Lanes without a sample are 0.
+  // Converts between `samples` (at most `lanes`) rows of `size` values and one block [size][lane]. Lanes without a
+  // sample are 0.
   void (*to_block)(const float* rows, int64_t samples, int64_t size, float* block);
   void (*from_block)(const float* block, int64_t samples, int64_t size, float* rows);
 
@@ -34,8 +35,8 @@ struct ConvReluPoolKernels {
   void (*pack_for_forward)(const ConvReluPoolShape& shape, const float* weight, float* packed);
   void (*pack_for_backward)(const ConvReluPoolShape& shape, const float* weight, float* packed);
 
-  // One block. tap_offsets[i]: where in x the i-th value of a convolution window lies, from the window's first one, in
-  // the weight's order (channel, row, column).
+  // Computes one block. tap_offsets[i] says where in x the i-th value of a convolution window lies, counted from the
+  // window's first value, in the weight's order (channel, row, column).
   void (*forward)(const ConvReluPoolShape& shape, const float* x, const float* packed, const float* bias,
                   const int64_t* tap_offsets, float* out, uint8_t* passed);
 
@@ -43,8 +44,8 @@ struct ConvReluPoolKernels {
   void (*backward_input)(const ConvReluPoolShape& shape, const float* grad, const uint8_t* passed, const float* packed,
                          float* scratch, float* grad_x);
 
-  // All blocks, one group of output channels, counted from 0 to weight_groups(shape): sets their parts of grad_weight
-  // and grad_bias. `scratch`: weight_scratch(shape) values.
+  // Sets the parts of grad_weight and grad_bias that belong to one group of output channels, over all blocks. Groups
+  // count from 0 to weight_groups(shape). `scratch`: weight_scratch(shape) values.
   int64_t (*weight_groups)(const ConvReluPoolShape& shape);
   int64_t (*weight_scratch)(const ConvReluPoolShape& shape);
   void (*backward_weight)(const ConvReluPoolShape& shape, int64_t blocks, int64_t group, const float* x,
@@ -52,7 +53,7 @@ struct ConvReluPoolKernels {
                           float* grad_bias);
 };
 
-// Those for the instructions that LibTorch uses here too (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
+// The kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
 const ConvReluPoolKernels& conv_relu_pool_kernels();
 
 }  // namespace lockstep::kernels

@@ -4,8 +4,8 @@
 //             "ranks": those to any other port, of all processes, since Gloo picks the one of two that connects
 // FAULT_AT    the number of the connection at which the fault comes, see fault.hpp
 // FAULT_FILE  is made at that moment, and holds the RANK of the process
-// There the process kills itself, or sleeps for FAULT_MILLISECONDS if that is set. FAULT_ERROR in the place of all of
-// these is the number of an error: each connection of a process without a RANK fails with it.
+// There the process kills itself, or sleeps for FAULT_MILLISECONDS if that is set. FAULT_ERROR, in place of all these,
+// is the number of an error. Each connection of a process without a RANK then fails with it.
 #include "fault.hpp"
 
 #include <arpa/inet.h>

@@ -32,7 +32,7 @@ TEST_F(LostProcesses, AProcessCanBeLostOnlyWhileTheOthersCanDoWithoutIt) {
   EXPECT_THAT(mine.forbid_loss(1), HasSubstr("gone"));
 }
 
-// What it says would else end the run of those that have gone on in the meantime.
+// Otherwise what it says would end the run of those that have gone on in the meantime.
 TEST_F(LostProcesses, AProcessThatHasSpokenUpCannotBeLost) {
   mine.begin();
   mine.allow_loss(1);

@@ -32,9 +32,9 @@ void parts_do_not_fit(const Setup& setup);
 // Another "size" than was sent, a "tag" that is too large, "none" was sent, or one of a tag received from "any" rank.
 void message_fails(const Setup& setup);
 void serves(const Setup& setup);  // as a parameter server; the rank that `argument` names is killed
-// As a parameter server, of which process 1 is killed in the middle of a push, or with "freezes" stands still. Other
-// words: "bounded", "synchronous", "two_servers", "busy" (the server is, meanwhile), and what the others do once they
-// have trained on: "then_trains", "then_meets", "then_runs", "then_comes_back" (they let process 1 go on).
+// A parameter server of which process 1 is killed in the middle of a push, or with "freezes" stands still. Other words:
+// "bounded", "synchronous", "two_servers", "busy" (the server is busy meanwhile). What the others do once they have
+// trained on: "then_trains", "then_meets", "then_runs", "then_comes_back" (they let process 1 go on).
 void loses_a_worker(const Setup& setup);
 void freezes(const Setup& setup);            // rank 0
 void sleeps(const Setup& setup);             // rank 1, and lets the others wait for three seconds
