@@ -107,10 +107,10 @@ std::vector<Introduction> read_all(c10d::Store& store, int processes) {
   return all;
 }
 
-Layout layout_of(const std::vector<Introduction>& all) {
-  Layout layout;
-  for (const auto& process : all) layout.by_process.push_back(process.devices);
-  return layout;
+Roster layout_of(const std::vector<Introduction>& all) {
+  Roster roster;
+  for (const auto& process : all) roster.by_process.push_back(process.devices);
+  return roster;
 }
 
 // The CPU has none.
@@ -181,7 +181,7 @@ std::string run_prefix(int run) {
   return "run-" + std::to_string(run);
 }
 
-Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
+Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
             const std::string& configuration, const WaitLimit& limit) {
   if (add_to_count(store, came_key(launch.rank), 1) != 1) {
     throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "comm/failure.hpp"
-#include "layout.hpp"
 #include "rendezvous.hpp"
+#include "roster.hpp"
 
 #include <chrono>
 #include <string>
@@ -18,7 +18,7 @@ std::string run_prefix(int run);
 
 // Leaves this process's devices and configuration, waits for all others', and compares. Throws Error: a process that
 // does not come before the deadline, that reported a failure, or whose configuration differs.
-Layout meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
+Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
             const std::string& configuration, const WaitLimit& limit);
 
 // Says what ended this process's run before the meeting was complete, so that the others need not wait.

@@ -9,29 +9,29 @@ using Kind = RankState::Kind;
 namespace {
 
 std::string contradiction_of_collective(const OpenCall& call, const std::vector<RankState>& states,
-                                        const Layout& layout) {
+                                        const Roster& roster) {
   for (int other = 0; other < static_cast<int>(states.size()); ++other) {
     if (!call.concerns(other)) continue;
     const RankState& state = states[other];
     const CollectiveCalls& calls = state.calls.of(call.among.name);
     if (state.kind == Kind::lost) {
-      return layout.name(call.rank) + " waits in " + call.where() + " for " + layout.name(other) +
+      return roster.name(call.rank) + " waits in " + call.where() + " for " + roster.name(other) +
              ", whose process was lost. After a loss the ranks can call ParameterServer::train together, and nothing "
              "else";
     }
     if (state.kind == Kind::returned && calls.count <= call.number) {
-      return text_of_return(layout.name(other), layout.name(call.rank), call.where());
+      return text_of_return(roster.name(other), roster.name(call.rank), call.where());
     }
     const std::string theirs = calls.text_of(call.number);
     if (!theirs.empty() && theirs != call.text) {
-      return text_of_different_calls(call.place(), {layout.name(call.rank), call.text}, {layout.name(other), theirs});
+      return text_of_different_calls(call.place(), {roster.name(call.rank), call.text}, {roster.name(other), theirs});
     }
   }
   return "";
 }
 
-std::string contradiction_of_message(const OpenCall& call, const RankState& peer, const Layout& layout) {
-  const std::string name = layout.name(call.rank), other = layout.name(call.peer);
+std::string contradiction_of_message(const OpenCall& call, const RankState& peer, const Roster& roster) {
+  const std::string name = roster.name(call.rank), other = roster.name(call.peer);
   if (peer.kind == Kind::returned) {
     const int64_t answers = (call.sends ? peer.calls.received : peer.calls.sent)[call.rank];
     if (answers >= call.messages) return "";
@@ -57,12 +57,12 @@ bool lacks(const std::vector<RankState>& states, int rank, int other) {
 
 }  // namespace
 
-std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {
-  if (call.is_message()) return contradiction_of_message(call, states[call.peer], layout);
-  return call.number < 0 ? "" : contradiction_of_collective(call, states, layout);
+std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster) {
+  if (call.is_message()) return contradiction_of_message(call, states[call.peer], roster);
+  return call.number < 0 ? "" : contradiction_of_collective(call, states, roster);
 }
 
-std::string standstill(const std::vector<RankState>& states, const Layout& layout) {
+std::string standstill(const std::vector<RankState>& states, const Roster& roster) {
   const int ranks = static_cast<int>(states.size());
   std::vector<int> waits_for(ranks, -1);  // by rank: a stuck rank that it waits for
   std::vector<bool> stuck;
@@ -89,14 +89,14 @@ std::string standstill(const std::vector<RankState>& states, const Layout& layou
   std::string text;
   const int first = rank;
   do {
-    text += (text.empty() ? "" : ", ") + layout.name(rank) + " waits in " + states[rank].call.where() + " for " +
-            layout.name(waits_for[rank]);
+    text += (text.empty() ? "" : ", ") + roster.name(rank) + " waits in " + states[rank].call.where() + " for " +
+            roster.name(waits_for[rank]);
     rank = waits_for[rank];
   } while (rank != first);
   return text_of_standstill(text);
 }
 
-std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {
+std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster) {
   std::string text;
   for (int other = 0; other < static_cast<int>(states.size()); ++other) {
     const RankState& state = states[other];
@@ -105,7 +105,7 @@ std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& st
         state.call.among.name == call.among.name) {
       continue;
     }
-    text += (text.empty() ? "" : " and ") + layout.name(other);
+    text += (text.empty() ? "" : " and ") + roster.name(other);
     switch (state.kind) {
       case Kind::waits:
         text += ", which waits in " + state.call.where();
@@ -124,30 +124,30 @@ std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& st
 }
 
 std::string text_of_lateness(const OpenCall& call, std::chrono::milliseconds timeout,
-                             const std::vector<RankState>& states, const Layout& layout) {
-  const std::string missing = missing_ranks(call, states, layout);
-  return text_of_timeout(layout.name(call.rank), timeout, call.where(), missing.empty() ? "its data" : missing);
+                             const std::vector<RankState>& states, const Roster& roster) {
+  const std::string missing = missing_ranks(call, states, roster);
+  return text_of_timeout(roster.name(call.rank), timeout, call.where(), missing.empty() ? "its data" : missing);
 }
 
-std::string text_of_silence(int process, const Layout& layout) {
-  return "the process of " + layout.name_process(process) +
+std::string text_of_silence(int process, const Roster& roster) {
+  return "the process of " + roster.name_process(process) +
          " is gone: it ended without a word (killed, or it crashed), or it stands still";
 }
 
-std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& states, const Layout& layout) {
-  const std::string missing = missing_ranks(call, states, layout);
-  return layout.name(call.rank) + " waited in " + call.where() + (missing.empty() ? "" : " for " + missing) +
+std::string text_of_stop(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster) {
+  const std::string missing = missing_ranks(call, states, roster);
+  return roster.name(call.rank) + " waited in " + call.where() + (missing.empty() ? "" : " for " + missing) +
          ": stopped by request";
 }
 
-std::string text_of_stop_at_the_end(int process, const Layout& layout) {
-  return "the ranks of " + layout.name_process(process) + " had returned, others had not: stopped by request";
+std::string text_of_stop_at_the_end(int process, const Roster& roster) {
+  return "the ranks of " + roster.name_process(process) + " had returned, others had not: stopped by request";
 }
 
-std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps, const Layout& layout) {
+std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps, const Roster& roster) {
   const CollectiveCalls& of_group = calls.of(call.among.name);
   const int64_t last = of_group.complete - 1;
-  std::string text = layout.name(call.rank) + " was in " + call.where() + "; ";
+  std::string text = roster.name(call.rank) + " was in " + call.where() + "; ";
   if (last < 0) {
     text += "no collective call" + call.among.text() + " was complete yet";
   } else {

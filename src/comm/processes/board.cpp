@@ -40,17 +40,17 @@ Heartbeat heartbeat_from(const std::string& text) {
 
 }  // namespace
 
-Board::Board(StorePtr store, Layout layout, int process, std::string host, bool keep_going)
+Board::Board(StorePtr store, Roster roster, int process, std::string host, bool keep_going)
     : store_(std::move(store)),
-      layout_(std::move(layout)),
+      roster_(std::move(roster)),
       process_(process),
       host_(std::move(host)),
-      lost_(store_, layout_, process, keep_going) {}
+      lost_(store_, roster_, process, keep_going) {}
 
 void Board::begin(const Heartbeat& first) {
   lost_.begin();
   put_heartbeat(first);
-  const Range ranks = layout_.ranks_of(process_);
+  const Range ranks = roster_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // so that one request reads all states
     put_state(static_cast<int>(rank), RankState().to_text());
   }
@@ -74,7 +74,7 @@ void Board::put_heartbeat(const Heartbeat& beat) {
 
 std::vector<Heartbeat> Board::heartbeats() {
   std::vector<Heartbeat> beats;
-  for (const auto& text : read_all("beat/", layout_.processes())) {
+  for (const auto& text : read_all("beat/", roster_.processes())) {
     const std::string key = beat_key(static_cast<int>(beats.size()));
     beats.push_back(text.empty() ? Heartbeat{} : parse_stored(key, text, heartbeat_from));
   }
@@ -87,7 +87,7 @@ void Board::put_state(int rank, const std::string& text) {
 
 std::vector<RankState> Board::states() {
   std::vector<RankState> states;
-  const size_t world_size = layout_.devices().size();
+  const size_t world_size = roster_.devices().size();
   for (const auto& text : read_all("state/", static_cast<int>(world_size))) {
     states.push_back(parse_stored(state_key(static_cast<int>(states.size())), text,
                                   [&](const auto& it) { return RankState::from_text(it, world_size); }));
@@ -104,7 +104,7 @@ void Board::put_calls(int rank, const Calls& calls) {
 
 std::vector<Calls> Board::calls(const std::set<int>& lost) {
   std::vector<Calls> calls;
-  const size_t world_size = layout_.devices().size();
+  const size_t world_size = roster_.devices().size();
   for (const auto& text : read_all("calls/", static_cast<int>(world_size))) {
     const int rank = static_cast<int>(calls.size());
     if (lost.contains(rank)) {
@@ -122,7 +122,7 @@ void Board::put_done() {
 }
 
 bool Board::all_done() {
-  return stored_count(*store_, "done") + lost_.count() >= layout_.processes();
+  return stored_count(*store_, "done") + lost_.count() >= roster_.processes();
 }
 
 Failure Board::failure() {

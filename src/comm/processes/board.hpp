@@ -13,8 +13,8 @@
 
 #include "calls.hpp"
 #include "comm/failure.hpp"
-#include "comm/meeting/layout.hpp"
 #include "comm/meeting/rendezvous.hpp"
+#include "comm/meeting/roster.hpp"
 #include "lost_processes.hpp"
 #include "rank_state.hpp"
 
@@ -34,7 +34,7 @@ struct Heartbeat {
 class Board {
  public:
   // `store` is the board's own connection. `host` says in words who keeps the store.
-  Board(StorePtr store, Layout layout, int process, std::string host, bool keep_going);
+  Board(StorePtr store, Roster roster, int process, std::string host, bool keep_going);
 
   void begin(const Heartbeat& first);  // leaves this process's first keys
 
@@ -69,7 +69,7 @@ class Board {
   std::string first_of(const std::string& key, const std::string& text);
 
   const StorePtr store_;
-  const Layout layout_;
+  const Roster roster_;
   const int process_;
   const std::string host_;
   LostProcesses lost_;

@@ -16,11 +16,11 @@ constexpr size_t kRecent = 8;
 
 using CallsByRank = std::vector<std::pair<int, const CollectiveCalls*>>;  // of one group, by rank
 
-std::string differing(const CallsByRank& members, const Layout& layout) {
+std::string differing(const CallsByRank& members, const Roster& roster) {
   const auto& [first_rank, first] = members[0];
   for (const auto& [rank, calls] : members) {
     if (calls->fingerprint == first->fingerprint) continue;
-    const std::string name = layout.name(rank), other = layout.name(first_rank);
+    const std::string name = roster.name(rank), other = roster.name(first_rank);
     return std::string(kCallsDiffer) + ": " + name + " and " + other + " made " + std::to_string(calls->count) +
            " collective calls each, but not the same ones; those that differ never came about. The last was " +
            calls->last() + " on " + name + " and " + first->last() + " on " + other + kSameCallsInOrder;
@@ -28,16 +28,16 @@ std::string differing(const CallsByRank& members, const Layout& layout) {
   return "";
 }
 
-std::string unanswered_collective(const CallsByRank& members, const Layout& layout) {
+std::string unanswered_collective(const CallsByRank& members, const Roster& roster) {
   const auto& [most_rank, most] = *std::max_element(
       members.begin(), members.end(), [](const auto& a, const auto& b) { return a.second->count < b.second->count; });
   std::string missing;
   for (const auto& [rank, calls] : members) {
     if (calls->count == most->count) continue;
-    missing += (missing.empty() ? "" : " and ") + layout.name(rank);
+    missing += (missing.empty() ? "" : " and ") + roster.name(rank);
   }
-  if (missing.empty()) return differing(members, layout);
-  return text_of_unanswered_call(layout.name(most_rank),
+  if (missing.empty()) return differing(members, roster);
+  return text_of_unanswered_call(roster.name(most_rank),
                                  most->last() + " (collective call " + std::to_string(most->count - 1) + ")", missing);
 }
 
@@ -90,12 +90,12 @@ Calls Calls::from_text(const std::string& text, size_t world_size) {
   return calls;
 }
 
-std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, const std::set<int>& lost) {
+std::string unanswered(const std::vector<Calls>& by_rank, const Roster& roster, const std::set<int>& lost) {
   for (size_t from = 0; from < by_rank.size(); ++from) {
     for (size_t to = 0; to < by_rank.size(); ++to) {
       const int64_t sent = by_rank[from].sent[to], received = by_rank[to].received[from];
       if (sent == received || lost.contains(static_cast<int>(from)) || lost.contains(static_cast<int>(to))) continue;
-      const std::string sender = layout.name(static_cast<int>(from)), receiver = layout.name(static_cast<int>(to));
+      const std::string sender = roster.name(static_cast<int>(from)), receiver = roster.name(static_cast<int>(to));
       return sender + " called send to " + receiver + " " + times(sent) + ", which called recv from " + sender + " " +
              times(received) + "; what was not waited for never came about, for want of " +
              (sent > received ? receiver : sender) + kSameCalls;
@@ -109,7 +109,7 @@ std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, 
     }
   }
   for (const auto& [group, members] : groups) {
-    if (auto complaint = unanswered_collective(members, layout); !complaint.empty()) return complaint;
+    if (auto complaint = unanswered_collective(members, roster); !complaint.empty()) return complaint;
   }
   return "";
 }

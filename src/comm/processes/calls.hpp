@@ -2,7 +2,7 @@
 // answered.
 #pragma once
 
-#include "comm/meeting/layout.hpp"
+#include "comm/meeting/roster.hpp"
 
 #include <cstdint>
 #include <map>
@@ -41,7 +41,7 @@ struct Calls {
 // To be asked when all ranks are done, each without an error. Says which call came about on some ranks only, and whose
 // is missing. Or it says whose calls were others although as many; "" if all fit together. Neither can happen to calls
 // that were waited for. Calls with `lost` ranks do not count, since nothing is known of these.
-std::string unanswered(const std::vector<Calls>& by_rank, const Layout& layout, const std::set<int>& lost = {});
+std::string unanswered(const std::vector<Calls>& by_rank, const Roster& roster, const std::set<int>& lost = {});
 
 // The calls of this process's ranks. Thread-safe.
 class CallLog {

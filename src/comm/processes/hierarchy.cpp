@@ -48,12 +48,12 @@ class Hierarchy::Promise : public c10d::Work {
   void synchronize() override {}  // Work::wait() calls it when all is done
 };
 
-Hierarchy::Hierarchy(GroupMember leaders, const Layout& layout, int process, int threads)
+Hierarchy::Hierarchy(GroupMember leaders, const Roster& roster, int process, int threads)
     : leaders_(std::move(leaders)),
-      layout_(layout),
+      roster_(roster),
       process_(process),
-      ranks_(layout.ranks_of(process)),
-      world_size_(static_cast<int>(layout.devices().size())),
+      ranks_(roster.ranks_of(process)),
+      world_size_(static_cast<int>(roster.devices().size())),
       next_(ranks_.size(), 0),
       courier_([this, threads] { run(threads); }) {}
 
@@ -80,7 +80,7 @@ c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, RankCall call) {
   const auto promise = c10::make_intrusive<Promise>();
   {
     const std::lock_guard lock(mutex_);
-    if (closed_) throw Error(layout_.name(rank) + ": " + call.text + ": the run has failed");
+    if (closed_) throw Error(roster_.name(rank) + ": " + call.text + ": the run has failed");
     const auto number = static_cast<size_t>(next_[place]++ - first_);
     while (queue_.size() <= number) {
       queue_.push_back(std::make_shared<JointCall>());
@@ -94,7 +94,7 @@ c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, RankCall call) {
       const int their_rank = static_cast<int>(ranks_.begin) + static_cast<int>(other);
       if (theirs.text != call.text) {
         throw Error(
-            text_of_different_calls("", {layout_.name(their_rank), theirs.text}, {layout_.name(rank), call.text}));
+            text_of_different_calls("", {roster_.name(their_rank), theirs.text}, {roster_.name(rank), call.text}));
       }
       if (call.kind != Kind::barrier && share_memory(call.flat, theirs.flat)) {
         throw Error(text_of_same_memory(std::min(rank, their_rank), std::max(rank, their_rank), call.text));
@@ -171,11 +171,11 @@ void Hierarchy::reduce(const std::vector<RankCall>& calls) {
   reduce_inside(calls, sum);
   complete(start_allreduce(*leaders_.backend, sum, calls[0].op, world_size_));
   const int root = calls[0].root;
-  if (layout_.process_of(root) == process_) calls[root - ranks_.begin].flat.copy_(sum);
+  if (roster_.process_of(root) == process_) calls[root - ranks_.begin].flat.copy_(sum);
 }
 
 void Hierarchy::broadcast(const std::vector<RankCall>& calls) {
-  const int root = calls[0].root, from = layout_.process_of(root);
+  const int root = calls[0].root, from = roster_.process_of(root);
   const size_t source = from == process_ ? root - ranks_.begin : 0;
   const at::Tensor& values = calls[source].flat;
   if (values.numel() == 0) return complete(start_barrier(*leaders_.backend));

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "comm/group_member.hpp"
-#include "comm/meeting/layout.hpp"
+#include "comm/meeting/roster.hpp"
 
 #include <condition_variable>
 #include <cstdint>
@@ -37,7 +37,7 @@ class Hierarchy {
   };
 
   // `leaders` is this process's member of a group of all processes.
-  Hierarchy(GroupMember leaders, const Layout& layout, int process, int threads);
+  Hierarchy(GroupMember leaders, const Roster& roster, int process, int threads);
   ~Hierarchy();
   Hierarchy(const Hierarchy&) = delete;
   Hierarchy& operator=(const Hierarchy&) = delete;
@@ -63,7 +63,7 @@ class Hierarchy {
   void broadcast(const std::vector<RankCall>& calls);
 
   const GroupMember leaders_;
-  const Layout layout_;
+  const Roster roster_;
   const int process_;
   const Range ranks_;
   const int world_size_;

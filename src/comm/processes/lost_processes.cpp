@@ -50,8 +50,8 @@ bool is_lost(c10d::Store& store, int process) {
   return !reason_in(status_of(store, process)).empty();
 }
 
-LostProcesses::LostProcesses(StorePtr store, Layout layout, int process, bool allowed)
-    : store_(std::move(store)), layout_(std::move(layout)), process_(process), allowed_(allowed) {}
+LostProcesses::LostProcesses(StorePtr store, Roster roster, int process, bool allowed)
+    : store_(std::move(store)), roster_(std::move(roster)), process_(process), allowed_(allowed) {}
 
 void LostProcesses::begin() {
   if (allowed_) store_->set(status_key(process_), status_bytes(kNeeded));
@@ -61,7 +61,7 @@ void LostProcesses::allow_loss(int rank) {
   if (!allowed_) return;
   const std::lock_guard lock(changing_);
   dispensable_.insert(rank);
-  if (static_cast<int64_t>(dispensable_.size()) < layout_.ranks_of(process_).size()) return;
+  if (static_cast<int64_t>(dispensable_.size()) < roster_.ranks_of(process_).size()) return;
   change_status(*store_, process_, kNeeded, kDispensable);
 }
 
@@ -87,7 +87,7 @@ bool LostProcesses::refresh() {
   if (!allowed_) return false;
   const int64_t count = stored_count(*store_, "lost_count");
   if (count == std::exchange(seen_, count)) return false;
-  for (int process = 0; process < layout_.processes(); ++process) {
+  for (int process = 0; process < roster_.processes(); ++process) {
     const std::string why = reason_in(status_of(*store_, process));
     if (why.empty()) continue;
     const std::lock_guard lock(mutex_);
@@ -109,14 +109,14 @@ std::string LostProcesses::own_reason() const {
 std::string LostProcesses::reason_of(int rank) const {
   const std::lock_guard lock(mutex_);
   if (lost_.empty()) return "";
-  const auto found = lost_.find(layout_.process_of(rank));
+  const auto found = lost_.find(roster_.process_of(rank));
   return found == lost_.end() ? "" : found->second;
 }
 
 std::string LostProcesses::reason_to_give_up(const OpenCall& call) const {
   if (call.is_message()) return reason_of(call.peer);
   if (call.number < 0 || count() == 0) return "";
-  for (int rank = 0; rank < static_cast<int>(layout_.devices().size()); ++rank) {
+  for (int rank = 0; rank < static_cast<int>(roster_.devices().size()); ++rank) {
     if (!call.concerns(rank) || reason_of(rank).empty()) continue;
     return reason_of(rank) +
            ". The run has gone on without it, but such a call needs all of its ranks. After a loss they can call "

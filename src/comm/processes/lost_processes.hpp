@@ -10,8 +10,8 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "comm/meeting/layout.hpp"
 #include "comm/meeting/rendezvous.hpp"
+#include "comm/meeting/roster.hpp"
 #include "rank_state.hpp"
 
 #include <cstdint>
@@ -32,7 +32,7 @@ bool is_lost(c10d::Store& store, int process);
 class LostProcesses {
  public:
   // Without `allowed` every process stays needed, and the store is not asked.
-  LostProcesses(StorePtr store, Layout layout, int process, bool allowed);
+  LostProcesses(StorePtr store, Roster roster, int process, bool allowed);
 
   void begin();  // this process is needed; to be called before others look for it
 
@@ -63,7 +63,7 @@ class LostProcesses {
   std::string note_own(const std::string& why);
 
   const StorePtr store_;
-  const Layout layout_;
+  const Roster roster_;
   const int process_;
   const bool allowed_;
   int64_t seen_ = 0;  // the count in the store; only refresh() uses it

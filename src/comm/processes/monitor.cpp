@@ -21,12 +21,12 @@ constexpr auto kSearch = 4s;  // for whoever closed a connection
 
 }  // namespace
 
-Monitor::Monitor(StorePtr store, Layout layout, int process, const Options& options)
-    : layout_(std::move(layout)),
+Monitor::Monitor(StorePtr store, Roster roster, int process, const Options& options)
+    : roster_(std::move(roster)),
       process_(process),
-      log_(layout_.ranks_of(process), layout_.devices().size()),
-      board_(std::move(store), layout_, process, options.host, options.keep_going),
-      watchdog_(board_, waits_, log_, layout_, process,
+      log_(roster_.ranks_of(process), roster_.devices().size()),
+      board_(std::move(store), roster_, process, options.host, options.keep_going),
+      watchdog_(board_, waits_, log_, roster_, process,
                 {.long_wait = std::min<std::chrono::milliseconds>(1s, options.timeout / 4),
                  .silence = options.silence,
                  .stop = options.stop}) {}
@@ -49,7 +49,7 @@ void Monitor::forbid_loss(int rank) {
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
-  if (const auto first = failure(); !first.empty()) Failure(layout_.name(rank) + ": " + first.text, first.kind).raise();
+  if (const auto first = failure(); !first.empty()) Failure(roster_.name(rank) + ": " + first.text, first.kind).raise();
 }
 
 Monitor::Waiting::Waiting(Monitor& monitor, OpenCall call, std::chrono::milliseconds timeout,
@@ -61,7 +61,7 @@ Monitor::Waiting::~Waiting() {
 }
 
 void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause) {
-  const auto name = layout_.name(call.rank);
+  const auto name = roster_.name(call.rank);
   const auto in_vain = [&] { return !lost().reason_to_give_up(call).empty(); };
   const auto settled = [&] { return !failure().empty() || in_vain(); };
   if (!settled() && waiting.is_late()) report_lateness(call, waiting.timeout());
@@ -82,7 +82,7 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
 void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds timeout) {
   try {
     std::this_thread::sleep_for(Watchdog::kUntilSaid);
-    report(text_of_lateness(call, timeout, board_.states(), layout_));
+    report(text_of_lateness(call, timeout, board_.states(), roster_));
   } catch (const ForeignValue& error) {
     report({error.what()});
   } catch (const std::exception&) {
@@ -91,19 +91,19 @@ void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds ti
 }
 
 void Monitor::note_where(const OpenCall& call) {
-  const std::string text = whereabouts(call, log_.of(call.rank), steps_, layout_);
+  const std::string text = whereabouts(call, log_.of(call.rank), steps_, roster_);
   const std::lock_guard lock(mutex_);
   if (where_.empty()) where_ = text;
 }
 
 // All processes find the same.
 void Monitor::check_calls() {
-  if (!layout_.devices()[0].is_cpu()) return;
+  if (!roster_.devices()[0].is_cpu()) return;
   std::set<int> gone;
-  for (int rank = 0; rank < static_cast<int>(layout_.devices().size()); ++rank) {
+  for (int rank = 0; rank < static_cast<int>(roster_.devices().size()); ++rank) {
     if (!lost().reason_of(rank).empty()) gone.insert(rank);
   }
-  if (const auto complaint = unanswered(board_.calls(gone), layout_, gone); !complaint.empty()) report(complaint);
+  if (const auto complaint = unanswered(board_.calls(gone), roster_, gone); !complaint.empty()) report(complaint);
 }
 
 Failure Monitor::finish() {
@@ -129,7 +129,7 @@ Failure Monitor::last_words() {
   if (first.kind != Failure::Kind::death) return first;
   const std::string where = [&] {
     const std::lock_guard lock(mutex_);
-    return where_.empty() ? "the process of " + layout_.name_process(process_) + " was in no call" : where_;
+    return where_.empty() ? "the process of " + roster_.name_process(process_) + " was in no call" : where_;
   }();
   return {first.text + ". " + board_.agreed_where(where), first.kind};
 }

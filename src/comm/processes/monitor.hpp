@@ -19,8 +19,8 @@
 
 #include "board.hpp"
 #include "calls.hpp"
-#include "comm/meeting/layout.hpp"
 #include "comm/meeting/rendezvous.hpp"
+#include "comm/meeting/roster.hpp"
 #include "lost_processes.hpp"
 #include "rank_state.hpp"
 #include "waits.hpp"
@@ -51,7 +51,7 @@ class Monitor {
   };
 
   // `store` is the monitor's own connection.
-  Monitor(StorePtr store, Layout layout, int process, const Options& options);
+  Monitor(StorePtr store, Roster roster, int process, const Options& options);
 
   // `on_failure` is called once, from the watchdog's thread.
   void start(std::function<void()> on_failure) { watchdog_.start(std::move(on_failure)); }
@@ -99,7 +99,7 @@ class Monitor {
   Failure finish();
 
   bool store_is_lost() const { return board_.store_is_lost(); }
-  const Layout& layout() const { return layout_; }
+  const Roster& roster() const { return roster_; }
 
  private:
   void report_lateness(const OpenCall& call, std::chrono::milliseconds timeout);
@@ -107,7 +107,7 @@ class Monitor {
   void check_calls();
   Failure last_words();
 
-  const Layout layout_;
+  const Roster roster_;
   const int process_;
   CallLog log_;
   Waits waits_;

@@ -93,7 +93,7 @@ ProcessBackend::ProcessBackend(int world_rank, Members members, GroupMember grou
       monitor_(std::move(monitor)),
       hierarchy_(std::move(hierarchy)),
       timeout_(timeout),
-      arguments_(monitor_->layout().name(world_rank), c10::kCPU, rank_, size_) {
+      arguments_(monitor_->roster().name(world_rank), c10::kCPU, rank_, size_) {
   monitor_->log().join(world_rank_, members_.name);
 }
 

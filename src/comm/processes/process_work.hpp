@@ -115,7 +115,7 @@ class ProcessWork : public c10d::Work {
     }
     const bool late = polled_->is_late();
     if (late && call_.is_message()) {
-      throw Error(monitor_->layout().name(call_.rank) + ": " + call_.where() +
+      throw Error(monitor_->roster().name(call_.rank) + ": " + call_.where() +
                   " was only polled: between processes a message completes in wait()");
     }
     if (late || !monitor_->failure().empty()) monitor_->explain(*polled_, call_, nullptr);

@@ -115,7 +115,7 @@ struct Place {
   // others listen for this process's heart.
   StorePtr store, monitor_store;
   std::shared_ptr<SharedStore::Connection> groups_store;
-  Layout layout;
+  Roster roster;
 
   static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const JobOptions& options) {
     const WaitLimit limit{comm::rendezvous_timeout(options), options.stop};
@@ -130,7 +130,7 @@ struct Place {
                 {}};
     try {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
-      place.layout = meet(*place.store, launch, here, configuration(launch, devices, options), limit);
+      place.roster = meet(*place.store, launch, here, configuration(launch, devices, options), limit);
     } catch (const c10::DistError&) {
       rendezvous.drop_connections();
       throw;
@@ -148,23 +148,23 @@ struct Place {
 class ProcessesWorld : public World {
  public:
   ProcessesWorld(std::unique_ptr<Turn> turn, Place place, const JobOptions& options)
-      : World(place.layout.devices(), place.layout.ranks_of(place.launch.rank), place.launch.rank),
+      : World(place.roster.devices(), place.roster.ranks_of(place.launch.rank), place.launch.rank),
         turn_(std::move(turn)),
         place_(std::move(place)),
         timeout_(options.timeout),
         backends_(ranks_here().size()) {
     const std::string host =
-        place_.launch.agent_store ? "the launcher" : "the process of " + place_.layout.name_process(0);
+        place_.launch.agent_store ? "the launcher" : "the process of " + place_.roster.name_process(0);
     monitor_ = std::make_shared<Monitor>(
-        place_.monitor_store, place_.layout, place_.launch.rank,
+        place_.monitor_store, place_.roster, place_.launch.rank,
         Monitor::Options{timeout_, options.silence, host, place_.launch.keep_going, options.stop});
     monitor_->start([this] { close(); });
-    if (!devices()[0].is_cpu() || place_.layout.one_rank_per_process()) return;
+    if (!devices()[0].is_cpu() || place_.roster.one_rank_per_process()) return;
     try {
       const int process = place_.launch.rank;
       const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process, place_.launch.world_size);
       const std::lock_guard lock(mutex_);
-      hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.layout, process, options.threads_per_rank);
+      hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.roster, process, options.threads_per_rank);
       if (closed_) hierarchy_->close();
     } catch (...) {
       monitor_->report(failure_of(std::current_exception()));

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "calls.hpp"
-#include "comm/meeting/layout.hpp"
+#include "comm/meeting/roster.hpp"
 #include "comm/members.hpp"
 
 #include <cstdint>

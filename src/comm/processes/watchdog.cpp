@@ -29,15 +29,15 @@ bool any_connects(const std::vector<Waits::Wait>& waits) {
 
 }  // namespace
 
-Watchdog::Watchdog(Board& board, Waits& waits, const CallLog& log, const Layout& layout, int process, Options options)
+Watchdog::Watchdog(Board& board, Waits& waits, const CallLog& log, const Roster& roster, int process, Options options)
     : board_(board),
       waits_(waits),
       log_(log),
-      layout_(layout),
+      roster_(roster),
       process_(process),
       options_(std::move(options)),
-      beats_(layout.processes()),
-      seen_(layout.processes()) {}
+      beats_(roster.processes()),
+      seen_(roster.processes()) {}
 
 Watchdog::~Watchdog() {
   stop();
@@ -52,7 +52,7 @@ void Watchdog::stop() {
 void Watchdog::start(std::function<void()> on_failure) {
   on_failure_ = std::move(on_failure);
   std::fill(seen_.begin(), seen_.end(), Clock::now());
-  const Range ranks = layout_.ranks_of(process_);
+  const Range ranks = roster_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) published_[static_cast<int>(rank)] = "";
   board_.begin(next_heartbeat());
   thread_ = std::thread([this] { run(); });
@@ -70,7 +70,7 @@ void Watchdog::run() {
     } catch (const c10::DistError&) {
       waits_.fail(board_.lose_store());
     } catch (const std::exception&) {
-      report({"watching over the other processes failed in that of " + layout_.name_process(process_) + ": " +
+      report({"watching over the other processes failed in that of " + roster_.name_process(process_) + ": " +
               exception_text(std::current_exception())});
     }
     if (!waits_.failure().empty() && !std::exchange(told, true)) on_failure_();
@@ -83,7 +83,7 @@ Heartbeat Watchdog::next_heartbeat() {
   for (const auto& wait : now.open) {
     if (!wait.call.polled) others_turn.insert(wait.call.rank);
   }
-  const bool on_its_own = static_cast<int64_t>(others_turn.size()) < layout_.ranks_of(process_).size();
+  const bool on_its_own = static_cast<int64_t>(others_turn.size()) < roster_.ranks_of(process_).size();
   return {++own_beats_, activity_.count(now.moves, on_its_own)};
 }
 
@@ -111,22 +111,22 @@ void Watchdog::look_around() {
               waits.end());
   publish(waits, now.returned);
   const bool has_reason = !waits.empty() || connects || now.searching || now.finishing ||
-                          options_.stop.stop_requested() || !layout_.devices()[0].is_cpu();  // it sees no NCCL waits
+                          options_.stop.stop_requested() || !roster_.devices()[0].is_cpu();  // it sees no NCCL waits
   if (!has_reason) {
     std::fill(beats_.begin(), beats_.end(), Heartbeat{});  // the next look starts anew
     return;
   }
   if (Clock::now() < next_look_) return;
-  next_look_ = Clock::now() + kBeat * (layout_.processes() / kFewProcesses);
+  next_look_ = Clock::now() + kBeat * (roster_.processes() / kFewProcesses);
   const auto states = board_.states();
   for (const auto& wait : waits) {
-    const auto complaint = contradiction(wait.call, states, layout_);
+    const auto complaint = contradiction(wait.call, states, roster_);
     if (!complaint.empty()) return report(complaint);
   }
-  if (const auto complaint = standstill(states, layout_); !complaint.empty()) return report(complaint);
+  if (const auto complaint = standstill(states, roster_); !complaint.empty()) return report(complaint);
   for (const auto& [call, timeout, waited] : waits) {
     if (!call.polled && waited >= timeout + kUntilSaid) {
-      return report(text_of_lateness(call, timeout, states, layout_));
+      return report(text_of_lateness(call, timeout, states, roster_));
     }
   }
   watch_hearts();
@@ -164,7 +164,7 @@ void Watchdog::watch_hearts() {
   const auto limit = silence_of_the_dead();
   const auto beats = board_.heartbeats();
   LostProcesses& lost = board_.lost();
-  for (int process = 0; process < layout_.processes(); ++process) {
+  for (int process = 0; process < roster_.processes(); ++process) {
     const Heartbeat& beat = beats[process];
     const Heartbeat before = std::exchange(beats_[process], beat);
     if (beat.count != before.count) seen_[process] = Clock::now();
@@ -172,23 +172,23 @@ void Watchdog::watch_hearts() {
     const auto silence = Clock::now() - seen_[process];
     if (process == process_ || silence < (beat.count == 0 ? options_.silence : limit)) continue;
     if (lost.is_lost(process)) continue;
-    const std::string text = text_of_silence(process, layout_);
+    const std::string text = text_of_silence(process, roster_);
     if (!lost.declare(process, text)) return report({text, Failure::Kind::death});
   }
 }
 
 // A rank that does something will soon learn of the stop from the others, or has learned it and writes a checkpoint.
 void Watchdog::end_waits_of_a_stop(const std::vector<RankState>& states) {
-  if (!options_.stop.stop_requested() || !layout_.devices()[0].is_cpu() || !waits_.failure().empty()) return;
+  if (!options_.stop.stop_requested() || !roster_.devices()[0].is_cpu() || !waits_.failure().empty()) return;
   const auto now = Clock::now();
   if (stop_asked_ == Clock::time_point()) stop_asked_ = now;
   if (now - std::max(stop_asked_, active_) < kStop) return;
   const auto present = waits_.snapshot();
   for (const auto& wait : present.open) {
     if (wait.call.polled || wait.waited < kStop) continue;
-    return report({text_of_stop(wait.call, states, layout_), Failure::Kind::stop});
+    return report({text_of_stop(wait.call, states, roster_), Failure::Kind::stop});
   }
-  if (present.finishing) report({text_of_stop_at_the_end(process_, layout_), Failure::Kind::stop});
+  if (present.finishing) report({text_of_stop_at_the_end(process_, roster_), Failure::Kind::stop});
 }
 
 void Watchdog::report(const Failure& failure) {

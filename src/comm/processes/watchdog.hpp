@@ -11,7 +11,7 @@
 #include "activity.hpp"
 #include "board.hpp"
 #include "calls.hpp"
-#include "comm/meeting/layout.hpp"
+#include "comm/meeting/roster.hpp"
 #include "waits.hpp"
 
 #include <atomic>
@@ -38,8 +38,8 @@ class Watchdog {
     std::stop_token stop = {};
   };
 
-  // The board, the waits, the log and the layout must outlive it.
-  Watchdog(Board& board, Waits& waits, const CallLog& log, const Layout& layout, int process, Options options);
+  // The board, the waits, the log and the roster must outlive it.
+  Watchdog(Board& board, Waits& waits, const CallLog& log, const Roster& roster, int process, Options options);
   ~Watchdog();
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
@@ -61,7 +61,7 @@ class Watchdog {
   Board& board_;
   Waits& waits_;
   const CallLog& log_;
-  const Layout& layout_;
+  const Roster& roster_;
   const int process_;
   const Options options_;
   std::function<void()> on_failure_;

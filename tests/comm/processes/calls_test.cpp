@@ -11,7 +11,7 @@ using comm::Calls;
 using testing::AllOf;
 using testing::HasSubstr;
 
-const comm::Layout layout{{Devices(1, torch::kCPU), Devices(2, torch::kCPU)}};  // three ranks in two processes
+const comm::Roster roster{{Devices(1, torch::kCPU), Devices(2, torch::kCPU)}};  // three ranks in two processes
 
 std::vector<Calls> three(int64_t collective) {
   std::vector<Calls> all(3, Calls(3));
@@ -41,14 +41,14 @@ TEST(CallsTest, SurviveTheStore) {
 TEST(CallsTest, ThatFitTogetherAreNoError) {
   auto all = three(4);
   all[0].sent[2] = all[2].received[0] = 3;
-  EXPECT_EQ(comm::unanswered(all, layout), "");
+  EXPECT_EQ(comm::unanswered(all, roster), "");
 }
 
 TEST(CallsTest, ACollectiveThatSomeDidNotMakeIsNamedWithAllThatLack) {
   auto all = three(4);
   all[1].collective[""].add("allreduce(sum) of float [2]");
   EXPECT_EQ(
-      comm::unanswered(all, layout),
+      comm::unanswered(all, roster),
       "rank 1 (cpu) called allreduce(sum) of float [2] (collective call 4) and did not wait for it; it never came "
       "about, for want of rank 0 (cpu) and rank 2 (cpu). All ranks must make the same calls");
 }
@@ -59,23 +59,23 @@ TEST(CallsTest, AsManyButOtherCollectivesAreNamed) {
     all[rank].collective[""].add(rank == 2 ? "allreduce(max) of float [2]" : "allreduce(sum) of float [2]");
     all[rank].collective[""].add("barrier");
   }
-  EXPECT_THAT(comm::unanswered(all, layout), AllOf(HasSubstr("rank 2 (cpu) and rank 0 (cpu) made 6 collective calls"),
+  EXPECT_THAT(comm::unanswered(all, roster), AllOf(HasSubstr("rank 2 (cpu) and rank 0 (cpu) made 6 collective calls"),
                                                    HasSubstr("not the same ones")));
   auto swapped = three(0);
   for (size_t rank = 0; rank < 3; ++rank) {
     swapped[rank].collective[""].add(rank == 1 ? "a" : "b");
     swapped[rank].collective[""].add(rank == 1 ? "b" : "a");
   }
-  EXPECT_THAT(comm::unanswered(swapped, layout), HasSubstr("rank 1 (cpu) and rank 0 (cpu)"));
+  EXPECT_THAT(comm::unanswered(swapped, roster), HasSubstr("rank 1 (cpu) and rank 0 (cpu)"));
 }
 
 TEST(CallsTest, AGroupsCallsAreComparedAmongItsMembers) {
   auto all = three(4);
   all[0].collective["/0.0"].add("barrier");
   all[2].collective["/0.0"].add("barrier");
-  EXPECT_EQ(comm::unanswered(all, layout), "");
+  EXPECT_EQ(comm::unanswered(all, roster), "");
   all[0].collective["/0.0"].add("barrier");
-  EXPECT_THAT(comm::unanswered(all, layout), AllOf(HasSubstr("rank 0 (cpu) called barrier (collective call 1)"),
+  EXPECT_THAT(comm::unanswered(all, roster), AllOf(HasSubstr("rank 0 (cpu) called barrier (collective call 1)"),
                                                    HasSubstr("for want of rank 2 (cpu).")));
 }
 
@@ -83,10 +83,10 @@ TEST(CallsTest, AMessageWithoutItsOtherSideIsNamed) {
   auto all = three(4);
   all[0].sent[2] = 2;
   all[2].received[0] = 1;
-  EXPECT_THAT(comm::unanswered(all, layout), AllOf(HasSubstr("rank 0 (cpu) called send to rank 2 (cpu) 2 times"),
+  EXPECT_THAT(comm::unanswered(all, roster), AllOf(HasSubstr("rank 0 (cpu) called send to rank 2 (cpu) 2 times"),
                                                    HasSubstr("once"), HasSubstr("for want of rank 2 (cpu)")));
   all[2].received[0] = 3;
-  EXPECT_THAT(comm::unanswered(all, layout), HasSubstr("for want of rank 0 (cpu)"));
+  EXPECT_THAT(comm::unanswered(all, roster), HasSubstr("for want of rank 0 (cpu)"));
 }
 
 TEST(CallsTest, CallsWithALostRankDoNotCountAndThoseOfTheOthersDo) {
@@ -94,14 +94,14 @@ TEST(CallsTest, CallsWithALostRankDoNotCountAndThoseOfTheOthersDo) {
   all[1] = Calls(3);
   all[0].sent[1] = 2;
   all[1].sent[2] = 1;
-  EXPECT_NE(comm::unanswered(all, layout), "");
-  EXPECT_EQ(comm::unanswered(all, layout, {1}), "");
+  EXPECT_NE(comm::unanswered(all, roster), "");
+  EXPECT_EQ(comm::unanswered(all, roster, {1}), "");
   all[2].collective[""].add("barrier");
-  EXPECT_THAT(comm::unanswered(all, layout, {1}), AllOf(HasSubstr("rank 2 (cpu) called barrier (collective call 4)"),
+  EXPECT_THAT(comm::unanswered(all, roster, {1}), AllOf(HasSubstr("rank 2 (cpu) called barrier (collective call 4)"),
                                                         HasSubstr("for want of rank 0 (cpu).")));
   all = three(4);
   all[2].sent[0] = 1;
-  EXPECT_THAT(comm::unanswered(all, layout, {1}), HasSubstr("rank 2 (cpu) called send to rank 0 (cpu) once"));
+  EXPECT_THAT(comm::unanswered(all, roster, {1}), HasSubstr("rank 2 (cpu) called send to rank 0 (cpu) once"));
 }
 
 }  // namespace calls_test

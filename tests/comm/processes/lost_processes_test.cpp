@@ -12,10 +12,10 @@ namespace lost_processes_test {
 using namespace lockstep;
 using testing::HasSubstr;
 
-comm::Layout two_processes() {
-  comm::Layout layout;
-  layout.by_process.assign(2, Devices{torch::kCPU});
-  return layout;
+comm::Roster two_processes() {
+  comm::Roster roster;
+  roster.by_process.assign(2, Devices{torch::kCPU});
+  return roster;
 }
 
 struct LostProcesses : testing::Test {

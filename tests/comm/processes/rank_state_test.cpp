@@ -14,10 +14,10 @@ using comm::RankState;
 using testing::AllOf;
 using testing::HasSubstr;
 
-comm::Layout layout_of(int processes) {
-  comm::Layout layout;
-  layout.by_process.assign(processes, Devices{torch::kCPU});
-  return layout;
+comm::Roster layout_of(int processes) {
+  comm::Roster roster;
+  roster.by_process.assign(processes, Devices{torch::kCPU});
+  return roster;
 }
 
 Calls made(int world_size, const std::vector<std::string>& collectives) {

@@ -27,10 +27,10 @@ struct BreakableStore : c10d::HashStore {
 };
 
 struct WatchdogTest : testing::Test {
-  static comm::Layout two_processes() {
-    comm::Layout layout;
-    layout.by_process.assign(2, Devices{torch::kCPU});
-    return layout;
+  static comm::Roster two_processes() {
+    comm::Roster roster;
+    roster.by_process.assign(2, Devices{torch::kCPU});
+    return roster;
   }
 
   std::string failure_within(Clock::duration time) {
@@ -39,11 +39,11 @@ struct WatchdogTest : testing::Test {
   }
 
   const c10::intrusive_ptr<BreakableStore> store = c10::make_intrusive<BreakableStore>();
-  const comm::Layout layout = two_processes();
-  comm::Board board{store, layout, 0, "the launcher", /*keep_going=*/false};
+  const comm::Roster roster = two_processes();
+  comm::Board board{store, roster, 0, "the launcher", /*keep_going=*/false};
   comm::Waits waits;
-  comm::CallLog log{layout.ranks_of(0), 2};
-  comm::Watchdog watchdog{board, waits, log, layout, 0, {.long_wait = 0ms, .silence = 3s}};
+  comm::CallLog log{roster.ranks_of(0), 2};
+  comm::Watchdog watchdog{board, waits, log, roster, 0, {.long_wait = 0ms, .silence = 3s}};
 };
 
 // The machine has been up for longer than a process may be silent.

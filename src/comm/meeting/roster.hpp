@@ -1,4 +1,4 @@
-// Layout: which ranks the processes of a job hold. Ranks are numbered by process, then by thread.
+// Roster: which ranks the processes of a job hold. Ranks are numbered by process, then by thread.
 #pragma once
 
 #include <lockstep/data/parts.hpp>
@@ -9,7 +9,7 @@
 
 namespace lockstep::comm {
 
-struct Layout {
+struct Roster {
   std::vector<Devices> by_process;
 
   int processes() const { return static_cast<int>(by_process.size()); }

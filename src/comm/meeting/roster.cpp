@@ -1,4 +1,4 @@
-#include "layout.hpp"
+#include "roster.hpp"
 
 #include "comm/texts.hpp"
 
@@ -6,33 +6,33 @@
 
 namespace lockstep::comm {
 
-Range Layout::ranks_of(int process) const {
+Range Roster::ranks_of(int process) const {
   int64_t begin = 0;
   for (int before = 0; before < process; ++before) begin += static_cast<int64_t>(by_process[before].size());
   return {begin, begin + static_cast<int64_t>(by_process[process].size())};
 }
 
-int Layout::process_of(int rank) const {
+int Roster::process_of(int rank) const {
   int process = 0;
   while (rank >= ranks_of(process).end) ++process;
   return process;
 }
 
-Devices Layout::devices() const {
+Devices Roster::devices() const {
   Devices all;
   for (const auto& devices : by_process) all.insert(all.end(), devices.begin(), devices.end());
   return all;
 }
 
-bool Layout::one_rank_per_process() const {
+bool Roster::one_rank_per_process() const {
   return std::all_of(by_process.begin(), by_process.end(), [](const Devices& devices) { return devices.size() == 1; });
 }
 
-std::string Layout::name(int rank) const {
+std::string Roster::name(int rank) const {
   return name_of(rank, devices());
 }
 
-std::string Layout::name_process(int process) const {
+std::string Roster::name_process(int process) const {
   const Range ranks = ranks_of(process);
   if (ranks.size() == 1) return name(static_cast<int>(ranks.begin));
   return "ranks " + std::to_string(ranks.begin) + " to " + std::to_string(ranks.end - 1);
