@@ -5,13 +5,16 @@
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <variant>
 #include <vector>
@@ -27,6 +30,8 @@
 #include "train_plan.hpp"
 #include "trainer/checkpoint_folder.hpp"
 #include "trainer/exchange_options.hpp"
+#include "trainer/option_table.hpp"
+#include "trainer/option_text.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
 
@@ -80,6 +85,30 @@ std::string parts_setting(const TrainOptions& options) {
              : "in shares of " + to_string(options.batch.balance);
 }
 
+// Every option that is not the default has a row, so that none is overlooked. `settings` words those that are named
+// here.
+Rows other_settings(const TrainOptions& options) {
+  static const std::set<std::string_view> worded = {
+      "model",          "width",       "image_size", "groups",          "dropout",          "data",
+      "data_dir",       "resume",      "devices",    "split",           "threads_per_rank", "batch_size",
+      "scale_batch",    "accumulate",  "balance",    "optimizer",       "momentum",         "weight_decay",
+      "clip",           "lr",          "scale_lr",   "reference_batch", "warmup",           "schedule",
+      "step_epochs",    "step_factor", "compress",   "compress_rank",   "sync_every",       "outer_lr",
+      "outer_momentum", "epochs",      "seed",       "precision",       "memory_format",    "sync_batchnorm",
+      "zero_stage",     "cuda_graph",  "run_dir"};
+  std::map<std::string_view, std::string> defaults;
+  const TrainOptions unchanged;
+  each_option(unchanged, [&](const Option& option, const auto& value) { defaults[option.key] = option_text(value); });
+  Rows rows;
+  each_option(options, [&](const Option& option, const auto& value) {
+    if (worded.contains(option.key) || option_text(value) == defaults[option.key]) return;
+    std::string name = option.key;
+    std::replace(name.begin(), name.end(), '_', ' ');
+    rows.push_back({name, option_text(value)});
+  });
+  return rows;
+}
+
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
   Rows rows = {
       {"model", to_string(options.model)},
@@ -105,6 +134,7 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.batch.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});
   if (options.split) rows.insert(rows.begin() + 3, {"split", to_string(*options.split)});
+  for (auto& row : other_settings(options)) rows.insert(rows.end() - 1, std::move(row));
   if (!flags.config.empty()) rows.insert(rows.begin(), {"config", flags.config});
   if (!options.keep.resume.empty()) rows.insert(rows.begin(), {"goes on from", options.keep.resume.string()});
   return "lockstep " + version() + ", LibTorch " + torch_version() + "\n" + table(rows) + "\n";

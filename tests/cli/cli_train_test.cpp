@@ -81,10 +81,13 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
   EXPECT_THAT(run.out, Not(HasSubstr("synthetic")));
 }
 
-TEST_F(CliTrain, ShowsNoEpochsIfAskedNotTo) {
-  const Finished run = run_program(train({"--progress", "none"}), surroundings());
+TEST_F(CliTrain, ShowsNoEpochsIfAskedNotToAndEachSettingThatIsNotTheDefault) {
+  const Finished run = run_program(train({"--progress", "none", "--silence", "9", "--keep-last", "1"}), surroundings());
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("  batch size  "), HasSubstr("\ntest acc: "), Not(HasSubstr("epoch 1/2"))));
+  // Options without words of their own are shown where they are not the default.
+  EXPECT_THAT(run.out, AllOf(HasSubstr("\n  silence           9\n"), HasSubstr("\n  keep last         1\n"),
+                             Not(HasSubstr("timeout"))));
 }
 
 TEST_F(CliTrain, SaysWhereverItPrintsThatDataAreSynthetic) {

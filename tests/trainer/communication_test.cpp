@@ -9,8 +9,11 @@
 #include "support/small_training.hpp"
 
 #include <cmath>
+#include <filesystem>
 #include <map>
+#include <stop_token>
 #include <string>
+#include <vector>
 
 namespace communication_test {
 
@@ -119,6 +122,34 @@ TEST_F(Communication, AStoppedRunGoesOnWithTheSameBits) {
               lockstep::read_metrics(runs_ / "whole-powersgd/metrics.jsonl")[3].train_loss, 1e-3);
   EXPECT_THAT(error_of([&] { train_in_two(with("diloco", "refused"), 2); }),
               AllOf(HasSubstr("`sync_every`"), HasSubstr("the run had 3 ranks, this one has 2")));
+}
+
+// Within a round the ranks differ. Steps of a wide network take long enough to be reported within an epoch.
+TEST_F(Communication, AStopWithinAnEpochKeepsTheRoundsEndAndGoesOnWithTheSameBits) {
+  const auto with = [&](const std::string& name) {
+    TrainOptions run = options(2, name);
+    run.model.width = 1;
+    run.batch.size = 2;
+    run.exchange.sync_every = 7, run.exchange.outer_lr = 0.7, run.exchange.outer_momentum = 0.9;
+    return run;
+  };
+  lockstep::train(with("whole"));
+  std::stop_source stop;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.on_step = [&](const auto&) { stop.request_stop(); };
+  callbacks.stop = stop.get_token();
+  EXPECT_TRUE(lockstep::train(with("stopped"), callbacks).stopped);
+  std::vector<std::filesystem::path> kept;
+  for (const auto& entry : std::filesystem::directory_iterator(runs_ / "stopped/checkpoints")) {
+    if (entry.path().extension() == ".safetensors") kept.push_back(entry.path());
+  }
+  ASSERT_EQ(kept.size(), 1u);
+  const auto state = read_run_state(kept[0]);
+  EXPECT_EQ(state.epochs, 0);
+  EXPECT_GT(state.steps, 0);
+  EXPECT_EQ(state.steps % 7, 0);
+  go_on(with("stopped"), runs_ / "stopped");
+  expect_same_bits("stopped", "whole");
 }
 
 TEST_F(Communication, WhatMakesNoSenseIsRefusedWithNothingWritten) {

@@ -35,7 +35,7 @@ struct WatchdogTest : testing::Test {
 
   std::string failure_within(Clock::duration time) {
     waits.sleep(time, [](bool failed) { return failed; });
-    return waits.failure();
+    return waits.failure().text;
   }
 
   const c10::intrusive_ptr<BreakableStore> store = c10::make_intrusive<BreakableStore>();
