@@ -180,7 +180,7 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   }
   if (pid > 0) setpgid(pid, pid);
   const pid_t watcher = pid > 0 ? fork() : -1;
-  if (watcher == 0) watch(pid, alive_[0], options_.until_kill);
+  if (watcher == 0) watch(pid, alive_[0], options_.until_term_when_stopped);
   const int fork_error = watcher < 0 ? errno : 0;
   if (pid > 0 && watcher < 0) kill(pid, SIGKILL);
   close(ready[0]);

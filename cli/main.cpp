@@ -16,7 +16,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/log_errors_only.hpp"
+#include "base/libtorch_log.hpp"
 #include "commands.hpp"
 #include "help.hpp"
 #include "io/reason.hpp"

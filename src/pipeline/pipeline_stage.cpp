@@ -121,7 +121,7 @@ void PipelineStage::refuse_loss_without_graph() const {
   const auto parameters = layers_->parameters();
   const bool trains =
       std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.requires_grad(); });
-  if (index_ == 0 && !trains) return;
+  if (!needs_input_gradient_ && !trains) return;
   throw Error(
       "Pipeline: no parameter leads to the last stage's loss: the criterion was computed under NoGradGuard, or from "
       "detached tensors or item(). Compute it from the net's output, with gradients on");

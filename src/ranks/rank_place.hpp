@@ -1,10 +1,10 @@
 // RankPlace: which ranks a Rank makes its calls with, and the world that can make groups of them, while its run lasts.
 #pragma once
 
-#include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "base/libtorch_log.hpp"
 #include "comm/members.hpp"
 #include "comm/texts.hpp"
 #include "comm/world.hpp"
@@ -39,12 +39,9 @@ class RunningWorld {
 
   // See RunOptions::on_warning.
   void warn(const std::string& text) {
-    if (!on_warning_) {
-      TORCH_WARN("lockstep: ", text);
-      return;
-    }
     const std::lock_guard lock(warning_);
-    on_warning_(text);
+    if (on_warning_) return on_warning_(text);
+    warn_as_libtorch("lockstep: " + text);
   }
 
   const Devices devices;

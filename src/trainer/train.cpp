@@ -146,9 +146,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
          .silence = settings.silence,
          .configuration = common_settings(settings, digests, resumed ? &*resumed : nullptr),
          .seed = settings.seed,
-         .on_warning = [&](const std::string& text) {
-           if (this_process().index == 0 && callbacks.on_warning) callbacks.on_warning(text);
-         }});
+         .on_warning = callbacks.on_warning ? callbacks.on_warning : [](const std::string&) {}});
   } catch (const Stopped&) {
     result.stopped = true;
   }

@@ -1,8 +1,8 @@
 // The trainer: everything that `lockstep train` and `lockstep eval` do, without a terminal.
 //
-// train() runs one rank per device, and keeps its run in a folder. It reports through callbacks, which are called on
-// rank 0's thread, one at a time. Under a launcher (see rank.hpp) the process with rank 0 reports and writes. on_data
-// is called in all processes, and all get the same result. Thread-safe for different folders. The library prints
+// train() runs one rank per device, and keeps its run in a folder. It reports through callbacks, which are called one
+// at a time: on rank 0's thread, but warnings on any rank's. Under a launcher (see rank.hpp) the process with rank 0
+// reports and writes. on_data is called in all processes, and all get the same result. Thread-safe for different folders. The library prints
 // nothing.
 #pragma once
 

@@ -155,9 +155,9 @@ std::string Board::agreed_where(const std::string& text) {
   }
 }
 
-std::string Board::lose_store() {
+Failure Board::lose_store() {
   store_is_lost_ = true;
-  return host_ + " is gone: the store that it keeps does not answer";
+  return {host_ + " is gone: the store that it keeps does not answer", Failure::Kind::death};
 }
 
 }  // namespace lockstep::comm

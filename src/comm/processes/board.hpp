@@ -60,7 +60,7 @@ class Board {
   LostProcesses& lost() { return lost_; }
 
   // The store does not answer any more. Gives the failure's text.
-  std::string lose_store();
+  Failure lose_store();
   bool store_is_lost() const { return store_is_lost_; }
   const std::string& host() const { return host_; }
 

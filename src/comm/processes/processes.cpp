@@ -6,7 +6,7 @@
 #include <lockstep/base/error.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "base/log_errors_only.hpp"
+#include "base/libtorch_log.hpp"
 #include "base/seconds.hpp"
 #include "comm/group_member.hpp"
 #include "comm/job_options.hpp"

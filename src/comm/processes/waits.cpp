@@ -1,5 +1,6 @@
 #include "waits.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep::comm {
@@ -22,9 +23,13 @@ bool Waits::is_late(uint64_t id) const {
   return open_.at(id).wait.is_late();
 }
 
-void Waits::pass(Clock::duration time) {
+void Waits::pass(Clock::duration most) {
+  const auto now = Clock::now();
   const std::lock_guard lock(mutex_);
-  for (auto& [id, open] : open_) open.wait.waited += time;
+  for (auto& [id, open] : open_) {
+    open.wait.waited += std::min(now - open.wait.since, most);
+    open.wait.since = now;
+  }
 }
 
 void Waits::note_return(int rank) {

@@ -31,7 +31,8 @@ class Waits {
   struct Wait {
     OpenCall call;
     std::chrono::milliseconds timeout;
-    Clock::duration waited = {};  // see pass()
+    Clock::duration waited = {};             // see pass()
+    Clock::time_point since = Clock::now();  // the last of that, or when it began
 
     bool is_late() const { return waited >= timeout; }
   };
@@ -48,7 +49,7 @@ class Waits {
   uint64_t begin(Wait wait, std::function<void()> interrupt);
   void end(uint64_t id);
   bool is_late(uint64_t id) const;
-  void pass(Clock::duration time);  // by so much longer the open waits have waited
+  void pass(Clock::duration most);  // the open waits have waited until now, but since the last time at most so long
   void note_return(int rank);
   void note_finish();
   Snapshot snapshot() const;

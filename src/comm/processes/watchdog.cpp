@@ -90,8 +90,9 @@ Heartbeat Watchdog::next_heartbeat() {
 void Watchdog::beat() {
   const auto now = Clock::now();
   const auto since_last = now - std::exchange(last_beat_, now);
-  if (since_last > kStandstill) std::fill(seen_.begin(), seen_.end(), now);
-  waits_.pass(std::min<Clock::duration>(since_last, kStandstill));
+  const bool stood_still = since_last > kStandstill;
+  if (stood_still) std::fill(seen_.begin(), seen_.end(), now);
+  waits_.pass(stood_still ? Clock::duration(kBeat) : kStandstill);
   board_.put_heartbeat(next_heartbeat());
   if (!waits_.failure().empty()) return;
   if (const auto failure = board_.failure(); !failure.empty()) return waits_.fail(failure);
@@ -124,9 +125,9 @@ void Watchdog::look_around() {
     if (!complaint.empty()) return report(complaint);
   }
   if (const auto complaint = standstill(states, roster_); !complaint.empty()) return report(complaint);
-  for (const auto& [call, timeout, waited] : waits) {
-    if (!call.polled && waited >= timeout + kUntilSaid) {
-      return report(text_of_lateness(call, timeout, states, roster_));
+  for (const auto& wait : waits) {
+    if (!wait.call.polled && wait.waited >= wait.timeout + kUntilSaid) {
+      return report(text_of_lateness(wait.call, wait.timeout, states, roster_));
     }
   }
   watch_hearts();

@@ -230,7 +230,8 @@ TEST(Launch, TakesItsProcessesAlongWhenItIsKilled) {
 }
 
 TEST(Launch, TakesWhatItsProcessesStartedAlongWhenItIsKilled) {
-  Program program({"launch", "-n", "2", "sh", "-c", "test $RANK = 0 || trap '' TERM; echo ready; sleep 30; sleep 30"},
+  Program program({"launch", "-n", "2", "--grace", "2", "sh", "-c",
+                   "test $RANK = 0 || trap '' TERM; echo ready; sleep 30; sleep 30"},
                   surroundings_with());
   ASSERT_TRUE(program.wait_for("ready\nready\n"));
   program.send(SIGKILL);

@@ -85,8 +85,13 @@ void scenarios::has_a_batch_fewer(const Setup& setup) {
 }
 
 void scenarios::dies_in_a_backward(const Setup& setup) {
+  struct Net : torch::nn::Module {
+    torch::nn::Linear used = register_module("used", torch::nn::Linear(4, 2));
+    torch::nn::Linear spare = register_module("spare", torch::nn::Linear(4, 2));
+    at::Tensor forward(const at::Tensor& x) { return used(x); }
+  };
   lockstep::run(setup.devices, [](Rank& rank) {
-    lockstep::DataParallel net(torch::nn::Linear(4, 2), rank);
+    lockstep::DataParallel net(Net(), rank);
     for (int step = 1;; ++step) {
       const auto loss = net(torch::ones({2, 4})).sum();
       if (step == 3 && rank.index() == 1) std::raise(SIGKILL);
