@@ -43,8 +43,9 @@ std::string wrong_with(const Option& option, const std::string& text) {
   if constexpr (std::is_same_v<Value, std::chrono::seconds>)
     return number_within<int>(text, option.more.least, option.more.most);
   if constexpr (std::is_same_v<Value, std::vector<int>>) return epochs_list(text);
-  if constexpr (std::is_same_v<Value, std::string>)
-    return known_model(text);  // the only text that is none of the above
+  if constexpr (std::is_same_v<Value, std::string>) {
+    if (option.key == std::string_view("model")) return known_model(text);
+  }
   return option.more.least > 0 ? not_empty(text) : "";
 }
 

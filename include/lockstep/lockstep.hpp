@@ -1,5 +1,5 @@
-// lockstep: trains torch::nn::Modules over several devices, on LibTorch. Each room has one header, which describes each
-// of its files in a line. From the ground up:
+// lockstep: trains torch::nn::Modules over several devices, on LibTorch. Each room with public headers has one that
+// describes each of its files in a line. From the ground up:
 //   floor 0, which knows no ranks
 //     base            errors, texts and clocks. Includes no other room.
 //     devices         what runs the tensors: CPU cores, GPUs, memory, precision.
@@ -8,8 +8,8 @@
 //     plan            which layout is fastest on a cluster, by a model of costs. Knows neither ranks nor LibTorch.
 //     optim           optimizers, their state and their learning rates.
 //     models          networks, layers and their weights in files.
-//   storey 1, the section's functions on plain lists
-//     scratch         the section's functions on plain lists of tensors, one entry per device.
+//   storey 1, the functions of the book's section "Training on Multiple GPUs" on plain lists
+//     scratch         split_batch, allreduce, train_batch, with one entry per device.
 //   storey 2, any torch::nn::Module on ranks
 //     ranks           run() and Rank, and what all ways to divide work use.
 //     data_parallel   one replica per rank, and how their gradients are averaged.

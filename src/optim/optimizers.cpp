@@ -59,21 +59,23 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind, std:
                                                         const OptimizerSettings& settings) {
   check_optimizer(kind, settings);
   const auto [lr, momentum, nesterov, decay] = settings;
-  if (kind == OptimizerKind::adam) {
-    return std::make_unique<torch::optim::Adam>(std::move(parameters),
-                                                torch::optim::AdamOptions(lr).weight_decay(decay));
+  switch (kind) {
+    case OptimizerKind::sgd:
+      return std::make_unique<torch::optim::SGD>(
+          std::move(parameters),
+          torch::optim::SGDOptions(lr).momentum(momentum).nesterov(nesterov).weight_decay(decay));
+    case OptimizerKind::adam:
+      return std::make_unique<torch::optim::Adam>(std::move(parameters),
+                                                  torch::optim::AdamOptions(lr).weight_decay(decay));
+    case OptimizerKind::adamw:
+      return std::make_unique<torch::optim::AdamW>(std::move(parameters),
+                                                   torch::optim::AdamWOptions(lr).weight_decay(decay));
+    case OptimizerKind::lars:
+      return std::make_unique<Lars>(std::move(parameters), LarsOptions(lr).momentum(momentum).weight_decay(decay));
+    case OptimizerKind::lamb:
+      return std::make_unique<Lamb>(std::move(parameters), LambOptions(lr).weight_decay(decay));
   }
-  if (kind == OptimizerKind::adamw) {
-    return std::make_unique<torch::optim::AdamW>(std::move(parameters),
-                                                 torch::optim::AdamWOptions(lr).weight_decay(decay));
-  }
-  if (kind == OptimizerKind::lars) {
-    return std::make_unique<Lars>(std::move(parameters), LarsOptions(lr).momentum(momentum).weight_decay(decay));
-  }
-  if (kind == OptimizerKind::lamb)
-    return std::make_unique<Lamb>(std::move(parameters), LambOptions(lr).weight_decay(decay));
-  return std::make_unique<torch::optim::SGD>(
-      std::move(parameters), torch::optim::SGDOptions(lr).momentum(momentum).nesterov(nesterov).weight_decay(decay));
+  throw Error("make_optimizer: there is no such kind of optimizer");
 }
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr) {

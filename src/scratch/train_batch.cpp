@@ -8,6 +8,7 @@
 #include <lockstep/scratch/train_batch.hpp>
 
 #include <cmath>
+#include <exception>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -22,8 +23,20 @@ Params get_params(const Params& params, const c10::Device& device) {
   const at::NoGradGuard no_grad;
   Params copies;
   for (const auto& param : params) {
-    if (!param.defined()) throw Error("get_params: parameter " + std::to_string(copies.size()) + " is undefined");
-    at::Tensor copy = param.detach().to(device, param.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    const std::string name = "get_params: parameter " + std::to_string(copies.size());
+    if (!param.defined()) throw Error(name + " is undefined");
+    if (!param.is_floating_point() && !param.is_complex()) {
+      throw Error(name + " is of type " + c10::toString(param.scalar_type()) +
+                  ", which has no gradients; make it float");
+    }
+    at::Tensor copy = [&] {
+      try {
+        return param.detach().to(device, param.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+      } catch (const c10::Error& error) {
+        std::throw_with_nested(
+            Error(name + " cannot be copied to " + device.str() + ": " + error.what_without_backtrace()));
+      }
+    }();
     copy.requires_grad_();
     copy.mutable_grad() = at::zeros_like(copy);
     copies.push_back(copy);

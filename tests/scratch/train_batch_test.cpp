@@ -103,6 +103,7 @@ TEST(GetParams, CopiesLeafsAndResultsAlike) {
   copy[0].detach().zero_();
   EXPECT_EQ(leaf.sum().item<float>(), 2);
   EXPECT_THAT(error_of([] { get_params({torch::ones({2}), torch::Tensor()}, cpu); }), HasSubstr("parameter 1"));
+  EXPECT_THAT(error_of([] { get_params({torch::ones({2}, torch::kLong)}, cpu); }), HasSubstr("is of type Long"));
 }
 
 TEST(TrainBatch, LeNetEqualsOneDeviceInDouble) {

@@ -15,8 +15,8 @@
 namespace lockstep {
 
 // Copies `params` to `device`. Each copy is a leaf that requires gradients, with a gradient of zeros attached. Section:
-// `get_params` ("Data Synchronization"). Throws Error, which names the place, for an undefined tensor. Throws
-// LibTorch's c10::Error for a type that has no gradients (integers) or a device that is not there.
+// `get_params` ("Data Synchronization"). Throws Error, which names the place: an undefined tensor, a type
+// that has no gradients (integers), a device that is not there.
 std::vector<at::Tensor> get_params(const std::vector<at::Tensor>& params, const c10::Device& device);
 
 // Trains LeNet on one global minibatch: `x` [n, 1, 28, 28] and `y` [n] (int64). It splits the minibatch, runs forward

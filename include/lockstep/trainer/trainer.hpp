@@ -2,8 +2,8 @@
 //
 // train() runs one rank per device, and keeps its run in a folder. It reports through callbacks, which are called one
 // at a time: on rank 0's thread, but warnings on any rank's. Under a launcher (see rank.hpp) the process with rank 0
-// reports and writes. on_data is called in all processes, and all get the same result. Thread-safe for different folders. The library prints
-// nothing.
+// reports and writes. on_data is called in all processes, and all get the same result. Thread-safe for different
+// folders. The library prints nothing.
 #pragma once
 
 #include <lockstep/base/error.hpp>

@@ -107,7 +107,7 @@ std::vector<Introduction> read_all(c10d::Store& store, int processes) {
   return all;
 }
 
-Roster layout_of(const std::vector<Introduction>& all) {
+Roster roster_of(const std::vector<Introduction>& all) {
   Roster roster;
   for (const auto& process : all) roster.by_process.push_back(process.devices);
   return roster;
@@ -202,7 +202,7 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     }
   }
   check_that_gpus_differ(all);
-  return layout_of(all);
+  return roster_of(all);
 }
 
 void call_off(c10d::Store& store, const Failure& failure) {
@@ -225,7 +225,7 @@ Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const ProcessE
   const Failure before_they_met{process_name(launch.rank, launch) + " is gone: " + process.how, kind_of(process)};
   if (!absent(run, launch.world_size).empty()) return before_they_met;
   try {
-    const auto name = layout_of(read_all(run, launch.world_size)).name_process(launch.rank);
+    const auto name = roster_of(read_all(run, launch.world_size)).name_process(launch.rank);
     return {"the process of " + name + " is gone: " + process.how, Failure::Kind::death};
   } catch (const ForeignValue&) {  // the processes say so
     return before_they_met;

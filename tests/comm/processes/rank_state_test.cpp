@@ -14,7 +14,7 @@ using comm::RankState;
 using testing::AllOf;
 using testing::HasSubstr;
 
-comm::Roster layout_of(int processes) {
+comm::Roster roster_of(int processes) {
   comm::Roster roster;
   roster.by_process.assign(processes, Devices{torch::kCPU});
   return roster;
@@ -54,33 +54,33 @@ TEST(RankStateTest, IsReadStrictly) {
 
 TEST(RankStateTest, RanksThatWaitForEachOtherAreFound) {
   const std::vector<RankState> circle = {receives(0, Calls(3), 1), receives(1, Calls(3), 2), receives(2, Calls(3), 0)};
-  EXPECT_THAT(comm::standstill(circle, layout_of(3)),
+  EXPECT_THAT(comm::standstill(circle, roster_of(3)),
               AllOf(HasSubstr("wait for each other"), HasSubstr("rank 0 (cpu) waits in recv (message) for rank 1"),
                     HasSubstr("rank 2 (cpu) waits in recv (message) for rank 0")));
   const std::vector<RankState> mixed = {waits(0, made(2, {"barrier"}), 0), receives(1, Calls(2), 0)};
-  EXPECT_THAT(comm::standstill(mixed, layout_of(2)), HasSubstr("rank 1 (cpu) waits in recv (message) for rank 0"));
+  EXPECT_THAT(comm::standstill(mixed, roster_of(2)), HasSubstr("rank 1 (cpu) waits in recv (message) for rank 0"));
 }
 
 TEST(RankStateTest, RanksThatSomebodyCanSetGoingDoNot) {
   std::vector<RankState> states = {receives(0, Calls(3), 1), receives(1, Calls(3), 2), RankState()};
-  EXPECT_EQ(comm::standstill(states, layout_of(3)), "");  // rank 2 may send yet
+  EXPECT_EQ(comm::standstill(states, roster_of(3)), "");  // rank 2 may send yet
   states[2] = receives(2, Calls(3), 0);
   states[2].call.polled = true;
-  EXPECT_EQ(comm::standstill(states, layout_of(3)), "");
+  EXPECT_EQ(comm::standstill(states, roster_of(3)), "");
   states[2].call.polled = false;
   states[2].calls.sent[1] = 1;  // what rank 1 waits for is on its way
-  EXPECT_EQ(comm::standstill(states, layout_of(3)), "");
+  EXPECT_EQ(comm::standstill(states, roster_of(3)), "");
   const std::vector<RankState> same = {waits(0, made(2, {"barrier"}), 0), waits(1, made(2, {"barrier"}), 0)};
-  EXPECT_EQ(comm::standstill(same, layout_of(2)), "");
+  EXPECT_EQ(comm::standstill(same, roster_of(2)), "");
 }
 
 TEST(RankStateTest, ACallThatAnotherRankDidNotWaitForContradictsToo) {
   const auto later = made(2, {"barrier", "allreduce(max)", "barrier"});
   const std::vector<RankState> states = {waits(0, made(2, {"barrier", "allreduce(sum)"}), 1), waits(1, later, 2)};
-  EXPECT_THAT(comm::contradiction(states[0].call, states, layout_of(2)),
+  EXPECT_THAT(comm::contradiction(states[0].call, states, roster_of(2)),
               AllOf(HasSubstr("differ at collective call 1"), HasSubstr("rank 0 (cpu) called allreduce(sum)"),
                     HasSubstr("rank 1 (cpu) called allreduce(max)")));
-  EXPECT_EQ(comm::contradiction(waits(0, made(2, {"barrier"}), 0).call, states, layout_of(2)), "");
+  EXPECT_EQ(comm::contradiction(waits(0, made(2, {"barrier"}), 0).call, states, roster_of(2)), "");
 }
 
 // Ranks 0 and 2 of three, in a group.
@@ -96,35 +96,35 @@ RankState waits_in_group(int rank, const std::vector<std::string>& collectives) 
 TEST(RankStateTest, AGroupsCallsConcernItsMembersOnly) {
   std::vector<RankState> states = {waits_in_group(0, {"barrier"}), waits(1, made(3, {"allreduce"}), 0),
                                    RankState::from_text(waits_in_group(2, {"allgather"}).to_text(), 3)};
-  EXPECT_THAT(comm::contradiction(states[0].call, states, layout_of(3)),
+  EXPECT_THAT(comm::contradiction(states[0].call, states, roster_of(3)),
               AllOf(HasSubstr("differ at collective call 0 among ranks 0, 2"), HasSubstr("rank 0 (cpu) called barrier"),
                     HasSubstr("rank 2 (cpu) called allgather")));
   states[2] = waits_in_group(2, {"barrier"});
-  EXPECT_EQ(comm::contradiction(states[0].call, states, layout_of(3)), "");
-  EXPECT_EQ(comm::missing_ranks(states[0].call, states, layout_of(3)), "");
-  EXPECT_EQ(comm::standstill(states, layout_of(3)), "");  // 0 and 2 will go on, and may then join rank 1
+  EXPECT_EQ(comm::contradiction(states[0].call, states, roster_of(3)), "");
+  EXPECT_EQ(comm::missing_ranks(states[0].call, states, roster_of(3)), "");
+  EXPECT_EQ(comm::standstill(states, roster_of(3)), "");  // 0 and 2 will go on, and may then join rank 1
   states[2] = waits(2, made(3, {"allreduce"}), 0);
-  EXPECT_THAT(comm::standstill(states, layout_of(3)),
+  EXPECT_THAT(comm::standstill(states, roster_of(3)),
               HasSubstr("rank 2 (cpu) waits in allreduce (collective call 0) for rank 0 (cpu)"));
-  EXPECT_THAT(comm::missing_ranks(states[0].call, states, layout_of(3)),
+  EXPECT_THAT(comm::missing_ranks(states[0].call, states, roster_of(3)),
               "rank 2 (cpu), which waits in allreduce "
               "(collective call 0)");
 }
 
 TEST(RankStateTest, OfARankThatWasLostNothingIsAwaited) {
   std::vector<RankState> states = {receives(0, Calls(3), 1), receives(1, Calls(3), 0), RankState()};
-  EXPECT_NE(comm::standstill(states, layout_of(3)), "");
+  EXPECT_NE(comm::standstill(states, roster_of(3)), "");
   states[1] = {.kind = RankState::Kind::lost};
-  EXPECT_EQ(comm::standstill(states, layout_of(3)), "");
-  EXPECT_EQ(comm::contradiction(states[0].call, states, layout_of(3)), "");
+  EXPECT_EQ(comm::standstill(states, roster_of(3)), "");
+  EXPECT_EQ(comm::contradiction(states[0].call, states, roster_of(3)), "");
   states[0] = waits(0, made(3, {"barrier"}), 0);
-  EXPECT_THAT(comm::contradiction(states[0].call, states, layout_of(3)),
+  EXPECT_THAT(comm::contradiction(states[0].call, states, roster_of(3)),
               AllOf(HasSubstr("rank 0 (cpu) waits in barrier (collective call 0) for rank 1 (cpu), whose process was "
                               "lost"),
                     HasSubstr("ParameterServer::train")));
-  EXPECT_THAT(comm::missing_ranks(states[0].call, states, layout_of(3)),
+  EXPECT_THAT(comm::missing_ranks(states[0].call, states, roster_of(3)),
               "rank 1 (cpu), whose process was lost and rank 2 (cpu), which is not there");
-  EXPECT_EQ(comm::contradiction(waits_in_group(0, {"barrier"}).call, states, layout_of(3)), "");
+  EXPECT_EQ(comm::contradiction(waits_in_group(0, {"barrier"}).call, states, roster_of(3)), "");
 }
 
 }  // namespace rank_state_test
