@@ -53,10 +53,7 @@ Tensor own_statistics(const Tensor& x) {
 // the ranks, so all ranks get equal bits.
 ChannelStatistics statistics_of_all(const Tensor& x, Rank& rank) {
   const int64_t channels = x.size(1);
-  std::vector<Tensor> own{own_statistics(x)};
-  const Tensor table = at::empty({rank.world_size(), 2 * channels + 1}, own[0].options());
-  std::vector<std::vector<Tensor>> rows{table.unbind()};
-  rank.backend().allgather(rows, own, c10d::AllgatherOptions{})->wait();
+  const Tensor table = rank.allgather(own_statistics(x));
 
   const Tensor counts = table.narrow(1, 2 * channels, 1);
   const Tensor means = table.narrow(1, 0, channels), variances = table.narrow(1, channels, channels);

@@ -238,29 +238,49 @@ void check_bool(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
-NamedTensors read_stream(std::ifstream& in, uint64_t file_size, std::map<std::string, std::string>& metadata) {
-  auto read = [&](void* into, uint64_t bytes) {
-    in.read(static_cast<char*>(into), static_cast<std::streamsize>(bytes));
-    if (!in) throw Error("reading failed: " + std::generic_category().message(errno));
-  };
+void read_bytes(std::ifstream& in, void* into, uint64_t bytes) {
+  in.read(static_cast<char*>(into), static_cast<std::streamsize>(bytes));
+  if (!in) throw Error("reading failed: " + std::generic_category().message(errno));
+}
+
+std::vector<Entry> read_header(std::ifstream& in, uint64_t file_size, std::map<std::string, std::string>& metadata) {
   uint64_t header_size = 0;
   if (file_size < sizeof header_size) throw Error("it is too short for a safetensors file");
-  read(&header_size, sizeof header_size);
+  read_bytes(in, &header_size, sizeof header_size);
   if (header_size > file_size - sizeof header_size || header_size > largest_header) {
     throw Error("its header is said to have " + std::to_string(header_size) + " bytes, but the file has " +
                 std::to_string(file_size));
   }
   std::string header(header_size, '\0');
-  read(header.data(), header_size);
+  read_bytes(in, header.data(), header_size);
+  return parse_header(header, file_size - sizeof header_size - header_size, metadata);
+}
 
+NamedTensors read_tensors(std::ifstream& in, const std::vector<Entry>& entries) {
   NamedTensors tensors;
-  for (const Entry& entry : parse_header(header, file_size - sizeof header_size - header_size, metadata)) {
+  for (const Entry& entry : entries) {
     at::Tensor tensor = at::empty(entry.shape, entry.type);
-    read(tensor.mutable_data_ptr(), entry.end - entry.begin);
+    read_bytes(in, tensor.mutable_data_ptr(), entry.end - entry.begin);
     if (entry.type == at::kBool) check_bool(tensor, entry.name);
     tensors.emplace_back(entry.name, tensor);
   }
   return tensors;
+}
+
+// What `read(in, size)` gives of a file.
+template <class Read>
+auto read_file(const std::filesystem::path& file, const Read& read) {
+  try {
+    std::error_code error;
+    const uint64_t size = std::filesystem::file_size(file, error);
+    if (error) throw Error(error.message());
+    errno = 0;
+    std::ifstream in(file, std::ios::binary);
+    if (!in) throw Error("opening failed: " + std::generic_category().message(errno));
+    return read(in, size);
+  } catch (const Error& error) {
+    throw Error("cannot read '" + file.string() + "': " + error.what());
+  }
 }
 
 }  // namespace
@@ -289,17 +309,17 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
 
 NamedTensors read_safetensors(const std::filesystem::path& file, std::map<std::string, std::string>* metadata) {
   std::map<std::string, std::string> ignored;
-  try {
-    std::error_code error;
-    uint64_t size = std::filesystem::file_size(file, error);
-    if (error) throw Error(error.message());
-    errno = 0;
-    std::ifstream in(file, std::ios::binary);
-    if (!in) throw Error("opening failed: " + std::generic_category().message(errno));
-    return read_stream(in, size, metadata == nullptr ? ignored : *metadata);
-  } catch (const Error& error) {
-    throw Error("cannot read '" + file.string() + "': " + error.what());
-  }
+  return read_file(file, [&](std::ifstream& in, uint64_t size) {
+    return read_tensors(in, read_header(in, size, metadata == nullptr ? ignored : *metadata));
+  });
+}
+
+std::map<std::string, std::string> read_metadata(const std::filesystem::path& file) {
+  return read_file(file, [](std::ifstream& in, uint64_t size) {
+    std::map<std::string, std::string> metadata;
+    read_header(in, size, metadata);
+    return metadata;
+  });
 }
 
 std::string digest_of(const std::map<std::string, std::string>& metadata, const NamedTensors& tensors) {

@@ -33,6 +33,9 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
 NamedTensors read_safetensors(const std::filesystem::path& file,
                               std::map<std::string, std::string>* metadata = nullptr);
 
+// The texts of the header alone: the tensors are neither read nor looked at. Throws Error as read_safetensors.
+std::map<std::string, std::string> read_metadata(const std::filesystem::path& file);
+
 // A file may have digest_of() of its tensors and of the rest of its metadata under this key of the metadata.
 inline constexpr const char* kDigestKey = "sha256";
 

@@ -137,15 +137,13 @@ Cluster measured_cluster(const ModelProfile& profile, Rank& rank) {
   cluster.contention = profile.contention;
   cluster.overlap = rank.device().is_cpu() ? 0 : 1;
 
-  at::Tensor memory = at::zeros({rank.world_size()}, at::kDouble);
+  int64_t memory = 0;
   for (const auto& gpu : gpus()) {
-    if (gpu.device == rank.device()) memory[rank.index()] = static_cast<double>(gpu.total_bytes);
+    if (gpu.device == rank.device()) memory = gpu.total_bytes;
   }
-  memory = memory.to(rank.device());
-  rank.allreduce(memory);
-  memory = memory.cpu();
+  const at::Tensor of_ranks = of_all_ranks(rank, {memory});
   for (size_t i = 0; i < cluster.devices.size(); ++i) {
-    cluster.devices[i].memory_bytes = memory[static_cast<int64_t>(i)].item<double>();
+    cluster.devices[i].memory_bytes = static_cast<double>(of_ranks[static_cast<int64_t>(i)][0].item<int64_t>());
   }
   cluster.within = measured_links(rank);
   cluster.between = cluster.within;

@@ -26,10 +26,9 @@ at::Tensor generators_of_all_ranks(Rank& rank) {
   at::Tensor state;
   {
     const std::lock_guard lock(generator.mutex());
-    state = generator.get_state().to(at::kLong).contiguous();
+    state = generator.get_state().contiguous();
   }
-  const auto* const bytes = state.const_data_ptr<int64_t>();
-  return of_all_ranks(rank, {bytes, bytes + state.numel()}).to(at::kByte);
+  return rank.allgather(state.to(rank.device())).cpu();
 }
 
 void set_generator(Rank& rank, const at::Tensor& states) {

@@ -1,25 +1,19 @@
 #include "group_sizes.hpp"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/parts.hpp>
 
 #include <numeric>
 #include <string>
 
+#include "ranks/gather.hpp"
+
 namespace lockstep {
 namespace {
 
 std::vector<int64_t> ask_for_sizes(int64_t mine, Rank& rank) {
-  const auto options = at::TensorOptions(rank.device()).dtype(at::kLong);
-  std::vector<at::Tensor> input{at::full({1}, mine, options)};
-  std::vector<std::vector<at::Tensor>> outputs(1);
-  for (int i = 0; i < rank.world_size(); ++i) outputs[0].push_back(at::empty({1}, options));
-  rank.backend().allgather(outputs, input, c10d::AllgatherOptions{})->wait();
-  std::vector<int64_t> sizes;
-  for (const auto& output : outputs[0]) sizes.push_back(output.item<int64_t>());
-  return sizes;
+  const at::Tensor sizes = of_all_ranks(rank, {mine}).contiguous();
+  return {sizes.const_data_ptr<int64_t>(), sizes.const_data_ptr<int64_t>() + sizes.numel()};
 }
 
 }  // namespace

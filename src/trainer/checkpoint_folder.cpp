@@ -148,6 +148,14 @@ fs::path checkpoint_to_go_on(const fs::path& folder, const std::function<void(co
   }
 }
 
+std::string config_of_checkpoint(const fs::path& file) {
+  try {
+    return config_of_run_state(file);
+  } catch (const Error&) {
+    return read_checkpoint(file).config;  // which says more
+  }
+}
+
 RunState read_checkpoint(const fs::path& file) {
   try {
     return read_run_state(file);

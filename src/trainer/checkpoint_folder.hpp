@@ -45,4 +45,8 @@ std::filesystem::path checkpoint_to_go_on(const std::filesystem::path& folder,
 // Reads it as read_run_state does. If the run cannot go on from it, the Error names the newest whole one before it.
 RunState read_checkpoint(const std::filesystem::path& file);
 
+// RunState::config of the checkpoint, without its tensors. Throws Error as read_checkpoint does, if the header is
+// damaged; the tensors are not looked at.
+std::string config_of_checkpoint(const std::filesystem::path& file);
+
 }  // namespace lockstep

@@ -99,6 +99,15 @@ RunState read_run_state(const std::filesystem::path& file) {
   }
 }
 
+std::string config_of_run_state(const std::filesystem::path& file) {
+  const auto metadata = io::read_metadata(file);
+  try {
+    return parse_manifest(header_text(metadata, manifest_key)).config;
+  } catch (const Error& error) {
+    throw Error("cannot go on from '" + file.string() + "': " + error.what());
+  }
+}
+
 io::NamedTensors tensors_under(const std::string& prefix, const io::NamedTensors& tensors) {
   io::NamedTensors under;
   for (const auto& [name, tensor] : tensors) {

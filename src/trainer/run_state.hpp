@@ -44,6 +44,10 @@ void write_run_state(const std::filesystem::path& file, const RunState& state,
 // version of the format, or its bytes are not those that were written.
 RunState read_run_state(const std::filesystem::path& file);
 
+// RunState::config of such a file, from its header alone. Whether the file is whole only read_run_state() knows. Throws
+// Error as it does.
+std::string config_of_run_state(const std::filesystem::path& file);
+
 // The tensors with names "PREFIX.…", under the rest of their names; and the reverse.
 io::NamedTensors tensors_under(const std::string& prefix, const io::NamedTensors& tensors);
 void put_under(const std::string& prefix, const io::NamedTensors& tensors, io::NamedTensors& into);

@@ -89,7 +89,7 @@ class Rank {
   // Groups. All ranks call group(), and those that give the same color (>= 0) become one. Each gets a Rank, numbered
   // anew in their present order. Its collectives and messages are the group's own. Until run() ends, a group's Rank can
   // be used wherever a Rank can, also to be grouped again. A failure in a group is one of the whole run. Cost: one
-  // small allreduce, and between processes connections among the group. As MPI_Comm_split. Throws Error: a negative
+  // small allgather, and between processes connections among the group. As MPI_Comm_split. Throws Error: a negative
   // color.
   Rank group(int color);
 

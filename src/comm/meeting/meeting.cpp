@@ -6,8 +6,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/seconds.hpp"
-#include "comm/processes/lost_processes.hpp"
 #include "devices/cuda_info.hpp"
+#include "process_status.hpp"
 #include "stored.hpp"
 
 #include <algorithm>

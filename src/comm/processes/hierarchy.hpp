@@ -1,9 +1,13 @@
 // Hierarchy: several ranks in one process speak to other processes with one voice.
 //
-// A rank posts its call. Once all ranks of the process have, a thread of the process, the courier, reduces their values
-// in the order of the ranks. It reduces the result with the other processes, over a Gloo group with one member per
-// process, and hands it out. It takes the calls in the order of their posts, which is the same in all processes. So it
-// works on while the ranks compute. Thread-safe.
+// Once all ranks of the process have posted a call, a thread of the process, the courier, reduces their values. It
+// reduces the result with the other processes, over a Gloo group with one member per process, and hands it out. So the
+// exchange goes on while the ranks compute. Thread-safe.
+//
+//  1. The courier takes the calls in the order of their posts, which is the same in all processes.
+//  2. Within a process it adds in the order of the ranks.
+//  3. It alone calls the group of the leaders.
+//  4. After close() no call completes: all that are open, and all later ones, end with an error.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>

@@ -1,15 +1,17 @@
 // LostProcesses: which processes of a run are gone while the others go on without them.
 //
-// At first a process is needed: if it is gone, the run has failed. It is dispensable while the others can do without
-// all of its ranks. If it is gone then, it is lost, and stays so. Each of these changes is one comparison in the store.
-// So all processes agree on who was lost, and a process that only stood still learns it when it comes back.
+//  1. At first a process is needed: if it is gone, the run has failed.
+//  2. It is dispensable while the others can do without all of its ranks.
+//  3. If it is gone while it is dispensable, it is lost, and stays so.
+//  4. Each of these changes is one comparison in the store. So all processes agree on who was lost, and a process that
+//     only stood still learns it when it comes back.
 //
-// Keys in the store: status/<process> ("needed", "dispensable", or "lost: " and why) and lost_count, which grows when a
-// process was lost. Thread-safe.
+// The keys in the store: comm/meeting/process_status.hpp. Thread-safe.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "comm/meeting/process_status.hpp"
 #include "comm/meeting/rendezvous.hpp"
 #include "comm/meeting/roster.hpp"
 #include "rank_state.hpp"
@@ -22,12 +24,6 @@
 #include <vector>
 
 namespace lockstep::comm {
-
-// `process` of the run whose keys `store` holds is gone. Gives whether the others go on without it. `why` is a
-// sentence. It is dropped if another process gave one before.
-bool declare_lost(c10d::Store& store, int process, const std::string& why);
-
-bool is_lost(c10d::Store& store, int process);
 
 class LostProcesses {
  public:

@@ -3,6 +3,10 @@
 // Gloo has such receives, but they are lost with a peer. Once Gloo gave a receive to a process that then dies or stands
 // still, it takes nobody else's message. And a message that a dead process announced blocks all later ones. So this
 // posts one receive per member, each with a thread that waits for it.
+//
+//  1. One mutex guards the messages that have come. No receive is waited for while holding it.
+//  2. A member's next receive is posted when its message was taken, so each may be one message ahead.
+//  3. The destructor aborts the receives and waits for the threads. The connections must outlive it, or be closed.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>

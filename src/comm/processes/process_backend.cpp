@@ -7,8 +7,8 @@
 #include <lockstep/base/error.hpp>
 
 #include "comm/reduction.hpp"
+#include "comm/signature.hpp"
 #include "comm/sigpipe_blocked.hpp"
-#include "comm/threads/operation.hpp"
 #include "parts.hpp"
 #include "process_work.hpp"
 

@@ -5,7 +5,8 @@
 // It reports what it finds as the run's failure, or declares a loss. It also counts how long the ranks have waited, and
 // ends the run at a timeout. While the process stood still (Ctrl-Z) nobody waited.
 //
-// Once the user has asked for a stop, it ends waits that go on while no process of the run does anything.
+// Once the user has asked for a stop, it ends waits that go on while no process of the run does anything. It alone
+// writes this process's heartbeat. It holds no lock while it talks to the store.
 #pragma once
 
 #include "activity.hpp"

@@ -1,12 +1,16 @@
 // Exchange: where the ranks of one process meet.
 //
 // A rank posts a call. When every member of the operation has posted, its work is cut into shares, and ranks that wait
-// do shares until none is left. So nothing needs a thread of its own, and ranks that wait together work together. Share
-// i always covers the same elements and adds them in the order of the ranks. So a result does not depend on who did
-// what. A rank that waits spins for some microseconds, as long as every rank can have a core, and then sleeps.
+// do shares until none is left. So nothing needs a thread of its own, and ranks that wait together work together. A
+// rank that waits spins for some microseconds, as long as every rank can have a core, and then sleeps. Thread-safe.
 //
-// Thread-safe. The first failure is final: it ends every present and later wait of every rank. A failure is calls that
-// differ, a rank that left, a timeout, ranks that wait for each other, or an exception in a share.
+//  1. A rank makes its calls of a group in one order, and its n-th call meets the others' n-th.
+//  2. Share i always covers the same elements and adds them in the order of the ranks. So a result does not depend on
+//     who did what.
+//  3. One mutex guards all that is agreed. Shares run outside of it.
+//  4. The tensors of a call live until all members have posted it and its last share is done.
+//  5. The first failure is final: it ends every present and later wait of every rank. A failure is calls that differ, a
+//     rank that left, a timeout, ranks that wait for each other, or an exception in a share.
 #pragma once
 
 #include <lockstep/devices/devices.hpp>

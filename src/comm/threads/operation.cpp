@@ -9,21 +9,6 @@
 
 namespace lockstep::comm {
 
-std::string Signature::text() const {
-  std::string text = name;
-  if (peer >= 0) text += " rank " + std::to_string(peer);
-  std::string details = reduction ? name_of(*reduction) : "";
-  if (root >= 0) details += (details.empty() ? "root " : ", root ") + std::to_string(root);
-  if (!details.empty()) text += "(" + details + ")";
-  if (type == at::ScalarType::Undefined) return text;
-  return text + " of " + describe(type, sizes) + (purpose.empty() ? "" : " for " + purpose);
-}
-
-Signature signature_of(const char* name, const at::Tensor& tensor) {
-  return {
-      .name = name, .type = tensor.scalar_type(), .sizes = c10::DimVector(tensor.sizes()), .purpose = Purpose::text()};
-}
-
 Operation::Operation(const Members& of, uint64_t number) : of_(of), place_(number) {
   members_.reserve(of.size());
   for (int rank = 0; rank < of.size(); ++rank) members_.push_back({rank});

@@ -3,11 +3,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/util/DimVector.h>
 #include <c10/util/SmallVector.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "comm/members.hpp"
+#include "comm/signature.hpp"
 #include "streams.hpp"
 
 #include <atomic>
@@ -22,23 +21,6 @@
 #include <vector>
 
 namespace lockstep::comm {
-
-// The part of a call that is equal on all ranks of a collective. Compared at every call, put into words only for an
-// error.
-struct Signature {
-  const char* name = "";                                    // "allreduce"; a literal
-  std::optional<c10d::ReduceOp::RedOpType> reduction = {};  // of reductions
-  int root = -1;                                            // of broadcast and reduce
-  int peer = -1;                                            // of messages
-  at::ScalarType type = at::ScalarType::Undefined;          // Undefined: the call has no tensor
-  c10::DimVector sizes = {};
-  std::string purpose = {};  // "DataParallel's backward 3"; empty: the user's
-
-  bool operator==(const Signature&) const = default;
-  std::string text() const;  // "allreduce(sum) of float [2, 3]"
-};
-
-Signature signature_of(const char* name, const at::Tensor& tensor);
 
 class Operation;
 
