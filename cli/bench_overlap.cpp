@@ -63,7 +63,7 @@ struct BenchOverlapFlags {
 enum Variant { alone, afterwards, overlapped };
 constexpr std::array<const char*, 3> names = {"alone", "afterwards", "overlapped"};
 
-// A step of one rank, or (see combine) of all ranks.
+// A step of one rank, or (see slowest_of) of all ranks.
 struct Sample {
   double seconds = 0, within = 0, after = 0, reduced = 0;
 };
@@ -75,7 +75,7 @@ struct Result {
 };
 
 // Gives the slowest rank's step, with the communication of the rank that waited least.
-Sample combine(const Sample& a, const Sample& b) {
+Sample slowest_of(const Sample& a, const Sample& b) {
   Sample sample = a.after < b.after ? a : b;
   sample.seconds = std::max(a.seconds, b.seconds);
   return sample;
@@ -231,7 +231,7 @@ Result measure(const Subject& subject, const Devices& devices, const BenchOverla
           if (all.empty()) {
             all = samples[variant];
           } else {
-            std::transform(all.begin(), all.end(), samples[variant].begin(), all.begin(), combine);
+            std::transform(all.begin(), all.end(), samples[variant].begin(), all.begin(), slowest_of);
           }
         }
       },

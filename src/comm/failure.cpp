@@ -10,16 +10,14 @@
 namespace lockstep::comm {
 namespace {
 
-using Kind = Failure::Kind;
-
 // An error's text begins with the name of a rank or a process, and so with none of these.
-constexpr std::array kMarks{std::pair{Kind::stop, std::string_view("stop: ")},
-                            std::pair{Kind::death, std::string_view("death: ")}};
+constexpr std::array kMarks{std::pair{Failure::Kind::stop, std::string_view("stop: ")},
+                            std::pair{Failure::Kind::death, std::string_view("death: ")}};
 
 }  // namespace
 
 void Failure::raise() const {
-  if (kind == Kind::stop) throw Stopped(text);
+  if (kind == Failure::Kind::stop) throw Stopped(text);
   throw Error(text);
 }
 
@@ -27,7 +25,7 @@ Failure failure_of(const std::exception_ptr& exception) {
   try {
     std::rethrow_exception(exception);
   } catch (const Stopped& stopped) {
-    return {stopped.what(), Kind::stop};
+    return {stopped.what(), Failure::Kind::stop};
   } catch (...) {
     return exception_text(exception);
   }

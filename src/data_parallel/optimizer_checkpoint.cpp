@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-io::NamedTensors parameters_of(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer) {
+io::NamedTensors parameters_in(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer) {
   io::NamedTensors parameters = lockstep::parameters_of(module);
   std::set<const c10::TensorImpl*> known;
   for (const auto& [name, parameter] : parameters) known.insert(parameter.unsafeGetTensorImpl());
@@ -40,13 +40,13 @@ void load_from(const std::filesystem::path& file, const Load& load) {
 
 void save_optimizer(const std::filesystem::path& file, const torch::optim::Optimizer& optimizer,
                     const torch::nn::Module& module) {
-  io::write_checked(file, optimizer_state(optimizer, parameters_of(module, optimizer)), {});
+  io::write_checked(file, optimizer_state(optimizer, parameters_in(module, optimizer)), {});
 }
 
 void load_optimizer(const std::filesystem::path& file, torch::optim::Optimizer& optimizer,
                     const torch::nn::Module& module) {
   load_from(file, [&](const io::NamedTensors& state) {
-    load_optimizer_state(optimizer, parameters_of(module, optimizer), state);
+    load_optimizer_state(optimizer, parameters_in(module, optimizer), state);
   });
 }
 

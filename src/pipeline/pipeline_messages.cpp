@@ -17,7 +17,7 @@ Key key_of(const PipelineStep& step) {
   return {step.kind, step.microbatch, step.stage};
 }
 
-struct Place {
+struct StepPlace {
   int rank;
   int step;  // of the rank's
   int end = 0;
@@ -32,8 +32,8 @@ std::optional<Key> source_of(const PipelineStep& step, int stages) {
 }
 
 // All steps with the time at which each ends.
-std::map<Key, Place> simulate(const std::vector<std::vector<PipelineStep>>& steps, int stages) {
-  std::map<Key, Place> done;
+std::map<Key, StepPlace> simulate(const std::vector<std::vector<PipelineStep>>& steps, int stages) {
+  std::map<Key, StepPlace> done;
   std::vector<size_t> next(steps.size());
   std::vector<int> now(steps.size());
   for (bool moved = true; moved;) {
@@ -73,7 +73,7 @@ PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineSte
     for (const auto& step : steps_of_rank) {
       const auto source = source_of(step, stages);
       if (!source) continue;
-      const Place &from = places.at(*source), &to = places.at(key_of(step));
+      const StepPlace &from = places.at(*source), &to = places.at(key_of(step));
       const std::tuple order(from.end, from.rank);
       if (from.rank == rank) timed.push_back({order, {true, step.kind, to.rank, from.step, to.step}});
       if (to.rank == rank) timed.push_back({order, {false, step.kind, from.rank, to.step, from.step}});

@@ -47,7 +47,7 @@ Tensor sum_of_squares(const Gradients& gradients, const Counts& counts, Rank& ra
 }
 
 // Computes the factor as LibTorch does, without asking the device whether it is needed.
-Tensor scaled(const Gradients& gradients, const Tensor& sum_of_squares, double max_norm) {
+Tensor scaled_down(const Gradients& gradients, const Tensor& sum_of_squares, double max_norm) {
   const Tensor norm = sum_of_squares.sqrt();
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
   for (const auto& piece : gradients.pieces) piece.second.mul_(factor.to(piece.second.scalar_type()));
@@ -67,10 +67,10 @@ Tensor clip_grad_norm(Replica& replica, double max_norm) {
   Rank& rank = replica.rank();
   check_max_norm(max_norm, rank);
   const Gradients gradients = averaged_gradients_of(replica);
-  return scaled(gradients,
-                sum_of_squares(
-                    gradients, [](const auto&) { return true; }, rank),
-                max_norm);
+  return scaled_down(gradients,
+                     sum_of_squares(
+                         gradients, [](const auto&) { return true; }, rank),
+                     max_norm);
 }
 
 Tensor clip_grad_norm(ShardedOptimizer& optimizer, double max_norm) {
@@ -90,7 +90,7 @@ Tensor clip_grad_norm(SplitModel& net, double max_norm) {
       gradients, [&](const std::string& name) { return first || dimensions.contains(name); }, replica.rank());
   if (mesh.tensor().world_size() > 1) mesh.tensor().allreduce(sum);
   if (mesh.pipeline().world_size() > 1) mesh.pipeline().allreduce(sum);
-  return scaled(gradients, sum, max_norm);
+  return scaled_down(gradients, sum, max_norm);
 }
 
 }  // namespace lockstep

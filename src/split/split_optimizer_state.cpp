@@ -28,7 +28,7 @@ bool is_whole(SplitModel& net) {
   return net.mesh().shape().size() == net.mesh().shape().data;
 }
 
-io::NamedTensors parameters_of(const torch::nn::Sequential& net) {
+io::NamedTensors stage_parameters(const torch::nn::Sequential& net) {
   io::NamedTensors parameters;
   for (const auto& item : net->named_parameters()) parameters.emplace_back(item.key(), item.value());
   return parameters;
@@ -134,7 +134,7 @@ torch::Tensor slice_of(const std::string& name, const torch::Tensor& whole, cons
 
 io::NamedTensors whole_optimizer_state(const torch::optim::Optimizer& optimizer, SplitModel& net) {
   const torch::NoGradGuard no_grad;
-  const io::NamedTensors parameters = parameters_of(net.module());
+  const io::NamedTensors parameters = stage_parameters(net.module());
   io::NamedTensors state = optimizer_state(optimizer, parameters);
   if (is_whole(net)) return state;
   join_slices(state, net, {parameters.begin(), parameters.end()});
@@ -143,7 +143,7 @@ io::NamedTensors whole_optimizer_state(const torch::optim::Optimizer& optimizer,
 
 void load_whole_optimizer_state(torch::optim::Optimizer& optimizer, SplitModel& net, const io::NamedTensors& state) {
   const torch::NoGradGuard no_grad;
-  const io::NamedTensors parameters = parameters_of(net.module());
+  const io::NamedTensors parameters = stage_parameters(net.module());
   if (is_whole(net)) return load_optimizer_state(optimizer, parameters, state);
   check_known(state, parameters, net.mesh().pipeline());
   const ByName held(parameters.begin(), parameters.end());

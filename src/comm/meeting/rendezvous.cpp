@@ -46,7 +46,7 @@ int read_port(const std::string& file) {
   struct stat status {};
   char text[16] = {};
   const bool ours = fstat(fd, &status) == 0 && status.st_uid == getuid();
-  const ssize_t size = ours ? read(fd, text, sizeof text) : 0;
+  const ssize_t size = ours ? ::read(fd, text, sizeof text) : 0;
   close(fd);
   int port = 0;
   if (size > 0) std::from_chars(text, text + size, port);
