@@ -19,6 +19,7 @@ namespace process_failures_test {
 using namespace lockstep;
 using namespace std::chrono_literals;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
@@ -89,7 +90,8 @@ TEST(ProcessFailures, AProcessWhoseRankCallsExitIsNamedByTheOthers) {
   at_once<std::pair<const char*, std::string>>({{"cpu", "0"}, {"4xcpu", "1"}}, [](const auto& job_of) {
     const auto& [devices, survivor] = job_of;
     const auto [job, took] = timed(2, {"dies", devices, "exit"});
-    EXPECT_EQ(job.code, 7) << job.err;
+    // The launcher's code is the first one's that ended: std::exit says why at once, and then takes its time.
+    EXPECT_THAT(job.code, AnyOf(7, 3)) << job.err;
     EXPECT_THAT(job.err, HasSubstr("process " + survivor + ": rank 1 (cpu) called std::exit\n"));
     EXPECT_LT(took, kBeforeTimeouts);
   });
