@@ -80,19 +80,33 @@ ImageData load_fashion_mnist(const std::filesystem::path& dir) {
 std::vector<Batch> Batch::in_parts(int64_t count) const {
   if (count < 1)
     throw Error("Batch::in_parts: the number of parts is " + std::to_string(count) + "; expected 1 or more");
-  const int64_t parts = std::clamp<int64_t>(size(), 1, count);
+  const int64_t unit = std::max<int64_t>(grain, 1), units = (size() + unit - 1) / unit;
+  const int64_t parts = std::clamp<int64_t>(units, 1, count);
   std::vector<Batch> batches;
-  int64_t next = first;
   for (int64_t i = 0; i < parts; ++i) {
-    const Range part = part_of(size(), static_cast<int>(i), static_cast<int>(parts));
-    batches.push_back({.x = x.slice(0, part.begin, part.end),
-                       .y = y.slice(0, part.begin, part.end),
-                       .global_size = global_size,
-                       .first = next,
-                       .mark = mark});
-    if (first >= 0) next += part.size();
+    const Range part = part_of(units, static_cast<int>(i), static_cast<int>(parts));
+    const int64_t begin = part.begin * unit, end = std::min(part.end * unit, size());
+    Batch cut = *this;
+    cut.x = x.slice(0, begin, end);
+    cut.y = y.slice(0, begin, end);
+    if (first >= 0) cut.first = first + begin;
+    batches.push_back(std::move(cut));
   }
   return batches;
+}
+
+Batch Batch::of_grain(int64_t number) const {
+  const int64_t begin = number * grain - first, end = std::min(begin + grain, size());
+  if (grain < 1 || begin < 0 || begin >= end) {
+    throw Error("Batch::of_grain: there is no grain " + std::to_string(number) + " of " + std::to_string(grain) +
+                " samples among the " + std::to_string(size()) + " samples from sample " + std::to_string(first) +
+                " on");
+  }
+  Batch one = *this;
+  one.x = x.slice(0, begin, end).clone();
+  one.y = y.slice(0, begin, end).clone();
+  one.first = number * grain;
+  return one;
 }
 
 Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& shard)
@@ -108,6 +122,10 @@ Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& sh
     throw Error("batches: x is on " + x.device().str() + ", but y is on " + y.device().str());
   }
   if (options.size < 1) throw Error("batches: batch size " + std::to_string(options.size) + "; expected 1 or more");
+  if (options.grain < 0 || options.grain > options.size) {
+    throw Error("batches: the grain is " + std::to_string(options.grain) + " samples; expected 1 to the batch size, " +
+                std::to_string(options.size) + ", or 0 for none");
+  }
   if (shard.count < 1 || shard.index < 0 || shard.index >= shard.count) {
     throw Error("batches: shard " + std::to_string(shard.index) + " of " + std::to_string(shard.count) +
                 "; expected an index from 0 to one less than the count");
@@ -133,8 +151,10 @@ void Batches::set_shares(std::vector<double> shares) {
 Batch Batches::get(int64_t index) const {
   int64_t begin = index * options_.size;
   int64_t global_size = std::min(options_.size, dataset_.size() - begin);
-  Range part = options_.shares.empty() ? part_of(global_size, shard_.index, shard_.count)
-                                       : part_of(global_size, shard_.index, options_.shares);
+  const std::vector<int64_t> runs = runs_of(global_size);
+  const int64_t unit = std::max<int64_t>(options_.grain, 1);
+  const auto shard = static_cast<size_t>(shard_.index);
+  const Range part{std::min(runs[shard] * unit, global_size), std::min(runs[shard + 1] * unit, global_size)};
 
   // Gathers on the data's device, moves bytes as they are (for images a quarter of a float's), and only then makes
   // floats.
@@ -144,14 +164,32 @@ Batch Batches::get(int64_t index) const {
   };
   at::Tensor x = gather(dataset_.x);
   if (x.scalar_type() == at::kByte) x = x.to(at::kFloat).div_(255);
-  return {.x = x, .y = gather(dataset_.y), .global_size = global_size, .first = part.begin, .mark = mark_of(index)};
+  return {.x = x,
+          .y = gather(dataset_.y),
+          .global_size = global_size,
+          .first = part.begin,
+          .mark = mark_of(index),
+          .grain = options_.grain,
+          .runs = options_.grain > 0 ? runs : std::vector<int64_t>()};
+}
+
+// Where each shard's samples, or grains, begin in a batch, and at the end their number.
+std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
+  const int64_t unit = std::max<int64_t>(options_.grain, 1), units = (global_size + unit - 1) / unit;
+  std::vector<int64_t> runs{0};
+  const auto sizes = options_.shares.empty() ? std::vector<int64_t>() : sizes_by_shares(units, options_.shares);
+  for (int shard = 0; shard < shard_.count; ++shard) {
+    runs.push_back(sizes.empty() ? part_of(units, shard, shard_.count).end
+                                 : runs.back() + sizes[static_cast<size_t>(shard)]);
+  }
+  return runs;
 }
 
 // A number made from everything that decides which samples the whole batch has.
 int32_t Batches::mark_of(int64_t index) const {
   const uint64_t order = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
-  const uint64_t mixed = mix({order, static_cast<uint64_t>(dataset_.size()), static_cast<uint64_t>(options_.size),
-                              static_cast<uint64_t>(index)});
+  const uint64_t cut = mix({static_cast<uint64_t>(options_.size), static_cast<uint64_t>(options_.grain)});
+  const uint64_t mixed = mix({order, static_cast<uint64_t>(dataset_.size()), cut, static_cast<uint64_t>(index)});
   return static_cast<int32_t>(mixed % std::numeric_limits<int32_t>::max()) + 1;
 }
 

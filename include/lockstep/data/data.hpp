@@ -61,12 +61,20 @@ struct Batch {
   int64_t global_size = 0;  // samples of the whole batch, over all shards
   int64_t first = -1;       // where these samples begin in the whole batch; -1: where part_of() says
   int32_t mark = 0;         // set by batches(): equal for all parts of one whole batch, and for no others; 0: not known
+  int64_t grain = 0;        // BatchOptions::grain; with one, these samples are whole grains
+  std::vector<int64_t> runs = {};  // with a grain: shard s has grains runs[s] up to runs[s + 1]; empty: near-equal runs
 
   int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none
 
-  // Cuts the batch into `count` near-equal parts, to be computed one after the other. If there are fewer samples, there
-  // are fewer parts, but at least one. Throws Error if count < 1.
+  // Cuts the batch into `count` near-equal parts, to be computed one after the other. With a grain they are of whole
+  // grains. If there are fewer samples or grains, there are fewer parts, but at least one. Throws Error if count < 1.
   std::vector<Batch> in_parts(int64_t count) const;
+
+  // With a grain: its number of grains in the whole batch, and its own grains' numbers there. And grain `number` of
+  // these, as a Batch of its own, in memory of its own: where samples lie must not change how they are computed.
+  int64_t grains() const { return (global_size + grain - 1) / grain; }
+  Range own_grains() const { return {first / grain, (first + size() + grain - 1) / grain}; }
+  Batch of_grain(int64_t number) const;
 };
 
 struct BatchOptions {
@@ -75,6 +83,10 @@ struct BatchOptions {
   int64_t epoch = 0;
   bool shuffle = true;
   std::vector<double> shares = {};  // of each batch, one per part (see parts.hpp); empty: near-equal parts
+  // 0: none. Otherwise parts are of whole grains. Grain i has samples i * grain up to (i + 1) * grain of the global
+  // batch; the last one may be smaller. DataParallel and SplitModel compute each grain by itself, and add grains in one
+  // order. Then training gives the same bits on any number of ranks (docs/same-bits.md).
+  int64_t grain = 0;
 };
 
 // One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)). All shards see the
@@ -122,6 +134,7 @@ class Batches {
  private:
   Batch get(int64_t index) const;
   int32_t mark_of(int64_t index) const;
+  std::vector<int64_t> runs_of(int64_t global_size) const;
 
   Dataset dataset_;
   BatchOptions options_;
@@ -129,8 +142,8 @@ class Batches {
   at::Tensor order_;  // int64 [n] on the dataset's device; undefined without shuffle
 };
 
-// Throws Error if size < 1, if x and y differ in length or device, if the shard's index is outside its count, or if
-// check_shares refuses the shares or they are not one per shard.
+// Throws Error if size < 1, if the grain is below 0 or above size, if x and y differ in length or device, if the
+// shard's index is outside its count, or if check_shares refuses the shares or they are not one per shard.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard = {});
 
 }  // namespace lockstep
