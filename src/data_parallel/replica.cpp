@@ -159,18 +159,21 @@ Batch Replica::checked_grains(const Batch& batch) const {
   return whole;
 }
 
-at::Tensor Replica::mean_of_grain(const Batch& grain, const MeanOf& mean_of) {
-  const SampleScope scope(place_of(grain));
+at::Tensor Replica::mean_of_grain(const Batch& grain, SamplePlace place, const MeanOf& mean_of) {
+  place.first = grain.first;
+  place.size = grain.size();
+  const SampleScope scope(place);
   return mean(mean_of(grain), grain.size(), grain.global_size).local_mean_;
 }
 
 Loss Replica::loss_by_grains(const Batch& batch, const MeanOf& mean_of) {
   const Batch part = checked_grains(batch);
+  const SamplePlace place = place_of(part);
   std::vector<GrainLoss> grains;
   at::Tensor sum = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
   for (int64_t number = part.own_grains().begin; number < part.own_grains().end; ++number) {
     const Batch grain = part.of_grain(number);
-    grains.push_back({.number = number, .size = grain.size(), .mean = mean_of_grain(grain, mean_of)});
+    grains.push_back({.number = number, .size = grain.size(), .mean = mean_of_grain(grain, place, mean_of)});
     sum.add_(grains.back().mean.detach(), static_cast<double>(grain.size()));
   }
   Loss loss(shared_from_this(), sum / std::max<double>(1, static_cast<double>(batch.size())), 0, batch.size(),
@@ -182,11 +185,12 @@ Loss Replica::loss_by_grains(const Batch& batch, const MeanOf& mean_of) {
 
 at::Tensor Replica::backward_by_grains(const Batch& batch, const MeanOf& mean_of) {
   const Batch part = checked_grains(batch);
+  const SamplePlace place = place_of(part);
   at::Tensor sum = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
   backward_in_grains(part, [&] {
     for (int64_t number = part.own_grains().begin; number < part.own_grains().end; ++number) {
       const Batch grain = part.of_grain(number);
-      const at::Tensor mean = mean_of_grain(grain, mean_of);
+      const at::Tensor mean = mean_of_grain(grain, place, mean_of);
       sum.add_(mean.detach(), static_cast<double>(grain.size()));
       backward_of({.number = number, .size = grain.size(), .mean = mean});
     }

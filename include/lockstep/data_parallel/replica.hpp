@@ -163,7 +163,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void check_that_no_parameter_is_new() const;
   void set_sync(bool sync);
   Batch checked_grains(const Batch& batch) const;
-  at::Tensor mean_of_grain(const Batch& grain, const MeanOf& mean_of);
+  at::Tensor mean_of_grain(const Batch& grain, SamplePlace place, const MeanOf& mean_of);
   void backward_of_losses(const Loss& loss);
   void backward_of(const GrainLoss& grain);
   void backward_of_parts(const std::function<void()>& compute, const PartSizes& sizes);
