@@ -3,6 +3,7 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include "bench_allreduce.hpp"
+#include "bench_bits.hpp"
 #include "bench_overlap.hpp"
 #include "bench_server.hpp"
 #include "bench_step.hpp"
@@ -19,6 +20,8 @@ const char* const bench_examples =
     "Examples:\n"
     "  lockstep bench allreduce --devices 2 --peers\n"
     "      Sums between two ranks, beside memcpy, Gloo and Open MPI.\n"
+    "  lockstep bench bits --data synthetic\n"
+    "      One run on every layout of ranks: the same bits?\n"
     "  lockstep bench step --devices 2\n"
     "      What DataParallel adds to a step.\n"
     "  lockstep bench overlap --devices 2 --json overlap.json\n"
@@ -32,8 +35,8 @@ Command add_bench(CLI::App& program) {
   CLI::App* const app = program.add_subcommand("bench", "Measure what lockstep itself costs on this machine.");
   app->footer(bench_examples);
   app->require_subcommand(1);
-  const std::vector<Command> benchmarks = {add_bench_allreduce(*app), add_bench_overlap(*app), add_bench_server(*app),
-                                           add_bench_step(*app)};
+  const std::vector<Command> benchmarks = {add_bench_allreduce(*app), add_bench_bits(*app), add_bench_overlap(*app),
+                                           add_bench_server(*app), add_bench_step(*app)};
   return {app, [benchmarks](Output& output) {
             if (this_process().count > 1) {
               throw Error("bench measures the ranks of one process; start it without a launcher, with --devices");

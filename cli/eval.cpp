@@ -43,8 +43,9 @@ int eval_command(const EvalFlags& flags, Output& output) {
   const EvalResult result = evaluate_run(flags.run_dir, options);
   if (!speaks) return 0;
   const bool synthetic = result.source.rfind("synthetic", 0) == 0;
-  output.print(format("test acc: %.4f (%lld of %lld correct), loss %.4f, on ", result.accuracy(),
-                      static_cast<long long>(result.correct), static_cast<long long>(result.total), result.loss) +
+  output.print(format("test acc: %.4f (%lld of %lld correct), loss %.4f, weights %s, on ", result.accuracy(),
+                      static_cast<long long>(result.correct), static_cast<long long>(result.total), result.loss,
+                      result.weights.c_str()) +
                to_string(result.devices) + (synthetic ? " (synthetic data)" : "") + "\n");
   return 0;
 }

@@ -261,6 +261,7 @@ class RunReport {
             (processes == 1 ? "" : ", of each other process in a file with its number") +
             "; ui.perfetto.dev shows it\n");
     }
+    if (const auto& weights = result.history.back().weights; !weights.empty()) print("weights " + weights + "\n");
     if (const auto& parts = result.history.back().parts; !parts.empty())
       print("parts of a batch: " + parts_text(parts) + "\n");
     print(

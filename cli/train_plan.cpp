@@ -16,6 +16,11 @@ Error wrong(const std::string& file, const std::string& what) {
   return Error("--plan " + file + ": " + what);
 }
 
+// With --grain the grains are the pipeline's microbatches.
+void without_microbatches(TrainOptions& options) {
+  if (options.batch.grain > 0) options.split->microbatches = 1;
+}
+
 }  // namespace
 
 bool is_file(const std::string& plan) {
@@ -51,6 +56,7 @@ void follow(const Plan& plan, const std::string& file, TrainOptions& options) {
     throw wrong(file, error.what() + (other_model ? "; this run is of " + to_string(model) : ""));
   }
   options.split = plan.split;
+  without_microbatches(options);
 }
 
 std::string plan_here(TrainOptions& options) {
@@ -62,17 +68,19 @@ std::string plan_here(TrainOptions& options) {
   const bool any_axis = !options.cuda_graph && !options.sync_batchnorm && options.exchange.zero_stage == 0 &&
                         options.exchange.compress != Compression::powersgd && options.exchange.sync_every == 0 &&
                         options.batch.balance == BalanceRule();
-  const Plan best = make_plan(measured.profile, measured.cluster,
-                              {.batch_size = options.batch.global(),
-                               .pipeline = any_axis && options.batch.accumulate == 1,
-                               .tensor = any_axis && !needs_whole_layers(options.optimizer.kind),
-                               .devices = ""});
+  const Plan best =
+      make_plan(measured.profile, measured.cluster,
+                {.batch_size = options.batch.global(),
+                 .pipeline = any_axis && options.batch.accumulate == 1,
+                 .tensor = any_axis && !needs_whole_layers(options.optimizer.kind) && options.batch.grain == 0,
+                 .devices = ""});
   Plan one;
   one.batch_size = options.batch.global();
   const double alone = predict(measured.profile, measured.cluster, one).step_seconds;
   options.split = best.split;
+  without_microbatches(options);
   const double speed_up = alone / best.prediction.step_seconds;
-  return "plan: " + to_string(best.split) +
+  return "plan: " + to_string(*options.split) +
          format("; predicted: %.1f ms per step, %.2f times as fast as one device", 1e3 * best.prediction.step_seconds,
                 speed_up) +
          (speed_up < 1 ? " (which would be faster alone)\n" : "\n");

@@ -20,7 +20,8 @@ Devices devices_of(const Plan& plan, const std::string& file);  // empty: of a d
 void follow(const Plan& plan, const std::string& file, TrainOptions& options);
 
 // Measures the options' network on their devices, and splits it in the best way. Returns a line that says how. Under a
-// launcher all processes must call it. Throws Error as measure_model() and candidate_plans() do.
+// launcher all processes must call it. With --grain both leave the plan's microbatches out, which are grains then.
+// Throws Error as measure_model() and candidate_plans() do.
 std::string plan_here(TrainOptions& options);
 
 }  // namespace lockstep::cli

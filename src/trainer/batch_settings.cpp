@@ -5,6 +5,7 @@
 
 #include "base/number_text.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <limits>
 #include <utility>
@@ -59,8 +60,11 @@ std::vector<double> shares_of(const BatchSettings& batch) {
 }
 
 std::vector<int64_t> parts_of_full_batch(const BatchSettings& batch, const std::vector<double>& shares, int ranks) {
-  return sizes_by_shares(batch.global(),
-                         shares.empty() ? std::vector<double>(static_cast<size_t>(ranks), 1.0) : shares);
+  const int64_t unit = std::max<int64_t>(batch.grain, 1), units = (batch.global() + unit - 1) / unit;
+  auto sizes = sizes_by_shares(units, shares.empty() ? std::vector<double>(static_cast<size_t>(ranks), 1.0) : shares);
+  int64_t left = batch.global();  // the last grain may be smaller
+  for (int64_t& size : sizes) left -= size = std::min(size * unit, left);
+  return sizes;
 }
 
 }  // namespace lockstep

@@ -14,7 +14,8 @@ void check_batch(const BatchSettings& batch);
 bool balances(const BatchSettings& batch);
 std::vector<double> shares_of(const BatchSettings& batch);
 
-// Samples of a full batch on each of so many ranks, by these shares; without any, near-equal parts.
+// Samples of a full batch on each of so many ranks, by these shares; without any, near-equal parts. With a grain they
+// are of whole grains.
 std::vector<int64_t> parts_of_full_batch(const BatchSettings& batch, const std::vector<double>& shares, int ranks);
 
 }  // namespace lockstep

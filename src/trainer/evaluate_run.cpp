@@ -8,6 +8,8 @@
 #include "evaluation.hpp"
 #include "train_options.hpp"
 
+#include <algorithm>
+
 namespace lockstep {
 
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
@@ -20,7 +22,8 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   if (!options.data_dir.empty()) config.data.folder = options.data_dir;
   config.devices = trained.devices;
   config.threads_per_rank = options.threads_per_rank;
-  config.batch.size = options.batch_size;
+  config.batch.size = std::max(options.batch_size, trained.batch.grain);  // it does not change the result
+  config.batch.grain = trained.batch.grain;
   config.precision = trained.precision;
   config.memory_format = trained.memory_format;
   config = checked(config);
@@ -40,8 +43,10 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     set_memory_format(*net, memory_format(config));
     net->eval();
     const auto forward = evaluation_forward(config, rank.device(), [&](const auto& x) { return net->forward(x); });
-    const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch.size);
-    if (rank.index_in_process() == 0) static_cast<Score&>(result) = score;
+    const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch.size, config.batch.grain);
+    if (rank.index_in_process() != 0) return;
+    static_cast<Score&>(result) = score;
+    result.weights = weights_hash(*net);
   };
   const GpuMath math(config.precision == Precision::tf32, /*fixed_shapes=*/false);
   // One process has nobody to compare its data with.

@@ -39,6 +39,12 @@ std::vector<int64_t> parts_of(const Json& line) {
   return parts.get<std::vector<int64_t>>();
 }
 
+std::string weights_of(const Json& line) {
+  if (!line.contains("weights")) return "";
+  if (line["weights"].is_string()) return line["weights"].get<std::string>();
+  throw Error("its 'weights' is not a text: " + line["weights"].dump());
+}
+
 EpochMetrics parse(const std::string& text) {
   Json line = Json::parse(text);
   if (!line.is_object()) throw Error("it is not a JSON object");
@@ -51,7 +57,8 @@ EpochMetrics parse(const std::string& text) {
           .data_wait = line.contains("data_wait") ? number(line, "data_wait") : 0,
           .lr = line.contains("lr") ? number(line, "lr") : 0,
           .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0,
-          .parts = parts_of(line)};
+          .parts = parts_of(line),
+          .weights = weights_of(line)};
 }
 
 // at most ten marks on the epoch axis, at round numbers.
@@ -116,6 +123,7 @@ std::string metrics_text(const std::vector<EpochMetrics>& history, bool syntheti
                  {"lr", epoch.lr},
                  {"bytes_per_step", epoch.bytes_per_step}};
     if (!epoch.parts.empty()) line["parts"] = epoch.parts;
+    if (!epoch.weights.empty()) line["weights"] = epoch.weights;
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }

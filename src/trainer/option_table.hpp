@@ -131,9 +131,15 @@ void each_option(Options& options, Visit&& visit) {
   one({"balance", in_a_run, update, "SHARES",
        "how a batch is divided among the devices\n"
        "equal: each device gets as many samples, give or take one\n"
-       "auto: in proportion to the devices' measured speed; two runs then do not give the same bits\n"
+       "auto: in proportion to the devices' measured speed; without `grain` two runs then do not give the same bits\n"
        "2,1: the first device gets twice as many as the second\n"},
       options.batch.balance);
+  one({"grain", throughout, update, "N",
+       "compute each N consecutive samples of a batch by themselves, and add their gradients in one order: the run "
+       "then "
+       "gives the same bits on any number of devices, however they share the work. A multiple of N as `batch_size` is "
+       "best; BatchNorm normalises over a grain, and a pipeline's microbatches are grains"},
+      options.batch.grain, {.otherwise = "none", .least = 1});
   one({"optimizer", throughout, update, "NAME",
        "the optimizer: sgd, adam, adamw; or for large batches lars (You et al. 2017) and lamb (You et al. 2020), which "
        "scale a layer's update by the layer's norm (not with a split by channels)"},

@@ -10,6 +10,7 @@
 #include "devices/memory_format.hpp"
 #include "evaluation.hpp"
 #include "exchange_options.hpp"
+#include "grain.hpp"
 #include "models/module_state.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
@@ -62,6 +63,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       stopping_(rank, callbacks.stop) {
   if (balances(options.batch)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
   if (resumed != nullptr) restore(*resumed);
+  const std::string idle = remark_on_idle_ranks(options.batch, net_.mesh().data().world_size());
+  if (!idle.empty() && rank.index() == 0 && callbacks.on_warning) callbacks.on_warning(idle);
 }
 
 EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
@@ -70,7 +73,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   train(metrics, keep);
   if (!not_finite().empty()) return metrics;
   if (options_.check_replicas == -1) check_replicas(*net_.module(), net_.mesh().data());
-  rank_.allreduce(totals_.loss);
+  const double losses = sum_of_losses();
   rank_.allreduce(totals_.correct);
   const torch::Tensor of_ranks =
       of_all_ranks(rank_, {bits_of(clock_.waited()), bits_of(metrics.bytes_per_step)}).view(torch::kDouble);
@@ -79,7 +82,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.bytes_per_step = of_ranks.select(1, 1).max().item<double>();
   metrics.data_wait = *std::max_element(waits_.begin(), waits_.end()) / metrics.seconds;
   const auto trained = static_cast<double>(train_.size() - totals_.left_out);
-  metrics.train_loss = totals_.loss.item<double>() / trained;
+  metrics.train_loss = losses / trained;
   metrics.train_accuracy = totals_.correct.item<double>() / trained;
   // What is evaluated, and kept, is one network.
   average_running_statistics(*net_.module(), net_.mesh().data(), totals_.samples);
@@ -87,12 +90,22 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   return metrics;
 }
 
+double RankTrainer::sum_of_losses() {
+  if (options_.batch.grain > 0) return totals_.grain_losses.sum(rank_);
+  rank_.allreduce(totals_.loss);
+  return totals_.loss.item<double>();
+}
+
 void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
   begin_epoch();
   const int done = metrics.epoch - 1;  // epochs
-  Batches all = batches(
-      train_, {.size = options_.batch.global(), .seed = options_.seed, .epoch = metrics.epoch, .shares = shares_},
-      net_.mesh().data());
+  Batches all = batches(train_,
+                        {.size = options_.batch.global(),
+                         .seed = options_.seed,
+                         .epoch = metrics.epoch,
+                         .shares = shares_,
+                         .grain = options_.batch.grain},
+                        net_.mesh().data());
   auto batch = first_of(all);
   StepProgress progress{.epoch = metrics.epoch,
                         .done = std::min(steps_ * options_.batch.global(), train_.size()),
@@ -214,7 +227,9 @@ Score RankTrainer::evaluate_now(bool to_the_end) {
     if (!to_the_end && callbacks_.stop.stop_requested()) throw Stopped("stopped by request");
     return net_.forward(x);
   };
-  return evaluate(evaluation_forward(options_, rank_.device(), forward), test_, net_.mesh().data());
+  constexpr int64_t batch_size = 256;
+  return evaluate(evaluation_forward(options_, rank_.device(), forward), test_, net_.mesh().data(), batch_size,
+                  options_.batch.grain);
 }
 
 bool RankTrainer::holds_whole() {

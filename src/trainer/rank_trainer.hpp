@@ -72,6 +72,7 @@ class RankTrainer {
   bool within_round() const;
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
+  double sum_of_losses();  // of the epoch's samples, over all ranks
   void end_epoch(EpochMetrics& metrics);
   Score evaluate_now(bool to_the_end);
   bool holds_whole();  // it is split by data alone

@@ -19,16 +19,29 @@
 namespace lockstep {
 namespace {
 
+// The tensor "trainer.NAME", which is the same for all ranks; undefined if there is none.
+at::Tensor trainers_own(const RunState& state, const std::string& name) {
+  for (const auto& [theirs, tensor] : tensors_under("trainer", state.tensors)) {
+    if (theirs == name) return tensor;
+  }
+  return {};
+}
+
 // Checks that no more samples were left out than the epoch's steps have had.
 int64_t left_out_of(const RunState& state, int64_t trained) {
-  for (const auto& [name, tensor] : tensors_under("trainer", state.tensors)) {
-    if (name != "left_out") continue;
-    const bool is_number = tensor.numel() == 1 && tensor.scalar_type() == at::kLong;
-    const int64_t value = is_number ? tensor.item<int64_t>() : -1;
-    if (value >= 0 && value <= trained) return value;
-    throw Error("cannot go on: the checkpoint's tensor 'trainer.left_out' is no count of the epoch's samples so far");
-  }
-  return 0;
+  const at::Tensor tensor = trainers_own(state, "left_out");
+  if (!tensor.defined()) return 0;
+  const bool is_number = tensor.numel() == 1 && tensor.scalar_type() == at::kLong;
+  const int64_t value = is_number ? tensor.item<int64_t>() : -1;
+  if (value >= 0 && value <= trained) return value;
+  throw Error("cannot go on: the checkpoint's tensor 'trainer.left_out' is no count of the epoch's samples so far");
+}
+
+// Of the epoch's steps so far, in a run with a grain.
+double grains_loss_of(const RunState& state) {
+  const at::Tensor tensor = trainers_own(state, "loss");
+  if (tensor.defined() && tensor.numel() == 1 && tensor.scalar_type() == at::kDouble) return tensor.item<double>();
+  throw Error("cannot go on: the checkpoint has no number 'trainer.loss', the sum of the epoch's losses so far");
 }
 
 }  // namespace
@@ -44,6 +57,9 @@ RunState RankTrainer::state() {
   state.tensors.emplace_back("ranks.rng", generators_of_all_ranks(rank_));
   if (steps_ == 0) return state;
   if (totals_.left_out > 0) state.tensors.emplace_back("trainer.left_out", at::tensor(totals_.left_out, at::kLong));
+  if (options_.batch.grain > 0) {
+    state.tensors.emplace_back("trainer.loss", at::tensor(totals_.grain_losses.sum(rank_), at::kDouble));
+  }
   std::vector<int64_t> row;
   for (const double number : totals_.save()) row.push_back(bits_of(number));
   row.push_back(bits_of(clock_.waited()));
@@ -126,6 +142,7 @@ void RankTrainer::restore(const RunState& state) {
   load_hook(state);
   load_buffers(tensors_under("ranks.buffers", state.tensors));
   totals_.left_out = left_out_of(state, std::min(train_.size(), steps_ * options_.batch.global()));
+  if (options_.batch.grain > 0 && steps_ > 0) totals_.grain_losses.reset(grains_loss_of(state));
   for (const auto& [name, table] : tensors_under("ranks", state.tensors)) {
     if (name == "totals") load_totals(table);
     if (table.size(0) != rank_.world_size()) continue;

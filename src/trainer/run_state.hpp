@@ -30,6 +30,7 @@ struct RunState {
   //   query.PARAMETER             of PowerSgdHook
   //   outer.PARAMETER             of LocalSgd
   //   trainer.left_out            samples of the epoch's skipped steps, if there are any
+  //   trainer.loss                with a grain: the sum of the epoch's losses so far
   //   ranks.totals, ranks.rng, ranks.order
   //   ranks.buffers.NAME, ranks.error.PARAMETER, ranks.optimizer.MEMBER.PARAMETER
   io::NamedTensors tensors;

@@ -4,6 +4,7 @@
 #include <torch/nn/functional/loss.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/autocast.hpp>
+#include <lockstep/models/sample_scope.hpp>
 
 #include "batch_settings.hpp"
 #include "graphed_step.hpp"
@@ -36,6 +37,7 @@ class PlainStep : public Step {
   // What the parts' backwards add up to is averaged over the ranks while the last of them computes.
   void gradients(const Batch& batch) {
     with_.update.zero_grad();
+    if (batch.grain > 0) with_.totals.grain_losses.begin_step(batch.grains());
     const int64_t parts = std::min<int64_t>(with_.options.batch.accumulate, batch.size());
     if (parts <= 1) return forward_backward(batch);
     const auto all = batch.in_parts(parts);
@@ -49,9 +51,9 @@ class PlainStep : public Step {
   void forward_backward(const Batch& batch) {
     const Autocast precision(with_.rank.device(), torch::kBFloat16, computes_in_bf16(with_.options));
     const auto criterion = [&](const torch::Tensor& logits, const torch::Tensor& y) {
-      // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.
-      if (counts_correct_ && c10::GradMode::is_enabled()) with_.totals.add_correct(logits, y);
       const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
+      // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.
+      if (c10::GradMode::is_enabled()) count(batch, logits, y, loss);
       // Times 1, or NaN: gradients are not finite where the loss is not.
       return with_.options.on_nan == OnNan::go_on ? loss : loss * (1 + 0 * loss.detach());
     };
@@ -68,6 +70,14 @@ class PlainStep : public Step {
   StepParts with_;
 
  private:
+  // With a grain the criterion is of one grain, which the scope of its samples tells.
+  void count(const Batch& batch, const torch::Tensor& logits, const torch::Tensor& y, const torch::Tensor& loss) {
+    if (counts_correct_) with_.totals.add_correct(logits, y);
+    if (batch.grain == 0) return;
+    const int64_t grain = SampleScope::current()->place().first / batch.grain;
+    with_.totals.grain_losses.add(grain, loss, y.size(0));
+  }
+
   // Several ranks may have the same samples, which must count once in the epoch's sums. The first of these ranks adds
   // the loss. The first of those that see the network's output adds the correct answers.
   const bool counts_loss_;
@@ -144,6 +154,7 @@ class SkippingStep : public PlainStep {
     const std::string wrong = with_.watch.judge();
     if (wrong.empty()) return finish(batch);
     for (auto& [tensor, value] : before) tensor.copy_(value);
+    if (batch.grain > 0) with_.totals.grain_losses.drop_step();
     if (with_.totals.left_out == 0 && with_.rank.index() == 0 && with_.callbacks.on_warning) {
       with_.callbacks.on_warning(wrong + "; the step was skipped, as are others like it in this epoch");
     }

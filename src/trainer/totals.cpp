@@ -7,10 +7,12 @@ namespace lockstep {
 
 Totals::Totals(const c10::Device& device)
     : loss(at::zeros({}, at::TensorOptions(device).dtype(at::kDouble))),
+      grain_losses(device),
       correct(at::zeros({}, at::TensorOptions(device).dtype(at::kLong))) {}
 
 void Totals::reset() {
   loss.zero_();
+  grain_losses.reset();
   correct.zero_();
   samples = 0;
   left_out = 0;

@@ -6,6 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "grain_losses.hpp"
+
 #include <cstdint>
 #include <vector>
 
@@ -24,6 +26,7 @@ struct Totals {
   void load(const at::Tensor& numbers);
 
   at::Tensor loss;
+  GrainLosses grain_losses;  // with a grain: the same sum, with the same bits on any number of ranks
   at::Tensor correct;
   int64_t samples = 0;
   int64_t left_out = 0;  // samples over all ranks whose steps were skipped

@@ -1,4 +1,5 @@
 #include <lockstep/base/error.hpp>
+#include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "common_settings.hpp"
@@ -122,13 +123,16 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
     };
     const std::function<void()> keep = keeps_checkpoints(settings) ? keep_state : std::function<void()>();
     for (int number = resumed ? resumed->epochs + 1 : 1; number <= settings.epochs; ++number) {
-      const EpochMetrics metrics = trainer.epoch(number, keep);
+      EpochMetrics metrics = trainer.epoch(number, keep);
       if (!trainer.not_finite().empty()) {
         if (rank.index_in_process() == 0) not_finite = trainer.not_finite();
         break;
       }
       const torch::nn::Sequential net = trainer.whole();
-      if (rank.index_in_process() == 0) result.history.push_back(metrics);
+      if (rank.index_in_process() == 0) {
+        metrics.weights = weights_hash(*net);
+        result.history.push_back(metrics);
+      }
       if (rank.index() == 0) folder.write(result.history, *net, title, callbacks.on_warning);
       if (rank.index() == 0 && board) board->write(metrics, metrics.lr, data.train.size(), trainer.waits());
       if (keep) keep();
@@ -136,8 +140,10 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
     }
     if (trace) trace->end(rank);
   };
-  // Batches have one shape, but for the last of an epoch.
-  const GpuMath math(settings.precision == Precision::tf32, /*fixed_shapes=*/settings.devices[0].is_cuda());
+  // Batches have one shape, but for the last of an epoch. Trials of cuDNN's algorithms may end otherwise each time, so
+  // with a grain there are none.
+  const GpuMath math(settings.precision == Precision::tf32,
+                     /*fixed_shapes=*/settings.devices[0].is_cuda() && settings.batch.grain == 0);
   try {
     run(settings.devices, body,
         {.threads_per_rank = settings.threads_per_rank,

@@ -6,6 +6,7 @@
 
 #include "batch_settings.hpp"
 #include "exchange_options.hpp"
+#include "grain.hpp"
 
 #include <algorithm>
 #include <sstream>
@@ -161,6 +162,7 @@ TrainOptions checked(TrainOptions options) {
   check_exchange(options);
   check_balance(options);
   check_on_nan(options);
+  check_grain(options);
   return options;
 }
 

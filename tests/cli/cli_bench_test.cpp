@@ -73,6 +73,24 @@ TEST_F(CliBench, StepSaysWhatDataParallelAdds) {
   EXPECT_GT(json.at("data_parallel_seconds"), 0);
 }
 
+TEST_F(CliBench, BitsAreTheSameOnEveryLayout) {
+  const Finished run = run_program({"bench", "bits", "--data-dir", images_.path().string(), "--batch-size", "100",
+                                    "--grain", "16", "--runs-dir", "kept", "--json", "bits.json"},
+                                   surroundings());
+  EXPECT_EQ(run.code, 0) << run.out << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("lenet on fashion-mnist, 1 epoch, batches of 100 in grains of 16"),
+                             HasSubstr("lockstep launch -n 2 "), HasSubstr("--zero-stage 2"),
+                             HasSubstr("\nthe same bits on all of them\n")));
+  const auto json = nlohmann::json::parse(std::ifstream(work_ / "bits.json"));
+  EXPECT_EQ(json.at("same"), true);
+  EXPECT_EQ(json.at("layouts").size(), 15u);
+  for (const auto& layout : json.at("layouts")) {
+    EXPECT_EQ(layout.at("weights"), json.at("layouts").at(0).at("weights")) << layout;
+    EXPECT_EQ(layout.at("train_loss"), json.at("layouts").at(0).at("train_loss")) << layout;
+  }
+  EXPECT_TRUE(fs::exists(work_ / "kept/2-processes/metrics.jsonl"));
+}
+
 TEST_F(CliBench, ServerShowsEachWaysLossOverTime) {
   const Finished run = run_program({"bench", "server", "--devices", "3xcpu", "--data", "synthetic", "--samples", "300",
                                     "--batch-size", "30", "--epochs", "2", "--json", "server.json"},

@@ -76,7 +76,10 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
   char last[100];
   std::snprintf(last, sizeof last, "test acc: %.2f, %.1f sec/epoch on [cpu, cpu]", kept[1].test_accuracy,
                 (kept[0].seconds + kept[1].seconds) / 2);
-  EXPECT_EQ(lines[19], last);
+  EXPECT_EQ(lines[19], "weights " + kept[1].weights);
+  EXPECT_THAT(kept[1].weights, ContainsRegex("^[0-9a-f]{16}$"));
+  EXPECT_NE(kept[0].weights, kept[1].weights);
+  EXPECT_EQ(lines[20], last);
   EXPECT_THAT(run.out, Not(HasSubstr("\r")));
   EXPECT_THAT(run.out, Not(HasSubstr("synthetic")));
 }
@@ -249,6 +252,21 @@ TEST_F(CliTrainPlan, SplitsTheNetworkAsItsFileSays) {
   char accuracy[40];
   std::snprintf(accuracy, sizeof accuracy, "test acc: %.4f ", metrics("first")[1].test_accuracy);
   EXPECT_THAT(eval.out, StartsWith(accuracy));
+}
+
+TEST_F(CliTrainPlan, GivesUpItsMicrobatchesForGrains) {
+  lockstep::Plan plan = planned("plan.json");
+  plan.split = {.mesh = {.pipeline = 2}, .microbatches = 3, .cuts = {5}};
+  work_.write("plan.json", to_json(plan));
+  const Finished run = run_program(train({"--plan", "plan.json", "--grain", "16", "--name", "first"}), surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("\n  split             1 x 2 x 1 (data x pipeline x tensor), 1f1b, cut at 5\n"));
+  const Finished automatic =
+      run_program(train({"--plan", "auto", "--devices", "2xcpu", "--batch-size", "32", "--grain", "8", "--name", "a"}),
+                  surroundings());
+  ASSERT_EQ(automatic.code, 0) << automatic.err;
+  EXPECT_THAT(automatic.out, ContainsRegex("^plan: [12] x [12] x 1 "));
+  EXPECT_THAT(automatic.out, Not(HasSubstr("microbatches")));
 }
 
 TEST_F(CliTrainPlan, IsKeptInTheConfigurationUntilAnotherIsNamed) {
@@ -454,12 +472,13 @@ TEST_F(CliTrain, EvaluatesARunExactlyOnAnyNumberOfDevices) {
   const double expected = metrics("first").back().test_accuracy;
   char line[100];
   std::snprintf(line, sizeof line, "test acc: %.4f (%.0f of 100 correct), loss ", expected, expected * 100);
+  const std::string weights = metrics("first").back().weights;
   std::string loss;
   for (const auto& [spec, list] : std::vector<std::pair<std::string, std::string>>{
            {"1", "[cpu]"}, {"2xcpu", "[cpu, cpu]"}, {"cpu,cpu,cpu", "[cpu, cpu, cpu]"}}) {
     const Finished eval = run_program({"eval", "runs/first", "--devices", spec, "--batch-size", "7"}, surroundings());
     ASSERT_EQ(eval.code, 0) << eval.err;
-    EXPECT_THAT(eval.out, AllOf(HasSubstr(line), EndsWith(", on " + list + "\n")));
+    EXPECT_THAT(eval.out, AllOf(HasSubstr(line), EndsWith(", weights " + weights + ", on " + list + "\n")));
     const std::string found = eval.out.substr(eval.out.find("loss "), 11);
     EXPECT_EQ(found, loss.empty() ? found : loss);
     loss = found;

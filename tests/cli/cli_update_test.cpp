@@ -67,7 +67,29 @@ TEST_F(CliUpdate, ShowsAndKeepsUnequalParts) {
   EXPECT_EQ(metrics("again")[1].parts.size(), 2u);
 }
 
+TEST_F(CliUpdate, ShowsAndKeepsAGrain) {
+  const Finished run = run_program(train({"--name", "first", "--grain", "16"}), surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, HasSubstr("\n  grain             16\n"));
+  EXPECT_EQ(run.err, "");
+  const Finished eval =
+      run_program({"eval", "runs/first", "--devices", "cpu", "--threads-per-rank", "2"}, surroundings());
+  EXPECT_EQ(eval.code, 1);
+  EXPECT_THAT(eval.err, HasSubstr("--threads-per-rank is 2; take more devices in its place, as --devices 2xcpu"));
+  const Finished idle = run_program(
+      {"train", "--config", "runs/first/config.json", "--name", "idle", "--devices", "5xcpu", "--epochs", "1"},
+      surroundings());
+  ASSERT_EQ(idle.code, 0) << idle.err;
+  EXPECT_THAT(idle.err, HasSubstr("lockstep: warning: 3 of the 5 ranks have nothing to do"));
+  EXPECT_THAT(run_program({"train", "--resume", "runs/first", "--epochs", "3", "--grain", "8"}, surroundings()).err,
+              HasSubstr("its run has grain 16, and this one 8"));
+}
+
 TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
+  expect_refused({"--grain", "0"}, {"--grain: 0 is too small"});
+  expect_refused({"--grain", "33"}, {"(--grain) are 33; they must be from 1 to 32"});
+  expect_refused({"--grain", "8", "--threads-per-rank", "2"}, {"--grain gives the same bits", "--devices 2xcpu"});
+  expect_refused({"--grain", "8", "--compress", "fp16"}, {"--compress fp16 rounds"});
   expect_refused({"--balance", "fast"}, {"\"fast\"", "equal, auto, or a share for each device, as in 2,1"});
   expect_refused({"--balance", "2,1,1"}, {"--balance", "3 shares for 2 parts"});
   expect_refused({"--optimizer", "sgdm"}, {"\"sgdm\"", "sgd, adam, adamw, lars or lamb"});

@@ -371,5 +371,51 @@ TEST_F(CheckpointTest, AShardedOptimizerNamesTheFileThatItRefuses) {
               AllOf(HasSubstr("cannot load '" + file().string() + "'"), HasSubstr("another shape for exp_avg.weight")));
 }
 
+TEST(WeightsHash, ChangesWithABitANameAndAType) {
+  Net net;
+  const std::string hash = weights_hash(*net);
+  EXPECT_THAT(hash, testing::MatchesRegex("[0-9a-f]{16}"));
+  EXPECT_EQ(weights_hash(*net), hash);
+  const torch::NoGradGuard no_grad;
+  const auto last_bit = [](const torch::Tensor& tensor) { tensor.view(torch::kInt).view({-1})[0].bitwise_xor_(1); };
+  for (const auto& tensor : {net->tied, net->scale, net->block->norm->running_var}) {
+    last_bit(tensor);
+    EXPECT_NE(weights_hash(*net), hash);
+    last_bit(tensor);
+    EXPECT_EQ(weights_hash(*net), hash);
+  }
+  net->table[3] += 1;
+  EXPECT_NE(weights_hash(*net), hash);
+
+  const auto of = [](const std::string& name, const torch::Tensor& tensor) {
+    torch::nn::Module module;
+    module.register_buffer(name, tensor);
+    return weights_hash(module);
+  };
+  const torch::Tensor zeros = torch::zeros({2, 3});
+  EXPECT_EQ(of("a", zeros), of("a", zeros.clone()));
+  EXPECT_NE(of("a", zeros), of("b", zeros));
+  EXPECT_NE(of("a", zeros), of("a", zeros.view({3, 2})));
+  EXPECT_NE(of("a", zeros), of("a", zeros.to(torch::kInt)));
+}
+
+TEST_F(CheckpointTest, ANetworkThatWasReadAgainHasTheSameHash) {
+  Net net, other;
+  save_weights(file(), *net, {{"data", "synthetic"}});
+  EXPECT_NE(weights_hash(*other), weights_hash(*net));
+  load_weights(file(), *other);
+  EXPECT_EQ(weights_hash(*other), weights_hash(*net));
+}
+
+TEST(WeightsHash, DoesNotSeeTheMemoryFormat) {
+  torch::nn::Sequential net(torch::nn::Conv2d(3, 4, 3), torch::nn::BatchNorm2d(4));
+  const std::string hash = weights_hash(*net);
+  for (auto& parameter : net->parameters()) {
+    if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(torch::MemoryFormat::ChannelsLast));
+  }
+  EXPECT_FALSE(net->parameters()[0].is_contiguous());
+  EXPECT_EQ(weights_hash(*net), hash);
+}
+
 }  // namespace weights_test
 }  // namespace lockstep

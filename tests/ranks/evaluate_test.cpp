@@ -4,6 +4,12 @@
 #include <torch/torch.h>
 #include <lockstep/ranks/evaluate.hpp>
 
+#include "support/error_of.hpp"
+
+#include <atomic>
+#include <optional>
+#include <string>
+
 namespace evaluate_test {
 
 using lockstep::Rank;
@@ -30,6 +36,51 @@ TEST(Evaluate, CountsEverySampleOnceWhateverTheSplit) {
       }
     }
   }
+}
+
+TEST(Evaluate, WithAGrainGivesTheSameBitsWhateverTheSplit) {
+  constexpr int64_t grain = 4;
+  for (const int64_t size : {1, 7, 40, 43}) {
+    torch::manual_seed(size);
+    const lockstep::Dataset dataset{torch::randn({size, 6}), torch::randint(4, {size})};
+    const torch::Tensor weights = torch::randn({6, 4});
+    const double mean = torch::nn::functional::cross_entropy(dataset.x.mm(weights), dataset.y).item<double>();
+    std::optional<double> expected;
+    for (const int world : {1, 2, 3, 5}) {
+      for (const int64_t batch_size : {1, 4, 10, 100}) {
+        SCOPED_TRACE(std::to_string(size) + " samples, " + std::to_string(world) + " ranks, in batches of " +
+                     std::to_string(batch_size));
+        std::atomic<int64_t> grains = 0;
+        Score of_rank_0;
+        lockstep::run(lockstep::Devices(world, torch::kCPU), [&](Rank& rank) {
+          const auto forward = [&](const torch::Tensor& x) {
+            ++grains;
+            EXPECT_TRUE(x.size(0) == grain || x.size(0) == size % grain);
+            return x.mm(weights);
+          };
+          const Score score = evaluate(forward, dataset, rank, batch_size, grain);
+          EXPECT_EQ(score.total, size);
+          if (rank.index() == 0) of_rank_0 = score;
+        });
+        EXPECT_EQ(grains, (size + grain - 1) / grain);
+        EXPECT_EQ(of_rank_0.correct, (dataset.x.mm(weights).argmax(1) == dataset.y).sum().item<int64_t>());
+        EXPECT_NEAR(of_rank_0.loss, mean, 1e-5);
+        if (!expected) expected = of_rank_0.loss;
+        EXPECT_EQ(of_rank_0.loss, *expected);
+      }
+    }
+  }
+}
+
+TEST(Evaluate, RefusesAGrainThatIsNone) {
+  const lockstep::Dataset dataset{torch::randn({4, 3}), torch::zeros({4}, torch::kLong)};
+  lockstep::run({torch::kCPU}, [&](Rank& rank) {
+    const auto forward = [](const torch::Tensor& x) { return x; };
+    EXPECT_THAT(lockstep::error_of([&] { evaluate(forward, dataset, rank, 2, -1); }),
+                testing::HasSubstr("the grain is -1"));
+    EXPECT_THAT(lockstep::error_of([&] { evaluate(forward, dataset, rank, 0, 2); }),
+                testing::HasSubstr("batch size 0"));
+  });
 }
 
 TEST(Evaluate, BuildsNoGraph) {

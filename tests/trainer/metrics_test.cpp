@@ -95,6 +95,19 @@ TEST_F(MetricsTest, ReadsFilesFromBeforeWaitsWereMeasuredAndRatesKept) {
   EXPECT_EQ(read_metrics(folder_ / "metrics.jsonl").at(0).lr, 0);
 }
 
+TEST_F(MetricsTest, KeepsTheHashOfTheWeights) {
+  auto history = some_history(2);
+  history[1].weights = "0123456789abcdef";
+  write_metrics(folder_ / "metrics.jsonl", history, /*synthetic=*/true);
+  EXPECT_THAT(folder_.read("metrics.jsonl"), EndsWith(R"(,"weights":"0123456789abcdef","data":"synthetic"})"
+                                                      "\n"));
+  const auto read = read_metrics(folder_ / "metrics.jsonl");
+  EXPECT_EQ(read[0].weights, "");
+  EXPECT_EQ(read[1].weights, history[1].weights);
+  const std::string line = R"({"epoch":1,"train_loss":2,"train_accuracy":0,"test_accuracy":0,"seconds":1,"weights":7})";
+  EXPECT_THAT(read_error(line), HasSubstr("its 'weights' is not a text: 7"));
+}
+
 TEST_F(MetricsTest, NamesTheFileAndTheLineThatIsWrong) {
   const std::string good =
       R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"test_accuracy":0.1,"seconds":1,"more":"is ignored"})"

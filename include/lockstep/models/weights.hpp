@@ -26,4 +26,11 @@ void save_weights(const std::filesystem::path& file, const torch::nn::Module& mo
 // has another shape or type. The text names it and shows both.
 void load_weights(const std::filesystem::path& file, torch::nn::Module& module);
 
+// What tells two networks apart: the first 16 hexadecimal digits of a SHA-256 over the name, the type, the shape and
+// the bytes of every parameter and buffer, in the order of their names. How they lie in memory (channels-last) and on
+// which device does not matter. A tensor under two names counts once, under the first. A network that was saved and
+// loaded again has the same hash. Cost: one pass over the bytes, some 0.1 s for ten million parameters, and on a GPU a
+// copy of them.
+std::string weights_hash(const torch::nn::Module& module);
+
 }  // namespace lockstep

@@ -2,7 +2,7 @@
 //
 // Exact: every sample is counted once, whatever the number of ranks and the batch size (the section's exercise on
 // evaluating on several devices). All ranks must call it; every rank gets the whole result. Cost: one forward per
-// batch, two small allreduces at the end.
+// batch, or with a grain one per grain, and two small allreduces at the end.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,9 +23,11 @@ struct Score {
 };
 
 // `forward` maps samples [n, ...] on this rank's device to logits [n, classes]; y holds class indices. Put the module
-// into eval() mode first. `batch_size` counts the samples of all ranks together. Throws Error as batches() and
-// Rank::allreduce do.
+// into eval() mode first. `batch_size` counts the samples of all ranks together. With a `grain` forward gets so many
+// consecutive samples at a time (at the end fewer), and the losses are added in one order. Then the loss has the same
+// bits on any number of ranks and for any batch size; each rank needs one intra-op thread. Throws Error for a grain
+// below 0, and as batches() and Rank::allreduce do.
 Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, const Dataset& dataset, Rank& rank,
-               int64_t batch_size = 256);
+               int64_t batch_size = 256, int64_t grain = 0);
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@ struct EqualParts {  // near-equal parts
   bool operator==(const EqualParts&) const = default;
 };
 // Parts in proportion to the devices' speed, measured while they train (balance.hpp). Two runs then differ by rounding,
-// also if one was resumed.
+// also if one was resumed; but not with a grain.
 struct PartsBySpeed {
   bool operator==(const PartsBySpeed&) const = default;
 };
@@ -33,6 +33,9 @@ struct BatchSettings {
   // one piece at a time. The gradients are the same, but BatchNorm normalises over a piece.
   int accumulate = 1;
   BalanceRule balance = EqualParts();
+  // 0: none. Otherwise ranks compute whole grains of so many samples (BatchOptions::grain), and the run gives the same
+  // bits however many ranks there are and whatever each of them gets.
+  int64_t grain = 0;
 
   int64_t global() const { return size * scale; }  // samples of a step, over all ranks
 };

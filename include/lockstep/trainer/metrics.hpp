@@ -25,6 +25,7 @@ struct EpochMetrics {
   double bytes_per_step = 0;
   // Samples of a full batch on each device, at the epoch's end. Empty: near-equal parts.
   std::vector<int64_t> parts = {};
+  std::string weights = {};  // weights_hash of the network after the epoch (weights.hpp); empty: not kept
 };
 
 // Writes one JSON object per line and epoch. A loss that is not finite is written as null, and read back as NaN. With

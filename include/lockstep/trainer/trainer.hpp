@@ -75,6 +75,8 @@ class NotFinite : public Error {
 //   sync_batchnorm for a model without BatchNorm;
 // - of the batch: a global batch of less than 1, or of more than all training samples; accumulate below 1 or above
 //   the global batch, or beside a pipeline, which has microbatches;
+// - grain: below 0 or above the global batch; with more than one thread per rank, sync_batchnorm, compress, sync_every,
+//   cuda_graph, a split by channels, or a split's microbatches, which grains are already;
 // - of the update: what check_optimizer and check_learning_rate refuse; lars or lamb with a split by channels, since
 //   their norms are of whole layers;
 // - of the devices: a device that is not there, tf32 on CPUs, threads_per_rank, a timeout or a silence out of its
@@ -108,8 +110,9 @@ class NotFinite : public Error {
 // A resumed run gives the bits of one that never stopped if ranks and options are the same (but for balance "auto",
 // which follows the clock, and on GPUs, where cuDNN takes the convolution that was fastest), and on other ranks what
 // rounding leaves (with sync_every and an optimizer that has a state, which is each rank's own, it needs as many ranks
-// as before). Dropout follows the seed, the step and the samples. Nothing in a step draws from LibTorch's generators;
-// their state is kept for the ranks' devices all the same. Under a launcher each process reads the checkpoint.
+// as before). With a grain the bits are the same on other ranks too. Dropout follows the seed, the step and the
+// samples. Nothing in a step draws from LibTorch's generators; their state is kept for the ranks' devices all the same.
+// Under a launcher each process reads the checkpoint.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {
@@ -120,12 +123,14 @@ struct EvalOptions {
 };
 
 struct EvalResult : Score {
-  std::string source;  // of the data
+  std::string source;   // of the data
+  std::string weights;  // weights_hash of the network
   Devices devices;
 };
 
 // Computes the test accuracy of a kept run on several devices at once, not necessarily those that it was trained on.
-// Every sample counts once, whatever the split (the section's exercise). Throws Error for a folder without a readable
+// Every sample counts once, whatever the split (the section's exercise). If the run had a grain, the loss has the same
+// bits on any of them. Throws Error for a folder without a readable
 // config.json or model.safetensors, weights of another model, unreadable data, a data_dir for a run on synthetic data,
 // and options that train() would refuse.
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options = {});

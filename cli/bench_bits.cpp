@@ -1,0 +1,291 @@
+#include "bench_bits.hpp"
+
+#include <lockstep/base/error.hpp>
+#include <lockstep/layout/model_split.hpp>
+#include <lockstep/trainer/metrics.hpp>
+#include <lockstep/trainer/train_options.hpp>
+
+#include <algorithm>
+#include <cctype>
+#include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "add_option.hpp"
+#include "base/seconds_since.hpp"
+#include "bench_report.hpp"
+#include "common_flags.hpp"
+#include "flag_checks.hpp"
+#include "io/reason.hpp"
+#include "io/run_program.hpp"
+#include "text.hpp"
+#include "trainer/train_options.hpp"
+
+namespace lockstep::cli {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const char* const bench_bits_explanation =
+    "The same run with --grain, on one layout of ranks after the other: threads,\n"
+    "processes, ZeRO, unequal parts, a pipeline, and stopped within an epoch and gone\n"
+    "on with on other numbers of ranks. Each is a lockstep train of its own, whose\n"
+    "command is printed. All must have the same train loss and the same hash of the\n"
+    "weights, to the bit; otherwise the exit code is 1, and the runs are kept.\n"
+    "\n"
+    "Examples:\n"
+    "  lockstep bench bits --data synthetic\n"
+    "  lockstep bench bits --model resnet18 --width 0.25 --batch-size 6000 --grain 750\n"
+    "  lockstep bench bits --device cuda:0 --json bits.json\n";
+
+struct BenchBitsFlags {
+  ModelOptions model;
+  std::string data = "fashion-mnist", data_dir, device = "cpu", runs_dir, json;
+  int epochs = 1;
+  int64_t batch_size = 2000, grain = 250;
+};
+
+using Words = std::vector<std::string>;
+
+// A run: a command, which keeps it under this name.
+struct LaidOut {
+  std::string name;    // what the row is called
+  std::string folder;  // of the run
+  Words words;         // of the command
+};
+
+struct BitsResult {
+  LaidOut run;
+  EpochMetrics last;
+  double seconds = 0;
+};
+
+// The folder of the runs: the one that was asked for, or one of its own, which goes unless somebody keeps it.
+class BitsFolder {
+ public:
+  explicit BitsFolder(const std::string& asked) : path_(asked), keeps_(!asked.empty()) {
+    std::error_code error;
+    if (keeps_) {
+      fs::create_directories(path_, error);
+      if (error) throw Error("--runs-dir " + asked + ": cannot be made: " + error.message());
+      return;
+    }
+    std::string name = (fs::temp_directory_path() / "lockstep-bits-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw Error("cannot make the folder " + name + ": " + io::reason(errno));
+    path_ = name;
+  }
+  ~BitsFolder() {
+    std::error_code ignored;
+    if (!keeps_) fs::remove_all(path_, ignored);
+  }
+  BitsFolder(const BitsFolder&) = delete;
+  BitsFolder& operator=(const BitsFolder&) = delete;
+
+  const fs::path& path() const { return path_; }
+  void keep() { keeps_ = true; }
+
+ private:
+  fs::path path_;
+  bool keeps_;
+};
+
+std::string this_program() {
+  std::error_code error;
+  const auto itself = fs::read_symlink("/proc/self/exe", error);
+  return error ? "lockstep" : itself.string();
+}
+
+// Makes the commands of all layouts.
+class Layouts {
+ public:
+  Layouts(const BenchBitsFlags& flags, fs::path folder)
+      : flags_(flags), folder_(std::move(folder)), program_(this_program()) {}
+
+  std::vector<LaidOut> all() const {
+    std::vector<LaidOut> all;
+    const auto add = [&](const std::string& name, int ranks, const Words& more = {}, int processes = 1) {
+      all.push_back(laid_out(name, ranks, more, processes));
+    };
+    add("1 rank", 1);
+    for (const int ranks : {2, 3, 5, 8}) add(plural(static_cast<size_t>(ranks), "rank"), ranks);
+    for (const int processes : {2, 3}) {
+      add(std::to_string(processes) + " processes", processes, {}, processes);
+    }
+    add("ZeRO 1, 3 ranks", 3, {"--zero-stage", "1"});
+    add("ZeRO 2, 2 ranks", 2, {"--zero-stage", "2"});
+    add("accumulate 2", 2, {"--accumulate", "2"});
+    add("balance 2:1", 2, {"--balance", "2,1"});
+    add("pipeline of 2", 2, {"--config", pipeline_config().string()});
+    for (auto& run : stopped_and_gone_on()) all.push_back(std::move(run));
+    return all;
+  }
+
+ private:
+  LaidOut laid_out(const std::string& name, int ranks, const Words& more, int processes) const {
+    std::string folder = name;
+    for (char& c : folder) {
+      if (!std::isalnum(static_cast<unsigned char>(c))) c = '-';
+    }
+    Words words{program_};
+    if (processes > 1) words.insert(words.end(), {"launch", "-n", std::to_string(processes), program_});
+    words.insert(words.end(), {"train", "--runs-dir", folder_.string(), "--name", folder, "--progress", "none",
+                               "--devices", (processes > 1 ? "" : std::to_string(ranks) + "x") + flags_.device});
+    const bool resumes = std::find(more.begin(), more.end(), "--resume") != more.end();
+    if (!resumes) add_settings(words);
+    words.insert(words.end(), more.begin(), more.end());
+    return {name, folder, words};
+  }
+
+  void add_settings(Words& words) const {
+    const ModelOptions unchanged;
+    const auto add = [&](const char* flag, const std::string& value, bool is_default = false) {
+      if (!is_default) words.insert(words.end(), {flag, value});
+    };
+    add("--model", flags_.model.name);
+    add("--width", format("%.17g", flags_.model.width), flags_.model.width == unchanged.width);
+    add("--image-size", std::to_string(flags_.model.image_size), flags_.model.image_size == unchanged.image_size);
+    add("--groups", std::to_string(flags_.model.groups), flags_.model.groups == unchanged.groups);
+    add("--dropout", format("%.17g", flags_.model.dropout), flags_.model.dropout == unchanged.dropout);
+    add("--data", flags_.data);
+    add("--data-dir", flags_.data_dir, flags_.data_dir.empty());
+    add("--epochs", std::to_string(flags_.epochs));
+    add("--batch-size", std::to_string(flags_.batch_size));
+    add("--grain", std::to_string(flags_.grain));
+    add("--momentum", "0.9");  // so that the optimizer has a state
+    add("--lr", "0.02");
+  }
+
+  // No flag of lockstep train is a mesh.
+  fs::path pipeline_config() const {
+    TrainOptions options;
+    options.devices = {torch::kCPU};
+    options.split = ModelSplit{.mesh = {.pipeline = 2}};
+    const auto file = folder_ / "pipeline.json";
+    std::ofstream(file) << to_json(options);
+    return file;
+  }
+
+  // On 3 ranks, from a step of that on 7, and from a later step of that on 2.
+  std::vector<LaidOut> stopped_and_gone_on() const {
+    const auto checkpoint = [&](const std::string& run, int64_t step) {
+      return (folder_ / run / kCheckpointFolder /
+              format("epoch-0000-step-%06lld.safetensors", static_cast<long long>(step)))
+          .string();
+    };
+    std::vector<LaidOut> runs;
+    const Words keep = {"--checkpoint-every", "1", "--keep-last", "1000000"};
+    runs.push_back(laid_out("3 ranks, checkpoints", 3, keep, 1));
+    runs.push_back(laid_out("3 to 7 ranks", 7, {"--resume", checkpoint(runs[0].folder, 1)}, 1));
+    runs.push_back(laid_out("3 to 7 to 2 ranks", 2, {"--resume", checkpoint(runs[1].folder, 2)}, 1));
+    return runs;
+  }
+
+  const BenchBitsFlags& flags_;
+  const fs::path folder_;
+  const std::string program_;
+};
+
+std::string command_of(const LaidOut& run) {
+  std::string text;
+  for (const auto& word : run.words) text += (text.empty() ? "" : " ") + (word == run.words[0] ? "lockstep" : word);
+  return text;
+}
+
+BitsResult result_of(const LaidOut& run, const fs::path& folder) {
+  const auto start = std::chrono::steady_clock::now();
+  io::run_program(run.words, "", std::chrono::hours(24));
+  return {run, read_metrics(folder / run.folder / kMetricsFile).back(), seconds_since(start)};
+}
+
+bool same_bits(const BitsResult& a, const BitsResult& b) {
+  return a.last.weights == b.last.weights &&
+         std::memcmp(&a.last.train_loss, &b.last.train_loss, sizeof a.last.train_loss) == 0;
+}
+
+std::string row_of(const BitsResult& result, bool same) {
+  return format("  %-22s  %s  %.17g  %.1f s%s\n", result.run.name.c_str(), result.last.weights.c_str(),
+                result.last.train_loss, result.seconds, same ? "" : "  DIFFERS") +
+         "      " + command_of(result.run) + "\n";
+}
+
+void write_bits(const BenchBitsFlags& flags, const std::vector<BitsResult>& results, bool all_same) {
+  auto json = circumstances("bits", {torch::Device(flags.device)});
+  json["model"] = to_string(flags.model);
+  json["data"] = flags.data;
+  json["epochs"] = flags.epochs;
+  json["batch_size"] = flags.batch_size;
+  json["grain"] = flags.grain;
+  json["same"] = all_same;
+  for (const auto& result : results) {
+    json["layouts"].push_back({{"layout", result.run.name},
+                               {"weights", result.last.weights},
+                               {"train_loss", result.last.train_loss},
+                               {"test_accuracy", result.last.test_accuracy},
+                               {"seconds", result.seconds},
+                               {"command", command_of(result.run)}});
+  }
+  write_json(flags.json, json);
+}
+
+int bits_command(const BenchBitsFlags& flags, Output& output) {
+  BitsFolder folder(flags.runs_dir);
+  const auto runs = Layouts(flags, folder.path()).all();
+  output.print(format("%s on %s, %s, batches of %lld in grains of %lld: weights, train loss, seconds, command\n\n",
+                      to_string(flags.model).c_str(), flags.data.c_str(),
+                      plural(static_cast<size_t>(flags.epochs), "epoch").c_str(),
+                      static_cast<long long>(flags.batch_size), static_cast<long long>(flags.grain)));
+  std::vector<BitsResult> results;
+  bool all_same = true;
+  for (const auto& run : runs) {
+    results.push_back(result_of(run, folder.path()));
+    const bool same = same_bits(results.back(), results.front());
+    all_same = all_same && same;
+    output.print(row_of(results.back(), same));
+  }
+  if (!flags.json.empty()) write_bits(flags, results, all_same);
+  if (all_same) {
+    output.print("\nthe same bits on all of them\n");
+    return 0;
+  }
+  folder.keep();
+  output.print("\nthe bits differ; the runs are in " + folder.path().string() + "\n");
+  return 1;
+}
+
+}  // namespace
+
+Command add_bench_bits(CLI::App& bench) {
+  CLI::App* const app = bench.add_subcommand("bits", "Compare the bits of one run on every layout of its ranks.");
+  app->footer(bench_bits_explanation);
+  const auto flags = std::make_shared<BenchBitsFlags>();
+  const OptionAdder add{*app};
+  add_model_flags(*app, flags->model);
+  add("--data", flags->data, "NAME", "fashion-mnist or synthetic", flags->data);
+  add("--data-dir", flags->data_dir, "DIR", "as for lockstep train");
+  add("--device", flags->device, "NAME", "the device that all ranks share: cpu, or a GPU, as in cuda:0", flags->device)
+      ->check(not_empty);
+  add("--epochs", flags->epochs, "N", "passes over the training set", std::to_string(flags->epochs))
+      ->check(number_between<int, 1>);
+  add("--batch-size", flags->batch_size, "N", "samples per step, over all devices: at most a third of the training set",
+      std::to_string(flags->batch_size))
+      ->check(number_between<int64_t, 1>);
+  add("--grain", flags->grain, "N", "as for lockstep train", std::to_string(flags->grain))
+      ->check(number_between<int64_t, 1>);
+  add("--runs-dir", flags->runs_dir, "DIR",
+      "keep the runs here, so that each command can be repeated (default: a folder that is removed at the end, unless "
+      "the bits differ)")
+      ->check(not_empty);
+  add("--json", flags->json, "FILE", "also write the figures as JSON", "");
+  return {app, [flags](Output& output) { return bits_command(*flags, output); }};
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,33 @@
+// GrainLosses: the sum of an epoch's losses, with the same bits however the grains are spread over the ranks.
+//
+// A step has a row with a cell for each grain of the batch. A rank fills the cells of its own grains, and the others
+// stay zero. So the sum of the ranks' rows is exact: each cell has one rank's value. The cells are then added in one
+// order, grain by grain and step after step. Used by its rank's thread only. Nothing waits for the device but sum().
+#pragma once
+
+#include <lockstep/ranks/rank.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+class GrainLosses {
+ public:
+  explicit GrainLosses(const c10::Device& device) : device_(device) {}
+
+  void reset(double sum = 0);
+  void begin_step(int64_t grains);  // of the whole batch
+  void add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it);
+  void drop_step();  // the last one counts for nothing
+
+  // Of all losses since reset(), and what that was given. All ranks must call it after the same step.
+  double sum(Rank& rank);
+
+ private:
+  const c10::Device device_;
+  double sum_ = 0;                // of the steps before these:
+  std::vector<at::Tensor> rows_;  // double [grains]
+};
+
+}  // namespace lockstep
