@@ -18,6 +18,14 @@ struct PartSizes {
   int64_t accumulated = 0;  // local, and the parts of the backwards under no_sync() before it
   int64_t global = 0;
   int32_t mark = 0;  // Batch::mark
+  bool by_grains = false;
+};
+
+// Which grains of a batch which rank has: rank r those from runs[r] up to runs[r + 1].
+struct GrainPlan {
+  std::vector<int64_t> runs = {};
+  int64_t samples = 0;  // of the whole batch
+  friend bool operator==(const GrainPlan&, const GrainPlan&) = default;
 };
 
 class Averaging {
@@ -34,6 +42,14 @@ class Averaging {
 
   // Every later average_during throws an Error that says `reason`.
   void end(const std::string& reason) { failure_ = reason; }
+
+  // By grains: from begin_grains() until the next averaged backward is done, each gradient is of the grain between
+  // open_grain() and close_grain(), and of the sum of its samples' losses. The average is then the grains' sum in one
+  // order, divided by the batch's samples. The rank's grains come in ascending order, each once. Throws Error: a way to
+  // average that depends on the ranks; another plan than that of the grains before; a grain out of order.
+  virtual void begin_grains(const GrainPlan& plan) = 0;
+  virtual void open_grain(int64_t number) = 0;
+  virtual void close_grain() = 0;
 
   // Throws Error if parameters were changed by gradients that were never averaged.
   virtual void check_that_steps_were_averaged() {}

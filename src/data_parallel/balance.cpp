@@ -42,7 +42,7 @@ bool Balance::step(const Batch& batch, Batches& batches) {
   ++steps_;
   if (batch.global_size < full_size_) return false;
   laps_->keep();
-  return steps_ >= options_.every && look(batch.size(), batches);
+  return steps_ >= options_.every && look(batch.grain > 0 ? batch.own_grains().size() : batch.size(), batches);
 }
 
 // Rank 0 decides for all: arithmetic on another machine might round otherwise.

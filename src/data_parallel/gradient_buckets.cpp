@@ -7,6 +7,7 @@
 #include "devices/cuda_graph.hpp"
 #include "ranks/rank_place.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep {
@@ -30,6 +31,11 @@ void GradientBuckets::add_slot(const std::string& name, const at::Tensor& parame
 void GradientBuckets::average(const std::function<void()>& backward, const PartSizes& sizes) {
   check();
   check_that_steps_were_averaged();
+  if (by_grains() != sizes.by_grains) {
+    throw Error(name() +
+                ": parts of one step are computed by grains and not by grains, so their gradients cannot add " +
+                "up; take batches with the same BatchOptions::grain");
+  }
   start();
   backward();
   finish(sizes);
@@ -51,13 +57,11 @@ void GradientBuckets::start() {
 
 void GradientBuckets::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
+  if (grain_) return on_grain_gradient(index);
   Slot& slot = slots_[index];
   if (!active_) return alone_.note(slot.name, slot.parameter);
   if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
-    if (buckets_[slot.bucket].posted) {
-      throw Error(name() + ": the gradient of " + slot.name +
-                  " grew again after it had been averaged, in the same backward. Use the option overlap = false");
-    }
+    if (buckets_[slot.bucket].posted) refuse_growth(slot);
     return collect(index);
   }
   const comm::Purpose purpose(backward_name());
@@ -69,6 +73,11 @@ void GradientBuckets::on_gradient(size_t index) {
   if (!overlap_) return;
   take_turns(/*may_wait=*/false);
   poll();
+}
+
+void GradientBuckets::refuse_growth(const Slot& slot) const {
+  throw Error(name() + ": the gradient of " + slot.name +
+              " grew again after it had been averaged, in the same backward. Use the option overlap = false");
 }
 
 void GradientBuckets::take_turns(bool /*may_wait*/) {
@@ -100,12 +109,18 @@ void GradientBuckets::finish(const PartSizes& sizes) {
   for (size_t place = next_; place < order_.size(); ++place) {
     Bucket& bucket = buckets_[order_[place]];
     for (const size_t slot : bucket.slots) {
-      if (!slots_[slot].ready) collect(slot);
+      if (!by_grains() && !slots_[slot].ready) collect(slot);
     }
     bucket.missing = 0;
     take_turns(/*may_wait=*/true);
   }
   take_turns(/*may_wait=*/true);
+  for (const auto& bucket : buckets_) {
+    for (size_t place = 0; by_grains() && place < bucket.slots.size(); ++place) {
+      Slot& slot = slots_[bucket.slots[place]];
+      slot.had = slot.before.defined() || bucket.sums->any(place);
+    }
+  }
   // A CUDA graph cannot record what the host reads. All ranks record the same steps.
   const bool reports = !records();
   if (reports) {
@@ -115,8 +130,10 @@ void GradientBuckets::finish(const PartSizes& sizes) {
   }
   complete();
   if (reports) report_.wait();
+  if (by_grains()) leave_gradients();
   leave_unused_undefined(reports);
   after_backward();
+  end_grains();
   if (!learnt_) learn_order();
 }
 
@@ -162,7 +179,89 @@ void GradientBuckets::warn_of_unused() const {
 void GradientBuckets::abandon() {
   const std::lock_guard lock(mutex_);
   active_ = false;
+  end_grains();
   forget_open();
+}
+
+// ---- By grains.
+
+void GradientBuckets::begin_grains(const GrainPlan& plan) {
+  const std::lock_guard lock(mutex_);
+  if (plan_ && *plan_ == plan) return;
+  if (plan_) {
+    throw Error(name() + ": gradients of two batches cannot add up where they are computed by grains: end each batch " +
+                "with a backward outside of no_sync()");
+  }
+  if (records()) throw Error(name() + ": a CUDA graph cannot record what is computed by grains; take no graph");
+  before_grains();
+  plan_ = plan;
+  const auto rank = static_cast<size_t>(rank_.index());
+  run_ = {plan.runs[rank], plan.runs[rank + 1]};
+  next_grain_ = run_.begin;
+  const c10::AutoGradMode no_grad(false);
+  for (auto& slot : slots_) slot.before = std::exchange(slot.parameter.mutable_grad(), {});
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    Bucket& bucket = buckets_[index];
+    if (!bucket.sums) {
+      const auto view = [this, slots = bucket.slots](size_t place, const at::Tensor& row) {
+        return view_in(slots[place], row);
+      };
+      const auto type = at::TensorOptions(rank_.device()).dtype(slots_[bucket.slots[0]].parameter.scalar_type());
+      bucket.sums = std::make_unique<GrainSums>(bucket.slots.size(), columns_of(index), type, view);
+    }
+    bucket.sums->begin(run_);
+  }
+}
+
+void GradientBuckets::open_grain(int64_t number) {
+  const std::lock_guard lock(mutex_);
+  grain_ = number;
+}
+
+void GradientBuckets::close_grain() {
+  const std::lock_guard lock(mutex_);
+  for (size_t index = 0; index < slots_.size(); ++index) {
+    if (slots_[index].parameter.grad().defined()) take_grain_gradient(index);
+  }
+  grain_.reset();
+}
+
+// In the last grain an averaged backward takes gradients as they come. The others' are taken at the grain's end.
+void GradientBuckets::on_grain_gradient(size_t index) {
+  Slot& slot = slots_[index];
+  if (!active_ || *grain_ + 1 < run_.end) return;
+  if (slot.ready) return overlap_ ? refuse_growth(slot) : void();
+  slot.ready = true;
+  ready_order_.push_back(index);
+  if (!overlap_) return;
+  const comm::Purpose purpose(backward_name());
+  take_grain_gradient(index);
+  --buckets_[slot.bucket].missing;
+  take_turns(/*may_wait=*/false);
+  poll();
+}
+
+void GradientBuckets::take_grain_gradient(size_t index) {
+  Slot& slot = slots_[index];
+  refuse_sparse(slot);
+  const Bucket& bucket = buckets_[slot.bucket];
+  const auto place = std::find(bucket.slots.begin(), bucket.slots.end(), index) - bucket.slots.begin();
+  if (!bucket.sums->add(static_cast<size_t>(place), *grain_, slot.parameter.grad())) {
+    throw Error(name() + ": the gradient of " + slot.name + " came again for grain " + std::to_string(*grain_) +
+                ", or for an earlier one: by grains a batch is computed once and in order. End each step with a " +
+                "backward outside of no_sync()");
+  }
+  slot.parameter.mutable_grad().reset();
+}
+
+GrainRound GradientBuckets::post_sums(size_t bucket) {
+  return post_grain_sums(rank_, buckets_[bucket].sums->finish(), plan_->runs);
+}
+
+void GradientBuckets::end_grains() {
+  plan_.reset();
+  grain_.reset();
+  for (auto& slot : slots_) slot.before.reset();
 }
 
 // ---- Outside of it.

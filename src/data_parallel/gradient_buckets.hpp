@@ -9,7 +9,10 @@
 //      and none waits for a parameter that another rank did not use.
 //   2. The order is at first the reverse of registration. After the first backward in which rank 0 had a gradient it
 //      follows the order in which rank 0 got them, on all ranks.
-//   3. Hooks run on the thread that computes: on GPUs autograd's thread of the device, with the gradient's stream
+//   3. By grains, a gradient leaves .grad at its grain's end, or as soon as it is there in the last grain of an
+//   averaged
+//      backward. Between grains all .grad are undefined.
+//   4. Hooks run on the thread that computes: on GPUs autograd's thread of the device, with the gradient's stream
 //      current. They post and poll. Everything else runs on the rank's thread. mutex_ guards what both use.
 #pragma once
 
@@ -18,11 +21,14 @@
 #include "averaging.hpp"
 #include "backward_report.hpp"
 #include "gradient_hook.hpp"
+#include "grain_exchange.hpp"
+#include "grain_sums.hpp"
 #include "unaveraged_gradients.hpp"
 
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,17 +41,21 @@ class GradientBuckets : public Averaging {
 
   void listen(bool last) override;
   void check_that_steps_were_averaged() override;
+  void begin_grains(const GrainPlan& plan) override;
+  void open_grain(int64_t number) override;
+  void close_grain() override;
 
  protected:
   struct Slot {  // one parameter's place
     std::string name;
     at::Tensor parameter;
     size_t bucket = 0;
-    at::Tensor view = {};  // of its gradient, in its bucket's memory, with the parameter's shape and strides
-    bool ready = false;    // its gradient is there, in this backward
-    bool had = false;      // this rank computed one; false: it stands for zeros
-    bool used = false;     // some rank had one, when the ranks last told each other
-    bool adds = false;     // to an average that it had before this backward
+    at::Tensor view = {};    // of its gradient, in its bucket's memory, with the parameter's shape and strides
+    bool ready = false;      // its gradient is there, in this backward
+    bool had = false;        // this rank computed one; false: it stands for zeros
+    bool used = false;       // some rank had one, when the ranks last told each other
+    bool adds = false;       // to an average that it had before this backward
+    at::Tensor before = {};  // by grains: the gradient to which the average is added
     std::unique_ptr<GradientHook> hook = {};
   };
 
@@ -54,6 +64,7 @@ class GradientBuckets : public Averaging {
     size_t missing = 0;                              // slots that are not ready yet
     bool posted = false;                             // in this backward
     std::unique_ptr<at::RecordFunction> range = {};  // on a profiler's timeline, from post to completion
+    std::unique_ptr<GrainSums> sums = {};            // null before the first grain
   };
 
   // Errors begin with the rank's name and `owner`: what the user calls it. `collective` is for the profiler.
@@ -74,6 +85,14 @@ class GradientBuckets : public Averaging {
   // wait, at what is not complete.
   virtual void take_turns(bool may_wait);
 
+  // By grains: a bucket's flat memory has so many columns, in equal slices of the ranks, and view_in gives a slot's
+  // part of such memory. leave_gradients() makes .grad what is to be there after the backward.
+  virtual int64_t columns_of(size_t bucket) const = 0;
+  virtual at::Tensor view_in(size_t slot, const at::Tensor& flat) const = 0;
+  virtual void leave_gradients() = 0;
+  // Before the first grain. Throws Error if the way to average depends on the ranks.
+  virtual void before_grains() {}
+
   // Before backward; not under mutex_.
   virtual void check() {}
 
@@ -81,7 +100,11 @@ class GradientBuckets : public Averaging {
   bool next_is_ready() const;
   void post_next();
   void refuse_sparse(const Slot& slot) const;
+  [[noreturn]] void refuse_growth(const Slot& slot) const;
   bool records() const;  // a CUDA graph records this step
+  bool by_grains() const { return plan_.has_value(); }
+  GrainRound post_sums(size_t bucket);  // of a bucket whose gradients are all there
+  int64_t samples() const { return plan_->samples; }
 
   Rank rank_;
   std::mutex mutex_;  // guards all below
@@ -96,6 +119,9 @@ class GradientBuckets : public Averaging {
   void abandon() override;
 
   void on_gradient(size_t slot);  // the hook
+  void on_grain_gradient(size_t slot);
+  void take_grain_gradient(size_t slot);
+  void end_grains();
   void start();
   void finish(const PartSizes& sizes);
   void leave_unused_undefined(bool reported);
@@ -109,6 +135,10 @@ class GradientBuckets : public Averaging {
   std::vector<size_t> ready_order_;  // of slots, in this backward
   bool active_ = false;              // between start() and finish(): hooks only note outside
   bool listening_ = true;            // see Averaging::listen()
+  std::optional<GrainPlan> plan_;    // empty: not by grains
+  Range run_;                        // this rank's grains
+  int64_t next_grain_ = 0;
+  std::optional<int64_t> grain_;  // the one that is open
 };
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #include "reducer.hpp"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
@@ -134,6 +135,42 @@ void Reducer::give_memory(size_t index) {
   }
 }
 
+// ---- By grains.
+
+int64_t Reducer::columns_of(size_t bucket) const {
+  const int64_t values = exchanges_[bucket].gradients.flat.numel(), ranks = rank_.world_size();
+  return (values + ranks - 1) / ranks * ranks;
+}
+
+at::Tensor Reducer::view_in(size_t slot, const at::Tensor& flat) const {
+  return view_in_flat(slots_[slot].parameter, flat, slots_[slot].view.storage_offset());
+}
+
+void Reducer::before_grains() {
+  if (!options_.hook) return;
+  throw Error(name() +
+              ": a communication hook's averages depend on the number of ranks, and by grains they must not. Leave out "
+              "the hook, or BatchOptions::grain");
+}
+
+// A sum with +0 makes the zeros of unused parameters +0 on any number of ranks.
+void Reducer::leave_gradients() {
+  const c10::AutoGradMode no_grad(false);
+  for (auto& slot : slots_) {
+    if (!slot.before.defined()) {
+      slot.view.zero_();
+    } else if (!same_memory(slot.before, slot.view)) {
+      slot.view.copy_(slot.before);
+    }
+    slot.parameter.mutable_grad() = slot.view;
+  }
+  for (auto& exchange : exchanges_) {
+    const at::Tensor& flat = exchange.gradients.flat;
+    flat.add_(exchange.average.narrow(0, 0, flat.numel()));
+    exchange.average.reset();
+  }
+}
+
 // ---- Rounds.
 
 void Reducer::take_turns(bool may_wait) {
@@ -161,15 +198,29 @@ void Reducer::take_turns(bool may_wait) {
 // they are.
 void Reducer::post(size_t index) {
   Exchange& exchange = exchanges_[index];
-  if (options_.hook) {
+  if (in_rounds()) {
     if (poll_stream_) queue_after(current_stream(rank_.device()), *poll_stream_);
     const c10::OptionalStreamGuard guard(poll_stream_);
     const c10::AutoGradMode no_grad(false);
-    exchange.round = options_.hook->average(exchange.gradients, rank_);
+    exchange.round = by_grains() ? average_of_grains(index) : options_.hook->average(exchange.gradients, rank_);
   } else {
     exchange.round = {.work = post_allreduce(rank_, exchange.gradients.flat, c10d::ReduceOp::AVG)};
   }
   open_.push_back(index);
+}
+
+// First each rank gets its slice of all ranks' sums over their grains, then all get all slices. A rank that has all
+// grains does neither.
+HookRound Reducer::average_of_grains(size_t index) {
+  const GrainRound sums = post_sums(index);
+  const auto slice_of_average = [sum = sums.sum, count = static_cast<double>(samples())] { return sum().div_(count); };
+  at::Tensor& average = exchanges_[index].average;
+  if (rank_.world_size() == 1) return {.finish = [&average, slice_of_average] { average = slice_of_average(); }};
+  return {.work = sums.work, .next = [this, &average, slice_of_average] {
+            at::Tensor slice = slice_of_average();
+            average = at::empty({slice.numel() * rank_.world_size()}, slice.options());
+            return HookRound{.work = rank_.backend()._allgather_base(average, slice)};
+          }};
 }
 
 // If a work is found complete, the current stream waits for it. Backward's stream must not, so polling has a stream of
@@ -216,7 +267,7 @@ void Reducer::complete() {
     end_of(bucket);
     round = {};
   }
-  if (options_.hook && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));
+  if (in_rounds() && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));
   open_.clear();
 }
 

@@ -32,13 +32,18 @@ class Reducer : public GradientBuckets {
  private:
   struct Exchange {  // of a bucket
     GradientBucket gradients;
-    HookRound round = {};  // that was begun last
+    HookRound round = {};     // that was begun last
+    at::Tensor average = {};  // by grains: columns_of() values
   };
 
   void check() override;
   void collect(size_t slot) override;  // makes .grad the slot's view, without changing its value
   bool keeps_whole() const override { return true; }
   void before_backward() override { turn_ = place_ = 0; }
+  int64_t columns_of(size_t bucket) const override;
+  at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
+  void before_grains() override;
+  void leave_gradients() override;
   void post(size_t bucket) override;  // its first round
   void poll() override;
   void complete() override;
@@ -47,6 +52,8 @@ class Reducer : public GradientBuckets {
   // In turn t bucket t's first round begins, then the next round of each earlier bucket that has one.
   void take_turns(bool may_wait) override;
 
+  HookRound average_of_grains(size_t bucket);
+  bool in_rounds() const { return options_.hook || by_grains(); }
   bool is_complete(const Exchange& exchange) const;  // its present round
   void go_on(Exchange& exchange);                    // with its next round, once the one before is complete
   void end_of(size_t bucket);                        // after its last round

@@ -1,5 +1,9 @@
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/replica.hpp>
@@ -85,11 +89,15 @@ void Replica::check_that_no_parameter_is_new() const {
 
 void Replica::backward_through(const std::function<void()>& compute, int64_t local_size, int64_t global_size,
                                int32_t mark) {
+  backward_of_parts(compute, {.local = local_size, .global = global_size, .mark = mark});
+}
+
+void Replica::backward_of_parts(const std::function<void()>& compute, const PartSizes& sizes) {
   RECORD_USER_SCOPE("lockstep::backward");
   rank_.backend();  // throws once the run is over
   warn_of_shared_seed(rank_);
   if (averaging_) check_that_no_parameter_is_new();
-  waiting_ += local_size;
+  waiting_ += sizes.local;
   if (!sync_) {
     places_->computed();
     return compute();
@@ -97,16 +105,130 @@ void Replica::backward_through(const std::function<void()>& compute, int64_t loc
   comm::RankPlace::of(rank_).world().stepped(places_->steps_done());
   places_->set_steps_done(places_->steps_done() + 1);
   if (!averaging_) return compute();
-  const PartSizes sizes{
-      .local = local_size, .accumulated = std::exchange(waiting_, 0), .global = global_size, .mark = mark};
-  if (!computed_) return averaging_->average_during(compute, sizes);
+  PartSizes all = sizes;
+  all.accumulated = std::exchange(waiting_, 0);
+  if (!computed_) return averaging_->average_during(compute, all);
   averaging_->average_during(
       [&] {
         compute();
         computed_();
       },
-      sizes);
+      all);
   averaged_();
+}
+
+// ---- By grains.
+
+// The batch with what it leaves to its default filled in.
+Batch Replica::checked_grains(const Batch& batch) const {
+  const auto refuse = [this](const std::string& why) { throw Error(rank_.name() + ": DataParallel: " + why); };
+  const std::string by_grains = "with a grain the results must not depend on the number of ranks, and ";
+  if (!averaging_) refuse(by_grains + "a DataParallel with average = false adds nothing up; leave out one of the two");
+  if (rank_.device().is_cpu() && at::get_num_threads() > 1) {
+    refuse(by_grains + "here each rank has " + std::to_string(at::get_num_threads()) +
+           " intra-op threads, whose sums depend on their number. Set RunOptions::threads_per_rank = 1 and take more "
+           "ranks");
+  }
+  if (has_sync_batchnorm(*module_)) {
+    refuse(by_grains +
+           "a SyncBatchNorm normalises over what all ranks compute at once; take BatchNorm, which "
+           "normalises over a grain");
+  }
+  if (const std::string random = first_random_layer(*module_); !random.empty()) {
+    refuse(by_grains + random + " draws from LibTorch's generator, which all ranks share; take lockstep::Dropout");
+  }
+  Batch whole = batch;
+  const auto rank = static_cast<size_t>(rank_.index());
+  const int64_t grains = batch.grains();
+  if (whole.runs.empty()) {
+    whole.runs.push_back(0);
+    for (int other = 0; other < rank_.world_size(); ++other) {
+      whole.runs.push_back(part_of(grains, other, rank_.world_size()).end);
+    }
+  }
+  if (whole.first < 0) refuse("the batch has a grain and no Batch::first, where its samples begin in the whole batch");
+  const int64_t end = whole.first + batch.size();
+  const bool fits = whole.runs.size() == static_cast<size_t>(rank_.world_size()) + 1 && whole.runs.back() == grains &&
+                    whole.first % batch.grain == 0 && (end % batch.grain == 0 || end == batch.global_size) &&
+                    whole.own_grains().begin >= whole.runs[rank] && whole.own_grains().end <= whole.runs[rank + 1];
+  if (batch.size() > 0 && !fits) {
+    refuse("samples " + std::to_string(whole.first) + " to " + std::to_string(end) + " of a batch of " +
+           std::to_string(batch.global_size) + " are not the grains of " + std::to_string(batch.grain) +
+           " samples that this rank is to compute; take batches(…, rank), and cut its batches by in_parts()");
+  }
+  return whole;
+}
+
+at::Tensor Replica::mean_of_grain(const Batch& grain, SamplePlace place, const MeanOf& mean_of) {
+  place.first = grain.first;
+  place.size = grain.size();
+  const SampleScope scope(place);
+  return mean(mean_of(grain), grain.size(), grain.global_size).local_mean_;
+}
+
+Loss Replica::loss_by_grains(const Batch& batch, const MeanOf& mean_of) {
+  const Batch part = checked_grains(batch);
+  const SamplePlace place = place_of(part);
+  std::vector<GrainLoss> grains;
+  at::Tensor sum = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
+  for (int64_t number = part.own_grains().begin; number < part.own_grains().end; ++number) {
+    const Batch grain = part.of_grain(number);
+    grains.push_back({.number = number, .size = grain.size(), .mean = mean_of_grain(grain, place, mean_of)});
+    sum.add_(grains.back().mean.detach(), static_cast<double>(grain.size()));
+  }
+  Loss loss(shared_from_this(), sum / std::max<double>(1, static_cast<double>(batch.size())), 0, batch.size(),
+            batch.global_size, batch.mark);
+  loss.grains_ = std::move(grains);
+  loss.runs_ = part.runs;
+  return loss;
+}
+
+at::Tensor Replica::backward_by_grains(const Batch& batch, const MeanOf& mean_of) {
+  const Batch part = checked_grains(batch);
+  const SamplePlace place = place_of(part);
+  at::Tensor sum = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
+  backward_in_grains(part, [&] {
+    for (int64_t number = part.own_grains().begin; number < part.own_grains().end; ++number) {
+      const Batch grain = part.of_grain(number);
+      const at::Tensor mean = mean_of_grain(grain, place, mean_of);
+      sum.add_(mean.detach(), static_cast<double>(grain.size()));
+      backward_of({.number = number, .size = grain.size(), .mean = mean});
+    }
+  });
+  return sum / std::max<double>(1, static_cast<double>(batch.size()));
+}
+
+void Replica::backward_in_grains(const Batch& batch, const std::function<void()>& compute) {
+  const Batch part = checked_grains(batch);
+  averaging_->begin_grains({.runs = part.runs, .samples = part.global_size});
+  backward_of_parts(compute, {.local = part.size(), .global = part.global_size, .mark = part.mark, .by_grains = true});
+}
+
+void Replica::in_grain(int64_t number, const std::function<void()>& backward) {
+  averaging_->open_grain(number);
+  try {
+    backward();
+  } catch (...) {
+    averaging_->end(rank_.name() + ": DataParallel: an earlier backward of grain " + std::to_string(number) +
+                    " failed, so the step's gradients are incomplete. End the run there");
+    throw;
+  }
+  averaging_->close_grain();
+}
+
+void Replica::backward_of_losses(const Loss& loss) {
+  averaging_->begin_grains({.runs = loss.runs_, .samples = loss.global_size_});
+  backward_of_parts(
+      [&] {
+        for (const auto& grain : loss.grains_) backward_of(grain);
+      },
+      {.local = loss.local_size_, .global = loss.global_size_, .mark = loss.mark_, .by_grains = true});
+}
+
+void Replica::backward_of(const GrainLoss& grain) {
+  if (!grain.mean.requires_grad()) return refuse_loss_without_graph();
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it takes forward's types
+  in_grain(grain.number, [&] { grain.mean.backward(torch::full_like(grain.mean, static_cast<double>(grain.size))); });
 }
 
 // ---- Around it.
@@ -185,6 +307,7 @@ Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double we
       mark_(mark) {}
 
 void Loss::backward() {
+  if (!runs_.empty()) return replica_->backward_of_losses(*this);
   if (local_size_ > 0 && !local_mean_.requires_grad()) replica_->refuse_loss_without_graph();
   const auto compute = [this] {
     // Without a graph, as an empty part mostly is, gradients are what they were.

@@ -11,9 +11,15 @@
 namespace lockstep {
 namespace {
 
+constexpr int64_t kLine = 64;  // values: two vectors of bfloat16, or more of other types
+
+int64_t in_lines(int64_t values) {
+  return (values + kLine - 1) / kLine * kLine;
+}
+
 void flatten(ShardedBucket& bucket, const Rank& rank) {
   const c10::NoGradGuard no_grad;
-  const int64_t ranks = rank.world_size(), of_each = (bucket.size + ranks - 1) / ranks;
+  const int64_t ranks = rank.world_size(), of_each = in_lines((bucket.size + ranks - 1) / ranks);
   bucket.values = at::zeros({of_each * ranks}, bucket.places[0].parameter.options().requires_grad(false));
   for (auto& place : bucket.places) {
     const at::Tensor value = ShardedBucket::view(place, bucket.values);
@@ -47,7 +53,7 @@ std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::str
     const auto type = parameter.scalar_type();
     ShardedBucket& bucket = filling[type];
     bucket.places.push_back({.name = name, .parameter = parameter, .offset = bucket.size});
-    bucket.size += parameter.numel();
+    bucket.size += in_lines(parameter.numel());
     if (bucket.size * static_cast<int64_t>(parameter.element_size()) < bucket_bytes) continue;
     buckets.push_back(std::move(bucket));
     filling.erase(type);

@@ -2,6 +2,10 @@
 //
 // A bucket holds parameters of one type, one after the other. It ends in zeros that belong to no parameter, so that the
 // ranks' slices have equal length. Buckets are the same on all ranks.
+//
+// Parameters and slices begin at whole lines of values. LibTorch's kernels compute the last values of a tensor one by
+// one, and may round them otherwise than those before. A slice cut within a line would change which values these are,
+// and so an update's bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +32,7 @@ struct ShardedBucket {
     Piece piece = {};  // this rank's
   };
   std::vector<Place> places;
-  int64_t size = 0;   // of all parameters together
+  int64_t size = 0;   // of all parameters together, in whole lines
   at::Tensor values;  // [ranks * of each]
   at::Tensor slice;   // this rank's, of values [of each]: a view
 

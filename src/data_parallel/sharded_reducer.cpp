@@ -167,6 +167,14 @@ void ShardedReducer::use() {
   for (auto& reduction : reductions_) reduction.adds = false;
 }
 
+int64_t ShardedReducer::columns_of(size_t bucket) const {
+  return reductions_[bucket].parameters.values.numel();
+}
+
+at::Tensor ShardedReducer::view_in(size_t slot, const at::Tensor& flat) const {
+  return ShardedBucket::view(places_[slot], flat);
+}
+
 // ---- A backward.
 
 void ShardedReducer::listen(bool last) {
@@ -185,17 +193,25 @@ void ShardedReducer::post(size_t index) {
   if (!keeps_whole() && !open_.empty()) complete_oldest();
   const c10::AutoGradMode no_grad(false);
   Reduction& reduction = reductions_[index];
+  open_.push_back(index);
+  if (by_grains()) {
+    const GrainRound sums = post_sums(index);
+    reduction.work = sums.work;
+    reduction.sum = sums.sum;
+    return;
+  }
   reduction.average = reduction.adds ? at::empty_like(reduction.gradient) : reduction.gradient;
   c10d::ReduceScatterOptions options;
   options.reduceOp = c10d::ReduceOp::AVG;
   reduction.work = rank_.backend()._reduce_scatter_base(reduction.average, reduction.memory, options);
-  open_.push_back(index);
 }
 
 // On GPUs a work that is found complete would make backward's stream wait for it. NCCL needs no polling.
 void ShardedReducer::poll() {
   if (!rank_.device().is_cpu()) return;
-  for (const size_t index : open_) reductions_[index].work->isCompleted();
+  for (const size_t index : open_) {
+    if (reductions_[index].work) reductions_[index].work->isCompleted();
+  }
 }
 
 void ShardedReducer::complete() {
@@ -206,10 +222,16 @@ void ShardedReducer::complete_oldest() {
   const c10::AutoGradMode no_grad(false);
   const size_t index = open_.front();
   Reduction& reduction = reductions_[index];
-  reduction.work->wait();
+  if (reduction.work) reduction.work->wait();
   open_.pop_front();
   reduction.work.reset();
   buckets_[index].range.reset();
+  if (by_grains()) {  // a sum with +0 makes the zeros of unused parameters +0 on any number of ranks
+    if (!reduction.adds) reduction.gradient.zero_();
+    reduction.gradient.add_(std::exchange(reduction.sum, {})().div_(static_cast<double>(samples())));
+    reduction.adds = true;
+    return;
+  }
   if (reduction.adds) reduction.gradient.add_(reduction.average);
   reduction.average.reset();
   if (keeps_whole()) return;
@@ -247,11 +269,12 @@ void ShardedReducer::note_left() {
     const bool smaller = smallest == nullptr || slot.parameter.numel() < smallest->parameter.numel();
     if (slot.used && smaller) smallest = &slot;
   }
-  if (smallest == nullptr || (!keeps_whole() && smallest->parameter.numel() > kLargestFiller)) return;
+  filled_ = !keeps_whole() || by_grains();
+  if (smallest == nullptr || (filled_ && smallest->parameter.numel() > kLargestFiller)) return;
   const c10::AutoGradMode no_grad(false);
   smallest_ = static_cast<size_t>(smallest - slots_.data());
   const at::Tensor& parameter = smallest->parameter;
-  if (!keeps_whole()) parameter.mutable_grad() = at::full_like(parameter, filler_of(parameter.scalar_type()));
+  if (filled_) parameter.mutable_grad() = at::full_like(parameter, filler_of(parameter.scalar_type()));
   left_ = parameter.grad();
   values_left_ = left_.clone();
 }
@@ -259,7 +282,7 @@ void ShardedReducer::note_left() {
 void ShardedReducer::forget_left() {
   if (!left_.defined()) return;
   auto& gradient = slots_[smallest_].parameter.mutable_grad();
-  if (!keeps_whole() && gradient.defined() && same_memory(gradient, left_)) gradient.reset();
+  if (filled_ && gradient.defined() && same_memory(gradient, left_)) gradient.reset();
   left_.reset();
   values_left_.reset();
 }

@@ -47,8 +47,9 @@ class ShardedReducer : public GradientBuckets {
     at::Tensor piece = {};                     // stage 2: what memory is a part of
     bool shares_piece = false;                 // which goes to another bucket afterwards
     at::Tensor average = {};                   // where the reduction that is under way puts the slice's
-    bool adds = false;                         // stage 2: to what an earlier backward has left
-    c10::intrusive_ptr<c10d::Work> work = {};  // null: not under way
+    bool adds = false;                         // stage 2 and grains: to what an earlier backward has left
+    c10::intrusive_ptr<c10d::Work> work = {};  // null: nothing to wait for
+    std::function<at::Tensor()> sum = {};      // by grains: the slice's, once the work is complete
   };
   // Stage 2: two pieces of memory for each type, as large as its largest bucket. They go from bucket to bucket. A
   // bucket that finds none gets memory of its own for the time being.
@@ -61,6 +62,10 @@ class ShardedReducer : public GradientBuckets {
   // Afterwards each bucket's slice has the average of all gradients that were computed since zero_grad() or use().
   void collect(size_t slot) override;
   bool keeps_whole() const override { return options_.stage == 1; }
+  int64_t columns_of(size_t bucket) const override;
+  at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
+  void before_grains() override { forget_left(); }
+  void leave_gradients() override {}
   void before_backward() override;
   void post(size_t bucket) override;
   void poll() override;
@@ -85,10 +90,11 @@ class ShardedReducer : public GradientBuckets {
   std::map<at::ScalarType, Pieces> pieces_;
   bool averaged_ = false;  // there is something to use()
   // The .grad that the last average left in the smallest used parameter, and its values then. Changing .grad would
-  // change nothing of the step, so a change is noticed by these. Stage 2 leaves no gradient there but a filler, so that
-  // torch's clipping finds something to change.
+  // change nothing of the step, so a change is noticed by these. Stage 2 and grains leave no gradient there but a
+  // filler, so that torch's clipping finds something to change.
   size_t smallest_ = 0;
   at::Tensor left_, values_left_;
+  bool filled_ = false;  // it is a filler
   int compared_ = 0;
 };
 

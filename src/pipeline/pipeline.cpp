@@ -37,6 +37,12 @@ using torch::nn::Sequential;
 using Clock = std::chrono::steady_clock;
 using Kind = PipelineStep::Kind;
 
+// Of a grain they get memory of their own: where samples lie must not change how they are computed.
+at::Tensor samples_of(const at::Tensor& batch, const Range& part, bool is_grain) {
+  const at::Tensor samples = batch.slice(0, part.begin, part.end);
+  return is_grain ? samples.clone() : samples;
+}
+
 }  // namespace
 
 class Pipeline::State {
@@ -63,7 +69,10 @@ class Pipeline::State {
 
   at::Tensor run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
                  const Shapes& shapes);
-  PipelineMail mail(const Work& work, const Shapes& shapes, int64_t samples, int microbatches);
+  // The batch's samples of each microbatch.
+  static std::vector<Range> microbatches_of(int64_t samples, int64_t count);
+  static std::vector<Range> grains_of(int64_t samples, int64_t grain);
+  PipelineMail mail(const Work& work, const Shapes& shapes, const std::vector<Range>& microbatches);
   void check_output(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const;
   PipelineStage& stage(int index) { return stages_[static_cast<size_t>(index / rank_.world_size())]; }
   bool is_last(int stage) const { return stage == count_ - 1; }
@@ -145,12 +154,25 @@ const Pipeline::State::Work& Pipeline::State::work_for(int microbatches, bool ba
   return found->second;
 }
 
+std::vector<Range> Pipeline::State::microbatches_of(int64_t samples, int64_t count) {
+  const int microbatches = static_cast<int>(std::min(samples, count));
+  std::vector<Range> parts;
+  for (int i = 0; i < microbatches; ++i) parts.push_back(part_of(samples, i, microbatches));
+  return parts;
+}
+
+std::vector<Range> Pipeline::State::grains_of(int64_t samples, int64_t grain) {
+  std::vector<Range> parts;
+  for (int64_t begin = 0; begin < samples; begin += grain) parts.push_back({begin, std::min(begin + grain, samples)});
+  return parts;
+}
+
 // An activation that a step needs has its stage's input shape. A gradient has its stage's output shape.
-PipelineMail Pipeline::State::mail(const Work& work, const Shapes& shapes, int64_t samples, int microbatches) {
-  const auto empty = [&shapes, &work, samples, microbatches, device = rank_.device()](int index) {
+PipelineMail Pipeline::State::mail(const Work& work, const Shapes& shapes, const std::vector<Range>& microbatches) {
+  const auto empty = [&shapes, &work, &microbatches, device = rank_.device()](int index) {
     const auto& step = work.steps[static_cast<size_t>(index)];
     const auto& shape = shapes[static_cast<size_t>(step.stage) + (step.kind == Kind::forward ? 0 : 1)];
-    return shape.empty(part_of(samples, step.microbatch, microbatches).size(), device);
+    return shape.empty(microbatches[static_cast<size_t>(step.microbatch)].size(), device);
   };
   return {rank_, work.messages, empty, /*in_order=*/on_gpu()};
 }
@@ -168,6 +190,11 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
                 (batch.x.defined() ? describe(batch.x) : "undefined") + ", y is " +
                 (batch.y.defined() ? describe(batch.y) : "undefined"));
   }
+  if (!replica && batch.grain > 0) {
+    throw Error(rank_.name() +
+                ": Pipeline: the batch has a grain, whose gradients a DataParallel adds up. Give forward_backward a "
+                "DataParallel of module() over a group of one rank, or take a SplitModel");
+  }
   if (!replica && batch.global_size != batch.size() && batch.global_size != 0) {
     throw Error(rank_.name() + ": Pipeline: the batch is a part, " + std::to_string(batch.size()) + " of " +
                 std::to_string(batch.global_size) +
@@ -182,7 +209,13 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
   };
   place_ = replica ? replica->place_of(batch)
                    : SamplePlace{.seed = rank_.seed(), .step = steps_done_++, .first = 0, .size = batch.size()};
-  replica ? replica->backward_through(compute, batch.size(), batch.global_size, batch.mark) : compute();
+  if (!replica) {
+    compute();
+  } else if (batch.grain > 0) {
+    replica->backward_in_grains(batch, compute);
+  } else {
+    replica->backward_through(compute, batch.size(), batch.global_size, batch.mark);
+  }
   if (on_gpu() && !options_.measure) stats_.computing = std::numeric_limits<double>::quiet_NaN();
   stats_.seconds = seconds_since(start);
   return loss;
@@ -191,19 +224,22 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
 at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, const std::shared_ptr<Replica>& replica,
                                 const Shapes& shapes) {
   const int64_t samples = batch.size();
-  const int microbatches = static_cast<int>(std::min<int64_t>(samples, options_.microbatches));
-  const Work& work = work_for(microbatches, /*backward=*/true);
-  PipelineMail mail = this->mail(work, shapes, samples, microbatches);
+  const bool by_grains = batch.grain > 0;
+  const auto microbatches =
+      by_grains ? grains_of(samples, batch.grain) : microbatches_of(samples, options_.microbatches);
+  const Work& work = work_for(static_cast<int>(microbatches.size()), /*backward=*/true);
+  PipelineMail mail = this->mail(work, shapes, microbatches);
   Announcement announcement(rank_, last_rank(), /*count=*/2, /*early=*/!on_gpu());
   const at::Tensor loss_and_mark = at::zeros({2}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
   const at::Tensor loss = loss_and_mark[0];
   loss_and_mark[1].fill_(batch.mark);
   std::map<int, int> backwards;  // done, by stage
+  const int64_t first_grain = by_grains ? place_.first / batch.grain : 0;
 
   for (size_t i = 0; i < work.steps.size(); ++i) {
     const auto& step = work.steps[i];
     PipelineStage& stage = this->stage(step.stage);
-    const Range part = part_of(samples, step.microbatch, microbatches);
+    const Range part = microbatches[static_cast<size_t>(step.microbatch)];
     const double share = static_cast<double>(part.size()) / static_cast<double>(samples);
     const SampleScope scope(place_of_part(part));  // backward may compute forward again
     const at::Tensor received = mail.take(static_cast<int>(i));
@@ -215,11 +251,11 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
           i + 1 < work.steps.size() && work.steps[i + 1] == PipelineStep{Kind::backward, step.microbatch, step.stage};
       PipelineStage::Head loss_of;
       if (is_last(step.stage)) {
-        loss_of = [&criterion, y = batch.y.slice(0, part.begin, part.end),
+        loss_of = [&criterion, y = samples_of(batch.y, part, by_grains),
                    device = rank_.device()](const at::Tensor& output) { return criterion(output, y.to(device)); };
       }
       timed([&] {
-        const at::Tensor x = step.stage == 0 ? batch.x.slice(0, part.begin, part.end).to(rank_.device()) : received;
+        const at::Tensor x = step.stage == 0 ? samples_of(batch.x, part, by_grains).to(rank_.device()) : received;
         made = stage.forward(step.microbatch, x, loss_of, !options_.recompute || backward_next);
         if (!is_last(step.stage)) return;
         if (made.numel() != 1) {
@@ -234,11 +270,17 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
     } else {
       // Only the last microbatch's backward completes the stage's gradients.
       std::optional<NoSync> not_yet;
-      if (replica && ++backwards[step.stage] < microbatches) not_yet.emplace(replica);
+      const bool more_to_come = ++backwards[step.stage] < static_cast<int>(microbatches.size());
+      if (replica && !by_grains && more_to_come) not_yet.emplace(replica);
       timed([&] {
-        const double weight = replica ? replica->weight_of(part.size(), batch.global_size) : share;
+        const double weight = by_grains ? static_cast<double>(part.size())
+                              : replica ? replica->weight_of(part.size(), batch.global_size)
+                                        : share;
         const auto on_device = at::TensorOptions(rank_.device()).dtype(at::kDouble);  // or the host waits for the copy
-        made = stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, on_device) : received);
+        const auto backward = [&] {
+          made = stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, on_device) : received);
+        };
+        by_grains ? replica->in_grain(first_grain + step.microbatch, backward) : backward();
       });
       if (step.stage == 0) continue;
     }
@@ -281,12 +323,12 @@ at::Tensor Pipeline::State::forward(const at::Tensor& x) {
   const int64_t samples = x.size(0);
   at::Tensor result = shapes.back().empty(samples, rank_.device());
   if (samples == 0) return result;
-  const int microbatches = static_cast<int>(std::min<int64_t>(samples, options_.microbatches));
-  const Work& work = work_for(microbatches, /*backward=*/false);
-  PipelineMail mail = this->mail(work, shapes, samples, microbatches);
+  const auto microbatches = microbatches_of(samples, options_.microbatches);
+  const Work& work = work_for(static_cast<int>(microbatches.size()), /*backward=*/false);
+  PipelineMail mail = this->mail(work, shapes, microbatches);
   for (size_t i = 0; i < work.steps.size(); ++i) {
     const auto& step = work.steps[i];
-    const Range part = part_of(samples, step.microbatch, microbatches);
+    const Range part = microbatches[static_cast<size_t>(step.microbatch)];
     const at::Tensor received = mail.take(static_cast<int>(i));
     PipelineStage& stage = this->stage(step.stage);
     const at::Tensor y =

@@ -91,7 +91,19 @@ torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& 
     ++checked_;
     compare_batches(tensor, batch);
   }
+  if (batch.grain > 0 && tensor.world_size() > 1) {
+    throw Error(
+        tensor.name() +
+        ": SplitModel: with a grain the results must not depend on the number of ranks, and sums over slices of "
+        "layers do. Split by data and layers alone, or leave out BatchOptions::grain");
+  }
   if (pipeline_) return pipeline_->forward_backward(batch, criterion, replicas_);
+  if (batch.grain > 0) {
+    return replicas_.replica()->backward_by_grains(batch, [&](const Batch& grain) {
+      RECORD_USER_SCOPE("lockstep::forward");
+      return criterion(replicas_(grain.x), grain.y);
+    });
+  }
   auto loss = [&] {
     RECORD_USER_SCOPE("lockstep::forward");
     return replicas_.loss(batch, criterion);

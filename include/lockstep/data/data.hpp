@@ -73,7 +73,9 @@ struct Batch {
   // With a grain: its number of grains in the whole batch, and its own grains' numbers there. And grain `number` of
   // these, as a Batch of its own, in memory of its own: where samples lie must not change how they are computed.
   int64_t grains() const { return (global_size + grain - 1) / grain; }
-  Range own_grains() const { return {first / grain, (first + size() + grain - 1) / grain}; }
+  Range own_grains() const {
+    return {first / grain, size() == 0 ? first / grain : (first + size() + grain - 1) / grain};
+  }
   Batch of_grain(int64_t number) const;
 };
 

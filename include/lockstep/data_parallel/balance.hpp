@@ -59,7 +59,7 @@ class Balance {
   // Leaves out the time since the last step, which was spent on something else: an evaluation, a checkpoint.
   void leave_out();
 
-  // Each rank's samples of a full batch, for the next epoch's batches. Empty while there are no new parts.
+  // Each rank's samples, or grains, of a full batch, for the next epoch's batches. Empty while there are no new parts.
   const std::vector<double>& shares() const { return shares_; }
 
  private:

@@ -76,6 +76,9 @@ class DataParallel {
   // empty part gives zero without calling forward; but with a SyncBatchNorm in the module it is passed through all
   // layers, whose exchanges with the other ranks need this one.
   Loss loss(const Batch& batch, const Criterion& criterion) {
+    if (batch.grain > 0) {
+      return loss(batch, [&](const Batch& grain) { return criterion((*this)(grain.x), grain.y); });
+    }
     const SampleScope scope = samples(batch);
     torch::Tensor local_mean;
     if (batch.size() > 0) {
@@ -84,6 +87,16 @@ class DataParallel {
       local_mean = torch::Tensor((*this)(batch.x)).sum();
     }
     return replica_->mean(std::move(local_mean), batch.size(), batch.global_size, batch.mark);
+  }
+
+  // The same for a loss that you compute yourself. mean_of(part) gives the mean loss of a part's samples. It is called
+  // once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending.
+  template <std::invocable<const Batch&> MeanOf>
+  Loss loss(const Batch& batch, const MeanOf& mean_of) {
+    if (batch.grain > 0) return replica_->loss_by_grains(batch, mean_of);
+    const SampleScope scope = samples(batch);
+    return replica_->mean(batch.size() > 0 ? mean_of(batch) : torch::Tensor(), batch.size(), batch.global_size,
+                          batch.mark);
   }
 
   // The same for a loss that you compute yourself. `local_mean` is the scalar mean over this rank's `local_size`

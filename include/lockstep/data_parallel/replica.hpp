@@ -21,6 +21,7 @@ class Averaging;
 class CommunicationHook;
 class Replica;
 class SamplePlaces;
+struct PartSizes;
 
 struct DataParallelOptions {
   int64_t bucket_bytes = 4 << 20;          // a bucket is full when it holds this many bytes of gradients
@@ -35,8 +36,18 @@ struct DataParallelOptions {
   std::shared_ptr<CommunicationHook> hook = nullptr;
 };
 
+// The mean loss of one grain of a batch, see BatchOptions::grain.
+struct GrainLoss {
+  int64_t number = 0;
+  int64_t size = 0;  // samples
+  at::Tensor mean = {};
+};
+
 // The mean loss of this rank's part of a batch. It is not a plain tensor, because its backward() also averages
 // gradients.
+//
+// Of a batch with a grain it is the losses of this part's grains. Then backward() gives the same bits on any number of
+// ranks: it computes the gradient of each grain's summed loss, and adds the grains of all ranks in one order.
 class Loss {
  public:
   Loss(const Loss&) = default;  // a move is a copy too
@@ -64,6 +75,8 @@ class Loss {
   double weight_;  // of this part, in the average over the ranks
   int64_t local_size_, global_size_;
   int32_t mark_;  // Batch::mark
+  std::vector<GrainLoss> grains_ = {};
+  std::vector<int64_t> runs_ = {};  // Batch::runs; empty: not by grains
 };
 
 // While it lives, Loss::backward() only adds to this rank's gradients. The next backward() without it averages them
@@ -101,6 +114,20 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void backward_through(const std::function<void()>& compute, int64_t local_size = 0, int64_t global_size = 0,
                         int32_t mark = 0);
   NoSync no_sync();
+
+  // By grains: calls mean_of(grain) for each grain of this rank's part, ascending; it must give the mean loss of the
+  // grain's samples. loss_by_grains() computes them all, and keeps their graphs for Loss::backward().
+  // backward_by_grains() computes each grain's gradients at once, as Loss::backward() does, and returns the part's mean
+  // loss, a double. backward_in_grains() leaves it to compute() to call in_grain(number, backward) for each grain, as a
+  // pipeline does. They throw Error: a batch whose samples are not this rank's grains; more than one intra-op thread;
+  // layers whose results depend on the ranks (SyncBatchNorm, LibTorch's dropout); averages that do (a communication
+  // hook, none at all); as Loss::backward() does.
+  using MeanOf = std::function<at::Tensor(const Batch& grain)>;
+  Loss loss_by_grains(const Batch& batch, const MeanOf& mean_of);
+  at::Tensor backward_by_grains(const Batch& batch, const MeanOf& mean_of);
+  void backward_in_grains(const Batch& batch, const std::function<void()>& compute);
+  void in_grain(int64_t number, const std::function<void()>& backward);
+
   int64_t steps_done() const;
   void set_steps_done(int64_t steps);
 
@@ -135,6 +162,11 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void refuse_loss_without_graph() const;
   void check_that_no_parameter_is_new() const;
   void set_sync(bool sync);
+  Batch checked_grains(const Batch& batch) const;
+  at::Tensor mean_of_grain(const Batch& grain, SamplePlace place, const MeanOf& mean_of);
+  void backward_of_losses(const Loss& loss);
+  void backward_of(const GrainLoss& grain);
+  void backward_of_parts(const std::function<void()>& compute, const PartSizes& sizes);
 
   const std::shared_ptr<torch::nn::Module> module_;
   Rank rank_;

@@ -41,7 +41,9 @@ std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential
 
 struct PipelineOptions {
   PipelineSchedule schedule = PipelineSchedule::one_f_one_b;
-  int microbatches = 4;  // into so many nearly equal parts a batch is cut; a smaller batch into single samples
+  // Into so many nearly equal parts a batch is cut; a smaller batch into single samples. With Batch::grain the grains
+  // are the microbatches, whatever this says.
+  int microbatches = 4;
   // true: keeps only a stage's input until its backward, which computes the stage's forward again. This takes less
   // memory and more time. Layers must not draw random numbers. LibTorch's layers that do (dropout with p > 0) are
   // refused; layers of your own are not checked. lockstep::Dropout is allowed, since it drops the same values again.
@@ -88,7 +90,8 @@ class Pipeline {
   // The same for several pipelines that train side by side. `replicas` is a DataParallel of module() over the ranks
   // that hold the same stages. `batch` is this pipeline's part of the global batch; it may be empty. Its global_size is
   // the whole batch's size. The gradients become those of the global batch's mean loss. Each stage's gradients are
-  // averaged during its last backward and after it. Returns the loss of this pipeline's part.
+  // averaged during its last backward and after it. A batch with a grain gives the same bits on any number of ranks and
+  // stages. Returns the loss of this pipeline's part.
   template <class Module>
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion, DataParallel<Module>& replicas) {
     return forward_backward(batch, criterion, replicas.replica());

@@ -1,0 +1,55 @@
+// GrainSums: one rank's sums of a bucket's gradients over its grains, in the tree of grain_tree.hpp.
+//
+// The sums of blocks lie in rows of memory. A parameter's next grain is added to the block before it, or begins a row.
+// A parameter that a grain does not use counts as -0 there, which changes no bit of what it is added to. Used by one
+// thread at a time. Cost: as many additions as one gradient that all grains add to.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/data/parts.hpp>
+
+#include "grain_tree.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace lockstep {
+
+class GrainSums {
+ public:
+  // A parameter's part of a row, with the parameter's shape.
+  using View = std::function<at::Tensor(size_t parameter, const at::Tensor& row)>;
+  GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view);
+
+  // Forgets what was added. The grains to come are those of `run`.
+  void begin(const Range& run);
+
+  // Adds a parameter's gradient of a grain. A parameter's grains ascend; it may leave some out. False: one that did
+  // not.
+  bool add(size_t parameter, int64_t grain, const at::Tensor& gradient);
+
+  bool any(size_t parameter) const;  // it had a gradient of some grain
+
+  // [blocks_of(run), columns], valid until the next begin().
+  at::Tensor finish();
+
+ private:
+  struct Column {                         // of one parameter
+    int64_t next = 0;                     // grain
+    std::vector<GrainBlock> blocks = {};  // a row each
+    std::vector<char> filled = {};        // a row of a block without a gradient has no values yet
+    std::vector<at::Tensor> rows = {};    // views of all of them
+    bool any = false;
+  };
+  void push(Column& column, const at::Tensor& gradient);
+
+  const int64_t columns_;
+  const at::TensorOptions options_;
+  const View view_;
+  Range run_;
+  at::Tensor memory_;
+  std::vector<Column> parameters_;
+};
+
+}  // namespace lockstep

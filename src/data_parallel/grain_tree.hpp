@@ -1,0 +1,40 @@
+// The tree in which grains' gradients are added. It depends on the grains' numbers alone, so that the sum has the same
+// bits however the grains lie on ranks. Pure functions.
+//
+// A block is a power of two of grains that begins at a multiple of itself. Two blocks side by side that make up a
+// larger one are added, left plus right. What is left over at the end of the batch, blocks of falling size, is added
+// from the right.
+#pragma once
+
+#include <lockstep/data/parts.hpp>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+struct GrainBlock {
+  int64_t begin = 0;
+  int64_t size = 1;
+  friend bool operator==(const GrainBlock&, const GrainBlock&) = default;
+};
+
+// Whether the two make up a block together.
+bool are_halves(const GrainBlock& left, const GrainBlock& right);
+
+// The fewest blocks that make up a run of grains, ascending: at most twice the logarithm of its length.
+std::vector<GrainBlock> blocks_of(const Range& grains);
+
+// The most blocks that a run has at any time while its grains come one by one.
+size_t most_blocks(const Range& grains);
+
+struct Addition {
+  size_t into = 0, from = 0;  // block number `into` becomes the sum of both
+};
+
+// The additions, in their order, that leave the sum of all blocks of a batch in the first one. `blocks` are those of
+// all runs of the batch, one after the other.
+std::vector<Addition> additions_of(const std::vector<GrainBlock>& blocks);
+
+}  // namespace lockstep

@@ -1,0 +1,382 @@
+// Labels: concurrency
+// With a grain, training gives the same bits on any number of ranks, however their parts and averages are made.
+#include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/balance.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/half_precision_hook.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/models/dropout.hpp>
+
+#include "data_parallel/grain_tree.hpp"
+#include "support/group_tests.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace grains_test {
+
+using lockstep::Addition;
+using lockstep::Batch;
+using lockstep::BatchOptions;
+using lockstep::blocks_of;
+using lockstep::cpus;
+using lockstep::DataParallel;
+using lockstep::Dataset;
+using lockstep::GrainBlock;
+using lockstep::NoSync;
+using lockstep::Rank;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+
+// ---- The tree.
+
+TEST(GrainTreeTest, ARunIsTheFewestBlocks) {
+  EXPECT_THAT(blocks_of({0, 8}), ElementsAre(GrainBlock{0, 8}));
+  EXPECT_THAT(blocks_of({3, 7}), ElementsAre(GrainBlock{3, 1}, GrainBlock{4, 2}, GrainBlock{6, 1}));
+  EXPECT_THAT(blocks_of({1, 8}), ElementsAre(GrainBlock{1, 1}, GrainBlock{2, 2}, GrainBlock{4, 4}));
+  EXPECT_THAT(blocks_of({2, 2}), ElementsAre());
+}
+
+// The tree as text: "((0 1) 2)".
+std::string tree_over(const std::vector<int64_t>& runs) {
+  std::vector<GrainBlock> all;
+  std::vector<std::string> texts;
+  for (size_t run = 0; run + 1 < runs.size(); ++run) {
+    for (const auto& block : blocks_of({runs[run], runs[run + 1]})) {
+      all.push_back(block);
+      const std::function<std::string(int64_t, int64_t)> text = [&](int64_t begin, int64_t size) -> std::string {
+        if (size == 1) return std::to_string(begin);
+        return "(" + text(begin, size / 2) + " " + text(begin + size / 2, size / 2) + ")";
+      };
+      texts.push_back(text(block.begin, block.size));
+    }
+  }
+  for (const auto& [into, from] : lockstep::additions_of(all))
+    texts[into] = "(" + texts[into] + " " + texts[from] + ")";
+  return texts.front();
+}
+
+TEST(GrainTreeTest, IsTheSameForAllRuns) {
+  EXPECT_EQ(tree_over({0, 5}), "(((0 1) (2 3)) 4)");
+  EXPECT_EQ(tree_over({0, 7}), "(((0 1) (2 3)) ((4 5) 6))");
+  for (int64_t grains = 1; grains <= 17; ++grains) {
+    const std::string whole = tree_over({0, grains});
+    for (int64_t a = 0; a <= grains; ++a) {
+      for (int64_t b = a; b <= grains; ++b) EXPECT_EQ(tree_over({0, a, b, grains}), whole) << a << " " << b;
+    }
+  }
+}
+
+// ---- Training.
+
+// A random small net. Some parameters are used by some samples alone, some twice, some never.
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(uint64_t seed) {
+    std::mt19937_64 random(seed);
+    torch::manual_seed(seed);
+    width = static_cast<int64_t>(3 + random() % 5);
+    in = register_module("in", torch::nn::Linear(4, width));
+    shared = register_module("shared", torch::nn::Linear(width, width));
+    rare = register_module("rare", torch::nn::Linear(width, width));
+    never = register_module("never", torch::nn::Linear(width, 2));
+    out = register_module("out", torch::nn::Linear(width, 3));
+    if (random() % 2 == 0) norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    if (random() % 2 == 0) dropout = register_module("dropout", lockstep::Dropout(0.3));
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = torch::relu(shared(torch::relu(shared(torch::tanh(in(x))))));
+    if (x.flatten()[0].item<float>() > 0.8) h = h + rare(h);  // by its first sample
+    if (!norm.is_empty()) h = norm(h);
+    if (!dropout.is_empty()) h = dropout(h);
+    return out(h);
+  }
+  int64_t width;
+  torch::nn::Linear in{nullptr}, shared{nullptr}, rare{nullptr}, never{nullptr}, out{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  lockstep::Dropout dropout{nullptr};
+};
+TORCH_MODULE(Net);
+
+Dataset samples(uint64_t seed, int64_t count) {
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return {torch::randn({count, 4}, generator), torch::randint(3, {count}, generator, torch::kLong)};
+}
+
+struct Layout {
+  int ranks = 1;
+  std::vector<double> shares = {};
+  int64_t parts = 1;  // under no_sync
+  int zero = 0;
+  bool overlap = true;
+  int64_t bucket_bytes = 4 << 20;
+  bool balances = false;
+};
+
+struct Task {
+  uint64_t seed = 1;
+  int64_t batch = 20, grain = 3, count = 50;
+  bool momentum = true;
+};
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Task& task, std::vector<Tensor> parameters) {
+  if (!task.momentum) return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.1);
+  return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
+}
+
+// A text for each tensor, with a number made from its bits.
+using Bits = std::vector<std::string>;
+
+Bits bits_of(const torch::nn::Module& module) {
+  Bits bits;
+  const auto add = [&](const std::string& name, const Tensor& tensor) {
+    const Tensor here = tensor.detach().contiguous();
+    const std::string_view bytes(static_cast<const char*>(here.data_ptr()), here.nbytes());
+    bits.push_back(name + " " + std::to_string(std::hash<std::string_view>()(bytes)));
+  };
+  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+  return bits;
+}
+
+// The weights after two epochs.
+Bits train(const Task& task, const Layout& layout) {
+  const Dataset data = samples(task.seed, task.count);
+  Bits bits;
+  lockstep::run(
+      cpus(layout.ranks),
+      [&](Rank& rank) {
+        Net module = rank.in_turn([&] { return Net(task.seed); });
+        DataParallel net(module, rank,
+                         {.bucket_bytes = layout.bucket_bytes,
+                          .first_bucket_bytes = layout.bucket_bytes,
+                          .overlap = layout.overlap,
+                          .average = layout.zero == 0});
+        std::optional<lockstep::ShardedOptimizer> sharded;
+        std::unique_ptr<torch::optim::Optimizer> whole;
+        if (layout.zero > 0) {
+          sharded.emplace(
+              net, [&](auto slices) { return make_optimizer(task, slices); },
+              lockstep::ShardedOptions{
+                  .stage = layout.zero, .bucket_bytes = layout.bucket_bytes, .overlap = layout.overlap});
+        } else {
+          whole = make_optimizer(task, module->parameters());
+        }
+        std::optional<lockstep::Balance> balance;
+        if (layout.balances) balance.emplace(net, rank, lockstep::BalanceOptions{.every = 1});
+        for (int epoch = 0; epoch < 2; ++epoch) {
+          auto all = lockstep::batches(
+              data,
+              {.size = task.batch, .seed = task.seed, .epoch = epoch, .shares = layout.shares, .grain = task.grain},
+              rank);
+          for (auto& batch : all) {
+            sharded ? sharded->zero_grad() : whole->zero_grad();
+            const auto parts = batch.in_parts(layout.parts);
+            for (size_t part = 0; part < parts.size(); ++part) {
+              std::optional<NoSync> more;
+              if (part + 1 < parts.size()) more.emplace(net.replica());
+              net.loss(parts[part], F::cross_entropy).backward();
+            }
+            sharded ? sharded->step() : void(whole->step());
+            if (balance) balance->step(batch, all);
+          }
+        }
+        if (rank.index() == rank.world_size() - 1) bits = bits_of(*module);
+      },
+      {.seed = task.seed});
+  return bits;
+}
+
+class GrainsTest : public testing::TestWithParam<uint64_t> {
+ protected:
+  Task task() const {
+    std::mt19937_64 random(GetParam());
+    Task task{.seed = GetParam()};
+    task.batch = static_cast<int64_t>(1 + random() % 24);
+    task.grain = static_cast<int64_t>(1 + random() % static_cast<uint64_t>(task.batch));
+    task.count = static_cast<int64_t>(task.batch + random() % 40);
+    task.momentum = random() % 2 == 0;
+    return task;
+  }
+  static std::string text(const Task& task) {
+    return "batch " + std::to_string(task.batch) + ", grain " + std::to_string(task.grain) + ", samples " +
+           std::to_string(task.count);
+  }
+};
+
+TEST_P(GrainsTest, TheNumberOfRanksChangesNoBit) {
+  const Bits one = train(task(), {});
+  for (const int ranks : {2, 3, 5, 8}) EXPECT_EQ(train(task(), {.ranks = ranks}), one) << ranks << " " << text(task());
+}
+
+TEST_P(GrainsTest, TheWayToAverageChangesNoBit) {
+  const Bits one = train(task(), {});
+  EXPECT_EQ(train(task(), {.ranks = 2, .overlap = false}), one) << text(task());
+  EXPECT_EQ(train(task(), {.ranks = 3, .bucket_bytes = 1}), one) << text(task());
+  EXPECT_EQ(train(task(), {.ranks = 1, .parts = 3}), one) << text(task());
+  EXPECT_EQ(train(task(), {.ranks = 3, .parts = 2}), one) << text(task());
+  EXPECT_EQ(train(task(), {.ranks = 3, .shares = {3, 0, 1}}), one) << text(task());
+  EXPECT_EQ(train(task(), {.ranks = 2, .balances = true}), one) << text(task());
+}
+
+TEST_P(GrainsTest, ZeroChangesNoBit) {
+  const Bits one = train(task(), {});
+  for (const int stage : {1, 2}) {
+    EXPECT_EQ(train(task(), {.ranks = 1, .zero = stage}), one) << text(task());
+    EXPECT_EQ(train(task(), {.ranks = 2, .zero = stage, .bucket_bytes = 64}), one) << text(task());
+    EXPECT_EQ(train(task(), {.ranks = 3, .parts = 2, .zero = stage, .overlap = false}), one) << text(task());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, GrainsTest, testing::Range<uint64_t>(1, 13));
+
+// ---- The gradients are still those of the whole batch.
+
+TEST(GrainGradientsTest, AreThoseOfTheMeanLossOfTheBatch) {
+  const Dataset data = samples(3, 19);
+  lockstep::run(cpus(3), [&](Rank& rank) {
+    Net module = rank.in_turn([] { return Net(3); }), plain = rank.in_turn([] { return Net(3); });
+    for (NetImpl* const net : {module.get(), plain.get()}) {
+      net->to(torch::kDouble);
+      net->eval();  // no dropout
+    }
+    const Dataset doubles{data.x.to(torch::kDouble) * 0.1, data.y};
+    DataParallel net(module, rank);
+    for (const auto& batch : lockstep::batches(doubles, {.size = 19, .shuffle = false, .grain = 4}, rank)) {
+      net.loss(batch, F::cross_entropy).backward();
+    }
+    F::cross_entropy(plain->forward(doubles.x), doubles.y).backward();
+    const auto mine = module->parameters(), theirs = plain->parameters();
+    for (size_t i = 0; i < mine.size(); ++i) {
+      lockstep::expect_near(mine[i].grad(), theirs[i].grad(), 1e-12, module->named_parameters().keys()[i]);
+    }
+  });
+}
+
+// ---- What cannot keep it is refused.
+
+std::string error_with(int ranks, const std::function<void(Rank&)>& body) {
+  return lockstep::error_on_ranks(ranks, body);
+}
+
+Batch batch_of(Rank& rank, int64_t size, int64_t grain) {
+  return *lockstep::batches(samples(1, size), {.size = size, .grain = grain}, rank).begin();
+}
+
+TEST(GrainRefusalsTest, OfBatches) {
+  const auto error = [](int64_t grain) {
+    return lockstep::error_of([&] { lockstep::batches(samples(1, 8), {.size = 8, .grain = grain}); });
+  };
+  EXPECT_THAT(error(-1), HasSubstr("the grain is -1 samples; expected 1 to the batch size, 8"));
+  EXPECT_THAT(error(9), HasSubstr("the grain is 9 samples; expected 1 to the batch size, 8"));
+}
+
+TEST(GrainRefusalsTest, OfWhatDependsOnTheRanks) {
+  const auto training = [](auto module, const lockstep::DataParallelOptions& options) {
+    return [module, options](Rank& rank) {
+      DataParallel net(module(rank), rank, options);
+      net.loss(batch_of(rank, 8, 2), F::cross_entropy).backward();
+    };
+  };
+  const auto plain = [](Rank&) { return torch::nn::Linear(4, 3); };
+  const auto sequential = [](auto make) {
+    return [make](Rank& rank) { return torch::nn::Sequential(torch::nn::Linear(4, 3), make(rank)); };
+  };
+  EXPECT_THAT(error_with(2, training(plain, {.average = false})), HasSubstr("average = false adds nothing up"));
+  EXPECT_THAT(error_with(2,
+                         [&](Rank& rank) {
+                           training(plain, {.hook = std::make_shared<lockstep::HalfPrecisionHook>(torch::kHalf)})(rank);
+                         }),
+              HasSubstr("a communication hook's averages depend on the number of ranks"));
+  EXPECT_THAT(error_with(2, training(sequential([](Rank&) { return torch::nn::Dropout(0.5); }), {})),
+              HasSubstr("take lockstep::Dropout"));
+  EXPECT_THAT(error_with(2, training(sequential([](Rank& rank) { return lockstep::SyncBatchNorm(3, rank); }), {})),
+              HasSubstr("take BatchNorm, which normalises over a grain"));
+  EXPECT_THAT(lockstep::error_of([&] { lockstep::run(cpus(2), training(plain, {}), {.threads_per_rank = 2}); }),
+              HasSubstr("Set RunOptions::threads_per_rank = 1 and take more ranks"));
+}
+
+TEST(GrainRefusalsTest, OfBatchesThatAddUp) {
+  EXPECT_THAT(error_with(2,
+                         [](Rank& rank) {
+                           DataParallel net(torch::nn::Linear(4, 3), rank);
+                           const auto guard = net.no_sync();
+                           const Batch batch = batch_of(rank, 8, 2);
+                           net.loss(batch, F::cross_entropy).backward();
+                           net.loss(batch, F::cross_entropy).backward();
+                         }),
+              HasSubstr("End each step with a backward outside of no_sync()"));
+}
+
+TEST(GrainRefusalsTest, OfPartsThatAreNoGrains) {
+  EXPECT_THAT(error_with(2,
+                         [](Rank& rank) {
+                           DataParallel net(torch::nn::Linear(4, 3), rank);
+                           Batch batch = batch_of(rank, 8, 2);
+                           batch.x = batch.x.slice(0, 0, 3);
+                           batch.y = batch.y.slice(0, 0, 3);
+                           net.loss(batch, F::cross_entropy).backward();
+                         }),
+              HasSubstr("are not the grains of 2 samples that this rank is to compute"));
+}
+
+TEST(GrainRefusalsTest, OfPartsWithAndWithoutGrains) {
+  EXPECT_THAT(error_with(2,
+                         [](Rank& rank) {
+                           DataParallel net(torch::nn::Linear(4, 3), rank);
+                           Batch batch = batch_of(rank, 8, 2);
+                           const auto parts = batch.in_parts(2);
+                           {
+                             const auto guard = net.no_sync();
+                             net.loss(parts[0], F::cross_entropy).backward();
+                           }
+                           Batch plain = parts[1];
+                           plain.grain = 0;
+                           net.loss(plain, F::cross_entropy).backward();
+                         }),
+              HasSubstr("take batches with the same BatchOptions::grain"));
+}
+
+TEST(GrainRefusalsTest, OfLossesWithoutAGraph) {
+  EXPECT_THAT(error_with(2,
+                         [](Rank& rank) {
+                           DataParallel net(torch::nn::Linear(4, 3), rank);
+                           const torch::NoGradGuard no_grad;
+                           net.loss(batch_of(rank, 8, 2), F::cross_entropy).backward();
+                         }),
+              HasSubstr("backward() of a loss that no parameter leads to"));
+}
+
+// A loss of one's own, as in a batch without a grain.
+TEST(GrainLossTest, OfOnesOwnGetsEachGrain) {
+  lockstep::run(cpus(2), [](Rank& rank) {
+    torch::nn::Linear module(4, 3);
+    DataParallel net(module, rank);
+    for (const int64_t grain : {0, 3}) {
+      std::vector<int64_t> sizes;
+      auto loss = net.loss(batch_of(rank, 10, grain), [&](const Batch& part) {
+        sizes.push_back(part.size());
+        return F::cross_entropy(net(part.x), part.y);
+      });
+      loss.backward();
+      const auto expected = grain == 0          ? std::vector<int64_t>{5}
+                            : rank.index() == 0 ? std::vector<int64_t>{3, 3}
+                                                : std::vector<int64_t>{3, 1};
+      EXPECT_EQ(sizes, expected);
+    }
+  });
+}
+
+}  // namespace grains_test

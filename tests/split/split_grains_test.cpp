@@ -1,0 +1,149 @@
+// Labels: concurrency
+// With a grain, a network gives the same bits on any mesh of data and pipeline, under every schedule.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/models/dropout.hpp>
+#include <lockstep/split/clip_grad_norm.hpp>
+#include <lockstep/split/split_model.hpp>
+
+#include "support/error_of.hpp"
+#include "support/small_nets.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace split_grains_test {
+
+using lockstep::cpus;
+using lockstep::Dataset;
+using lockstep::ModelSplit;
+using lockstep::PipelineSchedule;
+using lockstep::Rank;
+using lockstep::SplitModel;
+using testing::HasSubstr;
+using torch::Tensor;
+using torch::nn::Sequential;
+namespace F = torch::nn::functional;
+
+// Convolutions with BatchNorm, dropout, and layers without parameters at places where stages end.
+Sequential make_net() {
+  torch::manual_seed(1);
+  Sequential net;
+  net->push_back("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 6, 3).padding(1)));
+  net->push_back("norm1", torch::nn::BatchNorm2d(6));
+  net->push_back("relu", torch::nn::ReLU());
+  net->push_back("flatten", torch::nn::Flatten());
+  net->push_back("fc1", torch::nn::Linear(6 * 5 * 5, 20));
+  net->push_back("norm2", torch::nn::BatchNorm1d(20));
+  net->push_back("dropout", lockstep::Dropout(0.3));
+  net->push_back("fc2", torch::nn::Linear(20, 4));
+  return net;
+}
+
+Dataset samples() {
+  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7);
+  return {torch::randn({46, 1, 5, 5}, generator), torch::randint(4, {46}, generator, torch::kLong)};
+}
+
+using Bits = std::vector<std::string>;
+
+Bits bits_of(const torch::nn::Module& module) {
+  Bits bits;
+  const auto add = [&](const std::string& name, const Tensor& tensor) {
+    const Tensor here = tensor.detach().contiguous();
+    const std::string_view bytes(static_cast<const char*>(here.data_ptr()), here.nbytes());
+    bits.push_back(name + " " + std::to_string(std::hash<std::string_view>()(bytes)));
+  };
+  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+  return bits;
+}
+
+struct Options {
+  int zero = 0;
+  double clip = 0;
+  int64_t grain = 5;
+};
+
+// The whole network after an epoch of three batches, of which the last is smaller.
+Bits train(const ModelSplit& split, const Options& options = {}) {
+  const Dataset data = samples();
+  Bits bits;
+  lockstep::run(
+      cpus(split.mesh.size()),
+      [&](Rank& rank) {
+        const Sequential whole = rank.in_turn(make_net);
+        SplitModel net(lockstep::copy_of(whole), rank, split, {.average = options.zero == 0});
+        std::optional<lockstep::ShardedOptimizer> sharded;
+        torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        if (options.zero > 0) {
+          const auto make = [](auto slices) {
+            return std::make_unique<torch::optim::SGD>(slices, torch::optim::SGDOptions(0.1).momentum(0.9));
+          };
+          sharded.emplace(net.replicas(), make, lockstep::ShardedOptions{.stage = options.zero});
+        }
+        for (const auto& batch : lockstep::batches(data, {.size = 17, .grain = options.grain}, net.mesh().data())) {
+          sharded ? sharded->zero_grad() : sgd.zero_grad();
+          net.forward_backward(batch, F::cross_entropy);
+          if (options.clip > 0) lockstep::clip_grad_norm(net, options.clip);
+          sharded ? sharded->step() : void(sgd.step());
+        }
+        Sequential all = lockstep::copy_of(whole);
+        net.gather(all);
+        if (rank.index() == 0) bits = bits_of(*all);
+      },
+      {.seed = 3});
+  return bits;
+}
+
+TEST(SplitGrainsTest, NoMeshOfDataAndPipelineChangesABit) {
+  const Bits one = train({});
+  for (const int data : {1, 2, 3, 5}) {
+    for (const int pipeline : {1, 2, 3}) {
+      EXPECT_EQ(train({.mesh = {.data = data, .pipeline = pipeline}}), one) << data << " x " << pipeline;
+    }
+  }
+}
+
+TEST(SplitGrainsTest, NoScheduleChangesABit) {
+  const Bits one = train({});
+  EXPECT_EQ(train({.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::gpipe}), one);
+  EXPECT_EQ(
+      train({.mesh = {.data = 2, .pipeline = 2}, .schedule = PipelineSchedule::interleaved, .stages_per_rank = 2}),
+      one);
+  EXPECT_EQ(train({.mesh = {.data = 2, .pipeline = 2}, .recompute = true}), one);
+  EXPECT_EQ(train({.mesh = {.pipeline = 2}, .microbatches = 2}), one);
+  EXPECT_EQ(train({.mesh = {.data = 2}, .microbatches = 3}), one);
+  EXPECT_EQ(train({.mesh = {.pipeline = 2}, .cuts = {7}}), one);
+}
+
+TEST(SplitGrainsTest, ZeroOverTheDataAxisChangesNoBit) {
+  const Bits one = train({});
+  for (const int stage : {1, 2}) {
+    EXPECT_EQ(train({.mesh = {.data = 2}}, {.zero = stage}), one);
+    EXPECT_EQ(train({.mesh = {.data = 2, .pipeline = 2}}, {.zero = stage}), one);
+  }
+}
+
+TEST(SplitGrainsTest, ClippingChangesNoBit) {
+  const Bits one = train({}, {.clip = 0.01});
+  EXPECT_NE(one, train({}));
+  EXPECT_EQ(train({.mesh = {.data = 3}}, {.clip = 0.01}), one);
+  EXPECT_EQ(train({.mesh = {.data = 2, .pipeline = 3}}, {.clip = 0.01}), one);
+  for (const int stage : {1, 2}) EXPECT_EQ(train({.mesh = {.data = 3}}, {.zero = stage, .clip = 0.01}), one);
+}
+
+TEST(SplitGrainsTest, ASplitByChannelsIsRefused) {
+  EXPECT_THAT(lockstep::error_of([] { train({.mesh = {.tensor = 2}}); }),
+              HasSubstr("Split by data and layers alone, or leave out BatchOptions::grain"));
+}
+
+}  // namespace split_grains_test
