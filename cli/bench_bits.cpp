@@ -131,9 +131,10 @@ class Layouts {
 
  private:
   LaidOut laid_out(const std::string& name, int ranks, const Words& more, int processes) const {
-    std::string folder = name;
-    for (char& c : folder) {
-      if (!std::isalnum(static_cast<unsigned char>(c))) c = '-';
+    std::string folder;
+    for (const char c : name) {
+      const bool plain = std::isalnum(static_cast<unsigned char>(c));
+      if (plain || !folder.ends_with('-')) folder += plain ? c : '-';
     }
     Words words{program_};
     if (processes > 1) words.insert(words.end(), {"launch", "-n", std::to_string(processes), program_});

@@ -73,13 +73,14 @@ TEST_F(CliTerminal, DrawsABarPerEpochAndReplacesItByTheLine) {
               ContainsRegex("epoch 1/2 100%\\|(█)+\\| 300/300 \\[00:0[0-9]<00:00, [0-9]+ samples/s, loss=[0-9.]+\\]"));
   EXPECT_THAT(result.out, HasSubstr("loading the data"));
 
-  ASSERT_EQ(screen.lines.size(), 21u) << result.out;
+  ASSERT_EQ(screen.lines.size(), 22u) << result.out;
   EXPECT_THAT(screen.lines[0], StartsWith("lockstep "));
   EXPECT_THAT(screen.lines[15], StartsWith("epoch 1/2  train loss "));
   EXPECT_THAT(screen.lines[16], StartsWith("epoch 2/2  train loss "));
   EXPECT_EQ(screen.lines[17], "");
-  EXPECT_THAT(screen.lines[19], StartsWith("test acc: "));
-  EXPECT_EQ(screen.lines[20], "");  // the shell's prompt comes here
+  EXPECT_THAT(screen.lines[19], StartsWith("weights "));
+  EXPECT_THAT(screen.lines[20], StartsWith("test acc: "));
+  EXPECT_EQ(screen.lines[21], "");  // the shell's prompt comes here
 }
 
 TEST_F(CliTerminal, FitsNarrowTerminals) {

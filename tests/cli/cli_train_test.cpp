@@ -46,7 +46,7 @@ TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, IsEmpty());
   const auto lines = lines_of(run.out);
-  ASSERT_EQ(lines.size(), 20u) << run.out;
+  ASSERT_EQ(lines.size(), 21u) << run.out;
   EXPECT_THAT(lines[0], ContainsRegex("^lockstep [0-9.]+, LibTorch 2\\.[0-9.]+$"));
   EXPECT_EQ(lines[1], "  model             lenet");
   EXPECT_EQ(lines[2],

@@ -9,6 +9,7 @@
 #include "ranks/observed_backend.hpp"
 #include "support/error_of.hpp"
 #include "support/fake_graph.hpp"
+#include "trainer/graphed_step.hpp"
 
 #include <cmath>
 #include <stop_token>
