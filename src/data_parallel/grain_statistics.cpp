@@ -195,7 +195,8 @@ Tensor GrainStatistics::own_table(const Range& grains) const {
   const auto columns = static_cast<int64_t>(2 * layers_.size());
   const auto type = at::TensorOptions(at::kDouble);
   if (grains.size() == 0) return at::zeros({0, values() + columns}, type.device(rank_.device()));
-  const Tensor of_host = at::from_blob(numbers.data(), {grains.size(), columns}, type).clone().to(rank_.device());
+  const Tensor on_host = at::from_blob(numbers.data(), {grains.size(), columns}, type).clone();
+  const Tensor of_host = on_host.to(type.device(rank_.device()), /*non_blocking=*/true);
   return at::cat({at::cat(statistics).to(at::kDouble).view({grains.size(), values()}), of_host}, 1);
 }
 
