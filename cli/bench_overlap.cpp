@@ -5,6 +5,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/devices/devices.hpp>
+#include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/models.hpp>
 #include <nlohmann/json.hpp>
 
@@ -148,6 +149,14 @@ Subject resnet18() {
   return {"resnet18", [options] { return ResNet18(options).ptr(); }, {3, 32, 32}};
 }
 
+// In the memory format that `lockstep train` gives a model of this name.
+std::shared_ptr<torch::nn::SequentialImpl> made(const Subject& subject, const c10::Device& device) {
+  auto module = subject.make();
+  module->to(device);
+  set_memory_format(*module, fast_memory_format({.name = subject.name}, device));
+  return module;
+}
+
 // One replica that trains in one of the three ways.
 class Runner {
  public:
@@ -155,8 +164,8 @@ class Runner {
       : variant_(variant),
         rank_(rank.wrapped(
             [times = times_](const auto& backend) { return c10::make_intrusive<ObservedBackend>(backend, times); })),
-        module_(subject.make()),
-        sgd_((module_->to(rank_.device()), module_->parameters()), /*lr=*/1e-3) {
+        module_(made(subject, rank_.device())),
+        sgd_(module_->parameters(), /*lr=*/1e-3) {
     if (variant != alone) net_.emplace(module_, rank_, with_overlap(options, variant == overlapped));
   }
 

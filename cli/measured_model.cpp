@@ -3,6 +3,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/functional/loss.h>
+#include <lockstep/devices/memory_format.hpp>
 #include <lockstep/profile/layer_profile.hpp>
 #include <lockstep/ranks/rank.hpp>
 
@@ -37,7 +38,8 @@ std::string name_of(const ModelProfile& profile) {
 MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, const MeasureOptions& options) {
   MeasuredModel measured;
   const auto on_each = [&](Rank& rank) {
-    const auto net = make_model(model);
+    auto net = make_model(model);
+    set_memory_format(*net, fast_memory_format(model, rank.device()));  // as `lockstep train` does
     // What the images show does not matter, only their number does.
     const Batch sample{at::full({options.batch_size, 1, 28, 28}, 0.5, at::kFloat),
                        at::zeros({options.batch_size}, at::kLong), options.batch_size};

@@ -4,6 +4,8 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/memory_format.hpp>
+#include <lockstep/models/models.hpp>
 #include <lockstep/ranks/traffic.hpp>
 #include <lockstep/split/split_model.hpp>
 
@@ -33,6 +35,13 @@ int64_t state_bytes(const torch::optim::SGD& sgd) {
   return bytes;
 }
 
+// In the memory format that `lockstep train` gives it.
+torch::nn::Sequential network(const ModelOptions& model, const Rank& rank) {
+  auto net = make_model(model);
+  set_memory_format(*net, fast_memory_format(model, rank.device()));
+  return net;
+}
+
 struct Samples {
   std::vector<double> seconds;
   SchemeCost cost;
@@ -42,7 +51,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   MemoryMeter meter;
   auto traffic = std::make_shared<Traffic>();
   Rank rank = observed(world, traffic);
-  SplitModel net(make_model(options.model), rank, scheme.split);
+  SplitModel net(network(options.model, rank), rank, scheme.split);
   torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
   Samples samples;
   double last_loss = 0;

@@ -162,7 +162,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   });
   if (!devices.empty()) options.devices = devices;
   if (!flags.plan().empty()) options.split.reset();
-  if (options.devices.empty()) options.devices = default_devices();
+  fill_defaults(options);
 
   if (options.data.source == DataSource::synthetic && flags.text("data_dir").empty())
     options.data.folder.clear();  // the configuration's

@@ -3,7 +3,8 @@ process or as DistributedDataParallel over several, on the CPU; on a GPU eager, 
 
 The same task as `lockstep train`: the same network and, for the same seed, the same initial weights and the same
 minibatches, so that losses can be compared to rounding; plain SGD on the mean cross-entropy. Prints what lockstep
-writes into metrics.jsonl: one JSON object per epoch, whose `seconds` times the training alone.
+writes into metrics.jsonl: one JSON object per epoch, whose `seconds` times the training alone. pytorch_resnet.py trains
+another network with it.
 """
 
 import os
@@ -29,7 +30,7 @@ def load(folder, prefix, device):
     return images.to(device).unsqueeze(1).float().div_(255), labels.to(device).long()
 
 
-def lenet(seed):
+def lenet(options):
     net = nn.Sequential(
         nn.Conv2d(1, 20, kernel_size=3), nn.ReLU(), nn.AvgPool2d(2),
         nn.Conv2d(20, 50, kernel_size=5), nn.ReLU(), nn.AvgPool2d(2),
@@ -38,15 +39,19 @@ def lenet(seed):
         nn.Linear(128, 10),
     )
     with torch.no_grad():
-        for parameter, drawn in zip(net.parameters(), draws.weights(seed)):
+        for parameter, drawn in zip(net.parameters(), draws.weights(options.seed)):
             parameter.copy_(drawn.t() if drawn.dim() == 2 else drawn)  # the section's linear weights are [in, out]
     return net
 
 
-def make_step(net, optimizer, x, y, sums):
+def memory_format(options):
+    return torch.channels_last if options.channels_last else torch.contiguous_format
+
+
+def make_step(net, optimizer, x, y, sums, images_format=torch.contiguous_format):
     """The function that trains on the samples of an index, and adds their losses and right answers to `sums`."""
     def step(index):
-        x_batch, y_batch = x[index], y[index]
+        x_batch, y_batch = x[index].contiguous(memory_format=images_format), y[index]
         optimizer.zero_grad(set_to_none=True)
         logits = net(x_batch)
         loss = nn.functional.cross_entropy(logits, y_batch)
@@ -106,8 +111,8 @@ def accuracy(net, x, y):
     return sum((net(images).argmax(1) == labels).sum().item() for images, labels in parts) / len(x)
 
 
-def train(process, options, store):
-    """One process of options.processes; the first one prints."""
+def train(process, options, store, make_net):
+    """One process of options.processes, with the network make_net(options); the first one prints."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
     data_parallel = options.processes > 1
@@ -121,19 +126,20 @@ def train(process, options, store):
     if any(size % options.processes for size in sizes):  # the mean of the processes' means would be another one
         sys.exit(f"error: {options.processes} processes cannot share minibatches of {sorted(sizes)} samples equally")
 
-    plain = net = lenet(options.seed).to(device)
+    plain = net = make_net(options).to(device, memory_format=memory_format(options))
     if options.compile:
         # With dynamic shapes the last, smaller minibatch would replace the code for all others by more general code.
         net = torch.compile(net, dynamic=False)
     if data_parallel:  # around the compiled network: the other way round, torch.compile compiles nothing (2.15)
-        net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True)
+        # As lockstep does, no step sends the running statistics of BatchNorm.
+        net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, broadcast_buffers=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=options.lr, fused=device.type == "cuda" or None)
     sums = torch.zeros(2, dtype=torch.double, device=device)
     told_once = {}
     if options.compile:
         part_sizes = sorted((size // options.processes for size in sizes), reverse=True)
         told_once["compile_seconds"] = compile_now(net, train_x, train_y, part_sizes)
-    step = make_step(net, optimizer, train_x, train_y, sums)
+    step = make_step(net, optimizer, train_x, train_y, sums, memory_format(options))
     if options.graph:
         step = as_graph(step, plain, optimizer, min(options.batch_size, len(train_x)))
 
@@ -142,6 +148,7 @@ def train(process, options, store):
         start = time.perf_counter()
         sums.zero_()
         order = draws.shuffled(len(train_x), options.seed, epoch).to(device)
+        plain.train()
         for index in order.split(options.batch_size):
             step(index.chunk(options.processes)[process])
         if data_parallel:
@@ -149,6 +156,7 @@ def train(process, options, store):
         loss, correct = (sums / len(train_x)).tolist()  # waits for a GPU
         seconds = time.perf_counter() - start
         if process == 0:
+            plain.eval()
             task.print_metrics(epoch, loss, correct, accuracy(plain, test_x, test_y), seconds, **told_once)
         told_once = {}
     if data_parallel:
@@ -170,13 +178,14 @@ def check_compiler():
                  "apt-get install g++ python3-dev")
 
 
-def main():
-    parser = task.parser(__doc__)
+def run(parser, make_net):
+    """What the program does, with the parser's flags and these; make_net is a function of a module."""
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of each process")
     parser.add_argument("--processes", type=int, default=1, help="2 or more: DistributedDataParallel over Gloo")
     parser.add_argument("--compile", action="store_true", help="torch.compile, before the first epoch")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--graph", action="store_true", help="each step as one CUDA graph; with --device cuda")
+    parser.add_argument("--channels-last", action="store_true", help="images and weights pixel by pixel in memory")
     options = parser.parse_args()
 
     on_gpu = options.device == "cuda"
@@ -191,10 +200,15 @@ def main():
     torch.backends.cudnn.benchmark = True
 
     if options.processes == 1:
-        train(0, options, None)
+        train(0, options, None, make_net)
         return
     with tempfile.TemporaryDirectory() as folder:  # the processes meet in a file: no port to choose
-        torch.multiprocessing.spawn(train, args=(options, pathlib.Path(folder, "store")), nprocs=options.processes)
+        torch.multiprocessing.spawn(train, args=(options, pathlib.Path(folder, "store"), make_net),
+                                    nprocs=options.processes)
+
+
+def main():
+    run(task.parser(__doc__), lenet)
 
 
 if __name__ == "__main__":

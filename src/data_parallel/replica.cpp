@@ -12,6 +12,7 @@
 
 #include "averaging.hpp"
 #include "data/part_weight.hpp"
+#include "grain_statistics.hpp"
 #include "models/random_layers.hpp"
 #include "models/sample_places.hpp"
 #include "ranks/equal_modules.hpp"
@@ -120,7 +121,7 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
 // ---- By grains.
 
 // The batch with what it leaves to its default filled in.
-Batch Replica::checked_grains(const Batch& batch) const {
+Batch Replica::checked_grains(const Batch& batch) {
   const auto refuse = [this](const std::string& why) { throw Error(rank_.name() + ": DataParallel: " + why); };
   const std::string by_grains = "with a grain the results must not depend on the number of ranks, and ";
   if (!averaging_) refuse(by_grains + "a DataParallel with average = false adds nothing up; leave out one of the two");
@@ -137,6 +138,7 @@ Batch Replica::checked_grains(const Batch& batch) const {
   if (const std::string random = first_random_layer(*module_); !random.empty()) {
     refuse(by_grains + random + " draws from LibTorch's generator, which all ranks share; take lockstep::Dropout");
   }
+  if (!statistics_) statistics_ = std::make_unique<GrainStatistics>(*module_, rank_);
   Batch whole = batch;
   const auto rank = static_cast<size_t>(rank_.index());
   const int64_t grains = batch.grains();
@@ -151,11 +153,12 @@ Batch Replica::checked_grains(const Batch& batch) const {
   const bool fits = whole.runs.size() == static_cast<size_t>(rank_.world_size()) + 1 && whole.runs.back() == grains &&
                     whole.first % batch.grain == 0 && (end % batch.grain == 0 || end == batch.global_size) &&
                     whole.own_grains().begin >= whole.runs[rank] && whole.own_grains().end <= whole.runs[rank + 1];
-  if (batch.size() > 0 && !fits) {
+  if (whole.runs.size() <= rank + 1 || (batch.size() > 0 && !fits)) {
     refuse("samples " + std::to_string(whole.first) + " to " + std::to_string(end) + " of a batch of " +
            std::to_string(batch.global_size) + " are not the grains of " + std::to_string(batch.grain) +
            " samples that this rank is to compute; take batches(…, rank), and cut its batches by in_parts()");
   }
+  if (whole.own_grains().begin == whole.runs[rank]) statistics_->abandon();  // of a loss without a backward
   return whole;
 }
 
@@ -163,7 +166,9 @@ at::Tensor Replica::mean_of_grain(const Batch& grain, SamplePlace place, const M
   place.first = grain.first;
   place.size = grain.size();
   const SampleScope scope(place);
-  return mean(mean_of(grain), grain.size(), grain.global_size).local_mean_;
+  at::Tensor mean;
+  forward_grain(grain.own_grains().begin, [&] { mean = mean_of(grain); });
+  return this->mean(std::move(mean), grain.size(), grain.global_size).local_mean_;
 }
 
 Loss Replica::loss_by_grains(const Batch& batch, const MeanOf& mean_of) {
@@ -200,11 +205,24 @@ at::Tensor Replica::backward_by_grains(const Batch& batch, const MeanOf& mean_of
 
 void Replica::backward_in_grains(const Batch& batch, const std::function<void()>& compute) {
   const Batch part = checked_grains(batch);
-  averaging_->begin_grains({.runs = part.runs, .samples = part.global_size});
-  backward_of_parts(compute, {.local = part.size(), .global = part.global_size, .mark = part.mark, .by_grains = true});
+  backward_of_grains(compute, part.runs, {.local = part.size(), .global = part.global_size, .mark = part.mark});
 }
 
-void Replica::in_grain(int64_t number, const std::function<void()>& backward) {
+void Replica::backward_of_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs,
+                                 const PartSizes& sizes) {
+  averaging_->begin_grains({.runs = runs, .samples = sizes.global});
+  PartSizes by_grains = sizes;
+  by_grains.by_grains = true;
+  backward_of_parts(compute, by_grains);
+  if (sync_) statistics_->finish(runs);
+}
+
+void Replica::forward_grain(int64_t number, const std::function<void()>& forward) {
+  const auto guard = statistics_->begin(number);
+  forward();
+}
+
+void Replica::backward_grain(int64_t number, const std::function<void()>& backward) {
   averaging_->open_grain(number);
   try {
     backward();
@@ -217,18 +235,18 @@ void Replica::in_grain(int64_t number, const std::function<void()>& backward) {
 }
 
 void Replica::backward_of_losses(const Loss& loss) {
-  averaging_->begin_grains({.runs = loss.runs_, .samples = loss.global_size_});
-  backward_of_parts(
+  backward_of_grains(
       [&] {
         for (const auto& grain : loss.grains_) backward_of(grain);
       },
-      {.local = loss.local_size_, .global = loss.global_size_, .mark = loss.mark_, .by_grains = true});
+      loss.runs_, {.local = loss.local_size_, .global = loss.global_size_, .mark = loss.mark_});
 }
 
 void Replica::backward_of(const GrainLoss& grain) {
   if (!grain.mean.requires_grad()) return refuse_loss_without_graph();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it takes forward's types
-  in_grain(grain.number, [&] { grain.mean.backward(torch::full_like(grain.mean, static_cast<double>(grain.size))); });
+  backward_grain(grain.number,
+                 [&] { grain.mean.backward(torch::full_like(grain.mean, static_cast<double>(grain.size))); });
 }
 
 // ---- Around it.

@@ -1,4 +1,4 @@
-#include "memory_format.hpp"
+#include <lockstep/devices/memory_format.hpp>
 
 #include <vector>
 

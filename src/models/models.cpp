@@ -70,6 +70,10 @@ torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed) {
   return torch::nn::Sequential(std::move(net));
 }
 
+at::MemoryFormat fast_memory_format(const ModelOptions& options, const c10::Device& device) {
+  return options.name == "resnet18" && device.is_cpu() ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
 std::string to_string(const ModelOptions& options) {
   std::string text = options.name;
   if (options.width != 1) {

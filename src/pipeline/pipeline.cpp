@@ -256,7 +256,10 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
       }
       timed([&] {
         const at::Tensor x = step.stage == 0 ? samples_of(batch.x, part, by_grains).to(rank_.device()) : received;
-        made = stage.forward(step.microbatch, x, loss_of, !options_.recompute || backward_next);
+        const auto forward = [&] {
+          made = stage.forward(step.microbatch, x, loss_of, !options_.recompute || backward_next);
+        };
+        by_grains ? replica->forward_grain(first_grain + step.microbatch, forward) : forward();
         if (!is_last(step.stage)) return;
         if (made.numel() != 1) {
           throw Error("Pipeline: the criterion gives " + describe(made) +
@@ -280,7 +283,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
         const auto backward = [&] {
           made = stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, on_device) : received);
         };
-        by_grains ? replica->in_grain(first_grain + step.microbatch, backward) : backward();
+        by_grains ? replica->backward_grain(first_grain + step.microbatch, backward) : backward();
       });
       if (step.stage == 0) continue;
     }

@@ -1,11 +1,10 @@
-#include <ATen/ops/norm.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/split/clip_grad_norm.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "data_parallel/averaging.hpp"
+#include "optim/reproducible_norm.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "tensor_parallel/sliced_dimensions.hpp"
 
@@ -37,21 +36,24 @@ Gradients averaged_gradients_of(Replica& replica) {
   return gradients;
 }
 
-Tensor sum_of_squares(const Gradients& gradients, const Counts& counts, Rank& rank) {
-  Tensor sum = at::zeros({}, at::TensorOptions(rank.device()).dtype(at::kDouble));
+// The norm of all ranks' pieces that count. `spread_over` are the groups of ranks that have different ones.
+Tensor norm_of_all(const Gradients& gradients, const Counts& counts, const std::vector<Rank*>& spread_over,
+                   const c10::Device& device) {
+  std::vector<Tensor> pieces;
   for (const auto& [name, piece] : gradients.pieces) {
-    if (counts(name)) sum.add_(at::norm(piece, 2, at::kDouble).square());
+    if (counts(name)) pieces.push_back(piece);
   }
-  if (gradients.in_slices) rank.allreduce(sum);
-  return sum;
+  const Tensor largest = largest_magnitude(pieces, device);
+  for (Rank* rank : spread_over) rank->allreduce(largest, c10d::ReduceOp::MAX);
+  const Tensor sums = sums_of_squares(pieces, largest);
+  for (Rank* rank : spread_over) rank->allreduce(sums);
+  return norm_of(sums, largest);
 }
 
 // Computes the factor as LibTorch does, without asking the device whether it is needed.
-Tensor scaled_down(const Gradients& gradients, const Tensor& sum_of_squares, double max_norm) {
-  const Tensor norm = sum_of_squares.sqrt();
+void scale_down(const Gradients& gradients, const Tensor& norm, double max_norm) {
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
   for (const auto& piece : gradients.pieces) piece.second.mul_(factor.to(piece.second.scalar_type()));
-  return norm;
 }
 
 void check_max_norm(double max_norm, const Rank& rank) {
@@ -67,10 +69,12 @@ Tensor clip_grad_norm(Replica& replica, double max_norm) {
   Rank& rank = replica.rank();
   check_max_norm(max_norm, rank);
   const Gradients gradients = averaged_gradients_of(replica);
-  return scaled_down(gradients,
-                     sum_of_squares(
-                         gradients, [](const auto&) { return true; }, rank),
-                     max_norm);
+  std::vector<Rank*> spread_over;
+  if (gradients.in_slices) spread_over.push_back(&rank);
+  const Tensor norm = norm_of_all(
+      gradients, [](const auto&) { return true; }, spread_over, rank.device());
+  scale_down(gradients, norm, max_norm);
+  return norm;
 }
 
 Tensor clip_grad_norm(ShardedOptimizer& optimizer, double max_norm) {
@@ -86,11 +90,16 @@ Tensor clip_grad_norm(SplitModel& net, double max_norm) {
   const auto dimensions = sliced_dimensions_of(net.module());
   const bool first = mesh.tensor().index() == 0;
   const Gradients gradients = averaged_gradients_of(replica);
-  const Tensor sum = sum_of_squares(
-      gradients, [&](const std::string& name) { return first || dimensions.contains(name); }, replica.rank());
-  if (mesh.tensor().world_size() > 1) mesh.tensor().allreduce(sum);
-  if (mesh.pipeline().world_size() > 1) mesh.pipeline().allreduce(sum);
-  return scaled_down(gradients, sum, max_norm);
+  std::vector<Rank*> spread_over;
+  if (gradients.in_slices) spread_over.push_back(&replica.rank());
+  for (Rank* axis : {&mesh.tensor(), &mesh.pipeline()}) {
+    if (axis->world_size() > 1) spread_over.push_back(axis);
+  }
+  const Tensor norm = norm_of_all(
+      gradients, [&](const std::string& name) { return first || dimensions.contains(name); }, spread_over,
+      replica.rank().device());
+  scale_down(gradients, norm, max_norm);
+  return norm;
 }
 
 }  // namespace lockstep

@@ -1,10 +1,10 @@
 #include <lockstep/base/error.hpp>
+#include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "common_settings.hpp"
 #include "devices/gpu_math.hpp"
-#include "devices/memory_format.hpp"
 #include "evaluation.hpp"
 #include "train_options.hpp"
 

@@ -10,7 +10,8 @@ namespace {
 
 constexpr std::array precisions{std::pair{Precision::float32, "float32"}, std::pair{Precision::tf32, "tf32"},
                                 std::pair{Precision::bf16, "bf16"}};
-constexpr std::array memory_formats{std::pair{MemoryFormat::contiguous, "contiguous"},
+constexpr std::array memory_formats{std::pair{MemoryFormat::automatic, "auto"},
+                                    std::pair{MemoryFormat::contiguous, "contiguous"},
                                     std::pair{MemoryFormat::channels_last, "channels-last"}};
 constexpr std::array on_nans{std::pair{OnNan::stop, "stop"}, std::pair{OnNan::skip, "skip"},
                              std::pair{OnNan::go_on, "go-on"}};

@@ -5,9 +5,9 @@
 #include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/devices/memory_format.hpp>
 
 #include "batch_settings.hpp"
-#include "devices/memory_format.hpp"
 #include "evaluation.hpp"
 #include "exchange_options.hpp"
 #include "grain.hpp"

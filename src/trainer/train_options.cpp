@@ -150,7 +150,7 @@ TrainOptions checked(TrainOptions options) {
     throw Error("`checkpoint_every` writes checkpoints, and `keep_last` 0 keeps none; leave one of the two out");
   if (options.data.source == DataSource::synthetic && !options.data.folder.empty())
     throw Error("`data_dir` goes with `data` fashion-mnist; synthetic data need no files");
-  if (options.devices.empty()) options.devices = default_devices();
+  fill_defaults(options);
   check_devices(options.devices);
   if (options.precision == Precision::tf32 && !options.devices[0].is_cuda()) {
     throw Error("`precision` tf32 is how NVIDIA GPUs multiply, and this run is on " + to_string(options.devices) +
@@ -164,6 +164,14 @@ TrainOptions checked(TrainOptions options) {
   check_on_nan(options);
   check_grain(options);
   return options;
+}
+
+void fill_defaults(TrainOptions& options) {
+  if (options.devices.empty()) options.devices = default_devices();
+  if (options.memory_format != MemoryFormat::automatic) return;
+  options.memory_format = fast_memory_format(options.model, options.devices[0]) == at::MemoryFormat::ChannelsLast
+                              ? MemoryFormat::channels_last
+                              : MemoryFormat::contiguous;
 }
 
 bool by_data_alone(const ModelSplit& split) {

@@ -15,6 +15,9 @@ namespace lockstep {
 // The options with every default filled in. Throws Error for each value that cannot be trained with.
 TrainOptions checked(TrainOptions options);
 
+// Fills in the defaults that depend on the machine and on the model: devices, memory_format.
+void fill_defaults(TrainOptions& options);
+
 // How the network is split over the run's ranks.
 ModelSplit split_of(const TrainOptions& options, int ranks);
 
@@ -29,7 +32,7 @@ bool by_data_alone(const ModelSplit& split);
 // Throws Error if the training samples do not make a single batch of the options' size.
 void check_batch_size(const TrainOptions& options, const ImageData& data);
 
-// options.precision and options.memory_format, as the code needs them.
+// checked options' precision and memory_format, as the code needs them.
 bool computes_in_bf16(const TrainOptions& options);
 at::MemoryFormat memory_format(const TrainOptions& options);
 

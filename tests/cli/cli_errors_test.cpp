@@ -106,7 +106,7 @@ TEST_F(CliErrors, DevicesThatAreNotThere) {
 
 TEST_F(CliErrors, NamesThatItDoesNotKnow) {
   expect_error(train({"--precision", "fp8"}), 2, {"\"fp8\"", "float32, tf32 or bf16"});
-  expect_error(train({"--memory-format", "nhwc"}), 2, {"\"nhwc\"", "contiguous or channels-last"});
+  expect_error(train({"--memory-format", "nhwc"}), 2, {"\"nhwc\"", "auto, contiguous or channels-last"});
 }
 
 TEST_F(CliErrors, DataThatCannotBeRead) {

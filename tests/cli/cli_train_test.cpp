@@ -146,10 +146,12 @@ TEST_F(CliTrain, TrainsEvaluatesAndRepeatsOtherModels) {
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_EQ(work_.read("runs/again/model.safetensors"), work_.read("runs/first/model.safetensors"));
   const Finished other = run_program({"train", "--config", "runs/first/config.json", "--name", "other", "--model",
-                                      "resnet18", "--groups", "1", "--image-size", "9"},
+                                      "resnet18", "--groups", "1", "--image-size", "9", "--memory-format", "auto"},
                                      surroundings());
   ASSERT_EQ(other.code, 0) << other.err;
-  EXPECT_THAT(other.out, HasSubstr("\n  model             resnet18, width 0.05, images of 9 x 9\n"));
+  EXPECT_THAT(other.out, AllOf(HasSubstr("\n  model             resnet18, width 0.05, images of 9 x 9\n"),
+                               HasSubstr("\n  memory format     channels-last\n")));
+  EXPECT_THAT(work_.read("runs/other/config.json"), HasSubstr("\"memory_format\": \"channels-last\""));
 }
 
 TEST_F(CliTrain, LetsFlagsOverrideAConfiguration) {

@@ -94,18 +94,21 @@ struct NetImpl : torch::nn::Module {
     never = register_module("never", torch::nn::Linear(width, 2));
     out = register_module("out", torch::nn::Linear(width, 3));
     if (random() % 2 == 0) norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
+    if (random() % 2 == 0) batch_norm = register_module("batch_norm", torch::nn::BatchNorm1d(1));
     if (random() % 2 == 0) dropout = register_module("dropout", lockstep::Dropout(0.3));
   }
   Tensor forward(const Tensor& x) {
     Tensor h = torch::relu(shared(torch::relu(shared(torch::tanh(in(x))))));
     if (x.flatten()[0].item<float>() > 0.8) h = h + rare(h);  // by its first sample
     if (!norm.is_empty()) h = norm(h);
+    if (!batch_norm.is_empty()) h = batch_norm(h.reshape({-1, 1})).view(h.sizes());  // also of a single sample
     if (!dropout.is_empty()) h = dropout(h);
     return out(h);
   }
   int64_t width;
   torch::nn::Linear in{nullptr}, shared{nullptr}, rare{nullptr}, never{nullptr}, out{nullptr};
   torch::nn::LayerNorm norm{nullptr};
+  torch::nn::BatchNorm1d batch_norm{nullptr};
   lockstep::Dropout dropout{nullptr};
 };
 TORCH_MODULE(Net);

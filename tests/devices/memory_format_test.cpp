@@ -1,8 +1,7 @@
 // set_memory_format: other strides, the same network.
-#include "devices/memory_format.hpp"
-
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/devices/memory_format.hpp>
 
 namespace memory_format_test {
 

@@ -4,10 +4,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
+#include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/weights.hpp>
 
-#include "devices/memory_format.hpp"
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"
 

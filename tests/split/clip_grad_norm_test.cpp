@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -174,6 +175,70 @@ TEST(ClipGradNorm, OfASplitModelWithAShardedOptimizerIsThatOfOneDevice) {
         for (const auto& item : whole->named_parameters()) {
           expect_near(item.value().detach(), expected.net->named_parameters()[item.key()].detach(), 1e-10, item.key());
         }
+      });
+    }
+  }
+}
+
+// Gradients of so few digits that averages over up to 4 ranks are exact.
+struct Scattered : torch::nn::Module {
+  Scattered() {
+    torch::manual_seed(7);
+    for (const int64_t size : {1, 30, 1001, 4, 20000, 77}) {
+      const std::string number = std::to_string(digits.size());
+      parameters_of_it.push_back(register_parameter("p" + number, torch::zeros({size}, torch::kDouble)));
+      digits.push_back((torch::randn({size}) * torch::randn({size}).exp()).to(torch::kDouble));
+    }
+  }
+  Tensor loss() const {
+    Tensor sum = torch::zeros({}, torch::kDouble);
+    for (size_t i = 0; i < digits.size(); ++i) sum = sum + (parameters_of_it[i] * digits[i]).sum();
+    return sum;
+  }
+  std::vector<Tensor> parameters_of_it, digits;
+};
+
+TEST(ClipGradNorm, HasTheSameBitsWhereverTheGradientsLie) {
+  std::vector<double> norms;
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const int stage : {0, 1, 2}) {
+      for (const int64_t bucket_bytes : {100, 1000, 1 << 20}) {
+        run(cpus(ranks), [&](Rank& rank) {
+          DataParallel net(rank.in_turn([] { return Scattered(); }), rank,
+                           {.bucket_bytes = bucket_bytes, .average = stage == 0});
+          std::optional<ShardedOptimizer> adam;
+          if (stage > 0) adam.emplace(net, make_adam, ShardedOptions{.stage = stage, .bucket_bytes = bucket_bytes});
+          net.mean(net->loss(), 1, ranks).backward();
+          const double norm = clip_grad_norm(net, kMaxNorm).item<double>();
+          if (rank.index() == 0) norms.push_back(norm);
+          rank.barrier();
+          EXPECT_EQ(norm, norms[0]) << ranks << " ranks, stage " << stage << ", " << bucket_bytes << " bytes";
+        });
+      }
+    }
+  }
+  EXPECT_GT(norms[0], kMaxNorm);
+}
+
+// The first rank of the data axis has all samples, so the averages are exact.
+TEST(ClipGradNorm, HasTheSameBitsOnAnyNumberOfStages) {
+  const Batch whole = make_batches()[0];
+  std::vector<double> norms;
+  for (const MeshShape& mesh : {MeshShape{}, MeshShape{.pipeline = 2}, MeshShape{.pipeline = 3}, MeshShape{.data = 2},
+                                MeshShape{.data = 2, .pipeline = 2}, MeshShape{.data = 2, .pipeline = 3}}) {
+    for (const int stage : {0, 1, 2}) {
+      SCOPED_TRACE(to_string(mesh) + ", stage " + std::to_string(stage));
+      run(cpus(mesh.data * mesh.pipeline), [&](Rank& rank) {
+        SplitModel net(net_of(rank), rank, {.mesh = mesh, .microbatches = 1}, {.average = stage == 0});
+        std::optional<ShardedOptimizer> adam;
+        if (stage > 0) adam.emplace(net.replicas(), make_adam, ShardedOptions{.stage = stage, .bucket_bytes = 700});
+        const int64_t samples = net.mesh().data().index() == 0 ? whole.size() : 0;
+        net.forward_backward({whole.x.narrow(0, 0, samples), whole.y.narrow(0, 0, samples), whole.size()},
+                             F::cross_entropy);
+        const double norm = clip_grad_norm(net, kMaxNorm).item<double>();
+        if (rank.index() == 0) norms.push_back(norm);
+        rank.barrier();
+        EXPECT_EQ(norm, norms[0]);
       });
     }
   }

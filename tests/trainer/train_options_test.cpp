@@ -8,6 +8,7 @@
 #include "support/error_of.hpp"
 #include "trainer/option_table.hpp"
 #include "trainer/option_text.hpp"
+#include "trainer/train_options.hpp"
 
 #include <chrono>
 #include <filesystem>
@@ -79,6 +80,28 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.devices, options.devices);
   EXPECT_EQ(back.split, options.split);
   EXPECT_EQ(lockstep::train_options_from_json("{}").split, std::nullopt);
+}
+
+TEST(TrainOptionsDefaults, TakeTheMemoryFormatThatIsFastForTheModelUnlessOneIsGiven) {
+  using enum lockstep::MemoryFormat;
+  const auto of = [](const std::string& model, lockstep::MemoryFormat format, const lockstep::Devices& devices) {
+    TrainOptions options;
+    options.model.name = model;
+    options.memory_format = format;
+    options.devices = devices;
+    lockstep::fill_defaults(options);
+    return options.memory_format;
+  };
+  EXPECT_EQ(TrainOptions().memory_format, automatic);
+  EXPECT_EQ(of("resnet18", automatic, cpus(2)), channels_last);
+  EXPECT_EQ(of("resnet18", automatic, {c10::Device(torch::kCUDA, 0)}), contiguous);
+  for (const char* model : {"lenet", "mlp", "alexnet"}) EXPECT_EQ(of(model, automatic, cpus(2)), contiguous) << model;
+  EXPECT_EQ(of("resnet18", contiguous, cpus(2)), contiguous);
+  EXPECT_EQ(of("lenet", channels_last, cpus(2)), channels_last);
+  TrainOptions options;  // what a run keeps says what it was
+  options.model.name = "resnet18";
+  options.devices = cpus(1);
+  EXPECT_EQ(checked(options).memory_format, channels_last);
 }
 
 // Turns into any field's type.
@@ -213,7 +236,7 @@ TEST(TrainOptionsJson, NamesWhatIsWrong) {
        std::map<std::string, std::string>{{"data", "fashion-mnist or synthetic"},
                                           {"optimizer", "sgd, adam, adamw, lars or lamb"},
                                           {"precision", "float32, tf32 or bf16"},
-                                          {"memory_format", "contiguous or channels-last"},
+                                          {"memory_format", "auto, contiguous or channels-last"},
                                           {"compress", "none, bf16, fp16 or powersgd"},
                                           {"on_nan", "stop, skip or go-on"},
                                           {"balance", "equal, auto, or a share for each device, as in 2,1"}}) {

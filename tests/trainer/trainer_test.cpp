@@ -144,6 +144,7 @@ TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
 
 TEST_F(Trainer, GivesTheSameInBothMemoryFormats) {
   TrainOptions settings = options(2);
+  settings.memory_format = lockstep::MemoryFormat::contiguous;
   settings.keep.run_dir = runs_ / "contiguous";
   const auto expected = lockstep::train(settings);
   settings.memory_format = lockstep::MemoryFormat::channels_last;
@@ -205,6 +206,7 @@ TEST_F(EveryModel, TrainsInBfloat16AndChannelsLastNearlyTheSame) {
     TrainOptions settings = options(model, model.name + "-float");
     settings.epochs = 1;
     settings.rate.lr = 1e-3;  // a larger one carries rounding from step to step
+    settings.memory_format = lockstep::MemoryFormat::contiguous;
     const auto expected = lockstep::train(settings).history[0].train_loss;
     settings.memory_format = lockstep::MemoryFormat::channels_last;
     settings.keep.run_dir = runs_ / (model.name + "-last");

@@ -19,6 +19,7 @@ namespace lockstep {
 
 class Averaging;
 class CommunicationHook;
+class GrainStatistics;
 class Replica;
 class SamplePlaces;
 struct PartSizes;
@@ -118,15 +119,16 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // By grains: calls mean_of(grain) for each grain of this rank's part, ascending; it must give the mean loss of the
   // grain's samples. loss_by_grains() computes them all, and keeps their graphs for Loss::backward().
   // backward_by_grains() computes each grain's gradients at once, as Loss::backward() does, and returns the part's mean
-  // loss, a double. backward_in_grains() leaves it to compute() to call in_grain(number, backward) for each grain, as a
-  // pipeline does. They throw Error: a batch whose samples are not this rank's grains; more than one intra-op thread;
-  // layers whose results depend on the ranks (SyncBatchNorm, LibTorch's dropout); averages that do (a communication
-  // hook, none at all); as Loss::backward() does.
+  // loss, a double. backward_in_grains() leaves it to compute() to call forward_grain(number, forward) and
+  // backward_grain(number, backward) for each grain, as a pipeline does. They throw Error: a batch whose samples are
+  // not this rank's grains; more than one intra-op thread; layers whose results depend on the ranks (SyncBatchNorm,
+  // LibTorch's dropout); averages that do (a communication hook, none at all); as Loss::backward() does.
   using MeanOf = std::function<at::Tensor(const Batch& grain)>;
   Loss loss_by_grains(const Batch& batch, const MeanOf& mean_of);
   at::Tensor backward_by_grains(const Batch& batch, const MeanOf& mean_of);
   void backward_in_grains(const Batch& batch, const std::function<void()>& compute);
-  void in_grain(int64_t number, const std::function<void()>& backward);
+  void forward_grain(int64_t number, const std::function<void()>& forward);
+  void backward_grain(int64_t number, const std::function<void()>& backward);
 
   int64_t steps_done() const;
   void set_steps_done(int64_t steps);
@@ -162,8 +164,10 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void refuse_loss_without_graph() const;
   void check_that_no_parameter_is_new() const;
   void set_sync(bool sync);
-  Batch checked_grains(const Batch& batch) const;
+  Batch checked_grains(const Batch& batch);
   at::Tensor mean_of_grain(const Batch& grain, SamplePlace place, const MeanOf& mean_of);
+  void backward_of_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs,
+                          const PartSizes& sizes);
   void backward_of_losses(const Loss& loss);
   void backward_of(const GrainLoss& grain);
   void backward_of_parts(const std::function<void()>& compute, const PartSizes& sizes);
@@ -175,7 +179,8 @@ class Replica : public std::enable_shared_from_this<Replica> {
   bool sync_ = true;
   int64_t waiting_ = 0;  // samples of the parts whose gradients the next averaged backward averages with its own
   const std::unique_ptr<SamplePlaces> places_;
-  std::function<void()> computed_, averaged_;  // see watch_backwards(); empty: nobody watches
+  std::unique_ptr<GrainStatistics> statistics_;  // null before the first batch with a grain
+  std::function<void()> computed_, averaged_;    // see watch_backwards(); empty: nobody watches
 };
 
 }  // namespace lockstep

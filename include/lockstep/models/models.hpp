@@ -38,6 +38,10 @@ torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed = 0)
 // above 0 (or above 64), an image size that is too small for the model, and an option that the model does not have.
 void check_model(const ModelOptions& options);
 
+// The format of weights and images (memory_format.hpp) in which the model trains fastest on such a device, as far as it
+// was measured: docs/results/2026-11-24-channels-last.md.
+at::MemoryFormat fast_memory_format(const ModelOptions& options, const c10::Device& device);
+
 // "alexnet, width 0.25, images of 96 x 96, 2 groups": the name, and what is not the default.
 std::string to_string(const ModelOptions& options);
 

@@ -5,11 +5,12 @@
 //   optimizer.step();
 //
 // As torch::nn::utils::clip_grad_norm_ (Pascanu et al. 2013), with the norm of the whole network's averaged gradients,
-// equal on all ranks. Under no_sync() alone, or with `average = false`, a DataParallel has no averages: there each rank
-// clips by a norm of its own. torch's own function is right for a DataParallel, but it counts a parameter that has two
-// names twice. With a ShardedOptimizer .grad has no averages, so step() throws Error after it. A SplitModel's rank has
-// only some of the gradients. Used by its rank's thread only. Cost: one pass over what this rank has, and an exchange
-// of one number where ranks have different parts.
+// equal on all ranks. Equal gradients give a norm of the same bits, wherever they lie: whole, in a ShardedOptimizer's
+// slices, over the stages of a pipeline. Under no_sync() alone, or with `average = false`, a DataParallel has no
+// averages: there each rank clips by a norm of its own. torch's own function is right for a DataParallel, but it counts
+// a parameter that has two names twice. With a ShardedOptimizer .grad has no averages, so step() throws Error after it.
+// A SplitModel's rank has only some of the gradients. Used by its rank's thread only. Cost: three passes over what this
+// rank has, and two exchanges of a few numbers where ranks have different parts.
 #pragma once
 
 #include <ATen/core/Tensor.h>

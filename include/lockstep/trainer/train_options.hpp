@@ -30,6 +30,7 @@ enum class Precision {
 
 // How images lie in memory. The results are the same but for rounding.
 enum class MemoryFormat {
+  automatic,      // fast_memory_format(), in models.hpp; a run keeps what it was
   contiguous,     // images channel by channel
   channels_last,  // pixel by pixel: faster for many convolutions, and for bfloat16 on GPUs
 };
@@ -92,7 +93,7 @@ struct TrainOptions {
   // each epoch. 0: none. With sync_every, checks within a round are left out.
   int64_t check_replicas = -1;
   Precision precision = Precision::float32;
-  MemoryFormat memory_format = MemoryFormat::contiguous;
+  MemoryFormat memory_format = MemoryFormat::automatic;
   // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some, split by data
   // alone.
   bool sync_batchnorm = false;

@@ -1,0 +1,99 @@
+// GrainStatistics: makes running statistics a function of a batch's grains in their order, on any number of ranks.
+//
+// A BatchNorm moves its running mean and variance in every forward of training. Each rank computes some of the grains,
+// so its statistics would follow these alone. Here a forward leaves them as they are, and only what it would do to
+// them is noted. finish() gives all ranks all notes, and does them one after the other. So all ranks have equal
+// statistics, and of the same bits as one rank that computes all grains.
+//
+//   for (each of this rank's grains) {
+//     const auto guard = statistics.begin(number);
+//     output = net->forward(x);
+//   }
+//   statistics.finish(batch.runs);  // once all parts of the batch were computed
+//
+// Used by its rank's thread only. Cost per forward: a few small tensors per layer. Cost of finish(): one allgather of
+// 16 bytes per channel and grain. Without layers that have running statistics it costs nothing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <lockstep/data/parts.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+namespace lockstep {
+
+class GrainStatistics {
+ public:
+  class Guard;
+
+  // Finds the layers of `module` that have running statistics, and keeps pointers to them. Throws Error if one of them
+  // is not LibTorch's BatchNorm or InstanceNorm: it does not know what others do to their statistics.
+  GrainStatistics(const torch::nn::Module& module, const Rank& rank);
+
+  // Open the result around the forward of grain `number`. Layers in training mode leave their running statistics and
+  // num_batches_tracked as they were, and it is noted what would become of them, however often a layer is called.
+  // Layers in eval mode do what they always do. If a layer has notes of the grain already, as where a forward is
+  // computed again, these stay. If the forward throws, nothing is noted. Throws Error: another Guard is open.
+  [[nodiscard]] Guard begin(int64_t number);
+
+  // Changes the running statistics by what was noted on all ranks since the last finish(), in the order of the grains.
+  // runs[r] up to runs[r + 1] are the grains of rank r. A layer that was not called in a grain, or in eval mode, leaves
+  // this grain out. All ranks must call it, after the last forward. Throws Error: a grain with notes that is not this
+  // rank's; as Rank::allgather does.
+  void finish(const std::vector<int64_t>& runs);
+
+  void abandon() { notes_.clear(); }  // forgets what was noted
+
+ private:
+  struct Layer {
+    const torch::nn::Module* module = nullptr;
+    at::Tensor mean, variance, batches;  // its buffers
+    bool counts_batches = true;          // LibTorch's InstanceNorm does not
+  };
+  // What the forwards of one grain would make of a layer's statistics: statistics * kept + the values here. If the
+  // layer has no momentum, the values are the means over these forwards.
+  struct Note {
+    at::Tensor mean, variance;  // undefined if the layer was in eval mode
+    int64_t forwards = 0;
+    double kept = 1;
+  };
+  using Notes = std::map<int64_t, std::vector<Note>>;  // by grain, one per layer
+
+  void check_grains(const std::vector<int64_t>& runs) const;
+  at::Tensor own_table(const Range& grains) const;
+  void apply(const at::Tensor& table);
+  int64_t values() const;  // of the statistics of all layers
+
+  Rank rank_;
+  std::vector<Layer> layers_;
+  Notes notes_;
+  bool open_ = false;  // a Guard
+};
+
+// See begin().
+class GrainStatistics::Guard {
+ public:
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+ private:
+  friend class GrainStatistics;
+  Guard(GrainStatistics& owner, int64_t number);
+
+  struct Saved {
+    at::Tensor mean, variance, batches;  // undefined if the layer was in eval mode
+    int64_t version = 0;
+  };
+
+  GrainStatistics& owner_;
+  const int exceptions_;      // that were under way before
+  Notes notes_;               // of this grain
+  std::vector<Saved> saved_;  // one per layer
+};
+
+}  // namespace lockstep
