@@ -84,8 +84,8 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   const auto trained = static_cast<double>(train_.size() - totals_.left_out);
   metrics.train_loss = losses / trained;
   metrics.train_accuracy = totals_.correct.item<double>() / trained;
-  // What is evaluated, and kept, is one network.
-  average_running_statistics(*net_.module(), net_.mesh().data(), totals_.samples);
+  // What is evaluated, and kept, is one network. With a grain it is one already.
+  if (options_.batch.grain == 0) average_running_statistics(*net_.module(), net_.mesh().data(), totals_.samples);
   metrics.test_accuracy = evaluate_now(/*to_the_end=*/static_cast<bool>(keep)).accuracy();
   return metrics;
 }
