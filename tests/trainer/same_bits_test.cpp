@@ -75,6 +75,7 @@ class SameBits : public SmallTraining {
     if (model == "alexnet") settings.model = {.name = model, .width = 0.05, .image_size = 65};
     if (model == "resnet18") settings.model = {.name = model, .width = 0.05};
     if (model == "mlp") settings.model = {.name = model, .width = 0.125};
+    settings.memory_format = MemoryFormat::contiguous;
     settings.batch.grain = 8;
     settings.optimizer.momentum = 0.9;
     settings.rate.lr = 0.02;
@@ -143,6 +144,8 @@ TEST_F(SameBits, InChannelsLastAndInBfloat16) {
   TrainOptions settings = grained("resnet18");
   settings.memory_format = MemoryFormat::channels_last;
   expect_one_on(numbers_of_ranks(), settings);
+  expect_one_on(zero_layouts(), settings);
+  expect_one_on(pipeline_layouts(), settings);
   settings = grained("mlp");
   settings.precision = Precision::bf16;
   expect_one_on(numbers_of_ranks(), settings);
