@@ -128,6 +128,7 @@ const Pipeline::State::Shapes& Pipeline::State::shapes_for(const at::Tensor& x) 
   if (!x.defined() || x.dim() == 0) throw Error("Pipeline: a batch's x needs a first dimension, the samples");
   const SampleShape input = sample_shape(x);
   std::string key = input.text();
+  if (input.format == at::MemoryFormat::ChannelsLast) key += " in channels-last";
   const auto device = rank_.device().type();
   if (at::autocast::is_autocast_enabled(device)) {  // other types cross then
     key += std::string(" in ") + c10::toString(at::autocast::get_autocast_dtype(device));
@@ -287,7 +288,9 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
       });
       if (step.stage == 0) continue;
     }
-    mail.give(static_cast<int>(i), made);
+    // What crosses lies in memory as it does where nothing is cut, so that the next stage takes the same kernels.
+    const auto& shape = shapes[static_cast<size_t>(step.stage) + (step.kind == Kind::forward ? 1 : 0)];
+    mail.give(static_cast<int>(i), made.contiguous(shape.format));
   }
   mail.finish();
   const at::Tensor announced = announcement.exchange(loss_and_mark);
@@ -299,7 +302,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
 }
 
 void Pipeline::State::check_output(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const {
-  if (y.dim() > 0 && sample_shape(y) == expected) return;
+  if (y.dim() > 0 && y.scalar_type() == expected.type && y.sizes().slice(1) == at::IntArrayRef(expected.sizes)) return;
   throw Error("Pipeline: stage " + std::to_string(stage.index()) + " gives " + describe(y) + ", and gave " +
               expected.text() + " for zeros in eval mode; a stage's output must have one shape");
 }
@@ -340,7 +343,7 @@ at::Tensor Pipeline::State::forward(const at::Tensor& x) {
     if (is_last(step.stage)) {
       result.slice(0, part.begin, part.end).copy_(y);
     } else {
-      mail.give(static_cast<int>(i), y);
+      mail.give(static_cast<int>(i), y.contiguous(shapes[static_cast<size_t>(step.stage) + 1].format));
     }
   }
   mail.finish();

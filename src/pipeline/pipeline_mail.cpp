@@ -6,6 +6,16 @@
 
 namespace lockstep {
 
+namespace {
+
+// The same memory with its values in a row, as NCCL needs it.
+at::Tensor in_a_row(const at::Tensor& tensor) {
+  const bool pixel_by_pixel = !tensor.is_contiguous() && tensor.is_contiguous(at::MemoryFormat::ChannelsLast);
+  return pixel_by_pixel ? tensor.permute({0, 2, 3, 1}) : tensor;
+}
+
+}  // namespace
+
 PipelineMail::PipelineMail(Rank& rank, const PipelineMessages& messages, std::function<at::Tensor(int step)> empty,
                            bool in_order)
     : rank_(rank),
@@ -37,7 +47,7 @@ void PipelineMail::give(int step, const at::Tensor& tensor) {
     open_[messages_.needed[message.their_step]].tensor = tensor.clone();
     return;
   }
-  open_[made].tensor = tensor.contiguous();
+  open_[made].tensor = tensor;
   if (in_order_) {
     post_up_to(made);
   } else {
@@ -55,7 +65,7 @@ void PipelineMail::post(int index) {
   Open& open = open_[index];
   const int tag = message.kind == PipelineStep::Kind::forward ? kActivationTag : kGradientTag;
   if (!message.sent) open.tensor = empty_(message.step);
-  std::vector<at::Tensor> tensors{open.tensor};
+  std::vector<at::Tensor> tensors{in_a_row(open.tensor)};
   open.work = message.sent ? rank_.backend().send(tensors, message.peer, tag)
                            : rank_.backend().recv(tensors, message.peer, tag);
 }

@@ -28,8 +28,8 @@ class PipelineMail {
 
   // Gives what the rank's step `step` needs from another stage; undefined if nothing. Call it for every step in order.
   at::Tensor take(int step);
-  // Hands on what step `step` has made for another stage. Do not change the tensor afterwards. A stage of this rank
-  // gets a copy.
+  // Hands on what step `step` has made for another stage, contiguous in the memory format that its receiver expects. Do
+  // not change the tensor afterwards. A stage of this rank gets a copy.
   void give(int step, const at::Tensor& tensor);
   // Waits until all that was given has arrived.
   void finish();

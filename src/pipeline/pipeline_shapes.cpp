@@ -38,18 +38,21 @@ class EvalMode {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
 };
 
-// A shape as a message of fixed length: the type, the number of dimensions, the dimensions.
+// A shape as a message of fixed length: the type, the memory format, the number of dimensions, the dimensions.
 at::Tensor packed(const SampleShape& shape, const c10::Device& device) {
-  std::vector<int64_t> numbers{static_cast<int64_t>(shape.type), static_cast<int64_t>(shape.sizes.size())};
+  std::vector<int64_t> numbers{static_cast<int64_t>(shape.type), static_cast<int64_t>(shape.format),
+                               static_cast<int64_t>(shape.sizes.size())};
   numbers.insert(numbers.end(), shape.sizes.begin(), shape.sizes.end());
-  numbers.resize(2 + kMostDimensions);
+  numbers.resize(3 + kMostDimensions);
   return at::tensor(numbers, at::kLong).to(device);
 }
 
 SampleShape unpacked(const at::Tensor& message) {
   const at::Tensor numbers = message.cpu();
   const int64_t* const begin = numbers.const_data_ptr<int64_t>();
-  return {static_cast<at::ScalarType>(begin[0]), {begin + 2, begin + 2 + begin[1]}};
+  return {.type = static_cast<at::ScalarType>(begin[0]),
+          .sizes = {begin + 3, begin + 3 + begin[2]},
+          .format = static_cast<at::MemoryFormat>(begin[1])};
 }
 
 SampleShape give_zeros(PipelineStage& stage, const SampleShape& input, const c10::Device& device) {
@@ -68,7 +71,7 @@ SampleShape give_zeros(PipelineStage& stage, const SampleShape& input, const c10
 at::Tensor SampleShape::empty(int64_t samples, const c10::Device& device) const {
   std::vector<int64_t> all{samples};
   all.insert(all.end(), sizes.begin(), sizes.end());
-  return at::empty(all, at::TensorOptions(device).dtype(type));
+  return at::empty(all, at::TensorOptions(device).dtype(type), format);
 }
 
 std::string SampleShape::text() const {
@@ -80,7 +83,7 @@ std::string SampleShape::text() const {
 }
 
 SampleShape sample_shape(const at::Tensor& x) {
-  return {x.scalar_type(), x.sizes().slice(1).vec()};
+  return {.type = x.scalar_type(), .sizes = x.sizes().slice(1).vec(), .format = x.suggest_memory_format()};
 }
 
 std::vector<SampleShape> dry_run_shapes(Rank& rank, std::vector<PipelineStage>& stages, int count,

@@ -15,6 +15,7 @@ namespace lockstep {
 struct SampleShape {
   at::ScalarType type = at::ScalarType::Undefined;
   std::vector<int64_t> sizes = {};  // of one sample
+  at::MemoryFormat format = at::MemoryFormat::Contiguous;
 
   bool operator==(const SampleShape&) const = default;
   at::Tensor empty(int64_t samples, const c10::Device& device) const;
