@@ -211,6 +211,11 @@ void ParameterServerRank::take_parameters(int server, const at::Tensor& bytes) {
 }
 
 double ParameterServerRank::weight_of(const Batch& batch) const {
+  if (batch.grain > 0) {
+    throw Error(rank_.name() +
+                ": ParameterServer: the batch has a grain, but a server adds gradients up in an order that depends on "
+                "the workers. Leave out BatchOptions::grain, or take a DataParallel");
+  }
   return part_weight(batch.size(), batch.global_size, workers(), "ParameterServer");
 }
 

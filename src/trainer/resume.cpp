@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include <string>
+#include <string_view>
 #include <system_error>
 
 #include "checkpoint_folder.hpp"
@@ -24,8 +25,13 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
     throw Error(what + error.what());
   }
   auto now = nlohmann::json::parse(to_json(options));
+  // With a grain a run keeps its bits, which another memory format would round otherwise.
+  const auto counts = [&](const Option& option) {
+    return option.same == Same::throughout ||
+           (options.batch.grain > 0 && std::string_view(option.key) == "memory_format");
+  };
   each_option(options, [&](const Option& option, const auto&) {
-    if (option.same != Same::throughout || then[option.key] == now[option.key]) return;
+    if (!counts(option) || then[option.key] == now[option.key]) return;
     throw Error(what + "its run has " + option.key + " " + then[option.key].dump() + ", and this one " +
                 now[option.key].dump() + "; a run goes on as it began");
   });

@@ -397,6 +397,21 @@ TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
               AllOf(HasSubstr("rank 2 (cpu)"), HasSubstr("worker 0 ended after 2 pushes, and worker 1 made 3")));
 }
 
+TEST(ParameterServer, ABatchWithAGrainIsRefused) {
+  const std::string error = error_of([] {
+    lockstep::run(cpus(2), [](Rank& rank) {
+      const auto net = std::make_shared<Vector>();
+      ParameterServer server(net, rank, plain_sgd(1));
+      server.train([&](Worker& worker) {
+        const lockstep::Dataset data{torch::ones({4, 2}), torch::ones({4})};
+        const auto batch = *lockstep::batches(data, {.size = 4, .grain = 2}, worker).begin();
+        worker.backward(net->values.sum(), batch);
+      });
+    });
+  });
+  EXPECT_THAT(error, HasSubstr("Leave out BatchOptions::grain, or take a DataParallel"));
+}
+
 TEST(ParameterServer, BadInputIsRefusedBeforeTheFirstStep) {
   const auto refusal = [](int world, const auto& options_of, const auto& net_of) {
     return error_of([&] {

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/models/weights.hpp>
 
+#include "support/error_of.hpp"
 #include "support/small_nets.hpp"
 #include "support/small_training.hpp"
 #include "trainer/rank_trainer.hpp"
@@ -181,6 +182,10 @@ TEST_F(SameBits, AfterARunWasStoppedAndWentOnOnOtherRanks) {
     expect_one(go_on(in("second", {"", 7}), checkpoint(model + "first", "epoch-0000-step-000002")), expected);
     const auto third = checkpoint(model + "second", "epoch-0000-step-000004");
     expect_one(go_on(in("third", {"", 2}), third), expected);
+    TrainOptions other = in("other", {"", 2});
+    const bool last = model == "lenet";  // whichever the run did not have
+    other.memory_format = last ? MemoryFormat::channels_last : MemoryFormat::contiguous;
+    EXPECT_THAT(error_of([&] { go_on(other, third); }), testing::HasSubstr("a run goes on as it began"));
     size_t number = 0;
     for (const auto& layouts : {zero_layouts(), pipeline_layouts()}) {
       for (const auto& layout : layouts) {

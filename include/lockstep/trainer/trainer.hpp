@@ -100,7 +100,7 @@ class NotFinite : public Error {
 // - resume: a checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run
 //   whose steps were others: other data (known by their SHA-256), another model, batch size, … These alone may
 //   differ: devices, threads_per_rank, split, zero_stage, balance, memory_format, cuda_graph, on_nan, check_replicas,
-//   epochs, where files lie, and what is kept.
+//   epochs, where files lie, and what is kept. With a grain memory_format may not differ.
 //
 // Throws Error after it: NotFinite; weights that differ between devices (see TrainOptions::check_replicas); a rank that
 // fails (memory, a GPU); a file that cannot be written (a full disk); an exception from a callback. The Error names the
