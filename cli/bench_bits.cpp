@@ -69,7 +69,8 @@ struct BitsResult {
   double seconds = 0;
 };
 
-// The folder of the runs: the one that was asked for, or one of its own, which goes unless somebody keeps it.
+// The folder of the runs: the one that was asked for, or one of its own, which goes unless somebody keeps it or a run
+// fails.
 class BitsFolder {
  public:
   explicit BitsFolder(const std::string& asked) : path_(asked), keeps_(!asked.empty()) {
@@ -85,7 +86,7 @@ class BitsFolder {
   }
   ~BitsFolder() {
     std::error_code ignored;
-    if (!keeps_) fs::remove_all(path_, ignored);
+    if (!keeps_ && std::uncaught_exceptions() == 0) fs::remove_all(path_, ignored);
   }
   BitsFolder(const BitsFolder&) = delete;
   BitsFolder& operator=(const BitsFolder&) = delete;
@@ -171,7 +172,8 @@ class Layouts {
     options.devices = {torch::kCPU};
     options.split = ModelSplit{.mesh = {.pipeline = 2}};
     const auto file = folder_ / "pipeline.json";
-    std::ofstream(file) << to_json(options);
+    std::ofstream out(file);
+    if (!(out << to_json(options)).flush()) throw Error("cannot write '" + file.string() + "'");
     return file;
   }
 

@@ -11,13 +11,13 @@
 //
 // Expected output, in double precision, so that the digits are the same on every machine (with CPU ranks, also where
 // there are GPUs). Bytes are those of a rank between backward and update: with stage 1 all gradients, and the averages
-// of its slice; with stage 2 the latter, and 32 bytes by which step() notices who changes .grad. (During backward stage
-// 2 needs two buckets more, of about bucket_bytes each.)
+// of its slice; with stage 2 the latter, and 32 bytes by which step() notices who changes .grad. Slices begin at
+// whole lines of 64 values. (During backward stage 2 needs two buckets more, of about bucket_bytes each.)
 //
 //   2 ranks, Adam on each     loss 0.092514  state  79936 bytes  gradients  39968 bytes
-//   2 ranks, stage 1          loss 0.092514  state  39968 bytes  gradients  59952 bytes
-//   2 ranks, stage 2          loss 0.092514  state  39968 bytes  gradients  20016 bytes
-//   4 ranks, stage 2          loss 0.092514  state  19984 bytes  gradients  10024 bytes
+//   2 ranks, stage 1          loss 0.092514  state  40000 bytes  gradients  61440 bytes
+//   2 ranks, stage 2          loss 0.092514  state  40000 bytes  gradients  20512 bytes
+//   4 ranks, stage 2          loss 0.092514  state  19520 bytes  gradients  10272 bytes
 #include <lockstep/lockstep.hpp>
 
 #include <cstdio>

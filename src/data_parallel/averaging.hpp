@@ -25,6 +25,7 @@ struct PartSizes {
 struct GrainPlan {
   std::vector<int64_t> runs = {};
   int64_t samples = 0;  // of the whole batch
+  int32_t mark = 0;     // Batch::mark
   friend bool operator==(const GrainPlan&, const GrainPlan&) = default;
 };
 

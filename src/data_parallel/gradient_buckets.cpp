@@ -49,6 +49,7 @@ void GradientBuckets::start() {
     bucket.posted = false;
   }
   alone_.forget();
+  outside_ = false;
   ready_order_.clear();
   next_ = 0;
   before_backward();
@@ -59,7 +60,10 @@ void GradientBuckets::on_gradient(size_t index) {
   const std::lock_guard lock(mutex_);
   if (grain_) return on_grain_gradient(index);
   Slot& slot = slots_[index];
-  if (!active_) return alone_.note(slot.name, slot.parameter);
+  if (!active_) {
+    outside_ = true;
+    return alone_.note(slot.name, slot.parameter);
+  }
   if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
     if (buckets_[slot.bucket].posted) refuse_growth(slot);
     return collect(index);
@@ -193,11 +197,11 @@ void GradientBuckets::begin_grains(const GrainPlan& plan) {
                 "with a backward outside of no_sync()");
   }
   if (records()) throw Error(name() + ": a CUDA graph cannot record what is computed by grains; take no graph");
+  refuse_gradients_from_outside();
   before_grains();
   plan_ = plan;
   const auto rank = static_cast<size_t>(rank_.index());
   run_ = {plan.runs[rank], plan.runs[rank + 1]};
-  next_grain_ = run_.begin;
   const c10::AutoGradMode no_grad(false);
   for (auto& slot : slots_) slot.before = std::exchange(slot.parameter.mutable_grad(), {});
   for (size_t index = 0; index < buckets_.size(); ++index) {
@@ -213,8 +217,26 @@ void GradientBuckets::begin_grains(const GrainPlan& plan) {
   }
 }
 
+// What one rank alone has added would never be averaged. A gradient that zero_grad() left may stay.
+void GradientBuckets::refuse_gradients_from_outside() {
+  if (!std::exchange(outside_, false)) return;
+  for (const auto& slot : slots_) {
+    const at::Tensor& gradient = slot.parameter.grad();
+    if (!gradient.defined() || gradient.count_nonzero().item<int64_t>() == 0) continue;
+    throw Error(name() + ": the gradient of " + slot.name +
+                " has values of a backward without a grain, which cannot add up with grains. Call zero_grad() before "
+                "the batch, and put all of the loss into the function or criterion that loss() is given");
+  }
+}
+
 void GradientBuckets::open_grain(int64_t number) {
   const std::lock_guard lock(mutex_);
+  for (const auto& slot : slots_) {
+    if (!slot.parameter.grad().defined()) continue;
+    throw Error(
+        name() + ": something added to the gradient of " + slot.name +
+        " between two grains of a step. Put all of the loss into the function or criterion that loss() is given");
+  }
   grain_ = number;
 }
 

@@ -121,6 +121,7 @@ class GradientBuckets : public Averaging {
   void on_gradient(size_t slot);  // the hook
   void on_grain_gradient(size_t slot);
   void take_grain_gradient(size_t slot);
+  void refuse_gradients_from_outside();
   void end_grains();
   void start();
   void finish(const PartSizes& sizes);
@@ -137,8 +138,8 @@ class GradientBuckets : public Averaging {
   bool listening_ = true;            // see Averaging::listen()
   std::optional<GrainPlan> plan_;    // empty: not by grains
   Range run_;                        // this rank's grains
-  int64_t next_grain_ = 0;
-  std::optional<int64_t> grain_;  // the one that is open
+  std::optional<int64_t> grain_;     // the one that is open
+  bool outside_ = false;             // a backward outside added to a gradient, since the last start()
 };
 
 }  // namespace lockstep

@@ -23,7 +23,7 @@ struct GrainBlock {
 // Whether the two make up a block together.
 bool are_halves(const GrainBlock& left, const GrainBlock& right);
 
-// The fewest blocks that make up a run of grains, ascending: at most twice the logarithm of its length.
+// The fewest blocks that make up a run of grains, ascending: one, or at most twice the logarithm of its length.
 std::vector<GrainBlock> blocks_of(const Range& grains);
 
 // The most blocks that a run has at any time while its grains come one by one.

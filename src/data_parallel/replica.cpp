@@ -142,6 +142,8 @@ Batch Replica::checked_grains(const Batch& batch) {
   Batch whole = batch;
   const auto rank = static_cast<size_t>(rank_.index());
   const int64_t grains = batch.grains();
+  if (grains < 1)
+    refuse("the batch has a grain and no samples: its global_size is " + std::to_string(batch.global_size));
   if (whole.runs.empty()) {
     whole.runs.push_back(0);
     for (int other = 0; other < rank_.world_size(); ++other) {
@@ -158,7 +160,8 @@ Batch Replica::checked_grains(const Batch& batch) {
            std::to_string(batch.global_size) + " are not the grains of " + std::to_string(batch.grain) +
            " samples that this rank is to compute; take batches(…, rank), and cut its batches by in_parts()");
   }
-  if (whole.own_grains().begin == whole.runs[rank]) statistics_->abandon();  // of a loss without a backward
+  if (batch.size() == 0 || whole.own_grains().begin == whole.runs[rank])
+    statistics_->abandon();  // of a loss without a backward
   return whole;
 }
 
@@ -210,7 +213,7 @@ void Replica::backward_in_grains(const Batch& batch, const std::function<void()>
 
 void Replica::backward_of_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs,
                                  const PartSizes& sizes) {
-  averaging_->begin_grains({.runs = runs, .samples = sizes.global});
+  averaging_->begin_grains({.runs = runs, .samples = sizes.global, .mark = sizes.mark});
   PartSizes by_grains = sizes;
   by_grains.by_grains = true;
   backward_of_parts(compute, by_grains);
@@ -226,12 +229,12 @@ void Replica::backward_grain(int64_t number, const std::function<void()>& backwa
   averaging_->open_grain(number);
   try {
     backward();
+    averaging_->close_grain();
   } catch (...) {
     averaging_->end(rank_.name() + ": DataParallel: an earlier backward of grain " + std::to_string(number) +
                     " failed, so the step's gradients are incomplete. End the run there");
     throw;
   }
-  averaging_->close_grain();
 }
 
 void Replica::backward_of_losses(const Loss& loss) {

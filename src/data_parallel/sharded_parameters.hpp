@@ -1,7 +1,8 @@
 // Parameters in flat memory of which each rank owns one slice: what a ShardedOptimizer updates and gathers.
 //
 // A bucket holds parameters of one type, one after the other. It ends in zeros that belong to no parameter, so that the
-// ranks' slices have equal length. Buckets are the same on all ranks.
+// ranks' slices have equal length. Such zeros fill up each parameter's last line too. Buckets are the same on all
+// ranks.
 //
 // Parameters and slices begin at whole lines of values. LibTorch's kernels compute the last values of a tensor one by
 // one, and may round them otherwise than those before. A slice cut within a line would change which values these are,

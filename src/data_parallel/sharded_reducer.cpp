@@ -65,7 +65,7 @@ void ShardedReducer::take_memory(size_t index) {
       reduction.piece = pieces.spare.back();
       pieces.spare.pop_back();
     } else {
-      reduction.piece = at::empty({reduction.shares_piece ? pieces.size : values.numel()}, values.options());
+      reduction.piece = at::zeros({reduction.shares_piece ? pieces.size : values.numel()}, values.options());
       if (reduction.shares_piece) ++pieces.made;
     }
     reduction.memory = reduction.piece.narrow(0, 0, values.numel());
@@ -182,7 +182,19 @@ void ShardedReducer::listen(bool last) {
   if (!last) take_filler_away();  // what comes adds to .grad
 }
 
+void ShardedReducer::before_grains() {
+  check_kind(/*by_grains=*/true);
+  forget_left();
+}
+
+void ShardedReducer::check_kind(bool by_grains) const {
+  if (!averaged_ || of_grains_ == by_grains) return;
+  throw Error(name() +
+              ": gradients of batches with a grain and without one cannot add up; call zero_grad() between them");
+}
+
 void ShardedReducer::before_backward() {
+  check_kind(by_grains());
   for (auto& slot : slots_) slot.adds = slot.used && reductions_[slot.bucket].adds;
   forget_left();
 }
@@ -241,6 +253,7 @@ void ShardedReducer::complete_oldest() {
 
 void ShardedReducer::after_backward() {
   averaged_ = true;
+  of_grains_ = by_grains();
   note_left();
 }
 

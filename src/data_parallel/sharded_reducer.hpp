@@ -64,7 +64,7 @@ class ShardedReducer : public GradientBuckets {
   bool keeps_whole() const override { return options_.stage == 1; }
   int64_t columns_of(size_t bucket) const override;
   at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
-  void before_grains() override { forget_left(); }
+  void before_grains() override;
   void leave_gradients() override {}
   void before_backward() override;
   void post(size_t bucket) override;
@@ -75,6 +75,7 @@ class ShardedReducer : public GradientBuckets {
   void follow(const std::vector<size_t>& order) override;
 
   void check_averaged() const;
+  void check_kind(bool by_grains) const;
   void check_unchanged();
   at::Tensor gradient_of(size_t slot) const;  // of its piece; undefined if no rank had one
   void take_memory(size_t bucket);
@@ -88,7 +89,8 @@ class ShardedReducer : public GradientBuckets {
   std::vector<Reduction> reductions_;         // of the buckets
   std::deque<size_t> open_;                   // buckets under way
   std::map<at::ScalarType, Pieces> pieces_;
-  bool averaged_ = false;  // there is something to use()
+  bool averaged_ = false;   // there is something to use()
+  bool of_grains_ = false;  // by grains
   // The .grad that the last average left in the smallest used parameter, and its values then. Changing .grad would
   // change nothing of the step, so a change is noticed by these. Stage 2 and grains leave no gradient there but a
   // filler, so that torch's clipping finds something to change.

@@ -83,7 +83,10 @@ std::string SampleShape::text() const {
 }
 
 SampleShape sample_shape(const at::Tensor& x) {
-  return {.type = x.scalar_type(), .sizes = x.sizes().slice(1).vec(), .format = x.suggest_memory_format()};
+  const bool pixels = x.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  return {.type = x.scalar_type(),
+          .sizes = x.sizes().slice(1).vec(),
+          .format = pixels ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous};
 }
 
 std::vector<SampleShape> dry_run_shapes(Rank& rank, std::vector<PipelineStage>& stages, int count,

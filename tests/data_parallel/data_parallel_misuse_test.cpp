@@ -319,7 +319,7 @@ TEST(DataParallelMisuse, AnOptimizerOfOtherTensorsThanItsSlicesIsRefused) {
   EXPECT_THAT(errors, Each(AllOf(HasSubstr("ShardedOptimizer: the factory's optimizer has 2 tensors that are none of"),
                                  HasSubstr("not of net->parameters()"))));
   const auto without = errors_of(2, [](Rank& rank) {
-    DataParallel net(torch::nn::Linear(6, 3), rank);
+    DataParallel net(torch::nn::Linear(100, 100), rank);
     lockstep::ShardedOptimizer optimizer(net,
                                          [](auto slices) {
                                            return std::make_unique<torch::optim::SGD>(

@@ -352,6 +352,60 @@ TEST(GrainRefusalsTest, OfPartsWithAndWithoutGrains) {
               HasSubstr("take batches with the same BatchOptions::grain"));
 }
 
+// What was computed without a grain would be added on each rank by itself.
+TEST(GrainRefusalsTest, OfGradientsFromOutside) {
+  const auto plain_part_first = [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(4, 3), rank);
+    const auto parts = batch_of(rank, 8, 2).in_parts(2);
+    Batch plain = parts[0];
+    plain.grain = 0;
+    {
+      const auto guard = net.no_sync();
+      net.loss(plain, F::cross_entropy).backward();
+    }
+    net.loss(parts[1], F::cross_entropy).backward();
+  };
+  EXPECT_THAT(error_with(2, plain_part_first), HasSubstr("values of a backward without a grain"));
+  const auto penalty_first = [](bool forgets) {
+    return [forgets](Rank& rank) {
+      torch::nn::Linear module(4, 3);
+      DataParallel net(module, rank);
+      module->weight.square().sum().backward();
+      if (forgets) net->zero_grad(/*set_to_none=*/false);
+      net.loss(batch_of(rank, 8, 2), F::cross_entropy).backward();
+    };
+  };
+  EXPECT_THAT(error_with(2, penalty_first(false)), HasSubstr("values of a backward without a grain"));
+  EXPECT_EQ(error_with(2, penalty_first(true)), "(no error)");
+  const auto penalty_between = [](Rank& rank) {
+    torch::nn::Linear module(4, 3);
+    DataParallel net(module, rank);
+    const auto parts = batch_of(rank, 8, 2).in_parts(2);
+    {
+      const auto guard = net.no_sync();
+      net.loss(parts[0], F::cross_entropy).backward();
+    }
+    module->weight.square().sum().backward();
+    net.loss(parts[1], F::cross_entropy).backward();
+  };
+  EXPECT_THAT(error_with(2, penalty_between), HasSubstr("between two grains of a step"));
+}
+
+TEST(GrainRefusalsTest, OfAveragesOfBothKindsInAShardedOptimizer) {
+  for (const int stage : {1, 2}) {
+    for (const int64_t first : {0, 2}) {
+      const std::string error = error_with(2, [&](Rank& rank) {
+        DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
+        const auto make = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
+        lockstep::ShardedOptimizer sgd(net, make, {.stage = stage});
+        net.loss(batch_of(rank, 8, first), F::cross_entropy).backward();
+        net.loss(batch_of(rank, 8, 2 - first), F::cross_entropy).backward();
+      });
+      EXPECT_THAT(error, HasSubstr("cannot add up; call zero_grad() between them")) << stage << " " << first;
+    }
+  }
+}
+
 TEST(GrainRefusalsTest, OfLossesWithoutAGraph) {
   EXPECT_THAT(error_with(2,
                          [](Rank& rank) {

@@ -153,7 +153,8 @@ TEST(PipelineErrorsTest, BatchesThatDifferAreRefused) {
   };
   EXPECT_THAT(error_with(torch::randn({7, 4}), torch::randint(4, {7})),
               AllOf(HasSubstr("batches differ"), HasSubstr("6 samples"), HasSubstr("7 samples")));
-  EXPECT_THAT(error_with(torch::randn({6, 3}), torch::randint(4, {6})), HasSubstr("of another shape or type"));
+  EXPECT_THAT(error_with(torch::randn({6, 3}), torch::randint(4, {6})),
+              HasSubstr("of another shape, type or memory format"));
   EXPECT_THAT(error_with(torch::randn({6, 4}), torch::randint(4, {5})),
               AllOf(HasSubstr("x is float [6, 4]"), HasSubstr("y is long int [5]")));
 }

@@ -90,12 +90,15 @@ class DataParallel {
   }
 
   // The same for a loss that you compute yourself. mean_of(part) gives the mean loss of a part's samples. It is called
-  // once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending.
+  // once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the module
+  // has a SyncBatchNorm, it is called for an empty part too, and must then give a sum. By grains, call backward()
+  // before the next loss(): BatchNorm's running statistics follow the last one.
   template <std::invocable<const Batch&> MeanOf>
   Loss loss(const Batch& batch, const MeanOf& mean_of) {
     if (batch.grain > 0) return replica_->loss_by_grains(batch, mean_of);
     const SampleScope scope = samples(batch);
-    return replica_->mean(batch.size() > 0 ? mean_of(batch) : torch::Tensor(), batch.size(), batch.global_size,
+    const bool calls = batch.size() > 0 || replica_->forwards_empty_parts();
+    return replica_->mean(calls ? torch::Tensor(mean_of(batch)) : torch::Tensor(), batch.size(), batch.global_size,
                           batch.mark);
   }
 
