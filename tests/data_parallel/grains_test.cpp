@@ -14,6 +14,7 @@
 #include "data_parallel/grain_tree.hpp"
 #include "support/group_tests.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -265,6 +266,26 @@ TEST(GrainGradientsTest, AreThoseOfTheMeanLossOfTheBatch) {
     for (size_t i = 0; i < mine.size(); ++i) {
       lockstep::expect_near(mine[i].grad(), theirs[i].grad(), 1e-12, module->named_parameters().keys()[i]);
     }
+  });
+}
+
+TEST(GrainRunningStatisticsTest, AreThoseOfALoopOverTheGrains) {
+  const Dataset data = samples(3, 11);
+  const Tensor x = data.x.to(torch::kDouble);
+  torch::nn::BatchNorm1d plain(4);
+  plain->to(torch::kDouble);
+  for (int64_t begin = 0; begin < 11; begin += 3) plain->forward(x.slice(0, begin, std::min<int64_t>(begin + 3, 11)));
+  lockstep::run(cpus(2), [&](Rank& rank) {
+    torch::nn::BatchNorm1d norm(4);
+    torch::nn::Sequential module(norm, torch::nn::Linear(4, 3));
+    module->to(torch::kDouble);
+    DataParallel net(module, rank);
+    for (const auto& batch : lockstep::batches({x, data.y}, {.size = 11, .shuffle = false, .grain = 3}, rank)) {
+      net.loss(batch, F::cross_entropy).backward();
+    }
+    lockstep::expect_near(norm->running_mean, plain->running_mean, 1e-12, "running_mean");
+    lockstep::expect_near(norm->running_var, plain->running_var, 1e-12, "running_var");
+    EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 4);
   });
 }
 
