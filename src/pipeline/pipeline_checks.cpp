@@ -74,7 +74,8 @@ void compare_batches(Rank& rank, const std::string& shape, int64_t size) {
     if (their_size == size && at::equal(all[other][1], all[rank.index()][1])) continue;
     throw Error("Pipeline: the ranks' batches differ: rank " + std::to_string(rank.index()) + " passes " +
                 std::to_string(size) + " samples of " + shape + ", rank " + std::to_string(other) + " " +
-                std::to_string(their_size) + " samples" + (their_size == size ? " of another shape, type or memory format" : "") +
+                std::to_string(their_size) + " samples" +
+                (their_size == size ? " of another shape, type or memory format" : "") +
                 ". All ranks of a pipeline must pass the same batch");
   }
 }

@@ -12,7 +12,8 @@ namespace {
 
 // The last grain of a batch may be smaller; whole batches of whole grains make the data's last grain the only one.
 int64_t in_whole_grains(int64_t batch_size, int64_t grain) {
-  if (grain < 0) throw Error("evaluate: the grain is " + std::to_string(grain) + " samples; give 1 or more, or 0 for none");
+  if (grain < 0)
+    throw Error("evaluate: the grain is " + std::to_string(grain) + " samples; give 1 or more, or 0 for none");
   return grain == 0 || batch_size < 1 ? batch_size : (batch_size + grain - 1) / grain * grain;
 }
 
