@@ -6,11 +6,11 @@
 #include <lockstep/trainer/train_options.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cctype>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -211,7 +211,7 @@ BitsResult result_of(const LaidOut& run, const fs::path& folder) {
 
 bool same_bits(const BitsResult& a, const BitsResult& b) {
   return a.last.weights == b.last.weights &&
-         std::memcmp(&a.last.train_loss, &b.last.train_loss, sizeof a.last.train_loss) == 0;
+         std::bit_cast<uint64_t>(a.last.train_loss) == std::bit_cast<uint64_t>(b.last.train_loss);
 }
 
 std::string row_of(const BitsResult& result, bool same) {
