@@ -26,9 +26,8 @@ void warn_of_shared_seed(const Rank& rank) {
   if (shared_seed() == world.shared_seed || world.another_seed_seen.exchange(true)) return;
   comm::RankPlace::of(rank).warn(
       "torch::manual_seed was called by a rank of this process, and changed what all its ranks draw, in an order that "
-      "is another one in each run. Call it before run() or in Rank::in_turn(); what a rank draws for itself can come "
-      "from "
-      "Rank::generator()");
+      "is another one in each run. Call it in Rank::in_turn(), together with what draws; what a rank draws for itself "
+      "can come from Rank::generator()");
 }
 
 void warn_of_shared_draws(const Rank& rank, const std::string& owner, const std::string& layer) {
