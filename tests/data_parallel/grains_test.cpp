@@ -13,6 +13,7 @@
 
 #include "data_parallel/grain_tree.hpp"
 #include "support/group_tests.hpp"
+#include "support/tensor_bits.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +22,6 @@
 #include <optional>
 #include <random>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace grains_test {
@@ -140,20 +140,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Task& task, std::v
   return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
 }
 
-// A text for each tensor, with a number made from its bits.
-using Bits = std::vector<std::string>;
-
-Bits bits_of(const torch::nn::Module& module) {
-  Bits bits;
-  const auto add = [&](const std::string& name, const Tensor& tensor) {
-    const Tensor here = tensor.detach().contiguous();
-    const std::string_view bytes(static_cast<const char*>(here.data_ptr()), here.nbytes());
-    bits.push_back(name + " " + std::to_string(std::hash<std::string_view>()(bytes)));
-  };
-  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
-  return bits;
-}
+using Bits = lockstep::TensorBits;
 
 // The weights after two epochs.
 Bits train(const Task& task, const Layout& layout) {
@@ -197,7 +184,7 @@ Bits train(const Task& task, const Layout& layout) {
             if (balance) balance->step(batch, all);
           }
         }
-        if (rank.index() == rank.world_size() - 1) bits = bits_of(*module);
+        if (rank.index() == rank.world_size() - 1) bits = lockstep::tensor_bits(*module);
       },
       {.seed = task.seed});
   return bits;

@@ -10,6 +10,7 @@
 
 #include "support/error_of.hpp"
 #include "support/small_nets.hpp"
+#include "support/tensor_bits.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -17,7 +18,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace split_grains_test {
@@ -53,19 +53,7 @@ Dataset samples() {
   return {torch::randn({46, 1, 5, 5}, generator), torch::randint(4, {46}, generator, torch::kLong)};
 }
 
-using Bits = std::vector<std::string>;
-
-Bits bits_of(const torch::nn::Module& module) {
-  Bits bits;
-  const auto add = [&](const std::string& name, const Tensor& tensor) {
-    const Tensor here = tensor.detach().contiguous();
-    const std::string_view bytes(static_cast<const char*>(here.data_ptr()), here.nbytes());
-    bits.push_back(name + " " + std::to_string(std::hash<std::string_view>()(bytes)));
-  };
-  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
-  return bits;
-}
+using Bits = lockstep::TensorBits;
 
 struct Options {
   int zero = 0;
@@ -98,7 +86,7 @@ Bits train(const ModelSplit& split, const Options& options = {}) {
         }
         Sequential all = lockstep::copy_of(whole);
         net.gather(all);
-        if (rank.index() == 0) bits = bits_of(*all);
+        if (rank.index() == 0) bits = lockstep::tensor_bits(*all);
       },
       {.seed = 3});
   return bits;
