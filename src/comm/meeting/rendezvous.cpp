@@ -25,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPause = std::chrono::milliseconds(30);
 constexpr auto kAnswer = std::chrono::seconds(10);  // a store that takes longer is taken for frozen
+constexpr auto kConnecting = kAnswer * 2 / 5;        // c10d tries for up to 2.5 times its timeout
 
 std::string place(const std::string& address, int port) {
   return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + std::to_string(port);
@@ -64,10 +65,12 @@ c10::intrusive_ptr<c10d::TCPStore> keep_store(const std::string& address, const 
   options.port = static_cast<uint16_t>(listener.port);
   options.isServer = true;
   options.waitWorkers = false;
-  options.timeout = kAnswer;  // of the host's own connection, too: a launcher that waits in it hears no signal
+  options.timeout = kConnecting;  // of the host's own connection, too: a launcher that waits in it hears no signal
   options.masterListenFd = listener.fd;
   try {
-    return c10::make_intrusive<c10d::TCPStore>(address, options);
+    auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
+    store->setTimeout(kAnswer);
+    return store;
   } catch (const c10::Error& error) {
     throw Error("cannot keep a store at " + place(address, listener.port) + ": " + error.what_without_backtrace());
   }
@@ -190,10 +193,11 @@ c10::intrusive_ptr<c10d::TCPStore> Rendezvous::idle_client() {
   }
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(port_);
-  options.timeout = kAnswer;
+  options.timeout = kConnecting;
   try {
     const Alarm alarm(kAnswer, [this] { hang_up(address_, port_); });
     clients_.push_back(c10::make_intrusive<c10d::TCPStore>(address_, options));
+    clients_.back()->setTimeout(kAnswer);
     limit_silence(address_, port_, kAnswer);  // c10d itself waits for an answer without end
   } catch (const c10::Error& error) {
     throw Error(process_name() + " cannot use the store at " + place(address_, port_) + ": " +

@@ -154,9 +154,8 @@ TEST_F(Connecting, WithoutALauncherToo) {
   for (const Fault& fault : {Fault{2, "cpu", "ranks", false}, Fault{3, "cpu", "ranks", false},
                              Fault{2, "cpu", "store", false}, Fault{2, "cpu", "store", false, {}, 0}}) {
     const bool before_the_meeting = fault.to == "store";
-    const auto outcomes =
-        before_the_meeting ? at_each_connection(fault, /*step=*/2, calibration_->soon()) : at_each_connection(fault);
-    EXPECT_GE(outcomes.size(), before_the_meeting ? kLeastToStore / 2 : least_to_ranks(fault.processes));
+    const auto outcomes = at_each_connection(fault, /*step=*/1, before_the_meeting ? calibration_->soon() : kPatience);
+    EXPECT_GE(outcomes.size(), before_the_meeting ? kLeastToStore : least_to_ranks(fault.processes));
     for (const auto& outcome : outcomes) {
       auto limit = calibration_->soon();
       for (int process = 0; process < fault.processes; ++process) {
