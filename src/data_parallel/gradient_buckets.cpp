@@ -207,6 +207,7 @@ void GradientBuckets::begin_grains(const GrainPlan& plan) {
   for (size_t index = 0; index < buckets_.size(); ++index) {
     Bucket& bucket = buckets_[index];
     if (!bucket.sums) {
+      for (size_t place = 0; place < bucket.slots.size(); ++place) slots_[bucket.slots[place]].place = place;
       const auto view = [this, slots = bucket.slots](size_t place, const at::Tensor& row) {
         return view_in(slots[place], row);
       };
@@ -231,7 +232,8 @@ void GradientBuckets::refuse_gradients_from_outside() {
 
 void GradientBuckets::open_grain(int64_t number) {
   const std::lock_guard lock(mutex_);
-  for (const auto& slot : slots_) {
+  for (auto& slot : slots_) {
+    slot.taken = false;
     if (!slot.parameter.grad().defined()) continue;
     throw Error(
         name() + ": something added to the gradient of " + slot.name +
@@ -248,16 +250,16 @@ void GradientBuckets::close_grain() {
   grain_.reset();
 }
 
-// In the last grain an averaged backward takes gradients as they come. The others' are taken at the grain's end.
+// With overlap a gradient is added up while the caches still hold it; and in the last grain, its bucket may go.
 void GradientBuckets::on_grain_gradient(size_t index) {
   Slot& slot = slots_[index];
-  if (!active_ || *grain_ + 1 < run_.end) return;
-  if (slot.ready) return overlap_ ? refuse_growth(slot) : void();
+  if (overlap_ && std::exchange(slot.taken, true)) refuse_growth(slot);
+  if (overlap_) take_grain_gradient(index);
+  if (!active_ || *grain_ + 1 < run_.end || slot.ready) return;
   slot.ready = true;
   ready_order_.push_back(index);
   if (!overlap_) return;
   const comm::Purpose purpose(backward_name());
-  take_grain_gradient(index);
   --buckets_[slot.bucket].missing;
   take_turns(/*may_wait=*/false);
   poll();
@@ -266,9 +268,7 @@ void GradientBuckets::on_grain_gradient(size_t index) {
 void GradientBuckets::take_grain_gradient(size_t index) {
   Slot& slot = slots_[index];
   refuse_sparse(slot);
-  const Bucket& bucket = buckets_[slot.bucket];
-  const auto place = std::find(bucket.slots.begin(), bucket.slots.end(), index) - bucket.slots.begin();
-  if (!bucket.sums->add(static_cast<size_t>(place), *grain_, slot.parameter.grad())) {
+  if (!buckets_[slot.bucket].sums->add(slot.place, *grain_, slot.parameter.grad())) {
     throw Error(name() + ": the gradient of " + slot.name + " came again for grain " + std::to_string(*grain_) +
                 ", or for an earlier one: by grains a batch is computed once and in order. End each step with a " +
                 "backward outside of no_sync()");

@@ -49,8 +49,10 @@ class GradientBuckets : public Averaging {
     std::string name;
     at::Tensor parameter;
     size_t bucket = 0;
+    size_t place = 0;        // in its bucket, by grains
     at::Tensor view = {};    // of its gradient, in its bucket's memory, with the parameter's shape and strides
     bool ready = false;      // its gradient is there, in this backward
+    bool taken = false;      // by grains: the open grain's gradient is added up
     bool had = false;        // this rank computed one; false: it stands for zeros
     bool used = false;       // some rank had one, when the ranks last told each other
     bool adds = false;       // to an average that it had before this backward

@@ -17,7 +17,7 @@ void GrainLosses::begin_step(int64_t grains) {
 
 void GrainLosses::add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it) {
   const c10::NoGradGuard no_grad;
-  rows_.back()[grain].add_(mean.detach().to(at::kDouble) * static_cast<double>(samples_of_it));
+  rows_.back()[grain].add_(mean.detach(), static_cast<double>(samples_of_it));
 }
 
 void GrainLosses::drop_step() {
