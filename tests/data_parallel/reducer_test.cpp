@@ -510,16 +510,21 @@ TEST(Reducer, AGradientThatGrowsAfterItsBucketWasAveragedIsAnErrorUnlessNothingO
     Tensor forward(const Tensor& x) { return Again::apply(Again::apply(x.clone().requires_grad_(), weight), weight); }
     Tensor weight;
   };
-  const auto backward = [](Rank& rank, bool overlap) {
+  const auto backward = [](Rank& rank, bool overlap, int64_t grain) {
     DataParallelOptions options = one_each;
     options.overlap = overlap;
     DataParallel net(Twice(), rank, options);
-    net.loss(inputs(rank), mean_of_outputs).backward();
+    Batch batch = inputs(rank, 2);
+    batch.first = 2 * rank.index();
+    batch.grain = grain;
+    net.loss(batch, mean_of_outputs).backward();
     EXPECT_TRUE(net->weight.grad().eq(6).all().item<bool>()) << net->weight.grad();  // 1.5 * 2 * (1 + 1)
   };
-  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), [&](Rank& rank) { backward(rank, true); }); }),
-              AllOf(HasSubstr("weight grew again"), HasSubstr("overlap = false")));
-  lockstep::run(cpus(2), [&](Rank& rank) { backward(rank, false); });
+  for (const int64_t grain : {0, 1}) {
+    EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), [&](Rank& rank) { backward(rank, true, grain); }); }),
+                AllOf(HasSubstr("weight grew again"), HasSubstr("overlap = false")));
+    lockstep::run(cpus(2), [&](Rank& rank) { backward(rank, false, grain); });
+  }
 }
 
 }  // namespace reducer_test
