@@ -57,7 +57,7 @@ using Parts = std::vector<std::vector<int64_t>>;          // of each step, each 
 Parts parts_of_training(int ranks, const Speed& per_sample, const Speed& fixed, bool simulated = true) {
   const Dataset data = samples();
   Parts parts(2 * steps, std::vector<int64_t>(static_cast<size_t>(ranks)));
-  run(cpus(ranks), [&](Rank& rank) {
+  run(test_devices(ranks), [&](Rank& rank) {
     const auto one = new_net(rank);  // sees whole batches, at once
     DataParallel net(new_net(rank), rank);
     double now = 0;
@@ -145,7 +145,7 @@ TEST(Balance, CountsWhatAStepCostsWhateverItsSize) {
 
 TEST(Balance, WithoutSamplesOnSomeRankPartsStay) {
   const Dataset data = samples();
-  run(cpus(3), [&](Rank& rank) {
+  run(test_devices(3), [&](Rank& rank) {
     DataParallel net(new_net(rank), rank);
     Balance balance(net, rank, {.every = 1});
     Batches all = batches({data.x.slice(0, 0, 40), data.y.slice(0, 0, 40)}, {.size = 2}, rank);
@@ -159,7 +159,7 @@ TEST(Balance, WithoutSamplesOnSomeRankPartsStay) {
 }
 
 TEST(Balance, SaysWhatItCannotMeasure) {
-  run(cpus(2), [&](Rank& rank) {
+  run(test_devices(2), [&](Rank& rank) {
     DataParallel net(new_net(rank), rank);
     EXPECT_THAT(error_of([&] { Balance(net, rank, {.every = 0}); }), HasSubstr("every is 0"));
     {

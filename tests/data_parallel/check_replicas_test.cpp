@@ -42,7 +42,7 @@ const Dataset data{torch::rand({24, 6}), torch::arange(24) % 3};
 std::vector<std::string> errors_after(int world, const std::function<void(DataParallel<NetImpl>&, Rank&)>& change) {
   std::vector<std::string> errors;
   std::mutex mutex;
-  run(cpus(world), [&](Rank& rank) {
+  run(test_devices(world), [&](Rank& rank) {
     DataParallel net(Net(), rank);
     change(net, rank);
     std::string error = error_of([&] { check_replicas(net, rank); });
@@ -113,7 +113,7 @@ TEST(CheckReplicas, BuffersCountButNotWhatFollowsTheSamples) {
 TEST(CheckReplicas, OneBitIsFound) {
   for (const int64_t size : {1, 3, 4, 8, 9, 33}) {
     for (int64_t bit = 0; bit < 32 * size; bit += 13) {
-      run(cpus(2), [&](Rank& rank) {
+      run(test_devices(2), [&](Rank& rank) {
         nn::Module module;
         torch::Tensor values = module.register_buffer("values", torch::zeros({size}, torch::kInt));
         check_replicas(module, rank);
@@ -132,7 +132,7 @@ TEST(CheckReplicas, OtherNetworksAreTold) {
 }
 
 TEST(CheckReplicas, OfAGroupNamesRanksByTheirNumberInTheRun) {
-  run(cpus(4), [](Rank& rank) {
+  run(test_devices(4), [](Rank& rank) {
     Rank group = rank.group(rank.index() % 2);
     nn::Linear net(2, 2);
     const torch::NoGradGuard no_grad;

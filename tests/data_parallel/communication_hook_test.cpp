@@ -149,7 +149,7 @@ TEST_P(CommunicationHookWorlds, RoundsHaveOneOrderOnAllRanks) {
 }
 
 TEST(CommunicationHook, StartsWhileBackwardComputesOthers) {
-  run(cpus(2), [](Rank& rank) {
+  run(test_devices(2), [](Rank& rank) {
     std::vector<std::string> log;
     DataParallel net(Weights({torch::ones({1}), torch::ones({2})}), rank,
                      with(std::make_shared<Rounds>(2, log), one_each));
@@ -186,7 +186,7 @@ TEST(CommunicationHook, FailuresNameWhoAndWhat) {
                                rank.barrier();
                              }),
               AllOf(HasSubstr("another DataParallel's"), HasSubstr("one for each rank")));
-  run(cpus(1), [&](Rank& rank) {  // one after the other
+  run(test_devices(1), [&](Rank& rank) {  // one after the other
     { DataParallel net(Weights(gradients), rank, with(one)); }
     DataParallel net(Weights(gradients), rank, with(one));
   });

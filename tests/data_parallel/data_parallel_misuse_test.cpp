@@ -7,6 +7,7 @@
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
 
 #include <cmath>
 #include <functional>
@@ -27,14 +28,10 @@ using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
-lockstep::Devices cpus(int count) {
-  return lockstep::Devices(static_cast<size_t>(count), torch::kCPU);
-}
-
 // What body() throws on each of `world` ranks.
 std::vector<std::string> errors_of(int world, const std::function<void(Rank&)>& body) {
   std::vector<std::string> errors(static_cast<size_t>(world));
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     errors[static_cast<size_t>(rank.index())] = lockstep::error_of([&] { body(rank); });
   });
   return errors;
@@ -334,7 +331,7 @@ TEST(DataParallelMisuse, ABackwardThatOneRankForgetsIsNamed) {
   for (const bool sharded : {false, true}) {
     for (const bool goes_on : {false, true}) {
       const std::string error = lockstep::error_of([&] {
-        lockstep::run(cpus(2), [&](Rank& rank) {
+        lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
           DataParallel net(torch::nn::Linear(6, 3), rank);
           std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
           if (sharded) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);

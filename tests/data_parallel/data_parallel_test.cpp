@@ -8,6 +8,7 @@
 #include <lockstep/models/models.hpp>
 
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
 
 #include <functional>
 #include <map>
@@ -26,10 +27,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 namespace F = torch::nn::functional;
-
-lockstep::Devices cpus(int count) {
-  return lockstep::Devices(count, torch::kCPU);
-}
 
 // Two layers that share one weight.
 struct SharedMlp : torch::nn::Module {
@@ -125,7 +122,7 @@ void expect_equal_training(Make make, c10::IntArrayRef sample_shape, int64_t cla
   }
   const auto weights = copy_of(single->named_parameters(), false);
 
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     auto module = make();
     module->to(type);
     {
@@ -213,7 +210,7 @@ TEST_P(DataParallelWorlds, RandomLayersTrainAsOnOneDevice) {
 }
 
 TEST_P(DataParallelWorlds, ParametersAndBuffersStartAsRankZeros) {
-  lockstep::run(cpus(world()), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world()), [](Rank& rank) {
     auto module = std::make_shared<torch::nn::SequentialImpl>(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
     {
       const torch::NoGradGuard no_grad;
@@ -235,7 +232,7 @@ TEST_P(DataParallelWorlds, BranchesThatOnlySomeRanksUseAreAveraged) {
     loss = loss + F::cross_entropy(single.forward(inputs.narrow(0, i, 1)), targets.narrow(0, i, 1)) / world;
   loss.backward();
   const auto expected = copy_of(single.named_parameters(), true);
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     DataParallel net(Branches(), rank, options());
     {
       const torch::NoGradGuard no_grad;
@@ -293,7 +290,7 @@ TEST_P(DataParallelWorlds, UnusedParametersStayAsTheyAreAsOnOneDevice) {
     Ways single;
     copy_start(single);
     train(single, [&](const Batch& batch) { F::cross_entropy(single.forward(batch.x), batch.y).backward(); });
-    lockstep::run(cpus(world()), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
       DataParallel net(Ways(), rank, options());
       copy_start(*net);
       train(*net, [&](const Batch& batch) { net.loss(part_of_batch(batch, rank), F::cross_entropy).backward(); });
@@ -315,7 +312,7 @@ TEST_P(DataParallelWorlds, NoSyncAccumulatesAndLaterCallsAddUp) {
   for (const auto& batch : batches) F::cross_entropy(single->forward(batch.x), batch.y).backward();
   const auto expected = copy_of(single->named_parameters(), true);
 
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     DataParallel net(make(), rank, options());
     {
       const torch::NoGradGuard no_grad;
@@ -360,7 +357,7 @@ TEST_P(DataParallelWorlds, ClippingAndSeveralBackwardCallsPerStepTrainAsOnOneDev
   train(*single, [&](const Batch& batch) { F::cross_entropy(single->forward(batch.x), batch.y).backward(); });
   const auto expected = copy_of(single->named_parameters(), false);
 
-  lockstep::run(cpus(world()), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
     DataParallel net(make(), rank, options());
     {
       const torch::NoGradGuard no_grad;
@@ -395,7 +392,7 @@ TEST_P(DataParallelWorlds, AccumulationOverMinibatchesTrainsAsOnOneDevice) {
   train(*single, [&](const Batch& batch, bool) { F::cross_entropy(single->forward(batch.x), batch.y).backward(); });
   const auto expected = copy_of(single->named_parameters(), false);
 
-  lockstep::run(cpus(world()), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
     DataParallel net(make(), rank, options());
     {
       const torch::NoGradGuard no_grad;
@@ -425,7 +422,7 @@ TEST_P(DataParallelWorlds, SeveralBackwardsThatAreAveragedOnceTrainAsOnOneDevice
     for (int i = 0; i < 2; ++i) F::cross_entropy(single->forward(whole.x), whole.y).backward();
     const auto expected = copy_of(single->named_parameters(), true);
 
-    lockstep::run(cpus(world()), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
       DataParallel net(make(), rank, options());
       {
         const torch::NoGradGuard no_grad;
@@ -448,7 +445,7 @@ TEST_P(DataParallelWorlds, SeveralBackwardsThatAreAveragedOnceTrainAsOnOneDevice
 }
 
 TEST(DataParallelTest, TakesModulesByValueByHolderAndByPointer) {
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     DataParallel by_value(SharedMlp(), rank);
     DataParallel by_holder(torch::nn::Linear(6, 3), rank);
     DataParallel by_pointer(std::make_shared<SharedMlp>(), rank);
@@ -462,7 +459,7 @@ TEST(DataParallelTest, TakesAnyCriterion) {
   const Batch whole{torch::randn({5, 6}), torch::randn({5, 3}), 5};
   torch::nn::Linear single(6, 3);
   F::mse_loss(single(whole.x), whole.y).backward();
-  lockstep::run(cpus(2), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     DataParallel net(torch::nn::Linear(6, 3), rank);
     {
       const torch::NoGradGuard no_grad;
@@ -485,7 +482,7 @@ TEST(DataParallelTest, GradientsAreTheSameBitsOnAllRanksAndInEveryRun) {
   std::map<std::string, Tensor> first;
   for (int repeat = 0; repeat < 3; ++repeat) {
     std::vector<std::map<std::string, Tensor>> gradients(3);
-    lockstep::run(cpus(3), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       DataParallel net(lockstep::LeNet(5), rank);
       net.loss(part_of_batch(whole, rank), F::cross_entropy).backward();
       gradients[rank.index()] = copy_of(net->named_parameters(), true);
@@ -500,11 +497,12 @@ TEST(DataParallelTest, GradientsAreTheSameBitsOnAllRanksAndInEveryRun) {
 TEST(DataParallelTest, ModulesThatDifferAreRefusedOnEveryRank) {
   EXPECT_THAT(
       error_of([] {
-        lockstep::run(cpus(2), [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); });
+        lockstep::run(lockstep::test_devices(2),
+                      [](Rank& rank) { DataParallel net(torch::nn::Linear(2, 3 + rank.index()), rank); });
       }),
       AllOf(HasSubstr("parameter or buffer 0 is weight, Float [3, 2] on rank 0, and weight, Float [4, 2] on rank 1")));
   EXPECT_THAT(error_of([] {
-                lockstep::run(cpus(2), [](Rank& rank) {
+                lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
                   DataParallel net(torch::nn::Linear(torch::nn::LinearOptions(2, 3).bias(rank.index() == 0)), rank);
                 });
               }),
@@ -513,9 +511,11 @@ TEST(DataParallelTest, ModulesThatDifferAreRefusedOnEveryRank) {
 
 TEST(DataParallelTest, ReplicasThatShareTheirMemoryAreRefused) {
   const SharedMlp prototype;  // copies of it share its tensors
-  EXPECT_THAT(
-      error_of([&] { lockstep::run(cpus(3), [&](Rank& rank) { DataParallel net(SharedMlp(prototype), rank); }); }),
-      AllOf(HasSubstr("same parameters in memory"), HasSubstr("inside the function given to run()")));
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(lockstep::test_devices(3),
+                              [&](Rank& rank) { DataParallel net(SharedMlp(prototype), rank); });
+              }),
+              AllOf(HasSubstr("same parameters in memory"), HasSubstr("inside the function given to run()")));
 }
 
 TEST(DataParallelTest, ReplicasThatShareOneBufferAreRefused) {
@@ -526,7 +526,7 @@ TEST(DataParallelTest, ReplicasThatShareOneBufferAreRefused) {
   };
   const Tensor shared = torch::zeros({2});
   EXPECT_THAT(error_of([&] {
-                lockstep::run(cpus(3), [&](Rank& rank) {
+                lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
                   DataParallel net(WithBuffer(rank.index() == 1 ? torch::zeros({2}) : shared), rank);
                 });
               }),
@@ -534,7 +534,7 @@ TEST(DataParallelTest, ReplicasThatShareOneBufferAreRefused) {
 }
 
 TEST(DataParallelTest, BadLossesAreRefused) {
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     DataParallel net(torch::nn::Linear(2, 3), rank);
     const Tensor y = net(torch::ones({4, 2}));
     EXPECT_THAT(error_of([&] { net.mean(y, 4, 8); }), HasSubstr("one number"));
@@ -543,7 +543,7 @@ TEST(DataParallelTest, BadLossesAreRefused) {
     EXPECT_THAT(error_of([&] { net.mean({}, 1, 8); }), HasSubstr("one number"));
   });
   EXPECT_THAT(error_of([] {
-                lockstep::run(cpus(2), [](Rank& rank) {
+                lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
                   DataParallel net(torch::nn::Embedding(torch::nn::EmbeddingOptions(5, 2).sparse(true)), rank);
                   net.mean(net(torch::tensor({1, 2})).mean(), 2, 4).backward();
                 });
@@ -554,7 +554,7 @@ TEST(DataParallelTest, BadLossesAreRefused) {
 // A Rank is a value: a copy of it is enough for as long as run() lasts.
 TEST(DataParallelTest, LivesOnALocalGroup) {
   const Batch whole = whole_batch(4, {6}, 3, torch::kFloat);
-  lockstep::run(cpus(2), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     const auto net = [&] {
       Rank group = rank.group(0);
       return std::make_unique<DataParallel<UnusedBranch>>(std::make_shared<UnusedBranch>(), group);

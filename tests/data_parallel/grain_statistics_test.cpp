@@ -85,7 +85,7 @@ std::vector<Tensor> trained_on(const std::vector<int64_t>& runs, torch::ScalarTy
   for (int batch = 0; batch < kBatches; ++batch) batches.push_back(grains_of(batch, type));
   const Net made = net_of(type);
   std::vector<Tensor> result;
-  run(cpus(static_cast<int>(runs.size()) - 1), [&](Rank& rank) {
+  run(test_devices(runs.size() - 1), [&](Rank& rank) {
     Net net = rank.in_turn([&] { return net_of(type); });
     GrainStatistics statistics(net, rank);
     for (const auto& grains : batches) {
@@ -153,7 +153,7 @@ TEST(GrainStatistics, OfALayerThatIsCalledSeveralTimesAreThoseOfAPlainLoop) {
   for (const auto momentum : {std::optional(0.1), std::optional(1.0), std::optional<double>()}) {
     Shared plain(momentum);
     for (int64_t grain = 0; grain < kGrains; ++grain) plain.forward(x[grain], grain % 4);
-    run(cpus(2), [&](Rank& rank) {
+    run(test_devices(2), [&](Rank& rank) {
       Shared net(momentum);
       GrainStatistics statistics(net, rank);
       const auto runs = near_equal_runs(2);
@@ -180,7 +180,7 @@ TEST(GrainStatistics, InEvalModeStay) {
     plain.quick->train(grain != 4);
     outputs.push_back(plain.forward(grains[grain]).detach());
   }
-  run(cpus(3), [&](Rank& rank) {
+  run(test_devices(3), [&](Rank& rank) {
     Net net = rank.in_turn([] { return net_of(torch::kDouble); });
     net.usual->running_mean.fill_(0.25);
     net.usual->eval();
@@ -204,7 +204,7 @@ TEST(GrainStatistics, InEvalModeStay) {
 // As where a backward computes forwards again, or where the first attempt had failed.
 TEST(GrainStatistics, OfTheFirstForwardThatSucceedsCount) {
   const auto grains = grains_of(0, torch::kDouble);
-  run(cpus(1), [&](Rank& rank) {
+  run(test_devices(1), [&](Rank& rank) {
     Net once = net_of(torch::kDouble), net = net_of(torch::kDouble);
     GrainStatistics of_once(once, rank), statistics(net, rank);
     const auto forward = [&](Net& module, GrainStatistics& its, int64_t number, const Tensor& x, bool fails = false) {
@@ -230,7 +230,7 @@ TEST(GrainStatistics, OfTheFirstForwardThatSucceedsCount) {
 
 TEST(GrainStatistics, OfAbandonedGrainsCountNothing) {
   const auto grains = grains_of(0, torch::kFloat);
-  run(cpus(2), [&](Rank& rank) {
+  run(test_devices(2), [&](Rank& rank) {
     Net net = rank.in_turn([] { return net_of(torch::kFloat); });
     GrainStatistics statistics(net, rank);
     const auto before = buffers_of(net);
@@ -252,7 +252,7 @@ TEST(GrainStatistics, LeaveGradientsAsTheyAre) {
   plain.eval();
   plain.usual->train();
   for (const auto& grain : grains) plain.forward(grain).backward();
-  run(cpus(1), [&](Rank& rank) {
+  run(test_devices(1), [&](Rank& rank) {
     Net net = net_of(torch::kDouble);
     GrainStatistics statistics(net, rank);
     net.eval();
@@ -278,7 +278,7 @@ TEST(GrainStatistics, StayWhileAStageComputesAForwardAgain) {
   nn::Sequential layers(nn::Linear(4, 6), nn::BatchNorm1d(6), nn::Tanh()), plain = copy_of(layers);
   const Tensor x = torch::randn({kGrains, 5, 4});
   for (int64_t grain = 0; grain < kGrains; ++grain) plain->forward(x[grain]).sum().backward();
-  run(cpus(1), [&](Rank& rank) {
+  run(test_devices(1), [&](Rank& rank) {
     GrainStatistics statistics(*layers, rank);
     PipelineStage stage(0, layers);
     const PipelineStage::Head sum = [](const Tensor& y) { return y.sum(); };
@@ -302,7 +302,7 @@ TEST(GrainStatistics, StayWhileAStageComputesAForwardAgain) {
 }
 
 TEST(GrainStatistics, OfNothingNeedNoExchange) {
-  run(cpus(2), [](Rank& rank) {
+  run(test_devices(2), [](Rank& rank) {
     const auto calls = std::make_shared<CountingBackend::Calls>();
     Rank counting = counted(rank, calls);
     nn::Sequential linear(nn::Linear(2, 2), nn::BatchNorm1d(nn::BatchNormOptions(2).track_running_stats(false)));

@@ -30,7 +30,6 @@ using lockstep::Addition;
 using lockstep::Batch;
 using lockstep::BatchOptions;
 using lockstep::blocks_of;
-using lockstep::cpus;
 using lockstep::DataParallel;
 using lockstep::Dataset;
 using lockstep::GrainBlock;
@@ -147,7 +146,7 @@ Bits train(const Task& task, const Layout& layout) {
   const Dataset data = samples(task.seed, task.count);
   Bits bits;
   lockstep::run(
-      cpus(layout.ranks),
+      lockstep::test_devices(layout.ranks),
       [&](Rank& rank) {
         Net module = rank.in_turn([&] { return Net(task.seed); });
         DataParallel net(module, rank,
@@ -237,7 +236,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, GrainsTest, testing::Range<uint64_t>(1, 13));
 
 TEST(GrainGradientsTest, AreThoseOfTheMeanLossOfTheBatch) {
   const Dataset data = samples(3, 19);
-  lockstep::run(cpus(3), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
     Net module = rank.in_turn([] { return Net(3); }), plain = rank.in_turn([] { return Net(3); });
     for (NetImpl* const net : {module.get(), plain.get()}) {
       net->to(torch::kDouble);
@@ -262,7 +261,7 @@ TEST(GrainRunningStatisticsTest, AreThoseOfALoopOverTheGrains) {
   torch::nn::BatchNorm1d plain(4);
   plain->to(torch::kDouble);
   for (int64_t begin = 0; begin < 11; begin += 3) plain->forward(x.slice(0, begin, std::min<int64_t>(begin + 3, 11)));
-  lockstep::run(cpus(2), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     torch::nn::BatchNorm1d norm(4);
     torch::nn::Sequential module(norm, torch::nn::Linear(4, 3));
     module->to(torch::kDouble);
@@ -315,7 +314,8 @@ TEST(GrainRefusalsTest, OfWhatDependsOnTheRanks) {
               HasSubstr("take lockstep::Dropout"));
   EXPECT_THAT(error_with(2, training(sequential([](Rank& rank) { return lockstep::SyncBatchNorm(3, rank); }), {})),
               HasSubstr("take BatchNorm, which normalises over a grain"));
-  EXPECT_THAT(lockstep::error_of([&] { lockstep::run(cpus(2), training(plain, {}), {.threads_per_rank = 2}); }),
+  EXPECT_THAT(lockstep::error_of(
+                  [&] { lockstep::run(lockstep::test_devices(2), training(plain, {}), {.threads_per_rank = 2}); }),
               HasSubstr("Set RunOptions::threads_per_rank = 1 and take more ranks"));
 }
 
@@ -426,7 +426,7 @@ TEST(GrainRefusalsTest, OfLossesWithoutAGraph) {
 
 // A loss of one's own, as in a batch without a grain.
 TEST(GrainLossTest, OfOnesOwnGetsEachGrain) {
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     torch::nn::Linear module(4, 3);
     DataParallel net(module, rank);
     for (const int64_t grain : {0, 3}) {

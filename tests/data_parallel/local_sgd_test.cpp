@@ -187,7 +187,7 @@ TEST(LocalSgd, RefusesWhatMakesNoSense) {
   EXPECT_THAT(refused({.outer_lr = 0}, {w}), HasSubstr("outer_lr is 0; it must be above 0"));
   EXPECT_THAT(refused({.outer_momentum = 1}, {w}), HasSubstr("outer_momentum is 1"));
   EXPECT_THAT(refused({}, {torch::ones({2})}), HasSubstr("no parameter that needs a gradient"));
-  run(cpus(1), [&](Rank& rank) {
+  run(test_devices(1), [&](Rank& rank) {
     LocalSgd local({w}, rank, {.outer_momentum = 0.5});
     Tensor frozen = torch::ones({2});
     LocalSgd partly({w, frozen}, rank);

@@ -18,7 +18,6 @@
 namespace reducer_test {
 
 using lockstep::Batch;
-using lockstep::cpus;
 using lockstep::DataParallel;
 using lockstep::DataParallelOptions;
 using lockstep::error_of;
@@ -68,7 +67,7 @@ class Spy : public c10d::Backend {
 // Runs body(rank, log) on CPU ranks whose allreduces are noted in their own logs, and returns these.
 std::vector<Log> run_spied(int world, const std::function<void(Rank&, Log&)>& body) {
   std::vector<Log> logs(world);
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Log& log = logs[rank.index()];
     Rank spied = rank.wrapped([&](const auto& backend) { return c10::make_intrusive<Spy>(backend, log); });
     body(spied, log);
@@ -246,7 +245,7 @@ TEST(Reducer, GoesOnInAnOrderThatWasLearntBeforeButNotInAForeignOne) {
 }
 
 TEST(Reducer, RebuiltBucketsKeepGradientsAndNothingIsCopiedLater) {
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     DataParallel net(Scales(), rank, one_each);
     net.loss(inputs(rank), mean_of_outputs).backward();  // rebuilds
     expect_gradients_of_scales(*net, 2);
@@ -307,7 +306,7 @@ void train_with_an_unused_parameter(Rank& rank) {
 
 TEST(Reducer, ParametersThatNoRankUsesAreNamedOnce) {
   std::vector<std::string> texts;
-  lockstep::run(cpus(3), train_with_an_unused_parameter,
+  lockstep::run(lockstep::test_devices(3), train_with_an_unused_parameter,
                 {.on_warning = [&](const std::string& text) { texts.push_back(text); }});
   EXPECT_THAT(texts, ElementsAre(AllOf(HasSubstr("rank 0 (cpu)"), HasSubstr("way3"), Not(HasSubstr("way0")),
                                        Not(HasSubstr("way1")), Not(HasSubstr("way2")))));
@@ -321,7 +320,7 @@ class Warnings : public c10::WarningHandler {
 
 TEST(Reducer, WithoutACallbackWarningsGoToLibTorchsHandler) {
   std::vector<std::string> texts;
-  lockstep::run(cpus(2), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     Warnings warnings;
     const c10::WarningUtils::WarningHandlerGuard guard(&warnings);  // per thread
     train_with_an_unused_parameter(rank);
@@ -332,7 +331,7 @@ TEST(Reducer, WithoutACallbackWarningsGoToLibTorchsHandler) {
 
 TEST(Reducer, AParameterThatNeedsAGradientLaterIsRefused) {
   const std::string error = error_of([] {
-    lockstep::run(cpus(2), [](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
       const auto scales = std::make_shared<Scales>();
       scales->b.requires_grad_(false);
       DataParallel net(scales, rank);
@@ -346,7 +345,7 @@ TEST(Reducer, AParameterThatNeedsAGradientLaterIsRefused) {
 }
 
 TEST(Reducer, AParameterThatIsFrozenLaterGetsNoGradientSoThatOptimizersLeaveItAlone) {
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     DataParallel net(std::make_shared<Scales>(), rank, one_each);
     torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9).weight_decay(0.1));
     net.loss(inputs(rank), mean_of_outputs).backward();
@@ -374,7 +373,7 @@ TEST(Reducer, AParameterOfTwoNamesHasOneGradient) {
     Tensor forward(const Tensor& x) { return x * first.sum() * second.sum(); }
     Tensor first, second;
   };
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     DataParallel net(Tied(), rank, one_each);
     for (int step = 0; step < 3; ++step) {
       net->zero_grad(step == 1);
@@ -385,7 +384,7 @@ TEST(Reducer, AParameterOfTwoNamesHasOneGradient) {
 }
 
 TEST(Reducer, ChannelsLastParametersKeepTheirStrides) {
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     torch::nn::Conv2d conv(torch::nn::Conv2dOptions(3, 4, 2));
     conv->weight.set_data(conv->weight.contiguous(torch::MemoryFormat::ChannelsLast));
     // As NCCL it refuses memory in another order than a tensor's dimensions.
@@ -430,7 +429,8 @@ TEST(Reducer, OnlyTheLossesOwnBackwardAverages) {
 
 TEST(Reducer, BucketSizesBelowOneAreRefused) {
   EXPECT_THAT(error_of([] {
-                lockstep::run(cpus(2), [](Rank& rank) { DataParallel net(Scales(), rank, {.bucket_bytes = 0}); });
+                lockstep::run(lockstep::test_devices(2),
+                              [](Rank& rank) { DataParallel net(Scales(), rank, {.bucket_bytes = 0}); });
               }),
               HasSubstr("bucket_bytes is 0"));
 }
@@ -453,7 +453,7 @@ struct FailsBeforeTheFirstLayer : Scales {
 TEST(Reducer, AnExceptionInBackwardEndsTheRun) {
   const auto start = std::chrono::steady_clock::now();
   const std::string error = error_of([] {
-    lockstep::run(cpus(3), [](Rank& rank) {
+    lockstep::run(lockstep::test_devices(3), [](Rank& rank) {
       DataParallel net(FailsBeforeTheFirstLayer(), rank, one_each);
       for (int step = 0; step < 3; ++step) {
         net->fail = step == 2 && rank.index() == 1;
@@ -469,7 +469,7 @@ TEST(Reducer, ARankThatCatchesAnExceptionOfBackwardCannotGoOn) {
   const auto start = std::chrono::steady_clock::now();
   std::string caught;
   const std::string error = error_of([&] {
-    lockstep::run(cpus(3), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       DataParallel net(FailsBeforeTheFirstLayer(), rank, one_each);
       for (int step = 0; step < 4; ++step) {
         net->fail = step == 2 && rank.index() == 1;
@@ -521,9 +521,10 @@ TEST(Reducer, AGradientThatGrowsAfterItsBucketWasAveragedIsAnErrorUnlessNothingO
     EXPECT_TRUE(net->weight.grad().eq(6).all().item<bool>()) << net->weight.grad();  // 1.5 * 2 * (1 + 1)
   };
   for (const int64_t grain : {0, 1}) {
-    EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), [&](Rank& rank) { backward(rank, true, grain); }); }),
-                AllOf(HasSubstr("weight grew again"), HasSubstr("overlap = false")));
-    lockstep::run(cpus(2), [&](Rank& rank) { backward(rank, false, grain); });
+    EXPECT_THAT(
+        error_of([&] { lockstep::run(lockstep::test_devices(2), [&](Rank& rank) { backward(rank, true, grain); }); }),
+        AllOf(HasSubstr("weight grew again"), HasSubstr("overlap = false")));
+    lockstep::run(lockstep::test_devices(2), [&](Rank& rank) { backward(rank, false, grain); });
   }
 }
 

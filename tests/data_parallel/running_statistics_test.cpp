@@ -23,7 +23,7 @@ struct Net : nn::Module {
 
 TEST(RunningStatistics, AreTheMeanWeightedBySamples) {
   for (const int ranks : {1, 2, 3, 4}) {
-    run(cpus(ranks), [](Rank& rank) {
+    run(test_devices(ranks), [](Rank& rank) {
       Net net;
       net.norm->running_mean.fill_(rank.index() + 1);
       net.layers->ptr(0)->named_buffers()["running_var"].fill_(10 * rank.index());
@@ -53,7 +53,7 @@ TEST(RunningStatistics, AreTheMeanWeightedBySamples) {
 TEST(RunningStatistics, ThatAreEqualKeepTheirBits) {
   torch::manual_seed(1);
   const torch::Tensor values = torch::randn({1000}) / 3;
-  run(cpus(3), [&](Rank& rank) {
+  run(test_devices(3), [&](Rank& rank) {
     nn::BatchNorm1d norm(1000);
     norm->running_mean.copy_(values);
     average_running_statistics(*norm, rank, 17 + 4 * rank.index());
@@ -62,7 +62,7 @@ TEST(RunningStatistics, ThatAreEqualKeepTheirBits) {
 }
 
 TEST(RunningStatistics, OfNothingNeedNoExchange) {
-  run(cpus(2), [](Rank& rank) {
+  run(test_devices(2), [](Rank& rank) {
     const auto calls = std::make_shared<CountingBackend::Calls>();
     Rank counting = counted(rank, calls);
     nn::Sequential net(nn::Linear(2, 2));

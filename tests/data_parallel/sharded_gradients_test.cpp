@@ -67,7 +67,7 @@ TEST_P(ShardedGradientsWorlds, WithStage2ARankHasItsSliceOfTheGradientsAndTwoBuc
 
 TEST(ShardedGradients, ReducesBucketsWhileBackwardComputesOthers) {
   for (const bool overlap : {true, false}) {
-    run(cpus(2), [&](Rank& rank) {
+    run(test_devices(2), [&](Rank& rank) {
       const auto calls = std::make_shared<CountingBackend::Calls>();
       Rank counting = counted(rank, calls);
       DataParallel net(eight_layers(), counting, {.average = false});
@@ -103,7 +103,7 @@ TEST(ShardedGradients, LearnsInWhichOrderBucketsAreComplete) {
     }
     std::vector<nn::Linear> layers;
   };
-  run(cpus(3), [&](Rank& rank) {
+  run(test_devices(3), [&](Rank& rank) {
     const auto calls = std::make_shared<CountingBackend::Calls>();
     Rank counting = counted(rank, calls);
     DataParallel net(Reversed(), counting, {.average = false});

@@ -312,7 +312,7 @@ void expect_state_goes_on(int ranks, int others) {
     train_branches(*alone, *whole, batches, others, 1, kAlternating.size());
     ShardedOptimizer::State kept;
     const auto half = copy_of(start);
-    run(cpus(ranks), [&, &make = make](Rank& rank) {
+    run(test_devices(ranks), [&, &make = make](Rank& rank) {
       DataParallel net(rank.index() == 0 ? half : copy_of(start), rank);
       ShardedOptimizer sharded(net, make, {.stage = 2});
       train_branches(net, sharded, batches, rank, false, 0, 1);
@@ -320,7 +320,7 @@ void expect_state_goes_on(int ranks, int others) {
       if (rank.index() == 0) kept = state;
     });
     EXPECT_EQ(by_name(kept).count("step.b.weight") + by_name(kept).count("momentum_buffer.b.weight"), 0u);
-    run(cpus(others), [&, &make = make, &name = name](Rank& rank) {
+    run(test_devices(others), [&, &make = make, &name = name](Rank& rank) {
       DataParallel net(copy_of(half), rank);
       ShardedOptimizer sharded(net, make, {.stage = 1, .bucket_bytes = 256});
       sharded.load_state(kept);
@@ -345,7 +345,7 @@ TEST(ShardedOptimizer, RanksMayHaveNothingOfASmallNet) {
   const auto adam = make(alone->parameters());
   F::mse_loss(alone(batch.x), batch.y).backward();
   adam->step();
-  run(cpus(4), [&](Rank& rank) {
+  run(test_devices(4), [&](Rank& rank) {
     DataParallel net(std::dynamic_pointer_cast<nn::LinearImpl>(start->clone()), rank);
     ShardedOptimizer sharded(net, make, {.stage = 2});
     net.loss(part_for(batch, rank), F::mse_loss).backward();
@@ -392,7 +392,7 @@ TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
     const Net whole = trained_whole(start, batches, make);
     ShardedOptimizer::State kept;
     Net half = copy_of(start);
-    run(cpus(3), [&, &make = make](Rank& rank) {
+    run(test_devices(3), [&, &make = make](Rank& rank) {
       DataParallel net(copy_of(start), rank);
       ShardedOptimizer sharded(net, make, {.stage = 2, .bucket_bytes = 256});
       for (const auto& batch : first) {
@@ -411,7 +411,7 @@ TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
     EXPECT_EQ(by_name(kept).at(member + ".conv.weight").sizes(), start->conv->weight.sizes());
     EXPECT_EQ(by_name(kept).count(member + ".frozen"), 0);
     if (name != "SGD") EXPECT_EQ(by_name(kept).at("step.linear.bias").item<int64_t>(), 2);
-    run(cpus(2), [&, &make = make, &name = name](Rank& rank) {
+    run(test_devices(2), [&, &make = make, &name = name](Rank& rank) {
       DataParallel net(copy_of(half), rank);
       ShardedOptimizer sharded(net, make, {.stage = 1, .bucket_bytes = 500});
       sharded.load_state(kept);

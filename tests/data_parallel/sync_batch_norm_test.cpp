@@ -96,7 +96,7 @@ void expect_whole_batches(int ranks, std::vector<int64_t> shape, const BatchNorm
     for (const bool none_for_first : {false, true}) {
       const auto name =
           c10::str("x ", shape, none_for_first ? ", none for the first of " : ", parts for ", ranks, ": ");
-      run(cpus(ranks), [&](Rank& rank) { expect_the_same(steps, none_for_first, name, rank); });
+      run(test_devices(ranks), [&](Rank& rank) { expect_the_same(steps, none_for_first, name, rank); });
     }
   }
 }
@@ -176,7 +176,7 @@ TEST_P(SyncBatchNormWorlds, NetsTrainAsOnOneDeviceAlsoWithEmptyParts) {
 }
 
 TEST(SyncBatchNorm, ConversionKeepsTensorsOptionsAndMode) {
-  run(cpus(2), [](Rank& rank) {
+  run(test_devices(2), [](Rank& rank) {
     nn::Sequential net(Holder(), ResidualBlock(4, 6, 2), nn::BatchNorm2d(BatchNormOptions(6).momentum(0.3).eps(0.01)),
                        nn::BatchNorm2d(BatchNormOptions(6).affine(false).track_running_stats(false)));
     net->train(rank.index() == 0);
@@ -209,7 +209,7 @@ TEST(SyncBatchNorm, ConversionRefusesWhatCannotBeReplacedBeforeItChangesAnything
     nn::Sequential layers = register_module("layers", nn::Sequential(nn::BatchNorm1d(2)));
     nn::BatchNorm1d norm = register_module("norm", nn::BatchNorm1d(2));
   };
-  run(cpus(1), [](Rank& rank) {
+  run(test_devices(1), [](Rank& rank) {
     OwnMember module;
     EXPECT_THAT(error_of([&] { convert_sync_batchnorm(module, rank); }),
                 AllOf(HasSubstr("norm is a torch::nn::BatchNorm1d"), HasSubstr("SyncBatchNorm in its place")));
@@ -224,7 +224,7 @@ TEST(SyncBatchNorm, LargeMeansCostNoDigitsOfTheVariance) {
   torch::manual_seed(1);
   const Tensor whole = torch::randn({64, 2, 8, 8}) + 1e4;
   const Tensor variance = whole.to(torch::kDouble).var({0, 2, 3}, /*unbiased=*/true);
-  run(cpus(3), [&](Rank& rank) {
+  run(test_devices(3), [&](Rank& rank) {
     SyncBatchNorm norm(BatchNormOptions(2).momentum(1.0), rank);
     norm->forward(slice_of(whole, 0, rank));
     expect_near(norm->running_var.to(torch::kDouble), variance, 1e-4, "the variance");
@@ -238,7 +238,7 @@ TEST(SyncBatchNorm, ComputesHalfPrecisionWithStatisticsInFloat32) {
   nn::BatchNorm1d expected(3);
   const Tensor y = expected->forward(x);
   y.backward(gradient);
-  run(cpus(2), [&](Rank& rank) {
+  run(test_devices(2), [&](Rank& rank) {
     SyncBatchNorm norm(BatchNormOptions(3), rank);
     const Tensor own_x = slice_of(whole, 0, rank).requires_grad_();
     const Tensor own_y = norm->forward(own_x);
@@ -251,7 +251,7 @@ TEST(SyncBatchNorm, ComputesHalfPrecisionWithStatisticsInFloat32) {
 }
 
 TEST(SyncBatchNorm, MakesOneExchangeInForwardAndOneInBackward) {
-  run(cpus(2), [](Rank& rank) {
+  run(test_devices(2), [](Rank& rank) {
     const auto calls = std::make_shared<CountingBackend::Calls>();
     Rank counting = counted(rank, calls);
     SyncBatchNorm norm(BatchNormOptions(3), counting);
@@ -274,7 +274,7 @@ TEST(SyncBatchNorm, GivesItsBackwardWhatCudasKernelReads) {
 #ifndef NDEBUG
   GTEST_SKIP() << "a call's inputs lie elsewhere for a program without NDEBUG than for LibTorch";
 #endif
-  run(cpus(2), [](Rank& rank) {
+  run(test_devices(2), [](Rank& rank) {
     saved_given().clear();
     const auto handle = at::addThreadLocalCallback(
         at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {

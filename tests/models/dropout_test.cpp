@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, DropoutWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 void on_seeded_ranks(int ranks, const std::function<void(Rank&)>& body) {
-  run(cpus(ranks), body, {.seed = kSeed});
+  run(test_devices(ranks), body, {.seed = kSeed});
 }
 
 Dropout named(const DropoutOptions& options, const std::string& name = "drop") {
@@ -368,7 +368,7 @@ TEST(DropoutTest, TheProgramsAlexNetTrainsTheSameOnAnyNumberOfRanks) {
   options.rate.lr = 0.05;
   std::vector<Tensor> expected;
   for (const int ranks : {1, 2, 3}) {
-    run(cpus(ranks),
+    run(test_devices(ranks),
         [&](Rank& rank) {
           const TrainCallbacks callbacks;
           RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
@@ -467,7 +467,7 @@ TEST_P(DropoutWorlds, ARanksGeneratorIsItsOwnAndTheSameInEveryRun) {
 
 std::string warnings_in(int ranks, const std::function<void(Rank&)>& body) {
   std::string texts;
-  run(cpus(ranks), body, {.on_warning = [&](const std::string& text) { texts += text + "\n"; }});
+  run(test_devices(ranks), body, {.on_warning = [&](const std::string& text) { texts += text + "\n"; }});
   return texts;
 }
 
@@ -543,7 +543,7 @@ TEST(SharedGenerator, WarnsOfASeedInTheLoop) {
 TEST(SharedGenerator, DoesNotWarnOfAStateThatARunGoesOnFrom) {
   Tensor states;
   torch::manual_seed(5);
-  run(cpus(2), [&](Rank& rank) {
+  run(test_devices(2), [&](Rank& rank) {
     const Tensor here = generators_of_all_ranks(rank);
     if (rank.index() == 0) states = here;
   });

@@ -9,6 +9,7 @@
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"
 #include "support/small_nets.hpp"
+#include "support/test_devices.hpp"
 
 #include <functional>
 #include <memory>
@@ -329,7 +330,7 @@ TEST_F(CheckpointTest, AShardedOptimizerGoesOnOnOtherRanksAndOnOne) {
   const auto whole = make(expected->parameters());
   for (const int number : {1, 2, 3, 4}) whole_step(*expected, *whole, number);
 
-  run(cpus(3), [&](Rank& rank) {
+  run(test_devices(3), [&](Rank& rank) {
     DataParallel net(double_linear(), rank);
     ShardedOptimizer adamw(net, make, {.bucket_bytes = 64});
     for (const int number : {1, 2}) sharded_step(net, adamw, rank, number);
@@ -338,7 +339,7 @@ TEST_F(CheckpointTest, AShardedOptimizerGoesOnOnOtherRanksAndOnOne) {
   });
   const auto kept = io::read_safetensors(folder_ / "adamw");
   EXPECT_EQ(kept.size(), 6u);  // exp_avg, exp_avg_sq and step, of weight and bias
-  run(cpus(2), [&](Rank& rank) {
+  run(test_devices(2), [&](Rank& rank) {
     const auto linear = double_linear();
     load_weights(file(), *linear);
     DataParallel net(linear, rank);
@@ -362,7 +363,7 @@ TEST_F(CheckpointTest, AShardedOptimizerGoesOnOnOtherRanksAndOnOne) {
 TEST_F(CheckpointTest, AShardedOptimizerNamesTheFileThatItRefuses) {
   io::write_safetensors(file(), {{"exp_avg.weight", torch::ones({3, 4})}});
   EXPECT_THAT(error_of([&] {
-                run(cpus(1), [&](Rank& rank) {
+                run(test_devices(1), [&](Rank& rank) {
                   DataParallel net(double_linear(), rank);
                   ShardedOptimizer sgd(net, [](auto slices) { return std::make_unique<optim::SGD>(slices, 0.1); });
                   load_optimizer(file(), sgd);

@@ -6,6 +6,7 @@
 
 #include "devices/memory_meter.hpp"
 #include "support/small_nets.hpp"
+#include "support/test_devices.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -18,7 +19,6 @@ namespace pipeline_cost_test {
 
 using lockstep::Batch;
 using lockstep::copy_of;
-using lockstep::cpus;
 using lockstep::Lambda;
 using lockstep::Pipeline;
 using lockstep::PipelineOptions;
@@ -37,7 +37,7 @@ TEST(PipelineCostTest, TheIdleShareIsMeasured) {
     return x;
   };
   for (const int microbatches : {1, 4}) {
-    lockstep::run(cpus(2), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
       const Sequential net(Lambda{sleep}, nn::Linear(2, 2), Lambda{sleep});
       Pipeline pipeline(split_into_stages(net, {2}), rank,
                         {.schedule = PipelineSchedule::gpipe, .microbatches = microbatches});
@@ -60,7 +60,7 @@ TEST(PipelineCostTest, TheIdleShareIsMeasured) {
 // The most bytes of tensors that each rank needs in a batch, over what it has before.
 std::vector<int64_t> peaks(const Sequential& net, int ranks, const PipelineOptions& options) {
   std::vector<int64_t> result(ranks);
-  lockstep::run(cpus(ranks), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(copy_of(net), ranks), rank, options);
     const Batch batch{torch::randn({2048, 64}), torch::randint(64, {2048}), 2048};
     pipeline.forward_backward(batch, F::cross_entropy);  // gradients are there

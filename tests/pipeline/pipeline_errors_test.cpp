@@ -6,6 +6,7 @@
 
 #include "support/error_of.hpp"
 #include "support/small_nets.hpp"
+#include "support/test_devices.hpp"
 
 #include <atomic>
 #include <functional>
@@ -16,7 +17,6 @@
 namespace pipeline_errors_test {
 
 using lockstep::Batch;
-using lockstep::cpus;
 using lockstep::error_of;
 using lockstep::Lambda;
 using lockstep::Pipeline;
@@ -38,7 +38,7 @@ Sequential linears(int count, int64_t width = 4) {
 }
 
 std::string error_in(int ranks, const std::function<void(Rank&)>& body) {
-  return error_of([&] { lockstep::run(cpus(ranks), body); });
+  return error_of([&] { lockstep::run(lockstep::test_devices(ranks), body); });
 }
 
 TEST(SplitIntoStagesTest, StagesShareTheNetsLayersUnderTheirNames) {
@@ -164,7 +164,7 @@ TEST(PipelineErrorsTest, PartsOfABatchAreRefused) {
   const lockstep::Dataset data{torch::randn({8, 4}), torch::randint(4, {8})};
   std::vector<std::string> errors(2);
   std::atomic<int> steps = 0;
-  lockstep::run(cpus(2), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(linears(2), 2), rank);
     const auto criterion = [&](const Tensor& y_hat, const Tensor& y) { return ++steps, F::cross_entropy(y_hat, y); };
     errors[static_cast<size_t>(rank.index())] = error_of([&] {

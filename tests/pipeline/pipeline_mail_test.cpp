@@ -6,6 +6,7 @@
 
 #include "pipeline/pipeline_mail.hpp"
 #include "pipeline/pipeline_messages.hpp"
+#include "support/test_devices.hpp"
 
 #include <functional>
 #include <vector>
@@ -129,7 +130,7 @@ TEST(PipelineMailTest, EveryStepGetsWhatItNeedsInEitherOrderOfPosts) {
   const auto numbers = [](double value) { return torch::full({3}, value, torch::kDouble); };
   for (const bool in_order : {false, true}) {
     for_all(4, 6, [&](const AllSteps& steps, int stages, int microbatches) {
-      lockstep::run(lockstep::Devices(steps.size(), torch::kCPU), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(steps.size()), [&](Rank& rank) {
         const auto plan = messages_of(rank.index(), steps, stages);
         PipelineMail mail(
             rank, plan, [&](int) { return numbers(-1); }, in_order);
@@ -158,7 +159,7 @@ TEST(PipelineMailTest, EveryStepGetsWhatItNeedsInEitherOrderOfPosts) {
 TEST(PipelineMailTest, AnAnnouncementReachesAll) {
   for (const bool early : {false, true}) {
     for (int speaker = 0; speaker < 3; ++speaker) {
-      lockstep::run(lockstep::Devices(3, torch::kCPU), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
         lockstep::Announcement announcement(rank, speaker, /*count=*/2, early);
         const torch::Tensor heard = announcement.exchange(torch::tensor({rank.index() + 0.5, -1.0}, torch::kDouble));
         EXPECT_TRUE(heard.equal(torch::tensor({speaker + 0.5, -1.0}, torch::kDouble))) << heard;

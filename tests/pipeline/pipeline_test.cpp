@@ -8,6 +8,7 @@
 #include <lockstep/split/mesh.hpp>
 
 #include "support/small_nets.hpp"
+#include "support/test_devices.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -20,7 +21,6 @@ namespace pipeline_test {
 
 using lockstep::Batch;
 using lockstep::copy_of;
-using lockstep::cpus;
 using lockstep::DataParallel;
 using lockstep::Pipeline;
 using lockstep::PipelineOptions;
@@ -183,7 +183,7 @@ TEST_P(PipelineWorlds, RandomNetsHaveTheGradientsOfOneDevice) {
       gradients.push_back(gradients_of(single));
     }
 
-    lockstep::run(cpus(world()), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
       Pipeline pipeline(split_into_stages(copy_of(task.net), cuts), rank, options);
       torch::optim::SGD sgd(pipeline.module()->parameters(), 0.1);
       for (size_t i = 0; i < batches.size(); ++i) {
@@ -204,7 +204,7 @@ TEST_P(PipelineWorlds, ForwardGivesTheNetsOutputOnEveryRank) {
   const Tensor x = random_batch(11, task.sample, kClasses).x;
   const torch::NoGradGuard no_grad;
   const Tensor expected = copy_of(task.net)->forward(x.clone());
-  lockstep::run(cpus(world()), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(copy_of(task.net), stages()), rank, {.schedule = plan().schedule});
     for (const int64_t samples : {11, 3, 0}) {
       const Tensor y = pipeline.forward(x.slice(0, 0, samples).clone());
@@ -218,7 +218,7 @@ TEST_P(PipelineWorlds, AnEmptyBatchChangesNothing) {
   Random random(world());
   const Task task = random_task(random, stages());
   const Batch batch = random_batch(5, task.sample, kClasses);
-  lockstep::run(cpus(world()), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(copy_of(task.net), stages()), rank, {.schedule = plan().schedule});
     const Batch empty{batch.x.slice(0, 0, 0), batch.y.slice(0, 0, 0), 0};
     EXPECT_EQ(pipeline.forward_backward(empty, F::cross_entropy).item<double>(), 0);
@@ -238,7 +238,7 @@ TEST(PipelineTest, IndicesGoInAndAnyCriterionMayJudge) {
   const Batch batch{torch::randint(7, {6, 3}), torch::randn({6, 2}, torch::kDouble), 6};
   Sequential single = copy_of(net);
   F::mse_loss(single->forward(batch.x), batch.y).backward();
-  lockstep::run(cpus(2), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(copy_of(net), {1}), rank);
     pipeline.forward_backward(batch, F::mse_loss);
     expect_gradients(pipeline.module(), gradients_of(single));
@@ -265,7 +265,7 @@ TEST(PipelineTest, BuffersMoveOncePerMicrobatch) {
   for (const auto& item : single->named_buffers()) buffers[item.key()] = item.value();
   for (const bool recompute : {false, true}) {
     for (const auto schedule : {PipelineSchedule::gpipe, PipelineSchedule::one_f_one_b}) {
-      lockstep::run(cpus(2), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
         Pipeline pipeline(split_into_stages(copy_of(net), {2}), rank,
                           {.schedule = schedule, .microbatches = 3, .recompute = recompute});
         pipeline.module()[1]->eval();
@@ -283,7 +283,7 @@ TEST(PipelineTest, BuffersMoveOncePerMicrobatch) {
 
 // A module that was put in eval mode stays there, its neighbours in train mode, though zeros went through all.
 TEST(PipelineTest, ModesStayAsTheyWere) {
-  lockstep::run(cpus(1), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(1), [](Rank& rank) {
     Sequential net(nn::Linear(3, 4), nn::BatchNorm1d(4), nn::Linear(4, 2));
     net[1]->eval();
     Pipeline pipeline(split_into_stages(net, 1), rank);
@@ -302,7 +302,7 @@ TEST(PipelineTest, StagesWithoutParametersPassGradientsOn) {
   const Batch batch = random_batch(5, {2, 3}, 2);
   Sequential single = copy_of(net);
   F::cross_entropy(single->forward(batch.x), batch.y).backward();
-  lockstep::run(cpus(4), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
     std::vector<Sequential> stages(4, nullptr);
     stages[rank.index()] = split_into_stages(copy_of(net), 4)[rank.index()];  // the others' may be null
     Pipeline pipeline(stages, rank);
@@ -328,7 +328,7 @@ TEST(PipelineTest, NothingIsComputedForLayersWithoutParameters) {
   const Batch batch{torch::randn({4, 3}), torch::zeros({4}, torch::kLong), 4};
   const auto backwards = [&](const Sequential& net) {
     Counted::backwards = 0;
-    lockstep::run(cpus(3), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       Pipeline(split_into_stages(copy_of(net), 3), rank).forward_backward(batch, F::cross_entropy);
     });
     return Counted::backwards.load();
@@ -348,7 +348,7 @@ TEST(PipelineTest, MixedPrecisionHasTheGradientsOfOneDevice) {
     F::cross_entropy(single->forward(batch.x), batch.y).backward();
   }
   for (const bool recompute : {false, true}) {
-    lockstep::run(cpus(2), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
       Pipeline pipeline(split_into_stages(copy_of(net), {2}), rank,
                         {.schedule = PipelineSchedule::gpipe, .recompute = recompute});
       const lockstep::Autocast bf16(rank.device());
@@ -366,10 +366,10 @@ TEST(PipelineTest, EvaluateCountsAsOnOneDevice) {
   const lockstep::Dataset data{torch::randn({37, 3}), torch::randint(4, {37})};
   lockstep::Score expected;
   const auto evaluate = [&](const auto& forward, Rank& rank) { return lockstep::evaluate(forward, data, rank, 10); };
-  lockstep::run(cpus(1), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(1), [&](Rank& rank) {
     expected = evaluate([&](const Tensor& x) { return copy_of(net)->forward(x); }, rank);
   });
-  lockstep::run(cpus(2), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     Rank alone = rank.group(rank.index());
     Pipeline pipeline(split_into_stages(copy_of(net), 2), rank);
     const auto score = evaluate([&](const Tensor& x) { return pipeline.forward(x); }, alone);
@@ -395,7 +395,7 @@ TEST(PipelineTest, ReplicasOverADataAxisHaveTheGradientsOfTheGlobalBatch) {
         F::cross_entropy(single->forward(whole.x), whole.y).backward();
         gradients.push_back(gradients_of(single));
       }
-      lockstep::run(cpus(4), [&, schedule = schedule, stages = stages](Rank& rank) {
+      lockstep::run(lockstep::test_devices(4), [&, schedule = schedule, stages = stages](Rank& rank) {
         lockstep::Mesh mesh(rank, {.data = 2, .pipeline = 2});
         Pipeline pipeline(split_into_stages(copy_of(task.net), stages), mesh.pipeline(),
                           {.schedule = schedule, .microbatches = 3});

@@ -5,6 +5,7 @@
 #include <lockstep/ranks/evaluate.hpp>
 
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
 
 #include <atomic>
 #include <optional>
@@ -25,7 +26,7 @@ TEST(Evaluate, CountsEverySampleOnceWhateverTheSplit) {
     const double loss = torch::nn::functional::cross_entropy(logits, dataset.y).item<double>();
     for (const int world : {1, 2, 3, 5}) {
       for (const int64_t batch_size : {1, 3, 100}) {
-        lockstep::run(lockstep::Devices(world, torch::kCPU), [&](Rank& rank) {
+        lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
           const Score score =
               evaluate([&](const torch::Tensor& x) { return x.mm(weights); }, dataset, rank, batch_size);
           EXPECT_EQ(score.correct, correct);
@@ -56,7 +57,7 @@ TEST(Evaluate, WithAGrainGivesTheSameBitsWhateverTheSplit) {
                      std::to_string(batch_size));
         std::atomic<int64_t> grains = 0;
         Score of_rank_0;
-        lockstep::run(lockstep::Devices(world, torch::kCPU), [&](Rank& rank) {
+        lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
           const auto forward = [&](const torch::Tensor& x) {
             ++grains;
             EXPECT_TRUE(x.size(0) == grain || x.size(0) == size % grain);

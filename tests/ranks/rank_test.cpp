@@ -17,7 +17,6 @@
 
 namespace rank_test {
 
-using lockstep::cpus;
 using lockstep::error_of;
 using lockstep::Rank;
 using testing::AllOf;
@@ -43,7 +42,7 @@ TEST(Run, CallsTheBodyOncePerDeviceAllAtTheSameTime) {
   std::mutex mutex;
   std::set<int> indices;
   std::set<std::thread::id> threads;
-  lockstep::run(cpus(4), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
     EXPECT_EQ(rank.world_size(), 4);
     EXPECT_EQ(rank.device(), torch::Device(torch::kCPU));
     rank.barrier();  // passes only if all four run
@@ -61,13 +60,13 @@ TEST(Run, GivesEachRankItsOwnThreadCount) {
     lockstep::RunOptions options;
     options.threads_per_rank = threads;
     lockstep::run(
-        cpus(2), [&](Rank&) { EXPECT_EQ(at::get_num_threads(), threads); }, options);
+        lockstep::test_devices(2), [&](Rank&) { EXPECT_EQ(at::get_num_threads(), threads); }, options);
   }
   EXPECT_EQ(at::get_num_threads(), before);
 }
 
 TEST(Run, AWorldOfOneIsANormalWorld) {
-  lockstep::run(cpus(1), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(1), [](Rank& rank) {
     const auto tensor = torch::full({3}, 5.0);
     rank.allreduce(tensor, c10d::ReduceOp::AVG);
     rank.broadcast(tensor);
@@ -78,7 +77,7 @@ TEST(Run, AWorldOfOneIsANormalWorld) {
 
 // NCCL refuses memory in another order than a tensor's dimensions, and so does the counting backend.
 TEST(Run, TensorsOfAnyStridesTravelInTheOrderOfTheirDimensions) {
-  lockstep::run(cpus(3), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(3), [](Rank& rank) {
     using lockstep::CountingBackend;
     Rank strict = lockstep::counted(rank, std::make_shared<CountingBackend::Calls>());
     const torch::Tensor whole = torch::arange(12.0).view({3, 4});
@@ -102,7 +101,7 @@ TEST(Run, ARankThatThrowsEndsTheOthersWithinASecondWhereverTheyWait) {
     std::atomic<int> ended = 0;
     const auto start = std::chrono::steady_clock::now();
     const auto text = error_of([&] {
-      lockstep::run(cpus(3), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
         struct Count {
           std::atomic<int>& ended;
           ~Count() { ++ended; }
@@ -124,7 +123,7 @@ TEST(Run, ARankThatThrowsEndsTheOthersWithinASecondWhereverTheyWait) {
 
 TEST(Run, KeepsTheOriginalExceptionNested) {
   try {
-    lockstep::run(cpus(2), [](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
       if (rank.index() == 1) throw std::out_of_range("too far");
       rank.barrier();
     });
@@ -137,7 +136,7 @@ TEST(Run, KeepsTheOriginalExceptionNested) {
 
 TEST(Run, ThrowsStoppedIfThatEndedARank) {
   const auto run = [](bool stop) {
-    lockstep::run(cpus(2), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
       if (rank.index() == 1 && stop) throw lockstep::Stopped("as the user wants");
       if (rank.index() == 1) throw lockstep::Error("stopped by request");  // in words alone
       rank.barrier();
@@ -156,7 +155,7 @@ TEST(Run, ThrowsStoppedIfThatEndedARank) {
 
 TEST(Run, NamesTheRankOfAnErrorFromLibTorch) {
   const auto text = error_of([] {
-    lockstep::run(cpus(2), [](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
       if (rank.index() == 1) torch::ones({2, 3}).mm(torch::ones({2, 3}));
       rank.barrier();
     });
@@ -167,8 +166,8 @@ TEST(Run, NamesTheRankOfAnErrorFromLibTorch) {
 
 TEST(Run, NestsAndRepeats) {
   std::atomic<int> sum = 0;
-  lockstep::run(cpus(2), [&](Rank& outer) {
-    lockstep::run(cpus(3), [&](Rank& inner) {
+  lockstep::run(lockstep::test_devices(2), [&](Rank& outer) {
+    lockstep::run(lockstep::test_devices(3), [&](Rank& inner) {
       const auto tensor = torch::full({1}, double(10 * outer.index() + inner.index()));
       inner.allreduce(tensor);
       EXPECT_EQ(tensor.item<double>(), 30 * outer.index() + 3);
@@ -184,7 +183,7 @@ TEST(Run, InTurnCallsRankAfterRankSoThatTheSeedAloneDecides) {
   for (int repeat = 0; repeat < 3; ++repeat) {
     torch::manual_seed(7);
     std::vector<double> mine(4);
-    lockstep::run(cpus(4), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
       mine[rank.index()] = rank.in_turn([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(3 - rank.index()));
         return torch::rand({1}, torch::kDouble).item<double>();
@@ -201,7 +200,7 @@ TEST(Run, InTurnCallsRankAfterRankSoThatTheSeedAloneDecides) {
 
 TEST(Run, InTurnTakesWhatReturnsNothing) {
   std::vector<int> order;
-  lockstep::run(cpus(3), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
     rank.in_turn([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(3 - rank.index()));
       order.push_back(rank.index());
@@ -212,12 +211,12 @@ TEST(Run, InTurnTakesWhatReturnsNothing) {
 
 TEST(Run, LeavesNoThreadFileOrMemoryBehind) {
   const auto once = [] {
-    lockstep::run(cpus(3), [](Rank& rank) {
+    lockstep::run(lockstep::test_devices(3), [](Rank& rank) {
       const auto tensor = torch::ones({1 << 18});
       rank.allreduce(tensor);
     });
     error_of([] {
-      lockstep::run(cpus(2), [](Rank& rank) {
+      lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
         if (rank.index() == 1) throw std::runtime_error("on purpose");
         rank.allreduce(torch::ones({1 << 18}));
       });
@@ -242,10 +241,12 @@ TEST(Run, RefusesBadInputBeforeAnyRankStarts) {
                 lockstep::run({torch::Device("cpu"), torch::Device("cuda:0")}, never);
               }),
               HasSubstr("mixes"));
-  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.threads_per_rank = 0}); }),
+  EXPECT_THAT(error_of([&] { lockstep::run(lockstep::test_devices(2), never, {.threads_per_rank = 0}); }),
               HasSubstr("threads_per_rank is 0"));
-  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.timeout = 0ms}); }), HasSubstr("timeout"));
-  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), never, {.silence = 999ms}); }), HasSubstr("silence is 999 ms"));
+  EXPECT_THAT(error_of([&] { lockstep::run(lockstep::test_devices(2), never, {.timeout = 0ms}); }),
+              HasSubstr("timeout"));
+  EXPECT_THAT(error_of([&] { lockstep::run(lockstep::test_devices(2), never, {.silence = 999ms}); }),
+              HasSubstr("silence is 999 ms"));
 }
 
 }  // namespace rank_test

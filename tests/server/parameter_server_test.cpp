@@ -10,6 +10,7 @@
 
 #include "server/key_shards.hpp"
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -31,10 +32,6 @@ using torch::nn::Linear;
 using torch::nn::Sequential;
 namespace F = torch::nn::functional;
 using namespace std::chrono_literals;
-
-lockstep::Devices cpus(int count) {
-  return lockstep::Devices(count, torch::kCPU);
-}
 
 struct Net : torch::nn::Module {
   Net() { to(torch::kFloat); }
@@ -93,7 +90,7 @@ void push_ones(Vector& net, Worker& worker, double value = 1) {
 template <class MakeOptimizer>
 std::vector<Tensor> trained_by_allreduce(int workers, const MakeOptimizer& make_optimizer) {
   std::vector<Tensor> parameters;
-  lockstep::run(cpus(workers), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(workers), [&](Rank& rank) {
     lockstep::DataParallel net(make_net(rank), rank);
     const auto optimizer = make_optimizer(net->parameters());
     for (int epoch = 0; epoch < kEpochs; ++epoch) {
@@ -119,7 +116,7 @@ TEST_P(ParameterServerWorlds, SynchronousTrainingIsThatOfAllreduce) {
     for (const bool with_adam : {false, true}) {
       const ParameterServer::MakeOptimizer make_optimizer =
           with_adam ? ParameterServer::MakeOptimizer(adam()) : ParameterServer::MakeOptimizer(momentum_sgd());
-      lockstep::run(cpus(world), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
         const auto net = make_net(rank);
         ParameterServer server(net, rank, make_optimizer, {.servers = servers, .piece_bytes = 100});
         ASSERT_EQ(server.is_server(), rank.index() >= world - servers);
@@ -173,7 +170,7 @@ TEST_P(ParameterServerWorlds, AParameterThatNoWorkerUsedStaysAsOnOneDevice) {
   };
   lockstep::Dataset task = make_task();
   task.x = task.x.to(torch::kDouble);
-  lockstep::run(cpus(GetParam()), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(GetParam()), [&](Rank& rank) {
     const auto net = make(rank);
     ParameterServer server(net, rank, adam_w);
     server.train([&](Worker& worker) {
@@ -209,7 +206,7 @@ TEST_P(ParameterServerWorlds, AParameterThatNoWorkerUsedStaysAsOnOneDevice) {
 TEST_P(ParameterServerWorlds, WithoutSynchronyEveryPushIsAppliedOnce) {
   const int world = GetParam();
   for (const auto consistency : {Consistency::asynchronous, Consistency::bounded}) {
-    lockstep::run(cpus(world), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
       const auto net = std::make_shared<Vector>();
       ParameterServer server(net, rank, plain_sgd(1), {.consistency = consistency, .staleness = 2, .piece_bytes = 16});
       const auto lost = server.train([&](Worker& worker) {
@@ -225,7 +222,7 @@ TEST_P(ParameterServerWorlds, WithoutSynchronyEveryPushIsAppliedOnce) {
 
 TEST_P(ParameterServerWorlds, WhatWorkersAndServersSendIsCounted) {
   const int world = GetParam();
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     const auto traffic = std::make_shared<lockstep::Traffic>();
     Rank counted = lockstep::observed(rank, traffic);
     const auto net = std::make_shared<Vector>();
@@ -244,7 +241,7 @@ TEST_P(ParameterServerWorlds, AWorkerThatFailsIsLostAndTheOthersGoOn) {
   const int world = GetParam();
   if (world < 3) GTEST_SKIP() << "one worker has no others";
   for (const auto consistency : {Consistency::asynchronous, Consistency::bounded}) {
-    lockstep::run(cpus(world), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
       const auto net = std::make_shared<Vector>();
       ParameterServer server(net, rank, plain_sgd(1), {.consistency = consistency, .staleness = 1});
       const auto lost = server.train([&](Worker& worker) {
@@ -278,7 +275,7 @@ TEST_P(ParameterServerWorlds, SparsePushesSendTheUsedRowsAlone) {
   const auto loss = [](torch::nn::Embedding& embedding, const Tensor& x) {
     return embedding(x).sin().square().sum({1, 2}).mean();
   };
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     auto embedding = make_embedding(rank, true);
     ParameterServer server(embedding, rank, plain_sgd(0.5),
                            {.piece_bytes = 370 * 64});  // rows 370 and 740 begin a piece
@@ -293,7 +290,7 @@ TEST_P(ParameterServerWorlds, SparsePushesSendTheUsedRowsAlone) {
     });
     if (rank.index() != 0) return;
     std::vector<Tensor> expected;
-    lockstep::run(cpus(1), [&](Rank& alone) {
+    lockstep::run(lockstep::test_devices(1), [&](Rank& alone) {
       auto dense = make_embedding(alone, false);
       torch::optim::SGD sgd(dense->parameters(), 0.5);
       for (auto& batch : lockstep::batches(task, {.size = 4, .seed = 1}, alone)) {
@@ -310,7 +307,7 @@ TEST_P(ParameterServerWorlds, SparsePushesSendTheUsedRowsAlone) {
 TEST(ParameterServer, ABoundedWorkerIsAtMostSoManyStepsAhead) {
   constexpr int64_t kStaleness = 3;
   std::atomic<int64_t> ahead = 0, behind = 0;  // steps that the fast worker has finished, and the slow one begun
-  lockstep::run(cpus(3), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
     const auto net = std::make_shared<Vector>();
     ParameterServer server(net, rank, plain_sgd(1), {.consistency = Consistency::bounded, .staleness = kStaleness});
     server.train([&](Worker& worker) {
@@ -336,7 +333,7 @@ TEST(ParameterServer, ABoundedWorkerIsAtMostSoManyStepsAhead) {
 }
 
 TEST(ParameterServer, PushAndPullByThemselves) {
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     const auto net = std::make_shared<Vector>();
     ParameterServer server(net, rank, plain_sgd(1));
     server.train([&](Worker& worker) {
@@ -353,7 +350,7 @@ TEST(ParameterServer, PushAndPullByThemselves) {
 TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
   const auto error_of_training = [](Consistency consistency, const auto& make_optimizer, const auto& body) {
     return error_of([&] {
-      lockstep::run(cpus(3), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
         const auto net = std::make_shared<Vector>();
         ParameterServer server(net, rank, make_optimizer, {.consistency = consistency});
         server.train([&](Worker& worker) { body(*net, worker); });
@@ -399,7 +396,7 @@ TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
 
 TEST(ParameterServer, ABatchWithAGrainIsRefused) {
   const std::string error = error_of([] {
-    lockstep::run(cpus(2), [](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
       const auto net = std::make_shared<Vector>();
       ParameterServer server(net, rank, plain_sgd(1));
       server.train([&](Worker& worker) {
@@ -415,7 +412,7 @@ TEST(ParameterServer, ABatchWithAGrainIsRefused) {
 TEST(ParameterServer, BadInputIsRefusedBeforeTheFirstStep) {
   const auto refusal = [](int world, const auto& options_of, const auto& net_of) {
     return error_of([&] {
-      lockstep::run(cpus(world), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
         ParameterServer server(net_of(rank), rank, plain_sgd(1), options_of(rank));
         ADD_FAILURE() << "was not refused";
       });

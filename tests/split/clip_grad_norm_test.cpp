@@ -161,7 +161,7 @@ TEST(ClipGradNorm, OfASplitModelWithAShardedOptimizerIsThatOfOneDevice) {
   for (const MeshShape& mesh : {MeshShape{.data = 2, .tensor = 2}, MeshShape{.data = 2, .pipeline = 2}}) {
     for (const int stage : {1, 2}) {
       SCOPED_TRACE(to_string(mesh) + ", stage " + std::to_string(stage));
-      run(cpus(4), [&](Rank& rank) {
+      run(test_devices(4), [&](Rank& rank) {
         SplitModel net(net_of(rank), rank, {.mesh = mesh}, {.average = false});
         ShardedOptimizer adam(net.replicas(), make_adam, {.stage = stage, .bucket_bytes = 700});
         for (int step = 0; step < kSteps; ++step) {
@@ -203,7 +203,7 @@ TEST(ClipGradNorm, HasTheSameBitsWhereverTheGradientsLie) {
   for (const int ranks : {1, 2, 3, 4}) {
     for (const int stage : {0, 1, 2}) {
       for (const int64_t bucket_bytes : {100, 1000, 1 << 20}) {
-        run(cpus(ranks), [&](Rank& rank) {
+        run(test_devices(ranks), [&](Rank& rank) {
           DataParallel net(rank.in_turn([] { return Scattered(); }), rank,
                            {.bucket_bytes = bucket_bytes, .average = stage == 0});
           std::optional<ShardedOptimizer> adam;
@@ -228,7 +228,7 @@ TEST(ClipGradNorm, HasTheSameBitsOnAnyNumberOfStages) {
                                 MeshShape{.data = 2, .pipeline = 2}, MeshShape{.data = 2, .pipeline = 3}}) {
     for (const int stage : {0, 1, 2}) {
       SCOPED_TRACE(to_string(mesh) + ", stage " + std::to_string(stage));
-      run(cpus(mesh.data * mesh.pipeline), [&](Rank& rank) {
+      run(test_devices(mesh.data * mesh.pipeline), [&](Rank& rank) {
         SplitModel net(net_of(rank), rank, {.mesh = mesh, .microbatches = 1}, {.average = stage == 0});
         std::optional<ShardedOptimizer> adam;
         if (stage > 0) adam.emplace(net.replicas(), make_adam, ShardedOptions{.stage = stage, .bucket_bytes = 700});
@@ -245,7 +245,7 @@ TEST(ClipGradNorm, HasTheSameBitsOnAnyNumberOfStages) {
 }
 
 TEST(ClipGradNorm, SmallGradientsStayAsTheyAre) {
-  run(cpus(2), [](Rank& rank) {
+  run(test_devices(2), [](Rank& rank) {
     DataParallel net(net_of(rank), rank);
     net.loss(part_for(make_batches()[0], rank), F::cross_entropy).backward();
     const Tensor before = net->parameters()[0].grad().clone();
@@ -262,7 +262,7 @@ TEST(ClipGradNorm, AParameterWithTwoNamesCountsOnce) {
     torch::nn::Linear decode = register_module("decode", encode);
     Tensor forward(const Tensor& x) { return decode(encode(x).tanh()); }
   };
-  run(cpus(2), [](Rank& rank) {
+  run(test_devices(2), [](Rank& rank) {
     DataParallel net(rank.in_turn([] { return Tied(); }), rank);
     net.loss({torch::ones({2, 6}), torch::zeros({2}, torch::kLong), 4}, F::cross_entropy).backward();
     const Tensor weight = net->encode->weight.grad().clone(), bias = net->encode->bias.grad().clone();
@@ -315,7 +315,7 @@ TEST(ClipGradNorm, AFillerIsGoneBeforeTheNextGradient) {
   const auto batches = make_batches();
   const auto trained_after = [&](const std::function<void(DataParallel<torch::nn::SequentialImpl>&)>& between) {
     std::vector<Tensor> trained;
-    run(cpus(2), [&](Rank& rank) {
+    run(test_devices(2), [&](Rank& rank) {
       DataParallel net(net_of(rank), rank);
       {
         ShardedOptimizer adam(net, make_adam, {.stage = 2});

@@ -6,6 +6,7 @@
 #include <lockstep/split/mesh.hpp>
 
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
 
 #include <chrono>
 
@@ -19,10 +20,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using torch::Tensor;
 using namespace std::chrono_literals;
-
-lockstep::Devices cpus(int count) {
-  return lockstep::Devices(count, torch::kCPU);
-}
 
 // The numbers, in the world, of the ranks that a group's rank reaches.
 std::vector<int64_t> reached(Rank& group, int world_index, int world_size) {
@@ -42,7 +39,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, MeshWorlds, testing::Values(1, 2, 3, 4),
 
 TEST_P(MeshWorlds, RanksOfOneColorAreAGroup) {
   const int world = GetParam();
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Rank group = rank.group(rank.index() % 2);
     std::vector<int64_t> expected;
     for (int other = rank.index() % 2; other < world; other += 2) expected.push_back(other);
@@ -56,7 +53,7 @@ TEST_P(MeshWorlds, RanksOfOneColorAreAGroup) {
 // While one group has made many calls, another has made few: their calls do not mix, and messages stay in theirs.
 TEST_P(MeshWorlds, GroupsCallForThemselves) {
   const int world = GetParam();
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Rank parity = rank.group(rank.index() % 2), all = rank.group(0), own = rank.group(rank.index());
     for (int i = 0; i < 3 + rank.index() % 2; ++i) {
       Tensor sum = torch::full({4}, rank.index() + 1);
@@ -92,7 +89,7 @@ TEST_P(MeshWorlds, GroupsCallForThemselves) {
 
 TEST_P(MeshWorlds, AGroupCanBeSplitAgain) {
   const int world = GetParam();
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Rank half = rank.group(rank.index() / 2);
     Rank one = half.group(half.index());
     EXPECT_EQ(reached(one, rank.index(), world), std::vector<int64_t>{rank.index()});
@@ -107,7 +104,7 @@ TEST(Groups, CallsThatDifferInAGroupAreAnErrorThatNamesItsRanks) {
     Tensor tensor = torch::zeros({rank.index() == 2 ? 3 : 2});
     parity.allreduce(tensor);
   };
-  EXPECT_THAT(error_of([&] { lockstep::run(cpus(4), differ); }),
+  EXPECT_THAT(error_of([&] { lockstep::run(lockstep::test_devices(4), differ); }),
               AllOf(HasSubstr("differ at collective call 0 among ranks 0, 2"), HasSubstr("rank 2 (cpu) called"),
                     HasSubstr("rank 0 (cpu) called")));
 }
@@ -116,7 +113,7 @@ TEST(Groups, CallsThatDifferInAGroupAreAnErrorThatNamesItsRanks) {
 TEST(Groups, RanksThatWaitForEachOtherInDifferentGroupsAreFound) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THAT(error_of([] {
-                lockstep::run(cpus(2), [](Rank& rank) {
+                lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
                   Rank all = rank.group(0);
                   rank.index() == 0 ? all.barrier() : rank.barrier();
                 });
@@ -127,7 +124,7 @@ TEST(Groups, RanksThatWaitForEachOtherInDifferentGroupsAreFound) {
 
 TEST(Groups, AFailureInAGroupEndsAllRanks) {
   EXPECT_THAT(error_of([] {
-                lockstep::run(cpus(4), [](Rank& rank) {
+                lockstep::run(lockstep::test_devices(4), [](Rank& rank) {
                   Rank half = rank.group(rank.index() / 2);
                   if (rank.index() == 3) throw lockstep::Error("enough");
                   half.barrier();
@@ -139,13 +136,13 @@ TEST(Groups, AFailureInAGroupEndsAllRanks) {
 }
 
 TEST(Groups, ANegativeColorIsRefused) {
-  EXPECT_THAT(error_of([] { lockstep::run(cpus(1), [](Rank& rank) { rank.group(-1); }); }),
+  EXPECT_THAT(error_of([] { lockstep::run(lockstep::test_devices(1), [](Rank& rank) { rank.group(-1); }); }),
               HasSubstr("rank 0 (cpu): group: the color is -1"));
 }
 
 TEST_P(MeshWorlds, AMeshHasEveryShape) {
   const int world = GetParam();
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     for (const auto& shape : lockstep::mesh_shapes(world)) {
       Mesh mesh(rank, shape);
       EXPECT_EQ(mesh.data().world_size(), shape.data);
@@ -173,7 +170,9 @@ TEST(MeshTest, ShapesAreListedAndCounted) {
 }
 
 TEST(MeshTest, AShapeThatDoesNotFitIsRefusedWithThoseThatDo) {
-  const std::string error = error_of([] { lockstep::run(cpus(2), [](Rank& rank) { Mesh(rank, {2, 2, 1}); }); });
+  const std::string error = error_of([] {
+    lockstep::run(lockstep::test_devices(2), [](Rank& rank) { Mesh(rank, {2, 2, 1}); });
+  });
   EXPECT_THAT(error, AllOf(HasSubstr("2 x 2 x 1 (data x pipeline x tensor) does not fit 2 devices"),
                            HasSubstr("2 x 1 x 1, 1 x 2 x 1, 1 x 1 x 2")));
   EXPECT_THAT(error_of([] { lockstep::check_mesh({-1, -1, 1}, 1); }), HasSubstr("does not fit 1 device;"));

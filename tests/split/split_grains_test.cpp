@@ -11,6 +11,7 @@
 #include "support/error_of.hpp"
 #include "support/small_nets.hpp"
 #include "support/tensor_bits.hpp"
+#include "support/test_devices.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 
@@ -22,7 +23,6 @@
 
 namespace split_grains_test {
 
-using lockstep::cpus;
 using lockstep::Dataset;
 using lockstep::ModelSplit;
 using lockstep::PipelineSchedule;
@@ -66,7 +66,7 @@ Bits train(const ModelSplit& split, const Options& options = {}) {
   const Dataset data = samples();
   Bits bits;
   lockstep::run(
-      cpus(split.mesh.size()),
+      lockstep::test_devices(split.mesh.size()),
       [&](Rank& rank) {
         const Sequential whole = rank.in_turn(make_net);
         SplitModel net(lockstep::copy_of(whole), rank, split, {.average = options.zero == 0});

@@ -9,6 +9,7 @@
 
 #include "devices/memory_meter.hpp"
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
 
 #include <functional>
 #include <random>
@@ -112,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, SplitModelWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& world) { return std::to_string(world.param) + "Ranks"; });
 
 TEST_P(SplitModelWorlds, EveryMeshTrainsLikeOneDevice) {
-  lockstep::run(lockstep::Devices(GetParam(), torch::kCPU), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(GetParam()), [](Rank& rank) {
     for (const auto& mesh : lockstep::mesh_shapes(rank.world_size())) {
       SCOPED_TRACE(lockstep::to_string(mesh));
       expect_trains_like_one_device(rank, {.mesh = mesh});
@@ -122,7 +123,7 @@ TEST_P(SplitModelWorlds, EveryMeshTrainsLikeOneDevice) {
 }
 
 TEST_P(SplitModelWorlds, SchedulesCutsAndRulesDoNotChangeTheResult) {
-  lockstep::run(lockstep::Devices(GetParam(), torch::kCPU), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(GetParam()), [](Rank& rank) {
     std::mt19937 random(7);  // the same on all ranks
     const auto meshes = lockstep::mesh_shapes(rank.world_size());
     for (int round = 0; round < 4; ++round) {
@@ -146,7 +147,7 @@ TEST_P(SplitModelWorlds, SchedulesCutsAndRulesDoNotChangeTheResult) {
 // The first microbatch's gradients go into the averaging's buckets, and the others add there.
 TEST(SplitModelTest, MicrobatchesNeedTheirGradientsOnce) {
   constexpr int64_t layer_bytes = 512 * 512 * 4;
-  lockstep::run(lockstep::Devices(2, torch::kCPU), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     Sequential whole;
     for (int i = 0; i < 8; ++i) whole->push_back(torch::nn::Linear(512, 512));
     SplitModel net(whole, rank,
@@ -170,7 +171,7 @@ TEST(SplitModelTest, EvaluatesOnAllRanks) {
     score =
         lockstep::evaluate([&](const Tensor& x) { return expected->forward(x.to(torch::kDouble)); }, images, rank, 8);
   });
-  lockstep::run(lockstep::Devices(4, torch::kCPU), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
     for (const auto& mesh : lockstep::mesh_shapes(4)) {
       auto whole = make_net();
       {
@@ -218,7 +219,7 @@ std::string error_with_batches(
     const std::function<lockstep::Batches(const lockstep::Dataset&, Rank&, SplitModel&)>& make) {
   const Batch all = make_batch(16, 0);
   return error_of([&] {
-    lockstep::run(lockstep::Devices(mesh.data * mesh.pipeline * mesh.tensor, torch::kCPU), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(mesh.data * mesh.pipeline * mesh.tensor), [&](Rank& rank) {
       SplitModel net(make_net(), rank, {.mesh = mesh});
       for (auto& batch : make({all.x, all.y}, rank, net))
         net.forward_backward(batch, torch::nn::functional::cross_entropy);
@@ -265,7 +266,7 @@ TEST(SplitModelTest, BatchesSplitOverAllRanksAreRefused) {
 TEST(SplitModelTest, ASplitThatDoesNotFitIsRefusedBeforeTheFirstStep) {
   const auto error = [](int ranks, const ModelSplit& split) {
     return error_of([&] {
-      lockstep::run(lockstep::Devices(ranks, torch::kCPU), [&](Rank& rank) { SplitModel(make_net(), rank, split); });
+      lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) { SplitModel(make_net(), rank, split); });
     });
   };
   EXPECT_THAT(error(2, {.mesh = {.data = 3}}), HasSubstr("does not fit 2 devices; what would: 2 x 1 x 1"));
@@ -277,7 +278,7 @@ TEST(SplitModelTest, ASplitThatDoesNotFitIsRefusedBeforeTheFirstStep) {
   EXPECT_THAT(error(1, {.microbatches = 0}), HasSubstr("microbatches is 0"));
   EXPECT_THAT(error(5, {.mesh = {.tensor = 5}}), HasSubstr("conv1"));
   const std::string random = error_of([] {
-    lockstep::run(lockstep::Devices(2, torch::kCPU), [](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
       Sequential net = make_net();
       net->push_back("drop", torch::nn::Dropout(0.5));
       SplitModel(net, rank, {.mesh = {.tensor = 2}, .recompute = true});

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
 
 namespace split_optimizer_state_test {
 
@@ -47,7 +48,7 @@ std::pair<NamedTensors, NamedTensors> states(const ModelSplit& split, const Mode
                                              const std::string& without = "") {
   const auto data = lockstep::synthetic_images(96, 10).train;
   std::pair<NamedTensors, NamedTensors> result;
-  lockstep::run(lockstep::Devices(split.mesh.size(), torch::kCPU), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(split.mesh.size()), [&](Rank& rank) {
     SplitModel net(make_net(), rank, split);
     const auto optimizer = optimizer_of(net, adam);
     train(net, *optimizer, data, 1, without);
@@ -115,7 +116,7 @@ TEST(SplitOptimizerState, OfSomeParametersAloneIsGatheredToo) {
 
 TEST(SplitOptimizerState, ThatFitsNoParameterIsRefused) {
   const ModelSplit both{.mesh = {.pipeline = 2, .tensor = 2}, .microbatches = 2};
-  lockstep::run(lockstep::Devices(4, torch::kCPU), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
     SplitModel net(make_net(), rank, both);
     const auto optimizer = optimizer_of(net, /*adam=*/false);
     const auto error = [&](const std::string& name, const torch::Tensor& tensor) {

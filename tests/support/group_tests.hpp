@@ -8,6 +8,7 @@
 
 #include "error_of.hpp"
 #include "small_nets.hpp"
+#include "test_devices.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -45,12 +46,12 @@ class Worlds : public testing::TestWithParam<int> {
  protected:
   Worlds() { torch::manual_seed(GetParam()); }  // in every process the same
 
-  static void on_ranks(const std::function<void(Rank&)>& body) { run(cpus(GetParam()), body); }
+  static void on_ranks(const std::function<void(Rank&)>& body) { run(test_devices(GetParam()), body); }
 };
 
 // What run() throws, or "(no error)".
 inline std::string error_on_ranks(int count, const std::function<void(Rank&)>& body) {
-  return error_of([&] { run(cpus(count), body); });
+  return error_of([&] { run(test_devices(count), body); });
 }
 
 // Notes the name of each collective call, and hands it on. As NCCL it refuses memory in another order than a tensor's.

@@ -7,7 +7,18 @@
 #include <string>
 #include <string_view>
 
+#include "simulated_device.hpp"
+
 namespace {
+
+// On a simulated device, a test fails in which the device saw a mistake.
+class Reports : public testing::EmptyTestEventListener {
+  void OnTestEnd(const testing::TestInfo&) override {
+    const auto texts = lockstep::simulated::take_reports();
+    for (size_t i = 0; i < texts.size() && i < 10; ++i) ADD_FAILURE() << texts[i];
+    if (texts.size() > 10) ADD_FAILURE() << "and " << texts.size() - 10 << " mistakes more";
+  }
+};
 
 // Leaves out what the filter would let through of other files. Returns what is wrong, if something is.
 std::string leave_only(const std::string& file) {
@@ -49,5 +60,6 @@ int main(int argc, char** argv) {
     std::cerr << wrong << "\n";
     return 1;
   }
+  if (lockstep::simulated::is_there()) testing::UnitTest::GetInstance()->listeners().Append(new Reports);
   return RUN_ALL_TESTS();
 }

@@ -6,6 +6,7 @@
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "group_tests.hpp"
+#include "test_devices.hpp"
 
 #include <cstddef>
 #include <set>
@@ -111,7 +112,7 @@ inline void expect_sharded_trains_as_whole(torch::nn::Sequential net, at::IntArr
   net->to(torch::kDouble);
   const auto batches = batches_of(sample, classes);
   const Trained expected = train_whole(net, batches);
-  run(cpus(world), [&](Rank& rank) { expect_trains_as_whole(net, batches, expected, options, rank); });
+  run(test_devices(world), [&](Rank& rank) { expect_trains_as_whole(net, batches, expected, options, rank); });
 }
 
 // ---- Two nets ------------------------------------------------------------------------------------------------------

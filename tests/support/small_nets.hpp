@@ -5,16 +5,14 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <lockstep/devices/devices.hpp>
 
+#include "test_devices.hpp"
+
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <utility>
 
 namespace lockstep {
-
-inline Devices cpus(int count) {
-  return Devices(count, torch::kCPU);
-}
 
 // A function as a layer.
 struct LambdaImpl : torch::nn::Cloneable<LambdaImpl> {

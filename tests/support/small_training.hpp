@@ -6,6 +6,7 @@
 #include <lockstep/trainer/trainer.hpp>
 
 #include "small_images.hpp"
+#include "test_devices.hpp"
 #include "trainer/run_state.hpp"
 
 #include <cstdlib>
@@ -26,7 +27,7 @@ class SmallTraining : public testing::Test {
   TrainOptions options(int ranks, const std::string& name) const {
     TrainOptions options;
     options.data.folder = images_.path();
-    options.devices = Devices(static_cast<size_t>(ranks), torch::kCPU);
+    options.devices = test_devices(ranks);
     options.model.name = "mlp";
     options.model.width = 0.125;
     options.batch.size = 32;

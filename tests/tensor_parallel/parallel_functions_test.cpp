@@ -214,7 +214,7 @@ TEST(ParallelFunctionsTest, TensorsThatDoNotFitAreErrors) {
                                scatter_to_group(torch::ones({2, 3}), 2, rank);
                              }),
               HasSubstr("no dimension 2"));
-  run(cpus(2), [](Rank& rank) {
+  run(test_devices(2), [](Rank& rank) {
     const auto of = [&](const Tensor& logits, const Tensor& targets) {
       return error_of([&] { parallel_cross_entropy(logits, targets, rank, 4); });
     };

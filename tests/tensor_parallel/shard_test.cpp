@@ -176,7 +176,7 @@ TEST_P(ShardWorlds, FrozenPartsOfResidualBlocksStayFrozen) {
   block->shortcut->parameters()[0].requires_grad_(false);
   block->named_parameters()["norm2.bias"].requires_grad_(false);
   Sequential net({{"block", block}});
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     const auto whole = net->named_parameters();
     for (const auto& item : shard(net, rank)->named_parameters()) {
       EXPECT_EQ(item.value().requires_grad(), whole[item.key()].requires_grad()) << item.key();
@@ -209,9 +209,9 @@ TEST_P(ShardWorlds, DropoutIsTheSameOverAnyNumberOfRanks) {
     unshard(part, rank, joined);
     return joined;
   };
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     Sequential alone;
-    run(cpus(1), [&](Rank& one) { alone = trained(one); });
+    run(test_devices(1), [&](Rank& one) { alone = trained(one); });
     Sequential together = trained(rank);
     const auto expected = alone->named_parameters();
     for (const auto& item : together->named_parameters()) {
@@ -232,7 +232,7 @@ TEST_P(ShardWorlds, LibTorchsDropoutsDropWhatLockstepsDoInTheWholeNet) {
     const torch::NoGradGuard no_grad;
     net->parameters()[0].copy_(torch::eye(12).view({12, 12, 1, 1}));
   }
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     for (const auto& rule : {ShardRule(), ShardRule().with("values", LayerSplit::whole)}) {
       const auto dropped = [&](Sequential layers) {
         const SampleScope scope({.seed = 5, .step = 2, .first = 0, .size = 4});
@@ -252,7 +252,7 @@ TEST_P(ShardWorlds, ResultsInSlicesSuitTheParallelLoss) {
   net->to(torch::kDouble);
   const auto batches = batches_of({6}, 11, 1);
   const Trained expected = train_whole(net, batches);
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     Sequential part = shard(net, rank, {.gather_output = false});
     const Tensor x = batches[0].x.clone().requires_grad_();
     parallel_cross_entropy(part->forward(x), batches[0].y, rank, 11).backward();
@@ -272,7 +272,7 @@ TEST_P(ShardWorlds, PartsTakeOverNamesTypesFrozenWeightsAndMode) {
     if (item.key().starts_with("conv1") || item.key() == "fc2.bias") item.value().requires_grad_(false);
   }
   net->eval();
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     Sequential part = shard(net, rank, {.rule = ShardRule().with("fc2", LayerSplit::whole)});
     const auto whole = net->named_parameters(), mine = part->named_parameters();
     EXPECT_EQ(whole.keys(), mine.keys());
@@ -290,7 +290,7 @@ TEST_P(ShardWorlds, PartsTakeOverNamesTypesFrozenWeightsAndMode) {
 // ---- Bad input -----------------------------------------------------------------------------------------------------
 
 std::string error_of_shard(const Sequential& net, int world, const ShardRule& rule = {}) {
-  return error_of([&] { run(cpus(world), [&](Rank& rank) { shard(net, rank, {.rule = rule}); }); });
+  return error_of([&] { run(test_devices(world), [&](Rank& rank) { shard(net, rank, {.rule = rule}); }); });
 }
 
 TEST(ShardTest, WhatCannotBeSplitIsAnErrorWithTheLayersName) {
@@ -325,7 +325,7 @@ TEST(ShardTest, RulesThatTheNetCannotFollowAreErrors) {
 TEST(ShardTest, UnshardNeedsANetLikeTheOneThatWasSharded) {
   const auto error = [](const Sequential& other) {
     return error_of([&] {
-      run(cpus(2), [&](Rank& rank) {
+      run(test_devices(2), [&](Rank& rank) {
         Sequential net = copy_of(other);
         unshard(shard(multilayer_perceptron(), rank), rank, net);
       });

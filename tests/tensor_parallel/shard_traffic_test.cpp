@@ -63,7 +63,7 @@ TEST_P(ShardTrafficWorlds, LinearLayersAlternateWithOneSumPerTwo) {
   Sequential net = multilayer_perceptron();
   expect_sharded_trains_as_whole(net, {7}, 5, GetParam());
   if (GetParam() == 1) return;
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     const Traffic traffic = traffic_of(net, torch::ones({2, 7}, torch::kDouble), rank);
     EXPECT_THAT(traffic.forward, ElementsAre(sends("fc2", {"allreduce"}), sends("fc3", {"allgather"})));
     EXPECT_THAT(traffic.backward, ElementsAre("allreduce"));  // before fc3
@@ -76,7 +76,7 @@ TEST_P(ShardTrafficWorlds, ChannelsStaySlicesThroughFlatten) {
   Sequential net = lenet_of_layers();
   expect_sharded_trains_as_whole(net, {1, 14, 14}, 6, GetParam());
   if (GetParam() == 1) return;
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     const Traffic traffic = traffic_of(net, torch::ones({2, 1, 14, 14}, torch::kDouble), rank);
     EXPECT_THAT(traffic.forward,
                 ElementsAre(sends("conv2", {"allgather"}), sends("fc1", {"allreduce"}), sends("fc2", {"allgather"})));
@@ -98,7 +98,7 @@ TEST_P(ShardTrafficWorlds, AlternatingConvolutionsNeedOneSumPerTwo) {
   const ShardOptions options{.rule = ShardRule::alternating()};
   expect_sharded_trains_as_whole(net, {2, 9, 9}, 5, GetParam(), options);
   if (GetParam() == 1) return;
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     const Tensor x = torch::randn({2, 2, 9, 9}, torch::kDouble);
     const Traffic traffic = traffic_of(net, x, rank, options);
     EXPECT_THAT(traffic.forward, ElementsAre(sends("conv2", {"allreduce"}), sends("fc", {"allreduce"})));
@@ -137,7 +137,7 @@ TEST_P(ShardTrafficWorlds, TwoTowersCrossInTheThirdConvolutionAndTheLinearLayers
   Sequential net = two_towers();
   expect_sharded_trains_as_whole(net, {1, 8, 8}, 5, GetParam());
   if (GetParam() != 2) return;
-  run(cpus(2), [&](Rank& rank) {
+  run(test_devices(2), [&](Rank& rank) {
     const Traffic traffic = traffic_of(net, torch::randn({2, 1, 8, 8}, torch::kDouble), rank);
     EXPECT_THAT(traffic.forward,
                 ElementsAre(sends("conv3", {"allgather"}), sends("fc6", {"allreduce"}), sends("fc8", {"allreduce"})));
@@ -156,7 +156,7 @@ TEST_P(ShardTrafficWorlds, ResidualBlocksNeedOneSumEach) {
                   {"fc", torch::nn::Linear(24, 5)}});
   expect_sharded_trains_as_whole(net, {1, 8, 8}, 5, GetParam());
   if (GetParam() == 1) return;
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     const Traffic traffic = traffic_of(net, torch::randn({2, 1, 8, 8}, torch::kDouble), rank);
     EXPECT_THAT(traffic.forward, ElementsAre(sends("block1", {"allgather", "allreduce"}),
                                              sends("block2", {"allreduce"}), sends("fc", {"allgather"})));
@@ -206,7 +206,7 @@ TEST_P(ShardTrafficWorlds, ShardableModulesBetweenSlicesTrainAsOnOneDevice) {
   expect_sharded_trains_as_whole(net, {6}, 4, GetParam());
   expect_sharded_trains_as_whole(net, {6}, 4, GetParam(), {.rule = ShardRule().with("block1", LayerSplit::whole)});
   if (GetParam() == 1) return;
-  run(cpus(GetParam()), [&](Rank& rank) {
+  run(test_devices(GetParam()), [&](Rank& rank) {
     const Traffic traffic = traffic_of(net, torch::randn({3, 6}, torch::kDouble), rank);
     EXPECT_THAT(traffic.forward, ElementsAre(sends("block1", {"allgather", "allreduce"}),
                                              sends("block2", {"allreduce"}), sends("fc2", {"allgather"})));

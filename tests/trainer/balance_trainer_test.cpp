@@ -6,6 +6,7 @@
 
 #include "support/error_of.hpp"
 #include "support/small_training.hpp"
+#include "support/test_devices.hpp"
 #include "trainer/rank_trainer.hpp"
 #include "trainer/run_state.hpp"
 
@@ -170,7 +171,7 @@ TEST(RankTrainerBalance, ARankOfHalfTheSpeedTrainsHalfAsMuchAndTheWeightsAreThos
   const auto train_on = [&](int ranks, std::vector<std::vector<int64_t>>& parts) {
     std::vector<torch::Tensor> weights;
     parts.resize(static_cast<size_t>(ranks));
-    run(Devices(ranks, torch::kCPU), [&](Rank& rank) {
+    run(test_devices(ranks), [&](Rank& rank) {
       SimulatedTime time(rank.index() == 1 ? 1e-3 : 0.5e-3, 0);
       RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr, nullptr,
                           {.clock = [&] { return time.now(); }});
@@ -206,7 +207,7 @@ TEST(RankTrainerBalance, WhatARunThatGoesOnHasToSkipIsNoLap) {
   RunState kept;
   std::vector<std::vector<int64_t>> parts(2);
   for (const bool resumed : {false, true}) {
-    run(Devices(2, torch::kCPU), [&](Rank& rank) {
+    run(test_devices(2), [&](Rank& rank) {
       SimulatedTime time(1e-3, rank.index() == 1 ? 24e-3 : 0);
       RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr, resumed ? &kept : nullptr,
                           {.every = resumed ? 1 : 100, .clock = [&] { return time.now(); }});

@@ -7,6 +7,7 @@
 #include "data_parallel/backward_report.hpp"
 #include "support/error_of.hpp"
 #include "support/small_training.hpp"
+#include "support/test_devices.hpp"
 
 #include <cmath>
 #include <filesystem>
@@ -30,7 +31,7 @@ class Communication : public lockstep::SmallTraining {
   // As train(), but stopped at the end of the second epoch and resumed on `devices` ranks.
   TrainResult train_in_two(TrainOptions options, size_t devices) const {
     train_until(options, 2);
-    options.devices = lockstep::Devices(devices, torch::kCPU);
+    options.devices = lockstep::test_devices(devices);
     return go_on(options, options.keep.run_dir);
   }
 

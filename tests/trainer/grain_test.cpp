@@ -7,6 +7,7 @@
 
 #include "support/error_of.hpp"
 #include "support/small_training.hpp"
+#include "support/test_devices.hpp"
 #include "trainer/batch_settings.hpp"
 #include "trainer/grain_losses.hpp"
 #include "trainer/train_options.hpp"
@@ -25,7 +26,7 @@ using testing::IsEmpty;
 
 TrainOptions with_grain(int64_t grain, int ranks = 2) {
   TrainOptions options;
-  options.devices = Devices(static_cast<size_t>(ranks), torch::kCPU);
+  options.devices = test_devices(ranks);
   options.batch.size = 64;
   options.batch.grain = grain;
   return options;
@@ -90,7 +91,7 @@ TEST(GrainLosses, HaveOneSumOnAnyNumberOfRanks) {
   }
   for (const int world : {1, 2, 3, 5, 8}) {
     for (const int64_t sum_after : {0, 3}) {
-      run(Devices(static_cast<size_t>(world), torch::kCPU), [&](Rank& rank) {
+      run(test_devices(world), [&](Rank& rank) {
         GrainLosses losses(rank.device());
         losses.reset(0.25);
         for (int64_t step = 0; step < steps; ++step) {
@@ -168,8 +169,7 @@ TEST_F(GrainTraining, EvaluatesAKeptRunToTheSameBits) {
   for (const int ranks : {1, 2, 3, 5}) {
     for (const int64_t batch_size : {5, 256}) {
       results.push_back(
-          evaluate_run(settings.keep.run_dir,
-                       {.devices = Devices(static_cast<size_t>(ranks), torch::kCPU), .batch_size = batch_size}));
+          evaluate_run(settings.keep.run_dir, {.devices = test_devices(ranks), .batch_size = batch_size}));
       EXPECT_EQ(results.back().loss, results.front().loss);
       EXPECT_EQ(results.back().accuracy(), trained.history[0].test_accuracy);
       EXPECT_EQ(results.back().weights, trained.history[0].weights);

@@ -8,6 +8,7 @@
 
 #include "support/error_of.hpp"
 #include "support/fake_graph.hpp"
+#include "support/test_devices.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -30,12 +31,8 @@ Batch batch_of(float value, int64_t global_size, const Rank& rank) {
   return {.x = torch::full({size, 2}, value), .y = torch::full({size}, value), .global_size = global_size};
 }
 
-lockstep::Devices cpus(int count) {
-  return lockstep::Devices(count, torch::kCPU);
-}
-
 TEST(GraphedStep, ReplaysFullBatchesAfterTheWarmUpFromTensorsOfItsOwn) {
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     std::vector<float> seen;
     std::vector<const void*> places;
     int replays = 0;
@@ -72,7 +69,7 @@ TEST(GraphedStep, RecordsOneRankAfterTheOtherUnlessTheStepIsCollective) {
   };
   for (const bool collective : {false, true}) {
     std::atomic<int> recording = 0, most = 0;
-    lockstep::run(cpus(3), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       GraphedStep graphed(rank, std::make_unique<Slow>(recording, most), 6, collective, [](const Batch&) {});
       rank.barrier();
       for (int i = 0; i <= kWarmUpSteps; ++i) graphed.replay(batch_of(1, 6, rank));
@@ -90,7 +87,7 @@ TEST(GraphedStep, SaysWhichRankCouldNotRecord) {
     void record(const std::function<void()>&) override { throw std::runtime_error("a kernel of the old kind"); }
   };
   const auto text = error_of([] {
-    lockstep::run(cpus(1), [](Rank& rank) {
+    lockstep::run(lockstep::test_devices(1), [](Rank& rank) {
       GraphedStep graphed(rank, std::make_unique<Broken>(), 4, false, [](const Batch&) {});
       for (int i = 0; i <= kWarmUpSteps; ++i) graphed.replay(batch_of(1, 4, rank));
     });

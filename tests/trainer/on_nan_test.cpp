@@ -6,6 +6,7 @@
 #include "support/error_of.hpp"
 #include "support/small_nets.hpp"
 #include "support/small_training.hpp"
+#include "support/test_devices.hpp"
 #include "trainer/rank_trainer.hpp"
 
 #include <limits>
@@ -70,7 +71,7 @@ Outcome train(int ranks, const TrainOptions& options, const ImageData& data) {
   outcome.why.resize(static_cast<size_t>(ranks));
   TrainCallbacks callbacks;
   callbacks.on_warning = [&](const std::string& text) { outcome.warnings.push_back(text); };
-  run(cpus(ranks), [&](Rank& rank) {
+  run(test_devices(ranks), [&](Rank& rank) {
     RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
     std::vector<EpochMetrics> history;
     for (int epoch = 1; epoch <= options.epochs && trainer.not_finite().empty(); ++epoch) {
@@ -189,7 +190,7 @@ TEST(OnNan, ARunGoesOnWithWhatItHasSkipped) {
   options.keep.every = 1;
   const int step = place_of_spoilt(data, options, 2).first;
   ASSERT_LT(step, 5);
-  run(cpus(2), [&](Rank& rank) {
+  run(test_devices(2), [&](Rank& rank) {
     const TrainCallbacks callbacks;
     RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
     std::optional<RunState> state;
@@ -272,7 +273,7 @@ TEST_F(OnNanTraining, RefusesWhatCannotBeSkipped) {
 TEST(HasFiniteGradients, IsTheSameOnAllRanks) {
   for (const double wrong : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 0.0}) {
     std::vector<int> finite(3);
-    run(cpus(3), [&](Rank& rank) {
+    run(test_devices(3), [&](Rank& rank) {
       DataParallel net(torch::nn::Linear(4, 2), rank);
       EXPECT_TRUE(has_finite_gradients(net->parameters()));  // there are none
       Tensor x = torch::ones({2, 4});

@@ -9,6 +9,7 @@
 #include "ranks/observed_backend.hpp"
 #include "support/error_of.hpp"
 #include "support/fake_graph.hpp"
+#include "support/test_devices.hpp"
 #include "trainer/graphed_step.hpp"
 
 #include <cmath>
@@ -35,7 +36,7 @@ struct Outcome {
 Outcome train(int ranks, const TrainOptions& options, bool graphed) {
   const auto data = lockstep::synthetic_images(150, 40);
   Outcome outcome;
-  lockstep::run(lockstep::Devices(ranks, torch::kCPU), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     int replays = 0;
     const lockstep::TrainCallbacks callbacks;
     lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr,
@@ -73,7 +74,7 @@ TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
   const auto errors = [&](int64_t every) {
     options.check_replicas = every;
     std::vector<std::string> errors(3);
-    lockstep::run(lockstep::Devices(3, torch::kCPU), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
       lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
       trainer.epoch(1);
@@ -97,7 +98,7 @@ TEST(RankTrainer, RanksThatHoldOtherPartsOfTheNetworkAreNotCompared) {
   for (const auto& mesh :
        {lockstep::MeshShape{.data = 2, .pipeline = 2}, lockstep::MeshShape{.data = 2, .tensor = 2}}) {
     options.split = {.mesh = mesh};
-    lockstep::run(lockstep::Devices(4, torch::kCPU), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
       lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
       EXPECT_EQ(lockstep::error_of([&] { trainer.epoch(1); }), "(no error)");
@@ -116,7 +117,7 @@ TEST(RankTrainer, AllRanksStopAfterTheSameStepAndGoOnWithTheSameBits) {
   const auto train = [&](const lockstep::RunState* from, bool stops, std::vector<lockstep::RunState>& kept) {
     std::vector<torch::Tensor> weights;
     EpochMetrics metrics;
-    lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
       std::stop_source stop;
       lockstep::TrainCallbacks callbacks;
       callbacks.stop = stop.get_token();
@@ -177,7 +178,7 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
     options.batch.size = 32;
     options.batch.balance = lockstep::balance_rule_from(balance);
     return lockstep::error_of([&] {
-      lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
         const lockstep::TrainCallbacks callbacks;
         Rank other = rank.wrapped(
             [](const auto& backend) { return c10::make_intrusive<SaysNccl>(backend, std::make_shared<Unheeding>()); });
@@ -204,7 +205,7 @@ TEST(RankTrainer, RanksHaveOneNetworkAfterAnEpochWithItsRunningStatistics) {
   for (const bool graphed : {false, true}) {
     const auto data = lockstep::synthetic_images(150, 40);
     std::vector<std::vector<torch::Tensor>> states(3);
-    lockstep::run(lockstep::Devices(3, torch::kCPU), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
       lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr,
                                     graphed ? std::make_unique<lockstep::FakeGraph>() : nullptr);
@@ -231,7 +232,7 @@ torch::OrderedDict<std::string, torch::Tensor> resnet_state(int ranks, int64_t i
   options.sync_batchnorm = sync;
   const auto data = lockstep::synthetic_images(images, 10);
   torch::OrderedDict<std::string, torch::Tensor> state;
-  lockstep::run(lockstep::Devices(ranks, torch::kCPU), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     const lockstep::TrainCallbacks callbacks;
     lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
     trainer.epoch(1);

@@ -7,6 +7,7 @@
 #include "support/error_of.hpp"
 #include "support/small_nets.hpp"
 #include "support/small_training.hpp"
+#include "support/test_devices.hpp"
 #include "trainer/rank_trainer.hpp"
 
 #include <functional>
@@ -85,7 +86,7 @@ class SameBits : public SmallTraining {
   }
 
   static TrainOptions laid_out(TrainOptions settings, const Layout& layout) {
-    settings.devices = Devices(static_cast<size_t>(layout.ranks), torch::kCPU);
+    settings.devices = test_devices(layout.ranks);
     layout.change(settings);
     return settings;
   }

@@ -8,6 +8,7 @@
 
 #include "support/error_of.hpp"
 #include "support/small_images.hpp"
+#include "support/test_devices.hpp"
 
 #include <string>
 #include <vector>
@@ -35,7 +36,7 @@ class SplitTrainer : public testing::Test {
     TrainOptions options;
     options.model = model;
     options.data.folder = images_.path();
-    options.devices = lockstep::Devices(split.mesh.size(), torch::kCPU);
+    options.devices = lockstep::test_devices(split.mesh.size());
     options.split = split;
     options.batch.size = 32;
     options.rate.lr = 0.05;
@@ -168,7 +169,7 @@ TEST_F(SplitTrainer, ARequestToStopKeepsTheFinishedEpochs) {
 TEST_F(SplitTrainer, WhatDoesNotFitIsRefusedWithNothingWritten) {
   const auto refused = [&](int ranks, const ModelSplit& split) {
     TrainOptions settings = options({.name = "lenet"}, split, "run");
-    settings.devices = lockstep::Devices(ranks, torch::kCPU);
+    settings.devices = lockstep::test_devices(ranks);
     const auto text = error_of([&] { lockstep::train(settings); });
     EXPECT_THAT(runs_.names(), testing::IsEmpty()) << text;
     return text;

@@ -8,6 +8,7 @@
 
 #include "support/error_of.hpp"
 #include "support/small_images.hpp"
+#include "support/test_devices.hpp"
 
 #include <fstream>
 #include <map>
@@ -28,7 +29,7 @@ class Trace : public testing::Test {
   void train(int ranks, int64_t batch_size, const std::filesystem::path& trace) {
     lockstep::TrainOptions options;
     options.data.folder = images_.path();
-    options.devices = lockstep::Devices(ranks, torch::kCPU);
+    options.devices = lockstep::test_devices(ranks);
     options.batch.size = batch_size;
     options.epochs = 2;
     options.keep.trace = trace;

@@ -11,6 +11,7 @@
 
 #include "support/error_of.hpp"
 #include "support/small_images.hpp"
+#include "support/test_devices.hpp"
 
 #include <fstream>
 #include <latch>
@@ -27,10 +28,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-lockstep::Devices cpus(int count) {
-  return lockstep::Devices(count, torch::kCPU);
-}
-
 class Trainer : public testing::Test {
  protected:
   Trainer() { write_small_images(images_, 150, 40); }
@@ -38,7 +35,7 @@ class Trainer : public testing::Test {
   TrainOptions options(int ranks) const {
     TrainOptions options;
     options.data.folder = images_.path();
-    options.devices = cpus(ranks);
+    options.devices = lockstep::test_devices(ranks);
     options.batch.size = 32;
     options.epochs = 2;
     return options;
@@ -124,7 +121,7 @@ TEST_F(Trainer, LearnsInBfloat16NearlyAsInFloat32) {
   lockstep::LeNet net;
   load_weights(settings.keep.run_dir / "model.safetensors", *net);  // which refuses another type than float32
   lockstep::EvalOptions eval;
-  eval.devices = cpus(3);
+  eval.devices = lockstep::test_devices(3);
   const auto score = lockstep::evaluate_run(settings.keep.run_dir, eval);
   EXPECT_EQ(score.accuracy(), rounded.history.back().test_accuracy);
   settings.precision = lockstep::Precision::float32;
@@ -193,7 +190,7 @@ TEST_F(EveryModel, TrainsTheSameBitsTwiceAndEvaluatesOnAnyNumberOfDevices) {
     EXPECT_NE(first.history[0].train_loss, first.history[1].train_loss);
     for (const int ranks : {1, 3}) {
       lockstep::EvalOptions eval;
-      eval.devices = cpus(ranks);
+      eval.devices = lockstep::test_devices(ranks);
       EXPECT_DOUBLE_EQ(lockstep::evaluate_run(runs_ / (model.name + "-1"), eval).accuracy(),
                        first.history.back().test_accuracy);
     }
@@ -274,7 +271,7 @@ TEST_F(Trainer, EvaluatesAKeptRunExactlyOnAnyNumberOfDevices) {
   const auto result = lockstep::train(settings);
   for (const int ranks : {1, 2, 3, 7}) {
     lockstep::EvalOptions eval;
-    eval.devices = cpus(ranks);
+    eval.devices = lockstep::test_devices(ranks);
     eval.batch_size = 11;
     const auto score = lockstep::evaluate_run(settings.keep.run_dir, eval);
     EXPECT_EQ(score.total, 40);
@@ -367,7 +364,7 @@ TEST_F(Trainer, AFullDiskEndsTheRunAndLeavesEarlierFilesReadable) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   EXPECT_GE(lockstep::read_metrics(settings.keep.run_dir / "metrics.jsonl").size(), 1u);
   lockstep::EvalOptions eval;
-  eval.devices = cpus(1);
+  eval.devices = lockstep::test_devices(1);
   EXPECT_EQ(lockstep::evaluate_run(settings.keep.run_dir, eval).total, 40);
   for (const auto& entry : fs::directory_iterator(settings.keep.run_dir))
     EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();

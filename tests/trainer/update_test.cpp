@@ -11,6 +11,7 @@
 
 #include "support/error_of.hpp"
 #include "support/small_images.hpp"
+#include "support/test_devices.hpp"
 
 #include <cmath>
 #include <map>
@@ -40,7 +41,7 @@ class Update : public testing::Test {
     options.model.name = "mlp";
     options.model.width = 0.125;
     options.data.folder = images_.path();
-    options.devices = lockstep::Devices(ranks, torch::kCPU);
+    options.devices = lockstep::test_devices(ranks);
     options.batch.size = 32;
     options.rate.lr = 0.05;
     options.epochs = 2;
@@ -199,7 +200,7 @@ TEST_F(Update, GoesWithSplitsThatLeaveLayersWhole) {
   whole.optimizer.momentum = 0.9;
   lockstep::train(whole);
   TrainOptions pipeline = whole;
-  pipeline.devices = lockstep::Devices(2, torch::kCPU);
+  pipeline.devices = lockstep::test_devices(2);
   pipeline.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
   pipeline.keep.run_dir = runs_ / "pipeline";
   lockstep::train(pipeline);
@@ -247,7 +248,7 @@ TEST_F(Update, InSlicesGoesOnOnOtherRanksAndWhole) {
   lockstep::train(first);
   for (const auto& [ranks, stage] : {std::pair(2, 2), std::pair(3, 1), std::pair(1, 0)}) {
     TrainOptions run = whole;
-    run.devices = lockstep::Devices(ranks, torch::kCPU);
+    run.devices = lockstep::test_devices(ranks);
     run.exchange.zero_stage = stage;
     run.keep.resume = first.keep.run_dir;
     run.keep.run_dir = runs_ / ("resumed" + std::to_string(ranks));

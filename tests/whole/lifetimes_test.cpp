@@ -304,7 +304,7 @@ TEST_P(LifetimesWorlds, AModuleOutlivesItsNet) {
 
 TEST(Lifetimes, AWorkerThatIsKeptSaysThatItsTrainingIsOver) {
   std::optional<ParameterServer> kept;
-  run(cpus(2), [&](Rank& rank) {
+  run(test_devices(2), [&](Rank& rank) {
     std::optional<Worker> worker;
     ParameterServer server(nn::Linear(6, 3), rank, kSgd);
     server.train([&](Worker& here) {
@@ -354,7 +354,7 @@ TEST(Lifetimes, AnIteratorOfTemporaryBatchesKeepsThem) {
 // Rank 1 calls std::exit while the other does `others` again and again.
 void exit_in_a_rank(const std::function<void(Rank&)>& others) {
   std::atexit([] { std::cerr << "handlers ran"; });
-  run(cpus(2), [&](Rank& rank) {
+  run(test_devices(2), [&](Rank& rank) {
     DataParallel net(layers(), rank);
     net.loss(one_batch(rank), F::cross_entropy).backward();
     if (rank.index() == 1) std::exit(7);
@@ -388,7 +388,7 @@ TEST_F(LifetimesExit, WhileAnotherRankComputesForEverEndsTheProcess) {
 }
 
 TEST_F(LifetimesExit, OfAllRanksEndsTheProcess) {
-  EXPECT_EXIT(run(cpus(4),
+  EXPECT_EXIT(run(test_devices(4),
                   [](Rank& rank) {
                     rank.barrier();
                     std::exit(5);
@@ -398,9 +398,9 @@ TEST_F(LifetimesExit, OfAllRanksEndsTheProcess) {
 
 TEST_F(LifetimesExit, InARunInsideOfARunEndsTheProcess) {
   const auto inner = [](Rank&) { std::exit(6); };
-  EXPECT_EXIT(run(cpus(2),
+  EXPECT_EXIT(run(test_devices(2),
                   [&](Rank& rank) {
-                    if (rank.index() == 1) run(cpus(1), inner);
+                    if (rank.index() == 1) run(test_devices(1), inner);
                     for (;;) compute();
                   }),
               testing::ExitedWithCode(6), "");

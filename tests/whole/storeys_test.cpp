@@ -6,6 +6,8 @@
 #include <lockstep/models/models.hpp>
 #include <lockstep/scratch/train_batch.hpp>
 
+#include "support/test_devices.hpp"
+
 #include <algorithm>
 #include <vector>
 
@@ -37,7 +39,7 @@ struct Step {
 };
 
 std::vector<Step> by_train_batch(const Params& start, const lockstep::Dataset& data, int64_t batch_size, int world) {
-  const lockstep::Devices devices(world, torch::kCPU);
+  const lockstep::Devices devices = lockstep::test_devices(world);
   std::vector<Params> device_params;
   for (const auto& device : devices) device_params.push_back(lockstep::get_params(start, device));
   std::vector<Step> steps;
@@ -54,7 +56,7 @@ std::vector<Step> by_train_batch(const Params& start, const lockstep::Dataset& d
 
 std::vector<Step> by_data_parallel(const Params& start, const lockstep::Dataset& data, int64_t batch_size, int world) {
   std::vector<Step> steps;
-  lockstep::run(lockstep::Devices(world, torch::kCPU), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     lockstep::LeNet module;
     module->to(torch::kDouble);
     lockstep::load_lenet_params(module, start);

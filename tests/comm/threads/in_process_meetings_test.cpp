@@ -6,6 +6,7 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -22,10 +23,6 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 using namespace std::chrono_literals;
 
-lockstep::Devices cpus(int count) {
-  return lockstep::Devices(count, torch::kCPU);
-}
-
 c10d::AllreduceOptions with(ReduceOp op) {
   c10d::AllreduceOptions options;
   options.reduceOp = std::move(op);
@@ -34,7 +31,7 @@ c10d::AllreduceOptions with(ReduceOp op) {
 
 TEST(InProcessMeetings, AReceiveFromAnyRankTakesTheMessageThatWasSentFirst) {
   std::atomic<int> sent = 0;
-  lockstep::run(cpus(4), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
     const int turn = rank.world_size() - 1 - rank.index();  // the last rank sends first
     while (sent < turn) std::this_thread::yield();
     Tensors tensor{torch::zeros(2)};
@@ -58,18 +55,19 @@ TEST(InProcessMeetings, AReceiveFromAnyRankThatNobodyCanAnswerIsAnError) {
     rank.backend().recvAnysource(tensor, 3)->wait();
   };
   EXPECT_THAT(error_of([&] {
-                lockstep::run(cpus(3), [&](Rank& rank) {
+                lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
                   if (rank.index() == 1) receive(rank);
                 });
               }),
               AllOf(HasSubstr("rank 1 (cpu)"), HasSubstr("all other ranks returned"),
                     HasSubstr("recv from any rank of float [2]"), HasSubstr("message any rank -> 1, tag 3")));
   EXPECT_THAT(error_of([&] {
-                lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? receive(rank) : rank.barrier(); });
+                lockstep::run(lockstep::test_devices(2),
+                              [&](Rank& rank) { rank.index() == 0 ? receive(rank) : rank.barrier(); });
               }),
               AllOf(HasSubstr("wait for each other"), HasSubstr("recv from any rank")));
   EXPECT_THAT(error_of([&] {
-                lockstep::run(cpus(2),
+                lockstep::run(lockstep::test_devices(2),
                               [&](Rank& rank) {
                                 if (rank.index() == 0) return receive(rank);
                                 std::this_thread::sleep_for(400ms);
@@ -80,7 +78,7 @@ TEST(InProcessMeetings, AReceiveFromAnyRankThatNobodyCanAnswerIsAnError) {
 }
 
 TEST(InProcessMeetings, AsynchronousCallsCompleteInAnyOrderOfWaiting) {
-  lockstep::run(cpus(3), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
     std::vector<Tensors> tensors;
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     for (int i = 0; i < 5; ++i) {
@@ -100,8 +98,9 @@ TEST(InProcessMeetings, AsynchronousCallsCompleteInAnyOrderOfWaiting) {
 
 TEST(InProcessMeetings, CallsThatDifferEndInAnErrorThatShowsBoth) {
   const auto differ = [](auto rank0, auto rank1) {
-    return error_of(
-        [&] { lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? rank0(rank) : rank1(rank); }); });
+    return error_of([&] {
+      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) { rank.index() == 0 ? rank0(rank) : rank1(rank); });
+    });
   };
   const auto sum_of = [](Tensor tensor) { return [=](Rank& rank) { rank.allreduce(tensor.clone()); }; };
   EXPECT_THAT(differ(sum_of(torch::ones({2, 3})), sum_of(torch::ones({3, 2}))),
@@ -134,14 +133,14 @@ TEST(InProcessMeetings, CallsThatDifferEndInAnErrorThatShowsBoth) {
 
 TEST(InProcessMeetings, ACallThatNobodyWaitsForAndTheOthersDoNotMakeIsAnError) {
   EXPECT_THAT(error_of([] {
-                lockstep::run(cpus(2), [](Rank& rank) {
+                lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
                   Tensors tensor{torch::ones(2)};
                   if (rank.index() == 0) rank.backend().allreduce(tensor);
                 });
               }),
               AllOf(HasSubstr("rank 0 (cpu) called allreduce(sum) of float [2]"), HasSubstr("for want of rank 1")));
   EXPECT_THAT(error_of([] {
-                lockstep::run(cpus(3), [](Rank& rank) {
+                lockstep::run(lockstep::test_devices(3), [](Rank& rank) {
                   Tensors tensor{torch::ones(2)};
                   if (rank.index() == 2) rank.backend().send(tensor, 0, 7);
                 });
@@ -158,34 +157,37 @@ TEST(InProcessMeetings, PollingEndsAsWaitingDoes) {
     EXPECT_FALSE(work->isSuccess());
     std::rethrow_exception(work->exception());
   };
-  EXPECT_THAT(error_of([&] { lockstep::run(cpus(2), [&](Rank& rank) { rank.index() == 0 ? poll(rank) : void(); }); }),
+  EXPECT_THAT(error_of([&] {
+                lockstep::run(lockstep::test_devices(2), [&](Rank& rank) { rank.index() == 0 ? poll(rank) : void(); });
+              }),
               HasSubstr("rank 1 (cpu) returned without the call"));
   lockstep::RunOptions options;
   options.timeout = 100ms;
   EXPECT_THAT(error_of([&] {
                 lockstep::run(
-                    cpus(2), [&](Rank& rank) { rank.index() == 0 ? poll(rank) : std::this_thread::sleep_for(500ms); },
-                    options);
+                    lockstep::test_devices(2),
+                    [&](Rank& rank) { rank.index() == 0 ? poll(rank) : std::this_thread::sleep_for(500ms); }, options);
               }),
               AllOf(HasSubstr("waited 0.1 s"), HasSubstr("rank 1 (cpu), which has not made this call")));
 }
 
 TEST(InProcessMeetings, RanksThatGiveTheSameMemoryAreRefused) {
   const Tensor shared = torch::ones(10);
-  EXPECT_THAT(error_of([&] { lockstep::run(cpus(3), [&](Rank& rank) { rank.allreduce(shared); }); }),
+  EXPECT_THAT(error_of([&] { lockstep::run(lockstep::test_devices(3), [&](Rank& rank) { rank.allreduce(shared); }); }),
               AllOf(HasSubstr("ranks 0 and 1 gave the same memory"), HasSubstr("a tensor of its own")));
   EXPECT_THAT(error_of([&] {
-                lockstep::run(cpus(2), [&](Rank& rank) { rank.broadcast(shared.narrow(0, rank.index() * 4, 5)); });
+                lockstep::run(lockstep::test_devices(2),
+                              [&](Rank& rank) { rank.broadcast(shared.narrow(0, rank.index() * 4, 5)); });
               }),
               HasSubstr("the same memory"));
-  lockstep::run(cpus(2), [&](Rank& rank) { rank.allreduce(shared.narrow(0, rank.index() * 5, 5)); });
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) { rank.allreduce(shared.narrow(0, rank.index() * 5, 5)); });
   EXPECT_TRUE(torch::equal(shared, torch::full({10}, 2.0)));
 }
 
 TEST(InProcessMeetings, RanksThatWaitForEachOtherAreToldSoBeforeTheTimeout) {
   const auto start = std::chrono::steady_clock::now();
   const auto text = error_of([] {
-    lockstep::run(cpus(2), [](Rank& rank) {
+    lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
       Tensors tensor{torch::ones(2)};
       if (rank.index() == 0)
         rank.allreduce(tensor[0]);
@@ -203,7 +205,7 @@ TEST(InProcessMeetings, ATimeoutSaysWhoWasMissingAndWhere) {
   options.timeout = 200ms;
   const auto text = error_of([&] {
     lockstep::run(
-        cpus(3),
+        lockstep::test_devices(3),
         [](Rank& rank) {
           if (rank.index() == 2) std::this_thread::sleep_for(600ms);
           rank.allreduce(torch::ones(2));
@@ -218,7 +220,7 @@ TEST(InProcessMeetings, EveryCallTakesATimeoutOfItsOwn) {
   const auto timeout_of = [](const auto& call) {
     const auto start = std::chrono::steady_clock::now();
     const auto text = error_of([&] {
-      lockstep::run(cpus(2), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
         if (rank.index() == 1) std::this_thread::sleep_for(400ms);
         call(rank);
       });
@@ -266,7 +268,7 @@ TEST(InProcessMeetings, EveryCallTakesATimeoutOfItsOwn) {
 }
 
 TEST(InProcessMeetings, BadArgumentsAreRefusedByName) {
-  lockstep::run(cpus(2), [](Rank& rank) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
     Tensors none, two{torch::ones(1), torch::ones(1)}, ints{torch::ones(2, torch::kLong)}, one{torch::ones(2)};
     auto& backend = rank.backend();
     EXPECT_THAT(error_of([&] { backend.allreduce(none); }), HasSubstr("one tensor per rank, got 0"));

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "support/error_of.hpp"
+#include "support/test_devices.hpp"
 
 namespace in_process_test {
 
@@ -17,10 +18,6 @@ using c10d::ReduceOp;
 using lockstep::Rank;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
-
-lockstep::Devices cpus(int count) {
-  return lockstep::Devices(count, torch::kCPU);
-}
 
 void expect_equal(const Tensor& actual, const Tensor& expected) {
   EXPECT_TRUE(torch::equal(actual, expected)) << "actual\n" << actual << "\nexpected\n" << expected;
@@ -50,7 +47,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, InProcessWorlds, testing::Values(1, 2, 3, 4, 5))
 TEST_P(InProcessWorlds, AllreduceReducesOverAllRanks) {
   const int world = GetParam();
   const Tensor all = torch::stack(values(world, {2, 7}));
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     const auto reduced = [&](ReduceOp::RedOpType op) {
       const Tensor tensor = value(rank.index(), {2, 7});
       rank.allreduce(tensor, op);
@@ -69,7 +66,7 @@ TEST_P(InProcessWorlds, AllreduceTakesEveryNumericType) {
   for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
                           torch::kInt16, torch::kInt32, torch::kInt64}) {
     const Tensor sum = torch::stack(values(world, {11}, type)).sum(0).to(type);
-    lockstep::run(cpus(world), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
       const Tensor tensor = value(rank.index(), {11}, type);
       rank.allreduce(tensor);
       expect_equal(tensor, sum);
@@ -92,7 +89,7 @@ TEST_P(InProcessWorlds, AllreduceTakesRandomShapesAlsoEmptyAndNotContiguous) {
                                          }())
                               .to(torch::kDouble);
     const Tensor sum = inputs.sum(0);
-    lockstep::run(cpus(world), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
       const Tensor plain = inputs[rank.index()].clone();
       rank.allreduce(plain);
       expect_equal(plain, sum);
@@ -114,7 +111,7 @@ TEST_P(InProcessWorlds, AllreduceAddsInTheOrderOfTheRanks) {
   Tensor expected = inputs[0].clone();
   for (int rank = 1; rank < world; ++rank) expected += inputs[rank];
   for (int repeat = 0; repeat < 5; ++repeat) {
-    lockstep::run(cpus(world), [&](Rank& rank) {
+    lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
       std::this_thread::sleep_for(
           std::chrono::microseconds((rank.index() * 7 + repeat * 3) % 5 * 200));  // whoever comes first
       const Tensor tensor = inputs[rank.index()].clone();
@@ -126,7 +123,7 @@ TEST_P(InProcessWorlds, AllreduceAddsInTheOrderOfTheRanks) {
 
 TEST_P(InProcessWorlds, BroadcastCopiesTheRootsValues) {
   const int world = GetParam();
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     for (int root = 0; root < world; ++root) {
       const Tensor tensor = value(rank.index(), {3, 5});
       rank.broadcast(tensor, root);
@@ -141,7 +138,7 @@ TEST_P(InProcessWorlds, BroadcastCopiesTheRootsValues) {
 TEST_P(InProcessWorlds, ReduceLeavesTheSumOnTheRootAlone) {
   const int world = GetParam();
   const Tensor sum = torch::stack(values(world, {4, 3})).sum(0);
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     for (int root = 0; root < world; ++root) {
       Tensors tensor{value(rank.index(), {4, 3})};
       c10d::ReduceOptions options;
@@ -154,7 +151,7 @@ TEST_P(InProcessWorlds, ReduceLeavesTheSumOnTheRootAlone) {
 
 TEST_P(InProcessWorlds, AllgatherCollectsEveryRanksTensor) {
   const int world = GetParam();
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Tensors input{value(rank.index(), {2, 3})};
     std::vector<Tensors> outputs(1);
     for (int i = 0; i < world; ++i) outputs[0].push_back(i % 2 ? torch::zeros({3, 2}).t() : torch::zeros({2, 3}));
@@ -172,7 +169,7 @@ TEST_P(InProcessWorlds, ARanksAllgatherAndReduceScatterHaveARowForEachRank) {
   for (const auto type : {torch::kFloat, torch::kInt64, torch::kUInt8}) {
     for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, {0}, {7}, {3, 5}}) {
       const Tensor all = torch::stack(values(world, shape, type));
-      lockstep::run(cpus(world), [&](Rank& rank) {
+      lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
         expect_equal(rank.allgather(value(rank.index(), shape, type)), all);
         // Every rank gives the same rows, so the sum is `world` times as much.
         expect_equal(rank.reduce_scatter(all), (all[rank.index()] * world).to(type));
@@ -183,7 +180,9 @@ TEST_P(InProcessWorlds, ARanksAllgatherAndReduceScatterHaveARowForEachRank) {
     }
   }
   EXPECT_THAT(lockstep::error_of([&] {
-                lockstep::run(cpus(world), [&](Rank& rank) { rank.reduce_scatter(torch::ones({world + 1, 2})); });
+                lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
+                  rank.reduce_scatter(torch::ones({world + 1, 2}));
+                });
               }),
               testing::HasSubstr("needs a row for each of " + std::to_string(world) + " ranks"));
 }
@@ -191,7 +190,7 @@ TEST_P(InProcessWorlds, ARanksAllgatherAndReduceScatterHaveARowForEachRank) {
 TEST_P(InProcessWorlds, ReduceScatterGivesEachRankItsPartOfTheSum) {
   const int world = GetParam();
   const Tensor sum = torch::stack(values(world, {world, 3})).sum(0);
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Tensor whole = value(rank.index(), {world, 3});
     std::vector<Tensors> inputs{whole.unbind(0)};
     Tensors output{torch::zeros({3})};
@@ -214,7 +213,7 @@ TEST_P(InProcessWorlds, ReduceScatterGivesEachRankItsPartOfTheSum) {
 TEST_P(InProcessWorlds, AlltoallTransposesTheRanksTensors) {
   const int world = GetParam();
   const auto message = [](int from, int to) { return torch::full({from + 1, to + 1}, 10.0 * from + to); };
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Tensors inputs, outputs;
     for (int i = 0; i < world; ++i)
       inputs.push_back(message(rank.index(), i)), outputs.push_back(torch::zeros({i + 1, rank.index() + 1}));
@@ -222,7 +221,7 @@ TEST_P(InProcessWorlds, AlltoallTransposesTheRanksTensors) {
     for (int i = 0; i < world; ++i) expect_equal(outputs[i], message(i, rank.index()));
   });
   // One tensor each, cut by sizes: rank r sends r + 1 rows to everybody.
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Tensor input = torch::full({world * (rank.index() + 1), 2}, rank.index());
     std::vector<int64_t> input_sizes(world, rank.index() + 1), output_sizes;
     Tensors expected;
@@ -287,7 +286,7 @@ void expect_collectives_right(Rank& rank, c10::IntArrayRef shape, torch::Dtype t
 }
 
 TEST_P(InProcessWorlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
-  lockstep::run(cpus(GetParam()), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(GetParam()), [&](Rank& rank) {
     for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
                             torch::kInt16, torch::kInt32, torch::kInt64}) {
       SCOPED_TRACE(c10::toString(type));
@@ -300,7 +299,7 @@ TEST_P(InProcessWorlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
 TEST_P(InProcessWorlds, MessagesGoAroundTheRingInOrder) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     const int next = (rank.index() + 1) % world, previous = (rank.index() + world - 1) % world;
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     for (int i = 0; i < 3; ++i) {
@@ -321,7 +320,7 @@ TEST_P(InProcessWorlds, AReceiveFromAnyRankTakesEveryMessageOnceInItsSendersOrde
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
   constexpr int kTag = 0x4000, kMessages = 5;
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     if (rank.index() != 0) {
       for (int i = 0; i < kMessages; ++i) {
         std::this_thread::sleep_for(std::chrono::milliseconds(i % 2));
@@ -349,7 +348,7 @@ TEST_P(InProcessWorlds, AReceiveFromAnyRankTakesEveryMessageOnceInItsSendersOrde
 TEST_P(InProcessWorlds, BarrierHoldsBackUntilAllHaveCome) {
   const int world = GetParam();
   std::atomic<int> arrived = 0;
-  lockstep::run(cpus(world), [&](Rank& rank) {
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     for (int round = 1; round <= 10; ++round) {
       std::this_thread::sleep_for(std::chrono::microseconds(rank.index() * 100));
       ++arrived;

@@ -1,0 +1,45 @@
+// Arguments of one operator's call, made again: on the host of zeros, to learn the results' shapes, and on the stream
+// of the memory itself.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launch.hpp"
+
+namespace simulated {
+
+class Arguments {
+ public:
+  using Make = std::function<c10::IValue()>;
+
+  // `what` is the operator's name, for complaints.
+  explicit Arguments(std::string what) : what_(std::move(what)) {}
+
+  void add(const c10::IValue& value, bool writes);
+
+  const std::vector<Make>& zeros() const { return zeros_; }
+  const std::vector<Make>& real() const { return real_; }
+  const std::vector<Use>& uses() const { return uses_; }
+  int device() const { return named_.value_or(current_device()); }
+
+ private:
+  void add_list(const std::vector<at::Tensor>& tensors, bool writes);
+  void add_indices(const c10::List<std::optional<at::Tensor>>& tensors);
+  Make real_of(const at::Tensor& tensor, bool writes);
+  void check_host(const at::Tensor& tensor) const;
+
+  std::string what_;
+  std::vector<Make> zeros_, real_;
+  std::vector<Use> uses_;
+  std::optional<int> named_;  // by an argument
+};
+
+torch::jit::Stack made(const std::vector<Arguments::Make>& arguments);
+
+}  // namespace simulated

@@ -1,0 +1,46 @@
+// Device: a piece of address space and its streams. Which device and streams are current is each host thread's own.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "stream.hpp"
+
+namespace simulated {
+
+inline constexpr auto kType = c10::DeviceType::CUDA;  // of a program without LibTorch's CUDA libraries
+inline constexpr size_t kBytes = size_t{1} << 30;     // of a device
+
+// Nobody may touch a device's addresses. What its streams use lies kBytes further, and is the same memory to them.
+inline char* on_stream(char* address) {
+  return address + kBytes;
+}
+
+class Device {
+ public:
+  explicit Device(int index);
+
+  char* memory() const { return memory_; }
+  Stream& stream(int64_t id) const { return *streams_.at(static_cast<size_t>(id)); }
+  const std::vector<std::unique_ptr<Stream>>& streams() const { return streams_; }
+  int64_t next_of_pool(bool high_priority);  // a stream's id
+
+ private:
+  char* memory_;
+  std::vector<std::unique_ptr<Stream>> streams_;  // 0: the default one; then the pools of low and of high priority
+  std::atomic<unsigned> taken_low_ = 0, taken_high_ = 0;
+};
+
+Device& device(int index);
+
+int& current_device();
+int64_t& current_stream_id(int device);
+Stream& current_stream(int device);
+Stream& stream_of(const c10::Stream& stream);
+
+}  // namespace simulated

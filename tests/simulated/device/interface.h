@@ -1,0 +1,25 @@
+/* What tests may ask of the simulated device. They find these functions by name (support/simulated_device.hpp), since
+   the device is a library that is loaded in front of them, or is not there. */
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How many operators and copies were queued so far, on all devices. */
+int64_t simulated_device_launches(void);
+
+/* How often a host thread waited for a device so far. */
+int64_t simulated_device_host_waits(void);
+
+/* Takes the oldest report of a mistake; null if there is none. The text is valid until the calling thread's next call. */
+const char* simulated_device_take_report(void);
+
+/* Queues task(argument) on a stream, as c10 numbers it. Nothing is known of what the task reads and writes. */
+void simulated_device_queue(int device, int64_t stream, void (*task)(void*), void* argument);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,60 @@
+// Allocator: as LibTorch's for CUDA, it gives freed memory back to its stream at once, without a wait, and to nobody
+// else. The memory is filled with 0xFF, which is NaN, in the order of that stream. recordStream delays this.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "accesses.hpp"
+#include "device.hpp"
+
+namespace simulated {
+
+class Allocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override;
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override;
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr& pointer, c10::Stream stream) override;
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override { return {}; }
+  void resetAccumulatedStats(c10::DeviceIndex) override {}
+  void resetPeakStats(c10::DeviceIndex) override {}
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override;  // free, total
+
+  // `stream` is given a task that uses these bytes. With order().
+  void note(const Stream& stream, const char* begin, const char* end, bool writes, const std::string& what);
+
+ private:
+  struct Block {
+    char* begin;
+    size_t size;
+    Stream* stream;
+    std::set<Stream*> recorded;
+    Accesses accesses;
+  };
+  using Points = std::vector<std::shared_ptr<Point>>;
+
+  static void release(void* block);
+
+  // With order().
+  void give_back(Block& block);
+  void make_spare(Block& block);
+  void reclaim();
+
+  std::map<int, size_t> taken_;         // by device: bytes that were given out once
+  std::map<const char*, Block*> used_;  // by address
+  std::map<std::pair<Stream*, size_t>, std::vector<Block*>> spare_;
+  std::vector<std::pair<Block*, Points>> waiting_;  // until the recorded streams have passed
+};
+
+Allocator& allocator();
+
+}  // namespace simulated

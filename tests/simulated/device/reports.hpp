@@ -1,0 +1,20 @@
+// Reports of mistakes, and counts of what costs time. A program whose reports nobody took ends with kReportsExitCode.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace simulated {
+
+inline constexpr int kReportsExitCode = 70;
+
+void report(const std::string& mistake);
+
+struct Counts {
+  std::atomic<int64_t> launches = 0, host_waits = 0;
+};
+
+Counts& counts();
+
+}  // namespace simulated

@@ -1,0 +1,21 @@
+// The devices of the tests' ranks: CPUs; or, where LOCKSTEP_TEST_DEVICES names some ("cuda:0,cuda:1"), those in turn.
+// So the same tests run on simulated GPUs, and on GPUs.
+#pragma once
+
+#include <lockstep/devices/devices.hpp>
+
+#include <cstddef>
+#include <cstdlib>
+
+namespace lockstep {
+
+inline Devices test_devices(size_t count) {
+  const char* const named = std::getenv("LOCKSTEP_TEST_DEVICES");
+  if (named == nullptr) return Devices(count, c10::kCPU);
+  const Devices some = parse_devices(named);
+  Devices devices;
+  for (size_t i = 0; i < count; ++i) devices.push_back(some[i % some.size()]);
+  return devices;
+}
+
+}  // namespace lockstep
