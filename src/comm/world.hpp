@@ -44,6 +44,9 @@ class World {
   // member of each group, from that rank's thread; all members of a group call it.
   virtual c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) = 0;
 
+  // Throws Error on rank `rank` if the run has failed. Backends whose calls say so themselves leave it as it is.
+  virtual void check(int /*rank*/) {}
+
   // Rank `rank` failed for `reason`: every wait of the others ends at once with an Error.
   virtual void abort(int rank, const Failure& reason) = 0;
 

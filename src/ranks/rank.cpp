@@ -42,7 +42,7 @@ std::string Rank::name() const {
 }
 
 c10d::Backend& Rank::backend() {
-  place_->world();
+  place_->world().check(place_->world_rank);
   return *backend_;
 }
 
