@@ -445,10 +445,13 @@ TEST(GrainLossTest, WithoutGrainsGoesWithOtherBatches) {
       net->zero_grad();
       net.mean(F::cross_entropy(net(batch.x), batch.y), batch.size(), batch.global_size).backward();
     };
-    for (auto& batch : lockstep::batches(samples(1, 10), {.size = 10, .grain = 4}, rank)) {
-      net.loss(batch, F::cross_entropy).backward();
-      for (auto& other : lockstep::batches(samples(1, 10), {.size = 10}, rank)) train(other);
-      train({torch::randn({rank.index() + 1, 4}), torch::zeros({rank.index() + 1}, torch::kLong), 3});
+    for (const bool others : {true, false}) {
+      for (auto& batch : lockstep::batches(samples(1, 10), {.size = 10, .grain = 4}, rank)) {
+        net.loss(batch, F::cross_entropy).backward();
+        train({torch::randn({rank.index() + 1, 4}), torch::zeros({rank.index() + 1}, torch::kLong), 3});
+        if (!others) continue;
+        for (auto& other : lockstep::batches(samples(1, 10), {.size = 10}, rank)) train(other);
+      }
     }
     const Dataset data = samples(2, 10);
     const auto own = lockstep::part_of(10, rank.index(), 2);
