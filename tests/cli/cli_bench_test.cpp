@@ -54,7 +54,8 @@ TEST_F(CliBench, AllreduceMeasuresEverySizeAndAlgorithmAndPeer) {
     EXPECT_NEAR(result.at("bus_bytes_per_second").get<double>(),
                 result.at("bytes").get<double>() / result.at("seconds").get<double>(), 1);
   }
-  for (const char* name : {"ranks", "naive", "sharded", "ring", "tree", "memcpy"}) EXPECT_EQ(measured[name], 2) << name;
+  for (const char* name : {"ranks", "grains", "naive", "sharded", "ring", "tree", "memcpy"})
+    EXPECT_EQ(measured[name], 2) << name;
   for (const char* peer : {"gloo", "openmpi"}) {  // measured, or it is said why not
     if (measured[peer] == 2) continue;
     EXPECT_THAT(run.out, HasSubstr(std::string(peer) + ": not measured: "));
