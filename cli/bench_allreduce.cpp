@@ -15,6 +15,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -23,6 +24,7 @@
 #include "bench_report.hpp"
 #include "comm/group_member.hpp"
 #include "common_flags.hpp"
+#include "data_parallel/grain_exchange.hpp"
 #include "flag_checks.hpp"
 #include "io/atomic_file.hpp"
 #include "io/run_program.hpp"
@@ -38,6 +40,8 @@ const char* const bench_allreduce_explanation =
     "the best of several rounds in which all take turns:\n"
     "\n"
     "  ranks    Rank::allreduce, between ranks that are threads of this process\n"
+    "  grains   how a run with --grain adds instead, between the same ranks: alltoall,\n"
+    "           a tree over each rank's slice, allgather; each rank has one grain\n"
     "  naive, sharded, ring, tree\n"
     "           lockstep::allreduce over a list, the section's way, from one thread\n"
     "  memcpy   one copy of the same bytes, on one CPU core: the memory's speed\n"
@@ -94,6 +98,27 @@ void time_ranks(const Devices& devices, Sizes& sizes) {
       rank.barrier();
       const double seconds = time_of(size.bytes, {rank.device()}, [&] { rank.allreduce(tensor); });
       if (rank.index() == 0) size.best.add("ranks", seconds);
+    }
+  });
+}
+
+void time_grains(const Devices& devices, Sizes& sizes) {
+  const auto ranks = static_cast<int64_t>(devices.size());
+  std::vector<int64_t> runs(devices.size() + 1);  // of grains
+  std::iota(runs.begin(), runs.end(), 0);
+  run(devices, [&](Rank& rank) {
+    for (auto& size : sizes) {
+      const int64_t values = (size.bytes / 4 + ranks - 1) / ranks * ranks;
+      const torch::Tensor gradients = zeros(4 * values, rank.device()).view({1, values});
+      torch::Tensor sum = zeros(4 * values, rank.device());
+      rank.barrier();
+      const double seconds = time_of(size.bytes, {rank.device()}, [&] {
+        const GrainRound round = post_grain_sums(rank, gradients, runs);
+        if (round.work) round.work->wait();
+        torch::Tensor slice = round.sum();
+        rank.backend()._allgather_base(sum, slice)->wait();
+      });
+      if (rank.index() == 0) size.best.add("grains", seconds);
     }
   });
 }
@@ -164,7 +189,8 @@ void time_openmpi(const Devices& devices, Sizes& sizes) {
 
 // ---- The report.
 
-const std::vector<std::string> contenders = {"ranks", "naive", "sharded", "ring", "tree", "memcpy", "gloo", "openmpi"};
+const std::vector<std::string> contenders = {"ranks", "grains", "naive", "sharded", "ring",
+                                             "tree",  "memcpy", "gloo",  "openmpi"};
 
 double bus_bandwidth(const Size& size, const std::string& name, size_t ranks) {
   const double n = static_cast<double>(ranks);
@@ -244,6 +270,7 @@ int allreduce_command(const BenchAllreduceFlags& flags, Output& output) {
   std::map<std::string, std::string> not_measured;  // and why
   for (int round = 0; round < flags.rounds; ++round) {
     time_ranks(devices, sizes);
+    time_grains(devices, sizes);
     time_memcpy(sizes);
     time_lists(devices, sizes);
     for (const auto& [name, time_peer] : peers) {

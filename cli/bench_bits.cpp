@@ -40,7 +40,8 @@ const char* const bench_bits_explanation =
     "processes, ZeRO, unequal parts, a pipeline, and stopped within an epoch and gone\n"
     "on with on other numbers of ranks. Each is a lockstep train of its own, whose\n"
     "command is printed. All must have the same train loss and the same hash of the\n"
-    "weights, to the bit; otherwise the exit code is 1, and the runs are kept.\n"
+    "weights, to the bit; otherwise the exit code is 1. The runs are kept if their\n"
+    "bits differ, or if one of them fails.\n"
     "\n"
     "Examples:\n"
     "  lockstep bench bits --data synthetic\n"
@@ -116,21 +117,21 @@ class Layouts {
     const auto add = [&](const std::string& name, int ranks, const Words& more = {}, int processes = 1) {
       all.push_back(laid_out(name, ranks, more, processes));
     };
-    add("1 rank", 1);
-    for (const int ranks : {2, 3, 5, 8}) add(plural(static_cast<size_t>(ranks), "rank"), ranks);
-    for (const int processes : {2, 3}) {
-      add(std::to_string(processes) + " processes", processes, {}, processes);
-    }
+    for (int ranks = 1; ranks <= 8; ++ranks) add(plural(static_cast<size_t>(ranks), "rank"), ranks);
+    for (const int processes : {2, 3}) add(std::to_string(processes) + " processes", 1, {}, processes);
+    add("2 processes, 2 ranks each", 2, {}, 2);
     add("ZeRO 1, 3 ranks", 3, {"--zero-stage", "1"});
     add("ZeRO 2, 2 ranks", 2, {"--zero-stage", "2"});
     add("accumulate 2", 2, {"--accumulate", "2"});
     add("balance 2:1", 2, {"--balance", "2,1"});
+    add("balance auto", 3, {"--balance", "auto"});
     add("pipeline of 2", 2, {"--config", pipeline_config().string()});
     for (auto& run : stopped_and_gone_on()) all.push_back(std::move(run));
     return all;
   }
 
  private:
+  // `ranks` in each process.
   LaidOut laid_out(const std::string& name, int ranks, const Words& more, int processes) const {
     std::string folder;
     for (const char c : name) {
@@ -140,7 +141,7 @@ class Layouts {
     Words words{program_};
     if (processes > 1) words.insert(words.end(), {"launch", "-n", std::to_string(processes), program_});
     words.insert(words.end(), {"train", "--runs-dir", folder_.string(), "--name", folder, "--progress", "none",
-                               "--devices", (processes > 1 ? "" : std::to_string(ranks) + "x") + flags_.device});
+                               "--devices", std::to_string(ranks) + "x" + flags_.device});
     const bool resumes = std::find(more.begin(), more.end(), "--resume") != more.end();
     if (!resumes) add_settings(words);
     words.insert(words.end(), more.begin(), more.end());
@@ -215,7 +216,7 @@ bool same_bits(const BitsResult& a, const BitsResult& b) {
 }
 
 std::string row_of(const BitsResult& result, bool same) {
-  return format("  %-22s  %s  %.17g  %.1f s%s\n", result.run.name.c_str(), result.last.weights.c_str(),
+  return format("  %-25s  %s  %.17g  %.1f s%s\n", result.run.name.c_str(), result.last.weights.c_str(),
                 result.last.train_loss, result.seconds, same ? "" : "  DIFFERS") +
          "      " + command_of(result.run) + "\n";
 }
@@ -249,7 +250,12 @@ int bits_command(const BenchBitsFlags& flags, Output& output) {
   std::vector<BitsResult> results;
   bool all_same = true;
   for (const auto& run : runs) {
-    results.push_back(result_of(run, folder.path()));
+    try {
+      results.push_back(result_of(run, folder.path()));
+    } catch (const Error& error) {
+      throw Error(run.name + ": " + command_of(run) + ": " + error.what() + "\nthe runs are in " +
+                  folder.path().string());
+    }
     const bool same = same_bits(results.back(), results.front());
     all_same = all_same && same;
     output.print(row_of(results.back(), same));
@@ -285,7 +291,7 @@ Command add_bench_bits(CLI::App& bench) {
       ->check(number_between<int64_t, 1>);
   add("--runs-dir", flags->runs_dir, "DIR",
       "keep the runs here, so that each command can be repeated (default: a folder that is removed at the end, unless "
-      "the bits differ)")
+      "the bits differ or a run fails)")
       ->check(not_empty);
   add("--json", flags->json, "FILE", "also write the figures as JSON", "");
   return {app, [flags](Output& output) { return bits_command(*flags, output); }};

@@ -384,8 +384,8 @@ Command add_train(CLI::App& program) {
   add_flags(*app, *flags);
   app->set_help_all_flag("--help-all", "print all flags and exit");
   app->formatter(std::make_shared<Help>(
-      std::vector<std::string>{"--devices", "--model", "--data-dir", "--batch-size", "--lr", "--epochs", "--name",
-                               "--resume", "--help", "--help-all"},
+      std::vector<std::string>{"--devices", "--model", "--data-dir", "--batch-size", "--grain", "--lr", "--epochs",
+                               "--name", "--resume", "--help", "--help-all"},
       std::string(first_examples) + "\nlockstep train --help-all shows all flags, and more examples.\n"));
   app->footer(std::string(first_examples) + more_examples);
   return {app, [flags](Output& output) { return train_command(*flags, output); }};

@@ -13,6 +13,7 @@
 #include "base/scramble.hpp"
 #include "io/fashion_mnist_files.hpp"
 #include "io/idx.hpp"
+#include "latest_batch.hpp"
 
 namespace lockstep {
 namespace {
@@ -210,7 +211,12 @@ Batches::Iterator& Batches::Iterator::operator++() {
 }
 
 void Batches::Iterator::load() {
-  batch_ = index_ < owner_->count() ? owner_->get(index_) : Batch{};
+  if (index_ >= owner_->count()) {
+    batch_ = {};
+    return;
+  }
+  batch_ = owner_->get(index_);
+  note_batch(batch_);
 }
 
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard) {

@@ -2,9 +2,12 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
 
+#include "comm/agreed_parts.hpp"
 #include "grain_tree.hpp"
 
+#include <string>
 #include <utility>
 
 namespace lockstep {
@@ -33,6 +36,9 @@ GrainRound post_grain_sums(Rank& rank, const at::Tensor& blocks, const std::vect
   if (rank.world_size() == 1) {
     outputs = inputs;
   } else {
+    const std::string parts =
+        c10::str("grains at ", c10::IntArrayRef(runs), " in slices of ", slice, " values of ", blocks.scalar_type());
+    const comm::AgreedParts agreed(parts);
     round.work = rank.backend().alltoall(outputs, inputs);
   }
   round.sum = [all = std::move(all), outputs = std::move(outputs)] {

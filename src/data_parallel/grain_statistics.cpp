@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/instancenorm.h>
 #include <lockstep/base/error.hpp>
@@ -53,6 +54,11 @@ Tensor spread_over_values(const Tensor& columns, const std::vector<int64_t>& cou
     parts.push_back(columns.narrow(1, static_cast<int64_t>(i), 1).expand({columns.size(0), counts[i]}));
   }
   return at::cat(parts, 1);
+}
+
+// Whether a BatchNorm threw it because it got one value per channel.
+bool needs_more_values(const c10::Error& error) {
+  return error.msg().find("Expected more than 1 value per channel") != std::string::npos;
 }
 
 }  // namespace
@@ -131,6 +137,20 @@ GrainStatistics::Guard::~Guard() {
   const auto [kept, is_new] = owner_.notes_.emplace(*notes_.begin());
   for (size_t i = 0; !is_new && i < notes.size(); ++i) {
     if (kept->second[i].forwards == 0) kept->second[i] = notes[i];
+  }
+}
+
+void GrainStatistics::forward(int64_t number, const std::function<void()>& compute) {
+  const auto guard = begin(number);
+  try {
+    compute();
+  } catch (const c10::Error& error) {
+    if (!needs_more_values(error)) throw;
+    throw Error(
+        rank_.name() + ": grains: grain " + std::to_string(number) +
+        " has one sample, of which a BatchNorm gets one value per channel, and that has no variance. It is of " +
+        "a batch of " + std::to_string(samples_) + " samples in grains of " + std::to_string(grain_) +
+        ". Take another batch size or grain, so that no grain has one sample, also in an epoch's last batch");
   }
 }
 

@@ -21,6 +21,7 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -39,6 +40,12 @@ class GrainStatistics {
   // Layers in eval mode do what they always do. If a layer has notes of the grain already, as where a forward is
   // computed again, these stay. If the forward throws, nothing is noted. Throws Error: another Guard is open.
   [[nodiscard]] Guard begin(int64_t number);
+
+  // Runs compute(), the forward of grain `number`, with begin() around it. Throws Error where a BatchNorm gets one
+  // value per channel, as it may of a grain of one sample; that text has the sizes of the whole batch and of its
+  // grains.
+  void forward(int64_t number, const std::function<void()>& compute);
+  void set_sizes(int64_t samples, int64_t grain) { samples_ = samples, grain_ = grain; }
 
   // Changes the running statistics by what was noted on all ranks since the last finish(), in the order of the grains.
   // runs[r] up to runs[r + 1] are the grains of rank r. A layer that was not called in a grain, or in eval mode, leaves
@@ -72,6 +79,7 @@ class GrainStatistics {
   std::vector<Layer> layers_;
   Notes notes_;
   bool open_ = false;  // a Guard
+  int64_t samples_ = 0, grain_ = 0;
 };
 
 // See begin().

@@ -11,6 +11,7 @@
 #include <lockstep/models/dropout.hpp>
 
 #include "averaging.hpp"
+#include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
 #include "grain_statistics.hpp"
 #include "models/random_layers.hpp"
@@ -29,6 +30,23 @@
 #include <vector>
 
 namespace lockstep {
+namespace {
+
+// A loss of a batch from batches() has the batch's mark, also where the user took its grain away. Otherwise only the
+// sizes tell of which batch it is.
+void refuse_batch_with_grain(const Rank& rank, const PartSizes& sizes) {
+  if (sizes.by_grains || sizes.mark != 0) return;
+  const auto latest = latest_batch();
+  if (!latest || latest->grain == 0) return;
+  if (sizes.global > 0 && (sizes.global != latest->global || sizes.local > latest->local)) return;
+  throw Error(
+      rank.name() + ": DataParallel: a backward without grains, while the batch of " + std::to_string(latest->global) +
+      " samples that batches() gave has grains of " + std::to_string(latest->grain) +
+      ". Its bits would depend on the number of ranks. Take net.loss(batch, function), which calls the function "
+      "for each grain; or leave out BatchOptions::grain");
+}
+
+}  // namespace
 
 Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const DataParallelOptions& options)
     : module_(std::move(module)),
@@ -97,6 +115,7 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
   RECORD_USER_SCOPE("lockstep::backward");
   rank_.backend();  // throws once the run is over
   warn_of_shared_seed(rank_);
+  refuse_batch_with_grain(rank_, sizes);
   if (averaging_) check_that_no_parameter_is_new();
   waiting_ += sizes.local;
   if (!sync_) {
@@ -162,6 +181,7 @@ Batch Replica::checked_grains(const Batch& batch) {
   }
   if (batch.size() == 0 || whole.own_grains().begin == whole.runs[rank])
     statistics_->abandon();  // of a loss without a backward
+  statistics_->set_sizes(batch.global_size, batch.grain);
   return whole;
 }
 
@@ -221,8 +241,7 @@ void Replica::backward_of_grains(const std::function<void()>& compute, const std
 }
 
 void Replica::forward_grain(int64_t number, const std::function<void()>& forward) {
-  const auto guard = statistics_->begin(number);
-  forward();
+  statistics_->forward(number, forward);
 }
 
 void Replica::backward_grain(int64_t number, const std::function<void()>& backward) {

@@ -11,7 +11,7 @@ void check_grain(const TrainOptions& options) {
   if (grain < 0 || grain > options.batch.global()) {
     throw Error("the samples that are computed by themselves (`grain`) are " + std::to_string(grain) +
                 "; they must be from 1 to " + std::to_string(options.batch.global()) +
-                ", the samples of a batch, or 0 for no grain");
+                ", the samples of a batch; leave `grain` out for none");
   }
   if (grain == 0) return;
   const auto refuse = [](const std::string& why) {

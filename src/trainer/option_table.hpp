@@ -135,10 +135,10 @@ void each_option(Options& options, Visit&& visit) {
        "2,1: the first device gets twice as many as the second\n"},
       options.batch.balance);
   one({"grain", throughout, update, "N",
-       "compute each N consecutive samples of a batch by themselves, and add their gradients in one order: the run "
-       "then "
-       "gives the same bits on any number of devices, however they share the work. A multiple of N as `batch_size` is "
-       "best; BatchNorm normalises over a grain, and a pipeline's microbatches are grains"},
+       "the same bits on any number of devices, however they share the work: each N consecutive samples of a batch are "
+       "computed by themselves\n"
+       "A multiple of N as `batch_size` is best. Gradients are added in one order, BatchNorm normalises over N "
+       "samples, and a pipeline's microbatches have N\n"},
       options.batch.grain, {.otherwise = "none", .least = 1});
   one({"optimizer", throughout, update, "NAME",
        "the optimizer: sgd, adam, adamw; or for large batches lars (You et al. 2017) and lamb (You et al. 2020), which "

@@ -32,8 +32,13 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
   };
   each_option(options, [&](const Option& option, const auto&) {
     if (!counts(option) || then[option.key] == now[option.key]) return;
-    throw Error(what + "its run has " + option.key + " " + then[option.key].dump() + ", and this one " +
-                now[option.key].dump() + "; a run goes on as it began");
+    const auto is_none = [&](const nlohmann::json& value) {
+      return option.more.otherwise == std::string_view("none") && value == 0;
+    };
+    const auto &old = then[option.key], &given = now[option.key];
+    throw Error(what + "its run has " + (is_none(old) ? "no " : "") + option.key +
+                (is_none(old) ? "" : " " + old.dump()) + ", and this one " + (is_none(given) ? "none" : given.dump()) +
+                "; a run goes on as it began");
   });
   if (options.epochs < state.epochs || (options.epochs == state.epochs && state.steps > 0)) {
     throw Error(what + "it is " + std::to_string(state.steps) + " steps after epoch " + std::to_string(state.epochs) +

@@ -54,7 +54,8 @@ TEST_F(CliBench, AllreduceMeasuresEverySizeAndAlgorithmAndPeer) {
     EXPECT_NEAR(result.at("bus_bytes_per_second").get<double>(),
                 result.at("bytes").get<double>() / result.at("seconds").get<double>(), 1);
   }
-  for (const char* name : {"ranks", "naive", "sharded", "ring", "tree", "memcpy"}) EXPECT_EQ(measured[name], 2) << name;
+  for (const char* name : {"ranks", "grains", "naive", "sharded", "ring", "tree", "memcpy"})
+    EXPECT_EQ(measured[name], 2) << name;
   for (const char* peer : {"gloo", "openmpi"}) {  // measured, or it is said why not
     if (measured[peer] == 2) continue;
     EXPECT_THAT(run.out, HasSubstr(std::string(peer) + ": not measured: "));
@@ -83,7 +84,7 @@ TEST_F(CliBench, BitsAreTheSameOnEveryLayout) {
                              HasSubstr("\nthe same bits on all of them\n")));
   const auto json = nlohmann::json::parse(std::ifstream(work_ / "bits.json"));
   EXPECT_EQ(json.at("same"), true);
-  EXPECT_EQ(json.at("layouts").size(), 15u);
+  EXPECT_EQ(json.at("layouts").size(), 20u);
   for (const auto& layout : json.at("layouts")) {
     EXPECT_EQ(layout.at("weights"), json.at("layouts").at(0).at("weights")) << layout;
     EXPECT_EQ(layout.at("train_loss"), json.at("layouts").at(0).at("train_loss")) << layout;

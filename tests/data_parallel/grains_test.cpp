@@ -399,6 +399,67 @@ TEST(GrainRefusalsTest, OfGradientsFromOutside) {
   EXPECT_THAT(error_with(2, penalty_between), HasSubstr("between two grains of a step"));
 }
 
+// Its bits would depend on the number of ranks, and nobody would know.
+TEST(GrainRefusalsTest, OfLossesThatAreNotComputedByGrains) {
+  const auto by = [](int64_t grain, auto backward) {
+    return error_with(2, [=](Rank& rank) {
+      DataParallel net(torch::nn::Linear(4, 3), rank);
+      for (auto& batch : lockstep::batches(samples(1, 10), {.size = 10, .grain = grain}, rank)) backward(net, batch);
+    });
+  };
+  const auto mean = [](auto& net, const Batch& batch) {
+    net.mean(F::cross_entropy(net(batch.x), batch.y), batch.size(), batch.global_size).backward();
+  };
+  const auto of_a_batch_of_ones_own = [](auto& net, const Batch& batch) {
+    net.loss(Batch{batch.x * 0.5, batch.y, batch.global_size}, F::cross_entropy).backward();
+  };
+  const auto in_parts = [](auto& net, const Batch& batch) {
+    const auto parts = batch.in_parts(2);
+    for (size_t part = 0; part < parts.size(); ++part) {
+      std::optional<NoSync> more;
+      if (part + 1 < parts.size()) more.emplace(net.replica());
+      net.mean(F::cross_entropy(net(parts[part].x), parts[part].y), parts[part].size(), batch.global_size).backward();
+    }
+  };
+  const auto through = [](auto& net, const Batch& batch) {
+    net.backward_through(
+        [&] { (F::cross_entropy(net(batch.x), batch.y) * net.weight_of(batch.size(), batch.global_size)).backward(); });
+  };
+  const auto says = AllOf(HasSubstr("rank "), HasSubstr("a backward without grains, while the batch of 10 samples"),
+                          HasSubstr("has grains of 4"), HasSubstr("net.loss(batch, function)"));
+  const auto check = [&](auto backward, const char* name) {
+    EXPECT_THAT(by(4, backward), says) << name;
+    EXPECT_EQ(by(0, backward), "(no error)") << name;
+  };
+  check(mean, "mean");
+  check(of_a_batch_of_ones_own, "of a batch of one's own");
+  check(in_parts, "in parts");
+  check(through, "through");
+}
+
+// The batch before may have had a grain.
+TEST(GrainLossTest, WithoutGrainsGoesWithOtherBatches) {
+  const std::string error = error_with(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(4, 3), rank);
+    const auto train = [&](const Batch& batch) {
+      net->zero_grad();
+      net.mean(F::cross_entropy(net(batch.x), batch.y), batch.size(), batch.global_size).backward();
+    };
+    for (const bool others : {true, false}) {
+      for (auto& batch : lockstep::batches(samples(1, 10), {.size = 10, .grain = 4}, rank)) {
+        net.loss(batch, F::cross_entropy).backward();
+        train({torch::randn({rank.index() + 1, 4}), torch::zeros({rank.index() + 1}, torch::kLong), 3});
+        if (!others) continue;
+        for (auto& other : lockstep::batches(samples(1, 10), {.size = 10}, rank)) train(other);
+      }
+    }
+    const Dataset data = samples(2, 10);
+    const auto own = lockstep::part_of(10, rank.index(), 2);
+    train({data.x.slice(0, own.begin, own.end), data.y.slice(0, own.begin, own.end), 10});
+  });
+  EXPECT_EQ(error, "(no error)");
+}
+
 TEST(GrainRefusalsTest, OfAveragesOfBothKindsInAShardedOptimizer) {
   for (const int stage : {1, 2}) {
     for (const int64_t first : {0, 2}) {
@@ -412,6 +473,19 @@ TEST(GrainRefusalsTest, OfAveragesOfBothKindsInAShardedOptimizer) {
       EXPECT_THAT(error, HasSubstr("cannot add up; call zero_grad() between them")) << stage << " " << first;
     }
   }
+}
+
+// A BatchNorm has no variance of one value.
+TEST(GrainRefusalsTest, OfOneSampleWhereABatchNormNormalisesOneValue) {
+  const auto training = [](int64_t samples_of_all) {
+    return error_with(2, [=](Rank& rank) {
+      DataParallel net(torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3)), rank);
+      net.loss(batch_of(rank, samples_of_all, 4), F::cross_entropy).backward();
+    });
+  };
+  EXPECT_EQ(training(10), "(no error)");
+  EXPECT_THAT(training(13), AllOf(HasSubstr("rank 1"), HasSubstr("grain 3 has one sample"), HasSubstr("BatchNorm"),
+                                  HasSubstr("batch of 13 samples in grains of 4"), HasSubstr("another batch size")));
 }
 
 TEST(GrainRefusalsTest, OfLossesWithoutAGraph) {

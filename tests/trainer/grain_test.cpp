@@ -40,7 +40,8 @@ TEST(Grain, RefusesWhatCannotGiveTheSameBits) {
   };
   EXPECT_EQ(refused([](auto&) {}), "(no error)");
   EXPECT_EQ(refused([](auto& o) { o.batch.grain = 64; }), "(no error)");
-  EXPECT_THAT(refused([](auto& o) { o.batch.grain = 65; }), AllOf(HasSubstr("(`grain`) are 65"), HasSubstr("1 to 64")));
+  EXPECT_THAT(refused([](auto& o) { o.batch.grain = 65; }),
+              AllOf(HasSubstr("(`grain`) are 65"), HasSubstr("1 to 64"), HasSubstr("leave `grain` out for none")));
   EXPECT_THAT(refused([](auto& o) { o.batch.grain = -1; }), HasSubstr("(`grain`) are -1"));
   EXPECT_THAT(refused([](auto& o) { o.threads_per_rank = 4; }),
               AllOf(HasSubstr("one thread"), HasSubstr("`threads_per_rank` is 4"), HasSubstr("`devices` 4xcpu")));
@@ -157,7 +158,17 @@ TEST_F(GrainTraining, ARunGoesOnWithItsGrain) {
   other.batch.grain = 8;
   EXPECT_THAT(error_of([&] { go_on(other, settings.keep.run_dir); }),
               HasSubstr("its run has grain 16, and this one 8"));
+  other.batch.grain = 0;
+  EXPECT_THAT(error_of([&] { go_on(other, settings.keep.run_dir); }),
+              HasSubstr("its run has grain 16, and this one none"));
   EXPECT_EQ(go_on(settings, settings.keep.run_dir).history.size(), 2u);
+
+  TrainOptions without = options(1, "without");
+  without.epochs = 1;
+  train(without);
+  without.batch.grain = 16;
+  EXPECT_THAT(error_of([&] { go_on(without, without.keep.run_dir); }),
+              HasSubstr("its run has no grain, and this one 16"));
 }
 
 TEST_F(GrainTraining, EvaluatesAKeptRunToTheSameBits) {

@@ -76,8 +76,8 @@ class ProcessBackend : public c10d::Backend {
 
   // `inputs[r]` goes to rank r and `outputs[r]` comes from it; then finish().
   Pending exchange(const Tensors& inputs, const Tensors& outputs, std::function<void()> finish) const;
-  // An alltoall's parts with the other ranks'. Gives what is to be done once all have come. Throws Error where two do
-  // not fit.
+  // An alltoall's parts with the other ranks', unless all know them (AgreedParts). Gives what is to be done once all
+  // have come. Throws Error where two do not fit.
   std::function<void()> compare(const Tensors& inputs, const Tensors& outputs) const;
   WorkPtr gather_all(c10d::OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
                      const c10d::AllgatherOptions& options);

@@ -240,6 +240,16 @@ TEST(ProcessFailures, PartsOfAnAlltoallThatDoNotFitAreShown) {
   });
 }
 
+TEST(ProcessFailures, GrainsOfWhichTheRanksDoNotAgreeAreShown) {
+  at_once<int>({2, 3}, [](const int processes) {
+    const auto [job, took] = timed(processes, {"grains_of_others"});
+    EXPECT_EQ(job.code, 3) << job.err;
+    EXPECT_THAT(job.err, AllOf(HasSubstr("calls differ"), HasSubstr("called alltoall of grains at [0, 2, "),
+                               HasSubstr("rank 1 (cpu) called alltoall of grains at [0, 3, ")));
+    EXPECT_LT(took, kBeforeTimeouts);
+  });
+}
+
 TEST(ProcessFailures, MessagesThatDoNotFitAreShownBoth) {
   const auto [job, took] = timed(2, {"message_fails", "cpu", "size"});
   EXPECT_EQ(job.code, 3) << job.err;

@@ -18,6 +18,7 @@
 
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/meeting/rendezvous.hpp"
+#include "data_parallel/grain_exchange.hpp"
 #include "scenarios.hpp"
 
 namespace {
@@ -280,6 +281,16 @@ void scenarios::parts_do_not_fit(const Setup& setup) {
     torch::Tensor input = torch::ones({2 * rank.world_size(), 3});
     torch::Tensor output = torch::ones({2 * rank.world_size() + (expects_more ? 1 : 0), 3});
     rank.backend().alltoall_base(output, input, expects, sends, c10d::AllToAllOptions())->wait();
+  });
+}
+
+// Rank 1 takes others for each rank's grains than the rest do.
+void scenarios::grains_of_others(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) {
+    std::vector<int64_t> runs;
+    for (int other = 0; other <= rank.world_size(); ++other)
+      runs.push_back(2 * other + (rank.index() == 1 && other == 1));
+    lockstep::post_grain_sums(rank, torch::ones({1, 2 * rank.world_size()}), runs).work->wait();
   });
 }
 

@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
       {"has_a_batch_fewer", scenarios::has_a_batch_fewer},
       {"waits_crosswise", scenarios::waits_crosswise},
       {"parts_do_not_fit", scenarios::parts_do_not_fit},
+      {"grains_of_others", scenarios::grains_of_others},
       {"message_fails", scenarios::message_fails},
       {"computes_on", scenarios::computes_on},
       {"returns_early", scenarios::returns_early},

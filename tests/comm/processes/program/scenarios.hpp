@@ -29,6 +29,7 @@ void shares_memory(const Setup& setup);       // two ranks of a process give one
 void calls_otherwise(const Setup& setup);     // a broadcast, or an allreduce that is "max", "long" or "empty"
 void calls_otherwise_in_a_group(const Setup& setup);  // of ranks 0 and 1, while the others wait in the whole run
 void parts_do_not_fit(const Setup& setup);
+void grains_of_others(const Setup& setup);
 // Another "size" than was sent, a "tag" that is too large, "none" was sent, or one of a tag received from "any" rank.
 void message_fails(const Setup& setup);
 void serves(const Setup& setup);  // as a parameter server; the rank that `argument` names is killed

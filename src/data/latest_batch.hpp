@@ -1,0 +1,22 @@
+// What DataParallel::mean() is given does not say whether the batch had a grain. So batches() notes here which batch a
+// thread took last, and a backward without grains of a batch with a grain can be refused. Each thread has its own note.
+// Cost: a weak pointer.
+#pragma once
+
+#include <lockstep/data/data.hpp>
+
+#include <cstdint>
+#include <optional>
+
+namespace lockstep {
+
+struct BatchSizes {
+  int64_t local = 0, global = 0, grain = 0;  // samples
+};
+
+void note_batch(const Batch& batch);
+
+// The sizes of the batch that this thread took last, while somebody still has its samples.
+std::optional<BatchSizes> latest_batch();
+
+}  // namespace lockstep
