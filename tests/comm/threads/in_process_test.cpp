@@ -300,6 +300,26 @@ TEST_P(InProcessWorlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
   });
 }
 
+// One rank waits and the others drop tensor and work. On a GPU their memory must stay until the exchange has read it.
+TEST_P(InProcessWorlds, AWorkThatNobodyWaitsForKeepsItsMemory) {
+  const int world = GetParam();
+  const Tensor sum = torch::stack(values(world, {40, 7})).sum(0);
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
+    for (const bool packed : {false, true}) {
+      Tensor tensor = value(rank.index(), {40, 7}).to(rank.device());
+      if (packed) tensor = tensor.t().contiguous().t();
+      Tensors tensors{tensor};
+      tensor = Tensor();
+      auto work = rank.backend().allreduce(tensors);
+      if (rank.index() != 0) continue;
+      work->wait();
+      work.reset();  // the last owner of the others' tensors; nothing has waited for the exchange's stream yet
+      expect_equal(tensors[0], sum);
+    }
+    rank.barrier();
+  });
+}
+
 TEST_P(InProcessWorlds, MessagesGoAroundTheRingInOrder) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";

@@ -1,0 +1,310 @@
+#include "reducer.hpp"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <lockstep/base/error.hpp>
+
+#include "flat_view.hpp"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <set>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+// Makes `later` wait for all that is on `earlier` by now. On the CPU there is nothing to wait for.
+void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
+  c10::Event event(earlier.device_type());
+  event.record(earlier);
+  event.block(later);
+}
+
+c10::Stream current_stream(const c10::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
+
+Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options)
+    : GradientBuckets(rank, "DataParallel", "allreduce", options.overlap), options_(options), parameters_(module) {
+  if (options_.bucket_bytes < 1 || options_.first_bucket_bytes < 1) {
+    throw Error(name() + ": bucket_bytes is " + std::to_string(options_.bucket_bytes) + " and first_bucket_bytes is " +
+                std::to_string(options_.first_bucket_bytes) + "; both must be at least 1");
+  }
+  if (!rank_.device().is_cpu()) {
+    poll_stream_ = c10::impl::VirtualGuardImpl(rank_.device().type()).getStreamFromGlobalPool(rank_.device());
+  }
+  if (options_.hook && options_.hook->taken_.exchange(true)) {
+    throw Error(name() +
+                ": its communication hook is another DataParallel's already; make one for each rank, in the function "
+                "that run() calls");
+  }
+  for (const auto& [name, parameter] : parameters_.all()) add_slot(name, parameter);
+  // The last layers' gradients come first.
+  std::vector<size_t> order(slots_.size());
+  std::iota(order.rbegin(), order.rend(), size_t{0});
+  make_buckets(order, order.size());
+}
+
+Reducer::~Reducer() {
+  if (options_.hook) options_.hook->taken_ = false;
+}
+
+void Reducer::check() {
+  parameters_.check(rank_, "DataParallel", "would not be averaged");
+  if (options_.hook && records()) {
+    throw Error(name() +
+                ": a CUDA graph cannot record what a communication hook does; record the step without one, or take no "
+                "graph");
+  }
+}
+
+// ---- Gradients and their memory.
+
+void Reducer::collect(size_t index) {
+  const c10::AutoGradMode no_grad(false);
+  Slot& slot = slots_[index];
+  auto& gradient = slot.parameter.mutable_grad();
+  slot.had = gradient.defined();
+  if (!gradient.defined()) {
+    slot.view.zero_();
+    if (!slot.parameter.requires_grad()) return;  // frozen since: no gradient, so that an optimizer leaves it alone
+  } else {
+    refuse_sparse(slot);
+    if (same_memory(gradient, slot.view)) return;
+    slot.view.copy_(gradient);
+  }
+  gradient = slot.view;
+}
+
+// Gradients keep their values: they move from the old buckets to the new ones.
+void Reducer::make_buckets(const std::vector<size_t>& order, size_t used) {
+  std::vector<Bucket> buckets;
+  std::map<at::ScalarType, Bucket> filling;
+  std::map<at::ScalarType, int64_t> bytes;
+  const auto close = [&](at::ScalarType type) {
+    buckets.push_back(std::move(filling[type]));
+    filling.erase(type);
+    bytes.erase(type);
+  };
+  const auto close_all = [&] {
+    while (!filling.empty()) close(filling.begin()->first);
+  };
+  for (size_t i = 0; i < order.size(); ++i) {
+    if (i == used) close_all();  // what comes during backward does not wait for what never comes
+    const at::Tensor& parameter = slots_[order[i]].parameter;
+    const auto type = parameter.scalar_type();
+    filling[type].slots.push_back(order[i]);
+    bytes[type] += static_cast<int64_t>(parameter.nbytes());
+    if (bytes[type] >= (buckets.empty() ? options_.first_bucket_bytes : options_.bucket_bytes)) close(type);
+  }
+  close_all();
+
+  buckets_ = std::move(buckets);
+  exchanges_.assign(buckets_.size(), {});
+  order_.resize(buckets_.size());
+  std::iota(order_.begin(), order_.end(), size_t{0});
+  for (const size_t bucket : order_) give_memory(bucket);
+}
+
+void Reducer::give_memory(size_t index) {
+  const c10::AutoGradMode no_grad(false);
+  const Bucket& bucket = buckets_[index];
+  GradientBucket& gradients = exchanges_[index].gradients;
+  int64_t size = 0;
+  for (const size_t slot : bucket.slots) size += slots_[slot].parameter.numel();
+  const auto type = slots_[bucket.slots[0]].parameter.scalar_type();
+  gradients.flat = at::zeros({size}, at::TensorOptions(rank_.device()).dtype(type));
+  int64_t offset = 0;
+  for (const size_t number : bucket.slots) {
+    Slot& slot = slots_[number];
+    const at::Tensor old = std::exchange(slot.view, view_in_flat(slot.parameter, gradients.flat, offset));
+    gradients.names.push_back(slot.name);
+    gradients.gradients.push_back(slot.view);
+    slot.bucket = index;
+    offset += slot.parameter.numel();
+    const at::Tensor& gradient = slot.parameter.grad();
+    if (old.defined() && gradient.defined() && same_memory(gradient, old)) collect(number);
+  }
+}
+
+// ---- By grains.
+
+int64_t Reducer::columns_of(size_t bucket) const {
+  const int64_t values = exchanges_[bucket].gradients.flat.numel(), ranks = rank_.world_size();
+  return (values + ranks - 1) / ranks * ranks;
+}
+
+at::Tensor Reducer::view_in(size_t slot, const at::Tensor& flat) const {
+  return view_in_flat(slots_[slot].parameter, flat, slots_[slot].view.storage_offset());
+}
+
+void Reducer::before_grains() {
+  if (!options_.hook) return;
+  throw Error(name() +
+              ": a communication hook's averages depend on the number of ranks, and by grains they must not. Leave out "
+              "the hook, or BatchOptions::grain");
+}
+
+// A sum with +0 makes the zeros of unused parameters +0 on any number of ranks.
+void Reducer::leave_gradients() {
+  const c10::AutoGradMode no_grad(false);
+  for (auto& slot : slots_) {
+    if (!slot.before.defined()) {
+      slot.view.zero_();
+    } else if (!same_memory(slot.before, slot.view)) {
+      slot.view.copy_(slot.before);
+    }
+    slot.parameter.mutable_grad() = slot.view;
+  }
+  for (auto& exchange : exchanges_) {
+    const at::Tensor& flat = exchange.gradients.flat;
+    flat.add_(exchange.average.narrow(0, 0, flat.numel()));
+    if (poll_stream_) exchange.average.record_stream(current_stream(rank_.device()));  // it is of the other stream
+    exchange.average.reset();
+  }
+}
+
+// ---- Rounds.
+
+void Reducer::take_turns(bool may_wait) {
+  for (;;) {
+    for (; place_ < turn_; ++place_) {
+      Exchange& exchange = exchanges_[place_];
+      if (!exchange.round.next) continue;
+      if (!may_wait && !is_complete(exchange)) return;
+      go_on(exchange);
+    }
+    if (next_ < buckets_.size()) {
+      if (!next_is_ready()) return;
+      turn_ = next_;
+      post_next();
+    } else {
+      turn_ = buckets_.size();
+      const auto goes_on = [](const Exchange& exchange) { return static_cast<bool>(exchange.round.next); };
+      if (std::none_of(exchanges_.begin(), exchanges_.end(), goes_on)) return;
+    }
+    place_ = 0;
+  }
+}
+
+// The average, and not the sum, because gradients of an earlier backward that are equal on all ranks must stay what
+// they are.
+void Reducer::post(size_t index) {
+  Exchange& exchange = exchanges_[index];
+  if (in_rounds()) {
+    if (poll_stream_) queue_after(current_stream(rank_.device()), *poll_stream_);
+    const c10::OptionalStreamGuard guard(poll_stream_);
+    const c10::AutoGradMode no_grad(false);
+    exchange.round = by_grains() ? average_of_grains(index) : options_.hook->average(exchange.gradients, rank_);
+  } else {
+    exchange.round = {.work = post_allreduce(rank_, exchange.gradients.flat, c10d::ReduceOp::AVG)};
+  }
+  open_.push_back(index);
+}
+
+// First each rank gets its slice of all ranks' sums over their grains, then all get all slices. A rank that has all
+// grains does neither.
+HookRound Reducer::average_of_grains(size_t index) {
+  const GrainRound sums = post_sums(index);
+  const auto slice_of_average = [sum = sums.sum, count = static_cast<double>(samples())] { return sum().div_(count); };
+  at::Tensor& average = exchanges_[index].average;
+  if (rank_.world_size() == 1) return {.finish = [&average, slice_of_average] { average = slice_of_average(); }};
+  return {.work = sums.work, .next = [this, &average, slice_of_average] {
+            at::Tensor slice = slice_of_average();
+            average = at::empty({slice.numel() * rank_.world_size()}, slice.options());
+            return HookRound{.work = rank_.backend()._allgather_base(average, slice)};
+          }};
+}
+
+// If a work is found complete, the current stream waits for it. Backward's stream must not, so polling has a stream of
+// its own.
+bool Reducer::is_complete(const Exchange& exchange) const {
+  const c10::OptionalStreamGuard guard(poll_stream_);
+  return !exchange.round.work || exchange.round.work->isCompleted();
+}
+
+void Reducer::go_on(Exchange& exchange) {
+  const c10::OptionalStreamGuard guard(poll_stream_);
+  const c10::AutoGradMode no_grad(false);
+  if (exchange.round.work) exchange.round.work->wait();
+  exchange.round = exchange.round.next();
+}
+
+void Reducer::end_of(size_t bucket) {
+  HookRound& round = exchanges_[bucket].round;
+  if (round.finish) {
+    const c10::OptionalStreamGuard guard(poll_stream_);
+    const c10::AutoGradMode no_grad(false);
+    if (round.work) round.work->wait();
+    round.finish();
+    round = {};
+  }
+  buckets_[bucket].range.reset();
+}
+
+// Does nothing while a CUDA graph is recorded. Only a backend with streams of its own can be recorded, and needs no
+// polling.
+void Reducer::poll() {
+  if (open_.empty() || records()) return;
+  std::erase_if(open_, [&](size_t bucket) {
+    if (!is_complete(exchanges_[bucket]) || exchanges_[bucket].round.next) return false;
+    end_of(bucket);
+    return true;
+  });
+}
+
+void Reducer::complete() {
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    HookRound& round = exchanges_[bucket].round;
+    if (round.work && !round.finish) round.work->wait();
+    end_of(bucket);
+    round = {};
+  }
+  if (in_rounds() && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));
+  open_.clear();
+}
+
+// ---- The order of the gradients.
+
+void Reducer::follow(const std::vector<size_t>& order) {
+  std::vector<size_t> all = order;
+  std::vector<bool> used(slots_.size(), false);
+  for (const size_t slot : all) used[slot] = true;
+  for (size_t slot = slots_.size(); slot-- > 0;) {
+    if (!used[slot]) all.push_back(slot);
+  }
+  make_buckets(all, order.size());
+  followed_ = order;
+}
+
+std::vector<int64_t> Reducer::order() const {
+  if (followed_.empty()) return {};
+  std::vector<int64_t> order{static_cast<int64_t>(slots_.size())};
+  order.insert(order.end(), followed_.begin(), followed_.end());
+  return order;
+}
+
+void Reducer::set_order(const std::vector<int64_t>& order) {
+  const std::lock_guard lock(mutex_);
+  const auto count = static_cast<int64_t>(slots_.size());
+  if (order.empty() || order.front() != count) return;
+  std::vector<size_t> slots;
+  for (size_t i = 1; i < order.size(); ++i) {
+    if (order[i] >= count) return;
+    if (order[i] >= 0) slots.push_back(static_cast<size_t>(order[i]));
+  }
+  const std::set<size_t> different(slots.begin(), slots.end());
+  if (slots.empty() || different.size() < slots.size()) return;
+  follow(slots);
+  learnt_ = true;
+}
+
+}  // namespace lockstep
