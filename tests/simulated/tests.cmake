@@ -4,16 +4,21 @@
 # Left out is what cannot run there, after the minus:
 #   - texts that name a rank's device ("rank 1 (cpu)") are written for CPUs: Groups, Reducer.ParametersThatNoRank…
 #   - tests whose bodies make tensors on the CPU, or compare with such: CommunicationHook.SixteenBits…, LocalSgd's state,
-#     SyncBatchNorm.*, PowerSgd.WhatIsLeftOut…, CrossEntropy…, AParameterThat…
+#     SyncBatchNorm.*, PowerSgd.WhatIsLeftOut…, CrossEntropy…, RankTrainer.*; so does all of parameter_server_test
+#   - a state of the CPU's generator has another length than a GPU's: DropoutTraining…, ARanksGenerator…
 #   - a GPU's step is taken before it is known not to be finite: OnNan.StopsAllRanksInTheSameStep…
 #   - a run that fails frees what is under way, and nobody uses the memory again: Reducer.…Exception…, PowerSgd.Refuses…
 #   - CUDA graphs are not simulated: Trainer.BadInput…
 #   - a pipeline's times are not measured on GPUs: most of split_model_test and pipeline_cost_test
 set(simulated_tests
   "in_process_test|*"
+  "clip_grad_norm_test|Sizes/*"
   "communication_hook_test|Sizes/*-*SixteenBits*"
+  "communication_test|Communication.*"
   "data_parallel_test|Sizes/*.*/2RanksMany:Sizes/*.*/3RanksOne:Sizes/*.*/2RanksAfterwards"
+  "dropout_test|Sizes/*-*DropoutTraining*:*ARanksGenerator*"
   "grain_test|*"
+  "grains_test|Seeds/*/0:Seeds/*/1:Seeds/*/2"
   "local_sgd_test|Sizes/*-*OuterMomentum*:*SendsTheParameters*"
   "mesh_test|*-Groups.*"
   "on_nan_test|OnNan*-*StopsAllRanksInTheSameStep*"
@@ -21,10 +26,12 @@ set(simulated_tests
   "pipeline_test|Sizes/*.RandomNets*/2Ranks1F1B:Sizes/*.RandomNets*/2RanksInterleaved2:Sizes/*.RandomNets*/3RanksGPipe"
   "power_sgd_test|Sizes/*-*WhatIsLeftOut*"
   "reducer_test|Reducer.*-*Exception*:*ChannelsLast*:*NoRankUses*:*GrowsAfter*"
+  "rank_trainer_test|RankTrainer.*-*ARecordedExchange*:*RunningStatistics*:*WeightsThatDiffer*"
   "resume_test|Resume.AStoppedRun*:Resume.WithTheOptimizersState:Resume.FromWithinAnEpoch*"
   "shard_test|Sizes/*.RandomNets*/2Ranks"
   "sharded_optimizer_test|Sizes/*.Updates*/2Ranks:Sizes/*.Accumulates*/3Ranks"
   "split_grains_test|*-*NoMeshOfDataAndPipeline*"
+  "split_trainer_test|SplitTrainer.*"
   "storeys_test|*"
   "sync_batch_norm_test|Sizes/*.Layer*/2Ranks:Sizes/*.Nets*/3Ranks"
   "trainer_test|Trainer.GivesTheSame*:Trainer.Evaluates*:Trainer.ARequest*"
