@@ -167,6 +167,7 @@ void Reducer::leave_gradients() {
   for (auto& exchange : exchanges_) {
     const at::Tensor& flat = exchange.gradients.flat;
     flat.add_(exchange.average.narrow(0, 0, flat.numel()));
+    if (poll_stream_) exchange.average.record_stream(current_stream(rank_.device()));  // it is of the other stream
     exchange.average.reset();
   }
 }

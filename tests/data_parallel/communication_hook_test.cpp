@@ -56,9 +56,11 @@ struct Weights : nn::Module {
 void backward_with(DataParallel<Weights>& net, const std::vector<Tensor>& gradients) {
   net->zero_grad();
   net.backward_through([&] {
-    Tensor sum = torch::zeros({});
     const auto parameters = net->parameters();
-    for (size_t i = 0; i < gradients.size(); ++i) sum = sum + (parameters[i] * gradients[i]).sum();
+    Tensor sum = torch::zeros({}, parameters[0].device());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      sum = sum + (parameters[i] * gradients[i].to(parameters[i].device())).sum();
+    }
     sum.backward();
   });
 }
@@ -78,7 +80,7 @@ TEST_P(CommunicationHookWorlds, AUsersHookDecidesWhatTheAverageIs) {
       backward_with(net, {mine});
       const double others = rank.world_size() - 1;
       const double vote = others > 1 ? -1 : others == 1 ? 0 : 1;
-      EXPECT_TRUE(net->parameters()[0].grad().equal(torch::tensor({1.0, -1.0, vote, 0.0})));
+      EXPECT_TRUE(net->parameters()[0].grad().cpu().equal(torch::tensor({1.0, -1.0, vote, 0.0})));
     }
   });
 }

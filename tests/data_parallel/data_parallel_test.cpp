@@ -68,14 +68,15 @@ Batch whole_batch(int64_t size, c10::IntArrayRef sample_shape, int64_t classes, 
 
 Batch part_of_batch(const Batch& whole, const Rank& rank) {
   const auto part = lockstep::part_of(whole.global_size, rank.index(), rank.world_size());
-  return {whole.x.slice(0, part.begin, part.end), whole.y.slice(0, part.begin, part.end), whole.global_size};
+  return {whole.x.slice(0, part.begin, part.end).to(rank.device()),
+          whole.y.slice(0, part.begin, part.end).to(rank.device()), whole.global_size};
 }
 
 std::map<std::string, Tensor> copy_of(const torch::OrderedDict<std::string, Tensor>& tensors, bool gradients) {
   std::map<std::string, Tensor> copies;
   for (const auto& item : tensors) {
     const Tensor& tensor = gradients ? item.value().grad() : item.value();
-    copies[item.key()] = tensor.defined() ? tensor.detach().clone() : Tensor();
+    copies[item.key()] = tensor.defined() ? lockstep::on_host(tensor) : Tensor();
   }
   return copies;
 }
@@ -138,7 +139,8 @@ void expect_equal_training(Make make, c10::IntArrayRef sample_shape, int64_t cla
       auto loss = net.loss(batch, F::cross_entropy);
       loss.backward();
       expect_near(copy_of(net->named_parameters(), true), gradients[i], tolerance);
-      const Tensor sum = torch::full({}, loss.item() * static_cast<double>(batch.size()), torch::kDouble);
+      const Tensor sum = torch::full({}, loss.item() * static_cast<double>(batch.size()),
+                                     torch::dtype(torch::kDouble).device(rank.device()));
       rank.allreduce(sum);
       EXPECT_NEAR(sum.item<double>() / static_cast<double>(batch_size), losses[i], tolerance * 10);
       sgd.step();

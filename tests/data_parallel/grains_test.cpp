@@ -168,7 +168,7 @@ Bits train(const Task& task, const Layout& layout) {
         if (layout.balances) balance.emplace(net, rank, lockstep::BalanceOptions{.every = 1});
         for (int epoch = 0; epoch < 2; ++epoch) {
           auto all = lockstep::batches(
-              data,
+              data.to(rank.device()),
               {.size = task.batch, .seed = task.seed, .epoch = epoch, .shares = layout.shares, .grain = task.grain},
               rank);
           for (auto& batch : all) {

@@ -41,6 +41,12 @@ struct Samples {
   Tensor x = torch::randn({global_size, 3}, torch::kDouble), y = torch::randn({global_size, 2}, torch::kDouble);
 };
 
+Batch part_of_rank(const Samples& all, const Rank& rank) {
+  const Range part = part_of(global_size, rank.index(), rank.world_size());
+  return {all.x.narrow(0, part.begin, part.size()).to(rank.device()),
+          all.y.narrow(0, part.begin, part.size()).to(rank.device()), global_size};
+}
+
 Batch part_of_rank(const Samples& all, int rank, int ranks) {
   const Range part = part_of(global_size, rank, ranks);
   return {all.x.narrow(0, part.begin, part.size()), all.y.narrow(0, part.begin, part.size()), global_size};
@@ -100,7 +106,7 @@ TEST_P(LocalSgdWorlds, FollowsTheAlgorithmWrittenOut) {
                      {.sync_every = c.sync_every, .outer_lr = c.outer_lr, .outer_momentum = c.outer_momentum});
       for (size_t step = 0; step < steps.size(); ++step) {
         sgd.zero_grad();
-        net.loss(part_of_rank(steps[step], rank.index(), rank.world_size()), mse).backward();
+        net.loss(part_of_rank(steps[step], rank), mse).backward();
         sgd.step();
         EXPECT_EQ(local.step(), (step + 1) % c.sync_every == 0) << step;
       }
@@ -126,8 +132,8 @@ TEST_P(LocalSgdWorlds, EveryStepItIsAveragedGradients) {
       const Batch all{step.x.narrow(0, 0, 2), step.y.narrow(0, 0, 2), 2};
       const Range part = part_of(2, rank.index(), rank.world_size());
       for (const Batch& batch :
-           {part_of_rank(step, rank.index(), rank.world_size()),
-            Batch{all.x.narrow(0, part.begin, part.size()), all.y.narrow(0, part.begin, part.size()), 2}}) {
+           {part_of_rank(step, rank), Batch{all.x.narrow(0, part.begin, part.size()).to(rank.device()),
+                                            all.y.narrow(0, part.begin, part.size()).to(rank.device()), 2}}) {
         sgd.zero_grad();
         other.zero_grad();
         net.loss(batch, mse).backward();

@@ -44,7 +44,7 @@ void backward_with(DataParallel<Weights>& net, const Gradients& gradients, doubl
   net->zero_grad();
   net.backward_through([&] {
     const auto part = [&](const Tensor& weight, const Tensor& gradient) {
-      return (weight * (gradient * times).to(weight.scalar_type())).sum();
+      return (weight * (gradient * times).to(weight.device(), weight.scalar_type())).sum();
     };
     (part(net->dense, gradients.dense) + part(net->bias, gradients.bias) + part(net->conv, gradients.conv)).backward();
   });

@@ -102,8 +102,8 @@ struct Scales : torch::nn::Module {
 };
 
 Batch inputs(const Rank& rank, int64_t size = 1) {
-  return {torch::full({size}, rank.index() + 1.0, torch::kDouble), torch::zeros({size}, torch::kDouble),
-          size * rank.world_size()};
+  const auto doubles = torch::dtype(torch::kDouble).device(rank.device());
+  return {torch::full({size}, rank.index() + 1.0, doubles), torch::zeros({size}, doubles), size * rank.world_size()};
 }
 
 Tensor mean_of_outputs(const Tensor& y_hat, const Tensor&) {
@@ -113,9 +113,9 @@ Tensor mean_of_outputs(const Tensor& y_hat, const Tensor&) {
 // One backward of Scales over inputs(): with every weight 1, loss = x * 1 * 2 * 3.
 void expect_gradients_of_scales(const Scales& net, int world, double times = 1) {
   const double x = (world + 1) / 2.0 * times;  // the mean over the ranks
-  EXPECT_TRUE(torch::allclose(net.a.grad(), torch::full({1}, 6 * x, torch::kDouble))) << net.a.grad();
-  EXPECT_TRUE(torch::allclose(net.b.grad(), torch::full({2}, 3 * x, torch::kDouble))) << net.b.grad();
-  EXPECT_TRUE(torch::allclose(net.c.grad(), torch::full({3}, 2 * x, torch::kDouble))) << net.c.grad();
+  EXPECT_TRUE(torch::allclose(net.a.grad().cpu(), torch::full({1}, 6 * x, torch::kDouble))) << net.a.grad();
+  EXPECT_TRUE(torch::allclose(net.b.grad().cpu(), torch::full({2}, 3 * x, torch::kDouble))) << net.b.grad();
+  EXPECT_TRUE(torch::allclose(net.c.grad().cpu(), torch::full({3}, 2 * x, torch::kDouble))) << net.c.grad();
 }
 
 ptrdiff_t place(const Log& log, const std::string& line) {

@@ -34,9 +34,9 @@ INSTANTIATE_TEST_SUITE_P(Sizes, SyncBatchNormWorlds, testing::Values(1, 2, 3, 4)
 // A rank's samples: even as can be, or none for rank 0 if there are others.
 Tensor part_for(const Tensor& whole, const Rank& rank, bool none_for_first) {
   if (!none_for_first || rank.world_size() == 1) return slice_of(whole, 0, rank);
-  if (rank.index() == 0) return whole.detach().narrow(0, 0, 0).clone();
+  if (rank.index() == 0) return whole.detach().narrow(0, 0, 0).clone().to(rank.device());
   const Range part = part_of(whole.size(0), rank.index() - 1, rank.world_size() - 1);
-  return whole.detach().narrow(0, part.begin, part.size()).clone();
+  return whole.detach().narrow(0, part.begin, part.size()).clone().to(rank.device());
 }
 
 // A layer at its start, and what becomes of it on whole batches, three steps on one device.
@@ -63,6 +63,7 @@ struct Steps {
 template <class BatchNorm>
 void expect_the_same(const Steps<BatchNorm>& steps, bool none_for_first, const std::string& name, Rank& rank) {
   SyncBatchNorm sync(*std::dynamic_pointer_cast<typename BatchNorm::ContainedType>(steps.start->clone()), rank);
+  sync->to(rank.device());
   for (size_t step = 0; step < steps.xs.size(); ++step) {
     const Tensor x = part_for(steps.xs[step], rank, none_for_first).requires_grad_();
     const Tensor y = sync->forward(x);
@@ -85,7 +86,8 @@ void expect_the_same(const Steps<BatchNorm>& steps, bool none_for_first, const s
   const auto whole = std::dynamic_pointer_cast<typename BatchNorm::ContainedType>(steps.trained->clone());
   whole->eval();
   const Tensor x = steps.xs[0].detach();
-  expect_near(sync->forward(x).detach(), whole->forward(x).detach(), kTolerance, name + ": in eval mode");
+  expect_near(sync->forward(x.to(rank.device())).detach(), whole->forward(x).detach(), kTolerance,
+              name + ": in eval mode");
 }
 
 template <class BatchNorm>

@@ -46,7 +46,7 @@ TORCH_MODULE(Residual);
 
 std::map<std::string, Tensor> gradients_of(const Sequential& net) {
   std::map<std::string, Tensor> gradients;
-  for (const auto& item : net->named_parameters()) gradients[item.key()] = item.value().grad().detach().clone();
+  for (const auto& item : net->named_parameters()) gradients[item.key()] = lockstep::on_host(item.value().grad());
   return gradients;
 }
 
@@ -57,8 +57,12 @@ void expect_gradients(const Sequential& mine, const std::map<std::string, Tensor
     const Tensor& expected = all.at(item.key());
     ASSERT_TRUE(item.value().grad().defined()) << item.key();
     const double scale = std::max(1.0, expected.abs().max().item<double>());
-    EXPECT_LE((item.value().grad() - expected).abs().max().item<double>(), tolerance * scale) << item.key();
+    EXPECT_LE((item.value().grad().cpu() - expected).abs().max().item<double>(), tolerance * scale) << item.key();
   }
+}
+
+Batch on(const lockstep::Rank& rank, const Batch& batch) {
+  return {batch.x.to(rank.device()), batch.y.to(rank.device()), batch.global_size};
 }
 
 Batch random_batch(int64_t size, std::vector<int64_t> sample, int64_t classes) {
@@ -188,10 +192,10 @@ TEST_P(PipelineWorlds, RandomNetsHaveTheGradientsOfOneDevice) {
       torch::optim::SGD sgd(pipeline.module()->parameters(), 0.1);
       for (size_t i = 0; i < batches.size(); ++i) {
         if (i == 2) sgd.step(), sgd.zero_grad();
-        EXPECT_NEAR(pipeline.forward_backward(batches[i], F::cross_entropy).item<double>(), losses[i], 1e-12);
+        EXPECT_NEAR(pipeline.forward_backward(on(rank, batches[i]), F::cross_entropy).item<double>(), losses[i], 1e-12);
         expect_gradients(pipeline.module(), gradients[i]);
       }
-      Tensor parameters = torch::tensor(static_cast<int64_t>(pipeline.module()->parameters().size()));
+      Tensor parameters = torch::tensor(static_cast<int64_t>(pipeline.module()->parameters().size())).to(rank.device());
       rank.allreduce(parameters);
       EXPECT_EQ(parameters.item<int64_t>(), static_cast<int64_t>(single->parameters().size()));
     });
@@ -207,7 +211,7 @@ TEST_P(PipelineWorlds, ForwardGivesTheNetsOutputOnEveryRank) {
   lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(copy_of(task.net), stages()), rank, {.schedule = plan().schedule});
     for (const int64_t samples : {11, 3, 0}) {
-      const Tensor y = pipeline.forward(x.slice(0, 0, samples).clone());
+      const Tensor y = pipeline.forward(x.slice(0, 0, samples).clone().to(rank.device())).cpu();
       EXPECT_TRUE(torch::allclose(y, expected.slice(0, 0, samples), 0, 1e-12)) << samples;
       EXPECT_FALSE(y.requires_grad());
     }
@@ -220,9 +224,9 @@ TEST_P(PipelineWorlds, AnEmptyBatchChangesNothing) {
   const Batch batch = random_batch(5, task.sample, kClasses);
   lockstep::run(lockstep::test_devices(world()), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(copy_of(task.net), stages()), rank, {.schedule = plan().schedule});
-    const Batch empty{batch.x.slice(0, 0, 0), batch.y.slice(0, 0, 0), 0};
+    const Batch empty = on(rank, {batch.x.slice(0, 0, 0), batch.y.slice(0, 0, 0), 0});
     EXPECT_EQ(pipeline.forward_backward(empty, F::cross_entropy).item<double>(), 0);
-    pipeline.forward_backward(batch, F::cross_entropy);
+    pipeline.forward_backward(on(rank, batch), F::cross_entropy);
     const auto gradients = gradients_of(pipeline.module());
     EXPECT_EQ(pipeline.forward_backward(empty, F::cross_entropy).item<double>(), 0);
     expect_gradients(pipeline.module(), gradients, 0);
@@ -240,10 +244,11 @@ TEST(PipelineTest, IndicesGoInAndAnyCriterionMayJudge) {
   F::mse_loss(single->forward(batch.x), batch.y).backward();
   lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(copy_of(net), {1}), rank);
-    pipeline.forward_backward(batch, F::mse_loss);
+    pipeline.forward_backward(on(rank, batch), F::mse_loss);
     expect_gradients(pipeline.module(), gradients_of(single));
     pipeline.module()->zero_grad();
-    pipeline.forward_backward(batch, [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).square().mean(); });
+    pipeline.forward_backward(on(rank, batch),
+                              [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).square().mean(); });
     expect_gradients(pipeline.module(), gradients_of(single));
   });
 }
@@ -270,7 +275,7 @@ TEST(PipelineTest, BuffersMoveOncePerMicrobatch) {
                           {.schedule = schedule, .microbatches = 3, .recompute = recompute});
         pipeline.module()[1]->eval();
         pipeline.module()[1]->train();
-        pipeline.forward_backward(batch, F::cross_entropy);
+        pipeline.forward_backward(on(rank, batch), F::cross_entropy);
         EXPECT_TRUE(pipeline.module()->is_training());
         expect_gradients(pipeline.module(), gradients_of(single), 1e-5);
         for (const auto& item : pipeline.module()->named_buffers()) {
@@ -306,7 +311,7 @@ TEST(PipelineTest, StagesWithoutParametersPassGradientsOn) {
     std::vector<Sequential> stages(4, nullptr);
     stages[rank.index()] = split_into_stages(copy_of(net), 4)[rank.index()];  // the others' may be null
     Pipeline pipeline(stages, rank);
-    pipeline.forward_backward(batch, F::cross_entropy);
+    pipeline.forward_backward(on(rank, batch), F::cross_entropy);
     expect_gradients(pipeline.module(), gradients_of(single));
   });
 }
@@ -329,7 +334,7 @@ TEST(PipelineTest, NothingIsComputedForLayersWithoutParameters) {
   const auto backwards = [&](const Sequential& net) {
     Counted::backwards = 0;
     lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
-      Pipeline(split_into_stages(copy_of(net), 3), rank).forward_backward(batch, F::cross_entropy);
+      Pipeline(split_into_stages(copy_of(net), 3), rank).forward_backward(on(rank, batch), F::cross_entropy);
     });
     return Counted::backwards.load();
   };
@@ -352,7 +357,7 @@ TEST(PipelineTest, MixedPrecisionHasTheGradientsOfOneDevice) {
       Pipeline pipeline(split_into_stages(copy_of(net), {2}), rank,
                         {.schedule = PipelineSchedule::gpipe, .recompute = recompute});
       const lockstep::Autocast bf16(rank.device());
-      pipeline.forward_backward(batch, F::cross_entropy);
+      pipeline.forward_backward(on(rank, batch), F::cross_entropy);
       expect_gradients(pipeline.module(), gradients_of(single), 0.02);
     });
   }

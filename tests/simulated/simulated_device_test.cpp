@@ -181,7 +181,7 @@ float read_after_free(bool records) {
 TEST(SimulatedDevice, AMissingRecordStreamIsReported) {
   EXPECT_EQ(read_after_free(true), 2);
   EXPECT_THAT(simulated::take_reports(), IsEmpty());
-  EXPECT_EQ(read_after_free(false), 14);
+  EXPECT_NE(read_after_free(false), 2);
   EXPECT_THAT(simulated::take_reports(), ElementsAre(HasSubstr("recordStream is missing")));
 }
 

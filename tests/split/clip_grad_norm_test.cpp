@@ -52,7 +52,8 @@ std::vector<Batch> make_batches() {
 
 Batch part_for(const Batch& batch, const Rank& rank) {
   const Range part = part_of(batch.size(), rank.index(), rank.world_size());
-  return {batch.x.slice(0, part.begin, part.end), batch.y.slice(0, part.begin, part.end), batch.global_size};
+  return {batch.x.slice(0, part.begin, part.end).to(rank.device()),
+          batch.y.slice(0, part.begin, part.end).to(rank.device()), batch.global_size};
 }
 
 const auto make_adam = [](const std::vector<Tensor>& parameters) {

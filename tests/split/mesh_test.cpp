@@ -23,7 +23,7 @@ using namespace std::chrono_literals;
 
 // The numbers, in the world, of the ranks that a group's rank reaches.
 std::vector<int64_t> reached(Rank& group, int world_index, int world_size) {
-  Tensor table = torch::zeros({world_size}, torch::kLong);
+  Tensor table = torch::zeros({world_size}, torch::dtype(torch::kLong).device(group.device()));
   table[world_index] = 1;
   group.allreduce(table);
   std::vector<int64_t> numbers;
@@ -56,25 +56,27 @@ TEST_P(MeshWorlds, GroupsCallForThemselves) {
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Rank parity = rank.group(rank.index() % 2), all = rank.group(0), own = rank.group(rank.index());
     for (int i = 0; i < 3 + rank.index() % 2; ++i) {
-      Tensor sum = torch::full({4}, rank.index() + 1);
+      Tensor sum = torch::full({4}, rank.index() + 1, rank.device());
       parity.allreduce(sum);
       int64_t expected = 0;
       for (int other = rank.index() % 2; other < world; other += 2) expected += other + 1;
-      EXPECT_TRUE(torch::equal(sum, torch::full({4}, expected)));
+      EXPECT_TRUE(torch::equal(sum.cpu(), torch::full({4}, expected)));
     }
     EXPECT_EQ(own.world_size(), 1);
-    Tensor mine = torch::full({2}, rank.index());
+    Tensor mine = torch::full({2}, rank.index(), rank.device());
     own.allreduce(mine);
-    EXPECT_TRUE(torch::equal(mine, torch::full({2}, rank.index())));
-    Tensor from_root = torch::full({3}, rank.index());
+    EXPECT_TRUE(torch::equal(mine.cpu(), torch::full({2}, rank.index())));
+    Tensor from_root = torch::full({3}, rank.index(), rank.device());
     all.broadcast(from_root, world - 1);
-    EXPECT_TRUE(torch::equal(from_root, torch::full({3}, world - 1)));
+    EXPECT_TRUE(torch::equal(from_root.cpu(), torch::full({3}, world - 1)));
     if (parity.world_size() == 1) return;
     // To the next of the same parity, and to the same rank in the whole world, under one tag.
     const int next = (parity.index() + 1) % parity.world_size();
     const int before = (parity.index() + parity.world_size() - 1) % parity.world_size();
-    std::vector<Tensor> in_group{torch::full({2}, rank.index())}, in_world{torch::full({2}, 100 + rank.index())};
-    std::vector<Tensor> got_in_group{torch::zeros({2}, torch::kLong)}, got_in_world{torch::zeros({2}, torch::kLong)};
+    std::vector<Tensor> in_group{torch::full({2}, rank.index(), rank.device())},
+        in_world{torch::full({2}, 100 + rank.index(), rank.device())};
+    std::vector<Tensor> got_in_group{torch::zeros({2}, torch::dtype(torch::kLong).device(rank.device()))},
+        got_in_world{torch::zeros({2}, torch::dtype(torch::kLong).device(rank.device()))};
     const auto world_rank = [&](int index) { return 2 * index + rank.index() % 2; };
     const auto first = rank.backend().send(in_world, world_rank(next), 7);
     const auto second = parity.backend().send(in_group, next, 7);
@@ -82,8 +84,8 @@ TEST_P(MeshWorlds, GroupsCallForThemselves) {
     rank.backend().recv(got_in_world, world_rank(before), 7)->wait();
     first->wait();
     second->wait();
-    EXPECT_TRUE(torch::equal(got_in_group[0], torch::full({2}, world_rank(before))));
-    EXPECT_TRUE(torch::equal(got_in_world[0], torch::full({2}, 100 + world_rank(before))));
+    EXPECT_TRUE(torch::equal(got_in_group[0].cpu(), torch::full({2}, world_rank(before))));
+    EXPECT_TRUE(torch::equal(got_in_world[0].cpu(), torch::full({2}, 100 + world_rank(before))));
   });
 }
 

@@ -68,6 +68,7 @@ Bits train(const ModelSplit& split, const Options& options = {}) {
   lockstep::run(
       lockstep::test_devices(split.mesh.size()),
       [&](Rank& rank) {
+        const Dataset here = data.to(rank.device());
         const Sequential whole = rank.in_turn(make_net);
         SplitModel net(lockstep::copy_of(whole), rank, split, {.average = options.zero == 0});
         std::optional<lockstep::ShardedOptimizer> sharded;
@@ -78,13 +79,14 @@ Bits train(const ModelSplit& split, const Options& options = {}) {
           };
           sharded.emplace(net.replicas(), make, lockstep::ShardedOptions{.stage = options.zero});
         }
-        for (const auto& batch : lockstep::batches(data, {.size = 17, .grain = options.grain}, net.mesh().data())) {
+        for (const auto& batch : lockstep::batches(here, {.size = 17, .grain = options.grain}, net.mesh().data())) {
           sharded ? sharded->zero_grad() : sgd.zero_grad();
           net.forward_backward(batch, F::cross_entropy);
           if (options.clip > 0) lockstep::clip_grad_norm(net, options.clip);
           sharded ? sharded->step() : void(sgd.step());
         }
         Sequential all = lockstep::copy_of(whole);
+        all->to(rank.device());
         net.gather(all);
         if (rank.index() == 0) bits = lockstep::tensor_bits(*all);
       },

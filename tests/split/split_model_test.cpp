@@ -57,7 +57,8 @@ Batch make_batch(int64_t size, int step) {
 
 Batch part_of(const Batch& batch, const Rank& rank) {
   const auto part = lockstep::part_of(batch.size(), rank.index(), rank.world_size());
-  return {batch.x.slice(0, part.begin, part.end), batch.y.slice(0, part.begin, part.end), batch.global_size};
+  return {batch.x.slice(0, part.begin, part.end).to(rank.device()),
+          batch.y.slice(0, part.begin, part.end).to(rank.device()), batch.global_size};
 }
 
 constexpr int steps = 3;
@@ -80,8 +81,8 @@ std::pair<std::vector<double>, Sequential> train_whole() {
 }
 
 void expect_close(const Tensor& actual, const Tensor& expected, const std::string& what) {
-  EXPECT_TRUE(torch::allclose(actual, expected, /*rtol=*/0, /*atol=*/1e-12))
-      << what << " differs by " << (actual - expected).abs().max().item<double>();
+  EXPECT_TRUE(torch::allclose(actual.cpu(), expected.cpu(), /*rtol=*/0, /*atol=*/1e-12))
+      << what << " differs by " << (actual.cpu() - expected.cpu()).abs().max().item<double>();
 }
 
 void expect_trains_like_one_device(Rank& rank, const ModelSplit& split) {
@@ -105,7 +106,7 @@ void expect_trains_like_one_device(Rank& rank, const ModelSplit& split) {
   const auto parameters = whole->named_parameters();
   for (const auto& item : expected->named_parameters()) expect_close(parameters[item.key()], item.value(), item.key());
   const Batch test = make_batch(5, 9);
-  expect_close(net.forward(test.x), expected->forward(test.x).detach(), "the output");
+  expect_close(net.forward(test.x.to(rank.device())), expected->forward(test.x).detach(), "the output");
 }
 
 class SplitModelWorlds : public testing::TestWithParam<int> {};

@@ -21,7 +21,7 @@ namespace lockstep {
 
 inline at::Tensor slice_of(const at::Tensor& whole, int64_t dim, const Rank& rank) {
   const Range part = part_of(whole.size(dim), rank.index(), rank.world_size());
-  return whole.detach().narrow(dim, part.begin, part.size()).clone();
+  return whole.detach().narrow(dim, part.begin, part.size()).clone().to(rank.device());
 }
 
 inline void expect_near(const at::Tensor& actual, const at::Tensor& expected, double tolerance,
@@ -31,7 +31,7 @@ inline void expect_near(const at::Tensor& actual, const at::Tensor& expected, do
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   if (expected.numel() == 0) return;
   const double scale = std::max(1.0, expected.abs().max().item<double>());
-  EXPECT_LE((actual - expected).abs().max().item<double>(), tolerance * scale) << what;
+  EXPECT_LE((actual.cpu() - expected.cpu()).abs().max().item<double>(), tolerance * scale) << what;
 }
 
 // To the bit. All ranks must call it.

@@ -70,13 +70,14 @@ inline void expect_trains_as_whole(const torch::nn::Sequential& start, const std
   torch::nn::Sequential part = shard(start, rank, options);
   torch::optim::SGD sgd(part->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   torch::nn::Sequential joined = copy_of(start);
+  joined->to(rank.device());
   for (size_t step = 0; step < batches.size(); ++step) {
     SCOPED_TRACE(testing::Message() << "step " << step);
     sgd.zero_grad();
-    const at::Tensor x = batches[step].x.clone().requires_grad_();
+    const at::Tensor x = batches[step].x.clone().to(rank.device()).requires_grad_();
     const at::Tensor result = part->forward(x);
     expect_near(result.detach(), expected.results[step], kTolerance, "result");
-    torch::nn::functional::cross_entropy(result, batches[step].y).backward();
+    torch::nn::functional::cross_entropy(result, batches[step].y.to(rank.device())).backward();
     expect_near(x.grad(), expected.input_gradients[step], kTolerance, "gradient of the input");
     unshard_gradients(part, rank, joined);
     const auto gradients = expected.gradients[step]->named_parameters();

@@ -15,7 +15,7 @@ using TensorBits = std::vector<std::string>;
 inline TensorBits tensor_bits(const torch::nn::Module& module) {
   TensorBits bits;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
-    const at::Tensor here = tensor.detach().contiguous();
+    const at::Tensor here = tensor.detach().cpu().contiguous();
     const std::string_view bytes(static_cast<const char*>(here.data_ptr()), here.nbytes());
     bits.push_back(name + " " + std::to_string(std::hash<std::string_view>()(bytes)));
   };

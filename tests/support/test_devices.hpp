@@ -2,6 +2,7 @@
 // So the same tests run on simulated GPUs, and on GPUs.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <lockstep/devices/devices.hpp>
 
 #include <cstddef>
@@ -16,6 +17,11 @@ inline Devices test_devices(size_t count) {
   Devices devices;
   for (size_t i = 0; i < count; ++i) devices.push_back(some[i % some.size()]);
   return devices;
+}
+
+// A copy on the CPU, without history.
+inline at::Tensor on_host(const at::Tensor& tensor) {
+  return tensor.detach().to(at::kCPU, tensor.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
 }
 
 }  // namespace lockstep

@@ -41,7 +41,7 @@ TEST_P(ParallelFunctionsWorlds, TransposedMemoryTravelsInTheOrderOfItsDimensions
   const Tensor whole = doubles({3, 4});
   on_ranks([&](Rank& rank) {
     Rank strict = counted(rank, std::make_shared<CountingBackend::Calls>());
-    const Tensor x = leaf(whole.t().contiguous().t());
+    const Tensor x = leaf(whole.to(rank.device()).t().contiguous().t());
     expect_near(reduce_from_group(x, strict).detach(), whole * rank.world_size(), kTolerance, "reduced");
   });
 }
@@ -51,10 +51,10 @@ TEST_P(ParallelFunctionsWorlds, TransposedMemoryTravelsInTheOrderOfItsDimensions
 TEST_P(ParallelFunctionsWorlds, CopyGivesTheSameAndAddsGradients) {
   const Tensor whole = doubles({3, 4}), grad = doubles({3, 4});
   on_ranks([&](Rank& rank) {
-    const Tensor x = leaf(whole);
+    const Tensor x = leaf(whole.to(rank.device()));
     const Tensor y = copy_to_group(x, rank);
-    EXPECT_TRUE(y.equal(whole));
-    y.backward(grad * (rank.index() + 1));
+    EXPECT_TRUE(y.cpu().equal(whole));
+    y.backward((grad * (rank.index() + 1)).to(rank.device()));
     expect_near(x.grad(), grad * sum_of_factors(), kTolerance, "gradient");
     expect_equal_on_all_ranks(x.grad(), rank, "gradient");
   });
@@ -63,13 +63,13 @@ TEST_P(ParallelFunctionsWorlds, CopyGivesTheSameAndAddsGradients) {
 TEST_P(ParallelFunctionsWorlds, ReduceAddsAndPassesGradientsOn) {
   const Tensor whole = doubles({3, 4}), grad = doubles({3, 4});
   on_ranks([&](Rank& rank) {
-    const Tensor x = leaf(whole * (rank.index() + 1));
+    const Tensor x = leaf((whole * (rank.index() + 1)).to(rank.device()));
     const Tensor y = reduce_from_group(x, rank);
     expect_near(y.detach(), whole * sum_of_factors(), kTolerance, "sum");
     expect_equal_on_all_ranks(y, rank, "sum");
-    EXPECT_TRUE(x.equal(whole * (rank.index() + 1)));  // the input stays
-    y.backward(grad);
-    EXPECT_TRUE(x.grad().equal(grad));
+    EXPECT_TRUE(x.cpu().equal(whole * (rank.index() + 1)));  // the input stays
+    y.backward(grad.to(rank.device()));
+    EXPECT_TRUE(x.grad().cpu().equal(grad));
   });
 }
 
@@ -84,15 +84,15 @@ TEST_P(ParallelFunctionsWorlds, GatherJoinsPartsAndScatterTakesThem) {
         for (const int64_t told : {total, int64_t{0}}) {
           const Tensor x = leaf(slice_of(whole, dim, rank));
           const Tensor y = gather_from_group(x, dim, rank, told);
-          EXPECT_TRUE(y.equal(whole));
-          y.backward(grad);
-          EXPECT_TRUE(x.grad().equal(slice_of(grad, dim, rank)));
+          EXPECT_TRUE(y.cpu().equal(whole));
+          y.backward(grad.to(rank.device()));
+          EXPECT_TRUE(x.grad().cpu().equal(slice_of(grad, dim, rank).cpu()));
         }
-        const Tensor x = leaf(whole);
+        const Tensor x = leaf(whole.to(rank.device()));
         const Tensor y = scatter_to_group(x, dim, rank);
-        EXPECT_TRUE(y.equal(slice_of(whole, dim, rank)));
+        EXPECT_TRUE(y.cpu().equal(slice_of(whole, dim, rank).cpu()));
         y.backward(slice_of(grad, dim, rank));
-        EXPECT_TRUE(x.grad().equal(grad));
+        EXPECT_TRUE(x.grad().cpu().equal(grad));
       });
     }
   }
@@ -104,13 +104,13 @@ TEST_P(ParallelFunctionsWorlds, GatherTakesPartsOfAnySize) {
   for (int i = 0; i < world; ++i) parts.push_back(doubles({2, (i * 3) % 4}));  // 0, 3, 2, 1
   const Tensor whole = torch::cat(parts, 1), grad = doubles(whole.sizes());
   on_ranks([&](Rank& rank) {
-    const Tensor x = leaf(parts[rank.index()]);
+    const Tensor x = leaf(parts[rank.index()].to(rank.device()));
     const Tensor y = gather_from_group(x, 1, rank);
-    EXPECT_TRUE(y.equal(whole));
-    y.backward(grad);
+    EXPECT_TRUE(y.cpu().equal(whole));
+    y.backward(grad.to(rank.device()));
     int64_t begin = 0;
     for (int i = 0; i < rank.index(); ++i) begin += parts[i].size(1);
-    EXPECT_TRUE(x.grad().equal(grad.narrow(1, begin, x.size(1))));
+    EXPECT_TRUE(x.grad().cpu().equal(grad.narrow(1, begin, x.size(1))));
   });
 }
 
@@ -120,18 +120,19 @@ TEST_P(ParallelFunctionsWorlds, ExchangesInOneStepAreTheirTwoSteps) {
     on_ranks([&](Rank& rank) {
       const Tensor x = leaf(slice_of(whole, 1, rank)), same = leaf(x);
       const Tensor y = gather_in_group(x, 1, rank, total);
-      EXPECT_TRUE(y.equal(whole));
-      y.backward(grad * (rank.index() + 1));
-      copy_to_group(gather_from_group(same, 1, rank, total), rank).backward(grad * (rank.index() + 1));
+      EXPECT_TRUE(y.cpu().equal(whole));
+      y.backward((grad * (rank.index() + 1)).to(rank.device()));
+      copy_to_group(gather_from_group(same, 1, rank, total), rank)
+          .backward((grad * (rank.index() + 1)).to(rank.device()));
       expect_near(x.grad(), same.grad(), kTolerance, "gathered: gradient");
 
-      const Tensor z = leaf(whole * (rank.index() + 1)), same_z = leaf(z);
+      const Tensor z = leaf((whole * (rank.index() + 1)).to(rank.device())), same_z = leaf(z);
       const Tensor part = reduce_scatter_in_group(z, 1, rank);
       const Tensor same_part = scatter_to_group(reduce_from_group(same_z, rank), 1, rank);
       expect_near(part.detach(), same_part.detach(), kTolerance, "reduced");
       part.backward(slice_of(grad, 1, rank));
       same_part.backward(slice_of(grad, 1, rank));
-      EXPECT_TRUE(z.grad().equal(same_z.grad()));
+      EXPECT_TRUE(z.grad().cpu().equal(same_z.grad().cpu()));
     });
   }
 }
@@ -147,17 +148,17 @@ TEST_P(ParallelFunctionsWorlds, FunctionsCanBeDifferentiatedTwice) {
   const Tensor through_sum = second((x.pow(3) * weights).sum(), x);
   const Tensor through_slices = second((x.pow(3) * weights).pow(2).sum(), x);
   on_ranks([&](Rank& rank) {
-    const Tensor x = leaf(values);
+    const Tensor x = leaf(values.to(rank.device()));
     const Tensor share = weights * (rank.index() + 1) / sum_of_factors();
     const Tensor sum = reduce_from_group(copy_to_group(x, rank).pow(3) * share, rank);
     expect_near(second(sum.sum(), x), through_sum, 1e-11, "copy and reduce");
 
-    const Tensor z = leaf(values);
+    const Tensor z = leaf(values.to(rank.device()));
     const Tensor part = scatter_to_group(z, 1, rank).pow(3) * slice_of(weights, 1, rank);
     expect_near(second(gather_from_group(part, 1, rank, 12).pow(2).sum(), z), through_slices, 1e-11,
                 "scatter and gather");
 
-    const Tensor w = leaf(values);
+    const Tensor w = leaf(values.to(rank.device()));
     const Tensor gathered = gather_in_group(scatter_to_group(w, 1, rank).pow(3), 1, rank, 12);
     const Tensor reduced = reduce_scatter_in_group(gathered * weights / world, 1, rank);
     expect_near(second(gather_from_group(reduced, 1, rank, 12).pow(2).sum(), w), through_slices, 1e-11,

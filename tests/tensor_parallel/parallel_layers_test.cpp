@@ -41,9 +41,11 @@ void expect_same_as_whole(Whole& whole, Layer& layer, Rank& rank, const Tensor& 
                           std::optional<int64_t> y_dim) {
   const auto mine = [&](const Tensor& tensor, std::optional<int64_t> dim) {
     if (!tensor.defined()) return tensor;  // the gradient of what is frozen
-    return dim ? slice_of(tensor, *dim, rank) : tensor.detach();
+    return dim ? slice_of(tensor, *dim, rank) : tensor.detach().to(rank.device());
   };
-  const Tensor all_x = leaf(x_whole), x = leaf(mine(x_whole, x_dim));
+  whole->to(rank.device());
+  layer->to(rank.device());
+  const Tensor all_x = leaf(x_whole.to(rank.device())), x = leaf(mine(x_whole, x_dim));
   const Tensor all_y = whole->forward(all_x), y = layer->forward(x);
   expect_near(y.detach(), mine(all_y, y_dim), kTolerance, "y");
   const Tensor grad = torch::sin(all_y.detach() * 3);  // equal on all ranks

@@ -81,8 +81,8 @@ Outcome train(int ranks, const TrainOptions& options, const ImageData& data) {
     auto whole = trainer.whole();
     if (rank.index() != 0) return;
     outcome.history = history;
-    for (const auto& tensor : whole->parameters()) outcome.state.push_back(tensor.detach().clone());
-    for (const auto& tensor : whole->buffers()) outcome.state.push_back(tensor.clone());
+    for (const auto& tensor : whole->parameters()) outcome.state.push_back(on_host(tensor));
+    for (const auto& tensor : whole->buffers()) outcome.state.push_back(on_host(tensor));
   });
   return outcome;
 }

@@ -20,7 +20,7 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
 void expect_equal(const Tensor& actual, const Tensor& expected) {
-  EXPECT_TRUE(torch::equal(actual, expected)) << "actual\n" << actual << "\nexpected\n" << expected;
+  EXPECT_TRUE(torch::equal(actual.cpu(), expected.cpu())) << "actual\n" << actual << "\nexpected\n" << expected;
 }
 
 // What rank `rank` brings: no two ranks' values are equal, and small enough for every type's sums and products.
@@ -49,7 +49,7 @@ TEST_P(InProcessWorlds, AllreduceReducesOverAllRanks) {
   const Tensor all = torch::stack(values(world, {2, 7}));
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     const auto reduced = [&](ReduceOp::RedOpType op) {
-      const Tensor tensor = value(rank.index(), {2, 7});
+      const Tensor tensor = value(rank.index(), {2, 7}).to(rank.device());
       rank.allreduce(tensor, op);
       return tensor;
     };
@@ -67,7 +67,7 @@ TEST_P(InProcessWorlds, AllreduceTakesEveryNumericType) {
                           torch::kInt16, torch::kInt32, torch::kInt64}) {
     const Tensor sum = torch::stack(values(world, {11}, type)).sum(0).to(type);
     lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
-      const Tensor tensor = value(rank.index(), {11}, type);
+      const Tensor tensor = value(rank.index(), {11}, type).to(rank.device());
       rank.allreduce(tensor);
       expect_equal(tensor, sum);
     });
@@ -90,12 +90,13 @@ TEST_P(InProcessWorlds, AllreduceTakesRandomShapesAlsoEmptyAndNotContiguous) {
                               .to(torch::kDouble);
     const Tensor sum = inputs.sum(0);
     lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
-      const Tensor plain = inputs[rank.index()].clone();
+      const Tensor mine = inputs[rank.index()].to(rank.device());
+      const Tensor plain = mine.clone();
       rank.allreduce(plain);
       expect_equal(plain, sum);
       if (shape.size() < 2) return;
-      const Tensor transposed = inputs[rank.index()].transpose(0, 1).contiguous().transpose(0, 1);
-      const Tensor every_second = inputs[rank.index()].repeat_interleave(2, 0).slice(0, 0, std::nullopt, 2);
+      const Tensor transposed = mine.transpose(0, 1).contiguous().transpose(0, 1);
+      const Tensor every_second = mine.repeat_interleave(2, 0).slice(0, 0, std::nullopt, 2);
       for (const auto& strided : {transposed, every_second}) {
         rank.allreduce(strided);
         expect_equal(strided, sum);
@@ -114,7 +115,7 @@ TEST_P(InProcessWorlds, AllreduceAddsInTheOrderOfTheRanks) {
     lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
       std::this_thread::sleep_for(
           std::chrono::microseconds((rank.index() * 7 + repeat * 3) % 5 * 200));  // whoever comes first
-      const Tensor tensor = inputs[rank.index()].clone();
+      const Tensor tensor = inputs[rank.index()].clone().to(rank.device());
       rank.allreduce(tensor);
       expect_equal(tensor, expected);  // bit for bit
     });
@@ -125,10 +126,10 @@ TEST_P(InProcessWorlds, BroadcastCopiesTheRootsValues) {
   const int world = GetParam();
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     for (int root = 0; root < world; ++root) {
-      const Tensor tensor = value(rank.index(), {3, 5});
+      const Tensor tensor = value(rank.index(), {3, 5}).to(rank.device());
       rank.broadcast(tensor, root);
       expect_equal(tensor, value(root, {3, 5}));
-      const Tensor strided = value(rank.index(), {5, 3}).t();
+      const Tensor strided = value(rank.index(), {5, 3}).to(rank.device()).t();
       rank.broadcast(strided, root);
       expect_equal(strided, value(root, {5, 3}).t());
     }
@@ -140,7 +141,7 @@ TEST_P(InProcessWorlds, ReduceLeavesTheSumOnTheRootAlone) {
   const Tensor sum = torch::stack(values(world, {4, 3})).sum(0);
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     for (int root = 0; root < world; ++root) {
-      Tensors tensor{value(rank.index(), {4, 3})};
+      Tensors tensor{value(rank.index(), {4, 3}).to(rank.device())};
       c10d::ReduceOptions options;
       options.rootRank = root;
       rank.backend().reduce(tensor, options)->wait();
@@ -152,13 +153,14 @@ TEST_P(InProcessWorlds, ReduceLeavesTheSumOnTheRootAlone) {
 TEST_P(InProcessWorlds, AllgatherCollectsEveryRanksTensor) {
   const int world = GetParam();
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
-    Tensors input{value(rank.index(), {2, 3})};
+    Tensors input{value(rank.index(), {2, 3}).to(rank.device())};
     std::vector<Tensors> outputs(1);
-    for (int i = 0; i < world; ++i) outputs[0].push_back(i % 2 ? torch::zeros({3, 2}).t() : torch::zeros({2, 3}));
+    for (int i = 0; i < world; ++i)
+      outputs[0].push_back(i % 2 ? torch::zeros({3, 2}, rank.device()).t() : torch::zeros({2, 3}, rank.device()));
     rank.backend().allgather(outputs, input)->wait();
     for (int i = 0; i < world; ++i) expect_equal(outputs[0][i], value(i, {2, 3}));
 
-    Tensor flat = torch::zeros({2 * world, 3});
+    Tensor flat = torch::zeros({2 * world, 3}, rank.device());
     rank.backend()._allgather_base(flat, input[0])->wait();
     expect_equal(flat, torch::cat(values(world, {2, 3})));
   });
@@ -168,20 +170,21 @@ TEST_P(InProcessWorlds, ARanksAllgatherAndReduceScatterHaveARowForEachRank) {
   const int world = GetParam();
   for (const auto type : {torch::kFloat, torch::kInt64, torch::kUInt8}) {
     for (const std::vector<int64_t>& shape : {std::vector<int64_t>{}, {0}, {7}, {3, 5}}) {
-      const Tensor all = torch::stack(values(world, shape, type));
+      const Tensor on_host = torch::stack(values(world, shape, type));
       lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
-        expect_equal(rank.allgather(value(rank.index(), shape, type)), all);
+        const Tensor all = on_host.to(rank.device());
+        expect_equal(rank.allgather(all[rank.index()]), all);
         // Every rank gives the same rows, so the sum is `world` times as much.
         expect_equal(rank.reduce_scatter(all), (all[rank.index()] * world).to(type));
         if (shape.size() < 2) return;
-        expect_equal(rank.allgather(value(rank.index(), shape, type).t()), all.transpose(1, 2));
+        expect_equal(rank.allgather(all[rank.index()].t()), all.transpose(1, 2));
         expect_equal(rank.reduce_scatter(all.transpose(1, 2)), (all[rank.index()].t() * world).to(type));
       });
     }
   }
   EXPECT_THAT(lockstep::error_of([&] {
                 lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
-                  rank.reduce_scatter(torch::ones({world + 1, 2}));
+                  rank.reduce_scatter(torch::ones({world + 1, 2}, rank.device()));
                 });
               }),
               testing::HasSubstr("needs a row for each of " + std::to_string(world) + " ranks"));
@@ -191,13 +194,13 @@ TEST_P(InProcessWorlds, ReduceScatterGivesEachRankItsPartOfTheSum) {
   const int world = GetParam();
   const Tensor sum = torch::stack(values(world, {world, 3})).sum(0);
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
-    Tensor whole = value(rank.index(), {world, 3});
+    Tensor whole = value(rank.index(), {world, 3}).to(rank.device());
     std::vector<Tensors> inputs{whole.unbind(0)};
-    Tensors output{torch::zeros({3})};
+    Tensors output{torch::zeros({3}, rank.device())};
     rank.backend().reduce_scatter(output, inputs)->wait();
     expect_equal(output[0], sum[rank.index()]);
 
-    Tensor part = torch::zeros({1, 3});
+    Tensor part = torch::zeros({1, 3}, rank.device());
     rank.backend()._reduce_scatter_base(part, whole)->wait();
     expect_equal(part[0], sum[rank.index()]);
     expect_equal(whole, value(rank.index(), {world, 3}));  // inputs stay
@@ -216,17 +219,18 @@ TEST_P(InProcessWorlds, AlltoallTransposesTheRanksTensors) {
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
     Tensors inputs, outputs;
     for (int i = 0; i < world; ++i)
-      inputs.push_back(message(rank.index(), i)), outputs.push_back(torch::zeros({i + 1, rank.index() + 1}));
+      inputs.push_back(message(rank.index(), i).to(rank.device())),
+          outputs.push_back(torch::zeros({i + 1, rank.index() + 1}, rank.device()));
     rank.backend().alltoall(outputs, inputs)->wait();
     for (int i = 0; i < world; ++i) expect_equal(outputs[i], message(i, rank.index()));
   });
   // One tensor each, cut by sizes: rank r sends r + 1 rows to everybody.
   lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
-    Tensor input = torch::full({world * (rank.index() + 1), 2}, rank.index());
+    Tensor input = torch::full({world * (rank.index() + 1), 2}, rank.index(), rank.device());
     std::vector<int64_t> input_sizes(world, rank.index() + 1), output_sizes;
     Tensors expected;
     for (int i = 0; i < world; ++i) output_sizes.push_back(i + 1), expected.push_back(torch::full({i + 1, 2}, i));
-    Tensor output = torch::zeros({world * (world + 1) / 2, 2}, torch::kLong);
+    Tensor output = torch::zeros({world * (world + 1) / 2, 2}, torch::dtype(torch::kLong).device(rank.device()));
     rank.backend().alltoall_base(output, input, output_sizes, input_sizes)->wait();
     expect_equal(output, torch::cat(expected));
   });
@@ -242,9 +246,9 @@ Tensor laid_out(const Tensor& tensor, int layout) {
 // Every collective that moves or adds, on one kind of tensor: `shape` is [rows, columns].
 void expect_collectives_right(Rank& rank, c10::IntArrayRef shape, torch::Dtype type, int layout) {
   const int world = rank.world_size(), me = rank.index(), root = world - 1;
-  const auto of = [&](int who) { return value(who, shape, type); };
+  const auto of = [&](int who) { return value(who, shape, type).to(rank.device()); };
   const auto mine = [&] { return laid_out(of(me), layout); };
-  const auto zeros = [&] { return laid_out(torch::zeros(shape, type), layout); };
+  const auto zeros = [&] { return laid_out(torch::zeros(shape, torch::dtype(type).device(rank.device())), layout); };
   const Tensor sum = torch::stack(values(world, shape, type)).sum(0).to(type);
 
   const Tensor broadcast = mine();
@@ -296,6 +300,26 @@ TEST_P(InProcessWorlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
   });
 }
 
+// One rank waits and the others drop tensor and work. On a GPU their memory must stay until the exchange has read it.
+TEST_P(InProcessWorlds, AWorkThatNobodyWaitsForKeepsItsMemory) {
+  const int world = GetParam();
+  const Tensor sum = torch::stack(values(world, {40, 7})).sum(0);
+  lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
+    for (const bool packed : {false, true}) {
+      Tensor tensor = value(rank.index(), {40, 7}).to(rank.device());
+      if (packed) tensor = tensor.t().contiguous().t();
+      Tensors tensors{tensor};
+      tensor = Tensor();
+      auto work = rank.backend().allreduce(tensors);
+      if (rank.index() != 0) continue;
+      work->wait();
+      work.reset();  // the last owner of the others' tensors; nothing has waited for the exchange's stream yet
+      expect_equal(tensors[0], sum);
+    }
+    rank.barrier();
+  });
+}
+
 TEST_P(InProcessWorlds, MessagesGoAroundTheRingInOrder) {
   const int world = GetParam();
   if (world == 1) GTEST_SKIP() << "a rank sends itself nothing";
@@ -303,11 +327,11 @@ TEST_P(InProcessWorlds, MessagesGoAroundTheRingInOrder) {
     const int next = (rank.index() + 1) % world, previous = (rank.index() + world - 1) % world;
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     for (int i = 0; i < 3; ++i) {
-      Tensors tensor{torch::full({4}, 10 * rank.index() + i)};
+      Tensors tensor{torch::full({4}, 10 * rank.index() + i, rank.device())};
       works.push_back(rank.backend().send(tensor, next, /*tag=*/7));
     }
     for (int i = 0; i < 3; ++i) {
-      Tensors tensor{torch::zeros({2, 4}, torch::kLong).select(0, 1)};
+      Tensors tensor{torch::zeros({2, 4}, torch::dtype(torch::kLong).device(rank.device())).select(0, 1)};
       rank.backend().recv(tensor, previous, 7)->wait();
       expect_equal(tensor[0], torch::full({4}, 10 * previous + i));
     }
@@ -324,14 +348,14 @@ TEST_P(InProcessWorlds, AReceiveFromAnyRankTakesEveryMessageOnceInItsSendersOrde
     if (rank.index() != 0) {
       for (int i = 0; i < kMessages; ++i) {
         std::this_thread::sleep_for(std::chrono::milliseconds(i % 2));
-        Tensors tensor{torch::full({2}, 10 * rank.index() + i)};
+        Tensors tensor{torch::full({2}, 10 * rank.index() + i, rank.device())};
         rank.backend().send(tensor, 0, kTag)->wait();
       }
       return;
     }
     std::vector<int> received(world, 0);
     for (int i = 0; i < kMessages * (world - 1); ++i) {
-      Tensors tensor{torch::zeros(2, torch::kLong)};
+      Tensors tensor{torch::zeros(2, torch::dtype(torch::kLong).device(rank.device()))};
       const auto work = rank.backend().recvAnysource(tensor, kTag);
       work->wait();
       const int source = work->sourceRank();

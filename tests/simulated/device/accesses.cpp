@@ -33,9 +33,10 @@ void Accesses::add(const Stream& stream, const char* begin, const char* end, boo
 
 void Accesses::check_release(const Stream& owner, const std::set<Stream*>& recorded) const {
   for (const auto& access : accesses_) {
-    const bool known = std::any_of(recorded.begin(), recorded.end(),
-                                   [&](const Stream* stream) { return stream->number == access.stream; });
-    if (known || access.stream == owner.number || comes_after(owner, access.stream, access.tick)) continue;
+    const auto waits = [&](const Stream* stream) {
+      return stream->number == access.stream || comes_after(*stream, access.stream, access.tick);
+    };
+    if (waits(&owner) || std::any_of(recorded.begin(), recorded.end(), waits)) continue;
     report("lifetime: memory is freed to " + owner.name() + " while " + access.what +
            " may still use it on another stream; recordStream is missing");
   }

@@ -15,8 +15,8 @@ class Accesses {
   // `stream` is given a task that uses these bytes. Reports each earlier access that it ought to wait for and does not.
   void add(const Stream& stream, const char* begin, const char* end, bool writes, const std::string& what);
 
-  // The memory goes back to `owner`. Reports each access that `owner` does not wait for, unless its stream was
-  // recorded.
+  // The memory goes back to `owner` once the recorded streams have done what they were given. Reports each access for
+  // which none of these waits.
   void check_release(const Stream& owner, const std::set<Stream*>& recorded) const;
 
   void clear() { accesses_.clear(); }

@@ -1,10 +1,10 @@
 #include "arguments.hpp"
 
 #include <ATen/core/List.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
 #include "generator.hpp"
-#include "settings.hpp"
 
 namespace simulated {
 namespace {
@@ -45,6 +45,15 @@ void Arguments::add(const c10::IValue& value, bool writes) {
   } else {
     add_both(value);
   }
+}
+
+void Arguments::add_scratch(const at::Tensor& output) {
+  named_ = output.get_device();
+  const auto make = [sizes = output.sizes().vec(), options = output.options().device(at::kCPU)] {
+    return at::empty(sizes, options);
+  };
+  zeros_.emplace_back(make);
+  real_.emplace_back(make);
 }
 
 void Arguments::add_list(const std::vector<at::Tensor>& tensors, bool writes) {
@@ -99,7 +108,7 @@ Arguments::Make Arguments::real_of(const at::Tensor& tensor, bool writes) {
 }
 
 void Arguments::check_host(const at::Tensor& tensor) const {
-  if (!tensor.defined() || is_here(tensor) || tensor.dim() == 0 || settings().takes_host_tensors) return;
+  if (!tensor.defined() || is_here(tensor) || tensor.dim() == 0) return;
   TORCH_CHECK(false, what_,
               ": Expected all tensors to be on the same device, but found at least two devices, cuda and ",
               tensor.device());

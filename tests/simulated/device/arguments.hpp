@@ -23,6 +23,9 @@ class Arguments {
 
   void add(const c10::IValue& value, bool writes);
 
+  // A result's place whose size is to change: the operator is given memory of the old size that nobody else sees.
+  void add_scratch(const at::Tensor& output);
+
   const std::vector<Make>& zeros() const { return zeros_; }
   const std::vector<Make>& real() const { return real_; }
   const std::vector<Use>& uses() const { return uses_; }

@@ -16,7 +16,13 @@ class Generator final : public at::CPUGeneratorImpl {
   // A CPU generator for one task.
   at::Generator for_one_task();
 
+  void set_current_seed(uint64_t seed) override;
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override;  // 16 bytes, as CUDA's
+  void set_state(const c10::TensorImpl& state) override;
+
  private:
+  Generator* clone_impl() const override;
+
   uint64_t drawn_ = 0;
 };
 

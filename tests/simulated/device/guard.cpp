@@ -79,8 +79,9 @@ void Guard::synchronizeStream(const c10::Stream& stream) const {
 }
 
 void Guard::synchronizeDevice(c10::DeviceIndex index) const {
+  ++counts().host_waits;
   for (const auto& stream : device(index).streams()) {
-    if (!stream->idle()) stream->synchronize();
+    if (!stream->idle()) stream->finish();
     const std::lock_guard lock(order());
     join(host_clock(), stream->clock);
   }

@@ -6,6 +6,7 @@
 #include "generator.hpp"
 #include "guard.hpp"
 #include "memory.hpp"
+#include "pinned.hpp"
 #include "settings.hpp"
 
 namespace simulated {
@@ -40,6 +41,8 @@ struct Hooks final : at::CUDAHooksInterface {
   }
   c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex index) const override { return exchangeDevice(index); }
   at::Allocator* getCUDADeviceAllocator() const override { return &allocator(); }
+  at::Allocator* getPinnedMemoryAllocator() const override { return pinned_allocator(); }
+  bool isPinnedPtr(const void* data) const override { return is_pinned(data); }
   void deviceSynchronize(c10::DeviceIndex index) const override { Guard().synchronizeDevice(index); }
   const at::Generator& getDefaultGenerator(c10::DeviceIndex index) const override {
     return default_generator(index_or_current(index));

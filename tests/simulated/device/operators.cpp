@@ -25,6 +25,12 @@ bool gives_values(const std::string& name) {
   return names.count(name) > 0;
 }
 
+// Operators whose CPU kernels give their output another size on the way, which the device's memory cannot have.
+bool resizes_on_the_way(const std::string& name) {
+  static const std::set<std::string> names = {"aten::huber_loss", "aten::mse_loss", "aten::smooth_l1_loss"};
+  return names.count(name) > 0;
+}
+
 // A random operator that is given no generator takes the device's.
 bool draws(const c10::Argument& argument, const c10::IValue& value) {
   return value.isNone() && argument.type()->repr_str().find("Generator") != std::string::npos;
@@ -34,12 +40,17 @@ bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
 
-Arguments arguments_of(const c10::FunctionSchema& schema, const Values& given) {
+// `resized`: arguments that are results' places of another size than the results.
+Arguments arguments_of(const c10::FunctionSchema& schema, const Values& given, const std::set<size_t>& resized) {
   Arguments arguments(schema.name());
   for (size_t i = 0; i < given.size(); ++i) {
     const auto& argument = schema.arguments()[i];
-    arguments.add(draws(argument, given[i]) ? c10::IValue(default_generator(current_device())) : given[i],
-                  is_written(argument));
+    if (resized.count(i) > 0) {
+      arguments.add_scratch(given[i].toTensor());
+    } else {
+      arguments.add(draws(argument, given[i]) ? c10::IValue(default_generator(current_device())) : given[i],
+                    is_written(argument));
+    }
   }
   return arguments;
 }
@@ -67,27 +78,32 @@ size_t argument_of(const c10::FunctionSchema& schema, const c10::AliasInfo& alia
   return index;
 }
 
-// Operators with out = a tensor of another size give it their own. Returns whether there was one.
-bool resize_outputs(const c10::FunctionSchema& schema, const Values& given, const torch::jit::Stack& shapes) {
-  bool resized = false;
+// The arguments that are results' places, and of another size than the results.
+std::set<size_t> resized_outputs(const c10::FunctionSchema& schema, const Values& given,
+                                 const torch::jit::Stack& shapes) {
+  std::set<size_t> resized;
   for (size_t i = 0; i < schema.returns().size(); ++i) {
     const auto* const alias = schema.returns()[i].alias_info();
     if (alias == nullptr || !shapes[i].isTensor()) continue;
     TORCH_CHECK(alias->isWrite(), schema.name(), " gives a view, for which the simulated device has no kernel");
-    const at::Tensor output = given[argument_of(schema, *alias)].toTensor();
-    if (output.sizes() == shapes[i].toTensor().sizes()) continue;
-    output.resize_(shapes[i].toTensor().sizes());
-    resized = true;
+    const size_t argument = argument_of(schema, *alias);
+    const bool same = given[argument].toTensor().sizes() == shapes[i].toTensor().sizes();
+    if (!same || resizes_on_the_way(schema.name())) resized.insert(argument);
   }
   return resized;
 }
 
-Results results_of(const c10::FunctionSchema& schema, const Values& given, const torch::jit::Stack& shapes, int device,
-                   bool by_value) {
+Results results_of(const c10::FunctionSchema& schema, const Values& given, const torch::jit::Stack& shapes,
+                   const std::set<size_t>& resized, int device, bool by_value) {
   Results results;
   for (size_t i = 0; i < schema.returns().size(); ++i) {
     if (const auto* const alias = schema.returns()[i].alias_info()) {
-      results.values.push_back(given[argument_of(schema, *alias)]);
+      const size_t argument = argument_of(schema, *alias);
+      if (resized.count(argument) > 0) {
+        given[argument].toTensor().resize_(shapes[i].toTensor().sizes());
+        results.fresh.push_back({i, std::nullopt, View(given[argument].toTensor())});
+      }
+      results.values.push_back(given[argument]);
     } else if (shapes[i].isTensor() && !shapes[i].toTensor().defined()) {
       results.values.emplace_back(at::Tensor());
     } else if (shapes[i].isTensor()) {
@@ -115,7 +131,7 @@ void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size();
   const Values given(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
-  Arguments arguments = arguments_of(schema, given);
+  Arguments arguments = arguments_of(schema, given, {});
   const c10::OptionalDeviceGuard guard(device_at(arguments.device()));
   Stream& stream = current_stream(arguments.device());
 
@@ -126,8 +142,9 @@ void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     op.callBoxed(&shapes);
   }
-  if (resize_outputs(schema, given, shapes)) arguments = arguments_of(schema, given);
-  Results results = results_of(schema, given, shapes, arguments.device(), by_value);
+  const auto resized = resized_outputs(schema, given, shapes);
+  if (!resized.empty()) arguments = arguments_of(schema, given, resized);
+  Results results = results_of(schema, given, shapes, resized, arguments.device(), by_value);
   torch::jit::drop(*stack, count);
   for (auto& value : results.values) stack->push_back(std::move(value));
   if (by_value) return;

@@ -13,6 +13,7 @@
 #include "guard.hpp"
 #include "launch.hpp"
 #include "memory.hpp"
+#include "pinned.hpp"
 
 namespace simulated {
 namespace {
@@ -44,19 +45,20 @@ void copy_between(const at::Tensor& source, const at::Tensor& target) {
   wait_for(to, from);
 }
 
+// Pinned memory is read and written when the copy's turn comes, other memory while the host is in the call.
 void copy_from_host(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   Stream& stream = current_stream(target.get_device());
   const View out(target);
-  launch(stream, "copy from the host", {{out, true}},
-         [in = source.detach().clone(), out] { out.on_stream().copy_(in); });
+  const at::Tensor in = is_pinned(source.const_data_ptr()) ? source.detach() : source.detach().clone();
+  launch(stream, "copy from the host", {{out, true}}, [in, out] { out.on_stream().copy_(in); });
   if (!non_blocking) stream.synchronize();
 }
 
-void copy_to_host(const at::Tensor& source, const at::Tensor& target) {
+void copy_to_host(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   Stream& stream = current_stream(source.get_device());
   const View in(source);
   launch(stream, "copy to the host", {{in, false}}, [in, out = target.detach()] { out.copy_(in.on_stream()); });
-  stream.synchronize();
+  if (!non_blocking || !is_pinned(target.const_data_ptr())) stream.synchronize();
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
@@ -66,7 +68,7 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& target, bool no
   } else if (is_here(target)) {
     copy_from_host(source, target, non_blocking);
   } else {
-    copy_to_host(source, target);
+    copy_to_host(source, target, non_blocking);
   }
   return target;
 }

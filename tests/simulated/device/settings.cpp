@@ -13,8 +13,7 @@ int number_from(const char* variable, int otherwise) {
 }  // namespace
 
 const Settings& settings() {
-  static const Settings settings{number_from("SIMULATED_DEVICES", 4), number_from("SIMULATED_DELAY_US", 0),
-                                 number_from("SIMULATED_TAKES_HOST_TENSORS", 0) != 0};
+  static const Settings settings{number_from("SIMULATED_DEVICES", 4), number_from("SIMULATED_DELAY_US", 0)};
   return settings;
 }
 

@@ -68,12 +68,16 @@ void Stream::follow(const std::shared_ptr<Point>& point) {
 }
 
 void Stream::synchronize() {
+  ++counts().host_waits;
+  finish();
+}
+
+void Stream::finish() {
   std::shared_ptr<Point> point;
   {
     const std::lock_guard lock(order());
     point = mark();
   }
-  ++counts().host_waits;
   point->wait();
   {
     const std::lock_guard lock(order());

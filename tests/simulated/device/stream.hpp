@@ -43,8 +43,9 @@ class Stream {
   std::shared_ptr<Point> mark();                     // with order()
   void follow(const std::shared_ptr<Point>& point);  // with order()
 
-  // The host waits. Throws what a task threw.
+  // The host waits. Throws what a task threw. finish() does not count as one of the host's waits.
   void synchronize();
+  void finish();
 
   bool idle();
   std::string name() const;
