@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPause = std::chrono::milliseconds(30);
 constexpr auto kAnswer = std::chrono::seconds(10);  // a store that takes longer is taken for frozen
-constexpr auto kConnecting = kAnswer * 2 / 5;        // c10d tries for up to 2.5 times its timeout
+constexpr auto kConnecting = kAnswer * 2 / 5;       // c10d tries for up to 2.5 times its timeout
 
 std::string place(const std::string& address, int port) {
   return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + std::to_string(port);

@@ -14,7 +14,8 @@ int64_t simulated_device_launches(void);
 /* How often a host thread waited for a device so far. */
 int64_t simulated_device_host_waits(void);
 
-/* Takes the oldest report of a mistake; null if there is none. The text is valid until the calling thread's next call. */
+/* Takes the oldest report of a mistake; null if there is none. The text is valid until the calling thread's next call.
+ */
 const char* simulated_device_take_report(void);
 
 /* Queues task(argument) on a stream, as c10 numbers it. Nothing is known of what the task reads and writes. */
