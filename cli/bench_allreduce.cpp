@@ -40,7 +40,7 @@ const char* const bench_allreduce_explanation =
     "the best of several rounds in which all take turns:\n"
     "\n"
     "  ranks    Rank::allreduce, between ranks that are threads of this process\n"
-    "  grains   how a run with --grain adds instead, between the same ranks: alltoall,\n"
+    "  grains   how a run with --grain adds, between the same ranks: alltoall,\n"
     "           a tree over each rank's slice, allgather; each rank has one grain\n"
     "  naive, sharded, ring, tree\n"
     "           lockstep::allreduce over a list, the section's way, from one thread\n"

@@ -135,9 +135,9 @@ void each_option(Options& options, Visit&& visit) {
        "2,1: the first device gets twice as many as the second\n"},
       options.batch.balance);
   one({"grain", throughout, update, "N",
-       "the same bits on any number of devices, however they share the work: each N consecutive samples of a batch are "
-       "computed by themselves\n"
-       "A multiple of N as `batch_size` is best. Gradients are added in one order, BatchNorm normalises over N "
+       "the same bits on any number of devices: samples are computed N at a time, by themselves\n"
+       "They are consecutive samples of a batch, of which a multiple of N is best. Gradients are added in one order, "
+       "BatchNorm normalises over N "
        "samples, and a pipeline's microbatches have N\n"},
       options.batch.grain, {.otherwise = "none", .least = 1});
   one({"optimizer", throughout, update, "NAME",

@@ -33,7 +33,7 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
   each_option(options, [&](const Option& option, const auto&) {
     if (!counts(option) || then[option.key] == now[option.key]) return;
     const auto is_none = [&](const nlohmann::json& value) {
-      return option.more.otherwise == std::string_view("none") && value == 0;
+      return value == 0 && option.more.otherwise != nullptr && std::string_view(option.more.otherwise) == "none";
     };
     const auto &old = then[option.key], &given = now[option.key];
     throw Error(what + "its run has " + (is_none(old) ? "no " : "") + option.key +
