@@ -2,27 +2,17 @@
 #pragma once
 
 #include <string>
-#include <utility>
+
+#include "thread_text.hpp"
 
 namespace lockstep::comm {
 
-// If all ranks make the call, they must all give it the same purpose, as the rest of the call. `text` outlives it.
-class Purpose {
+// If all ranks make the call, they must all give it the same purpose, as the rest of the call.
+class Purpose : public ThreadText<Purpose> {
  public:
-  explicit Purpose(const std::string& text) : before_(std::exchange(now(), &text)) {}
-  ~Purpose() { now() = before_; }
-  Purpose(const Purpose&) = delete;
-  Purpose& operator=(const Purpose&) = delete;
+  using ThreadText::ThreadText;
 
-  static std::string text() { return now() == nullptr ? "" : *now(); }
-
- private:
-  static const std::string*& now() {
-    static thread_local const std::string* text = nullptr;
-    return text;
-  }
-
-  const std::string* const before_;
+  static std::string text() { return current() == nullptr ? "" : *current(); }
 };
 
 }  // namespace lockstep::comm

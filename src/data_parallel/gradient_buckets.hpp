@@ -9,8 +9,8 @@
 //      and none waits for a parameter that another rank did not use.
 //   2. The order is at first the reverse of registration. After the first backward in which rank 0 had a gradient it
 //      follows the order in which rank 0 got them, on all ranks.
-//   3. By grains, a gradient leaves .grad at its grain's end, or as soon as it is there in the last grain of an
-//      averaged backward. Between grains all .grad are undefined.
+//   3. By grains, a gradient leaves .grad as soon as it is there, and without overlap at its grain's end. Between
+//      grains all .grad are undefined.
 //   4. Hooks run on the thread that computes: on GPUs autograd's thread of the device, with the gradient's stream
 //      current. They post and poll. Everything else runs on the rank's thread. mutex_ guards what both use.
 #pragma once

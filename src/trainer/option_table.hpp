@@ -137,8 +137,7 @@ void each_option(Options& options, Visit&& visit) {
   one({"grain", throughout, update, "N",
        "the same bits on any number of devices: samples are computed N at a time, by themselves\n"
        "They are consecutive samples of a batch, of which a multiple of N is best. Gradients are added in one order, "
-       "BatchNorm normalises over N "
-       "samples, and a pipeline's microbatches have N\n"},
+       "BatchNorm normalises over N samples, and a pipeline's microbatches have N\n"},
       options.batch.grain, {.otherwise = "none", .least = 1});
   one({"optimizer", throughout, update, "NAME",
        "the optimizer: sgd, adam, adamw; or for large batches lars (You et al. 2017) and lamb (You et al. 2020), which "

@@ -60,7 +60,7 @@ std::string text_of(const char* name, const Tensor& tensor, std::optional<Reduce
 }
 
 std::string alltoall_text() {
-  const std::string* const parts = AgreedParts::text();
+  const std::string* const parts = AgreedParts::current();
   if (parts == nullptr) return "alltoall";
   const std::string purpose = Purpose::text();
   return "alltoall of " + *parts + (purpose.empty() ? "" : " for " + purpose);
@@ -264,7 +264,7 @@ WorkPtr ProcessBackend::alltoall_base(Tensor& output, Tensor& input, std::vector
 }
 
 std::function<void()> ProcessBackend::compare(const Tensors& inputs, const Tensors& outputs) const {
-  if (AgreedParts::text() != nullptr) return [] {};
+  if (AgreedParts::current() != nullptr) return [] {};
   const std::string prefix = "parts/" + members_.name + "/" + std::to_string(collective_calls_) + "/";
   const std::string left = compare_parts(*store_, prefix, rank_, inputs, outputs);
   return [store = store_, left] { store->deleteKey(left); };
