@@ -17,7 +17,13 @@ void GrainLosses::begin_step(int64_t grains) {
 
 void GrainLosses::add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it) {
   const c10::NoGradGuard no_grad;
-  rows_.back()[grain].add_(mean.detach(), static_cast<double>(samples_of_it));
+  const auto samples = static_cast<double>(samples_of_it);
+  const at::Tensor& row = rows_.back();
+  if (row.is_cpu()) {  // a CPU's number can be looked at, which takes less than operators do
+    row.mutable_data_ptr<double>()[grain] += mean.item<double>() * samples;
+  } else {
+    row[grain].add_(mean.detach(), samples);
+  }
 }
 
 void GrainLosses::drop_step() {

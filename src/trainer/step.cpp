@@ -11,6 +11,8 @@
 #include "train_options.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,6 +20,12 @@
 
 namespace lockstep {
 namespace {
+
+// The loss, whose gradients are not finite where it is not: times 1, or NaN. A CPU's loss can be looked at.
+torch::Tensor spoiling_unless_finite(const torch::Tensor& loss) {
+  if (!loss.is_cpu()) return loss * (1 + 0 * loss.detach());
+  return std::isfinite(loss.item<double>()) ? loss : loss * std::numeric_limits<double>::quiet_NaN();
+}
 
 class PlainStep : public Step {
  public:
@@ -54,8 +62,7 @@ class PlainStep : public Step {
       const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
       // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.
       if (c10::GradMode::is_enabled()) count(batch, logits, y, loss);
-      // Times 1, or NaN: gradients are not finite where the loss is not.
-      return with_.options.on_nan == OnNan::go_on ? loss : loss * (1 + 0 * loss.detach());
+      return with_.options.on_nan == OnNan::go_on ? loss : spoiling_unless_finite(loss);
     };
     const torch::Tensor mean = with_.net.forward_backward(batch, criterion);
     with_.watch.add_loss(mean);

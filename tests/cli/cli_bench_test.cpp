@@ -92,6 +92,19 @@ TEST_F(CliBench, BitsAreTheSameOnEveryLayout) {
   EXPECT_TRUE(fs::exists(work_ / "kept/2-processes/metrics.jsonl"));
 }
 
+TEST_F(CliBench, GrainSaysWhatItCosts) {
+  const Finished run =
+      run_program({"bench", "grain", "--devices", "2xcpu", "--model", "mlp", "--width", "0.125", "--batch-size", "50",
+                   "--grain", "8", "--rounds", "2", "--steps", "2", "--json", "grain.json"},
+                  surroundings());
+  ASSERT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.out, AllOf(HasSubstr("mlp, width 0.125 on [cpu, cpu], batches of 50 in grains of 8"),
+                             HasSubstr("without a grain"), HasSubstr("ratio")));
+  const auto json = nlohmann::json::parse(std::ifstream(work_ / "grain.json"));
+  EXPECT_GT(json.at("seconds_without"), 0);
+  EXPECT_GT(json.at("seconds_with"), 0);
+}
+
 TEST_F(CliBench, ServerShowsEachWaysLossOverTime) {
   const Finished run = run_program({"bench", "server", "--devices", "3xcpu", "--data", "synthetic", "--samples", "300",
                                     "--batch-size", "30", "--epochs", "2", "--json", "server.json"},
@@ -125,6 +138,8 @@ TEST_F(CliBench, BadFlagsAreErrors) {
   EXPECT_THAT(run_program({"bench", "overlap", "--bucket-bytes", "0", "--steps", "1"}, surroundings()).err,
               HasSubstr("bucket_bytes is 0"));
   EXPECT_THAT(run_program({"bench", "allreduce", "--sizes", "6"}, surroundings()).err, HasSubstr("not whole floats"));
+  EXPECT_THAT(run_program({"bench", "grain", "--grain", "512"}, surroundings()).err,
+              HasSubstr("--grain is 512; it must be at most --batch-size, 256"));
   EXPECT_THAT(run_program({"bench", "step", "--steps", "0"}, surroundings()).err, HasSubstr("at least 1"));
   EXPECT_EQ(run_program({"bench"}, surroundings()).code, 2);
   EXPECT_THAT(run_program({"bench", "step", "--bogus"}, surroundings()).err,
