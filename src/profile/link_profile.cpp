@@ -59,10 +59,12 @@ at::Tensor floats(int64_t bytes, const Rank& rank) {
   return at::zeros({bytes / 4}, at::TensorOptions(rank.device()).dtype(at::kFloat));
 }
 
-// Gives the link on which `steps` messages of `share` of the bytes take as long as was measured.
+// Gives the link on which `steps` messages of `share` of the bytes take as long as was measured. Noise can hide what the
+// bytes take. Then all of the time counts as theirs, since a link without a limit would be taken for a fast one.
 Link fitted(const std::function<double(int64_t bytes)>& seconds, double steps, double share) {
-  const double small = seconds(small_bytes), large = seconds(large_bytes);
-  const double per_byte = std::max(large - small, 0.0) / static_cast<double>(large_bytes - small_bytes);
+  const double measured = seconds(small_bytes), large = seconds(large_bytes);
+  const double small = measured < large ? measured : 0;
+  const double per_byte = (large - small) / static_cast<double>(large_bytes - small_bytes);
   Link link;
   if (per_byte > 0) link.bytes_per_second = steps * share / per_byte;
   link.latency = std::max(0.0, small - per_byte * small_bytes) / steps;
