@@ -6,6 +6,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/replica.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/models/dropout.hpp>
@@ -335,7 +336,22 @@ void Replica::set_learnt_order(const std::vector<int64_t>& order) {
   if (averaging_) averaging_->set_order(order);
 }
 
-// ---- Loss and NoSync.
+// ---- Criterion, Loss and NoSync.
+
+void Criterion::check_reduction(const std::string& name) {
+  if (name.find("Mean") != name.npos) return;
+  throw Error("a criterion with the reduction " + name +
+              ": a part's loss must be the mean over its samples, so that the parts' average is the whole batch's. "
+              "Leave the option `reduction` at its default");
+}
+
+void Criterion::check_weights(const at::Tensor& weights_of_classes) {
+  if (!weights_of_classes.defined()) return;
+  throw Error(
+      "a criterion with weights of classes: it divides by the sum of its part's weights, so that the parts' average is "
+      "not the whole batch's. Divide the weighted sum (reduction torch::kSum) by the part's number of samples in a "
+      "function of your own: net.loss(batch, function)");
+}
 
 Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double weight, int64_t local_size,
            int64_t global_size, int32_t mark)
@@ -354,6 +370,10 @@ void Loss::backward() {
     if (local_mean_.requires_grad()) local_mean_.backward(torch::full_like(local_mean_, weight_));
   };
   replica_->backward_through(compute, local_size_, global_size_, mark_);
+}
+
+double Loss::global_item() const {
+  return replica_->rank().mean(item(), static_cast<double>(local_size_));
 }
 
 NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)), before_(replica_->sync_) {

@@ -41,6 +41,12 @@ double full_rate(const LearningRate& rate) {
   throw Error("no LrScaling has the number " + std::to_string(static_cast<int>(rate.scaling)));
 }
 
+// Where the warm-up begins.
+double first_rate(const LearningRate& rate) {
+  const double k = times_the_batch(rate);
+  return full_rate(rate) / (k > 1 ? k : 1000);
+}
+
 void check_steps(const LearningRate& rate) {
   if (rate.schedule != LrSchedule::step) {
     if (rate.step_epochs.empty()) return;
@@ -69,11 +75,6 @@ void check_warmup(const LearningRate& rate) {
   }
   if (rate.schedule == LrSchedule::cosine && rate.warmup_epochs == rate.epochs) {
     refuse("the number of epochs of warm-up", epochs, "below the run's for the cosine schedule, which follows it");
-  }
-  if (rate.warmup_epochs > 0 && rate.batch <= rate.reference_batch) {
-    throw Error("a warm-up begins at 1/k of the learning rate for k times the reference batch, and the batch is " +
-                std::to_string(rate.batch) + ", the reference batch " + std::to_string(rate.reference_batch) +
-                "; a larger batch or a smaller `reference_batch` would do");
   }
 }
 
@@ -113,7 +114,7 @@ double learning_rate_at(const LearningRate& rate, double epochs_done) {
   const double full = full_rate(rate);
   double now = full;
   if (epochs_done < rate.warmup_epochs) {
-    const double first = full / times_the_batch(rate);
+    const double first = first_rate(rate);
     now = first + (full - first) * epochs_done / rate.warmup_epochs;
   } else if (rate.schedule == LrSchedule::cosine) {
     const double t = (epochs_done - rate.warmup_epochs) / (rate.epochs - rate.warmup_epochs);
@@ -133,7 +134,7 @@ std::string to_string(const LearningRate& rate) {
             std::to_string(rate.reference_batch) + " samples = " + number_text(full);
   }
   if (rate.warmup_epochs > 0) {
-    text += ", from " + number_text(full / times_the_batch(rate)) + " over " + number_text(rate.warmup_epochs) +
+    text += ", from " + number_text(first_rate(rate)) + " over " + number_text(rate.warmup_epochs) +
             (rate.warmup_epochs == 1 ? " epoch" : " epochs") + " of warm-up";
   }
   if (rate.schedule == LrSchedule::cosine) text += ", cosine";

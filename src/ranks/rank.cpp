@@ -6,10 +6,13 @@
 
 #include "comm/members.hpp"
 #include "comm/world.hpp"
+#include "gather.hpp"
 #include "rank_place.hpp"
 #include "shared_seed.hpp"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
@@ -131,6 +134,31 @@ at::Tensor Rank::reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op) {
   options.reduceOp = std::move(op);
   backend()._reduce_scatter_base(flat_mine, all, options)->wait();
   return mine;
+}
+
+double Rank::mean(double value, double weight) {
+  const at::Tensor all = of_all_ranks(*this, {bits_of(value), bits_of(weight)});
+  double sum = 0, weights = 0;
+  for (int rank = 0; rank < world_size_; ++rank) {
+    const auto number = [&](int column) { return std::bit_cast<double>(all[rank][column].item<int64_t>()); };
+    if (!(number(1) >= 0 && std::isfinite(number(1)))) {
+      throw Error(name() + ": mean: the weight of rank " + std::to_string(rank) + " is " + std::to_string(number(1)) +
+                  "; give a number of samples, at least 0");
+    }
+    if (number(1) == 0) continue;  // a rank without samples may have NaN for their mean
+    sum += number(0) * number(1);
+    weights += number(1);
+  }
+  if (weights == 0) throw Error(name() + ": mean: the weights of all ranks are 0, so there is nothing to average");
+  return sum / weights;
+}
+
+bool Rank::any(bool value) {
+  return of_all_ranks(*this, {value}).any().item<bool>();
+}
+
+std::string Rank::broadcast(const std::string& text, int root) {
+  return shared_text(text, *this, root);
 }
 
 void Rank::barrier() {

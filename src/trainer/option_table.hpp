@@ -162,8 +162,8 @@ void each_option(Options& options, Visit&& visit) {
   one({"reference_batch", throughout, update, "N", "the batch size that `lr` is for (default: `batch_size`)"},
       options.rate.reference_batch, {.otherwise = "", .least = 1});
   one({"warmup", throughout, update, "EPOCHS",
-       "number of first epochs in which the learning rate grows, from 1/k of the full one; k: see `scale_lr` (Goyal et "
-       "al. 2017)"},
+       "number of first epochs in which the learning rate grows, from 1/k of the full one, or from 1/1000 of it if k "
+       "is 1; k: see `scale_lr` (Goyal et al. 2017)"},
       options.rate.warmup_epochs);
   one({"schedule", throughout, update, "NAME",
        "how the learning rate changes over the epochs\n"

@@ -106,7 +106,7 @@ TEST_F(CliUpdate, RefusesWhatMakesNoSense) {
   expect_refused({"--schedule", "step", "--step-epochs", ""}, {"--step-epochs"});
   expect_refused({"--schedule", "step", "--step-epochs", "2"}, {"between 0 and the run's 2"});
   expect_refused({"--step-epochs", "1"}, {"the schedule is constant"});
-  expect_refused({"--warmup", "1"}, {"a smaller --reference-batch"});
+  expect_refused({"--warmup", "9"}, {"epochs of warm-up is 9; it must be at most 2"});
 }
 
 }  // namespace cli_update_test

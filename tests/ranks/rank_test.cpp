@@ -10,8 +10,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <set>
 #include <thread>
 
@@ -73,6 +75,31 @@ TEST(Run, AWorldOfOneIsANormalWorld) {
     rank.barrier();
     EXPECT_TRUE(torch::equal(tensor, torch::full({3}, 5.0)));
   });
+}
+
+TEST(Run, RanksAgreeOnNumbersDecisionsAndTexts) {
+  for (const int ranks : {1, 3}) {
+    lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
+      const int r = rank.index();
+      EXPECT_EQ(rank.mean(r + 1.5), ranks == 1 ? 1.5 : 2.5);
+      EXPECT_EQ(rank.mean(r, r + 1), ranks == 1 ? 0 : (1 * 2 + 2 * 3) / 6.0);
+      EXPECT_EQ(rank.mean(r == 0 ? 4 : std::nan(""), r == 0 ? 2 : 0), 4);  // the others have no samples
+      EXPECT_FALSE(rank.any(false));
+      EXPECT_TRUE(rank.any(r == ranks - 1));
+      const std::string text = "rank " + std::to_string(r) + std::string(static_cast<size_t>(r), '\0');
+      EXPECT_EQ(rank.broadcast(text), "rank 0");
+      if (ranks == 3) EXPECT_EQ(rank.broadcast(text, 2), std::string("rank 2\0\0", 8));
+    });
+  }
+}
+
+TEST(Run, AMeanNeedsWeights) {
+  for (const double weight : {0.0, -1.0, std::numeric_limits<double>::infinity()}) {
+    lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+      const auto text = error_of([&] { rank.mean(1, weight == 0 || rank.index() == 1 ? weight : 1); });
+      EXPECT_THAT(text, AllOf(HasSubstr(rank.name()), HasSubstr(weight == 0 ? "of all ranks are 0" : "of rank 1 is")));
+    });
+  }
 }
 
 // NCCL refuses memory in another order than a tensor's dimensions, and so does the counting backend.

@@ -301,7 +301,6 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
               HasSubstr("`compress` and `sync_every`"));
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 2, o.exchange.sync_every = 4; }),
               HasSubstr("`compress` and `sync_every`"));
-  EXPECT_THAT(refused([](auto& o) { o.rate.warmup_epochs = 1; }), HasSubstr("a smaller `reference_batch`"));
   EXPECT_THAT(refused([](auto& o) { o.rate.step_epochs = {1}; }), HasSubstr("`schedule` step"));
   EXPECT_THAT(refused([](auto& o) { o.rate.schedule = LrSchedule::step; }), HasSubstr("`step_epochs`"));
   for (const char* name : {"lars", "lamb"}) {

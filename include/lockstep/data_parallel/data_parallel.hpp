@@ -11,6 +11,7 @@
 // gradient that you keep beyond the next backward().
 #pragma once
 
+#include <torch/enum.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <lockstep/data/data.hpp>
@@ -21,6 +22,7 @@
 #include <concepts>
 #include <functional>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -34,11 +36,25 @@ class Criterion {
   Criterion(Function function) : function_(std::move(function)) {}
   template <class Options>
   Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&))
-      : function_([function](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, Options{}); }) {}
+      : Criterion([function](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, Options{}); }) {}
+  // With its options. Throws Error for another reduction than the mean over the samples, and for weights of classes:
+  // the average of parts' weighted means is not the whole batch's.
+  template <class Options>
+  Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&),
+            const std::type_identity_t<Options>& options)
+      : Criterion([function, options](const at::Tensor& y_hat, const at::Tensor& y) {
+          return function(y_hat, y, options);
+        }) {
+    if constexpr (requires { options.reduction(); }) check_reduction(torch::enumtype::get_enum_name(options.reduction()));
+    if constexpr (requires { options.weight().defined(); }) check_weights(options.weight());
+  }
 
   at::Tensor operator()(const at::Tensor& y_hat, const at::Tensor& y) const { return function_(y_hat, y); }
 
  private:
+  static void check_reduction(const std::string& name);
+  static void check_weights(const at::Tensor& weights_of_classes);
+
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> function_;
 };
 
@@ -87,6 +103,14 @@ class DataParallel {
       local_mean = torch::Tensor((*this)(batch.x)).sum();
     }
     return replica_->mean(std::move(local_mean), batch.size(), batch.global_size, batch.mark);
+  }
+
+  // The same as loss(batch, Criterion(function, options)):
+  //   net.loss(batch, F::cross_entropy, F::CrossEntropyFuncOptions().label_smoothing(0.1))
+  template <class Options>
+  Loss loss(const Batch& batch, at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&),
+            const std::type_identity_t<Options>& options) {
+    return loss(batch, Criterion(function, options));
   }
 
   // The same for a loss that you compute yourself. mean_of(part) gives the mean loss of a part's samples. It is called

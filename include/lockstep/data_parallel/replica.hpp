@@ -49,7 +49,7 @@ struct GrainLoss {
 //
 // Of a batch with a grain it is the losses of this part's grains. Then backward() gives the same bits on any number of
 // ranks: it computes the gradient of each grain's summed loss, and adds the grains of all ranks in one order.
-class Loss {
+class [[nodiscard]] Loss {
  public:
   Loss(const Loss&) = default;  // a move is a copy too
   Loss& operator=(const Loss&) = default;
@@ -65,6 +65,7 @@ class Loss {
 
   at::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
   double item() const { return value().item<double>(); }
+  double global_item() const;  // the mean loss of the whole batch; all ranks must call it. Throws as Rank::mean does
 
  private:
   friend class Replica;

@@ -62,6 +62,14 @@ class Rank {
   at::Tensor allgather(const at::Tensor& tensor);
   at::Tensor reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
 
+  // What a loop tells and decides over all ranks, each the same on all of them. mean: of the values, each as often as
+  // its weight says, such as a metric of its rank's samples; in double, added in the order of the ranks. any: whether
+  // one rank says so, as to stop. broadcast: the text of rank `root`. The host waits for the other ranks, and for a GPU.
+  // mean throws Error on all ranks: a weight below 0 or not finite, weights that are all 0.
+  double mean(double value, double weight = 1);
+  bool any(bool value);
+  std::string broadcast(const std::string& text, int root = 0);
+
   // Calls function() on one rank at a time, rank 0 first, and returns what it returns. All ranks of a process share
   // LibTorch's default generator, so what draws from it takes turns: net = rank.in_turn([] { torch::manual_seed(1);
   // return MyNet(); }) makes the same weights in each run. Elsewhere in a rank torch::manual_seed changes what the
