@@ -72,6 +72,7 @@ void Rank::end_turn() {
 Rank Rank::group(int color) {
   if (color < 0) throw Error(name() + ": group: the color is " + std::to_string(color) + "; colors start at 0");
   const at::Tensor colors = allgather(at::full({}, color, at::TensorOptions(device_).dtype(at::kLong))).cpu();
+  place_->world().check_values(place_->world_rank);
 
   comm::Members group{place_->members.name + "/" + std::to_string(place_->groups++) + "." + std::to_string(color), {}};
   for (int other = 0; other < world_size_; ++other) {
@@ -96,6 +97,7 @@ void Rank::allreduce(at::Tensor tensor, c10d::ReduceOp op) {
   c10d::AllreduceOptions options;
   options.reduceOp = std::move(op);
   backend().allreduce(packed, options)->wait();
+  place_->world().check(place_->world_rank);
   put_back(packed[0], tensor);
 }
 
@@ -104,6 +106,7 @@ void Rank::broadcast(at::Tensor tensor, int root) {
   c10d::BroadcastOptions options;
   options.rootRank = root;
   backend().broadcast(packed, options)->wait();
+  place_->world().check(place_->world_rank);
   put_back(packed[0], tensor);
 }
 
@@ -135,6 +138,7 @@ at::Tensor Rank::reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op) {
 
 void Rank::barrier() {
   backend().barrier(c10d::BarrierOptions{})->wait();
+  place_->world().check_values(place_->world_rank);
 }
 
 }  // namespace lockstep
