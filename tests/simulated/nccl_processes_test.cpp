@@ -38,41 +38,55 @@ struct Fault {
   std::string where, how, said;  // by all processes that are left
 };
 
-class NcclProcessFailures : public testing::TestWithParam<Fault> {};
-INSTANTIATE_TEST_SUITE_P(Faults, NcclProcessFailures,
-                         testing::Values(Fault{"init", "killed", "the process of rank 1 (cuda:1) is gone"},
-                                         Fault{"init", "throws", "out of luck"},
-                                         Fault{"first", "killed", "the process of rank 1 (cuda:1) is gone"},
-                                         Fault{"first", "throws", "rank 1 (cuda:1): out of luck"},
-                                         Fault{"group", "killed", "the process of rank 1 (cuda:1) is gone"},
-                                         Fault{"group", "throws", "rank 1 (cuda:1): out of luck"},
-                                         Fault{"call", "killed", "the process of rank 1 (cuda:1) is gone"},
-                                         Fault{"call", "throws", "rank 1 (cuda:1): out of luck"},
-                                         Fault{"kernel", "killed", "the process of rank 1 (cuda:1) is gone"},
-                                         Fault{"values", "throws", "rank 1 (cuda:1): out of luck"},
-                                         Fault{"shutdown", "killed", "the process of rank 1 (cuda:1) is gone"},
-                                         Fault{"shutdown", "throws", "out of luck"},
-                                         Fault{"return", "early",
-                                               "rank 1 (cuda:1) returned without the call that rank "}),
-                         [](const auto& fault) { return fault.param.where + "_" + fault.param.how; });
+const std::string kIsGone = "the process of rank 1 (cuda:1) is gone: it was ended by signal 9 (Killed)";
+const std::string kThrew = "rank 1 (cuda:1): out of luck";
 
-TEST_P(NcclProcessFailures, EndAllOthersSoon) {
-  const auto& [where, how, said] = GetParam();
+void expect_that_all_end_soon(const Fault& fault) {
+  const auto& [where, how, said] = fault;
+  const bool killed = how == "killed";
+  const int processes = killed ? 3 : 2;
   const ScratchFolder folder;
-  RunningJob job(3, /*launched=*/true, ranks("fails", 3, where + "-" + how), folder.path());
   const auto start = RunningJob::Clock::now();
+  RunningJob job(processes, /*launched=*/true, ranks("fails", processes, where + "-" + how), folder.path());
   const auto finished = job.finish()[0];
-  EXPECT_EQ(finished.code, how == "killed" ? 128 + SIGKILL : 3) << finished.err << finished.out;
-  EXPECT_LT(RunningJob::Clock::now() - start, kBeforeTimeouts) << finished.err;
-  for (int process = 0; process < 3; ++process) {
-    if (process == 1 && how == "killed") continue;
+  const std::string all = where + "-" + how + ":\n" + finished.err + finished.out;
+  EXPECT_LT(RunningJob::Clock::now() - start, kBeforeTimeouts) << all;
+  EXPECT_EQ(finished.code, killed ? 128 + SIGKILL : 3) << all;
+  for (int process = 0; process < processes; ++process) {
+    if (process == 1 && killed) continue;
     const std::string name = "process " + std::to_string(process) + ": ";
-    ASSERT_THAT(finished.err, HasSubstr(name));
+    ASSERT_THAT(finished.err, HasSubstr(name)) << all;
     const size_t at = finished.err.find(name);
-    EXPECT_THAT(finished.err.substr(at, finished.err.find('\n', at) - at), HasSubstr(said)) << finished.err;
+    EXPECT_THAT(finished.err.substr(at, finished.err.find('\n', at) - at), HasSubstr(said)) << all;
   }
-  EXPECT_THAT(finished.out, testing::Not(HasSubstr("goes on")));
-  EXPECT_THAT(job.leftovers(), IsEmpty());
+  EXPECT_THAT(finished.out, testing::Not(HasSubstr("goes on"))) << all;
+  EXPECT_THAT(job.leftovers(), IsEmpty()) << all;
+}
+
+TEST(NcclProcesses, EndSoonIfOneIsKilledAnywhere) {
+  at_once<Fault>({{"init", "killed", kIsGone},
+                  {"first", "killed", kIsGone},
+                  {"group", "killed", kIsGone},
+                  {"call", "killed", kIsGone},
+                  {"kernel", "killed", kIsGone},
+                  {"shutdown", "killed", kIsGone}},
+                 expect_that_all_end_soon);
+}
+
+TEST(NcclProcesses, EndSoonIfARankThrowsAnywhere) {
+  at_once<Fault>({{"init", "throws", "rank 1 (cuda:1): connecting to the other ranks failed: out of luck"},
+                  {"first", "throws", kThrew},
+                  {"group", "throws", kThrew},
+                  {"call", "throws", kThrew},
+                  {"values", "throws", kThrew},
+                  {"shutdown", "throws", "rank 1 (cuda:1): taking down its communicators failed: out of luck"}},
+                 expect_that_all_end_soon);
+}
+
+TEST(NcclProcesses, EndSoonIfARankReturnsWithoutTheOthersCall) {
+  expect_that_all_end_soon({"return", "early",
+                            "rank 1 (cuda:1) returned without the call that rank 0 (cuda:0) waits for: allreduce(sum) "
+                            "of float [3] (collective call 0)"});
 }
 
 }  // namespace nccl_processes_test

@@ -2,7 +2,7 @@
 //
 //   nccl_ranks training DEVICES FILE | nccl_ranks collectives DEVICES | nccl_ranks fails DEVICES WHERE-HOW
 //
-// WHERE: what rank 1's process does not survive. HOW: "killed" or "throws".
+// WHERE: what does not go well in the process of rank 1. HOW: "killed", "throws" or "early" (it returns).
 #include <ATen/Parallel.h>
 #include <signal.h>
 #include <torch/torch.h>
