@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <stop_token>
 #include <string>
 
 namespace lockstep::comm {
@@ -16,6 +17,9 @@ struct GroupMember {
   std::function<void()> close;  // ends everything that waits, here and at the peers; for when the run has failed
   std::function<void(uint32_t tag)> use_tag = {};  // sets the next collective call's tag; calls meet if tags are equal;
                                                    // null: the backend has no tags (NCCL)
+  // NCCL's alone; null for Gloo, whose waits say why they end, and end.
+  std::function<std::string()> error = {};              // why calls have ended without their values; "": they have not
+  std::function<void(std::stop_token)> take_down = {};  // waits for all calls, and lets go what they needed
 };
 
 struct GroupPlace {
@@ -25,11 +29,18 @@ struct GroupPlace {
   std::chrono::milliseconds timeout{};  // for connecting, and for calls that name none
 };
 
+// Is told of each call once it is posted, on the thread that makes it.
+struct CallNotes {
+  std::function<void(const std::string& call)> collective;  // "allreduce(sum) of float [2]"
+  std::function<void(int peer, bool sends)> message;        // `peer` as the group numbers it
+};
+
 // Connects to all other members, which must make the same call. Tensors must lie on the CPU. `local_address` is where
 // peers reach this machine; GLOO_SOCKET_IFNAME in the environment overrules it. Throws Error in a build without Gloo.
 GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_address);
 
-// Throws Error in a build without CUDA.
-GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device);
+// Connects to all other members, without a limit of time: it ends early only while it waits in the store. The timeout
+// is that of calls. Throws Error in a build without CUDA.
+GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, CallNotes notes);
 
 }  // namespace lockstep::comm

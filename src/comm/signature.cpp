@@ -1,5 +1,6 @@
 #include "signature.hpp"
 
+#include "comm/agreed_parts.hpp"
 #include "comm/arguments.hpp"
 #include "comm/purpose.hpp"
 #include "comm/reduction.hpp"
@@ -19,6 +20,22 @@ std::string Signature::text() const {
 Signature signature_of(const char* name, const at::Tensor& tensor) {
   return {
       .name = name, .type = tensor.scalar_type(), .sizes = c10::DimVector(tensor.sizes()), .purpose = Purpose::text()};
+}
+
+std::string call_text(const char* name, const at::Tensor& tensor, std::optional<c10d::ReduceOp::RedOpType> op, int root,
+                      int peer) {
+  Signature signature = signature_of(name, tensor);
+  signature.reduction = op;
+  signature.root = root;
+  signature.peer = peer;
+  return signature.text();
+}
+
+std::string alltoall_text() {
+  const std::string* const parts = AgreedParts::current();
+  if (parts == nullptr) return "alltoall";
+  const std::string purpose = Purpose::text();
+  return "alltoall of " + *parts + (purpose.empty() ? "" : " for " + purpose);
 }
 
 }  // namespace lockstep::comm

@@ -27,4 +27,9 @@ struct Signature {
 
 Signature signature_of(const char* name, const at::Tensor& tensor);
 
+// The call in words, for backends that compare nothing else. An alltoall has the parts that all ranks have agreed on.
+std::string call_text(const char* name, const at::Tensor& tensor, std::optional<c10d::ReduceOp::RedOpType> op = {},
+                      int root = -1, int peer = -1);
+std::string alltoall_text();
+
 }  // namespace lockstep::comm

@@ -47,6 +47,9 @@ class World {
   // Throws Error on rank `rank` if the run has failed. Backends whose calls say so themselves leave it as it is.
   virtual void check(int /*rank*/) {}
 
+  // The same when the host of rank `rank` has waited for its device: then what calls left there are no values.
+  virtual void check_values(int /*rank*/) {}
+
   // Rank `rank` failed for `reason`: every wait of the others ends at once with an Error.
   virtual void abort(int rank, const Failure& reason) = 0;
 

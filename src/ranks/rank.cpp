@@ -75,6 +75,7 @@ void Rank::end_turn() {
 Rank Rank::group(int color) {
   if (color < 0) throw Error(name() + ": group: the color is " + std::to_string(color) + "; colors start at 0");
   const at::Tensor colors = allgather(at::full({}, color, at::TensorOptions(device_).dtype(at::kLong))).cpu();
+  place_->world().check_values(place_->world_rank);
 
   comm::Members group{place_->members.name + "/" + std::to_string(place_->groups++) + "." + std::to_string(color), {}};
   for (int other = 0; other < world_size_; ++other) {
@@ -99,6 +100,7 @@ void Rank::allreduce(at::Tensor tensor, c10d::ReduceOp op) {
   c10d::AllreduceOptions options;
   options.reduceOp = std::move(op);
   backend().allreduce(packed, options)->wait();
+  place_->world().check(place_->world_rank);
   put_back(packed[0], tensor);
 }
 
@@ -107,6 +109,7 @@ void Rank::broadcast(at::Tensor tensor, int root) {
   c10d::BroadcastOptions options;
   options.rootRank = root;
   backend().broadcast(packed, options)->wait();
+  place_->world().check(place_->world_rank);
   put_back(packed[0], tensor);
 }
 
@@ -163,6 +166,7 @@ std::string Rank::broadcast(const std::string& text, int root) {
 
 void Rank::barrier() {
   backend().barrier(c10d::BarrierOptions{})->wait();
+  place_->world().check_values(place_->world_rank);
 }
 
 }  // namespace lockstep

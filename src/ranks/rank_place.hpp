@@ -67,6 +67,13 @@ class RankPlace {
 
   static const RankPlace& of(const Rank& rank) { return *rank.place_; }
 
+  // Waits until the rank's device has done what was queued. Throws Error if the run has failed: then what calls left
+  // there are no values.
+  static void finish_work(const Rank& rank) {
+    synchronize(rank.device());
+    of(rank).world().check_values(of(rank).world_rank);
+  }
+
   World& world() const {  // throws Error once the run is over
     if (World* const world = run->world()) return *world;
     throw Error(name_of(world_rank, run->devices) +

@@ -141,7 +141,7 @@ void RankTrainer::begin_epoch() {
   }
   net_.module()->train();
   rank_.barrier();
-  synchronize(rank_.device());
+  comm::RankPlace::finish_work(rank_);
   traffic_.begin();
   reported_ = Clock::now();
   go_on();
@@ -190,7 +190,7 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
   if (keep && (is_time || stops_)) {
     watch_.settle();
     if (!not_finite().empty()) return;
-    synchronize(rank_.device());
+    comm::RankPlace::finish_work(rank_);
     clock_.pause();
     traffic_.leave_out(keep);
     go_on();
@@ -209,7 +209,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   }
   if (!not_finite().empty()) return;
   update_.synchronize();
-  synchronize(rank_.device());
+  comm::RankPlace::finish_work(rank_);
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();

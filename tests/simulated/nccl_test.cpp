@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 #include <lockstep/lockstep.hpp>
 
+#include "simulated/nccl_program/collectives.hpp"
 #include "support/error_of.hpp"
 #include "support/simulated_device.hpp"
 
@@ -19,6 +20,7 @@ namespace nccl_test {
 using namespace std::chrono_literals;
 using lockstep::Devices;
 using lockstep::error_of;
+using lockstep::one_to;
 using lockstep::Rank;
 using testing::AllOf;
 using testing::HasSubstr;
@@ -31,11 +33,6 @@ Devices gpus(int count) {
   return devices;
 }
 
-Tensor one_to(Rank& rank, int64_t count) {
-  return torch::arange(1, count + 1, torch::TensorOptions(rank.device())).to(torch::kFloat) *
-         static_cast<double>(rank.index() + 1);
-}
-
 // The error of a run in which something waits for what does not come, which ends soon all the same.
 std::string soon_ended(int ranks, const std::function<void(Rank&)>& body, std::chrono::milliseconds timeout = 60s) {
   const auto start = std::chrono::steady_clock::now();
@@ -44,37 +41,20 @@ std::string soon_ended(int ranks, const std::function<void(Rank&)>& body, std::c
   return error;
 }
 
-TEST(Nccl, CollectivesAndMessages) {
+TEST(Nccl, MakesEveryCall) {
   lockstep::run(gpus(3), [](Rank& rank) {
     ASSERT_EQ(rank.backend().getBackendName(), "nccl");
-    const Tensor base = torch::arange(1, 4).to(torch::kFloat);
-    Tensor sum = one_to(rank, 3);
-    rank.allreduce(sum);
-    EXPECT_TRUE(sum.cpu().equal(base * 6)) << sum;
-    Tensor largest = one_to(rank, 3);
-    rank.allreduce(largest, c10d::ReduceOp::MAX);
-    EXPECT_TRUE(largest.cpu().equal(base * 3)) << largest;
-    Tensor sent = one_to(rank, 3);
-    rank.broadcast(sent, /*root=*/1);
-    EXPECT_TRUE(sent.cpu().equal(base * 2)) << sent;
-    EXPECT_TRUE(rank.allgather(one_to(rank, 3)).cpu().equal(torch::stack({base, base * 2, base * 3})));
-    const Tensor rows = torch::stack({one_to(rank, 2), one_to(rank, 2) * 10, one_to(rank, 2) * 100});
-    const Tensor own = rank.reduce_scatter(rows).cpu();
-    EXPECT_TRUE(own.equal(torch::tensor({6.0f, 12.0f}) * std::pow(10, rank.index()))) << own;
-    const int next = (rank.index() + 1) % 3, before = (rank.index() + 2) % 3;
-    std::vector<Tensor> out{one_to(rank, 2)}, in{torch::zeros({2}, torch::TensorOptions(rank.device()))};
-    // Messages wait for each other in the order in which they are queued: not all ranks may send first.
-    if (rank.index() == 0) rank.backend().send(out, next, 0)->wait();
-    rank.backend().recv(in, before, 0)->wait();
-    if (rank.index() != 0) rank.backend().send(out, next, 0)->wait();
-    EXPECT_TRUE(in[0].cpu().equal(torch::tensor({1.0f, 2.0f}) * (before + 1))) << in[0];
-    Rank pair = rank.group(rank.index() == 2 ? 1 : 0);
-    Tensor of_pair = one_to(rank, 2);
-    pair.allreduce(of_pair);
-    EXPECT_EQ(of_pair.cpu()[0].item<float>(), 3);  // 1 + 2, and 3 alone
-    rank.barrier();
+    lockstep::make_every_call(rank);
   });
   EXPECT_THAT(lockstep::simulated::take_reports(), IsEmpty());
+}
+
+TEST(Nccl, AGroupOfOneNeedsNoCommunicator) {
+  lockstep::run(gpus(3), [](Rank& rank) {
+    Rank pair = rank.group(rank.index() == 2 ? 1 : 0);
+    EXPECT_EQ(pair.backend().getBackendName(), rank.index() == 2 ? "lockstep" : "nccl");
+    EXPECT_EQ(pair.name(), rank.name());
+  });
 }
 
 TEST(Nccl, ADataParallelStepIsThatOfOneDevice) {
@@ -161,21 +141,86 @@ TEST(NcclFailures, ACallThatARankDoesNotMake) {
 }
 
 TEST(NcclFailures, EndTheNextCallOfARankThatGoesOn) {
-  std::atomic<bool> failed = false;
+  std::atomic<bool> passed = false, failed = false;
   std::string caught;
   EXPECT_THAT(soon_ended(2,
                          [&](Rank& rank) {
                            rank.barrier();
                            if (rank.index() == 1) {
+                             while (!passed) std::this_thread::sleep_for(1ms);
                              failed = true;
                              throw std::runtime_error("no memory");
                            }
+                           passed = true;
                            while (!failed) std::this_thread::sleep_for(1ms);
                            std::this_thread::sleep_for(200ms);
                            caught = error_of([&] { rank.barrier(); });
                          }),
               HasSubstr("no memory"));
   EXPECT_THAT(caught, AllOf(HasSubstr("rank 0 (cuda:0)"), HasSubstr("rank 1 (cuda:1)"), HasSubstr("no memory")));
+}
+
+TEST(NcclFailures, EndABarrierWithAnErrorThatAnAbortEnds) {
+  std::string caught;
+  soon_ended(2, [&](Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 1) {
+      std::this_thread::sleep_for(200ms);
+      throw std::runtime_error("no memory");
+    }
+    caught = error_of([&] { rank.barrier(); });
+  });
+  EXPECT_THAT(caught, AllOf(HasSubstr("rank 0 (cuda:0)"), HasSubstr("rank 1 (cuda:1)"), HasSubstr("no memory")));
+}
+
+TEST(NcclFailures, EndABarrierWithAnErrorThatComesToItsTimeout) {
+  std::string caught;
+  soon_ended(
+      2,
+      [&](Rank& rank) {
+        rank.barrier();
+        if (rank.index() == 1) return std::this_thread::sleep_for(2s);
+        caught = error_of([&] { rank.barrier(); });
+      },
+      /*timeout=*/500ms);
+  EXPECT_THAT(caught, AllOf(HasSubstr("rank 0 (cuda:0)"), HasSubstr("waited 0.5 s in a call of NCCL")));
+}
+
+// ---- Calls that a rank makes alone.
+
+TEST(NcclFailures, AReturnWithoutTheOthersCallIsNoticedSoon) {
+  EXPECT_THAT(soon_ended(3,
+                         [](Rank& rank) {
+                           rank.barrier();
+                           if (rank.index() == 1) return;
+                           rank.allreduce(one_to(rank, 3));
+                           rank.barrier();
+                         }),
+              AllOf(HasSubstr("rank 1 (cuda:1) returned without the call that rank "),
+                    HasSubstr("waits for: allreduce(sum) of float [3] (collective call 1)")));
+}
+
+TEST(NcclFailures, AReturnWithoutTheMessageOfAnotherIsNoticedSoon) {
+  EXPECT_THAT(soon_ended(2,
+                         [](Rank& rank) {
+                           if (rank.index() == 1) return;
+                           std::vector<Tensor> tensor{one_to(rank, 3)};
+                           rank.backend().recv(tensor, 1, 0)->wait();
+                           tensor[0].cpu();
+                           rank.barrier();
+                         }),
+              HasSubstr("rank 1 (cuda:1) returned without the send that rank 0 (cuda:0) waits for: recv 1 from it"));
+}
+
+TEST(NcclFailures, CallsThatDifferAreFoundAtTheEnd) {
+  EXPECT_THAT(soon_ended(2,
+                         [](Rank& rank) {
+                           const Tensor tensor = one_to(rank, 3);
+                           if (rank.index() == 0) return rank.allreduce(tensor);
+                           rank.allreduce(tensor, c10d::ReduceOp::MAX);
+                         }),
+              AllOf(HasSubstr("the ranks' calls differ"), HasSubstr("allreduce(max) of float [3] on rank 1 (cuda:1)")));
+  EXPECT_THAT(lockstep::simulated::take_reports(), testing::Not(IsEmpty()));  // NCCL would add up what it finds
 }
 
 }  // namespace nccl_test

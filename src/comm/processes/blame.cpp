@@ -30,19 +30,28 @@ std::string contradiction_of_collective(const OpenCall& call, const std::vector<
   return "";
 }
 
+std::string text_of_missing_answer(const std::string& other, const std::string& rank, bool to_send,
+                                   const std::string& where) {
+  return other + " returned without the " + (to_send ? "recv" : "send") + " that " + rank + " waits for: " + where +
+         ". Each send needs a recv";
+}
+
 std::string contradiction_of_message(const OpenCall& call, const RankState& peer, const Roster& roster) {
   const std::string name = roster.name(call.rank), other = roster.name(call.peer);
   if (peer.kind == Kind::returned) {
     const int64_t answers = (call.sends ? peer.calls.received : peer.calls.sent)[call.rank];
     if (answers >= call.messages) return "";
-    return other + " returned without the " + (call.sends ? "recv" : "send") + " that " + name +
-           " waits for: " + call.where() + ". Each send needs a recv";
+    return text_of_missing_answer(other, name, call.sends, call.where());
   }
   if (peer.kind == Kind::waits && peer.call.message == call.message && peer.call.content != call.content) {
     return "the two sides of " + call.message + " differ: " + name + " called " + call.text + ", " + other +
            " called " + peer.call.text;
   }
   return "";
+}
+
+std::string text_of_last_step(int64_t steps) {
+  return steps > 0 ? "; the last complete step was step " + std::to_string(steps) : "";
 }
 
 // Whether `rank` waits for a call that `other`, which waits too, has not made yet.
@@ -60,6 +69,32 @@ bool lacks(const std::vector<RankState>& states, int rank, int other) {
 std::string contradiction(const OpenCall& call, const std::vector<RankState>& states, const Roster& roster) {
   if (call.is_message()) return contradiction_of_message(call, states[call.peer], roster);
   return call.number < 0 ? "" : contradiction_of_collective(call, states, roster);
+}
+
+std::string early_return(int rank, const Calls& calls, const std::vector<RankState>& states, const Roster& roster) {
+  const std::string name = roster.name(rank);
+  for (int other = 0; other < static_cast<int>(states.size()); ++other) {
+    if (other == rank || states[other].kind != Kind::returned) continue;
+    const Calls& theirs = states[other].calls;
+    for (const auto& [group, mine] : calls.collective) {
+      const auto found = theirs.collective.find(group);
+      if (found == theirs.collective.end() || found->second.count >= mine.count) continue;  // it is no member, or fine
+      const int64_t number = found->second.count;
+      const std::string text = mine.text_of(number);
+      const std::string place = "(collective call " + std::to_string(number) + (group.empty() ? ")" : " of a group)");
+      return text_of_return(roster.name(other), name, (text.empty() ? "" : text + " ") + place);
+    }
+    const auto lacks_answer = [&](bool to_send, int64_t calls_of_rank, int64_t answers) {
+      return answers >= calls_of_rank
+                 ? ""
+                 : text_of_missing_answer(roster.name(other), name, to_send,
+                                          std::string(to_send ? "send" : "recv") + " " + std::to_string(answers + 1) +
+                                              (to_send ? " to it" : " from it"));
+    };
+    if (auto text = lacks_answer(true, calls.sent[other], theirs.received[rank]); !text.empty()) return text;
+    if (auto text = lacks_answer(false, calls.received[other], theirs.sent[rank]); !text.empty()) return text;
+  }
+  return "";
 }
 
 std::string standstill(const std::vector<RankState>& states, const Roster& roster) {
@@ -155,8 +190,15 @@ std::string whereabouts(const OpenCall& call, const Calls& calls, int64_t steps,
     text += "the last complete one was collective call " + std::to_string(last) + call.among.text() +
             (name.empty() ? "" : ", " + name);
   }
-  if (steps > 0) text += "; the last complete step was step " + std::to_string(steps);
-  return text;
+  return text + text_of_last_step(steps);
+}
+
+std::string last_call(int rank, const Calls& calls, int64_t steps, const Roster& roster) {
+  const CollectiveCalls& all = calls.of("");
+  return roster.name(rank) +
+         (all.count == 0 ? " had made no collective call"
+                         : "'s last collective call was call " + std::to_string(all.count - 1) + ", " + all.last()) +
+         text_of_last_step(steps);
 }
 
 }  // namespace lockstep::comm

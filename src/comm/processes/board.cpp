@@ -117,12 +117,12 @@ std::vector<Calls> Board::calls(const std::set<int>& lost) {
   return calls;
 }
 
-void Board::put_done() {
-  add_to_count(*store_, "done", 1);
+void Board::put_come(const std::string& place) {
+  add_to_count(*store_, place, 1);
 }
 
-bool Board::all_done() {
-  return stored_count(*store_, "done") + lost_.count() >= roster_.processes();
+bool Board::all_come(const std::string& place) {
+  return stored_count(*store_, place) + lost_.count() >= roster_.processes();
 }
 
 Failure Board::failure() {

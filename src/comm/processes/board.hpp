@@ -6,6 +6,7 @@
 //   state/<rank>     what the rank waits in, or that it has returned
 //   calls/<rank>     what the rank had called when it returned
 //   done             how many processes are done
+//   closed           how many have taken their communicators down
 //
 // LostProcesses has keys of its own beside these. Reading throws ForeignValue for a value that no process of the run
 // can have written. Every call but the agreed_ ones throws if the store does not answer. Thread-safe.
@@ -47,8 +48,8 @@ class Board {
   void put_calls(int rank, const Calls& calls);
   std::vector<Calls> calls(const std::set<int>& lost);  // by rank; empty ones for the lost ranks
 
-  void put_done();
-  bool all_done();  // every process that was not lost
+  void put_come(const std::string& place);  // this process has come to "done" or "closed"
+  bool all_come(const std::string& place);  // so has every process that was not lost
 
   Failure failure();  // empty while there is none
 

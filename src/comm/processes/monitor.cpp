@@ -75,7 +75,7 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
   }
   if (failure().empty()) report(name + ": " + call.where() + " failed: " + exception_text(cause));
   const auto [first, kind] = failure();
-  note_where(call);
+  note_where(whereabouts(call, log_.of(call.rank), steps_, roster_));
   Failure(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first, kind).raise();
 }
 
@@ -90,15 +90,20 @@ void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds ti
   }
 }
 
-void Monitor::note_where(const OpenCall& call) {
-  const std::string text = whereabouts(call, log_.of(call.rank), steps_, roster_);
+void Monitor::raise(int rank) {
+  const auto [first, kind] = failure();
+  note_where(last_call(rank, log_.of(rank), steps_, roster_));
+  const auto name = roster_.name(rank);
+  Failure(first.starts_with(name) ? first : name + ": " + first, kind).raise();
+}
+
+void Monitor::note_where(const std::string& text) {
   const std::lock_guard lock(mutex_);
   if (where_.empty()) where_ = text;
 }
 
 // All processes find the same.
 void Monitor::check_calls() {
-  if (!roster_.devices()[0].is_cpu()) return;
   std::set<int> gone;
   for (int rank = 0; rank < static_cast<int>(roster_.devices().size()); ++rank) {
     if (!lost().reason_of(rank).empty()) gone.insert(rank);
@@ -111,9 +116,8 @@ Failure Monitor::finish() {
   try {
     if (failure().empty()) {
       for (const int rank : waits_.snapshot().returned) board_.put_calls(rank, log_.of(rank));
-      board_.put_done();
     }
-    while (failure().empty() && !board_.all_done()) waits_.sleep(10ms, [](bool failed) { return failed; });
+    wait_for_all("done");
     if (failure().empty()) check_calls();
   } catch (const ForeignValue& error) {
     report({error.what()});
@@ -121,6 +125,22 @@ Failure Monitor::finish() {
     waits_.fail(board_.lose_store());
   }
   return last_words();
+}
+
+Failure Monitor::finish_taking_down() {
+  try {
+    wait_for_all("closed");
+  } catch (const ForeignValue& error) {
+    report({error.what()});
+  } catch (const std::exception&) {
+    waits_.fail(board_.lose_store());
+  }
+  return last_words();
+}
+
+void Monitor::wait_for_all(const std::string& place) {
+  if (failure().empty()) board_.put_come(place);
+  while (failure().empty() && !board_.all_come(place)) waits_.sleep(10ms, [](bool failed) { return failed; });
 }
 
 // After a death all processes also name the same place where a survivor's rank was.

@@ -53,15 +53,19 @@ class Monitor {
   // `store` is the monitor's own connection.
   Monitor(StorePtr store, Roster roster, int process, const Options& options);
 
-  // `on_failure` is called once, from the watchdog's thread.
-  void start(std::function<void()> on_failure) { watchdog_.start(std::move(on_failure)); }
+  // Both are called from the watchdog's thread: `on_failure` once, `look` again and again. What it gives is a failure.
+  void start(std::function<void()> on_failure, std::function<Failure()> look) {
+    watchdog_.start(std::move(on_failure), std::move(look));
+  }
   void stop() { watchdog_.stop(); }
 
   // Says that a rank of this process failed. If another rank was first, its text stays.
   void report(const Failure& failure);
   Failure failure() const { return waits_.failure(); }  // empty while all is well
+  bool failed() const { return waits_.failed(); }
+  [[noreturn]] void raise(int rank);  // the failure, between two calls of this rank
 
-  CallLog& log() { return log_; }  // of this process's CPU ranks; GPUs log nothing
+  CallLog& log() { return log_; }  // of this process's ranks
   void returned(int rank) { waits_.note_return(rank); }
   void stepped(int64_t steps) { steps_ = steps; }  // so many steps of training are done, as a rank counts them
 
@@ -97,13 +101,15 @@ class Monitor {
   // that is a process's death, the text also says where one of the others' ranks was. A call that came about on some
   // ranks only is a failure.
   Failure finish();
+  Failure finish_taking_down();  // the same once more, after what finish() allows to be taken down
 
   bool store_is_lost() const { return board_.store_is_lost(); }
   const Roster& roster() const { return roster_; }
 
  private:
   void report_lateness(const OpenCall& call, std::chrono::milliseconds timeout);
-  void note_where(const OpenCall& call);
+  void note_where(const std::string& text);
+  void wait_for_all(const std::string& place);
   void check_calls();
   Failure last_words();
 

@@ -1,202 +1,168 @@
-// Ranks over c10d's NCCL, one communicator rank each: threads of one process find each other through a store in memory,
+// Ranks over c10d's NCCL, one communicator rank each. Threads of one process find each other through a store in memory,
 // processes through theirs.
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 #include <lockstep/base/error.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "base/seconds.hpp"
 #include "comm/group_member.hpp"
+#include "comm/signature.hpp"
 #include "comm/texts.hpp"
-#include "comm/world.hpp"
+#include "watched_world.hpp"
 
-#include <algorithm>
-#include <condition_variable>
 #include <cstdlib>
-#include <map>
-#include <mutex>
-#include <stop_token>
+#include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace lockstep::comm {
 namespace {
 
-using NcclPtr = c10::intrusive_ptr<c10d::ProcessGroupNCCL>;
+using c10d::ProcessGroupNCCL;
+using NcclTensors = std::vector<at::Tensor>;
+using NcclWork = c10::intrusive_ptr<c10d::Work>;
 
-constexpr std::chrono::milliseconds kBetweenLooks{1};
-constexpr std::chrono::milliseconds kBetweenErrors{50};
+constexpr std::chrono::milliseconds kBetweenLooksAtCalls{1};
+constexpr std::chrono::hours kUntilCalledOff{24};
 
-NcclPtr make_backend(const GroupPlace& place, const c10::Device& device) {
-  // At a timeout or an error of NCCL c10d's watchdog would end the process. In mode 2 it only aborts the communicator.
-  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
-  auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->timeout = place.timeout;
-  options->is_high_priority_stream = true;  // or its kernels would queue behind compute
-  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(place.store, place.rank, place.size, options);
-  backend->setBoundDeviceId(device);
-  return backend;
-}
+// c10d's, which notes the calls that a run compares at its end. Any others go unnoticed.
+class NotedNccl : public ProcessGroupNCCL {
+ public:
+  NotedNccl(const GroupPlace& place, const c10::intrusive_ptr<Options>& options, CallNotes notes)
+      : ProcessGroupNCCL(place.store, place.rank, place.size, options), notes_(std::move(notes)) {}
+
+  NcclWork allreduce(NcclTensors& tensors, const c10d::AllreduceOptions& options) override {
+    return noted(ProcessGroupNCCL::allreduce(tensors, options),
+                 [&] { return call_text("allreduce", tensors[0], options.reduceOp); });
+  }
+  NcclWork broadcast(NcclTensors& tensors, const c10d::BroadcastOptions& options) override {
+    return noted(ProcessGroupNCCL::broadcast(tensors, options),
+                 [&] { return call_text("broadcast", tensors[0], {}, static_cast<int>(options.rootRank)); });
+  }
+  NcclWork reduce(NcclTensors& tensors, const c10d::ReduceOptions& options) override {
+    return noted(ProcessGroupNCCL::reduce(tensors, options),
+                 [&] { return call_text("reduce", tensors[0], options.reduceOp, static_cast<int>(options.rootRank)); });
+  }
+  NcclWork allgather(std::vector<NcclTensors>& outputs, NcclTensors& inputs,
+                     const c10d::AllgatherOptions& options) override {
+    return noted(ProcessGroupNCCL::allgather(outputs, inputs, options),
+                 [&] { return call_text("allgather", inputs[0]); });
+  }
+  NcclWork _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+    return noted(ProcessGroupNCCL::_allgather_base(output, input, options),
+                 [&] { return call_text("allgather", input); });
+  }
+  NcclWork reduce_scatter(NcclTensors& outputs, std::vector<NcclTensors>& inputs,
+                          const c10d::ReduceScatterOptions& options) override {
+    return noted(ProcessGroupNCCL::reduce_scatter(outputs, inputs, options),
+                 [&] { return call_text("reduce_scatter", outputs[0], options.reduceOp); });
+  }
+  NcclWork _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                const c10d::ReduceScatterOptions& options) override {
+    return noted(ProcessGroupNCCL::_reduce_scatter_base(output, input, options),
+                 [&] { return call_text("reduce_scatter", output, options.reduceOp); });
+  }
+  NcclWork alltoall(NcclTensors& outputs, NcclTensors& inputs, const c10d::AllToAllOptions& options) override {
+    return noted(ProcessGroupNCCL::alltoall(outputs, inputs, options), alltoall_text);
+  }
+  NcclWork alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
+                         std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override {
+    return noted(ProcessGroupNCCL::alltoall_base(output, input, output_sizes, input_sizes, options), alltoall_text);
+  }
+  NcclWork barrier(const c10d::BarrierOptions& options) override {
+    return noted(ProcessGroupNCCL::barrier(options), [] { return "barrier"; });
+  }
+  NcclWork send(NcclTensors& tensors, int destination, int tag) override {
+    auto work = ProcessGroupNCCL::send(tensors, destination, tag);
+    notes_.message(destination, /*sends=*/true);
+    return work;
+  }
+  NcclWork recv(NcclTensors& tensors, int source, int tag) override {
+    auto work = ProcessGroupNCCL::recv(tensors, source, tag);
+    notes_.message(source, /*sends=*/false);
+    return work;
+  }
+
+ private:
+  template <class Text>
+  NcclWork noted(NcclWork work, Text&& text) {
+    notes_.collective(text());
+    return work;
+  }
+
+  const CallNotes notes_;
+};
 
 // Throws nothing: the run has failed already, for a reason that is known.
-void abort_quietly(const NcclPtr& backend) noexcept {
+void abort_quietly(ProcessGroupNCCL& backend) noexcept {
   try {
-    backend->abort();
+    backend.abort();
   } catch (const std::exception&) {
     return;  // it took longer than c10d waits for it, or NCCL refused
   }
 }
 
-// NCCL knows neither a rank that does not come nor one that has failed. Its waits have no limit: on the host while a
-// communicator is made or taken down, on the device within a call. So
-//
-// 1. a communicator is made when all of its ranks have come to it here, and before any of them makes a call;
-// 2. it is taken down when all ranks of the world have left, and none of their calls waits any more;
-// 3. a failure aborts every communicator, also one that is made meanwhile, and ends all waits here;
-// 4. c10d's watchdog sees calls that take too long. A thread of the world looks for what it saw, which is a failure.
-class NcclWorld : public World {
- public:
-  NcclWorld(const Devices& devices, std::chrono::milliseconds timeout)
-      : World(devices), timeout_(timeout), backends_(devices.size()), left_(devices.size(), false) {
-    store_->setTimeout(timeout);
-    watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+// All members have come to this.
+void wait_for_members(const GroupPlace& place) {
+  const auto key = [](int rank) { return "here/" + std::to_string(rank); };
+  std::vector<std::string> all;
+  for (int rank = 0; rank < place.size; ++rank) all.push_back(key(rank));
+  place.store->set(key(place.rank), std::vector<uint8_t>{1});
+  place.store->wait(all, kUntilCalledOff);
+}
+
+// What c10d's own watchdog saw, which has aborted the communicator.
+std::string text_of_nccl_error(c10d::ErrorType error, std::chrono::milliseconds timeout) {
+  if (error == c10d::ErrorType::SUCCESS) return "";
+  if (error != c10d::ErrorType::TIMEOUT) return "NCCL failed; NCCL_DEBUG=WARN in the environment says more";
+  return "waited " + seconds(timeout) + " in a call of NCCL" + kSameCallsInOrder;
+}
+
+// c10d takes a communicator down under a lock that its abort needs, so nothing may wait there any more. A last call
+// comes about when all calls before it have; an abort ends it too. It is not noted.
+void take_down(ProcessGroupNCCL& backend, const c10::Device& device, const std::stop_token& stop) {
+  const c10::DeviceGuard guard(device);
+  NcclTensors nothing{at::zeros({1}, at::TensorOptions(device))};
+  const auto work = backend.ProcessGroupNCCL::allreduce(nothing, {});
+  while (!work->isCompleted()) {
+    if (stop.stop_requested()) return;
+    std::this_thread::sleep_for(kBetweenLooksAtCalls);
   }
-
-  c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override {
-    const auto store = c10::make_intrusive<c10d::PrefixStore>(members.name, store_);
-    const auto backend = make_backend({store, members.index_of(rank), members.size(), timeout_}, devices()[rank]);
-    meet(rank, members);
-    backend->eagerConnectSingleDevice(devices()[rank]);
-    bool failed = false;
-    {
-      const std::lock_guard lock(mutex_);
-      backends_[rank].push_back(backend);
-      failed = !failure_.empty();
-    }
-    if (failed) abort_quietly(backend);
-    check(rank);
-    return backend;
-  }
-
-  void check(int rank) override {
-    look_for_errors(rank);
-    const std::lock_guard lock(mutex_);
-    if (!failure_.empty()) throw Error(name_of(rank, devices()) + ": " + failure_);
-  }
-
-  void abort(int /*rank*/, const Failure& reason) override { fail(reason.text); }
-
-  void leave(int rank) override {
-    {
-      std::unique_lock lock(mutex_);
-      left_[rank] = true;
-      changed_.notify_all();
-      changed_.wait(lock, [this] { return !failure_.empty() || std::ranges::find(left_, false) == left_.end(); });
-    }
-    check(rank);
-    const auto own = backends_of(rank);
-    for (const auto& backend : own) wait_for_calls(rank, backend);
-    for (const auto& backend : own) backend->shutdown();
-  }
-
- private:
-  using Backends = std::vector<NcclPtr>;  // of the world and of groups
-
-  Backends backends_of(int rank) {
-    const std::lock_guard lock(mutex_);
-    return backends_[rank];
-  }
-
-  // Invariant 1.
-  void meet(int rank, const Members& members) {
-    std::unique_lock lock(mutex_);
-    auto& come = come_[members.name];
-    ++come;
-    changed_.notify_all();
-    const auto all = [&] { return come == members.size(); };
-    const auto gone = [&] { return std::ranges::find_if(members.ranks, [this](int other) { return left_[other]; }); };
-    const bool in_time =
-        changed_.wait_for(lock, timeout_, [&] { return all() || !failure_.empty() || gone() != members.ranks.end(); });
-    if (all()) return;
-    const std::string name = name_of(rank, devices());
-    const std::string where = "connecting to " + std::to_string(members.size()) + " ranks over NCCL";
-    if (!failure_.empty()) throw Error(name + ": " + where + " was ended: " + failure_);
-    if (in_time) throw Error(text_of_return(name_of(*gone(), devices()), name, where));
-    throw Error(text_of_timeout(name, timeout_, where, "a rank that did not come"));
-  }
-
-  // Invariant 2. A last call comes about when all calls before it have. Where one rank made a call that the others did
-  // not, none of this would end.
-  void wait_for_calls(int rank, const NcclPtr& backend) {
-    std::vector<at::Tensor> nothing{at::zeros({1}, at::TensorOptions(devices()[rank]))};
-    const auto work = backend->allreduce(nothing, {});
-    for (const auto deadline = Clock::now() + timeout_; !work->isCompleted();) {
-      check(rank);
-      if (Clock::now() >= deadline) {
-        throw Error(name_of(rank, devices()) + ": waited " + seconds(timeout_) +
-                    " for calls that it made before it returned, and that other ranks did not make" + kSameCalls);
-      }
-      std::this_thread::sleep_for(kBetweenLooks);
-    }
-    check(rank);
-  }
-
-  // Invariant 3. An abort waits for what its communicator does, so none waits for another.
-  void fail(const std::string& reason) {
-    Backends all;
-    {
-      const std::lock_guard lock(mutex_);
-      if (!failure_.empty()) return;
-      failure_ = reason;
-      for (const auto& of_rank : backends_) all.insert(all.end(), of_rank.begin(), of_rank.end());
-    }
-    changed_.notify_all();
-    std::vector<std::jthread> aborts;
-    for (const auto& backend : all) aborts.emplace_back([&backend] { abort_quietly(backend); });
-  }
-
-  // Invariant 4.
-  void look_for_errors(int rank) {
-    for (const auto& backend : backends_of(rank)) {
-      const auto error = backend->getError();
-      if (error == c10d::ErrorType::SUCCESS) continue;
-      const std::string what = error == c10d::ErrorType::TIMEOUT
-                                   ? "waited " + seconds(timeout_) + " in a call of NCCL" + kSameCallsInOrder
-                                   : "NCCL failed; NCCL_DEBUG=WARN in the environment says more";
-      fail(name_of(rank, devices()) + ": " + what);
-    }
-  }
-
-  void watch(const std::stop_token& stop) {
-    while (!stop.stop_requested()) {
-      for (int rank = 0; rank < static_cast<int>(devices().size()); ++rank) look_for_errors(rank);
-      std::this_thread::sleep_for(kBetweenErrors);
-    }
-  }
-
-  using Clock = std::chrono::steady_clock;
-
-  const std::chrono::milliseconds timeout_;
-  c10::intrusive_ptr<c10d::HashStore> store_ = c10::make_intrusive<c10d::HashStore>();
-  std::mutex mutex_;
-  std::condition_variable changed_;  // what follows, which mutex_ guards
-  std::vector<Backends> backends_;   // by rank
-  std::map<std::string, int> come_;  // ranks that are in backend(), by the members' name
-  std::vector<bool> left_;           // by rank
-  std::string failure_;              // empty: none yet
-  std::jthread watcher_;             // last, since it uses all of them
-};
+  if (!stop.stop_requested()) backend.shutdown();
+}
 
 }  // namespace
 
-GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device) {
-  const auto backend = make_backend(place, device);
-  return {backend, [backend] { abort_quietly(backend); }};
+GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, CallNotes notes) {
+  // At a timeout or an error of NCCL c10d's watchdog would end the process. In mode 2 it only aborts the communicator.
+  static const int mode_is_set = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  static_cast<void>(mode_is_set);
+  const c10::DeviceGuard guard(device);
+  auto options = ProcessGroupNCCL::Options::create();
+  options->timeout = place.timeout;
+  options->is_high_priority_stream = true;  // or its kernels would queue behind compute
+  wait_for_members(place);
+  const auto backend = c10::make_intrusive<NotedNccl>(place, options, std::move(notes));
+  backend->setBoundDeviceId(device);
+  backend->eagerConnectSingleDevice(device);
+  return {.backend = backend,
+          .close = [backend] { abort_quietly(*backend); },
+          .error = [backend, timeout = place.timeout] { return text_of_nccl_error(backend->getError(), timeout); },
+          .take_down = [backend, device](const std::stop_token& stop) { take_down(*backend, device, stop); }};
 }
 
 std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::milliseconds timeout) {
-  return std::make_unique<NcclWorld>(devices, timeout);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  return std::make_unique<WatchedWorld>(
+      WatchedPlace{.roster = {{devices}},
+                   .monitor_store = store,
+                   .groups_store = std::make_shared<SharedStore::Connection>(store),
+                   .timeout = timeout,
+                   .connect_timeout = timeout},
+      Monitor::Options{.timeout = timeout, .silence = kUntilCalledOff, .host = "this process"});
 }
 
 }  // namespace lockstep::comm

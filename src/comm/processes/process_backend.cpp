@@ -7,14 +7,12 @@
 #include <lockstep/base/error.hpp>
 
 #include "comm/agreed_parts.hpp"
-#include "comm/purpose.hpp"
 #include "comm/reduction.hpp"
 #include "comm/signature.hpp"
 #include "comm/sigpipe_blocked.hpp"
 #include "parts.hpp"
 #include "process_work.hpp"
 
-#include <optional>
 #include <utility>
 
 namespace lockstep::comm {
@@ -47,23 +45,6 @@ Tensors flat_parts(const std::vector<Flat>& list) {
 
 std::vector<Flat> flatten(const Tensors& tensors) {
   return {tensors.begin(), tensors.end()};
-}
-
-// The call in words, as the in-process backend has it.
-std::string text_of(const char* name, const Tensor& tensor, std::optional<ReduceOp::RedOpType> op = {}, int root = -1,
-                    int peer = -1) {
-  Signature signature = signature_of(name, tensor);
-  signature.reduction = op;
-  signature.root = root;
-  signature.peer = peer;
-  return signature.text();
-}
-
-std::string alltoall_text() {
-  const std::string* const parts = AgreedParts::current();
-  if (parts == nullptr) return "alltoall";
-  const std::string purpose = Purpose::text();
-  return "alltoall of " + *parts + (purpose.empty() ? "" : " for " + purpose);
 }
 
 int fingerprint_of(const std::string& text) {
@@ -111,7 +92,7 @@ ProcessBackend::ProcessBackend(int world_rank, Members members, GroupMember grou
 WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const Tensor& tensor = arguments_.only(tensors, "allreduce");
   const auto op = arguments_.checked_op(options.reduceOp, tensor, "allreduce");
-  const std::string text = text_of("allreduce", tensor, op);
+  const std::string text = call_text("allreduce", tensor, op);
   return post(OpType::ALLREDUCE, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
     auto pending = hierarchy_ ? inside({Hierarchy::Kind::allreduce, op, 0, text, values.flat})
@@ -124,7 +105,7 @@ WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
   const Tensor& tensor = arguments_.only(tensors, "reduce");
   const int root = arguments_.checked_rank(options.rootRank, "reduce's root");
   const auto op = arguments_.checked_op(options.reduceOp, tensor, "reduce");
-  const std::string text = text_of("reduce", tensor, op, root);
+  const std::string text = call_text("reduce", tensor, op, root);
   return post(OpType::REDUCE, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
     if (hierarchy_) {
@@ -143,7 +124,7 @@ WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
 WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const Tensor& tensor = arguments_.only(tensors, "broadcast");
   const int root = arguments_.checked_rank(options.rootRank, "broadcast's root");
-  const std::string text = text_of("broadcast", tensor, {}, root);
+  const std::string text = call_text("broadcast", tensor, {}, root);
   return post(OpType::BROADCAST, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
     const auto copy_back = [values, is_root = rank_ == root] {
@@ -185,7 +166,7 @@ WorkPtr ProcessBackend::_allgather_base(Tensor& output, Tensor& input, const c10
 
 WorkPtr ProcessBackend::gather_all(OpType type, const Tensor& input, const Tensors& outputs, Tensors result,
                                    const c10d::AllgatherOptions& options) {
-  return post(type, text_of("allgather", input), options.timeout, std::move(result), [&] {
+  return post(type, call_text("allgather", input), options.timeout, std::move(result), [&] {
     if (input.numel() == 0) return start_barrier(*group_.backend);
     Tensor mine = as_bytes(Flat(input).flat);
     Tensor all = at::empty({mine.numel() * size_}, mine.options());
@@ -221,7 +202,7 @@ WorkPtr ProcessBackend::_reduce_scatter_base(Tensor& output, Tensor& input, cons
 WorkPtr ProcessBackend::scatter_reduced(OpType type, const Tensors& inputs, const Tensor& output,
                                         const c10d::ReduceScatterOptions& options) {
   const auto op = arguments_.checked_op(options.reduceOp, output, "reduce_scatter");
-  return post(type, text_of("reduce_scatter", output, op), options.timeout, {output}, [&] {
+  return post(type, call_text("reduce_scatter", output, op), options.timeout, {output}, [&] {
     Tensors values;
     for (int rank = 0; rank < size_; ++rank) values.push_back(at::empty({output.numel()}, output.options()));
     return exchange(inputs, values, [values, op, to = Flat(output)] {
@@ -329,7 +310,7 @@ WorkPtr ProcessBackend::recvAnysource(Tensors& tensors, int tag) {
     arguments_.refuse("a message from any rank has the tag " + std::to_string(tag) +
                       "; between processes such tags start at " + std::to_string(kFirstOpenTag));
   }
-  const OpenCall call{.rank = world_rank_, .text = text_of("recv from any rank", tensor)};
+  const OpenCall call{.rank = world_rank_, .text = call_text("recv from any rank", tensor)};
   return post_call(OpType::RECVANYSOURCE, call, {}, tensors, [&] {
     const Flat values(tensor);
     const int gloo_tag = tag << 16 | fingerprint_of(describe(tensor));
@@ -362,7 +343,7 @@ ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int sou
   const int64_t number = ++(sends ? sent_ : received_)[{peer, tag}];
   const int peer_in_world = members_.ranks[peer];
   OpenCall call{.rank = world_rank_,
-                .text = text_of(sends ? "send to" : "recv from", tensor, {}, -1, peer),
+                .text = call_text(sends ? "send to" : "recv from", tensor, {}, -1, peer),
                 .peer = peer_in_world,
                 .sends = sends,
                 .messages = monitor_->log().add_message(world_rank_, peer_in_world, sends),

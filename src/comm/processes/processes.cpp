@@ -4,19 +4,13 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 #include <lockstep/base/error.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/libtorch_log.hpp"
 #include "base/seconds.hpp"
-#include "comm/group_member.hpp"
 #include "comm/job_options.hpp"
-#include "comm/meeting/attempt.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "comm/meeting/shared_store.hpp"
-#include "comm/world.hpp"
-#include "hierarchy.hpp"
-#include "monitor.hpp"
-#include "process_backend.hpp"
+#include "watched_world.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -32,7 +26,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kFarewell{1'000};  // for the others to read why a run failed
-constexpr std::chrono::milliseconds kMargin{10'000};   // Gloo gives up connecting later than the rank, which says why
 
 // A process keeps its place in its launcher's job, and its store, for its whole life.
 class Job {
@@ -98,18 +91,10 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
          ", " + options.configuration;
 }
 
-// A part of the run's keys, for any thread.
-StorePtr keys_of(const std::string& what, std::shared_ptr<SharedStore::Connection> connection,
-                 std::stop_token stop = {}) {
-  return c10::make_intrusive<c10d::PrefixStore>(
-      what, c10::make_intrusive<SharedStore>(std::move(connection), std::move(stop)));
-}
-
 // All that a world needs before it can be one.
 struct Place {
   LaunchEnvironment launch;
   Rendezvous& rendezvous;
-  std::string prefix;
   std::chrono::milliseconds rendezvous_timeout;
   // All are connected before the meeting, since that may take seconds (see Rendezvous::connect), and right after it the
   // others listen for this process's heart.
@@ -122,7 +107,6 @@ struct Place {
     Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, limit);
     Place place{launch,
                 rendezvous,
-                run_prefix(run),
                 limit.timeout,
                 rendezvous.connect(run_prefix(run)),
                 rendezvous.connect(run_prefix(run)),
@@ -145,131 +129,52 @@ struct Place {
   }
 };
 
-class ProcessesWorld : public World {
+WatchedPlace watched(const Place& place, const JobOptions& options) {
+  return {.roster = place.roster,
+          .process = place.launch.rank,
+          .monitor_store = place.monitor_store,
+          .groups_store = place.groups_store,
+          .timeout = options.timeout,
+          .connect_timeout = place.rendezvous_timeout,
+          .local_address = place.rendezvous.local_address()};
+}
+
+Monitor::Options watched_by(const Place& place, const JobOptions& options) {
+  const std::string host = place.launch.agent_store ? "the launcher" : "the process of " + place.roster.name_process(0);
+  return {options.timeout, options.silence, host, place.launch.keep_going, options.stop};
+}
+
+class ProcessesWorld : public WatchedWorld {
  public:
   ProcessesWorld(std::unique_ptr<Turn> turn, Place place, const JobOptions& options)
-      : World(place.roster.devices(), place.roster.ranks_of(place.launch.rank), place.launch.rank),
+      : WatchedWorld(watched(place, options), watched_by(place, options)),
         turn_(std::move(turn)),
-        place_(std::move(place)),
-        timeout_(options.timeout),
-        backends_(ranks_here().size()) {
-    const std::string host =
-        place_.launch.agent_store ? "the launcher" : "the process of " + place_.roster.name_process(0);
-    monitor_ = std::make_shared<Monitor>(
-        place_.monitor_store, place_.roster, place_.launch.rank,
-        Monitor::Options{timeout_, options.silence, host, place_.launch.keep_going, options.stop});
-    monitor_->start([this] { close(); });
-    if (!devices()[0].is_cpu() || place_.roster.one_rank_per_process()) return;
+        place_(std::move(place)) {
     try {
-      const int process = place_.launch.rank;
-      const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process, place_.launch.world_size);
-      const std::lock_guard lock(mutex_);
-      hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.roster, process, options.threads_per_rank);
-      if (closed_) hierarchy_->close();
+      connect_leaders(options.threads_per_rank);
     } catch (...) {
-      monitor_->report(failure_of(std::current_exception()));
+      monitor().report(failure_of(std::current_exception()));
       ProcessesWorld::finish().raise();
     }
   }
-
-  ~ProcessesWorld() override {
-    monitor_->stop();
-    // Before the groups' destructors wait for what will never come, and before what a lost process may still send to is
-    // freed.
-    if (!monitor_->failure().empty() || monitor_->lost().count() > 0) close();
-  }
-
-  // A hierarchy is for calls of all ranks.
-  c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override {
-    const auto group = connect(rank, "ranks" + members.name, members.index_of(rank), members.size());
-    c10::intrusive_ptr<c10d::Backend> backend = group.backend;
-    if (devices()[rank].is_cpu()) {
-      backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store),
-                                                    monitor_, members.name.empty() ? hierarchy_ : nullptr, timeout_);
-    }
-    const std::lock_guard lock(mutex_);
-    groups_.push_back(group);
-    if (closed_) group.close();
-    backends_[rank - ranks_here().begin].push_back(backend);
-    return backend;
-  }
-
-  void abort(int, const Failure& reason) override { monitor_->report(reason); }
-
-  void leave(int rank) override {
-    if (devices()[rank].is_cpu()) return monitor_->returned(rank);
-    const auto backends = [&] {
-      const std::lock_guard lock(mutex_);
-      return backends_[rank - ranks_here().begin];
-    }();
-    for (const auto& backend : backends) backend->shutdown();  // NCCL: waits for what is pending
-  }
-
-  void stepped(int64_t steps) override { monitor_->stepped(steps); }
-  void allow_loss(int rank) override { monitor_->allow_loss(rank); }
-  void forbid_loss(int rank) override { monitor_->forbid_loss(rank); }
-  std::string why_lost(int rank) override { return monitor_->lost().reason_of(rank); }
+  ~ProcessesWorld() override { stop_watching(); }
 
   Failure finish() override {
-    Failure failure = monitor_->finish();
-    const int lost = std::max(monitor_->lost().count(), failure.kind == Failure::Kind::death ? 1 : 0);  // no farewell
-    if (!monitor_->store_is_lost() && !monitor_->lost().is_lost(process())) {
+    Failure failure = WatchedWorld::finish();
+    const LostProcesses& lost = monitor().lost();
+    const int silent = std::max(lost.count(), failure.kind == Failure::Kind::death ? 1 : 0);  // no farewell
+    if (!monitor().store_is_lost() && !lost.is_lost(process())) {
       const auto limit = failure.empty() ? place_.rendezvous_timeout : kFarewell;
-      const std::string foreign = farewell(*place_.store, rendezvous(), limit, lost);
+      const std::string foreign = farewell(*place_.store, place_.rendezvous, limit, silent);
       if (failure.empty()) failure = foreign;
     }
-    if (!failure.empty()) rendezvous().drop_connections();
+    if (!failure.empty()) place_.rendezvous.drop_connections();
     return failure;
   }
 
  private:
-  Rendezvous& rendezvous() const { return place_.rendezvous; }
-
-  // Connects `rank` as the `index`th of `size` members. Fails when a peer has failed.
-  GroupMember connect(int rank, const std::string& name, int index, int size) const {
-    if (!devices()[rank].is_cpu()) {  // connects at its first call
-      const auto store = rendezvous().connect(place_.prefix + "/" + name);
-      return make_nccl_group({store, index, size, timeout_}, devices()[rank]);
-    }
-    const auto timeout = place_.rendezvous_timeout;
-    const auto attempt = Attempt::start([name, index, size, timeout, connection = place_.groups_store,
-                                         address = rendezvous().local_address()](const std::stop_token& stop) {
-      return make_gloo_group({keys_of(name, connection, stop), index, size, timeout + kMargin}, address);
-    });
-    const OpenCall call{.rank = rank, .text = "connecting to the other ranks", .connects = true};
-    const Monitor::Waiting waiting(*monitor_, call, timeout, [attempt] { attempt->wake(); });
-    std::exception_ptr cause;
-    try {
-      while (monitor_->failure().empty()) {
-        if (auto group = attempt->wait()) return *std::move(group);
-      }
-    } catch (const Error&) {
-      throw;
-    } catch (...) {
-      cause = std::current_exception();
-    }
-    attempt->call_off();
-    monitor_->explain(waiting, call, cause);
-  }
-
-  void close() {
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(closed_, true)) return;
-    if (hierarchy_) hierarchy_->close();
-    for (const auto& group : groups_) {
-      if (group.close) group.close();
-    }
-  }
-
   const std::unique_ptr<Turn> turn_;
   const Place place_;
-  const std::chrono::milliseconds timeout_;
-  std::mutex mutex_;
-  bool closed_ = false;                                                   // guarded by mutex_, as the next two
-  std::vector<GroupMember> groups_;                                       // of the world and of groups
-  std::vector<std::vector<c10::intrusive_ptr<c10d::Backend>>> backends_;  // by the rank's place in this process
-  std::shared_ptr<Hierarchy> hierarchy_;
-  std::shared_ptr<Monitor> monitor_;  // last, since its thread calls close()
 };
 
 }  // namespace

@@ -53,6 +53,7 @@ void Waits::fail(const Failure& failure) {
   {
     const std::lock_guard lock(mutex_);
     if (failure_.empty()) failure_ = failure;
+    failed_ = true;
     interrupt_all();
   }
   changed_.notify_all();

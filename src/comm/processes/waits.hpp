@@ -12,6 +12,7 @@
 #include "comm/failure.hpp"
 #include "rank_state.hpp"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -56,8 +57,9 @@ class Waits {
 
   void fail(const Failure& failure);  // ends all waits
   Failure failure() const;            // empty while all is well
-  void interrupt();                   // a process was lost: the waits look whether they are in vain
-  void wake();                        // sleep() looks at its condition
+  bool failed() const { return failed_; }
+  void interrupt();  // a process was lost: the waits look whether they are in vain
+  void wake();       // sleep() looks at its condition
 
   // Sleeps until `enough(failed)`, for `limit` at most. search() shows in snapshots meanwhile.
   using Condition = std::function<bool(bool failed)>;
@@ -83,6 +85,7 @@ class Waits {
   int searching_ = 0;  // how many ranks
   bool finishing_ = false;
   Failure failure_;
+  std::atomic<bool> failed_ = false;  // whether there is one, for those who ask before each call
 };
 
 }  // namespace lockstep::comm

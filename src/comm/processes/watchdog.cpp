@@ -49,8 +49,9 @@ void Watchdog::stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-void Watchdog::start(std::function<void()> on_failure) {
+void Watchdog::start(std::function<void()> on_failure, std::function<Failure()> look) {
   on_failure_ = std::move(on_failure);
+  look_ = std::move(look);
   std::fill(seen_.begin(), seen_.end(), Clock::now());
   const Range ranks = roster_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) published_[static_cast<int>(rank)] = "";
@@ -96,6 +97,7 @@ void Watchdog::beat() {
   board_.put_heartbeat(next_heartbeat());
   if (!waits_.failure().empty()) return;
   if (const auto failure = board_.failure(); !failure.empty()) return waits_.fail(failure);
+  if (const auto found = look_ ? look_() : Failure(); !found.empty()) return report(found);
   if (board_.lost().refresh()) {
     if (const auto out = board_.lost().own_reason(); !out.empty()) return waits_.fail(out);
     waits_.interrupt();
@@ -120,6 +122,13 @@ void Watchdog::look_around() {
   if (Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kBeat * (roster_.processes() / kFewProcesses);
   const auto states = board_.states();
+  if (!roster_.devices()[0].is_cpu()) {  // whose calls wait on the device: none is among the waits
+    const Range ranks = roster_.ranks_of(process_);
+    for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {
+      const auto complaint = early_return(static_cast<int>(rank), log_.of(static_cast<int>(rank)), states, roster_);
+      if (!complaint.empty()) return report(complaint);
+    }
+  }
   for (const auto& wait : waits) {
     const auto complaint = contradiction(wait.call, states, roster_);
     if (!complaint.empty()) return report(complaint);

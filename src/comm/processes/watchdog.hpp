@@ -45,8 +45,10 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  void start(std::function<void()> on_failure);  // which is called once, from the thread
-  void stop();                                   // on_failure is not called any more
+  // Both are called from the thread: `on_failure` once, and `look`, if there is one, with each beat. What it gives is
+  // a failure.
+  void start(std::function<void()> on_failure, std::function<Failure()> look = {});
+  void stop();  // neither is called any more
 
  private:
   void run();
@@ -66,6 +68,7 @@ class Watchdog {
   const int process_;
   const Options options_;
   std::function<void()> on_failure_;
+  std::function<Failure()> look_;
   std::atomic<bool> stop_ = false;
 
   // Only the thread uses these.

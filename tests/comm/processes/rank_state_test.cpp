@@ -127,4 +127,27 @@ TEST(RankStateTest, OfARankThatWasLostNothingIsAwaited) {
   EXPECT_EQ(comm::contradiction(waits_in_group(0, {"barrier"}).call, states, roster_of(3)), "");
 }
 
+// Ranks over NCCL say nothing while they wait.
+TEST(RankStateTest, AnEarlyReturnIsFoundByTheCallsAlone) {
+  const Calls mine = made(3, {"barrier", "allreduce"});
+  const auto found = [&](const RankState& other) {
+    return comm::early_return(0, mine, {RankState(), other, RankState()}, roster_of(3));
+  };
+  EXPECT_EQ(found({RankState::Kind::busy, made(3, {})}), "");
+  EXPECT_EQ(found({RankState::Kind::returned, mine}), "");
+  EXPECT_THAT(
+      found({RankState::Kind::returned, made(3, {"barrier"})}),
+      HasSubstr("rank 1 (cpu) returned without the call that rank 0 (cpu) waits for: allreduce (collective call "
+                "1)"));
+  Calls stranger = mine;
+  stranger.collective.erase("");  // as if it were no member of the group
+  EXPECT_EQ(found({RankState::Kind::returned, stranger}), "");
+  Calls sender = mine;
+  ++sender.sent[0];
+  EXPECT_EQ(found({RankState::Kind::returned, sender}), "");  // that is for the end, when all have returned
+  EXPECT_THAT(
+      comm::early_return(1, sender, {{RankState::Kind::returned, mine}, RankState(), RankState()}, roster_of(3)),
+      HasSubstr("rank 0 (cpu) returned without the recv that rank 1 (cpu) waits for: send 1 to it"));
+}
+
 }  // namespace rank_state_test

@@ -1,17 +1,17 @@
-// Communicator: where the kernels of NCCL's stand-in meet. As in NCCL, those of one communicator meet in the order in
-// which they were queued, and each waits on its stream for the others.
+// Communicator: a rank's part of what NCCL's stand-in calls so, where its kernels meet those of other ranks, which are
+// threads or processes. As in NCCL, kernels of one communicator meet in the order in which they were queued, and each
+// waits on its stream for the others. They leave their inputs for each other in the store by which c10d would find
+// them.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <set>
+#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "simulated/device/launch.hpp"
@@ -20,47 +20,48 @@ namespace simulated {
 
 class Communicator {
  public:
-  explicit Communicator(int size) : size_(size), tickets_(static_cast<size_t>(size), 0) {}
+  Communicator(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, int size)
+      : store_(std::move(store)), name_(std::move(name)), rank_(rank), size_(size) {}
+
+  using Tensors = std::vector<at::Tensor>;
 
   struct Meeting {
-    std::string what;
-    int arrived = 0;
-    bool done = false;
-    std::vector<std::vector<View>> in, out;  // by rank
+    int rank;                 // who looks at it
+    std::vector<Tensors> in;  // by rank
+    Tensors out;              // this rank's
   };
 
   // As ncclCommInitRank: the host waits for all members. No abort reaches it. False: they did not come within kStuck,
   // where NCCL would wait for ever.
   bool join();
 
-  // Of a rank's next kernel.
-  uint64_t take_ticket(int rank);
+  uint64_t take_ticket() { return tickets_++; }  // of the next kernel
 
   enum class End { met, aborted, late };
 
-  // In a kernel: `work` is done once, when all have come. Reports kernels that differ.
-  End meet(int rank, uint64_t ticket, const std::string& what, std::vector<View> in, std::vector<View> out,
+  // In a kernel: `work` is done when all have come. Reports kernels that differ.
+  End meet(uint64_t ticket, const std::string& what, const std::vector<View>& in, const std::vector<View>& out,
            const std::function<void(Meeting&)>& work, std::chrono::milliseconds timeout);
 
-  // For messages of two members of a communicator that was made eagerly: nobody waits for the other to make it.
-  std::shared_ptr<Communicator> pair(int low, int high);
-
-  void abort(int rank);  // each member has its own flag
-  bool is_aborted(int rank);
+  void abort() { aborted_ = true; }  // this rank's flag; the others do not see it
+  bool is_aborted() const { return aborted_; }
 
  private:
-  const int size_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int joined_ = 0;
-  std::set<int> aborted_;
-  std::map<uint64_t, Meeting> meetings_;
-  std::vector<uint64_t> tickets_;
-  std::map<std::pair<int, int>, std::shared_ptr<Communicator>> pairs_;
+  std::string key(const std::string& place, int rank) const;
+  void put(const std::string& key, const std::string& what, const Tensors& in);
+  std::optional<std::vector<uint8_t>> look(const std::string& key);
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string name_;
+  const int rank_, size_;
+  std::atomic<bool> aborted_ = false;
+  std::atomic<uint64_t> tickets_ = 0;
 };
 
-// Communicators by their number, which a member gives to the others in place of NCCL's unique id.
-std::string add_communicator(int size);
-std::shared_ptr<Communicator> find_communicator(const std::string& number);
+// What a test has happen to a rank of this process inside of NCCL, which it may not survive.
+struct Faults {
+  std::function<void()> in_init, in_kernel, in_shutdown;
+};
+Faults& faults();
 
 }  // namespace simulated

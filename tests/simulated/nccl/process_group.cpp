@@ -83,10 +83,15 @@ at::Tensor reduced(const std::vector<at::Tensor>& values, ReduceOp::RedOpType op
 }
 
 // The `place`th input of every rank.
-std::vector<at::Tensor> inputs_of(const Meeting& meeting, size_t place) {
-  std::vector<at::Tensor> values;
-  for (const auto& views : meeting.in) values.push_back(views[place].on_stream());
+Tensors inputs_of(const Meeting& meeting, size_t place) {
+  Tensors values;
+  for (const auto& of_rank : meeting.in) values.push_back(of_rank[place]);
   return values;
+}
+
+// A fault that a test has planted.
+void suffer(const std::function<void()>& fault) {
+  if (fault) fault();
 }
 
 // The mode in which the watchdog does not end the process, see ProcessGroupNCCL's ErrorHandlingMode.
@@ -102,41 +107,35 @@ bool watchdog_spares_the_process() {
 WorkPtr ProcessGroupNCCL::allreduce(Tensors& tensors, const AllreduceOptions& options) {
   const ReduceOp::RedOpType op = options.reduceOp;
   return collective(OpType::ALLREDUCE, "allreduce " + text(tensors[0]) + " " + std::to_string(op), tensors, tensors,
-                    [op](Meeting& meeting) {
-                      const at::Tensor sum = reduced(inputs_of(meeting, 0), op);
-                      for (auto& views : meeting.out) views[0].on_stream().copy_(sum);
-                    });
+                    [op](Meeting& meeting) { meeting.out[0].copy_(reduced(inputs_of(meeting, 0), op)); });
 }
 
 WorkPtr ProcessGroupNCCL::broadcast(Tensors& tensors, const BroadcastOptions& options) {
   const auto root = static_cast<size_t>(options.rootRank);
-  return collective(OpType::BROADCAST, "broadcast " + text(tensors[0]), tensors, tensors, [root](Meeting& meeting) {
-    const at::Tensor value = meeting.in[root][0].on_stream();
-    for (auto& views : meeting.out) views[0].on_stream().copy_(value);
-  });
+  return collective(OpType::BROADCAST, "broadcast " + text(tensors[0]), tensors, tensors,
+                    [root](Meeting& meeting) { meeting.out[0].copy_(meeting.in[root][0]); });
 }
 
 WorkPtr ProcessGroupNCCL::reduce(Tensors& tensors, const ReduceOptions& options) {
   const ReduceOp::RedOpType op = options.reduceOp;
-  const auto root = static_cast<size_t>(options.rootRank);
-  return collective(
-      OpType::REDUCE, "reduce " + text(tensors[0]) + " " + std::to_string(op), tensors, tensors,
-      [op, root](Meeting& meeting) { meeting.out[root][0].on_stream().copy_(reduced(inputs_of(meeting, 0), op)); });
+  const auto root = options.rootRank;
+  return collective(OpType::REDUCE, "reduce " + text(tensors[0]) + " " + std::to_string(op), tensors, tensors,
+                    [op, root](Meeting& meeting) {
+                      if (meeting.rank == root) meeting.out[0].copy_(reduced(inputs_of(meeting, 0), op));
+                    });
 }
 
 WorkPtr ProcessGroupNCCL::allgather(std::vector<Tensors>& outputs, Tensors& inputs, const AllgatherOptions&) {
   return collective(OpType::ALLGATHER, "allgather " + text(inputs[0]), inputs, outputs[0], [](Meeting& meeting) {
-    for (auto& views : meeting.out) {
-      for (size_t i = 0; i < views.size(); ++i) views[i].on_stream().copy_(meeting.in[i][0].on_stream());
-    }
+    for (size_t i = 0; i < meeting.out.size(); ++i) meeting.out[i].copy_(meeting.in[i][0]);
   });
 }
 
 WorkPtr ProcessGroupNCCL::_allgather_base(at::Tensor& output, at::Tensor& input, const AllgatherOptions&) {
   return collective(OpType::_ALLGATHER_BASE, "allgather " + text(input), {input}, {output}, [](Meeting& meeting) {
-    std::vector<at::Tensor> values;
+    Tensors values;
     for (const auto& value : inputs_of(meeting, 0)) values.push_back(value.flatten());
-    for (auto& views : meeting.out) views[0].on_stream().view({-1}).copy_(at::cat(values));
+    meeting.out[0].view({-1}).copy_(at::cat(values));
   });
 }
 
@@ -145,9 +144,7 @@ WorkPtr ProcessGroupNCCL::reduce_scatter(Tensors& outputs, std::vector<Tensors>&
   const ReduceOp::RedOpType op = options.reduceOp;
   return collective(OpType::REDUCE_SCATTER, "reduce_scatter " + text(outputs[0]), inputs[0], outputs,
                     [op](Meeting& meeting) {
-                      for (size_t rank = 0; rank < meeting.out.size(); ++rank) {
-                        meeting.out[rank][0].on_stream().copy_(reduced(inputs_of(meeting, rank), op));
-                      }
+                      meeting.out[0].copy_(reduced(inputs_of(meeting, static_cast<size_t>(meeting.rank)), op));
                     });
 }
 
@@ -156,20 +153,16 @@ WorkPtr ProcessGroupNCCL::_reduce_scatter_base(at::Tensor& output, at::Tensor& i
   const ReduceOp::RedOpType op = options.reduceOp;
   return collective(OpType::_REDUCE_SCATTER_BASE, "reduce_scatter " + text(output), {input}, {output},
                     [op](Meeting& meeting) {
-                      const auto size = static_cast<int64_t>(meeting.out.size());
-                      const auto parts = reduced(inputs_of(meeting, 0), op).flatten().chunk(size);
-                      for (size_t rank = 0; rank < parts.size(); ++rank) {
-                        meeting.out[rank][0].on_stream().view({-1}).copy_(parts[rank]);
-                      }
+                      const at::Tensor& out = meeting.out[0];
+                      const at::Tensor sum = reduced(inputs_of(meeting, 0), op).flatten();
+                      out.copy_(sum.narrow(0, meeting.rank * out.numel(), out.numel()).view(out.sizes()));
                     });
 }
 
 WorkPtr ProcessGroupNCCL::alltoall(Tensors& outputs, Tensors& inputs, const AllToAllOptions&) {
   return collective(OpType::ALLTOALL, "alltoall", inputs, outputs, [](Meeting& meeting) {
-    for (size_t to = 0; to < meeting.out.size(); ++to) {
-      for (size_t from = 0; from < meeting.in.size(); ++from) {
-        meeting.out[to][from].on_stream().view({-1}).copy_(meeting.in[from][to].on_stream().flatten());
-      }
+    for (size_t from = 0; from < meeting.in.size(); ++from) {
+      meeting.out[from].view({-1}).copy_(meeting.in[from][static_cast<size_t>(meeting.rank)].flatten());
     }
   });
 }
@@ -193,16 +186,19 @@ WorkPtr ProcessGroupNCCL::recv(Tensors& tensors, int source, int) {
 void ProcessGroupNCCL::eagerConnectSingleDevice(at::Device device) {
   bound_device_id_ = device;
   eager_ = true;
+  suffer(simulated::faults().in_init);
   connect("all", rank_, size_);
 }
 
 void ProcessGroupNCCL::abort() {
   const std::lock_guard lock(mutex_);
-  for (auto& [key, connected] : connected_) connected.communicator->abort(connected.rank);
+  for (auto& [key, connected] : connected_) connected.communicator->abort();
 }
 
+// The lock is held, as c10d does it: an abort has to wait until the kernels are done.
 void ProcessGroupNCCL::shutdown() {
   const std::lock_guard lock(mutex_);
+  suffer(simulated::faults().in_shutdown);
   for (auto& [key, connected] : connected_) simulated::stream_of(connected.stream).synchronize();
 }
 
@@ -210,23 +206,18 @@ ProcessGroupNCCL::Connected ProcessGroupNCCL::connect(const std::string& key, in
   {
     const std::lock_guard lock(mutex_);
     if (const auto found = connected_.find(key); found != connected_.end()) {
-      if (!found->second.communicator->is_aborted(rank)) return found->second;
+      if (!found->second.communicator->is_aborted()) return found->second;
       C10_THROW_ERROR(DistBackendError, "NCCL communicator was aborted");
     }
   }
-  if (rank == 0) {
-    const std::string number = simulated::add_communicator(size);
-    store_->set("id " + key, std::vector<uint8_t>(number.begin(), number.end()));
-  }
-  const auto number = store_->get("id " + key);
-  const auto communicator = simulated::find_communicator({number.begin(), number.end()});
+  const auto communicator = std::make_shared<Communicator>(store_, key, rank, size);
   if (!communicator->join()) {
     simulated::report("NCCL would wait for ever: ncclCommInitRank of rank " + std::to_string(rank));
     C10_THROW_ERROR(DistBackendError, "members did not come to ncclCommInitRank");
   }
   const auto stream = simulated::Guard().getStreamFromGlobalPool(*bound_device_id_, options_->is_high_priority_stream);
   const std::lock_guard lock(mutex_);
-  return connected_.emplace(key, Connected{communicator, stream, rank}).first->second;
+  return connected_.emplace(key, Connected{communicator, stream}).first->second;
 }
 
 WorkPtr ProcessGroupNCCL::launch(OpType type, const Connected& connected, const std::string& what, const Tensors& in,
@@ -245,17 +236,18 @@ WorkPtr ProcessGroupNCCL::launch(OpType type, const Connected& connected, const 
     out_views.emplace_back(tensor);
     uses.push_back({out_views.back(), true});
   }
-  const uint64_t ticket = connected.communicator->take_ticket(connected.rank);
-  simulated::launch(
-      simulated::stream_of(connected.stream), "NCCL's " + what, uses, [=, timeout = options_->timeout, error = error_] {
-        const auto end = connected.communicator->meet(connected.rank, ticket, what, in_views, out_views, work, timeout);
-        if (end != Communicator::End::late) return;
-        if (!watchdog_spares_the_process()) {
-          simulated::report("NCCL's watchdog would end the process: " + what + " came to its timeout");
-        }
-        connected.communicator->abort(connected.rank);
-        error->store(ErrorType::TIMEOUT);
-      });
+  const uint64_t ticket = connected.communicator->take_ticket();
+  simulated::launch(simulated::stream_of(connected.stream), "NCCL's " + what, uses,
+                    [=, timeout = options_->timeout, error = error_] {
+                      suffer(simulated::faults().in_kernel);
+                      const auto end = connected.communicator->meet(ticket, what, in_views, out_views, work, timeout);
+                      if (end != Communicator::End::late) return;
+                      if (!watchdog_spares_the_process()) {
+                        simulated::report("NCCL's watchdog would end the process: " + what + " came to its timeout");
+                      }
+                      error->store(ErrorType::TIMEOUT);
+                      connected.communicator->abort();
+                    });
   Tensors stash = in;
   stash.insert(stash.end(), out.begin(), out.end());
   return c10::make_intrusive<KernelWork>(rank_, type, connected.stream, std::move(stash), out);
@@ -275,17 +267,17 @@ WorkPtr ProcessGroupNCCL::message(at::Tensor& tensor, int peer, bool sends) {
   if (eager_) {
     const Connected group = connect("all", rank_, size_);
     const std::lock_guard lock(mutex_);
-    connected_.try_emplace(key, Connected{group.communicator->pair(low, high), group.stream, place});
+    connected_.try_emplace(key, Connected{std::make_shared<Communicator>(store_, key, place, 2), group.stream});
   }
   const Connected pair = connect(key, place, 2);
   tensor.record_stream(pair.stream);
   const Tensors in = sends ? Tensors{tensor} : Tensors{}, out = sends ? Tensors{} : Tensors{tensor};
   return launch(sends ? OpType::SEND : OpType::RECV, pair, "message " + text(tensor), in, out, [](Meeting& meeting) {
-    const size_t sender = meeting.in[0].empty() ? 1 : 0, receiver = 1 - sender;
-    if (meeting.in[sender].empty() || meeting.out[receiver].empty()) {
+    const Tensors& theirs = meeting.in[static_cast<size_t>(1 - meeting.rank)];
+    if (theirs.empty() != meeting.out.empty()) {
       return simulated::report("two sends or two receives of NCCL meet, where it would wait for ever");
     }
-    meeting.out[receiver][0].on_stream().copy_(meeting.in[sender][0].on_stream());
+    if (!theirs.empty()) meeting.out[0].copy_(theirs[0]);
   });
 }
 

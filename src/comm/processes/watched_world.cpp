@@ -1,0 +1,205 @@
+#include "watched_world.hpp"
+
+#include <lockstep/base/error.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "comm/texts.hpp"
+#include "process_backend.hpp"
+
+#include <exception>
+#include <thread>
+#include <utility>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kMargin{10'000};  // Gloo gives up connecting later than the rank, which says why
+
+// A part of the run's keys, for any thread.
+StorePtr keys_of(const std::string& what, std::shared_ptr<SharedStore::Connection> connection,
+                 std::stop_token stop = {}) {
+  return c10::make_intrusive<c10d::PrefixStore>(
+      what, c10::make_intrusive<SharedStore>(std::move(connection), std::move(stop)));
+}
+
+}  // namespace
+
+WatchedWorld::WatchedWorld(WatchedPlace place, const Monitor::Options& options)
+    : World(place.roster.devices(), place.roster.ranks_of(place.process), place.process),
+      place_(std::move(place)),
+      monitor_(std::make_shared<Monitor>(place_.monitor_store, place_.roster, place_.process, options)) {
+  monitor_->start([this] { close(); }, [this] { return look(); });
+}
+
+WatchedWorld::~WatchedWorld() {
+  stop_watching();
+}
+
+void WatchedWorld::stop_watching() {
+  monitor_->stop();
+  // Before the groups' destructors wait for what will never come, and before what a lost process may still send to is
+  // freed.
+  if (!monitor_->failure().empty() || monitor_->lost().count() > 0) close();
+}
+
+// ---- Connecting.
+
+void WatchedWorld::connect_leaders(int threads_per_rank) {
+  if (on_gpus() || place_.roster.one_rank_per_process()) return;
+  const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process(), place_.roster.processes());
+  const std::lock_guard lock(mutex_);
+  hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.roster, process(), threads_per_rank);
+  if (closed_) hierarchy_->close();
+}
+
+// A hierarchy is for calls of all ranks. A GPU that is alone in its group needs no communicator, which costs memory and
+// threads. Other ranks' devices may be none of this machine's, so that rank's stands for them.
+c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members& members) {
+  if (on_gpus() && members.size() == 1) {
+    return make_in_process_world(Devices(devices().size(), devices()[rank]), place_.timeout)->backend(rank, members);
+  }
+  const auto group =
+      connect(rank, "ranks" + members.name, members.index_of(rank), members.size(), notes_of(rank, members));
+  c10::intrusive_ptr<c10d::Backend> backend = group.backend;
+  if (on_gpus()) {
+    monitor_->log().join(rank, members.name);
+  } else {
+    backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), monitor_,
+                                                  members.name.empty() ? hierarchy_ : nullptr, place_.timeout);
+  }
+  bool closed = false;
+  {
+    const std::lock_guard lock(mutex_);
+    groups_.push_back({rank, group});
+    closed = closed_;
+  }
+  if (closed) group.close();
+  return backend;
+}
+
+// Connects `rank` as the `index`th of `size` members. Fails when a peer has failed.
+GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, int size, CallNotes notes) {
+  const auto connecting = [=, connection = place_.groups_store, timeout = place_.timeout,
+                           connect_timeout = place_.connect_timeout, address = place_.local_address,
+                           device = devices()[rank]](const std::stop_token& stop) {
+    const auto store = keys_of(name, connection, stop);
+    if (device.is_cpu()) return make_gloo_group({store, index, size, connect_timeout + kMargin}, address);
+    auto group = make_nccl_group({store, index, size, timeout}, device, notes);
+    if (stop.stop_requested()) group.close();
+    return group;
+  };
+  return attend({.rank = rank, .text = "connecting to the other ranks", .connects = true}, place_.connect_timeout,
+                Attempt::start(connecting));
+}
+
+// Gives what the attempt gives, unless the run fails meanwhile.
+GroupMember WatchedWorld::attend(const OpenCall& call, std::chrono::milliseconds timeout,
+                                 const std::shared_ptr<Attempt>& attempt) {
+  const Monitor::Waiting waiting(*monitor_, call, timeout, [attempt] { attempt->wake(); });
+  std::exception_ptr cause;
+  try {
+    while (monitor_->failure().empty()) {
+      if (auto group = attempt->wait()) return *std::move(group);
+    }
+  } catch (const Error&) {
+    throw;
+  } catch (...) {
+    cause = std::current_exception();
+  }
+  attempt->call_off();
+  monitor_->explain(waiting, call, cause);
+}
+
+CallNotes WatchedWorld::notes_of(int rank, const Members& members) {
+  return {[=, monitor = monitor_, name = members.name](const std::string& call) {
+            monitor->log().add_collective(rank, name, call);
+          },
+          [=, monitor = monitor_, ranks = members.ranks](int peer, bool sends) {
+            monitor->log().add_message(rank, ranks.at(peer), sends);
+          }};
+}
+
+// ---- Failures.
+
+// The calls of CPU ranks say so themselves.
+void WatchedWorld::check(int rank) {
+  if (on_gpus() && monitor_->failed()) monitor_->raise(rank);
+}
+
+void WatchedWorld::check_values(int rank) {
+  if (!on_gpus()) return;
+  if (const Failure failure = look(); !failure.empty()) monitor_->report(failure);
+  check(rank);
+}
+
+// What NCCL saw came before what c10d says of calls after that.
+void WatchedWorld::abort(int, const Failure& reason) {
+  const Failure seen = look();
+  monitor_->report(seen.empty() ? reason : seen);
+}
+
+// What NCCL knows of a failure.
+Failure WatchedWorld::look() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& [rank, member] : groups_) {
+    if (!member.error) continue;
+    if (const std::string error = member.error(); !error.empty()) return name_of(rank, devices()) + ": " + error;
+  }
+  return {};
+}
+
+std::vector<WatchedWorld::Group> WatchedWorld::groups() {
+  const std::lock_guard lock(mutex_);
+  return groups_;
+}
+
+// An abort of NCCL waits for what its communicator does, so none waits for another.
+void WatchedWorld::close() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(closed_, true)) return;
+    if (hierarchy_) hierarchy_->close();
+  }
+  std::vector<std::jthread> closing;
+  for (const auto& group : groups()) closing.emplace_back(group.member.close);
+}
+
+// ---- The end.
+
+void WatchedWorld::leave(int rank) {
+  check_values(rank);
+  monitor_->returned(rank);
+}
+
+Failure WatchedWorld::finish() {
+  const Failure failure = monitor_->finish();
+  if (!failure.empty() || !on_gpus()) return failure;
+  take_down();
+  return monitor_->finish_taking_down();
+}
+
+// The communicators of each rank in the order in which they were made, which all ranks have in common.
+void WatchedWorld::take_down() {
+  std::vector<std::pair<int, std::shared_ptr<Attempt>>> attempts;
+  try {
+    for (int64_t rank = ranks_here().begin; rank < ranks_here().end; ++rank) {
+      attempts.emplace_back(rank, Attempt::start([rank, groups = groups()](const std::stop_token& stop) {
+                              for (const auto& group : groups) {
+                                if (group.rank == rank) group.member.take_down(stop);
+                              }
+                              return GroupMember();
+                            }));
+    }
+  } catch (...) {  // no more threads to be had
+    monitor_->report(failure_of(std::current_exception()));
+  }
+  for (const auto& [rank, attempt] : attempts) {
+    try {
+      attend({.rank = rank, .text = "taking down its communicators"}, place_.timeout, attempt);
+    } catch (...) {
+      monitor_->report(failure_of(std::current_exception()));
+    }
+  }
+}
+
+}  // namespace lockstep::comm

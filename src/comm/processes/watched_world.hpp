@@ -1,0 +1,87 @@
+// WatchedWorld: a world whose ranks a Monitor watches over. They are ranks of several processes, or ranks over NCCL
+// that are threads of one.
+//
+// NCCL knows neither a rank that does not come nor one that has failed. Its waits have no limit: on the host while a
+// communicator is made or taken down, on the device within a call. So
+//
+// 1. a communicator is made when all of its ranks have come to it, and before any of them makes a call;
+// 2. it is taken down when all ranks of the world have returned, the same calls made;
+// 3. both happen on threads that are left to themselves if the run fails meanwhile (Attempt);
+// 4. a failure is known before it aborts every communicator, also one that is made meanwhile. So a rank whose wait an
+//    abort has ended learns it when it asks;
+// 5. c10d's watchdog sees calls that take too long, and the monitor's sees what c10d's saw;
+// 6. the ranks' calls are noted, so that one which returns without a call that others made is found at once.
+#pragma once
+
+#include "comm/group_member.hpp"
+#include "comm/meeting/attempt.hpp"
+#include "comm/meeting/shared_store.hpp"
+#include "comm/world.hpp"
+#include "hierarchy.hpp"
+#include "monitor.hpp"
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+// Where a process stands in its run.
+struct WatchedPlace {
+  Roster roster;
+  int process = 0;
+  StorePtr monitor_store;
+  std::shared_ptr<SharedStore::Connection> groups_store;
+  std::chrono::milliseconds timeout, connect_timeout;
+  std::string local_address = {};  // where peers reach this machine; for CPU ranks
+};
+
+class WatchedWorld : public World {
+ public:
+  WatchedWorld(WatchedPlace place, const Monitor::Options& options);
+  ~WatchedWorld() override;
+
+  c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override;
+  void check(int rank) override;
+  void check_values(int rank) override;
+  void abort(int, const Failure& reason) override;
+  void leave(int rank) override;
+  void stepped(int64_t steps) override { monitor_->stepped(steps); }
+  void allow_loss(int rank) override { monitor_->allow_loss(rank); }
+  void forbid_loss(int rank) override { monitor_->forbid_loss(rank); }
+  std::string why_lost(int rank) override { return monitor_->lost().reason_of(rank); }
+  Failure finish() override;
+
+ protected:
+  // For CPU ranks, of which processes have several: calls of all ranks go through what this connects.
+  void connect_leaders(int threads_per_rank);
+
+  Monitor& monitor() { return *monitor_; }
+  void stop_watching();  // nothing here uses the stores any more, but for destructors
+
+ private:
+  struct Group {  // of the world, or one that ranks made
+    int rank;
+    GroupMember member;
+  };
+
+  bool on_gpus() const { return !devices()[0].is_cpu(); }
+  GroupMember connect(int rank, const std::string& name, int index, int size, CallNotes notes = {});
+  GroupMember attend(const OpenCall& call, std::chrono::milliseconds timeout, const std::shared_ptr<Attempt>& attempt);
+  CallNotes notes_of(int rank, const Members& members);
+  std::vector<Group> groups();
+  Failure look();
+  void take_down();
+  void close();
+
+  const WatchedPlace place_;
+  std::mutex mutex_;
+  bool closed_ = false;        // guarded by mutex_, as the next two
+  std::vector<Group> groups_;  // in the order in which they were made
+  std::shared_ptr<Hierarchy> hierarchy_;
+  std::shared_ptr<Monitor> monitor_;  // last, since its thread calls close() and look()
+};
+
+}  // namespace lockstep::comm
