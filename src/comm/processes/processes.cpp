@@ -6,7 +6,6 @@
 #include <lockstep/base/error.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "base/libtorch_log.hpp"
 #include "base/seconds.hpp"
 #include "comm/group_member.hpp"
 #include "comm/job_options.hpp"
@@ -15,11 +14,11 @@
 #include "comm/meeting/shared_store.hpp"
 #include "comm/world.hpp"
 #include "hierarchy.hpp"
+#include "job.hpp"
 #include "monitor.hpp"
 #include "process_backend.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -33,41 +32,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kFarewell{1'000};  // for the others to read why a run failed
 constexpr std::chrono::milliseconds kMargin{10'000};   // Gloo gives up connecting later than the rank, which says why
-
-// A process keeps its place in its launcher's job, and its store, for its whole life.
-class Job {
- public:
-  static Job& of_this_process() {
-    static Job job;
-    return job;
-  }
-
-  // The number of the run that begins. Throws Error if one is under way: the other processes could not tell which.
-  int begin() {
-    if (running_.exchange(true)) {
-      throw Error(
-          "run() was called while another run() of this process is under way on another thread. Processes of a "
-          "launcher make their runs one at a time, all in the same order");
-    }
-    return ++runs_;
-  }
-  void end() { running_ = false; }
-
-  // Throws Error at the deadline; the next call tries again.
-  Rendezvous& rendezvous(const LaunchEnvironment& launch, const WaitLimit& limit) {
-    const std::lock_guard lock(mutex_);
-    if (!rendezvous_) rendezvous_ = std::make_unique<Rendezvous>(launch, limit);
-    return *rendezvous_;
-  }
-
- private:
-  Job() { log_errors_only(); }
-
-  std::atomic<bool> running_ = false;
-  int runs_ = 0;
-  std::mutex mutex_;
-  std::unique_ptr<Rendezvous> rendezvous_;
-};
 
 struct Turn {
   int run = Job::of_this_process().begin();
