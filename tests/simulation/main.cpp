@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -44,6 +45,15 @@ double seconds_of(Time time) {
   return 1e-9 * static_cast<double>(time);
 }
 
+void tell(uint64_t seed, const Result& result, bool verbose) {
+  const std::string plan = plan_of(seed).text();
+  if (!result.wrong.empty()) std::printf("seed %lu went wrong (%s):\n%s", seed, plan.c_str(), result.wrong.c_str());
+  if (!verbose) return;
+  std::printf("seed %lu: %s; %s, %.3f s and %ld points; the last end %.3f s after the fault; trace %016lx\n", seed,
+              plan.c_str(), result.ended_early ? "ended with an error" : "ended well", seconds_of(result.time),
+              result.points, seconds_of(result.longest_end), result.trace);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -51,17 +61,14 @@ int main(int argc, char** argv) try {
   const Runs runs;
   const auto start = std::chrono::steady_clock::now();
   uint64_t wrong = 0, early = 0;
-  for (uint64_t seed = options.first; seed <= options.last; ++seed) {
-    const std::string plan = plan_of(seed).text();
-    if (options.replay) std::printf("seed %lu: %s\n", seed, plan.c_str());
-    const Result result = runs.run(seed, options.replay);
-    early += result.ended_early ? 1 : 0;
-    wrong += result.wrong.empty() ? 0 : 1;
-    if (!result.wrong.empty()) std::printf("seed %lu went wrong (%s):\n%s", seed, plan.c_str(), result.wrong.c_str());
-    if (options.verbose) {
-      std::printf("seed %lu: %s; %s, %.3f s and %ld points; the last end %.3f s after the fault; trace %016lx\n", seed,
-                  plan.c_str(), result.ended_early ? "ended with an error" : "ended well", seconds_of(result.time),
-                  result.points, seconds_of(result.longest_end), result.trace);
+  for (uint64_t first = options.first; first <= options.last; first += Runs::kBatch) {
+    if (options.replay) std::printf("seed %lu: %s\n", first, plan_of(first).text().c_str());
+    const auto results = options.replay ? std::vector{runs.run(first, true)}
+                                        : runs.run_all(first, std::min(options.last, first + Runs::kBatch - 1));
+    for (size_t i = 0; i < results.size(); ++i) {
+      tell(first + i, results[i], options.verbose);
+      early += results[i].ended_early ? 1 : 0;
+      wrong += results[i].wrong.empty() ? 0 : 1;
     }
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -2,9 +2,12 @@
 #include "planted.hpp"
 #include "runs.hpp"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <iterator>
+#include <string>
 
 namespace {
 
@@ -37,12 +40,15 @@ int main(int argc, char** argv) try {
   for (int bug = 1; bug <= static_cast<int>(std::size(kBugs)); ++bug) {
     if (only != 0 && bug != only) continue;
     plant(bug);
-    uint64_t seed = 1;
-    Result result = runs.run(seed);
-    while (result.wrong.empty() && seed < most) result = runs.run(++seed);
-    if (result.wrong.empty()) ++missed;
+    uint64_t seed = 0;
+    std::string wrong;
+    while (wrong.empty() && seed < most) {
+      const auto results = runs.run_all(seed + 1, std::min(most, seed + Runs::kBatch));
+      for (size_t i = 0; i < results.size() && wrong.empty(); ++i, ++seed) wrong = results[i].wrong;
+    }
+    if (wrong.empty()) ++missed;
     std::printf("bug %2d, %s: %s %lu\n%s", bug, kBugs[bug - 1],
-                result.wrong.empty() ? "MISSED by all seeds to" : "found by seed", seed, result.wrong.c_str());
+                wrong.empty() ? "MISSED by all seeds to" : "found by seed", seed, wrong.c_str());
     std::fflush(stdout);
   }
   return missed == 0 ? 0 : 1;

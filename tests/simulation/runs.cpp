@@ -1,5 +1,6 @@
 #include "runs.hpp"
 
+#include <malloc.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
@@ -8,18 +9,17 @@
 #include "training.hpp"
 
 #include <array>
-#include <csignal>
 #include <cstdio>
-#include <cstring>
+#include <filesystem>
 #include <stdexcept>
 
 namespace lockstep::simulation {
 namespace {
 
-constexpr unsigned kRealSeconds = 20;  // that a run may take; it takes some milliseconds
+constexpr unsigned kRealSeconds = 20;  // for a run, which takes some milliseconds
 
-// What a child tells its parent, in memory that both have.
-struct Shared {
+// What a child tells its parent of a run, in memory that both have.
+struct Told {
   Reference found;
   uint64_t trace;
   int64_t points;
@@ -29,15 +29,15 @@ struct Shared {
   std::array<char, 8'192> wrongs;
 };
 
+using Shared = std::array<Told, Runs::kBatch>;
+
 Shared& shared() {
   static auto* const memory =
       static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   return *memory;
 }
 
-void run_here(const Plan& plan, const Reference* reference, const std::filesystem::path& folder, bool with_log) {
-  const Report report = simulate(plan, reference, folder, with_log);
-  Shared& to = shared();
+void tell(const Report& report, Told& to) {
   to.found = report.found;
   to.trace = report.trace;
   to.points = report.points;
@@ -48,6 +48,15 @@ void run_here(const Plan& plan, const Reference* reference, const std::filesyste
   for (const auto& wrong : report.wrongs) text += "  " + wrong + "\n";
   std::snprintf(to.wrongs.data(), to.wrongs.size(), "%s", text.c_str());
   to.done = true;
+}
+
+Result result_of(const Told& told) {
+  const std::string wrong = told.done ? told.wrongs.data() : "  the program crashed, or took too long\n";
+  return {wrong, told.trace, told.points, told.time, told.longest_end, told.ended_early};
+}
+
+void empty(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) std::filesystem::remove_all(entry);
 }
 
 // LibTorch makes much at its first use, which the children then need not.
@@ -61,45 +70,56 @@ void warm_up() {
 }  // namespace
 
 Runs::Runs() {
+  mallopt(M_ARENA_MAX, 1);  // only one thread runs
   warm_up();
   for (const auto& [processes, ranks] : kWorlds) {
-    const std::string wrong = run_in_child(undisturbed(processes, ranks), nullptr, false);
-    if (!wrong.empty()) {
+    run_in_child({undisturbed(processes, ranks)}, false);
+    const Told& told = shared()[0];
+    if (const Result result = result_of(told); !result.wrong.empty()) {
       throw std::runtime_error("an undisturbed run of " + std::to_string(processes) + " processes with " +
-                               std::to_string(ranks) + " ranks each went wrong:\n" + wrong);
+                               std::to_string(ranks) + " ranks each went wrong:\n" + result.wrong);
     }
-    references_[{processes, ranks}] = shared().found;
+    references_[{processes, ranks}] = told.found;
   }
 }
 
-// Gives what went wrong, or "".
-std::string Runs::run_in_child(const Plan& plan, const Reference* reference, bool with_log) const {
-  shared() = {};
+const Reference* Runs::reference_of(const Plan& plan) const {
+  const auto found = references_.find({plan.processes, plan.ranks_per_process});
+  return found == references_.end() ? nullptr : &found->second;
+}
+
+void Runs::run_in_child(const std::vector<Plan>& plans, bool with_log) const {
+  for (size_t i = 0; i < plans.size(); ++i) shared()[i] = {};
   std::fflush(nullptr);
   const pid_t child = fork();
   if (child == 0) {
-    alarm(kRealSeconds);
-    run_here(plan, reference, folder_.path(), with_log);
+    for (size_t i = 0; i < plans.size(); ++i) {
+      alarm(kRealSeconds);
+      tell(simulate(plans[i], reference_of(plans[i]), folder_.path(), with_log), shared()[i]);
+      empty(folder_.path());
+    }
     std::fflush(nullptr);
     _exit(0);
   }
-  int status = 0;
-  waitpid(child, &status, 0);
-  for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) std::filesystem::remove_all(entry);
-  if (shared().done) return shared().wrongs.data();
-  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
-    return "  it took more than " + std::to_string(kRealSeconds) + " real seconds\n";
-  }
-  return "  the program ended by itself: " + std::string(WIFSIGNALED(status) ? strsignal(WTERMSIG(status)) : "exit") +
-         "\n";
+  waitpid(child, nullptr, 0);
+  empty(folder_.path());
 }
 
 Result Runs::run(uint64_t seed, bool with_log) const {
-  const Plan plan = plan_of(seed);
-  const Reference& reference = references_.at({plan.processes, plan.ranks_per_process});
-  const std::string wrong = run_in_child(plan, &reference, with_log);
-  const Shared& from = shared();
-  return {wrong, from.trace, from.points, from.time, from.longest_end, from.ended_early};
+  run_in_child({plan_of(seed)}, with_log);
+  return result_of(shared()[0]);
+}
+
+std::vector<Result> Runs::run_all(uint64_t first, uint64_t last) const {
+  std::vector<Plan> plans;
+  for (uint64_t seed = first; seed <= last; ++seed) plans.push_back(plan_of(seed));
+  run_in_child(plans, false);
+  std::vector<Result> results;
+  for (size_t i = 0; i < plans.size(); ++i) results.push_back(result_of(shared()[i]));
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (!results[i].wrong.empty()) results[i] = run(first + i);
+  }
+  return results;
 }
 
 }  // namespace lockstep::simulation

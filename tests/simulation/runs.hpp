@@ -1,4 +1,6 @@
-// Simulated jobs one after the other, each in a child process: what is left of one does not reach the next.
+// Simulated jobs one after the other, in child processes: what is left of killed ones, such as their threads, goes with
+// the child. A child runs a batch of seeds, since it costs as much as a run to begin one. Whatever seems to go wrong in
+// a batch is run again alone.
 #pragma once
 
 #include "plan.hpp"
@@ -9,6 +11,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep::simulation {
 
@@ -25,9 +28,13 @@ class Runs {
   Runs();  // runs the undisturbed jobs. Throws std::runtime_error if one goes wrong.
 
   Result run(uint64_t seed, bool with_log = false) const;
+  std::vector<Result> run_all(uint64_t first, uint64_t last) const;  // at most kBatch
+
+  static constexpr uint64_t kBatch = 32;
 
  private:
-  std::string run_in_child(const Plan& plan, const Reference* reference, bool with_log) const;
+  const Reference* reference_of(const Plan& plan) const;
+  void run_in_child(const std::vector<Plan>& plans, bool with_log) const;
 
   ScratchFolder folder_;
   std::map<std::pair<int, int>, Reference> references_;  // by processes, and ranks of each

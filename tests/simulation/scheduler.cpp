@@ -36,7 +36,6 @@ void futex_wake(std::atomic<int>& word) {
 
 Scheduler::Scheduler(uint64_t seed, bool with_log, Time limit)
     : with_log_(with_log), limit_(limit), random_(mix({seed})), switch_rate_(uint64_t{1} << draw(7)) {
-  if (pthread_key_create(&end_key_, end) != 0) throw std::runtime_error("no key for threads");
   of_program = this;
 }
 
@@ -87,7 +86,12 @@ void* Scheduler::begin(void* argument) {
   auto& thread = *static_cast<Thread*>(argument);
   await_turn(thread);
   running = &thread;
-  pthread_setspecific(of_program->end_key_, &thread);
+  static const pthread_key_t key = [] {
+    pthread_key_t made{};
+    if (pthread_key_create(&made, end) != 0) throw std::runtime_error("no key for threads");
+    return made;
+  }();
+  pthread_setspecific(key, &thread);
   return thread.body();
 }
 

@@ -122,7 +122,6 @@ class Scheduler {
   std::multimap<Time, std::function<void()>> events_;
   std::map<Process*, std::multimap<int64_t, std::function<void()>>> faults_;
   std::atomic<int> all_done_ = 0;
-  pthread_key_t end_key_{};
 };
 
 }  // namespace lockstep::simulation

@@ -28,7 +28,7 @@ struct Report {
   bool ended_early = false;  // some process ended with an error
 };
 
-// To be called once in a program: what is left of processes that were killed stays. Checkpoints go to the folder.
+// What is left of processes that were killed stays in the program. Checkpoints go to the folder.
 Report simulate(const Plan& plan, const Reference* reference, const std::filesystem::path& folder, bool with_log);
 
 }  // namespace lockstep::simulation

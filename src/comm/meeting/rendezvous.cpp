@@ -168,7 +168,8 @@ StorePtr Rendezvous::idle_client() {
   try {
     clients_.push_back(connect_to_store(address_, port_));
   } catch (const c10::Error& error) {
-    throw Error(process_name() + " cannot use the store at " + store_place(address_, port_) + ": " +
+    throw Error(process_name() + " cannot use the store at " + store_place(address_, port_) + ", which " +
+                (launch_.agent_store ? "the launcher keeps: " : "the process of rank 0 keeps: ") +
                 error.what_without_backtrace());
   }
   return clients_.back();
