@@ -27,30 +27,49 @@ Texts names_of_the_guilty(const Course& course) {
       course.plan.ranks_per_process == 1
           ? rank
           : "ranks " + std::to_string(first) + " to " + std::to_string(first + course.plan.ranks_per_process - 1);
-  const std::string other = "rank " + std::to_string(course.plan.other * course.plan.ranks_per_process) + " (cpu)";
   const std::string before = name(course.plan.victim) + " of " + std::to_string(course.plan.processes);
   const std::string missing = "waited 20 s for process " + std::to_string(course.plan.victim);
   switch (course.plan.fault) {
     case Fault::kill:
       if (!course.plan.launcher && course.plan.victim == 0)
-        return {rank, all, course.host + " is gone", "rank 0 is gone", before, "rank 0's process should keep"};
+        return {rank,
+                all,
+                course.host + " is gone",
+                "rank 0 is gone",
+                before,
+                "rank 0's process should keep",
+                "process of rank 0 keeps"};
       return {"the process of " + all + " is gone", before + " is gone", before + " did not come to run()", missing};
     case Fault::kill_host:
-      return {course.host + " is gone", "the process of rank 0 is gone", "the process of ranks 0 to 1 is gone",
-              "cannot use the store", "nothing answers"};
+      return {course.host + " is gone",
+              "the process of rank 0 is gone",
+              "the process of ranks 0 to 1 is gone",
+              "rank 0 keeps",
+              "the launcher keeps",
+              "nothing answers"};
     case Fault::stop:
       if (!course.plan.launcher && course.plan.victim == 0)
-        return {
-            rank, all, course.host + " is gone", "rank 0 is gone", before, "cannot use the store", "nothing answers"};
+        return {rank,
+                all,
+                course.host + " is gone",
+                "rank 0 is gone",
+                before,
+                "rank 0 keeps",
+                "the launcher keeps",
+                "nothing answers"};
       return {"the process of " + all + " is gone", before + " is gone", missing, "is gone: the store"};
     case Fault::throws:
       return {rank + ": thrown by the test"};
     case Fault::full_disk:
-      return {"rank 0 (cpu): cannot write"};
+      return {"rank 0 (cpu): cannot write", "rank 0 (cpu): cannot make the folder"};
+    case Fault::differs:
+      return {"the ranks' calls differ", rank + " waits in barrier"};
+    case Fault::unanswered:
+      return {rank};
     case Fault::leaves:
       return {rank + " returned without", rank + " and ", rank + ", which has returned"};
-    default:
-      return {rank, other, "gone", "store"};
+    default:  // the two sides of a cut
+      return {name(course.plan.victim), name(course.plan.other), "rank", "gone"};
   }
 }
 
@@ -124,6 +143,9 @@ void check_errors(const Course& course, Texts& wrongs) {
   const bool all_done = std::all_of(course.outcomes.begin(), course.outcomes.end(), is_done);
   if (first != nullptr && any_well && !(all_done && store_is_gone(course)))
     wrongs.push_back("some processes ended well, others did not: " + *first);
+  const bool must_fail = course.plan.fault == Fault::throws || course.plan.fault == Fault::leaves ||
+                         course.plan.fault == Fault::differs || course.plan.fault == Fault::unanswered;
+  if (course.happened && must_fail && any_well) wrongs.push_back("a process ended well in spite of the fault");
   const bool lacks_one = course.plan.fault == Fault::kill && !is_done(course.outcomes[course.plan.victim]);
   if (course.happened && lacks_one && any_well) wrongs.push_back("a process ended well although one was killed before");
 }
@@ -151,6 +173,8 @@ Time allowed(const Course& course) {
     case Fault::throws:
     case Fault::full_disk:
     case Fault::leaves:
+    case Fault::differs:
+    case Fault::unanswered:
       return 4 * kSecond;
     case Fault::kill_host:
       return 12 * kSecond;

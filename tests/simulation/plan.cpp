@@ -9,11 +9,12 @@
 namespace lockstep::simulation {
 namespace {
 
-// Out of 20.
-constexpr std::array kFaults{Fault::kill, Fault::kill,      Fault::kill,      Fault::kill,   Fault::kill,
-                             Fault::kill, Fault::kill_host, Fault::stop,      Fault::stop,   Fault::slow,
-                             Fault::late, Fault::cut,       Fault::throws,    Fault::throws, Fault::leaves,
-                             Fault::none, Fault::none,      Fault::full_disk, Fault::power,  Fault::power};
+// Each as often as it stands here.
+constexpr std::array kFaults{Fault::kill,    Fault::kill,       Fault::kill,   Fault::kill,   Fault::kill,
+                             Fault::kill,    Fault::kill_host,  Fault::stop,   Fault::stop,   Fault::slow,
+                             Fault::late,    Fault::cut,        Fault::throws, Fault::throws, Fault::leaves,
+                             Fault::differs, Fault::unanswered, Fault::none,   Fault::none,   Fault::full_disk,
+                             Fault::power,   Fault::power};
 
 class Draws {
  public:
@@ -96,6 +97,10 @@ std::string Plan::text() const {
       return text + "the first rank of " + process + " throws in step " + std::to_string(step);
     case Fault::leaves:
       return text + "the first rank of " + process + " returns in step " + std::to_string(step);
+    case Fault::differs:
+      return text + "the first rank of " + process + " makes another call in step " + std::to_string(step);
+    case Fault::unanswered:
+      return text + "the first rank of " + process + " makes a call more than the others";
     case Fault::full_disk:
       return text + "the disk is full from call " + std::to_string(call) + " on";
     case Fault::power:

@@ -11,16 +11,18 @@ namespace lockstep::simulation {
 
 enum class Fault {
   none,
-  kill,       // a process with ranks, at any point
-  kill_host,  // the one that keeps the store
-  stop,       // it stands still, and goes on
-  slow,       // each of its points may take long
-  late,       // messages may be late
-  cut,        // nothing passes between two processes for some time
-  throws,     // a rank throws in a step
-  leaves,     // a rank returns early
-  full_disk,  // rank 0 cannot write a checkpoint
-  power,      // the machine loses its power while rank 0 writes one
+  kill,        // a process with ranks, at any point
+  kill_host,   // the one that keeps the store
+  stop,        // it stands still, and goes on
+  slow,        // each of its points may take long
+  late,        // messages may be late
+  cut,         // nothing passes between two processes for some time
+  throws,      // a rank throws in a step
+  leaves,      // a rank returns early
+  differs,     // a rank makes another call than the others
+  unanswered,  // a rank makes one call more than the others, and does not wait for it
+  full_disk,   // rank 0 cannot write a checkpoint
+  power,       // the machine loses its power while rank 0 writes one
 };
 
 struct Plan {

@@ -1,5 +1,6 @@
 #include "simulation.hpp"
 
+#include <ATen/ops/zeros.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
@@ -92,8 +93,7 @@ class Simulation {
     const auto point = static_cast<int64_t>(plan_.part * static_cast<double>(reference_ ? reference_->points : 1'000));
     const auto happens = [this](auto fault) {
       return [this, fault] {
-        course_.happened = true;
-        course_.fault = scheduler_.now();
+        note_fault();
         fault();
       };
     };
@@ -128,6 +128,8 @@ class Simulation {
       case Fault::none:
       case Fault::throws:
       case Fault::leaves:
+      case Fault::differs:
+      case Fault::unanswered:
         return;
     }
   }
@@ -154,23 +156,34 @@ class Simulation {
     const Devices devices(plan_.ranks(), c10::Device(c10::kCPU));
     const auto body = [&](Rank& rank) {
       const bool is_victim = process == plan_.victim && rank.index_in_process() == 0;
-      const Listener listener{[&](int step) { return !is_victim || goes_on(step); },
+      const Listener listener{[&](int step) { return !is_victim || goes_on(rank, step); },
                               [&](int step, const Parameters& parameters) {
                                 if (rank.index() == 0 && (step + 1) % kBetweenCheckpoints == 0)
                                   save(step + 1, parameters);
                               }};
       train(rank, data_, course_.outcomes[process].ranks[rank.index_in_process()], listener);
+      if (is_victim && plan_.fault == Fault::unanswered) {
+        note_fault();
+        std::vector<at::Tensor> numbers{at::zeros({3})};
+        rank.backend().allreduce(numbers, c10d::AllreduceOptions());
+      }
     };
     lockstep::run(devices, body, options);
   }
 
-  bool goes_on(int step) {
-    const bool faults = plan_.fault == Fault::throws || plan_.fault == Fault::leaves;
-    if (!faults || step != plan_.step) return true;
+  void note_fault() {
     course_.happened = true;
     course_.fault = scheduler_.now();
-    if (plan_.fault == Fault::throws) throw std::runtime_error("thrown by the test");
-    return false;
+  }
+
+  bool goes_on(Rank& rank, int step) {
+    const Fault fault = plan_.fault;
+    if (step != plan_.step || (fault != Fault::throws && fault != Fault::leaves && fault != Fault::differs))
+      return true;
+    note_fault();
+    if (fault == Fault::throws) throw std::runtime_error("thrown by the test");
+    if (fault == Fault::differs) rank.barrier();
+    return fault == Fault::differs;
   }
 
   void save(int step, const Parameters& parameters) {

@@ -115,6 +115,9 @@ Failure Monitor::finish() {
     }
     while (failure().empty() && !board_.all_done()) waits_.sleep(10ms, [](bool failed) { return failed; });
     if (failure().empty()) check_calls();
+    if (failure().empty()) {
+      if (const auto first = board_.agreed_end(); !first.empty()) waits_.fail(first);
+    }
   } catch (const ForeignValue& error) {
     report({error.what()});
   } catch (const std::exception&) {
