@@ -108,20 +108,20 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
 
 // The store outlives an attempt. What the processes leave in it has the attempt's number (LaunchEnvironment::job).
 ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed,
-                                c10::intrusive_ptr<c10d::TCPStore>& store) {
+                                comm::KeptStore& store) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
-  const auto variables_of = [&](int rank) { return variables(flags, attempt, rank, store->getPort()); };
+  const auto variables_of = [&](int rank) { return variables(flags, attempt, rank, store.port); };
   options.on_end = [&](int rank, bool failed, bool stopped, const std::string& how) {
-    const auto end = comm::announce_end(store, environment_of(variables_of(rank)), {failed, stopped, how});
+    const auto end = comm::announce_end(store.store, environment_of(variables_of(rank)), {failed, stopped, how});
     if (failed)
       printed.add("error: " + end.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
     return end.is_loss;
   };
   if (flags.keep_going) {
-    options.is_lost = [&](int rank) { return comm::was_lost(store, environment_of(variables_of(rank))); };
+    options.is_lost = [&](int rank) { return comm::was_lost(store.store, environment_of(variables_of(rank))); };
   }
   ChildProcesses processes(options);  // before the store starts threads
-  if (!store) store = comm::host_store("127.0.0.1", 0);
+  if (!store.store) store = comm::host_store("127.0.0.1", 0);
   const auto words = with_this_program(flags.words);
   for (int rank = 0; rank < flags.processes; ++rank) {
     auto all = variables_of(rank);
@@ -132,7 +132,7 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
 }
 
 int launch_command(const LaunchFlags& flags) {
-  c10::intrusive_ptr<c10d::TCPStore> store;
+  comm::KeptStore store;
   for (int attempt = 0;; ++attempt) {
     const PrintedOnce printed;
     const auto ending = run_once(flags, attempt, printed, store);

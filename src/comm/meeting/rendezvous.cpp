@@ -6,7 +6,6 @@
 #include <lockstep/base/error.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "alarm.hpp"
 #include "base/seconds.hpp"
 #include "io/atomic_file.hpp"
 #include "sockets.hpp"
@@ -24,12 +23,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kPause = std::chrono::milliseconds(30);
-constexpr auto kAnswer = std::chrono::seconds(10);  // a store that takes longer is taken for frozen
-constexpr auto kConnecting = kAnswer * 2 / 5;       // c10d tries for up to 2.5 times its timeout
-
-std::string place(const std::string& address, int port) {
-  return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + std::to_string(port);
-}
 
 // Where the process with rank 0 leaves its port for the others of its machine. Only the user's own processes are asked.
 std::string port_file_of(const std::string& job) {
@@ -60,27 +53,7 @@ bool is_every_machines_own(const std::string& host) {
   return is_loopback(host) || host.find("localhost") != std::string::npos || host == "ip6-loopback";
 }
 
-c10::intrusive_ptr<c10d::TCPStore> keep_store(const std::string& address, const Listener& listener) {
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(listener.port);
-  options.isServer = true;
-  options.waitWorkers = false;
-  options.timeout = kConnecting;  // of the host's own connection, too: a launcher that waits in it hears no signal
-  options.masterListenFd = listener.fd;
-  try {
-    auto store = c10::make_intrusive<c10d::TCPStore>(address, options);
-    store->setTimeout(kAnswer);
-    return store;
-  } catch (const c10::Error& error) {
-    throw Error("cannot keep a store at " + place(address, listener.port) + ": " + error.what_without_backtrace());
-  }
-}
-
 }  // namespace
-
-c10::intrusive_ptr<c10d::TCPStore> host_store(const std::string& address, int port) {
-  return keep_store(address, listen_on(address, port));
-}
 
 std::string job_prefix(const std::string& job) {
   return "lockstep/" + job + "/";
@@ -118,8 +91,9 @@ Rendezvous::~Rendezvous() {
 
 void Rendezvous::host() {
   const bool own_name = on_several_machines() && is_loopback(address_);  // the others know it by another address
-  server_ = own_name ? keep_store(address_, listen_everywhere(port_)) : host_store(address_, port_);
-  port_ = server_->getPort();
+  const KeptStore kept = own_name ? host_store_everywhere(address_, port_) : host_store(address_, port_);
+  server_ = kept.store;
+  port_ = kept.port;
   if (launch_.port != 0) return;
   const std::string file = port_file_of(launch_.job);
   io::write_file(file, std::to_string(port_));
@@ -147,7 +121,7 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
   for (;;) {
     limit.check(process_name());
     if (!file.empty()) port_ = read_port(file);  // again each time: it may be left over from a job that was killed
-    if (port_ != 0 && answers(address_, port_, deadline)) return;
+    if (port_ != 0 && store_answers(address_, port_, deadline)) return;
     if (Clock::now() + kPause >= deadline) break;
     std::this_thread::sleep_for(kPause);
   }
@@ -155,7 +129,7 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
   const std::string itself = on_several_machines() && is_loopback(address_)
                                  ? "; MASTER_ADDR=" + launch_.address + " means this machine itself here"
                                  : "";
-  const std::string where = file.empty() ? place(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")"
+  const std::string where = file.empty() ? store_place(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")"
                                          : "the port that should be in " + file;
   throw Error(process_name() + " waited " + seconds(limit.timeout) + " for the store that " + whose + " at " + where +
               ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
@@ -186,21 +160,16 @@ void Rendezvous::drop_connections() {
   clients_.clear();
 }
 
-c10::intrusive_ptr<c10d::TCPStore> Rendezvous::idle_client() {
+StorePtr Rendezvous::idle_client() {
   const std::lock_guard lock(mutex_);
   for (const auto& client : clients_) {
     if (client.use_count() == 1) return client;
   }
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(port_);
-  options.timeout = kConnecting;
   try {
-    const Alarm alarm(kAnswer, [this] { hang_up(address_, port_); });
-    clients_.push_back(c10::make_intrusive<c10d::TCPStore>(address_, options));
-    clients_.back()->setTimeout(kAnswer);
-    limit_silence(address_, port_, kAnswer);  // c10d itself waits for an answer without end
+    clients_.push_back(connect_to_store(address_, port_));
   } catch (const c10::Error& error) {
-    throw Error(process_name() + " cannot use the store at " + place(address_, port_) + ": " +
+    throw Error(process_name() + " cannot use the store at " + store_place(address_, port_) + ", which " +
+                (launch_.agent_store ? "the launcher keeps: " : "the process of rank 0 keeps: ") +
                 error.what_without_backtrace());
   }
   return clients_.back();

@@ -6,9 +6,8 @@
 // address. Every wait has a deadline. Thread-safe.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include "launch_environment.hpp"
+#include "tcp_store.hpp"
 #include "wait_limit.hpp"
 
 #include <chrono>
@@ -18,11 +17,6 @@
 #include <vector>
 
 namespace lockstep::comm {
-
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
-
-// A store that listens at a numeric address; port 0 takes a free one. Throws Error that names both.
-c10::intrusive_ptr<c10d::TCPStore> host_store(const std::string& address, int port);
 
 // The prefix of all of a job's keys in its store.
 std::string job_prefix(const std::string& job);
@@ -50,7 +44,7 @@ class Rendezvous {
   bool hosts_store() const { return server_ != nullptr; }
 
  private:
-  c10::intrusive_ptr<c10d::TCPStore> idle_client();
+  StorePtr idle_client();
   void host();
   void find_host(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   void learn_local_address(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
@@ -62,11 +56,11 @@ class Rendezvous {
   std::string address_;  // numeric
   int port_ = 0;
   std::string local_address_;
-  c10::intrusive_ptr<c10d::TCPStore> server_;
+  StorePtr server_;  // null: another process keeps the store
 
   std::mutex mutex_;       // guards what follows
   std::string port_file_;  // empty: none of ours, or not any more
-  std::vector<c10::intrusive_ptr<c10d::TCPStore>> clients_;
+  std::vector<StorePtr> clients_;
 };
 
 }  // namespace lockstep::comm

@@ -24,6 +24,12 @@ std::string calls_key(int rank) {
   return "calls/" + std::to_string(rank);
 }
 
+const std::string kEndedWell = "ended well";  // no failure's text, which begins with the name of a rank or a process
+
+Failure failure_in(const std::string& stored) {
+  return stored == kEndedWell ? Failure() : failure_from(stored);
+}
+
 std::string to_text(const Heartbeat& beat) {
   return std::to_string(beat.count) + " " + std::to_string(beat.activity);
 }
@@ -126,7 +132,11 @@ bool Board::all_come(const std::string& place) {
 }
 
 Failure Board::failure() {
-  return store_->check({"failure"}) ? failure_from(store_->get_to_str("failure")) : Failure();
+  return store_->check({"failure"}) ? failure_in(store_->get_to_str("failure")) : Failure();
+}
+
+Failure Board::agreed_end() {
+  return failure_in(first_of("failure", kEndedWell));
 }
 
 std::string Board::first_of(const std::string& key, const std::string& text) {
@@ -138,7 +148,7 @@ Failure Board::agreed_failure(const Failure& failure) {
   try {
     // Nobody listens to a process that was taken for gone.
     if (auto out = lost_.forbid_loss(); !out.empty()) return out;
-    return failure_from(first_of("failure", to_stored(failure)));
+    return failure_in(first_of("failure", to_stored(failure)));
   } catch (const std::exception&) {
     store_is_lost_ = true;
     return failure;

@@ -1,6 +1,6 @@
 // Board: what the processes of a run tell each other, as keys in the store.
 //
-//   failure          the job's first failure, which is final
+//   failure          the job's first failure, or that it ended well; whichever comes first is final
 //   where            where one rank was when another process died
 //   beat/<process>   its heartbeat
 //   state/<rank>     what the rank waits in, or that it has returned
@@ -51,10 +51,15 @@ class Board {
   void put_come(const std::string& place);  // this process has come to "done" or "closed"
   bool all_come(const std::string& place);  // so has every process that was not lost
 
-  Failure failure();  // empty while there is none
+  Failure failure();  // empty while there is none, or if the run ended well
+
+  // All processes are done, and all is well. Gives the failure that came before all the same. Later ones do not count:
+  // some processes may have returned by then.
+  Failure agreed_end();
 
   // All processes get the same here: the first that one of them gave. It is this one if this process is the first, or
-  // if the store does not answer. agreed_failure gives why this process is lost if the others have gone on without it.
+  // if the store does not answer. agreed_failure gives why this process is lost if the others have gone on without it,
+  // and an empty one if the run had ended well before.
   Failure agreed_failure(const Failure& failure);
   std::string agreed_where(const std::string& text);
 

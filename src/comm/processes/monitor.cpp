@@ -119,6 +119,9 @@ Failure Monitor::finish() {
     }
     wait_for_all("done");
     if (failure().empty()) check_calls();
+    if (failure().empty()) {
+      if (const auto first = board_.agreed_end(); !first.empty()) waits_.fail(first);
+    }
   } catch (const ForeignValue& error) {
     report({error.what()});
   } catch (const std::exception&) {

@@ -5,15 +5,14 @@
 #include <torch/version.h>
 #include <lockstep/base/error.hpp>
 
-#include "base/libtorch_log.hpp"
 #include "base/seconds.hpp"
 #include "comm/job_options.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "comm/meeting/shared_store.hpp"
+#include "job.hpp"
 #include "watched_world.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -26,41 +25,6 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kFarewell{1'000};  // for the others to read why a run failed
-
-// A process keeps its place in its launcher's job, and its store, for its whole life.
-class Job {
- public:
-  static Job& of_this_process() {
-    static Job job;
-    return job;
-  }
-
-  // The number of the run that begins. Throws Error if one is under way: the other processes could not tell which.
-  int begin() {
-    if (running_.exchange(true)) {
-      throw Error(
-          "run() was called while another run() of this process is under way on another thread. Processes of a "
-          "launcher make their runs one at a time, all in the same order");
-    }
-    return ++runs_;
-  }
-  void end() { running_ = false; }
-
-  // Throws Error at the deadline; the next call tries again.
-  Rendezvous& rendezvous(const LaunchEnvironment& launch, const WaitLimit& limit) {
-    const std::lock_guard lock(mutex_);
-    if (!rendezvous_) rendezvous_ = std::make_unique<Rendezvous>(launch, limit);
-    return *rendezvous_;
-  }
-
- private:
-  Job() { log_errors_only(); }
-
-  std::atomic<bool> running_ = false;
-  int runs_ = 0;
-  std::mutex mutex_;
-  std::unique_ptr<Rendezvous> rendezvous_;
-};
 
 struct Turn {
   int run = Job::of_this_process().begin();

@@ -1,0 +1,10 @@
+// The C library's own functions, beside those that c_library.cpp puts in their place for simulated threads.
+#pragma once
+
+#include <pthread.h>
+
+namespace lockstep::simulation::c_library {
+
+int create(pthread_t* handle, const pthread_attr_t* attributes, void* (*function)(void*), void* argument);
+
+}  // namespace lockstep::simulation::c_library

@@ -1,0 +1,82 @@
+// lockstep_sim: runs simulated jobs, and says which went wrong (docs/simulation.md).
+#include "runs.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace {
+
+using namespace lockstep::simulation;
+
+struct Options {
+  uint64_t first = 1, last = 0;
+  bool replay = false, verbose = false;
+};
+
+[[noreturn]] void explain_usage() {
+  std::printf(
+      "lockstep_sim --seed N                   runs one simulated job, with a log of all that happens\n"
+      "lockstep_sim --seeds A..B [--verbose]   runs many, and names the seeds that went wrong\n");
+  std::exit(2);
+}
+
+Options read(int argc, char** argv) {
+  Options options;
+  if (argc < 3) explain_usage();
+  const std::string flag = argv[1], value = argv[2];
+  const size_t dots = value.find("..");
+  options.first = std::strtoull(value.c_str(), nullptr, 10);
+  options.last = options.first;
+  options.replay = flag == "--seed";
+  if (flag == "--seeds" && dots != std::string::npos) {
+    options.last = std::strtoull(value.c_str() + dots + 2, nullptr, 10);
+  } else if (!options.replay) {
+    explain_usage();
+  }
+  options.verbose = options.replay || (argc > 3 && std::string(argv[3]) == "--verbose");
+  return options;
+}
+
+double seconds_of(Time time) {
+  return 1e-9 * static_cast<double>(time);
+}
+
+void tell(uint64_t seed, const Result& result, bool verbose) {
+  const std::string plan = plan_of(seed).text();
+  if (!result.wrong.empty()) std::printf("seed %lu went wrong (%s):\n%s", seed, plan.c_str(), result.wrong.c_str());
+  if (!verbose) return;
+  std::printf("seed %lu: %s; %s, %.3f s and %ld points; the last end %.3f s after the fault; trace %016lx\n", seed,
+              plan.c_str(), result.ended_early ? "ended with an error" : "ended well", seconds_of(result.time),
+              result.points, seconds_of(result.longest_end), result.trace);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const Options options = read(argc, argv);
+  const Runs runs;
+  const auto start = std::chrono::steady_clock::now();
+  uint64_t wrong = 0, early = 0;
+  for (uint64_t first = options.first; first <= options.last; first += Runs::kBatch) {
+    if (options.replay) std::printf("seed %lu: %s\n", first, plan_of(first).text().c_str());
+    const auto results = options.replay ? std::vector{runs.run(first, true)}
+                                        : runs.run_all(first, std::min(options.last, first + Runs::kBatch - 1));
+    for (size_t i = 0; i < results.size(); ++i) {
+      tell(first + i, results[i], options.verbose);
+      early += results[i].ended_early ? 1 : 0;
+      wrong += results[i].wrong.empty() ? 0 : 1;
+    }
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const uint64_t count = options.last - options.first + 1;
+  std::printf("%lu runs, %lu ended with an error, %lu went wrong; %.1f runs a second\n", count, early, wrong,
+              static_cast<double>(count) / seconds);
+  return wrong == 0 ? 0 : 1;
+} catch (const std::exception& error) {
+  std::printf("lockstep_sim: %s\n", error.what());
+  return 1;
+}

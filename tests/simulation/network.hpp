@@ -1,0 +1,76 @@
+// Network: what lies between the simulated processes. Messages take a time that the seed draws, those of one pair of
+// processes in one direction keep their order, and connections end with a process.
+#pragma once
+
+#include "scheduler.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::simulation {
+
+struct Network {
+  using Bytes = std::vector<uint8_t>;
+
+  // A store that some process keeps.
+  struct Host {
+    Process* process = nullptr;
+    std::map<std::string, Bytes> values = {};
+  };
+
+  // Whoever has connections. It hears of the end of a process that it is connected with.
+  class Endpoint {
+   public:
+    Endpoint(Network& network, Process& process);
+    virtual ~Endpoint();
+    Endpoint(const Endpoint&) = delete;
+    Endpoint& operator=(const Endpoint&) = delete;
+    virtual void process_is_gone(const Process& process) = 0;  // called as an event
+
+    const int number;
+    Process& process;
+    Network& network;
+  };
+
+  explicit Network(Scheduler& scheduler);
+
+  // When something that is sent now will be there.
+  Time arrival(const Process& from, const Process& to);
+
+  // Nothing passes between the two until then.
+  void cut(const Process& one, const Process& other, Time until);
+  bool is_cut(const Process& one, const Process& other) const;
+  Time cut_until(const Process& one, const Process& other) const;
+
+  Endpoint* endpoint(int number) const;  // null: it is gone
+
+  void tell_of_death(const Process& process);
+  bool is_reset(const Process& from, const Process& to) const;  // what is on its way there is lost
+
+  Scheduler& scheduler;
+  std::map<int, std::shared_ptr<Host>> hosts = {};  // by port
+  int connections = 0;                              // to stores
+  Time lateness = 0;                                // the most by which one message in 50 is late
+  std::vector<std::string> wrongs = {};             // what must not happen, and did
+
+ private:
+  using Pair = std::pair<int, int>;
+
+  std::map<int, Endpoint*> endpoints_;
+  int next_ = 0;
+  std::map<Pair, Time> cut_;
+  std::map<Pair, Time> last_arrival_;
+  std::set<Pair> reset_;
+  Time latency_;  // the most that a message usually takes
+};
+
+// Of the simulation that this program is.
+Network& network();
+
+}  // namespace lockstep::simulation

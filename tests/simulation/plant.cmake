@@ -1,0 +1,120 @@
+# cmake -DSOURCES=src -DCOPIES=DIR -P plant.cmake: copies of the sources in which bugs can be switched on. Fails if
+# a text is not found exactly once, so that the list follows the sources.
+file(COPY ${SOURCES}/comm/processes ${SOURCES}/comm/meeting DESTINATION ${COPIES}/comm)
+file(COPY ${SOURCES}/io/atomic_file.cpp DESTINATION ${COPIES}/io)
+set(bugs "")
+set(count 0)
+
+# Replaces TEXT in FILE by PUT, in which BUG stands for: this bug is on.
+function(plant what file text put)
+  math(EXPR count "${count} + 1")
+  set(count ${count} PARENT_SCOPE)
+  set(bugs "${bugs}\"${what}\",\n" PARENT_SCOPE)
+  file(READ ${COPIES}/${file} source)
+  string(FIND "${source}" "${text}" first)
+  string(FIND "${source}" "${text}" last REVERSE)
+  if(first EQUAL -1 OR NOT first EQUAL last)
+    message(FATAL_ERROR "${file} does not have exactly once: ${text}")
+  endif()
+  string(REPLACE "BUG" "lockstep::simulation::planted(${count})" put "${put}")
+  string(REPLACE "${text}" "${put}" source "${source}")
+  file(WRITE ${COPIES}/${file} "${source}")
+endfunction()
+
+plant("a failure does not interrupt the waits" comm/processes/waits.cpp
+  [[if (failure_.empty()) failure_ = failure;
+    interrupt_all();]]
+  [[if (failure_.empty()) failure_ = failure;
+    if (!BUG) interrupt_all();]])
+plant("a failure wakes no sleeper" comm/processes/waits.cpp
+  [[  }
+  changed_.notify_all();
+}
+
+Failure Waits::failure()]]
+  [[  }
+  if (!BUG) changed_.notify_all();
+}
+
+Failure Waits::failure()]])
+plant("a connected group wakes nobody" comm/meeting/attempt.hpp
+  [[      exception_ = std::move(exception);
+    }
+    changed_.notify_all();]]
+  [[      exception_ = std::move(exception);
+    }
+    if (!BUG) changed_.notify_all();]])
+plant("a failure does not wake who waits for a connection" comm/meeting/attempt.hpp
+  [[      woken_ = true;
+    }
+    changed_.notify_all();]]
+  [[      woken_ = true;
+    }
+    if (!BUG) changed_.notify_all();]])
+plant("a rank's post does not wake the courier" comm/processes/hierarchy.cpp
+  [[    ++joint.posted;
+  }
+  changed_.notify_all();]]
+  [[    ++joint.posted;
+  }
+  if (!BUG) changed_.notify_all();]])
+plant("the courier does not wait for all ranks of its process" comm/processes/hierarchy.cpp
+  [[queue_[0]->posted == queue_[0]->calls.size()]]
+  [[queue_[0]->posted >= (BUG ? 1 : queue_[0]->calls.size())]])
+plant("the last rank of a process does not get the sum" comm/processes/hierarchy.cpp
+  [[for (size_t i = 1; i < calls.size(); ++i) calls[i].flat.copy_(sum);]]
+  [[for (size_t i = 1; i + (BUG ? 1 : 0) < calls.size(); ++i) calls[i].flat.copy_(sum);]])
+plant("a failure does not close the connections" comm/processes/processes.cpp
+  [[monitor_->start([this] { close(); });]] [[monitor_->start([this] { if (!BUG) close(); });]])
+plant("the last failure counts, not the first" comm/processes/board.cpp
+  [[return failure_in(first_of("failure", to_stored(failure)));]]
+  [[if (BUG) store_->set("failure", to_stored(failure));
+    return failure_in(first_of("failure", to_stored(failure)));]])
+plant("a run is over when all processes but one are done" comm/processes/board.cpp
+  [[lost_.count() >= roster_.processes()]] [[lost_.count() + (BUG ? 1 : 0) >= roster_.processes()]])
+plant("where a survivor was is not agreed on" comm/processes/board.cpp
+  [[return first_of("where", text);]] [[return BUG ? text : first_of("where", text);]])
+plant("a process beats once only" comm/processes/watchdog.cpp
+  [[  board_.put_heartbeat(next_heartbeat());]] [[  if (!BUG) board_.put_heartbeat(next_heartbeat());]])
+plant("hearts are watched from the machine's start on" comm/processes/watchdog.cpp
+  [[  std::fill(seen_.begin(), seen_.end(), Clock::now());]]
+  [[  if (!BUG) std::fill(seen_.begin(), seen_.end(), Clock::now());]])
+plant("no process is ever taken for dead" comm/processes/watchdog.cpp
+  [[if (process == process_ ||]] [[if (BUG || process == process_ ||]])
+plant("failures of other processes are not looked for" comm/processes/watchdog.cpp
+  [[!failure.empty()) return waits_.fail(failure);]] [[!BUG && !failure.empty()) return waits_.fail(failure);]])
+plant("what a rank waits in is not told" comm/processes/watchdog.cpp
+  [[    board_.put_state(rank, text);]] [[    if (!BUG) board_.put_state(rank, text);]])
+plant("a closed connection is blamed on nobody" comm/processes/monitor.cpp
+  [[waits_.search(kSearch,]] [[if (!BUG) waits_.search(kSearch,]])
+plant("calls that nobody answered are not looked for" comm/processes/monitor.cpp
+  [[if (failure().empty()) check_calls();]] [[if (!BUG && failure().empty()) check_calls();]])
+plant("the end of a run is not agreed on" comm/processes/board.cpp
+  [[return failure_in(first_of("failure", kEndedWell));]] [[return BUG ? Failure() : failure_in(first_of("failure", kEndedWell));]])
+plant("a process does not wait until all are done" comm/processes/monitor.cpp
+  [[while (failure().empty() && !board_.all_done())]] [[while (!BUG && failure().empty() && !board_.all_done())]])
+plant("the watchdog's thread is left to itself" comm/processes/watchdog.cpp
+  [[if (thread_.joinable()) thread_.join();]]
+  [[if (!thread_.joinable()) return;
+  if (BUG) return thread_.detach();
+  thread_.join();]])
+plant("a rank that returned is not noted" comm/processes/waits.cpp
+  [[returned_.insert(rank);]] [[if (!BUG) returned_.insert(rank);]])
+plant("the keeper of the store does not wait for farewells" comm/meeting/meeting.cpp
+  [[while (rendezvous.hosts_store() &&]] [[while (!BUG && rendezvous.hosts_store() &&]])
+plant("who ended before the meeting is not announced" comm/meeting/meeting.cpp
+  [[  call_off(*store_of_run(store, launch, run + 1),]] [[  if (!BUG) call_off(*store_of_run(store, launch, run + 1),]])
+plant("who was killed in the run is not announced" comm/meeting/meeting.cpp
+  [[if (process.failed && !end.is_loss)]] [[if (!BUG && process.failed && !end.is_loss)]])
+
+plant("a sum is not made an average" comm/processes/gloo_reduction.cpp
+  [[if (op == ReduceOp::AVG) buffer]] [[if (!BUG && op == ReduceOp::AVG) buffer]])
+plant("calls have no texts in their tags" comm/processes/process_backend.cpp
+  [[static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(fingerprint_of(text));]]
+  [[static_cast<uint32_t>(number) << 16 | static_cast<uint32_t>(BUG ? 0 : fingerprint_of(text));]])
+plant("a file's bytes are not flushed before it gets its name" io/atomic_file.cpp
+  [[if (files_.fsync(fd_) != 0)]] [[if (!BUG && files_.fsync(fd_) != 0)]])
+plant("a file's name is not flushed" io/atomic_file.cpp
+  [[if (files_.sync_folder(file_.parent_path()) != 0)]] [[if (!BUG && files_.sync_folder(file_.parent_path()) != 0)]])
+
+file(WRITE ${COPIES}/planted_bugs.inc "${bugs}")

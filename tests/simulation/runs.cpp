@@ -1,0 +1,125 @@
+#include "runs.hpp"
+
+#include <malloc.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include "training.hpp"
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+#include <stdexcept>
+
+namespace lockstep::simulation {
+namespace {
+
+constexpr unsigned kRealSeconds = 20;  // for a run, which takes some milliseconds
+
+// What a child tells its parent of a run, in memory that both have.
+struct Told {
+  Reference found;
+  uint64_t trace;
+  int64_t points;
+  Time time, longest_end;
+  bool ended_early;
+  bool done;
+  std::array<char, 8'192> wrongs;
+};
+
+using Shared = std::array<Told, Runs::kBatch>;
+
+Shared& shared() {
+  static auto* const memory =
+      static_cast<Shared*>(mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  return *memory;
+}
+
+void tell(const Report& report, Told& to) {
+  to.found = report.found;
+  to.trace = report.trace;
+  to.points = report.points;
+  to.time = report.time;
+  to.longest_end = report.longest_end;
+  to.ended_early = report.ended_early;
+  std::string text;
+  for (const auto& wrong : report.wrongs) text += "  " + wrong + "\n";
+  std::snprintf(to.wrongs.data(), to.wrongs.size(), "%s", text.c_str());
+  to.done = true;
+}
+
+Result result_of(const Told& told) {
+  const std::string wrong = told.done ? told.wrongs.data() : "  the program crashed, or took too long\n";
+  return {wrong, told.trace, told.points, told.time, told.longest_end, told.ended_early};
+}
+
+void empty(const std::filesystem::path& folder) {
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) std::filesystem::remove_all(entry);
+}
+
+// LibTorch makes much at its first use, which the children then need not.
+void warm_up() {
+  torch::set_num_threads(1);
+  const auto x = torch::ones({2, 2}, torch::requires_grad());
+  torch::mse_loss(torch::relu(torch::addmm(x[0], x, x)), x).backward();
+  training_set();
+}
+
+}  // namespace
+
+Runs::Runs() {
+  mallopt(M_ARENA_MAX, 1);  // only one thread runs
+  warm_up();
+  for (const auto& [processes, ranks] : kWorlds) {
+    run_in_child({undisturbed(processes, ranks)}, false);
+    const Told& told = shared()[0];
+    if (const Result result = result_of(told); !result.wrong.empty()) {
+      throw std::runtime_error("an undisturbed run of " + std::to_string(processes) + " processes with " +
+                               std::to_string(ranks) + " ranks each went wrong:\n" + result.wrong);
+    }
+    references_[{processes, ranks}] = told.found;
+  }
+}
+
+const Reference* Runs::reference_of(const Plan& plan) const {
+  const auto found = references_.find({plan.processes, plan.ranks_per_process});
+  return found == references_.end() ? nullptr : &found->second;
+}
+
+void Runs::run_in_child(const std::vector<Plan>& plans, bool with_log) const {
+  for (size_t i = 0; i < plans.size(); ++i) shared()[i] = {};
+  std::fflush(nullptr);
+  const pid_t child = fork();
+  if (child == 0) {
+    for (size_t i = 0; i < plans.size(); ++i) {
+      alarm(kRealSeconds);
+      tell(simulate(plans[i], reference_of(plans[i]), folder_.path(), with_log), shared()[i]);
+      empty(folder_.path());
+    }
+    std::fflush(nullptr);
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+  empty(folder_.path());
+}
+
+Result Runs::run(uint64_t seed, bool with_log) const {
+  run_in_child({plan_of(seed)}, with_log);
+  return result_of(shared()[0]);
+}
+
+std::vector<Result> Runs::run_all(uint64_t first, uint64_t last) const {
+  std::vector<Plan> plans;
+  for (uint64_t seed = first; seed <= last; ++seed) plans.push_back(plan_of(seed));
+  run_in_child(plans, false);
+  std::vector<Result> results;
+  for (size_t i = 0; i < plans.size(); ++i) results.push_back(result_of(shared()[i]));
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (!results[i].wrong.empty()) results[i] = run(first + i);
+  }
+  return results;
+}
+
+}  // namespace lockstep::simulation

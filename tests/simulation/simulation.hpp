@@ -1,0 +1,34 @@
+// One simulated job: real ranks, run() and DataParallel over the simulated network, with the fault of a Plan.
+#pragma once
+
+#include "plan.hpp"
+#include "scheduler.hpp"
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep::simulation {
+
+// What an undisturbed run gives, to compare with.
+struct Reference {
+  std::array<uint64_t, kSteps> weights{};  // after each step, a digest
+  int64_t points = 0;                      // scheduling points of one process
+};
+
+struct Report {
+  std::vector<std::string> wrongs;  // empty: all was as it must be
+  Reference found;
+  uint64_t trace = 0;        // a digest of all that happened
+  int64_t points = 0;        // scheduling points of all processes
+  Time time = 0;             // virtual
+  Time longest_end = 0;      // from the fault until the last process without one ended
+  bool ended_early = false;  // some process ended with an error
+};
+
+// What is left of processes that were killed stays in the program. Checkpoints go to the folder.
+Report simulate(const Plan& plan, const Reference* reference, const std::filesystem::path& folder, bool with_log);
+
+}  // namespace lockstep::simulation
