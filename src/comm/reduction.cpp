@@ -38,14 +38,21 @@ void combine(at::Tensor& sum, const at::Tensor& value, ReduceOp::RedOpType op) {
   }
 }
 
-void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part) {
-  const at::Tensor first = slice(*values[0], part);
-  const bool in_place = targets[0] == values[0];
+// In place the sum begins with the value at `home`, if that is one of the first two: a + b and b + a are the same bits.
+void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part,
+                    size_t home) {
+  const bool in_place = targets[home] == values[home] && home < 2 && home < values.size();
+  const size_t begin = in_place ? home : 0;
+  const at::Tensor first = slice(*values[begin], part);
   at::Tensor sum =
-      in_place ? first : first.to(targets[0]->device(), first.scalar_type(), /*non_blocking=*/true, /*copy=*/true);
-  for (size_t rank = 1; rank < values.size(); ++rank) combine(sum, slice(*values[rank], part), op);
+      in_place ? first : first.to(targets[home]->device(), first.scalar_type(), /*non_blocking=*/true, /*copy=*/true);
+  for (size_t rank = 0; rank < values.size(); ++rank) {
+    if (rank != begin) combine(sum, slice(*values[rank], part), op);
+  }
   if (op == ReduceOp::AVG) sum.div_(static_cast<double>(values.size()));
-  for (size_t i = in_place ? 1 : 0; i < targets.size(); ++i) slice(*targets[i], part).copy_(sum, /*non_blocking=*/true);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (!in_place || i != home) slice(*targets[i], part).copy_(sum, /*non_blocking=*/true);
+  }
 }
 
 // ---- Sums and averages in the CPU's memory.
@@ -103,7 +110,7 @@ std::string describe(at::ScalarType type, at::IntArrayRef sizes) {
   return c10::str(caffe2::TypeMeta::fromScalarType(type).name(), " ", sizes);
 }
 
-void reduce(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part) {
+void reduce(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part, size_t home) {
   const bool adds = op == ReduceOp::SUM || op == ReduceOp::AVG;
   const at::Tensor& first = *values[0];
   if (first.is_cpu() && adds && first.scalar_type() == at::kFloat) {
@@ -111,7 +118,7 @@ void reduce(TensorPointers values, ReduceOp::RedOpType op, TensorPointers target
   } else if (first.is_cpu() && adds && first.scalar_type() == at::kDouble) {
     add_blocks<double>(values, op == ReduceOp::AVG, targets, part);
   } else {
-    reduce_tensors(values, op, targets, part);
+    reduce_tensors(values, op, targets, part, home);
   }
 }
 

@@ -22,7 +22,9 @@ at::Tensor slice(const at::Tensor& tensor, const Range& part);
 
 // Elements `part` of `values`, contiguous tensors of one type and size, reduced in their order into the same elements
 // of every one of `targets`. A target may be one of the values. On the CPU, sums and averages of float and double pass
-// over memory once; everything else, and GPUs on their current streams, go through LibTorch.
-void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers targets, const Range& part);
+// over memory once; everything else, and GPUs on their current streams, go through LibTorch. Then the sum is made where
+// targets[home] lies.
+void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers targets, const Range& part,
+            size_t home = 0);
 
 }  // namespace lockstep::comm

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/scramble.hpp"
+#include "devices/upload.hpp"
 #include "io/fashion_mnist_files.hpp"
 #include "io/idx.hpp"
 #include "latest_batch.hpp"
@@ -144,6 +145,7 @@ Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& sh
                 "; expected an index from 0 to one less than the count");
   }
   set_shares(options.shares);
+  if (x.is_cpu() && !shard_.device.is_cpu()) upload_ = std::make_shared<BatchUpload>(shard_.device);
   if (options.shuffle) {
     // The generator uses only the low 32 bits of its seed, so seed and epoch must both reach them.
     at::Generator generator = at::detail::createCPUGenerator(mix({options.seed, static_cast<uint64_t>(options.epoch)}));
@@ -172,6 +174,7 @@ Batch Batches::get(int64_t index) const {
   // Gathers on the data's device, moves bytes as they are (for images a quarter of a float's), and only then makes
   // floats.
   auto gather = [&](const at::Tensor& data) {
+    if (upload_ && !data.requires_grad()) return upload_->rows(data, begin + part.begin, part.size(), order_);
     if (!order_.defined()) return data.narrow(0, begin + part.begin, part.size()).to(shard_.device);
     return data.index_select(0, order_.narrow(0, begin + part.begin, part.size())).to(shard_.device);
   };

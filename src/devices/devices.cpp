@@ -201,17 +201,20 @@ int cpu_cores() {
   return std::max(1, static_cast<int>(std::min<double>(cores, std::floor(cpu_quota()))));
 }
 
+GpuInfo gpu_info(const c10::Device& device) {
+  if (!device.is_cuda()) throw Error("gpu_info: " + device.str() + " is no GPU");
+  check_devices({device});
+  try {
+    const auto [free_bytes, total_bytes] = c10::getDeviceAllocator(c10::kCUDA)->getMemoryInfo(device.index());
+    return {device, gpu_name(device.index()), static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
+  } catch (const c10::Error& error) {
+    std::throw_with_nested(Error("cannot ask " + device.str() + " for its memory: " + error.what_without_backtrace()));
+  }
+}
+
 std::vector<GpuInfo> gpus() {
   std::vector<GpuInfo> infos;
-  for (int i = 0; i < gpu_count(); ++i) {
-    try {
-      const auto [free_bytes, total_bytes] = c10::getDeviceAllocator(c10::kCUDA)->getMemoryInfo(gpu(i).index());
-      infos.push_back({gpu(i), gpu_name(i), static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)});
-    } catch (const c10::Error& error) {
-      std::throw_with_nested(
-          Error("cannot ask " + gpu(i).str() + " for its memory: " + error.what_without_backtrace()));
-    }
-  }
+  for (int i = 0; i < gpu_count(); ++i) infos.push_back(gpu_info(gpu(i)));
   return infos;
 }
 

@@ -1,6 +1,3 @@
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/optim/lamb.hpp>
 #include <lockstep/optim/lars.hpp>
@@ -8,6 +5,7 @@
 
 #include "base/names.hpp"
 #include "base/number_text.hpp"
+#include "fused_optimizers.hpp"
 
 #include <array>
 #include <limits>
@@ -61,15 +59,13 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind, std:
   const auto [lr, momentum, nesterov, decay] = settings;
   switch (kind) {
     case OptimizerKind::sgd:
-      return std::make_unique<torch::optim::SGD>(
+      return std::make_unique<FusedMomentum>(
           std::move(parameters),
           torch::optim::SGDOptions(lr).momentum(momentum).nesterov(nesterov).weight_decay(decay));
     case OptimizerKind::adam:
-      return std::make_unique<torch::optim::Adam>(std::move(parameters),
-                                                  torch::optim::AdamOptions(lr).weight_decay(decay));
+      return std::make_unique<FusedAdam>(std::move(parameters), torch::optim::AdamOptions(lr).weight_decay(decay));
     case OptimizerKind::adamw:
-      return std::make_unique<torch::optim::AdamW>(std::move(parameters),
-                                                   torch::optim::AdamWOptions(lr).weight_decay(decay));
+      return std::make_unique<FusedAdamW>(std::move(parameters), torch::optim::AdamWOptions(lr).weight_decay(decay));
     case OptimizerKind::lars:
       return std::make_unique<Lars>(std::move(parameters), LarsOptions(lr).momentum(momentum).weight_decay(decay));
     case OptimizerKind::lamb:

@@ -139,10 +139,7 @@ Cluster measured_cluster(const ModelProfile& profile, Rank& rank) {
   cluster.contention = profile.contention;
   cluster.overlap = rank.device().is_cpu() ? 0 : 1;
 
-  int64_t memory = 0;
-  for (const auto& gpu : gpus()) {
-    if (gpu.device == rank.device()) memory = gpu.total_bytes;
-  }
+  const int64_t memory = rank.device().is_cpu() ? 0 : gpu_info(rank.device()).total_bytes;
   const at::Tensor of_ranks = of_all_ranks(rank, {memory});
   for (size_t i = 0; i < cluster.devices.size(); ++i) {
     cluster.devices[i].memory_bytes = static_cast<double>(of_ranks[static_cast<int64_t>(i)][0].item<int64_t>());

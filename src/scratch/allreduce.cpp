@@ -119,11 +119,11 @@ Devices devices_of(const Tensors& tensors) {
   return devices;
 }
 
-// Uses on_each_device where it pays: starting a CPU thread takes longer than adding a few thousand numbers. The order
-// of addition is the same either way.
+// Uses on_each_device where it pays: starting a CPU thread takes longer than adding a few thousand numbers, or than
+// queueing an addition for a GPU. The order of addition is the same either way.
 void for_each_device(const Tensors& tensors, const std::function<void(size_t)>& work) {
   constexpr int64_t worth_a_thread = 1 << 15;
-  if (tensors[0].is_cpu() && tensors[0].numel() < worth_a_thread) {
+  if (!tensors[0].is_cpu() || tensors[0].numel() < worth_a_thread) {
     for (size_t i = 0; i < tensors.size(); ++i) work(i);
   } else {
     on_each_device(devices_of(tensors), work);

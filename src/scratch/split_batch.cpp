@@ -3,6 +3,8 @@
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/scratch/split_batch.hpp>
 
+#include "devices/upload.hpp"
+
 #include <exception>
 #include <string>
 
@@ -12,7 +14,7 @@ namespace {
 
 at::Tensor load(const at::Tensor& part, size_t index, const c10::Device& device) {
   try {
-    return part.to(device);
+    return upload(part, device);
   } catch (const c10::Error& error) {
     std::throw_with_nested(Error("split_and_load: cannot put part " + std::to_string(index) + " on " + device.str() +
                                  ": " + error.what_without_backtrace()));

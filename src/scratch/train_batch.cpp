@@ -9,7 +9,6 @@
 
 #include <cmath>
 #include <exception>
-#include <numeric>
 #include <sstream>
 #include <string>
 
@@ -148,14 +147,14 @@ double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>
 
   // Forward and backward on every device. Each part's loss is divided by the size of the whole batch, so the sum of the
   // devices' gradients is the gradient of the whole batch's mean loss, even where parts are uneven or empty.
-  std::vector<double> losses(devices.size(), 0.0);
+  std::vector<at::Tensor> losses(devices.size());
   on_each_device(devices, [&](size_t i) {
     const at::AutoGradMode record(true);
     zero_gradients(device_params[i]);
     if (parts.first[i].size(0) == 0) return;
     const at::Tensor loss = checked_sum(sum_of_losses(parts.first[i], parts.second[i], device_params[i])) / samples;
     loss.backward();
-    losses[i] = loss.item<double>();
+    losses[i] = loss.detach();
   });
 
   for (size_t p = 0; p < device_params[0].size(); ++p) {
@@ -163,7 +162,9 @@ double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>
     allreduce(gradients);
   }
   for (const auto& params : device_params) sgd(params, lr);
-  return std::accumulate(losses.begin(), losses.end(), 0.0);
+  double sum = 0;  // read last, since a GPU's host then waits for all of the step
+  for (const auto& loss : losses) sum += loss.defined() ? loss.item<double>() : 0.0;
+  return sum;
 }
 
 double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>& device_params, const Devices& devices,

@@ -31,28 +31,31 @@ void FiniteWatch::watch() {
   if (on_nan_ == OnNan::go_on) return;
   if (round_ > 0) {
     Step step = take_step();
-    if (not_asked_) {
-      step.sum += not_asked_->sum;
-      step.loss += not_asked_->loss;
+    if (open_) {
+      step.sum += open_->sum;
+      step.loss += open_->loss;
     }
-    not_asked_ = std::move(step);
+    open_ = std::move(step);
     if (number_ % round_ == 0) settle();
   } else if (rank_.device().is_cpu()) {
     complaint_ = judge();
   } else {
     Step step = take_step();
+    ask(step);
     settle();
-    not_asked_ = std::move(step);
+    open_ = std::move(step);
   }
 }
 
 void FiniteWatch::settle() {
-  if (!not_asked_) return;
-  complaint_ = what_is_not_finite(*std::exchange(not_asked_, std::nullopt));
+  if (!open_) return;
+  complaint_ = what_is_not_finite(*open_);
+  open_.reset();
 }
 
 std::string FiniteWatch::judge() {
-  return what_is_not_finite(take_step());
+  Step step = take_step();
+  return what_is_not_finite(step);
 }
 
 FiniteWatch::Step FiniteWatch::take_step() {
@@ -61,9 +64,14 @@ FiniteWatch::Step FiniteWatch::take_step() {
   return step;
 }
 
-std::string FiniteWatch::what_is_not_finite(const Step& step) {
+void FiniteWatch::ask(Step& step) {
   if (ranks_differ_) rank_.allreduce(step.sum);
-  if (std::isfinite(step.sum.item<double>())) return "";
+  step.answer.emplace(step.sum);
+}
+
+std::string FiniteWatch::what_is_not_finite(Step& step) {
+  if (!step.answer) ask(step);
+  if (std::isfinite(step.answer->wait().item<double>())) return "";
   const at::Tensor finite = of_all_ranks(rank_, {std::isfinite(step.loss.item<double>()) ? 1 : 0});
   std::string ranks;
   for (int64_t rank = 0; rank < finite.size(0); ++rank) {

@@ -2,10 +2,14 @@
 //
 // A step is judged by its gradients alone, since a loss that is not finite makes them so (see step.cpp). Averaged
 // gradients are the same on all ranks, and so is what follows from them. Ranks that step with others ask each other.
+//
+// On a GPU the answer about a step comes to the host while it queues the next one, and is read behind that one's
+// backward: so the GPU always has work, and every rank reads it at the same place. By then the step was taken.
 #pragma once
 
 #include <lockstep/trainer/train_options.hpp>
 
+#include "devices/host_copy.hpp"
 #include "update.hpp"
 
 #include <cstdint>
@@ -22,10 +26,10 @@ class FiniteWatch {
   void begin_step(int epoch, int64_t number);  // in the epoch, from 1
   void add_loss(const at::Tensor& mean);       // of this rank's batch, or of a part of it
 
-  // A step's gradients are there. With `on_nan` "stop" it looks at them, or asks later: a GPU is not waited for, and
-  // with local SGD ranks learn of each other when a round ends.
+  // A step's gradients are there. With `on_nan` "stop" it looks at them. On a GPU it asks, and looks at the answer
+  // about the step before. With local SGD it looks when a round ends, where ranks learn of each other.
   void watch();
-  void settle();  // asks now what has not been asked yet
+  void settle();  // looks now at what has not been looked at yet
 
   // Looks at the step's gradients now. What is not finite, in words; empty if nothing is. All ranks must ask.
   std::string judge();
@@ -37,11 +41,13 @@ class FiniteWatch {
  private:
   struct Step {  // whose loss and gradients may not be finite
     int64_t number = 0;
-    at::Tensor sum;   // of its gradients, finite if they are
-    at::Tensor loss;  // of this rank's part
+    at::Tensor sum;                                 // of its gradients, finite if they are
+    at::Tensor loss;                                // of this rank's part
+    std::optional<HostCopy> answer = std::nullopt;  // of all ranks: the sum; null: they were not asked
   };
   Step take_step();
-  std::string what_is_not_finite(const Step& step);
+  void ask(Step& step);
+  std::string what_is_not_finite(Step& step);
 
   const OnNan on_nan_;
   const int64_t round_;  // steps of a round of local SGD; 0: ranks average gradients
@@ -50,8 +56,8 @@ class FiniteWatch {
   const bool ranks_differ_;
   int epoch_ = 0;
   int64_t number_ = 0;
-  at::Tensor loss_;  // the sum over the step's parts; in its place, so that a graph finds it
-  std::optional<Step> not_asked_;
+  at::Tensor loss_;           // the sum over the step's parts; in its place, so that a graph finds it
+  std::optional<Step> open_;  // not looked at yet
   std::string complaint_;
 };
 

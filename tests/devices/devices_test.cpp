@@ -121,7 +121,10 @@ TEST(Devices, GpusHaveMemory) {
   for (const auto& info : infos) {
     EXPECT_GT(info.free_bytes, 0);
     EXPECT_GE(info.total_bytes, info.free_bytes);
+    EXPECT_EQ(gpu_info(info.device).total_bytes, info.total_bytes);
   }
+  EXPECT_THAT(error_of([] { gpu_info(cpu); }), HasSubstr("cpu is no GPU"));
+  EXPECT_THAT(error_of([] { gpu_info(gpu(gpu_count())); }), HasSubstr("there is no device cuda:"));
 }
 
 TEST(Devices, PrintAsTheSectionPrintsThem) {

@@ -14,10 +14,12 @@
 #include <lockstep/trainer/trainer.hpp>
 
 #include "devices/cuda_graph.hpp"
+#include "optim/fused_optimizers.hpp"
 #include "optim/fused_sgd.hpp"
 #include "support/small_images.hpp"
 
 #include <thread>
+#include <type_traits>
 
 namespace gpu_test {
 
@@ -86,6 +88,35 @@ TEST_F(Gpu, TheFusedUpdateIsTheReferences) {
       EXPECT_TRUE(torch::allclose(mine->parameters()[i], theirs->parameters()[i], 1e-6, 1e-6)) << i;
     }
   }
+}
+
+TEST_F(Gpu, TheFusedOptimizersAreTheReferences) {
+  const auto expect_alike = []<class Fused, class Reference>(std::type_identity<Fused>, std::type_identity<Reference>,
+                                                             const auto& options) {
+    torch::manual_seed(1);
+    lockstep::LeNet mine(1), theirs(1);
+    for (auto* net : {&mine, &theirs}) (*net)->to(torch::kCUDA);
+    Fused fused(mine->parameters(), options);
+    Reference reference(theirs->parameters(), options);
+    for (int step = 0; step < 5; ++step) {
+      for (size_t i = 0; i < mine->parameters().size(); ++i) {
+        const torch::Tensor gradient = torch::randn(mine->parameters()[i].sizes()).to(torch::kCUDA);
+        mine->parameters()[i].mutable_grad() = gradient;
+        theirs->parameters()[i].mutable_grad() = gradient.clone();
+      }
+      fused.step();
+      reference.step();
+    }
+    for (size_t i = 0; i < mine->parameters().size(); ++i) {
+      EXPECT_TRUE(torch::allclose(mine->parameters()[i], theirs->parameters()[i], 1e-5, 1e-5)) << i;
+    }
+  };
+  using namespace torch::optim;
+  expect_alike(std::type_identity<lockstep::FusedMomentum>(), std::type_identity<SGD>(),
+               SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01));
+  expect_alike(std::type_identity<lockstep::FusedAdam>(), std::type_identity<Adam>(),
+               AdamOptions(0.01).weight_decay(0.1));
+  expect_alike(std::type_identity<lockstep::FusedAdamW>(), std::type_identity<AdamW>(), AdamWOptions(0.01));
 }
 
 TEST_F(Gpu, AutocastComputesProductsInBfloat16) {

@@ -103,6 +103,20 @@ TEST(SimulatedDevice, TheHostGoesOnUntilItAsksForAValue) {
   EXPECT_EQ(simulated::host_waits() - waits, 1);
 }
 
+TEST(SimulatedDevice, CountsWaitsForEventsByWhetherTheDeviceHasMoreToDo) {
+  const auto waits_for = [](int tasks_behind) {
+    const Tensor x = torch::ones({10}, device);
+    c10::Event event(device.type());
+    event.record(guard().getStream(device));
+    for (int i = 0; i < tasks_behind; ++i) x.add_(1);
+    const int64_t all = simulated::host_waits(), late = simulated::late_waits();
+    event.synchronize();
+    return std::pair(simulated::host_waits() - all, simulated::late_waits() - late);
+  };
+  EXPECT_EQ(waits_for(0), (std::pair<int64_t, int64_t>(1, 0)));
+  EXPECT_EQ(waits_for(1), (std::pair<int64_t, int64_t>(0, 1)));
+}
+
 using SimulatedDeviceDeathTest = testing::Test;
 
 TEST(SimulatedDeviceDeathTest, AHostThatTouchesTheDevicesMemoryDies) {

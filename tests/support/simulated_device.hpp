@@ -30,6 +30,10 @@ inline int64_t host_waits() {
   return function<decltype(simulated_device_host_waits)>("simulated_device_host_waits")();
 }
 
+inline int64_t late_waits() {
+  return function<decltype(simulated_device_late_waits)>("simulated_device_late_waits")();
+}
+
 // The mistakes since the last call. A test fails if one is left at its end.
 inline std::vector<std::string> take_reports() {
   auto* const take = function<decltype(simulated_device_take_report)>("simulated_device_take_report");

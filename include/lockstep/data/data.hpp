@@ -79,6 +79,8 @@ struct Batch {
   Batch of_grain(int64_t number) const;
 };
 
+class BatchUpload;  // how batches of data on the CPU come to a GPU
+
 struct BatchOptions {
   int64_t size = 256;  // of the global batch; the last one of an epoch may be smaller
   uint64_t seed = 0;   // with `epoch`, alone decides the order
@@ -95,6 +97,10 @@ struct BatchOptions {
 // same sequence of global batches, whatever their number. Making a Batches draws one permutation, which takes about 1
 // ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Iterators must not outlive their
 // Batches; but iterators of a temporary keep it alive.
+//
+// Of data on the CPU a shard on a GPU gets copies that nobody waits for: the host goes on, and they arrive, on a stream
+// of their own, while the GPU computes what was queued before. They are for the stream that is current when the
+// iterator moves.
 class Batches {
  public:
   Batches(Dataset dataset, const BatchOptions& options, const Partner& shard);
@@ -141,7 +147,8 @@ class Batches {
   Dataset dataset_;
   BatchOptions options_;
   Partner shard_;
-  at::Tensor order_;  // int64 [n] on the dataset's device; undefined without shuffle
+  at::Tensor order_;                           // int64 [n] on the dataset's device; undefined without shuffle
+  std::shared_ptr<const BatchUpload> upload_;  // null: the data are where the shard computes, or not on the CPU
 };
 
 // Throws Error if size < 1, if the grain is below 0 or above size, if x and y differ in length or device, if the

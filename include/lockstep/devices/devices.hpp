@@ -66,6 +66,10 @@ struct GpuInfo {
   int64_t total_bytes = 0;  // of its memory
 };
 
+// What a GPU is. The process that asks uses the GPU from then on: CUDA keeps some hundred MB of its memory for it.
+// Throws Error, which names the GPU, if it is not there, is no GPU, or does not answer.
+GpuInfo gpu_info(const c10::Device& gpu);
+
 // One entry per GPU that LibTorch can use, in the order of their indices; empty without GPUs. Names come from the CUDA
 // runtime, memory from LibTorch's allocator. Throws Error, which names the GPU, if one does not answer.
 std::vector<GpuInfo> gpus();

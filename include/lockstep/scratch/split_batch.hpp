@@ -1,7 +1,7 @@
 // The section's split_and_load and split_batch: a batch cut into parts, one on each device.
 //
 // Parts are near-equal ones, see parts.hpp. Thread-safe. Cost: views where a part already lies on its device, otherwise
-// one copy of the part.
+// one copy of the part. A copy to a GPU goes through pinned memory, and the host does not wait for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

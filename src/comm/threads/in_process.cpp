@@ -11,6 +11,8 @@
 #include "exchange.hpp"
 #include "in_process_work.hpp"
 
+#include <set>
+
 namespace lockstep::comm {
 namespace {
 
@@ -53,6 +55,23 @@ std::string check_own_memory(const Operation& operation) {
   return "";
 }
 
+int number_of_gpus(const Devices& devices, const Members& members) {
+  std::set<c10::DeviceIndex> gpus;
+  for (const int rank : members.ranks) {
+    if (!devices[rank].is_cpu()) gpus.insert(devices[rank].index());
+  }
+  return static_cast<int>(gpus.size());
+}
+
+// The first member on GPU `number` of those on which the members' tensors are, in the members' order.
+size_t first_on_gpu(const Pointers& tensors, int number) {
+  std::set<c10::DeviceIndex> known;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (known.insert(tensors[i]->get_device()).second && number-- == 0) return i;
+  }
+  return 0;
+}
+
 // `tensor` with its elements in a row, to be read.
 Tensor to_read(const Tensor& tensor) {
   return tensor.is_contiguous() ? tensor : tensor.detach().contiguous();
@@ -75,7 +94,8 @@ class InProcessBackend : public c10d::Backend {
       : Backend(members.index_of(world_rank), members.size()),
         exchange_(std::move(exchange)),
         group_(exchange_->group(members)),
-        arguments_(exchange_->name(world_rank), exchange_->devices()[world_rank], rank_, size_) {
+        arguments_(exchange_->name(world_rank), exchange_->devices()[world_rank], rank_, size_),
+        gpus_(number_of_gpus(exchange_->devices(), members)) {
     const c10::Device device = exchange_->devices()[world_rank];
     setBoundDeviceId(device.is_cpu() ? std::nullopt : std::optional(device));
   }
@@ -88,11 +108,13 @@ class InProcessBackend : public c10d::Backend {
     Call call{signature_of("allreduce", tensor)};
     call.signature.reduction = op;
     call.in = {to_write(call, tensor)};
-    call.shares = shares_of(tensor);
+    const bool spread = gpus_ > 1 && tensor.nbytes() > kWholeBytes;  // each GPU adds up one share
+    call.shares = spread ? gpus_ : shares_of(tensor);
     call.check = check_own_memory;
-    call.work = [op](const Operation& operation, int share) {
+    call.work = [op, spread](const Operation& operation, int share) {
       const auto tensors = in_of_all(operation);
-      comm::reduce(tensors, op, tensors, part_of_share(*tensors[0], operation, share));
+      comm::reduce(tensors, op, tensors, part_of_share(*tensors[0], operation, share),
+                   spread ? first_on_gpu(tensors, share) : 0);
     };
     return post(OpType::ALLREDUCE, std::move(call), options.timeout, tensors);
   }
@@ -311,11 +333,13 @@ class InProcessBackend : public c10d::Backend {
     return parts_of(tensor, std::vector<int64_t>(size_, tensor.numel() / size_));
   }
 
-  int shares_of(const Tensor& tensor) const { return tensor.nbytes() <= kWholeBytes ? 1 : size_; }
+  // On GPUs one thread queues all of it, and more shares would be more launches.
+  int shares_of(const Tensor& tensor) const { return !tensor.is_cpu() || tensor.nbytes() <= kWholeBytes ? 1 : size_; }
 
   const std::shared_ptr<Exchange> exchange_;
   Exchange::Group& group_;
   const Arguments arguments_;
+  const int gpus_;  // of all members
 };
 
 class InProcessWorld : public World {

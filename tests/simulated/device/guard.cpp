@@ -9,10 +9,21 @@
 namespace simulated {
 namespace {
 
-// An event is the point that it was last recorded at.
+// An event is the point that it was last recorded at, in a stream.
 struct Event {
   std::shared_ptr<Point> point;
+  const Stream* stream = nullptr;
 };
+
+// Whether tasks were queued behind the event. They leave the device something to do while the host waits.
+bool has_more_to_do(const Event& event) {
+  const std::lock_guard lock(order());
+  const auto tasks = [&](const Clock& clock) {
+    const auto found = clock.find(event.stream->number);
+    return found == clock.end() ? 0 : found->second;
+  };
+  return tasks(event.stream->clock) > tasks(event.point->clock);
+}
 
 std::shared_ptr<Point> point_of(void* event) {
   return event == nullptr ? nullptr : static_cast<Event*>(event)->point;
@@ -94,7 +105,7 @@ void Guard::recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream
 void Guard::record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const {
   if (*event == nullptr) *event = new Event;
   const std::lock_guard lock(order());
-  static_cast<Event*>(*event)->point = stream_of(stream).mark();
+  *static_cast<Event*>(*event) = {stream_of(stream).mark(), &stream_of(stream)};
 }
 
 void Guard::block(void* event, const c10::Stream& stream) const {
@@ -117,7 +128,7 @@ bool Guard::queryEvent(void* event) const {
 void Guard::synchronizeEvent(void* event) const {
   const auto point = point_of(event);
   if (!point) return;
-  ++counts().host_waits;
+  ++(has_more_to_do(*static_cast<const Event*>(event)) ? counts().late_waits : counts().host_waits);
   point->wait();
   const std::lock_guard lock(order());
   join(host_clock(), point->clock);

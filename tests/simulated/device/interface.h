@@ -11,8 +11,11 @@ extern "C" {
 /* How many operators and copies were queued so far, on all devices. */
 int64_t simulated_device_launches(void);
 
-/* How often a host thread waited for a device so far. */
+/* How often a host thread waited so far for all that a device, or one of its streams, had to do. */
 int64_t simulated_device_host_waits(void);
+
+/* How often it waited for an event behind which the stream had more to do: the device does not stand still then. */
+int64_t simulated_device_late_waits(void);
 
 /* Takes the oldest report of a mistake; null if there is none. The text is valid until the calling thread's next call.
  */

@@ -186,6 +186,10 @@ TORCH_LIBRARY_IMPL(_, CUDA, library) {
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   library.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
+  // Else ATen would call an operator for each tensor; CUDA has one kernel for all.
+  for (const char* const for_all : {"_foreach_norm.Scalar", "_foreach_zero_"}) {
+    library.impl(for_all, torch::CppFunction::makeFromBoxedFunction<&any_operator>());
+  }
 }
 
 }  // namespace simulated

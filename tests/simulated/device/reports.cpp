@@ -57,6 +57,10 @@ int64_t simulated_device_host_waits() {
   return simulated::counts().host_waits;
 }
 
+int64_t simulated_device_late_waits() {
+  return simulated::counts().late_waits;
+}
+
 const char* simulated_device_take_report() {
   thread_local std::string taken;
   auto& reports = simulated::reports();

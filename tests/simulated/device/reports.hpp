@@ -12,7 +12,7 @@ inline constexpr int kReportsExitCode = 70;
 void report(const std::string& mistake);
 
 struct Counts {
-  std::atomic<int64_t> launches = 0, host_waits = 0;
+  std::atomic<int64_t> launches = 0, host_waits = 0, late_waits = 0;
 };
 
 Counts& counts();

@@ -1,0 +1,24 @@
+#include "host_copy.hpp"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace lockstep {
+
+HostCopy::HostCopy(const at::Tensor& tensor) : values_(tensor.detach()) {
+  const c10::Device device = tensor.device();
+  if (device.is_cpu()) return;
+  // To memory that is not pinned the host would wait for the copy.
+  values_ = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).pinned_memory(true));
+  values_.copy_(tensor.detach(), /*non_blocking=*/true);
+  arrived_.emplace(device.type());
+  arrived_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+const at::Tensor& HostCopy::wait() {
+  if (arrived_) arrived_->synchronize();
+  arrived_.reset();
+  return values_;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,198 @@
+#include "fused_optimizers.hpp"
+
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include "optimizer_parts.hpp"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
+
+// A kernel goes through the memory of all its tensors in step.
+bool lie_alike(const at::Tensor& parameter, const at::Tensor& other) {
+  return other.defined() && other.layout() == at::kStrided && other.scalar_type() == parameter.scalar_type() &&
+         other.device() == parameter.device() && other.sizes() == parameter.sizes() &&
+         other.strides() == parameter.strides();
+}
+
+// Whether a kernel takes those of the group's parameters that have a gradient, with what their states hold.
+template <class Members>
+bool fits_kernel(const OptimizerParamGroup& group, const States& states, const Members& members_of) {
+  const at::Tensor* first = nullptr;
+  for (const auto& parameter : group.params()) {
+    const at::Tensor& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    if (first == nullptr) first = &parameter;
+    if (parameter.scalar_type() != first->scalar_type() || parameter.device() != first->device()) return false;
+    if (!at::isFloatingType(parameter.scalar_type()) || !parameter.is_non_overlapping_and_dense()) return false;
+    if (!lie_alike(parameter, gradient)) return false;
+    const auto state = states.find(parameter.unsafeGetTensorImpl());
+    if (state == states.end()) continue;
+    for (const at::Tensor& member : members_of(*state->second)) {
+      if (!lie_alike(parameter, member)) return false;
+    }
+  }
+  return true;
+}
+
+// ---- SGD.
+
+struct SgdTensors {
+  std::vector<at::Tensor> parameters, gradients, buffers;
+};
+
+void step_sgd(const SgdTensors& tensors, const torch::optim::SGDOptions& options, bool is_first_step) {
+  if (tensors.parameters.empty()) return;
+  at::_fused_sgd_(tensors.parameters, tensors.gradients, tensors.buffers, options.weight_decay(), options.momentum(),
+                  options.lr(), options.dampening(), options.nesterov(), /*maximize=*/false, is_first_step);
+}
+
+// A parameter's first step, which may come late, makes its buffer.
+void step_group(const OptimizerParamGroup& group, States& states) {
+  const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
+  SgdTensors begun, fresh;
+  for (const auto& parameter : group.params()) {
+    if (!parameter.grad().defined()) continue;
+    auto* tensors = &begun;
+    if (options.momentum() != 0) {
+      auto& state = states[parameter.unsafeGetTensorImpl()];
+      if (!state) {
+        auto made = std::make_unique<torch::optim::SGDParamState>();
+        made->momentum_buffer(at::empty_like(parameter));
+        state = std::move(made);
+        tensors = &fresh;
+      }
+      tensors->buffers.push_back(static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer());
+    }
+    tensors->parameters.push_back(parameter);
+    tensors->gradients.push_back(parameter.grad());
+  }
+  step_sgd(begun, options, /*is_first_step=*/false);
+  step_sgd(fresh, options, /*is_first_step=*/true);
+}
+
+// ---- Adam and AdamW, which differ in their kernels.
+
+// Counts of steps as tensors on a device, as the kernels read them. Parameters share the tensor of a count.
+class StepCounts {
+ public:
+  const at::Tensor& tensor(int64_t count, const c10::Device& device) {
+    at::Tensor& kept = tensors_[{count, device.index()}];
+    if (!kept.defined()) {
+      kept = at::full({}, static_cast<double>(count), at::TensorOptions(device).dtype(at::kFloat));
+    }
+    return kept;
+  }
+
+ private:
+  std::map<std::pair<int64_t, c10::DeviceIndex>, at::Tensor> tensors_;
+};
+
+template <class State>
+State& adam_state(std::unique_ptr<torch::optim::OptimizerParamState>& kept, const at::Tensor& parameter) {
+  if (!kept) {
+    auto state = std::make_unique<State>();
+    state->exp_avg(at::zeros_like(parameter));
+    state->exp_avg_sq(at::zeros_like(parameter));
+    kept = std::move(state);
+  }
+  return static_cast<State&>(*kept);
+}
+
+template <class Options, class State, class Kernel>
+void step_group(const OptimizerParamGroup& group, States& states, StepCounts& counts, const Kernel& kernel) {
+  const auto& options = static_cast<const Options&>(group.options());
+  std::vector<at::Tensor> parameters, gradients, averages, squares, steps;
+  for (const auto& parameter : group.params()) {
+    if (!parameter.grad().defined()) continue;
+    auto& state = adam_state<State>(states[parameter.unsafeGetTensorImpl()], parameter);
+    state.step(state.step() + 1);
+    parameters.push_back(parameter);
+    gradients.push_back(parameter.grad());
+    averages.push_back(state.exp_avg());
+    squares.push_back(state.exp_avg_sq());
+    steps.push_back(counts.tensor(state.step(), parameter.device()));
+  }
+  if (parameters.empty()) return;
+  const auto [beta1, beta2] = options.betas();
+  kernel(parameters, gradients, averages, squares, /*max_exp_avg_sqs=*/at::TensorList(), steps, options.lr(), beta1,
+         beta2, options.weight_decay(), options.eps(), /*amsgrad=*/false, /*maximize=*/false);
+}
+
+template <class Options, class State>
+bool fits_adam(const std::vector<OptimizerParamGroup>& groups, const States& states) {
+  const auto members_of = [](const torch::optim::OptimizerParamState& kept) {
+    const auto& state = static_cast<const State&>(kept);
+    return std::array{state.exp_avg(), state.exp_avg_sq()};
+  };
+  return std::all_of(groups.begin(), groups.end(), [&](const auto& group) {
+    return !static_cast<const Options&>(group.options()).amsgrad() && fits_kernel(group, states, members_of);
+  });
+}
+
+template <class Options, class State, class Kernel>
+void step_groups(const std::vector<OptimizerParamGroup>& groups, States& states, const Kernel& kernel) {
+  StepCounts counts;
+  for (const auto& group : groups) step_group<Options, State>(group, states, counts, kernel);
+}
+
+}  // namespace
+
+torch::Tensor FusedMomentum::step(LossClosure closure) {
+  const torch::Tensor loss = loss_of(closure);
+  const auto members_of = [](const torch::optim::OptimizerParamState& state) {
+    return std::array{static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer()};
+  };
+  const bool fits = std::all_of(param_groups_.begin(), param_groups_.end(),
+                                [&](const auto& group) { return fits_kernel(group, state_, members_of); });
+  if (!fits) {
+    SGD::step();
+    return loss;
+  }
+  const torch::NoGradGuard no_grad;
+  for (const auto& group : param_groups_) step_group(group, state_);
+  return loss;
+}
+
+torch::Tensor FusedAdam::step(LossClosure closure) {
+  using torch::optim::AdamOptions, torch::optim::AdamParamState;
+  const torch::Tensor loss = loss_of(closure);
+  if (!fits_adam<AdamOptions, AdamParamState>(param_groups_, state_)) {
+    Adam::step();
+    return loss;
+  }
+  const torch::NoGradGuard no_grad;
+  const auto kernel = [](const auto&... arguments) { at::_fused_adam_(arguments...); };
+  step_groups<AdamOptions, AdamParamState>(param_groups_, state_, kernel);
+  return loss;
+}
+
+torch::Tensor FusedAdamW::step(LossClosure closure) {
+  using torch::optim::AdamWOptions, torch::optim::AdamWParamState;
+  const torch::Tensor loss = loss_of(closure);
+  if (!fits_adam<AdamWOptions, AdamWParamState>(param_groups_, state_)) {
+    AdamW::step();
+    return loss;
+  }
+  const torch::NoGradGuard no_grad;
+  const auto kernel = [](const auto&... arguments) { at::_fused_adamw_(arguments...); };
+  step_groups<AdamWOptions, AdamWParamState>(param_groups_, state_, kernel);
+  return loss;
+}
+
+}  // namespace lockstep
