@@ -10,6 +10,7 @@
 #include "comm/world.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,10 +28,11 @@ struct RankRandom {
 // A run's world as its ranks know it, who may be kept longer than it lasts.
 class RunningWorld {
  public:
-  RunningWorld(World& world, std::function<void(const std::string&)> on_warning)
+  RunningWorld(World& world, std::chrono::milliseconds timeout, std::function<void(const std::string&)> on_warning)
       : devices(world.devices()),
         ranks_here(world.ranks_here()),
         process(world.process()),
+        timeout(timeout),
         world_(&world),
         on_warning_(std::move(on_warning)) {}
 
@@ -47,6 +49,7 @@ class RunningWorld {
   const Devices devices;
   const Range ranks_here;
   const int process;
+  const std::chrono::milliseconds timeout;  // of a wait for other ranks
 
  private:
   std::atomic<World*> world_;

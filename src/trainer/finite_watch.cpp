@@ -4,6 +4,7 @@
 
 #include "optim/finite_sum.hpp"
 #include "ranks/gather.hpp"
+#include "ranks/rank_wait.hpp"
 
 #include <cmath>
 #include <utility>
@@ -63,6 +64,7 @@ FiniteWatch::Step FiniteWatch::take_step() {
 
 std::string FiniteWatch::what_is_not_finite(const Step& step) {
   if (ranks_differ_) rank_.allreduce(step.sum);
+  synchronize(rank_);
   if (std::isfinite(step.sum.item<double>())) return "";
   const at::Tensor finite = of_all_ranks(rank_, {std::isfinite(step.loss.item<double>()) ? 1 : 0});
   std::string ranks;

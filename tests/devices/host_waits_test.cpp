@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "devices/cuda_graph.hpp"
 #include "trainer/rank_trainer.hpp"
 
 namespace host_waits_test {
@@ -20,6 +21,7 @@ struct Counter : c10::WarningHandler {
 // LibTorch's waits for the GPU in rank 0's second epoch of `steps` full batches.
 int waits(int64_t steps, bool graphed, const lockstep::Devices& devices) {
   TrainOptions options;
+  options.on_nan = lockstep::OnNan::go_on;  // or the host waits in each step, to look at its gradients
   options.batch.size = 32;
   options.devices = devices;
   const auto data = lockstep::synthetic_images(steps * options.batch.size, 32);

@@ -2,6 +2,7 @@
 // which they were queued, and each waits on its stream for the others.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -20,7 +21,10 @@ namespace simulated {
 
 class Communicator {
  public:
-  explicit Communicator(int size) : size_(size), tickets_(static_cast<size_t>(size), 0) {}
+  // How long the stand-in waits where NCCL would wait for ever.
+  static constexpr std::chrono::seconds kStuck{10};
+
+  explicit Communicator(int size) : size_(size), tickets_(static_cast<size_t>(size)) {}
 
   struct Meeting {
     std::string what;
@@ -55,7 +59,7 @@ class Communicator {
   int joined_ = 0;
   std::set<int> aborted_;
   std::map<uint64_t, Meeting> meetings_;
-  std::vector<uint64_t> tickets_;
+  std::vector<std::atomic<uint64_t>> tickets_;  // by rank
   std::map<std::pair<int, int>, std::shared_ptr<Communicator>> pairs_;
 };
 
