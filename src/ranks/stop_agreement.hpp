@@ -1,7 +1,8 @@
 // StopAgreement: all ranks stop after the same step, though each hears of the request at another moment.
 //
 // The ranks ask each other every few steps, about four times a second. An exchange in each step would cost small
-// networks more than it is worth. How many steps lie in between all ranks learn from the slowest one.
+// networks more than it is worth. How many steps lie in between all ranks learn from the slowest one. Where nobody can
+// ask any rank to stop, they do so only when now() is called.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -29,6 +30,7 @@ class StopAgreement {
   Clock::time_point asked_ = Clock::now();
   int64_t steps_ = 0;     // since then
   int64_t interval_ = 1;  // steps until the next time
+  bool can_stop_ = true;  // some rank can be asked to, as far as is known
 };
 
 }  // namespace lockstep
