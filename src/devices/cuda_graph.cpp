@@ -1,8 +1,11 @@
 #include "cuda_graph.hpp"
 
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 
+#include <array>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -10,17 +13,18 @@
 namespace lockstep {
 namespace {
 
-// A graph registers with its device's default generator when it is recorded, and unregisters when it is destroyed.
-// Before LibTorch 2.12 nothing guards the generator's list against ranks that share a GPU.
-std::mutex& generators() {
-  static std::mutex mutex;
-  return mutex;
+// A graph registers with its device's default generator when it is recorded, moves it on with each replay, and
+// unregisters when it is destroyed. LibTorch guards little of that against ranks that share a GPU. Each GPU has a mutex
+// of its own: a full queue can hold up a replay until other GPUs' ranks have queued theirs.
+std::mutex& generator_of(c10::DeviceIndex device) {
+  static std::array<std::mutex, std::numeric_limits<c10::DeviceIndex>::max() + 1> mutexes;
+  return mutexes.at(device);
 }
 
 class CudaGraph : public Graph {
  public:
   ~CudaGraph() override {
-    const std::lock_guard lock(generators());
+    const std::lock_guard lock(generator_);
     graph_.reset();
   }
 
@@ -37,16 +41,19 @@ class CudaGraph : public Graph {
     end();
   }
 
-  void replay() override { graph_->replay(); }
+  void replay() override {
+    const std::lock_guard lock(generator_);
+    graph_->replay();
+  }
 
  private:
   // The lock is not held during the whole recording, in which NCCL's ranks wait for each other.
   void begin() {
-    const std::lock_guard lock(generators());
+    const std::lock_guard lock(generator_);
     graph_->capture_begin(/*pool=*/{0, 0}, cudaStreamCaptureModeThreadLocal);
   }
   void end() {
-    const std::lock_guard lock(generators());
+    const std::lock_guard lock(generator_);
     graph_->capture_end();
   }
 
@@ -58,6 +65,7 @@ class CudaGraph : public Graph {
     }
   }
 
+  std::mutex& generator_ = generator_of(c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index());
   // Registers the device's default generator by itself, so that random numbers go on.
   std::optional<at::cuda::CUDAGraph> graph_{std::in_place};
 };

@@ -20,6 +20,9 @@ class HostCopy {
   // Do not change a tensor of the CPU until its values were read.
   explicit HostCopy(const at::Tensor& tensor);
 
+  // When they are there; null: they are.
+  const c10::Event* arrival() const { return arrived_ ? &*arrived_ : nullptr; }
+
   // The values, on the CPU.
   const at::Tensor& wait();
 

@@ -10,6 +10,7 @@
 #include "comm/world.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,10 +28,11 @@ struct RankRandom {
 // A run's world as its ranks know it, who may be kept longer than it lasts.
 class RunningWorld {
  public:
-  RunningWorld(World& world, std::function<void(const std::string&)> on_warning)
+  RunningWorld(World& world, std::chrono::milliseconds timeout, std::function<void(const std::string&)> on_warning)
       : devices(world.devices()),
         ranks_here(world.ranks_here()),
         process(world.process()),
+        timeout(timeout),
         world_(&world),
         on_warning_(std::move(on_warning)) {}
 
@@ -47,6 +49,7 @@ class RunningWorld {
   const Devices devices;
   const Range ranks_here;
   const int process;
+  const std::chrono::milliseconds timeout;  // of a wait for other ranks
 
  private:
   std::atomic<World*> world_;
@@ -66,13 +69,6 @@ class RankPlace {
   }
 
   static const RankPlace& of(const Rank& rank) { return *rank.place_; }
-
-  // Waits until the rank's device has done what was queued. Throws Error if the run has failed: then what calls left
-  // there are no values.
-  static void finish_work(const Rank& rank) {
-    synchronize(rank.device());
-    of(rank).world().check_values(of(rank).world_rank);
-  }
 
   World& world() const {  // throws Error once the run is over
     if (World* const world = run->world()) return *world;

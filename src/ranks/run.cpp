@@ -127,7 +127,7 @@ void run(const Devices& devices_here, const std::function<void(Rank&)>& body, co
   check(devices_here, options);
   const auto world = make_world(devices_here, options);
   world->shared_seed = shared_seed();
-  const auto running = std::make_shared<comm::RunningWorld>(*world, options.on_warning);
+  const auto running = std::make_shared<comm::RunningWorld>(*world, options.timeout, options.on_warning);
   const auto end = [](comm::RunningWorld* run) { run->end(); };
   const std::unique_ptr<comm::RunningWorld, decltype(end)> ended(running.get(), end);
   const Devices& devices = world->devices();

@@ -15,18 +15,18 @@ bool StopAgreement::now() {
   const auto taken = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - asked_).count();
   const at::Tensor all =
       of_all_ranks(rank_, {stop_.stop_requested() ? 1 : 0, static_cast<int64_t>(taken), stop_.stop_possible() ? 1 : 0});
-  never_ = all.select(1, 2).max().item<int64_t>() == 0;
   if (steps_ > 0) {  // twice as many as last time at most, since the first steps say little
     const int64_t slowest = std::max<int64_t>(all.select(1, 1).max().item<int64_t>() / steps_, 1);
     interval_ = std::clamp<int64_t>(between / slowest, 1, 2 * interval_);
   }
   steps_ = 0;
   asked_ = Clock::now();
+  can_stop_ = all.select(1, 2).max().item<int64_t>() > 0;
   return all.select(1, 0).max().item<int64_t>() > 0;
 }
 
 bool StopAgreement::after_step() {
-  return ++steps_ >= (rank_.world_size() == 1 ? 1 : interval_) && now();
+  return can_stop_ && ++steps_ >= (rank_.world_size() == 1 ? 1 : interval_) && now();
 }
 
 }  // namespace lockstep

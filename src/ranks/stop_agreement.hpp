@@ -1,8 +1,8 @@
 // StopAgreement: all ranks stop after the same step, though each hears of the request at another moment.
 //
 // The ranks ask each other every few steps, about four times a second. An exchange in each step would cost small
-// networks more than it is worth. How many steps lie in between all ranks learn from the slowest one. If the first
-// answer is that no rank's token can ever ask for it, nobody asks again.
+// networks more than it is worth. How many steps lie in between all ranks learn from the slowest one. Where nobody can
+// ask any rank to stop, they do so only when now() is called.
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -30,7 +30,7 @@ class StopAgreement {
   Clock::time_point asked_ = Clock::now();
   int64_t steps_ = 0;     // since then
   int64_t interval_ = 1;  // steps until the next time
-  bool never_ = false;    // no rank can be asked to stop
+  bool can_stop_ = true;  // some rank can be asked to, as far as is known
 };
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 
 #include "optim/finite_sum.hpp"
 #include "ranks/gather.hpp"
+#include "ranks/rank_wait.hpp"
 
 #include <cmath>
 #include <utility>
@@ -71,6 +72,7 @@ void FiniteWatch::ask(Step& step) {
 
 std::string FiniteWatch::what_is_not_finite(Step& step) {
   if (!step.answer) ask(step);
+  if (const c10::Event* const arrival = step.answer->arrival()) wait_for(rank_, *arrival);
   if (std::isfinite(step.answer->wait().item<double>())) return "";
   const at::Tensor finite = of_all_ranks(rank_, {std::isfinite(step.loss.item<double>()) ? 1 : 0});
   std::string ranks;

@@ -1,13 +1,13 @@
 #include "graphed_step.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/devices/devices.hpp>
 
 #include <exception>
 #include <string>
 #include <utility>
 
 #include "base/exception_text.hpp"
+#include "ranks/rank_wait.hpp"
 
 namespace lockstep {
 
@@ -28,14 +28,23 @@ bool GraphedStep::replay(const Batch& batch) {
     input_.y.copy_(batch.y, /*non_blocking=*/true);
   }
   graph_->replay();
+  stay_near();
   return true;
+}
+
+void GraphedStep::stay_near() {
+  if (rank_.device().is_cpu()) return;
+  ends_.push_back(end_of_stream(rank_.device()));
+  if (ends_.size() <= kReplaysAhead) return;
+  wait_for(rank_, ends_.front());
+  ends_.pop_front();
 }
 
 void GraphedStep::record(const Batch& batch) {
   input_ = {.x = batch.x.clone(), .y = batch.y.clone(), .global_size = batch.global_size, .first = batch.first};
   const auto record_now = [&] {
     try {
-      synchronize(rank_.device());
+      synchronize(rank_);
       graph_->record([&] { step_(input_); });
     } catch (...) {
       std::throw_with_nested(

@@ -5,12 +5,14 @@
 // copied into tensors of its own, and the caller must do batches of another size.
 #pragma once
 
+#include <c10/core/Event.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include "devices/cuda_graph.hpp"
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 
@@ -19,6 +21,10 @@ namespace lockstep {
 // Steps before the recording. They set up what must not be recorded: the reducer's order of buckets, cuBLAS's
 // workspaces, NCCL's connections.
 inline constexpr int kWarmUpSteps = 3;
+
+// Replays that the host may have queued before the GPU begins with them: enough that the GPU never waits for the host.
+// A GPU whose queue is full would hold up the host where nothing ends its wait.
+inline constexpr size_t kReplaysAhead = 32;
 
 class GraphedStep {
  public:
@@ -31,11 +37,13 @@ class GraphedStep {
 
   // Queues the step for `batch` and returns true. Returns false if the caller has to do it: in the first kWarmUpSteps
   // steps, and for batches of another size. All ranks must call it, with parts of the same batches. Throws Error, which
-  // names the rank, if the step cannot be recorded.
+  // names the rank, if the step cannot be recorded, if the run has failed, or if an earlier replay is not done within
+  // the run's timeout.
   bool replay(const Batch& batch);
 
  private:
   void record(const Batch& batch);
+  void stay_near();
 
   Rank rank_;
   const std::unique_ptr<Graph> graph_;
@@ -43,7 +51,8 @@ class GraphedStep {
   const bool collective_;
   const std::function<void(const Batch&)> step_;
   int warm_up_left_ = kWarmUpSteps;
-  Batch input_;  // what the graph reads; undefined before the recording
+  Batch input_;                  // what the graph reads; undefined before the recording
+  std::deque<c10::Event> ends_;  // of the last replays
 };
 
 }  // namespace lockstep

@@ -14,6 +14,7 @@
 #include "models/module_state.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
+#include "ranks/rank_wait.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -141,7 +142,7 @@ void RankTrainer::begin_epoch() {
   }
   net_.module()->train();
   rank_.barrier();
-  comm::RankPlace::finish_work(rank_);
+  synchronize(rank_);
   traffic_.begin();
   reported_ = Clock::now();
   go_on();
@@ -172,6 +173,7 @@ void RankTrainer::report(StepProgress& progress) {
   if (rank_.index() != 0 || !callbacks_.on_step) return;
   if (Clock::now() - reported_ <= kProgressInterval && progress.done < progress.total) return;
   progress.seconds = clock_.seconds();
+  synchronize(rank_);
   progress.loss = totals_.mean_loss();
   callbacks_.on_step(progress);
   reported_ = Clock::now();
@@ -190,7 +192,7 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
   if (keep && (is_time || stops_)) {
     watch_.settle();
     if (!not_finite().empty()) return;
-    comm::RankPlace::finish_work(rank_);
+    synchronize(rank_);
     clock_.pause();
     traffic_.leave_out(keep);
     go_on();
@@ -209,7 +211,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   }
   if (!not_finite().empty()) return;
   update_.synchronize();
-  comm::RankPlace::finish_work(rank_);
+  synchronize(rank_);
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();

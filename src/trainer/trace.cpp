@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "io/atomic_file.hpp"
+#include "ranks/rank_wait.hpp"
 
 namespace lockstep {
 namespace {
@@ -82,7 +83,7 @@ void Trace::before_step(Rank& rank) {
 }
 
 void Trace::end(Rank& rank) {
-  synchronize(rank.device());
+  synchronize(rank);
   rank.barrier();
   if (rank.index_in_process() == 0 && running_) finish();
   rank.barrier();

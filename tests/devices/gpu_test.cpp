@@ -1,6 +1,7 @@
 // Labels: gpu
 // What only a GPU can show: recorded steps, the fused update, bfloat16, and an exchange that runs beside computation.
-// Compiled everywhere; where no GPU is, every test says so and is skipped.
+// Compiled everywhere, and run on simulated GPUs where there are such; without a GPU every test says so and is skipped.
+#include <ATen/Context.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -16,8 +17,12 @@
 #include "devices/cuda_graph.hpp"
 #include "optim/fused_optimizers.hpp"
 #include "optim/fused_sgd.hpp"
+#include "support/simulated_device.hpp"
 #include "support/small_images.hpp"
 
+#include <chrono>
+#include <future>
+#include <memory>
 #include <thread>
 #include <type_traits>
 
@@ -143,15 +148,24 @@ TEST_F(Gpu, DropoutDropsWhatItDropsOnTheCpu) {
 
 class GpuTrainer : public Gpu {
  protected:
-  GpuTrainer() { lockstep::write_small_images(images_, 300, 100); }
+  GpuTrainer() {
+    lockstep::write_small_images(images_, lockstep::simulated::is_there() ? 180 : 300, 100);
+    // Or cuDNN's convolutions would round otherwise than the CPU's, and otherwise each time.
+    at::globalContext().setAllowTF32CuDNN(false);
+    at::globalContext().setDeterministicCuDNN(true);
+  }
+  ~GpuTrainer() override {
+    at::globalContext().setAllowTF32CuDNN(had_tf32_);
+    at::globalContext().setDeterministicCuDNN(was_deterministic_);
+  }
 
-  // Three epochs of 9 full batches and a smaller one.
+  // Epochs of full batches and a smaller one, at first three ordinary ones.
   lockstep::TrainResult train(const Devices& devices, const std::function<void(TrainOptions&)>& change) const {
     TrainOptions options;
     options.data.folder = images_.path();
     options.devices = devices;
     options.batch.size = 32;
-    options.epochs = 3;
+    options.epochs = lockstep::simulated::is_there() ? 1 : 3;
     change(options);
     return lockstep::train(options);
   }
@@ -167,6 +181,8 @@ class GpuTrainer : public Gpu {
   }
 
   const lockstep::ScratchFolder images_;
+  const bool had_tf32_ = at::globalContext().allowTF32CuDNN();
+  const bool was_deterministic_ = at::globalContext().deterministicCuDNN();
 };
 
 TEST_F(GpuTrainer, RecordedStepsGiveWhatOtherStepsGive) {
@@ -196,6 +212,30 @@ TEST_F(GpuTrainer, PrecisionAndMemoryFormatGoWithRecordedSteps) {
   }
 }
 
+// Keeps a stream busy: a GPU for seconds, a simulated one until this is destroyed.
+class Computation {
+ public:
+  explicit Computation(const c10::Stream& stream) : stream_(stream) {
+    if (lockstep::simulated::is_there()) return;
+    large_ = torch::zeros({8192, 8192}, stream.device());
+    product_ = torch::mm(large_, large_);
+  }
+  ~Computation() { end_.set_value(); }
+
+  void queue() {
+    for (int i = 0; large_.defined() && i < 100; ++i) torch::mm_out(product_, large_, large_);
+    if (large_.defined()) return;
+    lockstep::simulated::queue(stream_.device_index(), stream_.id(),
+                               [ended = ended_] { ended.wait_for(std::chrono::seconds(5)); });
+  }
+
+ private:
+  const c10::Stream stream_;
+  torch::Tensor large_, product_;
+  std::promise<void> end_;
+  const std::shared_future<void> ended_ = end_.get_future().share();
+};
+
 // The exchange is done while the ranks' own streams are still busy with what was queued before anybody waited for it.
 TEST_F(Gpu, AnExchangeRunsBesideComputation) {
   for (const auto& devices : worlds()) {
@@ -206,15 +246,14 @@ TEST_F(Gpu, AnExchangeRunsBesideComputation) {
         return c10::impl::VirtualGuardImpl(c10::kCUDA).getStreamFromGlobalPool(rank.device());
       };
       const c10::StreamGuard own(stream());
-      const torch::Tensor large = torch::zeros({8192, 8192}, rank.device());
-      torch::Tensor product = torch::mm(large, large);
+      auto computation = std::make_unique<Computation>(own.current_stream());
       std::vector<torch::Tensor> tensors = {torch::full({1000}, rank.index() + 1.0f, rank.device())};
       rank.allreduce(tensors[0].clone());  // what is set up once
       lockstep::synchronize(rank.device());
       rank.barrier();
 
       const auto work = rank.backend().allreduce(tensors, {});
-      for (int i = 0; i < 100; ++i) torch::mm_out(product, large, large);
+      computation->queue();
       c10::Event computed(c10::kCUDA), exchanged(c10::kCUDA);
       computed.record(own.current_stream());
       {
@@ -224,6 +263,7 @@ TEST_F(Gpu, AnExchangeRunsBesideComputation) {
       }
       while (!exchanged.query()) std::this_thread::yield();
       EXPECT_FALSE(computed.query()) << "rank " << rank.index();
+      computation.reset();
       lockstep::synchronize(rank.device());
       EXPECT_EQ(tensors[0].min().item<float>(), 3);
       EXPECT_EQ(tensors[0].max().item<float>(), 3);

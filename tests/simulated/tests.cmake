@@ -8,7 +8,7 @@
 #   - a state of the CPU's generator has another length than a GPU's: DropoutTraining…, ARanksGenerator…
 #   - a GPU's step is taken before it is known not to be finite: OnNan.StopsAllRanksInTheSameStep…
 #   - a run that fails frees what is under way, and nobody uses the memory again: Reducer.…Exception…, PowerSgd.Refuses…
-#   - CUDA graphs are not simulated: Trainer.BadInput…
+#   - texts for CPUs that refuse a CUDA graph: Trainer.BadInput…
 #   - a pipeline's times are not measured on GPUs: most of split_model_test and pipeline_cost_test
 set(simulated_tests
   "in_process_test|*"
@@ -52,3 +52,8 @@ endforeach()
 foreach(name simulated_device_test cost_test)
   set_property(TEST ${name} PROPERTY ENVIRONMENT "${simulated_environment}")
 endforeach()
+if(TARGET lockstep_on_simulated_gpus)
+  add_dependencies(simulated_tests lockstep_on_simulated_gpus)
+  set_property(TEST simulated_program_test PROPERTY ENVIRONMENT
+    "${simulated_environment}" "LOCKSTEP_PROGRAM=$<TARGET_FILE:lockstep_on_simulated_gpus>")
+endif()

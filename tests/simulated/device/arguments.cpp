@@ -22,15 +22,23 @@ at::Tensor zero_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+std::vector<RealArguments::Make> RealArguments::for_one_task() const {
+  std::vector<Make> all = makes;
+  for (const auto& [number, generator] : generators) {
+    all[number] = [own = static_cast<Generator*>(generator.unsafeGetGeneratorImpl())->for_one_task()] { return own; };
+  }
+  return all;
+}
+
 void Arguments::add(const c10::IValue& value, bool writes) {
   const auto add_both = [&](const c10::IValue& same) {
     zeros_.emplace_back([same] { return same; });
-    real_.emplace_back([same] { return same; });
+    real_.makes.emplace_back([same] { return same; });
   };
   if (value.isTensor()) {
     zeros_.emplace_back([tensor = value.toTensor()] { return zero_of(tensor); });
     check_host(value.toTensor());
-    real_.push_back(real_of(value.toTensor(), writes));
+    real_.makes.push_back(real_of(value.toTensor(), writes));
   } else if (value.isTensorList()) {
     add_list(value.toTensorVector(), writes);
   } else if (value.isOptionalTensorList()) {
@@ -40,8 +48,8 @@ void Arguments::add(const c10::IValue& value, bool writes) {
     add_both(c10::Device(at::kCPU));
   } else if (value.isGenerator() && value.toGenerator().device().type() == kType) {
     zeros_.emplace_back([] { return at::detail::createCPUGenerator(1); });
-    auto* const generator = static_cast<Generator*>(value.toGenerator().unsafeGetGeneratorImpl());
-    real_.emplace_back([own = generator->for_one_task()] { return own; });
+    real_.generators.emplace_back(real_.makes.size(), value.toGenerator());
+    real_.makes.emplace_back();
   } else {
     add_both(value);
   }
@@ -53,7 +61,7 @@ void Arguments::add_scratch(const at::Tensor& output) {
     return at::empty(sizes, options);
   };
   zeros_.emplace_back(make);
-  real_.emplace_back(make);
+  real_.makes.emplace_back(make);
 }
 
 void Arguments::add_list(const std::vector<at::Tensor>& tensors, bool writes) {
@@ -67,7 +75,7 @@ void Arguments::add_list(const std::vector<at::Tensor>& tensors, bool writes) {
     for (const auto& tensor : tensors) list.push_back(zero_of(tensor));
     return list;
   });
-  real_.emplace_back([parts] {
+  real_.makes.emplace_back([parts] {
     c10::List<at::Tensor> list;
     for (const auto& part : parts) list.push_back(part().toTensor());
     return list;
@@ -87,7 +95,7 @@ void Arguments::add_indices(const OptionalTensors& tensors) {
     for (const auto& tensor : indices) list.push_back(optional(zero_of(tensor)));
     return list;
   });
-  real_.emplace_back([parts] {
+  real_.makes.emplace_back([parts] {
     OptionalTensors list;
     for (const auto& part : parts) list.push_back(optional(part().toTensor()));
     return list;

@@ -2,6 +2,7 @@
 // of the memory itself.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/stack.h>
 
 #include <functional>
@@ -14,9 +15,20 @@
 
 namespace simulated {
 
+// Arguments with which the operator does its work, each time with other random numbers. They hold no tensors of the
+// device.
+struct RealArguments {
+  using Make = std::function<c10::IValue()>;
+
+  std::vector<Make> for_one_task() const;
+
+  std::vector<Make> makes;
+  std::vector<std::pair<size_t, at::Generator>> generators;  // in place of the makes of these numbers
+};
+
 class Arguments {
  public:
-  using Make = std::function<c10::IValue()>;
+  using Make = RealArguments::Make;
 
   // `what` is the operator's name, for complaints.
   explicit Arguments(std::string what) : what_(std::move(what)) {}
@@ -27,7 +39,7 @@ class Arguments {
   void add_scratch(const at::Tensor& output);
 
   const std::vector<Make>& zeros() const { return zeros_; }
-  const std::vector<Make>& real() const { return real_; }
+  const RealArguments& real() const { return real_; }
   const std::vector<Use>& uses() const { return uses_; }
   int device() const { return named_.value_or(current_device()); }
 
@@ -38,7 +50,8 @@ class Arguments {
   void check_host(const at::Tensor& tensor) const;
 
   std::string what_;
-  std::vector<Make> zeros_, real_;
+  std::vector<Make> zeros_;
+  RealArguments real_;
   std::vector<Use> uses_;
   std::optional<int> named_;  // by an argument
 };

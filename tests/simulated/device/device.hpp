@@ -23,6 +23,8 @@ inline char* on_stream(char* address) {
 
 class Device {
  public:
+  static constexpr int64_t kBranch = -1;  // the id of streams of graphs, which only those know
+
   explicit Device(int index);
 
   char* memory() const { return memory_; }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "graph.hpp"
+#include "launch.hpp"
 #include "memory.hpp"
 #include "reports.hpp"
 #include "settings.hpp"
@@ -89,8 +91,16 @@ void Guard::synchronizeStream(const c10::Stream& stream) const {
   stream_of(stream).synchronize();
 }
 
+bool Guard::isStreamCapturing(const c10::Stream& stream) const {
+  return is_recorded(stream_of(stream));
+}
+
 void Guard::synchronizeDevice(c10::DeviceIndex index) const {
   ++counts().host_waits;
+  {
+    const std::lock_guard lock(order());
+    Graph::check_wait(index);
+  }
   for (const auto& stream : device(index).streams()) {
     if (!stream->idle()) stream->finish();
     const std::lock_guard lock(order());
@@ -119,6 +129,7 @@ void Guard::block(void* event, const c10::Stream& stream) const {
 bool Guard::queryEvent(void* event) const {
   const auto point = point_of(event);
   if (!point) return true;
+  Graph::check_wait(*point);
   if (!point->passed()) return false;
   const std::lock_guard lock(order());
   join(host_clock(), point->clock);
@@ -129,6 +140,7 @@ void Guard::synchronizeEvent(void* event) const {
   const auto point = point_of(event);
   if (!point) return;
   ++(has_more_to_do(*static_cast<const Event*>(event)) ? counts().late_waits : counts().host_waits);
+  Graph::check_wait(*point);
   point->wait();
   const std::lock_guard lock(order());
   join(host_clock(), point->clock);

@@ -24,6 +24,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override;
   bool queryStream(const c10::Stream& stream) const override;
   void synchronizeStream(const c10::Stream& stream) const override;
+  bool isStreamCapturing(const c10::Stream& stream) const override;
   void synchronizeDevice(c10::DeviceIndex index) const override;
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override;
 

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 
+#include "graph.hpp"
 #include "memory.hpp"
 #include "reports.hpp"
 
@@ -13,6 +14,9 @@ View::View(const at::Tensor& tensor)
       sizes_(tensor.sizes().vec()),
       strides_(tensor.strides().vec()),
       type_(tensor.scalar_type()) {}
+
+View::View(char* begin, size_t bytes)
+    : data_(begin), sizes_{static_cast<int64_t>(bytes)}, strides_{1}, type_(at::kByte) {}
 
 at::Tensor View::on_stream() const {
   const auto options = at::TensorOptions(at::kCPU).dtype(type_);
@@ -29,13 +33,30 @@ const char* View::end() const {
   return data_ + (last + 1) * static_cast<int64_t>(c10::elementSize(type_));
 }
 
-void launch(Stream& stream, const std::string& what, const std::vector<Use>& uses, std::function<void()> task) {
-  ++counts().launches;
+void launch(Stream& stream, const Launch& launch) {
   const std::lock_guard lock(order());
+  if (stream.recorder != nullptr) return stream.recorder->add(stream, launch);
+  ++counts().launches;
+  give(stream, launch);
+}
+
+void launch(Stream& stream, const std::string& what, const std::vector<Use>& uses, Task task) {
+  launch(stream,
+         {what, uses, [task = std::make_shared<Task>(std::move(task))]() -> Task { return [task] { (*task)(); }; }});
+}
+
+void give(Stream& stream, const Launch& launch) {
   join(stream.clock, host_clock());
   ++stream.clock[stream.number];
-  for (const auto& use : uses) allocator().note(stream, use.view.begin(), use.view.end(), use.writes, what);
-  stream.queue(std::move(task));
+  for (const auto& [view, writes] : launch.uses) {
+    allocator().note(stream, view.begin(), view.end(), writes, launch.what);
+  }
+  stream.queue(launch.make());
+}
+
+bool is_recorded(const Stream& stream) {
+  const std::lock_guard lock(order());
+  return stream.recorder != nullptr;
 }
 
 }  // namespace simulated

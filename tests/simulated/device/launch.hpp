@@ -15,6 +15,7 @@ namespace simulated {
 class View {
  public:
   explicit View(const at::Tensor& tensor);
+  View(char* begin, size_t bytes);
 
   at::Tensor on_stream() const;  // for the stream's thread
   const char* begin() const { return data_; }
@@ -35,6 +36,19 @@ inline bool is_here(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kType;
 }
 
-void launch(Stream& stream, const std::string& what, const std::vector<Use>& uses, std::function<void()> task);
+using Task = std::function<void()>;
+
+struct Launch {
+  std::string what;
+  std::vector<Use> uses;
+  std::function<Task()> make;  // the task for one time, since a graph gives it to a stream again and again
+};
+
+void launch(Stream& stream, const Launch& launch);
+void launch(Stream& stream, const std::string& what, const std::vector<Use>& uses, Task task);
+
+void give(Stream& stream, const Launch& launch);  // now. With order()
+
+bool is_recorded(const Stream& stream);
 
 }  // namespace simulated

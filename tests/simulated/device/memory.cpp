@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "graph.hpp"
+#include "launch.hpp"
 #include "reports.hpp"
 
 namespace simulated {
@@ -15,7 +17,7 @@ c10::DataPtr Allocator::allocate(size_t bytes) {
   reclaim();
   Stream& stream = current_stream(index);
   const size_t size = (bytes + 511) / 512 * 512;
-  auto& spare = spare_[{&stream, size}];
+  auto& spare = spare_[{stream.recorder, &stream, size}];
   Block* block = nullptr;
   if (!spare.empty()) {
     block = spare.back();
@@ -23,9 +25,11 @@ c10::DataPtr Allocator::allocate(size_t bytes) {
   } else {
     size_t& taken = taken_[index];
     TORCH_CHECK(taken + size <= kBytes, "simulated device ", index, " is out of memory");
-    block = new Block{device(index).memory() + taken, size, &stream, {}, {}};
+    block = new Block{device(index).memory() + taken, size, &stream, {}, {}, nullptr, true};
     taken += size;
   }
+  block->graph = stream.recorder;
+  block->is_free = false;
   used_[block->begin] = block;
   return {block->begin, block, &release, place};
 }
@@ -63,15 +67,44 @@ void Allocator::release(void* block) {
 }
 
 void Allocator::give_back(Block& block) {
+  block.is_free = true;
+  if (block.graph != nullptr) return give_back_to_graph(block);
   join(block.stream->clock, host_clock());
   block.accesses.check_release(*block.stream, block.recorded);
   used_.erase(block.begin);
+  spare_after(block, block.recorded);
+}
+
+// What the graph records later may have it, as on any stream. Freed after the recording, it is as the replays leave it.
+void Allocator::give_back_to_graph(Block& block) {
+  if (block.stream->recorder != block.graph || !block.recorded.empty()) return;
+  const View all(block.begin, block.size);
+  block.stream->recorder->add(*block.stream, {"a tensor's end", {{all, true}}, [all]() -> Task {
+                                                return [all] { all.on_stream().fill_(0xFF); };
+                                              }});
+  spare_[{block.graph, block.stream, block.size}].push_back(&block);
+}
+
+// A point of a recording is none in time: what waits for one is not used again.
+void Allocator::spare_after(Block& block, const std::set<Stream*>& streams) {
+  if (streams.empty()) return make_spare(block);
   Points points;
-  for (Stream* stream : block.recorded) points.push_back(stream->mark());
-  if (points.empty()) {
-    make_spare(block);
-  } else {
-    waiting_.emplace_back(&block, std::move(points));
+  for (Stream* stream : streams) points.push_back(stream->mark());
+  if (std::any_of(points.begin(), points.end(), [](const auto& point) { return point->recorded; })) return;
+  waiting_.emplace_back(&block, std::move(points));
+}
+
+void Allocator::end_graph(const Graph& graph, const std::set<Stream*>& streams) {
+  std::erase_if(spare_, [&](const auto& entry) { return std::get<0>(entry.first) == &graph; });
+  for (auto entry = used_.begin(); entry != used_.end();) {
+    Block& block = *entry->second;
+    const bool was_its = std::exchange(block.graph, block.graph == &graph ? nullptr : block.graph) == &graph;
+    if (was_its && block.is_free) {
+      entry = used_.erase(entry);
+      spare_after(block, streams);
+    } else {
+      ++entry;
+    }
   }
 }
 
@@ -79,7 +112,7 @@ void Allocator::make_spare(Block& block) {
   block.stream->queue([begin = block.begin, size = block.size] { std::memset(on_stream(begin), 0xFF, size); });
   block.recorded.clear();
   block.accesses.clear();
-  spare_[{block.stream, block.size}].push_back(&block);
+  spare_[{nullptr, block.stream, block.size}].push_back(&block);
 }
 
 void Allocator::reclaim() {

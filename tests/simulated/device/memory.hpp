@@ -1,5 +1,6 @@
 // Allocator: as LibTorch's for CUDA, it gives freed memory back to its stream at once, without a wait, and to nobody
-// else. The memory is filled with 0xFF, which is NaN, in the order of that stream. recordStream delays this.
+// else. The memory is filled with 0xFF, which is NaN, in the order of that stream. recordStream delays this. What a
+// recorded stream is given belongs to its graph until that is destroyed.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,6 +17,8 @@
 #include "device.hpp"
 
 namespace simulated {
+
+class Graph;
 
 class Allocator final : public c10::DeviceAllocator {
  public:
@@ -32,6 +36,9 @@ class Allocator final : public c10::DeviceAllocator {
   // `stream` is given a task that uses these bytes. With order().
   void note(const Stream& stream, const char* begin, const char* end, bool writes, const std::string& what);
 
+  // The graph's memory is free once these streams, on which it was replayed, have passed. With order().
+  void end_graph(const Graph& graph, const std::set<Stream*>& streams);
+
  private:
   struct Block {
     char* begin;
@@ -39,6 +46,8 @@ class Allocator final : public c10::DeviceAllocator {
     Stream* stream;
     std::set<Stream*> recorded;
     Accesses accesses;
+    const Graph* graph;  // whose own it is; null: nobody's
+    bool is_free;        // no tensor has it
   };
   using Points = std::vector<std::shared_ptr<Point>>;
 
@@ -46,12 +55,14 @@ class Allocator final : public c10::DeviceAllocator {
 
   // With order().
   void give_back(Block& block);
+  void give_back_to_graph(Block& block);
+  void spare_after(Block& block, const std::set<Stream*>& streams);
   void make_spare(Block& block);
   void reclaim();
 
   std::map<int, size_t> taken_;         // by device: bytes that were given out once
-  std::map<const char*, Block*> used_;  // by address
-  std::map<std::pair<Stream*, size_t>, std::vector<Block*>> spare_;
+  std::map<const char*, Block*> used_;  // by address: what a tensor or a graph has
+  std::map<std::tuple<const Graph*, Stream*, size_t>, std::vector<Block*>> spare_;
   std::vector<std::pair<Block*, Points>> waiting_;  // until the recorded streams have passed
 };
 

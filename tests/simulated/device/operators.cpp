@@ -137,7 +137,7 @@ void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
   const bool by_value = gives_values(schema.name());
   if (by_value) stream.synchronize();
-  torch::jit::Stack shapes = made(by_value ? arguments.real() : arguments.zeros());
+  torch::jit::Stack shapes = made(by_value ? arguments.real().for_one_task() : arguments.zeros());
   {
     const at::AutoDispatchBelowADInplaceOrView no_autograd;
     op.callBoxed(&shapes);
@@ -151,13 +151,16 @@ void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
   auto uses = arguments.uses();
   for (const auto& fresh : results.fresh) uses.push_back({fresh.view, true});
-  launch(stream, schema.name(), uses, [op, real = arguments.real(), places = results.fresh] {
-    auto values = made(real);
-    op.callBoxed(&values);
-    for (const auto& [result, part, view] : places) {
-      view.on_stream().copy_(part ? values[result].toTensorVector()[*part] : values[result].toTensor());
-    }
-  });
+  launch(stream,
+         {schema.name(), uses, [op, real = arguments.real(), places = results.fresh]() -> Task {
+            return [op, own = real.for_one_task(), places] {
+              auto values = made(own);
+              op.callBoxed(&values);
+              for (const auto& [result, part, view] : places) {
+                view.on_stream().copy_(part ? values[result].toTensorVector()[*part] : values[result].toTensor());
+              }
+            };
+          }});
 }
 
 void any_operator(const c10::OperatorHandle& op, torch::jit::Stack* stack) {

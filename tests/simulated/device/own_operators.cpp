@@ -45,11 +45,19 @@ void copy_between(const at::Tensor& source, const at::Tensor& target) {
   wait_for(to, from);
 }
 
+// For copies for which the host does not wait. It would be in the call only when the graph is recorded.
+void check_not_recorded(const Stream& stream) {
+  TORCH_CHECK(!is_recorded(stream),
+              "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU ", "tensor is pinned");
+}
+
 // Pinned memory is read and written when the copy's turn comes, other memory while the host is in the call.
 void copy_from_host(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   Stream& stream = current_stream(target.get_device());
   const View out(target);
-  const at::Tensor in = is_pinned(source.const_data_ptr()) ? source.detach() : source.detach().clone();
+  const bool pinned = is_pinned(source.const_data_ptr());
+  if (!pinned && non_blocking) check_not_recorded(stream);
+  const at::Tensor in = pinned ? source.detach() : source.detach().clone();
   launch(stream, "copy from the host", {{out, true}}, [in, out] { out.on_stream().copy_(in); });
   if (!non_blocking) stream.synchronize();
 }
@@ -57,6 +65,7 @@ void copy_from_host(const at::Tensor& source, const at::Tensor& target, bool non
 void copy_to_host(const at::Tensor& source, const at::Tensor& target, bool non_blocking) {
   Stream& stream = current_stream(source.get_device());
   const View in(source);
+  if (!is_pinned(target.const_data_ptr()) && non_blocking) check_not_recorded(stream);
   launch(stream, "copy to the host", {{in, false}}, [in, out = target.detach()] { out.copy_(in.on_stream()); });
   if (!non_blocking || !is_pinned(target.const_data_ptr())) stream.synchronize();
 }

@@ -13,6 +13,7 @@ void report(const std::string& mistake);
 
 struct Counts {
   std::atomic<int64_t> launches = 0, host_waits = 0, late_waits = 0;
+  std::atomic<bool> warns_of_host_waits = false;  // as LibTorch does if it is told so
 };
 
 Counts& counts();

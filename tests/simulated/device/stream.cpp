@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "graph.hpp"
 #include "reports.hpp"
 #include "settings.hpp"
 
@@ -56,6 +57,7 @@ void Stream::queue(std::function<void()> task) {
 }
 
 std::shared_ptr<Point> Stream::mark() {
+  if (recorder != nullptr) return recorder->mark(*this);
   join(clock, host_clock());
   auto point = std::make_shared<Point>(clock);
   queue([point] { point->pass(); });
@@ -63,12 +65,14 @@ std::shared_ptr<Point> Stream::mark() {
 }
 
 void Stream::follow(const std::shared_ptr<Point>& point) {
+  if (recorder != nullptr || point->recorded) return Graph::follow(*this, point);
   join(clock, point->clock);
   queue([point] { point->wait(); });
 }
 
 void Stream::synchronize() {
   ++counts().host_waits;
+  if (counts().warns_of_host_waits) TORCH_WARN("called a synchronizing CUDA operation");
   finish();
 }
 
@@ -76,6 +80,7 @@ void Stream::finish() {
   std::shared_ptr<Point> point;
   {
     const std::lock_guard lock(order());
+    Graph::check_wait(*this);
     point = mark();
   }
   point->wait();

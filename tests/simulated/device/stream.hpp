@@ -15,17 +15,22 @@
 
 namespace simulated {
 
+class Graph;
+
 // A place in a stream: what an event stands for once it is recorded.
 class Point {
  public:
-  explicit Point(Clock clock) : clock(std::move(clock)) {}
+  explicit Point(Clock clock) : recorded(false), clock(std::move(clock)) {}
+  Point(Clock clock, std::weak_ptr<Graph> graph) : recorded(true), clock(std::move(clock)), graph(std::move(graph)) {}
 
   void pass();
   void wait();
   bool passed();
   std::chrono::steady_clock::time_point time();  // of passing
 
+  const bool recorded;  // a place in a recording, which each replay has anew
   const Clock clock;
+  const std::weak_ptr<Graph> graph;  // whose recording
 
  private:
   std::mutex mutex_;
@@ -38,12 +43,13 @@ class Stream {
  public:
   Stream(int device, int64_t id);
 
-  void queue(std::function<void()> task);
+  void queue(std::function<void()> task);  // also while the stream is recorded
 
   std::shared_ptr<Point> mark();                     // with order()
   void follow(const std::shared_ptr<Point>& point);  // with order()
 
-  // The host waits. Throws what a task threw. finish() does not count as one of the host's waits.
+  // The host waits. Throws what a task threw, and while the stream is recorded. finish() does not count as one of the
+  // host's waits.
   void synchronize();
   void finish();
 
@@ -53,7 +59,9 @@ class Stream {
   const int device;
   const int64_t id;  // c10's, of this device
   const int number;  // of all streams
-  Clock clock;       // guarded by order()
+  // Guarded by order().
+  Clock clock;
+  Graph* recorder = nullptr;  // which has what the stream is given
 
  private:
   void run();

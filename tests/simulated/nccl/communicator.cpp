@@ -12,7 +12,6 @@ namespace {
 
 using SteadyClock = std::chrono::steady_clock;
 
-constexpr auto kStuck = std::chrono::seconds(10);
 constexpr auto kBetweenLooks = std::chrono::microseconds(300);
 
 Communicator::Tensors on_stream(const std::vector<View>& views) {

@@ -20,6 +20,9 @@ namespace simulated {
 
 class Communicator {
  public:
+  // How long the stand-in waits where NCCL would wait for ever.
+  static constexpr std::chrono::seconds kStuck{10};
+
   Communicator(c10::intrusive_ptr<c10d::Store> store, std::string name, int rank, int size)
       : store_(std::move(store)), name_(std::move(name)), rank_(rank), size_(size) {}
 

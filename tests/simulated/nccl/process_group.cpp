@@ -8,7 +8,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 #include <utility>
 
 #include "simulated/device/guard.hpp"
@@ -191,8 +193,21 @@ void ProcessGroupNCCL::eagerConnectSingleDevice(at::Device device) {
 }
 
 void ProcessGroupNCCL::abort() {
-  const std::lock_guard lock(mutex_);
-  for (auto& [key, connected] : connected_) connected.communicator->abort();
+  std::vector<std::weak_ptr<char>> kernels;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto& [key, connected] : connected_) {
+      connected.communicator->abort();
+      kernels.push_back(connected.kernels);
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() + options_->timeout;
+  for (const auto& of_one : kernels) {
+    while (of_one.use_count() > 1) {
+      if (std::chrono::steady_clock::now() > deadline) C10_THROW_ERROR(DistBackendError, "the abort takes too long");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
 }
 
 // The lock is held, as c10d does it: an abort has to wait until the kernels are done.
@@ -236,18 +251,26 @@ WorkPtr ProcessGroupNCCL::launch(OpType type, const Connected& connected, const 
     out_views.emplace_back(tensor);
     uses.push_back({out_views.back(), true});
   }
-  const uint64_t ticket = connected.communicator->take_ticket();
-  simulated::launch(simulated::stream_of(connected.stream), "NCCL's " + what, uses,
-                    [=, timeout = options_->timeout, error = error_] {
-                      suffer(simulated::faults().in_kernel);
-                      const auto end = connected.communicator->meet(ticket, what, in_views, out_views, work, timeout);
-                      if (end != Communicator::End::late) return;
-                      if (!watchdog_spares_the_process()) {
-                        simulated::report("NCCL's watchdog would end the process: " + what + " came to its timeout");
-                      }
-                      error->store(ErrorType::TIMEOUT);
-                      connected.communicator->abort();
-                    });
+  auto& stream = simulated::stream_of(connected.stream);
+  const bool watched = !simulated::is_recorded(stream);  // c10d's watchdog knows no kernels of graphs
+  const auto end_late = [=, error = error_] {
+    if (!watched) {
+      simulated::report("NCCL would wait for ever: a graph's " + what);
+    } else if (!watchdog_spares_the_process()) {
+      simulated::report("NCCL's watchdog would end the process: " + what + " came to its timeout");
+    }
+    connected.communicator->abort();
+    if (watched) error->store(ErrorType::TIMEOUT);
+  };
+  const std::chrono::milliseconds limit = watched ? options_->timeout : Communicator::kStuck;
+  simulated::launch(stream, {"NCCL's " + what, uses, [=]() -> simulated::Task {
+                               const uint64_t ticket = connected.communicator->take_ticket();
+                               return [=] {
+                                 const auto end = connected.communicator->meet(connected.rank, ticket, what, in_views,
+                                                                               out_views, work, limit);
+                                 if (end == Communicator::End::late) end_late();
+                               };
+                             }});
   Tensors stash = in;
   stash.insert(stash.end(), out.begin(), out.end());
   return c10::make_intrusive<KernelWork>(rank_, type, connected.stream, std::move(stash), out);

@@ -3,8 +3,9 @@
 //
 // As NCCL has it: a communicator is made at the first call or by eagerConnectSingleDevice(), where the host waits for
 // all members without a limit; a collective is a kernel on the communicator's own stream; messages have no tags;
-// tensors must be dense in their memory format; an abort makes kernels end with whatever they have; shutdown() waits
-// for them. A kernel that waits past the timeout has the watchdog abort its communicator, or end the process.
+// tensors must be dense in their memory format; an abort makes kernels end with whatever they have, and waits until no
+// graph has any; shutdown() waits for them. A kernel that waits past the timeout has the watchdog abort its
+// communicator, or end the process; but the watchdog does not see kernels of graphs.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -64,6 +65,7 @@ class ProcessGroupNCCL : public Backend {
   struct Connected {
     std::shared_ptr<simulated::Communicator> communicator;
     c10::Stream stream;
+    std::shared_ptr<char> kernels = std::make_shared<char>();  // each kernel has it, also those of graphs
   };
 
   Connected connect(const std::string& key, int rank, int size);
