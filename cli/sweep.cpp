@@ -141,7 +141,7 @@ class Sweep {
       threads += threads_of(run->options);
       const Devices &mine = options.devices, &others = run->options.devices;
       const bool share = std::find_first_of(mine.begin(), mine.end(), others.begin(), others.end()) != mine.end();
-      if (share && mine[0].is_cuda()) return false;
+      if (share && !mine[0].is_cpu()) return false;
     }
     return threads <= cores_;
   }

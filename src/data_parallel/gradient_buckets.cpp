@@ -305,7 +305,7 @@ void GradientBuckets::refuse_sparse(const Slot& slot) const {
 }
 
 bool GradientBuckets::records() const {
-  return !rank_.device().is_cpu() && is_recording();
+  return rank_.device().is_cuda() && is_recording();
 }
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 #include "lap_clock.hpp"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include "devices/device_streams.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -19,7 +19,7 @@ LapClock::Point LapClock::now() const {
   if (device_.is_cpu()) return {.seconds = clock_ ? clock_() : seconds_on_the_wall()};
   Point point;
   point.event.emplace(device_.type(), c10::EventFlag::BACKEND_DEFAULT);  // with its time
-  point.event->record(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  point.event->record(current_stream(device_));
   return point;
 }
 

@@ -5,9 +5,9 @@
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <lockstep/base/error.hpp>
 
+#include "devices/device_streams.hpp"
 #include "flat_view.hpp"
 
 #include <algorithm>
@@ -26,10 +26,6 @@ void queue_after(const c10::Stream& earlier, const c10::Stream& later) {
   event.block(later);
 }
 
-c10::Stream current_stream(const c10::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
-
 }  // namespace
 
 Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataParallelOptions& options)
@@ -38,9 +34,7 @@ Reducer::Reducer(const torch::nn::Module& module, const Rank& rank, const DataPa
     throw Error(name() + ": bucket_bytes is " + std::to_string(options_.bucket_bytes) + " and first_bucket_bytes is " +
                 std::to_string(options_.first_bucket_bytes) + "; both must be at least 1");
   }
-  if (!rank_.device().is_cpu()) {
-    poll_stream_ = c10::impl::VirtualGuardImpl(rank_.device().type()).getStreamFromGlobalPool(rank_.device());
-  }
+  if (!rank_.device().is_cpu()) poll_stream_ = stream_beside(rank_.device());
   if (options_.hook && options_.hook->taken_.exchange(true)) {
     throw Error(name() +
                 ": its communication hook is another DataParallel's already; make one for each rank, in the function "
@@ -167,7 +161,7 @@ void Reducer::leave_gradients() {
   for (auto& exchange : exchanges_) {
     const at::Tensor& flat = exchange.gradients.flat;
     flat.add_(exchange.average.narrow(0, 0, flat.numel()));
-    if (poll_stream_) exchange.average.record_stream(current_stream(rank_.device()));  // it is of the other stream
+    if (poll_stream_) keep_for(exchange.average, current_stream(rank_.device()));  // it is of the other stream
     exchange.average.reset();
   }
 }

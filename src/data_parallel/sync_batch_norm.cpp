@@ -78,10 +78,11 @@ Tensor normalised(const Tensor& x, const Tensor& weight, const Tensor& bias, con
 // The sums over this rank's values of dy * xhat and of dy, per channel: also the gradients of weight and bias.
 std::pair<Tensor, Tensor> own_sums(const Tensor& dy, const Tensor& x, const ChannelStatistics& statistics, double eps) {
   if (x.numel() == 0) return {at::zeros_like(statistics.mean), at::zeros_like(statistics.mean)};
-  // CUDA's kernel reads save_mean and save_invstd also in eval mode, unless it computes x's gradient too.
-  const Tensor invstd = (statistics.variance + eps).rsqrt();
+  // Unless it computes x's gradient too, CUDA's kernel reads save_mean and save_invstd also in eval mode, and makes the
+  // gradients like the weight, whose values do not matter.
+  const Tensor invstd = (statistics.variance + eps).rsqrt(), weight = at::ones_like(statistics.mean);
   const auto gradients =
-      at::native_batch_norm_backward(dy, x, {}, statistics.mean, statistics.variance, statistics.mean, invstd,
+      at::native_batch_norm_backward(dy, x, weight, statistics.mean, statistics.variance, statistics.mean, invstd,
                                      /*train=*/false, eps, {false, true, true});
   return {std::get<1>(gradients), std::get<2>(gradients)};
 }

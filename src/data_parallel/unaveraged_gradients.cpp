@@ -17,7 +17,7 @@ constexpr int kNotedOnGpu = 3;  // first times
 // not the version counter, because LibTorch's optimizers bypass that.
 void UnaveragedGradients::note(const std::string& parameter_name, const at::Tensor& parameter) {
   const bool on_gpu = !rank_.device().is_cpu();
-  if (rank_.world_size() == 1 || value_.defined() || (on_gpu && is_recording())) return;
+  if (rank_.world_size() == 1 || value_.defined() || (rank_.device().is_cuda() && is_recording())) return;
   if (on_gpu && ++noted_ > kNotedOnGpu) return;  // the host waits for what is compared
   const c10::AutoGradMode no_grad(false);
   parameter_name_ = parameter_name;

@@ -1,6 +1,6 @@
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/cuda.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/devices.hpp>
 
@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <exception>
+#include <iterator>
 #include <limits>
 #include <optional>
 #include <sstream>
@@ -22,14 +23,49 @@ namespace {
 constexpr int max_ranks = 1024;  // beyond any machine: a slip of the keyboard, not a wish
 
 const char* const forms =
-    "a number (\"2\": the first two GPUs, or two CPU ranks), cpu, cuda, cuda:0,cuda:1, cpu,cpu, 2xcpu or 2xcuda:0";
+    "a number (\"2\": the first two GPUs, or two CPU ranks), cpu, cuda, cuda:0,cuda:1, cpu,cpu, 2xcpu or 2xcuda:0 "
+    "(LibTorch's names: cuda is NVIDIA's and AMD's GPUs, xpu Intel's, mps Apple's)";
 
 c10::Device cpu() {
   return c10::Device(c10::kCPU);
 }
 
-c10::Device gpu(int index) {
-  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+// LibTorch's types of accelerators that `name` could mean; its own device for tests has the name that it was given.
+std::optional<c10::DeviceType> type_named(std::string_view name) {
+  for (int number = 0; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++number) {
+    const auto type = static_cast<c10::DeviceType>(number);
+    if (at::isAccelerator(type) && c10::DeviceTypeName(type, /*lower_case=*/true) == name) return type;
+  }
+  return std::nullopt;
+}
+
+// A type for which this LibTorch was not built has no guard.
+Devices gpus_of(c10::DeviceType type) {
+  Devices devices;
+  if (!at::isAccelerator(type) || !c10::impl::hasDeviceGuardImpl(type)) return devices;
+  const auto count = c10::impl::VirtualGuardImpl(type).deviceCount();
+  for (c10::DeviceIndex index = 0; index < count; ++index) devices.emplace_back(type, index);
+  return devices;
+}
+
+Devices gpus_of_all_types() {
+  Devices all;
+  for (int number = 0; number < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++number) {
+    const Devices some = gpus_of(static_cast<c10::DeviceType>(number));
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
+}
+
+Devices of_type(c10::DeviceType type, const Devices& devices) {
+  Devices some;
+  std::copy_if(devices.begin(), devices.end(), std::back_inserter(some),
+               [&](c10::Device device) { return device.type() == type; });
+  return some;
+}
+
+Devices of_first_type(const Devices& devices) {
+  return devices.empty() ? devices : of_type(devices[0].type(), devices);
 }
 
 std::string_view trim(std::string_view text) {
@@ -52,7 +88,7 @@ std::optional<int> to_number(std::string_view text) {
 // One specification being read; keeps the whole text for its errors.
 class Parser {
  public:
-  Parser(std::string_view spec, int gpu_count) : spec_(spec), gpu_count_(gpu_count) {}
+  Parser(std::string_view spec, const Devices& gpus) : spec_(spec), gpus_(gpus) {}
 
   Devices parse() {
     const std::string_view text = trim(spec_);
@@ -68,7 +104,7 @@ class Parser {
     }
     const auto other_type = [&](c10::Device device) { return device.type() != devices[0].type(); };
     if (std::any_of(devices.begin(), devices.end(), other_type)) {
-      throw error("it mixes CPU and GPU; ranks of one run exchange tensors of one device type, so use either");
+      throw error("it mixes device types; ranks of one run exchange tensors of one type, so use one of them");
     }
     return devices;
   }
@@ -76,12 +112,14 @@ class Parser {
  private:
   Devices first(int count) const {
     check_count(count);
-    if (gpu_count_ == 0) return Devices(count, cpu());
-    if (count > gpu_count_) {
-      throw error(gpus_there() + "; use \"" + std::to_string(count) + "xcpu\" for CPU ranks or \"" +
-                  std::to_string(count) + "xcuda:0\" for ranks that share one GPU");
+    const Devices some = of_first_type(gpus_);
+    if (some.empty()) return Devices(count, cpu());
+    if (count > static_cast<int>(some.size())) {
+      const std::string number = std::to_string(count);
+      throw error(gpus_there() + "; use \"" + number + "xcpu\" for CPU ranks or \"" + number + "x" + some[0].str() +
+                  "\" for ranks that share one GPU");
     }
-    return all_gpus(count);
+    return {some.begin(), some.begin() + count};
   }
 
   // "cpu", "cuda", "cuda:1", or one of them after "Nx".
@@ -93,14 +131,14 @@ class Parser {
     const int copies = count.value_or(1);
     check_count(copies);
 
-    if (name == "cuda") {
+    if (const auto type = type_named(name)) {
       if (count) {
-        throw error("\"" + std::string(item) +
-                    "\" could mean two things: use a number for the first GPUs, or 2xcuda:0 for ranks that share one");
+        throw error("\"" + std::string(item) + "\" could mean two things: use a number for the first GPUs, or " +
+                    std::to_string(copies) + "x" + std::string(name) + ":0 for ranks that share one");
       }
-      if (gpu_count_ == 0) throw error(gpus_there());
-      const Devices all = all_gpus(gpu_count_);
-      devices.insert(devices.end(), all.begin(), all.end());
+      const Devices some = of_type(*type, gpus_);
+      if (some.empty()) throw error(std::string(name) + " is not there: " + gpus_there());
+      devices.insert(devices.end(), some.begin(), some.end());
     } else {
       devices.insert(devices.end(), copies, one_device(name));
     }
@@ -109,11 +147,13 @@ class Parser {
 
   c10::Device one_device(std::string_view name) const {
     if (name == "cpu") return cpu();
-    const std::string_view prefix = "cuda:";
-    const auto index = name.substr(0, prefix.size()) == prefix ? to_number(name.substr(prefix.size())) : std::nullopt;
+    const size_t colon = std::min(name.find(':'), name.size());
+    const auto type = type_named(name.substr(0, colon));
+    const auto index = type ? to_number(name.substr(colon + 1)) : std::nullopt;
     if (!index) throw error("\"" + std::string(name) + "\" is no device; use " + std::string(forms));
-    if (*index >= gpu_count_) throw error(std::string(name) + " is not there: " + gpus_there());
-    return gpu(*index);
+    const Devices some = of_type(*type, gpus_);
+    if (*index >= static_cast<int>(some.size())) throw error(std::string(name) + " is not there: " + gpus_there());
+    return some[*index];
   }
 
   void check_count(int count) const {
@@ -121,34 +161,32 @@ class Parser {
     if (count > max_ranks) throw error("more than " + std::to_string(max_ranks) + " ranks are not supported");
   }
 
-  Devices all_gpus(int count) const {
-    Devices devices;
-    for (int i = 0; i < count; ++i) devices.push_back(gpu(i));
-    return devices;
-  }
-
   std::string gpus_there() const {
-    if (gpu_count_ == 0) return "LibTorch finds no GPU here; use \"2xcpu\" for two CPU ranks";
-    return "the GPUs of this machine are " + to_string(all_gpus(gpu_count_));
+    if (gpus_.empty()) {
+      return "LibTorch finds no GPU here, which takes a LibTorch that was built for its type, and its driver; use "
+             "\"2xcpu\" for two CPU ranks";
+    }
+    return "the GPUs of this machine are " + to_string(gpus_);
   }
 
   Error error(const std::string& reason) const { return Error("devices \"" + std::string(spec_) + "\": " + reason); }
 
   std::string_view spec_;
-  int gpu_count_;
+  const Devices& gpus_;
 };
 
 }  // namespace
 
 c10::Device try_gpu(int i) {
-  return i >= 0 && i < gpu_count() ? gpu(i) : cpu();
+  const Devices some = of_first_type(gpus_of_all_types());
+  return i >= 0 && i < static_cast<int>(some.size()) ? some[i] : cpu();
 }
 
 Devices try_gpus(int count) {
   if (count < 1) throw Error("a run needs at least one device, not " + std::to_string(count));
-  Devices devices(count, cpu());
-  for (int i = 0; i < count && count <= gpu_count(); ++i) devices[i] = gpu(i);
-  return devices;
+  const Devices some = of_first_type(gpus_of_all_types());
+  if (count > static_cast<int>(some.size())) return Devices(count, cpu());
+  return {some.begin(), some.begin() + count};
 }
 
 Devices try_all_gpus() {
@@ -160,11 +198,11 @@ Devices default_devices() {
 }
 
 Devices parse_devices(std::string_view spec) {
-  return parse_devices(spec, gpu_count());
+  return parse_devices(spec, gpus_of_all_types());
 }
 
-Devices parse_devices(std::string_view spec, int gpu_count) {
-  return Parser(spec, gpu_count).parse();
+Devices parse_devices(std::string_view spec, const Devices& gpus) {
+  return Parser(spec, gpus).parse();
 }
 
 std::string to_string(const Devices& devices) {
@@ -181,9 +219,11 @@ void check_devices(const Devices& devices) {
     if (device.type() != devices[0].type()) {
       throw Error(to_string(devices) + " mixes device types; the ranks of one run exchange tensors of one type");
     }
-    if (!device.is_cpu() && (!device.is_cuda() || !device.has_index() || device.index() >= gpu_count())) {
-      throw Error("there is no device " + device.str() + "; this machine has the CPU and " +
-                  std::to_string(gpu_count()) + " GPUs (cuda:0, cuda:1, … with LibTorch's CUDA build)");
+    const Devices there = gpus_of(device.type());
+    if (!device.is_cpu() && std::find(there.begin(), there.end(), device) == there.end()) {
+      const Devices all = gpus_of_all_types();
+      throw Error("there is no device " + device.str() + "; LibTorch finds the CPU here, and " +
+                  (all.empty() ? "no GPU" : to_string(all)));
     }
   }
 }
@@ -193,7 +233,7 @@ void synchronize(const c10::Device& device) {
 }
 
 int gpu_count() {
-  return torch::cuda::device_count();
+  return static_cast<int>(of_first_type(gpus_of_all_types()).size());
 }
 
 int cpu_cores() {
@@ -202,19 +242,26 @@ int cpu_cores() {
 }
 
 GpuInfo gpu_info(const c10::Device& device) {
-  if (!device.is_cuda()) throw Error("gpu_info: " + device.str() + " is no GPU");
+  if (device.is_cpu()) throw Error("gpu_info: " + device.str() + " is no GPU");
   check_devices({device});
+  GpuInfo info{device, device.is_cuda() ? gpu_name(device.index()) : ""};
   try {
-    const auto [free_bytes, total_bytes] = c10::getDeviceAllocator(c10::kCUDA)->getMemoryInfo(device.index());
-    return {device, gpu_name(device.index()), static_cast<int64_t>(free_bytes), static_cast<int64_t>(total_bytes)};
+    if (auto* const allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(device.type()))) {
+      const auto [free_bytes, total_bytes] = allocator->getMemoryInfo(device.index());
+      info.free_bytes = static_cast<int64_t>(free_bytes);
+      info.total_bytes = static_cast<int64_t>(total_bytes);
+    }
+  } catch (const c10::NotImplementedError&) {
+    info.total_bytes = 0;  // the allocator of this type cannot tell
   } catch (const c10::Error& error) {
     std::throw_with_nested(Error("cannot ask " + device.str() + " for its memory: " + error.what_without_backtrace()));
   }
+  return info;
 }
 
 std::vector<GpuInfo> gpus() {
   std::vector<GpuInfo> infos;
-  for (int i = 0; i < gpu_count(); ++i) infos.push_back(gpu_info(gpu(i)));
+  for (const c10::Device& device : gpus_of_all_types()) infos.push_back(gpu_info(device));
   return infos;
 }
 

@@ -34,7 +34,7 @@ at::Tensor generators_of_all_ranks(Rank& rank) {
 void set_generator(Rank& rank, const at::Tensor& states) {
   rank.barrier();
   at::Generator generator = at::globalContext().defaultGenerator(rank.device());
-  if (rank.device().is_cuda() || rank.index_in_process() == 0) {
+  if (!rank.device().is_cpu() || rank.index_in_process() == 0) {
     {
       const std::lock_guard lock(generator.mutex());
       // The state of another kind of device has another length, and cannot go on here.

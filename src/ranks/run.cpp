@@ -89,7 +89,7 @@ void check(const Devices& devices, const RunOptions& options) {
 bool share_a_gpu(const Devices& devices) {
   std::set<c10::DeviceIndex> indices;
   for (const auto& device : devices) indices.insert(device.index());
-  return devices[0].is_cuda() && indices.size() < devices.size();
+  return !devices[0].is_cpu() && indices.size() < devices.size();
 }
 
 comm::JobOptions job_options(const RunOptions& options) {

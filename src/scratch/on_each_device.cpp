@@ -7,6 +7,7 @@
 #include <lockstep/scratch/on_each_device.hpp>
 
 #include "base/exception_text.hpp"
+#include "devices/device_streams.hpp"
 
 #include <string>
 #include <system_error>
@@ -27,7 +28,7 @@ std::vector<c10::Stream> current_streams(const Devices& devices) {
       throw Error("on_each_device: " + device.str() + " is not there or lacks its index; this machine has " +
                   to_string(try_all_gpus()));
     }
-    streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    streams.push_back(current_stream(device));
   }
   return streams;
 }

@@ -1,6 +1,5 @@
 #include "rank_trainer.hpp"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
@@ -8,6 +7,7 @@
 #include <lockstep/devices/memory_format.hpp>
 
 #include "batch_settings.hpp"
+#include "devices/device_streams.hpp"
 #include "evaluation.hpp"
 #include "exchange_options.hpp"
 #include "grain.hpp"
@@ -28,7 +28,7 @@ constexpr std::chrono::milliseconds kProgressInterval{100};
 // Ranks that share a GPU compute at the same time only on different streams. And the default stream cannot be recorded.
 std::optional<c10::Stream> own_stream(const c10::Device& device) {
   if (device.is_cpu()) return std::nullopt;
-  return c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device);
+  return stream_beside(device);
 }
 
 torch::nn::Sequential make_net(const TrainOptions& options, Rank& rank, const RunState* resumed) {

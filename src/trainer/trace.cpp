@@ -41,7 +41,19 @@ torch::profiler::impl::ProfilerConfig config() {
 
 std::set<ActivityType> activities(const Devices& devices) {
   std::set<ActivityType> types = {ActivityType::CPU};
-  if (devices[0].is_cuda()) types.insert(ActivityType::CUDA);
+  switch (devices[0].type()) {
+    case c10::kCUDA:
+      types.insert(ActivityType::CUDA);
+      break;
+    case c10::kXPU:
+      types.insert(ActivityType::XPU);
+      break;
+    case c10::kPrivateUse1:
+      types.insert(ActivityType::PrivateUse1);
+      break;
+    default:  // the profiler knows no others, and shows the host's side of the run
+      break;
+  }
   return types;
 }
 

@@ -20,37 +20,48 @@ c10::Device gpu(int i) {
   return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
 }
 
+Devices gpus_of(int count, c10::DeviceType type = c10::kCUDA) {
+  Devices devices;
+  for (int i = 0; i < count; ++i) devices.emplace_back(type, static_cast<c10::DeviceIndex>(i));
+  return devices;
+}
+
+// On a machine with so many GPUs.
+Devices parsed(const std::string& spec, int gpu_count) {
+  return parse_devices(spec, gpus_of(gpu_count));
+}
+
 std::string refusal(const std::string& spec, int gpu_count) {
-  return error_of([&] { parse_devices(spec, gpu_count); });
+  return error_of([&] { parsed(spec, gpu_count); });
 }
 
 TEST(ParseDevices, NumberMeansGpusOrCpuRanks) {
-  EXPECT_EQ(parse_devices("2", 0), Devices(2, cpu));
-  EXPECT_EQ(parse_devices("1", 0), Devices{cpu});
-  EXPECT_EQ(parse_devices("1", 1), Devices{gpu(0)});
-  EXPECT_EQ(parse_devices("2", 4), (Devices{gpu(0), gpu(1)}));
+  EXPECT_EQ(parsed("2", 0), Devices(2, cpu));
+  EXPECT_EQ(parsed("1", 0), Devices{cpu});
+  EXPECT_EQ(parsed("1", 1), Devices{gpu(0)});
+  EXPECT_EQ(parsed("2", 4), (Devices{gpu(0), gpu(1)}));
   EXPECT_THAT(refusal("2", 1), AllOf(HasSubstr("[cuda:0]"), HasSubstr("2xcpu"), HasSubstr("2xcuda:0")));
 }
 
 TEST(ParseDevices, NamesStandForDevices) {
   for (int gpus : {0, 1, 2, 4}) {
-    EXPECT_EQ(parse_devices("cpu", gpus), Devices{cpu});
-    EXPECT_EQ(parse_devices("cpu,cpu", gpus), Devices(2, cpu));
-    EXPECT_EQ(parse_devices("3xcpu", gpus), Devices(3, cpu));
-    EXPECT_EQ(parse_devices("cpu,2xcpu", gpus), Devices(3, cpu));
+    EXPECT_EQ(parsed("cpu", gpus), Devices{cpu});
+    EXPECT_EQ(parsed("cpu,cpu", gpus), Devices(2, cpu));
+    EXPECT_EQ(parsed("3xcpu", gpus), Devices(3, cpu));
+    EXPECT_EQ(parsed("cpu,2xcpu", gpus), Devices(3, cpu));
   }
-  EXPECT_EQ(parse_devices("cuda", 1), Devices{gpu(0)});
-  EXPECT_EQ(parse_devices("cuda", 4), (Devices{gpu(0), gpu(1), gpu(2), gpu(3)}));
-  EXPECT_EQ(parse_devices("cuda:1", 2), Devices{gpu(1)});
-  EXPECT_EQ(parse_devices("cuda:3,cuda:0", 4), (Devices{gpu(3), gpu(0)}));
-  EXPECT_EQ(parse_devices("2xcuda:0", 1), Devices(2, gpu(0)));
-  EXPECT_EQ(parse_devices("2xcuda:1,cuda:0", 2), (Devices{gpu(1), gpu(1), gpu(0)}));
+  EXPECT_EQ(parsed("cuda", 1), Devices{gpu(0)});
+  EXPECT_EQ(parsed("cuda", 4), (Devices{gpu(0), gpu(1), gpu(2), gpu(3)}));
+  EXPECT_EQ(parsed("cuda:1", 2), Devices{gpu(1)});
+  EXPECT_EQ(parsed("cuda:3,cuda:0", 4), (Devices{gpu(3), gpu(0)}));
+  EXPECT_EQ(parsed("2xcuda:0", 1), Devices(2, gpu(0)));
+  EXPECT_EQ(parsed("2xcuda:1,cuda:0", 2), (Devices{gpu(1), gpu(1), gpu(0)}));
 }
 
 TEST(ParseDevices, BlanksDoNotMatter) {
-  EXPECT_EQ(parse_devices(" 2\n", 0), Devices(2, cpu));
-  EXPECT_EQ(parse_devices("\tcpu , cpu ", 0), Devices(2, cpu));
-  EXPECT_EQ(parse_devices(" 2 x cpu", 0), Devices(2, cpu));
+  EXPECT_EQ(parsed(" 2\n", 0), Devices(2, cpu));
+  EXPECT_EQ(parsed("\tcpu , cpu ", 0), Devices(2, cpu));
+  EXPECT_EQ(parsed(" 2 x cpu", 0), Devices(2, cpu));
 }
 
 TEST(ParseDevices, RefusesTextThatNamesNoDevices) {
@@ -74,7 +85,7 @@ TEST(ParseDevices, RefusesNoneAndTooMany) {
       EXPECT_THAT(refusal(spec, gpus), HasSubstr("more than 1024 ranks")) << spec;
     }
   }
-  EXPECT_EQ(parse_devices("1024xcpu", 0).size(), 1024u);
+  EXPECT_EQ(parsed("1024xcpu", 0).size(), 1024u);
 }
 
 TEST(ParseDevices, ListsTheGpusThatAreThere) {
@@ -89,8 +100,41 @@ TEST(ParseDevices, ListsTheGpusThatAreThere) {
 
 TEST(ParseDevices, RefusesListsThatCouldMeanTwoThingsOrMixTypes) {
   EXPECT_THAT(refusal("2xcuda", 4), AllOf(HasSubstr("two things"), HasSubstr("2xcuda:0")));
-  EXPECT_THAT(refusal("cpu,cuda:0", 1), HasSubstr("mixes CPU and GPU"));
-  EXPECT_THAT(refusal("cuda,2xcpu", 4), HasSubstr("mixes CPU and GPU"));
+  EXPECT_THAT(refusal("cpu,cuda:0", 1), HasSubstr("mixes device types"));
+  EXPECT_THAT(refusal("cuda,2xcpu", 4), HasSubstr("mixes device types"));
+}
+
+TEST(ParseDevices, KnowsAllTypesOfGpusThatLibTorchKnows) {
+  const Devices intel = gpus_of(2, c10::kXPU), apple = gpus_of(1, c10::kMPS);
+  EXPECT_EQ(parse_devices("2", intel), intel);
+  EXPECT_EQ(parse_devices("xpu", intel), intel);
+  EXPECT_EQ(parse_devices("2xxpu:1,xpu:0", intel), (Devices{intel[1], intel[1], intel[0]}));
+  EXPECT_EQ(parse_devices("mps", apple), apple);
+  EXPECT_EQ(parse_devices("2xmps:0", apple), Devices(2, apple[0]));
+  EXPECT_EQ(parse_devices("2xcpu", apple), Devices(2, cpu));
+
+  const auto refused = [](const std::string& spec, const Devices& gpus) {
+    return error_of([&] { parse_devices(spec, gpus); });
+  };
+  EXPECT_THAT(refused("xpu:2", intel), AllOf(HasSubstr("xpu:2 is not there"), HasSubstr("[xpu:0, xpu:1]")));
+  EXPECT_THAT(refused("cuda:0", intel), AllOf(HasSubstr("cuda:0 is not there"), HasSubstr("[xpu:0, xpu:1]")));
+  EXPECT_THAT(refused("mps", {}), AllOf(HasSubstr("mps is not there"), HasSubstr("built for its type")));
+  EXPECT_THAT(refused("3", intel), HasSubstr("\"3xxpu:0\" for ranks that share one GPU"));
+  EXPECT_THAT(refused("2xxpu", intel), AllOf(HasSubstr("two things"), HasSubstr("2xxpu:0")));
+  EXPECT_THAT(refused("meta", intel), HasSubstr("\"meta\" is no device"));
+}
+
+TEST(ParseDevices, ANumberMeansTheFirstTypeThatIsThere) {
+  const Devices both{gpu(0), gpu(1), {c10::kXPU, 0}};
+  EXPECT_EQ(parse_devices("2", both), (Devices{gpu(0), gpu(1)}));
+  EXPECT_EQ(parse_devices("xpu", both), Devices{both[2]});
+  EXPECT_THAT(error_of([&] { parse_devices("cuda,xpu", both); }), HasSubstr("mixes device types"));
+}
+
+TEST(Devices, OnesThatAreNotThereAreNamed) {
+  for (const auto& device : {c10::Device(c10::kMPS, 5), c10::Device(c10::kMeta)}) {
+    EXPECT_THAT(error_of([&] { check_devices({device}); }), HasSubstr("there is no device " + device.str()));
+  }
 }
 
 TEST(Devices, TryGpuFallsBackToTheCpu) {

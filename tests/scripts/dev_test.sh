@@ -2,7 +2,8 @@
 # What ./dev does before it builds: help, unknown commands, and packages that are missing, with stand-ins for
 # dpkg-query, id, sudo and apt-get.
 set -euo pipefail
-dev=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/dev
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+dev=$root/dev
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -19,7 +20,7 @@ stand_in() { # NAME BODY
 }
 
 run_dev help || fail "help failed"
-for command in train test build lint clean; do expect_said "./dev $command"; done
+for command in train test test-gpu build lint clean; do expect_said "./dev $command"; done
 code=0
 run_dev trian || code=$?
 ((code == 2)) || fail "an unknown command ended with code $code, not 2"
@@ -115,5 +116,30 @@ stand_in sudo '[[ $* != *" install "* ]] || for _ in {1..100}; do [[ ! -e '"$wor
 if run_dev build; then fail "it went on after a failed installation"; fi
 if pgrep -f "$house/cmake/fetch-libtorch.sh" >/dev/null; then fail "it still fetches LibTorch"; fi
 rm "$work/slow"
+
+# The report of a machine with a GPU, with stand-ins for the programs: each step is in it, also one that failed or took
+# too long, and no folder of the machine.
+cd "$work"
+build=$work/gpus
+mkdir -p "$build/tests"
+# shellcheck disable=SC2016
+printf '#!/bin/bash\n%s\n' 'case $1 in devices) echo "cuda:0  $0";; bench) echo "no peer"; exit 1;; *) sleep 5;; esac' >"$build/lockstep"
+chmod +x "$build/lockstep"
+stand_in nvidia-smi 'echo "driver 1"'
+stand_in ctest 'echo "$*"'
+stand_in python3 'exit 1'
+stand_in compute-sanitizer 'echo "0 errors"'
+report_gpus() { LOCKSTEP_STEP_SECONDS=1 HOME=$work "$root/benchmarks/gpu_report" "$build" report.md "$@" >"$work/said" 2>&1; }
+if report_gpus "bench step, cuda:0" "lenet, cuda:0, eager" tests driver memcheck PyTorch; then fail "a step failed, and the report did not"; fi
+grep -qx '| tests | ok | . |' report.md || fail "the tests are not in the report"
+grep -qF '| bench step, cuda:0 | FAILED (1) |' report.md || fail "a failure is not in the report"
+grep -qF '| lenet, cuda:0, eager | stopped after 1 s |' report.md || fail "a step without an end is not in the report"
+grep -qF '| beside PyTorch | not run: no Python PyTorch' report.md || fail "what was not run is not in the report"
+for said in "no peer" "driver 1" "0 errors" "-L gpu"; do grep -qF -- "$said" report.md || fail "'$said' is not in the report"; done
+if grep -qF "$work" report.md; then fail "the machine's folders are in the report"; fi
+report_gpus machine || fail "the report of one step failed"
+printf '#!/bin/bash\necho "GPUs  none"\n' >"$build/lockstep"
+if report_gpus; then fail "it went on without a GPU"; fi
+expect_said "LibTorch finds no GPU here"
 
 echo "all as expected"

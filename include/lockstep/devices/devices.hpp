@@ -1,7 +1,8 @@
 // Devices: which ones the machine has, and how a user names them.
 //
 // A device list has one entry per rank. A device may be in it several times: two CPU ranks, or two ranks that share one
-// GPU. Thread-safe: nothing here keeps state. Cost: a query of the driver.
+// GPU. A GPU is any accelerator that LibTorch can use here, under LibTorch's name: `cuda` is NVIDIA's and AMD's, `xpu`
+// Intel's, `mps` Apple's. Thread-safe: nothing here keeps state. Cost: a query of the driver.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,7 +24,7 @@ c10::Device try_gpu(int i = 0);
 // one device type. Throws Error unless count >= 1.
 Devices try_gpus(int count);
 
-// Every GPU of the machine, or a list with the CPU alone if there is none (d2l: `try_all_gpus`).
+// Every GPU of the machine, of one type, or a list with the CPU alone if there is none (d2l: `try_all_gpus`).
 Devices try_all_gpus();
 
 // Every GPU of the machine, or else one CPU rank per core. A run that names no devices uses these.
@@ -34,14 +35,15 @@ Devices default_devices();
 //   "cpu"            one CPU rank             "cuda"            every GPU
 //   "cpu,cpu"        two CPU ranks            "cuda:0,cuda:1"   these two GPUs
 //   "2xcpu"          two CPU ranks            "2xcuda:0"        two ranks that share one GPU
+// and so with every other type of GPU ("xpu", "mps:0"). If LibTorch finds several types, a number means the first's.
 // Blanks around a name or a number do not matter. Section: the list `devices = [d2l.try_gpu(i) for i in
 // range(num_gpus)]` ("Training"), written by a user. Throws Error for empty or unreadable text, for a GPU that is not
-// there (the text lists those that are), for no device or more than 1024, and for CPU and GPU in one list: ranks of one
+// there (the text lists those that are), for no device or more than 1024, and for two types in one list: ranks of one
 // run exchange tensors of one device type.
 Devices parse_devices(std::string_view spec);
 
-// The same for a machine with `gpu_count` GPUs.
-Devices parse_devices(std::string_view spec, int gpu_count);
+// The same for a machine with these GPUs, which are in the order of their types and indices.
+Devices parse_devices(std::string_view spec, const Devices& gpus);
 
 // "[cpu, cpu]", "[cuda:0]": as the section prints it.
 std::string to_string(const Devices& devices);
@@ -53,7 +55,7 @@ void check_devices(const Devices& devices);
 // nothing to wait for.
 void synchronize(const c10::Device& device);
 
-// Number of GPUs that LibTorch can use; 0 if this LibTorch or this machine has none.
+// Number of GPUs that LibTorch can use, of the first type that it finds; 0 if this LibTorch or this machine has none.
 int gpu_count();
 
 // CPU cores that this process may use: physical cores within its affinity mask and its cgroup's CPU quota, at least 1.
@@ -61,17 +63,17 @@ int cpu_cores();
 
 struct GpuInfo {
   c10::Device device;
-  std::string name;         // as the driver gives it; empty if this build has no CUDA part
-  int64_t free_bytes = 0;   // of its memory, now; others may use the rest
-  int64_t total_bytes = 0;  // of its memory
+  std::string name;        // as the driver gives it; empty for other types than cuda, and in a build without CUDA parts
+  int64_t free_bytes = 0;  // of its memory, now; others may use the rest
+  int64_t total_bytes = 0;  // of its memory; 0 where LibTorch cannot tell for this type
 };
 
 // What a GPU is. The process that asks uses the GPU from then on: CUDA keeps some hundred MB of its memory for it.
 // Throws Error, which names the GPU, if it is not there, is no GPU, or does not answer.
 GpuInfo gpu_info(const c10::Device& gpu);
 
-// One entry per GPU that LibTorch can use, in the order of their indices; empty without GPUs. Names come from the CUDA
-// runtime, memory from LibTorch's allocator. Throws Error, which names the GPU, if one does not answer.
+// One entry per GPU that LibTorch can use, in the order of types and indices; empty without GPUs. Names come from the
+// CUDA runtime, memory from LibTorch's allocator. Throws Error, which names the GPU, if one does not answer.
 std::vector<GpuInfo> gpus();
 
 }  // namespace lockstep

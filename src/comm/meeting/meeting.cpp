@@ -113,13 +113,25 @@ Roster roster_of(const std::vector<Introduction>& all) {
   return roster;
 }
 
-// The CPU has none.
+// None but CUDA's devices have one.
 std::vector<int> identity(const c10::Device& device) {
-  if (device.is_cpu()) return {};
+  if (!device.is_cuda()) return {};
   const std::string id = gpu_id(device.index());
   std::vector<int> numbers;
   for (const char byte : id) numbers.push_back(static_cast<unsigned char>(byte));
   return numbers;
+}
+
+// What reaches over processes is Gloo, for the CPU, and NCCL.
+void check_that_something_connects(const std::vector<Introduction>& all) {
+  for (int process = 0; process < static_cast<int>(all.size()); ++process) {
+    for (const c10::Device& device : all[process].devices) {
+      if (device.is_cpu() || device.is_cuda()) continue;
+      throw Error("process " + std::to_string(process) + " has a rank on " + device.str() +
+                  ". Several processes can exchange tensors of the CPU and of CUDA's GPUs; ranks on other devices can "
+                  "be in a run of one process");
+    }
+  }
 }
 
 // NCCL takes a GPU once only; ranks that share one must be threads of one process. Indices do not tell: where a
@@ -201,6 +213,7 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
                   ". All processes must run the same, on the same data");
     }
   }
+  check_that_something_connects(all);
   check_that_gpus_differ(all);
   return roster_of(all);
 }

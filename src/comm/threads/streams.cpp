@@ -1,15 +1,11 @@
 #include "streams.hpp"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <algorithm>
+
+#include "devices/device_streams.hpp"
 
 namespace lockstep::comm {
 namespace {
-
-c10::Stream current_stream(const c10::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-}
 
 c10::Event record(const c10::Stream& stream) {
   c10::Event event(stream.device_type());
@@ -26,8 +22,7 @@ Streams::Streams(const Devices& devices) {
     if (device.is_cpu() || known) continue;
     // The priority is high, so an exchange goes first wherever a computation leaves room. Ranks compute on streams of
     // the other pool, so this is never one of theirs.
-    streams_.push_back(
-        c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device, /*isHighPriority=*/true));
+    streams_.push_back(stream_beside(device, /*high_priority=*/true));
   }
 }
 
@@ -50,7 +45,7 @@ void Streams::run_after(const std::vector<const ReadyMark*>& marks, const std::f
 
 void Streams::keep(const at::Tensor& tensor) const {
   for (const auto& stream : streams_) {
-    if (stream.device() == tensor.device()) tensor.record_stream(stream);
+    if (stream.device() == tensor.device()) keep_for(tensor, stream);
   }
 }
 

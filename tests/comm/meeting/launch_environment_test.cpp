@@ -154,7 +154,7 @@ TEST(LaunchEnvironment, NamesWhatContradicts) {
 }
 
 TEST(ShareOut, GivesEqualPartsInOrder) {
-  const auto devices = parse_devices("cuda:0,cuda:1,cuda:2,cuda:3", 4);
+  const Devices devices{{torch::kCUDA, 0}, {torch::kCUDA, 1}, {torch::kCUDA, 2}, {torch::kCUDA, 3}};
   EXPECT_EQ(comm::share_out(devices, 1, 2), (Devices{devices[2], devices[3]}));
   EXPECT_EQ(comm::share_out(devices, 2, 4), (Devices{devices[2]}));
   EXPECT_EQ(comm::share_out(devices, 0, 1), devices);

@@ -1,0 +1,30 @@
+#include "device_streams.hpp"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace lockstep {
+namespace {
+
+c10::impl::VirtualGuardImpl guard_of(const c10::Device& device) {
+  return c10::impl::VirtualGuardImpl(device.type());
+}
+
+}  // namespace
+
+c10::Stream current_stream(const c10::Device& device) {
+  return guard_of(device).getStream(device);
+}
+
+c10::Stream stream_beside(const c10::Device& device, bool high_priority) {
+  try {
+    return guard_of(device).getStreamFromGlobalPool(device, high_priority);
+  } catch (const c10::Error&) {  // what c10 does for a type without a pool
+    return current_stream(device);
+  }
+}
+
+void keep_for(const at::Tensor& tensor, const c10::Stream& stream) {
+  guard_of(stream.device()).recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
+}
+
+}  // namespace lockstep
