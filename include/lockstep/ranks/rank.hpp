@@ -47,12 +47,15 @@ class Rank {
 
   // The backend, for everything that c10d can do, also asynchronously. All ranks must make the same collective calls in
   // the same order. On the CPU, calls that differ are every rank's Error, which shows both. Between processes the tags
-  // of messages go from 0 to 32767. NCCL, between GPUs, does not compare calls: there they wait until the timeout.
+  // of messages go from 0 to 32767. NCCL, between GPUs, compares nothing: calls that differ there are an Error at the
+  // end of the run, or at the timeout. A rank that returns without a call that another has made is an Error at once.
   c10d::Backend& backend();
 
   // The most used collectives, waited for; tensors are changed in place, lie on device() and have any strides. (Through
   // backend() NCCL needs contiguous ones.) They throw Error when ranks disagree, when a rank is missing at the timeout,
-  // or when another rank failed. It names this rank, the operation and the others' calls.
+  // or when another rank failed. It names this rank, the operation and the others' calls. Between GPUs they queue their
+  // work, and only barrier() waits for the others. If the run fails, what queued calls leave in memory are no values;
+  // the rank's next call throws.
   void allreduce(at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();

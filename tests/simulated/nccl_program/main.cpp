@@ -52,7 +52,7 @@ void fails(const lockstep::Devices& devices, const std::string& where_and_how) {
                     rank.barrier();
                     if (rank.index() == 1) fault();
                     const torch::Tensor sum = lockstep::one_to(rank, 3);
-                              std::vector<torch::Tensor> tensors{sum};
+                    std::vector<torch::Tensor> tensors{sum};
                     rank.backend().allreduce(tensors)->wait();
                     sum.cpu();       // ends with what was there
                     rank.barrier();  // throws
