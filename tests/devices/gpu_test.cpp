@@ -150,7 +150,7 @@ class GpuTrainer : public Gpu {
  protected:
   GpuTrainer() {
     lockstep::write_small_images(images_, lockstep::simulated::is_there() ? 180 : 300, 100);
-    // Or cuDNN's convolutions would round otherwise than the CPU's, and otherwise each time.
+    // By default cuDNN's convolutions round otherwise than the CPU's, and otherwise each time.
     at::globalContext().setAllowTF32CuDNN(false);
     at::globalContext().setDeterministicCuDNN(true);
   }

@@ -16,6 +16,7 @@
 #include "simulated/device/guard.hpp"
 #include "simulated/device/launch.hpp"
 #include "simulated/device/reports.hpp"
+#include "simulated/nccl/kernel_work.hpp"
 
 namespace c10d {
 namespace {
@@ -26,35 +27,6 @@ using simulated::View;
 using Meeting = Communicator::Meeting;
 using Tensors = ProcessGroupNCCL::Tensors;
 using WorkPtr = ProcessGroupNCCL::WorkPtr;
-
-class KernelWork : public Work {
- public:
-  KernelWork(int rank, OpType type, c10::Stream stream, Tensors stash, Tensors result)
-      : Work(rank, type),
-        event_(simulated::kType),
-        stash_(std::move(stash)),
-        result_(std::move(result)),
-        host_waits_(type == OpType::BARRIER) {
-    event_.record(stream);
-  }
-
-  bool isCompleted() override { return event_.query(); }
-  bool wait(std::chrono::milliseconds) override {
-    const auto stream = simulated::Guard().getStream(event_.device());
-    event_.block(stream);
-    stash_.clear();
-    if (host_waits_) simulated::stream_of(stream).synchronize();
-    return true;
-  }
-  void synchronize() override { wait(kNoTimeout); }
-  Tensors result() override { return result_; }
-
- private:
-  c10::Event event_;
-  Tensors stash_;
-  const Tensors result_;
-  const bool host_waits_;
-};
 
 std::string text(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.numel());
