@@ -145,7 +145,7 @@ Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& sh
                 "; expected an index from 0 to one less than the count");
   }
   set_shares(options.shares);
-  if (x.is_cpu() && !shard_.device.is_cpu()) upload_ = std::make_shared<BatchUpload>(shard_.device);
+  if (x.is_cpu() && shard_.device.is_cuda()) upload_ = std::make_shared<BatchUpload>(shard_.device);
   if (options.shuffle) {
     // The generator uses only the low 32 bits of its seed, so seed and epoch must both reach them.
     at::Generator generator = at::detail::createCPUGenerator(mix({options.seed, static_cast<uint64_t>(options.epoch)}));

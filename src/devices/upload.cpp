@@ -12,7 +12,7 @@
 namespace lockstep {
 
 at::Tensor upload(const at::Tensor& tensor, const c10::Device& device) {
-  if (device.is_cpu() || !tensor.is_cpu()) return tensor.to(device);
+  if (!device.is_cuda() || !tensor.is_cpu()) return tensor.to(device);
   const at::Tensor staged = at::empty_like(tensor, tensor.options().pinned_memory(true));
   return staged.copy_(tensor).to(device, tensor.scalar_type(), /*non_blocking=*/true);
 }

@@ -28,6 +28,7 @@ at::Tensor PipelineMail::take(int step) {
   const int needed = messages_.needed[step];
   if (in_order_) {
     if (needed >= 0) post_up_to(needed);
+    post_receive_of(static_cast<size_t>(step) + 1);
   } else {
     for (; next_step_ < messages_.needed.size() && next_step_ <= static_cast<size_t>(step) + 1; ++next_step_) {
       if (messages_.needed[next_step_] >= 0) post(messages_.needed[next_step_]);
@@ -72,6 +73,15 @@ void PipelineMail::post(int index) {
 
 void PipelineMail::post_up_to(int message) {
   for (; next_message_ <= message; ++next_message_) post(next_message_);
+}
+
+void PipelineMail::post_receive_of(size_t step) {
+  const int needed = step < messages_.needed.size() ? messages_.needed[step] : -1;
+  for (int i = next_message_; i <= needed; ++i) {
+    const auto& message = messages_.messages[i];
+    if (message.sent && message.peer != rank_.index()) return;
+  }
+  post_up_to(needed);
 }
 
 void PipelineMail::wait(int message) {

@@ -1,8 +1,9 @@
 // PipelineMail: sends and receives a rank's PipelineMessages while it computes, as tensors over the rank's backend.
 //
-// Used by the rank's thread. Receives are posted a step before they are needed. So between processes a message arrives
-// while the rank computes. If the order of posts matters (NCCL runs a rank's calls one after the other), everything is
-// posted in the one order of PipelineMessages.
+// Used by the rank's thread. Receives are posted a step before they are needed. So a message arrives while the rank
+// computes: between processes, and on a GPU, where a call begins once all is done that was queued before it. If the
+// order of posts matters (NCCL runs a rank's calls one after the other), everything is posted in the one order of
+// PipelineMessages. There a receive that comes behind a message of the step before is posted after that one.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +42,8 @@ class PipelineMail {
   };
 
   void post(int message);
-  void post_up_to(int message);  // in the one order
+  void post_up_to(int message);       // in the one order
+  void post_receive_of(size_t step);  // in it too, unless something that is not made yet comes before
   void wait(int message);
 
   Rank rank_;

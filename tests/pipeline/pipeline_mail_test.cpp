@@ -9,6 +9,7 @@
 #include "support/test_devices.hpp"
 
 #include <functional>
+#include <mutex>
 #include <vector>
 
 namespace pipeline_mail_test {
@@ -154,6 +155,41 @@ TEST(PipelineMailTest, EveryStepGetsWhatItNeedsInEitherOrderOfPosts) {
       });
     });
   }
+}
+
+// A GPU's receive begins once all is done that was queued before it. So it is posted before the step before computes,
+// if it does not come behind a message of that step in the one order.
+TEST(PipelineMailTest, InOrderReceivesArePostedAStepBeforeTheyAreNeeded) {
+  const auto numbers = [] { return torch::zeros({3}, torch::kDouble); };
+  int early = 0, all = 0;
+  for_all(4, 6, [&](const AllSteps& steps, int stages, int) {
+    std::mutex mutex;
+    lockstep::run(lockstep::test_devices(steps.size()), [&](Rank& rank) {
+      const auto plan = messages_of(rank.index(), steps, stages);
+      std::vector<bool> posted(steps[rank.index()].size());
+      PipelineMail mail(
+          rank, plan,
+          [&](int step) {
+            posted[step] = true;
+            return numbers();
+          },
+          /*in_order=*/true);
+      for (int i = 0; i < static_cast<int>(posted.size()); ++i) {
+        mail.take(i);
+        const int next = i + 1 < static_cast<int>(posted.size()) ? plan.needed[i + 1] : -1;
+        if (next >= 0 && plan.messages[next].peer != rank.index()) {
+          const bool comes_first = plan.made[i] < 0 || next < plan.made[i];
+          EXPECT_TRUE(posted[i + 1] || !comes_first) << "rank " << rank.index() << ", step " << i;
+          const std::lock_guard lock(mutex);
+          ++all;
+          early += comes_first ? 1 : 0;
+        }
+        if (plan.made[i] >= 0) mail.give(i, numbers());
+      }
+      mail.finish();
+    });
+  });
+  EXPECT_GT(early, all / 2);
 }
 
 TEST(PipelineMailTest, AnAnnouncementReachesAll) {

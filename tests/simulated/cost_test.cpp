@@ -4,12 +4,16 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/scratch/train_batch.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "support/simulated_device.hpp"
 #include "trainer/rank_trainer.hpp"
 
 #include <cstdint>
+#include <functional>
+#include <ostream>
 #include <string>
 
 namespace cost_test {
@@ -19,97 +23,177 @@ using lockstep::OptimizerKind;
 using lockstep::Rank;
 using lockstep::TrainOptions;
 
+constexpr int64_t kBatch = 8;  // samples
+
 struct Cost {
-  int64_t host_waits = 0, launches = 0;
+  int64_t host_waits = 0;  // for all that a GPU has to do
+  int64_t late_waits = 0;  // for something behind which it has more to do
+  int64_t launches = 0;
+
+  static Cost now() {
+    namespace simulated = lockstep::simulated;
+    return {simulated::host_waits(), simulated::late_waits(), simulated::launches()};
+  }
+  Cost operator-(const Cost& other) const {
+    return {host_waits - other.host_waits, late_waits - other.late_waits, launches - other.launches};
+  }
+  Cost operator/(int64_t steps) const {
+    EXPECT_EQ(host_waits % steps, 0);
+    EXPECT_EQ(late_waits % steps, 0);
+    EXPECT_EQ(launches % steps, 0);
+    return {host_waits / steps, late_waits / steps, launches / steps};
+  }
+  bool operator==(const Cost&) const = default;
+  friend void PrintTo(const Cost& cost, std::ostream* out) {
+    *out << "{" << cost.host_waits << ", " << cost.late_waits << ", " << cost.launches << "}";
+  }
 };
 
-// Of all ranks together, in an epoch of so many steps that is not the first.
-Cost cost_of_epoch(TrainOptions options, int64_t steps) {
-  options.batch.size = 8;
+Devices gpus(int count) {
+  Devices devices;
+  for (int i = 0; i < count; ++i) devices.emplace_back(torch::kCUDA, static_cast<c10::DeviceIndex>(i));
+  return devices;
+}
+
+// Of all ranks together. An epoch's own cost is in both; what the first three steps find out is in neither.
+Cost of_step(const std::function<Cost(int64_t steps)>& of_epoch) {
+  return (of_epoch(5) - of_epoch(3)) / 2;
+}
+
+// Of a rank's second epoch: what `epoch` does.
+Cost of_second(Rank& rank, const std::function<void(int epoch)>& epoch) {
+  epoch(1);
+  rank.barrier();
+  const Cost before = Cost::now();
+  rank.barrier();
+  epoch(2);
+  rank.barrier();
+  return Cost::now() - before;
+}
+
+Cost of_step(TrainOptions options) {
+  options.batch.size = kBatch;
   options.epochs = 2;
-  const auto data = lockstep::synthetic_images(steps * options.batch.size, 8);
+  return of_step([&](int64_t steps) {
+    const auto data = lockstep::synthetic_images(steps * kBatch, kBatch);
+    Cost cost;
+    lockstep::run(options.devices, [&](Rank& rank) {
+      const lockstep::TrainCallbacks callbacks;
+      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+      const Cost of_rank = of_second(rank, [&](int epoch) { trainer.epoch(epoch); });
+      if (rank.index() == 0) cost = of_rank;
+    });
+    return cost;
+  });
+}
+
+TrainOptions training(const std::string& model, int count = 1) {
+  TrainOptions options;
+  options.model.name = model;
+  if (model != "lenet") options.model.width = 0.0625;
+  options.devices = gpus(count);
+  return options;
+}
+
+// ---- Each rank asks whether the step before was finite, while its GPU has the next one to do.
+
+TEST(CostOfAStep, OfLeNet) {
+  EXPECT_EQ(of_step(training("lenet")), (Cost{0, 1, 62}));
+  EXPECT_EQ(of_step(training("lenet", 2)), (Cost{0, 2, 141}));
+  TrainOptions options = training("lenet");
+  options.on_nan = lockstep::OnNan::go_on;
+  EXPECT_EQ(of_step(options), (Cost{0, 0, 51}));
+}
+
+TEST(CostOfAStep, OfEachOptimizer) {
+  const auto of = [](const std::string& model, OptimizerKind kind, double momentum) {
+    TrainOptions options = training(model);
+    options.optimizer.kind = kind;
+    options.optimizer.momentum = momentum;
+    return of_step(options);
+  };
+  EXPECT_EQ(of("resnet18", OptimizerKind::sgd, 0), (Cost{0, 1, 249}));
+  EXPECT_EQ(of("resnet18", OptimizerKind::sgd, 0.9), (Cost{0, 1, 249}));
+  EXPECT_EQ(of("resnet18", OptimizerKind::adamw, 0), (Cost{0, 1, 250}));
+}
+
+TEST(CostOfAStep, WithASplitByChannels) {
+  TrainOptions options = training("lenet", 2);
+  options.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
+  EXPECT_EQ(of_step(options), (Cost{0, 2, 156}));
+}
+
+TEST(CostOfAStep, WithShardedOptimizers) {
+  for (const int stage : {1, 2}) {
+    TrainOptions options = training("lenet", 2);
+    options.exchange.zero_stage = stage;
+    options.optimizer.kind = OptimizerKind::adamw;
+    EXPECT_EQ(of_step(options), (stage == 1 ? Cost{0, 2, 141} : Cost{0, 2, 143})) << stage;
+  }
+}
+
+TEST(CostOfAStep, InAPipeline) {
+  TrainOptions options = training("lenet", 2);
+  options.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 4};
+  EXPECT_EQ(of_step(options), (Cost{0, 2, 230}));
+}
+
+// ---- In a loop of one's own, with data on the CPU.
+
+TEST(CostOfAStep, InALoopOverBatches) {
+  const auto of = [](bool shuffle) {
+    return of_step([&](int64_t steps) {
+      const auto data = lockstep::synthetic_images(steps * kBatch, kBatch);
+      Cost cost;
+      lockstep::run(gpus(2), [&](Rank& rank) {
+        lockstep::DataParallel net(torch::nn::Sequential(torch::nn::Flatten(), torch::nn::Linear(784, 10)), rank);
+        torch::optim::SGD sgd(net->parameters(), 0.1);
+        const Cost of_rank = of_second(rank, [&](int epoch) {
+          for (auto& batch :
+               lockstep::batches(data.train, {.size = kBatch, .epoch = epoch, .shuffle = shuffle}, rank)) {
+            sgd.zero_grad();
+            net.loss(batch, torch::nn::functional::cross_entropy).backward();
+            sgd.step();
+          }
+        });
+        if (rank.index() == 0) cost = of_rank;
+      });
+      return cost;
+    });
+  };
+  for (const bool shuffle : {true, false}) EXPECT_EQ(of(shuffle), (Cost{0, 0, 45})) << shuffle;
+}
+
+// It returns the loss, for which each GPU is waited for.
+TEST(CostOfAStep, OfTrainBatch) {
+  const auto data = lockstep::synthetic_images(kBatch, kBatch);
+  const auto x = data.train.x.to(torch::kFloat), y = data.train.y;
+  const Devices devices = gpus(2);
+  std::vector<std::vector<torch::Tensor>> parameters;
+  for (const auto& device : devices) parameters.push_back(lockstep::get_params(lockstep::lenet_params(), device));
+  lockstep::train_batch(x, y, parameters, devices, 0.1);
+  const Cost before = Cost::now();
+  for (int step = 0; step < 2; ++step) lockstep::train_batch(x, y, parameters, devices, 0.1);
+  EXPECT_EQ((Cost::now() - before) / 2, (Cost{2, 0, 188}));
+}
+
+// ---- One call.
+
+Cost of_allreduce(const Devices& devices) {
   Cost cost;
-  lockstep::run(options.devices, [&](Rank& rank) {
-    const lockstep::TrainCallbacks callbacks;
-    lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
-    trainer.epoch(1);
-    Cost before;
-    rank.barrier();
-    if (rank.index() == 0) before = {lockstep::simulated::host_waits(), lockstep::simulated::launches()};
-    rank.barrier();
-    trainer.epoch(2);
-    rank.barrier();
-    if (rank.index() != 0) return;
-    cost = {lockstep::simulated::host_waits() - before.host_waits, lockstep::simulated::launches() - before.launches};
+  lockstep::run(devices, [&](Rank& rank) {
+    const auto values = torch::ones({1 << 14}, rank.device());
+    const Cost of_rank = of_second(rank, [&](int) { rank.allreduce(values); });
+    if (rank.index() == 0) cost = of_rank;
   });
   return cost;
 }
 
-// What an epoch itself costs is in both epochs, and so is what its first steps find out.
-Cost cost_of_step(const TrainOptions& options) {
-  const Cost few = cost_of_epoch(options, 4), many = cost_of_epoch(options, 8);
-  EXPECT_EQ((many.host_waits - few.host_waits) % 4, 0);
-  EXPECT_EQ((many.launches - few.launches) % 4, 0);
-  return {(many.host_waits - few.host_waits) / 4, (many.launches - few.launches) / 4};
-}
-
-// Without the look at each step's gradients, for which the host waits (FiniteWatch).
-TrainOptions training(const std::string& model, int gpus = 1) {
-  TrainOptions options;
-  options.on_nan = lockstep::OnNan::go_on;
-  options.model.name = model;
-  if (model != "lenet") options.model.width = 0.0625;
-  for (int i = 0; i < gpus; ++i) options.devices.emplace_back(torch::kCUDA, static_cast<c10::DeviceIndex>(i));
-  return options;
-}
-
-TEST(HostWaitsOfAStep, AreNoneHoweverTheDataAreSplit) {
-  for (const int gpus : {1, 2}) EXPECT_EQ(cost_of_step(training("lenet", gpus)).host_waits, 0) << gpus;
-}
-
-TEST(HostWaitsOfAStep, AreNoneWithASplitByChannels) {
-  TrainOptions options = training("lenet", 2);
-  options.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
-  EXPECT_EQ(cost_of_step(options).host_waits, 0);
-}
-
-TEST(HostWaitsOfAStep, AreNoneWithShardedOptimizers) {
-  for (const int stage : {1, 2}) {
-    TrainOptions options = training("lenet", 2);
-    options.exchange.zero_stage = stage;
-    EXPECT_EQ(cost_of_step(options).host_waits, 0) << stage;
-  }
-}
-
-// The look is at the step before, yet the host waits for all that it has queued since.
-TEST(HostWaitsOfAStep, IsOneOfEachRankThatStopsAtWhatIsNotFinite) {
-  for (const int gpus : {1, 2}) {
-    TrainOptions options = training("lenet", gpus);
-    options.on_nan = lockstep::OnNan::stop;
-    EXPECT_EQ(cost_of_step(options).host_waits, gpus);
-  }
-}
-
-TEST(HostWaitsOfAStep, AreNoneInAPipeline) {
-  TrainOptions options = training("lenet", 2);
-  options.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 4};
-  EXPECT_EQ(cost_of_step(options).host_waits, 0);
-}
-
-int64_t launches(const std::string& model, OptimizerKind optimizer) {
-  TrainOptions options = training(model);
-  options.optimizer.kind = optimizer;
-  return cost_of_step(options).launches;
-}
-
-TEST(LaunchesOfAStep, OfLeNet) {
-  EXPECT_EQ(launches("lenet", OptimizerKind::sgd), 58);
-  EXPECT_EQ(launches("lenet", OptimizerKind::adamw), 121);
-}
-
-TEST(LaunchesOfAStep, OfResNet18) {
-  EXPECT_EQ(launches("resnet18", OptimizerKind::sgd), 299);
-  EXPECT_EQ(launches("resnet18", OptimizerKind::adamw), 794);
+// Adding four ranks' values takes three sums, and three copies of the result. On two GPUs each adds up one half.
+TEST(CostOfAnAllreduce, IsOneSumOnEachGpu) {
+  const Devices gpu = gpus(2);
+  EXPECT_EQ(of_allreduce({gpu[0], gpu[0], gpu[0], gpu[0]}), (Cost{0, 0, 6}));
+  EXPECT_EQ(of_allreduce({gpu[0], gpu[0], gpu[1], gpu[1]}), (Cost{0, 0, 17}));
 }
 
 }  // namespace cost_test
