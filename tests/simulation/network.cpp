@@ -50,10 +50,6 @@ Time Network::cut_until(const Process& one, const Process& other) const {
   return found == cut_.end() ? 0 : found->second;
 }
 
-bool Network::is_cut(const Process& one, const Process& other) const {
-  return cut_until(one, other) > scheduler.now();
-}
-
 Network::Endpoint* Network::endpoint(int number) const {
   const auto found = endpoints_.find(number);
   return found == endpoints_.end() ? nullptr : found->second;

@@ -45,7 +45,6 @@ struct Network {
 
   // Nothing passes between the two until then.
   void cut(const Process& one, const Process& other, Time until);
-  bool is_cut(const Process& one, const Process& other) const;
   Time cut_until(const Process& one, const Process& other) const;
 
   Endpoint* endpoint(int number) const;  // null: it is gone
@@ -70,7 +69,6 @@ struct Network {
   Time latency_;  // the most that a message usually takes
 };
 
-// Of the simulation that this program is.
-Network& network();
+Network& network();  // of this program's simulation
 
 }  // namespace lockstep::simulation

@@ -23,6 +23,13 @@ class Draws {
     state_ += kGolden;
     return scramble(state_) % count;
   }
+  // A part of a process's way. Half of the faults come at its beginning or at its end, where most is decided.
+  double when() {
+    const uint64_t kind = below(4);
+    if (kind == 0) return static_cast<double>(below(100)) / 1000;
+    if (kind == 1) return static_cast<double>(900 + below(150)) / 1000;
+    return static_cast<double>(below(1'050)) / 1000;
+  }
   int between(int first, int last) { return first + static_cast<int>(below(last - first + 1)); }
 
  private:
@@ -44,7 +51,7 @@ Plan plan_of(uint64_t seed) {
   plan.fault = kFaults[draws.below(kFaults.size())];
   plan.victim = draws.between(0, plan.processes - 1);
   plan.other = (plan.victim + draws.between(1, plan.processes - 1)) % plan.processes;
-  plan.part = static_cast<double>(draws.below(1'050)) / 1000;
+  plan.part = draws.when();
   plan.step = draws.between(0, kSteps - 1);
   plan.call = draws.between(0, 60);
   const bool is_long = draws.below(2) == 0;
