@@ -208,12 +208,12 @@ TEST_P(CommunicationHookWorlds, SixteenBitsRoundOncePerRankAndAddition) {
       const Tensor& mine = gradients[rank.index()];
       DataParallel net(Weights({mine}), rank, with(std::make_shared<HalfPrecisionHook>(type)));
       backward_with(net, {mine});
-      const Tensor average = net->parameters()[0].grad();
+      const Tensor average = on_host(net->parameters()[0].grad());
       EXPECT_EQ(average.scalar_type(), torch::kFloat);
       EXPECT_TRUE(average.equal(average.to(type).to(torch::kFloat)));  // it came in 16 bits
       const double unit = type == torch::kHalf ? 0x1p-11 : 0x1p-8;     // of one rounding
       EXPECT_LE(((average - mean).abs() - rank.world_size() * unit * sizes).max().item<double>(), 1e-7);
-      expect_equal_on_all_ranks(average, rank, "average");
+      expect_equal_on_all_ranks(net->parameters()[0].grad(), rank, "average");
     });
   }
 }
@@ -240,7 +240,7 @@ TEST_P(CommunicationHookWorlds, SixteenBitsAreHalfOfTheBytes) {
       backward_with(net, gradients);
       traffic->sent = 0;
       backward_with(net, gradients);
-      EXPECT_TRUE(net->parameters()[0].grad().equal(gradients[0]));
+      EXPECT_TRUE(on_host(net->parameters()[0].grad()).equal(gradients[0]));
       const int64_t report = 4 * lockstep::BackwardReport::size(1, rank.world_size()) * (rank.world_size() - 1);
       return traffic->sent * rank.world_size() / 2 - static_cast<double>(report);
     };

@@ -152,6 +152,8 @@ TEST_P(LocalSgdWorlds, GoesOnWithTheOuterMomentum) {
   on_ranks([](Rank& rank) {
     const LocalSgdOptions options{.sync_every = 2, .outer_lr = 0.7, .outer_momentum = 0.9};
     auto whole = start(), stopped = start();
+    whole->to(rank.device());
+    stopped->to(rank.device());
     const auto two_steps = [&](nn::Linear& net, LocalSgd& local, double by) {
       const torch::NoGradGuard no_grad;
       for (int step = 0; step < 2; ++step) {
@@ -176,8 +178,9 @@ TEST_P(LocalSgdWorlds, SendsTheParametersOncePerRound) {
   on_ranks([](Rank& rank) {
     const auto traffic = std::make_shared<Traffic>();
     Rank counted = observed(rank, traffic);
-    const Tensor frozen = torch::ones({50}), w = torch::ones({4, 5}).requires_grad_(),
-                 single = torch::ones({3}, torch::kDouble).requires_grad_();
+    const auto here = torch::TensorOptions(rank.device());
+    const Tensor frozen = torch::ones({50}, here), w = torch::ones({4, 5}, here).requires_grad_(),
+                 single = torch::ones({3}, here.dtype(torch::kDouble)).requires_grad_();
     LocalSgd local({frozen, w, single, w}, counted, {.sync_every = 4});
     for (int step = 0; step < 8; ++step) local.step();
     EXPECT_DOUBLE_EQ(traffic->sent * rank.world_size() / 2, 2 * (80 + 24) * (rank.world_size() - 1));

@@ -164,14 +164,15 @@ TEST_P(PowerSgdWorlds, WhatIsLeftOutComesLater) {
   on_ranks([&](Rank& rank) {
     const auto hook = std::make_shared<PowerSgdHook>(PowerSgdOptions{.rank = 1, .min_compression = 0, .seed = 3});
     DataParallel net(Weights(), rank, {.hook = hook});
-    Tensor came = torch::zeros({7, 5}, torch::kDouble), all = torch::zeros_like(came);
+    Tensor came = torch::zeros({7, 5}, torch::dtype(torch::kDouble).device(rank.device()));
+    Tensor all = torch::zeros_like(came);
     double left = 0;
     for (int step = 0; step < 42; ++step) {
       const bool some = step == 1 || step == 2;
       const Gradients& given = gradients[step % 2][rank.index()];
       backward_with(net, given, some ? 1 : 0);
       came += net->dense.grad();
-      Tensor mean = given.dense * (some ? 1.0 : 0.0), error = hook->errors()[1].second.clone();
+      Tensor mean = given.dense.to(rank.device()) * (some ? 1.0 : 0.0), error = hook->errors()[1].second.clone();
       ASSERT_EQ(hook->errors()[1].first, "dense");
       rank.allreduce(mean, c10d::ReduceOp::AVG);
       rank.allreduce(error, c10d::ReduceOp::AVG);

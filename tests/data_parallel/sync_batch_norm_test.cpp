@@ -228,6 +228,7 @@ TEST(SyncBatchNorm, LargeMeansCostNoDigitsOfTheVariance) {
   const Tensor variance = whole.to(torch::kDouble).var({0, 2, 3}, /*unbiased=*/true);
   run(test_devices(3), [&](Rank& rank) {
     SyncBatchNorm norm(BatchNormOptions(2).momentum(1.0), rank);
+    norm->to(rank.device());
     norm->forward(slice_of(whole, 0, rank));
     expect_near(norm->running_var.to(torch::kDouble), variance, 1e-4, "the variance");
   });
@@ -242,6 +243,7 @@ TEST(SyncBatchNorm, ComputesHalfPrecisionWithStatisticsInFloat32) {
   y.backward(gradient);
   run(test_devices(2), [&](Rank& rank) {
     SyncBatchNorm norm(BatchNormOptions(3), rank);
+    norm->to(rank.device());
     const Tensor own_x = slice_of(whole, 0, rank).requires_grad_();
     const Tensor own_y = norm->forward(own_x);
     EXPECT_EQ(own_y.scalar_type(), torch::kBFloat16);
@@ -257,7 +259,8 @@ TEST(SyncBatchNorm, MakesOneExchangeInForwardAndOneInBackward) {
     const auto calls = std::make_shared<CountingBackend::Calls>();
     Rank counting = counted(rank, calls);
     SyncBatchNorm norm(BatchNormOptions(3), counting);
-    const Tensor x = torch::ones({2, 3}).requires_grad_();
+    norm->to(rank.device());
+    const Tensor x = torch::ones({2, 3}, rank.device()).requires_grad_();
     norm->forward(x).sum().backward();
     norm->eval();
     norm->forward(x).sum().backward();
@@ -265,10 +268,10 @@ TEST(SyncBatchNorm, MakesOneExchangeInForwardAndOneInBackward) {
   });
 }
 
-// Whether save_mean and save_invstd were given, for each call of native_batch_norm_backward on this thread.
-std::vector<bool>& saved_given() {
-  thread_local std::vector<bool> given;
-  return given;
+// Whether the weight, save_mean and save_invstd were given, for each call of native_batch_norm_backward on this thread.
+std::vector<bool>& given() {
+  thread_local std::vector<bool> seen;
+  return seen;
 }
 
 // The CPU's kernel does not read them where x's gradient is not asked for. CUDA's does, and throws without them.
@@ -277,13 +280,13 @@ TEST(SyncBatchNorm, GivesItsBackwardWhatCudasKernelReads) {
   GTEST_SKIP() << "a call's inputs lie elsewhere for a program without NDEBUG than for LibTorch";
 #endif
   run(test_devices(2), [](Rank& rank) {
-    saved_given().clear();
+    given().clear();
     const auto handle = at::addThreadLocalCallback(
         at::RecordFunctionCallback([](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
           if (call.name() != std::string("aten::native_batch_norm_backward")) return nullptr;
-          for (const size_t input : {5, 6}) {
+          for (const size_t input : {2, 5, 6}) {
             const c10::IValue& value = call.inputs().at(input);
-            saved_given().push_back(value.isTensor() && value.toTensor().defined());
+            given().push_back(value.isTensor() && value.toTensor().defined());
           }
           return nullptr;
         })
@@ -292,7 +295,7 @@ TEST(SyncBatchNorm, GivesItsBackwardWhatCudasKernelReads) {
     SyncBatchNorm norm(BatchNormOptions(3), rank);
     norm->forward(torch::randn({4, 3})).pow(2).sum().backward();
     at::removeCallback(handle);
-    EXPECT_THAT(saved_given(), ElementsAre(true, true)) << rank.name();
+    EXPECT_THAT(given(), ElementsAre(true, true, true)) << rank.name();
   });
 }
 

@@ -1,55 +1,83 @@
-# Tests that run again on simulated GPUs, which tests/support/test_devices.hpp gives their ranks: on GPUs of their own,
-# and two ranks on each. Of slow tests the worlds of two and three ranks are enough.
+# Tests that run again on simulated GPUs, which tests/support/test_devices.hpp gives their ranks: the worlds {0}, {0, 1}
+# and {0, 1, 2, 3} on GPUs of their own, {0, 0} and {0, 0, 1} where ranks share one. Of slow tests the worlds of two and
+# three ranks are enough, and of trainings one of both ways.
 #
-# Left out is what cannot run there, after the minus:
+# A line is a file, a filter, and the only way if there is one. Left out is what cannot run there, after the minus:
 #   - texts that name a rank's device ("rank 1 (cpu)") are written for CPUs: Groups, Reducer.ParametersThatNoRank…
-#   - tests whose bodies make tensors on the CPU, or compare with such: CommunicationHook.SixteenBits…, LocalSgd's state,
-#     SyncBatchNorm.*, PowerSgd.WhatIsLeftOut…, CrossEntropy…, RankTrainer.*; so does all of parameter_server_test
+#   - tests whose bodies make tensors on the CPU, or compare with such: some RankTrainer.*; so does all of
+#     parameter_server_test
 #   - a state of the CPU's generator has another length than a GPU's: DropoutTraining…, ARanksGenerator…
 #   - a GPU's step is taken before it is known not to be finite: OnNan.StopsAllRanksInTheSameStep…
 #   - a run that fails frees what is under way, and nobody uses the memory again: Reducer.…Exception…, PowerSgd.Refuses…
+#   - a gradient that grows while its bucket is averaged is a race, besides being the error that is told:
+#     Reducer.…GrowsAfter…
 #   - texts for CPUs that refuse a CUDA graph: Trainer.BadInput…
 #   - a pipeline's times are not measured on GPUs: most of split_model_test and pipeline_cost_test
 set(simulated_tests
   "in_process_test|*"
   "clip_grad_norm_test|Sizes/*"
-  "communication_hook_test|Sizes/*-*SixteenBits*"
+  "communication_hook_test|Sizes/*"
   "communication_test|Communication.*"
   "data_parallel_test|Sizes/*.*/2RanksMany:Sizes/*.*/3RanksOne:Sizes/*.*/2RanksAfterwards"
   "dropout_test|Sizes/*-*DropoutTraining*:*ARanksGenerator*"
-  "grain_test|*"
-  "grains_test|Seeds/*/0:Seeds/*/1:Seeds/*/2"
-  "local_sgd_test|Sizes/*-*OuterMomentum*:*SendsTheParameters*"
+  "grain_test|*|shared"
+  "grains_test|Seeds/*/0|own"
+  "local_sgd_test|Sizes/*"
   "mesh_test|*-Groups.*"
   "on_nan_test|OnNan*-*StopsAllRanksInTheSameStep*"
-  "parallel_functions_test|Sizes/*-*CrossEntropy*:*DifferentiatedTwice*"
+  "parallel_functions_test|Sizes/*"
   "pipeline_test|Sizes/*.RandomNets*/2Ranks1F1B:Sizes/*.RandomNets*/2RanksInterleaved2:Sizes/*.RandomNets*/3RanksGPipe"
-  "power_sgd_test|Sizes/*-*WhatIsLeftOut*"
+  "power_sgd_test|Sizes/*"
   "reducer_test|Reducer.*-*Exception*:*ChannelsLast*:*NoRankUses*:*GrowsAfter*"
-  "rank_trainer_test|RankTrainer.*-*ARecordedExchange*:*RunningStatistics*:*WeightsThatDiffer*"
-  "resume_test|Resume.AStoppedRun*:Resume.WithTheOptimizersState:Resume.FromWithinAnEpoch*"
+  "rank_trainer_test|RankTrainer.*-*ARecordedExchange*:*RecordedStepsGive*:*RunningStatistics*:*WeightsThatDiffer*|shared"
+  "resume_test|Resume.AStoppedRun*:Resume.WithTheOptimizersState:Resume.FromWithinAnEpoch*:Resume.WhatDraws*|shared"
   "shard_test|Sizes/*.RandomNets*/2Ranks"
   "sharded_optimizer_test|Sizes/*.Updates*/2Ranks:Sizes/*.Accumulates*/3Ranks"
   "split_grains_test|*-*NoMeshOfDataAndPipeline*"
-  "split_trainer_test|SplitTrainer.*"
-  "storeys_test|*"
-  "sync_batch_norm_test|Sizes/*.Layer*/2Ranks:Sizes/*.Nets*/3Ranks"
-  "trainer_test|Trainer.GivesTheSame*:Trainer.Evaluates*:Trainer.ARequest*"
-  "update_test|Update.*Clip*:Update.*Zero*:Update.*Sharded*")
+  "split_trainer_test|SplitTrainer.Learns*|own"
+  "storeys_test|*|shared"
+  "sync_batch_norm_test|Sizes/*.Layer*/2Ranks:Sizes/*.Nets*/2Ranks:SyncBatchNorm.*-*Conversion*:*GivesItsBackward*:*SaysWhat*"
+  "trainer_test|Trainer.GivesTheSame*:Trainer.Evaluates*:Trainer.ARequest*|own")
+
+# A program runs all of its files in one process: starting it, and loading LibTorch, takes a second each time.
+set(ways own shared)
+set(devices_own cuda:0,cuda:1,cuda:2,cuda:3)
+set(not_own */3Ranks*:*Worlds.*/2)
+set(devices_shared cuda:0,cuda:0,cuda:1)
+set(not_shared */1Ranks*:*/4Ranks*:*Worlds.*/0:*Worlds.*/3)
+set(programs)
+foreach(entry ${simulated_tests})
+  string(REGEX MATCH "^([^|]*)[|]([^|]*)[|]?(.*)$" parts "${entry}")
+  set(file ${CMAKE_MATCH_1})
+  set(filter ${CMAKE_MATCH_2})
+  set(ways_of_file ${CMAKE_MATCH_3})
+  if(NOT ways_of_file)
+    set(ways_of_file ${ways})
+  endif()
+  set(program ${${file}_program})
+  list(APPEND programs ${program})
+  foreach(way ${ways_of_file})
+    set(separator "-")
+    if(filter MATCHES "-")
+      set(separator ":")
+    endif()
+    string(APPEND ${program}_${way} "${file}.cpp|${filter}${separator}${not_${way}}\n")
+  endforeach()
+endforeach()
+list(REMOVE_DUPLICATES programs)
 
 set(simulated_environment "${test_environment}" "LD_PRELOAD=$<TARGET_FILE:simulated_device>")
-foreach(way own shared)
-  set(devices_own cuda:0,cuda:1,cuda:2,cuda:3)
-  set(devices_shared cuda:0,cuda:0,cuda:1,cuda:1)
-  foreach(entry ${simulated_tests})
-    string(REGEX MATCH "^([^|]*)[|](.*)$" parts "${entry}")
-    set(name ${CMAKE_MATCH_1}_on_${way}_gpus)
-    add_test(NAME ${name} COMMAND ${${CMAKE_MATCH_1}_command} --gtest_filter=${CMAKE_MATCH_2})
-    set_tests_properties(${name} PROPERTIES TIMEOUT 300 LABELS simulated FAIL_REGULAR_EXPRESSION "Running 0 tests"
+foreach(program ${programs})
+  foreach(way ${ways})
+    set(list ${CMAKE_CURRENT_BINARY_DIR}/simulated/${program}_${way}.txt)
+    file(CONFIGURE OUTPUT ${list} CONTENT "${${program}_${way}}")
+    set(name ${program}_on_${way}_gpus)
+    add_test(NAME ${name} COMMAND $<TARGET_FILE:${program}> --tests ${list})
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated COST 90
       ENVIRONMENT "${simulated_environment};LOCKSTEP_TEST_DEVICES=${devices_${way}}")
   endforeach()
 endforeach()
-foreach(name simulated_device_test cost_test)
+foreach(name simulated_device_test cost_test planted_mistakes_test rules_test)
   set_property(TEST ${name} PROPERTY ENVIRONMENT "${simulated_environment}")
 endforeach()
 if(TARGET lockstep_on_simulated_gpus)
@@ -57,3 +85,20 @@ if(TARGET lockstep_on_simulated_gpus)
   set_property(TEST simulated_program_test PROPERTY ENVIRONMENT
     "${simulated_environment}" "LOCKSTEP_PROGRAM=$<TARGET_FILE:lockstep_on_simulated_gpus>")
 endif()
+if(TARGET lockstep_program)
+  add_dependencies(simulated_tests lockstep_program)
+  set_property(TEST cli_on_gpus_test APPEND PROPERTY ENVIRONMENT "LOCKSTEP_SIMULATED_DEVICE=$<TARGET_FILE:simulated_device>")
+endif()
+
+# The same code on devices of another type, Intel's: some schemes, in one process.
+set(list ${CMAKE_CURRENT_BINARY_DIR}/simulated/xpu.txt)
+file(CONFIGURE OUTPUT ${list} CONTENT "data_parallel_test.cpp|Sizes/*.*/2RanksMany
+communication_hook_test.cpp|Sizes/*/2Ranks
+dropout_test.cpp|Sizes/*/2Ranks-*DropoutTraining*:*ARanksGenerator*
+pipeline_test.cpp|Sizes/*.RandomNets*/2Ranks1F1B
+sharded_optimizer_test.cpp|Sizes/*.Updates*/2Ranks
+sync_batch_norm_test.cpp|Sizes/*.Layer*/2Ranks
+")
+add_test(NAME concurrency_tests_on_xpu COMMAND $<TARGET_FILE:concurrency_tests> --tests ${list})
+set_tests_properties(concurrency_tests_on_xpu PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated
+  ENVIRONMENT "${test_environment};LD_PRELOAD=$<TARGET_FILE:simulated_xpu>;LOCKSTEP_TEST_DEVICES=xpu:0,xpu:1")

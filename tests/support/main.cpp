@@ -1,5 +1,5 @@
-// Runs tests. Those of many files are one program, which takes a fraction of the time to build; `--only FILE` runs one
-// file's.
+// Runs tests. Those of many files are one program, which takes a fraction of the time to build. `--only FILE` runs one
+// file's, `--tests LIST` those that a list selects, a line for each file.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 
@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "selection.hpp"
 #include "simulated_device.hpp"
 
 namespace {
@@ -20,31 +21,6 @@ class Reports : public testing::EmptyTestEventListener {
   }
 };
 
-// Leaves out what the filter would let through of other files. Returns what is wrong, if something is.
-std::string leave_only(const std::string& file) {
-  bool found = false;
-  std::string others;
-  const auto& tests = *testing::UnitTest::GetInstance();
-  for (int i = 0; i < tests.total_test_suite_count(); ++i) {
-    const auto& suite = *tests.GetTestSuite(i);
-    const auto file_of = [&](int test) { return std::string_view(suite.GetTestInfo(test)->file()); };
-    for (int test = 1; test < suite.total_test_count(); ++test) {
-      if (file_of(test) != file_of(0)) return std::string(suite.name()) + " is a suite of two files; rename one";
-    }
-    if (suite.total_test_count() == 0) continue;
-    if (file_of(0).ends_with("/" + file)) {
-      found = true;
-    } else {
-      others += std::string(":") + suite.name() + ".*";
-    }
-  }
-  if (!found) return "there are no tests of " + file + " in this program";
-  if (others.empty()) return "";
-  const std::string filter = GTEST_FLAG_GET(filter);
-  GTEST_FLAG_SET(filter, filter + (filter.find('-') == std::string::npos ? "-" + others.substr(1) : others));
-  return "";
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -52,7 +28,9 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);  // the tests run side by side; more threads than cores would only wait for each other
   std::string wrong;
   if (argc == 3 && argv[1] == std::string_view("--only")) {
-    wrong = leave_only(argv[2]);
+    wrong = lockstep::leave_only({{argv[2], GTEST_FLAG_GET(filter)}});
+  } else if (argc == 3 && argv[1] == std::string_view("--tests")) {
+    wrong = lockstep::leave_only(lockstep::read_selections(argv[2]));
   } else if (argc > 1) {
     wrong = std::string("unknown argument ") + argv[1];
   }

@@ -149,7 +149,7 @@ TEST_P(ParallelFunctionsWorlds, FunctionsCanBeDifferentiatedTwice) {
   const Tensor through_slices = second((x.pow(3) * weights).pow(2).sum(), x);
   on_ranks([&](Rank& rank) {
     const Tensor x = leaf(values.to(rank.device()));
-    const Tensor share = weights * (rank.index() + 1) / sum_of_factors();
+    const Tensor own_weights = weights.to(rank.device()), share = own_weights * (rank.index() + 1) / sum_of_factors();
     const Tensor sum = reduce_from_group(copy_to_group(x, rank).pow(3) * share, rank);
     expect_near(second(sum.sum(), x), through_sum, 1e-11, "copy and reduce");
 
@@ -160,7 +160,7 @@ TEST_P(ParallelFunctionsWorlds, FunctionsCanBeDifferentiatedTwice) {
 
     const Tensor w = leaf(values.to(rank.device()));
     const Tensor gathered = gather_in_group(scatter_to_group(w, 1, rank).pow(3), 1, rank, 12);
-    const Tensor reduced = reduce_scatter_in_group(gathered * weights / world, 1, rank);
+    const Tensor reduced = reduce_scatter_in_group(gathered * own_weights / world, 1, rank);
     expect_near(second(gather_from_group(reduced, 1, rank, 12).pow(2).sum(), w), through_slices, 1e-11,
                 "gather and reduce_scatter");
   });
@@ -178,7 +178,7 @@ TEST_P(ParallelFunctionsWorlds, CrossEntropyIsThatOfAllClasses) {
       on_ranks([&](Rank& rank) {
         for (const int64_t told : {classes, int64_t{0}}) {
           const Tensor part = leaf(slice_of(logits, 1, rank));
-          const Tensor loss = parallel_cross_entropy(part, targets, rank, told);
+          const Tensor loss = parallel_cross_entropy(part, targets.to(rank.device()), rank, told);
           expect_near(loss.detach(), expected.detach(), kTolerance, "loss");
           expect_equal_on_all_ranks(loss, rank, "loss");
           (loss * 2).backward();
@@ -194,7 +194,7 @@ TEST_P(ParallelFunctionsWorlds, CrossEntropyOfBfloat16IsComputedInFloat32) {
   const Tensor expected = F::cross_entropy(logits.to(torch::kFloat), targets);
   on_ranks([&](Rank& rank) {
     const Tensor part = leaf(slice_of(logits, 1, rank));
-    const Tensor loss = parallel_cross_entropy(part, targets, rank);
+    const Tensor loss = parallel_cross_entropy(part, targets.to(rank.device()), rank);
     EXPECT_EQ(loss.scalar_type(), torch::kFloat);
     expect_near(loss.detach(), expected, 1e-6, "loss");
     loss.backward();

@@ -107,8 +107,8 @@ Arguments::Make Arguments::real_of(const at::Tensor& tensor, bool writes) {
   if (!tensor.defined()) return [tensor] { return tensor; };
   if (!is_here(tensor)) return [copy = tensor.detach().clone()] { return copy; };
   TORCH_CHECK(named_.value_or(tensor.get_device()) == tensor.get_device(), what_,
-              ": Expected all tensors to be on the same device, but found at least two devices, cuda:", *named_,
-              " and cuda:", tensor.get_device());
+              ": Expected all tensors to be on the same device, but found at least two devices, ", kType, ":", *named_,
+              " and ", tensor.device());
   named_ = tensor.get_device();
   const View view(tensor);
   uses_.push_back({view, writes});
@@ -117,9 +117,8 @@ Arguments::Make Arguments::real_of(const at::Tensor& tensor, bool writes) {
 
 void Arguments::check_host(const at::Tensor& tensor) const {
   if (!tensor.defined() || is_here(tensor) || tensor.dim() == 0) return;
-  TORCH_CHECK(false, what_,
-              ": Expected all tensors to be on the same device, but found at least two devices, cuda and ",
-              tensor.device());
+  TORCH_CHECK(false, what_, ": Expected all tensors to be on the same device, but found at least two devices, ", kType,
+              " and ", tensor.device());
 }
 
 torch::jit::Stack made(const std::vector<Arguments::Make>& arguments) {

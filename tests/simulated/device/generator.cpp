@@ -11,7 +11,7 @@ namespace simulated {
 
 Generator::Generator(int device) {
   device_ = device_at(device);
-  key_set_ = c10::DispatchKeySet(c10::DispatchKey::CUDA);
+  key_set_ = c10::DispatchKeySet(c10::DispatchKey::SIMULATED_TYPE);
 }
 
 at::Generator Generator::for_one_task() {

@@ -154,6 +154,6 @@ void Guard::destroyEvent(void* event, c10::DeviceIndex) const noexcept {
   delete static_cast<Event*>(event);
 }
 
-C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+C10_REGISTER_GUARD_IMPL(SIMULATED_TYPE, Guard)
 
 }  // namespace simulated

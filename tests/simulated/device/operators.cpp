@@ -11,6 +11,7 @@
 #include "generator.hpp"
 #include "guard.hpp"
 #include "own_operators.hpp"
+#include "rules.hpp"
 
 namespace simulated {
 namespace {
@@ -131,6 +132,7 @@ void call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size();
   const Values given(stack->end() - static_cast<std::ptrdiff_t>(count), stack->end());
+  check_rules(schema, given);
   Arguments arguments = arguments_of(schema, given, {});
   const c10::OptionalDeviceGuard guard(device_at(arguments.device()));
   Stream& stream = current_stream(arguments.device());
@@ -182,11 +184,11 @@ void convolution_backward(const c10::OperatorHandle&, torch::jit::Stack* stack) 
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(_, CUDA, library) {
+TORCH_LIBRARY_IMPL(_, SIMULATED_TYPE, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&any_operator>());
 }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+TORCH_LIBRARY_IMPL(aten, SIMULATED_TYPE, library) {
   library.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution>());
   library.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
   // Else ATen would call an operator for each tensor; CUDA has one kernel for all.

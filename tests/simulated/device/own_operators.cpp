@@ -18,7 +18,7 @@
 namespace simulated {
 namespace {
 
-const c10::DispatchKeySet keys(c10::DispatchKey::CUDA);
+const c10::DispatchKeySet keys(c10::DispatchKey::SIMULATED_TYPE);
 
 c10::OptionalDeviceGuard guard_of(std::optional<at::Device> device) {
   return c10::OptionalDeviceGuard(device && device->has_index() ? device : std::nullopt);
@@ -130,7 +130,7 @@ at::Tensor empty_strided(at::IntArrayRef sizes, at::IntArrayRef strides, std::op
   return at::detail::empty_strided_generic(sizes, strides, &allocator(), keys, c10::dtype_or_default(type));
 }
 
-TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+TORCH_LIBRARY_IMPL(aten, SIMULATED_TYPE, library) {
   c10::SetAllocator(kType, &allocator());
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);

@@ -1,0 +1,27 @@
+# cmake -D FROM=SOURCE -D TO=COPY -P plant.cmake: copies a source of lockstep's, in which a test can leave lines out.
+get_filename_component(name ${FROM} NAME)
+file(READ ${FROM} text)
+set(text "#include \"simulated/planted/planted.hpp\"\n${text}")
+
+# Without `line`, if the test says so.
+function(plant mistake line)
+  string(FIND "${text}" "${line}" first)
+  string(FIND "${text}" "${line}" last REVERSE)
+  if(first EQUAL -1 OR NOT first EQUAL last)
+    message(FATAL_ERROR "${FROM} must have this once, or tests/simulated/planted/plant.cmake must follow it: ${line}")
+  endif()
+  string(REPLACE "${line}" "if (!planted::is(planted::${mistake})) ${line}" text "${text}")
+  set(text "${text}" PARENT_SCOPE)
+endfunction()
+
+if(name STREQUAL "streams.cpp")
+  plant(no_ready_marks "for (const auto& event : *mark) event.block(stream);")
+  plant(no_done_marks "for (const auto& event : mark) event.block(current_stream(device));")
+  plant(no_memory_kept "if (stream.device() == tensor.device()) keep_for(tensor, stream);")
+elseif(name STREQUAL "reducer.cpp")
+  plant(hook_first "if (poll_stream_) queue_after(current_stream(rank_.device()), *poll_stream_);")
+  plant(hook_last "if (in_rounds() && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));")
+else()
+  message(FATAL_ERROR "nothing is known of ${name}")
+endif()
+file(WRITE ${TO} "${text}")
