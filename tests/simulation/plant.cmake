@@ -89,8 +89,6 @@ plant("a closed connection is blamed on nobody" comm/processes/monitor.cpp
   [[waits_.search(kSearch,]] [[if (!BUG) waits_.search(kSearch,]])
 plant("calls that nobody answered are not looked for" comm/processes/monitor.cpp
   [[if (failure().empty()) check_calls();]] [[if (!BUG && failure().empty()) check_calls();]])
-plant("the end of a run is not agreed on" comm/processes/board.cpp
-  [[return failure_in(first_of("failure", kEndedWell));]] [[return BUG ? Failure() : failure_in(first_of("failure", kEndedWell));]])
 plant("a process does not wait until all are done" comm/processes/monitor.cpp
   [[while (failure().empty() && !board_.all_done())]] [[while (!BUG && failure().empty() && !board_.all_done())]])
 plant("the watchdog's thread is left to itself" comm/processes/watchdog.cpp
