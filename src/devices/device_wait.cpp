@@ -1,16 +1,16 @@
 #include "device_wait.hpp"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <lockstep/base/error.hpp>
 
 #include <thread>
 
 #include "base/seconds.hpp"
+#include "device_streams.hpp"
 
 namespace lockstep {
 namespace {
 
-// A wait of a training step is mostly shorter than the first, and would be longer by the second.
+// Most waits of a step take less than the first; a sleep would add the second to each.
 constexpr std::chrono::milliseconds kWithoutSleep{2};
 constexpr std::chrono::microseconds kSleep{100};
 
@@ -18,7 +18,7 @@ constexpr std::chrono::microseconds kSleep{100};
 
 c10::Event end_of_stream(const c10::Device& device) {
   c10::Event event(device.type());
-  event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  event.record(current_stream(device));
   return event;
 }
 

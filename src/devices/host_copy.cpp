@@ -1,7 +1,8 @@
 #include "host_copy.hpp"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "device_streams.hpp"
 
 namespace lockstep {
 
@@ -12,7 +13,7 @@ HostCopy::HostCopy(const at::Tensor& tensor) : values_(tensor.detach()) {
   values_ = at::empty(tensor.sizes(), at::TensorOptions(tensor.scalar_type()).pinned_memory(true));
   values_.copy_(tensor.detach(), /*non_blocking=*/true);
   arrived_.emplace(device.type());
-  arrived_->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  arrived_->record(current_stream(device));
 }
 
 const at::Tensor& HostCopy::wait() {

@@ -2,6 +2,7 @@
 //
 //   HostCopy copy(sum);              // queued on the current stream
 //   … a step later …
+//   wait_for(rank, *copy.arrival());  // if there is one, and a graph may hold NCCL's calls
 //   copy.wait().item<double>();      // the device has the work queued since then to do meanwhile
 //
 // item() would wait for all that is queued so far, and the device would then have nothing to do. Used by one thread. On

@@ -5,7 +5,8 @@
 #include <ATen/ops/index_select.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "device_streams.hpp"
 
 #include <vector>
 
@@ -18,7 +19,7 @@ at::Tensor upload(const at::Tensor& tensor, const c10::Device& device) {
 }
 
 BatchUpload::BatchUpload(const c10::Device& gpu)
-    : copies_(c10::impl::VirtualGuardImpl(gpu.type()).getStreamFromGlobalPool(gpu)) {}
+    : copies_(stream_beside(gpu)) {}
 
 at::Tensor BatchUpload::rows(const at::Tensor& data, int64_t begin, int64_t size, const at::Tensor& order) const {
   std::vector<int64_t> sizes = data.sizes().vec();
@@ -39,9 +40,9 @@ at::Tensor BatchUpload::rows(const at::Tensor& data, int64_t begin, int64_t size
     there = staged.to(gpu, staged.scalar_type(), /*non_blocking=*/true);
     arrived.record(copies_);
   }
-  const c10::Stream current = c10::impl::VirtualGuardImpl(gpu.type()).getStream(gpu);
+  const c10::Stream current = current_stream(gpu);
   arrived.block(current);
-  there.record_stream(current);
+  keep_for(there, current);
   return there;
 }
 

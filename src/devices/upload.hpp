@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-// What tensor.to(device) gives. From the CPU to a GPU it is copied on that GPU's current stream.
+// What tensor.to(device) gives. From the CPU to a GPU of CUDA it is copied on that GPU's current stream.
 at::Tensor upload(const at::Tensor& tensor, const c10::Device& device);
 
 // Batches go up on a stream of their own: the copy of one does not wait for the step that is queued before it.
@@ -19,8 +19,8 @@ class BatchUpload {
  public:
   explicit BatchUpload(const c10::Device& gpu);
 
-  // Rows begin up to begin + size of `data`, which is on the CPU and needs no gradient; with `order`, int64, those that
-  // stand there. For the GPU's current stream.
+  // Rows [begin, begin + size) of `data`, which is on the CPU and needs no gradient; or, with `order` (int64), the rows
+  // whose numbers stand there. For the GPU's current stream.
   at::Tensor rows(const at::Tensor& data, int64_t begin, int64_t size, const at::Tensor& order) const;
 
  private:

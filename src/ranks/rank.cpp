@@ -121,6 +121,7 @@ at::Tensor Rank::allgather(const at::Tensor& tensor) {
   at::Tensor all = at::empty(sizes, mine.options());
   at::Tensor flat = all.view({-1}), flat_mine = mine.view({-1});
   backend()._allgather_base(flat, flat_mine)->wait();
+  place_->world().check(place_->world_rank);
   return all;
 }
 
@@ -136,6 +137,7 @@ at::Tensor Rank::reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op) {
   c10d::ReduceScatterOptions options;
   options.reduceOp = std::move(op);
   backend()._reduce_scatter_base(flat_mine, all, options)->wait();
+  place_->world().check(place_->world_rank);
   return mine;
 }
 

@@ -55,12 +55,12 @@ Devices gpus(int count) {
   return devices;
 }
 
-// Of all ranks together. An epoch's own cost is in both; what the first three steps find out is in neither.
+// The cost of a step, of all ranks together. An epoch's own cost is in both; what the first three steps find out is in neither.
 Cost of_step(const std::function<Cost(int64_t steps)>& of_epoch) {
   return (of_epoch(5) - of_epoch(3)) / 2;
 }
 
-// Of a rank's second epoch: what `epoch` does.
+// The cost of a rank's second epoch, in which `epoch` does the work.
 Cost of_second(Rank& rank, const std::function<void(int epoch)>& epoch) {
   epoch(1);
   rank.barrier();

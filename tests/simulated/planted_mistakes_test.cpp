@@ -92,7 +92,7 @@ TEST(PlantedMistakes, RanksThatDoNotWaitForTheExchange) {
 }
 
 TEST(PlantedMistakes, MemoryThatIsNotKeptForTheExchange) {
-  // Of ranks that share a GPU the one that waits uses the stream on which the memory is given away.
+  // Where ranks share a GPU, the one that waits uses the stream on which the memory is given away.
   EXPECT_THAT(reports_with(lockstep::planted::no_memory_kept, drop_a_work), ElementsAre(Gt(0), 0, Gt(0)));
 }
 

@@ -22,9 +22,9 @@ function(plant what file text put)
 endfunction()
 
 plant("a failure does not interrupt the waits" comm/processes/waits.cpp
-  [[if (failure_.empty()) failure_ = failure;
+  [[failed_ = true;
     interrupt_all();]]
-  [[if (failure_.empty()) failure_ = failure;
+  [[failed_ = true;
     if (!BUG) interrupt_all();]])
 plant("a failure wakes no sleeper" comm/processes/waits.cpp
   [[  }
@@ -64,8 +64,8 @@ plant("the courier does not wait for all ranks of its process" comm/processes/hi
 plant("the last rank of a process does not get the sum" comm/processes/hierarchy.cpp
   [[for (size_t i = 1; i < calls.size(); ++i) calls[i].flat.copy_(sum);]]
   [[for (size_t i = 1; i + (BUG ? 1 : 0) < calls.size(); ++i) calls[i].flat.copy_(sum);]])
-plant("a failure does not close the connections" comm/processes/processes.cpp
-  [[monitor_->start([this] { close(); });]] [[monitor_->start([this] { if (!BUG) close(); });]])
+plant("a failure does not close the connections" comm/processes/watched_world.cpp
+  [[monitor_->start([this] { close(); },]] [[monitor_->start([this] { if (!BUG) close(); },]])
 plant("the last failure counts, not the first" comm/processes/board.cpp
   [[return failure_in(first_of("failure", to_stored(failure)));]]
   [[if (BUG) store_->set("failure", to_stored(failure));
@@ -90,7 +90,8 @@ plant("a closed connection is blamed on nobody" comm/processes/monitor.cpp
 plant("calls that nobody answered are not looked for" comm/processes/monitor.cpp
   [[if (failure().empty()) check_calls();]] [[if (!BUG && failure().empty()) check_calls();]])
 plant("a process does not wait until all are done" comm/processes/monitor.cpp
-  [[while (failure().empty() && !board_.all_done())]] [[while (!BUG && failure().empty() && !board_.all_done())]])
+  [[while (failure().empty() && !board_.all_come(place))]]
+  [[while (!BUG && failure().empty() && !board_.all_come(place))]])
 plant("the watchdog's thread is left to itself" comm/processes/watchdog.cpp
   [[if (thread_.joinable()) thread_.join();]]
   [[if (!thread_.joinable()) return;

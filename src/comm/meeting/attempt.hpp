@@ -1,6 +1,6 @@
-// Attempt: connecting a group on a thread of its own. Gloo's connecting itself cannot be called off. So a caller that
-// no longer wants the result leaves the thread to itself. The thread ends soon if it waits in the store, or else at
-// Gloo's timeout or with the process. Its result is thrown away. Thread-safe.
+// Attempt: connecting a group, or taking one down, on a thread of its own. What Gloo and NCCL do there cannot be called
+// off. So a caller that no longer wants the result leaves the thread to itself. The thread ends soon if it waits in the
+// store, or else at Gloo's timeout or with the process. Thread-safe.
 #pragma once
 
 #include "comm/group_member.hpp"
@@ -48,7 +48,16 @@ class Attempt {
     return std::exchange(group_, {});
   }
 
-  void call_off() { called_off_.request_stop(); }
+  // A group that has come about, or does so later, is closed.
+  void call_off() {
+    called_off_.request_stop();
+    std::optional<GroupMember> group;
+    {
+      const std::lock_guard lock(mutex_);
+      group = std::exchange(group_, {});
+    }
+    close(group);
+  }
 
   void wake() {
     {
@@ -60,12 +69,18 @@ class Attempt {
 
  private:
   void end(std::optional<GroupMember> group, std::exception_ptr exception) {
+    std::optional<GroupMember> unwanted;
     {
       const std::lock_guard lock(mutex_);
-      group_ = std::move(group);
+      (called_off_.stop_requested() ? unwanted : group_) = std::move(group);
       exception_ = std::move(exception);
     }
     changed_.notify_all();
+    close(unwanted);
+  }
+
+  static void close(const std::optional<GroupMember>& group) {
+    if (group && group->close) group->close();
   }
 
   std::stop_source called_off_;

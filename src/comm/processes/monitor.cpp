@@ -119,9 +119,7 @@ Failure Monitor::finish() {
     }
     wait_for_all("done");
     if (failure().empty()) check_calls();
-    if (failure().empty()) {
-      if (const auto first = board_.agreed_end(); !first.empty()) waits_.fail(first);
-    }
+    if (roster_.devices()[0].is_cpu()) agree_on_end();
   } catch (const ForeignValue& error) {
     report({error.what()});
   } catch (const std::exception&) {
@@ -133,12 +131,19 @@ Failure Monitor::finish() {
 Failure Monitor::finish_taking_down() {
   try {
     wait_for_all("closed");
+    agree_on_end();
   } catch (const ForeignValue& error) {
     report({error.what()});
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
   return last_words();
+}
+
+// After this no failure counts. GPUs take their communicators down before.
+void Monitor::agree_on_end() {
+  if (!failure().empty()) return;
+  if (const auto first = board_.agreed_end(); !first.empty()) waits_.fail(first);
 }
 
 void Monitor::wait_for_all(const std::string& place) {

@@ -109,6 +109,7 @@ class Monitor {
  private:
   void report_lateness(const OpenCall& call, std::chrono::milliseconds timeout);
   void note_where(const std::string& text);
+  void agree_on_end();
   void wait_for_all(const std::string& place);
   void check_calls();
   Failure last_words();

@@ -50,6 +50,7 @@ Waits::Snapshot Waits::snapshot() const {
 }
 
 void Waits::fail(const Failure& failure) {
+  if (failure.empty()) return;  // the run has ended well before
   {
     const std::lock_guard lock(mutex_);
     if (failure_.empty()) failure_ = failure;

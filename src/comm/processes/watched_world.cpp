@@ -7,6 +7,7 @@
 #include "process_backend.hpp"
 
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -84,9 +85,7 @@ GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, 
                            device = devices()[rank]](const std::stop_token& stop) {
     const auto store = keys_of(name, connection, stop);
     if (device.is_cpu()) return make_gloo_group({store, index, size, connect_timeout + kMargin}, address);
-    auto group = make_nccl_group({store, index, size, timeout}, device, notes);
-    if (stop.stop_requested()) group.close();
-    return group;
+    return make_nccl_group({store, index, size, timeout}, device, notes);
   };
   return attend({.rank = rank, .text = "connecting to the other ranks", .connects = true}, place_.connect_timeout,
                 Attempt::start(connecting));
@@ -161,7 +160,13 @@ void WatchedWorld::close() {
     if (hierarchy_) hierarchy_->close();
   }
   std::vector<std::jthread> closing;
-  for (const auto& group : groups()) closing.emplace_back(group.member.close);
+  for (const auto& group : groups()) {
+    try {
+      closing.emplace_back(group.member.close);
+    } catch (const std::system_error&) {  // no more threads to be had
+      group.member.close();
+    }
+  }
 }
 
 // ---- The end.

@@ -238,8 +238,9 @@ WorkPtr ProcessGroupNCCL::launch(OpType type, const Connected& connected, const 
   simulated::launch(stream, {"NCCL's " + what, uses, [=]() -> simulated::Task {
                                const uint64_t ticket = connected.communicator->take_ticket();
                                return [=] {
-                                 const auto end = connected.communicator->meet(connected.rank, ticket, what, in_views,
-                                                                               out_views, work, limit);
+                                 suffer(simulated::faults().in_kernel);
+                                 const auto end =
+                                     connected.communicator->meet(ticket, what, in_views, out_views, work, limit);
                                  if (end == Communicator::End::late) end_late();
                                };
                              }});
