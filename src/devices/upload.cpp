@@ -18,8 +18,7 @@ at::Tensor upload(const at::Tensor& tensor, const c10::Device& device) {
   return staged.copy_(tensor).to(device, tensor.scalar_type(), /*non_blocking=*/true);
 }
 
-BatchUpload::BatchUpload(const c10::Device& gpu)
-    : copies_(stream_beside(gpu)) {}
+BatchUpload::BatchUpload(const c10::Device& gpu) : copies_(stream_beside(gpu)) {}
 
 at::Tensor BatchUpload::rows(const at::Tensor& data, int64_t begin, int64_t size, const at::Tensor& order) const {
   std::vector<int64_t> sizes = data.sizes().vec();

@@ -59,8 +59,8 @@ at::Tensor floats(int64_t bytes, const Rank& rank) {
   return at::zeros({bytes / 4}, at::TensorOptions(rank.device()).dtype(at::kFloat));
 }
 
-// Gives the link on which `steps` messages of `share` of the bytes take as long as was measured. Noise can hide what the
-// bytes take. Then all of the time counts as theirs, since a link without a limit would be taken for a fast one.
+// Gives the link on which `steps` messages of `share` of the bytes take as long as was measured. Noise can hide what
+// the bytes take. Then all of the time counts as theirs, since a link without a limit would be taken for a fast one.
 Link fitted(const std::function<double(int64_t bytes)>& seconds, double steps, double share) {
   const double measured = seconds(small_bytes), large = seconds(large_bytes);
   const double small = measured < large ? measured : 0;

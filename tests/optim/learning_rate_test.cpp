@@ -80,7 +80,7 @@ TEST(LearningRate, WarmsUpFromNearZeroWhereTheBatchIsTheReference) {
     EXPECT_DOUBLE_EQ(learning_rate_at(rate, 1), 0.2002);
     EXPECT_EQ(learning_rate_at(rate, 2), 0.4);
   }
-  EXPECT_EQ(to_string(rate), "0.4, from 0.0004 over 2 epochs of warm-up");
+  EXPECT_EQ(to_string(rate), "0.4, from 4e-04 over 2 epochs of warm-up");
 }
 
 // eta_t = eta_min + (eta_max - eta_min) (1 + cos(pi T_cur / T_i)) / 2 with eta_min = 0, of one period.

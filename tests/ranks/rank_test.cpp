@@ -263,7 +263,7 @@ TEST(Run, RefusesBadInputBeforeAnyRankStarts) {
   const auto never = [](Rank&) { FAIL() << "a rank was started"; };
   EXPECT_THAT(error_of([&] { lockstep::run({}, never); }), HasSubstr("empty"));
   EXPECT_THAT(error_of([&] { lockstep::run({torch::Device("cuda:99")}, never); }),
-              AllOf(HasSubstr("cuda:99"), HasSubstr("GPUs")));
+              AllOf(HasSubstr("cuda:99"), HasSubstr("no GPU")));
   EXPECT_THAT(error_of([&] {
                 lockstep::run({torch::Device("cpu"), torch::Device("cuda:0")}, never);
               }),

@@ -55,7 +55,8 @@ Devices gpus(int count) {
   return devices;
 }
 
-// The cost of a step, of all ranks together. An epoch's own cost is in both; what the first three steps find out is in neither.
+// The cost of a step, of all ranks together. An epoch's own cost is in both; what the first three steps find out is in
+// neither.
 Cost of_step(const std::function<Cost(int64_t steps)>& of_epoch) {
   return (of_epoch(5) - of_epoch(3)) / 2;
 }

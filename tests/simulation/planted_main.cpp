@@ -43,7 +43,7 @@ int main(int argc, char** argv) try {
     uint64_t seed = 0;
     std::string wrong;
     while (wrong.empty() && seed < most) {
-      const auto results = runs.run_all(seed + 1, std::min(most, seed + Runs::kBatch));
+      const auto results = runs.run_all(seed + 1, std::min(most, seed + 8));
       for (size_t i = 0; i < results.size() && wrong.empty(); ++i, ++seed) wrong = results[i].wrong;
     }
     if (wrong.empty()) ++missed;

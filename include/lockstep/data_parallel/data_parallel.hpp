@@ -42,10 +42,10 @@ class Criterion {
   template <class Options>
   Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&),
             const std::type_identity_t<Options>& options)
-      : Criterion([function, options](const at::Tensor& y_hat, const at::Tensor& y) {
-          return function(y_hat, y, options);
-        }) {
-    if constexpr (requires { options.reduction(); }) check_reduction(torch::enumtype::get_enum_name(options.reduction()));
+      : Criterion(
+            [function, options](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, options); }) {
+    if constexpr (requires { options.reduction(); })
+      check_reduction(torch::enumtype::get_enum_name(options.reduction()));
     if constexpr (requires { options.weight().defined(); }) check_weights(options.weight());
   }
 

@@ -53,8 +53,8 @@ struct LearningRate {
   int64_t reference_batch = 256;  // k = batch / reference_batch
   LrScaling scaling = LrScaling::none;
   // Warm-up (Goyal et al. 2017, section 2.2): in the first epochs the rate grows by the same amount at every step, from
-  // 1/k of the full rate to the full rate. With linear scaling it begins at lr. If k is not above 1, it begins at 1/1000
-  // of the full rate. 0: no warm-up.
+  // 1/k of the full rate to the full rate. With linear scaling it begins at lr. If k is not above 1, it begins at
+  // 1/1000 of the full rate. 0: no warm-up.
   double warmup_epochs = 0;
   LrSchedule schedule = LrSchedule::constant;
   std::vector<int> step_epochs = {};  // for LrSchedule::step: the numbers of epochs after which it steps; ascending

@@ -67,8 +67,8 @@ class Rank {
 
   // What a loop tells and decides over all ranks, each the same on all of them. mean: of the values, each as often as
   // its weight says, such as a metric of its rank's samples; in double, added in the order of the ranks. any: whether
-  // one rank says so, as to stop. broadcast: the text of rank `root`. The host waits for the other ranks, and for a GPU.
-  // mean throws Error on all ranks: a weight below 0 or not finite, weights that are all 0.
+  // one rank says so, as to stop. broadcast: the text of rank `root`. The host waits for the other ranks, and for a
+  // GPU. mean throws Error on all ranks: a weight below 0 or not finite, weights that are all 0.
   double mean(double value, double weight = 1);
   bool any(bool value);
   std::string broadcast(const std::string& text, int root = 0);
