@@ -41,6 +41,6 @@ GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_ad
 
 // Connects to all other members, without a limit of time: it ends early only while it waits in the store. The timeout
 // is that of calls. Throws Error in a build without CUDA.
-GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, CallNotes notes);
+GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, const CallNotes& notes);
 
 }  // namespace lockstep::comm

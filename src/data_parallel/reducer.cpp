@@ -125,7 +125,7 @@ void Reducer::give_memory(size_t index) {
     slot.bucket = index;
     offset += slot.parameter.numel();
     const at::Tensor& gradient = slot.parameter.grad();
-    if (old.defined() && gradient.defined() && same_memory(gradient, old)) collect(number);
+    if (old.defined() && gradient.defined() && same_memory(gradient, old)) Reducer::collect(number);
   }
 }
 

@@ -26,7 +26,7 @@ using at::Tensor;
 // values. So a row's sum is at most 2^17, and exact in float64 if all squares are multiples of 2^17 * 2^-53 = 2^-36.
 // Then at most half of that is cut off of each square: the second sum is at most 2^-24, exact for multiples of 2^-77.
 //
-// Of many rows the sums would not be exact any more. So each is split again, into multiples of 2^26 times the unit and
+// The sums of many rows would not be exact any more. So each is split again, into multiples of 2^26 times the unit and
 // the rest. Of either, 2^26 rows add exactly.
 constexpr int64_t kRow = 1 << 13;
 

@@ -37,7 +37,7 @@ using torch::nn::Sequential;
 using Clock = std::chrono::steady_clock;
 using Kind = PipelineStep::Kind;
 
-// Of a grain they get memory of their own: where samples lie must not change how they are computed.
+// A grain's samples get memory of their own: where they lie must not change how they are computed.
 at::Tensor samples_of(const at::Tensor& batch, const Range& part, bool is_grain) {
   const at::Tensor samples = batch.slice(0, part.begin, part.end);
   return is_grain ? samples.clone() : samples;

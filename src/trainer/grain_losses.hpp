@@ -21,7 +21,7 @@ class GrainLosses {
   void add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it);
   void drop_step();  // the last one counts for nothing
 
-  // Of all losses since reset(), and what that was given. All ranks must call it after the same step.
+  // The sum of all losses since reset(), and of what that was given. All ranks must call it after the same step.
   double sum(Rank& rank);
 
  private:

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// Of each tensor, what all ranks have of it. All ranks must call it.
+// What all ranks have of each tensor. All ranks must call it.
 io::NamedTensors tables_of_all_ranks(const io::NamedTensors& mine, Rank& rank);
 
 // Throws Error for a table that cannot be one. Whatever the digest says, a table is believed only as far as its shape

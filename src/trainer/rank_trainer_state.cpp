@@ -37,7 +37,7 @@ int64_t left_out_of(const RunState& state, int64_t trained) {
   throw Error("cannot go on: the checkpoint's tensor 'trainer.left_out' is no count of the epoch's samples so far");
 }
 
-// Of the epoch's steps so far, in a run with a grain.
+// The loss of the epoch's steps so far, in a run with a grain.
 double grains_loss_of(const RunState& state) {
   const at::Tensor tensor = trainers_own(state, "loss");
   if (tensor.defined() && tensor.numel() == 1 && tensor.scalar_type() == at::kDouble) return tensor.item<double>();

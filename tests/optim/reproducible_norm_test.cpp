@@ -101,7 +101,7 @@ TEST(ReproducibleNorm, DoesNotDependOnWhereThePartsOfTheSumLie) {
   }
 }
 
-// Of one large value and many small ones, of which each by itself would be rounded away.
+// One large value and many small ones, each of which would be rounded away by itself.
 TEST(ReproducibleNorm, SeesManySmallValuesBesideALargeOne) {
   for (const double small : {1e-8, 3e-9, 7e-10}) {
     const Tensor values = torch::full({1000000}, small, torch::kDouble);

@@ -1,6 +1,6 @@
 // Labels: simulated
 // Ranks over NCCL (src/comm/processes/nccl.cpp), with a stand-in for NCCL on simulated GPUs: what they compute, and
-// what happens to the others when one fails. NCCL itself would wait for ever in each of these cases.
+// what happens to the others when one fails. NCCL itself would wait for ever in most of the failures.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/lockstep.hpp>

@@ -1,6 +1,7 @@
 // Labels: simulated
-// Each wait that orders device work is taken away once, and the simulated device must report it. CMake compiles copies
-// of streams.cpp and reducer.cpp for this program, in which planted.hpp's lines can be left out.
+// Four waits that order device work, and one word to the allocator, are taken away one at a time. The simulated device
+// must report each. CMake compiles copies of streams.cpp and reducer.cpp for this program, in which planted.hpp's lines
+// can be left out.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>

@@ -1,6 +1,7 @@
 # Tests that run again on simulated GPUs, which tests/support/test_devices.hpp gives their ranks: the worlds {0}, {0, 1}
 # and {0, 1, 2, 3} on GPUs of their own, {0, 0} and {0, 0, 1} where ranks share one. Of slow tests the worlds of two and
-# three ranks are enough, and of trainings one of both ways.
+# three ranks are enough, and of trainings one of both ways. A build with CUDA runs them on the GPUs that are there, as
+# part of ctest -L gpu, or says that there are none.
 #
 # A line is a file, a filter, and the only way if there is one. Left out is what cannot run there, after the minus:
 #   - texts that name a rank's device ("rank 1 (cpu)") are written for CPUs: Groups, Reducer.ParametersThatNoRank…
@@ -41,10 +42,19 @@ set(simulated_tests
 
 # A program runs all of its files in one process: starting it, and loading LibTorch, takes a second each time.
 set(ways own shared)
-set(devices_own cuda:0,cuda:1,cuda:2,cuda:3)
 set(not_own */3Ranks*:*Worlds.*/2)
-set(devices_shared cuda:0,cuda:0,cuda:1)
 set(not_shared */1Ranks*:*/4Ranks*:*Worlds.*/0:*Worlds.*/3)
+if(with_simulated_device)
+  set(devices_own cuda:0,cuda:1,cuda:2,cuda:3)
+  set(devices_shared cuda:0,cuda:0,cuda:1)
+  set(gpu_environment "${test_environment}" "LD_PRELOAD=$<TARGET_FILE:simulated_device>")
+  set(gpu_properties LABELS simulated FAIL_REGULAR_EXPRESSION "SKIPPED: no such devices")
+else()
+  set(devices_own cuda)
+  set(devices_shared cuda:0)
+  set(gpu_environment "${test_environment}")
+  set(gpu_properties LABELS gpu SKIP_REGULAR_EXPRESSION "SKIPPED: no such devices")
+endif()
 set(programs)
 foreach(entry ${simulated_tests})
   string(REGEX MATCH "^([^|]*)[|]([^|]*)[|]?(.*)$" parts "${entry}")
@@ -66,24 +76,27 @@ foreach(entry ${simulated_tests})
 endforeach()
 list(REMOVE_DUPLICATES programs)
 
-set(simulated_environment "${test_environment}" "LD_PRELOAD=$<TARGET_FILE:simulated_device>")
 foreach(program ${programs})
   foreach(way ${ways})
     set(list ${CMAKE_CURRENT_BINARY_DIR}/simulated/${program}_${way}.txt)
     file(CONFIGURE OUTPUT ${list} CONTENT "${${program}_${way}}")
     set(name ${program}_on_${way}_gpus)
     add_test(NAME ${name} COMMAND $<TARGET_FILE:${program}> --tests ${list})
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated COST 90
-      ENVIRONMENT "${simulated_environment};LOCKSTEP_TEST_DEVICES=${devices_${way}}")
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${seconds_per_test} COST 90 ${gpu_properties}
+      ENVIRONMENT "${gpu_environment};LOCKSTEP_TEST_DEVICES=${devices_${way}}")
   endforeach()
 endforeach()
+if(NOT with_simulated_device)
+  return()
+endif()
+
 foreach(name simulated_device_test cost_test planted_mistakes_test rules_test)
-  set_property(TEST ${name} PROPERTY ENVIRONMENT "${simulated_environment}")
+  set_property(TEST ${name} PROPERTY ENVIRONMENT "${gpu_environment}")
 endforeach()
 if(TARGET lockstep_on_simulated_gpus)
   add_dependencies(simulated_tests lockstep_on_simulated_gpus)
   set_property(TEST simulated_program_test PROPERTY ENVIRONMENT
-    "${simulated_environment}" "LOCKSTEP_PROGRAM=$<TARGET_FILE:lockstep_on_simulated_gpus>")
+    "${gpu_environment}" "LOCKSTEP_PROGRAM=$<TARGET_FILE:lockstep_on_simulated_gpus>")
 endif()
 if(TARGET lockstep_program)
   add_dependencies(simulated_tests lockstep_program)

@@ -9,6 +9,7 @@
 
 #include "selection.hpp"
 #include "simulated_device.hpp"
+#include "test_devices.hpp"
 
 namespace {
 
@@ -37,6 +38,10 @@ int main(int argc, char** argv) {
   if (!wrong.empty()) {
     std::cerr << wrong << "\n";
     return 1;
+  }
+  if (const std::string missing = lockstep::missing_test_devices(); !missing.empty()) {
+    std::cout << "SKIPPED: no such devices: " << missing << "\n";
+    return 0;
   }
   if (lockstep::simulated::is_there()) testing::UnitTest::GetInstance()->listeners().Append(new Reports);
   return RUN_ALL_TESTS();

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <lockstep/base/error.hpp>
 #include <lockstep/devices/devices.hpp>
 
 #include <cstddef>
 #include <cstdlib>
+#include <string>
 
 namespace lockstep {
 
@@ -17,6 +19,16 @@ inline Devices test_devices(size_t count) {
   Devices devices;
   for (size_t i = 0; i < count; ++i) devices.push_back(some[i % some.size()]);
   return devices;
+}
+
+// Why the devices that are named are not to be had; "" if they are.
+inline std::string missing_test_devices() {
+  try {
+    test_devices(1);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
 }
 
 // A copy on the CPU, without history.

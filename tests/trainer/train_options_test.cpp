@@ -144,7 +144,7 @@ void change(Value& value) {
   }
 }
 
-// Of TrainOptions, with those of its groups in the groups' place.
+// The fields of TrainOptions, with those of its groups in the groups' place.
 template <class... Groups>
 constexpr int options_in_groups() {
   return fields_of<TrainOptions>() + (... + (fields_of<Groups>() - 1));

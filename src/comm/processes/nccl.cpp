@@ -136,7 +136,7 @@ void take_down(ProcessGroupNCCL& backend, const c10::Device& device, const std::
 
 }  // namespace
 
-GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, CallNotes notes) {
+GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, const CallNotes& notes) {
   // At a timeout or an error of NCCL c10d's watchdog would end the process. In mode 2 it only aborts the communicator.
   static const int mode_is_set = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
   static_cast<void>(mode_is_set);
@@ -145,7 +145,7 @@ GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, 
   options->timeout = place.timeout;
   options->is_high_priority_stream = true;  // or its kernels would queue behind compute
   wait_for_members(place);
-  const auto backend = c10::make_intrusive<NotedNccl>(place, options, std::move(notes));
+  const auto backend = c10::make_intrusive<NotedNccl>(place, options, notes);
   backend->setBoundDeviceId(device);
   backend->eagerConnectSingleDevice(device);
   return {.backend = backend,

@@ -10,7 +10,7 @@ std::unique_ptr<World> make_nccl_world(const Devices&, std::chrono::milliseconds
   return nullptr;
 }
 
-GroupMember make_nccl_group(const GroupPlace&, const c10::Device&, CallNotes) {
+GroupMember make_nccl_group(const GroupPlace&, const c10::Device&, const CallNotes&) {
   throw Error(
       "this build of lockstep has no CUDA parts, and with them no NCCL, which GPU ranks in several processes need");
 }

@@ -79,7 +79,7 @@ c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members&
 }
 
 // Connects `rank` as the `index`th of `size` members. Fails when a peer has failed.
-GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, int size, CallNotes notes) {
+GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, int size, const CallNotes& notes) {
   const auto connecting = [=, connection = place_.groups_store, timeout = place_.timeout,
                            connect_timeout = place_.connect_timeout, address = place_.local_address,
                            device = devices()[rank]](const std::stop_token& stop) {
