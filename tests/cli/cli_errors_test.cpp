@@ -224,8 +224,8 @@ TEST_F(CliErrors, WrongUsage) {
   expect_error({"trian"}, 2, {"lockstep has no command trian; did you mean train?", "lockstep --help"});
   expect_error({"walk"}, 2, {"lockstep has no command walk; there are train, eval"});
   expect_error({"bench", "foo"}, 2,
-               {"bench has no command foo; there are allreduce, bits, overlap, server, step", "bench --help"});
-  expect_error({"bench"}, 2, {"bench: say what: allreduce, bits, overlap, server, step"});
+               {"bench has no command foo; there are allreduce, bits, grain, overlap, server, step", "bench --help"});
+  expect_error({"bench"}, 2, {"bench: say what: allreduce, bits, grain, overlap, server, step"});
   expect_error({"bench", "step", "--rounds", "0"}, 2, {"--rounds: 0 is too small", "lockstep bench step --help"});
   expect_error({"bench", "step", "--devices", "tpu"}, 2, {"tpu", "lockstep bench step --help"});
   expect_error({"eval"}, 2, {"RUN_DIR", "lockstep eval --help"});
