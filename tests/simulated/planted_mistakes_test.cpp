@@ -59,16 +59,21 @@ void drop_a_work(Rank& rank) {
   rank.barrier();
 }
 
-// What the device reports with this mistake, in all worlds.
+// What the device reports with this mistake, in all worlds. The host's threads share one clock, so a race can stay hidden
+// where they happen to wait for each other: a world that reports nothing is tried again.
 std::vector<size_t> reports_with(planted mistake, const std::function<void(Rank&)>& body) {
   std::vector<size_t> reports;
   lockstep::planted::mistake = mistake;
+  const int tries = mistake == lockstep::planted::none ? 1 : 10;
   for (const Devices& devices : worlds()) {
-    try {
-      lockstep::run(devices, body);
-    } catch (const lockstep::Error&) {  // wrong values can be noticed
+    reports.push_back(0);
+    for (int i = 0; i < tries && reports.back() == 0; ++i) {
+      try {
+        lockstep::run(devices, body);
+      } catch (const lockstep::Error&) {  // wrong values can be noticed
+      }
+      reports.back() = lockstep::simulated::take_reports().size();
     }
-    reports.push_back(lockstep::simulated::take_reports().size());
   }
   lockstep::planted::mistake = lockstep::planted::none;
   return reports;
