@@ -59,8 +59,8 @@ void drop_a_work(Rank& rank) {
   rank.barrier();
 }
 
-// What the device reports with this mistake, in all worlds. The host's threads share one clock, so a race can stay hidden
-// where they happen to wait for each other: a world that reports nothing is tried again.
+// What the device reports with this mistake, in all worlds. The host's threads share one clock, so a race can stay
+// hidden where they happen to wait for each other: a world that reports nothing is tried again.
 std::vector<size_t> reports_with(planted mistake, const std::function<void(Rank&)>& body) {
   std::vector<size_t> reports;
   lockstep::planted::mistake = mistake;
