@@ -98,9 +98,9 @@ struct BatchOptions {
 // ms for 60000 samples. Without shuffling a batch may share the dataset's memory. Iterators must not outlive their
 // Batches; but iterators of a temporary keep it alive.
 //
-// Of data on the CPU a shard on a GPU gets copies that nobody waits for: the host goes on, and they arrive, on a stream
-// of their own, while the GPU computes what was queued before. They are for the stream that is current when the
-// iterator moves.
+// Where the data are on the CPU and the shard on a GPU of CUDA, nobody waits for the copies: they arrive on a stream of
+// their own, while the GPU computes what was queued before. They are for the stream that is current when the iterator
+// moves.
 class Batches {
  public:
   Batches(Dataset dataset, const BatchOptions& options, const Partner& shard);

@@ -47,8 +47,8 @@ struct GrainLoss {
 // The mean loss of this rank's part of a batch. It is not a plain tensor, because its backward() also averages
 // gradients.
 //
-// Of a batch with a grain it is the losses of this part's grains. Then backward() gives the same bits on any number of
-// ranks: it computes the gradient of each grain's summed loss, and adds the grains of all ranks in one order.
+// If the batch has a grain, it is the losses of this part's grains. Then backward() gives the same bits on any number
+// of ranks: it computes the gradient of each grain's summed loss, and adds the grains of all ranks in one order.
 class [[nodiscard]] Loss {
  public:
   Loss(const Loss&) = default;  // a move is a copy too

@@ -54,8 +54,8 @@ class Rank {
   // The most used collectives, waited for; tensors are changed in place, lie on device() and have any strides. (Through
   // backend() NCCL needs contiguous ones.) They throw Error when ranks disagree, when a rank is missing at the timeout,
   // or when another rank failed. It names this rank, the operation and the others' calls. Between GPUs they queue their
-  // work, and only barrier() waits for the others. If the run fails, what queued calls leave in memory are no values;
-  // the rank's next call throws.
+  // work, and of these only barrier() waits for the others. If the run fails, what queued calls leave in memory are no
+  // values; the rank's next call throws.
   void allreduce(at::Tensor tensor, c10d::ReduceOp op = c10d::ReduceOp::SUM);
   void broadcast(at::Tensor tensor, int root = 0);
   void barrier();
