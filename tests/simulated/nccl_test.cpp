@@ -216,8 +216,12 @@ TEST(NcclFailures, CallsThatDifferAreFoundAtTheEnd) {
   EXPECT_THAT(soon_ended(2,
                          [](Rank& rank) {
                            const Tensor tensor = one_to(rank, 3);
-                           if (rank.index() == 0) return rank.allreduce(tensor);
-                           rank.allreduce(tensor, c10d::ReduceOp::MAX);
+                           if (rank.index() == 0) {
+                             rank.allreduce(tensor);
+                           } else {
+                             rank.allreduce(tensor, c10d::ReduceOp::MAX);
+                           }
+                           tensor.cpu();  // the calls have met before a rank returns
                          }),
               AllOf(HasSubstr("the ranks' calls differ"), HasSubstr("allreduce(max) of float [3] on rank 1 (cuda:1)")));
   EXPECT_THAT(lockstep::simulated::take_reports(), testing::Not(IsEmpty()));  // NCCL would add up what it finds
