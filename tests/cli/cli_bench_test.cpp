@@ -75,9 +75,11 @@ TEST_F(CliBench, StepSaysWhatDataParallelAdds) {
 }
 
 TEST_F(CliBench, BitsAreTheSameOnEveryLayout) {
+  lockstep::Surroundings around = surroundings();
+  around.starts_itself = true;
   const Finished run = run_program({"bench", "bits", "--data-dir", images_.path().string(), "--batch-size", "100",
                                     "--grain", "16", "--runs-dir", "kept", "--json", "bits.json"},
-                                   surroundings());
+                                   around);
   EXPECT_EQ(run.code, 0) << run.out << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("lenet on fashion-mnist, 1 epoch, batches of 100 in grains of 16"),
                              HasSubstr("lockstep launch -n 2 "), HasSubstr("--zero-stage 2"),

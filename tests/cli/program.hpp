@@ -1,20 +1,26 @@
 // Program: the program lockstep as its users start it, with a pipe or a terminal at the other end.
+//
+// To start a program costs a third of a second, in which LibTorch loads. A test program that is linked with main()'s
+// work runs it in a copy of itself, which has LibTorch already. What preloads a library is started anew.
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <iostream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -22,6 +28,14 @@
 #include <vector>
 
 #include "io/process_stat.hpp"
+
+// Null in a test program without them.
+namespace lockstep::cli {
+[[gnu::weak]] int run_command_line(int argc, char** argv);
+}
+namespace scenarios {
+[[gnu::weak]] int run_scenario(int argc, char** argv);
+}
 
 namespace lockstep {
 
@@ -33,6 +47,7 @@ struct Surroundings {
   int columns = 80;                           // of the terminal
   std::string out = {};                       // a file for the standard output instead of a pipe
   bool ignore_interrupt = false;              // as a shell script starts its background jobs
+  bool starts_itself = false;                 // so it must not be a copy of the test
 };
 
 struct Finished {
@@ -45,61 +60,35 @@ class Program {
  public:
   Program(const std::vector<std::string>& arguments, const Surroundings& surroundings) {
     const char* const lockstep = std::getenv("LOCKSTEP_PROGRAM");
-    const char* const program = surroundings.program.empty() ? lockstep : surroundings.program.c_str();
-    if (program == nullptr) throw std::runtime_error("set LOCKSTEP_PROGRAM to the program's path; ctest does");
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
+    if (surroundings.program.empty() && lockstep == nullptr)
+      throw std::runtime_error("set LOCKSTEP_PROGRAM to the program's path; ctest does");
+    std::vector<std::string> words = {surroundings.program.empty() ? lockstep : surroundings.program};
+    words.insert(words.end(), arguments.begin(), arguments.end());
     int ours[2] = {-1, -1}, theirs[2] = {-1, -1};
     if (surroundings.terminal) {
       ours[0] = open_terminal(surroundings.columns);
-      // The first terminal that a session's leader opens becomes the one whose Ctrl-C it gets.
-      posix_spawn_file_actions_addopen(&actions, 0, ptsname(ours[0]), O_RDWR, 0);
-      posix_spawn_file_actions_adddup2(&actions, 0, 1);
-      posix_spawn_file_actions_adddup2(&actions, 0, 2);
     } else {
-      posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
       for (int i = 0; i < 2; ++i) {
         int ends[2];
         check(pipe2(ends, O_CLOEXEC) == 0, "pipe2");
         ours[i] = ends[0];
         theirs[i] = ends[1];
-        posix_spawn_file_actions_adddup2(&actions, theirs[i], i + 1);
       }
-      if (!surroundings.out.empty())
-        posix_spawn_file_actions_addopen(&actions, 1, surroundings.out.c_str(), O_WRONLY, 0);
     }
-    posix_spawn_file_actions_addchdir_np(&actions, surroundings.folder.c_str());
-
-    // Signals as a shell in a terminal hands them on, whatever started the tests.
-    posix_spawnattr_t attributes;
-    posix_spawnattr_init(&attributes);
-    sigset_t defaults, none;
-    sigemptyset(&none);
-    sigfillset(&defaults);
-    struct sigaction before {};
-    sigaction(SIGINT, nullptr, &before);
-    if (surroundings.ignore_interrupt) {
-      sigdelset(&defaults, SIGINT);
-      signal(SIGINT, SIG_IGN);
+    const std::string terminal = surroundings.terminal ? ptsname(ours[0]) : "";
+    std::cout.flush();  // what is in memory, the copy has too
+    std::fflush(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      set_up(surroundings, terminal, theirs);
+      run(words, surroundings.environment, surroundings.starts_itself);
     }
-    posix_spawnattr_setsigdefault(&attributes, &defaults);
-    posix_spawnattr_setsigmask(&attributes, &none);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSID);
-
-    std::vector<std::string> words = {program};
-    words.insert(words.end(), arguments.begin(), arguments.end());
-    auto environment = surroundings.environment;
-    const int error =
-        posix_spawn(&pid_, program, &actions, &attributes, pointers(words).data(), pointers(environment).data());
-    sigaction(SIGINT, &before, nullptr);
-    posix_spawn_file_actions_destroy(&actions);
-    posix_spawnattr_destroy(&attributes);
     for (int fd : theirs) {
       if (fd >= 0) close(fd);
     }
     out_fd_ = ours[0];
     err_fd_ = ours[1];
-    check(error == 0, "posix_spawn");
+    check(pid_ > 0, "fork");
   }
 
   ~Program() {
@@ -153,6 +142,57 @@ class Program {
 
   static void check(bool ok, const char* what) {
     if (!ok) throw std::runtime_error(std::string(what) + ": " + std::strerror(errno));
+  }
+
+  // In the new process: its session, descriptors and folder, and signals as a shell in a terminal hands them on,
+  // whatever started the tests.
+  static void set_up(const Surroundings& surroundings, const std::string& terminal, const int (&outputs)[2]) {
+    setsid();
+    // The first terminal that a session's leader opens becomes the one whose Ctrl-C it gets.
+    dup2(open(terminal.empty() ? "/dev/null" : terminal.c_str(), terminal.empty() ? O_RDONLY : O_RDWR), 0);
+    for (int i = 0; i < 2; ++i) dup2(terminal.empty() ? outputs[i] : 0, i + 1);
+    if (!surroundings.out.empty()) dup2(open(surroundings.out.c_str(), O_WRONLY), 1);
+    close_range(3, ~0U, 0);
+    for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);
+    if (surroundings.ignore_interrupt) signal(SIGINT, SIG_IGN);
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    if (chdir(surroundings.folder.c_str()) != 0) _exit(126);
+  }
+
+  using Main = int (*)(int, char**);
+  static Main main_of(const std::string& program, const std::vector<std::string>& environment) {
+    const auto preloads = [](const std::string& variable) { return variable.starts_with("LD_PRELOAD="); };
+    if (std::any_of(environment.begin(), environment.end(), preloads)) return nullptr;
+    const auto is = [&](const char* variable) {
+      const char* const path = std::getenv(variable);
+      return path != nullptr && program == path;
+    };
+    return is("LOCKSTEP_PROGRAM")         ? cli::run_command_line
+           : is("LOCKSTEP_RANKS_PROGRAM") ? scenarios::run_scenario
+                                          : nullptr;
+  }
+
+  [[noreturn]] static void run(std::vector<std::string>& words, std::vector<std::string> variables,
+                               bool starts_itself) {
+    const Main main = starts_itself ? nullptr : main_of(words[0], variables);
+    const auto environment = new std::vector(pointers(variables));  // as long as the process
+    if (main == nullptr) {
+      execve(words[0].c_str(), pointers(words).data(), environment->data());
+      _exit(127);
+    }
+    environ = environment->data();
+    at::set_num_threads(1);  // the first call in a copy makes LibTorch's pool anew, and no two threads may do that
+    const int code = main(static_cast<int>(words.size()), pointers(words).data());
+    std::cout.flush();
+    std::fflush(nullptr);
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+    std::exit(code);  // it looks for leaks there
+#endif
+#endif
+    _exit(code);
   }
 
   static std::vector<char*> pointers(std::vector<std::string>& words) {

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 
+#include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <string_view>
@@ -44,5 +46,13 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (lockstep::simulated::is_there()) testing::UnitTest::GetInstance()->listeners().Append(new Reports);
-  return RUN_ALL_TESTS();
+  const int code = RUN_ALL_TESTS();
+  std::cout.flush();
+  std::fflush(nullptr);
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+  return code;  // it looks for leaks at an ordinary end
+#endif
+#endif
+  std::quick_exit(code);  // as the program lockstep ends, and why: cli/main.cpp
 }

@@ -16,8 +16,8 @@ using lockstep::Finished;
 Finished run_example(const std::string& name, const std::vector<std::string>& arguments = {}) {
   const char* const folder = std::getenv("LOCKSTEP_EXAMPLE_PROGRAMS");
   if (folder == nullptr) throw std::runtime_error("set LOCKSTEP_EXAMPLE_PROGRAMS to the programs' folder; ctest does");
-  setenv("LOCKSTEP_PROGRAM", (std::string(folder) + "/example_" + name).c_str(), 1);
-  return lockstep::run_program(arguments, {.environment = {"CUDA_VISIBLE_DEVICES="}});
+  return lockstep::run_program(
+      arguments, {.program = std::string(folder) + "/example_" + name, .environment = {"CUDA_VISIBLE_DEVICES="}});
 }
 
 // The lines that an example's head comment gives as its output: those that are indented by three, up to the code.

@@ -276,8 +276,7 @@ TEST(Launch, AClosedStandardDescriptorIsNothingToReadOrWrite) {
 }
 
 TEST(Launch, StartsThisVeryProgramWhereItsNameIsNotOnPath) {
-  Surroundings surroundings;
-  surroundings.environment = {"PATH=/usr/bin:/bin"};
+  const Surroundings surroundings{.environment = {"PATH=/usr/bin:/bin"}, .starts_itself = true};
   const auto job = run_program({"launch", "-n", "1", "lockstep", "--version"}, surroundings);
   EXPECT_EQ(job.code, 0) << job.err;
   EXPECT_EQ(job.out, run_program({"--version"}, surroundings).out);

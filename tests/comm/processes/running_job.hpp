@@ -57,6 +57,7 @@ class RunningJob {
                             notes_.path().string()};
       programs_.push_back(
           std::make_unique<Program>(Words{"launch", "-n", std::to_string(processes)} + noting + words, surroundings));
+      sessions_.insert(programs_.back()->pid());
       return;
     }
     surroundings.program = words[0];
@@ -65,6 +66,7 @@ class RunningJob {
       surroundings.environment = surroundings_with(as_rank(rank, processes, port_, patience) + all).environment;
       programs_.push_back(std::make_unique<Program>(arguments, surroundings));
       pids_[rank] = programs_.back()->pid();
+      sessions_.insert(pids_[rank]);
     }
   }
 
@@ -130,11 +132,13 @@ class RunningJob {
     return names;
   }
 
-  // Whatever the job has started has its mark in the environment; a zombie has none.
+  // What the job has started is in a program's session, or has the job's mark in its environment. Zombies do not count.
   bool is_ours(pid_t pid) const {
+    if (pid <= 0 || state_of(pid) == 'Z') return false;
+    if (sessions_.contains(getsid(pid))) return true;
     std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
     const std::string environment{std::istreambuf_iterator<char>(file), {}};
-    return pid > 0 && environment.find(mark_) != std::string::npos;
+    return environment.find(mark_) != std::string::npos;
   }
 
   const bool launched_;
@@ -143,6 +147,7 @@ class RunningJob {
   const ScratchFolder notes_, temporaries_;
   const std::string mark_ = "LOCKSTEP_TEST_JOB=" + notes_.path().string();
   const std::set<std::string> shared_before_ = shared_memory();
+  std::set<pid_t> sessions_;
   std::vector<std::unique_ptr<Program>> programs_;  // last: they end before the folders go
 };
 

@@ -122,7 +122,7 @@ TEST_F(TrainUnderALauncher, ANameThatIsTakenIsRefused) {
 
 TEST_F(TrainUnderALauncher, WhatAllProcessesFindWrongIsSaidOnce) {
   auto words = train({"--epochs", "0", "--devices", "cpu"});
-  words.insert(words.begin(), {"launch", "-n", "3", "lockstep"});
+  words.insert(words.begin(), {"launch", "-n", "3", from_environment("LOCKSTEP_PROGRAM")});
   EXPECT_THAT(run_program(words, surroundings()).err,
               MatchesRegex("lockstep: --epochs: 0 is too small; it must be at least 1\n"
                            "lockstep train --help-all shows what there is.\n"

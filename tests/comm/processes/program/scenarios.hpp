@@ -12,6 +12,9 @@ struct Setup {
   std::string argument;
 };
 
+// What main() does: runs the scenario that the words name.
+int run_scenario(int argc, char** argv);
+
 void collectives(const Setup& setup);  // all of them, with values that differ by rank
 void training(const Setup& setup);     // writes the last rank's weights to the file `argument`
 void runs(const Setup& setup);         // several runs, and one in another

@@ -1,0 +1,140 @@
+#include "command_line.hpp"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+#include <lockstep/base/error.hpp>
+#include <lockstep/devices/keep_freed_memory.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/libtorch_log.hpp"
+#include "commands.hpp"
+#include "help.hpp"
+#include "io/reason.hpp"
+#include "option_flags.hpp"
+#include "output.hpp"
+#include "printed_once.hpp"
+#include "text.hpp"
+#include "usage.hpp"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr int failed = 1;
+constexpr int wrong_usage = 2;
+
+const char* const footer =
+    "Examples:\n"
+    "  lockstep train --devices 2\n"
+    "  lockstep train --help, or lockstep help train\n"
+    "\n"
+    "Exit codes: 0 done; 1 an error; 2 wrong usage; 3 a loss that is not finite ended\n"
+    "the training; 130 stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP; 141 nobody\n"
+    "reads the output any more.\n";
+
+// If a standard descriptor is closed, the next file that is opened gets its number, and what is meant to be printed.
+void open_closed_standard_descriptors() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(fd, F_GETFD) < 0) open("/dev/null", O_RDWR);  // takes the lowest number that is free
+  }
+}
+
+void complain(const std::string& text) {
+  const std::string rest = not_yet_printed(with_flags(without_call_stacks(text)));
+  if (!rest.empty()) Output(STDERR_FILENO).print("lockstep: " + rest + "\n");
+}
+
+// Runs the chosen command. A usage error also names the help that would have prevented it.
+int run(const std::vector<const char*>& words, Output& output) {
+  CLI::App program("lockstep trains neural networks over several devices, on LibTorch.", "lockstep");
+  program.formatter(std::make_shared<Help>());
+  program.footer(footer);
+  program.set_help_flag("-h,--help", "print this help and exit");
+  program.set_version_flag("--version", "lockstep " + version() + " (LibTorch " + torch_version() + ")",
+                           "print the version and exit");
+  program.require_subcommand(0, 1);
+  const std::vector<Command> commands = {add_train(program),   add_eval(program),       add_sweep(program),
+                                         add_devices(program), add_fetch_data(program), add_plan(program),
+                                         add_compare(program), add_bench(program),      add_launch(program)};
+
+  const auto chosen = [&] {
+    return std::find_if(commands.begin(), commands.end(), [](const Command& command) { return command.app->parsed(); });
+  };
+  try {
+    program.parse(static_cast<int>(words.size()), words.data());
+  } catch (const CLI::CallForVersion& version) {
+    output.print(std::string(version.what()) + "\n");
+    return 0;
+  } catch (const CLI::CallForAllHelp&) {
+    output.print(program.help("", CLI::AppFormatMode::All));
+    return 0;
+  } catch (const CLI::Success&) {
+    output.print(program.help());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    complain(explain(program, error, {words.begin() + 1, words.end()}) + "\n" + which_help(program));
+    return wrong_usage;
+  }
+  if (chosen() == commands.end()) {
+    output.print(program.help());
+    return 0;
+  }
+  try {
+    return chosen()->work(output);
+  } catch (const UsageError& error) {
+    complain(std::string(error.what()) + "\n" + which_help(program));
+    return wrong_usage;
+  }
+}
+
+// "lockstep help train" is "lockstep train --help".
+std::vector<const char*> with_help_as_option(int argc, char** argv) {
+  std::vector<const char*> words(argv, argv + argc);
+  if (words.size() < 2 || std::string_view(words[1]) != "help") return words;
+  words.erase(words.begin() + 1);
+  words.push_back("--help");
+  return words;
+}
+
+int run_and_report_errors(const std::vector<const char*>& words, Output& output) {
+  try {
+    return run(words, output);
+  } catch (const lockstep::Error& error) {
+    complain(std::string("error: ") + error.what());
+  } catch (const std::bad_alloc&) {
+    complain("error: out of memory");
+  } catch (const c10::Error& error) {
+    complain(std::string("error in LibTorch, please report it: ") + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    complain(std::string("error that should not happen, please report it: ") + error.what());
+  }
+  return failed;
+}
+
+}  // namespace
+
+int run_command_line(int argc, char** argv) {
+  open_closed_standard_descriptors();
+  keep_freed_memory();
+  log_errors_only();
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
+  Output output(STDOUT_FILENO);
+  const int code = run_and_report_errors(with_help_as_option(argc, argv), output);
+  if (code == wrong_usage || code == kNotFinite) note_would_fail_again();
+  if (!output.failed()) return code;
+  if (output.error() == EPIPE) return 128 + SIGPIPE;  // as a shell reports it, and as quietly
+  complain("error: cannot write to the standard output: " + io::reason(output.error()));
+  return failed;
+}
+
+}  // namespace lockstep::cli

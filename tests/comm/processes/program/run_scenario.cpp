@@ -1,0 +1,65 @@
+// The program that the process tests start several times: process_ranks SCENARIO [DEVICES [ARGUMENT]].
+#include <ATen/Parallel.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include <functional>
+#include <iostream>
+#include <map>
+
+#include "scenarios.hpp"
+
+namespace {
+
+std::string name() {
+  try {
+    return "process " + std::to_string(lockstep::this_process().index) + ": ";
+  } catch (const lockstep::Error&) {  // the environment does not say
+    return "a process: ";
+  }
+}
+
+}  // namespace
+
+int scenarios::run_scenario(int argc, char** argv) {
+  const std::map<std::string, std::function<void(const scenarios::Setup&)>> all = {
+      {"collectives", scenarios::collectives},
+      {"training", scenarios::training},
+      {"runs", scenarios::runs},
+      {"connects", scenarios::connects},
+      {"lives", scenarios::lives},
+      {"throws", scenarios::throws},
+      {"dies", scenarios::dies},
+      {"dies_in_a_backward", scenarios::dies_in_a_backward},
+      {"serves", scenarios::serves},
+      {"loses_a_worker", scenarios::loses_a_worker},
+      {"is_asked_to_stop", scenarios::is_asked_to_stop},
+      {"has_a_stranger", scenarios::has_a_stranger},
+      {"freezes", scenarios::freezes},
+      {"sleeps", scenarios::sleeps},
+      {"has_a_batch_fewer", scenarios::has_a_batch_fewer},
+      {"waits_crosswise", scenarios::waits_crosswise},
+      {"parts_do_not_fit", scenarios::parts_do_not_fit},
+      {"grains_of_others", scenarios::grains_of_others},
+      {"message_fails", scenarios::message_fails},
+      {"computes_on", scenarios::computes_on},
+      {"returns_early", scenarios::returns_early},
+      {"asks_in_vain", scenarios::asks_in_vain},
+      {"shares_memory", scenarios::shares_memory},
+      {"calls_otherwise", scenarios::calls_otherwise},
+      {"calls_otherwise_in_a_group", scenarios::calls_otherwise_in_a_group},
+      {"is_configured_otherwise", scenarios::is_configured_otherwise}};
+  at::set_num_threads(1);
+  try {
+    const auto scenario = all.at(argc > 1 ? argv[1] : "");
+    scenario({lockstep::parse_devices(argc > 2 ? argv[2] : "cpu"), argc > 3 ? argv[3] : ""});
+    std::cout << name() + "ok\n" << std::flush;
+    return 0;
+  } catch (const lockstep::Error& error) {
+    std::cerr << name() + error.what() + "\n";
+    return 3;
+  } catch (const std::exception& error) {
+    std::cerr << std::string("not an Error: ") + error.what() + "\n";
+    return 4;
+  }
+}
