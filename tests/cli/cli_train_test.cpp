@@ -42,7 +42,9 @@ class CliTrain : public Cli {
 };
 
 TEST_F(CliTrain, PrintsTheSettingsThenALinePerEpochThenTheSectionsLine) {
-  const Finished run = run_program(train({"--lr", "0.15", "--seed", "7", "--name", "first"}), surroundings());
+  auto around = surroundings();
+  around.starts_itself = true;
+  const Finished run = run_program(train({"--lr", "0.15", "--seed", "7", "--name", "first"}), around);
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err, IsEmpty());
   const auto lines = lines_of(run.out);

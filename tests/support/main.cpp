@@ -3,12 +3,11 @@
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <iostream>
 #include <string>
 #include <string_view>
 
+#include "cli/end_process.hpp"
 #include "selection.hpp"
 #include "simulated_device.hpp"
 #include "test_devices.hpp"
@@ -46,13 +45,5 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (lockstep::simulated::is_there()) testing::UnitTest::GetInstance()->listeners().Append(new Reports);
-  const int code = RUN_ALL_TESTS();
-  std::cout.flush();
-  std::fflush(nullptr);
-#ifdef __has_feature
-#if __has_feature(address_sanitizer)
-  return code;  // it looks for leaks at an ordinary end
-#endif
-#endif
-  std::quick_exit(code);  // as the program lockstep ends, and why: cli/main.cpp
+  lockstep::end_process(RUN_ALL_TESTS());
 }

@@ -1,10 +1,6 @@
-#include <cstdlib>
-#include <iostream>
-
+#include "cli/end_process.hpp"
 #include "scenarios.hpp"
 
 int main(int argc, char** argv) {
-  const int code = scenarios::run_scenario(argc, argv);
-  std::cout.flush();
-  std::quick_exit(code);  // as the program lockstep ends, and why: cli/main.cpp
+  lockstep::end_process(scenarios::run_scenario(argc, argv));
 }
