@@ -38,12 +38,8 @@ Timed timed(int processes, const Words& words, const Words& variables = {}) {
 
 // Jobs with these words run side by side, since they mostly wait.
 std::vector<Timed> timed_side_by_side(int processes, const std::vector<Words>& jobs) {
-  std::vector<std::future<Timed>> running;
-  for (const Words& words : jobs) {
-    running.push_back(std::async(std::launch::async, [processes, words] { return timed(processes, words); }));
-  }
-  std::vector<Timed> results;
-  for (auto& job : running) results.push_back(job.get());
+  std::vector<Timed> results(jobs.size());
+  side_by_side(static_cast<int>(jobs.size()), [&](int i) { results[i] = timed(processes, jobs[i]); });
   return results;
 }
 
@@ -454,7 +450,7 @@ TEST(ProcessFailures, WithoutALauncherTooADeathEndsTheOthersWithinTwoSeconds) {
 
 template <class Work>
 auto in_background(const Work& work) {
-  return std::async(std::launch::async, work);
+  return std::async(kAtOnce, work);
 }
 
 // These jobs take seconds in which they only wait, so they run at the same time.
