@@ -55,7 +55,7 @@ void complain(const std::string& text) {
 }
 
 // Runs the chosen command. A usage error also names the help that would have prevented it.
-int run(const std::vector<const char*>& words, Output& output) {
+int run_chosen(const std::vector<const char*>& words, Output& output) {
   CLI::App program("lockstep trains neural networks over several devices, on LibTorch.", "lockstep");
   program.formatter(std::make_shared<Help>());
   program.footer(footer);
@@ -108,7 +108,7 @@ std::vector<const char*> with_help_as_option(int argc, char** argv) {
 
 int run_and_report_errors(const std::vector<const char*>& words, Output& output) {
   try {
-    return run(words, output);
+    return run_chosen(words, output);
   } catch (const lockstep::Error& error) {
     complain(std::string("error: ") + error.what());
   } catch (const std::bad_alloc&) {
