@@ -26,7 +26,7 @@ class CliCompare : public Cli {
     std::vector<std::string> words = {"compare",   "--model",   "mlp",       "--width",  width,
                                       "--data",    "synthetic", "--devices", devices,    "--batch-size",
                                       "24",        "--steps",   "3",         "--rounds", "1",
-                                      "--seconds", "0.2",       "--json",    "all.json"};
+                                      "--seconds", "0.05",      "--json",    "all.json"};
     words.insert(words.end(), more.begin(), more.end());
     return run_program(words, surroundings());
   }
