@@ -16,6 +16,7 @@
 
 #include "devices/cuda_graph.hpp"
 #include "optim/fused_optimizers.hpp"
+#include "support/error_of.hpp"
 #include "support/simulated_device.hpp"
 #include "support/small_images.hpp"
 
@@ -192,6 +193,15 @@ TEST_F(GpuTrainer, RecordedStepsGoWithEveryUpdate) {
     });
     expect_near(graphed, train(devices, update), rounding, 0.02);
   }
+}
+
+TEST_F(GpuTrainer, RecordedStepsComputeABatchAtOnce) {
+  const auto in_parts = [](TrainOptions& o) {
+    o.cuda_graph = true;
+    o.batch.accumulate = 2;
+  };
+  EXPECT_THAT(lockstep::error_of([&] { train({c10::Device("cuda:0")}, in_parts); }),
+              testing::HasSubstr("`accumulate` computes it in parts; leave one of the two out"));
 }
 
 TEST_F(GpuTrainer, PrecisionAndMemoryFormatGoWithRecordedSteps) {
