@@ -47,6 +47,9 @@ const char* const bench_overlap_explanation =
     "              for communication that no longer follows backward\n"
     "  saved       the step's time that overlap saves, of the time for communication\n"
     "\n"
+    "A GPU's host does not wait for communication. There its time is what it adds to\n"
+    "the step alone, and only steps and what overlap saves are shown.\n"
+    "\n"
     "Examples:\n"
     "  lockstep bench overlap --devices 2\n"
     "  lockstep bench overlap --model mlp --bucket-bytes 1000000 --json mlp.json\n";
@@ -72,6 +75,7 @@ struct Sample {
 struct Result {
   std::string model;
   int64_t parameters = 0, batch_size = 0;
+  bool on_gpus = false;
   std::array<std::vector<Sample>, 3> samples;  // by variant
 };
 
@@ -89,6 +93,13 @@ double median(const std::vector<Sample>& samples, double Sample::*value) {
   return values[values.size() / 2];
 }
 
+// Seconds of a step.
+double communication(const Result& result) {
+  const auto& after_backward = result.samples[afterwards];
+  if (!result.on_gpus) return median(after_backward, &Sample::after);
+  return median(after_backward, &Sample::seconds) - median(result.samples[alone], &Sample::seconds);
+}
+
 double hidden(const Result& result) {
   return 1 - median(result.samples[overlapped], &Sample::after) / median(result.samples[afterwards], &Sample::after);
 }
@@ -97,7 +108,7 @@ double hidden(const Result& result) {
 double saved(const Result& result) {
   std::vector<Sample> differences = result.samples[afterwards];
   for (size_t i = 0; i < differences.size(); ++i) differences[i].seconds -= result.samples[overlapped][i].seconds;
-  return median(differences, &Sample::seconds) / median(result.samples[afterwards], &Sample::after);
+  return median(differences, &Sample::seconds) / communication(result);
 }
 
 // Counts what one rank's threads spend on the allreduces of a step. While backward computes, a Reducer posts and polls.
@@ -213,6 +224,7 @@ Result measure(const Subject& subject, const Devices& devices, const BenchOverla
   Result result;
   result.model = subject.name;
   result.batch_size = batch_size;
+  result.on_gpus = !devices[0].is_cpu();
   std::mutex mutex;
   run(devices,
       [&](Rank& rank) {
@@ -248,10 +260,21 @@ Result measure(const Subject& subject, const Devices& devices, const BenchOverla
   return result;
 }
 
+std::string report_of_steps(const Result& result) {
+  std::string text = "              step ms\n";
+  for (size_t variant = 0; variant < names.size(); ++variant) {
+    text += format("  %-10s  %7.1f\n", names[variant], 1e3 * median(result.samples[variant], &Sample::seconds));
+  }
+  const double seconds = communication(result);
+  if (!(seconds > 0)) return text + "  communication takes no time that shows\n\n";
+  return text + format("  communication: %.1f ms; saved: %.0f%% of its time\n\n", 1e3 * seconds, 1e2 * saved(result));
+}
+
 std::string report(const Result& result) {
   std::string text = format("%s, %.1f million parameters, global batch %lld\n", result.model.c_str(),
-                            static_cast<double>(result.parameters) / 1e6, static_cast<long long>(result.batch_size)) +
-                     "              step ms  within ms  after ms  reduced\n";
+                            static_cast<double>(result.parameters) / 1e6, static_cast<long long>(result.batch_size));
+  if (result.on_gpus) return text + report_of_steps(result);
+  text += "              step ms  within ms  after ms  reduced\n";
   for (size_t variant = 0; variant < names.size(); ++variant) {
     const auto& samples = result.samples[variant];
     text += format("  %-10s  %7.1f  %9.1f  %8.1f  %6.0f%%\n", names[variant], 1e3 * median(samples, &Sample::seconds),
@@ -276,12 +299,13 @@ nlohmann::ordered_json to_json(const BenchOverlapFlags& flags, const Devices& de
     entry["batch_size"] = result.batch_size;
     for (size_t variant = 0; variant < names.size(); ++variant) {
       const auto& samples = result.samples[variant];
-      entry[names[variant]] = {{"step_seconds", median(samples, &Sample::seconds)},
-                               {"within_seconds", median(samples, &Sample::within)},
-                               {"after_seconds", median(samples, &Sample::after)},
-                               {"reduced_share", median(samples, &Sample::reduced)}};
+      auto& of_variant = entry[names[variant]] = {{"step_seconds", median(samples, &Sample::seconds)}};
+      if (result.on_gpus) continue;
+      of_variant["within_seconds"] = median(samples, &Sample::within);
+      of_variant["after_seconds"] = median(samples, &Sample::after);
+      of_variant["reduced_share"] = median(samples, &Sample::reduced);
     }
-    entry["hidden_share"] = hidden(result);
+    if (!result.on_gpus) entry["hidden_share"] = hidden(result);
     entry["saved_share"] = saved(result);
     json["models"].push_back(std::move(entry));
   }

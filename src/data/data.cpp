@@ -145,12 +145,12 @@ Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& sh
                 "; expected an index from 0 to one less than the count");
   }
   set_shares(options.shares);
-  if (x.is_cpu() && shard_.device.is_cuda()) upload_ = std::make_shared<BatchUpload>(shard_.device);
   if (options.shuffle) {
     // The generator uses only the low 32 bits of its seed, so seed and epoch must both reach them.
     at::Generator generator = at::detail::createCPUGenerator(mix({options.seed, static_cast<uint64_t>(options.epoch)}));
     order_ = at::randperm(dataset_.size(), generator, at::TensorOptions(at::kLong)).to(x.device());
   }
+  if (x.is_cpu() && shard_.device.is_cuda()) upload_ = std::make_shared<BatchUpload>(shard_.device, order_);
 }
 
 int64_t Batches::count() const {
@@ -164,29 +164,45 @@ void Batches::set_shares(std::vector<double> shares) {
 }
 
 Batch Batches::get(int64_t index) const {
-  int64_t begin = index * options_.size;
-  int64_t global_size = std::min(options_.size, dataset_.size() - begin);
-  const std::vector<int64_t> runs = runs_of(global_size);
-  const int64_t unit = std::max<int64_t>(options_.grain, 1);
-  const auto shard = static_cast<size_t>(shard_.index);
-  const Range part{std::min(runs[shard] * unit, global_size), std::min(runs[shard + 1] * unit, global_size)};
+  const Place place = place_of(index);
+  const int64_t begin = place.begin + place.part.begin, size = place.part.size();
 
   // Gathers on the data's device, moves bytes as they are (for images a quarter of a float's), and only then makes
   // floats.
   auto gather = [&](const at::Tensor& data) {
-    if (upload_ && !data.requires_grad()) return upload_->rows(data, begin + part.begin, part.size(), order_);
-    if (!order_.defined()) return data.narrow(0, begin + part.begin, part.size()).to(shard_.device);
-    return data.index_select(0, order_.narrow(0, begin + part.begin, part.size())).to(shard_.device);
+    if (upload_ && !data.requires_grad()) return upload_->rows(data, begin, size);
+    if (!order_.defined()) return data.narrow(0, begin, size).to(shard_.device);
+    return data.index_select(0, order_.narrow(0, begin, size)).to(shard_.device);
   };
-  at::Tensor x = gather(dataset_.x);
+  at::Tensor x = gather(dataset_.x), y = gather(dataset_.y);
   if (x.scalar_type() == at::kByte) x = x.to(at::kFloat).div_(255);
+  if (index + 1 < count()) start(place_of(index + 1));
   return {.x = x,
-          .y = gather(dataset_.y),
-          .global_size = global_size,
-          .first = part.begin,
+          .y = y,
+          .global_size = place.global_size,
+          .first = place.part.begin,
           .mark = mark_of(index),
           .grain = options_.grain,
-          .runs = options_.grain > 0 ? runs : std::vector<int64_t>()};
+          .runs = options_.grain > 0 ? place.runs : std::vector<int64_t>()};
+}
+
+Batches::Place Batches::place_of(int64_t index) const {
+  const int64_t begin = index * options_.size, global_size = std::min(options_.size, dataset_.size() - begin);
+  const std::vector<int64_t> runs = runs_of(global_size);
+  const int64_t unit = std::max<int64_t>(options_.grain, 1);
+  const auto shard = static_cast<size_t>(shard_.index);
+  return {begin,
+          global_size,
+          runs,
+          {std::min(runs[shard] * unit, global_size), std::min(runs[shard + 1] * unit, global_size)}};
+}
+
+// The batch behind the one that a step begins with now: the step may make the host wait, and then it comes late.
+void Batches::start(const Place& place) const {
+  if (!upload_) return;
+  for (const auto& data : {dataset_.x, dataset_.y}) {
+    if (!data.requires_grad()) upload_->start(data, place.begin + place.part.begin, place.part.size());
+  }
 }
 
 // Where each shard's samples, or grains, begin in a batch, and at the end their number.

@@ -16,10 +16,4 @@ HostCopy::HostCopy(const at::Tensor& tensor) : values_(tensor.detach()) {
   arrived_->record(current_stream(device));
 }
 
-const at::Tensor& HostCopy::wait() {
-  if (arrived_) arrived_->synchronize();
-  arrived_.reset();
-  return values_;
-}
-
 }  // namespace lockstep

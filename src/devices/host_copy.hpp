@@ -2,8 +2,8 @@
 //
 //   HostCopy copy(sum);              // queued on the current stream
 //   … a step later …
-//   wait_for(rank, *copy.arrival());  // if there is one, and a graph may hold NCCL's calls
-//   copy.wait().item<double>();      // the device has the work queued since then to do meanwhile
+//   if (copy.arrival()) wait_for(rank, *copy.arrival());  // the device has the work queued since then to do meanwhile
+//   copy.values().item<double>();
 //
 // item() would wait for all that is queued so far, and the device would then have nothing to do. Used by one thread. On
 // the CPU there is nothing to wait for, and no copy.
@@ -24,8 +24,8 @@ class HostCopy {
   // When they are there; null: they are.
   const c10::Event* arrival() const { return arrived_ ? &*arrived_ : nullptr; }
 
-  // The values, on the CPU.
-  const at::Tensor& wait();
+  // On the CPU. Whoever has not waited for their arrival reads whatever lies there.
+  const at::Tensor& values() const { return values_; }
 
  private:
   at::Tensor values_;

@@ -1,30 +1,49 @@
 // Tensors go from the host's memory to a GPU while both go on.
 //
 // From ordinary memory a copy makes the host wait until the GPU has done all that is queued. So the values first go
-// into pinned memory, from which the GPU takes them when the copy's turn comes. Used by one thread at a time.
+// into pinned memory, from which the GPU takes them when the copy's turn comes. Thread-safe.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 #include <c10/core/Stream.h>
 
 #include <cstdint>
+#include <mutex>
+#include <vector>
 
 namespace lockstep {
 
 // What tensor.to(device) gives. From the CPU to a GPU of CUDA it is copied on that GPU's current stream.
 at::Tensor upload(const at::Tensor& tensor, const c10::Device& device);
 
-// Batches go up on a stream of their own: the copy of one does not wait for the step that is queued before it.
+// Batches go up on a stream of their own: the copy of one does not wait for the step that is queued before it, and no
+// step waits for the copy of the batch behind its own.
 class BatchUpload {
  public:
-  explicit BatchUpload(const c10::Device& gpu);
+  // `order` (int64): the numbers of rows; undefined for 0, 1, 2, ….
+  BatchUpload(const c10::Device& gpu, at::Tensor order);
 
-  // Rows [begin, begin + size) of `data`, which is on the CPU and needs no gradient; or, with `order` (int64), the rows
-  // whose numbers stand there. For the GPU's current stream.
-  at::Tensor rows(const at::Tensor& data, int64_t begin, int64_t size, const at::Tensor& order) const;
+  // The rows whose numbers stand at [begin, begin + size) of the order. `data` is on the CPU and needs no gradient. For
+  // the GPU's current stream, which waits for the copy.
+  at::Tensor rows(const at::Tensor& data, int64_t begin, int64_t size);
+
+  // Sends them on their way, for a rows() to come. Other rows of `data` that were started before it are dropped then.
+  void start(const at::Tensor& data, int64_t begin, int64_t size);
 
  private:
+  struct Copy {
+    at::Tensor data;  // whose rows they are
+    int64_t begin, size;
+    at::Tensor there;
+    c10::Event arrived;
+  };
+  Copy copy_of(const at::Tensor& data, int64_t begin, int64_t size) const;
+
   const c10::Stream copies_;
+  const at::Tensor order_;
+  std::mutex mutex_;
+  std::vector<Copy> started_;  // guarded by mutex_
 };
 
 }  // namespace lockstep

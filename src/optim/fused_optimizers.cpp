@@ -1,5 +1,6 @@
 #include "fused_optimizers.hpp"
 
+#include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -153,7 +154,16 @@ void step_groups(const std::vector<OptimizerParamGroup>& groups, States& states,
 
 }  // namespace
 
-torch::Tensor FusedMomentum::step(LossClosure closure) {
+void zero_gradients(const std::vector<at::Tensor>& parameters) {
+  const torch::NoGradGuard no_grad;
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters) {
+    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+  }
+  if (!gradients.empty()) at::_foreach_zero_(gradients);
+}
+
+torch::Tensor FusedSgd::step(LossClosure closure) {
   const torch::Tensor loss = loss_of(closure);
   const auto members_of = [](const torch::optim::OptimizerParamState& state) {
     return std::array{static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer()};

@@ -12,9 +12,14 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include <vector>
+
 namespace lockstep {
 
-class FusedMomentum : public torch::optim::SGD {
+// Sets gradients to zero in one call, and in place: a CUDA graph and DataParallel's buckets find them there again.
+void zero_gradients(const std::vector<at::Tensor>& parameters);
+
+class FusedSgd : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
   torch::Tensor step(LossClosure closure = nullptr) override;

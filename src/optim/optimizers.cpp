@@ -59,7 +59,7 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind, std:
   const auto [lr, momentum, nesterov, decay] = settings;
   switch (kind) {
     case OptimizerKind::sgd:
-      return std::make_unique<FusedMomentum>(
+      return std::make_unique<FusedSgd>(
           std::move(parameters),
           torch::optim::SGDOptions(lr).momentum(momentum).nesterov(nesterov).weight_decay(decay));
     case OptimizerKind::adam:

@@ -16,7 +16,7 @@
 #include "base/seconds_since.hpp"
 #include "echo_backend.hpp"
 #include "layer_meter.hpp"
-#include "optim/fused_sgd.hpp"
+#include "optim/fused_optimizers.hpp"
 #include "ranks/gather.hpp"
 
 namespace lockstep {
@@ -79,15 +79,16 @@ std::vector<SlicedLayers> slices_of(const Sequential& net, const Batch& sample, 
 }
 
 double update_seconds(const Sequential& net) {
-  FusedSgd sgd(net->parameters(), /*lr=*/0);
-  if (net->parameters().empty()) return 0;
-  const auto device = net->parameters()[0].device();
+  const auto parameters = net->parameters();
+  if (parameters.empty()) return 0;
+  FusedSgd sgd(parameters, /*lr=*/0);
+  const auto device = parameters[0].device();
   double best = std::numeric_limits<double>::infinity();
   const auto begin = std::chrono::steady_clock::now();
   for (int round = 0; round < 3 || (round < 50 && seconds_since(begin) < seconds_of_load); ++round) {
     synchronize(device);
     const auto start = std::chrono::steady_clock::now();
-    sgd.zero_grad();
+    zero_gradients(parameters);
     sgd.step();
     synchronize(device);
     best = std::min(best, seconds_since(start));

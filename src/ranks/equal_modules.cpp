@@ -30,11 +30,12 @@ void check_that_modules_match(const torch::nn::Module& module, Rank& rank, const
                 std::to_string(their_count) + ". Every rank must build the same module");
   }
 
-  // Names, shapes and types as one number each, so that a difference is found before Gloo moves bytes into the wrong
-  // places. All ranks find the same one.
+  // Names, shapes, types and orders in memory as one number each, so that a difference is found before bytes come to
+  // the wrong places: gradients travel as they lie. All ranks find the same one.
   const auto describe = [&tensors](int64_t i) {
     const auto& [name, tensor] = tensors[static_cast<size_t>(i)];
-    return name + ", " + c10::toString(tensor.scalar_type()) + " " + c10::str(tensor.sizes());
+    const std::string order = tensor.is_contiguous() ? "" : c10::str(" with strides ", tensor.strides());
+    return name + ", " + c10::toString(tensor.scalar_type()) + " " + c10::str(tensor.sizes()) + order;
   };
   std::vector<int64_t> kinds;
   for (int64_t i = 0; i < count; ++i) kinds.push_back(static_cast<int64_t>(std::hash<std::string>()(describe(i))));

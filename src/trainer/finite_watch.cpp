@@ -73,7 +73,7 @@ void FiniteWatch::ask(Step& step) {
 std::string FiniteWatch::what_is_not_finite(Step& step) {
   if (!step.answer) ask(step);
   if (const c10::Event* const arrival = step.answer->arrival()) wait_for(rank_, *arrival);
-  if (std::isfinite(step.answer->wait().item<double>())) return "";
+  if (std::isfinite(step.answer->values().item<double>())) return "";
   const at::Tensor finite = of_all_ranks(rank_, {std::isfinite(step.loss.item<double>()) ? 1 : 0});
   std::string ranks;
   for (int64_t rank = 0; rank < finite.size(0); ++rank) {

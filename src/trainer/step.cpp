@@ -36,12 +36,15 @@ class PlainStep : public Step {
 
   void run(const Batch& batch) override {
     gradients(batch);
-    with_.watch.watch();
-    if (!with_.watch.complaint().empty()) return;
-    finish(batch);
+    judge_and_finish(batch);
   }
 
  protected:
+  void judge_and_finish(const Batch& batch) {
+    with_.watch.watch();
+    if (with_.watch.complaint().empty()) finish(batch);
+  }
+
   // What the parts' backwards add up to is averaged over the ranks while the last of them computes.
   void gradients(const Batch& batch) {
     with_.update.zero_grad();
@@ -91,9 +94,9 @@ class PlainStep : public Step {
   const bool counts_correct_;
 };
 
-// A graph holds the whole step if nothing is exchanged, or if the exchange can be recorded with it. NCCL's can be
-// recorded, and so stays beside backward. Our own exchange needs host threads, since kernels of several ranks' graphs
-// cannot wait for each other. It follows the replay, with the update behind it (docs/decisions/0008).
+// A graph holds a step up to its gradients, and the exchange if that can be recorded. NCCL's can be, and so stays
+// beside backward. Our own exchange needs host threads, since kernels of several ranks' graphs cannot wait for each
+// other. It follows the replay. So does the update, whose numbers change from step to step (docs/decisions/0008).
 class RecordedStep : public PlainStep {
  public:
   RecordedStep(const StepParts& parts, std::unique_ptr<Graph> graph)
@@ -106,9 +109,9 @@ class RecordedStep : public PlainStep {
 
   void run(const Batch& batch) override {
     if (!graphed_.replay(batch)) return PlainStep::run(batch);
-    part_after_recorded();
-    with_.watch.watch();
-    with_.totals.samples += batch.size();
+    // Adds nothing to the gradients, and averages them.
+    if (!exchange_recorded_ && with_.rank.world_size() > 1) with_.net.replicas().backward_through([] {});
+    judge_and_finish(batch);
   }
 
  private:
@@ -124,19 +127,9 @@ class RecordedStep : public PlainStep {
 
   void recorded_part(const Batch& batch) {
     with_.update.zero_grad();
-    if (exchange_recorded_) {
-      forward_backward(batch);
-      return with_.update.step();
-    }
+    if (exchange_recorded_) return forward_backward(batch);
     const auto guard = with_.net.replicas().no_sync();
     forward_backward(batch);
-    if (with_.rank.world_size() == 1) with_.update.step();
-  }
-
-  void part_after_recorded() {
-    if (exchange_recorded_ || with_.rank.world_size() == 1) return;
-    with_.net.replicas().backward_through([] {});  // adds nothing to the gradients, and averages them
-    with_.update.step();
   }
 
   const bool exchange_recorded_;

@@ -54,11 +54,11 @@ void check_graph_of(const TrainOptions& options) {
         "`cuda_graph` records a step's dropout, and would drop the same in each; leave one of the two out, as in "
         "`dropout` 0");
   }
-  const bool same_rate = options.rate.warmup_epochs == 0 && options.rate.schedule == LrSchedule::constant;
-  if (is_plain_sgd(options) && same_rate && options.batch.accumulate == 1 && options.optimizer.clip == 0) return;
+  if (options.batch.accumulate == 1) return;
   throw Error(
-      "`cuda_graph` records steps of plain sgd at a constant learning rate, without `momentum`, `weight_decay`, "
-      "`clip`, `accumulate`, `warmup` and `schedule`; leave it out for the others");
+      "`cuda_graph` records steps that compute a batch at once, and `accumulate` computes it in parts; leave one of "
+      "the "
+      "two out");
 }
 
 // Under a launcher the number of ranks is not known here; Mesh checks it.
@@ -88,7 +88,7 @@ void check_on_nan(const TrainOptions& options) {
   const auto refuse = [](const std::string& why) {
     throw Error("`on_nan` skip leaves out a step that is not finite, and " + why + "; take stop, or leave one out");
   };
-  if (options.cuda_graph) refuse("`cuda_graph` has recorded the update with the step");
+  if (options.cuda_graph) refuse("`cuda_graph` goes on before the device has told whether it is");
   if (options.exchange.sync_every > 0) refuse("with `sync_every` devices do not learn of each other's steps");
   if (options.exchange.compress == Compression::powersgd)
     refuse("`compress` powersgd keeps what it left out of it for the next one");
@@ -197,11 +197,6 @@ LearningRate learning_rate_of(const TrainOptions& options) {
 OptimizerSettings optimizer_settings(const TrainOptions& options) {
   return {
       .lr = options.rate.lr, .momentum = options.optimizer.momentum, .weight_decay = options.optimizer.weight_decay};
-}
-
-bool is_plain_sgd(const TrainOptions& options) {
-  return options.optimizer.kind == OptimizerKind::sgd && options.optimizer.momentum == 0 &&
-         options.optimizer.weight_decay == 0;
 }
 
 void check_batch_size(const TrainOptions& options, const ImageData& data) {

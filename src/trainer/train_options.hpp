@@ -21,10 +21,9 @@ void fill_defaults(TrainOptions& options);
 // How the network is split over the run's ranks.
 ModelSplit split_of(const TrainOptions& options, int ranks);
 
-// The options of the update. Plain SGD is w -= lr * gradient, at any learning rate.
+// The options of the update.
 LearningRate learning_rate_of(const TrainOptions& options);
 OptimizerSettings optimizer_settings(const TrainOptions& options);
-bool is_plain_sgd(const TrainOptions& options);
 
 // Is the network split over the ranks by data alone, in one batch at a time?
 bool by_data_alone(const ModelSplit& split);

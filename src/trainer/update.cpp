@@ -7,6 +7,7 @@
 
 #include "exchange_options.hpp"
 #include "optim/finite_sum.hpp"
+#include "optim/fused_optimizers.hpp"
 #include "train_options.hpp"
 
 namespace lockstep {
@@ -14,7 +15,7 @@ namespace {
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(const TrainOptions& options,
                                                       const std::vector<at::Tensor>& parameters) {
-  if (is_plain_sgd(options) || options.exchange.zero_stage > 0) return nullptr;
+  if (options.exchange.zero_stage > 0) return nullptr;
   return make_optimizer(options.optimizer.kind, parameters, optimizer_settings(options));
 }
 
@@ -33,7 +34,6 @@ Update::Update(const TrainOptions& options, const SplitModel& net)
     : net_(net),
       clip_(options.optimizer.clip),
       rate_(learning_rate_of(options)),
-      sgd_(net_.parameters(), options.rate.lr),
       optimizer_(optimizer_of(options, net_.parameters())),
       sharded_(sharded_of(options, net_.replicas())) {
   if (options.exchange.sync_every == 0) return;
@@ -44,16 +44,12 @@ Update::Update(const TrainOptions& options, const SplitModel& net)
 
 void Update::zero_grad() {
   if (sharded_) return sharded_->zero_grad();
-  sgd_.zero_grad();  // of any optimizer's parameters
+  zero_gradients(net_.parameters());
 }
 
 double Update::set_time(double epochs_done) {
   const double lr = learning_rate_at(rate_, epochs_done);
-  if (optimizer_ || sharded_) {
-    set_learning_rate(sharded_ ? sharded_->optimizer() : *optimizer_, lr);
-  } else {
-    sgd_.set_lr(lr);
-  }
+  set_learning_rate(sharded_ ? sharded_->optimizer() : *optimizer_, lr);
   return lr;
 }
 
@@ -62,10 +58,8 @@ void Update::step() {
   if (clip_ > 0) clip_grad_norm(net_, clip_);
   if (sharded_) {
     sharded_->step();
-  } else if (optimizer_) {
-    optimizer_->step();
   } else {
-    sgd_.step();
+    optimizer_->step();
   }
   if (local_) local_->step();
 }

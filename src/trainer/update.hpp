@@ -1,8 +1,7 @@
 // Update: what a run's options make of the gradients of a step: the optimizer, with the learning rate of that moment,
 // and with local SGD the rounds of the ranks' parameters.
 //
-// Plain SGD is FusedSgd, everything else a torch::optim::Optimizer; with zero_stage a ShardedOptimizer of it. Used by
-// one thread.
+// With zero_stage it is a ShardedOptimizer of the optimizer. Used by one thread.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -12,7 +11,6 @@
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
-#include "optim/fused_sgd.hpp"
 #include "run_state.hpp"
 
 #include <memory>
@@ -23,10 +21,10 @@ namespace lockstep {
 
 class Update {
  public:
-  // Updates the parameters of `net`. For plain SGD they must be as FusedSgd takes them.
+  // Updates the parameters of `net`.
   Update(const TrainOptions& options, const SplitModel& net);
 
-  // As FusedSgd::zero_grad.
+  // In place, see zero_gradients().
   void zero_grad();
 
   // Sets the learning rate for the moment when `epochs_done` epochs are done, and returns it.
@@ -52,8 +50,7 @@ class Update {
   SplitModel net_;
   const double clip_;
   const LearningRate rate_;
-  FusedSgd sgd_;
-  const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null for plain SGD, and if it is sharded
+  const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null if it is sharded
   const std::unique_ptr<ShardedOptimizer> sharded_;           // null without zero_stage
   std::optional<LocalSgd> local_;
 };

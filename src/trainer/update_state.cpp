@@ -17,9 +17,8 @@ void Update::save(RunState& state, Rank& rank) {
   if (optimizer_ && !local_) put_under("optimizer", whole_optimizer_state(*optimizer_, net_), state.tensors);
   if (!local_) return;
   const auto named = parameters();
-  if (optimizer_) {  // a state of each rank's own
-    put_under("ranks.optimizer", tables_of_all_ranks(optimizer_state(*optimizer_, named), rank), state.tensors);
-  }
+  // A state of each rank's own.
+  put_under("ranks.optimizer", tables_of_all_ranks(optimizer_state(*optimizer_, named), rank), state.tensors);
   const auto momentum = local_->momentum();
   for (size_t i = 0; i < momentum.size(); ++i) state.tensors.emplace_back("outer." + named[i].first, momentum[i]);
 }
@@ -32,18 +31,16 @@ void Update::load(const RunState& state, const Rank& rank) {
 }
 
 void Update::load_of_ranks(const RunState& state, const Rank& rank) {
-  if (optimizer_) {
-    io::NamedTensors mine;
-    for (const auto& [name, table] : tensors_under("ranks.optimizer", state.tensors)) {
-      if (table.size(0) != rank.world_size()) {
-        throw Error("cannot go on: with `sync_every` each rank's optimizer has a state of its own, and the run had " +
-                    std::to_string(table.size(0)) + " ranks, this one has " + std::to_string(rank.world_size()) +
-                    "; give as many `devices`");
-      }
-      mine.emplace_back(name, table[rank.index()]);
+  io::NamedTensors mine;
+  for (const auto& [name, table] : tensors_under("ranks.optimizer", state.tensors)) {
+    if (table.size(0) != rank.world_size()) {
+      throw Error("cannot go on: with `sync_every` each rank's optimizer has a state of its own, and the run had " +
+                  std::to_string(table.size(0)) + " ranks, this one has " + std::to_string(rank.world_size()) +
+                  "; give as many `devices`");
     }
-    load_optimizer_state(*optimizer_, parameters(), mine);
+    mine.emplace_back(name, table[rank.index()]);
   }
+  load_optimizer_state(*optimizer_, parameters(), mine);
   const auto outer = tensors_under("outer", state.tensors);
   if (outer.empty()) return;
   const std::map<std::string, torch::Tensor> by_name(outer.begin(), outer.end());

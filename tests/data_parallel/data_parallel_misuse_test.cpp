@@ -53,6 +53,20 @@ std::vector<Batch> halves_of_part(const Rank& rank) {
 
 const auto kSgd = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
 
+TEST(DataParallelMisuse, ParametersThatLieOtherwiseInMemoryAreRefusedOnAllRanks) {
+  EXPECT_THAT(errors_of(2,
+                        [](Rank& rank) {
+                          torch::nn::Conv2d conv(2, 2, 3);
+                          if (rank.index() == 1) {
+                            const Tensor here = conv->weight.detach();
+                            conv->weight.set_data(here.contiguous(torch::MemoryFormat::ChannelsLast));
+                          }
+                          const DataParallel net(conv, rank);
+                        }),
+              Each(AllOf(HasSubstr("weight, Float [2, 2, 3, 3] on rank 0"),
+                         HasSubstr("weight, Float [2, 2, 3, 3] with strides [18, 1, 6, 2] on rank 1"))));
+}
+
 TEST(DataParallelMisuse, BatchesThatWereNotSplitAreRefusedOnAllRanks) {
   for (const bool sharded : {false, true}) {
     const auto errors = errors_of(2, [&](Rank& rank) {

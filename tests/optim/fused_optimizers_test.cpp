@@ -1,4 +1,4 @@
-// FusedMomentum, FusedAdam and FusedAdamW against the optimizers of LibTorch that they are.
+// FusedSgd, FusedAdam and FusedAdamW against the optimizers of LibTorch that they are.
 #include "optim/fused_optimizers.hpp"
 
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@ namespace fused_optimizers_test {
 
 using lockstep::FusedAdam;
 using lockstep::FusedAdamW;
-using lockstep::FusedMomentum;
+using lockstep::FusedSgd;
 using torch::optim::OptimizerParamGroup;
 using Weights = std::vector<torch::Tensor>;
 
@@ -55,11 +55,12 @@ Kind kind(const std::string& name, const Options& options, const Options& of_sec
 
 std::vector<Kind> kinds() {
   using namespace torch::optim;
-  return {kind<FusedMomentum, SGD>("decay", SGDOptions(0.1).weight_decay(0.01), SGDOptions(0.2).weight_decay(0.02)),
-          kind<FusedMomentum, SGD>("momentum", SGDOptions(0.1).momentum(0.9).dampening(0.25),
-                                   SGDOptions(0.2).momentum(0.8).weight_decay(0.02)),
-          kind<FusedMomentum, SGD>("nesterov", SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01),
-                                   SGDOptions(0.3).momentum(0.7)),
+  return {kind<FusedSgd, SGD>("plain", SGDOptions(0.1), SGDOptions(0.2)),
+          kind<FusedSgd, SGD>("decay", SGDOptions(0.1).weight_decay(0.01), SGDOptions(0.2).weight_decay(0.02)),
+          kind<FusedSgd, SGD>("momentum", SGDOptions(0.1).momentum(0.9).dampening(0.25),
+                              SGDOptions(0.2).momentum(0.8).weight_decay(0.02)),
+          kind<FusedSgd, SGD>("nesterov", SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.01),
+                              SGDOptions(0.3).momentum(0.7)),
           kind<FusedAdam, Adam>("adam", AdamOptions(0.01).weight_decay(0.1), AdamOptions(0.02).betas({0.8, 0.9})),
           kind<FusedAdamW, AdamW>("adamw", AdamWOptions(0.01).weight_decay(0.1),
                                   AdamWOptions(0.02).eps(1e-3).betas({0.8, 0.9}))};
@@ -167,11 +168,22 @@ TEST(FusedOptimizers, LeaveToTheReferenceWhatNoKernelTakes) {
   };
   const auto sparse = [](Weights& weights) { weights[2].mutable_grad() = weights[2].grad().to_sparse(); };
   for (const auto& change : std::vector<std::function<void(Weights&)>>{transposed, of_two_types}) {
-    expect_left_to_the_reference<FusedMomentum, SGD>(SGDOptions(0.1).momentum(0.9), change);
+    expect_left_to_the_reference<FusedSgd, SGD>(SGDOptions(0.1).momentum(0.9), change);
     expect_left_to_the_reference<FusedAdam, Adam>(AdamOptions(0.01), change);
     expect_left_to_the_reference<FusedAdamW, AdamW>(AdamWOptions(0.01), change);
   }
-  expect_left_to_the_reference<FusedMomentum, SGD>(SGDOptions(0.1), sparse);
+  expect_left_to_the_reference<FusedSgd, SGD>(SGDOptions(0.1), sparse);
+}
+
+TEST(ZeroGradients, ZeroesThemWhereTheyLie) {
+  const Weights weights = some_weights(torch::kFloat);
+  weights[2].mutable_grad() = torch::ones_like(weights[2]);
+  const void* const place = weights[2].grad().const_data_ptr();
+  lockstep::zero_gradients(weights);
+  EXPECT_EQ(weights[2].grad().const_data_ptr(), place);
+  EXPECT_EQ(weights[2].grad().abs().max().item<float>(), 0);
+  EXPECT_FALSE(weights[1].grad().defined());
+  lockstep::zero_gradients({});
 }
 
 // A state that was loaded may lie in memory otherwise than its parameter; a kernel would mix up its values.

@@ -5,20 +5,24 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/profile/layer_profile.hpp>
 #include <lockstep/scratch/train_batch.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "support/simulated_device.hpp"
+#include "support/test_devices.hpp"
 #include "trainer/rank_trainer.hpp"
 
 #include <cstdint>
 #include <functional>
 #include <ostream>
 #include <string>
+#include <vector>
 
 namespace cost_test {
 
 using lockstep::Devices;
+using lockstep::gpus;
 using lockstep::OptimizerKind;
 using lockstep::Rank;
 using lockstep::TrainOptions;
@@ -48,12 +52,6 @@ struct Cost {
     *out << "{" << cost.host_waits << ", " << cost.late_waits << ", " << cost.launches << "}";
   }
 };
-
-Devices gpus(int count) {
-  Devices devices;
-  for (int i = 0; i < count; ++i) devices.emplace_back(torch::kCUDA, static_cast<c10::DeviceIndex>(i));
-  return devices;
-}
 
 // The cost of a step, of all ranks together. An epoch's own cost is in both; what the first three steps find out is in
 // neither.
@@ -99,8 +97,8 @@ TrainOptions training(const std::string& model, int count = 1) {
 // ---- Each rank asks whether the step before was finite, while its GPU has the next one to do.
 
 TEST(CostOfAStep, OfLeNet) {
-  EXPECT_EQ(of_step(training("lenet")), (Cost{0, 1, 62}));
-  EXPECT_EQ(of_step(training("lenet", 2)), (Cost{0, 2, 141}));
+  EXPECT_EQ(of_step(training("lenet")), (Cost{0, 0, 62}));
+  EXPECT_EQ(of_step(training("lenet", 2)), (Cost{0, 0, 141}));
   TrainOptions options = training("lenet");
   options.on_nan = lockstep::OnNan::go_on;
   EXPECT_EQ(of_step(options), (Cost{0, 0, 51}));
@@ -113,15 +111,15 @@ TEST(CostOfAStep, OfEachOptimizer) {
     options.optimizer.momentum = momentum;
     return of_step(options);
   };
-  EXPECT_EQ(of("resnet18", OptimizerKind::sgd, 0), (Cost{0, 1, 249}));
-  EXPECT_EQ(of("resnet18", OptimizerKind::sgd, 0.9), (Cost{0, 1, 249}));
-  EXPECT_EQ(of("resnet18", OptimizerKind::adamw, 0), (Cost{0, 1, 250}));
+  EXPECT_EQ(of("resnet18", OptimizerKind::sgd, 0), (Cost{0, 0, 249}));
+  EXPECT_EQ(of("resnet18", OptimizerKind::sgd, 0.9), (Cost{0, 0, 249}));
+  EXPECT_EQ(of("resnet18", OptimizerKind::adamw, 0), (Cost{0, 0, 250}));
 }
 
 TEST(CostOfAStep, WithASplitByChannels) {
   TrainOptions options = training("lenet", 2);
   options.split = lockstep::ModelSplit{.mesh = {.tensor = 2}};
-  EXPECT_EQ(of_step(options), (Cost{0, 2, 156}));
+  EXPECT_EQ(of_step(options), (Cost{0, 0, 156}));
 }
 
 TEST(CostOfAStep, WithShardedOptimizers) {
@@ -129,14 +127,14 @@ TEST(CostOfAStep, WithShardedOptimizers) {
     TrainOptions options = training("lenet", 2);
     options.exchange.zero_stage = stage;
     options.optimizer.kind = OptimizerKind::adamw;
-    EXPECT_EQ(of_step(options), (stage == 1 ? Cost{0, 2, 141} : Cost{0, 2, 143})) << stage;
+    EXPECT_EQ(of_step(options), (stage == 1 ? Cost{0, 0, 141} : Cost{0, 0, 143})) << stage;
   }
 }
 
 TEST(CostOfAStep, InAPipeline) {
   TrainOptions options = training("lenet", 2);
   options.split = lockstep::ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 4};
-  EXPECT_EQ(of_step(options), (Cost{0, 2, 230}));
+  EXPECT_EQ(of_step(options), (Cost{0, 0, 230}));
 }
 
 // ---- In a loop of one's own, with data on the CPU.
@@ -195,6 +193,37 @@ TEST(CostOfAnAllreduce, IsOneSumOnEachGpu) {
   const Devices gpu = gpus(2);
   EXPECT_EQ(of_allreduce({gpu[0], gpu[0], gpu[0], gpu[0]}), (Cost{0, 0, 6}));
   EXPECT_EQ(of_allreduce({gpu[0], gpu[0], gpu[1], gpu[1]}), (Cost{0, 0, 17}));
+}
+
+TEST(CostOfAnAllreduce, HasStreamsOfHighPriority) {
+  for (const auto& devices : {gpus(2), Devices(2, gpus(1)[0])}) {
+    const int64_t before = lockstep::simulated::high_priority_launches();
+    const int64_t launches = of_allreduce(devices).launches;
+    EXPECT_GE(lockstep::simulated::high_priority_launches() - before, 2 * launches);  // it makes two
+  }
+}
+
+// ---- Other GPUs.
+
+// CUDA makes a context of hundreds of MB on a GPU that is only asked for its memory.
+TEST(OtherGpus, StayAsTheyAre) {
+  const std::vector<int> others{0, 1, 3};
+  const auto uses = [&] {
+    std::vector<int64_t> of_each;
+    for (const int gpu : others) of_each.push_back(lockstep::simulated::uses_of(gpu));
+    return of_each;
+  };
+  TrainOptions options = training("lenet");
+  options.devices = {c10::Device("cuda:2")};
+  options.batch.size = kBatch;
+  const auto data = lockstep::synthetic_images(kBatch, kBatch);
+  const auto before = uses();
+  lockstep::run(options.devices, [&](Rank& rank) {
+    const lockstep::TrainCallbacks callbacks;
+    lockstep::RankTrainer(options, callbacks, data, rank, nullptr, nullptr).epoch(1);
+    lockstep::measured_cluster({}, rank);
+  });
+  EXPECT_EQ(uses(), before);
 }
 
 }  // namespace cost_test

@@ -8,9 +8,9 @@
 #include <torch/torch.h>
 
 #include "devices/cuda_graph.hpp"
+#include "support/error_of.hpp"
 #include "support/simulated_device.hpp"
 
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -23,6 +23,8 @@
 namespace cuda_graph_test {
 
 namespace simulated = lockstep::simulated;
+using lockstep::any_error_of;
+using simulated::marked;
 using testing::AllOf;
 using testing::Contains;
 using testing::HasSubstr;
@@ -40,28 +42,13 @@ c10::Stream new_stream() {
   return guard().getStreamFromGlobalPool(device);
 }
 
-c10::Event marked(const c10::Stream& stream) {
-  c10::Event event(c10::kCUDA);
-  event.record(stream);
-  return event;
-}
-
-std::string text_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "(no error)";
-}
-
 class CudaGraph : public testing::Test {
  protected:
   ~CudaGraph() override { guard().synchronizeDevice(device.index()); }
 
   void record(const std::function<void()>& work) { graph_->record(work); }
   std::string refused(const std::function<void()>& work) {
-    return text_of([&] { graph_->record(work); });
+    return any_error_of([&] { graph_->record(work); });
   }
 
   const c10::Stream stream_ = new_stream(), side_ = new_stream();
@@ -83,7 +70,10 @@ TEST_F(CudaGraph, HoldsWorkOfTheStreamsThatFollowIt) {
     marked(side_).block(stream_);
     sum_.add_(doubled);
   });
-  EXPECT_FALSE(guard().isStreamCapturing(side_));
+  {
+    const c10::StreamGuard beside(side_);
+    EXPECT_FALSE(lockstep::is_recording());
+  }
   EXPECT_EQ(sum_[0].item<float>(), 0);
   const int64_t launches = simulated::launches();
   graph_->replay();  // 1, 2, 3
@@ -145,14 +135,14 @@ TEST_F(CudaGraph, RefusesCopiesOfMemoryThatIsNotPinned) {
 TEST_F(CudaGraph, RefusesEventsFromOutside) {
   const auto outside = marked(side_);
   std::string at_once;
-  EXPECT_THAT(refused([&] { at_once = text_of([&] { outside.block(stream_); }); }), HasSubstr("previous error"));
+  EXPECT_THAT(refused([&] { at_once = any_error_of([&] { outside.block(stream_); }); }), HasSubstr("previous error"));
   EXPECT_THAT(at_once, HasSubstr("an event from outside"));
 }
 
 TEST_F(CudaGraph, RefusesEventsOfARecordingThatIsOver) {
   std::optional<c10::Event> inside;
   record([&] { inside = marked(stream_); });
-  EXPECT_THAT(text_of([&] { inside->block(side_); }), HasSubstr("a capture that is over"));
+  EXPECT_THAT(any_error_of([&] { inside->block(side_); }), HasSubstr("a capture that is over"));
 }
 
 TEST_F(CudaGraph, RefusesAStreamThatIsNotWaitedFor) {

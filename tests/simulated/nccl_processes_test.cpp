@@ -69,6 +69,7 @@ TEST(NcclProcesses, EndSoonIfOneIsKilledAnywhere) {
                   {"group", "killed", kIsGone},
                   {"call", "killed", kIsGone},
                   {"kernel", "killed", kIsGone},
+                  {"replay", "killed", kIsGone},
                   {"shutdown", "killed", kIsGone}},
                  expect_that_all_end_soon);
 }
@@ -79,6 +80,7 @@ TEST(NcclProcesses, EndSoonIfARankThrowsAnywhere) {
                   {"group", "throws", kThrew},
                   {"call", "throws", kThrew},
                   {"values", "throws", kThrew},
+                  {"replay", "throws", kThrew},
                   {"shutdown", "throws", "rank 1 (cuda:1): taking down its communicators failed: out of luck"}},
                  expect_that_all_end_soon);
 }

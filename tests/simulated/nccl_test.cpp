@@ -6,8 +6,10 @@
 #include <lockstep/lockstep.hpp>
 
 #include "simulated/nccl_program/collectives.hpp"
+#include "simulated/soon_ended.hpp"
 #include "support/error_of.hpp"
 #include "support/simulated_device.hpp"
+#include "support/test_devices.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -18,28 +20,15 @@
 namespace nccl_test {
 
 using namespace std::chrono_literals;
-using lockstep::Devices;
 using lockstep::error_of;
+using lockstep::gpus;
 using lockstep::one_to;
 using lockstep::Rank;
+using lockstep::soon_ended;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using torch::Tensor;
-
-Devices gpus(int count) {
-  Devices devices;
-  for (int index = 0; index < count; ++index) devices.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
-  return devices;
-}
-
-// The error of a run in which something waits for what does not come, which ends soon all the same.
-std::string soon_ended(int ranks, const std::function<void(Rank&)>& body, std::chrono::milliseconds timeout = 60s) {
-  const auto start = std::chrono::steady_clock::now();
-  const std::string error = error_of([&] { lockstep::run(gpus(ranks), body, {.timeout = timeout}); });
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 8s) << error;
-  return error;
-}
 
 TEST(Nccl, MakesEveryCall) {
   lockstep::run(gpus(3), [](Rank& rank) {
@@ -76,10 +65,41 @@ TEST(Nccl, ADataParallelStepIsThatOfOneDevice) {
   });
 }
 
+// NCCL adds memory as it lies, and c10d refuses some of it: what is in another order travels as a copy.
+TEST(Nccl, TakesTensorsWhoseMemoryIsInAnotherOrder) {
+  const Tensor values = torch::arange(48, torch::kFloat).view({2, 3, 4, 2});
+  const auto in_channels_last = [](const Tensor& x) { return x.contiguous(torch::MemoryFormat::ChannelsLast); };
+  const auto transposed = [](const Tensor& x) { return x.transpose(1, 2).contiguous().transpose(1, 2); };
+  lockstep::run(gpus(2), [&](Rank& rank) {
+    for (const auto& in_another_order :
+         std::vector<std::function<Tensor(const Tensor&)>>{in_channels_last, transposed}) {
+      const auto mine = [&] {
+        const Tensor x = (values + rank.index()).to(rank.device());
+        return rank.index() == 0 ? x : in_another_order(x);
+      };
+      const Tensor sum = mine(), sent = mine(), sent_back = mine();
+      rank.allreduce(sum);
+      lockstep::expect_values(sum, values * 2 + 1, "allreduce");
+      rank.broadcast(sent, /*root=*/0);
+      lockstep::expect_values(sent, values, "broadcast to it");
+      rank.broadcast(sent_back, /*root=*/1);
+      lockstep::expect_values(sent_back, values + 1, "broadcast from it");
+      lockstep::expect_values(rank.allgather(mine()), torch::stack({values, values + 1}), "allgather");
+      lockstep::expect_values(rank.reduce_scatter(mine()), (values * 2 + 1)[rank.index()], "reduce_scatter");
+    }
+  });
+}
+
+TEST(Nccl, HasStreamsOfHighPriority) {
+  const int64_t before = lockstep::simulated::high_priority_launches();
+  lockstep::run(gpus(2), [](Rank& rank) { rank.allreduce(one_to(rank, 3)); });
+  EXPECT_GE(lockstep::simulated::high_priority_launches() - before, 2);  // of each rank one
+}
+
 // ---- What ends the others.
 
 TEST(NcclFailures, BeforeItsFirstCall) {
-  EXPECT_THAT(soon_ended(3,
+  EXPECT_THAT(soon_ended(gpus(3),
                          [](Rank& rank) {
                            if (rank.index() == 1) throw std::runtime_error("no memory");
                            Tensor sum = one_to(rank, 3);
@@ -91,7 +111,7 @@ TEST(NcclFailures, BeforeItsFirstCall) {
 }
 
 TEST(NcclFailures, BeforeItComesToAGroup) {
-  EXPECT_THAT(soon_ended(3,
+  EXPECT_THAT(soon_ended(gpus(3),
                          [](Rank& rank) {
                            if (rank.index() == 2) {
                              rank.allgather(torch::zeros({1}, torch::TensorOptions(rank.device()).dtype(torch::kLong)));
@@ -105,7 +125,7 @@ TEST(NcclFailures, BeforeItComesToAGroup) {
 TEST(NcclFailures, WhileAnotherHasReturnedWithACallUnderWay) {
   std::atomic<bool> returns = false;
   std::vector<Tensor> kept;
-  EXPECT_THAT(soon_ended(2,
+  EXPECT_THAT(soon_ended(gpus(2),
                          [&](Rank& rank) {
                            if (rank.index() == 0) {
                              kept = {one_to(rank, 3)};
@@ -124,7 +144,7 @@ TEST(NcclFailures, WhileAnotherHasReturnedWithACallUnderWay) {
 
 TEST(NcclFailures, ACallThatARankDoesNotMake) {
   EXPECT_THAT(soon_ended(
-                  2,
+                  gpus(2),
                   [&](Rank& rank) {
                     if (rank.index() == 1) {
                       std::this_thread::sleep_for(2s);
@@ -143,7 +163,7 @@ TEST(NcclFailures, ACallThatARankDoesNotMake) {
 TEST(NcclFailures, EndTheNextCallOfARankThatGoesOn) {
   std::atomic<bool> passed = false, failed = false;
   std::string caught;
-  EXPECT_THAT(soon_ended(2,
+  EXPECT_THAT(soon_ended(gpus(2),
                          [&](Rank& rank) {
                            rank.barrier();
                            if (rank.index() == 1) {
@@ -162,7 +182,7 @@ TEST(NcclFailures, EndTheNextCallOfARankThatGoesOn) {
 
 TEST(NcclFailures, EndABarrierWithAnErrorThatAnAbortEnds) {
   std::string caught;
-  soon_ended(2, [&](Rank& rank) {
+  soon_ended(gpus(2), [&](Rank& rank) {
     rank.barrier();
     if (rank.index() == 1) {
       std::this_thread::sleep_for(200ms);
@@ -176,7 +196,7 @@ TEST(NcclFailures, EndABarrierWithAnErrorThatAnAbortEnds) {
 TEST(NcclFailures, EndABarrierWithAnErrorThatComesToItsTimeout) {
   std::string caught;
   soon_ended(
-      2,
+      gpus(2),
       [&](Rank& rank) {
         rank.barrier();
         if (rank.index() == 1) return std::this_thread::sleep_for(2s);
@@ -189,7 +209,7 @@ TEST(NcclFailures, EndABarrierWithAnErrorThatComesToItsTimeout) {
 // ---- Calls that a rank makes alone.
 
 TEST(NcclFailures, AReturnWithoutTheOthersCallIsNoticedSoon) {
-  EXPECT_THAT(soon_ended(3,
+  EXPECT_THAT(soon_ended(gpus(3),
                          [](Rank& rank) {
                            rank.barrier();
                            if (rank.index() == 1) return;
@@ -201,7 +221,7 @@ TEST(NcclFailures, AReturnWithoutTheOthersCallIsNoticedSoon) {
 }
 
 TEST(NcclFailures, AReturnWithoutTheMessageOfAnotherIsNoticedSoon) {
-  EXPECT_THAT(soon_ended(2,
+  EXPECT_THAT(soon_ended(gpus(2),
                          [](Rank& rank) {
                            if (rank.index() == 1) return;
                            std::vector<Tensor> tensor{one_to(rank, 3)};
@@ -213,7 +233,7 @@ TEST(NcclFailures, AReturnWithoutTheMessageOfAnotherIsNoticedSoon) {
 }
 
 TEST(NcclFailures, CallsThatDifferAreFoundAtTheEnd) {
-  EXPECT_THAT(soon_ended(2,
+  EXPECT_THAT(soon_ended(gpus(2),
                          [](Rank& rank) {
                            const Tensor tensor = one_to(rank, 3);
                            if (rank.index() == 0) {

@@ -13,6 +13,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace planted_mistakes_test {
@@ -50,13 +51,23 @@ void train_with_a_hook(Rank& rank) {
 }
 
 // A sum for which only rank 0 waits.
-void drop_a_work(Rank& rank) {
-  std::vector<torch::Tensor> tensors{torch::ones({40, 7}, rank.device())};
+void drop_a_work_on(torch::Tensor values, Rank& rank) {
+  std::vector<torch::Tensor> tensors{std::move(values)};
   auto work = rank.backend().allreduce(tensors, {});
   tensors.clear();
   if (rank.index() == 0) work->wait();
   work.reset();
   rank.barrier();
+}
+
+void drop_a_work(Rank& rank) {
+  drop_a_work_on(torch::ones({40, 7}, rank.device()), rank);
+}
+
+// What lies otherwise in memory is packed, summed, and copied back.
+void drop_a_packed_work(Rank& rank) {
+  torch::Tensor transposed = torch::ones({40, 7}, rank.device()).t();
+  drop_a_work_on(std::move(transposed), rank);
 }
 
 // What the device reports with this mistake, in all worlds. The host's threads share one clock, so a race can stay
@@ -84,7 +95,7 @@ using testing::ElementsAre;
 using testing::Gt;
 
 TEST(PlantedMistakes, WithoutOneNothingIsReported) {
-  for (const auto& body : {train_plainly, train_with_a_hook, drop_a_work}) {
+  for (const auto& body : {train_plainly, train_with_a_hook, drop_a_work, drop_a_packed_work}) {
     EXPECT_THAT(reports_with(lockstep::planted::none, body), Each(0));
   }
 }

@@ -3,31 +3,23 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "support/error_of.hpp"
+
 #include <array>
-#include <functional>
 #include <string>
 #include <vector>
 
 namespace rules_test {
 
+using lockstep::any_error_of;
 using testing::HasSubstr;
 using torch::Tensor;
-
-// What LibTorch says, or "(no error)".
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "(no error)";
-}
 
 struct BatchNormBackward {
   Tensor x = torch::ones({4, 3, 2, 2}, torch::kCUDA), statistics = torch::ones({3}, torch::kCUDA);
 
   std::string error(const Tensor& weight, const Tensor& kept, std::array<bool, 3> wanted) const {
-    return error_of([&] {
+    return any_error_of([&] {
       at::native_batch_norm_backward(x, x, weight, statistics, statistics, kept, kept, /*train=*/false, 1e-5, wanted);
     });
   }
@@ -47,7 +39,7 @@ TEST(Rules, SumsOverAGradientTakeKeptStatisticsAndAWeight) {
 TEST(Rules, AFusedUpdateTakesGradientsThatLieAsTheirParameters) {
   const auto update = [](const Tensor& gradient) {
     std::vector<Tensor> parameters{torch::ones({2, 3}, torch::kCUDA)}, gradients{gradient};
-    return error_of([&] { at::_fused_sgd_(parameters, gradients, {}, 0, 0, 0.1, 0, false, false, false); });
+    return any_error_of([&] { at::_fused_sgd_(parameters, gradients, {}, 0, 0, 0.1, 0, false, false, false); });
   };
   const Tensor gradient = torch::ones({3, 2}, torch::kCUDA).t();
   EXPECT_EQ(update(gradient.contiguous()), "(no error)");
@@ -56,7 +48,7 @@ TEST(Rules, AFusedUpdateTakesGradientsThatLieAsTheirParameters) {
 
 TEST(Rules, AFactorisationTakesNoNumbersOf16Bits) {
   const auto factors = [](torch::ScalarType type) {
-    return error_of([&] { at::linalg_qr(torch::ones({4, 2}, torch::dtype(type).device(torch::kCUDA))); });
+    return any_error_of([&] { at::linalg_qr(torch::ones({4, 2}, torch::dtype(type).device(torch::kCUDA))); });
   };
   EXPECT_EQ(factors(torch::kFloat), "(no error)");
   EXPECT_THAT(factors(torch::kBFloat16), HasSubstr("not implemented for BFloat16"));

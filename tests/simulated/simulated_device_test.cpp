@@ -10,7 +10,6 @@
 
 #include "support/simulated_device.hpp"
 
-#include <future>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +17,8 @@
 namespace simulated_device_test {
 
 namespace simulated = lockstep::simulated;
+using simulated::Gate;
+using simulated::marked;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -27,28 +28,6 @@ const c10::Device device("cuda:1");
 
 c10::impl::VirtualGuardImpl guard() {
   return c10::impl::VirtualGuardImpl(c10::kCUDA);
-}
-
-// Holds up a stream until it is opened, or destroyed.
-class Gate {
- public:
-  explicit Gate(const c10::Stream& stream) {
-    simulated::queue(stream.device_index(), stream.id(), [opened = opened_.get_future().share()] { opened.wait(); });
-  }
-  ~Gate() { open(); }
-  void open() {
-    if (!std::exchange(is_open_, true)) opened_.set_value();
-  }
-
- private:
-  std::promise<void> opened_;
-  bool is_open_ = false;
-};
-
-c10::Event recorded(const c10::Stream& stream) {
-  c10::Event event(c10::kCUDA);
-  event.record(stream);
-  return event;
 }
 
 struct SmallNet : torch::nn::Module {
@@ -106,8 +85,7 @@ TEST(SimulatedDevice, TheHostGoesOnUntilItAsksForAValue) {
 TEST(SimulatedDevice, CountsWaitsForEventsByWhetherTheDeviceHasMoreToDo) {
   const auto waits_for = [](int tasks_behind) {
     const Tensor x = torch::ones({10}, device);
-    c10::Event event(device.type());
-    event.record(guard().getStream(device));
+    const c10::Event event = marked(guard().getStream(device));
     for (int i = 0; i < tasks_behind; ++i) x.add_(1);
     const int64_t all = simulated::host_waits(), late = simulated::late_waits();
     event.synchronize();
@@ -151,7 +129,7 @@ float read_beside(bool waits) {
   guard().synchronizeDevice(device.index());
   Gate gate(guard().getStream(device));
   x.add_(1);
-  const auto written = recorded(guard().getStream(device));
+  const auto written = marked(guard().getStream(device));
   const c10::StreamGuard beside(side);
   if (waits) {
     written.block(side);
@@ -177,7 +155,7 @@ float read_after_free(bool records) {
   guard().synchronizeDevice(device.index());
   Gate gate(side);
   Tensor x = torch::ones({1000}, device), y;
-  const auto written = recorded(guard().getStream(device));
+  const auto written = marked(guard().getStream(device));
   {
     const c10::StreamGuard beside(side);
     written.block(side);

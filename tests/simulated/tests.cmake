@@ -91,7 +91,7 @@ if(NOT with_simulated_device)
   return()
 endif()
 
-foreach(name simulated_device_test cost_test planted_mistakes_test rules_test)
+foreach(name batches_ahead_test simulated_device_test cost_test planted_mistakes_test rules_test)
   set_property(TEST ${name} PROPERTY ENVIRONMENT "${gpu_environment}")
 endforeach()
 if(TARGET lockstep_on_simulated_gpus)

@@ -21,6 +21,13 @@ inline Devices test_devices(size_t count) {
   return devices;
 }
 
+// GPUs of CUDA, real or simulated.
+inline Devices gpus(int count) {
+  Devices devices;
+  for (int index = 0; index < count; ++index) devices.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
+  return devices;
+}
+
 // Why the devices that are named are not to be had; "" if they are.
 inline std::string missing_test_devices() {
   try {

@@ -99,8 +99,9 @@ struct BatchOptions {
 // Batches; but iterators of a temporary keep it alive.
 //
 // Where the data are on the CPU and the shard on a GPU of CUDA, nobody waits for the copies: they arrive on a stream of
-// their own, while the GPU computes what was queued before. They are for the stream that is current when the iterator
-// moves.
+// their own, and when an iterator moves to a batch, the copy of the next one begins. So the GPU holds two batches, and
+// rows that the caller changes meanwhile come as they were. A batch is for the stream that is current when the iterator
+// moves to it.
 class Batches {
  public:
   Batches(Dataset dataset, const BatchOptions& options, const Partner& shard);
@@ -140,15 +141,22 @@ class Batches {
   void set_shares(std::vector<double> shares);
 
  private:
+  struct Place {  // of a batch among the samples, and of this shard's part in the batch
+    int64_t begin, global_size;
+    std::vector<int64_t> runs;
+    Range part;
+  };
+  Place place_of(int64_t index) const;
   Batch get(int64_t index) const;
+  void start(const Place& place) const;
   int32_t mark_of(int64_t index) const;
   std::vector<int64_t> runs_of(int64_t global_size) const;
 
   Dataset dataset_;
   BatchOptions options_;
   Partner shard_;
-  at::Tensor order_;                           // int64 [n] on the dataset's device; undefined without shuffle
-  std::shared_ptr<const BatchUpload> upload_;  // null: the data are where the shard computes, or not on the CPU
+  at::Tensor order_;                     // int64 [n] on the dataset's device; undefined without shuffle
+  std::shared_ptr<BatchUpload> upload_;  // null: the data are where the shard computes, or not on the CPU
 };
 
 // Throws Error if size < 1, if the grain is below 0 or above size, if x and y differ in length or device, if the

@@ -82,8 +82,7 @@ class NotFinite : public Error {
 // - of the devices: a device that is not there, tf32 on CPUs, threads_per_rank, a timeout or a silence out of its
 // range, a split
 //   that check_split refuses or whose mesh is not as large as the run;
-// - cuda_graph on CPUs, without a split by data alone, with dropout, or with anything but plain SGD at a constant
-//   rate without accumulate;
+// - cuda_graph on CPUs, without a split by data alone, with dropout, or with accumulate;
 // - sync_batchnorm without a split by data alone, or with cuda_graph or accumulate;
 // - zero_stage with lars, lamb, cuda_graph, compress or sync_every, or without a split by data alone; 2 with
 //   sync_batchnorm;

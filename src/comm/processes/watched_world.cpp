@@ -46,7 +46,7 @@ void WatchedWorld::stop_watching() {
 // ---- Connecting.
 
 void WatchedWorld::connect_leaders(int threads_per_rank) {
-  if (on_gpus() || place_.roster.one_rank_per_process()) return;
+  if (over_nccl() || place_.roster.one_rank_per_process()) return;
   const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process(), place_.roster.processes());
   const std::lock_guard lock(mutex_);
   hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.roster, process(), threads_per_rank);
@@ -56,13 +56,13 @@ void WatchedWorld::connect_leaders(int threads_per_rank) {
 // A hierarchy is for calls of all ranks. A GPU that is alone in its group needs no communicator, which costs memory and
 // threads. Other ranks' devices may be none of this machine's, so that rank's stands for them.
 c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members& members) {
-  if (on_gpus() && members.size() == 1) {
+  if (over_nccl() && members.size() == 1) {
     return make_in_process_world(Devices(devices().size(), devices()[rank]), place_.timeout)->backend(rank, members);
   }
   const auto group =
       connect(rank, "ranks" + members.name, members.index_of(rank), members.size(), notes_of(rank, members));
   c10::intrusive_ptr<c10d::Backend> backend = group.backend;
-  if (on_gpus()) {
+  if (over_nccl()) {
     monitor_->log().join(rank, members.name);
   } else {
     backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), monitor_,
@@ -122,11 +122,11 @@ CallNotes WatchedWorld::notes_of(int rank, const Members& members) {
 
 // The calls of CPU ranks say so themselves.
 void WatchedWorld::check(int rank) {
-  if (on_gpus() && monitor_->failed()) monitor_->raise(rank);
+  if (over_nccl() && monitor_->failed()) monitor_->raise(rank);
 }
 
 void WatchedWorld::check_values(int rank) {
-  if (!on_gpus()) return;
+  if (!over_nccl()) return;
   if (const Failure failure = look(); !failure.empty()) monitor_->report(failure);
   check(rank);
 }
@@ -178,7 +178,7 @@ void WatchedWorld::leave(int rank) {
 
 Failure WatchedWorld::finish() {
   const Failure failure = monitor_->finish();
-  if (!failure.empty() || !on_gpus()) return failure;
+  if (!failure.empty() || !over_nccl()) return failure;
   take_down();
   return monitor_->finish_taking_down();
 }

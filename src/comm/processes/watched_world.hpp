@@ -67,7 +67,7 @@ class WatchedWorld : public World {
     GroupMember member;
   };
 
-  bool on_gpus() const { return !devices()[0].is_cpu(); }
+  bool over_nccl() const { return !devices()[0].is_cpu(); }
   GroupMember connect(int rank, const std::string& name, int index, int size, const CallNotes& notes = {});
   GroupMember attend(const OpenCall& call, std::chrono::milliseconds timeout, const std::shared_ptr<Attempt>& attempt);
   CallNotes notes_of(int rank, const Members& members);

@@ -3,12 +3,11 @@
 #include <c10/util/Exception.h>
 #include <sys/mman.h>
 
+#include "reports.hpp"
 #include "settings.hpp"
 
 namespace simulated {
 namespace {
-
-constexpr int kPool = 32;  // streams of each priority
 
 std::vector<std::unique_ptr<Device>> all_devices() {
   std::vector<std::unique_ptr<Device>> devices;
@@ -33,6 +32,7 @@ int64_t Device::next_of_pool(bool high_priority) {
 
 Device& device(int index) {
   static auto* const devices = new std::vector<std::unique_ptr<Device>>(all_devices());
+  ++counts().uses.at(static_cast<size_t>(index));
   return *devices->at(static_cast<size_t>(index));
 }
 

@@ -31,14 +31,17 @@ class Device {
   Stream& stream(int64_t id) const { return *streams_.at(static_cast<size_t>(id)); }
   const std::vector<std::unique_ptr<Stream>>& streams() const { return streams_; }
   int64_t next_of_pool(bool high_priority);  // a stream's id
+  static bool has_high_priority(const Stream& stream) { return stream.id > kPool; }
 
  private:
+  static constexpr int kPool = 32;  // streams of each priority
+
   char* memory_;
   std::vector<std::unique_ptr<Stream>> streams_;  // 0: the default one; then the pools of low and of high priority
   std::atomic<unsigned> taken_low_ = 0, taken_high_ = 0;
 };
 
-Device& device(int index);
+Device& device(int index);  // to be used: CUDA makes a context there, which takes hundreds of MB
 
 int& current_device();
 int64_t& current_stream_id(int device);

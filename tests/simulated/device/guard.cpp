@@ -91,9 +91,11 @@ void Guard::synchronizeStream(const c10::Stream& stream) const {
   stream_of(stream).synchronize();
 }
 
+#if TORCH_VERSION_MINOR >= 15
 bool Guard::isStreamCapturing(const c10::Stream& stream) const {
   return is_recorded(stream_of(stream));
 }
+#endif
 
 void Guard::synchronizeDevice(c10::DeviceIndex index) const {
   ++counts().host_waits;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/version.h>
 
 #include "device.hpp"
 
@@ -24,7 +25,9 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream stream) const override;
   bool queryStream(const c10::Stream& stream) const override;
   void synchronizeStream(const c10::Stream& stream) const override;
+#if TORCH_VERSION_MINOR >= 15  // older ones do not ask
   bool isStreamCapturing(const c10::Stream& stream) const override;
+#endif
   void synchronizeDevice(c10::DeviceIndex index) const override;
   void recordDataPtrOnStream(const c10::DataPtr& pointer, const c10::Stream& stream) const override;
 

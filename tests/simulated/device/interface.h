@@ -11,6 +11,12 @@ extern "C" {
 /* How many operators and copies were queued so far, on all devices. */
 int64_t simulated_device_launches(void);
 
+/* How many of them on streams of high priority. */
+int64_t simulated_device_high_priority_launches(void);
+
+/* How often a host thread used a device so far: its streams, its memory, or what it tells of that. */
+int64_t simulated_device_uses(int device);
+
 /* How often a host thread waited so far for all that a device, or one of its streams, had to do. */
 int64_t simulated_device_host_waits(void);
 

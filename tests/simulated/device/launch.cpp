@@ -37,6 +37,7 @@ void launch(Stream& stream, const Launch& launch) {
   const std::lock_guard lock(order());
   if (stream.recorder != nullptr) return stream.recorder->add(stream, launch);
   ++counts().launches;
+  if (Device::has_high_priority(stream)) ++counts().high_priority_launches;
   give(stream, launch);
 }
 

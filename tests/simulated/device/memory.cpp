@@ -46,6 +46,7 @@ void Allocator::recordStream(const c10::DataPtr& pointer, c10::Stream stream) {
 }
 
 std::pair<size_t, size_t> Allocator::getMemoryInfo(c10::DeviceIndex index) {
+  ++counts().uses.at(static_cast<size_t>(index));
   const std::lock_guard lock(order());
   return {kBytes - taken_[index], kBytes};
 }

@@ -53,6 +53,14 @@ int64_t simulated_device_launches() {
   return simulated::counts().launches;
 }
 
+int64_t simulated_device_high_priority_launches() {
+  return simulated::counts().high_priority_launches;
+}
+
+int64_t simulated_device_uses(int device) {
+  return simulated::counts().uses.at(static_cast<size_t>(device));
+}
+
 int64_t simulated_device_host_waits() {
   return simulated::counts().host_waits;
 }

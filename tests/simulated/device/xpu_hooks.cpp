@@ -6,6 +6,8 @@
 namespace simulated {
 
 struct XpuHooks final : AnyHooks<at::XPUHooksInterface> {
+  XpuHooks() = default;
+  explicit XpuHooks(at::XPUHooksArgs) {}  // as LibTorch 2.11 makes it
   bool hasXPU() const override { return true; }
   c10::DeviceIndex getNumGPUs() const override { return deviceCount(); }
 };

@@ -63,6 +63,11 @@ Tensors inputs_of(const Meeting& meeting, size_t place) {
   return values;
 }
 
+// NCCL adds and moves memory as it lies, whatever a tensor's dimensions are.
+View memory_of(const at::Tensor& tensor) {
+  return View(tensor.detach().as_strided({tensor.numel()}, {1}));
+}
+
 // A fault that a test has planted.
 void suffer(const std::function<void()>& fault) {
   if (fault) fault();
@@ -216,11 +221,11 @@ WorkPtr ProcessGroupNCCL::launch(OpType type, const Connected& connected, const 
   std::vector<Use> uses;
   std::vector<View> in_views, out_views;
   for (const auto& tensor : in) {
-    in_views.emplace_back(tensor);
+    in_views.push_back(memory_of(tensor));
     uses.push_back({in_views.back(), false});
   }
   for (const auto& tensor : out) {
-    out_views.emplace_back(tensor);
+    out_views.push_back(memory_of(tensor));
     uses.push_back({out_views.back(), true});
   }
   auto& stream = simulated::stream_of(connected.stream);

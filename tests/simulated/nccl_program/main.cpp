@@ -18,6 +18,7 @@
 
 #include "collectives.hpp"
 #include "comm/processes/program/scenarios.hpp"
+#include "replayed_sums.hpp"
 #include "simulated/nccl/communicator.hpp"
 #include "support/simulated_device.hpp"
 
@@ -32,6 +33,15 @@ void calls_on(Rank& rank) {
     rank.allreduce(sum);
     sum.cpu();  // waits for the device
   }
+}
+
+// Steps whose exchange is in a graph.
+void replays_on(Rank& rank, const std::function<void()>& meanwhile) {
+  lockstep::ReplayedSums sums(rank);
+  sums.steps(lockstep::ReplayedSums::kSomeSteps);
+  sums.sum();
+  meanwhile();
+  sums.steps(500);
 }
 
 void fails(const lockstep::Devices& devices, const std::string& where_and_how) {
@@ -66,6 +76,12 @@ void fails(const lockstep::Devices& devices, const std::string& where_and_how) {
                     fault();
                   }
                   if (where == "call") std::this_thread::sleep_for(300ms);
+                  if (where == "replay") {
+                    return replays_on(rank, [&] {
+                      if (here && throws) fault();  // the others replay
+                      if (here) faults.in_kernel = fault;
+                    });
+                  }
                   if (here && where == "return") return;
                   if (where == "group") {
                     rank.barrier();
