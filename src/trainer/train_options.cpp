@@ -56,9 +56,7 @@ void check_graph_of(const TrainOptions& options) {
   }
   if (options.batch.accumulate == 1) return;
   throw Error(
-      "`cuda_graph` records steps that compute a batch at once, and `accumulate` computes it in parts; leave one of "
-      "the "
-      "two out");
+      "`cuda_graph` records steps that compute a batch at once, and `accumulate` computes it in parts; leave one out");
 }
 
 // Under a launcher the number of ranks is not known here; Mesh checks it.
