@@ -201,7 +201,7 @@ TEST_F(GpuTrainer, RecordedStepsComputeABatchAtOnce) {
     o.batch.accumulate = 2;
   };
   EXPECT_THAT(lockstep::error_of([&] { train({c10::Device("cuda:0")}, in_parts); }),
-              testing::HasSubstr("`accumulate` computes it in parts; leave one of the two out"));
+              testing::HasSubstr("`accumulate` computes it in parts; leave one out"));
 }
 
 TEST_F(GpuTrainer, PrecisionAndMemoryFormatGoWithRecordedSteps) {
