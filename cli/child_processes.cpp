@@ -294,7 +294,7 @@ void ChildProcesses::say_who_stands_still() const {
       return member.group == children_[rank].pid && (member.state == 'T' || member.state == 't');
     };
     if (std::any_of(all.begin(), all.end(), is_stopped)) {
-      launch_says("rank " + std::to_string(rank) + " did not crash: a signal or a debugger has stopped it");
+      launch_says(name_of(rank) + " did not crash: a signal or a debugger has stopped it");
     }
   }
 }
@@ -361,7 +361,7 @@ void ChildProcesses::ended(int rank, int signal, int code) {
   const bool others_run =
       std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.runs; });
   if (asked && first_failure_ == 0) {
-    launch_says(format("rank %d stopped on request (exit code %d) after %.1f s", rank, code, seconds_since(started_)));
+    launch_says(name_of(rank) + format(" stopped on request (exit code %d) after %.1f s", code, seconds_since(started_)));
   }
   if (!stopped) say_how(rank, code, signal, others_go_on && others_run);
   failed_ = failed_ || !others_go_on;
@@ -373,17 +373,21 @@ void ChildProcesses::ended(int rank, int signal, int code) {
   next_step_ = Clock::now() + (stopped ? options_.until_term_when_stopped : options_.until_term);
 }
 
+std::string ChildProcesses::name_of(size_t rank) const {
+  return options_.name + " " + std::to_string(rank);
+}
+
 // The first failure tells most. Later ones mostly follow from it, so only those that nobody else explains are said.
 void ChildProcesses::say_how(int rank, int code, int signal, bool is_lost) {
   const std::string after =
       format(" after %.1f s", seconds_since(started_)) + (is_lost ? "; the others go on without it" : "");
   if (others_are_ended() && signal == SIGKILL) {
-    launch_says("rank " + std::to_string(rank) + " did not end, so it was killed");
+    launch_says(name_of(rank) + " did not end, so it was killed");
   } else if (signal != 0 && !(others_are_ended() && signal == SIGTERM)) {
-    launch_says("rank " + std::to_string(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) +
+    launch_says(name_of(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) +
                 after);
   } else if (is_lost || first_failure_ == 0 || next_step_ == Clock::time_point::max()) {
-    launch_says("rank " + std::to_string(rank) + format(" ended with exit code %d", code) + after);
+    launch_says(name_of(rank) + format(" ended with exit code %d", code) + after);
   }
 }
 

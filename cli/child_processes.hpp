@@ -17,7 +17,8 @@ void launch_says(const std::string& text);  // a line on the standard error
 class ChildProcesses {
  public:
   struct Options {
-    bool label = false;  // "[1] " before every line of rank 1
+    std::string name = "rank";  // of a process in what is said: "rank 1"
+    bool label = false;         // "[1] " before every line of rank 1
     // How long the others may go on after a process failed: until SIGTERM comes, and then until SIGKILL comes.
     std::chrono::milliseconds until_term{2'000}, until_kill{3'000};
     // The first of these times if they stop because the user asked for it: they end their step and keep what they have.
@@ -82,6 +83,7 @@ class ChildProcesses {
   };
 
   bool reap();  // whether any still run
+  std::string name_of(size_t rank) const;
   bool look();
   void ended(int rank, int signal, int code);
   void say_how(int rank, int code, int signal, bool is_lost);

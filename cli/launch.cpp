@@ -142,6 +142,7 @@ class ElasticLaunch {
   // Gives whether the others go on. A successor that ends before it has joined is no loss to them.
   bool note_end(int member, const ChildProcesses::Options::End& end) {
     const bool is_loss = end.failed && (end.killed || !generations_.newest().index_of(member));
+    has_lost_ = has_lost_ || is_loss;
     const auto now = is_loss ? generations_.lose(member) : generations_.end();
     const auto kind = is_loss || !end.failed ? comm::Failure::Kind::death
                       : end.stopped          ? comm::Failure::Kind::stop
@@ -175,12 +176,17 @@ class ElasticLaunch {
     for (int member = 0; member < members(); ++member) {
       const bool was_in = std::exchange(places_[member].joined, now.index_of(member).has_value());
       if (was_in && !places_[member].joined) gone.push_back(member);
-      if (!was_in && places_[member].joined) launch_says(format("process %d has joined", member));
+      if (!was_in && places_[member].joined) coming_.push_back(member);
+    }
+    if (coming_.empty() || !generations_.has_begun(now.number)) return gone;
+    for (const int member : std::exchange(coming_, {})) {
+      if (places_[member].joined) launch_says(format("process %d has joined", member));
     }
     return gone;
   }
 
   bool takes_part() { return generations_.takes_part(); }
+  bool has_lost() const { return has_lost_; }
   int members() const { return static_cast<int>(places_.size()); }
 
  private:
@@ -195,6 +201,8 @@ class ElasticLaunch {
   int called_off_ = 0;          // generations
   std::vector<Member> places_;  // by member
   std::vector<int> vacant_ = {};
+  std::vector<int> coming_ = {};  // members that have not the state yet
+  bool has_lost_ = false;
 };
 
 // The store outlives an attempt. What the processes leave in it has the attempt's number (LaunchEnvironment::job).
@@ -216,14 +224,13 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
     options.is_lost = [&](int rank) { return comm::was_lost(store.store, environment_of(variables_of(rank))); };
   }
   options.losses_count = !flags.elastic;
+  if (flags.elastic) options.name = "process";  // a successor has another number than the rank whose place it takes
   const auto words = with_this_program(flags.words);
   const auto start = [&](ChildProcesses& processes, int place, int member) {
     auto all = variables_of(place);
     all.push_back(printed.variable());
-    if (elastic) {
-      all.push_back("LOCKSTEP_ELASTIC_MEMBER=" + std::to_string(member));
-      all.push_back("LOCKSTEP_ELASTIC_MIN=" + std::to_string(flags.fewest));
-    }
+    all.push_back("LOCKSTEP_ELASTIC_MEMBER=" + (elastic ? std::to_string(member) : ""));  // else another launcher's
+    all.push_back("LOCKSTEP_ELASTIC_MIN=" + std::to_string(flags.fewest));
     processes.start(words, all);
   };
   std::optional<ChildProcesses> processes;
@@ -244,8 +251,8 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   if (flags.elastic) elastic.emplace(flags, store.store, environment_of(variables_of(0)).job);
   for (int rank = 0; rank < flags.processes; ++rank) start(*processes, rank, rank);
   const auto ending = processes->wait();
-  if (elastic && ending.failed && !elastic->takes_part()) {
-    launch_says("this program takes no part in --elastic, so a killed process ended the job; lockstep train does");
+  if (elastic && ending.failed && elastic->has_lost() && !elastic->takes_part()) {
+    launch_says("a killed process has ended this job, since its program takes no part in --elastic; lockstep train does");
   }
   return ending;
 }

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/number_text.hpp"
+#include "comm/meeting/launch_environment.hpp"
 #include "commands.hpp"
 #include "crowded_cores.hpp"
 #include "help.hpp"
@@ -328,7 +329,8 @@ void check_elastic_flags(const TrainFlags& flags) {
 // Under a launcher only the process with rank 0 prints, and keeps the run. In an elastic job that may become any one.
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
-  const bool elastic = std::getenv("LOCKSTEP_ELASTIC_MEMBER") != nullptr;
+  const auto launch = comm::read_launch_environment(std::getenv);
+  const bool elastic = launch && launch->member >= 0;
   if (elastic) check_elastic_flags(flags);
   const bool is_first = this_process().index == 0;
   StopSignals signals(!is_first);  // before LibTorch starts threads

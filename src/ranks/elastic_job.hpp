@@ -34,7 +34,7 @@ class ElasticJob {
   // A process of the entered generation is gone. Waits until all agree on another one, for some seconds at most.
   void leave();
 
-  void note_beginning();                          // all have met; rank 0 calls it
+  void note_beginning();                          // all have met and have the state; rank 0 calls it
   std::stop_token newer() const;                  // requested once somebody wants to join, so that another one follows
   int generation() const { return now_.number; }  // from 0
 

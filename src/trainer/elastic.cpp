@@ -74,6 +74,7 @@ void hand_over(std::optional<RunState>& state, Rank& rank) {
     if (tensor.numel() > 0) rank.broadcast(tensor, source);
     theirs.tensors.emplace_back(shapes[i].at("name"), tensor);
   }
+  rank.barrier();  // all have it
   if (steps_done(state) < farthest) state = std::move(theirs);
 }
 

@@ -162,9 +162,9 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
     const bool is_first_here = rank.index_in_process() == 0;
     std::optional<RunState> begin = resumed;  // they share the tensors
     if (elastic) {
-      if (rank.index() == 0) elastic->note_beginning();
       if (is_first_here) succession.met = true;
       hand_over(begin, rank);
+      if (rank.index() == 0) elastic->note_beginning();
       if (is_first_here) result.history = begin ? begin->history : std::vector<EpochMetrics>();
     }
     RankTrainer trainer(settings, callbacks, data, rank, trace ? &*trace : nullptr,

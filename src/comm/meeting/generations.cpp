@@ -83,7 +83,7 @@ Generation Generations::lose(int member) {
 
 Generation Generations::join(int member) {
   return change([&](Generation& generation) {
-    if (generation.index_of(member) || !store_->check({begun_key(generation.number)})) return false;
+    if (generation.index_of(member) || !has_begun(generation.number)) return false;
     generation.members.push_back(member);
     return true;
   });
@@ -95,6 +95,10 @@ Generation Generations::end() {
 
 void Generations::note_beginning(int generation) {
   store_->set(begun_key(generation), std::string("yes"));
+}
+
+bool Generations::has_begun(int generation) {
+  return store_->check({begun_key(generation)});
 }
 
 void Generations::take_part() {

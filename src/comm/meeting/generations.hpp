@@ -5,8 +5,8 @@
 //     changes it: the launcher, a member, or one that joins.
 //  2. A member is a process by its number in the job. A successor has a number of its own, so none comes twice.
 //  3. Members keep their order, and those who join come last. So the first has been a member for longest.
-//  4. One joins a generation that has begun. Else two that join one after the other would wait for each other's
-//     generation.
+//  4. One joins a generation that has begun: all of its members have the job's state. Else two that join one after the
+//     other would wait for each other's generation.
 //  5. A job that is over gets no other generation.
 //
 // Keys in the store: newest (JSON), takes_part, begun/<n>, and left/<n>/<m> (member m has left
@@ -51,7 +51,8 @@ class Generations {
   Generation join(int member);
   Generation end();
 
-  void note_beginning(int generation);  // its members have met
+  void note_beginning(int generation);  // its members have met, and have one state
+  bool has_begun(int generation);
 
   // The program takes part, so a successor of a lost process can join it.
   void take_part();
