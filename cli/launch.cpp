@@ -252,7 +252,8 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   for (int rank = 0; rank < flags.processes; ++rank) start(*processes, rank, rank);
   const auto ending = processes->wait();
   if (elastic && ending.failed && elastic->has_lost() && !elastic->takes_part()) {
-    launch_says("a killed process has ended this job, since its program takes no part in --elastic; lockstep train does");
+    launch_says(
+        "a killed process has ended this job, since its program takes no part in --elastic; lockstep train does");
   }
   return ending;
 }

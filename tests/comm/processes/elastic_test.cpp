@@ -18,13 +18,14 @@ using testing::Not;
 
 class Elastic : public Cli {
  protected:
-  // Three processes, each of which leaves its number.
-  Words job(const Words& launch, const Words& more) const {
+  // Each process leaves its number.
+  Words job(int processes, const Words& launch, const std::string& name, const Words& more) const {
     const Words noting = {"/bin/sh", "-c",
                           "echo $$ >\"$0/$LOCKSTEP_ELASTIC_MEMBER.new\"; "
                           "/bin/mv \"$0/$LOCKSTEP_ELASTIC_MEMBER.new\" \"$0/$LOCKSTEP_ELASTIC_MEMBER\"; exec \"$@\"",
                           notes_.path().string(), from_environment("LOCKSTEP_PROGRAM")};
-    return Words{"launch", "-n", "3", "--elastic"} + launch + noting + settings("elastic", "cpu") + more;
+    return Words{"launch", "-n", std::to_string(processes), "--elastic"} + launch + noting + settings(name, "cpu") +
+           more;
   }
 
   // Curves would take most of the time.
@@ -42,14 +43,15 @@ class Elastic : public Cli {
     ASSERT_EQ(kill(pid, signal), 0) << "process " << member << " has ended";
   }
 
-  void expect_same_run(const std::string& run, const std::string& undisturbed) const {
-    const auto actual = metrics(run), expected = metrics(undisturbed);
-    ASSERT_EQ(actual.size(), expected.size());
-    for (size_t i = 0; i < actual.size(); ++i) {
-      EXPECT_EQ(actual[i].train_loss, expected[i].train_loss) << "epoch " << i + 1;
-      EXPECT_EQ(actual[i].train_accuracy, expected[i].train_accuracy) << "epoch " << i + 1;
-      EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy) << "epoch " << i + 1;
-      EXPECT_EQ(actual[i].weights, expected[i].weights) << "epoch " << i + 1;
+  // As in the undisturbed run.
+  void expect_same_epochs(const std::string& run, size_t epochs) const {
+    const auto actual = metrics(run), expected = metrics("undisturbed");
+    ASSERT_EQ(actual.size(), epochs);
+    for (size_t i = 0; i < epochs; ++i) {
+      EXPECT_EQ(actual[i].train_loss, expected[i].train_loss) << run << ", epoch " << i + 1;
+      EXPECT_EQ(actual[i].train_accuracy, expected[i].train_accuracy) << run << ", epoch " << i + 1;
+      EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy) << run << ", epoch " << i + 1;
+      EXPECT_EQ(actual[i].weights, expected[i].weights) << run << ", epoch " << i + 1;
     }
   }
 
@@ -57,41 +59,36 @@ class Elastic : public Cli {
 };
 
 TEST_F(Elastic, KillsChangeNoBit) {
-  const Words epochs = {"--epochs", "60"};
-  Program elastic(job({}, epochs), without_gnuplot());
-  ASSERT_TRUE(elastic.wait_for("epoch  2/60"));
+  Program killed(job(3, {}, "killed", {"--epochs", "40"}), without_gnuplot());
+  ASSERT_TRUE(killed.wait_for("epoch  2/40"));
   kill_member(0);  // who keeps the run
-  ASSERT_TRUE(elastic.wait_for("process 3 has joined"));
+  ASSERT_TRUE(killed.wait_for("process 3 has joined"));
   kill_member(2);
   kill_member(1);  // the successor alone is left
-  ASSERT_TRUE(elastic.wait_for("process 4 has joined"));
+  ASSERT_TRUE(killed.wait_for("process 4 has joined"));
   kill_member(3);  // a successor, who keeps the run by now
-  const auto ended = elastic.finish();
+  const auto ended = killed.finish();
   ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
   EXPECT_THAT(ended.err, AllOf(HasSubstr("process 0 was ended by signal 9"), HasSubstr("the others go on without it"),
                                HasSubstr("process 3 starts in the place of rank 0"), Not(HasSubstr("error:"))));
-  EXPECT_THAT(ended.out, HasSubstr("the run is kept in runs/elastic"));
+  EXPECT_THAT(ended.out, HasSubstr("the run is kept in runs/killed"));
 
-  ASSERT_EQ(run_program(settings("undisturbed", "2xcpu") + epochs, without_gnuplot()).code, 0);
-  expect_same_run("elastic", "undisturbed");
-  EXPECT_EQ(work_.read("runs/elastic/model.safetensors"), work_.read("runs/undisturbed/model.safetensors"));
-}
+  // The others take one that stands still for gone after its silence, and the launcher ends it.
+  Program stopped(job(2, {}, "stopped", {"--epochs", "60", "--silence", "1"}), without_gnuplot());
+  ASSERT_TRUE(stopped.wait_for("epoch  2/60"));
+  kill_member(0, SIGSTOP);
+  ASSERT_TRUE(stopped.wait_for("process 2 has joined"));
+  const auto after_stop = stopped.finish();
+  ASSERT_EQ(after_stop.code, 0) << after_stop.err << after_stop.out;
 
-// The others take it for gone after its silence, and the launcher ends it.
-TEST_F(Elastic, OneThatStandsStillIsReplaced) {
-  const Words more = {"--epochs", "60", "--silence", "1"};
-  Program elastic(job({}, more), without_gnuplot());
-  ASSERT_TRUE(elastic.wait_for("epoch  2/60"));
-  kill_member(1, SIGSTOP);
-  ASSERT_TRUE(elastic.wait_for("process 3 has joined"));
-  const auto ended = elastic.finish();
-  ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
-  ASSERT_EQ(run_program(settings("undisturbed", "2xcpu") + more, without_gnuplot()).code, 0);
-  expect_same_run("elastic", "undisturbed");
+  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "60"}, without_gnuplot()).code, 0);
+  expect_same_epochs("killed", 40);
+  expect_same_epochs("stopped", 60);
 }
 
 TEST_F(Elastic, TooFewEndTheJob) {
-  Program elastic(job({"--min-processes", "3", "--max-restarts", "0"}, {"--epochs", "60"}), without_gnuplot());
+  Program elastic(job(3, {"--min-processes", "3", "--max-restarts", "0"}, "few", {"--epochs", "60"}),
+                  without_gnuplot());
   ASSERT_TRUE(elastic.wait_for("epoch  2/60"));
   kill_member(1);
   const auto ended = elastic.finish();
@@ -107,8 +104,8 @@ TEST_F(Elastic, WhatCannotBeElasticIsRefused) {
   EXPECT_THAT(without_grain.err, HasSubstr("without a --grain the weights' bits depend on their number"));
   EXPECT_FALSE(std::filesystem::exists(work_ / "runs/refused"));
 
-  const auto other_program =
-      run_program({"launch", "-n", "2", "--elastic", "/bin/sh", "-c", "test $RANK != 1 || kill -9 $$"}, without_gnuplot());
+  const auto other_program = run_program(
+      {"launch", "-n", "2", "--elastic", "/bin/sh", "-c", "test $RANK != 1 || kill -9 $$"}, without_gnuplot());
   EXPECT_EQ(other_program.code, 137);
   EXPECT_THAT(other_program.err, HasSubstr("its program takes no part in --elastic"));
 }
