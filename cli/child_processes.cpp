@@ -361,7 +361,8 @@ void ChildProcesses::ended(int rank, int signal, int code) {
   const bool others_run =
       std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.runs; });
   if (asked && first_failure_ == 0) {
-    launch_says(name_of(rank) + format(" stopped on request (exit code %d) after %.1f s", code, seconds_since(started_)));
+    launch_says(name_of(rank) +
+                format(" stopped on request (exit code %d) after %.1f s", code, seconds_since(started_)));
   }
   if (!stopped) say_how(rank, code, signal, others_go_on && others_run);
   failed_ = failed_ || !others_go_on;
@@ -384,8 +385,7 @@ void ChildProcesses::say_how(int rank, int code, int signal, bool is_lost) {
   if (others_are_ended() && signal == SIGKILL) {
     launch_says(name_of(rank) + " did not end, so it was killed");
   } else if (signal != 0 && !(others_are_ended() && signal == SIGTERM)) {
-    launch_says(name_of(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) +
-                after);
+    launch_says(name_of(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) + after);
   } else if (is_lost || first_failure_ == 0 || next_step_ == Clock::time_point::max()) {
     launch_says(name_of(rank) + format(" ended with exit code %d", code) + after);
   }

@@ -136,13 +136,14 @@ class ElasticLaunch {
   ElasticLaunch(const LaunchFlags& flags, const comm::StorePtr& store, std::string job)
       : store_(store), job_(std::move(job)), generations_(store, job_), restarts_left_(restarts_of(flags)) {
     generations_.begin(flags.processes);
-    for (int place = 0; place < flags.processes; ++place) places_.push_back({place, /*joined=*/true});
+    for (int place = 0; place < flags.processes; ++place) places_.push_back({place, /*is_in=*/true});
   }
 
   // Gives whether the others go on. A successor that ends before it has joined is no loss to them.
   bool note_end(int member, const ChildProcesses::Options::End& end) {
     const bool is_loss = end.failed && (end.killed || !generations_.newest().index_of(member));
     has_lost_ = has_lost_ || is_loss;
+    places_[member].has_ended = true;
     const auto now = is_loss ? generations_.lose(member) : generations_.end();
     const auto kind = is_loss || !end.failed ? comm::Failure::Kind::death
                       : end.stopped          ? comm::Failure::Kind::stop
@@ -163,26 +164,33 @@ class ElasticLaunch {
     for (const int place : std::exchange(vacant_, {})) {
       if (restarts_left_ == 0) break;
       --restarts_left_;
-      places_.push_back({place, /*joined=*/false});
+      places_.push_back({place, /*is_in=*/false});
       started.push_back(place);
     }
     return started;
   }
 
-  // Gives the members that are none any more, and says who has joined.
-  std::vector<int> excluded() {
+  // Gives the members whose heart has stopped, and those that the others have gone on without. Says who has joined.
+  std::vector<int> to_be_ended() {
+    const auto time = Clock::now();
+    const bool stood_still = time - std::exchange(looked_, time) > kStandstill;  // the others, too (Ctrl-Z)
     const auto now = generations_.newest();
-    std::vector<int> gone;
-    for (int member = 0; member < members(); ++member) {
-      const bool was_in = std::exchange(places_[member].joined, now.index_of(member).has_value());
-      if (was_in && !places_[member].joined) gone.push_back(member);
-      if (!was_in && places_[member].joined) coming_.push_back(member);
+    std::vector<int> dead;
+    for (int number = 0; number < members(); ++number) {
+      Member& member = places_[number];
+      if (member.has_ended) continue;
+      const bool was_in = std::exchange(member.is_in, now.index_of(number).has_value());
+      if (!was_in && member.is_in) coming_.push_back(number);
+      const auto heart = generations_.heart_of(number).value_or(Heart{});
+      if (std::exchange(member.beats, heart.beats) != heart.beats || stood_still || heart.beats == 0)
+        member.seen = time;
+      if ((was_in && !member.is_in) || time - member.seen > heart.silence) dead.push_back(number);
     }
-    if (coming_.empty() || !generations_.has_begun(now.number)) return gone;
-    for (const int member : std::exchange(coming_, {})) {
-      if (places_[member].joined) launch_says(format("process %d has joined", member));
+    if (coming_.empty() || !generations_.has_begun(now.number)) return dead;
+    for (const int number : std::exchange(coming_, {})) {
+      if (places_[number].is_in) launch_says(format("process %d has joined", number));
     }
-    return gone;
+    return dead;
   }
 
   bool takes_part() { return generations_.takes_part(); }
@@ -190,10 +198,18 @@ class ElasticLaunch {
   int members() const { return static_cast<int>(places_.size()); }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  using Heart = comm::Generations::Heart;
+  static constexpr std::chrono::seconds kStandstill{2};
+
   struct Member {
-    int place;    // among the processes that run at the same time
-    bool joined;  // when last looked at
+    int place;   // among the processes that run at the same time
+    bool is_in;  // the newest generation, when last looked at, as the next two
+    bool has_ended = false;
+    int64_t beats = 0;
+    Clock::time_point seen = {};  // when they had changed
   };
+
   const comm::StorePtr store_;
   const std::string job_;
   comm::Generations generations_;
@@ -203,6 +219,7 @@ class ElasticLaunch {
   std::vector<int> vacant_ = {};
   std::vector<int> coming_ = {};  // members that have not the state yet
   bool has_lost_ = false;
+  Clock::time_point looked_ = Clock::now();
 };
 
 // The store outlives an attempt. What the processes leave in it has the attempt's number (LaunchEnvironment::job).
@@ -236,7 +253,10 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   std::optional<ChildProcesses> processes;
   if (flags.elastic) {
     options.look = [&] {
-      for (const int member : elastic->excluded()) processes->end(member);
+      for (const int member : elastic->to_be_ended()) {
+        launch_says(format("process %d stands still, and is killed", member));
+        processes->end(member);
+      }
       const int known = elastic->members();
       const auto places = elastic->successors();
       for (size_t i = 0; i < places.size(); ++i) {

@@ -6,13 +6,16 @@
 //   }
 //
 // Within a generation this_process() tells the process's place in it. One per process, used by the thread that calls
-// run(), but for newer() and note_beginning(). Its thread asks the store some twenty times a second.
+// run(), but for newer() and note_beginning(). Its thread says twenty times a second that the process lives, and looks
+// for a newer generation.
 #pragma once
 
 #include "comm/meeting/generations.hpp"
 #include "comm/meeting/launch_environment.hpp"
 
-#include <optional>
+#include <atomic>
+#include <chrono>
+#include <mutex>
 #include <stop_token>
 #include <thread>
 
@@ -22,9 +25,9 @@ class ElasticJob {
  public:
   static bool is_asked_for();  // by the launcher, in the environment
 
-  // From here on the launcher starts successors of processes that are killed. Throws Error: the store is not there;
-  // this process has had an ElasticJob before.
-  explicit ElasticJob(std::stop_token stop);
+  // From here on the launcher starts successors of processes that are killed. It kills this one if it stands still for
+  // `silence`. Throws Error: the store is not there; this process has had an ElasticJob before.
+  ElasticJob(std::stop_token stop, std::chrono::milliseconds silence);
 
   // Enters the newest generation. A successor joins it, once it has begun. False: the job has ended meanwhile. Throws
   // Error: fewer processes are left than the job needs, the others have gone on without this one, or the launcher is
@@ -36,19 +39,21 @@ class ElasticJob {
 
   void note_beginning();                          // all have met and have the state; rank 0 calls it
   std::stop_token newer() const;                  // requested once somebody wants to join, so that another one follows
-  int generation() const { return now_.number; }  // from 0
+  int generation() const { return generation_; }  // from 0
 
  private:
-  void watch(const std::stop_token& end);
+  void live(const std::stop_token& end);
   [[noreturn]] void lose_launcher() const;
 
   const std::stop_token stop_;
+  const std::chrono::milliseconds silence_;
   const comm::LaunchEnvironment launch_;
   comm::Generations generations_;
-  comm::Generation now_;
   bool entered_ = false;
-  std::stop_source newer_;
-  std::jthread watcher_;  // last, since it uses the others
+  mutable std::mutex mutex_;
+  std::stop_source newer_;           // guarded by mutex_
+  std::atomic<int> generation_ = 0;  // the newest that has been entered
+  std::jthread thread_;              // last, since it uses the others
 };
 
 }  // namespace lockstep

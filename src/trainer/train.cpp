@@ -129,7 +129,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
   std::optional<ElasticJob> elastic;
   if (ElasticJob::is_asked_for()) {
     check_elastic(settings);
-    elastic.emplace(callbacks.stop);
+    elastic.emplace(callbacks.stop, settings.silence);
   }
   std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);
   std::optional<RunFolder> folder;

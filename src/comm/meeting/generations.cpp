@@ -23,6 +23,10 @@ std::string left_key(int generation, int member) {
   return "left/" + std::to_string(generation) + "/" + std::to_string(member);
 }
 
+std::string heart_key(int member) {
+  return "heart/" + std::to_string(member);
+}
+
 std::string generation_text(const Generation& generation) {
   return nlohmann::json{{"number", generation.number}, {"members", generation.members}, {"over", generation.over}}
       .dump();
@@ -99,6 +103,19 @@ void Generations::note_beginning(int generation) {
 
 bool Generations::has_begun(int generation) {
   return store_->check({begun_key(generation)});
+}
+
+void Generations::beat(int member, const Heart& heart) {
+  store_->set(heart_key(member), nlohmann::json{heart.beats, heart.silence.count()}.dump());
+}
+
+std::optional<Generations::Heart> Generations::heart_of(int member) {
+  const std::string key = heart_key(member);
+  if (!store_->check({key})) return std::nullopt;
+  return parse_stored(key, store_->get_to_str(key), [](const std::string& text) {
+    const auto numbers = nlohmann::json::parse(text);
+    return Heart{numbers.at(0), std::chrono::milliseconds(numbers.at(1).get<int64_t>())};
+  });
 }
 
 void Generations::take_part() {

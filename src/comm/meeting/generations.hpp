@@ -9,13 +9,15 @@
 //     other would wait for each other's generation.
 //  5. A job that is over gets no other generation.
 //
-// Keys in the store: newest (JSON), takes_part, begun/<n>, and left/<n>/<m> (member m has left
+// Keys in the store: newest (JSON), takes_part, heart/<m>, begun/<n>, and left/<n>/<m> (member m has left
 // generation n since somebody is gone). Thread-safe as the store is: everybody has a connection of his own.
 #pragma once
 
 #include "comm/failure.hpp"
 #include "tcp_store.hpp"
 
+#include <chrono>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -53,6 +55,15 @@ class Generations {
 
   void note_beginning(int generation);  // its members have met, and have one state
   bool has_begun(int generation);
+
+  // A member that takes part has a heart, from when it begins until it is done with the job. The launcher watches it,
+  // so that nobody waits for one that stands still, whatever it was doing.
+  struct Heart {
+    int64_t beats = 0;
+    std::chrono::milliseconds silence{};  // after which it counts as dead; 0: it is done
+  };
+  void beat(int member, const Heart& heart);
+  std::optional<Heart> heart_of(int member);  // nothing: it has not begun
 
   // The program takes part, so a successor of a lost process can join it.
   void take_part();

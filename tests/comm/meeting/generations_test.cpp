@@ -56,6 +56,13 @@ TEST_F(GenerationsOfAJob, AJobIsOverWithItsLastMember) {
   EXPECT_THAT(generations_.join(3).members, IsEmpty());
 }
 
+TEST_F(GenerationsOfAJob, AMemberHasAHeartOnceItHasBegun) {
+  EXPECT_FALSE(generations_.heart_of(1).has_value());
+  generations_.beat(1, {17, std::chrono::seconds(2)});
+  EXPECT_EQ(generations_.heart_of(1)->beats, 17);
+  EXPECT_EQ(generations_.heart_of(1)->silence, std::chrono::seconds(2));
+}
+
 TEST_F(GenerationsOfAJob, AllChangesCountThatComeAtTheSameTime) {
   generations_.begin(40);
   std::vector<std::jthread> threads;

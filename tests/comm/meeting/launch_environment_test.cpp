@@ -132,7 +132,9 @@ TEST(LaunchEnvironment, KnowsAnElasticJob) {
   const auto launch = read(with(torchrun, {{"LOCKSTEP_ELASTIC_MEMBER", "17"}, {"LOCKSTEP_ELASTIC_MIN", "2"}}));
   EXPECT_EQ(launch->member, 17);
   EXPECT_EQ(launch->fewest, 2);
-  EXPECT_THAT(error_of([&] { read(with(torchrun, {{"LOCKSTEP_ELASTIC_MEMBER", "17"}})); }),
+  EXPECT_THAT(error_of([&] {
+                read(with(torchrun, {{"LOCKSTEP_ELASTIC_MEMBER", "17"}}));
+              }),
               HasSubstr("LOCKSTEP_ELASTIC_MIN not set"));
 }
 
