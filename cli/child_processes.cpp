@@ -31,10 +31,6 @@ using namespace std::chrono_literals;
 
 constexpr size_t pipe_size = 64 << 10;  // what a pipe holds
 
-void say(const std::string& text) {
-  Output(STDERR_FILENO).print("lockstep launch: " + text + "\n");
-}
-
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> result;
   result.reserve(words.size() + 1);
@@ -144,6 +140,10 @@ std::string where_to_look(const std::string& program) {
 
 }  // namespace
 
+void launch_says(const std::string& text) {
+  Output(STDERR_FILENO).print("lockstep launch: " + text + "\n");
+}
+
 ChildProcesses::ChildProcesses(Options options) : options_(std::move(options)), started_(Clock::now()) {
   if (pipe2(alive_, O_CLOEXEC) != 0 || (options_.label && pipe2(done_, O_CLOEXEC) != 0)) {
     throw Error("cannot make a pipe: " + io::reason(errno));
@@ -230,7 +230,9 @@ std::vector<ChildProcesses::Member> ChildProcesses::members() const {
 }
 
 ChildProcesses::Ending ChildProcesses::wait() {
-  while (reap()) {
+  for (;;) {
+    const bool some_run = reap(), some_are_new = look();
+    if (!some_run && !some_are_new) break;
     if (next_step_ == Clock::time_point::max() && only_lost_run()) next_step_ = Clock::now() + options_.until_term;
     if (Clock::now() >= next_step_) end_others();
     const timespec pause{0, 100'000'000};
@@ -247,6 +249,15 @@ ChildProcesses::Ending ChildProcesses::wait() {
   for (const auto& child : children_) waitpid(child.pid, nullptr, 0);
   children_.clear();  // their numbers may belong to other processes now
   return {.code = first_failure_, .failed = failed_, .by_request = stop_signal_ != 0 || asked_};
+}
+
+// Whether there are new ones.
+bool ChildProcesses::look() {
+  return options_.look && next_step_ == Clock::time_point::max() && options_.look();
+}
+
+void ChildProcesses::end(int rank) {
+  if (children_[rank].runs) kill(-children_[rank].pid, SIGKILL);
 }
 
 void ChildProcesses::pass_on(int signal) {
@@ -269,7 +280,7 @@ void ChildProcesses::stand_still() {
 void ChildProcesses::end_others() {
   if (next_signal_ == SIGTERM) {
     say_who_stands_still();
-    say("ending the others");
+    launch_says("ending the others");
   }
   send(std::exchange(next_signal_, SIGKILL));
   next_step_ = Clock::now() + options_.until_kill;
@@ -283,7 +294,7 @@ void ChildProcesses::say_who_stands_still() const {
       return member.group == children_[rank].pid && (member.state == 'T' || member.state == 't');
     };
     if (std::any_of(all.begin(), all.end(), is_stopped)) {
-      say("rank " + std::to_string(rank) + " did not crash: a signal or a debugger has stopped it");
+      launch_says(name_of(rank) + " did not crash: a signal or a debugger has stopped it");
     }
   }
 }
@@ -340,24 +351,31 @@ void ChildProcesses::ended(int rank, int signal, int code) {
   const bool stopped = asked || (stop_signal_ != 0 && code == 128 + stop_signal_);
   bool others_go_on = false;
   if (options_.on_end) {
-    others_go_on = options_.on_end(rank, code != 0, stopped,
-                                   stopped       ? "stopped by request"
-                                   : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal))
-                                                 : format("it ended with exit code %d", code));
+    const std::string how = stopped       ? "stopped by request"
+                            : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal))
+                                          : format("it ended with exit code %d", code);
+    const bool killed = signal != 0 && next_step_ == Clock::time_point::max();
+    others_go_on = options_.on_end(rank, {code != 0, stopped, killed, how});
   }
   if (code == 0) return;
   const bool others_run =
       std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.runs; });
   if (asked && first_failure_ == 0) {
-    say(format("rank %d stopped on request (exit code %d) after %.1f s", rank, code, seconds_since(started_)));
+    launch_says(name_of(rank) +
+                format(" stopped on request (exit code %d) after %.1f s", code, seconds_since(started_)));
   }
   if (!stopped) say_how(rank, code, signal, others_go_on && others_run);
   failed_ = failed_ || !others_go_on;
   asked_ = asked_ || asked;
   const bool forced = stop_signal_ != 0 && others_are_ended() && (signal == SIGTERM || signal == SIGKILL);
-  if (first_failure_ == 0) first_failure_ = forced ? 128 + stop_signal_ : code;
+  if (first_failure_ == 0 && (options_.losses_count || !others_go_on))
+    first_failure_ = forced ? 128 + stop_signal_ : code;
   if (next_step_ != Clock::time_point::max() || (others_go_on && !stopped)) return;
   next_step_ = Clock::now() + (stopped ? options_.until_term_when_stopped : options_.until_term);
+}
+
+std::string ChildProcesses::name_of(size_t rank) const {
+  return options_.name + " " + std::to_string(rank);
 }
 
 // The first failure tells most. Later ones mostly follow from it, so only those that nobody else explains are said.
@@ -365,11 +383,11 @@ void ChildProcesses::say_how(int rank, int code, int signal, bool is_lost) {
   const std::string after =
       format(" after %.1f s", seconds_since(started_)) + (is_lost ? "; the others go on without it" : "");
   if (others_are_ended() && signal == SIGKILL) {
-    say("rank " + std::to_string(rank) + " did not end, so it was killed");
+    launch_says(name_of(rank) + " did not end, so it was killed");
   } else if (signal != 0 && !(others_are_ended() && signal == SIGTERM)) {
-    say("rank " + std::to_string(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) + after);
+    launch_says(name_of(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) + after);
   } else if (is_lost || first_failure_ == 0 || next_step_ == Clock::time_point::max()) {
-    say("rank " + std::to_string(rank) + format(" ended with exit code %d", code) + after);
+    launch_says(name_of(rank) + format(" ended with exit code %d", code) + after);
   }
 }
 

@@ -12,17 +12,30 @@
 
 namespace lockstep::cli {
 
+void launch_says(const std::string& text);  // a line on the standard error
+
 class ChildProcesses {
  public:
   struct Options {
-    bool label = false;  // "[1] " before every line of rank 1
+    std::string name = "rank";  // of a process in what is said: "rank 1"
+    bool label = false;         // "[1] " before every line of rank 1
     // How long the others may go on after a process failed: until SIGTERM comes, and then until SIGKILL comes.
     std::chrono::milliseconds until_term{2'000}, until_kill{3'000};
     // The first of these times if they stop because the user asked for it: they end their step and keep what they have.
     std::chrono::milliseconds until_term_when_stopped{30'000};
-    // Called when a process has ended; `stopped`: since the user asked for it. `how` is words for a sentence: "it ended
-    // with exit code 7". Gives whether the others go on without it, if it failed: then they are left alone.
-    std::function<bool(int rank, bool failed, bool stopped, const std::string& how)> on_end = {};
+    // Called when a process has ended. Gives whether the others go on without it, if it failed: then they are left
+    // alone.
+    struct End {
+      bool failed;
+      bool stopped;     // since the user asked for it
+      bool killed;      // by a signal, while nothing was to end
+      std::string how;  // words for a sentence: "it ended with exit code 7"
+    };
+    std::function<bool(int rank, const End& end)> on_end = {};
+    // Whether a failed process that the others go on without counts in the exit code.
+    bool losses_count = true;
+    // Called again and again while nothing is to end. May call start() and end(). Gives whether it started any.
+    std::function<bool()> look = {};
     // Whether the others have gone on without a process that still runs. It is ended when only such processes are left.
     std::function<bool(int rank)> is_lost = {};
   };
@@ -38,6 +51,8 @@ class ChildProcesses {
   // Starts a program, found through PATH, in a process group of its own, with `variables` ("NAME=value") over the
   // environment. Only the first one reads the standard input. Throws Error that names the program.
   void start(const std::vector<std::string>& words, const std::vector<std::string>& variables);
+
+  void end(int rank);  // kills it, and what it started
 
   struct Ending {
     // The exit code of the first failure, or 128 + the number of its signal, also if the others went on without it. If
@@ -68,6 +83,8 @@ class ChildProcesses {
   };
 
   bool reap();  // whether any still run
+  std::string name_of(size_t rank) const;
+  bool look();
   void ended(int rank, int signal, int code);
   void say_how(int rank, int code, int signal, bool is_lost);
   bool only_lost_run() const;

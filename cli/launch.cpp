@@ -10,9 +10,11 @@
 #include <sstream>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "child_processes.hpp"
+#include "comm/meeting/generations.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "commands.hpp"
 #include "flag_checks.hpp"
@@ -42,17 +44,25 @@ const char* const launch_examples =
     "A lockstep command that would fail in the same way does not start again: wrong\n"
     "flags (exit code 2), a loss that is not finite (3, see --on-nan of train).\n"
     "With --keep-going the others go on without a process that is killed while all\n"
-    "of its ranks are workers of a ParameterServer that is not synchronous.\n";
+    "of its ranks are workers of a ParameterServer that is not synchronous.\n"
+    "With --elastic the others finish the step of one that is killed and go on, with\n"
+    "the same bits, and a successor joins them: lockstep train --grain N --name NAME.\n";
 
 struct LaunchFlags {
   int processes = 0;
   std::optional<int> threads;
   bool label = false;
   bool keep_going = false;
-  int max_restarts = 0;
+  bool elastic = false;
+  int fewest = 1;  // processes with which an elastic job goes on
+  std::optional<int> max_restarts;
   int grace = 30;                  // seconds
   std::vector<std::string> words;  // the program and its arguments
 };
+
+int restarts_of(const LaunchFlags& flags) {
+  return flags.max_restarts.value_or(flags.elastic ? 10 : 0);
+}
 
 std::vector<std::string> variables(const LaunchFlags& flags, int attempt, int rank, int port) {
   const std::string count = std::to_string(flags.processes), index = std::to_string(rank);
@@ -64,7 +74,7 @@ std::vector<std::string> variables(const LaunchFlags& flags, int attempt, int ra
                                         "MASTER_PORT=" + std::to_string(port),
                                         "TORCHELASTIC_USE_AGENT_STORE=True",
                                         "TORCHELASTIC_RESTART_COUNT=" + std::to_string(attempt),
-                                        "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(flags.max_restarts)};
+                                        "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(restarts_of(flags))};
   variables.push_back(std::string("LOCKSTEP_KEEP_GOING=") + (flags.keep_going ? "1" : "0"));
   const char* const threads = std::getenv("OMP_NUM_THREADS");
   if (flags.threads || (threads == nullptr && flags.processes > 1)) {
@@ -87,6 +97,19 @@ void check_words(const std::vector<std::string>& words) {
   if (words[0].starts_with("-")) throw CLI::ValidationError("launch has no option " + words[0]);
 }
 
+void check_elastic_launch(const LaunchFlags& flags) {
+  if (!flags.elastic && flags.fewest != 1)
+    throw CLI::ValidationError("--min-processes is for --elastic; give that too");
+  if (flags.fewest > flags.processes) {
+    throw CLI::ValidationError(
+        format("--min-processes %d is more than the %d processes that start", flags.fewest, flags.processes));
+  }
+  if (flags.elastic && flags.keep_going) {
+    throw CLI::ValidationError(
+        "--keep-going is for asynchronous workers and --elastic for lockstep train; leave one of the two out");
+  }
+}
+
 // In a checkout this program has no place on PATH, but people write its name.
 std::vector<std::string> with_this_program(std::vector<std::string> words) {
   if (words[0] != "lockstep" || is_on_path(words[0])) return words;
@@ -106,29 +129,153 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
   });
 }
 
+// What the launcher does for an elastic job: it says who is gone, starts successors, and ends processes that the others
+// have gone on without because they stood still.
+class ElasticLaunch {
+ public:
+  ElasticLaunch(const LaunchFlags& flags, const comm::StorePtr& store, std::string job)
+      : store_(store), job_(std::move(job)), generations_(store, job_), restarts_left_(restarts_of(flags)) {
+    generations_.begin(flags.processes);
+    for (int place = 0; place < flags.processes; ++place) places_.push_back({place, /*is_in=*/true});
+  }
+
+  // Gives whether the others go on. A successor that ends before it has joined is no loss to them.
+  bool note_end(int member, const ChildProcesses::Options::End& end) {
+    const bool is_loss = end.failed && (end.killed || !generations_.newest().index_of(member));
+    has_lost_ = has_lost_ || is_loss;
+    places_[member].has_ended = true;
+    const auto now = is_loss ? generations_.lose(member) : generations_.end();
+    const auto kind = is_loss || !end.failed ? comm::Failure::Kind::death
+                      : end.stopped          ? comm::Failure::Kind::stop
+                                             : comm::Failure::Kind::error;
+    for (; called_off_ < now.number; ++called_off_) {
+      comm::call_off(store_, job_, called_off_,
+                     {"process " + std::to_string(member) + " of the job is gone: " + end.how, kind});
+    }
+    if (!is_loss || now.over) return false;
+    if (restarts_left_ > 0) vacant_.push_back(places_[member].place);
+    return true;
+  }
+
+  // The places for which successors are to be started now; each gets the next number.
+  std::vector<int> successors() {
+    if (vacant_.empty() || !generations_.takes_part() || generations_.newest().over) return {};
+    std::vector<int> started;
+    for (const int place : std::exchange(vacant_, {})) {
+      if (restarts_left_ == 0) break;
+      --restarts_left_;
+      places_.push_back({place, /*is_in=*/false});
+      started.push_back(place);
+    }
+    return started;
+  }
+
+  // Gives the members whose heart has stopped, and those that the others have gone on without. Says who has joined.
+  std::vector<int> to_be_ended() {
+    const auto time = Clock::now();
+    const bool stood_still = time - std::exchange(looked_, time) > kStandstill;  // the others, too (Ctrl-Z)
+    const auto now = generations_.newest();
+    std::vector<int> dead;
+    for (int number = 0; number < members(); ++number) {
+      Member& member = places_[number];
+      if (member.has_ended) continue;
+      const bool was_in = std::exchange(member.is_in, now.index_of(number).has_value());
+      if (!was_in && member.is_in) coming_.push_back(number);
+      const auto heart = generations_.heart_of(number).value_or(Heart{});
+      if (std::exchange(member.beats, heart.beats) != heart.beats || stood_still || heart.beats == 0)
+        member.seen = time;
+      if ((was_in && !member.is_in) || time - member.seen > heart.silence) dead.push_back(number);
+    }
+    if (coming_.empty() || !generations_.has_begun(now.number)) return dead;
+    for (const int number : std::exchange(coming_, {})) {
+      if (places_[number].is_in) launch_says(format("process %d has joined", number));
+    }
+    return dead;
+  }
+
+  bool takes_part() { return generations_.takes_part(); }
+  bool has_lost() const { return has_lost_; }
+  int members() const { return static_cast<int>(places_.size()); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using Heart = comm::Generations::Heart;
+  static constexpr std::chrono::seconds kStandstill{2};
+
+  struct Member {
+    int place;   // among the processes that run at the same time
+    bool is_in;  // the newest generation, when last looked at, as the next two
+    bool has_ended = false;
+    int64_t beats = 0;
+    Clock::time_point seen = {};  // when they had changed
+  };
+
+  const comm::StorePtr store_;
+  const std::string job_;
+  comm::Generations generations_;
+  int restarts_left_;
+  int called_off_ = 0;          // generations
+  std::vector<Member> places_;  // by member
+  std::vector<int> vacant_ = {};
+  std::vector<int> coming_ = {};  // members that have not the state yet
+  bool has_lost_ = false;
+  Clock::time_point looked_ = Clock::now();
+};
+
 // The store outlives an attempt. What the processes leave in it has the attempt's number (LaunchEnvironment::job).
 ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed,
                                 comm::KeptStore& store) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
   const auto variables_of = [&](int rank) { return variables(flags, attempt, rank, store.port); };
-  options.on_end = [&](int rank, bool failed, bool stopped, const std::string& how) {
-    const auto end = comm::announce_end(store.store, environment_of(variables_of(rank)), {failed, stopped, how});
-    if (failed)
-      printed.add("error: " + end.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
-    return end.is_loss;
+  std::optional<ElasticLaunch> elastic;
+  options.on_end = [&](int rank, const ChildProcesses::Options::End& end) {
+    const bool go_on = elastic && elastic->note_end(rank, end);
+    if (go_on || (elastic && elastic->takes_part())) return go_on;
+    const auto announced =
+        comm::announce_end(store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
+    if (end.failed)
+      printed.add("error: " + announced.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
+    return announced.is_loss;
   };
   if (flags.keep_going) {
     options.is_lost = [&](int rank) { return comm::was_lost(store.store, environment_of(variables_of(rank))); };
   }
-  ChildProcesses processes(options);  // before the store starts threads
-  if (!store.store) store = comm::host_store("127.0.0.1", 0);
+  options.losses_count = !flags.elastic;
+  if (flags.elastic) options.name = "process";  // a successor has another number than the rank whose place it takes
   const auto words = with_this_program(flags.words);
-  for (int rank = 0; rank < flags.processes; ++rank) {
-    auto all = variables_of(rank);
+  const auto start = [&](ChildProcesses& processes, int place, int member) {
+    auto all = variables_of(place);
     all.push_back(printed.variable());
+    all.push_back("LOCKSTEP_ELASTIC_MEMBER=" + (elastic ? std::to_string(member) : ""));  // else another launcher's
+    all.push_back("LOCKSTEP_ELASTIC_MIN=" + std::to_string(flags.fewest));
     processes.start(words, all);
+  };
+  std::optional<ChildProcesses> processes;
+  if (flags.elastic) {
+    options.look = [&] {
+      for (const int member : elastic->to_be_ended()) {
+        launch_says(format("process %d stands still, and is killed", member));
+        processes->end(member);
+      }
+      const int known = elastic->members();
+      const auto places = elastic->successors();
+      for (size_t i = 0; i < places.size(); ++i) {
+        start(*processes, places[i], known + static_cast<int>(i));
+        launch_says(format("process %d starts in the place of rank %d", known + static_cast<int>(i), places[i]));
+      }
+      return !places.empty();
+    };
   }
-  return processes.wait();
+  processes.emplace(options);  // before the store starts threads
+  if (!store.store) store = comm::host_store("127.0.0.1", 0);
+  if (flags.elastic) elastic.emplace(flags, store.store, environment_of(variables_of(0)).job);
+  for (int rank = 0; rank < flags.processes; ++rank) start(*processes, rank, rank);
+  const auto ending = processes->wait();
+  if (elastic && ending.failed && elastic->has_lost() && !elastic->takes_part()) {
+    launch_says(
+        "a killed process has ended this job, since its program takes no part in --elastic; lockstep train does");
+  }
+  return ending;
 }
 
 int launch_command(const LaunchFlags& flags) {
@@ -136,14 +283,12 @@ int launch_command(const LaunchFlags& flags) {
   for (int attempt = 0;; ++attempt) {
     const PrintedOnce printed;
     const auto ending = run_once(flags, attempt, printed, store);
-    if (!ending.failed || ending.by_request || attempt == flags.max_restarts) return ending.code;
+    if (!ending.failed || ending.by_request || flags.elastic || attempt == restarts_of(flags)) return ending.code;
     if (printed.would_fail_again()) {
-      Output(STDERR_FILENO).print("lockstep launch: it does not start again, since it would fail in the same way\n");
+      launch_says("it does not start again, since it would fail in the same way");
       return ending.code;
     }
-    Output(STDERR_FILENO)
-        .print(
-            format("lockstep launch: all processes start again, restart %d of %d\n", attempt + 1, flags.max_restarts));
+    launch_says(format("all processes start again, restart %d of %d", attempt + 1, restarts_of(flags)));
   }
 }
 
@@ -167,9 +312,15 @@ Command add_launch(CLI::App& program) {
   app->add_flag(
       "--keep-going", flags->keep_going,
       "go on without killed workers of an asynchronous parameter server; the exit code is still the killed one's");
+  app->add_flag("--elastic", flags->elastic,
+                "go on without processes that are killed, and start successors that join; the exit code is that of the "
+                "job");
+  app->add_option("--min-processes", flags->fewest, "an elastic job ends with fewer than N processes (default: 1)")
+      ->type_name("N")
+      ->check(number_between<int, 1, 1024>);
   app->add_option("--max-restarts", flags->max_restarts,
                   "when a process fails, start all of them again, at most N times; not when a signal asked them to "
-                  "end (default: 0)")
+                  "end (default: 0); with --elastic: start at most N successors (default: 10)")
       ->type_name("N")
       ->check(number_between<int, 0>);
   app->add_option("--grace", flags->grace,
@@ -180,6 +331,7 @@ Command add_launch(CLI::App& program) {
   app->callback([flags, app] {
     flags->words = app->remaining();
     check_words(flags->words);
+    check_elastic_launch(*flags);
   });
   return {app, [flags](Output&) { return launch_command(*flags); }};
 }

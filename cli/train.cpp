@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/number_text.hpp"
+#include "comm/meeting/launch_environment.hpp"
 #include "commands.hpp"
 #include "crowded_cores.hpp"
 #include "help.hpp"
@@ -34,6 +35,7 @@
 #include "trainer/option_text.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
+#include "usage.hpp"
 
 namespace lockstep::cli {
 
@@ -316,11 +318,22 @@ int exit_code(const TrainResult& result, const StopSignals& signals) {
   return 128 + (signals.received() == 0 ? SIGTERM : signals.received());  // 0: another process was asked
 }
 
-// Under a launcher only the process with rank 0 prints, and keeps the run.
+// The processes of an elastic job come at different times, and any of them may have to go on with the run.
+void check_elastic_flags(const TrainFlags& flags) {
+  if (!flags.name && flags.resume().empty()) {
+    throw UsageError("in an elastic job every process must know the run's folder; give --name");
+  }
+  if (flags.plan() == "auto") throw UsageError("--plan auto cannot go with an elastic job; leave it out");
+}
+
+// Under a launcher only the process with rank 0 prints, and keeps the run. In an elastic job that may become any one.
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
-  const bool reports = this_process().index == 0;
-  StopSignals signals(!reports);  // before LibTorch starts threads
+  const auto launch = comm::read_launch_environment(std::getenv);
+  const bool elastic = launch && launch->member >= 0;
+  if (elastic) check_elastic_flags(flags);
+  const bool is_first = this_process().index == 0;
+  StopSignals signals(!is_first);  // before LibTorch starts threads
   RunReport report(flags, options, output);
 
   // Wraps a member of `report`. A run that nobody can watch any more is stopped.
@@ -335,11 +348,11 @@ int train_command(const TrainFlags& flags, Output& output) {
   // LibTorch's profiler reports on the standard error output that there is no GPU.
   if (!options.keep.trace.empty()) setenv("KINETO_LOG_LEVEL", "99", /*overwrite=*/0);
   if (flags.plan() == "auto") {
-    if (reports) report.planning();
+    if (is_first) report.planning();
     const std::string line = plan_here(options);
-    if (reports) report.planned(line);
+    if (is_first) report.planned(line);
   }
-  if (!reports) {
+  if (!is_first && !elastic) {
     try {
       return exit_code(train(options, callbacks), signals);
     } catch (const NotFinite&) {  // rank 0's process says it
@@ -351,16 +364,17 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_epoch = show(&RunReport::epoch);
   callbacks.on_warning = show(&RunReport::warning);
 
-  if (flags.resume() == "auto" && options.keep.resume.empty() && was_killed_early(options)) {
+  if (is_first && flags.resume() == "auto" && options.keep.resume.empty() && was_killed_early(options)) {
     if (std::filesystem::exists(options.keep.run_dir / kMetricsFile)) {
       report.warning(options.keep.run_dir.string() +
                      " holds one finished epoch and no checkpoint to go on from, so the run begins anew in its place");
     }
     clear_run(options.keep.run_dir);
   }
-  report.loading();
+  if (is_first) report.loading();
   try {
     const TrainResult result = train_in_own_folder(flags, options, callbacks);
+    if (this_process().index != 0) return exit_code(result, signals);
     if (!result.stopped) {
       report.finished(result);
       return 0;
@@ -368,7 +382,7 @@ int train_command(const TrainFlags& flags, Output& output) {
     report.stopped(result);
     return exit_code(result, signals);
   } catch (const NotFinite& error) {
-    report.not_finite(error);
+    if (this_process().index == 0) report.not_finite(error);
     return kNotFinite;
   } catch (const Error& error) {
     if (!report.started()) throw;

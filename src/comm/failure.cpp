@@ -18,6 +18,7 @@ constexpr std::array kMarks{std::pair{Failure::Kind::stop, std::string_view("sto
 
 void Failure::raise() const {
   if (kind == Failure::Kind::stop) throw Stopped(text);
+  if (kind == Failure::Kind::death) throw ProcessDied(text);
   throw Error(text);
 }
 
@@ -26,6 +27,8 @@ Failure failure_of(const std::exception_ptr& exception) {
     std::rethrow_exception(exception);
   } catch (const Stopped& stopped) {
     return {stopped.what(), Failure::Kind::stop};
+  } catch (const ProcessDied& died) {
+    return {died.what(), Failure::Kind::death};
   } catch (...) {
     return exception_text(exception);
   }

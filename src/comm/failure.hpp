@@ -1,11 +1,19 @@
 // Failure: what ended a run on all of its ranks. It is the same everywhere, so the store keeps it as a text.
 #pragma once
 
+#include <lockstep/base/error.hpp>
+
 #include <exception>
 #include <string>
 #include <utility>
 
 namespace lockstep::comm {
+
+// What ended a run because one of its processes is gone. An elastic job goes on after it (ranks/elastic_job.hpp).
+class ProcessDied : public Error {
+ public:
+  using Error::Error;
+};
 
 struct Failure {
   enum class Kind {
@@ -18,7 +26,7 @@ struct Failure {
   Failure(std::string text, Kind kind = Kind::error) : text(std::move(text)), kind(kind) {}
 
   bool empty() const { return text.empty(); }
-  [[noreturn]] void raise() const;  // throws Stopped or Error
+  [[noreturn]] void raise() const;  // throws Stopped, ProcessDied or Error
 
   std::string text;
   Kind kind = Kind::error;

@@ -9,14 +9,13 @@
 #include "base/scramble.hpp"
 #include "comm/failure.hpp"
 #include "comm/job_options.hpp"
-#include "comm/meeting/launch_environment.hpp"
+#include "comm/processes/job.hpp"
 #include "comm/world.hpp"
 #include "rank_exit.hpp"
 #include "rank_generators.hpp"
 #include "rank_place.hpp"
 #include "shared_seed.hpp"
 
-#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -49,6 +48,7 @@ class FirstFailure {
       std::rethrow_exception(exception_);
     } catch (...) {
       if (failure.kind == comm::Failure::Kind::stop) std::throw_with_nested(Stopped(failure.text));
+      if (failure.kind == comm::Failure::Kind::death) std::throw_with_nested(comm::ProcessDied(failure.text));
       std::throw_with_nested(Error(failure.text));
     }
   }
@@ -119,7 +119,7 @@ comm::RankRandom random_of(int rank, const c10::Device& device, uint64_t seed) {
 }  // namespace
 
 Process this_process() {
-  const auto launch = comm::read_launch_environment(std::getenv);
+  const auto launch = comm::Job::of_this_process().launch();
   return launch ? Process{launch->rank, launch->world_size} : Process{};
 }
 

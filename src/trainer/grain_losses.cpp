@@ -33,8 +33,16 @@ void GrainLosses::drop_step() {
 double GrainLosses::sum(Rank& rank) {
   if (rows_.empty()) return sum_;
   const c10::NoGradGuard no_grad;
-  const at::Tensor cells = at::cat(rows_);
-  rank.allreduce(cells);
+  const at::Tensor all = cells();
+  rank.allreduce(all);
+  return take(all);
+}
+
+at::Tensor GrainLosses::cells() const {
+  return at::cat(rows_);
+}
+
+double GrainLosses::take(const at::Tensor& cells) {
   const at::Tensor here = cells.cpu();
   const double* const losses = here.const_data_ptr<double>();
   for (int64_t cell = 0; cell < here.numel(); ++cell) sum_ += losses[cell];

@@ -24,6 +24,11 @@ class GrainLosses {
   // The sum of all losses since reset(), and of what that was given. All ranks must call it after the same step.
   double sum(Rank& rank);
 
+  // The same in two halves, between which the caller adds up the ranks' cells: those of the steps since the last
+  // take(), and the sum of all losses after these.
+  at::Tensor cells() const;  // double [grains]
+  double take(const at::Tensor& cells);
+
  private:
   const c10::Device device_;
   double sum_ = 0;                // of the steps before these:

@@ -72,7 +72,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   EpochMetrics metrics;
   metrics.epoch = number;
   train(metrics, keep);
-  if (!not_finite().empty()) return metrics;
+  if (regroups_ || !not_finite().empty()) return metrics;
   if (options_.check_replicas == -1) check_replicas(*net_.module(), net_.mesh().data());
   const double losses = sum_of_losses();
   rank_.allreduce(totals_.correct);
@@ -88,6 +88,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   // What is evaluated, and kept, is one network. With a grain it is one already.
   if (options_.batch.grain == 0) average_running_statistics(*net_.module(), net_.mesh().data(), totals_.samples);
   metrics.test_accuracy = evaluate_now(/*to_the_end=*/static_cast<bool>(keep)).accuracy();
+  whole_steps_ = 0;
   return metrics;
 }
 
@@ -99,6 +100,7 @@ double RankTrainer::sum_of_losses() {
 
 void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
   begin_epoch();
+  if (regroups_) return;
   const int done = metrics.epoch - 1;  // epochs
   Batches all = batches(train_,
                         {.size = options_.batch.global(),
@@ -119,7 +121,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
     ++steps_;
     if (trace_ != nullptr) trace_->before_step(rank_);
     watch_.begin_step(metrics.epoch, steps_);
-    step_->run(*batch);
+    run_step(*batch);
     if (!not_finite().empty()) return;
     if (balance_ && balance_->step(*batch, all)) shares_ = balance_->shares();
     comm::RankPlace::of(rank_).world().stepped(done * all.count() + steps_);
@@ -129,13 +131,30 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
     report(progress);
     if (progress.done < progress.total) keep_or_stop(keep);
     if (!not_finite().empty()) return;
+    if (regrouping_ && progress.done < progress.total && regrouping_->after_step()) {
+      regroups_ = true;
+      return;
+    }
     clock_.step_done();
   }
   end_epoch(metrics);
 }
 
+// A step that another rank's loss has ended may have changed the buffers. All else changes last.
+void RankTrainer::run_step(const Batch& batch) {
+  if (!regrouping_) return step_->run(batch);
+  buffers_.clear();
+  for (const auto& buffer : net_.module()->buffers()) buffers_.push_back(buffer.clone());
+  is_within_step_ = true;
+  step_->run(batch);
+  is_within_step_ = false;
+  whole_steps_ = steps_;
+}
+
 void RankTrainer::begin_epoch() {
   if (stops_ || stopping_.now()) throw Stopped("stopped by request");
+  regroups_ = regrouping_ && regrouping_->now();
+  if (regroups_) return;
   if (steps_ == 0) {
     totals_.reset();
     clock_.reset();

@@ -51,6 +51,13 @@ class RankTrainer {
   // epoch has then ended there, without an evaluation.
   const std::string& not_finite() const { return watch_.complaint(); }
 
+  // For an elastic job, before the first epoch. Ranks end their epoch between two steps once one of them finds `newer`
+  // requested; regroups() says so, on all of them. whole_steps() is where this rank goes on from, also when the run has
+  // failed, without the others: the steps of the epoch that are whole.
+  void be_elastic(const std::stop_token& newer);
+  bool regroups() const { return regroups_; }
+  RunState whole_steps();
+
   // What a checkpoint holds of the ranks: position, seconds and tensors. All ranks must ask for it.
   RunState state();
 
@@ -72,6 +79,7 @@ class RankTrainer {
   bool within_round() const;
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
+  void run_step(const Batch& batch);
   double sum_of_losses();  // of the epoch's samples, over all ranks
   void end_epoch(EpochMetrics& metrics);
   Score evaluate_now(bool to_the_end);
@@ -103,6 +111,11 @@ class RankTrainer {
   std::vector<double> waits_;       // see waits()
   std::optional<Balance> balance_;  // parts follow the devices' speed
   std::vector<double> shares_;      // of the last epoch's end, or those of the options; empty: near-equal parts
+  std::optional<StopAgreement> regrouping_;  // in an elastic job
+  bool regroups_ = false;
+  int64_t whole_steps_ = 0;  // in an elastic job: of the epoch
+  bool is_within_step_ = false;
+  std::vector<torch::Tensor> buffers_;  // the module's before this step
   StopAgreement stopping_;
   bool stops_ = false;  // all ranks have agreed to stop, once a round of local SGD is done
   Clock::time_point reported_;

@@ -72,6 +72,35 @@ RunState RankTrainer::state() {
   return state;
 }
 
+void RankTrainer::be_elastic(const std::stop_token& newer) {
+  regrouping_.emplace(rank_, newer);
+  totals_.shared = true;
+  whole_steps_ = steps_;
+}
+
+// What is each rank's own has one row here, which a later generation's rank 0 takes.
+RunState RankTrainer::whole_steps() {
+  RunState state;
+  state.steps = whole_steps_;
+  if (is_within_step_) {
+    const torch::NoGradGuard no_grad;
+    const auto buffers = net_.module()->buffers();
+    for (size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
+  }
+  put_under("model", state_of(*net_.module()), state.tensors);
+  update_.save(state, rank_);
+  if (whole_steps_ == 0) return state;
+  state.seconds = clock_.seconds();
+  if (totals_.left_out > 0) state.tensors.emplace_back("trainer.left_out", at::tensor(totals_.left_out, at::kLong));
+  state.tensors.emplace_back("trainer.loss", at::tensor(totals_.known.loss, at::kDouble));
+  const int64_t samples = std::min(train_.size(), whole_steps_ * options_.batch.global()) - totals_.left_out;
+  state.tensors.emplace_back("ranks.totals", at::tensor({totals_.known.loss, static_cast<double>(totals_.known.correct),
+                                                         static_cast<double>(samples), clock_.waited()},
+                                                        at::kDouble)
+                                                 .view({1, 4}));
+  return state;
+}
+
 // With PowerSGD each rank has left out something else.
 void RankTrainer::save_hook(RunState& state) {
   const auto* const power_sgd = dynamic_cast<const PowerSgdHook*>(hook_.get());
@@ -112,6 +141,7 @@ void RankTrainer::load_order(const torch::Tensor& table) {
 
 // Sums over the ranks are what counts, so other ranks than the checkpoint's go on from one rank's share.
 void RankTrainer::load_totals(const torch::Tensor& table) {
+  totals_.known.correct = static_cast<int64_t>(table.select(1, 1).sum().item<double>());
   const bool same_ranks = table.size(0) == rank_.world_size();
   if (!same_ranks && rank_.index() != 0) return;
   const torch::Tensor mine = same_ranks ? table[rank_.index()] : table.sum(0);
@@ -142,7 +172,10 @@ void RankTrainer::restore(const RunState& state) {
   load_hook(state);
   load_buffers(tensors_under("ranks.buffers", state.tensors));
   totals_.left_out = left_out_of(state, std::min(train_.size(), steps_ * options_.batch.global()));
-  if (options_.batch.grain > 0 && steps_ > 0) totals_.grain_losses.reset(grains_loss_of(state));
+  if (options_.batch.grain > 0 && steps_ > 0) {
+    totals_.known.loss = grains_loss_of(state);
+    totals_.grain_losses.reset(totals_.known.loss);
+  }
   for (const auto& [name, table] : tensors_under("ranks", state.tensors)) {
     if (name == "totals") load_totals(table);
     if (table.size(0) != rank_.world_size()) continue;

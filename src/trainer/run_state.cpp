@@ -19,20 +19,6 @@ constexpr const char* manifest_key = "lockstep-run";
 constexpr int format_version = 1;
 constexpr double most_seconds = 1e9;  // thirty years
 
-std::string manifest_of(const RunState& state) {
-  nlohmann::ordered_json manifest;
-  manifest["format"] = format_version;
-  manifest["epochs"] = state.epochs;
-  manifest["steps"] = state.steps;
-  manifest["seconds"] = state.seconds;
-  manifest["metrics"] = metrics_text(state.history);
-  manifest["config"] = state.config;
-  if (state.data) {
-    for (const auto& part : kDataParts) manifest["data"][part.key] = (*state.data).*part.digest;
-  }
-  return manifest.dump();
-}
-
 std::string header_text(const std::map<std::string, std::string>& metadata, const char* key) {
   const auto entry = metadata.find(key);
   if (entry != metadata.end()) return entry->second;
@@ -45,6 +31,22 @@ DataDigests parse_data(JsonFields fields) {
   for (const auto& part : kDataParts) data.*part.digest = fields.required<std::string>(part.key);
   fields.no_more();
   return data;
+}
+
+}  // namespace
+
+std::string manifest_of(const RunState& state) {
+  nlohmann::ordered_json manifest;
+  manifest["format"] = format_version;
+  manifest["epochs"] = state.epochs;
+  manifest["steps"] = state.steps;
+  manifest["seconds"] = state.seconds;
+  manifest["metrics"] = metrics_text(state.history);
+  manifest["config"] = state.config;
+  if (state.data) {
+    for (const auto& part : kDataParts) manifest["data"][part.key] = (*state.data).*part.digest;
+  }
+  return manifest.dump();
 }
 
 RunState parse_manifest(const std::string& manifest) {
@@ -73,8 +75,6 @@ RunState parse_manifest(const std::string& manifest) {
   }
   return state;
 }
-
-}  // namespace
 
 void write_run_state(const std::filesystem::path& file, const RunState& state, io::FileSystem& files) {
   io::NamedTensors here;

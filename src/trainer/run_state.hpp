@@ -49,6 +49,10 @@ RunState read_run_state(const std::filesystem::path& file);
 // Error as it does.
 std::string config_of_run_state(const std::filesystem::path& file);
 
+// All of a state but its tensors, as a text and back. Throws Error that says what is wrong with the text.
+std::string manifest_of(const RunState& state);
+RunState parse_manifest(const std::string& manifest);
+
 // The tensors with names "PREFIX.…", under the rest of their names; and the reverse.
 io::NamedTensors tensors_under(const std::string& prefix, const io::NamedTensors& tensors);
 void put_under(const std::string& prefix, const io::NamedTensors& tensors, io::NamedTensors& into);

@@ -72,7 +72,9 @@ class PlainStep : public Step {
     if (counts_loss_) with_.totals.add_loss(mean, batch.size());
   }
 
+  // What needs the other ranks comes before the update: so a rank that is left alone has whole steps only.
   void finish(const Batch& batch) {
+    if (with_.totals.shared) with_.totals.share(with_.rank);
     with_.update.step();
     with_.totals.samples += batch.size();
   }

@@ -1,5 +1,6 @@
 #include "totals.hpp"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -15,6 +16,7 @@ void Totals::reset() {
   grain_losses.reset();
   correct.zero_();
   samples = 0;
+  known = {};
   left_out = 0;
 }
 
@@ -26,6 +28,15 @@ void Totals::add_loss(const at::Tensor& mean, int64_t samples_of_it) {
 void Totals::add_correct(const at::Tensor& logits, const at::Tensor& y) {
   const c10::NoGradGuard no_grad;
   correct.add_((logits.argmax(1) == y).sum());
+}
+
+void Totals::share(Rank& rank) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor cells = grain_losses.cells();
+  const at::Tensor all = at::cat({cells, correct.to(at::kDouble).view({1})});
+  rank.allreduce(all);
+  known.loss = grain_losses.take(all.narrow(0, 0, cells.numel()));
+  known.correct = static_cast<int64_t>(all[cells.numel()].item<double>());
 }
 
 double Totals::mean_loss() const {

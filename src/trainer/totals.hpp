@@ -19,6 +19,10 @@ struct Totals {
   void add_loss(const at::Tensor& mean, int64_t samples_of_it);
   void add_correct(const at::Tensor& logits, const at::Tensor& y);
 
+  // Where `shared` is set, each step ends with it, before its update, on all ranks. Then each of them knows the sums
+  // over all ranks, and keeps them if another rank is lost. If it throws, nothing has changed.
+  void share(Rank& rank);
+
   double mean_loss() const;  // 0 before the first sample
 
   // For a checkpoint: three numbers, whose sums over the ranks are what counts.
@@ -29,6 +33,11 @@ struct Totals {
   GrainLosses grain_losses;  // with a grain: the same sum, with the same bits on any number of ranks
   at::Tensor correct;
   int64_t samples = 0;
+  bool shared = false;
+  struct {
+    double loss = 0;  // of grain_losses
+    int64_t correct = 0;
+  } known;               // over all ranks, of the epoch's steps so far
   int64_t left_out = 0;  // samples over all ranks whose steps were skipped
 };
 

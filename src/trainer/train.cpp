@@ -2,25 +2,37 @@
 #include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include "comm/failure.hpp"
 #include "common_settings.hpp"
 #include "data/data_digests.hpp"
 #include "devices/gpu_math.hpp"
+#include "elastic.hpp"
+#include "io/folder_lock.hpp"
 #include "rank_trainer.hpp"
+#include "ranks/elastic_job.hpp"
 #include "resume.hpp"
 #include "run_folder.hpp"
 #include "tensorboard_log.hpp"
 #include "trace.hpp"
 #include "train_options.hpp"
 
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <numeric>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
+
+namespace fs = std::filesystem;
+using namespace std::chrono_literals;
 
 bool goes_on_in_its_folder(const TrainOptions& options) {
   if (options.keep.resume.empty() || options.keep.run_dir.empty()) return false;
@@ -47,11 +59,14 @@ void warn_of_mnist(const ImageData& data, const DataDigests& digests, const Trai
                        "clothes are meant, put Fashion-MNIST's files there");
 }
 
-// Rank 0 reports on its thread, and any rank may warn on its own. Under a launcher one process reports.
+// Rank 0 reports on its thread, and any rank may warn on its own. Under a launcher one process reports. In an elastic
+// job this may be any of them, and so all have callbacks.
 TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex) {
-  const auto guarded = [&mutex]<class... Arguments>(const std::function<void(Arguments...)>& callback) {
+  const bool elastic = ElasticJob::is_asked_for();
+  const auto guarded = [&mutex, elastic]<class... Arguments>(const std::function<void(Arguments...)>& callback) {
     if (!callback) return callback;
-    return std::function<void(Arguments...)>([&mutex, callback](Arguments... arguments) {
+    return std::function<void(Arguments...)>([&mutex, elastic, callback](Arguments... arguments) {
+      if (elastic && this_process().index != 0) return;
       const std::lock_guard lock(mutex);
       callback(arguments...);
     });
@@ -61,6 +76,33 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
           .on_epoch = guarded(callbacks.on_epoch),
           .on_warning = guarded(callbacks.on_warning),
           .stop = callbacks.stop};
+}
+
+// What a process knows of the generation that trains (see ranks/elastic_job.hpp). Without an elastic job there is one.
+struct Succession {
+  bool writes;                         // this process keeps the run
+  bool met = false;                    // it has trained with others, so a run of this job is in the folder
+  bool is_last = false;                // its training is done
+  int kept_epochs = 0;                 // epochs whose files and checkpoint this process has written
+  int told_epochs = 0;                 // and those that have been reported
+  std::optional<RunState> state = {};  // which the next one goes on from
+};
+
+// The process that kept the run is gone, or is about to be ended. Its lock goes with it.
+void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, Succession& succession) {
+  using Clock = std::chrono::steady_clock;
+  const fs::path& run = options.keep.run_dir;
+  const bool is_there = succession.met && !run.empty() && fs::exists(run / kConfigFile);
+  for (const auto deadline = Clock::now() + 10s; is_there && Clock::now() < deadline;) {
+    io::FolderLock lock;
+    if (lock.take(run)) break;
+    std::this_thread::sleep_for(10ms);
+  }
+  folder.emplace(run, is_there || goes_on_in_its_folder(options));
+  folder->create(options);
+  succession.writes = true;
+  if (is_there && fs::exists(run / kMetricsFile))
+    succession.told_epochs = static_cast<int>(read_metrics(run / kMetricsFile).size());
 }
 
 }  // namespace
@@ -84,9 +126,15 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
   std::mutex mutex;
   const TrainCallbacks callbacks = one_at_a_time(callers, mutex);
   const TrainOptions settings = checked(options);
-  const std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);
-  RunFolder folder(this_process().index == 0 ? settings.keep.run_dir : "",  // one process writes
-                   goes_on_in_its_folder(settings));
+  std::optional<ElasticJob> elastic;
+  if (ElasticJob::is_asked_for()) {
+    check_elastic(settings);
+    elastic.emplace(callbacks.stop, settings.silence);
+  }
+  std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);
+  std::optional<RunFolder> folder;
+  folder.emplace(this_process().index == 0 ? settings.keep.run_dir : "",  // one process writes
+                 goes_on_in_its_folder(settings));
   TrainResult result;
   result.devices = settings.devices;
   if (resumed) result.history = resumed->history;
@@ -101,7 +149,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
   std::optional<Trace> trace;
   if (!settings.keep.trace.empty())
     trace.emplace(trace_file(settings.keep.trace, this_process().index), settings.devices);
-  folder.create(settings);
+  folder->create(settings);
   if (callbacks.on_data) callbacks.on_data(data.source + remark_on(data, digests));
   warn_of_mnist(data, digests, callbacks);
   const std::string title = title_of_curve(settings, data, digests);
@@ -109,54 +157,109 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
   std::optional<TensorBoardLog> board;
   if (settings.keep.tensorboard && !settings.keep.run_dir.empty()) board.emplace(settings.keep.run_dir);
   std::string not_finite;  // why the run ends, if so
+  Succession succession{.writes = this_process().index == 0};
   const auto body = [&](Rank& rank) {
+    const bool is_first_here = rank.index_in_process() == 0;
+    std::optional<RunState> begin = resumed;  // they share the tensors
+    if (elastic) {
+      if (is_first_here) succession.met = true;
+      hand_over(begin, rank);
+      if (rank.index() == 0) elastic->note_beginning();
+      if (is_first_here) result.history = begin ? begin->history : std::vector<EpochMetrics>();
+    }
     RankTrainer trainer(settings, callbacks, data, rank, trace ? &*trace : nullptr,
-                        settings.cuda_graph ? make_cuda_graph() : nullptr, resumed ? &*resumed : nullptr);
-    const auto keep_state = [&] {
-      RunState state = trainer.state();
-      if (rank.index() != 0) return;
+                        settings.cuda_graph ? make_cuda_graph() : nullptr, begin ? &*begin : nullptr);
+    if (elastic) trainer.be_elastic(elastic->newer());
+    const auto complete = [&](RunState state) {
       state.epochs = static_cast<int>(result.history.size());
       state.history = result.history;
       state.config = to_json(settings);
       state.data = digests;
-      folder.keep(state);
+      return state;
+    };
+    const auto keep_state = [&] {
+      RunState state = trainer.state();
+      if (rank.index() == 0) folder->keep(complete(std::move(state)));
     };
     const std::function<void()> keep = keeps_checkpoints(settings) ? keep_state : std::function<void()>();
-    for (int number = resumed ? resumed->epochs + 1 : 1; number <= settings.epochs; ++number) {
-      EpochMetrics metrics = trainer.epoch(number, keep);
-      if (!trainer.not_finite().empty()) {
-        if (rank.index_in_process() == 0) not_finite = trainer.not_finite();
-        break;
-      }
-      const torch::nn::Sequential net = trainer.whole();
-      if (rank.index_in_process() == 0) {
-        metrics.weights = weights_hash(*net);
-        result.history.push_back(metrics);
-      }
-      if (rank.index() == 0) folder.write(result.history, *net, title, callbacks.on_warning);
+    const auto keep_epoch = [&](const EpochMetrics& metrics, const torch::nn::Sequential& net) {
+      if (rank.index() == 0) folder->write(result.history, *net, title, callbacks.on_warning);
       if (rank.index() == 0 && board) board->write(metrics, metrics.lr, data.train.size(), trainer.waits());
       if (keep) keep();
-      if (rank.index() == 0 && callbacks.on_epoch) callbacks.on_epoch(metrics);
+      if (rank.index() != 0) return;
+      succession.kept_epochs = metrics.epoch;
+      if (callbacks.on_epoch && std::exchange(succession.told_epochs, metrics.epoch) < metrics.epoch)
+        callbacks.on_epoch(metrics);
+    };
+    // Whoever wrote may be gone between an epoch's evaluation and its files.
+    const auto keep_what_is_owed = [&] {
+      const bool between_epochs = begin && begin->steps == 0 && !begin->history.empty();
+      const bool owes = elastic->generation() > 0 && between_epochs && succession.kept_epochs < begin->epochs;
+      if (rank.any(rank.index() == 0 && owes)) keep_epoch(begin->history.back(), trainer.whole());
+    };
+    const auto train_epochs = [&] {
+      for (int number = begin ? begin->epochs + 1 : 1; number <= settings.epochs; ++number) {
+        EpochMetrics metrics = trainer.epoch(number, keep);
+        if (trainer.regroups()) return;
+        if (!trainer.not_finite().empty()) {
+          if (is_first_here) not_finite = trainer.not_finite();
+          break;
+        }
+        const torch::nn::Sequential net = trainer.whole();
+        if (is_first_here) {
+          metrics.weights = weights_hash(*net);
+          result.history.push_back(metrics);
+        }
+        keep_epoch(metrics, net);
+      }
+      if (is_first_here) succession.is_last = true;
+    };
+    const auto leave_state = [&] {
+      if (elastic && is_first_here) succession.state = complete(trainer.whole_steps());
+    };
+    try {
+      if (elastic) keep_what_is_owed();
+      train_epochs();
+    } catch (...) {
+      leave_state();
+      throw;
     }
+    leave_state();
     if (trace) trace->end(rank);
   };
   // Batches have one shape, but for the last of an epoch. Trials of cuDNN's algorithms may end otherwise each time, so
   // with a grain there are none.
   const GpuMath math(settings.precision == Precision::tf32,
                      /*fixed_shapes=*/settings.devices[0].is_cuda() && settings.batch.grain == 0);
-  try {
-    run(settings.devices, body,
-        {.threads_per_rank = settings.threads_per_rank,
-         .timeout = settings.timeout,
-         .stop = callbacks.stop,
-         .silence = settings.silence,
-         .configuration = common_settings(settings, digests, resumed ? &*resumed : nullptr),
-         .seed = settings.seed,
-         .on_warning = callbacks.on_warning ? callbacks.on_warning : [](const std::string&) {}});
-  } catch (const Stopped&) {
-    result.stopped = true;
+  const RunOptions run_options{
+      .threads_per_rank = settings.threads_per_rank,
+      .timeout = settings.timeout,
+      // One that joins waits until the others come to the end of a step.
+      .rendezvous_timeout = elastic ? std::max<std::chrono::milliseconds>(settings.timeout, 60s) : 60s,
+      .stop = callbacks.stop,
+      .silence = settings.silence,
+      // In an elastic job a state may come from another rank.
+      .configuration = common_settings(settings, digests, resumed && !elastic ? &*resumed : nullptr),
+      .seed = settings.seed,
+      .on_warning = callbacks.on_warning ? callbacks.on_warning : [](const std::string&) {}};
+  bool is_done = false;
+  while (!is_done) {
+    succession.is_last = !elastic;
+    try {
+      if (elastic && !elastic->enter()) return result;  // it was done before this process could join
+      if (elastic && !succession.writes && this_process().index == 0) take_over(folder, settings, succession);
+      run(settings.devices, body, run_options);
+      is_done = succession.is_last;
+    } catch (const Stopped&) {
+      result.stopped = true;
+      is_done = true;
+    } catch (const comm::ProcessDied&) {
+      if (!elastic) throw;
+      elastic->leave();
+    }
+    if (succession.state) resumed = std::exchange(succession.state, std::nullopt);
   }
-  folder.finish(result.history, title, callbacks.on_warning);
+  folder->finish(result.history, title, callbacks.on_warning);
   if (!not_finite.empty()) throw NotFinite(not_finite);
   if (trace && !trace->written() && !result.stopped && callbacks.on_warning) {
     callbacks.on_warning(settings.keep.trace.string() + " has no timeline: the run had no more than " +

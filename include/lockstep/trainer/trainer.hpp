@@ -89,6 +89,8 @@ class NotFinite : public Error {
 // - compress with cuda_graph; powersgd without a split by data alone; compress_rank without powersgd;
 // - sync_every: what LocalSgd refuses; with compress, cuda_graph, sync_batchnorm or checkpoint_every, or without a
 //   split by data alone, since ranks' parameters differ within a round; outer_lr or outer_momentum without it;
+// - in an elastic job (`lockstep launch --elastic`): no grain, GPUs, zero_stage, a split, balance, trace, and a second
+//   call in the same process;
 // - on_nan "skip" with cuda_graph, sync_every or powersgd;
 // - balance: shares that are not one per device; with cuda_graph where NCCL exchanges, shares that give the first
 //   device no samples; "auto" where devices wait for each other while their speed is measured (sync_batchnorm,
@@ -112,6 +114,10 @@ class NotFinite : public Error {
 // as before). With a grain the bits are the same on other ranks too. Dropout follows the seed, the step and the
 // samples. Nothing in a step draws from LibTorch's generators; their state is kept for the ranks' devices all the same.
 // Under a launcher each process reads the checkpoint.
+//
+// In an elastic job the others go on when a process is killed, and one that comes later joins them, all to the bits of
+// a run in peace. Any of the processes may have to report and write, so all need the callbacks and one run_dir. A
+// process that comes when the run is done gets an empty history.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {

@@ -180,6 +180,15 @@ bool keep_going(const Environment& environment) {
   return value == "1";
 }
 
+// Only `lockstep launch` sets these.
+void add_elastic(const Environment& environment, LaunchEnvironment& launch) {
+  const Reader reader(environment, "lockstep launch, of an elastic job");
+  if (!reader.has("LOCKSTEP_ELASTIC_MEMBER")) return;
+  reader.need({"LOCKSTEP_ELASTIC_MIN"});
+  launch.member = reader.number("LOCKSTEP_ELASTIC_MEMBER");
+  launch.fewest = reader.number("LOCKSTEP_ELASTIC_MIN");
+}
+
 std::optional<LaunchEnvironment> by_launcher(const Environment& environment) {
   const Reader any(environment, "torchrun or lockstep launch");
   // MASTER_ADDR and MASTER_PORT alone say nothing: clusters set them for everybody.
@@ -197,7 +206,10 @@ std::optional<LaunchEnvironment> by_launcher(const Environment& environment) {
 
 std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment) {
   auto launch = by_launcher(environment);
-  if (launch) launch->keep_going = keep_going(environment);
+  if (launch) {
+    launch->keep_going = keep_going(environment);
+    add_elastic(environment, *launch);
+  }
   return launch;
 }
 

@@ -24,6 +24,8 @@ struct LaunchEnvironment {
   bool agent_store = false;  // the launcher keeps the store, and every process is a client
   std::string job = {};      // no other job that runs on this machine has the same
   bool keep_going = false;   // true: the others go on without lost workers (LOCKSTEP_KEEP_GOING=1, with any launcher)
+  int member = -1;           // this process's number in an elastic job (LOCKSTEP_ELASTIC_MEMBER); -1: it is not elastic
+  int fewest = 1;            // processes with which an elastic job goes on (LOCKSTEP_ELASTIC_MIN)
 };
 
 // The value of a variable, or null.

@@ -23,6 +23,8 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
+constexpr auto kBetweenFirstLooks = std::chrono::milliseconds(2);  // while all come at the same time, as after a loss
+constexpr auto kFirstLooks = std::chrono::milliseconds(200);
 
 std::string host_name() {
   char name[256] = {};
@@ -57,7 +59,7 @@ std::vector<int> absent(c10d::Store& store, int processes) {
 }
 
 void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const WaitLimit& limit) {
-  const auto deadline = Clock::now() + limit.timeout;
+  const auto begin = Clock::now(), deadline = begin + limit.timeout;
   for (int next = 0; next < launch.world_size;) {
     if (store.check({key_of(next)})) {
       ++next;
@@ -73,7 +75,7 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
                   ", which did not come to run(). " +
                   "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
     }
-    std::this_thread::sleep_for(kBetweenLooks);
+    std::this_thread::sleep_for(Clock::now() < begin + kFirstLooks ? kBetweenFirstLooks : kBetweenLooks);
   }
 }
 

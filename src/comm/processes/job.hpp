@@ -1,4 +1,5 @@
-// Job: this process's place in its launcher's job, and its store, for the process's whole life.
+// Job: this process's place in its launcher's job, and its store, for the process's whole life. In an elastic job the
+// place is another one in each generation (comm/meeting/generations.hpp).
 #pragma once
 
 #include <lockstep/base/error.hpp>
@@ -7,8 +8,12 @@
 #include "comm/meeting/rendezvous.hpp"
 
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
 
 namespace lockstep::comm {
 
@@ -30,6 +35,32 @@ class Job {
   }
   void end() { running_ = false; }
 
+  // Where this process stands, as its launcher says, or in the generation that it has entered. A process of an elastic
+  // job that has entered none yet is rank 0 only if it is the first of all.
+  std::optional<LaunchEnvironment> launch() const {
+    auto launch = read_launch_environment(std::getenv);
+    if (!launch || launch->member < 0) return launch;
+    const std::lock_guard lock(mutex_);
+    launch->rank = seat_ ? seat_->index : launch->member;
+    if (seat_) launch->world_size = seat_->count;
+    return launch;
+  }
+
+  // A place in a generation, and the prefix of the keys of its run.
+  struct Seat {
+    std::string keys;
+    int index = 0;
+    int count = 1;
+  };
+  void enter(Seat seat) {
+    const std::lock_guard lock(mutex_);
+    seat_ = std::move(seat);
+  }
+  std::optional<Seat> seat() const {
+    const std::lock_guard lock(mutex_);
+    return seat_;
+  }
+
   // Throws Error at the deadline; the next call tries again.
   Rendezvous& rendezvous(const LaunchEnvironment& launch, const WaitLimit& limit) {
     const std::lock_guard lock(mutex_);
@@ -40,8 +71,9 @@ class Job {
  private:
   std::atomic<bool> running_ = false;
   int runs_ = 0;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;  // guards what follows
   std::unique_ptr<Rendezvous> rendezvous_;
+  std::optional<Seat> seat_;  // of an elastic job
 };
 
 }  // namespace lockstep::comm

@@ -17,7 +17,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSearch = 4s;  // for whoever closed a connection
+constexpr auto kSearch = 4s;            // for whoever closed a connection
+constexpr auto kBetweenSearches = 5ms;  // of one who searches; the watchdog comes by less often
 
 }  // namespace
 
@@ -65,8 +66,10 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
   const auto in_vain = [&] { return !lost().reason_to_give_up(call).empty(); };
   const auto settled = [&] { return !failure().empty() || in_vain(); };
   if (!settled() && waiting.is_late()) report_lateness(call, waiting.timeout());
-  if (!settled()) {  // a connection was closed, and soon the store says why
-    waits_.search(kSearch, [&](bool failed) { return failed || in_vain(); });
+  // A connection was closed, and soon the store says why.
+  for (const auto end = Clock::now() + kSearch; !settled() && Clock::now() < end;) {
+    waits_.search(kBetweenSearches, [&](bool failed) { return failed || in_vain(); });
+    look_for_failure();
   }
   if (const auto loss = lost().reason_to_give_up(call); failure().empty() && !loss.empty()) {
     const std::string text = name + ": " + call.where() + ": " + loss;
@@ -77,6 +80,13 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
   const auto [first, kind] = failure();
   note_where(whereabouts(call, log_.of(call.rank), steps_, roster_));
   Failure(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first, kind).raise();
+}
+
+void Monitor::look_for_failure() {
+  try {
+    waits_.fail(board_.failure());
+  } catch (const std::exception&) {  // the watchdog says what it is
+  }
 }
 
 void Monitor::report_lateness(const OpenCall& call, std::chrono::milliseconds timeout) {

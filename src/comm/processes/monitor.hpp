@@ -107,6 +107,7 @@ class Monitor {
   const Roster& roster() const { return roster_; }
 
  private:
+  void look_for_failure();
   void report_lateness(const OpenCall& call, std::chrono::milliseconds timeout);
   void note_where(const std::string& text);
   void agree_on_end();

@@ -66,15 +66,16 @@ struct Place {
   std::shared_ptr<SharedStore::Connection> groups_store;
   Roster roster;
 
-  static Place take(const LaunchEnvironment& launch, int run, const Devices& devices, const JobOptions& options) {
+  static Place take(const LaunchEnvironment& launch, const std::string& keys, const Devices& devices,
+                    const JobOptions& options) {
     const WaitLimit limit{comm::rendezvous_timeout(options), options.stop};
     Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, limit);
     Place place{launch,
                 rendezvous,
                 limit.timeout,
-                rendezvous.connect(run_prefix(run)),
-                rendezvous.connect(run_prefix(run)),
-                std::make_shared<SharedStore::Connection>(rendezvous.connect(run_prefix(run))),
+                rendezvous.connect(keys),
+                rendezvous.connect(keys),
+                std::make_shared<SharedStore::Connection>(rendezvous.connect(keys)),
                 {}};
     try {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
@@ -144,11 +145,13 @@ class ProcessesWorld : public WatchedWorld {
 }  // namespace
 
 std::unique_ptr<World> make_processes_world(const Devices& devices, const JobOptions& options) {
-  const auto launch = read_launch_environment(std::getenv);
+  Job& job = Job::of_this_process();
+  const auto launch = job.launch();
   if (!launch || launch->world_size == 1) return nullptr;
   auto turn = std::make_unique<Turn>();
   try {
-    auto place = Place::take(*launch, turn->run, devices, options);
+    const auto seat = job.seat();
+    auto place = Place::take(*launch, seat ? seat->keys : run_prefix(turn->run), devices, options);
     return std::make_unique<ProcessesWorld>(std::move(turn), std::move(place), options);
   } catch (const c10::DistError&) {  // of the store, whose words say nothing about whose it was
     throw Error("process " + std::to_string(launch->rank) + " of " + std::to_string(launch->world_size) + ": " +

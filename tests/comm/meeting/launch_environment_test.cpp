@@ -126,6 +126,18 @@ TEST(LaunchEnvironment, GoesOnWithoutLostWorkersIfAsked) {
   }
 }
 
+TEST(LaunchEnvironment, KnowsAnElasticJob) {
+  EXPECT_EQ(read(torchrun)->member, -1);
+  EXPECT_EQ(read(with(torchrun, {{"LOCKSTEP_ELASTIC_MEMBER", ""}}))->member, -1);
+  const auto launch = read(with(torchrun, {{"LOCKSTEP_ELASTIC_MEMBER", "17"}, {"LOCKSTEP_ELASTIC_MIN", "2"}}));
+  EXPECT_EQ(launch->member, 17);
+  EXPECT_EQ(launch->fewest, 2);
+  EXPECT_THAT(error_of([&] {
+                read(with(torchrun, {{"LOCKSTEP_ELASTIC_MEMBER", "17"}}));
+              }),
+              HasSubstr("LOCKSTEP_ELASTIC_MIN not set"));
+}
+
 TEST(LaunchEnvironment, NamesWhatIsMissing) {
   for (const auto& [variables, count] : {std::pair(torchrun, 6), std::pair(open_mpi, 4)}) {
     int missing = 0;

@@ -1,0 +1,83 @@
+// Generations: which processes an elastic job has, one set after the other. In such a job (`lockstep launch --elastic`)
+// the others go on when a process is gone, and a successor joins them.
+//
+//  1. The newest generation is one value in the store. It changes by comparison alone, so all agree on it, whoever
+//     changes it: the launcher, a member, or one that joins.
+//  2. A member is a process by its number in the job. A successor has a number of its own, so none comes twice.
+//  3. Members keep their order, and those who join come last. So the first has been a member for longest.
+//  4. One joins a generation that has begun: all of its members have the job's state. Else two that join one after the
+//     other would wait for each other's generation.
+//  5. A job that is over gets no other generation.
+//
+// Keys in the store: newest (JSON), takes_part, heart/<m>, begun/<n>, and left/<n>/<m> (member m has left
+// generation n since somebody is gone). Thread-safe as the store is: everybody has a connection of his own.
+#pragma once
+
+#include "comm/failure.hpp"
+#include "tcp_store.hpp"
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::comm {
+
+struct Generation {
+  int number = 0;
+  std::vector<int> members;
+  bool over = false;  // the job has ended, or nobody is left
+
+  std::optional<int> index_of(int member) const;
+};
+
+inline const std::string kGenerations = "generations";  // the prefix of the keys
+std::string keys_of_generation(int number);             // of its run's keys
+
+// For the launcher. Ends a run of this generation, or what waits for its members, unless it has ended before.
+void call_off(const StorePtr& store, const std::string& job, int generation, const Failure& failure);
+
+class Generations {
+ public:
+  explicit Generations(StorePtr store) : store_(std::move(store)) {}  // Rendezvous::connect(kGenerations)
+  Generations(const StorePtr& store, const std::string& job);         // for the launcher, which keeps the store
+
+  void begin(int processes);  // the launcher, before it starts them: the first generation has all of them
+  Generation newest();        // throws c10::DistError if the store is gone
+
+  // These give the newest generation afterwards. It lacks one that wanted to join if it has not begun.
+  Generation lose(int member);
+  Generation join(int member);
+  Generation end();
+
+  void note_beginning(int generation);  // its members have met, and have one state
+  bool has_begun(int generation);
+
+  // A member that takes part has a heart, from when it begins until it is done with the job. The launcher watches it,
+  // so that nobody waits for one that stands still, whatever it was doing.
+  struct Heart {
+    int64_t beats = 0;
+    std::chrono::milliseconds silence{};  // after which it counts as dead; 0: it is done
+  };
+  void beat(int member, const Heart& heart);
+  std::optional<Heart> heart_of(int member);  // nothing: it has not begun
+
+  // The program takes part, so a successor of a lost process can join it.
+  void take_part();
+  bool takes_part();
+
+  // A member has left a generation because somebody is gone. If the launcher does not know who, as when a process
+  // stands still, those go on together who have left by then.
+  void leave(int generation, int member);
+  Generation keep_those_who_left(int generation);
+
+ private:
+  Generation change(const std::function<bool(Generation&)>& change);  // does nothing where that gives false
+
+  const StorePtr store_;
+};
+
+}  // namespace lockstep::comm

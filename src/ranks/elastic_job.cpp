@@ -1,0 +1,130 @@
+#include "elastic_job.hpp"
+
+#include <c10/util/Exception.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "comm/processes/job.hpp"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kUntilTheyLeft = 2s;  // then those who have left go on together
+constexpr auto kBeat = 50ms;
+constexpr auto kPoll = 2ms;  // of one who waits for a newer generation
+
+comm::LaunchEnvironment launch_of_elastic_job() {
+  auto& job = comm::Job::of_this_process();
+  if (job.seat()) {
+    throw Error("an elastic job trains once, and this process has done so; start the job as one that is not elastic");
+  }
+  return *job.launch();
+}
+
+comm::Rendezvous& rendezvous_of(const comm::LaunchEnvironment& launch, const std::stop_token& stop) {
+  return comm::Job::of_this_process().rendezvous(launch, {RunOptions().rendezvous_timeout, stop});
+}
+
+}  // namespace
+
+bool ElasticJob::is_asked_for() {
+  const auto launch = comm::Job::of_this_process().launch();
+  return launch && launch->member >= 0;
+}
+
+ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence)
+    : stop_(std::move(stop)),
+      silence_(silence),
+      launch_(launch_of_elastic_job()),
+      generations_(rendezvous_of(launch_, stop_).connect(comm::kGenerations)) {
+  generations_.take_part();
+  thread_ = std::jthread([this](const std::stop_token& end) { live(end); });
+}
+
+bool ElasticJob::enter() {
+  comm::Generation now;
+  try {
+    for (now = generations_.newest(); !now.over && !now.index_of(launch_.member); now = generations_.newest()) {
+      if (entered_) {
+        throw Error("process " + std::to_string(launch_.member) +
+                    " stood still for so long that the others have gone on without it");
+      }
+      if (stop_.stop_requested()) throw Stopped("stopped by request");
+      generations_.join(launch_.member);
+      std::this_thread::sleep_for(kPoll);
+    }
+  } catch (const c10::DistError&) {
+    lose_launcher();
+  }
+  if (now.over) return false;
+  entered_ = true;
+  const int count = static_cast<int>(now.members.size());
+  if (count < launch_.fewest) {
+    generations_.end();
+    throw Error("the elastic job has " + std::to_string(count) + (count == 1 ? " process" : " processes") +
+                " left, and goes on with at least " + std::to_string(launch_.fewest));
+  }
+  comm::Job::of_this_process().enter({comm::keys_of_generation(now.number), *now.index_of(launch_.member), count});
+  const std::lock_guard lock(mutex_);
+  newer_ = {};
+  generation_ = now.number;
+  return true;
+}
+
+void ElasticJob::leave() {
+  try {
+    generations_.leave(generation_, launch_.member);
+    const auto deadline = Clock::now() + kUntilTheyLeft;
+    while (generations_.newest().number == generation_) {
+      if (Clock::now() > deadline) generations_.keep_those_who_left(generation_);
+      std::this_thread::sleep_for(kPoll);
+    }
+  } catch (const c10::DistError&) {
+    lose_launcher();
+  }
+}
+
+void ElasticJob::note_beginning() {
+  comm::Generations(rendezvous_of(launch_, stop_).connect(comm::kGenerations)).note_beginning(generation_);
+}
+
+std::stop_token ElasticJob::newer() const {
+  const std::lock_guard lock(mutex_);
+  return newer_.get_token();
+}
+
+void ElasticJob::live(const std::stop_token& end) {
+  try {
+    comm::Generations generations(rendezvous_of(launch_, stop_).connect(comm::kGenerations));
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any ended;
+    for (int64_t beats = 1; !end.stop_requested(); ++beats) {
+      generations.beat(launch_.member, {beats, silence_});
+      const int newest = generations.newest().number;
+      {
+        const std::lock_guard guard(mutex_);
+        if (newest > generation_) newer_.request_stop();
+      }
+      ended.wait_for(lock, end, kBeat, [] { return false; });
+    }
+    generations.beat(launch_.member, {0, 0ms});
+  } catch (const std::exception&) {  // the run itself finds out that the launcher is gone
+  }
+}
+
+void ElasticJob::lose_launcher() const {
+  throw Error("process " + std::to_string(launch_.member) +
+              " of an elastic job: the launcher is gone: the store that it keeps does not answer");
+}
+
+}  // namespace lockstep

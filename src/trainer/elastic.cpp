@@ -1,0 +1,81 @@
+#include "elastic.hpp"
+
+#include <ATen/ops/empty.h>
+#include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "ranks/gather.hpp"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+int64_t steps_done(const std::optional<RunState>& state) {  // comparable; -1: there is no state
+  return state ? (static_cast<int64_t>(state->epochs) << 32) + state->steps : -1;
+}
+
+json shape_of(const at::Tensor& tensor) {
+  return {{"type", static_cast<int>(tensor.scalar_type())}, {"sizes", tensor.sizes().vec()}};
+}
+
+at::Tensor empty_of(const json& shape, const c10::Device& device) {
+  const auto type = static_cast<at::ScalarType>(shape.at("type").get<int>());
+  return at::empty(shape.at("sizes").get<std::vector<int64_t>>(), at::TensorOptions(device).dtype(type));
+}
+
+}  // namespace
+
+void check_elastic(const TrainOptions& options) {
+  const auto refuse = [](const std::string& why) {
+    throw Error("an elastic job goes on with fewer processes and with more, and " + why +
+                "; or start the job as one that is not elastic");
+  };
+  if (options.batch.grain == 0) {
+    refuse("without a `grain` the weights' bits depend on their number; give a `grain`, such as 32");
+  }
+  if (options.exchange.zero_stage > 0) {
+    refuse("with `zero_stage` " + std::to_string(options.exchange.zero_stage) +
+           " a slice of the optimizer's state is lost with its device; leave `zero_stage` out");
+  }
+  if (options.split) refuse("with a `split` a part of the network is lost with its device; leave `split` out");
+  if (options.batch.balance != BalanceRule()) {
+    refuse("`balance` is of the devices that the run began with; leave `balance` out");
+  }
+  if (!options.keep.trace.empty()) refuse("a `trace` is of ranks that stay; leave `trace` out");
+  if (options.devices[0].is_cpu()) return;
+  refuse("on GPUs an update may be under way when a process is lost; take `devices` cpu");
+}
+
+void hand_over(std::optional<RunState>& state, Rank& rank) {
+  const at::Tensor positions = of_all_ranks(rank, {steps_done(state)});
+  const auto farthest = positions.max().item<int64_t>();
+  if (positions.min().item<int64_t>() == farthest) return;
+  int source = 0;
+  while (positions[source][0].item<int64_t>() != farthest) ++source;
+
+  json shapes = json::array();
+  if (rank.index() == source) {
+    for (const auto& [name, tensor] : state->tensors) {
+      shapes.push_back(shape_of(tensor));
+      shapes.back()["name"] = name;
+    }
+  }
+  shapes = json::parse(shared_text(shapes.dump(), rank, source));
+  RunState theirs = parse_manifest(shared_text(rank.index() == source ? manifest_of(*state) : "", rank, source));
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    const at::Tensor tensor = rank.index() == source ? state->tensors[i].second.detach().to(rank.device()).contiguous()
+                                                     : empty_of(shapes[i], rank.device());
+    if (tensor.numel() > 0) rank.broadcast(tensor, source);
+    theirs.tensors.emplace_back(shapes[i].at("name"), tensor);
+  }
+  rank.barrier();  // all have it
+  if (steps_done(state) < farthest) state = std::move(theirs);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,113 @@
+// Labels: processes program
+// lockstep train under lockstep launch --elastic: killed processes change neither the weights nor the metrics.
+#include <lockstep/models/models.hpp>
+
+#include "cli/cli_fixture.hpp"
+#include "running_job.hpp"
+
+#include <csignal>
+#include <memory>
+
+namespace elastic_test {
+
+using namespace lockstep;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+class Elastic : public Cli {
+ protected:
+  // Each process leaves its number.
+  Words job(int processes, const Words& launch, const std::string& name, const Words& more) const {
+    const Words noting = {"/bin/sh", "-c",
+                          "echo $$ >\"$0/$LOCKSTEP_ELASTIC_MEMBER.new\"; "
+                          "/bin/mv \"$0/$LOCKSTEP_ELASTIC_MEMBER.new\" \"$0/$LOCKSTEP_ELASTIC_MEMBER\"; exec \"$@\"",
+                          notes_.path().string(), from_environment("LOCKSTEP_PROGRAM")};
+    return Words{"launch", "-n", std::to_string(processes), "--elastic"} + launch + noting + settings(name, "cpu") +
+           more;
+  }
+
+  // Curves would take most of the time.
+  Surroundings without_gnuplot() const {
+    return {.folder = work_.path(), .environment = {"PATH=" + notes_.path().string(), "LC_ALL=C.UTF-8"}};
+  }
+
+  Words settings(const std::string& name, const std::string& devices) const {
+    return train({"--name", name, "--devices", devices, "--grain", "8", "--momentum", "0.9", "--lr", "0.02"});
+  }
+
+  void kill_member(int member, int signal = SIGKILL) const {
+    const pid_t pid = pid_in(notes_ / std::to_string(member));
+    ASSERT_GT(pid, 0) << "process " << member << " has not been started";
+    ASSERT_EQ(kill(pid, signal), 0) << "process " << member << " has ended";
+  }
+
+  // As in the undisturbed run.
+  void expect_same_epochs(const std::string& run, size_t epochs) const {
+    const auto actual = metrics(run), expected = metrics("undisturbed");
+    ASSERT_EQ(actual.size(), epochs);
+    for (size_t i = 0; i < epochs; ++i) {
+      EXPECT_EQ(actual[i].train_loss, expected[i].train_loss) << run << ", epoch " << i + 1;
+      EXPECT_EQ(actual[i].train_accuracy, expected[i].train_accuracy) << run << ", epoch " << i + 1;
+      EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy) << run << ", epoch " << i + 1;
+      EXPECT_EQ(actual[i].weights, expected[i].weights) << run << ", epoch " << i + 1;
+    }
+  }
+
+  ScratchFolder notes_;
+};
+
+TEST_F(Elastic, KillsChangeNoBit) {
+  Program killed(job(3, {}, "killed", {"--epochs", "40"}), without_gnuplot());
+  ASSERT_TRUE(killed.wait_for("epoch  2/40"));
+  kill_member(0);  // who keeps the run
+  ASSERT_TRUE(killed.wait_for("process 3 has joined"));
+  kill_member(2);
+  kill_member(1);  // the successor alone is left
+  ASSERT_TRUE(killed.wait_for("process 4 has joined"));
+  kill_member(3);  // a successor, who keeps the run by now
+  const auto ended = killed.finish();
+  ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("process 0 was ended by signal 9"), HasSubstr("the others go on without it"),
+                               HasSubstr("process 3 starts in the place of rank 0"), Not(HasSubstr("error:"))));
+  EXPECT_THAT(ended.out, HasSubstr("the run is kept in runs/killed"));
+
+  // The others take one that stands still for gone after its silence, and the launcher ends it.
+  Program stopped(job(2, {}, "stopped", {"--epochs", "60", "--silence", "1"}), without_gnuplot());
+  ASSERT_TRUE(stopped.wait_for("epoch  2/60"));
+  kill_member(0, SIGSTOP);
+  ASSERT_TRUE(stopped.wait_for("process 2 has joined"));
+  const auto after_stop = stopped.finish();
+  ASSERT_EQ(after_stop.code, 0) << after_stop.err << after_stop.out;
+
+  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "60"}, without_gnuplot()).code, 0);
+  expect_same_epochs("killed", 40);
+  expect_same_epochs("stopped", 60);
+}
+
+TEST_F(Elastic, TooFewEndTheJob) {
+  Program elastic(job(3, {"--min-processes", "3", "--max-restarts", "0"}, "few", {"--epochs", "60"}),
+                  without_gnuplot());
+  ASSERT_TRUE(elastic.wait_for("epoch  2/60"));
+  kill_member(1);
+  const auto ended = elastic.finish();
+  EXPECT_EQ(ended.code, 1) << ended.err;
+  EXPECT_THAT(ended.err, HasSubstr("the elastic job has 2 processes left, and goes on with at least 3"));
+}
+
+TEST_F(Elastic, WhatCannotBeElasticIsRefused) {
+  const auto without_grain = run_program(Words{"launch", "-n", "2", "--elastic", from_environment("LOCKSTEP_PROGRAM")} +
+                                             train({"--name", "refused", "--devices", "cpu"}),
+                                         surroundings());
+  EXPECT_EQ(without_grain.code, 1);
+  EXPECT_THAT(without_grain.err, HasSubstr("without a --grain the weights' bits depend on their number"));
+  EXPECT_FALSE(std::filesystem::exists(work_ / "runs/refused"));
+
+  const auto other_program = run_program(
+      {"launch", "-n", "2", "--elastic", "/bin/sh", "-c", "test $RANK != 1 || kill -9 $$"}, without_gnuplot());
+  EXPECT_EQ(other_program.code, 137);
+  EXPECT_THAT(other_program.err, HasSubstr("its program takes no part in --elastic"));
+}
+
+}  // namespace elastic_test
