@@ -86,7 +86,7 @@ plant("failures of other processes are not looked for" comm/processes/watchdog.c
 plant("what a rank waits in is not told" comm/processes/watchdog.cpp
   [[    board_.put_state(rank, text);]] [[    if (!BUG) board_.put_state(rank, text);]])
 plant("a closed connection is blamed on nobody" comm/processes/monitor.cpp
-  [[waits_.search(kSearch,]] [[if (!BUG) waits_.search(kSearch,]])
+  [[+ kSearch; !settled()]] [[+ kSearch; !BUG && !settled()]])
 plant("calls that nobody answered are not looked for" comm/processes/monitor.cpp
   [[if (failure().empty()) check_calls();]] [[if (!BUG && failure().empty()) check_calls();]])
 plant("a process does not wait until all are done" comm/processes/monitor.cpp
