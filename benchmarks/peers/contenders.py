@@ -18,6 +18,7 @@ process_limit_seconds = 3600
 on_cpu = [
     ("lockstep-1", "lockstep, 1 rank", "lockstep", ["--devices", "cpu"]),
     ("lockstep-2", "lockstep, 2 ranks", "lockstep", ["--devices", "2xcpu"]),
+    ("lockstep-grain", "lockstep, 2 ranks, grains of 32", "lockstep", ["--devices", "2xcpu", "--grain", 32]),
     ("lockstep-processes", "lockstep, 2 ranks in 2 processes", "lockstep-launch", ["--devices", "cpu"]),
     ("pytorch-1", "PyTorch, 1 thread", "pytorch", ["--threads", 1]),
     ("pytorch-2", "PyTorch, 2 threads", "pytorch", ["--threads", 2]),

@@ -15,6 +15,7 @@ accuracy_tolerance = 0.03
 # (what is said, the faster, the others, of which the best counts, the goal)
 ratios = [
     ("lockstep, 2 ranks, against PyTorch on both cores", "lockstep-2", ["pytorch-2", "ddp"], 1.6),
+    ("lockstep, 2 ranks, grains of 32, against PyTorch on both cores", "lockstep-grain", ["pytorch-2", "ddp"], 3.0),
     ("lockstep, 2 ranks, against torch.compile on both cores", "lockstep-2", ["compile", "compile-ddp"], 1.3),
     ("lockstep, 2 ranks, against 1 rank", "lockstep-2", ["lockstep-1"], 1.8),
     ("lockstep, 2 ranks in 2 processes, against PyTorch DDP", "lockstep-processes", ["ddp"], None),

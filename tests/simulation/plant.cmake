@@ -26,17 +26,6 @@ plant("a failure does not interrupt the waits" comm/processes/waits.cpp
     interrupt_all();]]
   [[failed_ = true;
     if (!BUG) interrupt_all();]])
-plant("a failure wakes no sleeper" comm/processes/waits.cpp
-  [[  }
-  changed_.notify_all();
-}
-
-Failure Waits::failure()]]
-  [[  }
-  if (!BUG) changed_.notify_all();
-}
-
-Failure Waits::failure()]])
 plant("a connected group wakes nobody" comm/meeting/attempt.hpp
   [[      exception_ = std::move(exception);
     }
