@@ -1,7 +1,6 @@
 #include "rank_trainer.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
@@ -54,18 +53,25 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       train_(data.train.to(rank.device())),
       test_(data.test.to(rank.device())),
       net_(make_net(options, traffic_.rank(), resumed), traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = options.exchange.sync_every == 0 && options.exchange.zero_stage == 0, .hook = hook_}),
+           {.average = options.exchange.sync_every == 0 && options.exchange.zero_stage == 0,
+            .hook = hook_,
+            .check_arithmetic = options.check_arithmetic}),
       update_(options, net_),
       watch_(options, rank, update_,
              /*ranks_differ=*/!holds_whole() || options.exchange.zero_stage > 0 || options.exchange.sync_every > 0),
+      replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
-      step_(make_step({options_, callbacks_, rank_, net_, update_, totals_, watch_}, std::move(graph))),
+      step_(make_step({options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank, callbacks.stop) {
   if (balances(options.batch)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
   if (resumed != nullptr) restore(*resumed);
-  const std::string idle = remark_on_idle_ranks(options.batch, net_.mesh().data().world_size());
-  if (!idle.empty() && rank.index() == 0 && callbacks.on_warning) callbacks.on_warning(idle);
+  const auto warn = [&](const std::string& remark) {
+    if (!remark.empty() && rank.index() == 0 && callbacks.on_warning) callbacks.on_warning(remark);
+  };
+  warn(remark_on_idle_ranks(options.batch, net_.mesh().data().world_size()));
+  if (options.check_arithmetic > 0 && rank.world_size() == 1)
+    warn("`check_arithmetic` has grains computed again by another rank, and there is none; nothing is checked");
 }
 
 EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
@@ -73,7 +79,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.epoch = number;
   train(metrics, keep);
   if (regroups_ || !not_finite().empty()) return metrics;
-  if (options_.check_replicas == -1) check_replicas(*net_.module(), net_.mesh().data());
+  replicas_.end_epoch();
   const double losses = sum_of_losses();
   rank_.allreduce(totals_.correct);
   const torch::Tensor of_ranks =
@@ -121,12 +127,12 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
     ++steps_;
     if (trace_ != nullptr) trace_->before_step(rank_);
     watch_.begin_step(metrics.epoch, steps_);
+    replicas_.begin_step(steps_);
     run_step(*batch);
     if (!not_finite().empty()) return;
     if (balance_ && balance_->step(*batch, all)) shares_ = balance_->shares();
     comm::RankPlace::of(rank_).world().stepped(done * all.count() + steps_);
     traffic_.step_done();
-    compare_replicas();
     progress.done += batch->global_size;
     report(progress);
     if (progress.done < progress.total) keep_or_stop(keep);
@@ -183,11 +189,6 @@ Batches::Iterator RankTrainer::first_of(const Batches& all) {
   return batch;
 }
 
-void RankTrainer::compare_replicas() {
-  if (options_.check_replicas <= 0 || steps_ % options_.check_replicas != 0 || within_round()) return;
-  traffic_.leave_out([&] { check_replicas(*net_.module(), net_.mesh().data()); });
-}
-
 void RankTrainer::report(StepProgress& progress) {
   if (rank_.index() != 0 || !callbacks_.on_step) return;
   if (Clock::now() - reported_ <= kProgressInterval && progress.done < progress.total) return;
@@ -198,7 +199,7 @@ void RankTrainer::report(StepProgress& progress) {
   reported_ = Clock::now();
 }
 
-// With local SGD the ranks' parameters differ within a round, so nothing is compared or kept there.
+// With local SGD the ranks' parameters differ within a round, so nothing is kept there.
 bool RankTrainer::within_round() const {
   return options_.exchange.sync_every > 0 && steps_ % options_.exchange.sync_every != 0;
 }

@@ -14,6 +14,7 @@
 
 #include "epoch_clock.hpp"
 #include "finite_watch.hpp"
+#include "replica_watch.hpp"
 #include "ranks/stop_agreement.hpp"
 #include "run_state.hpp"
 #include "step.hpp"
@@ -40,6 +41,7 @@ class RankTrainer {
               Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr,
               const BalanceOptions& balance = {});
 
+  // Throws ReplicasDiffer on all ranks if options.check_replicas finds that they do; whole_steps() are then those before.
   // Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one, and after the step
   // at which all agree to stop because one was asked to; then throws Stopped. Without `keep` an evaluation is stopped
   // too.
@@ -75,7 +77,6 @@ class RankTrainer {
   void begin_epoch();
   void go_on();
   Batches::Iterator first_of(const Batches& all);
-  void compare_replicas();
   bool within_round() const;
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
@@ -104,6 +105,7 @@ class RankTrainer {
   SplitModel net_;
   Update update_;
   FiniteWatch watch_;
+  ReplicaWatch replicas_;
   Totals totals_;
   const std::unique_ptr<Step> step_;
   int64_t steps_ = 0;  // of an epoch that is not finished
