@@ -83,10 +83,13 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   const double losses = sum_of_losses();
   rank_.allreduce(totals_.correct);
   const torch::Tensor of_ranks =
-      of_all_ranks(rank_, {bits_of(clock_.waited()), bits_of(metrics.bytes_per_step)}).view(torch::kDouble);
+      of_all_ranks(rank_, {bits_of(clock_.waited()), bits_of(metrics.bytes_per_step), bits_of(own_time_.seconds),
+                           bits_of(static_cast<double>(own_time_.samples))})
+          .view(torch::kDouble);
   const torch::Tensor waits = of_ranks.select(1, 0).contiguous();
   waits_.assign(waits.data_ptr<double>(), waits.data_ptr<double>() + waits.numel());
   metrics.bytes_per_step = of_ranks.select(1, 1).max().item<double>();
+  add_times(of_ranks);
   metrics.data_wait = *std::max_element(waits_.begin(), waits_.end()) / metrics.seconds;
   const auto trained = static_cast<double>(train_.size() - totals_.left_out);
   metrics.train_loss = losses / trained;
@@ -96,6 +99,25 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.test_accuracy = evaluate_now(/*to_the_end=*/static_cast<bool>(keep)).accuracy();
   whole_steps_ = 0;
   return metrics;
+}
+
+void RankTrainer::add_times(const torch::Tensor& of_ranks) {
+  times_.resize(static_cast<size_t>(of_ranks.size(0)));
+  for (size_t rank = 0; rank < times_.size(); ++rank) {
+    const torch::Tensor row = of_ranks[static_cast<int64_t>(rank)];
+    times_[rank].seconds += row[2].item<double>();
+    times_[rank].samples += static_cast<int64_t>(row[3].item<double>());
+  }
+  ++timed_epochs_;
+}
+
+std::string RankTrainer::straggler() {
+  if (!rank_.device().is_cpu() || !holds_whole()) return "";
+  std::vector<std::string> names;
+  for (size_t rank = 0; rank < times_.size(); ++rank) {
+    names.push_back(comm::name_of(static_cast<int>(rank), comm::RankPlace::of(rank_).run->devices));
+  }
+  return straggler_of(times_, timed_epochs_, names);
 }
 
 double RankTrainer::sum_of_losses() {
@@ -169,6 +191,8 @@ void RankTrainer::begin_epoch() {
   rank_.barrier();
   synchronize(rank_);
   traffic_.begin();
+  began_at_ = clock_.seconds();
+  samples_before_ = totals_.samples;
   reported_ = Clock::now();
   go_on();
 }
@@ -232,6 +256,8 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   if (!not_finite().empty()) return;
   update_.synchronize();
   synchronize(rank_);
+  own_time_ = {.seconds = std::max(0.0, clock_.seconds() - began_at_ - traffic_.seconds().value_or(0)),
+               .samples = totals_.samples - samples_before_};
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();

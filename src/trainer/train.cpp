@@ -218,6 +218,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
         }
         keep_epoch(metrics, net);
       }
+      if (is_first_here) result.straggler = trainer.straggler();
       if (is_first_here) succession.is_last = true;
     };
     const auto leave_state = [&] {

@@ -1,10 +1,11 @@
 // Labels: concurrency
-// What a rank of an elastic job has when another one is gone, at whichever of its calls: whole steps, with which the
-// others go on to the weights and the metrics of a run in peace.
+// What a rank of an elastic job has when another one is gone, at whichever of its calls, or when another one's memory
+// has changed: whole steps, with which the others go on to the weights and the metrics of a run in peace.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/models/weights.hpp>
 
+#include "data_parallel/replica_check.hpp"
 #include "ranks/observed_backend.hpp"
 #include "trainer/elastic.hpp"
 #include "trainer/rank_trainer.hpp"
@@ -15,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace elastic_steps_test {
@@ -86,6 +88,95 @@ std::optional<RunState> left_at(int call, const TrainOptions& options, const Ima
     return left;
   }
   return std::nullopt;
+}
+
+// Flips a bit of a weight when the call of that number begins; the first one after watch() is 1.
+class FlipsAtCall : public CallObserver {
+ public:
+  explicit FlipsAtCall(int call) : left_(call) {}
+  void watch(const at::Tensor& weight) { weight_ = weight; }
+  void posts(c10d::OpType, int64_t, int) override {
+    if (weight_.defined() && --left_ == 0) weight_.detach().view(torch::kInt).flatten()[0].bitwise_xor_(1 << 22);
+  }
+  void spent(double) override {}
+  bool has_flipped() const { return left_ <= 0; }
+
+ private:
+  int left_;
+  at::Tensor weight_;
+};
+
+struct Found {
+  bool flipped = false, found = false;
+  std::vector<int> ranks;  // that are said to differ
+  RunState left;           // to rank 0
+};
+
+// What ranks find if the memory of the last one changes at this one of its calls.
+Found flipped_at(int call, int ranks, const TrainOptions& options, const ImageData& data) {
+  const TrainCallbacks callbacks;
+  Found found;
+  const auto body = [&](Rank& rank) {
+    const bool is_last = rank.index() == ranks - 1;
+    const auto flips = std::make_shared<FlipsAtCall>(call);
+    Rank with_flip = rank.wrapped([&](c10::intrusive_ptr<c10d::Backend> backend) -> c10::intrusive_ptr<c10d::Backend> {
+      if (!is_last) return backend;
+      return c10::make_intrusive<ObservedBackend>(std::move(backend), flips);
+    });
+    RankTrainer trainer(options, callbacks, data, with_flip, nullptr, nullptr);
+    trainer.be_elastic({});
+    flips->watch(trainer.whole()->parameters()[0]);
+    try {
+      trainer.epoch(1);
+    } catch (const ReplicasDiffer& difference) {
+      if (rank.index() == 0) found.found = true, found.ranks = difference.ranks(), found.left = trainer.whole_steps();
+    }
+    if (is_last) found.flipped = flips->has_flipped();
+  };
+  run(Devices(static_cast<size_t>(ranks), torch::kCPU), body);
+  return found;
+}
+
+TEST(ElasticSteps, AreWholeWhereverAReplicaChanges) {
+  TrainOptions options = small_options();
+  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
+  const Outcome expected = in_peace(options, data, nullptr);
+  options.check_replicas = 1;
+  int times = 0;
+  int64_t most_steps = 0;
+  for (int call = 1;; call += 5) {
+    const Found found = flipped_at(call, 3, options, data);
+    if (found.found) {
+      ++times;
+      EXPECT_THAT(found.ranks, testing::ElementsAre(2)) << "call " << call;
+      const Outcome actual = in_peace(options, data, &found.left);
+      EXPECT_EQ(actual.weights, expected.weights) << "call " << call;
+      EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "call " << call;
+      most_steps = std::max(most_steps, found.left.steps);
+    } else if (times > 0 || !found.flipped) {
+      break;  // behind the last comparison
+    }
+  }
+  EXPECT_GT(times, 2);
+  EXPECT_EQ(most_steps, 1);
+}
+
+// Two ranks have no majority. But a rank knows what it held after the update before, and so what has changed since.
+TEST(ElasticSteps, OfTwoRanksTheOneWhoseMemoryHasChangedIsNamed) {
+  TrainOptions options = small_options();
+  options.check_replicas = 1;
+  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
+  int named = 0, unknown = 0;
+  for (int call = 1;; call += 5) {
+    const Found found = flipped_at(call, 2, options, data);
+    if (!found.found && (named > 0 || !found.flipped)) break;
+    if (!found.found) continue;
+    if (!found.ranks.empty()) EXPECT_THAT(found.ranks, testing::ElementsAre(1)) << "call " << call;
+    if (found.left.steps == 0) EXPECT_THAT(found.ranks, testing::IsEmpty()) << "call " << call;
+    ++(found.ranks.empty() ? unknown : named);
+  }
+  EXPECT_GT(named, 0);
+  EXPECT_GT(unknown, 0);
 }
 
 TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
