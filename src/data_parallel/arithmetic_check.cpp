@@ -84,7 +84,8 @@ ArithmeticCheck::ArithmeticCheck(double fraction, const torch::nn::Module& modul
     throw Error(rank_.name() + ": DataParallel: check_arithmetic is " + number_text(fraction) +
                 "; it is the fraction of the grains that is computed again, above 0 and at most 1, or 0 for none");
   }
-  for (const auto& [name, parameter] : parameters_) places_.emplace(parameter.unsafeGetTensorImpl(), places_.size() + 1);
+  for (const auto& [name, parameter] : parameters_)
+    places_.emplace(parameter.unsafeGetTensorImpl(), places_.size() + 1);
 }
 
 // ---- What this rank computes for the step.
@@ -111,8 +112,7 @@ void ArithmeticCheck::note_loss(int64_t grain, const at::Tensor& mean) {
 
 void ArithmeticCheck::note_gradient(int64_t grain, const at::Tensor& parameter, const at::Tensor& gradient) {
   const auto found = notes_.find(grain);
-  if (found != notes_.end())
-    found->second.hashes[places_.at(parameter.unsafeGetTensorImpl())] = tensor_hash(gradient);
+  if (found != notes_.end()) found->second.hashes[places_.at(parameter.unsafeGetTensorImpl())] = tensor_hash(gradient);
 }
 
 // ---- What ranks compute again.
@@ -165,7 +165,7 @@ std::vector<Batch> ArithmeticCheck::samples_of_all(const Notes& notes) {
 at::Tensor ArithmeticCheck::sent(const at::Tensor& mine, const at::Tensor& like, int64_t rows, const int64_t* strides,
                                  int owner) {
   if (owner == rank_.index()) {
-    rank_.broadcast(mine.contiguous().view({-1}).view(at::kByte), owner);
+    rank_.broadcast(mine.detach().contiguous().view({-1}).view(at::kByte), owner);
     return mine;
   }
   auto sizes = like.sizes().vec();
@@ -215,7 +215,8 @@ void ArithmeticCheck::decide(const CheckedGrain& checked, const Batch& grain, co
   const GrainHashes mine = compute(grain, mean_of);
   std::vector<int64_t> row = mine;
   uint64_t weights = 0;
-  for (const auto& [name, parameter] : parameters_) weights = mix({weights, static_cast<uint64_t>(tensor_hash(parameter))});
+  for (const auto& [name, parameter] : parameters_)
+    weights = mix({weights, static_cast<uint64_t>(tensor_hash(parameter))});
   row.push_back(static_cast<int64_t>(weights));
   row.push_back(place.world_rank);
   const at::Tensor table = of_all_ranks(rank_, row).contiguous();
@@ -236,8 +237,8 @@ void ArithmeticCheck::decide(const CheckedGrain& checked, const Batch& grain, co
             difference(owners, checkers) + ", also when they compute it again, so it is not known which is wrong" +
             (again.size() == 2 ? "; a third rank would decide" : "");
   } else {
-    text += names_of_ranks(wrong, names) + (wrong.size() == 1 ? " computes" : " compute") + " wrongly: " +
-            difference(owners, checkers) + (wrong.size() == 1 ? " differs" : " differ") +
+    text += names_of_ranks(wrong, names) + (wrong.size() == 1 ? " computes" : " compute") +
+            " wrongly: " + difference(owners, checkers) + (wrong.size() == 1 ? " differs" : " differ") +
             " from what most ranks get when all compute it again";
   }
   if (different_weights.size() > 1) {

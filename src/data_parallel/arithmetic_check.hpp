@@ -55,9 +55,9 @@ class ArithmeticCheck {
   void note_loss(int64_t grain, const at::Tensor& mean);
   void note_gradient(int64_t grain, const at::Tensor& parameter, const at::Tensor& gradient);
 
-  // Once the step's gradients are averaged, and before parameters change. All ranks must call it. Throws Error on all of
-  // them: a grain that two ranks computed with different bits. Cost, in steps with checked grains: their samples go to
-  // all ranks; a forward and a backward of each at its checker.
+  // Once the step's gradients are averaged, and before parameters change. All ranks must call it. Throws Error on all
+  // of them: a grain that two ranks computed with different bits. Cost, in steps with checked grains: their samples go
+  // to all ranks; a forward and a backward of each at its checker.
   void compare();
 
  private:

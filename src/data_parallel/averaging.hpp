@@ -30,8 +30,7 @@ struct GrainPlan {
 };
 
 // Is told of each gradient of a grain before it is added up, on the thread that computes it.
-using GrainObserver =
-    std::function<void(int64_t grain, const at::Tensor& parameter, const at::Tensor& gradient)>;
+using GrainObserver = std::function<void(int64_t grain, const at::Tensor& parameter, const at::Tensor& gradient)>;
 
 class Averaging {
  public:
@@ -81,7 +80,7 @@ class Averaging {
 
  protected:
   const std::string& name() const { return name_; }
-  const std::string& backward_name() const { return backward_name_; }  // of the one under way, equal on all ranks
+  const std::string& backward_name() const { return backward_name_; }      // of the one under way, equal on all ranks
   const GrainObserver& grain_observer() const { return grain_observer_; }  // empty: nobody asked
 
  private:

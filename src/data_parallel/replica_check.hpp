@@ -1,4 +1,5 @@
-// How ranks compare what each of them holds a replica of. check_replicas() is made of it, and the trainer's ReplicaWatch.
+// How ranks compare what each of them holds a replica of. check_replicas() is made of it, and the trainer's
+// ReplicaWatch.
 #pragma once
 
 #include <ATen/core/Tensor.h>

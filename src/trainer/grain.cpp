@@ -26,8 +26,10 @@ void check_grain(const TrainOptions& options) {
         "32");
   }
   if (checked > 0 && options.split && !by_data_alone(*options.split)) {
-    throw Error("with `check_arithmetic` a device computes grains of others again, for which it needs the whole " +
-                ("network; this run's is split as " + to_string(*options.split)) + "; leave one of the two out");
+    throw Error(
+        "with `check_arithmetic` a device computes grains of others again, for which it needs the whole network; this "
+        "run's is split as " +
+        to_string(*options.split) + "; leave one of the two out");
   }
   if (grain == 0) return;
   const auto refuse = [](const std::string& why) {

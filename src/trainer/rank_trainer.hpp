@@ -14,8 +14,8 @@
 
 #include "epoch_clock.hpp"
 #include "finite_watch.hpp"
-#include "replica_watch.hpp"
 #include "ranks/stop_agreement.hpp"
+#include "replica_watch.hpp"
 #include "run_state.hpp"
 #include "step.hpp"
 #include "step_traffic.hpp"
@@ -42,10 +42,10 @@ class RankTrainer {
               Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr,
               const BalanceOptions& balance = {});
 
-  // Throws ReplicasDiffer on all ranks if options.check_replicas finds that they do; whole_steps() are then those before.
-  // Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one, and after the step
-  // at which all agree to stop because one was asked to; then throws Stopped. Without `keep` an evaluation is stopped
-  // too.
+  // Throws ReplicasDiffer on all ranks if options.check_replicas finds that they do; whole_steps() are then those
+  // before. Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one, and after the
+  // step at which all agree to stop because one was asked to; then throws Stopped. Without `keep` an evaluation is
+  // stopped too.
   using Keep = std::function<void()>;
   EpochMetrics epoch(int number, const Keep& keep = {});
 
@@ -116,11 +116,11 @@ class RankTrainer {
   const std::unique_ptr<Step> step_;
   int64_t steps_ = 0;  // of an epoch that is not finished
   EpochClock clock_;
-  std::vector<double> waits_;       // see waits()
-  double began_at_ = 0;             // of clock_, where this part of the epoch began
-  int64_t samples_before_ = 0;      // of totals_, then
-  RankTime own_time_;               // of that part
-  std::vector<RankTime> times_;     // of the ranks, in the epochs so far
+  std::vector<double> waits_;    // see waits()
+  double began_at_ = 0;          // of clock_, where this part of the epoch began
+  int64_t samples_before_ = 0;   // of totals_, then
+  RankTime own_time_;            // of that part
+  std::vector<RankTime> times_;  // of the ranks, in the epochs so far
   int64_t timed_epochs_ = 0;
   std::optional<Balance> balance_;  // parts follow the devices' speed
   std::vector<double> shares_;      // of the last epoch's end, or those of the options; empty: near-equal parts

@@ -1,4 +1,5 @@
-// ReplicaWatch: compares the ranks' weights and optimizer states in a run's steps, as TrainOptions::check_replicas says.
+// ReplicaWatch: compares the ranks' weights and optimizer states in a run's steps, as TrainOptions::check_replicas
+// says.
 //
 // It does so before the update, so that a step with gradients of a wrong replica changes nothing: what the ranks then
 // hold is what the step before has left. With local SGD, where replicas are equal between rounds alone, it is done

@@ -27,7 +27,8 @@ std::string straggler_of(const std::vector<RankTime>& ranks, int64_t epochs, con
     if (ranks[rank].samples > 0) order.push_back(rank);
   }
   if (order.size() < 2 || epochs < 1) return "";
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return per_sample(ranks[a]) < per_sample(ranks[b]); });
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return per_sample(ranks[a]) < per_sample(ranks[b]); });
   const size_t slowest = order.back();
   order.pop_back();
   const RankTime& slow = ranks[slowest];

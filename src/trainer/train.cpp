@@ -224,8 +224,8 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
     const auto leave_state = [&] {
       if (elastic && is_first_here) succession.state = complete(trainer.whole_steps());
     };
-    // All ranks throw it in the same call. One whose replica is wrong drops its state, and gets the others' when the next
-    // generation begins.
+    // All ranks throw it in the same call. One whose replica is wrong drops its state, and gets the others' when the
+    // next generation begins.
     const auto mend = [&](const ReplicasDiffer& difference) {
       const auto& wrong = difference.ranks();
       if (rank.index() == 0 && callbacks.on_warning)

@@ -1,4 +1,5 @@
-// check_arithmetic: a grain that one rank computes wrongly is found and the rank named, and training's bits stay the same.
+// check_arithmetic: a grain that one rank computes wrongly is found and the rank named, and training's bits stay the
+// same.
 #include "data_parallel/arithmetic_check.hpp"
 
 #include <gmock/gmock.h>

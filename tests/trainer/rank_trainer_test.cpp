@@ -136,10 +136,10 @@ TEST(Straggler, IsSlowPerSampleAndMakesOthersWait) {
   EXPECT_EQ(told({{8, 100}, {80, 100}, {10, 100}}, 2),
             "rank 1 (cpu) is slow: it computed for 40.00 s per epoch, where others take 5.00 s for as many samples; "
             "they waited for it");
-  EXPECT_EQ(told({{8, 100}, {29, 100}, {10, 100}}, 2), "");     // not three times as long
-  EXPECT_EQ(told({{8, 100}, {80, 1000}, {10, 100}}, 2), "");    // it has more to do
+  EXPECT_EQ(told({{8, 100}, {29, 100}, {10, 100}}, 2), "");      // not three times as long
+  EXPECT_EQ(told({{8, 100}, {80, 1000}, {10, 100}}, 2), "");     // it has more to do
   EXPECT_EQ(told({{0.1, 100}, {1.9, 100}, {0.1, 100}}, 2), "");  // less than a second per epoch
-  EXPECT_EQ(told({{0, 0}, {80, 100}, {0, 0}}, 2), "");          // the others have nothing to do
+  EXPECT_EQ(told({{0, 0}, {80, 100}, {0, 0}}, 2), "");           // the others have nothing to do
   EXPECT_EQ(told({}, 0), "");
 }
 

@@ -44,7 +44,7 @@ struct TrainCallbacks {
 struct TrainResult {
   std::vector<EpochMetrics> history;  // one entry per finished epoch, also of before a resume
   Devices devices;
-  bool stopped = false;              // the stop token ended it
+  bool stopped = false;  // the stop token ended it
   // A CPU rank that took three times as long per sample as others, and made them wait for a second per epoch or more:
   // its name and the times, in words. Empty if there is none.
   std::string straggler = {};
@@ -121,9 +121,10 @@ class NotFinite : public Error {
 // Under a launcher each process reads the checkpoint.
 //
 // In an elastic job the others go on when a process is killed, and one that comes later joins them, all to the bits of
-// a run in peace. If check_replicas finds a device whose weights or optimizer state are wrong, it gets the others' state;
-// with check_replicas 1 the bits stay those of a run in peace, else the others have used its gradients. Any of the processes may have to report and write, so all need the callbacks and one run_dir. A
-// process that comes when the run is done gets an empty history.
+// a run in peace. If check_replicas finds a device whose weights or optimizer state are wrong, it gets the others'
+// state; with check_replicas 1 the bits stay those of a run in peace, else the others have used its gradients. Any of
+// the processes may have to report and write, so all need the callbacks and one run_dir. A process that comes when the
+// run is done gets an empty history.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {

@@ -104,7 +104,8 @@ int flip_in_memory(pid_t pid, const std::string& bytes) {
     char access[5] = {};
     if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, access) != 3 || access[1] != 'w') continue;
     std::string area(end - begin, '\0');
-    if (pread(memory, area.data(), area.size(), static_cast<off_t>(begin)) != static_cast<ssize_t>(area.size())) continue;
+    if (pread(memory, area.data(), area.size(), static_cast<off_t>(begin)) != static_cast<ssize_t>(area.size()))
+      continue;
     for (size_t at = area.find(bytes); at != area.npos; at = area.find(bytes, at + 1)) {
       const char flipped = static_cast<char>(bytes[2] ^ 0x10);
       copies += pwrite(memory, &flipped, 1, static_cast<off_t>(begin + at + 2)) == 1 ? 1 : 0;
