@@ -65,7 +65,7 @@ class Elastic : public Cli {
 };
 
 TEST_F(Elastic, KillsChangeNoBit) {
-  Program killed(job(3, {}, "killed", {"--epochs", "40"}), without_gnuplot());
+  Program killed(job(3, {}, "killed", {"--epochs", "40", "--check-arithmetic", "0.2"}), without_gnuplot());
   ASSERT_TRUE(killed.wait_for("epoch  2/40"));
   kill_member(0);  // who keeps the run
   ASSERT_TRUE(killed.wait_for("process 3 has joined"));
