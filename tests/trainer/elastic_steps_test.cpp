@@ -90,50 +90,35 @@ std::optional<RunState> left_at(int call, const TrainOptions& options, const Ima
   return std::nullopt;
 }
 
-// Flips a bit of a weight when the call of that number begins; the first one after watch() is 1.
-class FlipsAtCall : public CallObserver {
- public:
-  explicit FlipsAtCall(int call) : left_(call) {}
-  void watch(const at::Tensor& weight) { weight_ = weight; }
-  void posts(c10d::OpType, int64_t, int) override {
-    if (weight_.defined() && --left_ == 0) *static_cast<int32_t*>(weight_.mutable_data_ptr()) ^= 1 << 22;
-  }
-  void spent(double) override {}
-  bool has_flipped() const { return left_ <= 0; }
-
- private:
-  int left_;
-  at::Tensor weight_;
-};
-
 struct Found {
   bool flipped = false, found = false;
   std::vector<int> ranks;  // that are said to differ
   RunState left;           // to rank 0
 };
 
-// What ranks find if the memory of the last one changes at this one of its calls.
-Found flipped_at(int call, int ranks, const TrainOptions& options, const ImageData& data) {
+// What ranks find if a bit of a weight flips in rank 1's memory while it computes the gradient of that number, from 1;
+// of a grain those of the last and of the first parameter count.
+Found flipped_at(int gradient, int ranks, const TrainOptions& options, const ImageData& data) {
   const TrainCallbacks callbacks;
   Found found;
-  const auto body = [&](Rank& rank) {
-    const bool is_last = rank.index() == ranks - 1;
-    const auto flips = std::make_shared<FlipsAtCall>(call);
-    Rank with_flip = rank.wrapped([&](c10::intrusive_ptr<c10d::Backend> backend) -> c10::intrusive_ptr<c10d::Backend> {
-      if (!is_last) return backend;
-      return c10::make_intrusive<ObservedBackend>(std::move(backend), flips);
-    });
-    RankTrainer trainer(options, callbacks, data, with_flip, nullptr, nullptr);
+  run(Devices(static_cast<size_t>(ranks), torch::kCPU), [&](Rank& rank) {
+    RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
     trainer.be_elastic({});
-    flips->watch(trainer.whole()->parameters()[0]);
+    const auto parameters = trainer.whole()->parameters();
+    int left = gradient;
+    for (const auto& parameter : {parameters.front(), parameters.back()}) {
+      if (rank.index() != 1) continue;
+      parameter.register_hook([&](const at::Tensor&) {
+        if (--left == 0) *static_cast<int32_t*>(parameters.front().mutable_data_ptr()) ^= 1 << 22;
+      });
+    }
     try {
       trainer.epoch(1);
     } catch (const ReplicasDiffer& difference) {
       if (rank.index() == 0) found.found = true, found.ranks = difference.ranks(), found.left = trainer.whole_steps();
     }
-    if (is_last) found.flipped = flips->has_flipped();
-  };
-  run(Devices(static_cast<size_t>(ranks), torch::kCPU), body);
+    if (rank.index() == 1) found.flipped = left <= 0;
+  });
   return found;
 }
 
@@ -142,23 +127,17 @@ TEST(ElasticSteps, AreWholeWhereverAReplicaChanges) {
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);
   const Outcome expected = in_peace(options, data, nullptr);
   options.check_replicas = 1;
-  int times = 0;
-  int64_t most_steps = 0;
-  for (int call = 1;; call += 5) {
-    const Found found = flipped_at(call, 3, options, data);
-    if (found.found) {
-      ++times;
-      EXPECT_THAT(found.ranks, testing::ElementsAre(2)) << "call " << call;
-      const Outcome actual = in_peace(options, data, &found.left);
-      EXPECT_EQ(actual.weights, expected.weights) << "call " << call;
-      EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "call " << call;
-      most_steps = std::max(most_steps, found.left.steps);
-    } else if (times > 0 || !found.flipped) {
-      break;  // behind the last comparison
-    }
+  int in_second_step = 0, gradient = 1;
+  for (Found found; (found = flipped_at(gradient, 3, options, data)).flipped; ++gradient) {
+    EXPECT_TRUE(found.found) << "gradient " << gradient;
+    EXPECT_THAT(found.ranks, testing::ElementsAre(1)) << "gradient " << gradient;
+    const Outcome actual = in_peace(options, data, &found.left);
+    EXPECT_EQ(actual.weights, expected.weights) << "gradient " << gradient;
+    EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "gradient " << gradient;
+    if (found.left.steps == 1) ++in_second_step;
   }
-  EXPECT_GT(times, 2);
-  EXPECT_EQ(most_steps, 1);
+  EXPECT_GE(gradient, 5);
+  EXPECT_EQ(in_second_step, 2);  // of its one grain
 }
 
 // Two ranks have no majority. But a rank knows what it held after the update before, and so what has changed since.
@@ -166,17 +145,12 @@ TEST(ElasticSteps, OfTwoRanksTheOneWhoseMemoryHasChangedIsNamed) {
   TrainOptions options = small_options();
   options.check_replicas = 1;
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);
-  int named = 0, unknown = 0;
-  for (int call = 1;; call += 5) {
-    const Found found = flipped_at(call, 2, options, data);
-    if (!found.found && (named > 0 || !found.flipped)) break;
-    if (!found.found) continue;
-    if (!found.ranks.empty()) EXPECT_THAT(found.ranks, testing::ElementsAre(1)) << "call " << call;
-    if (found.left.steps == 0) EXPECT_THAT(found.ranks, testing::IsEmpty()) << "call " << call;
-    ++(found.ranks.empty() ? unknown : named);
+  for (const auto& [gradient, is_known] : {std::pair(1, false), std::pair(5, true)}) {  // of the first step: 1 to 4
+    const Found found = flipped_at(gradient, 2, options, data);
+    EXPECT_TRUE(found.found);
+    EXPECT_EQ(found.left.steps, is_known ? 1 : 0);
+    EXPECT_EQ(found.ranks, is_known ? std::vector{1} : std::vector<int>());
   }
-  EXPECT_GT(named, 0);
-  EXPECT_GT(unknown, 0);
 }
 
 TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
