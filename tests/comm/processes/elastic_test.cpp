@@ -115,9 +115,9 @@ int flip_in_memory(pid_t pid, const std::string& bytes) {
   return copies;
 }
 
-// With this learning rate the weights stay what they were at first, so their bytes can be found.
+// This learning rate is 0 as a float, so the weights stay what they were at first, and their bytes can be found.
 TEST_F(Elastic, AFlippedBitIsFoundAndMended) {
-  Program flipped(job(3, {}, "flipped", {"--epochs", "20", "--check-replicas", "1", "--lr", "1e-30"}),
+  Program flipped(job(3, {}, "flipped", {"--epochs", "20", "--check-replicas", "1", "--lr", "1e-300"}),
                   without_gnuplot());
   ASSERT_TRUE(flipped.wait_for("epoch  1/20"));
   const auto weights = make_model({}, /*seed=*/1)->parameters()[0].contiguous();
