@@ -122,10 +122,10 @@ TEST_F(Elastic, AFlippedBitIsFoundAndMended) {
   ASSERT_TRUE(flipped.wait_for("epoch  1/20"));
   const auto weights = make_model({}, /*seed=*/1)->parameters()[0].contiguous();
   const std::string bytes(static_cast<const char*>(weights.const_data_ptr()), weights.nbytes());
-  EXPECT_GT(flip_in_memory(pid_in(notes_ / "1"), bytes), 0);
+  EXPECT_GT(flip_in_memory(pid_in(notes_ / "0"), bytes), 0);  // whose weights a new generation would begin with
   const auto ended = flipped.finish();
   ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("no longer equal: rank 1 (cpu) from the others in "),
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("no longer equal: rank 0 (cpu) from the others in "),
                                HasSubstr("The others go on, and give it their state"), Not(HasSubstr("error:"))));
   const auto epochs = metrics("flipped");
   EXPECT_EQ(epochs.size(), 20u);
