@@ -28,7 +28,7 @@ namespace {
 constexpr uint64_t kDraws = 0x6172697468;  // sets these draws apart from other draws of the same seed
 
 // Row `rank` of what all ranks have, from column `begin` on.
-GrainHashes cells_of(const at::Tensor& table, int rank, size_t begin, size_t count) {
+GrainHashes hashes_in_row(const at::Tensor& table, int rank, size_t begin, size_t count) {
   const int64_t* const row = table.const_data_ptr<int64_t>() + rank * table.size(1) + static_cast<int64_t>(begin);
   return {row, row + count};
 }
@@ -132,8 +132,8 @@ void ArithmeticCheck::compare() {
   }
   const at::Tensor table = of_all_ranks(rank_, row).contiguous();
   for (size_t i = 0; i < drawn_.size(); ++i) {
-    const GrainHashes owners = cells_of(table, drawn_[i].owner, i * columns, columns);
-    const GrainHashes checkers = cells_of(table, drawn_[i].checker, i * columns, columns);
+    const GrainHashes owners = hashes_in_row(table, drawn_[i].owner, i * columns, columns);
+    const GrainHashes checkers = hashes_in_row(table, drawn_[i].checker, i * columns, columns);
     if (owners != checkers) decide(drawn_[i], grains[i], owners, checkers, mean_of);
   }
   part_ = {};
@@ -224,8 +224,8 @@ void ArithmeticCheck::decide(const CheckedGrain& checked, const Batch& grain, co
   std::vector<std::string> names;
   std::set<int64_t> different_weights;
   for (int rank = 0; rank < rank_.world_size(); ++rank) {
-    again.push_back(cells_of(table, rank, 0, mine.size()));
-    const GrainHashes rest = cells_of(table, rank, mine.size(), 2);
+    again.push_back(hashes_in_row(table, rank, 0, mine.size()));
+    const GrainHashes rest = hashes_in_row(table, rank, mine.size(), 2);
     different_weights.insert(rest[0]);
     names.push_back(comm::name_of(static_cast<int>(rest[1]), place.run->devices));
   }

@@ -67,7 +67,7 @@ std::string difference(const Hashes& all, size_t one, size_t other) {
 }
 
 // Ranks with equal replicas, the largest group first.
-std::vector<std::vector<size_t>> groups_of(const Hashes& all) {
+std::vector<std::vector<size_t>> ranks_by_replica(const Hashes& all) {
   std::map<std::vector<int64_t>, std::vector<size_t>> by_row;
   for (size_t rank = 0; rank < all.rows.size(); ++rank) by_row[all.rows[rank]].push_back(rank);
   std::vector<std::vector<size_t>> groups;
@@ -111,7 +111,7 @@ std::vector<int64_t> hashes_of(const io::NamedTensors& tensors) {
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted) {
   if (rank.world_size() == 1) return;
   const Hashes all = hashes_of_all(replica, rank, noted);
-  const auto groups = groups_of(all);
+  const auto groups = ranks_by_replica(all);
   if (groups.size() == 1) return;
   const bool majority = groups[0].size() > groups[1].size();
   std::vector<int> wrong;

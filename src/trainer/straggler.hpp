@@ -13,8 +13,8 @@ struct RankTime {
   int64_t samples = 0;
 };
 
-// In words, with the times of `epochs` together: the slowest rank, if it takes at least three times as long per sample
-// as the median of the others, and so makes them wait for a second per epoch or more. Else empty.
+// The slowest rank in words, with the times of `epochs` together. Empty unless it takes at least three times as long
+// per sample as the median of the others, and makes them wait for a second per epoch or more.
 std::string straggler_of(const std::vector<RankTime>& ranks, int64_t epochs, const std::vector<std::string>& names);
 
 }  // namespace lockstep
