@@ -23,5 +23,6 @@ while IFS=': ' read -r file name; do
   else
     grep -qE "^TEST(_F|_P)?\([A-Za-z0-9]+, $name\)" "$source" || say "$source has no test $name"
   fi
+# shellcheck disable=SC2016  # the page has these backquotes
 done < <(grep -oE '`[a-z0-9_]+_test(: [A-Za-z0-9]+)?`' "$page" | tr -d '`' | sort -u)
 exit $missing
