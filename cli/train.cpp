@@ -266,6 +266,7 @@ class RunReport {
     if (const auto& weights = result.history.back().weights; !weights.empty()) print("weights " + weights + "\n");
     if (const auto& parts = result.history.back().parts; !parts.empty())
       print("parts of a batch: " + parts_text(parts) + "\n");
+    if (!result.straggler.empty()) print(result.straggler + "\n");
     print(
         format("test acc: %.2f, %.1f sec/epoch on ", result.history.back().test_accuracy, result.seconds_per_epoch()) +
         to_string(result.devices) + (processes == 1 ? "" : " in " + std::to_string(processes) + " processes") +

@@ -29,6 +29,9 @@ struct GrainPlan {
   friend bool operator==(const GrainPlan&, const GrainPlan&) = default;
 };
 
+// Is told of each gradient of a grain before it is added up, on the thread that computes it.
+using GrainObserver = std::function<void(int64_t grain, const at::Tensor& parameter, const at::Tensor& gradient)>;
+
 class Averaging {
  public:
   // Errors begin with `name`. It says which rank this is, and what the user calls the object.
@@ -51,6 +54,7 @@ class Averaging {
   virtual void begin_grains(const GrainPlan& plan) = 0;
   virtual void open_grain(int64_t number) = 0;
   virtual void close_grain() = 0;
+  void observe_grains(GrainObserver observer) { grain_observer_ = std::move(observer); }
 
   // Throws Error if parameters were changed by gradients that were never averaged.
   virtual void check_that_steps_were_averaged() {}
@@ -76,7 +80,8 @@ class Averaging {
 
  protected:
   const std::string& name() const { return name_; }
-  const std::string& backward_name() const { return backward_name_; }  // of the one under way, equal on all ranks
+  const std::string& backward_name() const { return backward_name_; }      // of the one under way, equal on all ranks
+  const GrainObserver& grain_observer() const { return grain_observer_; }  // empty: nobody asked
 
  private:
   virtual void average(const std::function<void()>& backward, const PartSizes& sizes) = 0;  // for average_during
@@ -85,6 +90,7 @@ class Averaging {
   const std::string name_;
   int64_t backwards_ = 0;
   std::string backward_name_;
+  GrainObserver grain_observer_;
   std::string failure_;  // of an earlier backward; empty while all is well
 };
 

@@ -268,6 +268,7 @@ void GradientBuckets::on_grain_gradient(size_t index) {
 void GradientBuckets::take_grain_gradient(size_t index) {
   Slot& slot = slots_[index];
   refuse_sparse(slot);
+  if (grain_observer()) grain_observer()(*grain_, slot.parameter, slot.parameter.grad());
   if (!buckets_[slot.bucket].sums->add(slot.place, *grain_, slot.parameter.grad())) {
     throw Error(name() + ": the gradient of " + slot.name + " came again for grain " + std::to_string(*grain_) +
                 ", or for an earlier one: by grains a batch is computed once and in order. End each step with a " +

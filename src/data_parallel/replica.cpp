@@ -11,6 +11,7 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/models/dropout.hpp>
 
+#include "arithmetic_check.hpp"
 #include "averaging.hpp"
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
@@ -59,7 +60,10 @@ Replica::Replica(std::shared_ptr<torch::nn::Module> module, Rank& rank, const Da
   name_dropouts(*module_);
   make_modules_equal(*module_, rank_, "DataParallel");
   for (const auto& parameter : module_->parameters()) parameters_.insert(parameter.unsafeGetTensorImpl());
-  if (options.average) averaging_ = std::make_shared<Reducer>(*module_, rank_, options);
+  if (options.check_arithmetic != 0) {
+    arithmetic_ = std::make_unique<ArithmeticCheck>(options.check_arithmetic, *module_, rank_);
+  }
+  if (options.average) set_averaging(std::make_shared<Reducer>(*module_, rank_, options));
 }
 
 Replica::~Replica() = default;
@@ -117,6 +121,11 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
   rank_.backend();  // throws once the run is over
   warn_of_shared_seed(rank_);
   refuse_batch_with_grain(rank_, sizes);
+  if (arithmetic_ && !sizes.by_grains) {
+    throw Error(rank_.name() +
+                ": DataParallel: check_arithmetic computes grains again, and this batch has none. Set "
+                "BatchOptions::grain, such as 32, and take net.loss(batch, function); or leave out check_arithmetic");
+  }
   if (averaging_) check_that_no_parameter_is_new();
   waiting_ += sizes.local;
   if (!sync_) {
@@ -192,12 +201,15 @@ at::Tensor Replica::mean_of_grain(const Batch& grain, SamplePlace place, const M
   const SampleScope scope(place);
   at::Tensor mean;
   forward_grain(grain.own_grains().begin, [&] { mean = mean_of(grain); });
-  return this->mean(std::move(mean), grain.size(), grain.global_size).local_mean_;
+  mean = this->mean(std::move(mean), grain.size(), grain.global_size).local_mean_;
+  if (arithmetic_) arithmetic_->note_loss(grain.own_grains().begin, mean);
+  return mean;
 }
 
 Loss Replica::loss_by_grains(const Batch& batch, const MeanOf& mean_of) {
   const Batch part = checked_grains(batch);
   const SamplePlace place = place_of(part);
+  if (arithmetic_) arithmetic_->begin(part, place, mean_of);
   std::vector<GrainLoss> grains;
   at::Tensor sum = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
   for (int64_t number = part.own_grains().begin; number < part.own_grains().end; ++number) {
@@ -215,20 +227,27 @@ Loss Replica::loss_by_grains(const Batch& batch, const MeanOf& mean_of) {
 at::Tensor Replica::backward_by_grains(const Batch& batch, const MeanOf& mean_of) {
   const Batch part = checked_grains(batch);
   const SamplePlace place = place_of(part);
+  if (arithmetic_) arithmetic_->begin(part, place, mean_of);
   at::Tensor sum = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
-  backward_in_grains(part, [&] {
+  const auto compute = [&] {
     for (int64_t number = part.own_grains().begin; number < part.own_grains().end; ++number) {
       const Batch grain = part.of_grain(number);
       const at::Tensor mean = mean_of_grain(grain, place, mean_of);
       sum.add_(mean.detach(), static_cast<double>(grain.size()));
       backward_of({.number = number, .size = grain.size(), .mean = mean});
     }
-  });
+  };
+  backward_of_grains(compute, part.runs, {.local = part.size(), .global = part.global_size, .mark = part.mark});
   return sum / std::max<double>(1, static_cast<double>(batch.size()));
 }
 
 void Replica::backward_in_grains(const Batch& batch, const std::function<void()>& compute) {
   const Batch part = checked_grains(batch);
+  if (arithmetic_) {
+    throw Error(rank_.name() +
+                ": DataParallel: check_arithmetic has a grain computed again by a rank that holds all layers, and here "
+                "each rank holds some. Leave out check_arithmetic, or the pipeline");
+  }
   backward_of_grains(compute, part.runs, {.local = part.size(), .global = part.global_size, .mark = part.mark});
 }
 
@@ -238,7 +257,9 @@ void Replica::backward_of_grains(const std::function<void()>& compute, const std
   PartSizes by_grains = sizes;
   by_grains.by_grains = true;
   backward_of_parts(compute, by_grains);
-  if (sync_) statistics_->finish(runs);
+  if (!sync_) return;
+  statistics_->finish(runs);
+  if (arithmetic_) arithmetic_->compare();
 }
 
 void Replica::forward_grain(int64_t number, const std::function<void()>& forward) {
@@ -306,6 +327,10 @@ void Replica::set_sync(bool sync) {
 void Replica::set_averaging(std::shared_ptr<Averaging> averaging) {
   averaging_ = std::move(averaging);
   averaging_->listen(sync_);
+  if (!arithmetic_) return;
+  averaging_->observe_grains([this](int64_t grain, const at::Tensor& parameter, const at::Tensor& gradient) {
+    arithmetic_->note_gradient(grain, parameter, gradient);
+  });
 }
 
 void Replica::check_that_steps_were_averaged() const {

@@ -2,7 +2,9 @@
 
 #include <lockstep/base/error.hpp>
 
+#include "base/number_text.hpp"
 #include "batch_settings.hpp"
+#include "train_options.hpp"
 
 namespace lockstep {
 
@@ -12,6 +14,22 @@ void check_grain(const TrainOptions& options) {
     throw Error("the samples that are computed by themselves (`grain`) are " + std::to_string(grain) +
                 "; they must be from 1 to " + std::to_string(options.batch.global()) +
                 ", the samples of a batch; leave `grain` out for none");
+  }
+  const double checked = options.check_arithmetic;
+  if (!(checked >= 0 && checked <= 1)) {
+    throw Error("the fraction of the grains that is computed again (`check_arithmetic`) is " + number_text(checked) +
+                "; it must be from 0, for none, to 1");
+  }
+  if (checked > 0 && grain == 0) {
+    throw Error(
+        "`check_arithmetic` compares grains that two devices compute, and this run has none; give a `grain`, such as "
+        "32");
+  }
+  if (checked > 0 && options.split && !by_data_alone(*options.split)) {
+    throw Error(
+        "with `check_arithmetic` a device computes grains of others again, for which it needs the whole network; this "
+        "run's is split as " +
+        to_string(*options.split) + "; leave one of the two out");
   }
   if (grain == 0) return;
   const auto refuse = [](const std::string& why) {

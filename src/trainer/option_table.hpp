@@ -91,7 +91,8 @@ void each_option(Options& options, Visit&& visit) {
        "checkpoint, "
        "or else a new run\n"
        "The run keeps its settings. Only `epochs`, `devices`, `split`, `threads_per_rank`, `balance`, `zero_stage`, "
-       "`memory_format`, `cuda_graph`, `on_nan`, `check_replicas`, `data_dir` and what is kept may change. It stays in "
+       "`memory_format`, `cuda_graph`, `on_nan`, `check_replicas`, `check_arithmetic`, `data_dir` and what is kept may "
+       "change. It stays in "
        "its folder unless `run_dir` gives another"},
       options.keep.resume, {.least = 1, .kept = false, .plain = false});
 
@@ -209,8 +210,13 @@ void each_option(Options& options, Visit&& visit) {
        "go-on: nothing is checked\n"},
       options.on_nan);
   one({"check_replicas", in_a_run, how, "N",
-       "compare the devices' weights every N steps, and end the run, with the device named, if they differ; 0: never"},
+       "compare the devices' weights and optimizer states every N steps, and end the run, with the device named, if "
+       "they differ; in an elastic job that device gets the others' state; 0: never"},
       options.check_replicas, {.otherwise = "at the end of each epoch"});
+  one({"check_arithmetic", in_a_run, how, "F",
+       "with `grain`: another device computes this fraction of the grains again, such as 0.01, and the run ends if the "
+       "bits differ, with the device named that computes wrongly; costs about this fraction of the time; 0: none"},
+      options.check_arithmetic);
   one({"precision", throughout, how, "NAME",
        "in which type is computed\n"
        "float32: float32 throughout\n"

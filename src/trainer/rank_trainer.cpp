@@ -1,7 +1,6 @@
 #include "rank_trainer.hpp"
 
 #include <lockstep/base/error.hpp>
-#include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
@@ -54,18 +53,25 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       train_(data.train.to(rank.device())),
       test_(data.test.to(rank.device())),
       net_(make_net(options, traffic_.rank(), resumed), traffic_.rank(), split_of(options, rank.world_size()),
-           {.average = options.exchange.sync_every == 0 && options.exchange.zero_stage == 0, .hook = hook_}),
+           {.average = options.exchange.sync_every == 0 && options.exchange.zero_stage == 0,
+            .hook = hook_,
+            .check_arithmetic = options.check_arithmetic}),
       update_(options, net_),
       watch_(options, rank, update_,
              /*ranks_differ=*/!holds_whole() || options.exchange.zero_stage > 0 || options.exchange.sync_every > 0),
+      replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
-      step_(make_step({options_, callbacks_, rank_, net_, update_, totals_, watch_}, std::move(graph))),
+      step_(make_step({options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank, callbacks.stop) {
   if (balances(options.batch)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
   if (resumed != nullptr) restore(*resumed);
-  const std::string idle = remark_on_idle_ranks(options.batch, net_.mesh().data().world_size());
-  if (!idle.empty() && rank.index() == 0 && callbacks.on_warning) callbacks.on_warning(idle);
+  const auto warn = [&](const std::string& remark) {
+    if (!remark.empty() && rank.index() == 0 && callbacks.on_warning) callbacks.on_warning(remark);
+  };
+  warn(remark_on_idle_ranks(options.batch, net_.mesh().data().world_size()));
+  if (options.check_arithmetic > 0 && rank.world_size() == 1)
+    warn("`check_arithmetic` has grains computed again by another rank, and there is none; nothing is checked");
 }
 
 EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
@@ -73,14 +79,17 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.epoch = number;
   train(metrics, keep);
   if (regroups_ || !not_finite().empty()) return metrics;
-  if (options_.check_replicas == -1) check_replicas(*net_.module(), net_.mesh().data());
+  replicas_.end_epoch();
   const double losses = sum_of_losses();
   rank_.allreduce(totals_.correct);
   const torch::Tensor of_ranks =
-      of_all_ranks(rank_, {bits_of(clock_.waited()), bits_of(metrics.bytes_per_step)}).view(torch::kDouble);
+      of_all_ranks(rank_, {bits_of(clock_.waited()), bits_of(metrics.bytes_per_step), bits_of(own_time_.seconds),
+                           bits_of(static_cast<double>(own_time_.samples))})
+          .view(torch::kDouble);
   const torch::Tensor waits = of_ranks.select(1, 0).contiguous();
   waits_.assign(waits.data_ptr<double>(), waits.data_ptr<double>() + waits.numel());
   metrics.bytes_per_step = of_ranks.select(1, 1).max().item<double>();
+  add_times(of_ranks);
   metrics.data_wait = *std::max_element(waits_.begin(), waits_.end()) / metrics.seconds;
   const auto trained = static_cast<double>(train_.size() - totals_.left_out);
   metrics.train_loss = losses / trained;
@@ -90,6 +99,25 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.test_accuracy = evaluate_now(/*to_the_end=*/static_cast<bool>(keep)).accuracy();
   whole_steps_ = 0;
   return metrics;
+}
+
+void RankTrainer::add_times(const torch::Tensor& of_ranks) {
+  times_.resize(static_cast<size_t>(of_ranks.size(0)));
+  for (size_t rank = 0; rank < times_.size(); ++rank) {
+    const torch::Tensor row = of_ranks[static_cast<int64_t>(rank)];
+    times_[rank].seconds += row[2].item<double>();
+    times_[rank].samples += static_cast<int64_t>(row[3].item<double>());
+  }
+  ++timed_epochs_;
+}
+
+std::string RankTrainer::straggler() {
+  if (!rank_.device().is_cpu() || !holds_whole()) return "";
+  std::vector<std::string> names;
+  for (size_t rank = 0; rank < times_.size(); ++rank) {
+    names.push_back(comm::name_of(static_cast<int>(rank), comm::RankPlace::of(rank_).run->devices));
+  }
+  return straggler_of(times_, timed_epochs_, names);
 }
 
 double RankTrainer::sum_of_losses() {
@@ -121,12 +149,12 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
     ++steps_;
     if (trace_ != nullptr) trace_->before_step(rank_);
     watch_.begin_step(metrics.epoch, steps_);
+    replicas_.begin_step(steps_);
     run_step(*batch);
     if (!not_finite().empty()) return;
     if (balance_ && balance_->step(*batch, all)) shares_ = balance_->shares();
     comm::RankPlace::of(rank_).world().stepped(done * all.count() + steps_);
     traffic_.step_done();
-    compare_replicas();
     progress.done += batch->global_size;
     report(progress);
     if (progress.done < progress.total) keep_or_stop(keep);
@@ -163,6 +191,8 @@ void RankTrainer::begin_epoch() {
   rank_.barrier();
   synchronize(rank_);
   traffic_.begin();
+  began_at_ = clock_.seconds();
+  samples_before_ = totals_.samples;
   reported_ = Clock::now();
   go_on();
 }
@@ -183,11 +213,6 @@ Batches::Iterator RankTrainer::first_of(const Batches& all) {
   return batch;
 }
 
-void RankTrainer::compare_replicas() {
-  if (options_.check_replicas <= 0 || steps_ % options_.check_replicas != 0 || within_round()) return;
-  traffic_.leave_out([&] { check_replicas(*net_.module(), net_.mesh().data()); });
-}
-
 void RankTrainer::report(StepProgress& progress) {
   if (rank_.index() != 0 || !callbacks_.on_step) return;
   if (Clock::now() - reported_ <= kProgressInterval && progress.done < progress.total) return;
@@ -198,7 +223,7 @@ void RankTrainer::report(StepProgress& progress) {
   reported_ = Clock::now();
 }
 
-// With local SGD the ranks' parameters differ within a round, so nothing is compared or kept there.
+// With local SGD the ranks' parameters differ within a round, so nothing is kept there.
 bool RankTrainer::within_round() const {
   return options_.exchange.sync_every > 0 && steps_ % options_.exchange.sync_every != 0;
 }
@@ -231,6 +256,8 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   if (!not_finite().empty()) return;
   update_.synchronize();
   synchronize(rank_);
+  own_time_ = {.seconds = std::max(0.0, clock_.seconds() - began_at_ - traffic_.seconds().value_or(0)),
+               .samples = totals_.samples - samples_before_};
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();

@@ -15,9 +15,11 @@
 #include "epoch_clock.hpp"
 #include "finite_watch.hpp"
 #include "ranks/stop_agreement.hpp"
+#include "replica_watch.hpp"
 #include "run_state.hpp"
 #include "step.hpp"
 #include "step_traffic.hpp"
+#include "straggler.hpp"
 #include "totals.hpp"
 #include "trace.hpp"
 #include "update.hpp"
@@ -40,9 +42,10 @@ class RankTrainer {
               Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr,
               const BalanceOptions& balance = {});
 
-  // Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one, and after the step
-  // at which all agree to stop because one was asked to; then throws Stopped. Without `keep` an evaluation is stopped
-  // too.
+  // Throws ReplicasDiffer on all ranks if options.check_replicas finds that they do; whole_steps() are then those
+  // before. Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one, and after the
+  // step at which all agree to stop because one was asked to; then throws Stopped. Without `keep` an evaluation is
+  // stopped too.
   using Keep = std::function<void()>;
   EpochMetrics epoch(int number, const Keep& keep = {});
 
@@ -64,6 +67,10 @@ class RankTrainer {
   // Seconds of the last epoch in which each rank had no minibatch yet.
   const std::vector<double>& waits() const { return waits_; }
 
+  // The rank that the others waited for in the epochs so far, in words. Empty if there is none; on GPUs, whose time the
+  // host does not see; and without a split by data alone, where ranks have other work.
+  std::string straggler();
+
   // The whole network, under its own names. If it is split by data alone, it is the one that this rank holds. Otherwise
   // it is another one, and all ranks must call this.
   torch::nn::Sequential whole();
@@ -75,11 +82,11 @@ class RankTrainer {
   void begin_epoch();
   void go_on();
   Batches::Iterator first_of(const Batches& all);
-  void compare_replicas();
   bool within_round() const;
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
   void run_step(const Batch& batch);
+  void add_times(const torch::Tensor& of_ranks);
   double sum_of_losses();  // of the epoch's samples, over all ranks
   void end_epoch(EpochMetrics& metrics);
   Score evaluate_now(bool to_the_end);
@@ -104,11 +111,17 @@ class RankTrainer {
   SplitModel net_;
   Update update_;
   FiniteWatch watch_;
+  ReplicaWatch replicas_;
   Totals totals_;
   const std::unique_ptr<Step> step_;
   int64_t steps_ = 0;  // of an epoch that is not finished
   EpochClock clock_;
-  std::vector<double> waits_;       // see waits()
+  std::vector<double> waits_;    // see waits()
+  double began_at_ = 0;          // of clock_, where this part of the epoch began
+  int64_t samples_before_ = 0;   // of totals_, then
+  RankTime own_time_;            // of that part
+  std::vector<RankTime> times_;  // of the ranks, in the epochs so far
+  int64_t timed_epochs_ = 0;
   std::optional<Balance> balance_;  // parts follow the devices' speed
   std::vector<double> shares_;      // of the last epoch's end, or those of the options; empty: near-equal parts
   std::optional<StopAgreement> regrouping_;  // in an elastic job

@@ -41,6 +41,7 @@ class PlainStep : public Step {
 
  protected:
   void judge_and_finish(const Batch& batch) {
+    with_.replicas.before_update();
     with_.watch.watch();
     if (with_.watch.complaint().empty()) finish(batch);
   }
@@ -76,6 +77,7 @@ class PlainStep : public Step {
   void finish(const Batch& batch) {
     if (with_.totals.shared) with_.totals.share(with_.rank);
     with_.update.step();
+    with_.replicas.after_update();
     with_.totals.samples += batch.size();
   }
 
@@ -84,6 +86,7 @@ class PlainStep : public Step {
  private:
   // With a grain the criterion is of one grain, which the scope of its samples tells.
   void count(const Batch& batch, const torch::Tensor& logits, const torch::Tensor& y, const torch::Tensor& loss) {
+    if (batch.grain > 0 && SampleScope::current()->place().again) return;
     if (counts_correct_) with_.totals.add_correct(logits, y);
     if (batch.grain == 0) return;
     const int64_t grain = SampleScope::current()->place().first / batch.grain;
@@ -153,6 +156,7 @@ class SkippingStep : public PlainStep {
       const torch::AutoGradMode grad(true);
       gradients(batch);
     }
+    with_.replicas.before_update();
     const std::string wrong = with_.watch.judge();
     if (wrong.empty()) return finish(batch);
     for (auto& [tensor, value] : before) tensor.copy_(value);

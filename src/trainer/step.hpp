@@ -10,6 +10,7 @@
 
 #include "devices/cuda_graph.hpp"
 #include "finite_watch.hpp"
+#include "replica_watch.hpp"
 #include "totals.hpp"
 #include "update.hpp"
 
@@ -26,6 +27,7 @@ struct StepParts {
   Update& update;
   Totals& totals;
   FiniteWatch& watch;
+  ReplicaWatch& replicas;
 };
 
 class Step {

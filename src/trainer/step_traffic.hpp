@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace lockstep {
 
@@ -18,7 +19,7 @@ class StepTraffic {
 
   void begin() {
     steps_ = 0;
-    if (traffic_) traffic_->sent = 0;
+    if (traffic_) *traffic_ = {};
   }
   void step_done() { ++steps_; }
 
@@ -29,6 +30,9 @@ class StepTraffic {
     work();
     if (traffic_) traffic_->sent = sent;
   }
+
+  // Spent in calls since begin(), also in those that are left out; absent if nobody counts.
+  std::optional<double> seconds() const { return traffic_ ? std::optional(traffic_->seconds) : std::nullopt; }
 
   // Bytes; 0 if nobody counts them, and before the first step.
   double per_step() const { return traffic_ && steps_ > 0 ? traffic_->sent / static_cast<double>(steps_) : 0; }

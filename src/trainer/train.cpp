@@ -5,6 +5,7 @@
 #include "comm/failure.hpp"
 #include "common_settings.hpp"
 #include "data/data_digests.hpp"
+#include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
 #include "elastic.hpp"
 #include "io/folder_lock.hpp"
@@ -33,6 +34,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
+
+constexpr int kMostMended = 10;  // replicas; memory that fails so often is no chance
 
 bool goes_on_in_its_folder(const TrainOptions& options) {
   if (options.keep.resume.empty() || options.keep.run_dir.empty()) return false;
@@ -85,6 +88,8 @@ struct Succession {
   bool is_last = false;                // its training is done
   int kept_epochs = 0;                 // epochs whose files and checkpoint this process has written
   int told_epochs = 0;                 // and those that have been reported
+  bool ended_by_difference = false;    // replicas were not equal, and it is known whose are right
+  int mended = 0;                      // how often that was so
   std::optional<RunState> state = {};  // which the next one goes on from
 };
 
@@ -161,6 +166,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
   const auto body = [&](Rank& rank) {
     const bool is_first_here = rank.index_in_process() == 0;
     std::optional<RunState> begin = resumed;  // they share the tensors
+    const bool may_mend = elastic && succession.mended < kMostMended;
     if (elastic) {
       if (is_first_here) succession.met = true;
       hand_over(begin, rank);
@@ -212,14 +218,31 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
         }
         keep_epoch(metrics, net);
       }
+      if (is_first_here) result.straggler = trainer.straggler();
       if (is_first_here) succession.is_last = true;
     };
     const auto leave_state = [&] {
       if (elastic && is_first_here) succession.state = complete(trainer.whole_steps());
     };
+    // All ranks throw it in the same call. One whose replica is wrong drops its state, and gets the others' when the
+    // next generation begins.
+    const auto mend = [&](const ReplicasDiffer& difference) {
+      const auto& wrong = difference.ranks();
+      if (rank.index() == 0 && callbacks.on_warning)
+        callbacks.on_warning(std::string(difference.what()) + ". The others go on, and give it their state");
+      if (!is_first_here) return;
+      ++succession.mended;
+      succession.ended_by_difference = true;
+      if (std::find(wrong.begin(), wrong.end(), rank.index()) == wrong.end()) return leave_state();
+      succession.state = std::nullopt;
+      resumed = std::nullopt;
+    };
     try {
       if (elastic) keep_what_is_owed();
       train_epochs();
+    } catch (const ReplicasDiffer& difference) {
+      if (!may_mend || difference.ranks().empty()) throw;
+      return mend(difference);
     } catch (...) {
       leave_state();
       throw;
@@ -245,11 +268,13 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
   bool is_done = false;
   while (!is_done) {
     succession.is_last = !elastic;
+    succession.ended_by_difference = false;
     try {
       if (elastic && !elastic->enter()) return result;  // it was done before this process could join
       if (elastic && !succession.writes && this_process().index == 0) take_over(folder, settings, succession);
       run(settings.devices, body, run_options);
       is_done = succession.is_last;
+      if (succession.ended_by_difference) elastic->leave();
     } catch (const Stopped&) {
       result.stopped = true;
       is_done = true;

@@ -5,6 +5,7 @@
 #include <lockstep/optim/optimizers.hpp>
 #include <lockstep/split/clip_grad_norm.hpp>
 
+#include "data_parallel/replica_check.hpp"
 #include "exchange_options.hpp"
 #include "optim/finite_sum.hpp"
 #include "optim/fused_optimizers.hpp"
@@ -66,6 +67,10 @@ void Update::step() {
 
 std::vector<at::Tensor> Update::gradients() const {
   return sharded_ ? sharded_->gradients() : gradients_of(net_.parameters());
+}
+
+io::NamedTensors Update::replica() const {
+  return replica_of(*net_.module(), local_ ? nullptr : optimizer_.get());
 }
 
 void Update::synchronize() {

@@ -35,6 +35,10 @@ class Update {
   // Those that it steps with; with zero_stage 2 the rank's slices of them.
   std::vector<at::Tensor> gradients() const;
 
+  // What is the same on all ranks along the data axis: weights, and the state of an optimizer that no rank has to
+  // itself (replica_check.hpp).
+  io::NamedTensors replica() const;
+
   // With local SGD the ranks' parameters differ within a round, which ends early here.
   void synchronize();
 

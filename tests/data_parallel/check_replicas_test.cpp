@@ -109,6 +109,36 @@ TEST(CheckReplicas, BuffersCountButNotWhatFollowsTheSamples) {
   EXPECT_THAT(errors_after(2, scales), Each(HasSubstr("in scale. ")));
 }
 
+TEST(CheckReplicas, TheOptimizersStateCountsIfItIsGiven) {
+  const auto with_flip = [](auto make, auto flip) {
+    run(test_devices(3), [&](Rank& rank) {
+      DataParallel net(Net(), rank);
+      auto optimizer = make(net->parameters());
+      for (auto& batch : batches({data.x.to(rank.device()), data.y.to(rank.device())}, {.size = 12}, rank)) {
+        optimizer.zero_grad();
+        net.loss(batch, F::cross_entropy).backward();
+        optimizer.step();
+      }
+      check_replicas(net, optimizer, rank);
+      auto& state = *optimizer.state().at(net->first->weight.unsafeGetTensorImpl());
+      if (rank.index() == 1) flip(state);
+      EXPECT_EQ(error_of([&] { check_replicas(net, rank); }), "(no error)");
+      EXPECT_THAT(error_of([&] { check_replicas(net, optimizer, rank); }),
+                  AllOf(HasSubstr("rank 1 (cpu) from the others in the optimizer's "), HasSubstr(".first.weight. ")));
+    });
+  };
+  with_flip([](auto parameters) { return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1).momentum(0.9)); },
+            [](auto& state) {
+              auto& momentum = static_cast<torch::optim::SGDParamState&>(state).momentum_buffer();
+              momentum.view(torch::kInt)[2][3].bitwise_xor_(1);
+            });
+  const auto adam = [](auto parameters) { return torch::optim::Adam(parameters, 0.01); };
+  with_flip(adam, [](auto& state) {
+    static_cast<torch::optim::AdamParamState&>(state).exp_avg_sq().view(torch::kInt)[0][0].bitwise_xor_(1 << 30);
+  });
+  with_flip(adam, [](auto& state) { static_cast<torch::optim::AdamParamState&>(state).step() ^= 4; });
+}
+
 // Tensors of sizes with and without a rest.
 TEST(CheckReplicas, OneBitIsFound) {
   for (const int64_t size : {1, 3, 4, 8, 9, 33}) {

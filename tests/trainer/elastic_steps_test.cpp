@@ -1,10 +1,11 @@
 // Labels: concurrency
-// What a rank of an elastic job has when another one is gone, at whichever of its calls: whole steps, with which the
-// others go on to the weights and the metrics of a run in peace.
+// What a rank of an elastic job has when another one is gone, at whichever of its calls, or when another one's memory
+// has changed: whole steps, with which the others go on to the weights and the metrics of a run in peace.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/models/weights.hpp>
 
+#include "data_parallel/replica_check.hpp"
 #include "ranks/observed_backend.hpp"
 #include "trainer/elastic.hpp"
 #include "trainer/rank_trainer.hpp"
@@ -15,6 +16,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace elastic_steps_test {
@@ -86,6 +88,69 @@ std::optional<RunState> left_at(int call, const TrainOptions& options, const Ima
     return left;
   }
   return std::nullopt;
+}
+
+struct Found {
+  bool flipped = false, found = false;
+  std::vector<int> ranks;  // that are said to differ
+  RunState left;           // to rank 0
+};
+
+// What ranks find if a bit of a weight flips in rank 1's memory while it computes the gradient of that number, from 1;
+// of a grain those of the last and of the first parameter count.
+Found flipped_at(int gradient, int ranks, const TrainOptions& options, const ImageData& data) {
+  const TrainCallbacks callbacks;
+  Found found;
+  run(Devices(static_cast<size_t>(ranks), torch::kCPU), [&](Rank& rank) {
+    RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+    trainer.be_elastic({});
+    const auto parameters = trainer.whole()->parameters();
+    int left = gradient;
+    for (const auto& parameter : {parameters.front(), parameters.back()}) {
+      if (rank.index() != 1) continue;
+      parameter.register_hook([&](const at::Tensor&) {
+        if (--left == 0) *static_cast<int32_t*>(parameters.front().mutable_data_ptr()) ^= 1 << 22;
+      });
+    }
+    try {
+      trainer.epoch(1);
+    } catch (const ReplicasDiffer& difference) {
+      if (rank.index() == 0) found.found = true, found.ranks = difference.ranks(), found.left = trainer.whole_steps();
+    }
+    if (rank.index() == 1) found.flipped = left <= 0;
+  });
+  return found;
+}
+
+TEST(ElasticSteps, AreWholeWhereverAReplicaChanges) {
+  TrainOptions options = small_options();
+  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
+  const Outcome expected = in_peace(options, data, nullptr);
+  options.check_replicas = 1;
+  int in_second_step = 0, gradient = 1;
+  for (Found found; (found = flipped_at(gradient, 3, options, data)).flipped; ++gradient) {
+    EXPECT_TRUE(found.found) << "gradient " << gradient;
+    EXPECT_THAT(found.ranks, testing::ElementsAre(1)) << "gradient " << gradient;
+    const Outcome actual = in_peace(options, data, &found.left);
+    EXPECT_EQ(actual.weights, expected.weights) << "gradient " << gradient;
+    EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "gradient " << gradient;
+    if (found.left.steps == 1) ++in_second_step;
+  }
+  EXPECT_GE(gradient, 5);
+  EXPECT_EQ(in_second_step, 2);  // of its one grain
+}
+
+// Two ranks have no majority. But a rank knows what it held after the update before, and so what has changed since.
+TEST(ElasticSteps, OfTwoRanksTheOneWhoseMemoryHasChangedIsNamed) {
+  TrainOptions options = small_options();
+  options.check_replicas = 1;
+  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
+  for (const auto& [gradient, is_known] : {std::pair(1, false), std::pair(5, true)}) {  // of the first step: 1 to 4
+    const Found found = flipped_at(gradient, 2, options, data);
+    EXPECT_TRUE(found.found);
+    EXPECT_EQ(found.left.steps, is_known ? 1 : 0);
+    EXPECT_EQ(found.ranks, is_known ? std::vector{1} : std::vector<int>());
+  }
 }
 
 TEST(ElasticSteps, AreWholeWheneverARankIsGone) {

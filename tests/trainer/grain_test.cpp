@@ -12,6 +12,8 @@
 #include "trainer/grain_losses.hpp"
 #include "trainer/train_options.hpp"
 
+#include <cmath>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -62,6 +64,22 @@ TEST(Grain, RefusesWhatCannotGiveTheSameBits) {
   EXPECT_THAT(error_of([&] { check_grain(graph); }), HasSubstr("`cuda_graph`"));
   graph.batch.grain = 0;
   EXPECT_EQ(error_of([&] { check_grain(graph); }), "(no error)");
+}
+
+TEST(Grain, CheckArithmeticNeedsOneAndWholeNetworks) {
+  const auto refused = [](double fraction, int64_t grain, std::optional<ModelSplit> split = {}) {
+    TrainOptions options = with_grain(grain);
+    options.check_arithmetic = fraction;
+    options.split = split;
+    return error_of([&] { checked(options); });
+  };
+  for (const double fraction : {0.0, 0.01, 1.0}) EXPECT_EQ(refused(fraction, 16), "(no error)");
+  for (const double fraction : {-0.1, 1.1, std::nan("")})
+    EXPECT_THAT(refused(fraction, 16), HasSubstr("(`check_arithmetic`) is "));
+  EXPECT_THAT(refused(0.1, 0), AllOf(HasSubstr("`check_arithmetic`"), HasSubstr("give a `grain`, such as 32")));
+  EXPECT_THAT(refused(0.1, 16, ModelSplit{.mesh = {.pipeline = 2}}),
+              AllOf(HasSubstr("`check_arithmetic`"), HasSubstr("needs the whole network")));
+  EXPECT_EQ(refused(0.1, 16, ModelSplit{.mesh = {.data = 2}}), "(no error)");
 }
 
 TEST(Grain, RemarksOnRanksWithoutOne) {

@@ -12,9 +12,11 @@
 #include "support/test_devices.hpp"
 #include "trainer/graphed_step.hpp"
 
+#include <chrono>
 #include <cmath>
 #include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -89,6 +91,56 @@ TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
     EXPECT_THAT(errors(every), testing::Each(HasSubstr("no longer equal: rank 2 (cpu) from the others in "))) << every;
   }
   for (const int64_t every : {0, 6}) EXPECT_THAT(errors(every), testing::Each("(no error)")) << every;
+}
+
+TEST(RankTrainer, ComputingGrainsAgainChangesNeitherWeightsNorMetrics) {
+  TrainOptions options{.model = {.name = "resnet18", .width = 0.05}, .batch = {.size = 32, .grain = 8}, .epochs = 1};
+  options.memory_format = lockstep::MemoryFormat::channels_last;
+  const Outcome expected = train(1, options, false);
+  options.check_arithmetic = 0.5;
+  for (const auto on_nan : {lockstep::OnNan::stop, lockstep::OnNan::skip}) {
+    options.on_nan = on_nan;
+    const Outcome outcome = train(3, options, false);
+    EXPECT_EQ(outcome.history[0].train_loss, expected.history[0].train_loss);
+    EXPECT_EQ(outcome.history[0].train_accuracy, expected.history[0].train_accuracy);
+    EXPECT_EQ(outcome.history[0].test_accuracy, expected.history[0].test_accuracy);
+    for (size_t i = 0; i < expected.weights.size(); ++i) {
+      EXPECT_TRUE(torch::equal(outcome.weights[i], expected.weights[i])) << "weight " << i;
+    }
+  }
+}
+
+TEST(RankTrainer, ARankThatTheOthersWaitForIsNamedWithTimes) {
+  const auto data = lockstep::synthetic_images(150, 40);
+  const TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
+  lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
+    const lockstep::TrainCallbacks callbacks;
+    lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+    trainer.epoch(1);
+    EXPECT_EQ(trainer.straggler(), "");
+    if (rank.index() == 1) {  // five times an epoch
+      trainer.whole()->parameters()[0].register_hook(
+          [](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(500)); });
+    }
+    trainer.epoch(2);
+    EXPECT_THAT(trainer.straggler(), AllOf(testing::StartsWith("rank 1 (cpu) is slow: it computed for 1."),
+                                           HasSubstr(" s per epoch, where others take 0.")));
+  });
+}
+
+TEST(Straggler, IsSlowPerSampleAndMakesOthersWait) {
+  const std::vector<std::string> names{"rank 0 (cpu)", "rank 1 (cpu)", "rank 2 (cpu)"};
+  const auto told = [&](std::vector<lockstep::RankTime> ranks, int64_t epochs) {
+    return lockstep::straggler_of(ranks, epochs, names);
+  };
+  EXPECT_EQ(told({{8, 100}, {80, 100}, {10, 100}}, 2),
+            "rank 1 (cpu) is slow: it computed for 40.00 s per epoch, where others take 5.00 s for as many samples; "
+            "they waited for it");
+  EXPECT_EQ(told({{8, 100}, {29, 100}, {10, 100}}, 2), "");      // not three times as long
+  EXPECT_EQ(told({{8, 100}, {80, 1000}, {10, 100}}, 2), "");     // it has more to do
+  EXPECT_EQ(told({{0.1, 100}, {1.9, 100}, {0.1, 100}}, 2), "");  // less than a second per epoch
+  EXPECT_EQ(told({{0, 0}, {80, 100}, {0, 0}}, 2), "");           // the others have nothing to do
+  EXPECT_EQ(told({}, 0), "");
 }
 
 TEST(RankTrainer, RanksThatHoldOtherPartsOfTheNetworkAreNotCompared) {

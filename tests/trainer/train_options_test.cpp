@@ -47,6 +47,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   options.seed = 18446744073709551615u;
   options.on_nan = lockstep::OnNan::skip;
   options.check_replicas = 50;
+  options.check_arithmetic = 0.25;
   options.precision = lockstep::Precision::bf16;
   options.memory_format = lockstep::MemoryFormat::channels_last;
   options.sync_batchnorm = true;
@@ -71,6 +72,7 @@ TEST(TrainOptionsJson, ComesBackAsItWas) {
   EXPECT_EQ(back.model.dropout, options.model.dropout);
   EXPECT_EQ(back.on_nan, options.on_nan);
   EXPECT_EQ(back.check_replicas, options.check_replicas);
+  EXPECT_EQ(back.check_arithmetic, options.check_arithmetic);
   EXPECT_EQ(back.seed, options.seed);
   EXPECT_EQ(back.rate.lr, options.rate.lr);
   EXPECT_EQ(back.precision, options.precision);

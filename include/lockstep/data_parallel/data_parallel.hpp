@@ -92,8 +92,11 @@ class DataParallel {
   // empty part gives zero without calling forward; but with a SyncBatchNorm in the module it is passed through all
   // layers, whose exchanges with the other ranks need this one.
   Loss loss(const Batch& batch, const Criterion& criterion) {
-    if (batch.grain > 0) {
-      return loss(batch, [&](const Batch& grain) { return criterion((*this)(grain.x), grain.y); });
+    if (batch.grain > 0) {  // check_arithmetic calls it until backward() is done, when this handle may be gone
+      return loss(batch, [module = module_, replica = replica_.get(), criterion](const Batch& grain) {
+        replica->check_that_steps_were_averaged();
+        return criterion(module->forward(grain.x), grain.y);
+      });
     }
     const SampleScope scope = samples(batch);
     torch::Tensor local_mean;

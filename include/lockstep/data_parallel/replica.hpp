@@ -17,6 +17,7 @@
 
 namespace lockstep {
 
+class ArithmeticCheck;
 class Averaging;
 class CommunicationHook;
 class GrainStatistics;
@@ -35,6 +36,14 @@ struct DataParallelOptions {
   // Averages each bucket in its own way (communication_hook.hpp). Each rank needs its own hook, which no other
   // DataParallel uses. Null: one allreduce per bucket, of the gradients as they are.
   std::shared_ptr<CommunicationHook> hook = nullptr;
+  // From 0 to 1: this fraction of the grains (BatchOptions::grain) is computed again by another rank, after backward,
+  // and compared to the bit. If bits differ, all ranks compute that grain again, and backward() throws Error on all
+  // ranks. Its text names the rank that most others contradict. With two ranks a third opinion is missing: a rank is
+  // named if it contradicts itself, or else both are. 0: none. Training's bits stay the same. Cost: about this fraction
+  // of a step's time, and the samples of these grains go to all ranks. With one rank nothing is computed again.
+  // All batches need a grain. A function or criterion given to loss() is called again, also by ranks that do not own
+  // the samples, until backward() has returned; SampleScope::current()->place().again is true then.
+  double check_arithmetic = 0;
 };
 
 // The mean loss of one grain of a batch, see BatchOptions::grain.
@@ -123,7 +132,8 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // loss, a double. backward_in_grains() leaves it to compute() to call forward_grain(number, forward) and
   // backward_grain(number, backward) for each grain, as a pipeline does. They throw Error: a batch whose samples are
   // not this rank's grains; more than one intra-op thread; layers whose results depend on the ranks (SyncBatchNorm,
-  // LibTorch's dropout); averages that do (a communication hook, none at all); as Loss::backward() does.
+  // LibTorch's dropout); averages that do (a communication hook, none at all); backward_in_grains() with
+  // check_arithmetic, since a pipeline's ranks hold some layers each; as Loss::backward() does.
   using MeanOf = std::function<at::Tensor(const Batch& grain)>;
   Loss loss_by_grains(const Batch& batch, const MeanOf& mean_of);
   at::Tensor backward_by_grains(const Batch& batch, const MeanOf& mean_of);
@@ -181,6 +191,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   int64_t waiting_ = 0;  // samples of the parts whose gradients the next averaged backward averages with its own
   const std::unique_ptr<SamplePlaces> places_;
   std::unique_ptr<GrainStatistics> statistics_;  // null before the first batch with a grain
+  std::unique_ptr<ArithmeticCheck> arithmetic_;  // null without check_arithmetic
   std::function<void()> computed_, averaged_;    // see watch_backwards(); empty: nobody watches
 };
 

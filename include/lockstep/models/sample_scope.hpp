@@ -13,9 +13,10 @@ namespace lockstep {
 struct SamplePlace {
   uint64_t seed = 0;
   int64_t step = 0;
-  int64_t batch = 0;  // its number in the step, if gradients of several whole batches add up there
-  int64_t first = 0;  // the first sample's place in the global batch; -1: not known
-  int64_t size = 1;   // the number of samples
+  int64_t batch = 0;   // its number in the step, if gradients of several whole batches add up there
+  int64_t first = 0;   // the first sample's place in the global batch; -1: not known
+  int64_t size = 1;    // the number of samples
+  bool again = false;  // computed once more to be compared, so whoever counts losses leaves it out
 };
 
 class SampleScope {

@@ -90,9 +90,13 @@ struct TrainOptions {
   int epochs = 10;
   uint64_t seed = 1;  // for the first weights, the order of the samples (docs/results says why 1), and dropout
   OnNan on_nan = OnNan::stop;
-  // Steps between two checks that the devices hold the same weights (check_replicas.hpp). -1: one check at the end of
+  // Steps between two checks that the devices hold the same weights and optimizer states (check_replicas.hpp), before a
+  // step's update. zero_stage's slices are not compared, nor are sync_every's optimizers. -1: one check at the end of
   // each epoch. 0: none. With sync_every, checks within a round are left out.
   int64_t check_replicas = -1;
+  // From 0 to 1: the fraction of the grains that another device computes again, and compares to the bit
+  // (DataParallelOptions::check_arithmetic). Needs batch.grain, and a split by data alone. 0: none.
+  double check_arithmetic = 0;
   Precision precision = Precision::float32;
   MemoryFormat memory_format = MemoryFormat::automatic;
   // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some, split by data

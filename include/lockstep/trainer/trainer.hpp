@@ -44,7 +44,10 @@ struct TrainCallbacks {
 struct TrainResult {
   std::vector<EpochMetrics> history;  // one entry per finished epoch, also of before a resume
   Devices devices;
-  bool stopped = false;              // the stop token ended it
+  bool stopped = false;  // the stop token ended it
+  // A CPU rank that took three times as long per sample as others, and made them wait for a second per epoch or more:
+  // its name and the times, in words. Empty if there is none.
+  std::string straggler = {};
   double seconds_per_epoch() const;  // mean over the finished epochs; 0 if there are none
   double data_wait() const;          // EpochMetrics::data_wait of all finished epochs together; 0 if there are none
 };
@@ -77,6 +80,7 @@ class NotFinite : public Error {
 //   the global batch, or beside a pipeline, which has microbatches;
 // - grain: below 0 or above the global batch; with more than one thread per rank, sync_batchnorm, compress, sync_every,
 //   cuda_graph, a split by channels, or a split's microbatches, which grains are already;
+// - check_arithmetic: not from 0 to 1; without a grain, or without a split by data alone;
 // - of the update: what check_optimizer and check_learning_rate refuse; lars or lamb with a split by channels, since
 //   their norms are of whole layers;
 // - of the devices: a device that is not there, tf32 on CPUs, threads_per_rank, a timeout or a silence out of its
@@ -101,10 +105,11 @@ class NotFinite : public Error {
 // - resume: a checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run
 //   whose steps were others: other data (known by their SHA-256), another model, batch size, … These alone may
 //   differ: devices, threads_per_rank, split, zero_stage, balance, memory_format, cuda_graph, on_nan, check_replicas,
-//   epochs, where files lie, and what is kept. With a grain memory_format may not differ.
+//   check_arithmetic, epochs, where files lie, and what is kept. With a grain memory_format may not differ.
 //
-// Throws Error after it: NotFinite; weights that differ between devices (see TrainOptions::check_replicas); a rank that
-// fails (memory, a GPU); a file that cannot be written (a full disk); an exception from a callback. The Error names the
+// Throws Error after it: NotFinite; weights or optimizer states that differ between devices (see
+// TrainOptions::check_replicas); a device that computes wrongly (see TrainOptions::check_arithmetic); a rank that fails
+// (memory, a GPU); a file that cannot be written (a full disk); an exception from a callback. The Error names the
 // rank or the file, and finished epochs stay readable. A run that ends before its first epoch is kept leaves nothing
 // behind: neither its files nor the folders that it made.
 //
@@ -116,8 +121,10 @@ class NotFinite : public Error {
 // Under a launcher each process reads the checkpoint.
 //
 // In an elastic job the others go on when a process is killed, and one that comes later joins them, all to the bits of
-// a run in peace. Any of the processes may have to report and write, so all need the callbacks and one run_dir. A
-// process that comes when the run is done gets an empty history.
+// a run in peace. If check_replicas finds a device whose weights or optimizer state are wrong, it gets the others'
+// state; with check_replicas 1 the bits stay those of a run in peace, else the others have used its gradients. Any of
+// the processes may have to report and write, so all need the callbacks and one run_dir. A process that comes when the
+// run is done gets an empty history.
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks = {});
 
 struct EvalOptions {

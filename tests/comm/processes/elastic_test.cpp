@@ -5,8 +5,14 @@
 #include "cli/cli_fixture.hpp"
 #include "running_job.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <csignal>
+#include <cstdio>
+#include <fstream>
 #include <memory>
+#include <string>
 
 namespace elastic_test {
 
@@ -59,7 +65,7 @@ class Elastic : public Cli {
 };
 
 TEST_F(Elastic, KillsChangeNoBit) {
-  Program killed(job(3, {}, "killed", {"--epochs", "40"}), without_gnuplot());
+  Program killed(job(3, {}, "killed", {"--epochs", "40", "--check-arithmetic", "0.2"}), without_gnuplot());
   ASSERT_TRUE(killed.wait_for("epoch  2/40"));
   kill_member(0);  // who keeps the run
   ASSERT_TRUE(killed.wait_for("process 3 has joined"));
@@ -84,6 +90,46 @@ TEST_F(Elastic, KillsChangeNoBit) {
   ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "60"}, without_gnuplot()).code, 0);
   expect_same_epochs("killed", 40);
   expect_same_epochs("stopped", 60);
+}
+
+// Flips a bit of all copies of `bytes` in a process's memory, and returns how many there were.
+int flip_in_memory(pid_t pid, const std::string& bytes) {
+  const std::string process = "/proc/" + std::to_string(pid);
+  const int memory = open((process + "/mem").c_str(), O_RDWR | O_CLOEXEC);
+  if (memory < 0) return -1;
+  int copies = 0;
+  std::ifstream maps(process + "/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0;
+    char access[5] = {};
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, access) != 3 || access[1] != 'w') continue;
+    std::string area(end - begin, '\0');
+    if (pread(memory, area.data(), area.size(), static_cast<off_t>(begin)) != static_cast<ssize_t>(area.size()))
+      continue;
+    for (size_t at = area.find(bytes); at != area.npos; at = area.find(bytes, at + 1)) {
+      const char flipped = static_cast<char>(bytes[2] ^ 0x10);
+      copies += pwrite(memory, &flipped, 1, static_cast<off_t>(begin + at + 2)) == 1 ? 1 : 0;
+    }
+  }
+  close(memory);
+  return copies;
+}
+
+// This learning rate is 0 as a float, so the weights stay what they were at first, and their bytes can be found.
+TEST_F(Elastic, AFlippedBitIsFoundAndMended) {
+  Program flipped(job(3, {}, "flipped", {"--epochs", "20", "--check-replicas", "1", "--lr", "1e-300"}),
+                  without_gnuplot());
+  ASSERT_TRUE(flipped.wait_for("epoch  1/20"));
+  const auto weights = make_model({}, /*seed=*/1)->parameters()[0].contiguous();
+  const std::string bytes(static_cast<const char*>(weights.const_data_ptr()), weights.nbytes());
+  EXPECT_GT(flip_in_memory(pid_in(notes_ / "0"), bytes), 0);  // whose weights a new generation would begin with
+  const auto ended = flipped.finish();
+  ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("no longer equal: rank 0 (cpu) from the others in "),
+                               HasSubstr("The others go on, and give it their state"), Not(HasSubstr("error:"))));
+  const auto epochs = metrics("flipped");
+  EXPECT_EQ(epochs.size(), 20u);
+  for (const auto& epoch : epochs) EXPECT_EQ(epoch.weights, epochs[0].weights) << epoch.epoch;
 }
 
 TEST_F(Elastic, TooFewEndTheJob) {

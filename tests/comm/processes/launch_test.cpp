@@ -85,6 +85,14 @@ TEST(Launch, AProcessThatIsKilledInItsRunIsToldToTheOthers) {
           "process 0: the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed). rank 0 (cpu) was in "));
 }
 
+TEST(Launch, TooFewFileDescriptorsAreNamed) {
+  const auto job = run_program(
+      {"launch", "-n", "2", "sh", "-c", "ulimit -n 10; exec \"$0\" collectives", ranks_program()}, surroundings_with());
+  EXPECT_EQ(job.code, 3) << job.err;
+  EXPECT_THAT(job.err,
+              AllOf(HasSubstr("(cpu): connecting to the other ranks failed: "), HasSubstr("Too many open files")));
+}
+
 TEST(Launch, StartsAFailedJobAgain) {
   const auto with = [](const char* restarts) {
     return launch_shell(2,

@@ -1,0 +1,92 @@
+// ArithmeticCheck: has a fraction of the grains computed again by another rank, and compares the results to the bit.
+//
+// A grain's gradients do not depend on the rank that computes it (docs/same-bits.md). So if two ranks get different
+// bits, one of them computes wrongly. Then all ranks compute that grain again, and the majority decides. Which grains
+// are checked follows from the seed and the step, so that all ranks know without a message. Used by its rank's thread;
+// note_gradient() by the thread that computes. Nothing that training uses is changed.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/models/sample_scope.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "ranks/trained_parameters.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// A grain, the rank that computes it for the step, and the one that computes it again.
+struct CheckedGrain {
+  int64_t number = 0;
+  int owner = 0;
+  int checker = 0;
+  friend bool operator==(const CheckedGrain&, const CheckedGrain&) = default;
+};
+
+// The grains of a step that are checked: on average `fraction` of each rank's, all in the same steps, so that the ranks
+// compute them at the same time. runs[r] up to runs[r + 1] are rank r's. None if there is one rank.
+std::vector<CheckedGrain> drawn_grains(double fraction, uint64_t seed, int64_t step, const std::vector<int64_t>& runs);
+
+// What ranks have got for one grain: one hash for its loss and one for each parameter's gradient.
+using GrainHashes = std::vector<int64_t>;
+
+// The ranks that computed it wrongly: that once differ from what more than half of all ranks get when all of them
+// compute it `again`. None if there is no such majority.
+std::vector<int> wrong_ranks(const CheckedGrain& grain, const GrainHashes& owners, const GrainHashes& checkers,
+                             const std::vector<GrainHashes>& again);
+
+class ArithmeticCheck {
+ public:
+  using MeanOf = std::function<at::Tensor(const Batch& grain)>;
+
+  // Throws Error: a fraction that is not above 0 and at most 1.
+  ArithmeticCheck(double fraction, const torch::nn::Module& module, const Rank& rank);
+
+  // Before this rank's part of a batch is computed, or a part of that. Until compare() it keeps mean_of, and the
+  // samples of the part's grains that are checked.
+  void begin(const Batch& part, const SamplePlace& place, const MeanOf& mean_of);
+  void note_loss(int64_t grain, const at::Tensor& mean);
+  void note_gradient(int64_t grain, const at::Tensor& parameter, const at::Tensor& gradient);
+
+  // Once the step's gradients are averaged, and before parameters change. All ranks must call it. Throws Error on all
+  // of them: a grain that two ranks computed with different bits. Cost, in steps with checked grains: their samples go
+  // to all ranks; a forward and a backward of each at its checker.
+  void compare();
+
+ private:
+  struct Note {  // of a checked grain that this rank computes for the step
+    Batch grain;
+    GrainHashes hashes;
+  };
+  using Notes = std::map<int64_t, Note>;
+
+  std::vector<Batch> samples_of_all(const Notes& notes);
+  at::Tensor sent(const at::Tensor& mine, const at::Tensor& like, int64_t rows, const int64_t* strides, int owner);
+  GrainHashes compute(const Batch& grain, const MeanOf& mean_of);
+  [[noreturn]] void decide(const CheckedGrain& checked, const Batch& grain, const GrainHashes& owners,
+                           const GrainHashes& checkers, const MeanOf& mean_of);
+  std::string difference(const GrainHashes& one, const GrainHashes& other) const;
+
+  const double fraction_;
+  const torch::nn::Module& module_;
+  Rank rank_;
+  const NamedParameters parameters_;
+  std::map<const c10::TensorImpl*, size_t> places_;  // in GrainHashes
+  // Of the step's batch:
+  std::vector<CheckedGrain> drawn_;
+  Batch part_;  // this rank's, or one of its parts
+  SamplePlace place_;
+  MeanOf mean_of_;
+  bool autocast_ = false;  // around mean_of
+  c10::ScalarType autocast_type_ = c10::ScalarType::BFloat16;
+  Notes notes_;
+};
+
+}  // namespace lockstep

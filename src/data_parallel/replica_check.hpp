@@ -1,0 +1,41 @@
+// How ranks compare what each of them holds a replica of. check_replicas() is made of it, and the trainer's
+// ReplicaWatch.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "io/safetensors.hpp"
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+// Thrown on all ranks at once. ranks(): those that differ from most others, by their index; none if it is not known
+// whose replica is wrong.
+class ReplicasDiffer : public Error {
+ public:
+  ReplicasDiffer(const std::string& text, std::vector<int> ranks) : Error(text), ranks_(std::move(ranks)) {}
+  const std::vector<int>& ranks() const { return ranks_; }
+
+ private:
+  std::vector<int> ranks_;
+};
+
+// Parameters and buffers, but for running statistics; and with an optimizer its state. They share the module's memory.
+io::NamedTensors replica_of(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer = nullptr);
+
+std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
+
+// `noted` are hashes_of() the same tensors of this rank at a time since which nothing was to change them; empty: not
+// known. If there is no majority, a rank whose tensors have changed since is the one that differs. All ranks must call
+// it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
+void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
+
+}  // namespace lockstep

@@ -1,0 +1,14 @@
+// tensor_hash: a number made of a tensor's values, to the bit, for ranks that compare what they have.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace lockstep {
+
+// Equal values of one type give equal numbers, however they lie in memory. Some gigabytes per second; the host waits
+// for a GPU. Thread-safe.
+int64_t tensor_hash(const at::Tensor& tensor);
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+// ReplicaWatch: compares the ranks' weights and optimizer states in a run's steps, as TrainOptions::check_replicas
+// says.
+//
+// It does so before the update, so that a step with gradients of a wrong replica changes nothing: what the ranks then
+// hold is what the step before has left. With local SGD, where replicas are equal between rounds alone, it is done
+// after the step that ends a round. Used by its rank's thread. Cost: see check_replicas.hpp; with two ranks twice that.
+#pragma once
+
+#include <lockstep/split/split_model.hpp>
+#include <lockstep/trainer/train_options.hpp>
+
+#include "step_traffic.hpp"
+#include "update.hpp"
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep {
+
+class ReplicaWatch {
+ public:
+  // `traffic` leaves out what is sent for it.
+  ReplicaWatch(const TrainOptions& options, const SplitModel& net, const Update& update, StepTraffic& traffic);
+
+  // All ranks must call these three, in each step; number: in the epoch, from 1. They throw ReplicasDiffer.
+  void begin_step(int64_t number) { number_ = number; }
+  void before_update();
+  void after_update();
+
+  void end_epoch();  // with check_replicas -1 it compares here alone
+
+ private:
+  bool compares_in(int64_t step) const { return every_ > 0 && step % every_ == 0; }
+  void compare();
+
+  const int64_t every_;
+  const int64_t round_;  // steps of a round of local SGD; 0: ranks average gradients
+  SplitModel net_;
+  const Update& update_;
+  StepTraffic& traffic_;
+  int64_t number_ = 0;
+  std::vector<int64_t> noted_;  // hashes when the last update was done; two ranks have no majority, and need them
+};
+
+}  // namespace lockstep
