@@ -60,13 +60,16 @@ Outcome outcome_of(const Fault& fault, int at, const Seconds& patience) {
   return outcome;
 }
 
-// A process asks whether the store answers, learns its own address, and has three connections for the run.
-constexpr size_t kLeastToStore = 5;
+// A process asks whether the store answers, unless it keeps it, learns its own address, and has three connections for
+// the run.
+size_t least_to_store(const Fault& fault) {
+  return fault.launched || fault.rank != 0 ? 5 : 4;
+}
 
 // An undisturbed job shows how many there are. Without a launcher a process asks again until process 0 keeps a store,
 // so that only the least number is sure.
 int connections_of(const Fault& fault) {
-  if (fault.to == "store" && !fault.launched) return static_cast<int>(kLeastToStore);
+  if (fault.to == "store" && !fault.launched) return static_cast<int>(least_to_store(fault));
   const Outcome undisturbed = outcome_of(fault, 0, kPatience);
   EXPECT_EQ(undisturbed.processes[0].code, 0) << undisturbed.text;
   return undisturbed.connections;
@@ -110,7 +113,8 @@ TEST_F(Connecting, AProcessThatDiesIsNamedByTheOthersSoon) {
         Fault{3, "cpu", "ranks"}, Fault{2, "4xcpu", "ranks"}}) {
     const int step = fault.devices == "cpu" ? 1 : 4;
     const auto outcomes = at_each_connection(fault, step);
-    EXPECT_GE(outcomes.size(), fault.to == "store" ? kLeastToStore : least_to_ranks(fault.processes)) << fault.devices;
+    EXPECT_GE(outcomes.size(), fault.to == "store" ? least_to_store(fault) : least_to_ranks(fault.processes))
+        << fault.devices;
     for (const auto& outcome : outcomes) {
       const Finished& job = outcome.processes[0];
       EXPECT_EQ(job.code, 128 + SIGKILL) << outcome.text;
@@ -138,7 +142,7 @@ TEST_F(Connecting, WithoutALauncherToo) {
                              Fault{2, "cpu", "store", false}, Fault{2, "cpu", "store", false, {}, 0}}) {
     const bool before_the_meeting = fault.to == "store";
     const auto outcomes = at_each_connection(fault, /*step=*/1, before_the_meeting ? calibration_->soon() : kPatience);
-    EXPECT_GE(outcomes.size(), before_the_meeting ? kLeastToStore : least_to_ranks(fault.processes));
+    EXPECT_GE(outcomes.size(), before_the_meeting ? least_to_store(fault) : least_to_ranks(fault.processes));
     for (const auto& outcome : outcomes) {
       auto limit = calibration_->soon();
       for (int process = 0; process < fault.processes; ++process) {
@@ -163,8 +167,9 @@ TEST_F(Connecting, WithoutALauncherToo) {
 
 TEST_F(Connecting, AProcessThatIsSlowIsNotTakenForDead) {
   for (const char* to : {"store", "ranks"}) {
-    const auto outcomes = at_each_connection({2, "cpu", to, true, "1500"});
-    EXPECT_GE(outcomes.size(), to == std::string("store") ? kLeastToStore : least_to_ranks(2));
+    const Fault fault{2, "cpu", to, true, "1500"};
+    const auto outcomes = at_each_connection(fault);
+    EXPECT_GE(outcomes.size(), to == std::string("store") ? least_to_store(fault) : least_to_ranks(2));
     for (const auto& outcome : outcomes) {
       EXPECT_EQ(outcome.processes[0].code, 0) << outcome.text;
     }
