@@ -11,18 +11,17 @@
 
 namespace lockstep::comm {
 
-using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, milliseconds timeout,
                    const std::stop_token& stop) {
-  const auto begin = std::chrono::steady_clock::now(), deadline = begin + timeout;
-  while (!store.check(keys)) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  for (milliseconds pause(1); !store.check(keys); pause = std::min(2 * pause, milliseconds(16))) {
     if (stop.stop_requested()) C10_THROW_ERROR(DistStoreError, "a wait for keys of the store was called off");
-    const auto now = std::chrono::steady_clock::now();
-    if (now >= deadline) C10_THROW_ERROR(DistStoreError, "keys did not come into the store within " + seconds(timeout));
-    const auto waited = std::chrono::duration_cast<microseconds>(now - begin);
-    std::this_thread::sleep_for(std::clamp(waited / 8, microseconds(250), microseconds(16'000)));
+    if (std::chrono::steady_clock::now() >= deadline) {
+      C10_THROW_ERROR(DistStoreError, "keys did not come into the store within " + seconds(timeout));
+    }
+    std::this_thread::sleep_for(pause);
   }
 }
 

@@ -16,8 +16,8 @@
 
 namespace lockstep::comm {
 
-// Asks again and again until all keys are there, later and later: a wait takes an eighth longer than it must, and 16 ms
-// at most. Throws DistStoreError at the deadline, or once a stop was requested.
+// Asks again and again until all keys are there, at first after 1 ms and in the end every 16 ms. Throws DistStoreError
+// at the deadline, or once a stop was requested.
 void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout,
                    const std::stop_token& stop = {});
 

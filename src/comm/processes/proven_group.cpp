@@ -102,7 +102,7 @@ class Proof {
       }
     } catch (const std::exception&) {  // too late, or the connection was closed
       throw NotProven("a stranger was turned away at a port of " + name(rank()) + " or " + name(current) +
-                      ": neither saw a proof that the other knows the job's key");
+                      ", or one of them stood still: neither saw a proof that the other knows the job's key");
     }
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) texts[peer] = to_text(in[peer][0]);
