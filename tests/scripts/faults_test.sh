@@ -14,6 +14,7 @@ for row in $(seq 18); do
   line=$(grep "^| $row |" "$page") || line=
   [[ $line == *'_test'* ]] || say "row $row is not there, or names no test"
 done
+# shellcheck disable=SC2016  # the page has these backquotes
 while IFS=': ' read -r file name; do
   source=$(find tests -name "$file.cpp")
   if [[ -z $name ]]; then
@@ -23,6 +24,5 @@ while IFS=': ' read -r file name; do
   else
     grep -qE "^TEST(_F|_P)?\([A-Za-z0-9]+, $name\)" "$source" || say "$source has no test $name"
   fi
-# shellcheck disable=SC2016  # the page has these backquotes
 done < <(grep -oE '`[a-z0-9_]+_test(: [A-Za-z0-9]+)?`' "$page" | tr -d '`' | sort -u)
 exit $missing
