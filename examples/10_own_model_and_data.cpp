@@ -8,7 +8,12 @@
 // Expected output of a first start with 3 epochs and a second one with 6, in double precision, so that the digits are
 // the same on every machine:
 //
-//   (not run yet)
+//   epoch 1  loss 0.439979  mae 0.583017
+//   epoch 2  loss 0.428260  mae 0.583708
+//   epoch 3  loss 0.415009  mae 0.567538
+//   epoch 4  loss 0.397155  mae 0.549584
+//   epoch 5  loss 0.360174  mae 0.522054
+//   epoch 6  loss 0.312397  mae 0.479627
 #include <lockstep/lockstep.hpp>
 
 #include <cmath>
