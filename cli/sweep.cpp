@@ -219,7 +219,7 @@ class Sweep {
 // Throws Error if the data cannot be read, or have fewer samples than a batch.
 void check_batches(const std::vector<SweepRun>& runs) {
   const ImageData data = load_data(runs[0].options.data);
-  for (const auto& run : runs) check_batch_size(run.options, data);
+  for (const auto& run : runs) check_batch_size(run.options, data.train.size(), data.source);
 }
 
 void make_sweep_folder(const fs::path& folder) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -123,9 +124,10 @@ Batch Batch::of_grain(int64_t number) const {
   return one;
 }
 
-Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& shard)
-    : dataset_(std::move(dataset)), options_(options), shard_(shard) {
-  const auto& [x, y] = dataset_;
+namespace {
+
+void check_tensors(const Dataset& dataset) {
+  const auto& [x, y] = dataset;
   if (!x.defined() || !y.defined() || x.dim() == 0 || y.dim() == 0) {
     throw Error("batches: x and y must be tensors of samples [n, ...]");
   }
@@ -135,6 +137,13 @@ Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& sh
   if (x.device() != y.device()) {
     throw Error("batches: x is on " + x.device().str() + ", but y is on " + y.device().str());
   }
+}
+
+}  // namespace
+
+Batches::Batches(Samples samples, const BatchOptions& options, const Partner& shard)
+    : samples_(std::move(samples)), options_(options), shard_(shard) {
+  if (samples_.in_memory()) check_tensors(samples_.tensors());
   if (options.size < 1) throw Error("batches: batch size " + std::to_string(options.size) + "; expected 1 or more");
   if (options.grain < 0 || options.grain > options.size) {
     throw Error("batches: the grain is " + std::to_string(options.grain) + " samples; expected 1 to the batch size, " +
@@ -148,14 +157,17 @@ Batches::Batches(Dataset dataset, const BatchOptions& options, const Partner& sh
   if (options.shuffle) {
     // The generator uses only the low 32 bits of its seed, so seed and epoch must both reach them.
     at::Generator generator = at::detail::createCPUGenerator(mix({options.seed, static_cast<uint64_t>(options.epoch)}));
-    order_ = at::randperm(dataset_.size(), generator, at::TensorOptions(at::kLong)).to(x.device());
+    order_ = at::randperm(samples_.size(), generator, at::TensorOptions(at::kLong));
   }
+  if (!samples_.in_memory()) return;
+  const at::Tensor& x = samples_.tensors().x;
+  if (order_.defined()) order_ = order_.to(x.device());
   if (x.is_cpu() && shard_.device.is_cuda()) upload_ = std::make_shared<BatchUpload>(shard_.device, order_);
 }
 
 int64_t Batches::count() const {
-  int64_t full = dataset_.size() / options_.size;
-  return full + (dataset_.size() % options_.size != 0 ? 1 : 0);
+  int64_t full = samples_.size() / options_.size;
+  return full + (samples_.size() % options_.size != 0 ? 1 : 0);
 }
 
 void Batches::set_shares(std::vector<double> shares) {
@@ -165,17 +177,7 @@ void Batches::set_shares(std::vector<double> shares) {
 
 Batch Batches::get(int64_t index) const {
   const Place place = place_of(index);
-  const int64_t begin = place.begin + place.part.begin, size = place.part.size();
-
-  // Gathers on the data's device, moves bytes as they are (for images a quarter of a float's), and only then makes
-  // floats.
-  auto gather = [&](const at::Tensor& data) {
-    if (upload_ && !data.requires_grad()) return upload_->rows(data, begin, size);
-    if (!order_.defined()) return data.narrow(0, begin, size).to(shard_.device);
-    return data.index_select(0, order_.narrow(0, begin, size)).to(shard_.device);
-  };
-  at::Tensor x = gather(dataset_.x), y = gather(dataset_.y);
-  if (x.scalar_type() == at::kByte) x = x.to(at::kFloat).div_(255);
+  auto [x, y] = samples_.in_memory() ? gathered(place) : read(place);
   if (index + 1 < count()) start(place_of(index + 1));
   return {.x = x,
           .y = y,
@@ -186,8 +188,33 @@ Batch Batches::get(int64_t index) const {
           .runs = options_.grain > 0 ? place.runs : std::vector<int64_t>()};
 }
 
+// Gathers on the data's device, moves bytes as they are (for images a quarter of a float's), and only then makes
+// floats.
+Dataset Batches::gathered(const Place& place) const {
+  const int64_t begin = place.begin + place.part.begin, size = place.part.size();
+  auto gather = [&](const at::Tensor& data) {
+    if (upload_ && !data.requires_grad()) return upload_->rows(data, begin, size);
+    if (!order_.defined()) return data.narrow(0, begin, size).to(shard_.device);
+    return data.index_select(0, order_.narrow(0, begin, size)).to(shard_.device);
+  };
+  at::Tensor x = gather(samples_.tensors().x), y = gather(samples_.tensors().y);
+  if (x.scalar_type() == at::kByte) x = x.to(at::kFloat).div_(255);
+  return {x, y};
+}
+
+// A shard without samples needs to know what one is like, so one is read.
+Dataset Batches::read(const Place& place) const {
+  const int64_t size = place.part.size(), wanted = std::max<int64_t>(size, 1);
+  const int64_t begin = std::min(place.begin + place.part.begin, samples_.size() - wanted);
+  std::vector<int64_t> numbers(static_cast<size_t>(wanted));
+  std::iota(numbers.begin(), numbers.end(), begin);
+  if (order_.defined()) std::copy_n(order_.const_data_ptr<int64_t>() + begin, wanted, numbers.begin());
+  const auto [x, y] = samples_.read(numbers);
+  return {x.narrow(0, 0, size).to(shard_.device), y.narrow(0, 0, size).to(shard_.device)};
+}
+
 Batches::Place Batches::place_of(int64_t index) const {
-  const int64_t begin = index * options_.size, global_size = std::min(options_.size, dataset_.size() - begin);
+  const int64_t begin = index * options_.size, global_size = std::min(options_.size, samples_.size() - begin);
   const std::vector<int64_t> runs = runs_of(global_size);
   const int64_t unit = std::max<int64_t>(options_.grain, 1);
   const auto shard = static_cast<size_t>(shard_.index);
@@ -200,7 +227,7 @@ Batches::Place Batches::place_of(int64_t index) const {
 // The batch behind the one that a step begins with now: the step may make the host wait, and then it comes late.
 void Batches::start(const Place& place) const {
   if (!upload_) return;
-  for (const auto& data : {dataset_.x, dataset_.y}) {
+  for (const auto& data : {samples_.tensors().x, samples_.tensors().y}) {
     if (!data.requires_grad()) upload_->start(data, place.begin + place.part.begin, place.part.size());
   }
 }
@@ -221,7 +248,7 @@ std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
 int32_t Batches::mark_of(int64_t index) const {
   const uint64_t order = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
   const uint64_t cut = mix({static_cast<uint64_t>(options_.size), static_cast<uint64_t>(options_.grain)});
-  const uint64_t mixed = mix({order, static_cast<uint64_t>(dataset_.size()), cut, static_cast<uint64_t>(index)});
+  const uint64_t mixed = mix({order, static_cast<uint64_t>(samples_.size()), cut, static_cast<uint64_t>(index)});
   return static_cast<int32_t>(mixed % std::numeric_limits<int32_t>::max()) + 1;
 }
 
@@ -252,6 +279,10 @@ void Batches::Iterator::load() {
 
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard) {
   return {dataset, options, shard};
+}
+
+Batches batches(const Samples& samples, const BatchOptions& options, const Partner& shard) {
+  return {samples, options, shard};
 }
 
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 #include "data_digests.hpp"
 
 #include <cstdint>
+#include <sstream>
+#include <utility>
 #include <vector>
 
 #include "io/digest.hpp"
@@ -36,7 +38,33 @@ std::string digest_of_labels(const at::Tensor& y) {
   return digest_of_idx(y, {y.size(0)});
 }
 
+std::string digest_of_tensor(const at::Tensor& tensor) {
+  io::Digest digest("SHA256");
+  if (!tensor.defined()) return digest.hex();
+  std::ostringstream header;
+  header << tensor.scalar_type() << ' ' << tensor.sizes() << '\n';
+  digest.update(header.str());
+  const at::Tensor bytes = tensor.detach().cpu().contiguous();
+  digest.update(bytes.const_data_ptr(), bytes.nbytes());
+  return digest.hex();
+}
+
+// Of the samples and of the targets.
+std::pair<std::string, std::string> digests_of_samples(const Samples& samples) {
+  if (samples.in_memory()) return {digest_of_tensor(samples.tensors().x), digest_of_tensor(samples.tensors().y)};
+  io::Digest digest("SHA256");
+  digest.update(std::to_string(samples.size()) + " samples, version " + samples.version());
+  const std::string both = digest.hex();
+  return {both, both};
+}
+
 }  // namespace
+
+DataDigests digests_of(const Samples& train, const Samples& test) {
+  const auto [train_x, train_y] = digests_of_samples(train);
+  const auto [test_x, test_y] = digests_of_samples(test);
+  return {.train_images = train_x, .train_labels = train_y, .test_images = test_x, .test_labels = test_y};
+}
 
 DataDigests digests_of(const ImageData& data) {
   return {.train_images = digest_of_images(data.train.x),

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// SHA-256, in hexadecimal digits, of the IDX files that would hold the values, unpacked.
+// SHA-256, in hexadecimal digits; of images those of the IDX files that would hold the values, unpacked.
 struct DataDigests {
   std::string train_images;
   std::string train_labels;
@@ -25,14 +25,18 @@ struct DataPart {
   const char* name;
 };
 inline constexpr std::array<DataPart, 4> kDataParts = {{
-    {&DataDigests::train_images, "train_images", "training images"},
-    {&DataDigests::train_labels, "train_labels", "training labels"},
-    {&DataDigests::test_images, "test_images", "test images"},
-    {&DataDigests::test_labels, "test_labels", "test labels"},
+    {&DataDigests::train_images, "train_images", "training samples"},
+    {&DataDigests::train_labels, "train_labels", "training targets"},
+    {&DataDigests::test_images, "test_images", "test samples"},
+    {&DataDigests::test_labels, "test_labels", "test targets"},
 }};
 
 // Reads all of the data once: some 50 ms for Fashion-MNIST's.
 DataDigests digests_of(const ImageData& data);
+
+// The same for samples of any kind: SHA-256 of types, sizes and bytes; where a function reads them, of their number and
+// version.
+DataDigests digests_of(const Samples& train, const Samples& test);
 
 // True for Fashion-MNIST's files. MNIST's pass every other check, because sizes and counts are the same.
 bool is_fashion_mnist(const DataDigests& digests);

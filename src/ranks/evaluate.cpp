@@ -1,8 +1,10 @@
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <torch/nn/functional/loss.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/evaluate.hpp>
+
+#include "evaluate_sums.hpp"
 
 #include <algorithm>
 #include <string>
@@ -19,24 +21,21 @@ int64_t in_whole_grains(int64_t batch_size, int64_t grain) {
 
 }  // namespace
 
-Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, const Dataset& dataset, Rank& rank,
-               int64_t batch_size, int64_t grain) {
-  const torch::NoGradGuard no_grad;
-  const auto options = torch::TensorOptions().device(rank.device());
+std::vector<double> evaluate_sums(const std::function<at::Tensor(const at::Tensor&)>& forward, const Samples& samples,
+                                  const std::vector<SampleSum>& sums, Rank& rank, int64_t batch_size, int64_t grain) {
+  const c10::NoGradGuard no_grad;
   const int64_t size = in_whole_grains(batch_size, grain);
-  const at::Tensor correct = torch::zeros({}, options.dtype(torch::kLong));
-  // A cell for each grain of the data, which one rank fills, so that the ranks' sum is exact; without a grain one cell.
-  const int64_t cells = grain == 0 ? 1 : std::max<int64_t>(1, (dataset.size() + grain - 1) / grain);
-  const at::Tensor losses = torch::zeros({cells}, options.dtype(torch::kDouble));
-  const auto add = [&](const Batch& batch, int64_t cell) {
-    const at::Tensor logits = forward(batch.x);
-    correct.add_((logits.argmax(1) == batch.y).sum());
-    losses[cell].add_(torch::nn::functional::cross_entropy(
-        logits, batch.y, torch::nn::CrossEntropyLossOptions().reduction(torch::kSum)));
+  // A row for each grain of the data, which one rank fills, so that the ranks' sum is exact; without a grain one row.
+  const int64_t rows = grain == 0 ? 1 : std::max<int64_t>(1, (samples.size() + grain - 1) / grain);
+  const auto columns = static_cast<int64_t>(sums.size());
+  const at::Tensor table = at::zeros({rows, columns}, at::TensorOptions(rank.device()).dtype(at::kDouble));
+  const auto add = [&](const Batch& batch, int64_t row) {
+    const at::Tensor y_hat = forward(batch.x);
+    for (int64_t i = 0; i < columns; ++i) table[row][i].add_(sums[static_cast<size_t>(i)](y_hat, batch.y));
   };
   int64_t grains_before = 0;  // in the batches before
-  for (const auto& batch : batches(dataset, {.size = size, .shuffle = false, .grain = grain}, rank)) {
-    const int64_t first_cell = grains_before;
+  for (const auto& batch : batches(samples, {.size = size, .shuffle = false, .grain = grain}, rank)) {
+    const int64_t first_row = grains_before;
     if (grain > 0) grains_before += batch.grains();
     if (batch.size() == 0) continue;
     if (grain == 0) {
@@ -44,18 +43,31 @@ Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, cons
       continue;
     }
     const Range own = batch.own_grains();
-    for (int64_t number = own.begin; number < own.end; ++number) add(batch.of_grain(number), first_cell + number);
+    for (int64_t number = own.begin; number < own.end; ++number) add(batch.of_grain(number), first_row + number);
   }
-  rank.allreduce(correct);
-  rank.allreduce(losses);
+  rank.allreduce(table);
 
+  const at::Tensor here = table.cpu();
+  std::vector<double> totals(sums.size(), 0.0);
+  const double* value = here.const_data_ptr<double>();
+  for (int64_t row = 0; row < rows; ++row) {
+    for (double& total : totals) total += *value++;
+  }
+  return totals;
+}
+
+Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, const Dataset& dataset, Rank& rank,
+               int64_t batch_size, int64_t grain) {
+  namespace F = torch::nn::functional;
+  const SampleSum correct = [](const at::Tensor& logits, const at::Tensor& y) { return (logits.argmax(1) == y).sum(); };
+  const SampleSum loss = [](const at::Tensor& logits, const at::Tensor& y) {
+    return F::cross_entropy(logits, y, F::CrossEntropyFuncOptions().reduction(torch::kSum));
+  };
+  const auto sums = evaluate_sums(forward, dataset, {correct, loss}, rank, batch_size, grain);
   Score score;
   score.total = dataset.size();
-  score.correct = correct.item<int64_t>();
-  const at::Tensor here = losses.cpu();
-  double loss = 0;
-  for (int64_t cell = 0; cell < cells; ++cell) loss += here.const_data_ptr<double>()[cell];
-  score.loss = score.total == 0 ? 0.0 : loss / static_cast<double>(score.total);
+  score.correct = static_cast<int64_t>(sums[0]);
+  score.loss = score.total == 0 ? 0.0 : sums[1] / static_cast<double>(score.total);
   return score;
 }
 

@@ -80,16 +80,10 @@ std::vector<Checkpoint> checkpoints_in(const fs::path& folder) {
   return found;
 }
 
-// 0 if no epoch is finished.
-int best_epoch(const std::vector<EpochMetrics>& history) {
-  const auto worse = [](const EpochMetrics& a, const EpochMetrics& b) { return a.test_accuracy < b.test_accuracy; };
-  return history.empty() ? 0 : std::max_element(history.begin(), history.end(), worse)->epoch;
-}
-
 }  // namespace
 
-CheckpointFolder::CheckpointFolder(fs::path folder, int keep_last, io::FileSystem& files)
-    : folder_(std::move(folder)), keep_last_(keep_last), files_(files) {}
+CheckpointFolder::CheckpointFolder(fs::path folder, int keep_last, io::FileSystem& files, Judge judge)
+    : folder_(std::move(folder)), keep_last_(keep_last), files_(files), judge_(std::move(judge)) {}
 
 void CheckpointFolder::write(const RunState& state) {
   std::error_code error;
@@ -103,7 +97,7 @@ void CheckpointFolder::write(const RunState& state) {
 
 // A checkpoint that cannot be removed only takes room.
 void CheckpointFolder::remove_others(const RunState& state) {
-  const Position newest{state.epochs, state.steps}, best{best_epoch(state.history), 0};
+  const Position newest{state.epochs, state.steps}, best{best_epoch(state.history, judge_), 0};
   auto others = checkpoints_in(folder_);
   for (; !others.empty() && others.back().position > newest; others.pop_back()) files_.unlink(others.back().file);
   const size_t last = std::min(others.size(), static_cast<size_t>(keep_last_));

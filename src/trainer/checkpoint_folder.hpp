@@ -1,4 +1,4 @@
-// CheckpointFolder: a run's checkpoints, one file each: the last few, and the one with the best test accuracy.
+// CheckpointFolder: a run's checkpoints, one file each: the last few, and the best epoch's.
 //
 //   epoch-0003.safetensors              after epoch 3
 //   epoch-0003-step-000120.safetensors  120 steps later
@@ -10,13 +10,15 @@
 #include <string>
 
 #include "io/file_system.hpp"
+#include "measures.hpp"
 #include "run_state.hpp"
 
 namespace lockstep {
 
 class CheckpointFolder {
  public:
-  CheckpointFolder(std::filesystem::path folder, int keep_last, io::FileSystem& files = io::real_files());
+  CheckpointFolder(std::filesystem::path folder, int keep_last, io::FileSystem& files = io::real_files(),
+                   Judge judge = {});
 
   // Writes a checkpoint. When it is on the disk, removes checkpoints before the last keep_last, except the best
   // epoch's. It also removes later checkpoints, of a run that did not go on from this one's past, and what killed
@@ -29,6 +31,7 @@ class CheckpointFolder {
   std::filesystem::path folder_;
   int keep_last_;
   io::FileSystem& files_;
+  Judge judge_;
 };
 
 // The file of the run's newest checkpoint; empty if there is none.

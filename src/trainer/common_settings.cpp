@@ -14,7 +14,8 @@ bool keeps_checkpoints(const TrainOptions& options) {
 std::string common_settings(const TrainOptions& options, const DataDigests& data, const RunState* resumed) {
   std::string text = options.keep.trace.empty() ? "not traced" : "traced";
   each_option(options, [&](const Option& option, const auto& value) {
-    if (option.same == Same::nowhere || option.key == std::string_view("seed")) return;
+    if (option.same == Same::nowhere || !says_something(option, options) || option.key == std::string_view("seed"))
+      return;
     text += std::string(", ") + option.key + " " + option_text(value);
   });
   if (keeps_checkpoints(options)) text += ", checkpoints every " + std::to_string(options.keep.every) + " steps";

@@ -13,12 +13,14 @@ namespace lockstep {
 
 using Forward = std::function<at::Tensor(const at::Tensor& x)>;
 
-// `forward` in the options' precision and memory format. Its outputs are float32, for the loss of a whole batch.
+// `forward` in the options' precision and memory format. Outputs of half precision become float32, for the loss of a
+// whole batch.
 inline Forward evaluation_forward(const TrainOptions& options, const c10::Device& device, Forward forward) {
   return [device, forward = std::move(forward), bf16 = computes_in_bf16(options),
           format = memory_format(options)](const at::Tensor& x) {
     const Autocast precision(device, at::kBFloat16, bf16);
-    return forward(x.contiguous(format)).to(at::kFloat);
+    const at::Tensor y_hat = forward(x.contiguous(format));
+    return bf16 ? y_hat.to(at::kFloat) : y_hat;
   };
 }
 

@@ -6,8 +6,10 @@
 #include <cmath>
 #include <exception>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <locale>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <system_error>
@@ -45,6 +47,14 @@ std::string weights_of(const Json& line) {
   throw Error("its 'weights' is not a text: " + line["weights"].dump());
 }
 
+std::map<std::string, double> test_of(const Json& line) {
+  std::map<std::string, double> test;
+  if (!line.contains("test")) return test;
+  if (!line["test"].is_object()) throw Error("its 'test' is not a JSON object: " + line["test"].dump());
+  for (const auto& item : line["test"].items()) test[item.key()] = number(line["test"], item.key().c_str());
+  return test;
+}
+
 EpochMetrics parse(const std::string& text) {
   Json line = Json::parse(text);
   if (!line.is_object()) throw Error("it is not a JSON object");
@@ -58,7 +68,8 @@ EpochMetrics parse(const std::string& text) {
           .lr = line.contains("lr") ? number(line, "lr") : 0,
           .bytes_per_step = line.contains("bytes_per_step") ? number(line, "bytes_per_step") : 0,
           .parts = parts_of(line),
-          .weights = weights_of(line)};
+          .weights = weights_of(line),
+          .test = test_of(line)};
 }
 
 // at most ten marks on the epoch axis, at round numbers.
@@ -70,14 +81,44 @@ int epoch_step(int epochs) {
   }
 }
 
+double test_loss_of(const EpochMetrics& epoch) {
+  const auto loss = epoch.test.find("loss");
+  return loss == epoch.test.end() ? std::numeric_limits<double>::quiet_NaN() : loss->second;
+}
+
+// What is drawn of each epoch: the column of its values, its name, and how the line looks.
+constexpr const char* kLossCurve = "2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 linecolor rgb '#1f77b4'";
+constexpr const char* kAccuracyCurves[] = {
+    "3 title 'train accuracy' dashtype (12,4) linewidth 2 pointtype 5 linecolor rgb '#c2378b'",
+    "4 title 'test accuracy' dashtype (12,4,2,4) linewidth 2 pointtype 9 linecolor rgb '#2a8a3a'"};
+constexpr const char* kTestLossCurve =
+    "5 title 'test loss' dashtype (12,4) linewidth 2 pointtype 5 linecolor rgb '#c2378b'";
+
+// gnuplot draws no line that has no value at all.
+std::vector<std::string> curves_of(const std::vector<EpochMetrics>& history) {
+  const auto any = [&](const auto& value_of) {
+    return std::any_of(history.begin(), history.end(),
+                       [&](const auto& epoch) { return std::isfinite(value_of(epoch)); });
+  };
+  std::vector<std::string> curves{kLossCurve};
+  if (any([](const auto& epoch) { return epoch.train_accuracy; })) {
+    curves.insert(curves.end(), std::begin(kAccuracyCurves), std::end(kAccuracyCurves));
+  } else if (any(test_loss_of)) {
+    curves.emplace_back(kTestLossCurve);
+  }
+  return curves;
+}
+
 std::string script_for(const std::vector<EpochMetrics>& history, const std::string& title) {
   int first = history.front().epoch, last = history.back().epoch;
+  const auto curves = curves_of(history);
+  const bool counts_answers = curves.size() > 2;
   std::ostringstream script;
   script.imbue(std::locale::classic());
   script << "$curve << END\n";
   for (const EpochMetrics& epoch : history) {
     script << epoch.epoch;
-    for (double value : {epoch.train_loss, epoch.train_accuracy, epoch.test_accuracy}) {
+    for (double value : {epoch.train_loss, epoch.train_accuracy, epoch.test_accuracy, test_loss_of(epoch)}) {
       if (std::isfinite(value)) script << ' ' << value;
       if (!std::isfinite(value)) script << " NaN";
     }
@@ -89,12 +130,12 @@ std::string script_for(const std::vector<EpochMetrics>& history, const std::stri
   double margin = first == last ? 0.5 : 0;
   script << "set xrange [" << first - margin << ':' << last + margin << "]\n"
          << "set xtics " << epoch_step(last) << "\n"
-         << "set yrange [0:1<*]\n";
+         << "set yrange " << (counts_answers ? "[0:1<*]" : "[*:*]") << "\n"
+         << "set format y '" << (counts_answers ? "%.1f" : "%g") << "'\n";
   script << R"(
 set title )"
          << io::gnuplot_string(title) << R"( noenhanced offset 0,1.4
 set xlabel 'epoch' textcolor rgb '#333333'
-set format y '%.1f'
 set key at graph 0.5,1.07 center center horizontal Left reverse samplen 3.5 textcolor rgb '#333333'
 set tmargin 4.6
 set rmargin 3
@@ -102,10 +143,9 @@ set pointsize )"
          << (history.size() == 1 ? 1.5 : 0.5) << R"(
 set style data )"
          << (history.size() <= 40 ? "linespoints" : "lines") << R"(
-plot $curve using 1:2 title 'train loss' dashtype 1 linewidth 2 pointtype 7 linecolor rgb '#1f77b4', \
-     $curve using 1:3 title 'train accuracy' dashtype (12,4) linewidth 2 pointtype 5 linecolor rgb '#c2378b', \
-     $curve using 1:4 title 'test accuracy' dashtype (12,4,2,4) linewidth 2 pointtype 9 linecolor rgb '#2a8a3a'
-)";
+plot )";
+  for (size_t i = 0; i < curves.size(); ++i) script << (i == 0 ? "" : ", ") << "$curve using 1:" << curves[i];
+  script << "\n";
   return script.str();
 }
 
@@ -124,6 +164,7 @@ std::string metrics_text(const std::vector<EpochMetrics>& history, bool syntheti
                  {"bytes_per_step", epoch.bytes_per_step}};
     if (!epoch.parts.empty()) line["parts"] = epoch.parts;
     if (!epoch.weights.empty()) line["weights"] = epoch.weights;
+    if (!epoch.test.empty()) line["test"] = epoch.test;
     if (synthetic) line["data"] = "synthetic";
     text += line.dump() + "\n";
   }

@@ -7,8 +7,11 @@
 
 #include <lockstep/trainer/train_options.hpp>
 
+#include "train_options.hpp"
+
 #include <cstdint>
 #include <limits>
+#include <string_view>
 #include <utility>
 
 namespace lockstep {
@@ -48,6 +51,13 @@ inline constexpr const char* exchange = "What devices send each other";
 inline constexpr const char* how = "How";
 inline constexpr const char* out = "What is kept and shown";
 }  // namespace option_groups
+
+// The network and the data of a fit() are none of lockstep's, so of the options that say what to train only `model`
+// says something: the network's name.
+inline bool says_something(const Option& option, const TrainOptions& options) {
+  return option.group == nullptr || option.group != std::string_view(option_groups::what) ||
+         option.key == std::string_view("model") || is_of_lockstep(options);
+}
 
 // Calls visit(option, value) for each option, in the help's order. `options` may be const.
 template <class Options, class Visit>

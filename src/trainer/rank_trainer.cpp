@@ -10,6 +10,7 @@
 #include "evaluation.hpp"
 #include "exchange_options.hpp"
 #include "grain.hpp"
+#include "measures.hpp"
 #include "models/module_state.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
@@ -17,12 +18,14 @@
 #include "train_options.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace lockstep {
 namespace {
 
 constexpr std::chrono::milliseconds kProgressInterval{100};
+constexpr double kNotCounted = std::numeric_limits<double>::quiet_NaN();
 
 // Ranks that share a GPU compute at the same time only on different streams. And the default stream cannot be recorded.
 std::optional<c10::Stream> own_stream(const c10::Device& device) {
@@ -30,29 +33,37 @@ std::optional<c10::Stream> own_stream(const c10::Device& device) {
   return stream_beside(device);
 }
 
-torch::nn::Sequential make_net(const TrainOptions& options, Rank& rank, const RunState* resumed) {
-  torch::nn::Sequential net = make_model(options.model, options.seed);
-  if (resumed != nullptr) load_state(tensors_under("model", resumed->tensors), *net, "cannot resume");
-  set_memory_format(*net, memory_format(options));
-  if (options.sync_batchnorm) convert_sync_batchnorm(*net, rank);
-  return net;
+MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, const RunState* resumed) {
+  MadeModule made = task.module(rank, options.seed);
+  if (made.module && options.split && (options.split->stages() > 1 || options.split->mesh.tensor > 1)) {
+    throw Error(rank.name() + ": a split by layers or channels (" + to_string(*options.split) +
+                ") needs a torch::nn::Sequential, and \"" + task.name + "\" is none; split it by data alone");
+  }
+  if (resumed != nullptr) load_state(tensors_under("model", resumed->tensors), *made.whole(), "cannot resume");
+  set_memory_format(*made.layers, memory_format(options));
+  if (options.sync_batchnorm && convert_sync_batchnorm(*made.layers, rank) == 0) {
+    throw Error(rank.name() + ": `sync_batchnorm`: \"" + task.name + "\" has no BatchNorm; leave it out");
+  }
+  return made;
 }
 
 }  // namespace
 
-RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data,
-                         Rank& rank, Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed,
+RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const Task& task, Rank& rank,
+                         Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed,
                          const BalanceOptions& balance)
     : options_(options),
       callbacks_(callbacks),
+      task_(task),
       rank_(rank),
       stream_(own_stream(rank.device())),
       traffic_(rank, /*counts=*/!graph),
       hook_(make_communication_hook(options.exchange, options.seed)),
       trace_(trace),
-      train_(data.train.to(rank.device())),
-      test_(data.test.to(rank.device())),
-      net_(make_net(options, traffic_.rank(), resumed), traffic_.rank(), split_of(options, rank.world_size()),
+      train_(task.train.to(rank.device())),
+      test_(task.test.to(rank.device())),
+      made_(make_net(options, task, traffic_.rank(), resumed)),
+      net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
            {.average = options.exchange.sync_every == 0 && options.exchange.zero_stage == 0,
             .hook = hook_,
             .check_arithmetic = options.check_arithmetic}),
@@ -61,9 +72,10 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
              /*ranks_differ=*/!holds_whole() || options.exchange.zero_stage > 0 || options.exchange.sync_every > 0),
       replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
-      step_(make_step({options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
+      step_(make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank, callbacks.stop) {
+  made_.layers = nullptr;  // with the layers of other ranks
   if (balances(options.batch)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
   if (resumed != nullptr) restore(*resumed);
   const auto warn = [&](const std::string& remark) {
@@ -93,10 +105,10 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.data_wait = *std::max_element(waits_.begin(), waits_.end()) / metrics.seconds;
   const auto trained = static_cast<double>(train_.size() - totals_.left_out);
   metrics.train_loss = losses / trained;
-  metrics.train_accuracy = totals_.correct.item<double>() / trained;
+  metrics.train_accuracy = task_.accuracy ? totals_.correct.item<double>() / trained : kNotCounted;
   // What is evaluated, and kept, is one network. With a grain it is one already.
   if (options_.batch.grain == 0) average_running_statistics(*net_.module(), net_.mesh().data(), totals_.samples);
-  metrics.test_accuracy = evaluate_now(/*to_the_end=*/static_cast<bool>(keep)).accuracy();
+  evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));
   whole_steps_ = 0;
   return metrics;
 }
@@ -269,26 +281,29 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
 
 // If a checkpoint follows, the evaluation is finished before the run stops. Otherwise the epoch's training would be
 // lost.
-Score RankTrainer::evaluate_now(bool to_the_end) {
+void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
+  metrics.test_accuracy = kNotCounted;
+  if (test_.size() == 0) return;
   net_.module()->eval();
   const auto forward = [&](const torch::Tensor& x) {
     if (!to_the_end && callbacks_.stop.stop_requested()) throw Stopped("stopped by request");
     return net_.forward(x);
   };
   constexpr int64_t batch_size = 256;
-  return evaluate(evaluation_forward(options_, rank_.device(), forward), test_, net_.mesh().data(), batch_size,
-                  options_.batch.grain);
+  const auto sums = evaluate_sums(evaluation_forward(options_, rank_.device(), forward), test_, sums_of(task_, rank_),
+                                  net_.mesh().data(), batch_size, options_.batch.grain);
+  put_measures(sums, task_, metrics);
 }
 
 bool RankTrainer::holds_whole() {
   return net_.mesh().shape().size() == net_.mesh().shape().data;
 }
 
-torch::nn::Sequential RankTrainer::whole() {
-  if (holds_whole()) return net_.module();
-  auto net = make_model(options_.model, options_.seed);
-  net_.gather(net);
-  return net;
+std::shared_ptr<torch::nn::Module> RankTrainer::whole() {
+  if (holds_whole()) return made_.module ? made_.module : net_.module().ptr();
+  MadeModule made = task_.module(rank_, options_.seed);
+  net_.gather(made.layers);
+  return made.whole();
 }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// RankTrainer: what one rank of `lockstep train` does from the first epoch to the last.
+// RankTrainer: what one rank of a run does from the first epoch to the last.
 //
 // Used by its rank's thread only, and by all ranks alike. On a GPU everything is queued on a stream of the rank's own.
 // No step waits for the GPU, unless somebody wants to see the loss.
@@ -7,9 +7,8 @@
 #include <c10/core/StreamGuard.h>
 #include <lockstep/data_parallel/balance.hpp>
 #include <lockstep/data_parallel/communication_hook.hpp>
-#include <lockstep/models/models.hpp>
-#include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/split/split_model.hpp>
+#include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "epoch_clock.hpp"
@@ -38,9 +37,8 @@ class RankTrainer {
   // `trace`, if any, is told of each step; with `graph` steps are recorded in it and replayed. Goes on from `resumed`,
   // if any, whose next epoch is then the first. `balance` is for options.batch.balance "auto". Throws Error if
   // `resumed` is of another network, or if the graph would hold an exchange whose order nobody can learn.
-  RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const ImageData& data, Rank& rank,
-              Trace* trace, std::unique_ptr<Graph> graph, const RunState* resumed = nullptr,
-              const BalanceOptions& balance = {});
+  RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const Task& task, Rank& rank, Trace* trace,
+              std::unique_ptr<Graph> graph, const RunState* resumed = nullptr, const BalanceOptions& balance = {});
 
   // Throws ReplicasDiffer on all ranks if options.check_replicas finds that they do; whole_steps() are then those
   // before. Calls `keep`, if any, on all ranks after every options.keep.every steps but the last one, and after the
@@ -73,7 +71,7 @@ class RankTrainer {
 
   // The whole network, under its own names. If it is split by data alone, it is the one that this rank holds. Otherwise
   // it is another one, and all ranks must call this.
-  torch::nn::Sequential whole();
+  std::shared_ptr<torch::nn::Module> whole();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -89,7 +87,7 @@ class RankTrainer {
   void add_times(const torch::Tensor& of_ranks);
   double sum_of_losses();  // of the epoch's samples, over all ranks
   void end_epoch(EpochMetrics& metrics);
-  Score evaluate_now(bool to_the_end);
+  void evaluate_now(EpochMetrics& metrics, bool to_the_end);
   bool holds_whole();  // it is split by data alone
   void restore(const RunState& state);
   void save_hook(RunState& state);
@@ -101,13 +99,15 @@ class RankTrainer {
 
   const TrainOptions& options_;
   const TrainCallbacks& callbacks_;
+  const Task task_;
   Rank rank_;
   const c10::OptionalStreamGuard stream_;  // before all that is made on it
   StepTraffic traffic_;
   const std::shared_ptr<CommunicationHook> hook_;
   Trace* const trace_;  // null: none is wanted
-  const Dataset train_;
-  const Dataset test_;
+  const Samples train_;
+  const Samples test_;
+  MadeModule made_;  // without the layers, which `net_` has
   SplitModel net_;
   Update update_;
   FiniteWatch watch_;

@@ -87,7 +87,7 @@ RunState RankTrainer::whole_steps() {
     const auto buffers = net_.module()->buffers();
     for (size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
   }
-  put_under("model", state_of(*net_.module()), state.tensors);
+  put_under("model", state_of(*whole()), state.tensors);
   update_.save(state, rank_);
   if (whole_steps_ == 0) return state;
   state.seconds = clock_.seconds();

@@ -94,18 +94,19 @@ std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& w
   return state;
 }
 
-void check_fits(const RunState& state, const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
+void check_fits(const RunState& state, const TrainOptions& options, int64_t samples, const std::string& source,
+                const DataDigests& digests) {
   const std::string what = "cannot go on from '" + options.keep.resume.string() + "': ";
   for (const auto& part : kDataParts) {
     if (!state.data || (*state.data).*part.digest == digests.*part.digest) continue;
     throw Error(what + "its run's " + part.name + " have the SHA-256 " + (*state.data).*part.digest +
-                ", and those in " + data.source + " " + digests.*part.digest +
+                ", and those in " + source + " " + digests.*part.digest +
                 "; a run goes on with its own data, so give their folder, or begin a new run");
   }
-  const int64_t batch = options.batch.global(), in_epoch = (data.train.size() + batch - 1) / batch;
+  const int64_t batch = options.batch.global(), in_epoch = (samples + batch - 1) / batch;
   if (state.steps > in_epoch) {
     throw Error(what + "it is " + std::to_string(state.steps) + " steps after an epoch's end, and an epoch of " +
-                std::to_string(data.train.size()) + " samples has " + std::to_string(in_epoch));
+                std::to_string(samples) + " samples has " + std::to_string(in_epoch));
   }
   if (state.history.size() != static_cast<size_t>(state.epochs)) {
     throw Error(what + "it is of epoch " + std::to_string(state.epochs) + ", and has the metrics of " +

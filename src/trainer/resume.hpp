@@ -3,6 +3,7 @@
 
 #include <lockstep/trainer/trainer.hpp>
 
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -30,7 +31,9 @@ std::filesystem::path last_run(const std::filesystem::path& runs_dir);
 // What options.keep.resume says to go on from; none if it is empty. Throws Error as train() does.
 std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& warn);
 
-// Throws Error if the run had other data than these, or if its position does not exist in this run.
-void check_fits(const RunState& state, const TrainOptions& options, const ImageData& data, const DataDigests& digests);
+// Throws Error if the run had other data than these `samples` training samples of `source`, or if its position does not
+// exist in this run.
+void check_fits(const RunState& state, const TrainOptions& options, int64_t samples, const std::string& source,
+                const DataDigests& digests);
 
 }  // namespace lockstep

@@ -74,10 +74,11 @@ RunFolder::~RunFolder() {
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
-void RunFolder::create(const TrainOptions& options) {
+void RunFolder::create(const TrainOptions& options, const Judge& judge) {
   if (folder_.empty()) return;
   synthetic_ = options.data.source == DataSource::synthetic;
   keep_last_ = options.keep.last;
+  judge_ = judge;
   const std::string config = to_json(options);
   make(folder_);
   if (!goes_on_) {
@@ -123,7 +124,7 @@ void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn:
 
 void RunFolder::keep(const RunState& state) {
   if (folder_.empty()) return;
-  CheckpointFolder(folder_ / kCheckpointFolder, keep_last_).write(state);
+  CheckpointFolder(folder_ / kCheckpointFolder, keep_last_, io::real_files(), judge_).write(state);
   kept_ = true;
 }
 

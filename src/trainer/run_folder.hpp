@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "io/folder_lock.hpp"
+#include "measures.hpp"
 #include "run_state.hpp"
 
 namespace lockstep {
@@ -31,9 +32,10 @@ class RunFolder {
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
-  // Makes the folder and writes config.json, which makes it this run's own. Throws RunExists if another run was first
-  // at the same time. Throws Error if the folder cannot be written, or if another process trains in it.
-  void create(const TrainOptions& options);
+  // Makes the folder and writes config.json, which makes it this run's own. `judge` says which epoch is the best.
+  // Throws RunExists if another run was first at the same time. Throws Error if the folder cannot be written, or if
+  // another process trains in it.
+  void create(const TrainOptions& options, const Judge& judge);
 
   using Warn = std::function<void(const std::string&)>;
 
@@ -59,6 +61,7 @@ class RunFolder {
   std::vector<std::filesystem::path> made_;  // by this object, the topmost first
   bool synthetic_ = false;
   int keep_last_ = 0;
+  Judge judge_;
   bool claimed_ = false;  // the files in the folder are this run's
   bool kept_ = false;     // an epoch is complete, or a checkpoint written: they stay
   bool can_draw_ = true;

@@ -1,13 +1,13 @@
 #include "step.hpp"
 
 #include <c10/core/GradMode.h>
-#include <torch/nn/functional/loss.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/models/sample_scope.hpp>
 
 #include "batch_settings.hpp"
 #include "graphed_step.hpp"
+#include "measures.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ class PlainStep : public Step {
   explicit PlainStep(const StepParts& parts)
       : with_(parts),
         counts_loss_(with_.net.mesh().pipeline().index() == 0 && with_.net.mesh().tensor().index() == 0),
-        counts_correct_(with_.net.mesh().tensor().index() == 0) {}
+        counts_correct_(with_.task.accuracy && with_.net.mesh().tensor().index() == 0) {}
 
   void run(const Batch& batch) override {
     gradients(batch);
@@ -62,10 +62,10 @@ class PlainStep : public Step {
 
   void forward_backward(const Batch& batch) {
     const Autocast precision(with_.rank.device(), torch::kBFloat16, computes_in_bf16(with_.options));
-    const auto criterion = [&](const torch::Tensor& logits, const torch::Tensor& y) {
-      const torch::Tensor loss = torch::nn::functional::cross_entropy(logits, y);
+    const auto criterion = [&](const torch::Tensor& y_hat, const torch::Tensor& y) {
+      const torch::Tensor loss = checked_loss(with_.task, with_.rank, y_hat, y);
       // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.
-      if (c10::GradMode::is_enabled()) count(batch, logits, y, loss);
+      if (c10::GradMode::is_enabled()) count(batch, y_hat, y, loss);
       return with_.options.on_nan == OnNan::go_on ? loss : spoiling_unless_finite(loss);
     };
     const torch::Tensor mean = with_.net.forward_backward(batch, criterion);
@@ -85,9 +85,9 @@ class PlainStep : public Step {
 
  private:
   // With a grain the criterion is of one grain, which the scope of its samples tells.
-  void count(const Batch& batch, const torch::Tensor& logits, const torch::Tensor& y, const torch::Tensor& loss) {
+  void count(const Batch& batch, const torch::Tensor& y_hat, const torch::Tensor& y, const torch::Tensor& loss) {
     if (batch.grain > 0 && SampleScope::current()->place().again) return;
-    if (counts_correct_) with_.totals.add_correct(logits, y);
+    if (counts_correct_) with_.totals.add_correct(right_answers(y_hat, y));
     if (batch.grain == 0) return;
     const int64_t grain = SampleScope::current()->place().first / batch.grain;
     with_.totals.grain_losses.add(grain, loss, y.size(0));

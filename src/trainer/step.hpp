@@ -6,6 +6,7 @@
 #pragma once
 
 #include <lockstep/split/split_model.hpp>
+#include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "devices/cuda_graph.hpp"
@@ -20,6 +21,7 @@ namespace lockstep {
 
 // What a step works with.
 struct StepParts {
+  const Task& task;
   const TrainOptions& options;
   const TrainCallbacks& callbacks;
   Rank rank;

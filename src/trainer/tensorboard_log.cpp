@@ -1,6 +1,7 @@
 #include "tensorboard_log.hpp"
 
 #include <chrono>
+#include <cmath>
 #include <string>
 #include <utility>
 
@@ -29,10 +30,11 @@ void TensorBoardLog::write(const EpochMetrics& metrics, double lr, int64_t image
   const double now = seconds_since_1970();
   if (!events_) events_.emplace(new_file_in(folder_, now), now, metrics.epoch);
   io::Scalars scalars = {{"loss/train", metrics.train_loss},
-                         {"accuracy/train", metrics.train_accuracy},
-                         {"accuracy/test", metrics.test_accuracy},
                          {"learning_rate", lr},
                          {"images_per_second", static_cast<double>(images) / metrics.seconds}};
+  if (!std::isnan(metrics.train_accuracy)) scalars.emplace_back("accuracy/train", metrics.train_accuracy);
+  if (!std::isnan(metrics.test_accuracy)) scalars.emplace_back("accuracy/test", metrics.test_accuracy);
+  for (const auto& [name, value] : metrics.test) scalars.emplace_back(name + "/test", value);
   for (size_t rank = 0; rank < waits.size(); ++rank) {
     scalars.emplace_back("wait_for_data/rank_" + std::to_string(rank), waits[rank]);
   }

@@ -1,6 +1,7 @@
 // TensorBoardLog: a run's metrics as TensorBoard shows them, a point per epoch.
 //
-//   loss/train  accuracy/train  accuracy/test  learning_rate
+//   loss/train  loss/test  accuracy/train  accuracy/test  learning_rate
+//   NAME/test             a metric of a Task
 //   images_per_second     of the training, all ranks together
 //   wait_for_data/rank_0  seconds of the epoch in which the rank had no minibatch yet; so for every rank
 #pragma once

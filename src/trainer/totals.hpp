@@ -17,7 +17,7 @@ struct Totals {
   explicit Totals(const c10::Device& device);
   void reset();
   void add_loss(const at::Tensor& mean, int64_t samples_of_it);
-  void add_correct(const at::Tensor& logits, const at::Tensor& y);
+  void add_correct(const at::Tensor& answers);  // a number of right answers
 
   // Where `shared` is set, each step ends with it, before its update, on all ranks. Then each of them knows the sums
   // over all ranks, and keeps them if another rank is lost. If it throws, nothing has changed.

@@ -4,11 +4,11 @@
 
 #include "comm/failure.hpp"
 #include "common_settings.hpp"
-#include "data/data_digests.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
 #include "elastic.hpp"
 #include "io/folder_lock.hpp"
+#include "measures.hpp"
 #include "rank_trainer.hpp"
 #include "ranks/elastic_job.hpp"
 #include "resume.hpp"
@@ -16,6 +16,7 @@
 #include "tensorboard_log.hpp"
 #include "trace.hpp"
 #include "train_options.hpp"
+#include "workload.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -41,25 +42,6 @@ bool goes_on_in_its_folder(const TrainOptions& options) {
   if (options.keep.resume.empty() || options.keep.run_dir.empty()) return false;
   std::error_code different;
   return std::filesystem::equivalent(run_to_go_on(options.keep.resume), options.keep.run_dir, different);
-}
-
-// Tells people that the data are not Fashion-MNIST's, if so.
-std::string remark_on(const ImageData& data, const DataDigests& digests) {
-  if (data.synthetic || is_fashion_mnist(digests)) return "";
-  return has_images_of_mnist(digests) ? " (the digits of MNIST)" : " (not the images as published)";
-}
-
-std::string title_of_curve(const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
-  return to_string(options.model) + " on " +
-         (data.synthetic ? data.source : std::string(to_string(options.data.source))) + remark_on(data, digests) +
-         ", " + to_string(options.devices) + ", batch size " + std::to_string(options.batch.global());
-}
-
-void warn_of_mnist(const ImageData& data, const DataDigests& digests, const TrainCallbacks& callbacks) {
-  if (!has_images_of_mnist(digests) || !callbacks.on_warning) return;
-  callbacks.on_warning("the files in " + data.source +
-                       " have Fashion-MNIST's names, but hold the digits of MNIST; if " +
-                       "clothes are meant, put Fashion-MNIST's files there");
 }
 
 // Rank 0 reports on its thread, and any rank may warn on its own. Under a launcher one process reports. In an elastic
@@ -94,7 +76,8 @@ struct Succession {
 };
 
 // The process that kept the run is gone, or is about to be ended. Its lock goes with it.
-void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, Succession& succession) {
+void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const Judge& judge,
+               Succession& succession) {
   using Clock = std::chrono::steady_clock;
   const fs::path& run = options.keep.run_dir;
   const bool is_there = succession.met && !run.empty() && fs::exists(run / kConfigFile);
@@ -104,7 +87,7 @@ void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, Su
     std::this_thread::sleep_for(10ms);
   }
   folder.emplace(run, is_there || goes_on_in_its_folder(options));
-  folder->create(options);
+  folder->create(options, judge);
   succession.writes = true;
   if (is_there && fs::exists(run / kMetricsFile))
     succession.told_epochs = static_cast<int>(read_metrics(run / kMetricsFile).size());
@@ -127,10 +110,10 @@ double TrainResult::data_wait() const {
   return all == 0 ? 0 : waited / all;
 }
 
-TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
+TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& callers,
+                         const std::function<Workload()>& load) {
   std::mutex mutex;
   const TrainCallbacks callbacks = one_at_a_time(callers, mutex);
-  const TrainOptions settings = checked(options);
   std::optional<ElasticJob> elastic;
   if (ElasticJob::is_asked_for()) {
     check_elastic(settings);
@@ -143,10 +126,10 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
   TrainResult result;
   result.devices = settings.devices;
   if (resumed) result.history = resumed->history;
-  const ImageData data = load_data(settings.data);
-  check_batch_size(settings, data);
-  const DataDigests digests = digests_of(data);
-  if (resumed) check_fits(*resumed, settings, data, digests);
+  const Workload workload = load();
+  const Task& task = workload.task;
+  check_batch_size(settings, task.train.size(), task.source);
+  if (resumed) check_fits(*resumed, settings, task.train.size(), task.source, workload.digests);
   if (callbacks.stop.stop_requested()) {
     result.stopped = true;
     return result;
@@ -154,10 +137,12 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
   std::optional<Trace> trace;
   if (!settings.keep.trace.empty())
     trace.emplace(trace_file(settings.keep.trace, this_process().index), settings.devices);
-  folder->create(settings);
-  if (callbacks.on_data) callbacks.on_data(data.source + remark_on(data, digests));
-  warn_of_mnist(data, digests, callbacks);
-  const std::string title = title_of_curve(settings, data, digests);
+  const Judge judge = judge_of(task);
+  folder->create(settings, judge);
+  if (callbacks.on_data) callbacks.on_data(workload.announcement);
+  if (callbacks.on_warning && !workload.warning.empty()) callbacks.on_warning(workload.warning);
+  const std::string title =
+      workload.title + ", " + to_string(settings.devices) + ", batch size " + std::to_string(settings.batch.global());
 
   std::optional<TensorBoardLog> board;
   if (settings.keep.tensorboard && !settings.keep.run_dir.empty()) board.emplace(settings.keep.run_dir);
@@ -173,14 +158,14 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
       if (rank.index() == 0) elastic->note_beginning();
       if (is_first_here) result.history = begin ? begin->history : std::vector<EpochMetrics>();
     }
-    RankTrainer trainer(settings, callbacks, data, rank, trace ? &*trace : nullptr,
+    RankTrainer trainer(settings, callbacks, task, rank, trace ? &*trace : nullptr,
                         settings.cuda_graph ? make_cuda_graph() : nullptr, begin ? &*begin : nullptr);
     if (elastic) trainer.be_elastic(elastic->newer());
     const auto complete = [&](RunState state) {
       state.epochs = static_cast<int>(result.history.size());
       state.history = result.history;
       state.config = to_json(settings);
-      state.data = digests;
+      state.data = workload.digests;
       return state;
     };
     const auto keep_state = [&] {
@@ -188,9 +173,9 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
       if (rank.index() == 0) folder->keep(complete(std::move(state)));
     };
     const std::function<void()> keep = keeps_checkpoints(settings) ? keep_state : std::function<void()>();
-    const auto keep_epoch = [&](const EpochMetrics& metrics, const torch::nn::Sequential& net) {
-      if (rank.index() == 0) folder->write(result.history, *net, title, callbacks.on_warning);
-      if (rank.index() == 0 && board) board->write(metrics, metrics.lr, data.train.size(), trainer.waits());
+    const auto keep_epoch = [&](const EpochMetrics& metrics, const torch::nn::Module& net) {
+      if (rank.index() == 0) folder->write(result.history, net, title, callbacks.on_warning);
+      if (rank.index() == 0 && board) board->write(metrics, metrics.lr, task.train.size(), trainer.waits());
       if (keep) keep();
       if (rank.index() != 0) return;
       succession.kept_epochs = metrics.epoch;
@@ -201,22 +186,25 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
     const auto keep_what_is_owed = [&] {
       const bool between_epochs = begin && begin->steps == 0 && !begin->history.empty();
       const bool owes = elastic->generation() > 0 && between_epochs && succession.kept_epochs < begin->epochs;
-      if (rank.any(rank.index() == 0 && owes)) keep_epoch(begin->history.back(), trainer.whole());
+      if (rank.any(rank.index() == 0 && owes)) keep_epoch(begin->history.back(), *trainer.whole());
     };
     const auto train_epochs = [&] {
+      auto history = begin ? begin->history : std::vector<EpochMetrics>();  // this rank's own
       for (int number = begin ? begin->epochs + 1 : 1; number <= settings.epochs; ++number) {
+        if (is_enough(history, task)) break;
         EpochMetrics metrics = trainer.epoch(number, keep);
         if (trainer.regroups()) return;
         if (!trainer.not_finite().empty()) {
           if (is_first_here) not_finite = trainer.not_finite();
           break;
         }
-        const torch::nn::Sequential net = trainer.whole();
+        const auto net = trainer.whole();
         if (is_first_here) {
           metrics.weights = weights_hash(*net);
           result.history.push_back(metrics);
         }
-        keep_epoch(metrics, net);
+        history.push_back(metrics);
+        keep_epoch(metrics, *net);
       }
       if (is_first_here) result.straggler = trainer.straggler();
       if (is_first_here) succession.is_last = true;
@@ -262,7 +250,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
       .stop = callbacks.stop,
       .silence = settings.silence,
       // In an elastic job a state may come from another rank.
-      .configuration = common_settings(settings, digests, resumed && !elastic ? &*resumed : nullptr),
+      .configuration = common_settings(settings, workload.digests, resumed && !elastic ? &*resumed : nullptr),
       .seed = settings.seed,
       .on_warning = callbacks.on_warning ? callbacks.on_warning : [](const std::string&) {}};
   bool is_done = false;
@@ -271,7 +259,7 @@ TrainResult train(const TrainOptions& options, const TrainCallbacks& callers) {
     succession.ended_by_difference = false;
     try {
       if (elastic && !elastic->enter()) return result;  // it was done before this process could join
-      if (elastic && !succession.writes && this_process().index == 0) take_over(folder, settings, succession);
+      if (elastic && !succession.writes && this_process().index == 0) take_over(folder, settings, judge, succession);
       run(settings.devices, body, run_options);
       is_done = succession.is_last;
       if (succession.ended_by_difference) elastic->leave();

@@ -63,7 +63,7 @@ void check_graph_of(const TrainOptions& options) {
 void check_split_of(const TrainOptions& options) {
   if (!options.split) return;
   const ModelSplit& split = *options.split;
-  check_split(split, static_cast<int64_t>(make_model(options.model)->size()));
+  if (is_of_lockstep(options)) check_split(split, static_cast<int64_t>(make_model(options.model)->size()));
   if (this_process().count == 1) check_mesh(split.mesh, static_cast<int>(options.devices.size()));
   if (options.cuda_graph && !by_data_alone(split)) {
     throw Error("`cuda_graph` records steps whose network is split by data alone, and this run's is split as " +
@@ -112,20 +112,18 @@ void check_sync_batchnorm(const TrainOptions& options) {
     throw Error(
         "`sync_batchnorm` normalises over whole batches, and `accumulate` computes them in parts; leave one out");
   }
-  if (!has_batchnorm(options.model)) {
+  if (is_of_lockstep(options) && !has_batchnorm(options.model)) {
     throw Error("`sync_batchnorm`: " + options.model.name + " has no BatchNorm; leave it out");
   }
 }
 
-}  // namespace
-
-TrainOptions checked(TrainOptions options) {
+// All but the network.
+TrainOptions checked_settings(TrainOptions options) {
   const auto refuse = [](const std::string& what, const auto& value, const std::string& rule) {
     std::ostringstream text;
     text << what << " is " << value << "; " << rule;
     throw Error(text.str());
   };
-  check_model(options.model);
   check_batch(options.batch);
   if (options.rate.reference_batch < 0)
     refuse("the reference batch", options.rate.reference_batch, "it must be at least 1");
@@ -164,6 +162,22 @@ TrainOptions checked(TrainOptions options) {
   return options;
 }
 
+}  // namespace
+
+TrainOptions checked(TrainOptions options) {
+  check_model(options.model);
+  return checked_settings(std::move(options));
+}
+
+TrainOptions checked_for_fit(TrainOptions options) {
+  return checked_settings(std::move(options));
+}
+
+bool is_of_lockstep(const TrainOptions& options) {
+  const auto names = model_names();
+  return std::find(names.begin(), names.end(), options.model.name) != names.end();
+}
+
 void fill_defaults(TrainOptions& options) {
   if (options.devices.empty()) options.devices = default_devices();
   if (options.memory_format != MemoryFormat::automatic) return;
@@ -197,11 +211,11 @@ OptimizerSettings optimizer_settings(const TrainOptions& options) {
       .lr = options.rate.lr, .momentum = options.optimizer.momentum, .weight_decay = options.optimizer.weight_decay};
 }
 
-void check_batch_size(const TrainOptions& options, const ImageData& data) {
+void check_batch_size(const TrainOptions& options, int64_t samples, const std::string& source) {
   const int64_t size = options.batch.global();
-  if (size <= data.train.size()) return;
-  throw Error("the batch size is " + std::to_string(size) + "; it must be at most " +
-              std::to_string(data.train.size()) + ", the number of training samples in " + data.source);
+  if (size <= samples) return;
+  throw Error("the batch size is " + std::to_string(size) + "; it must be at most " + std::to_string(samples) +
+              ", the number of training samples in " + source);
 }
 
 bool computes_in_bf16(const TrainOptions& options) {

@@ -1,19 +1,26 @@
 // What the trainer needs to know of its options before it starts, and how a run's folder keeps them.
 #pragma once
 
-#include <lockstep/data/data.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/optim/optimizers.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 namespace lockstep {
 
 // The options with every default filled in. Throws Error for each value that cannot be trained with.
 TrainOptions checked(TrainOptions options);
+
+// The same for the options of a fit(), whose network is known by its name alone.
+TrainOptions checked_for_fit(TrainOptions options);
+
+// Whether `model` is one of lockstep's, and not the network of a fit().
+bool is_of_lockstep(const TrainOptions& options);
 
 // Fills in the defaults that depend on the machine and on the model: devices, memory_format.
 void fill_defaults(TrainOptions& options);
@@ -28,8 +35,8 @@ OptimizerSettings optimizer_settings(const TrainOptions& options);
 // Is the network split over the ranks by data alone, in one batch at a time?
 bool by_data_alone(const ModelSplit& split);
 
-// Throws Error if the training samples do not make a single batch of the options' size.
-void check_batch_size(const TrainOptions& options, const ImageData& data);
+// Throws Error if so many training samples do not make a single batch of the options' size.
+void check_batch_size(const TrainOptions& options, int64_t samples, const std::string& source);
 
 // checked options' precision and memory_format, as the code needs them.
 bool computes_in_bf16(const TrainOptions& options);

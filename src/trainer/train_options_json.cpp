@@ -53,7 +53,7 @@ std::string to_json(const TrainOptions& options) {
   nlohmann::ordered_json config;
   each_option(options, [&](const Option& option, const auto& value) {
     const bool absent = option.key == std::string_view("split") && !options.split;
-    if (option.more.kept && !absent) config[option.key] = json_of(value);
+    if (option.more.kept && !absent && says_something(option, options)) config[option.key] = json_of(value);
   });
   try {
     return config.dump(2) + "\n";

@@ -390,6 +390,67 @@ TEST(Batches, GiveAnEmptyPartItsShapeAndType) {
   }
 }
 
+template <class Source>
+std::vector<Batch> all_batches(const Source& source, const BatchOptions& options, const Partner& shard) {
+  std::vector<Batch> all;
+  for (const Batch& batch : batches(source, options, shard)) all.push_back(batch);
+  return all;
+}
+
+TEST(Batches, OfAFunctionAreThoseOfTheSameSamplesInMemory) {
+  Dataset dataset = numbered(23);
+  dataset.x = dataset.x.to(at::kByte);  // which become floats where they lie in memory
+  size_t most = 0;
+  const Samples read(23, [&](const std::vector<int64_t>& numbers) {
+    most = std::max(most, numbers.size());
+    const at::Tensor rows = at::tensor(numbers);
+    return Dataset{dataset.x.index_select(0, rows), dataset.y.index_select(0, rows)};
+  });
+  for (const bool shuffle : {true, false}) {
+    for (const int64_t grain : {0, 2}) {
+      for (int index = 0; index < 4; ++index) {  // the last batch has 2 samples
+        const BatchOptions options{.size = 7, .seed = 3, .epoch = 1, .shuffle = shuffle, .grain = grain};
+        const Partner shard{.index = index, .count = 4};
+        const auto expected = all_batches(dataset, options, shard), found = all_batches(read, options, shard);
+        ASSERT_EQ(found.size(), 4u);
+        for (size_t i = 0; i < 4; ++i) {
+          EXPECT_EQ(found[i].x.scalar_type(), at::kByte);
+          EXPECT_TRUE(at::equal(found[i].x.to(at::kFloat).div(255), expected[i].x));
+          EXPECT_TRUE(at::equal(found[i].y, expected[i].y));
+          EXPECT_EQ(found[i].first, expected[i].first);
+          EXPECT_EQ(found[i].global_size, expected[i].global_size);
+          EXPECT_EQ(found[i].mark, expected[i].mark);
+          EXPECT_EQ(found[i].runs, expected[i].runs);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(most, 2u);  // a shard reads its own samples alone
+}
+
+TEST(Samples, RefuseWhatIsNone) {
+  const auto none = [](const std::vector<int64_t>&) { return Dataset{at::zeros({2, 3}), at::zeros({1})}; };
+  EXPECT_THAT(error_of([&] { Samples(-1, none); }), HasSubstr("the number of samples is -1"));
+  EXPECT_THAT(error_of([] { Samples(3, nullptr); }), HasSubstr("the function that reads samples is empty"));
+  EXPECT_THAT(error_of([&] { batches(Samples(3, none), {.size = 2}).begin(); }),
+              AllOf(HasSubstr("asked for 2 samples"), HasSubstr("x of sizes [2, 3] and y of sizes [1]")));
+  EXPECT_THAT(error_of([] { batches(Samples(), {.size = 2}); }), HasSubstr("must be tensors"));
+}
+
+TEST(DataDigests, TellSamplesApart) {
+  const auto of = [](const Samples& samples) { return digests_of(samples, {}); };
+  const Dataset dataset = numbered(5);
+  const DataDigests digests = of(dataset);
+  EXPECT_EQ(of(numbered(5)), digests);
+  EXPECT_FALSE(of(Dataset{dataset.x, dataset.y + 1}) == digests);
+  EXPECT_FALSE(of(Dataset{dataset.x.to(at::kDouble), dataset.y}) == digests);
+  EXPECT_FALSE(of(Dataset{dataset.x.flatten(), dataset.y}) == digests);
+  const auto none = [](const std::vector<int64_t>&) { return Dataset(); };
+  EXPECT_EQ(of(Samples(5, none, "a")), of(Samples(5, none, "a")));
+  EXPECT_FALSE(of(Samples(5, none, "a")) == of(Samples(5, none, "b")));
+  EXPECT_FALSE(of(Samples(5, none, "a")) == of(Samples(6, none, "a")));
+}
+
 TEST(Batches, CountThemselves) {
   EXPECT_EQ(batches(numbered(0), {.size = 4}).count(), 0);
   EXPECT_EQ(batches(numbered(8), {.size = 4}).count(), 2);

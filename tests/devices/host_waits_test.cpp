@@ -7,6 +7,7 @@
 
 #include "devices/cuda_graph.hpp"
 #include "trainer/rank_trainer.hpp"
+#include "trainer/workload.hpp"
 
 namespace host_waits_test {
 
@@ -29,7 +30,7 @@ int waits(int64_t steps, bool graphed, const lockstep::Devices& devices) {
   int count = 0;
   lockstep::run(devices, [&](Rank& rank) {
     const lockstep::TrainCallbacks callbacks;
-    lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr,
+    lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr,
                                   graphed ? lockstep::make_cuda_graph() : nullptr);
     trainer.epoch(1);
     Counter counter;

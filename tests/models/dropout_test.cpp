@@ -13,6 +13,7 @@
 #include "ranks/rank_generators.hpp"
 #include "support/group_tests.hpp"
 #include "trainer/rank_trainer.hpp"
+#include "trainer/workload.hpp"
 
 #include <cmath>
 #include <cstdint>
@@ -372,7 +373,7 @@ TEST(DropoutTest, TheProgramsAlexNetTrainsTheSameOnAnyNumberOfRanks) {
     run(test_devices(ranks),
         [&](Rank& rank) {
           const TrainCallbacks callbacks;
-          RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+          RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
           trainer.epoch(1);
           if (rank.index() != 0) return;
           const auto weights = trainer.whole()->parameters();

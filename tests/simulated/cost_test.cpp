@@ -12,6 +12,7 @@
 #include "support/simulated_device.hpp"
 #include "support/test_devices.hpp"
 #include "trainer/rank_trainer.hpp"
+#include "trainer/workload.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -78,7 +79,7 @@ Cost of_step(TrainOptions options) {
     Cost cost;
     lockstep::run(options.devices, [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
-      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+      lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
       const Cost of_rank = of_second(rank, [&](int epoch) { trainer.epoch(epoch); });
       if (rank.index() == 0) cost = of_rank;
     });
@@ -220,7 +221,7 @@ TEST(OtherGpus, StayAsTheyAre) {
   const auto before = uses();
   lockstep::run(options.devices, [&](Rank& rank) {
     const lockstep::TrainCallbacks callbacks;
-    lockstep::RankTrainer(options, callbacks, data, rank, nullptr, nullptr).epoch(1);
+    lockstep::RankTrainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr).epoch(1);
     lockstep::measured_cluster({}, rank);
   });
   EXPECT_EQ(uses(), before);

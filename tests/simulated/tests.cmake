@@ -25,6 +25,7 @@ set(simulated_tests
   "communication_test|Communication.*-*WithinAnEpoch*|own"
   "data_parallel_test|Sizes/*.*/2RanksMany:Sizes/*.*/3RanksOne:Sizes/*.*/2RanksAfterwards"
   "dropout_test|Sizes/*-*DropoutTraining*:*ARanksGenerator*"
+  "fit_test|Sizes/*:Fit.Tokens*|shared"
   "grain_test|*|shared"
   "grains_test|Seeds/*/0|own"
   "local_sgd_test|Sizes/*"

@@ -9,6 +9,7 @@
 #include "support/test_devices.hpp"
 #include "trainer/rank_trainer.hpp"
 #include "trainer/run_state.hpp"
+#include "trainer/workload.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -173,7 +174,7 @@ TEST(RankTrainerBalance, ARankOfHalfTheSpeedTrainsHalfAsMuchAndTheWeightsAreThos
     parts.resize(static_cast<size_t>(ranks));
     run(test_devices(ranks), [&](Rank& rank) {
       SimulatedTime time(rank.index() == 1 ? 1e-3 : 0.5e-3, 0);
-      RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr, nullptr,
+      RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr, nullptr,
                           {.clock = [&] { return time.now(); }});
       for (int epoch = 1; epoch <= 2; ++epoch) {
         const EpochMetrics metrics = trainer.epoch(epoch);
@@ -209,7 +210,7 @@ TEST(RankTrainerBalance, WhatARunThatGoesOnHasToSkipIsNoLap) {
   for (const bool resumed : {false, true}) {
     run(test_devices(2), [&](Rank& rank) {
       SimulatedTime time(1e-3, rank.index() == 1 ? 24e-3 : 0);
-      RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr, resumed ? &kept : nullptr,
+      RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr, resumed ? &kept : nullptr,
                           {.every = resumed ? 1 : 100, .clock = [&] { return time.now(); }});
       trainer.epoch(1, [&] {
         RunState state = trainer.state();

@@ -9,6 +9,7 @@
 #include "ranks/observed_backend.hpp"
 #include "trainer/elastic.hpp"
 #include "trainer/rank_trainer.hpp"
+#include "trainer/workload.hpp"
 
 #include <algorithm>
 #include <memory>
@@ -56,7 +57,7 @@ Outcome in_peace(const TrainOptions& options, const ImageData& data, const RunSt
   const TrainCallbacks callbacks;
   Outcome outcome;
   run(options.devices, [&](Rank& rank) {
-    RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr, state);
+    RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr, state);
     outcome.metrics = trainer.epoch(1);
     outcome.weights = weights_hash(*trainer.whole());
   });
@@ -72,7 +73,7 @@ std::optional<RunState> left_at(int call, const TrainOptions& options, const Ima
       if (rank.index() == 0) return backend;
       return c10::make_intrusive<ObservedBackend>(std::move(backend), std::make_shared<EndsAtCall>(call));
     });
-    RankTrainer trainer(options, callbacks, data, with_end, nullptr, nullptr);
+    RankTrainer trainer(options, callbacks, task_of(options, data), with_end, nullptr, nullptr);
     trainer.be_elastic({});
     try {
       trainer.epoch(1);

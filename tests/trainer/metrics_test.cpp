@@ -108,6 +108,22 @@ TEST_F(MetricsTest, KeepsTheHashOfTheWeights) {
   EXPECT_THAT(read_error(line), HasSubstr("its 'weights' is not a text: 7"));
 }
 
+TEST_F(MetricsTest, KeepsWhatIsMeasuredOfTheTestSamples) {
+  auto history = some_history(2);
+  history[1].test = {{"loss", 0.1}, {"mae", INFINITY}};
+  history[1].test_accuracy = std::nan("");
+  write_metrics(folder_ / "metrics.jsonl", history);
+  EXPECT_THAT(folder_.read("metrics.jsonl"), EndsWith(R"(,"test":{"loss":0.1,"mae":null}})"
+                                                      "\n"));
+  const auto read = read_metrics(folder_ / "metrics.jsonl");
+  EXPECT_TRUE(read[0].test.empty());
+  EXPECT_EQ(read[1].test.at("loss"), 0.1);
+  EXPECT_TRUE(std::isnan(read[1].test.at("mae")) && std::isnan(read[1].test_accuracy));
+  const std::string line = R"({"epoch":1,"train_loss":2,"train_accuracy":0,"test_accuracy":0,"seconds":1,"test":)";
+  EXPECT_THAT(read_error(line + "7}"), HasSubstr("its 'test' is not a JSON object: 7"));
+  EXPECT_THAT(read_error(line + R"({"mae":"x"}})"), HasSubstr("its 'mae' is not a number"));
+}
+
 TEST_F(MetricsTest, NamesTheFileAndTheLineThatIsWrong) {
   const std::string good =
       R"({"epoch":1,"train_loss":2,"train_accuracy":0.1,"test_accuracy":0.1,"seconds":1,"more":"is ignored"})"
@@ -166,6 +182,14 @@ TEST_F(CurveTest, DrawsTheValues) {
     changed[2].*value = 0.123 + changed[2].*value / 2;
     EXPECT_NE(svg(changed), before);
   }
+}
+
+TEST_F(CurveTest, DrawsTheTestLossWhereNoAnswersAreCounted) {
+  auto history = some_history(3);
+  for (EpochMetrics& epoch : history) epoch.train_accuracy = epoch.test_accuracy = std::nan("");
+  EXPECT_THAT(svg(history), AllOf(HasSubstr("train loss"), Not(HasSubstr("accuracy")), Not(HasSubstr("test loss"))));
+  for (EpochMetrics& epoch : history) epoch.test = {{"loss", 0.01 * epoch.epoch}};
+  EXPECT_THAT(svg(history), AllOf(HasSubstr("train loss"), Not(HasSubstr("accuracy")), HasSubstr("test loss")));
 }
 
 TEST_F(CurveTest, DrawsOneEpochManyEpochsAndNone) {

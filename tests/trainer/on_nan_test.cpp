@@ -8,6 +8,7 @@
 #include "support/small_training.hpp"
 #include "support/test_devices.hpp"
 #include "trainer/rank_trainer.hpp"
+#include "trainer/workload.hpp"
 
 #include <limits>
 #include <optional>
@@ -72,7 +73,7 @@ Outcome train(int ranks, const TrainOptions& options, const ImageData& data) {
   TrainCallbacks callbacks;
   callbacks.on_warning = [&](const std::string& text) { outcome.warnings.push_back(text); };
   run(test_devices(ranks), [&](Rank& rank) {
-    RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+    RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
     std::vector<EpochMetrics> history;
     for (int epoch = 1; epoch <= options.epochs && trainer.not_finite().empty(); ++epoch) {
       history.push_back(trainer.epoch(epoch));
@@ -192,7 +193,7 @@ TEST(OnNan, ARunGoesOnWithWhatItHasSkipped) {
   ASSERT_LT(step, 5);
   run(test_devices(2), [&](Rank& rank) {
     const TrainCallbacks callbacks;
-    RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+    RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
     std::optional<RunState> state;
     int steps = 0;
     const EpochMetrics expected = trainer.epoch(1, [&] {
@@ -201,7 +202,7 @@ TEST(OnNan, ARunGoesOnWithWhatItHasSkipped) {
       for (auto& [name, tensor] : now.tensors) tensor = tensor.detach().clone();  // it is not written, and trains on
       state = std::move(now);
     });
-    RankTrainer resumed(options, callbacks, data, rank, nullptr, nullptr, &*state);
+    RankTrainer resumed(options, callbacks, task_of(options, data), rank, nullptr, nullptr, &*state);
     const EpochMetrics metrics = resumed.epoch(1, [] {});
     EXPECT_EQ(metrics.train_loss, expected.train_loss);
     EXPECT_EQ(metrics.train_accuracy, expected.train_accuracy);

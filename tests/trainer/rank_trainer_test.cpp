@@ -11,6 +11,7 @@
 #include "support/fake_graph.hpp"
 #include "support/test_devices.hpp"
 #include "trainer/graphed_step.hpp"
+#include "trainer/workload.hpp"
 
 #include <chrono>
 #include <cmath>
@@ -41,7 +42,7 @@ Outcome train(int ranks, const TrainOptions& options, bool graphed) {
   lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     int replays = 0;
     const lockstep::TrainCallbacks callbacks;
-    lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr,
+    lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr,
                                   graphed ? std::make_unique<lockstep::FakeGraph>(&replays) : nullptr);
     std::vector<EpochMetrics> history;
     for (int epoch = 1; epoch <= options.epochs; ++epoch) history.push_back(trainer.epoch(epoch));
@@ -78,7 +79,7 @@ TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
     std::vector<std::string> errors(3);
     lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
-      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+      lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
       trainer.epoch(1);
       const torch::NoGradGuard no_grad;
       if (rank.index() == 2) trainer.whole()->parameters()[1].add_(1);
@@ -152,7 +153,7 @@ TEST(RankTrainer, RanksThatHoldOtherPartsOfTheNetworkAreNotCompared) {
     options.split = {.mesh = mesh};
     lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
-      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+      lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
       EXPECT_EQ(lockstep::error_of([&] { trainer.epoch(1); }), "(no error)");
     });
   }
@@ -173,7 +174,7 @@ TEST(RankTrainer, AllRanksStopAfterTheSameStepAndGoOnWithTheSameBits) {
       std::stop_source stop;
       lockstep::TrainCallbacks callbacks;
       callbacks.stop = stop.get_token();
-      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr, from);
+      lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr, from);
       const auto keep = [&] {
         const lockstep::RunState state = trainer.state();
         if (rank.index() == 0) kept.push_back(state);
@@ -234,7 +235,7 @@ TEST(RankTrainer, ARecordedExchangeNeedsTheFirstDevicesGradients) {
         const lockstep::TrainCallbacks callbacks;
         Rank other = rank.wrapped(
             [](const auto& backend) { return c10::make_intrusive<SaysNccl>(backend, std::make_shared<Unheeding>()); });
-        lockstep::RankTrainer(options, callbacks, data, nccl ? other : rank, nullptr,
+        lockstep::RankTrainer(options, callbacks, task_of(options, data), nccl ? other : rank, nullptr,
                               std::make_unique<lockstep::FakeGraph>())
             .epoch(1);
       });
@@ -259,7 +260,7 @@ TEST(RankTrainer, RanksHaveOneNetworkAfterAnEpochWithItsRunningStatistics) {
     std::vector<std::vector<torch::Tensor>> states(3);
     lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
-      lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr,
+      lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr,
                                     graphed ? std::make_unique<lockstep::FakeGraph>() : nullptr);
       for (int epoch = 1; epoch <= options.epochs; ++epoch) trainer.epoch(epoch);
       auto& state = states[rank.index()] = trainer.whole()->parameters();
@@ -286,7 +287,7 @@ torch::OrderedDict<std::string, torch::Tensor> resnet_state(int ranks, int64_t i
   torch::OrderedDict<std::string, torch::Tensor> state;
   lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     const lockstep::TrainCallbacks callbacks;
-    lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+    lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
     trainer.epoch(1);
     if (rank.index() != 0) return;
     state = trainer.whole()->named_parameters();

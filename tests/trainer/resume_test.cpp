@@ -279,7 +279,7 @@ TEST_F(Resume, OtherDataOfTheSameSizeAreRefused) {
   bytes.back() = static_cast<char>(9 - bytes.back());
   images_.write("t10k-labels-idx1-ubyte", bytes);
   EXPECT_THAT(error_of([&] { go_on(settings, settings.keep.run_dir); }),
-              AllOf(HasSubstr("its run's test labels have the SHA-256 " + data->test_labels),
+              AllOf(HasSubstr("its run's test targets have the SHA-256 " + data->test_labels),
                     HasSubstr(idx("t10k-labels-idx1-ubyte")), HasSubstr("a run goes on with its own data")));
   auto state = read_run_state(file);  // as an earlier lockstep wrote them
   state.data.reset();

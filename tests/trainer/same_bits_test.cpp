@@ -9,6 +9,7 @@
 #include "support/small_training.hpp"
 #include "support/test_devices.hpp"
 #include "trainer/rank_trainer.hpp"
+#include "trainer/workload.hpp"
 
 #include <functional>
 #include <limits>
@@ -210,7 +211,7 @@ TEST_F(SameBits, WithASkippedStep) {
       const TrainCallbacks callbacks;
       std::pair<double, std::string> result;
       run(here.devices, [&](Rank& rank) {
-        RankTrainer trainer(here, callbacks, data, rank, nullptr, nullptr);
+        RankTrainer trainer(here, callbacks, task_of(here, data), rank, nullptr, nullptr);
         const EpochMetrics metrics = trainer.epoch(1);
         EXPECT_EQ(trainer.not_finite(), "");
         const auto net = trainer.whole();

@@ -122,6 +122,18 @@ TEST(Examples, StopAndGoOnGoesOnWithAnotherNumberOfRanks) {
   EXPECT_THAT(trimmed(expected_output("08_stop_and_go_on")), testing::EndsWith(trimmed(run.out)));
 }
 
+TEST(Examples, OwnModelAndDataGoOnWithTheBitsOfARunThatNeverStopped) {
+  const lockstep::ScratchFolder stopped, whole;
+  const Finished first = run_example("10_own_model_and_data", {stopped.path().string(), "3"});
+  ASSERT_EQ(first.code, 0) << first.err;
+  const Finished second = run_example("10_own_model_and_data", {stopped.path().string()});
+  ASSERT_EQ(second.code, 0) << second.err;
+  EXPECT_EQ(trimmed(first.out + second.out), trimmed(expected_output("10_own_model_and_data")));
+
+  ASSERT_EQ(run_example("10_own_model_and_data", {whole.path().string()}).code, 0);
+  EXPECT_TRUE(stopped.read("run/model.safetensors") == whole.read("run/model.safetensors"));
+}
+
 TEST(Examples, StopAndGoOnNamesABrokenCheckpoint) {
   const lockstep::ScratchFolder scratch;
   std::filesystem::create_directory(scratch / "epoch-1");

@@ -3,9 +3,11 @@
 //   data_options  which images, and where they lie
 //   fetch_data    downloads Fashion-MNIST where no package provides it
 //   parts         the ranges that devices take of a batch: near-equal, or by shares
+//   samples       what batches are made of: tensors, or a function that reads
 #pragma once
 
 #include <lockstep/data/data.hpp>
 #include <lockstep/data/data_options.hpp>
 #include <lockstep/data/fetch_data.hpp>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/data/samples.hpp>

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/data/samples.hpp>
 
 #include <cstdint>
 #include <filesystem>
@@ -16,17 +17,6 @@
 #include <vector>
 
 namespace lockstep {
-
-// Samples `x` [n, ...] and targets `y` [n, ...]. For images x is uint8 [n, channels, height, width], and y holds int64
-// class indices.
-struct Dataset {
-  at::Tensor x;
-  at::Tensor y;
-
-  int64_t size() const { return x.size(0); }
-  // Returns this Dataset, sharing its memory, if it is on `device` already. Otherwise returns a copy.
-  Dataset to(const c10::Device& device) const { return {x.to(device), y.to(device)}; }
-};
 
 // An image set on the CPU. It is read once per process, and ranks on the CPU share its tensors.
 struct ImageData {
@@ -104,7 +94,7 @@ struct BatchOptions {
 // moves to it.
 class Batches {
  public:
-  Batches(Dataset dataset, const BatchOptions& options, const Partner& shard);
+  Batches(Samples samples, const BatchOptions& options, const Partner& shard);
 
   class Iterator {
    public:
@@ -148,19 +138,25 @@ class Batches {
   };
   Place place_of(int64_t index) const;
   Batch get(int64_t index) const;
+  Dataset gathered(const Place& place) const;
+  Dataset read(const Place& place) const;
   void start(const Place& place) const;
   int32_t mark_of(int64_t index) const;
   std::vector<int64_t> runs_of(int64_t global_size) const;
 
-  Dataset dataset_;
+  Samples samples_;
   BatchOptions options_;
   Partner shard_;
-  at::Tensor order_;                     // int64 [n] on the dataset's device; undefined without shuffle
-  std::shared_ptr<BatchUpload> upload_;  // null: the data are where the shard computes, or not on the CPU
+  at::Tensor order_;                     // int64 [n] where the samples lie; undefined without shuffle
+  std::shared_ptr<BatchUpload> upload_;  // null: the data are where the shard computes, not on the CPU, or read
 };
 
 // Throws Error if size < 1, if the grain is below 0 or above size, if x and y differ in length or device, if the
 // shard's index is outside its count, or if check_shares refuses the shares or they are not one per shard.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard = {});
+
+// The same for samples that a function may read. It is called for this shard's samples alone, and for one sample where
+// the shard gets none of a batch. Throws Error as Samples::read() does, when an iterator moves.
+Batches batches(const Samples& samples, const BatchOptions& options, const Partner& shard = {});
 
 }  // namespace lockstep

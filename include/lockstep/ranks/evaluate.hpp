@@ -2,7 +2,7 @@
 //
 // Exact: every sample is counted once, whatever the number of ranks and the batch size (the section's exercise on
 // evaluating on several devices). All ranks must call it; every rank gets the whole result. Cost: one forward per
-// batch, or with a grain one per grain, and two small allreduces at the end.
+// batch, or with a grain one per grain, and one small allreduce at the end.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -14,8 +15,8 @@ namespace lockstep {
 struct EpochMetrics {
   int epoch = 0;              // from 1
   double train_loss = 0;      // mean over the epoch's samples, each as its minibatch saw it
-  double train_accuracy = 0;  // in [0, 1], likewise
-  double test_accuracy = 0;   // in [0, 1], after the epoch, every test sample counted once
+  double train_accuracy = 0;  // in [0, 1], likewise; NaN: not counted
+  double test_accuracy = 0;   // in [0, 1], after the epoch, every test sample counted once; NaN: not counted
   double seconds = 0;         // of the epoch's training, devices synchronised, evaluation not counted
   double data_wait = 0;       // share of these seconds, in [0, 1], in which a rank waited for data: the rank that
                               // waited longest; 0: not measured
@@ -26,6 +27,8 @@ struct EpochMetrics {
   // Samples of a full batch on each device, at the epoch's end. Empty: near-equal parts.
   std::vector<int64_t> parts = {};
   std::string weights = {};  // weights_hash of the network after the epoch (weights.hpp); empty: not kept
+  // Means over the test samples after the epoch, by name: "loss", and the metrics of a Task (task.hpp).
+  std::map<std::string, double> test = {};
 };
 
 // Writes one JSON object per line and epoch. A loss that is not finite is written as null, and read back as NaN. With
@@ -36,7 +39,8 @@ void write_metrics(const std::filesystem::path& file, const std::vector<EpochMet
 // Reads what write_metrics wrote. Throws Error that names the file and the line.
 std::vector<EpochMetrics> read_metrics(const std::filesystem::path& file);
 
-// Draws train loss, train accuracy and test accuracy over the epochs with gnuplot, like the section's animated plot.
+// Draws train loss, train accuracy and test accuracy over the epochs with gnuplot, like the section's animated plot;
+// where no answers are counted, train and test loss.
 // The file becomes an SVG or a PNG, by its extension. Values that are not finite leave a gap. Takes some tens of
 // milliseconds. Throws Error if there is no epoch, or if gnuplot is missing (the text says which package has it),
 // fails, or takes more than 10 s. The earlier file then stays as it was.

@@ -1,4 +1,5 @@
-// The trainer: everything that `lockstep train` and `lockstep eval` do, without a terminal.
+// The trainer: everything that `lockstep train` and `lockstep eval` do, without a terminal; fit.hpp has it for a
+// network of your own.
 //
 // train() runs one rank per device, and keeps its run in a folder. It reports through callbacks, which are called one
 // at a time: on rank 0's thread, but warnings on any rank's. Under a launcher (see rank.hpp) the process with rank 0
@@ -66,11 +67,11 @@ class NotFinite : public Error {
   using Error::Error;
 };
 
-// Trains, and after every epoch evaluates and writes into run_dir: config.json (first), metrics.jsonl,
-// model.safetensors, curve.svg, and in checkpoints/ what it can be resumed from; curve.png at the end. On synthetic
-// data metrics.jsonl and model.safetensors say so. BatchNorm's running statistics follow each device's own parts of the
-// batches (without sync_batchnorm); before an epoch is evaluated and kept all devices take their mean, weighted by the
-// samples that each has seen in it.
+// Trains one of lockstep's models on one of its data sets, and after every epoch evaluates and writes into run_dir:
+// config.json (first), metrics.jsonl, model.safetensors, curve.svg, and in checkpoints/ what it can be resumed from;
+// curve.png at the end. On synthetic data metrics.jsonl and model.safetensors say so. BatchNorm's running statistics
+// follow each device's own parts of the batches (without sync_batchnorm); before an epoch is evaluated and kept all
+// devices take their mean, weighted by the samples that each has seen in it.
 //
 // Throws Error before the first step. Options have their keys here, as in the errors. "By data alone" is a split
 // without pipeline and tensor axes, in one batch at a time. Refused are

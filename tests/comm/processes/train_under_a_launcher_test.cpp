@@ -260,9 +260,9 @@ TEST_F(TrainUnderALauncher, OtherDataOfTheSameSizeInOneProcessAreRefused) {
   const auto job = run_program(words, surroundings());
   EXPECT_EQ(job.code, 1);
   EXPECT_THAT(job.err, AllOf(HasSubstr("process 1 runs another program or configuration than process 0: training "
-                                       "labels of SHA-256 "),
-                             HasSubstr("; process 0: training labels of SHA-256 "), HasSubstr("on the same data"),
-                             Not(HasSubstr("images"))));
+                                       "targets of SHA-256 "),
+                             HasSubstr("; process 0: training targets of SHA-256 "), HasSubstr("on the same data"),
+                             Not(HasSubstr("samples of SHA-256"))));
   EXPECT_FALSE(std::filesystem::exists(work_ / "runs"));
 }
 

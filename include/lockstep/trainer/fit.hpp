@@ -1,0 +1,36 @@
+// fit: trains a network of your own, as train() trains lockstep's models; train() is written on it.
+//
+//   const auto result = lockstep::fit(
+//       {.name = "prices", .module = [] { return PriceNet(); }, .criterion = torch::nn::functional::mse_loss,
+//        .train = {{x, y}}, .test = {{test_x, test_y}}, .patience = 5},
+//       {.epochs = 100, .keep = {.run_dir = "runs/prices"}});
+//
+// Everything that train() does goes with it: devices, processes, a split, precision, checkpoints, exact resumption, a
+// grain. Thread-safe for different run folders.
+#pragma once
+
+#include <lockstep/trainer/task.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+namespace lockstep {
+
+// Options, results, files, errors and what a resumed run gives are those of train(), but
+// - options.model and options.data are train()'s, and refused here; memory_format "automatic" is contiguous;
+// - the run is known by task.name and by the SHA-256 of the samples in memory, or by the number and the version of
+// those
+//   that a function reads. That network, criterion and metrics are as they were is yours to see to;
+// - EpochMetrics::test holds the loss and the metrics of the test samples;
+// - sync_batchnorm needs BatchNorms that convert_sync_batchnorm can replace;
+// - `lockstep eval` does not know the network; load_weights(run_dir / "model.safetensors", net) reads it.
+//
+// Batches come as batches() gives them: integers stay integers, but uint8 x in memory becomes float32 in [0, 1]. The
+// order of the samples depends on the seed and the epoch alone.
+//
+// Throws Error before the first step, beside what train() refuses: a name that is empty or one of model_names(); no
+// training samples; a negative patience; a metric without a name or a function, or with another's name; best_by that
+// nothing is called; metrics, best_by or patience without test samples; a null module; a split by layers or channels of
+// a module that is no torch::nn::Sequential. And later, with the rank named: a criterion or a metric that gives
+// something else than it must, accuracy where y are no classes, and as Samples::read() does.
+TrainResult fit(const Task& task, const TrainOptions& options = {}, const TrainCallbacks& callbacks = {});
+
+}  // namespace lockstep

@@ -1,0 +1,43 @@
+// Task: what fit() trains: a network, a loss and data of your own, and what is measured of them.
+//
+// A plain value. Copies share the data and the functions. All ranks of a process call the functions at the same time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/data/samples.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/trainer/module_maker.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// What is measured on the test samples after each epoch, beside the loss.
+struct Metric {
+  std::string name;  // not "loss" and not "accuracy"
+  // (y_hat, y) of some samples -> a value for each of them [n], or their mean, one number. The metric is the mean over
+  // all test samples.
+  std::function<at::Tensor(const at::Tensor& y_hat, const at::Tensor& y)> of;
+  bool more_is_better = false;
+};
+
+struct Task {
+  std::string name = "my-net";  // in the run's config.json, in titles and errors; none of model_names()
+  ModuleMaker module;
+  Criterion criterion;  // (y_hat, y) of some samples -> their mean loss, one number
+  Samples train;
+  Samples test = {};        // what is measured after each epoch; none: nothing is
+  std::string source = {};  // where the data come from, in words, for reports and errors
+  // The network tells classes apart: y_hat is [n, classes], and y is int64 [n]. Then right answers are counted, for
+  // EpochMetrics::train_accuracy and test_accuracy, which are NaN otherwise.
+  bool accuracy = false;
+  std::vector<Metric> metrics = {};
+  // "loss", "accuracy" or one of the metrics: by which epochs are compared. The best one's checkpoint stays. Empty:
+  // "accuracy" where that is counted, or else "loss".
+  std::string best_by = {};
+  int patience = 0;  // the run ends when so many epochs in a row were no better than the best; 0: never so
+};
+
+}  // namespace lockstep

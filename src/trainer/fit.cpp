@@ -1,0 +1,89 @@
+#include <lockstep/base/error.hpp>
+#include <lockstep/trainer/fit.hpp>
+
+#include "train_options.hpp"
+#include "workload.hpp"
+
+#include <algorithm>
+#include <set>
+
+namespace lockstep {
+namespace {
+
+void check_metrics(const Task& task) {
+  std::set<std::string> names{"loss", "accuracy"};
+  for (const auto& metric : task.metrics) {
+    if (metric.name.empty() || !metric.of) {
+      throw Error("fit: a metric of \"" + task.name + "\" has no " + (metric.name.empty() ? "name" : "function") +
+                  "; give it one");
+    }
+    if (names.insert(metric.name).second) continue;
+    throw Error("fit: a metric of \"" + task.name + "\" is called \"" + metric.name +
+                "\", as another one is, or what fit() measures itself; call it otherwise");
+  }
+  if (task.best_by == "accuracy" && !task.accuracy) {
+    throw Error(
+        "fit: epochs are compared by the accuracy (Task::best_by), and right answers are not counted; set "
+        "Task::accuracy too");
+  }
+  if (!task.best_by.empty() && !names.contains(task.best_by)) {
+    throw Error("fit: epochs are compared by \"" + task.best_by +
+                "\" (Task::best_by), and no metric is called so; take the name of one, \"loss\" or \"accuracy\"");
+  }
+  if (task.test.size() > 0 || (task.metrics.empty() && task.best_by.empty() && task.patience == 0)) return;
+  throw Error("fit: metrics, best_by and patience are of the test samples, and \"" + task.name +
+              "\" has none; give Task::test, or leave them out");
+}
+
+void check_samples(const Samples& samples, const std::string& what, const TrainOptions& options) {
+  if (!samples.in_memory()) return;
+  const auto& [x, y] = samples.tensors();
+  if (x.size(0) != (y.defined() && y.dim() > 0 ? y.size(0) : 0)) {
+    throw Error("fit: x of the " + what + " samples has " + std::to_string(x.size(0)) + " rows, and y another number");
+  }
+  if (options.memory_format == MemoryFormat::channels_last && x.dim() != 4) {
+    throw Error("fit: `memory_format` channels-last is for images [n, channels, height, width], and x of the " + what +
+                " samples has " + std::to_string(x.dim()) + " dimensions; leave it out");
+  }
+}
+
+void check_task(const Task& task, const TrainOptions& options) {
+  const auto names = model_names();
+  if (task.name.empty() || std::find(names.begin(), names.end(), task.name) != names.end()) {
+    throw Error("fit: the task is called \"" + task.name +
+                "\"; a name tells its network from others, and must not be that of one of lockstep's models");
+  }
+  if (to_string(options.model) != to_string(ModelOptions()) || options.data.source != DataOptions().source ||
+      !options.data.folder.empty()) {
+    throw Error("fit: `model` and `data` are options of lockstep's own models; \"" + task.name +
+                "\" brings its network and its data, so leave them out");
+  }
+  if (task.patience < 0) {
+    throw Error("fit: the patience is " + std::to_string(task.patience) +
+                " epochs; it must be at least 1, or 0 for no early stop");
+  }
+  if (task.train.size() == 0) throw Error("fit: \"" + task.name + "\" has no training samples; give Task::train");
+  check_samples(task.train, "training", options);
+  if (task.test.size() > 0) check_samples(task.test, "test", options);
+  check_metrics(task);
+}
+
+Workload workload_of_task(const Task& task) {
+  Workload workload{.task = task, .digests = digests_of(task.train, task.test)};
+  if (workload.task.source.empty()) workload.task.source = "the data of " + task.name;
+  workload.announcement = workload.task.source;
+  workload.title = task.source.empty() ? task.name : task.name + " on " + task.source;
+  return workload;
+}
+
+}  // namespace
+
+TrainResult fit(const Task& task, const TrainOptions& options, const TrainCallbacks& callbacks) {
+  check_task(task, options);
+  TrainOptions settings = options;
+  settings.model.name = task.name;
+  settings = checked_for_fit(settings);
+  return run_workload(settings, callbacks, [&] { return workload_of_task(task); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "measures.hpp"
+
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+namespace lockstep {
+namespace {
+
+std::string what_it_gave(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "an undefined tensor";
+  std::ostringstream text;
+  text << "a tensor of sizes " << tensor.sizes();
+  return text.str();
+}
+
+SampleSum loss_sum(const Task& task, const Rank& rank) {
+  return [task, rank](const at::Tensor& y_hat, const at::Tensor& y) {
+    return checked_loss(task, rank, y_hat, y).to(at::kDouble) * static_cast<double>(y.size(0));
+  };
+}
+
+SampleSum metric_sum(const Metric& metric, const Rank& rank) {
+  return [metric, rank](const at::Tensor& y_hat, const at::Tensor& y) {
+    const at::Tensor values = metric.of(y_hat, y);
+    const int64_t samples = y.size(0);
+    if (values.defined() && values.dim() == 0) return values.to(at::kDouble) * static_cast<double>(samples);
+    if (values.defined() && values.dim() == 1 && values.size(0) == samples) return values.sum(at::kDouble);
+    throw Error(rank.name() + ": the metric \"" + metric.name + "\" gave " + what_it_gave(values) + " for " +
+                std::to_string(samples) + " samples; it must give a value for each of them, or their mean, one number");
+  };
+}
+
+// Larger is better; a measure that has no value is worse than any.
+double score_of(const EpochMetrics& metrics, const Judge& judge) {
+  double value = metrics.test_accuracy;
+  if (judge.measure != "accuracy") {
+    const auto found = metrics.test.find(judge.measure);
+    value = found == metrics.test.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
+  }
+  if (std::isnan(value)) return -std::numeric_limits<double>::infinity();
+  return judge.more_is_better ? value : -value;
+}
+
+}  // namespace
+
+at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y) {
+  const c10::NoGradGuard no_grad;
+  if (y_hat.dim() == 2 && y.dim() == 1) return (y_hat.argmax(1) == y).sum();
+  throw Error("right answers are counted (Task::accuracy) where y_hat is [n, classes] and y [n], and here y_hat is " +
+              what_it_gave(y_hat) + " and y " + what_it_gave(y) +
+              "; leave Task::accuracy out, and count in a metric of your own");
+}
+
+at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const at::Tensor& y) {
+  at::Tensor loss = task.criterion(y_hat, y);
+  if (loss.defined() && loss.numel() == 1 && loss.is_floating_point()) return loss.dim() == 0 ? loss : loss.reshape({});
+  throw Error(rank.name() + ": the criterion of \"" + task.name + "\" gave " + what_it_gave(loss) +
+              (loss.defined() ? std::string(" of type ") + c10::toString(loss.scalar_type()) : "") +
+              "; it must give the mean loss of the samples, one number; take its mean");
+}
+
+std::vector<SampleSum> sums_of(const Task& task, const Rank& rank) {
+  std::vector<SampleSum> sums{loss_sum(task, rank)};
+  for (const auto& metric : task.metrics) sums.push_back(metric_sum(metric, rank));
+  if (task.accuracy) sums.emplace_back(right_answers);
+  return sums;
+}
+
+void put_measures(const std::vector<double>& sums, const Task& task, EpochMetrics& metrics) {
+  const auto samples = static_cast<double>(task.test.size());
+  auto sum = sums.begin();
+  metrics.test["loss"] = *sum++ / samples;
+  for (const auto& metric : task.metrics) metrics.test[metric.name] = *sum++ / samples;
+  if (task.accuracy) metrics.test_accuracy = *sum / samples;
+}
+
+Judge judge_of(const Task& task) {
+  const std::string measure = !task.best_by.empty() ? task.best_by : task.accuracy ? "accuracy" : "loss";
+  if (measure == "accuracy") return {};
+  for (const auto& metric : task.metrics) {
+    if (metric.name == measure) return {.measure = measure, .more_is_better = metric.more_is_better};
+  }
+  return {.measure = measure, .more_is_better = false};
+}
+
+int best_epoch(const std::vector<EpochMetrics>& history, const Judge& judge) {
+  int best = 0;
+  double best_score = -std::numeric_limits<double>::infinity();
+  for (const auto& metrics : history) {
+    const double score = score_of(metrics, judge);
+    if (!(score > best_score)) continue;
+    best = metrics.epoch;
+    best_score = score;
+  }
+  return best;
+}
+
+bool is_enough(const std::vector<EpochMetrics>& history, const Task& task) {
+  if (task.patience == 0) return false;
+  return static_cast<int>(history.size()) - best_epoch(history, judge_of(task)) >= task.patience;
+}
+
+}  // namespace lockstep

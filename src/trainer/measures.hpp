@@ -1,0 +1,37 @@
+// What a run measures of its network's outputs, and by which measure it compares its epochs.
+#pragma once
+
+#include <lockstep/trainer/metrics.hpp>
+#include <lockstep/trainer/task.hpp>
+
+#include "ranks/evaluate_sums.hpp"
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// The number of right answers, int64, of y_hat [n, classes]. Throws Error if y is not a class for each sample.
+at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y);
+
+// The criterion's mean loss of some samples. Throws Error, which names the rank, if it is not one number.
+at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const at::Tensor& y);
+
+// What to add up over the task's test samples; and the metrics that these sums make.
+std::vector<SampleSum> sums_of(const Task& task, const Rank& rank);
+void put_measures(const std::vector<double>& sums, const Task& task, EpochMetrics& metrics);
+
+// By which measure epochs are compared.
+struct Judge {
+  std::string measure = "accuracy";
+  bool more_is_better = true;
+};
+Judge judge_of(const Task& task);
+
+// The number of the first of the best epochs; 0 if there is none, or no value of the measure.
+int best_epoch(const std::vector<EpochMetrics>& history, const Judge& judge);
+
+// The last `patience` epochs were no better than one before them.
+bool is_enough(const std::vector<EpochMetrics>& history, const Task& task);
+
+}  // namespace lockstep

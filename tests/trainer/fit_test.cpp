@@ -1,0 +1,369 @@
+// fit(): a network, a loss, data and metrics of one's own give what LibTorch's own loop gives, go on with the same bits
+// and end early; and what cannot be trained is refused.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/models/weights.hpp>
+#include <lockstep/trainer/fit.hpp>
+
+#include "support/error_of.hpp"
+#include "support/group_tests.hpp"
+#include "support/scratch_folder.hpp"
+#include "support/test_devices.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <vector>
+
+namespace fit_test {
+
+using namespace lockstep;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+namespace nn = torch::nn;
+
+struct Regressor : nn::Module {
+  Regressor() { to(torch::kDouble); }
+  Tensor forward(const Tensor& x) { return output(torch::tanh(hidden(x))); }
+  nn::Linear hidden = register_module("hidden", nn::Linear(4, 8));
+  nn::Linear output = register_module("output", nn::Linear(8, 1));
+};
+
+Dataset curve(int64_t samples, uint64_t seed) {
+  torch::manual_seed(seed);
+  const Tensor x = torch::randn({samples, 4}, torch::kDouble);
+  return {x, (x.select(1, 0) * x.select(1, 1) + x.select(1, 2)).unsqueeze(1)};
+}
+
+Tensor squares(const Tensor& y_hat, const Tensor& y) {
+  return (y_hat - y).square().mean();
+}
+
+Task regression() {
+  return {
+      .name = "regressor",
+      .module = [] { return Regressor(); },
+      .criterion = squares,
+      .train = curve(100, 1),
+      .test = curve(31, 2),
+      .metrics = {{.name = "mae", .of = [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).abs().mean(1); }},
+                  {.name = "bias", .of = [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).mean(); }}}};
+}
+
+TrainOptions settings(int ranks) {
+  setenv("PATH", "", /*overwrite=*/1);  // without gnuplot: curves take longer than all the rest
+  TrainOptions options;
+  options.devices = test_devices(static_cast<size_t>(ranks));
+  options.batch.size = 16;
+  options.optimizer.momentum = 0.9;
+  options.rate.lr = 0.05;
+  options.epochs = 3;
+  return options;
+}
+
+// ---- What it computes
+
+class FitWorlds : public Worlds {};
+INSTANTIATE_TEST_SUITE_P(Sizes, FitWorlds, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+TEST_P(FitWorlds, GivesWhatLibTorchsLoopGives) {
+  const ScratchFolder folder;
+  const Task task = regression();
+  TrainOptions options = settings(GetParam());
+  options.optimizer.clip = 0.5;
+  options.batch.accumulate = 2;
+  options.keep.run_dir = folder / "run";
+  const TrainResult result = fit(task, options);
+  ASSERT_EQ(result.history.size(), 3u);
+
+  const Dataset train = task.train.tensors(), test = task.test.tensors();
+  torch::manual_seed(options.seed);
+  Regressor net;
+  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  for (int epoch = 1; epoch <= 3; ++epoch) {
+    double losses = 0;
+    for (auto& batch : batches(train, {.size = 16, .seed = options.seed, .epoch = epoch})) {
+      sgd.zero_grad();
+      const Tensor loss = F::mse_loss(net.forward(batch.x), batch.y);
+      loss.backward();
+      nn::utils::clip_grad_norm_(net.parameters(), 0.5);
+      sgd.step();
+      losses += loss.item<double>() * static_cast<double>(batch.size());
+    }
+    const torch::NoGradGuard no_grad;
+    const Tensor off = net.forward(test.x) - test.y;
+    const EpochMetrics& metrics = result.history[static_cast<size_t>(epoch) - 1];
+    EXPECT_NEAR(metrics.train_loss, losses / 100, 1e-10);
+    EXPECT_NEAR(metrics.test.at("loss"), off.square().mean().item<double>(), 1e-10);
+    EXPECT_NEAR(metrics.test.at("mae"), off.abs().mean().item<double>(), 1e-10);
+    EXPECT_NEAR(metrics.test.at("bias"), off.mean().item<double>(), 1e-10);
+    EXPECT_TRUE(std::isnan(metrics.train_accuracy) && std::isnan(metrics.test_accuracy));
+  }
+  if (this_process().index != 0) return;
+  Regressor kept;
+  load_weights(folder / "run/model.safetensors", kept);  // under the module's own names
+  for (const auto& item : net.named_parameters())
+    expect_near(kept.named_parameters()[item.key()], item.value(), 1e-10, item.key());
+}
+
+struct TokenNet : nn::Module {
+  Tensor forward(const Tensor& x) {
+    EXPECT_EQ(x.scalar_type(), torch::kLong);
+    return output(embedding(x).mean(1));
+  }
+  nn::Embedding embedding = register_module("embedding", nn::Embedding(20, 6));
+  nn::Linear output = register_module("output", nn::Linear(6, 3));
+};
+
+Dataset sentences(int64_t samples, uint64_t seed) {
+  torch::manual_seed(seed);
+  const Tensor x = torch::randint(20, {samples, 5});
+  return {x, x.sum(1) % 3};
+}
+
+Task tokens() {
+  return {.name = "tokens",
+          .module = [] { return std::make_shared<TokenNet>(); },
+          .criterion = F::cross_entropy,
+          .train = sentences(50, 1),
+          .test = sentences(20, 2),
+          .accuracy = true};
+}
+
+TEST(Fit, TokensStayIntegersAndAFunctionReadsTheSame) {
+  const Task in_memory = tokens();
+  Task read = in_memory;
+  const auto reader = [](const Dataset& all) {
+    return Samples(all.size(), [all](const std::vector<int64_t>& numbers) {
+      const Tensor rows = torch::tensor(numbers);
+      return Dataset{all.x.index_select(0, rows), all.y.index_select(0, rows)};
+    });
+  };
+  read.train = reader(in_memory.train.tensors());
+  read.test = reader(in_memory.test.tensors());
+  const TrainOptions options = settings(3);  // the last batch has two samples, so one rank has none
+  const auto expected = fit(in_memory, options).history, history = fit(read, options).history;
+  ASSERT_EQ(history.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(history[i].weights, expected[i].weights);
+    EXPECT_EQ(history[i].train_accuracy, expected[i].train_accuracy);
+    EXPECT_EQ(history[i].test_accuracy, expected[i].test_accuracy);
+    EXPECT_EQ(history[i].test, expected[i].test);
+  }
+  EXPECT_GE(history[2].test_accuracy, 0);
+}
+
+TEST(Fit, WithAGrainEverythingHasTheSameBitsOnAnyNumberOfRanks) {
+  Task task = tokens();
+  task.metrics = {{.name = "sureness", .of = [](const Tensor& y_hat, const Tensor&) { return y_hat.amax(1); }}};
+  std::vector<EpochMetrics> expected;
+  for (const int ranks : {1, 3}) {
+    TrainOptions options = settings(ranks);
+    options.batch.grain = 4;
+    const auto history = fit(task, options).history;
+    if (ranks == 1) expected = history;
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(history[i].weights, expected[i].weights);
+      EXPECT_EQ(history[i].train_loss, expected[i].train_loss);
+      EXPECT_EQ(history[i].test, expected[i].test);
+    }
+  }
+}
+
+TEST(Fit, SplitsASequentialByLayers) {
+  Task task = regression();
+  task.module = [] {
+    nn::Sequential net(nn::Linear(4, 8), nn::Tanh(), nn::Linear(8, 1));
+    net->to(torch::kDouble);
+    return net;
+  };
+  const auto expected = fit(task, settings(1)).history;
+  TrainOptions options = settings(2);
+  options.split = ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
+  const auto history = fit(task, options).history;
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_NEAR(history[i].train_loss, expected[i].train_loss, 1e-10);
+    EXPECT_NEAR(history[i].test.at("mae"), expected[i].test.at("mae"), 1e-10);
+  }
+}
+
+// ---- How it goes on and ends
+
+class FitRuns : public testing::Test {
+ protected:
+  TrainOptions in(const std::string& name, int ranks = 2) const {
+    TrainOptions options = settings(ranks);
+    options.keep.run_dir = runs_ / name;
+    return options;
+  }
+  std::vector<std::string> checkpoints(const std::string& run) const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(runs_ / run / "checkpoints"))
+      names.push_back(entry.path().stem());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  const ScratchFolder runs_;
+};
+
+TEST_F(FitRuns, GoOnFromWithinAnEpochWithTheSameBits) {
+  TrainOptions options = in("whole");
+  options.keep.every = 3;
+  options.keep.last = 100;
+  const TrainResult expected = fit(regression(), options);
+  options = in("again");
+  options.keep.resume = runs_ / "whole/checkpoints/epoch-0001-step-000003.safetensors";
+  const TrainResult result = fit(regression(), options);
+  ASSERT_EQ(result.history.size(), 3u);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(result.history[i].weights, expected.history[i].weights);
+    EXPECT_EQ(result.history[i].train_loss, expected.history[i].train_loss);
+    EXPECT_EQ(result.history[i].test, expected.history[i].test);
+  }
+  EXPECT_TRUE(runs_.read("again/model.safetensors") == runs_.read("whole/model.safetensors"));
+  EXPECT_EQ(read_metrics(runs_ / "again/metrics.jsonl")[2].test, expected.history[2].test);
+}
+
+TEST_F(FitRuns, EndWhenPatienceIsOutAndKeepTheBestEpoch) {
+  Task task = regression();
+  task.metrics.push_back({.name = "never better", .of = [](const Tensor&, const Tensor& y) { return y.select(1, 0); }});
+  task.best_by = "never better";
+  task.patience = 2;
+  TrainOptions options = in("run");
+  options.epochs = 9;
+  options.keep.last = 1;
+  EXPECT_EQ(fit(task, options).history.size(), 3u);  // the first is the best
+  EXPECT_THAT(checkpoints("run"), ElementsAre("epoch-0001", "epoch-0003"));
+  options.keep.resume = options.keep.run_dir;
+  EXPECT_EQ(fit(task, options).history.size(), 3u);
+  task.patience = 4;
+  EXPECT_EQ(fit(task, options).history.size(), 5u);
+
+  task.best_by = "mae";  // which gets better
+  options = in("other");
+  options.keep.last = 1;
+  EXPECT_EQ(fit(task, options).history.size(), 3u);
+  EXPECT_THAT(checkpoints("other"), ElementsAre("epoch-0003"));
+}
+
+TEST_F(FitRuns, TellTheirCallbacksAndStopWhenAsked) {
+  std::stop_source stop;
+  std::string data;
+  std::vector<double> losses;
+  Task task = regression();
+  task.source = "a curve";
+  TrainOptions options = in("run");
+  options.keep.tensorboard = true;
+  const auto result = fit(task, options,
+                          {.on_data = [&](const std::string& source) { data = source; },
+                           .on_epoch =
+                               [&](const EpochMetrics& metrics) {
+                                 losses.push_back(metrics.test.at("loss"));
+                                 stop.request_stop();
+                               },
+                           .stop = stop.get_token()});
+  EXPECT_TRUE(result.stopped);
+  EXPECT_EQ(data, "a curve");
+  EXPECT_THAT(losses, ElementsAre(result.history.at(0).test.at("loss")));
+  for (const auto& entry : std::filesystem::directory_iterator(runs_ / "run")) {
+    if (!entry.path().filename().string().starts_with("events.")) continue;
+    EXPECT_THAT(runs_.read(entry.path()), AllOf(HasSubstr("mae/test"), Not(HasSubstr("accuracy/"))));
+  }
+  const std::string config = runs_.read("run/config.json");
+  EXPECT_THAT(config, AllOf(HasSubstr("\"model\": \"regressor\""), Not(HasSubstr("fashion")), Not(HasSubstr("width"))));
+  EXPECT_THAT(error_of([&] { evaluate_run(runs_ / "run", {.devices = test_devices(1)}); }),
+              AllOf(HasSubstr("regressor"), HasSubstr("the program that trained it")));
+}
+
+TEST_F(FitRuns, AreRefusedOtherDataAndAnotherNetworksRun) {
+  fit(regression(), in("run"));
+  TrainOptions options = in("run");
+  options.epochs = 4;
+  options.keep.resume = options.keep.run_dir;
+  Task task = regression();
+  task.train = curve(100, 7);
+  EXPECT_THAT(error_of([&] { fit(task, options); }),
+              AllOf(HasSubstr("training samples have the SHA-256"), HasSubstr("the data of regressor")));
+  task = regression();
+  task.name = "another";
+  EXPECT_THAT(error_of([&] { fit(task, options); }), AllOf(HasSubstr("regressor"), HasSubstr("another")));
+  TrainOptions of_lockstep = options;
+  of_lockstep.data.source = DataSource::synthetic;
+  EXPECT_THAT(error_of([&] { train(of_lockstep); }), AllOf(HasSubstr("regressor"), HasSubstr("lenet")));
+  EXPECT_EQ(fit(regression(), options).history.size(), 4u);
+}
+
+// ---- What is refused
+
+std::string refused(const Task& task, const TrainOptions& options = settings(2)) {
+  return error_of([&] { fit(task, options); });
+}
+
+// What is wrong with the regression once `change` is done with it.
+template <class Change>
+std::string refused_with(const Change& change) {
+  Task task = regression();
+  TrainOptions options = settings(2);
+  change(task, options);
+  return refused(task, options);
+}
+
+TEST(FitRefuses, WhatItCannotBegin) {
+  const auto with = [](const auto& change) { return refused_with(change); };
+  EXPECT_THAT(with([](Task& task, auto&) { task.name = "lenet"; }), HasSubstr("lockstep's models"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.train = {}; }), HasSubstr("give Task::train"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.patience = -1; }), HasSubstr("the patience is -1"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.test = {}; }), HasSubstr("give Task::test"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.best_by = "mse"; }), HasSubstr("\"mse\""));
+  EXPECT_THAT(with([](Task& task, auto&) { task.best_by = "accuracy"; }), HasSubstr("set Task::accuracy"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[1].name = "mae"; }), HasSubstr("\"mae\""));
+  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].name = "loss"; }), HasSubstr("call it otherwise"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.metrics[0].of = nullptr; }), HasSubstr("no function"));
+  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.model.name = "mlp"; }), HasSubstr("leave them out"));
+  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.batch.size = 101; }),
+              HasSubstr("at most 100, the number of training samples in the data of regressor"));
+  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.memory_format = MemoryFormat::channels_last; }),
+              HasSubstr("channels-last"));
+}
+
+TEST(FitRefuses, NetworksThatAreNone) {
+  const auto with = [](const auto& change) { return refused_with(change); };
+  EXPECT_THAT(with([](Task& task, auto&) { task.module = [] { return std::shared_ptr<Regressor>(); }; }),
+              HasSubstr("null module"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.module = [] { return nn::Sequential(); }; }),
+              HasSubstr("without layers"));
+  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.split = ModelSplit{.mesh = {.pipeline = 2}}; }),
+              AllOf(HasSubstr("needs a torch::nn::Sequential"), HasSubstr("regressor")));
+  EXPECT_THAT(with([](auto&, TrainOptions& options) { options.sync_batchnorm = true; }), HasSubstr("no BatchNorm"));
+}
+
+TEST(FitRefuses, WhatFunctionsMustNotGive) {
+  const auto with = [](const auto& change) { return refused_with(change); };
+  const auto names_the_rank = HasSubstr("rank ");
+  EXPECT_THAT(with([](Task& task, auto&) {
+                task.criterion = [](const Tensor& y_hat, const Tensor& y) { return (y_hat - y).square(); };
+              }),
+              AllOf(names_the_rank, HasSubstr("the criterion of \"regressor\" gave a tensor of sizes [8, 1]")));
+  EXPECT_THAT(with([](Task& task, auto&) {
+                task.metrics[0].of = [](const Tensor& y_hat, const Tensor& y) { return y_hat - y; };
+              }),
+              AllOf(names_the_rank, HasSubstr("the metric \"mae\" gave a tensor of sizes [16, 1] for 16 samples")));
+  EXPECT_THAT(with([](Task& task, auto&) { task.accuracy = true; }), HasSubstr("leave Task::accuracy out"));
+  EXPECT_THAT(with([](Task& task, auto&) {
+                task.train = Samples(100, [](const std::vector<int64_t>&) {
+                  return Dataset{torch::zeros({3, 4}, torch::kDouble), torch::zeros({3, 1}, torch::kDouble)};
+                });
+              }),
+              AllOf(HasSubstr("asked for 8 samples"), HasSubstr("x of sizes [3, 4]")));
+}
+
+}  // namespace fit_test
