@@ -205,7 +205,7 @@ class Sharder {
     });
   }
 
-  AnyModule part_of_attention(const std::shared_ptr<torch::nn::MultiheadAttentionImpl>& whole) const {
+  AnyModule part_of_attention(const std::shared_ptr<torch::nn::MultiheadAttentionImpl>& whole) {
     if (!held_.in_slices) return AnyModule(ParallelMultiheadAttention(whole, rank_));
     throw Error("an attention takes three inputs, so that it can only be a net's first layer, or part of a block of " +
                 std::string("your own"));
