@@ -83,8 +83,8 @@ ShardedOptimizer::Groups groups_of_pieces(const ShardedOptimizer::Groups& groups
       if (!parameter.requires_grad()) continue;
       const auto place = places.extract(parameter.unsafeGetTensorImpl());
       if (!place) {
-        refuse("group " + std::to_string(of_pieces.size()) + " has a parameter of shape " + c10::str(parameter.sizes()) +
-               " that is none of the net's, or is in a group already");
+        refuse("group " + std::to_string(of_pieces.size()) + " has a parameter of shape " +
+               c10::str(parameter.sizes()) + " that is none of the net's, or is in a group already");
       } else if (place.mapped()->piece.size > 0) {
         pieces.push_back(place.mapped()->piece.values);
       }
@@ -99,11 +99,12 @@ ShardedOptimizer::Groups groups_of_pieces(const ShardedOptimizer::Groups& groups
 }  // namespace
 
 ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Factory& make, const ShardedOptions& options)
-    : ShardedOptimizer(std::move(replica), options, [&](const auto& buckets) { return make(pieces_of(buckets)); }) {}
+    : ShardedOptimizer(std::move(replica), options,
+                       [&](const std::vector<ShardedBucket>& buckets) { return make(pieces_of(buckets)); }) {}
 
 ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Groups& groups, const GroupsFactory& make,
                                    const ShardedOptions& options)
-    : ShardedOptimizer(replica, options, [&](const auto& buckets) {
+    : ShardedOptimizer(replica, options, [&](const std::vector<ShardedBucket>& buckets) {
         return make(groups_of_pieces(groups, buckets, replica->rank()));
       }) {}
 
