@@ -36,6 +36,13 @@ int64_t features_of(const torch::nn::LayerNorm& norm) {
               " dimensions cannot be split by features; keep the layer whole");
 }
 
+// Without the whole weights, which options hold if the layer was made of some.
+torch::nn::EmbeddingOptions settings_of(const torch::nn::Embedding& whole) {
+  torch::nn::EmbeddingOptions options = whole->options;
+  options._weight(Tensor());
+  return options;
+}
+
 void check_embedding(const char* layer, const torch::nn::EmbeddingOptions& options) {
   if (!options.max_norm()) return;
   throw Error(std::string(layer) + ": an embedding with max_norm cannot be split; keep the layer whole");
@@ -91,7 +98,8 @@ Tensor ParallelLayerNormImpl::forward(const Tensor& x) {
 
 // ---- Embedding -----------------------------------------------------------------------------------------------------
 
-ParallelEmbeddingImpl::ParallelEmbeddingImpl(const torch::nn::Embedding& whole, Rank& rank) : whole_(whole->options) {
+ParallelEmbeddingImpl::ParallelEmbeddingImpl(const torch::nn::Embedding& whole, Rank& rank)
+    : whole_(settings_of(whole)) {
   check_embedding("ParallelEmbedding", whole_);
   weight = register_parameter("weight", slice("weight", whole->weight, 1, rank), is_trained(whole->weight));
   train(whole->is_training());
@@ -102,7 +110,7 @@ Tensor ParallelEmbeddingImpl::forward(const Tensor& x) {
 }
 
 VocabularyParallelEmbeddingImpl::VocabularyParallelEmbeddingImpl(const torch::nn::Embedding& whole, Rank& rank)
-    : rank_(rank), whole_(whole->options) {
+    : rank_(rank), whole_(settings_of(whole)) {
   check_embedding("VocabularyParallelEmbedding", whole_);
   if (whole_.scale_grad_by_freq()) {
     throw Error(
