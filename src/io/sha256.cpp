@@ -120,17 +120,40 @@ void Sha256::update(const void* data, size_t bytes) {
   std::copy_n(next + bytes / sha_block * sha_block, bytes % sha_block, rest_.begin());
 }
 
-std::string Sha256::hex() {
+std::string Sha256::bytes() {
   const uint64_t bits = size_ * 8;
   std::string end(1, '\x80');  // the padding: a one, zeros, and the number of bits
   end.resize(1 + (sha_block + 55 - size_ % sha_block) % sha_block, '\0');
   for (int shift = 56; shift >= 0; shift -= 8) end += static_cast<char>(bits >> shift & 0xff);
   update(end);
-  std::string text;
+  std::string result;
   for (const uint32_t word : state_) {
-    for (int shift = 28; shift >= 0; shift -= 4) text += "0123456789abcdef"[word >> shift & 15];
+    for (int shift = 24; shift >= 0; shift -= 8) result += static_cast<char>(word >> shift & 0xff);
+  }
+  return result;
+}
+
+std::string Sha256::hex() {
+  std::string text;
+  for (const char byte : bytes()) {
+    for (const int shift : {4, 0}) text += "0123456789abcdef"[byte >> shift & 15];
   }
   return text;
+}
+
+std::string hmac_sha256(const std::string& key, const std::string& text) {
+  const auto hashed = [](const std::string& first, const std::string& second) {
+    Sha256 sha;
+    sha.update(first);
+    sha.update(second);
+    return sha.bytes();
+  };
+  std::string padded = key.size() > sha_block ? hashed(key, "") : key;
+  padded.resize(sha_block, '\0');
+  std::string inner = padded, outer = padded;
+  for (char& byte : inner) byte = static_cast<char>(byte ^ 0x36);
+  for (char& byte : outer) byte = static_cast<char>(byte ^ 0x5c);
+  return hashed(outer, hashed(inner, text));
 }
 
 }  // namespace lockstep::io
