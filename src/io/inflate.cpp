@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cerrno>
+#include <cstring>
 
 #include "reason.hpp"
 
 namespace lockstep::io {
 namespace {
+
+static_assert(std::endian::native == std::endian::little, "bits are read as bytes lie in memory");
 
 constexpr int longest_code = 15;
 constexpr uint32_t end_of_block = 256;
@@ -44,10 +48,21 @@ bool BitReader::fill() {
   return end_ > 0;
 }
 
-void BitReader::hold_byte() {
-  if (!fill()) throw Error("it is cut off: its gzip stream ends too early");
-  bits_ |= uint64_t{buffer_[next_++]} << held_;
-  held_ += 8;
+// Eight bytes at once where they are there. What bits_ then has above held_ are the same bits that come next.
+void BitReader::hold(int count) {
+  if (end_ - next_ >= sizeof bits_) {
+    uint64_t more = 0;
+    std::memcpy(&more, &buffer_[next_], sizeof more);
+    bits_ |= more << held_;
+    const int bytes = (63 - held_) / 8;
+    next_ += static_cast<size_t>(bytes);
+    held_ += 8 * bytes;
+    return;
+  }
+  for (; held_ < count; held_ += 8) {
+    if (!fill()) throw Error("it is cut off: its gzip stream ends too early");
+    bits_ |= uint64_t{buffer_[next_++]} << held_;
+  }
 }
 
 Inflate::Codes Inflate::codes_of(std::span<const uint8_t> lengths) {
@@ -139,12 +154,14 @@ void Inflate::copy_stored() {
   if (stored_ == 0) block_ = Block::none;
 }
 
-void Inflate::decode_symbol() {
-  const uint32_t literal = symbol(literals_);
-  if (literal < end_of_block) {
-    window_[end_++] = static_cast<unsigned char>(literal);
-    return;
-  }
+// Literals up to the next match, or to the block's end.
+void Inflate::decode_symbols() {
+  unsigned char* out = &window_[end_];
+  unsigned char* const full = &window_[kHistory + kAtOnce];
+  uint32_t literal = 0;
+  while (out < full && (literal = symbol(literals_)) < end_of_block) *out++ = static_cast<unsigned char>(literal);
+  end_ = static_cast<size_t>(out - window_.data());
+  if (literal < end_of_block) return;
   if (literal == end_of_block) {
     block_ = Block::none;
     return;
@@ -173,7 +190,7 @@ std::span<const unsigned char> Inflate::more() {
     } else if (block_ == Block::stored) {
       copy_stored();
     } else {
-      decode_symbol();
+      decode_symbols();
     }
   }
   return std::span(window_).subspan(begin, end_ - begin);
