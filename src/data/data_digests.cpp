@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "io/sha256.hpp"
+#include "io/digest.hpp"
 
 namespace lockstep {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 constexpr const char* mnist_train_images = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db";
 constexpr const char* mnist_test_images = "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7";
 
-void update_with_big_endian(io::Sha256& digest, int64_t number) {
+void update_with_big_endian(io::Digest& digest, int64_t number) {
   const auto value = static_cast<uint32_t>(number);
   const unsigned char bytes[] = {static_cast<unsigned char>(value >> 24), static_cast<unsigned char>(value >> 16),
                                  static_cast<unsigned char>(value >> 8), static_cast<unsigned char>(value)};
@@ -20,7 +20,7 @@ void update_with_big_endian(io::Sha256& digest, int64_t number) {
 
 std::string digest_of_idx(const at::Tensor& values, const std::vector<int64_t>& sizes) {
   constexpr int64_t uint8_values = 0x08;
-  io::Sha256 digest;
+  io::Digest digest("SHA256");
   update_with_big_endian(digest, uint8_values << 8 | static_cast<int64_t>(sizes.size()));
   for (const int64_t size : sizes) update_with_big_endian(digest, size);
   const at::Tensor bytes = values.to(at::kByte).contiguous();

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "io/atomic_file.hpp"
-#include "io/sha256.hpp"
+#include "io/digest.hpp"
 
 namespace lockstep {
 namespace {
@@ -44,7 +44,7 @@ constexpr const char* advice_on_checksums =
     "or install Debian's package dataset-fashion-mnist";
 
 std::string sha256_of(const std::filesystem::path& file) {
-  io::Sha256 sha256;
+  io::Digest sha256("SHA256");
   std::ifstream in(file, std::ios::binary);
   std::array<char, 1 << 16> buffer;
   while (in.read(buffer.data(), buffer.size()), in.gcount() > 0) {
@@ -139,7 +139,7 @@ class Download {
   const RemoteFile& remote_;
   const FetchOptions& options_;
   io::AtomicFile file_;
-  io::Sha256 sha256_;
+  io::Digest sha256_{"SHA256"};
   int64_t received_ = 0;
   std::exception_ptr exception_;
 };

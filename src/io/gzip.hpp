@@ -1,23 +1,23 @@
-// GzipReader: the bytes of a file, decompressed if the file's content (not its name) is gzip (RFC 1952).
+// GzipReader: the bytes of a file, decompressed if the file's content (not its name) is gzip.
 //
 // Strict: a stream that is cut off, damaged (checksum, length) or followed by something else is an Error that names the
-// file. One thread at a time. Memory: some small buffers.
+// file. One thread at a time. Memory: two small buffers.
 #pragma once
+
+#include <zlib.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
-#include <optional>
-#include <span>
-
-#include "inflate.hpp"
+#include <vector>
 
 namespace lockstep::io {
 
 class GzipReader {
  public:
   explicit GzipReader(const std::filesystem::path& file);
+  ~GzipReader();
   GzipReader(const GzipReader&) = delete;
   GzipReader& operator=(const GzipReader&) = delete;
 
@@ -28,19 +28,16 @@ class GzipReader {
   uint64_t max_size() const;
 
  private:
-  size_t read_plain(void* into, size_t bytes);
   size_t read_compressed(void* into, size_t bytes);
-  void begin_member();
-  void end_member();
+  void fill();
 
   std::filesystem::path file_;
   std::ifstream in_;
   uint64_t file_size_ = 0;
   bool compressed_ = false;
-  BitReader bits_;
-  std::optional<Inflate> member_;           // empty: between members, where the file may end
-  std::span<const unsigned char> ready_{};  // came out, and was not read yet
-  uint32_t crc_ = 0, size_ = 0;             // of what came out of the member
+  bool between_members_ = false;  // a gzip member has ended: the file may end here, or another member follow
+  std::vector<unsigned char> buffer_;
+  z_stream stream_{};  // its input is buffer_; unused for a plain file
 };
 
 }  // namespace lockstep::io

@@ -16,8 +16,8 @@
 #include <unordered_set>
 
 #include "atomic_file.hpp"
+#include "digest.hpp"
 #include "not_json.hpp"
-#include "sha256.hpp"
 
 namespace lockstep::io {
 namespace {
@@ -323,7 +323,7 @@ std::map<std::string, std::string> read_metadata(const std::filesystem::path& fi
 }
 
 std::string digest_of(const std::map<std::string, std::string>& metadata, const NamedTensors& tensors) {
-  Sha256 digest;
+  Digest digest("SHA256");
   for (const auto& [key, value] : metadata) digest.update(key + '\n' + value + '\n');
   for (const auto& [name, tensor] : std::map<std::string, at::Tensor>(tensors.begin(), tensors.end())) {
     std::ostringstream title;

@@ -2,11 +2,11 @@
 
 #include <lockstep/base/error.hpp>
 
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
 
-#include "crc32.hpp"
 #include "file_system.hpp"
 #include "reason.hpp"
 
@@ -20,6 +20,16 @@ std::string bytes_of(Number number) {
   std::string bytes(sizeof number, '\0');
   std::memcpy(bytes.data(), &number, sizeof number);
   return bytes;
+}
+
+constexpr std::array<uint32_t, 256> crc_table() {
+  std::array<uint32_t, 256> table{};
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    uint32_t rest = byte;
+    for (int bit = 0; bit < 8; ++bit) rest = (rest >> 1) ^ ((rest & 1) != 0 ? 0x82F63B78u : 0);  // mirrored
+    table[byte] = rest;
+  }
+  return table;
 }
 
 // TensorFlow's, so that a checksum of bytes that hold checksums is not special.
@@ -52,7 +62,10 @@ std::string event(double now, int64_t step) {
 }  // namespace
 
 uint32_t crc32c(const std::string& bytes) {
-  return crc32_of<kCrc32c>(bytes.data(), bytes.size());
+  static constexpr auto table = crc_table();
+  uint32_t crc = ~0u;
+  for (const char byte : bytes) crc = table[(crc ^ static_cast<unsigned char>(byte)) & 255] ^ (crc >> 8);
+  return ~crc;
 }
 
 TfEvents::TfEvents(std::filesystem::path file, double now, int64_t first_step)

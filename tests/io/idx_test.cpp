@@ -91,34 +91,6 @@ TEST_F(IdxTest, RefusesTrailingBytes) {
   EXPECT_THAT(error(gzipped(idx_bytes({2}, "ab")) + std::string(8, '\0'), 1), HasSubstr("corrupt gzip"));
 }
 
-// Through every kind of block, and longer than what is decompressed at once; zlib packs.
-TEST_F(IdxTest, ReadsWhatZlibPackedInAnyWay) {
-  std::string repeated;
-  while (repeated.size() < 300'000) repeated += some_values(repeated.size() % 7'000 + 1, 5);
-  std::string noise = some_values(200'000, 6);
-  for (size_t i = 0; i < noise.size(); ++i) noise[i] = static_cast<char>(noise[i] * 4 + static_cast<int>(i % 3));
-  for (const std::string& values : {std::string(400'000, 'x'), repeated, noise, some_values(9, 7), std::string()}) {
-    const std::string bytes = idx_bytes({static_cast<uint32_t>(values.size())}, values);
-    const at::Tensor expected = at::from_blob(const_cast<char*>(values.data()), {static_cast<int64_t>(values.size())},
-                                              at::TensorOptions(at::kByte));
-    for (const int level : {0, 1, 9}) {
-      for (const int strategy : {Z_DEFAULT_STRATEGY, Z_HUFFMAN_ONLY, Z_RLE, Z_FIXED}) {
-        EXPECT_TRUE(at::equal(read(gzipped(bytes, level, strategy), 1), expected)) << level << ' ' << strategy;
-      }
-    }
-  }
-}
-
-TEST_F(IdxTest, SkipsWhatAGzipHeaderSays) {
-  const std::string packed = gzipped(idx_bytes({3}, "abc"));
-  const std::string flags("\x1e", 1), extra("\x02\x00?!", 4), texts("name\0comment\0", 13), crc("\x12\x34", 2);
-  const std::string told = packed.substr(0, 3) + flags + packed.substr(4, 6) + extra + texts + crc + packed.substr(10);
-  EXPECT_TRUE(at::equal(read(told, 1), at::tensor({97, 98, 99}, at::kByte)));
-  std::string unknown = packed;
-  unknown[3] = '\x20';
-  EXPECT_THAT(error(unknown, 1), HasSubstr("unknown flags"));
-}
-
 TEST_F(IdxTest, RefusesEveryCutOfAGzipFile) {
   std::string bytes = gzipped(idx_bytes({100}, some_values(100, 2)));
   for (size_t size = 2; size < bytes.size(); ++size) {

@@ -23,10 +23,9 @@ inline std::string idx_bytes(const std::vector<uint32_t>& sizes, const std::stri
   return bytes + values;
 }
 
-// By zlib, at a level from 0 to 9 and with one of its strategies.
-inline std::string gzipped(const std::string& bytes, int level = 9, int strategy = Z_DEFAULT_STRATEGY) {
+inline std::string gzipped(const std::string& bytes) {
   z_stream stream{};
-  if (deflateInit2(&stream, level, Z_DEFLATED, 15 + 16, 9, strategy) != Z_OK) throw std::runtime_error("zlib");
+  if (deflateInit2(&stream, 9, Z_DEFLATED, 15 + 16, 9, Z_DEFAULT_STRATEGY) != Z_OK) throw std::runtime_error("zlib");
   std::string result(deflateBound(&stream, bytes.size()) + 64, '\0');
   stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
   stream.avail_in = static_cast<uInt>(bytes.size());

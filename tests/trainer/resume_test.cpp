@@ -5,7 +5,7 @@
 #include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
-#include "io/sha256.hpp"
+#include "io/digest.hpp"
 #include "support/error_of.hpp"
 #include "support/small_training.hpp"
 
@@ -261,7 +261,7 @@ TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
 
 TEST_F(Resume, OtherDataOfTheSameSizeAreRefused) {
   const auto idx = [&](const char* name) {
-    lockstep::io::Sha256 digest;
+    lockstep::io::Digest digest("SHA256");
     digest.update(images_.read(name));
     return digest.hex();
   };
