@@ -115,8 +115,9 @@ void set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_de
   const bool is_set = set_weight_decay_of<SGDOptions, AdamOptions, AdamWOptions, AdagradOptions, RMSpropOptions,
                                           LarsOptions, LambOptions>(group.options(), weight_decay);
   if (!is_set) {
-    throw Error("set_weight_decay knows the options of SGD, Adam, AdamW, Adagrad, RMSprop, Lars and Lamb, and this "
-                "group's are of another optimizer; set them yourself in group.options()");
+    throw Error(
+        "set_weight_decay knows the options of SGD, Adam, AdamW, Adagrad, RMSprop, Lars and Lamb, and this "
+        "group's are of another optimizer; set them yourself in group.options()");
   }
 }
 

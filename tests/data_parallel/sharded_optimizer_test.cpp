@@ -440,8 +440,7 @@ std::vector<std::pair<std::string, ShardedOptimizer::GroupsFactory>> cases_in_gr
     return made;
   };
   const auto sgd = [=](const auto& groups) {
-    return with_two_ways(
-        std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.3)));
+    return with_two_ways(std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.3)));
   };
   const auto adam_w = [=](const auto& groups) {
     return with_two_ways(std::make_unique<optim::AdamW>(groups, optim::AdamWOptions(0.05).weight_decay(0.3)));
@@ -502,7 +501,9 @@ TEST(ShardedOptimizer, GroupsHaveEachParameterOnce) {
   using Groups = ShardedOptimizer::Groups;
   EXPECT_EQ(error_with([](auto& net) { return decay_groups(net); }), "(no error)");
   EXPECT_THAT(error_with([&](auto& net) { return Groups{group(net.weight)}; }), HasSubstr("bias is in none of the"));
-  EXPECT_THAT(error_with([&](auto& net) { return Groups{group(net.weight), group(net.bias), group(net.weight)}; }),
+  EXPECT_THAT(error_with([&](auto& net) {
+                return Groups{group(net.weight), group(net.bias), group(net.weight)};
+              }),
               HasSubstr("group 2 has a parameter of shape [2, 2] that is none of the net's, or is in a group already"));
   EXPECT_THAT(error_with([&](auto& net) {
                 const Tensor other = torch::ones({3}).requires_grad_();

@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 
 namespace lockstep {
@@ -64,6 +65,14 @@ class Sliced {
 
   std::map<std::string, SlicedDimension> dimensions_;
 };
+
+// A copy on rank.device() of a layer that every rank holds whole, for blocks of your own. It takes over which
+// parameters are frozen, and the mode. Throws c10::Error for a module that cannot be cloned.
+std::shared_ptr<torch::nn::Module> whole_copy(const torch::nn::Module& layer, const Rank& rank);
+template <class Module>
+std::shared_ptr<Module> whole_copy(const torch::nn::ModuleHolder<Module>& layer, const Rank& rank) {
+  return std::static_pointer_cast<Module>(whole_copy(*layer, rank));
+}
 
 // torch::nn::Linear, split by output units: weight [out / ranks, in], bias [out / ranks].
 //   x        [..., in], or with input_is_parallel [..., in / ranks]
