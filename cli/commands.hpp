@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <lockstep/base/version.hpp>
 
 #include <functional>
 #include <string>
@@ -28,8 +29,7 @@ Command add_devices(CLI::App& program);
 Command add_fetch_data(CLI::App& program);
 Command add_launch(CLI::App& program);
 
-// "0.1.0" and "2.15.0": this program's and LibTorch's.
-std::string version();
+// "2.15.0"; lockstep's is version().
 std::string torch_version();
 
 }  // namespace lockstep::cli

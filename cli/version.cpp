@@ -4,10 +4,6 @@
 
 namespace lockstep::cli {
 
-std::string version() {
-  return LOCKSTEP_VERSION;
-}
-
 std::string torch_version() {
   return TORCH_VERSION;
 }

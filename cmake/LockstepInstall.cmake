@@ -5,6 +5,10 @@ include(GNUInstallDirs)
 
 install(TARGETS lockstep EXPORT lockstepTargets FILE_SET HEADERS)
 install(EXPORT lockstepTargets NAMESPACE lockstep:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
+if(TARGET lockstep_data)  # a component, so that the library itself needs no more than LibTorch
+  install(TARGETS lockstep_data EXPORT lockstepDataTargets)
+  install(EXPORT lockstepDataTargets NAMESPACE lockstep:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
+endif()
 
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/lockstepConfig.cmake.in ${PROJECT_BINARY_DIR}/lockstepConfig.cmake
   INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep NO_SET_AND_CHECK_MACRO)
@@ -19,4 +23,4 @@ if(TARGET lockstep_program)
   set_target_properties(lockstep_program PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
   install(TARGETS lockstep_program)
 endif()
-install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE ${PROJECT_SOURCE_DIR}/CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})

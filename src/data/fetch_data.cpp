@@ -19,13 +19,13 @@ namespace {
 
 struct RemoteFile {
   const char* name;
-  const char* md5;
+  const char* sha256;
 };
 constexpr std::array remote_files = {
-    RemoteFile{"train-images-idx3-ubyte.gz", "8d4fb7e6c68d591d4c3dfef9ec88bf0d"},
-    RemoteFile{"train-labels-idx1-ubyte.gz", "25c81989df183df01b3e8a0aad5dffbe"},
-    RemoteFile{"t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"},
-    RemoteFile{"t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"},
+    RemoteFile{"train-images-idx3-ubyte.gz", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"},
+    RemoteFile{"train-labels-idx1-ubyte.gz", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"},
+    RemoteFile{"t10k-images-idx3-ubyte.gz", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"},
+    RemoteFile{"t10k-labels-idx1-ubyte.gz", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"},
 };
 constexpr int64_t largest_file = 64 << 20;  // more than twice the largest of them: something else is being sent
 
@@ -43,14 +43,14 @@ constexpr const char* advice_on_checksums =
     "\nWhat is there is another file than Fashion-MNIST's, or was changed on the way. Try again, or another mirror, "
     "or install Debian's package dataset-fashion-mnist";
 
-std::string md5_of(const std::filesystem::path& file) {
-  io::Digest md5("MD5");
+std::string sha256_of(const std::filesystem::path& file) {
+  io::Digest sha256("SHA256");
   std::ifstream in(file, std::ios::binary);
   std::array<char, 1 << 16> buffer;
   while (in.read(buffer.data(), buffer.size()), in.gcount() > 0) {
-    md5.update(buffer.data(), static_cast<size_t>(in.gcount()));
+    sha256.update(buffer.data(), static_cast<size_t>(in.gcount()));
   }
-  return md5.hex();
+  return sha256.hex();
 }
 
 // One file on its way from a URL to its place.
@@ -75,9 +75,9 @@ class Download {
     if (options_.stop.stop_requested()) throw Error("the download of " + url + " was stopped");
     if (received_ > largest_file) return Failure{"it sends more than " + std::to_string(largest_file) + " bytes"};
     if (status != CURLE_OK) return Failure{message[0] ? message.data() : curl_easy_strerror(status)};
-    std::string sum = md5_.hex();
-    if (sum != remote_.md5) {
-      return Failure{"wrong checksum: expected MD5 " + std::string(remote_.md5) + ", received " + sum,
+    std::string sum = sha256_.hex();
+    if (sum != remote_.sha256) {
+      return Failure{"wrong checksum: expected SHA-256 " + std::string(remote_.sha256) + ", received " + sum,
                      /*is_another_file=*/true};
     }
     file_.commit();
@@ -121,7 +121,7 @@ class Download {
     auto* download = static_cast<Download*>(self);
     bool good = download->succeeds([&] {
       download->file_.write(data, bytes);
-      download->md5_.update(data, bytes);
+      download->sha256_.update(data, bytes);
     });
     download->received_ += static_cast<int64_t>(bytes);
     return good && download->received_ <= largest_file ? bytes : CURL_WRITEFUNC_ERROR;
@@ -139,7 +139,7 @@ class Download {
   const RemoteFile& remote_;
   const FetchOptions& options_;
   io::AtomicFile file_;
-  io::Digest md5_{"MD5"};
+  io::Digest sha256_{"SHA256"};
   int64_t received_ = 0;
   std::exception_ptr exception_;
 };
@@ -173,7 +173,7 @@ void fetch_fashion_mnist(const std::filesystem::path& dir, const FetchOptions& o
   std::vector<std::string> base_urls = options.base_urls.empty() ? known_base_urls : options.base_urls;
   for (const RemoteFile& remote : remote_files) {
     std::filesystem::path file = dir / remote.name;
-    if (std::filesystem::is_regular_file(file, error) && md5_of(file) == remote.md5) {
+    if (std::filesystem::is_regular_file(file, error) && sha256_of(file) == remote.sha256) {
       auto size = static_cast<int64_t>(std::filesystem::file_size(file));
       if (options.on_progress) options.on_progress({remote.name, size, size});
       continue;

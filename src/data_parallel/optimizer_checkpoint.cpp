@@ -26,16 +26,6 @@ io::NamedTensors parameters_in(const torch::nn::Module& module, const torch::opt
   return parameters;
 }
 
-template <class Load>
-void load_from(const std::filesystem::path& file, const Load& load) {
-  const io::NamedTensors state = io::read_checked(file);
-  try {
-    load(state);
-  } catch (const Error& error) {
-    throw Error(io::cannot_load(file) + ": " + error.what());
-  }
-}
-
 }  // namespace
 
 void save_optimizer(const std::filesystem::path& file, const torch::optim::Optimizer& optimizer,
@@ -45,7 +35,7 @@ void save_optimizer(const std::filesystem::path& file, const torch::optim::Optim
 
 void load_optimizer(const std::filesystem::path& file, torch::optim::Optimizer& optimizer,
                     const torch::nn::Module& module) {
-  load_from(file, [&](const io::NamedTensors& state) {
+  io::load_checked(file, [&](const io::NamedTensors& state) {
     load_optimizer_state(optimizer, parameters_in(module, optimizer), state);
   });
 }
@@ -56,7 +46,7 @@ void save_optimizer(const std::filesystem::path& file, ShardedOptimizer& optimiz
 }
 
 void load_optimizer(const std::filesystem::path& file, ShardedOptimizer& optimizer) {
-  load_from(file, [&](const io::NamedTensors& state) { optimizer.load_state(state); });
+  io::load_checked(file, [&](const io::NamedTensors& state) { optimizer.load_state(state); });
 }
 
 }  // namespace lockstep

@@ -1,4 +1,5 @@
 #include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
@@ -8,7 +9,9 @@
 #include "sharded_reducer.hpp"
 #include "sharded_state.hpp"
 
+#include <map>
 #include <set>
+#include <string>
 #include <utility>
 
 namespace lockstep {
@@ -54,24 +57,65 @@ void check_that_it_has(const std::vector<at::Tensor>& slices, const torch::optim
               ". Make it of the factory's argument, all of it, and not of net->parameters()");
 }
 
-std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<ShardedBucket>& buckets, const Rank& rank,
-                                                      const ShardedOptimizer::Factory& make) {
-  const auto slices = pieces_of(buckets);
-  auto optimizer = make(slices);
+std::unique_ptr<torch::optim::Optimizer> checked_optimizer(std::unique_ptr<torch::optim::Optimizer> optimizer,
+                                                           const std::vector<ShardedBucket>& buckets,
+                                                           const Rank& rank) {
   if (!optimizer) throw Error(rank.name() + ": ShardedOptimizer: the factory made no optimizer");
-  check_that_it_has(slices, *optimizer, rank);
+  check_that_it_has(pieces_of(buckets), *optimizer, rank);
   return optimizer;
+}
+
+// The groups, with this rank's pieces in the place of the parameters.
+ShardedOptimizer::Groups groups_of_pieces(const ShardedOptimizer::Groups& groups,
+                                          const std::vector<ShardedBucket>& buckets, const Rank& rank) {
+  const auto refuse = [&](const std::string& what) {
+    throw Error(rank.name() + ": ShardedOptimizer: " + what +
+                ". Make the groups of net->parameters(), each parameter in one of them");
+  };
+  std::map<const c10::TensorImpl*, const ShardedBucket::Place*> places;
+  for (const auto& bucket : buckets) {
+    for (const auto& place : bucket.places) places.emplace(place.parameter.unsafeGetTensorImpl(), &place);
+  }
+  ShardedOptimizer::Groups of_pieces;
+  for (const auto& group : groups) {
+    std::vector<at::Tensor> pieces;
+    for (const auto& parameter : group.params()) {
+      if (!parameter.requires_grad()) continue;
+      const auto place = places.extract(parameter.unsafeGetTensorImpl());
+      if (!place) {
+        refuse("group " + std::to_string(of_pieces.size()) + " has a parameter of shape " +
+               c10::str(parameter.sizes()) + " that is none of the net's, or is in a group already");
+      } else if (place.mapped()->piece.size > 0) {
+        pieces.push_back(place.mapped()->piece.values);
+      }
+    }
+    of_pieces.emplace_back(std::move(pieces));
+    if (group.has_options()) of_pieces.back().set_options(group.options().clone());
+  }
+  if (!places.empty()) refuse(places.begin()->second->name + " is in none of the groups");
+  return of_pieces;
 }
 
 }  // namespace
 
 ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Factory& make, const ShardedOptions& options)
+    : ShardedOptimizer(std::move(replica), options,
+                       [&](const std::vector<ShardedBucket>& buckets) { return make(pieces_of(buckets)); }) {}
+
+ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Groups& groups, const GroupsFactory& make,
+                                   const ShardedOptions& options)
+    : ShardedOptimizer(replica, options, [&](const std::vector<ShardedBucket>& buckets) {
+        return make(groups_of_pieces(groups, buckets, replica->rank()));
+      }) {}
+
+ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const ShardedOptions& options,
+                                   const OfBuckets& make)
     : replica_(std::move(replica)),
       rank_(replica_->rank()),
       parameters_(std::make_unique<TrainedParameters>(replica_->module())),
       buckets_(buckets_of(replica_->module(), *parameters_, rank_, options)),
       reducer_(std::make_shared<ShardedReducer>(buckets_, rank_, options)),
-      optimizer_(optimizer_of(buckets_, rank_, make)) {
+      optimizer_(checked_optimizer(make(buckets_), buckets_, rank_)) {
   replica_->set_averaging(reducer_);
 }
 

@@ -1,6 +1,8 @@
 // Tensors in a safetensors file whose header has a SHA-256 of everything.
 #pragma once
 
+#include <lockstep/base/error.hpp>
+
 #include <filesystem>
 #include <map>
 #include <string>
@@ -18,5 +20,16 @@ NamedTensors read_checked(const std::filesystem::path& file);
 
 // How the texts of such errors begin.
 std::string cannot_load(const std::filesystem::path& file);
+
+// Calls load() with the file's tensors. Its Errors name the file.
+template <class Load>
+void load_checked(const std::filesystem::path& file, const Load& load) {
+  const NamedTensors tensors = read_checked(file);
+  try {
+    load(tensors);
+  } catch (const Error& error) {
+    throw Error(cannot_load(file) + ": " + error.what());
+  }
+}
 
 }  // namespace lockstep::io

@@ -39,7 +39,8 @@ NamedTensors state_of(const torch::nn::Module& module) {
   return once;
 }
 
-void load_state(const NamedTensors& from, torch::nn::Module& module, const std::string& what) {
+UnmatchedNames load_state(const NamedTensors& from, torch::nn::Module& module, const std::string& what,
+                          const LoadOptions& options) {
   std::map<std::string, at::Tensor> values(from.begin(), from.end());
   auto fail = [&](const std::string& why) { throw Error(what + ": " + why); };
 
@@ -55,15 +56,23 @@ void load_state(const NamedTensors& from, torch::nn::Module& module, const std::
     copies.emplace_back(tensor, value->second);
     values.erase(value);
   }
+  UnmatchedNames unmatched;
   for (const auto& [name, tensor] : state) {
     bool found = std::any_of(copies.begin(), copies.end(),
                              [&tensor = tensor](const auto& copy) { return copy.first.is_same(tensor); });
-    if (!found) fail("it lacks '" + name + "', which the module has");
+    if (!found) unmatched.missing.push_back(name);
   }
-  if (!values.empty()) fail("it holds '" + values.begin()->first + "', which the module does not have");
+  for (const auto& [name, value] : values) unmatched.unexpected.push_back(name);
+  if (options.strict && !unmatched.missing.empty()) {
+    fail("it lacks '" + unmatched.missing.front() + "', which the module has");
+  }
+  if (options.strict && !unmatched.unexpected.empty()) {
+    fail("it holds '" + unmatched.unexpected.front() + "', which the module does not have");
+  }
 
   const at::NoGradGuard no_grad;
   for (auto& [to, value] : copies) to.copy_(value);
+  return unmatched;
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <torch/nn/module.h>
+#include <lockstep/models/weights.hpp>
 
 #include <string>
 
@@ -14,7 +15,9 @@ namespace lockstep {
 io::NamedTensors state_of(const torch::nn::Module& module);
 
 // Copies `values` into `module`. A shared tensor may have any of its names. Throws Error, which begins with `what`,
-// before anything is changed, if a name is missing or unknown, or has another shape or type.
-void load_state(const io::NamedTensors& values, torch::nn::Module& module, const std::string& what);
+// before anything is changed, if a name has another shape or type; and unless the options say otherwise, if one is
+// missing or unknown. Gives the names that were left out.
+UnmatchedNames load_state(const io::NamedTensors& values, torch::nn::Module& module, const std::string& what,
+                          const LoadOptions& options = {});
 
 }  // namespace lockstep

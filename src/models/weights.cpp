@@ -1,3 +1,4 @@
+#include <lockstep/base/error.hpp>
 #include <lockstep/models/weights.hpp>
 
 #include "io/checked_tensors.hpp"
@@ -10,8 +11,21 @@ void save_weights(const std::filesystem::path& file, const torch::nn::Module& mo
   io::write_checked(file, state_of(module), metadata);
 }
 
-void load_weights(const std::filesystem::path& file, torch::nn::Module& module) {
-  load_state(io::read_checked(file), module, io::cannot_load(file));
+UnmatchedNames load_weights(const std::filesystem::path& file, torch::nn::Module& module, const LoadOptions& options) {
+  return load_state(io::read_checked(file), module, io::cannot_load(file), options);
+}
+
+void save_tensors(const std::filesystem::path& file, const TensorsByName& tensors,
+                  const std::map<std::string, std::string>& metadata) {
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.defined()) throw Error("cannot write '" + file.string() + "': tensor '" + name + "' is undefined");
+  }
+  io::write_checked(file, io::NamedTensors(tensors.begin(), tensors.end()), metadata);
+}
+
+TensorsByName load_tensors(const std::filesystem::path& file) {
+  const io::NamedTensors tensors = io::read_checked(file);
+  return {tensors.begin(), tensors.end()};
 }
 
 std::string weights_hash(const torch::nn::Module& module) {

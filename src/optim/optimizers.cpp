@@ -1,3 +1,5 @@
+#include <torch/optim/adagrad.h>
+#include <torch/optim/rmsprop.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/optim/lamb.hpp>
 #include <lockstep/optim/lars.hpp>
@@ -9,6 +11,7 @@
 
 #include <array>
 #include <limits>
+#include <unordered_set>
 #include <utility>
 
 namespace lockstep {
@@ -20,6 +23,16 @@ constexpr std::array optimizers{std::pair{OptimizerKind::sgd, "sgd"}, std::pair{
 
 bool has_momentum(OptimizerKind kind) {
   return kind == OptimizerKind::sgd || kind == OptimizerKind::lars;
+}
+
+// Whether the options are of one of these types.
+template <class... Types>
+bool set_weight_decay_of(torch::optim::OptimizerOptions& options, double weight_decay) {
+  const auto set = [&](auto* own) {
+    if (own != nullptr) own->weight_decay(weight_decay);
+    return own != nullptr;
+  };
+  return (set(dynamic_cast<Types*>(&options)) || ...);
 }
 
 }  // namespace
@@ -55,23 +68,57 @@ void check_optimizer(OptimizerKind kind, const OptimizerSettings& settings) {
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind, std::vector<torch::Tensor> parameters,
                                                         const OptimizerSettings& settings) {
+  return make_optimizer(
+      kind, std::vector<torch::optim::OptimizerParamGroup>{torch::optim::OptimizerParamGroup(std::move(parameters))},
+      settings);
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind,
+                                                        const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                                                        const OptimizerSettings& settings) {
   check_optimizer(kind, settings);
   const auto [lr, momentum, nesterov, decay] = settings;
   switch (kind) {
     case OptimizerKind::sgd:
       return std::make_unique<FusedSgd>(
-          std::move(parameters),
-          torch::optim::SGDOptions(lr).momentum(momentum).nesterov(nesterov).weight_decay(decay));
+          groups, torch::optim::SGDOptions(lr).momentum(momentum).nesterov(nesterov).weight_decay(decay));
     case OptimizerKind::adam:
-      return std::make_unique<FusedAdam>(std::move(parameters), torch::optim::AdamOptions(lr).weight_decay(decay));
+      return std::make_unique<FusedAdam>(groups, torch::optim::AdamOptions(lr).weight_decay(decay));
     case OptimizerKind::adamw:
-      return std::make_unique<FusedAdamW>(std::move(parameters), torch::optim::AdamWOptions(lr).weight_decay(decay));
+      return std::make_unique<FusedAdamW>(groups, torch::optim::AdamWOptions(lr).weight_decay(decay));
     case OptimizerKind::lars:
-      return std::make_unique<Lars>(std::move(parameters), LarsOptions(lr).momentum(momentum).weight_decay(decay));
+      return std::make_unique<Lars>(groups, LarsOptions(lr).momentum(momentum).weight_decay(decay));
     case OptimizerKind::lamb:
-      return std::make_unique<Lamb>(std::move(parameters), LambOptions(lr).weight_decay(decay));
+      return std::make_unique<Lamb>(groups, LambOptions(lr).weight_decay(decay));
   }
   throw Error("make_optimizer: there is no such kind of optimizer");
+}
+
+std::vector<torch::optim::OptimizerParamGroup> decay_groups(const torch::nn::Module& module) {
+  std::vector<at::Tensor> decaying, others;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& parameter : module.parameters()) {
+    if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    (parameter.dim() >= 2 ? decaying : others).push_back(parameter);
+  }
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(std::move(decaying));
+  groups.emplace_back(std::move(others));
+  return groups;
+}
+
+void set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_decay) {
+  if (!(weight_decay >= 0)) {
+    throw Error("the weight decay is " + number_text(weight_decay) + "; it must be at least 0");
+  }
+  using namespace torch::optim;
+  const bool is_set = set_weight_decay_of<SGDOptions, AdamOptions, AdamWOptions, AdagradOptions, RMSpropOptions,
+                                          LarsOptions, LambOptions>(group.options(), weight_decay);
+  if (!is_set) {
+    throw Error(
+        "set_weight_decay knows the options of SGD, Adam, AdamW, Adagrad, RMSprop, Lars and Lamb, and this "
+        "group's are of another optimizer; set them yourself in group.options()");
+  }
 }
 
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr) {

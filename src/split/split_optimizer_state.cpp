@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/tensor_parallel/parallel_functions.hpp>
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
@@ -41,9 +40,11 @@ std::string parameter_of(const std::string& state) {
   return state.substr(dot + 1);
 }
 
-// Where this rank's slice of a parameter lies in the whole one, along the dimension that is split.
+// Where this rank's slice of a parameter lies in the whole one, or in each of its blocks, along the dimension that is
+// split.
 struct Slice {
-  int64_t dim, begin, size, whole;
+  SlicedDimension how;
+  int64_t begin, size, whole;
 };
 using Slices = std::map<std::string, Slice>;  // by the parameter's name; none for one that the rank holds whole
 
@@ -51,11 +52,11 @@ using Slices = std::map<std::string, Slice>;  // by the parameter's name; none f
 Slices slices_of(SplitModel& net, const ByName& parameters) {
   Slices slices;
   std::vector<int64_t> sizes;
-  for (const auto& [name, dim] : sliced_dimensions_of(net.module())) {
+  for (const auto& [name, how] : sliced_dimensions_of(net.module())) {
     const auto parameter = parameters.find(name);
     if (parameter == parameters.end()) continue;  // a buffer
-    sizes.push_back(parameter->second.size(dim));
-    slices[name] = {dim, 0, sizes.back(), 0};
+    sizes.push_back(parameter->second.size(how.dim) / how.blocks);
+    slices[name] = {how, 0, sizes.back(), 0};
   }
   if (sizes.empty()) return slices;
   Rank& group = net.mesh().tensor();
@@ -64,7 +65,7 @@ Slices slices_of(SplitModel& net, const ByName& parameters) {
   for (auto& [name, slice] : slices) {
     const torch::Tensor of_ranks = table.select(1, column++);
     slice.begin = of_ranks.narrow(0, 0, group.index()).sum().item<int64_t>();
-    slice.whole = of_ranks.sum().item<int64_t>();
+    slice.whole = of_ranks.sum().item<int64_t>() * slice.how.blocks;
   }
   return slices;
 }
@@ -82,7 +83,7 @@ void join_slices(io::NamedTensors& state, SplitModel& net, const ByName& paramet
                            ", so it cannot be gathered; split the network by data or layers, or train without "
                            "checkpoints"));
     }
-    tensor = gather_from_group(tensor, slice->second.dim, net.mesh().tensor(), slice->second.whole);
+    tensor = joined_slices(tensor, slice->second.how, net.mesh().tensor(), slice->second.whole);
   }
 }
 
@@ -123,11 +124,12 @@ void check_known(const io::NamedTensors& state, const io::NamedTensors& paramete
 }
 
 torch::Tensor slice_of(const std::string& name, const torch::Tensor& whole, const Slice& slice) {
-  if (slice.dim >= whole.dim() || whole.size(slice.dim) != slice.whole) {
+  const int64_t dim = slice.how.dim;
+  if (dim >= whole.dim() || whole.size(dim) != slice.whole) {
     throw Error(c10::str("the state '", name, "' has the shape ", whole.sizes(), ", and the parameter ", slice.whole,
-                         " values along dimension ", slice.dim));
+                         " values along dimension ", dim));
   }
-  return whole.narrow(slice.dim, slice.begin, slice.size);
+  return slice_of_whole(whole, slice.how, slice.begin, slice.size);
 }
 
 }  // namespace

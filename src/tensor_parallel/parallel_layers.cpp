@@ -7,6 +7,9 @@
 #include <string>
 #include <variant>
 
+#include "layer_parts.hpp"
+#include "sliced_dimensions.hpp"
+
 namespace lockstep {
 namespace {
 
@@ -14,24 +17,12 @@ using at::Tensor;
 namespace F = torch::nn::functional;
 using ConvolutionOptions = decltype(torch::nn::Conv2dImpl::options);
 
-std::string ranks(int count) {
-  return std::to_string(count) + " ranks";
-}
-
-std::string divisors_of(int64_t number) {
-  std::string list;
-  for (int64_t divisor = 1; divisor < number; ++divisor) {
-    if (number % divisor == 0) list += std::to_string(divisor) + ", ";
-  }
-  return list + std::to_string(number);
-}
-
 void check_channels(const char* layer, const char* which, int64_t channels, const Rank& rank) {
   const int count = rank.world_size();
   if (channels % count == 0) return;
   const int64_t below = channels / count * count;
   throw Error(std::string(layer) + ": " + std::to_string(channels) + " " + which + " channels do not divide over " +
-              ranks(count) + ". These numbers of ranks would fit: " + divisors_of(channels) +
+              ranks_text(count) + ". These numbers of ranks would fit: " + divisors_of(channels) +
               "; these channels: " + (below > 0 ? std::to_string(below) + " or " : "") + std::to_string(below + count) +
               "; or keep the layer whole");
 }
@@ -45,9 +36,9 @@ void check_padding(const char* layer, const ConvolutionOptions& options) {
 void check_groups(const ConvolutionOptions& options, const Rank& rank) {
   const int64_t groups = options.groups(), count = rank.world_size();
   if (groups % count == 0 || count % groups == 0) return;
-  throw Error("OutputChannelParallelConv2d: " + std::to_string(groups) + " groups over " + ranks(rank.world_size()) +
-              ": neither divides the other. These numbers of ranks would fit: " + divisors_of(groups) +
-              " and multiples of " + std::to_string(groups) + "; or keep the layer whole");
+  throw Error("OutputChannelParallelConv2d: " + std::to_string(groups) + " groups over " +
+              ranks_text(rank.world_size()) + ": neither divides the other. These numbers of ranks would fit: " +
+              divisors_of(groups) + " and multiples of " + std::to_string(groups) + "; or keep the layer whole");
 }
 
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvolutionOptions& whole,
@@ -61,27 +52,18 @@ Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const
                        .groups(groups));
 }
 
-// A copy of a parameter that every rank holds whole; undefined stays undefined.
-Tensor copy_of(const Tensor& whole, const Rank& rank) {
-  return whole.defined() ? whole.detach().to(rank.device(), whole.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
-                         : Tensor();
-}
-
-bool is_trained(const Tensor& parameter) {
-  return parameter.defined() && parameter.requires_grad();
-}
-
 }  // namespace
 
-Tensor Sliced::slice(const std::string& name, const Tensor& whole, int64_t dim, const Rank& rank) {
-  const Range part = part_of(whole.size(dim), rank.index(), rank.world_size());
-  if (whole.size(dim) < rank.world_size()) {
-    throw Error("dimension " + std::to_string(dim) + " of " + name + ", of size " + std::to_string(whole.size(dim)) +
-                ", does not go round " + ranks(rank.world_size()) + ". At most " + std::to_string(whole.size(dim)) +
+Tensor Sliced::slice(const std::string& name, const Tensor& whole, const SlicedDimension& how, const Rank& rank) {
+  const int64_t size = whole.size(how.dim) / how.blocks;
+  if (size < rank.world_size()) {
+    throw Error("dimension " + std::to_string(how.dim) + " of " + name + ", of size " + std::to_string(size) +
+                ", does not go round " + ranks_text(rank.world_size()) + ". At most " + std::to_string(size) +
                 " would fit; or keep the layer whole");
   }
-  dimensions_[name] = dim;
-  return copy_of(whole.narrow(dim, part.begin, part.size()), rank);
+  dimensions_[name] = how;
+  const Range part = part_of(size, rank.index(), rank.world_size());
+  return copy_for(rank, slice_of_whole(whole, how, part.begin, part.size()));
 }
 
 // ---- Linear --------------------------------------------------------------------------------------------------------
@@ -104,7 +86,7 @@ Tensor ColumnParallelLinearImpl::forward(const Tensor& x) {
 RowParallelLinearImpl::RowParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank, const InputParallel& options)
     : rank_(rank), options_(options) {
   weight = register_parameter("weight", slice("weight", whole->weight, 1, rank), is_trained(whole->weight));
-  bias = register_parameter("bias", copy_of(whole->bias, rank), is_trained(whole->bias));
+  bias = register_parameter("bias", copy_for(rank, whole->bias), is_trained(whole->bias));
   train(whole->is_training());
 }
 
@@ -157,7 +139,7 @@ InputChannelParallelConv2dImpl::InputChannelParallelConv2dImpl(const torch::nn::
   }
   check_channels("InputChannelParallelConv2d", "input", whole_.in_channels(), rank);
   weight = register_parameter("weight", slice("weight", whole->weight, 1, rank), is_trained(whole->weight));
-  bias = register_parameter("bias", copy_of(whole->bias, rank), is_trained(whole->bias));
+  bias = register_parameter("bias", copy_for(rank, whole->bias), is_trained(whole->bias));
   train(whole->is_training());
 }
 
@@ -182,7 +164,7 @@ Tensor OutputChannelParallelConvReluPoolImpl::forward(const Tensor& x) {
   return options_.gather_output ? gather_from_group(y, 1, rank_, out_) : y;
 }
 
-// ---- BatchNorm -----------------------------------------------------------------------------------------------------
+// ---- BatchNorm, GroupNorm ------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -205,20 +187,37 @@ void fill(torch::nn::Module& slice, const torch::nn::Module& whole, const Take& 
   slice.train(whole.is_training());
 }
 
+torch::nn::GroupNormOptions options_of_slice(const torch::nn::GroupNormOptions& whole, const Rank& rank) {
+  const int64_t groups = whole.num_groups();
+  if (groups % rank.world_size() == 0) {
+    return torch::nn::GroupNormOptions(groups / rank.world_size(), whole.num_channels() / rank.world_size())
+        .eps(whole.eps())
+        .affine(whole.affine());
+  }
+  throw Error("ParallelGroupNorm: " + std::to_string(groups) + " groups do not divide over " +
+              ranks_text(rank.world_size()) + ". These numbers of ranks would fit: " + divisors_of(groups) +
+              "; or keep the layer whole");
+}
+
 }  // namespace
 
 ParallelBatchNorm1dImpl::ParallelBatchNorm1dImpl(const torch::nn::BatchNorm1d& whole, Rank& rank)
     : BatchNorm1dImpl(options_of_slice(whole->options, rank)) {
   fill(*this, *whole, [&](const std::string& name, const Tensor& tensor) {  // the count of batches has no channels
-    return tensor.dim() == 0 ? copy_of(tensor, rank) : slice(name, tensor, 0, rank);
+    return tensor.dim() == 0 ? copy_for(rank, tensor) : slice(name, tensor, 0, rank);
   });
 }
 
 ParallelBatchNorm2dImpl::ParallelBatchNorm2dImpl(const torch::nn::BatchNorm2d& whole, Rank& rank)
     : BatchNorm2dImpl(options_of_slice(whole->options, rank)) {
   fill(*this, *whole, [&](const std::string& name, const Tensor& tensor) {
-    return tensor.dim() == 0 ? copy_of(tensor, rank) : slice(name, tensor, 0, rank);
+    return tensor.dim() == 0 ? copy_for(rank, tensor) : slice(name, tensor, 0, rank);
   });
+}
+
+ParallelGroupNormImpl::ParallelGroupNormImpl(const torch::nn::GroupNorm& whole, Rank& rank)
+    : GroupNormImpl(options_of_slice(whole->options, rank)) {
+  fill(*this, *whole, [&](const std::string& name, const Tensor& tensor) { return slice(name, tensor, 0, rank); });
 }
 
 }  // namespace lockstep

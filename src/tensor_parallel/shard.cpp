@@ -3,10 +3,13 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/common.h>
 #include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/pooling.h>
 #include <torch/nn/modules/upsampling.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/dropout.hpp>
+#include <lockstep/tensor_parallel/parallel_transformer.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "gathered.hpp"
@@ -58,6 +61,7 @@ bool is_dropout(const Module& module) {
 
 constexpr int64_t kChannels = 1;
 constexpr int64_t kFeatures = -1;
+constexpr int64_t kSamples = 0;  // never split
 
 // Goes through a net's layers from the first to the last and knows what each is given.
 class Sharder {
@@ -74,8 +78,9 @@ class Sharder {
     if (const auto linear = as<torch::nn::LinearImpl>(layer)) return part_of_linear(linear, split);
     if (const auto conv = as<torch::nn::Conv2dImpl>(layer)) return part_of_conv(conv, split, convolutions_alternate);
     if (const auto conv = as<ConvReluPoolImpl>(layer)) return part_of_conv_relu_pool(conv, split);
+    if (const auto words = as<torch::nn::EmbeddingImpl>(layer)) return part_of_embedding(words, split);
     if (split) {
-      throw Error("only linear layers and convolutions can be split by " +
+      throw Error("only linear layers, convolutions and embeddings can be split by " +
                   std::string(*split == LayerSplit::output ? "output" : "input") +
                   "; leave the rule's entry out, or make it LayerSplit::whole");
     }
@@ -85,6 +90,9 @@ class Sharder {
     }
     if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) return part_of_norm_1d(norm, layer);
     if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) return part_of_norm_2d(norm, layer);
+    if (const auto norm = as<torch::nn::GroupNormImpl>(layer)) return part_of_group_norm(norm, layer);
+    if (const auto norm = as<torch::nn::LayerNormImpl>(layer)) return part_of_layer_norm(norm, layer);
+    if (const auto attention = as<torch::nn::MultiheadAttentionImpl>(layer)) return part_of_attention(attention);
     if (is_dropout(*module)) return part_of_dropout(name, layer, held_);
     if (const auto flatten = as<torch::nn::FlattenImpl>(layer)) return part_of_flatten(*flatten, layer);
     if (works_value_by_value(*module)) return clone(layer);
@@ -171,6 +179,36 @@ class Sharder {
   AnyModule part_of_norm_2d(const std::shared_ptr<torch::nn::BatchNorm2dImpl>& whole, const AnyModule& layer) {
     if (!held_.in_slices) return clone(layer);
     return held_.dim == kChannels ? AnyModule(ParallelBatchNorm2d(whole, rank_)) : computed_whole(clone(layer));
+  }
+
+  // Ranks with parts of groups would need the others' sums, so that all is gathered.
+  AnyModule part_of_group_norm(const std::shared_ptr<torch::nn::GroupNormImpl>& whole, const AnyModule& layer) {
+    if (!held_.in_slices) return clone(layer);
+    const bool has_whole_groups = held_.dim == kChannels && whole->options.num_groups() % rank_.world_size() == 0;
+    return has_whole_groups ? AnyModule(ParallelGroupNorm(whole, rank_)) : computed_whole(clone(layer));
+  }
+
+  AnyModule part_of_layer_norm(const std::shared_ptr<torch::nn::LayerNormImpl>& whole, const AnyModule& layer) {
+    if (!held_.in_slices) return clone(layer);
+    const auto& shape = whole->options.normalized_shape();
+    const bool its_features =
+        held_.dim == kFeatures && shape.size() == 1 && (held_.total == 0 || held_.total == shape[0]);
+    return its_features ? AnyModule(ParallelLayerNorm(whole, rank_)) : computed_whole(clone(layer));
+  }
+
+  AnyModule part_of_embedding(const std::shared_ptr<torch::nn::EmbeddingImpl>& whole,
+                              const std::optional<LayerSplit>& entry) {
+    return on_slices_along(kSamples, [&] {
+      if (entry == LayerSplit::input) return AnyModule(VocabularyParallelEmbedding(whole, rank_));
+      held_ = {.in_slices = true, .dim = kFeatures, .total = whole->options.embedding_dim()};
+      return AnyModule(ParallelEmbedding(whole, rank_));
+    });
+  }
+
+  AnyModule part_of_attention(const std::shared_ptr<torch::nn::MultiheadAttentionImpl>& whole) {
+    if (!held_.in_slices) return AnyModule(ParallelMultiheadAttention(whole, rank_));
+    throw Error("an attention takes three inputs, so that it can only be a net's first layer, or part of a block of " +
+                std::string("your own"));
   }
 
   // Always a Dropout of lockstep's: LibTorch's would drop other values on each rank.

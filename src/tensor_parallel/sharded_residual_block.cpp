@@ -4,15 +4,8 @@
 
 #include <memory>
 
-#include "whole_copy.hpp"
-
 namespace lockstep {
 namespace {
-
-template <class Module>
-std::shared_ptr<Module> copy_of(const torch::nn::ModuleHolder<Module>& whole, const Rank& rank) {
-  return std::static_pointer_cast<Module>(whole_copy(*whole, rank));
-}
 
 torch::nn::BatchNorm2d batch_norm(const torch::nn::AnyModule& norm) {
   auto module = std::dynamic_pointer_cast<torch::nn::BatchNorm2dImpl>(norm.ptr());
@@ -26,8 +19,8 @@ ShardedResidualBlock::ShardedResidualBlock(const ResidualBlockImpl& whole, Rank&
     : conv1_(whole.conv1, rank),
       norm1_(batch_norm(whole.norm1), rank),
       conv2_(whole.conv2, rank),
-      norm2_(copy_of(batch_norm(whole.norm2), rank)),
-      shortcut_(copy_of(whole.shortcut, rank)) {
+      norm2_(whole_copy(batch_norm(whole.norm2), rank)),
+      shortcut_(whole_copy(whole.shortcut, rank)) {
   register_module("conv1", conv1_);
   register_module("norm1", norm1_);
   register_module("conv2", conv2_);

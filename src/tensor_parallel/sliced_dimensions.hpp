@@ -1,7 +1,9 @@
-// Which of a sharded net's tensors are slices.
+// Which of a sharded net's tensors are slices, and how slices and whole tensors become each other.
 #pragma once
 
 #include <torch/nn/modules/container/sequential.h>
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/tensor_parallel/parallel_layers.hpp>
 
 #include <cstdint>
 #include <map>
@@ -9,7 +11,15 @@
 
 namespace lockstep {
 
-// The split dimension of every tensor that is split, by its name in the net.
-std::map<std::string, int64_t> sliced_dimensions_of(const torch::nn::Sequential& sharded);
+// How each tensor is split that is, by its name in the net.
+std::map<std::string, SlicedDimension> sliced_dimensions_of(const torch::nn::Sequential& sharded);
+
+// `size` values of each block along the dimension, from the block's `begin` on; a copy only if there are several
+// blocks.
+at::Tensor slice_of_whole(const at::Tensor& whole, const SlicedDimension& how, int64_t begin, int64_t size);
+
+// The ranks' slices of a tensor whose size along the dimension is `total`. All ranks must call it. Throws Error for a
+// slice of another size, as gather_from_group does.
+at::Tensor joined_slices(const at::Tensor& slice, const SlicedDimension& how, Rank& rank, int64_t total);
 
 }  // namespace lockstep

@@ -30,7 +30,7 @@ void for_each_tensor(const torch::nn::Sequential& sharded, Rank& rank, DictOfTen
     const auto dim = dimensions.find(item.key());
     const auto join = [&](const Tensor& tensor) {
       if (dim == dimensions.end()) return tensor;
-      return gather_from_group(tensor, dim->second, rank, item.value().size(dim->second));
+      return joined_slices(tensor, dim->second, rank, item.value().size(dim->second.dim));
     };
     copy(item.value(), *part, join);
   }
@@ -44,14 +44,25 @@ void check_shape(const std::string& what, const Tensor& whole, const Tensor& fro
 
 }  // namespace
 
-std::map<std::string, int64_t> sliced_dimensions_of(const torch::nn::Sequential& sharded) {
-  std::map<std::string, int64_t> dimensions;
+std::map<std::string, SlicedDimension> sliced_dimensions_of(const torch::nn::Sequential& sharded) {
+  std::map<std::string, SlicedDimension> dimensions;
   for (const auto& item : sharded->named_modules()) {
     const auto* sliced = dynamic_cast<const Sliced*>(item.value().get());
     if (sliced == nullptr) continue;
-    for (const auto& [name, dim] : sliced->sliced_dimensions()) dimensions[item.key() + "." + name] = dim;
+    for (const auto& [name, how] : sliced->sliced_dimensions()) dimensions[item.key() + "." + name] = how;
   }
   return dimensions;
+}
+
+Tensor slice_of_whole(const Tensor& whole, const SlicedDimension& how, int64_t begin, int64_t size) {
+  if (how.blocks == 1) return whole.narrow(how.dim, begin, size);
+  return whole.unflatten(how.dim, {how.blocks, -1}).narrow(how.dim + 1, begin, size).flatten(how.dim, how.dim + 1);
+}
+
+Tensor joined_slices(const Tensor& slice, const SlicedDimension& how, Rank& rank, int64_t total) {
+  if (how.blocks == 1) return gather_from_group(slice, how.dim, rank, total);
+  const Tensor in_blocks = slice.unflatten(how.dim, {how.blocks, -1});
+  return gather_from_group(in_blocks, how.dim + 1, rank, total / how.blocks).flatten(how.dim, how.dim + 1);
 }
 
 void unshard(const torch::nn::Sequential& sharded, Rank& rank, torch::nn::Sequential& net) {

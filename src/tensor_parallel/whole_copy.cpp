@@ -1,6 +1,7 @@
 #include "whole_copy.hpp"
 
 #include <c10/core/GradMode.h>
+#include <lockstep/tensor_parallel/parallel_layers.hpp>
 
 namespace lockstep {
 
@@ -12,10 +13,10 @@ void take_over_flags(const torch::nn::Module& from, torch::nn::Module& to) {
   to.train(from.is_training());
 }
 
-std::shared_ptr<torch::nn::Module> whole_copy(const torch::nn::Module& module, const Rank& rank) {
+std::shared_ptr<torch::nn::Module> whole_copy(const torch::nn::Module& layer, const Rank& rank) {
   const c10::AutoGradMode no_grad(false);
-  auto copy = module.clone(rank.device());
-  take_over_flags(module, *copy);
+  auto copy = layer.clone(rank.device());
+  take_over_flags(layer, *copy);
   return copy;
 }
 

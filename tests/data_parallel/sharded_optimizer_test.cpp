@@ -6,11 +6,13 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/optim/optimizers.hpp>
 
 #include "optim/optimizer_state.hpp"
 #include "support/group_tests.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -86,6 +88,14 @@ Net copy_of(const Net& net) {
   return {std::dynamic_pointer_cast<NetImpl>(net->clone())};
 }
 
+void train_whole(Net& net, const std::vector<Batch>& batches, optim::Optimizer* whole) {
+  for (const auto& batch : batches) {
+    whole->zero_grad();
+    net->loss(net->forward(batch.x), batch.y).backward();
+    whole->step();
+  }
+}
+
 // The optimizer of whole parameters, on one device.
 Net trained_whole(const Net& start, const std::vector<Batch>& batches, const ShardedOptimizer::Factory& make) {
   Net net = copy_of(start);
@@ -93,12 +103,7 @@ Net trained_whole(const Net& start, const std::vector<Batch>& batches, const Sha
   for (const auto& parameter : net->parameters()) {
     if (parameter.requires_grad()) learnt.push_back(parameter);
   }
-  const auto whole = make(learnt);
-  for (const auto& batch : batches) {
-    whole->zero_grad();
-    net->loss(net->forward(batch.x), batch.y).backward();
-    whole->step();
-  }
+  train_whole(net, batches, make(learnt).get());
   return net;
 }
 
@@ -423,6 +428,88 @@ TEST(ShardedOptimizer, ItsStateIsThatOfTheWholeAndGoesToOtherRanks) {
       expect_trained_alike(*net, whole, rank, name + " resumed, ");
     });
   }
+}
+
+// ---- Groups of parameters, each with options of its own.
+
+// Weights decay. Biases do not, and learn more slowly.
+std::vector<std::pair<std::string, ShardedOptimizer::GroupsFactory>> cases_in_groups() {
+  const auto with_two_ways = [](auto made) {
+    set_weight_decay(made->param_groups()[1], 0);
+    made->param_groups()[1].options().set_lr(0.02);
+    return made;
+  };
+  const auto sgd = [=](const auto& groups) {
+    return with_two_ways(std::make_unique<optim::SGD>(groups, optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.3)));
+  };
+  const auto adam_w = [=](const auto& groups) {
+    return with_two_ways(std::make_unique<optim::AdamW>(groups, optim::AdamWOptions(0.05).weight_decay(0.3)));
+  };
+  return {{"SGD", sgd}, {"AdamW", adam_w}};
+}
+
+// Trains some steps on `ranks` ranks and the others on `others`, whose slices are other ones.
+void expect_groups_train_alike(int ranks, int others, const std::string& name,
+                               const ShardedOptimizer::GroupsFactory& make, int stage) {
+  const Net start, half = copy_of(start);
+  Net whole = copy_of(start);
+  const auto batches = make_batches();
+  train_whole(whole, batches, make(decay_groups(*whole)).get());
+  const auto train = [&](DataParallel<NetImpl>& net, ShardedOptimizer& sharded, Rank& rank, size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      sharded.zero_grad();
+      backward(net, batches[i], rank);
+      sharded.step();
+    }
+  };
+  ShardedOptimizer::State state;
+  run(test_devices(ranks), [&](Rank& rank) {
+    DataParallel net(rank.index() == 0 ? half : copy_of(start), rank);
+    ShardedOptimizer sharded(net, decay_groups(*net), make, {.stage = stage, .bucket_bytes = 256});
+    EXPECT_EQ(sharded.optimizer().param_groups().size(), 2u);
+    train(net, sharded, rank, 0, 2);
+    const auto mine = sharded.state();
+    if (rank.index() == 0) state = mine;
+  });
+  run(test_devices(others), [&](Rank& rank) {
+    DataParallel net(copy_of(half), rank);
+    ShardedOptimizer sharded(net, decay_groups(*net), make, {.stage = stage});
+    sharded.load_state(state);
+    train(net, sharded, rank, 2, batches.size());
+    expect_trained_alike(*net, whole, rank, name + " in groups, ");
+  });
+}
+
+TEST(ShardedOptimizer, GroupsHaveTheirOwnOptionsAsOnOneDevice) {
+  torch::manual_seed(7);
+  for (const auto& [name, make] : cases_in_groups()) {
+    for (const int ranks : {1, 2, 3}) {
+      for (const int stage : {1, 2}) expect_groups_train_alike(ranks, 4 - ranks, name, make, stage);
+    }
+  }
+}
+
+TEST(ShardedOptimizer, GroupsHaveEachParameterOnce) {
+  const auto sgd = [](const auto& groups) { return std::make_unique<optim::SGD>(groups, 0.1); };
+  const auto error_with = [&](const std::function<ShardedOptimizer::Groups(nn::LinearImpl&)>& groups_of) {
+    return error_on_ranks(2, [&](Rank& rank) {
+      DataParallel net(nn::Linear(2, 2), rank);
+      ShardedOptimizer(net, groups_of(*net), sgd);
+    });
+  };
+  const auto group = [](const Tensor& parameter) { return optim::OptimizerParamGroup(std::vector<Tensor>{parameter}); };
+  using Groups = ShardedOptimizer::Groups;
+  EXPECT_EQ(error_with([](auto& net) { return decay_groups(net); }), "(no error)");
+  EXPECT_THAT(error_with([&](auto& net) { return Groups{group(net.weight)}; }), HasSubstr("bias is in none of the"));
+  EXPECT_THAT(error_with([&](auto& net) {
+                return Groups{group(net.weight), group(net.bias), group(net.weight)};
+              }),
+              HasSubstr("group 2 has a parameter of shape [2, 2] that is none of the net's, or is in a group already"));
+  EXPECT_THAT(error_with([&](auto& net) {
+                const Tensor other = torch::ones({3}).requires_grad_();
+                return Groups{group(net.weight), group(other)};
+              }),
+              HasSubstr("group 1 has a parameter of shape [3]"));
 }
 
 TEST(ShardedOptimizer, SaysWhatItCannotDo) {

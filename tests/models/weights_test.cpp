@@ -144,6 +144,49 @@ TEST_F(CheckpointTest, ChangesNothingWhenAnythingIsWrong) {
   EXPECT_THAT(load_error(with("tied", torch::ones({3, 2})), net), HasSubstr("'tied'"));
 }
 
+TEST_F(CheckpointTest, LeavesOutWhatDoesNotMatchIfAsked) {
+  Net source, net;
+  const auto before = values_of(*net);
+  save_tensors(file(), {{"scale", source->scale}, {"head.weight", torch::ones({2})}, {"head.bias", torch::ones({1})}});
+  const auto names = load_weights(file(), *net, {.strict = false});
+  EXPECT_THAT(names.missing,
+              UnorderedElementsAre("tied", "block.linear.weight", "block.linear.bias", "block.norm.weight",
+                                   "block.norm.bias", "table", "block.norm.running_mean", "block.norm.running_var",
+                                   "block.norm.num_batches_tracked"));
+  EXPECT_THAT(names.unexpected, UnorderedElementsAre("head.weight", "head.bias"));
+  EXPECT_TRUE(torch::equal(net->scale, source->scale));
+  const auto after = values_of(*net);
+  for (size_t i = 1; i < after.size(); ++i) EXPECT_TRUE(torch::equal(after[i], before[i])) << i;  // all but scale
+
+  save_weights(file(), *source);
+  const auto all = load_weights(file(), *net, {.strict = false});
+  EXPECT_TRUE(all.missing.empty() && all.unexpected.empty());
+  expect_equal(values_of(*net), values_of(*source));
+  save_tensors(file(), {{"scale", torch::ones({2})}});
+  EXPECT_THAT(error_of([&] { load_weights(file(), *net, {.strict = false}); }), HasSubstr("Float [2] in the file"));
+  expect_equal(values_of(*net), values_of(*source));
+}
+
+TEST_F(CheckpointTest, KeepsAnyTensorsByName) {
+  const TensorsByName tensors{{"mean", torch::randn({2, 3}, torch::kDouble)},
+                              {"every other", torch::arange(10).slice(0, 0, 10, 2)},
+                              {"flag", torch::tensor(true)},
+                              {"none", torch::empty({0, 4}, torch::kHalf)}};
+  save_tensors(file(), tensors, {{"made by", "a test"}});
+  const TensorsByName read = load_tensors(file());
+  ASSERT_EQ(read.size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    EXPECT_TRUE(torch::equal(read.at(name), tensor)) << name;
+    EXPECT_EQ(read.at(name).scalar_type(), tensor.scalar_type()) << name;
+  }
+  EXPECT_THAT(folder_.read("model.safetensors"), HasSubstr(R"("made by":"a test")"));
+  EXPECT_THAT(error_of([&] { save_tensors(file(), {{"gone", torch::Tensor()}}); }), HasSubstr("'gone' is undefined"));
+  std::string bytes = folder_.read("model.safetensors");
+  bytes.back() ^= 1;
+  folder_.write("model.safetensors", bytes);
+  EXPECT_NE(error_of([&] { load_tensors(file()); }), "(no error)");
+}
+
 TEST_F(CheckpointTest, RefusesADamagedFile) {
   Net net;
   auto before = values_of(*net);

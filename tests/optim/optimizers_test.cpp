@@ -285,6 +285,47 @@ TEST(Optimizers, TakeALearningRateForAllTheirGroups) {
   for (const auto& group : lars.param_groups()) EXPECT_EQ(group.options().get_lr(), 0.25);
 }
 
+// With the same gradients weights of two dimensions decay, and the others move as without a decay.
+TEST(Optimizers, LeaveGroupsWithoutDecay) {
+  torch::nn::Sequential net(torch::nn::Linear(3, 4), torch::nn::LayerNorm(torch::nn::LayerNormOptions({4})));
+  net->register_parameter("again", net->parameters()[0]);
+  const auto groups = lockstep::decay_groups(*net);
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].params().size(), 1u);
+  EXPECT_EQ(groups[1].params().size(), 3u);
+  const auto start = torch::nn::utils::parameters_to_vector(net->parameters()).detach().clone();
+  const auto moves = [&](const std::string& name, double weight_decay, bool all) {
+    torch::nn::utils::vector_to_parameters(start.clone(), net->parameters());
+    const auto optimizer = make_optimizer(optimizer_from(name), groups, {.lr = 0.1, .weight_decay = weight_decay});
+    if (!all) lockstep::set_weight_decay(optimizer->param_groups()[1], 0);
+    for (const int step : {1, 2}) {
+      give_gradients(net->parameters(), step);
+      optimizer->step();
+    }
+    std::vector<torch::Tensor> after;
+    for (const auto& parameter : net->parameters()) after.push_back(parameter.detach().clone());
+    return after;
+  };
+  for (const std::string name : {"sgd", "adam", "adamw", "lars", "lamb"}) {
+    const auto none = moves(name, 0, true), all = moves(name, 0.5, true), some = moves(name, 0.5, false);
+    for (size_t i = 0; i < some.size(); ++i) {
+      const bool decays = some[i].dim() == 2;
+      EXPECT_TRUE(torch::equal(some[i], decays ? all[i] : none[i])) << name << " " << i;
+      EXPECT_FALSE(torch::equal(all[i], none[i])) << name << " " << i;
+    }
+  }
+}
+
+TEST(Optimizers, SetAWeightDecayOnlyWhereThereIsOne) {
+  torch::optim::RMSprop rmsprop(some_weights(), torch::optim::RMSpropOptions(0.1));
+  lockstep::set_weight_decay(rmsprop.param_groups()[0], 0.25);
+  EXPECT_EQ(static_cast<torch::optim::RMSpropOptions&>(rmsprop.param_groups()[0].options()).weight_decay(), 0.25);
+  EXPECT_THAT(error_of([&] { lockstep::set_weight_decay(rmsprop.param_groups()[0], -1); }), HasSubstr("decay is -1"));
+  torch::optim::LBFGS lbfgs(some_weights());
+  EXPECT_THAT(error_of([&] { lockstep::set_weight_decay(lbfgs.param_groups()[0], 0); }),
+              HasSubstr("of another optimizer"));
+}
+
 TEST(Optimizers, SayWhatTheyAre) {
   EXPECT_EQ(to_string(lockstep::OptimizerKind::sgd, OptimizerSettings{}), "sgd");
   EXPECT_EQ(to_string(lockstep::OptimizerKind::sgd,

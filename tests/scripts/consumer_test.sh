@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds examples/consumer against the installed lockstep, as a stranger would, and checks what it prints.
+# Builds examples/consumer against the installed lockstep, as a stranger would, and checks what it prints. It needs
+# no libcurl. Then builds a program that uses the component data.
 #   consumer_test.sh PREFIX WORK-FOLDER
 set -euo pipefail
 prefix=$1 work=$2
@@ -7,8 +8,13 @@ source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/consumer" && pwd)
 
 rm -rf "$work"
 unset Torch_DIR Torch_ROOT CMAKE_PREFIX_PATH # the package itself must know its LibTorch
-cmake -S "$source" -B "$work" -DCMAKE_PREFIX_PATH="$prefix"
+cmake -S "$source" -B "$work" -DCMAKE_PREFIX_PATH="$prefix" \
+  -DCMAKE_DISABLE_FIND_PACKAGE_{CURL,nlohmann_json}=ON
 cmake --build "$work"
+if readelf -d "$work/consumer" | grep 'NEEDED.*curl'; then
+  echo "error: the consumer needs libcurl."
+  exit 1
+fi
 
 expected="2 ranks: w = 3.00, b = -1.00"
 printed=$("$work/consumer")
@@ -25,5 +31,40 @@ if [[ -e $prefix/bin/lockstep ]]; then
     echo "error: the installed program does not run."
     exit 1
   }
+  # One version: the program's, the package's, and the newest that the changelog describes.
+  of_program=$("$prefix/bin/lockstep" --version | cut -d ' ' -f 2)
+  of_package=$(find "$prefix" -name lockstepConfigVersion.cmake -exec sed -n 's/^set(PACKAGE_VERSION "\(.*\)")/\1/p' {} +)
+  of_changelog=$(sed -n 's/^## \[\([0-9.]*\)\].*/\1/p' "$(dirname "${BASH_SOURCE[0]}")/../../CHANGELOG.md" | head -n 1)
+  if [[ $of_program != "$of_package" || $of_program != "$of_changelog" ]]; then
+    echo "error: the program is version $of_program, the package $of_package, and CHANGELOG.md ends with $of_changelog."
+    exit 1
+  fi
+fi
+mkdir "$work/data"
+cat >"$work/data/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(downloads LANGUAGES CXX)
+find_package(lockstep REQUIRED COMPONENTS data)
+add_executable(downloads main.cpp)
+target_link_libraries(downloads PRIVATE lockstep::data)
+END
+cat >"$work/data/main.cpp" <<'END'
+#include <lockstep/base/error.hpp>
+#include <lockstep/data/fetch_data.hpp>
+
+#include <iostream>
+
+int main() try {
+  lockstep::fetch_fashion_mnist(".", {.base_urls = {"file:///nowhere"}});
+} catch (const lockstep::Error& error) {
+  std::cout << error.what() << "\n";
+}
+END
+cmake -S "$work/data" -B "$work/data/build" -DCMAKE_PREFIX_PATH="$prefix"
+cmake --build "$work/data/build"
+said=$("$work/data/build/downloads")
+if [[ $said != *"cannot download train-images-idx3-ubyte.gz"*"file:///nowhere"* ]]; then
+  echo "error: the component data said '$said'."
+  exit 1
 fi
 echo "the consumer printed '$printed'"

@@ -5,6 +5,8 @@
 #   the first ```cmake block with "find_package(lockstep"                         -> CMakeLists.txt
 #   the first ```sh, ```bash or ```console block with "cmake --build", after it   -> run as it stands
 #   the first ```cpp block with "SplitModel"                                      -> the body of a second program
+# Each page of docs/guide becomes a part of the second program too: its ```cpp blocks, of which the last function that
+# takes a Rank is run on 4 ranks.
 #   readme_program_test.sh PREFIX WORK-FOLDER
 set -euo pipefail
 prefix=$1 work=$2
@@ -42,7 +44,14 @@ unset Torch_DIR Torch_ROOT
 export CMAKE_PREFIX_PATH=$prefix
 bash -euxo pipefail commands.sh
 
-# And the loop over a SplitModel, with layers and a little data around it.
+# blocks FILE: all of its C++ blocks.
+blocks() {
+  awk '/^```/ { inside = ($0 == "```cpp") && !inside; next } inside' "$1"
+}
+
+# And the loop over a SplitModel, with layers and a little data around it; then the guide's pages.
+pages=("$(dirname "$readme")"/docs/guide/*.md)
+functions=()
 {
   cat <<'END'
 #include <lockstep/lockstep.hpp>
@@ -50,11 +59,26 @@ namespace nn = torch::nn;
 nn::Sequential my_layers() {
   return nn::Sequential(nn::Flatten(), nn::Linear(784, 32), nn::ReLU(), nn::Linear(32, 10));
 }
+lockstep::Dataset my_data() {
+  return {torch::sin(torch::arange(400)).view({100, 4}), torch::arange(100) % 3};
+}
+END
+  for page in "${pages[@]}"; do
+    name=$(blocks "$page" | sed -n 's/^void \([a-z_]*\)(lockstep::Rank& rank) {.*/\1/p' | tail -n 1)
+    [[ -n $name ]] || {
+      echo "error: $page has no function of a Rank." >&2
+      exit 1
+    }
+    functions+=("$name")
+    printf 'namespace of_%s {\n%s\n}\n' "$name" "$(blocks "$page")"
+  done
+  cat <<'END'
 int main() {
   const lockstep::ImageData data{{torch::zeros({512, 1, 28, 28}, torch::kByte), torch::zeros({512}, torch::kLong)}, {}, ""};
   lockstep::run(lockstep::parse_devices("4xcpu"), [&](lockstep::Rank& rank) {
 END
   block "cpp c++" "SplitModel"
+  for name in "${functions[@]}"; do echo "    of_$name::$name(rank);"; done
   echo "  });"
   echo "}"
 } >split.cpp

@@ -32,6 +32,7 @@ set(simulated_tests
   "mesh_test|*-Groups.*"
   "on_nan_test|OnNan*-*StopsAllRanksInTheSameStep*"
   "parallel_functions_test|Sizes/*"
+  "parallel_transformer_test|Sizes/*/2Ranks"
   "pipeline_test|Sizes/*.RandomNets*/2Ranks1F1B:Sizes/*.RandomNets*/2RanksInterleaved2:Sizes/*.RandomNets*/3RanksGPipe"
   "power_sgd_test|Sizes/*"
   "reducer_test|Reducer.*-*Exception*:*ChannelsLast*:*NoRankUses*:*GrowsAfter*"

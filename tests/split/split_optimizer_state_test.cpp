@@ -4,13 +4,17 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/optimizer_checkpoint.hpp>
 #include <lockstep/models/models.hpp>
+#include <lockstep/models/weights.hpp>
+#include <lockstep/split/split_checkpoint.hpp>
 
 #include <map>
 #include <memory>
 #include <string>
 
 #include "support/error_of.hpp"
+#include "support/scratch_folder.hpp"
 #include "support/test_devices.hpp"
 
 namespace split_optimizer_state_test {
@@ -112,6 +116,39 @@ TEST(SplitOptimizerState, OfSomeParametersAloneIsGatheredToo) {
     expect_near(found.first, expected.first);
     expect_near(found.second, expected.second);
   }
+}
+
+// Written on two stages of two slices, read on one device and by its own ranks.
+TEST(SplitOptimizerState, GoesThroughAFileToAnotherSplit) {
+  const lockstep::ScratchFolder folder;
+  const auto file = folder / "adam.safetensors";
+  const ModelSplit both{.mesh = {.pipeline = 2, .tensor = 2}, .microbatches = 2};
+  const auto data = lockstep::synthetic_images(96, 10).train;
+  NamedTensors expected;
+  lockstep::run(lockstep::test_devices(4), [&](Rank& rank) {
+    SplitModel net(make_net(), rank, both);
+    const auto adam = optimizer_of(net, /*adam=*/true);
+    train(net, *adam, data, 1, "");
+    save_optimizer(file, *adam, net);
+    const NamedTensors state = whole_optimizer_state(*adam, net);
+    if (rank.index() == 0) expected = state;
+    rank.barrier();  // the file is there
+    const auto other = optimizer_of(net, /*adam=*/true);
+    load_optimizer(file, *other, net);
+    expect_near(whole_optimizer_state(*other, net), state);
+  });
+  const auto alone = make_net();
+  torch::optim::Adam adam(alone->parameters(), torch::optim::AdamOptions(0.001));
+  lockstep::load_optimizer(file, adam, *alone);
+  lockstep::save_optimizer(folder / "again", adam, *alone);
+  const auto again = lockstep::load_tensors(folder / "again");
+  expect_near({again.begin(), again.end()}, expected);
+  lockstep::run(lockstep::test_devices(1), [&](Rank& rank) {
+    SplitModel net(make_net(), rank, {});
+    const auto sgd = optimizer_of(net, /*adam=*/false);
+    EXPECT_THAT(lockstep::error_of([&] { load_optimizer(file, *sgd, net); }),
+                testing::AllOf(HasSubstr(file.string()), HasSubstr("no place for the state")));
+  });
 }
 
 TEST(SplitOptimizerState, ThatFitsNoParameterIsRefused) {

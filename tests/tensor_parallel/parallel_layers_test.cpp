@@ -56,7 +56,7 @@ void expect_same_as_whole(Whole& whole, Layer& layer, Rank& rank, const Tensor& 
   for (const auto& item : layer->named_parameters()) {
     const auto dim = layer->sliced_dimensions().find(item.key());
     const bool is_split = dim != layer->sliced_dimensions().end();
-    const auto which = is_split ? std::optional(dim->second) : std::nullopt;
+    const auto which = is_split ? std::optional(dim->second.dim) : std::nullopt;
     expect_near(item.value().grad(), mine(wholes[item.key()].grad(), which), kTolerance, item.key());
     if (!is_split && item.value().requires_grad()) expect_equal_on_all_ranks(item.value().grad(), rank, item.key());
   }

@@ -52,8 +52,19 @@ class ShardedOptimizer {
   // Makes the optimizer of this rank's slices. Slices are flat tensors, one for each parameter of which the rank has
   // some values; with a small net a rank may have none. The optimizer must compute value by value, as SGD, Adam, AdamW,
   // Adagrad and RMSprop do. One that looks at a whole tensor's norm or shape would see the slice's. One group of
-  // options counts for all parameters.
+  // options counts for all parameters; see GroupsFactory for several.
   using Factory = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> slices)>;
+
+  // The same with groups of parameters, each with options of its own. The constructor takes groups of the net's whole
+  // parameters, as an optimizer on one device would. The factory gets the same groups of this rank's slices, with the
+  // same options and in the same order; a group may be empty on a rank. So weights decay, and biases do not:
+  //   lockstep::ShardedOptimizer adamw(net, lockstep::decay_groups(*net), [](auto groups) {
+  //     auto made = std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(1e-3).weight_decay(0.1));
+  //     lockstep::set_weight_decay(made->param_groups()[1], 0);
+  //     return made;
+  //   });
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  using GroupsFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(Groups groups)>;
 
   // From here on `net` averages its gradients through this optimizer, whatever its own options say. Its parameters move
   // into flat memory; those that need no gradient are left alone. Make one for each DataParallel, on all ranks. Throws
@@ -64,6 +75,12 @@ class ShardedOptimizer {
   ShardedOptimizer(DataParallel<Module>& net, const Factory& make, const ShardedOptions& options = {})
       : ShardedOptimizer(net.replica(), make, options) {}
   ShardedOptimizer(std::shared_ptr<Replica> replica, const Factory& make, const ShardedOptions& options = {});
+  template <class Module>
+  ShardedOptimizer(DataParallel<Module>& net, const Groups& groups, const GroupsFactory& make,
+                   const ShardedOptions& options = {})
+      : ShardedOptimizer(net.replica(), groups, make, options) {}
+  ShardedOptimizer(std::shared_ptr<Replica> replica, const Groups& groups, const GroupsFactory& make,
+                   const ShardedOptions& options = {});
   ~ShardedOptimizer();  // the DataParallel's later backwards throw Error, until it gets another one
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
@@ -86,8 +103,8 @@ class ShardedOptimizer {
   // (DataParallel's backward() throws Error for a sparse gradient.)
   void step();
 
-  // The averaged gradients that step() will use, in the order of the factory's slices. Undefined for a parameter that
-  // no rank used.
+  // The averaged gradients that step() will use, in the order of a Factory's slices. Undefined for a parameter that no
+  // rank used.
   std::vector<at::Tensor> gradients() const;
 
   const std::shared_ptr<Replica>& replica() const { return replica_; }  // the replica that it updates
@@ -105,6 +122,9 @@ class ShardedOptimizer {
   void load_state(const State& state);
 
  private:
+  using OfBuckets = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<ShardedBucket>&)>;
+  ShardedOptimizer(std::shared_ptr<Replica> replica, const ShardedOptions& options, const OfBuckets& make);
+
   const std::shared_ptr<Replica> replica_;
   Rank rank_;
   const std::unique_ptr<const TrainedParameters> parameters_;

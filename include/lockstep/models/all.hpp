@@ -4,7 +4,7 @@
 //   models          LeNet, an MLP, AlexNet, ResNet-18
 //   residual_block  what ResNet-18 is made of
 //   sample_scope    tells layers which samples this thread computes
-//   weights         a module's weights as a safetensors file
+//   weights         a module's weights, or any tensors, as a safetensors file
 //
 // How it works. conv_relu_pool is one operator for convolution, ReLU and pooling; its kernels lie in src/models/kernels
 // (docs/decisions/0007). lenet.cpp has the same network with them and without. Dropout chooses what to drop by the

@@ -4,6 +4,7 @@
 // Thread-safe for different optimizers.
 #pragma once
 
+#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
 #include <memory>
@@ -36,6 +37,20 @@ void check_optimizer(OptimizerKind kind, const OptimizerSettings& settings);
 // torch::optim calls up to 14 operators for each. The results are the same but for rounding.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind, std::vector<torch::Tensor> parameters,
                                                         const OptimizerSettings& settings);
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind,
+                                                        const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                                                        const OptimizerSettings& settings);
+
+// A module's parameters in two groups, each once. Group 0: those of two or more dimensions, which weight decay suits.
+// Group 1: biases and the weights of norms, which mostly go without. So that these do not decay:
+//   auto adamw = make_optimizer(OptimizerKind::adamw, decay_groups(*net), {.lr = 1e-3, .weight_decay = 0.1});
+//   set_weight_decay(adamw->param_groups()[1], 0);
+std::vector<torch::optim::OptimizerParamGroup> decay_groups(const torch::nn::Module& module);
+
+// Sets the weight decay of one group of an optimizer, from the next step on. (Options that are given with a group are
+// another matter: LibTorch 2.15 takes those that have their class's default value, such as 0, for not given.) Throws
+// Error for a number below 0, and for an optimizer that is none of LibTorch's or lockstep's, or has no weight decay.
+void set_weight_decay(torch::optim::OptimizerParamGroup& group, double weight_decay);
 
 // Sets the learning rate of all parameter groups, from the next step on.
 void set_learning_rate(torch::optim::Optimizer& optimizer, double lr);

@@ -1,7 +1,8 @@
 // tensor_parallel: layers split by channels.
-//   parallel_functions  the differentiable collectives
-//   parallel_layers     layers of which each rank keeps a slice
-//   tensor_parallel     shard(): splits a Sequential by channels
+//   parallel_functions    the differentiable collectives
+//   parallel_layers       layers of which each rank keeps a slice
+//   parallel_transformer  the same of LayerNorm, Embedding and MultiheadAttention
+//   tensor_parallel       shard(): splits a Sequential by channels
 //
 // How it works. parallel_functions.hpp has six exchanges, each the gradient of another. All communication of this way
 // is in them, in forward and in backward. parallel_layers.hpp has layers that hold a slice of their weights.
@@ -11,4 +12,5 @@
 
 #include <lockstep/tensor_parallel/parallel_functions.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
+#include <lockstep/tensor_parallel/parallel_transformer.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>

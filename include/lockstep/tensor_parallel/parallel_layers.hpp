@@ -15,6 +15,7 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 #include <lockstep/models/conv_relu_pool.hpp>
 #include <lockstep/ranks/rank.hpp>
@@ -22,6 +23,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 
 namespace lockstep {
@@ -37,21 +39,40 @@ struct InputParallel {
   bool input_is_parallel = true;  // x is this rank's slice; false: x is whole, and the rank takes its slice
 };
 
+// How a tensor is split.
+struct SlicedDimension {
+  int64_t dim = 0;
+  // Equal blocks that lie one after the other along `dim`, and each of which is split. An attention's in_proj_weight
+  // has three, for queries, keys and values.
+  int64_t blocks = 1;
+};
+
 // Base class of layers that hold slices, which unshard() reads. Layers of your own may derive from it too.
 class Sliced {
  public:
   virtual ~Sliced() = default;
 
-  // The dimension that is split, by the tensor's name. Every rank holds all other tensors whole.
-  const std::map<std::string, int64_t>& sliced_dimensions() const { return dimensions_; }
+  // By the tensor's name. Every rank holds all other tensors whole.
+  const std::map<std::string, SlicedDimension>& sliced_dimensions() const { return dimensions_; }
 
  protected:
   // Copies this rank's slice of the whole layer's tensor `name` to its device, and notes it in sliced_dimensions().
   // Throws Error if the rank would get nothing.
-  at::Tensor slice(const std::string& name, const at::Tensor& whole, int64_t dim, const Rank& rank);
+  at::Tensor slice(const std::string& name, const at::Tensor& whole, const SlicedDimension& how, const Rank& rank);
+  at::Tensor slice(const std::string& name, const at::Tensor& whole, int64_t dim, const Rank& rank) {
+    return slice(name, whole, SlicedDimension{.dim = dim}, rank);
+  }
 
-  std::map<std::string, int64_t> dimensions_;
+  std::map<std::string, SlicedDimension> dimensions_;
 };
+
+// A copy on rank.device() of a layer that every rank holds whole, for blocks of your own. It takes over which
+// parameters are frozen, and the mode. Throws c10::Error for a module that cannot be cloned.
+std::shared_ptr<torch::nn::Module> whole_copy(const torch::nn::Module& layer, const Rank& rank);
+template <class Module>
+std::shared_ptr<Module> whole_copy(const torch::nn::ModuleHolder<Module>& layer, const Rank& rank) {
+  return std::static_pointer_cast<Module>(whole_copy(*layer, rank));
+}
 
 // torch::nn::Linear, split by output units: weight [out / ranks, in], bias [out / ranks].
 //   x        [..., in], or with input_is_parallel [..., in / ranks]
@@ -157,5 +178,13 @@ class ParallelBatchNorm2dImpl : public torch::nn::BatchNorm2dImpl, public Sliced
   ParallelBatchNorm2dImpl(const torch::nn::BatchNorm2d& whole, Rank& rank);
 };
 TORCH_MODULE(ParallelBatchNorm2d);
+
+// Group normalisation of a slice of the channels: x [n, channels / ranks, ...]. Each rank has whole groups, so nothing
+// is sent. Throws Error if the groups do not divide by the number of ranks.
+class ParallelGroupNormImpl : public torch::nn::GroupNormImpl, public Sliced {
+ public:
+  ParallelGroupNormImpl(const torch::nn::GroupNorm& whole, Rank& rank);
+};
+TORCH_MODULE(ParallelGroupNorm);
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include <c10/util/Exception.h>
 #include <torch/version.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/base/version.hpp>
 
 #include "base/seconds.hpp"
 #include "comm/job_options.hpp"
@@ -49,7 +50,7 @@ std::chrono::milliseconds rendezvous_timeout(const JobOptions& options) {
 std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const JobOptions& options) {
   std::error_code ignored;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
-  return "program " + program + ", lockstep " + LOCKSTEP_VERSION + ", LibTorch " + TORCH_VERSION + ", " +
+  return "program " + program + ", lockstep " + version() + ", LibTorch " + TORCH_VERSION + ", " +
          std::to_string(launch.world_size) + " processes, " + c10::DeviceTypeName(devices[0].type(), true) +
          " ranks, timeout " + seconds(options.timeout) + (launch.keep_going ? ", going on without lost workers" : "") +
          ", " + options.configuration;
