@@ -22,6 +22,7 @@ set(simulated_tests
   "communication_test|Communication.*-*WithinAnEpoch*|own"
   "data_parallel_test|Sizes/*.*/2RanksMany:Sizes/*.*/3RanksOne:Sizes/*.*/2RanksAfterwards"
   "dropout_test|Sizes/*-*DropoutTraining*:*ARanksGenerator*"
+  "full_sharding_test|Sizes/*.Trains*/2Ranks:Sizes/*.AddsUp*/3Ranks"
   "grain_test|*|shared"
   "grains_test|Seeds/*/0|own"
   "local_sgd_test|Sizes/*"
