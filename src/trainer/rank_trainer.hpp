@@ -103,6 +103,7 @@ class RankTrainer {
   const Dataset test_;
   SplitModel net_;
   Update update_;
+  std::unique_ptr<ShardedOptimizer::Whole> whole_;  // with zero_stage 3: while no step is computed
   FiniteWatch watch_;
   Totals totals_;
   const std::unique_ptr<Step> step_;

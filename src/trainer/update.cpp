@@ -68,6 +68,10 @@ std::vector<at::Tensor> Update::gradients() const {
   return sharded_ ? sharded_->gradients() : gradients_of(net_.parameters());
 }
 
+std::unique_ptr<ShardedOptimizer::Whole> Update::whole() {
+  return sharded_ ? std::make_unique<ShardedOptimizer::Whole>(*sharded_) : nullptr;
+}
+
 void Update::synchronize() {
   if (local_) local_->synchronize();
 }

@@ -32,11 +32,14 @@ class Update {
 
   void step();
 
-  // Those that it steps with; with zero_stage 2 the rank's slices of them.
+  // Those that it steps with; from zero_stage 2 on the rank's slices of them.
   std::vector<at::Tensor> gradients() const;
 
   // With local SGD the ranks' parameters differ within a round, which ends early here.
   void synchronize();
+
+  // While the result lives, every rank has all parameters whole. All ranks must call it. Null: they are so anyway.
+  std::unique_ptr<ShardedOptimizer::Whole> whole();
 
   // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks, which all must
   // call it. Throws Error if the state is of another network, or of other ranks than it can go on with.
