@@ -25,7 +25,7 @@
 
 namespace lockstep {
 
-class ShardedReducer : public GradientBuckets {
+class ShardedReducer final : public GradientBuckets {
  public:
   // `divided`: the parameters of stage 3, null for the others.
   ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank, const ShardedOptions& options,

@@ -72,10 +72,10 @@ class ShardedOptimizer {
   // in a circle).
   //
   // With stage 3 every use of a parameter is a collective call. So all ranks must use the same ones in the same order;
-  // a rank that does not is named by an Error. Loss() passes empty parts through the layers. Let one rank alone look at
-  // parameters, save_weights() and evaluate() only while a whole() lives. Batches by grains are an Error. Use the net
-  // on the thread that made this. Under autocast LibTorch keeps a copy of the parameters in the lower precision from
-  // forward to backward, which is whole. When this is destroyed, parameters that are not whole are gone.
+  // a rank that does not is named by an Error. net.loss() passes empty parts through the layers. Let one rank alone
+  // look at parameters, save_weights() and evaluate() only while a whole() lives. Batches by grains are an Error. Use
+  // the net on the thread that made this. Under autocast LibTorch keeps a copy of the parameters in the lower precision
+  // from forward to backward, which is whole. When this is destroyed, parameters that are not whole are gone.
   template <class Module>
   ShardedOptimizer(DataParallel<Module>& net, const Factory& make, const ShardedOptions& options = {})
       : ShardedOptimizer(net.replica(), make, options) {}
@@ -90,12 +90,12 @@ class ShardedOptimizer {
   // messages, and takes the memory of all gradients.
   void zero_grad();
 
-  // Updates this rank's slice and gathers the parameters. All ranks must call it. To clip, call lockstep's
-  // clip_grad_norm (clip_grad_norm.hpp) between backward() and this. torch's would see only the rank's own gradients
-  // with stage 1, and none with stage 2. A parameter without a gradient on some ranks counts as one with zeros there.
-  // If no rank has a gradient of it, the parameter and its state stay as they are. With stage 1 .grad keeps the rank's
-  // own gradients afterwards. With stage 2 the gradients are used up: the next backward() begins anew, also without
-  // zero_grad().
+  // Updates this rank's slice and gathers the parameters, with stage 3 when they are used. All ranks must call it. To
+  // clip, call lockstep's clip_grad_norm (clip_grad_norm.hpp) between backward() and this. torch's would see only the
+  // rank's own gradients with stage 1, and none with stage 2. A parameter without a gradient on some ranks counts as
+  // one with zeros there. If no rank has a gradient of it, the parameter and its state stay as they are. With stage 1
+  // .grad keeps the rank's own gradients afterwards. With stage 2 the gradients are used up: the next backward() begins
+  // anew, also without zero_grad().
   //
   // Throws Error for a parameter that needed no gradient at first and needs one now; without averaged gradients, as
   // after backward() under no_sync() alone; if .grad was changed since backward(); and as Rank's collectives do.
