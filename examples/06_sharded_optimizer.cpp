@@ -3,21 +3,23 @@
 //
 //   stage 1  each rank keeps, and updates with, its slice of the optimizer's state: Adam's is twice the parameters.
 //   stage 2  of the averaged gradients too.
+//   stage 3  of the parameters too. The rest is gathered when an operator is about to read it, and given back.
 //
-// It sends as many bytes as DataParallel does. The parameters stay whole on every rank; a network that is too large for
-// one device is split instead: example 02. lockstep train has --zero-stage.
+// It sends as many bytes as DataParallel does, with stage 3 half as many again. lockstep train has --zero-stage.
 //
 //   example_06_sharded_optimizer
 //
 // Expected output, in double precision, so that the digits are the same on every machine (with CPU ranks, also where
-// there are GPUs). Bytes are those of a rank between backward and update: with stage 1 all gradients, and the averages
-// of its slice; with stage 2 the latter, and 32 bytes by which step() notices who changes .grad. Slices begin at
-// whole lines of 64 values. (During backward stage 2 needs two buckets more, of about bucket_bytes each.)
+// there are GPUs). Bytes are those of a rank. Gradients are counted between backward and update: with stage 1 all of
+// them, and the averages of its slice; later the latter, and 32 bytes by which step() notices who changes .grad.
+// Parameters are counted after the update. Slices begin at whole lines of 64 values. (During backward stage 2 needs two
+// buckets more, of about bucket_bytes each, and stage 3 as much for parameters.)
 //
-//   2 ranks, Adam on each     loss 0.092514  state  79936 bytes  gradients  39968 bytes
-//   2 ranks, stage 1          loss 0.092514  state  40000 bytes  gradients  61440 bytes
-//   2 ranks, stage 2          loss 0.092514  state  40000 bytes  gradients  20512 bytes
-//   4 ranks, stage 2          loss 0.092514  state  19520 bytes  gradients  10272 bytes
+//   2 ranks, Adam on each   loss 0.092514  bytes of state 79936, gradients 39968, parameters 39968
+//   2 ranks, stage 1        loss 0.092514  bytes of state 40000, gradients 61440, parameters 40960
+//   2 ranks, stage 2        loss 0.092514  bytes of state 40000, gradients 20512, parameters 40960
+//   4 ranks, stage 2        loss 0.092514  bytes of state 19520, gradients 10272, parameters 40960
+//   4 ranks, stage 3        loss 0.092514  bytes of state 19520, gradients 10272, parameters 10240
 #include <lockstep/lockstep.hpp>
 
 #include <cstdio>
@@ -66,11 +68,11 @@ size_t bytes_of_state(torch::optim::Optimizer& adam) {
   return bytes;
 }
 
-// The memory behind the gradients of these parameters, each piece of it once.
-size_t bytes_of_gradients(const std::vector<Tensor>& parameters) {
+// The memory behind these tensors, each piece of it once.
+size_t bytes_behind(const std::vector<Tensor>& tensors) {
   std::map<const void*, size_t> pieces;
-  for (const auto& parameter : parameters) {
-    if (parameter.grad().defined()) pieces[parameter.grad().storage().data()] = parameter.grad().storage().nbytes();
+  for (const auto& tensor : tensors) {
+    if (tensor.defined()) pieces[tensor.storage().data()] = tensor.storage().nbytes();
   }
   size_t bytes = 0;
   for (const auto& [place, size] : pieces) bytes += size;
@@ -81,21 +83,25 @@ size_t bytes_of_gradients(const std::vector<Tensor>& parameters) {
 template <class Optimizer>
 void train(const char* what, lockstep::DataParallel<Net>& net, Optimizer& optimizer, torch::optim::Optimizer& adam,
            Rank& rank, const lockstep::Dataset& task) {
-  size_t gradients = 0;
+  auto parameters = net->parameters();
+  for (const auto& slice : adam.param_groups()[0].params()) parameters.push_back(slice);
+  std::vector<Tensor> gradients;
+  size_t bytes_of_gradients = 0;
   for (int epoch = 0; epoch < 10; ++epoch) {
     for (auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, rank)) {
       optimizer.zero_grad();
       net.loss(batch, F::cross_entropy).backward();
-      auto parameters = net->parameters();
-      for (const auto& slice : adam.param_groups()[0].params()) parameters.push_back(slice);
-      gradients = bytes_of_gradients(parameters);
+      gradients.clear();
+      for (const auto& parameter : parameters) gradients.push_back(parameter.grad());
+      bytes_of_gradients = bytes_behind(gradients);
       optimizer.step();
     }
   }
+  const size_t bytes_of_parameters = bytes_behind(parameters);
+  const double loss = F::cross_entropy(net(task.x), task.y).item<double>();  // with stage 3 all ranks must compute it
   if (rank.index() != 0) return;
-  const double loss = F::cross_entropy(net(task.x), task.y).item<double>();
-  std::printf("%-24s  loss %.6f  state %6zu bytes  gradients %6zu bytes\n", what, loss, bytes_of_state(adam),
-              gradients);
+  std::printf("%-22s  loss %.6f  bytes of state %5zu, gradients %5zu, parameters %5zu\n", what, loss,
+              bytes_of_state(adam), bytes_of_gradients, bytes_of_parameters);
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_adam(std::vector<Tensor> parameters) {
@@ -125,6 +131,7 @@ int main() try {
   lockstep::run(two, [&](Rank& rank) { sharded("2 ranks, stage 1", 1, rank, task); });
   lockstep::run(two, [&](Rank& rank) { sharded("2 ranks, stage 2", 2, rank, task); });
   lockstep::run(four, [&](Rank& rank) { sharded("4 ranks, stage 2", 2, rank, task); });
+  lockstep::run(four, [&](Rank& rank) { sharded("4 ranks, stage 3", 3, rank, task); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

@@ -66,6 +66,11 @@ class Averaging {
   // Whether average_during may wait for other ranks before `backward` is done.
   virtual bool waits_in_backward() const { return false; }
 
+  // Whether forward and backward exchange parameters with the other ranks, so that a rank without samples computes too.
+  // What fails in such an exchange is LibTorch's exception at first; rethrow_failure() then throws the failure itself.
+  virtual bool exchanges_in_forward() const { return false; }
+  virtual void rethrow_failure() const {}
+
   // in_slices() says whether a rank gets only slices of the averaged gradients. slices() gives them: pieces of the
   // parameters' gradients, by name, in the memory that an update uses. It throws Error if nothing was averaged.
   virtual bool in_slices() const { return false; }

@@ -62,7 +62,8 @@ void GradientBuckets::on_gradient(size_t index) {
   Slot& slot = slots_[index];
   if (!active_) {
     outside_ = true;
-    return alone_.note(slot.name, slot.parameter);
+    if (may_change_alone()) alone_.note(slot.name, slot.parameter);
+    return;
   }
   if (slot.ready) {  // a backward inside the backward, as activation checkpointing does it
     if (buckets_[slot.bucket].posted) refuse_growth(slot);

@@ -80,6 +80,8 @@ class GradientBuckets : public Averaging {
   virtual void before_backward() {}
   virtual void after_backward() {}  // after it, when all is averaged
   virtual void forget_open() {}     // what was posted, after a failure
+  // Whether an optimizer of one rank's own gradients could change the parameters.
+  virtual bool may_change_alone() const { return true; }
   // Takes the order in which rank 0 got its gradients: slots, without those that it had none of.
   virtual void follow(const std::vector<size_t>& order) = 0;
   // Begins what can be begun, in the one order of all ranks. Stops at a bucket that is not ready and, unless it may

@@ -128,19 +128,27 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
   }
   if (averaging_) check_that_no_parameter_is_new();
   waiting_ += sizes.local;
+  const auto computes = [&] {
+    try {
+      compute();
+    } catch (...) {
+      rethrow_failure();
+      throw;
+    }
+  };
   if (!sync_) {
     places_->computed();
-    return compute();
+    return computes();
   }
   comm::RankPlace::of(rank_).world().stepped(places_->steps_done());
   places_->set_steps_done(places_->steps_done() + 1);
-  if (!averaging_) return compute();
+  if (!averaging_) return computes();
   PartSizes all = sizes;
   all.accumulated = std::exchange(waiting_, 0);
-  if (!computed_) return averaging_->average_during(compute, all);
+  if (!computed_) return averaging_->average_during(computes, all);
   averaging_->average_during(
       [&] {
-        compute();
+        computes();
         computed_();
       },
       all);
@@ -338,7 +346,11 @@ void Replica::check_that_steps_were_averaged() const {
 }
 
 bool Replica::forwards_empty_parts() const {
-  return has_sync_batchnorm(*module_);
+  return has_sync_batchnorm(*module_) || (averaging_ && averaging_->exchanges_in_forward());
+}
+
+void Replica::rethrow_failure() const {
+  if (averaging_) averaging_->rethrow_failure();
 }
 
 SamplePlace Replica::place_of(const Batch& batch) {

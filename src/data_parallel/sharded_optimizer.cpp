@@ -4,6 +4,8 @@
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
+#include "divided_parameters.hpp"
+#include "parameter_units.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "sharded_parameters.hpp"
 #include "sharded_reducer.hpp"
@@ -17,27 +19,40 @@
 namespace lockstep {
 namespace {
 
-ShardedOptions checked(const ShardedOptions& options, const Rank& rank) {
-  if (options.stage == 1 || options.stage == 2) {
-    if (options.bucket_bytes >= 1) return options;
-    throw Error(rank.name() + ": ShardedOptimizer: bucket_bytes is " + std::to_string(options.bucket_bytes) +
-                "; it must be at least 1");
+void check_sharded(const ShardedOptions& options, const Rank& rank) {
+  const auto refuse = [&](const std::string& why) { throw Error(rank.name() + ": ShardedOptimizer: " + why); };
+  if (options.stage < 1 || options.stage > 3) {
+    refuse("stage is " + std::to_string(options.stage) +
+           "; it must be 1 (optimizer state), 2 (and gradients) or 3 (and parameters)");
   }
-  throw Error(rank.name() + ": ShardedOptimizer: stage is " + std::to_string(options.stage) +
-              "; it must be 1 (optimizer state) or 2 (and gradients)");
+  if (options.bucket_bytes < 1) {
+    refuse("bucket_bytes is " + std::to_string(options.bucket_bytes) + "; it must be at least 1");
+  }
+  if (options.stage < 3 && !options.units.empty()) {
+    refuse("units are of stage 3, and stage is " + std::to_string(options.stage) + "; leave them out, or take stage 3");
+  }
 }
 
 std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const TrainedParameters& parameters, const Rank& rank,
                                       const ShardedOptions& options) {
-  if (options.stage == 2 && has_sync_batchnorm(module)) {
+  check_sharded(options, rank);
+  if (options.stage > 1 && has_sync_batchnorm(module)) {
     throw Error(rank.name() +
-                ": ShardedOptimizer: the net has a SyncBatchNorm, in whose backward ranks wait for each " +
-                "other, as stage 2 does in its own way; together they could wait in a circle. Use stage 1");
+                ": ShardedOptimizer: the net has a SyncBatchNorm, in whose backward ranks wait for each other, as " +
+                "stage " + std::to_string(options.stage) +
+                " does in its own way; together they could wait in a circle. Use stage 1");
   }
   if (parameters.all().empty()) {
     throw Error(rank.name() + ": ShardedOptimizer: there is no parameter that needs a gradient");
   }
-  return shard_parameters(parameters.all(), rank, checked(options, rank).bucket_bytes);
+  if (options.stage == 3) return shard_in_units(parameters.all(), options, rank);
+  return shard_parameters(parameters.all(), rank, options.bucket_bytes);
+}
+
+std::shared_ptr<DividedParameters> divided_of(const std::vector<ShardedBucket>& buckets, const Rank& rank,
+                                              const ShardedOptions& options) {
+  if (options.stage < 3) return nullptr;
+  return std::make_shared<DividedParameters>(buckets, rank, options.overlap);
 }
 
 // An optimizer over net->parameters() would step with gradients of which this rank has only its share.
@@ -114,7 +129,8 @@ ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Shard
       rank_(replica_->rank()),
       parameters_(std::make_unique<TrainedParameters>(replica_->module())),
       buckets_(buckets_of(replica_->module(), *parameters_, rank_, options)),
-      reducer_(std::make_shared<ShardedReducer>(buckets_, rank_, options)),
+      divided_(divided_of(buckets_, rank_, options)),
+      reducer_(std::make_shared<ShardedReducer>(buckets_, rank_, options, divided_)),
       optimizer_(checked_optimizer(make(buckets_), buckets_, rank_)) {
   replica_->set_averaging(reducer_);
 }
@@ -124,6 +140,11 @@ ShardedOptimizer::~ShardedOptimizer() {
   reducer_->end(rank_.name() +
                 ": ShardedOptimizer: the one that averaged this DataParallel's gradients is gone; keep " +
                 "it as long as you train, or make another one");
+  if (divided_) {
+    divided_->end(rank_.name() +
+                  ": the ShardedOptimizer of stage 3 is gone, and with it the parameters that it divided among the "
+                  "ranks; save them before that, while a whole() lives, and load them into a new net");
+  }
 }
 
 void ShardedOptimizer::zero_grad() {
@@ -134,10 +155,20 @@ void ShardedOptimizer::step() {
   const c10::NoGradGuard no_grad;
   parameters_->check(rank_, "ShardedOptimizer", "would be neither averaged nor used");
   reducer_->use();
+  if (divided_) divided_->put_away();
   optimizer_->step();
+  if (divided_) return divided_->bring_back();
   std::vector<std::pair<at::Tensor, at::Tensor>> values;
   for (const auto& bucket : buckets_) values.emplace_back(bucket.values, bucket.slice);
   gather_slices(values, rank_);
+}
+
+ShardedOptimizer::Whole::Whole(ShardedOptimizer& optimizer) : divided_(optimizer.divided_) {
+  if (divided_) divided_->hold();
+}
+
+ShardedOptimizer::Whole::~Whole() {
+  if (divided_) divided_->release();
 }
 
 std::vector<at::Tensor> ShardedOptimizer::gradients() const {

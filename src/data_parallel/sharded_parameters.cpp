@@ -17,7 +17,7 @@ int64_t in_lines(int64_t values) {
   return (values + kLine - 1) / kLine * kLine;
 }
 
-void flatten(ShardedBucket& bucket, const Rank& rank) {
+void flatten(ShardedBucket& bucket, const Rank& rank, bool own_slices) {
   const c10::NoGradGuard no_grad;
   const int64_t ranks = rank.world_size(), of_each = in_lines((bucket.size + ranks - 1) / ranks);
   bucket.values = at::zeros({of_each * ranks}, bucket.places[0].parameter.options().requires_grad(false));
@@ -27,6 +27,7 @@ void flatten(ShardedBucket& bucket, const Rank& rank) {
     place.parameter.set_data(value);
   }
   bucket.slice = slice_of_flat(bucket.values, rank);
+  if (own_slices) bucket.slice = bucket.slice.clone();
   const int64_t begin = of_each * rank.index(), end = begin + of_each;
   for (auto& [name, parameter, offset, piece] : bucket.places) {
     const int64_t first = std::max(begin, offset), last = std::min(end, offset + parameter.numel());
@@ -45,7 +46,7 @@ at::Tensor ShardedBucket::view(const Place& place, const at::Tensor& flat) {
 }
 
 std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
-                                            const Rank& rank, int64_t bucket_bytes) {
+                                            const Rank& rank, int64_t bucket_bytes, bool own_slices) {
   std::vector<ShardedBucket> buckets;
   std::map<at::ScalarType, ShardedBucket> filling;
   for (size_t i = parameters.size(); i-- > 0;) {
@@ -59,7 +60,7 @@ std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::str
     filling.erase(type);
   }
   for (auto& [type, bucket] : filling) buckets.push_back(std::move(bucket));
-  for (auto& bucket : buckets) flatten(bucket, rank);
+  for (auto& bucket : buckets) flatten(bucket, rank, own_slices);
   return buckets;
 }
 

@@ -35,16 +35,16 @@ struct ShardedBucket {
   std::vector<Place> places;
   int64_t size = 0;   // of all parameters together, in whole lines
   at::Tensor values;  // [ranks * of each]
-  at::Tensor slice;   // this rank's, of values [of each]: a view
+  at::Tensor slice;   // this rank's, of values [of each]: a view, or of its own
 
   // The place of a parameter in a flat tensor like `values`, with the parameter's shape and strides.
   static at::Tensor view(const Place& place, const at::Tensor& flat);
 };
 
 // Moves the parameters, which are on the rank's device, into buckets of about `bucket_bytes`. The last parameters come
-// first, because their gradients do.
+// first, because their gradients do. With `own_slices` a slice is a copy: the rest may be given back.
 std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
-                                            const Rank& rank, int64_t bucket_bytes);
+                                            const Rank& rank, int64_t bucket_bytes, bool own_slices = false);
 
 // All pieces that this rank has, in the order of the buckets and their places.
 std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets);

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
@@ -29,8 +29,10 @@ double filler_of(at::ScalarType type) {
 }  // namespace
 
 ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank,
-                               const ShardedOptions& options)
-    : GradientBuckets(rank, "ShardedOptimizer", "reduce_scatter", options.overlap), options_(options) {
+                               const ShardedOptions& options, std::shared_ptr<DividedParameters> divided)
+    : GradientBuckets(rank, "ShardedOptimizer", "reduce_scatter", options.overlap || divided),
+      options_(options),
+      divided_(std::move(divided)) {
   for (const auto& parameters : buckets) {
     Bucket bucket;
     for (const auto& place : parameters.places) {
@@ -60,7 +62,7 @@ void ShardedReducer::take_memory(size_t index) {
     reduction.memory = at::zeros_like(values);
   } else {
     auto& pieces = pieces_.at(values.scalar_type());
-    reduction.shares_piece = !pieces.spare.empty() || pieces.made < 2;
+    reduction.shares_piece = !pieces.spare.empty() || pieces.made < (one_by_one() ? 1 : 2);
     if (!pieces.spare.empty()) {
       reduction.piece = pieces.spare.back();
       pieces.spare.pop_back();
@@ -183,6 +185,11 @@ void ShardedReducer::listen(bool last) {
 }
 
 void ShardedReducer::before_grains() {
+  if (divided_) {
+    throw Error(name() + ": stage 3 gathers parameters in the order in which the layers are computed, and by grains " +
+                "ranks compute them several times, and not equally often. Take stage 1 or 2, or leave out " +
+                "BatchOptions::grain");
+  }
   check_kind(/*by_grains=*/true);
   forget_left();
 }
@@ -197,6 +204,10 @@ void ShardedReducer::before_backward() {
   check_kind(by_grains());
   for (auto& slot : slots_) slot.adds = slot.used && reductions_[slot.bucket].adds;
   forget_left();
+}
+
+void ShardedReducer::rethrow_failure() const {
+  if (divided_) divided_->rethrow_failure();
 }
 
 // With stage 2 this waits, inside backward, for the bucket before. Otherwise a rank that is far ahead of the others
@@ -216,6 +227,7 @@ void ShardedReducer::post(size_t index) {
   c10d::ReduceScatterOptions options;
   options.reduceOp = c10d::ReduceOp::AVG;
   reduction.work = rank_.backend()._reduce_scatter_base(reduction.average, reduction.memory, options);
+  if (one_by_one()) complete_oldest();
 }
 
 // On GPUs a work that is found complete would make backward's stream wait for it. NCCL needs no polling.
@@ -287,7 +299,11 @@ void ShardedReducer::note_left() {
   const c10::AutoGradMode no_grad(false);
   smallest_ = static_cast<size_t>(smallest - slots_.data());
   const at::Tensor& parameter = smallest->parameter;
-  if (filled_) parameter.mutable_grad() = at::full_like(parameter, filler_of(parameter.scalar_type()));
+  if (filled_) {  // not full_like(): that is an operator on the parameter, which stage 3 would gather
+    const auto options = parameter.options().requires_grad(false);
+    parameter.mutable_grad() = at::empty_strided(parameter.sizes(), parameter.strides(), options);
+    parameter.mutable_grad().fill_(filler_of(parameter.scalar_type()));
+  }
   left_ = parameter.grad();
   values_left_ = left_.clone();
 }

@@ -3,32 +3,40 @@
 //
 // A bucket's average is one reduce_scatter. With stage 2 a gradient moves into its bucket's flat memory as soon as it
 // is there, and that memory goes to another bucket once it is reduced. A bucket is posted only when the one before it
-// is reduced, so that no more than these two are in memory, and those that have begun to fill.
+// is reduced, so that no more than these two are in memory, and those that have begun to fill. Stage 3 does the same
+// with DividedParameters: a bucket is a unit of these. Without overlap it then waits for a bucket as soon as that is
+// posted, so that one is in memory, and not all.
 //
 // The averages' bits do not depend on the order of the buckets: a parameter stays at its place in its bucket.
 #pragma once
 
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 
+#include "divided_parameters.hpp"
 #include "gradient_buckets.hpp"
 #include "sharded_parameters.hpp"
 
 #include <deque>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace lockstep {
 
-class ShardedReducer : public GradientBuckets {
+class ShardedReducer final : public GradientBuckets {
  public:
-  ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank, const ShardedOptions& options);
+  // `divided`: the parameters of stage 3, null for the others.
+  ShardedReducer(const std::vector<ShardedBucket>& buckets, const Rank& rank, const ShardedOptions& options,
+                 std::shared_ptr<DividedParameters> divided = nullptr);
 
   void listen(bool last) override;
   bool in_slices() const override { return true; }
   std::vector<std::pair<std::string, at::Tensor>> slices() override;
   bool waits_in_backward() const override { return !keeps_whole(); }
+  bool exchanges_in_forward() const override { return divided_ != nullptr; }
+  void rethrow_failure() const override;
 
   void zero_grad();
 
@@ -51,7 +59,7 @@ class ShardedReducer : public GradientBuckets {
     c10::intrusive_ptr<c10d::Work> work = {};  // null: nothing to wait for
     std::function<at::Tensor()> sum = {};      // by grains: the slice's, once the work is complete
   };
-  // Stage 2: two pieces of memory for each type, as large as its largest bucket. They go from bucket to bucket. A
+  // Stage 2 and 3: pieces of memory for each type, as large as its largest bucket. They go from bucket to bucket. A
   // bucket that finds none gets memory of its own for the time being.
   struct Pieces {
     int64_t size = 0;  // elements
@@ -72,6 +80,7 @@ class ShardedReducer : public GradientBuckets {
   void complete() override;
   void after_backward() override;
   void forget_open() override { open_.clear(); }
+  bool may_change_alone() const override { return !divided_; }
   void follow(const std::vector<size_t>& order) override;
 
   void check_averaged() const;
@@ -81,10 +90,12 @@ class ShardedReducer : public GradientBuckets {
   void take_memory(size_t bucket);
   void give_memory(size_t bucket);
   void complete_oldest();  // waits for it
-  void note_left();        // in .grad
-  void forget_left();      // and takes a filler away
+  bool one_by_one() const { return divided_ && !options_.overlap; }
+  void note_left();    // in .grad
+  void forget_left();  // and takes a filler away
 
   const ShardedOptions options_;
+  const std::shared_ptr<DividedParameters> divided_;
   std::vector<ShardedBucket::Place> places_;  // of the slots
   std::vector<Reduction> reductions_;         // of the buckets
   std::deque<size_t> open_;                   // buckets under way

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -188,6 +189,11 @@ ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor
   return grads;
 }
 
+// The kernels read parameters by their addresses. Who must know of it before looks at these.
+std::vector<c10::IValue> inputs_of(std::initializer_list<at::Tensor> tensors) {
+  return std::vector<c10::IValue>(tensors.begin(), tensors.end());
+}
+
 // ---- As a differentiable function ----------------------------------------------------------------------------------
 
 // For create_graph: gradients that can be differentiated again.
@@ -219,6 +225,7 @@ class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFuncti
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &x_blocks = saved[3], &passed = saved[4];
     if (at::GradMode::is_enabled()) return differentiable_gradients(ctx, grads[0], {x, weight, bias});
+    RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool_backward", inputs_of({weight}));
     const at::Tensor grad_blocks = in_blocks(grads[0].resolve_neg(), kernels::conv_relu_pool_kernels());
     variable_list result(3);
     if (ctx->needs_input_grad(0)) result[0] = gradient_of_x(x, weight, passed, grad_blocks);
@@ -234,7 +241,7 @@ class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFuncti
 }  // namespace
 
 at::Tensor conv_relu_pool(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
-  RECORD_USER_SCOPE("lockstep::conv_relu_pool");
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool", inputs_of({weight, bias}));
   check_shapes(x, weight, bias);
   const bool suits =  // mixed precision would have the convolution in bfloat16
       !at::autocast::is_autocast_enabled(at::kCPU) && enough_samples(x) && suits_kernels(x) && suits_kernels(weight) &&

@@ -64,9 +64,9 @@ void check_outer_optimizer(const ExchangeOptions& exchange) {
 
 void check_zero(const TrainOptions& options) {
   const int stage = options.exchange.zero_stage;
-  if (stage < 0 || stage > 2) {
+  if (stage < 0 || stage > 3) {
     throw Error("the stage of ZeRO (`zero_stage`) is " + std::to_string(stage) +
-                "; it must be 0 (off), 1 (optimizer state) or 2 (and gradients)");
+                "; it must be 0 (off), 1 (optimizer state), 2 (and gradients) or 3 (and parameters)");
   }
   if (stage == 0) return;
   if (needs_whole_layers(options.optimizer.kind)) {
@@ -78,10 +78,15 @@ void check_zero(const TrainOptions& options) {
     throw Error(
         "`zero_stage` exchanges parameters behind the steps that `cuda_graph` records; leave one of the two out");
   }
-  if (stage == 2 && options.sync_batchnorm) {
-    throw Error(
-        "`zero_stage` 2 waits for other devices within backward, and so does `sync_batchnorm`; take 1, or leave one of "
-        "the two out");
+  if (stage > 1 && options.sync_batchnorm) {
+    throw Error("`zero_stage` " + std::to_string(stage) +
+                " waits for other devices within backward, and so does `sync_batchnorm`; take 1, or leave one of the "
+                "two out");
+  }
+  if (stage == 3 && (options.batch.accumulate > 1 || options.batch.grain > 0)) {
+    throw Error(std::string("`zero_stage` 3 wants all devices to compute the layers equally often, and with ") +
+                (options.batch.grain > 0 ? "a `grain`" : "`accumulate`") +
+                " one with fewer samples does so less often; take 1 or 2, or leave one of the two out");
   }
   if (options.exchange.compress != Compression::none || options.exchange.sync_every > 0) {
     throw Error(

@@ -247,8 +247,10 @@ void each_option(Options& options, Visit&& visit) {
   one({"zero_stage", in_a_run, how, "N",
        "ZeRO, for sgd, adam and adamw. 0: every rank has the whole optimizer; 1: each rank keeps and computes its "
        "slice "
-       "of it; 2: and of the gradients. The results are the same"},
-      options.exchange.zero_stage, {.most = 2});
+       "of it; 2: and of the gradients; 3: and of the parameters, whose layers it gathers just before they compute. "
+       "The "
+       "results are the same"},
+      options.exchange.zero_stage, {.most = 3});
   one({"cuda_graph", in_a_run, how, nullptr,
        "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
        "small networks"},

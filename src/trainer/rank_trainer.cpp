@@ -199,6 +199,7 @@ void RankTrainer::begin_epoch() {
     totals_.reset();
     clock_.reset();
   }
+  whole_.reset();
   net_.module()->train();
   rank_.barrier();
   synchronize(rank_);
@@ -250,7 +251,10 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
     if (!not_finite().empty()) return;
     synchronize(rank_);
     clock_.pause();
-    traffic_.leave_out(keep);
+    traffic_.leave_out([&] {
+      const auto whole = update_.whole();
+      keep();
+    });
     go_on();
   }
   if (stops_) {
@@ -273,6 +277,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();
+  whole_ = update_.whole();  // to evaluate and to keep
   if (options_.batch.balance != BalanceRule()) {
     metrics.parts = parts_of_full_batch(options_.batch, shares_, net_.mesh().data().world_size());
   }

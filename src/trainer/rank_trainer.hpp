@@ -110,6 +110,7 @@ class RankTrainer {
   MadeModule made_;  // without the layers, which `net_` has
   SplitModel net_;
   Update update_;
+  std::unique_ptr<ShardedOptimizer::Whole> whole_;  // with zero_stage 3: while no step is computed
   FiniteWatch watch_;
   ReplicaWatch replicas_;
   Totals totals_;

@@ -31,8 +31,9 @@ void check_balance(const TrainOptions& options) {
   if (options.sync_batchnorm) {
     refuse("measures how long each device computes, and with `sync_batchnorm` devices wait for each other meanwhile");
   }
-  if (options.exchange.zero_stage == 2) {
-    refuse("measures how long each device computes, and with `zero_stage` 2 devices wait for each other meanwhile");
+  if (options.exchange.zero_stage > 1) {
+    refuse("measures how long each device computes, and with `zero_stage` " +
+           std::to_string(options.exchange.zero_stage) + " devices wait for each other meanwhile");
   }
   if (options.exchange.sync_every > 0) {
     refuse("keeps short what devices wait for each other at every step, and with `sync_every` they do not wait there");

@@ -73,6 +73,10 @@ io::NamedTensors Update::replica() const {
   return replica_of(*net_.module(), local_ ? nullptr : optimizer_.get());
 }
 
+std::unique_ptr<ShardedOptimizer::Whole> Update::whole() {
+  return sharded_ ? std::make_unique<ShardedOptimizer::Whole>(*sharded_) : nullptr;
+}
+
 void Update::synchronize() {
   if (local_) local_->synchronize();
 }

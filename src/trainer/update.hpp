@@ -32,7 +32,7 @@ class Update {
 
   void step();
 
-  // Those that it steps with; with zero_stage 2 the rank's slices of them.
+  // Those that it steps with; from zero_stage 2 on the rank's slices of them.
   std::vector<at::Tensor> gradients() const;
 
   // What is the same on all ranks along the data axis: weights, and the state of an optimizer that no rank has to
@@ -41,6 +41,9 @@ class Update {
 
   // With local SGD the ranks' parameters differ within a round, which ends early here.
   void synchronize();
+
+  // While the result lives, every rank has all parameters whole. All ranks must call it. Null: they are so anyway.
+  std::unique_ptr<ShardedOptimizer::Whole> whole();
 
   // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks, which all must
   // call it. Throws Error if the state is of another network, or of other ranks than it can go on with.

@@ -522,7 +522,7 @@ TEST(ShardedOptimizer, SaysWhatItCannotDo) {
       use(net, sharded);
     });
   };
-  EXPECT_THAT(error_with([](auto&, auto&) {}, {.stage = 3}), HasSubstr("stage is 3"));
+  EXPECT_THAT(error_with([](auto&, auto&) {}, {.stage = 4}), HasSubstr("stage is 4"));
   EXPECT_THAT(error_with([](auto&, auto&) {}, {.bucket_bytes = 0}), HasSubstr("bucket_bytes is 0"));
   EXPECT_THAT(error_with([](auto&, auto& sharded) { sharded.step(); }), HasSubstr("no averaged gradients"));
   EXPECT_THAT(

@@ -26,6 +26,7 @@ set(simulated_tests
   "data_parallel_test|Sizes/*.*/2RanksMany:Sizes/*.*/3RanksOne:Sizes/*.*/2RanksAfterwards"
   "dropout_test|Sizes/*-*DropoutTraining*:*ARanksGenerator*"
   "fit_test|Sizes/*:Fit.Tokens*|shared"
+  "full_sharding_test|Sizes/*.Trains*/2Ranks:Sizes/*.AddsUp*/3Ranks"
   "grain_test|*|shared"
   "grains_test|Seeds/*/0|own"
   "local_sgd_test|Sizes/*"

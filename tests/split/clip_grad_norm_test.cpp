@@ -108,7 +108,7 @@ TEST_P(ClipGradNormWorlds, OfReplicasIsThatOfOneDevice) {
 TEST_P(ClipGradNormWorlds, OfAShardedOptimizerIsThatOfOneDevice) {
   const Expected expected = train_whole();
   const auto batches = make_batches();
-  for (const int stage : {1, 2}) {
+  for (const int stage : {1, 2, 3}) {
     on_ranks([&](Rank& rank) {
       DataParallel net(net_of(rank), rank, {.average = false});
       ShardedOptimizer adam(net, make_adam, {.stage = stage, .bucket_bytes = 700});

@@ -114,10 +114,10 @@ TEST_F(Resume, FromWithinAnEpochWithWhatRanksRemember) {
     if (how == "zero1")
       settings.exchange.zero_stage = 1, settings.optimizer.kind = lockstep::OptimizerKind::adam,
       settings.rate.lr = 0.01;
-    if (how == "zero2") settings.exchange.zero_stage = 2, settings.optimizer.momentum = 0.9;
+    if (how == "zero3") settings.exchange.zero_stage = 3, settings.optimizer.momentum = 0.9;
     return settings;
   };
-  for (const std::string how : {"powersgd", "zero1", "zero2"}) {
+  for (const std::string how : {"powersgd", "zero1", "zero3"}) {
     SCOPED_TRACE(how);
     TrainOptions settings = with(how, "whole");
     settings.keep.every = 3;

@@ -223,7 +223,7 @@ TEST_F(Update, InSlicesIsThatOfTheWhole) {
     whole.batch.size = 37;  // 150 samples: the last batch has 2
     whole.epochs = 1;
     lockstep::train(whole);
-    for (const auto& [stage, parts] : {std::pair(1, 1), std::pair(2, 3)}) {
+    for (const auto& [stage, parts] : {std::pair(1, 1), std::pair(2, 3), std::pair(3, 1)}) {
       TrainOptions run = whole;
       run.exchange.zero_stage = stage;
       run.batch.accumulate = parts;
@@ -242,11 +242,11 @@ TEST_F(Update, InSlicesGoesOnOnOtherRanksAndWhole) {
   whole.rate.lr = 1e-3;
   lockstep::train(whole);
   TrainOptions first = whole;
-  first.exchange.zero_stage = 2;
+  first.exchange.zero_stage = 3;
   first.epochs = 1;
   first.keep.run_dir = runs_ / "first";
   lockstep::train(first);
-  for (const auto& [ranks, stage] : {std::pair(2, 2), std::pair(3, 1), std::pair(1, 0)}) {
+  for (const auto& [ranks, stage] : {std::pair(2, 3), std::pair(3, 1), std::pair(1, 0)}) {
     TrainOptions run = whole;
     run.devices = lockstep::test_devices(ranks);
     run.exchange.zero_stage = stage;
@@ -287,7 +287,10 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused([](auto& o) { o.batch.accumulate = 33; }),
               HasSubstr("`accumulate`) is 33; it must be from 1 to 32"));
   EXPECT_THAT(refused([](auto& o) { o.rate.reference_batch = -1; }), HasSubstr("reference batch is -1"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3; }), HasSubstr("`zero_stage`) is 3"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 4; }), HasSubstr("`zero_stage`) is 4"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3, o.batch.accumulate = 2; }),
+              HasSubstr("with `accumulate` one with fewer samples"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3, o.batch.grain = 4; }), HasSubstr("a `grain`"));
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 1, o.optimizer.kind = OptimizerKind::lamb; }),
               HasSubstr("lamb scales a layer"));
   EXPECT_THAT(refused([](auto& o) {

@@ -9,16 +9,16 @@
 //   power_sgd             gradients travel as products of two thin matrices
 //   replica               Replica: what a DataParallel of any module is a handle on; Loss, NoSync
 //   running_statistics    one set of BatchNorm's running statistics for all ranks
-//   sharded_optimizer     ZeRO: each rank keeps a slice of the optimizer's state, and of the gradients
+//   sharded_optimizer     ZeRO: each rank keeps a slice of the optimizer's state, of gradients and of parameters
 //   sync_batch_norm       BatchNorm over the samples of all ranks
 //
 // How it works. DataParallel gives Loss, whose backward() is what averages. src/data_parallel/gradient_buckets.hpp
 // notes which gradients are there, and has each bucket averaged while backward computes, in one order on all ranks
 // (0005). backward_report.hpp tells all ranks the sizes of the parts and which parameters were used (0003). reducer.hpp
 // averages a bucket by an allreduce, or by the rounds of a communication hook (0014). For a ShardedOptimizer
-// sharded_reducer.hpp reduces buckets to slices (0016). LocalSgd averages parameters every H steps. SyncBatchNorm
-// normalises over all ranks' samples (0010). Balance measures what each rank computes, and rebalance.hpp finds the
-// shares by which batches are cut (0015).
+// sharded_reducer.hpp reduces buckets to slices (0016), and divided_parameters.hpp gathers parameters (0028). LocalSgd
+// averages parameters every H steps. SyncBatchNorm normalises over all ranks' samples (0010). Balance measures what
+// each rank computes, and rebalance.hpp finds the shares by which batches are cut (0015).
 #pragma once
 
 #include <lockstep/data_parallel/balance.hpp>

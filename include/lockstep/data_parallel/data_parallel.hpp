@@ -85,12 +85,17 @@ class DataParallel {
   template <class... Arguments>
   auto operator()(Arguments&&... arguments) {
     replica_->check_that_steps_were_averaged();
-    return module_->forward(std::forward<Arguments>(arguments)...);
+    try {
+      return module_->forward(std::forward<Arguments>(arguments)...);
+    } catch (...) {
+      replica_->rethrow_failure();
+      throw;
+    }
   }
 
   // The mean loss of this rank's part: criterion(forward(batch.x), batch.y), which must be a mean over the samples. An
-  // empty part gives zero without calling forward; but with a SyncBatchNorm in the module it is passed through all
-  // layers, whose exchanges with the other ranks need this one.
+  // empty part gives zero without calling forward; but with a SyncBatchNorm in the module, or a ShardedOptimizer of
+  // stage 3, it is passed through all layers, whose exchanges with the other ranks need this one.
   Loss loss(const Batch& batch, const Criterion& criterion) {
     if (batch.grain > 0) {  // check_arithmetic calls it until backward() is done, when this handle may be gone
       return loss(batch, [module = module_, replica = replica_.get(), criterion](const Batch& grain) {
@@ -118,8 +123,8 @@ class DataParallel {
 
   // The same for a loss that you compute yourself. mean_of(part) gives the mean loss of a part's samples. It is called
   // once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the module
-  // has a SyncBatchNorm, it is called for an empty part too, and must then give a sum. By grains, call backward()
-  // before the next loss(): BatchNorm's running statistics follow the last one.
+  // has a SyncBatchNorm, or with stage 3, it is called for an empty part too, and must then give a sum. By grains, call
+  // backward() before the next loss(): BatchNorm's running statistics follow the last one.
   template <std::invocable<const Batch&> MeanOf>
   Loss loss(const Batch& batch, const MeanOf& mean_of) {
     if (batch.grain > 0) return replica_->loss_by_grains(batch, mean_of);

@@ -150,8 +150,13 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // Throws Error if parameters were changed by gradients that were never averaged.
   void check_that_steps_were_averaged() const;
 
-  // Whether an empty part must go through the layers all the same, because one of them exchanges in its forward.
+  // Whether an empty part must go through the layers all the same, because one of them exchanges in its forward, or the
+  // parameters are divided among the ranks.
   bool forwards_empty_parts() const;
+
+  // If parameters that are divided among the ranks could not be gathered, an operator throws LibTorch's exception. This
+  // then throws what failed.
+  void rethrow_failure() const;
 
   // Lets a caller time backwards, as Balance does. computed() runs when all that this rank itself computes in a
   // backward is queued (on the CPU: computed), before it waits for the other ranks' gradients. averaged() runs when

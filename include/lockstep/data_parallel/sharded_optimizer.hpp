@@ -1,5 +1,5 @@
 // ShardedOptimizer: divides an optimizer among the ranks, so that each keeps and computes one slice. With stage 2 it
-// divides the gradients too (ZeRO, stages 1 and 2).
+// divides the gradients too, and with stage 3 the parameters (ZeRO; PyTorch calls stage 3 FSDP).
 //
 //   lockstep::DataParallel net(MyNet(), rank, {.average = false});
 //   const auto make = [](auto slices) { return std::make_unique<torch::optim::Adam>(slices, 1e-3); };
@@ -15,8 +15,9 @@
 // parameter for which no rank had a gradient is left alone, as on one device, also by momentum and weight decay.
 //
 // Used by its rank's thread only. Cost per step: a reduce-scatter of the gradients, in buckets, while backward computes
-// others, and an allgather of the parameters. Together they send the bytes of the allreduce that they replace. Each
-// rank has 1 / ranks of the optimizer's state and work.
+// others, and an allgather of the parameters. Together they send the bytes of the allreduce that they replace. With
+// stage 3 an allgather in forward and one in backward: half as many bytes again. Each rank has 1 / ranks of the
+// optimizer's state and work.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,6 +33,7 @@
 
 namespace lockstep {
 
+class DividedParameters;
 class ShardedReducer;
 class TrainedParameters;
 struct ShardedBucket;
@@ -42,9 +44,17 @@ struct ShardedOptions {
   // one that is being filled. After backward() .grad is undefined, with one exception until step(). If the smallest
   // parameter has at most 4096 values, its .grad is filled with 1e30 (or float16's largest number). This filler is
   // never averaged. It lets step() notice who clips or changes .grad.
+  // 3: as 2, and a rank keeps only its slice of the parameters. A unit of them is gathered when an operator of LibTorch
+  // is about to read one of its parameters, in forward or in backward, and given back when another unit is read. No
+  // module has to know of it. Memory then holds a unit that computes and the next one, and of gradients as stage 2.
   int stage = 1;
   int64_t bucket_bytes = 4 << 20;  // a bucket is full when it holds this many bytes of gradients
-  bool overlap = true;  // false: every bucket is reduced after backward, which until then keeps all gradients
+  // false: every bucket is reduced after backward, which until then keeps all gradients. With stage 3 instead: a unit
+  // is gathered and reduced when the one before it is done with, so that memory holds one unit and not two.
+  bool overlap = true;
+  // Stage 3. Names of modules, such as "layers.3", of each of which the parameters are one unit. The other modules are
+  // taken in runs of bucket_bytes. Best are units that compute one after the other.
+  std::vector<std::string> units = {};
 };
 
 class ShardedOptimizer {
@@ -69,8 +79,14 @@ class ShardedOptimizer {
   // From here on `net` averages its gradients through this optimizer, whatever its own options say. Its parameters move
   // into flat memory; those that need no gradient are left alone. Make one for each DataParallel, on all ranks. Throws
   // Error for an impossible option, if no parameter needs a gradient, if the factory makes nothing or an optimizer of
-  // other tensors than the slices, and with stage 2 for a net with a SyncBatchNorm (ranks could wait for each other in
-  // a circle).
+  // other tensors than the slices, and from stage 2 on for a net with a SyncBatchNorm (ranks could wait for each other
+  // in a circle).
+  //
+  // With stage 3 every use of a parameter is a collective call. So all ranks must use the same ones in the same order;
+  // a rank that does not is named by an Error. net.loss() passes empty parts through the layers. Let one rank alone
+  // look at parameters, save_weights() and evaluate() only while a whole() lives. Batches by grains are an Error. Use
+  // the net on the thread that made this. Under autocast LibTorch keeps a copy of the parameters in the lower precision
+  // from forward to backward, which is whole. When this is destroyed, parameters that are not whole are gone.
   template <class Module>
   ShardedOptimizer(DataParallel<Module>& net, const Factory& make, const ShardedOptions& options = {})
       : ShardedOptimizer(net.replica(), make, options) {}
@@ -91,12 +107,12 @@ class ShardedOptimizer {
   // messages, and takes the memory of all gradients.
   void zero_grad();
 
-  // Updates this rank's slice and gathers the parameters. All ranks must call it. To clip, call lockstep's
-  // clip_grad_norm (clip_grad_norm.hpp) between backward() and this. torch's would see only the rank's own gradients
-  // with stage 1, and none with stage 2. A parameter without a gradient on some ranks counts as one with zeros there.
-  // If no rank has a gradient of it, the parameter and its state stay as they are. With stage 1 .grad keeps the rank's
-  // own gradients afterwards. With stage 2 the gradients are used up: the next backward() begins anew, also without
-  // zero_grad().
+  // Updates this rank's slice and gathers the parameters, with stage 3 when they are used. All ranks must call it. To
+  // clip, call lockstep's clip_grad_norm (clip_grad_norm.hpp) between backward() and this. torch's would see only the
+  // rank's own gradients with stage 1, and none with stage 2. A parameter without a gradient on some ranks counts as
+  // one with zeros there. If no rank has a gradient of it, the parameter and its state stay as they are. With stage 1
+  // .grad keeps the rank's own gradients afterwards. With stage 2 the gradients are used up: the next backward() begins
+  // anew, also without zero_grad().
   //
   // Throws Error for a parameter that needed no gradient at first and needs one now; without averaged gradients, as
   // after backward() under no_sync() alone; if .grad was changed since backward(); and as Rank's collectives do.
@@ -108,6 +124,21 @@ class ShardedOptimizer {
   std::vector<at::Tensor> gradients() const;
 
   const std::shared_ptr<Replica>& replica() const { return replica_; }  // the replica that it updates
+
+  // While one lives, every rank has all parameters whole, as with the other stages: to evaluate, to save or to load
+  // weights. What is changed in them is kept, if it is the same on all ranks. All ranks must call whole(). It costs an
+  // allgather of the parameters with stage 3, and nothing otherwise.
+  class Whole {
+   public:
+    explicit Whole(ShardedOptimizer& optimizer);
+    ~Whole();
+    Whole(const Whole&) = delete;
+    Whole& operator=(const Whole&) = delete;
+
+   private:
+    const std::shared_ptr<DividedParameters> divided_;  // null: not stage 3
+  };
+  [[nodiscard]] Whole whole() { return Whole(*this); }
 
   // The optimizer of this rank's slices, for example to change its learning rate. Its state is this rank's part of the
   // whole.
@@ -129,6 +160,7 @@ class ShardedOptimizer {
   Rank rank_;
   const std::unique_ptr<const TrainedParameters> parameters_;
   const std::vector<ShardedBucket> buckets_;
+  const std::shared_ptr<DividedParameters> divided_;  // null: not stage 3
   const std::shared_ptr<ShardedReducer> reducer_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };

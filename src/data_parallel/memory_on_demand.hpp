@@ -1,0 +1,52 @@
+// Memory that is filled when an operator of LibTorch is about to read it, and that is given back in between.
+//
+// LibTorch's C++ modules have no hooks around their forward, but every operator, in forward and in backward, is
+// reported to callbacks of its thread (at::RecordFunction) before it runs. The memory of tensors carries who fills it.
+// So a tensor, and all views of it, stay what they are while the memory behind them comes and goes.
+//
+// What reads a tensor by its address alone is no operator, and finds no memory. LibTorch's data_ptr<T>() then throws.
+// A kernel of one's own is seen if RECORD_USER_SCOPE_WITH_INPUTS around it names the tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// Whoever fills memories, which it knows by numbers.
+class MemoryFiller {
+ public:
+  virtual ~MemoryFiller() = default;
+
+  // An operator is about to run that has tensors in these memories. Operators may call others. What this threw would be
+  // lost: LibTorch catches it.
+  virtual void before_operator(const std::vector<size_t>& memories) noexcept = 0;
+  virtual void after_operator() noexcept = 0;
+};
+
+// While it lives, the operators of the thread that made it are reported, and those of the backwards that it begins.
+class OperatorWatch {
+ public:
+  OperatorWatch();
+  ~OperatorWatch();
+  OperatorWatch(const OperatorWatch&) = delete;
+  OperatorWatch& operator=(const OperatorWatch&) = delete;
+
+ private:
+  const at::CallbackHandle handle_;
+};
+
+// All of these change the memory that `flat` and its views share. `flat` is all of it. empty_memory() gives it back;
+// fill_memory() puts the memory of `from` there, which is as large, and which then has none.
+void empty_memory(const at::Tensor& flat, MemoryFiller& filler, size_t memory);
+void fill_memory(const at::Tensor& flat, const at::Tensor& from, MemoryFiller& filler, size_t memory);
+// Operators are no longer reported to the filler.
+void leave_memory(const at::Tensor& flat);
+// From here on whoever reads it, also by its address, gets an exception with this text.
+void refuse_memory(const at::Tensor& flat, const std::string& text);
+
+}  // namespace lockstep

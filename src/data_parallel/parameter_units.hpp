@@ -1,0 +1,25 @@
+// Units of parameters, which are gathered and given back together: see DividedParameters.
+#pragma once
+
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "ranks/trained_parameters.hpp"
+#include "sharded_parameters.hpp"
+
+#include <vector>
+
+namespace lockstep {
+
+// The parameters of each unit, in their order. Each module in options.units is one. The others' parameters are taken in
+// runs of whole modules of at least options.bucket_bytes. Throws Error: a name that is none of a module with such
+// parameters, or that is within another one.
+std::vector<NamedParameters> units_of(const NamedParameters& parameters, const ShardedOptions& options,
+                                      const Rank& rank);
+
+// Moves the parameters into buckets that have slices of their own, the last unit first. A unit is a bucket; one of
+// several types is a bucket for each type.
+std::vector<ShardedBucket> shard_in_units(const NamedParameters& parameters, const ShardedOptions& options,
+                                          const Rank& rank);
+
+}  // namespace lockstep

@@ -1,0 +1,490 @@
+// Labels: concurrency
+// A ShardedOptimizer of stage 3 over 1 to 4 CPU ranks: against LibTorch on one device, and DataParallel on the same
+// ranks; its memory, its calls, and what it refuses.
+#include <ATen/CPUGeneratorImpl.h>
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/data_parallel/check_replicas.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/optimizer_checkpoint.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/models/conv_relu_pool.hpp>
+#include <lockstep/models/weights.hpp>
+#include <lockstep/ranks/evaluate.hpp>
+
+#include "devices/memory_meter.hpp"
+#include "ranks/trained_parameters.hpp"
+#include "support/group_tests.hpp"
+#include "support/scratch_folder.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace full_sharding_test {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+namespace nn = torch::nn;
+namespace optim = torch::optim;
+
+using FullShardingWorlds = Worlds;
+INSTANTIATE_TEST_SUITE_P(Sizes, FullShardingWorlds, testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
+
+constexpr double kSame = 1e-10;  // in float64
+
+std::unique_ptr<optim::Optimizer> make_sgd(const std::vector<Tensor>& parameters) {
+  return std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+}
+
+std::unique_ptr<optim::Optimizer> make_adam_w(const std::vector<Tensor>& parameters) {
+  return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions(0.01).weight_decay(0.1).amsgrad(true));
+}
+
+// Of modules that know nothing of units: tied weights, which are used at both ends; a parameter that nothing uses, and
+// a frozen one; float32 in between.
+struct BlockImpl : nn::Module {
+  BlockImpl() {
+    for (const auto& module : children()) module->to(torch::kDouble);
+    unused = register_parameter("unused", torch::ones({3}, torch::kDouble));
+  }
+  Tensor forward(const Tensor& x) { return x + shrink(torch::tanh(grow(norm(x)))); }
+  nn::LayerNorm norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({6})));
+  nn::Linear grow = register_module("grow", nn::Linear(6, 11));
+  nn::Linear shrink = register_module("shrink", nn::Linear(11, 6));
+  Tensor unused;
+};
+TORCH_MODULE(Block);
+
+struct TiedImpl : nn::Module {
+  TiedImpl() {
+    words->to(torch::kDouble);
+    head_weight = register_parameter("head", words->weight);
+    scale = register_parameter("scale", torch::ones({7}));
+    frozen = register_parameter("frozen", torch::ones({2}, torch::kDouble), /*requires_grad=*/false);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = words(x).mean(1) * (frozen.sum() * scale.mean().to(torch::kDouble));
+    for (const auto& block : *blocks) h = block->as<Block>()->forward(h);
+    return F::linear(h, head_weight);
+  }
+  nn::Embedding words = register_module("words", nn::Embedding(13, 6));
+  nn::ModuleList blocks = register_module("blocks", nn::ModuleList(Block(), Block(), Block()));
+  Tensor head_weight, scale, frozen;
+};
+TORCH_MODULE(Tied);
+
+// Every rank, and every process, builds its own. All of these begin alike.
+Tied make_tied(Rank* rank = nullptr) {
+  const auto make = [] {
+    torch::manual_seed(7);
+    return Tied();
+  };
+  return rank == nullptr ? make() : rank->in_turn(make);
+}
+
+std::vector<Batch> make_batches() {
+  torch::manual_seed(8);
+  std::vector<Batch> batches;
+  for (const int64_t size : {7, 2, 5, 3}) {  // of 2 and 3 samples some ranks have none
+    batches.push_back({torch::randint(13, {size, 4}), torch::randint(13, {size}), size});
+  }
+  return batches;
+}
+
+Batch part_for(const Batch& whole, const Rank& rank) {
+  return {slice_of(whole.x, 0, rank), slice_of(whole.y, 0, rank), whole.global_size};
+}
+
+std::vector<Tensor> trained_parameters(const nn::Module& net) {
+  std::vector<Tensor> trained;
+  for (const auto& [name, parameter] : TrainedParameters(net).all()) trained.push_back(parameter);
+  return trained;
+}
+
+// On one device, from step `begin` to before `end`.
+void train_whole(Tied& net, optim::Optimizer& optimizer, const std::vector<Batch>& batches, size_t begin, size_t end) {
+  for (size_t step = begin; step < end; ++step) {
+    optimizer.zero_grad();
+    F::cross_entropy(net->forward(batches[step].x), batches[step].y).backward();
+    optimizer.step();
+  }
+}
+
+void train(DataParallel<TiedImpl>& net, ShardedOptimizer& optimizer, const std::vector<Batch>& batches, Rank& rank,
+           size_t begin, size_t end) {
+  for (size_t step = begin; step < end; ++step) {
+    optimizer.zero_grad();
+    net.loss(part_for(batches[step], rank), F::cross_entropy).backward();
+    optimizer.step();
+  }
+}
+
+void expect_trained_alike(const nn::Module& net, const nn::Module& expected, Rank& rank, const std::string& where) {
+  for (const auto& item : net.named_parameters()) {
+    const bool single_precision = item.value().scalar_type() == torch::kFloat;
+    expect_near(item.value().detach(), expected.named_parameters()[item.key()].detach(),
+                single_precision ? 1e-5 : kSame, where + item.key());
+    expect_equal_on_all_ranks(item.value(), rank, where + item.key());
+  }
+}
+
+// Runs of modules, units by hand, and units that are cut wherever a module ends.
+std::vector<ShardedOptions> ways() {
+  return {{.stage = 3},
+          {.stage = 3, .bucket_bytes = 1},
+          {.stage = 3, .bucket_bytes = 600, .overlap = false},
+          {.stage = 3, .bucket_bytes = 1, .units = {"blocks.0", "blocks.2"}}};
+}
+
+TEST_P(FullShardingWorlds, TrainsAsOneDevice) {
+  const auto batches = make_batches();
+  for (const auto& make : {make_sgd, make_adam_w}) {
+    Tied whole = make_tied();
+    const auto optimizer = make(trained_parameters(*whole));
+    train_whole(whole, *optimizer, batches, 0, batches.size());
+    for (const auto& options : ways()) {
+      on_ranks([&](Rank& rank) {
+        DataParallel net(make_tied(&rank), rank, {.average = false});
+        ShardedOptimizer sharded(net, make, options);
+        train(net, sharded, batches, rank, 0, batches.size());
+        EXPECT_FALSE(net->blocks[0]->as<Block>()->unused.grad().defined());
+        expect_trained_alike(*net, *whole, rank, std::to_string(options.bucket_bytes) + " ");
+        check_replicas(net, rank);
+      });
+    }
+  }
+}
+
+TEST_P(FullShardingWorlds, AddsUpOverBackwardsReducedAndNot) {
+  const auto batches = make_batches();
+  Tied whole = make_tied();
+  const auto sgd = make_sgd(trained_parameters(*whole));
+  for (const auto& batch : batches) F::cross_entropy(whole->forward(batch.x), batch.y).backward();
+  sgd->step();
+  for (const auto& options : ways()) {
+    for (const size_t unreduced : {0, 2, 3}) {
+      on_ranks([&](Rank& rank) {
+        DataParallel net(make_tied(&rank), rank, {.average = false});
+        ShardedOptimizer sharded(net, make_sgd, options);
+        for (size_t i = 0; i < batches.size(); ++i) {
+          std::optional<NoSync> no_sync;
+          if (i < unreduced) no_sync.emplace(net.replica());
+          net.loss(part_for(batches[i], rank), F::cross_entropy).backward();
+        }
+        sharded.step();
+        expect_trained_alike(*net, *whole, rank, std::to_string(unreduced) + " unreduced, ");
+      });
+    }
+  }
+}
+
+// Tests on one process: the order of Gloo's additions is its own.
+std::string hash_after_training(int ranks, int stage, const ShardedOptimizer::Factory& make) {
+  std::string hash;
+  run(test_devices(ranks), [&](Rank& rank) {
+    nn::Sequential layers = rank.in_turn([] {
+      torch::manual_seed(1);
+      return nn::Sequential(ConvReluPool(1, 6, 5), ConvReluPool(6, 16, 5), nn::Flatten(), nn::Linear(16 * 4 * 4, 33),
+                            nn::Tanh(), nn::Linear(33, 10));
+    });
+    DataParallel net(layers, rank, {.average = stage == 0});
+    const auto optimizer = stage == 0 ? make(net->parameters()) : nullptr;
+    std::optional<ShardedOptimizer> sharded;
+    if (stage > 0) sharded.emplace(net, make, ShardedOptions{.stage = stage, .bucket_bytes = 8 << 10});
+    at::Generator generator = at::detail::createCPUGenerator(2);
+    for (const int64_t size : {37, 3, 64}) {
+      const Batch whole{torch::rand({size, 1, 28, 28}, generator), torch::randint(10, {size}, generator), size};
+      sharded ? sharded->zero_grad() : optimizer->zero_grad();
+      net.loss(part_for(whole, rank), F::cross_entropy).backward();
+      if (sharded) sharded->step();
+      if (optimizer) optimizer->step();
+    }
+    std::optional<ShardedOptimizer::Whole> parameters;
+    if (sharded) parameters.emplace(*sharded);
+    if (rank.index() == 0) hash = weights_hash(*net);
+  });
+  return hash;
+}
+
+TEST(FullSharding, TheBitsAreThoseOfDataParallelOnTheSameRanks) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    for (const auto& make : {make_sgd, make_adam_w}) {
+      EXPECT_EQ(hash_after_training(ranks, 3, make), hash_after_training(ranks, 0, make)) << ranks;
+    }
+  }
+}
+
+// ---- Memory and calls.
+
+constexpr int kLayers = 32;
+constexpr int64_t kWidth = 128, kLayerBytes = kWidth * kWidth * 4;
+
+nn::Sequential many_layers() {
+  nn::Sequential layers;
+  for (int i = 0; i < kLayers; ++i) layers->push_back(nn::Linear(nn::LinearOptions(kWidth, kWidth).bias(false)));
+  return layers;
+}
+
+Batch batch_of_one(const Rank& rank) {
+  return {torch::ones({1, kWidth}), torch::zeros({1}, torch::kLong), rank.world_size()};
+}
+
+// Parameters, gradients and AdamW's two moments: four numbers a parameter.
+TEST(FullSharding, ARankHasItsSliceOfEverythingAndAUnitOrTwo) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    run(test_devices(ranks), [](Rank& rank) {
+      for (const bool overlap : {false, true}) {
+        MemoryMeter meter;
+        DataParallel net(many_layers(), rank, {.average = false});
+        const auto make = [](const auto& slices) { return std::make_unique<optim::AdamW>(slices); };
+        ShardedOptimizer adam(net, make, {.stage = 3, .bucket_bytes = kLayerBytes, .overlap = overlap});
+        const double all = static_cast<double>(kLayers * kLayerBytes), ranks = rank.world_size();
+        EXPECT_LE(static_cast<double>(meter.current()), 1.1 / ranks * 2 * all);  // slices of parameters and gradients
+        for (int step = 0; step < 2; ++step) {
+          meter.reset_peak();
+          net.loss(batch_of_one(rank), F::cross_entropy).backward();
+          adam.step();
+        }
+        const double unit = 2 * kLayerBytes;  // its parameters and its gradients
+        EXPECT_LE(static_cast<double>(meter.peak()), 1.1 / ranks * 4 * all + (overlap ? 2 : 1) * unit) << overlap;
+        for (const auto& parameter : net->parameters()) EXPECT_EQ(parameter.storage().nbytes(), 0u);
+        const auto whole = adam.whole();
+        for (const auto& parameter : net->parameters()) EXPECT_GE(parameter.storage().nbytes(), parameter.nbytes());
+      }
+    });
+  }
+}
+
+TEST(FullSharding, GathersAheadAndReducesWhileBackwardComputes) {
+  for (const bool overlap : {false, true}) {
+    run(test_devices(2), [&](Rank& rank) {
+      const auto calls = std::make_shared<CountingBackend::Calls>();
+      Rank counting = counted(rank, calls);
+      nn::Sequential layers;
+      std::vector<size_t> gathered;  // when each layer begins, after its unit has been gathered
+      for (int i = 0; i < 3; ++i) {
+        layers->push_back(nn::Linear(4, 4));
+        layers->push_back(Lambda([&](const Tensor& x) {
+          gathered.push_back(calls->size());
+          return x;
+        }));
+      }
+      DataParallel net(layers, counting, {.average = false});
+      ShardedOptimizer sgd(net, make_sgd, {.stage = 3, .bucket_bytes = 1, .overlap = overlap});
+      for (int step = 0; step < 3; ++step) {
+        calls->clear();
+        gathered.clear();
+        const Tensor x = torch::ones({1, 4}).requires_grad_();
+        net.loss({x, torch::zeros({1}, torch::kLong), 2}, F::cross_entropy).backward();
+        if (step > 0 && overlap) EXPECT_THAT(gathered, ElementsAre(2, 3, 4));  // in step 0 it learns what follows
+        if (!overlap) EXPECT_THAT(gathered, ElementsAre(1, 2, 3));
+        EXPECT_EQ(std::count(calls->begin(), calls->end(), "allgather"), 3 + 2);  // backward finds the last unit there
+        EXPECT_EQ(std::count(calls->begin(), calls->end(), "reduce_scatter"), 3);
+        sgd.step();
+      }
+    });
+  }
+}
+
+// ---- Checkpoints.
+
+struct Checkpoint {
+  ScratchFolder folder;
+  std::filesystem::path weights = folder / "weights", optimizer = folder / "optimizer";
+};
+
+void load_and_train(const Checkpoint& from, int ranks, const ShardedOptions& options, const std::vector<Batch>& batches,
+                    const Tied& expected) {
+  run(test_devices(ranks), [&](Rank& rank) {
+    DataParallel net(make_tied(&rank), rank, {.average = false});
+    ShardedOptimizer adam(net, make_adam_w, options);
+    {
+      const auto whole = adam.whole();
+      load_weights(from.weights, *net);
+    }
+    load_optimizer(from.optimizer, adam);
+    train(net, adam, batches, rank, 2, batches.size());
+    expect_trained_alike(*net, *expected, rank, "stage " + std::to_string(options.stage) + " ");
+  });
+}
+
+TEST(FullSharding, CheckpointsGoOnAtAnyStageAndOnAnyNumberOfRanks) {
+  const auto batches = make_batches();
+  Tied expected = make_tied();
+  train_whole(expected, *make_adam_w(trained_parameters(*expected)), batches, 0, batches.size());
+  const Checkpoint of_stage_3, of_stage_1;
+  for (const int stage : {1, 3}) {
+    const Checkpoint& checkpoint = stage == 3 ? of_stage_3 : of_stage_1;
+    run(test_devices(3), [&](Rank& rank) {
+      DataParallel net(make_tied(&rank), rank, {.average = false});
+      ShardedOptimizer adam(net, make_adam_w, {.stage = stage, .bucket_bytes = 600});
+      train(net, adam, batches, rank, 0, 2);
+      save_optimizer(checkpoint.optimizer, adam);
+      const auto whole = adam.whole();
+      if (rank.index() == 0) save_weights(checkpoint.weights, *net);
+    });
+  }
+  Tied alone = make_tied();
+  const auto adam = make_adam_w(trained_parameters(*alone));
+  load_weights(of_stage_3.weights, *alone);
+  load_optimizer(of_stage_3.optimizer, *adam, *alone);
+  train_whole(alone, *adam, batches, 2, batches.size());
+  for (const auto& item : alone->named_parameters()) {
+    expect_near(item.value().detach(), expected->named_parameters()[item.key()].detach(), 1e-5, item.key());
+  }
+  load_and_train(of_stage_3, 2, {.stage = 1}, batches, expected);
+  load_and_train(of_stage_3, 4, {.stage = 3, .units = {"blocks"}}, batches, expected);
+  load_and_train(of_stage_1, 2, {.stage = 3, .bucket_bytes = 1}, batches, expected);
+}
+
+// ---- Whole parameters.
+
+TEST_P(FullShardingWorlds, ParametersAreWholeWhileAWholeLives) {
+  const auto batches = make_batches();
+  Tied expected = make_tied();
+  const auto sgd = make_sgd(trained_parameters(*expected));
+  train_whole(expected, *sgd, batches, 0, 1);
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : trained_parameters(*expected)) parameter.mul_(2);
+  }
+  train_whole(expected, *sgd, batches, 1, 3);
+  on_ranks([&](Rank& rank) {
+    DataParallel net(make_tied(&rank), rank, {.average = false});
+    ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+    train(net, sharded, batches, rank, 0, 1);
+    {
+      const auto whole = sharded.whole();
+      const Dataset data{torch::ones({3, 4}, torch::kLong), torch::ones({3}, torch::kLong)};
+      // Of 3 samples a fourth rank has none, and does not compute. One rank may look at parameters alone.
+      evaluate([&](const Tensor& x) { return net(x); }, data.to(rank.device()), rank);
+      if (rank.index() == 0) EXPECT_TRUE(net->words->weight.sum().isfinite().item<bool>());
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : trained_parameters(*net)) parameter.data().mul_(2);  // which leaves versions alone
+    }
+    {
+      const auto whole = sharded.whole();  // also while it trains
+      train(net, sharded, batches, rank, 1, 2);
+      expect_equal_on_all_ranks(net->words->weight, rank, "words");
+    }
+    train(net, sharded, batches, rank, 2, 3);
+    expect_trained_alike(*net, *expected, rank, "");
+  });
+}
+
+TEST(FullSharding, KeepsWhatIsChangedInPlace) {
+  run(test_devices(2), [](Rank& rank) {
+    DataParallel net(nn::Sequential(nn::Linear(5, 7), nn::Linear(7, 3)), rank);
+    ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+    {
+      const torch::InferenceMode inference;
+      net(torch::ones({2, 5}));
+    }
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : net->parameters()) parameter.fill_(3);
+    for (const auto& parameter : net->parameters()) EXPECT_TRUE(parameter.eq(3).all().item<bool>());
+  });
+}
+
+// Its address is known to a kernel that has begun, whatever operators it calls.
+TEST(FullSharding, WhatAnOperatorWasGivenStaysUntilItsEnd) {
+  run(test_devices(2), [](Rank& rank) {
+    DataParallel net(nn::Sequential(nn::Linear(4, 4), nn::Linear(4, 4)), rank);
+    ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+    const Tensor first = net->parameters()[0], second = net->parameters()[2];
+    EXPECT_THAT(any_error_of([&] { first.const_data_ptr<float>(); }), HasSubstr("not allocated yet"));
+    const auto kernel = [&] {
+      RECORD_USER_SCOPE_WITH_INPUTS("kernel", std::vector<c10::IValue>({first, second}));
+      const float* const address = first.const_data_ptr<float>();
+      second.sum();
+      EXPECT_EQ(first.const_data_ptr<float>(), address);
+    };
+    kernel();
+    second.sum();
+    EXPECT_EQ(first.storage().nbytes(), 0u);
+  });
+}
+
+// ---- What fails, and what is refused.
+
+TEST(FullSharding, ARankThatUsesOtherParametersIsToldSo) {
+  const auto error = error_on_ranks(2, [](Rank& rank) {
+    DataParallel net(nn::Sequential(nn::Linear(4, 4), nn::Linear(4, 4)), rank);
+    ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+    net->parameters()[rank.index() == 0 ? 0 : 2].sum();
+    net(torch::ones({1, 4}));
+  });
+  EXPECT_THAT(error, AllOf(HasSubstr("0.weight's unit"), HasSubstr("1.weight's unit"), HasSubstr("rank 1 (cpu)")));
+}
+
+TEST(FullSharding, ARankThatFailsIsNamedAndNobodyWaits) {
+  for (const bool in_backward : {false, true}) {
+    const auto error = error_on_ranks(3, [&](Rank& rank) {
+      const bool fails = rank.index() == 1;
+      nn::Sequential layers(nn::Linear(4, 4), Lambda([&](const Tensor& x) {
+                              if (fails && !in_backward) throw std::runtime_error("no more memory");
+                              if (fails)
+                                x.register_hook([](const Tensor&) { throw std::runtime_error("no more memory"); });
+                              return x;
+                            }),
+                            nn::Linear(4, 4), nn::Linear(4, 4));
+      DataParallel net(layers, rank, {.average = false});
+      ShardedOptimizer sharded(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+      net.loss({torch::ones({1, 4}), torch::zeros({1}, torch::kLong), 3}, F::cross_entropy).backward();
+      sharded.step();
+    });
+    EXPECT_THAT(error, AllOf(HasSubstr("rank 1"), HasSubstr("no more memory")));
+  }
+}
+
+TEST(FullSharding, AfterwardsParametersAreGone) {
+  run(test_devices(1), [](Rank& rank) {
+    DataParallel net(nn::Linear(2, 2), rank);
+    { const ShardedOptimizer sharded(net, make_sgd, {.stage = 3}); }
+    EXPECT_THAT(any_error_of([&] { net(torch::ones({1, 2})); }), HasSubstr("the ShardedOptimizer of stage 3 is gone"));
+  });
+}
+
+std::string refused(const ShardedOptions& options, const std::function<void(DataParallel<TiedImpl>&)>& then = {}) {
+  return error_on_ranks(1, [&](Rank& rank) {
+    DataParallel net(make_tied(&rank), rank);
+    ShardedOptimizer sharded(net, make_sgd, options);
+    if (then) then(net);
+  });
+}
+
+TEST(FullSharding, WhatItCannotDoIsRefused) {
+  EXPECT_THAT(refused({.stage = 4}), HasSubstr("stage is 4"));
+  EXPECT_THAT(refused({.stage = 2, .units = {"blocks"}}), HasSubstr("units are of stage 3"));
+  EXPECT_THAT(refused({.stage = 3, .units = {"blocks.7"}}), AllOf(HasSubstr("'blocks.7'"), HasSubstr("is no module")));
+  EXPECT_THAT(refused({.stage = 3, .units = {"blocks", "blocks.1"}}), HasSubstr("is in 'blocks' already"));
+  EXPECT_THAT(refused({.stage = 3, .units = {"blocks.1", "blocks.1"}}), HasSubstr("is in 'blocks.1' already"));
+  const auto by_grains = [](DataParallel<TiedImpl>& net) {
+    Batch batch = make_batches()[0];
+    batch.first = 0;
+    batch.grain = 2;
+    net.loss(batch, F::cross_entropy).backward();
+  };
+  EXPECT_THAT(refused({.stage = 3}, by_grains), AllOf(HasSubstr("by grains"), HasSubstr("Take stage 1 or 2")));
+  EXPECT_THAT(error_on_ranks(1,
+                             [](Rank& rank) {
+                               DataParallel net(nn::Sequential(SyncBatchNorm(nn::BatchNormOptions(2), rank)), rank);
+                               ShardedOptimizer sharded(net, make_sgd, {.stage = 3});
+                             }),
+              AllOf(HasSubstr("SyncBatchNorm"), HasSubstr("stage 3")));
+}
+
+}  // namespace full_sharding_test
+}  // namespace lockstep
