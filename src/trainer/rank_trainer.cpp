@@ -72,7 +72,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
              /*ranks_differ=*/!holds_whole() || options.exchange.zero_stage > 0 || options.exchange.sync_every > 0),
       replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
-      step_(make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
+      step_(
+          make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank, callbacks.stop) {
   made_.layers = nullptr;  // with the layers of other ranks

@@ -16,7 +16,7 @@
 // notes which gradients are there, and has each bucket averaged while backward computes, in one order on all ranks
 // (0005). backward_report.hpp tells all ranks the sizes of the parts and which parameters were used (0003). reducer.hpp
 // averages a bucket by an allreduce, or by the rounds of a communication hook (0014). For a ShardedOptimizer
-// sharded_reducer.hpp reduces buckets to slices (0016), and divided_parameters.hpp gathers parameters (0028). LocalSgd
+// sharded_reducer.hpp reduces buckets to slices (0016), and divided_parameters.hpp gathers parameters (0031). LocalSgd
 // averages parameters every H steps. SyncBatchNorm normalises over all ranks' samples (0010). Balance measures what
 // each rank computes, and rebalance.hpp finds the shares by which batches are cut (0015).
 #pragma once

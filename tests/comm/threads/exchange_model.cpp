@@ -1,5 +1,5 @@
-// A model of Exchange's call (src/comm/threads/exchange.cpp): how ranks post, take shares, and wait. Relacy runs it under
-// C++'s memory model, in thousands of interleavings, and finds data races, lost wake-ups and reads of old values.
+// A model of Exchange's call (src/comm/threads/exchange.cpp): how ranks post, take shares, and wait. Relacy runs it
+// under C++'s memory model, in thousands of interleavings, and finds data races, lost wake-ups and reads of old values.
 //
 // Each function here has the name of the one that it models, and makes the same accesses in the same order. Whoever
 // changes an atomic, a lock or their order there, changes it here. Each planted bug must be found.
