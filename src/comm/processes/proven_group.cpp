@@ -137,8 +137,10 @@ class Try {
     } catch (const c10::DistError&) {  // the store's
       attempt->call_off();
       throw;
-    } catch (const std::exception& error) {  // NotProven, or Gloo's
+    } catch (const NotProven& error) {
       say_that_it_is_void(error.what());
+    } catch (const std::exception& error) {  // Gloo's
+      say_that_it_is_void(place_.members.at(place_.group.rank) + " could not connect: " + error.what());
     }
     if (!group) attempt->call_off();
     return group;
