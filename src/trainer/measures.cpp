@@ -78,6 +78,14 @@ void put_measures(const std::vector<double>& sums, const Task& task, EpochMetric
   if (task.accuracy) metrics.test_accuracy = *sum / samples;
 }
 
+std::string measures_text(const Task& task) {
+  std::string text;
+  for (const auto& metric : task.metrics) text += ", metric " + metric.name;
+  if (!task.best_by.empty()) text += ", best by " + task.best_by;
+  if (task.patience > 0) text += ", patience " + std::to_string(task.patience);
+  return text;
+}
+
 Judge judge_of(const Task& task) {
   const std::string measure = !task.best_by.empty() ? task.best_by : task.accuracy ? "accuracy" : "loss";
   if (measure == "accuracy") return {};

@@ -28,6 +28,9 @@ struct Judge {
 };
 Judge judge_of(const Task& task);
 
+// What all processes of a launcher must measure alike, as a text to compare; empty for a task of train().
+std::string measures_text(const Task& task);
+
 // The number of the first of the best epochs; 0 if there is none, or no value of the measure.
 int best_epoch(const std::vector<EpochMetrics>& history, const Judge& judge);
 

@@ -250,7 +250,8 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
       .stop = callbacks.stop,
       .silence = settings.silence,
       // In an elastic job a state may come from another rank.
-      .configuration = common_settings(settings, workload.digests, resumed && !elastic ? &*resumed : nullptr),
+      .configuration =
+          common_settings(settings, workload.digests, resumed && !elastic ? &*resumed : nullptr) + measures_text(task),
       .seed = settings.seed,
       .on_warning = callbacks.on_warning ? callbacks.on_warning : [](const std::string&) {}};
   bool is_done = false;

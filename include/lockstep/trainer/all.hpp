@@ -5,10 +5,9 @@
 //   trainer        train() and evaluate_run(): all that the program does, without a terminal
 //
 // How it works. train() and fit() check the options and make a Workload of what is to be trained (named_models.cpp,
-// fit.cpp). train.cpp takes the run folder and starts the ranks. rank_trainer.cpp is what each
-// rank does between the first epoch and the last: its loop calls step.cpp for each batch. run_state.hpp is what a
-// stopped run goes on from, and rank_trainer_state.cpp puts it together (docs/decisions/0011). option_table.hpp has a
-// line for each option.
+// fit.cpp). train.cpp takes the run folder and starts the ranks. rank_trainer.cpp is what each rank does between the
+// first epoch and the last: its loop calls step.cpp for each batch. run_state.hpp is what a stopped run goes on from,
+// and rank_trainer_state.cpp puts it together (docs/decisions/0011). option_table.hpp has a line for each option.
 #pragma once
 
 #include <lockstep/trainer/batch_settings.hpp>

@@ -16,9 +16,9 @@ namespace lockstep {
 
 // Options, results, files, errors and what a resumed run gives are those of train(), but
 // - options.model and options.data are train()'s, and refused here; memory_format "automatic" is contiguous;
-// - the run is known by task.name and by the SHA-256 of the samples in memory, or by the number and the version of
-// those
-//   that a function reads. That network, criterion and metrics are as they were is yours to see to;
+// - a run that goes on must have its task's name, and the samples that it had. Of samples in memory it compares the
+//   SHA-256, of those that a function reads their number and version. It cannot compare the network's code and the
+//   criterion. The processes of a launcher compare the metrics' names and the patience too;
 // - EpochMetrics::test holds the loss and the metrics of the test samples;
 // - sync_batchnorm needs BatchNorms that convert_sync_batchnorm can replace;
 // - `lockstep eval` does not know the network; load_weights(run_dir / "model.safetensors", net) reads it.
