@@ -103,7 +103,7 @@ Found flipped_at(int gradient, int ranks, const TrainOptions& options, const Ima
   const TrainCallbacks callbacks;
   Found found;
   run(Devices(static_cast<size_t>(ranks), torch::kCPU), [&](Rank& rank) {
-    RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+    RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
     trainer.be_elastic({});
     const auto parameters = trainer.whole()->parameters();
     int left = gradient;

@@ -116,7 +116,7 @@ TEST(RankTrainer, ARankThatTheOthersWaitForIsNamedWithTimes) {
   const TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
   lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
     const lockstep::TrainCallbacks callbacks;
-    lockstep::RankTrainer trainer(options, callbacks, data, rank, nullptr, nullptr);
+    lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
     trainer.epoch(1);
     EXPECT_EQ(trainer.straggler(), "");
     if (rank.index() == 1) {  // five times an epoch

@@ -56,9 +56,9 @@ TEST_F(ProcessTraining, StopsEverywhereInTheStepWhoseLossIsNotFinite) {
                                    train(small + Words{"--lr", "1e30", "--devices", "cpu", "--name", "wild"}),
                                surroundings());
   EXPECT_EQ(job.code, 3);
-  EXPECT_THAT(job.err, testing::ContainsRegex("^lockstep: error: epoch 1, step 2: the loss of rank 0, 1 is not finite, "
-                                              "and the run ends; no run is kept.*\nlockstep launch: rank . ended with "
-                                              "exit code 3 .*\n$"));
+  EXPECT_THAT(job.err, testing::HasSubstr("lockstep: error: epoch 1, step 2: the loss of rank 0, 1 is not finite, and "
+                                          "the run ends; no run is kept"));
+  EXPECT_THAT(job.err, testing::ContainsRegex("lockstep launch: rank . ended with exit code 3 "));
   EXPECT_FALSE(std::filesystem::exists(work_ / "runs" / "wild"));
 }
 
