@@ -84,7 +84,7 @@ class Choice(unittest.TestCase):
 
     def test_patterns(self):
         self.assertEqual(self.keys(only=["lockstep-?", "ddp"]), ["lockstep-1", "lockstep-2", "ddp"])
-        self.assertEqual(self.keys(only=["lockstep-*"], skip=["*-1"]), ["lockstep-2", "lockstep-processes"])
+        self.assertEqual(self.keys(only=["lockstep-*"], skip=["*-1"]), ["lockstep-2", "lockstep-grain", "lockstep-processes"])
         self.assertEqual(len(self.keys()), len(contenders.on_cpu))
         with self.assertRaises(ValueError):
             self.keys(skip=["ddpp"])

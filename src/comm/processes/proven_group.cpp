@@ -2,15 +2,20 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <unistd.h>
 #include <lockstep/base/error.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/exception_text.hpp"
 #include "base/libtorch_log.hpp"
 #include "comm/meeting/attempt.hpp"
 #include "guests.hpp"
+#include "io/reason.hpp"
 #include "keys_of_members.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <optional>
@@ -139,8 +144,10 @@ class Try {
       throw;
     } catch (const NotProven& error) {
       say_that_it_is_void(error.what());
-    } catch (const std::exception& error) {  // Gloo's
-      say_that_it_is_void(place_.members.at(place_.group.rank) + " could not connect: " + error.what());
+    } catch (const std::exception&) {  // Gloo's
+      const std::string why = exception_text(std::current_exception());
+      refuse_if_files_are_lacking(why);
+      say_that_it_is_void(place_.members.at(place_.group.rank) + " could not connect: " + why);
     }
     if (!group) attempt->call_off();
     return group;
@@ -191,6 +198,16 @@ class Try {
     }
   }
 
+  // Another try would fail too, and no stranger is to blame.
+  void refuse_if_files_are_lacking(const std::string& why) const {
+    const std::string too_many = io::reason(EMFILE);
+    const int probe = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (probe >= 0) close(probe);
+    if (probe >= 0 && why.find(too_many) == std::string::npos) return;
+    throw Error(place_.members.at(place_.group.rank) + ": connecting to the other ranks failed: " + too_many +
+                ". Raise the limit of this process (ulimit -n)");
+  }
+
   void say_that_it_is_void(const std::string& why) const { store().compareSet(kVoid, std::string(), why); }
 
   ProvenPlace place_;
@@ -212,7 +229,7 @@ GroupMember make_proven_group(const ProvenPlace& place, const std::stop_token& s
   }
   throw Error(place.members.at(place.group.rank) + ": the members of " + place.name + " could not connect in " +
               std::to_string(kTries) + " tries. At the last one: " + turned_away.back() +
-              ". Keep strangers off the ports of these machines");
+              ". If that is not a member's own fault, keep strangers off the ports of these machines");
 }
 
 }  // namespace lockstep::comm
