@@ -18,7 +18,7 @@ using comm::describe;
 namespace {
 
 // Two samples, so that a mean over the samples is told from an output with one value per sample.
-constexpr int64_t kSamples = 2;
+constexpr int64_t kTriedSamples = 2;
 constexpr int64_t kMostDimensions = 16;
 
 // Puts all modules into eval mode, and afterwards each into the mode that it had.
@@ -57,11 +57,11 @@ SampleShape unpacked(const at::Tensor& message) {
 
 SampleShape give_zeros(PipelineStage& stage, const SampleShape& input, const c10::Device& device) {
   const EvalMode eval(stage.layers());
-  const at::Tensor y = stage.through(input.empty(kSamples, device).zero_());
-  if (y.defined() && y.dim() > 0 && y.dim() <= kMostDimensions && y.size(0) == kSamples && y.is_floating_point()) {
+  const at::Tensor y = stage.through(input.empty(kTriedSamples, device).zero_());
+  if (y.defined() && y.dim() > 0 && y.dim() <= kMostDimensions && y.size(0) == kTriedSamples && y.is_floating_point()) {
     return sample_shape(y);
   }
-  throw Error("Pipeline: stage " + std::to_string(stage.index()) + " makes of " + std::to_string(kSamples) +
+  throw Error("Pipeline: stage " + std::to_string(stage.index()) + " makes of " + std::to_string(kTriedSamples) +
               " samples of " + input.text() + " " + (y.defined() ? describe(y) : "an undefined tensor") +
               "; a stage must give a tensor of floating point whose first dimension is the samples. Cut elsewhere");
 }
