@@ -56,11 +56,7 @@ JobKey JobKey::from_file(const std::filesystem::path& file) {
   const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     const int error = errno;
-    const bool is_launchers = file.string().starts_with("/proc/");
-    refuse_key_file(file,
-                    io::reason(error) + (error != ENOENT ? ""
-                                         : is_launchers  ? ". The launcher that made it is gone, or not seen from here"
-                                                         : kHowToMakeAKey));
+    refuse_key_file(file, io::reason(error) + (error == ENOENT ? kHowToMakeAKey : ""));
   }
   JobKey key;
   try {
