@@ -102,8 +102,7 @@ WatchedPlace watched(const Place& place, const JobOptions& options) {
           .groups_store = place.groups_store,
           .timeout = options.timeout,
           .connect_timeout = place.rendezvous_timeout,
-          .local_address = place.rendezvous.local_address(),
-          .key = place.rendezvous.key()};
+          .local_address = place.rendezvous.local_address()};
 }
 
 Monitor::Options watched_by(const Place& place, const JobOptions& options) {
