@@ -108,8 +108,9 @@ Batch part_for(const Batch& whole, const Rank& rank) {
 }
 
 std::vector<Tensor> trained_parameters(const nn::Module& net) {
+  const TrainedParameters named(net);
   std::vector<Tensor> trained;
-  for (const auto& [name, parameter] : TrainedParameters(net).all()) trained.push_back(parameter);
+  for (const auto& [name, parameter] : named.all()) trained.push_back(parameter);
   return trained;
 }
 
