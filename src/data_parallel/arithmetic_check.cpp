@@ -13,6 +13,7 @@
 #include "base/number_text.hpp"
 #include "base/scramble.hpp"
 #include "grain_statistics.hpp"
+#include "joined_names.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "tensor_hash.hpp"
@@ -31,12 +32,6 @@ constexpr uint64_t kDraws = 0x6172697468;  // sets these draws apart from other 
 GrainHashes hashes_in_row(const at::Tensor& table, int rank, size_t begin, size_t count) {
   const int64_t* const row = table.const_data_ptr<int64_t>() + rank * table.size(1) + static_cast<int64_t>(begin);
   return {row, row + count};
-}
-
-std::string names_of_ranks(const std::vector<int>& ranks, const std::vector<std::string>& names) {
-  std::string text;
-  for (const int rank : ranks) text += (text.empty() ? "" : " and ") + names[static_cast<size_t>(rank)];
-  return text;
 }
 
 }  // namespace
@@ -233,11 +228,11 @@ void ArithmeticCheck::decide(const CheckedGrain& checked, const Batch& grain, co
   std::string text = rank_.name() + ": check_arithmetic: grain " + std::to_string(checked.number) + " of step " +
                      std::to_string(place_.step + 1) + ": ";
   if (wrong.empty()) {
-    text += names_of_ranks({checked.owner, checked.checker}, names) + " get different bits in " +
+    text += joined_names(std::vector<int>{checked.owner, checked.checker}, names) + " get different bits in " +
             difference(owners, checkers) + ", also when they compute it again, so it is not known which is wrong" +
             (again.size() == 2 ? "; a third rank would decide" : "");
   } else {
-    text += names_of_ranks(wrong, names) + (wrong.size() == 1 ? " computes" : " compute") +
+    text += joined_names(wrong, names) + (wrong.size() == 1 ? " computes" : " compute") +
             " wrongly: " + difference(owners, checkers) + (wrong.size() == 1 ? " differs" : " differ") +
             " from what most ranks get when all compute it again";
   }

@@ -1,5 +1,6 @@
 #include <lockstep/data_parallel/check_replicas.hpp>
 
+#include "joined_names.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
@@ -49,13 +50,6 @@ Hashes hashes_of_all(const io::NamedTensors& replica, Rank& rank, const std::vec
   return all;
 }
 
-// "rank 1 (cpu) and rank 3 (cpu)"
-std::string names_of(const Hashes& all, const std::vector<size_t>& ranks) {
-  std::string text;
-  for (const size_t rank : ranks) text += (text.empty() ? "" : " and ") + all.ranks[rank];
-  return text;
-}
-
 std::string difference(const Hashes& all, size_t one, size_t other) {
   std::string first;
   size_t more = 0;
@@ -80,8 +74,8 @@ std::vector<std::vector<size_t>> ranks_by_replica(const Hashes& all) {
 std::string differences(const Hashes& all, const std::vector<std::vector<size_t>>& groups, bool majority) {
   std::string text;
   for (size_t i = 1; i < groups.size(); ++i) {
-    text += (text.empty() ? "" : "; ") + names_of(all, groups[i]) +
-            (majority ? " from the others" : " from " + names_of(all, groups[0])) + " in " +
+    text += (text.empty() ? "" : "; ") + joined_names(groups[i], all.ranks) +
+            (majority ? " from the others" : " from " + joined_names(groups[0], all.ranks)) + " in " +
             difference(all, groups[0][0], groups[i][0]);
   }
   return text;
@@ -119,7 +113,7 @@ void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::ve
   std::string text = differences(all, groups, majority);
   if (!majority && !all.changed.empty() && all.changed.size() < all.rows.size()) {
     wrong.assign(all.changed.begin(), all.changed.end());
-    text += ". Between two updates, when nothing writes there, the memory of " + names_of(all, all.changed) +
+    text += ". Between two updates, when nothing writes there, the memory of " + joined_names(all.changed, all.ranks) +
             " has changed";
   }
   throw ReplicasDiffer(rank.name() + ": check_replicas: the ranks' networks are no longer equal: " + text +

@@ -1,6 +1,7 @@
 // Task: what fit() trains: a network, a loss and data of your own, and what is measured of them.
 //
-// A plain value. Copies share the data and the functions. All ranks of a process call the functions at the same time.
+// A plain value. Copies share the data and the functions. All ranks of a process call the functions at the same time,
+// but for a maker of the module that takes no seed: that they call in turn.
 #pragma once
 
 #include <ATen/core/Tensor.h>

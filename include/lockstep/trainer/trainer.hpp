@@ -85,12 +85,11 @@ class NotFinite : public Error {
 // - of the update: what check_optimizer and check_learning_rate refuse; lars or lamb with a split by channels, since
 //   their norms are of whole layers;
 // - of the devices: a device that is not there, tf32 on CPUs, threads_per_rank, a timeout or a silence out of its
-// range, a split
-//   that check_split refuses or whose mesh is not as large as the run;
+//   range, a split that check_split refuses or whose mesh is not as large as the run;
 // - cuda_graph on CPUs, without a split by data alone, with dropout, or with accumulate;
 // - sync_batchnorm without a split by data alone, or with cuda_graph or accumulate;
-// - zero_stage with lars, lamb, cuda_graph, compress or sync_every, or without a split by data alone; 2 with
-//   sync_batchnorm;
+// - zero_stage with lars, lamb, cuda_graph, compress or sync_every, or without a split by data alone; 2 or 3
+//   with sync_batchnorm; 3 with grain or accumulate;
 // - compress with cuda_graph; powersgd without a split by data alone; compress_rank without powersgd;
 // - sync_every: what LocalSgd refuses; with compress, cuda_graph, sync_batchnorm or checkpoint_every, or without a
 //   split by data alone, since ranks' parameters differ within a round; outer_lr or outer_momentum without it;
@@ -99,8 +98,8 @@ class NotFinite : public Error {
 // - on_nan "skip" with cuda_graph, sync_every or powersgd;
 // - balance: shares that are not one per device; with cuda_graph where NCCL exchanges, shares that give the first
 //   device no samples; "auto" where devices wait for each other while their speed is measured (sync_batchnorm,
-//   zero_stage 2, no split by data alone), where they do not wait at all (sync_every), or where steps have one size
-//   (cuda_graph);
+//   zero_stage 2 or 3, no split by data alone), where they do not wait at all (sync_every), or where steps have one
+//   size (cuda_graph);
 // - of what is kept: a run_dir that cannot be written, or in which another process trains; RunExists;
 //   checkpoint_every with keep_last 0;
 // - resume: a checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run

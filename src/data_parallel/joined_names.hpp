@@ -1,0 +1,17 @@
+// The names of several ranks in an error's text.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// "rank 1 (cpu) and rank 3 (cpu)": those with these numbers among `names`.
+template <class Number>
+std::string joined_names(const std::vector<Number>& ranks, const std::vector<std::string>& names) {
+  std::string text;
+  for (const Number rank : ranks) text += (text.empty() ? "" : " and ") + names[static_cast<size_t>(rank)];
+  return text;
+}
+
+}  // namespace lockstep
