@@ -99,6 +99,7 @@ Tensor clip_grad_norm(SplitModel& net, double max_norm) {
       gradients, [&](const std::string& name) { return first || dimensions.contains(name); }, spread_over,
       replica.rank().device());
   scale_down(gradients, norm, max_norm);
+  net.note_gradients();
   return norm;
 }
 

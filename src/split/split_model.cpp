@@ -6,8 +6,10 @@
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
+#include "data_parallel/averaging.hpp"
 #include "pipeline/pipeline_stage.hpp"
 #include "ranks/gather.hpp"
+#include "unequal_scaling.hpp"
 
 #include <utility>
 
@@ -77,7 +79,8 @@ SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const Model
       sharded_(by_channels(net, mesh_, split_)),
       pipeline_(by_layers(stages_of(sharded_), mesh_, split_)),
       module_(pipeline_ ? pipeline_->module() : sharded_),
-      replicas_(module_.ptr(), mesh_.data(), options) {
+      replicas_(module_.ptr(), mesh_.data(), options),
+      scaling_(std::make_shared<UnequalScaling>(mesh_)) {
   if (pipeline_) sharded_ = nullptr;  // with the layers of other ranks
 }
 
@@ -86,6 +89,19 @@ std::vector<torch::nn::Sequential> SplitModel::stages_of(const torch::nn::Sequen
 }
 
 torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& criterion) {
+  scaling_->check();
+  torch::Tensor loss = whole_forward_backward(batch, criterion);
+  note_gradients();
+  return loss;
+}
+
+// The ShardedOptimizer has the gradients, and notices itself if somebody scales what is left.
+void SplitModel::note_gradients() {
+  const auto* const averaging = replicas_.replica()->averaging();
+  if (averaging == nullptr || !averaging->in_slices()) scaling_->note(module_->parameters());
+}
+
+torch::Tensor SplitModel::whole_forward_backward(const Batch& batch, const Criterion& criterion) {
   Rank& tensor = mesh_.tensor();
   if (tensor.world_size() > 1 && (tensor.device().is_cpu() || checked_ < kChecksOnGpu)) {
     ++checked_;
@@ -116,11 +132,13 @@ torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& 
 }
 
 torch::Tensor SplitModel::forward(const torch::Tensor& x) {
+  scaling_->check();
   const torch::NoGradGuard no_grad;
   return pipeline_ ? pipeline_->forward(x) : module_->forward(x);
 }
 
 void SplitModel::gather(torch::nn::Sequential& net) {
+  scaling_->check();
   const torch::NoGradGuard no_grad;
   auto stages = stages_of(net);
   for (size_t stage = 0; stage < stages.size(); ++stage) {

@@ -311,6 +311,57 @@ TEST(ClipGradNorm, TorchsOwnBesideAShardedOptimizerIsRefused) {
   }
 }
 
+const std::vector<MeshShape> kSplitMeshes = {{.tensor = 2}, {.pipeline = 2}, {.data = 2, .pipeline = 2}};
+
+// The optimizer has used wrong gradients by then, so the net's next call says so, whichever it is.
+TEST(ClipGradNorm, TorchsOwnBesideASplitModelIsRefused) {
+  const std::vector<std::function<void(SplitModel&, Sequential&, const Batch&)>> next_calls = {
+      [](SplitModel& net, Sequential&, const Batch& batch) { net.forward_backward(batch, F::cross_entropy); },
+      [](SplitModel& net, Sequential&, const Batch& batch) { net.forward(batch.x); },
+      [](SplitModel& net, Sequential& whole, const Batch&) { net.gather(whole); }};
+  for (const MeshShape& mesh : kSplitMeshes) {
+    for (size_t next = 0; next < next_calls.size(); ++next) {
+      EXPECT_THAT(error_on_ranks(mesh.data * mesh.pipeline * mesh.tensor,
+                                 [&](Rank& rank) {
+                                   SplitModel net(net_of(rank), rank, {.mesh = mesh});
+                                   auto whole = net_of(rank);
+                                   const auto adam = make_adam(net.parameters());
+                                   const auto batch = part_for(make_batches()[0], net.mesh().data());
+                                   net.forward_backward(batch, F::cross_entropy);
+                                   torch::nn::utils::clip_grad_norm_(net.parameters(), kMaxNorm / 10);
+                                   adam->step();
+                                   adam->zero_grad();
+                                   next_calls[next](net, whole, batch);
+                                 }),
+                  AllOf(HasSubstr("scaled their gradients by different factors"),
+                        HasSubstr("lockstep::clip_grad_norm(net, max_norm)")))
+          << "call " << next;
+    }
+  }
+}
+
+// One factor for all ranks, values clipped one by one, and torch's clipping where the norms are below its limit.
+TEST(ClipGradNorm, OtherChangesOfASplitModelsGradientsAreNotRefused) {
+  const std::vector<std::function<void(const std::vector<Tensor>&)>> changes = {
+      [](const auto& parameters) {
+        for (const auto& parameter : parameters) parameter.grad().mul_(0.5);
+      },
+      [](const auto& parameters) { torch::nn::utils::clip_grad_value_(parameters, 1e-3); },
+      [](const auto& parameters) { torch::nn::utils::clip_grad_norm_(parameters, 1e6); }};
+  for (const MeshShape& mesh : kSplitMeshes) {
+    for (const auto& change : changes) {
+      run(test_devices(mesh.data * mesh.pipeline * mesh.tensor), [&](Rank& rank) {
+        SplitModel net(net_of(rank), rank, {.mesh = mesh});
+        for (const auto& batch : make_batches()) {
+          net.forward_backward(part_for(batch, net.mesh().data()), F::cross_entropy);
+          change(net.parameters());
+        }
+        EXPECT_NO_THROW(net.forward(make_batches()[0].x.to(rank.device())));
+      });
+    }
+  }
+}
+
 // What stage 2 leaves in .grad, so that it sees torch's clipping, gets into no average.
 TEST(ClipGradNorm, AFillerIsGoneBeforeTheNextGradient) {
   const auto batches = make_batches();

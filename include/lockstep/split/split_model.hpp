@@ -19,10 +19,13 @@
 #include <lockstep/pipeline/pipeline.hpp>
 #include <lockstep/split/mesh.hpp>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
 namespace lockstep {
+
+class UnequalScaling;
 
 class SplitModel {
  public:
@@ -37,15 +40,17 @@ class SplitModel {
 
   // The layers and slices that this rank holds, under the network's names.
   torch::nn::Sequential module() const { return module_; }
-  // For optimizers. torch's clip_grad_norm_ takes these for the whole network; clip_grad_norm.hpp has the right norm.
+  // For optimizers. Clip with lockstep's clip_grad_norm(net, max_norm). torch's clip_grad_norm_ would scale by the norm
+  // of this rank's part alone; the next forward_backward(), forward() or gather() then throws an Error that says so.
   std::vector<torch::Tensor> parameters() const { return module_->parameters(); }
   DataParallel<torch::nn::SequentialImpl>& replicas() { return replicas_; }  // over the data axis
 
   // Adds the gradient of the global batch's mean loss to .grad. `batch` is the part of mesh().data()'s index, the same
   // for all ranks of that index. Returns the part's mean loss, a double on the rank's device, equal on these ranks; 0
   // for an empty part. The criterion is called where the last layer is. All ranks must call it. Throws Error: ranks of
-  // one data index whose batches differ, by their size or by Batch::mark (on GPUs in the first batches only); parts
-  // that do not make up the global batch; a loss without a graph; as Loss::backward() and Pipeline do.
+  // one data index whose batches differ, by their size or by Batch::mark (on GPUs in the first batches only); gradients
+  // that these ranks scaled by different factors since the last call; parts that do not make up the global batch; a
+  // loss without a graph; as Loss::backward() and Pipeline do.
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 
   // Returns the network's output, without gradients, on all ranks of one data index. They must all pass the same x. So
@@ -60,7 +65,11 @@ class SplitModel {
   // See PipelineStats; empty if no pipeline is used.
   std::optional<PipelineStats> pipeline_stats() const;
 
+  // For clip_grad_norm: all ranks have just scaled their gradients by one factor.
+  void note_gradients();
+
  private:
+  torch::Tensor whole_forward_backward(const Batch& batch, const Criterion& criterion);
   std::vector<torch::nn::Sequential> stages_of(const torch::nn::Sequential& net) const;
 
   const ModelSplit split_;
@@ -69,6 +78,7 @@ class SplitModel {
   std::optional<Pipeline> pipeline_;
   torch::nn::Sequential module_;
   DataParallel<torch::nn::SequentialImpl> replicas_;
+  std::shared_ptr<UnequalScaling> scaling_;
   int checked_ = 0;  // batches that the tensor axis compared
 };
 
