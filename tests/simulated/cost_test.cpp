@@ -112,6 +112,8 @@ TEST(CostOfAStep, OfEachOptimizer) {
     options.optimizer.momentum = momentum;
     return of_step(options);
   };
+  EXPECT_EQ(of("lenet", OptimizerKind::sgd, 0.9), (Cost{0, 0, 62}));
+  EXPECT_EQ(of("lenet", OptimizerKind::adamw, 0), (Cost{0, 0, 63}));
   EXPECT_EQ(of("resnet18", OptimizerKind::sgd, 0), (Cost{0, 0, 249}));
   EXPECT_EQ(of("resnet18", OptimizerKind::sgd, 0.9), (Cost{0, 0, 249}));
   EXPECT_EQ(of("resnet18", OptimizerKind::adamw, 0), (Cost{0, 0, 250}));

@@ -5,8 +5,8 @@
 #
 # A line is a file, a filter, and the only way if there is one. Left out is what cannot run there, after the minus:
 #   - texts that name a rank's device ("rank 1 (cpu)") are written for CPUs: Groups, Reducer.ParametersThatNoRank…
-#   - tests whose bodies make tensors on the CPU, or compare with such: some RankTrainer.*; so does all of
-#     parameter_server_test
+#   - tests whose bodies make tensors on the CPU, or compare with such: some RankTrainer.*
+#   - sparse tensors: ParameterServerWorlds.Sparse…
 #   - a state of the CPU's generator has another length than a GPU's: DropoutTraining…, ARanksGenerator…
 #   - a GPU's step is taken before it is known not to be finite: OnNan.StopsAllRanksInTheSameStep…
 #   - a run that fails frees what is under way, and nobody uses the memory again: Reducer.…Exception…, PowerSgd.Refuses…
@@ -16,7 +16,7 @@
 #   - hundreds of small steps take a minute there: Communication.…WithinAnEpoch…, SplitTrainer.Learns…; a ResNet is slow:
 #     RankTrainer.ComputingGrains…
 #   - how long a rank computes on a GPU is not seen: RankTrainer.…OthersWait…
-#   - a pipeline's times are not measured on GPUs: most of split_model_test and pipeline_cost_test
+#   - a pipeline's times and memory are not measured on GPUs: SplitModelTest.Microbatches…, pipeline_cost_test
 set(simulated_tests
   "arithmetic_check_test|CheckArithmetic.ChangesNoBit:CheckArithmetic.ComputesAgain*|own"
   "in_process_test|*"
@@ -34,6 +34,7 @@ set(simulated_tests
   "on_nan_test|OnNan*-*StopsAllRanksInTheSameStep*"
   "parallel_functions_test|Sizes/*"
   "parallel_transformer_test|Sizes/*/2Ranks"
+  "parameter_server_test|Sizes/*-*SparsePushes*"
   "pipeline_test|Sizes/*.RandomNets*/2Ranks1F1B:Sizes/*.RandomNets*/2RanksInterleaved2:Sizes/*.RandomNets*/3RanksGPipe"
   "power_sgd_test|Sizes/*"
   "reducer_test|Reducer.*-*Exception*:*ChannelsLast*:*NoRankUses*:*GrowsAfter*"
@@ -42,6 +43,7 @@ set(simulated_tests
   "shard_test|Sizes/*.RandomNets*/2Ranks"
   "sharded_optimizer_test|Sizes/*.Updates*/2Ranks:Sizes/*.Accumulates*/3Ranks"
   "split_grains_test|*-*NoMeshOfDataAndPipeline*"
+  "split_model_test|*-*MicrobatchesNeed*"
   "split_trainer_test|SplitTrainer.TrainsTheSameBits*|own"
   "storeys_test|*|shared"
   "sync_batch_norm_test|Sizes/*.Layer*/2Ranks:Sizes/*.Nets*/2Ranks:SyncBatchNorm.*-*Conversion*:*GivesItsBackward*:*SaysWhat*"
@@ -97,9 +99,14 @@ if(NOT with_simulated_device)
   return()
 endif()
 
-foreach(name batches_ahead_test simulated_device_test cost_test planted_mistakes_test rules_test)
+foreach(name batches_ahead_test simulated_device_test cost_test planted_mistakes_test rules_test schemes_test)
   set_property(TEST ${name} PROPERTY ENVIRONMENT "${gpu_environment}")
 endforeach()
+# Some of them with delays: data, ZeRO 3, pipeline, mesh. All of them take minutes (docs/results).
+add_test(NAME schemes_test_with_delays
+  COMMAND ${schemes_test_command} --gtest_filter=All/Schemes.*/0:All/Schemes.*/7:All/Schemes.*/10:All/Schemes.*/11)
+set_tests_properties(schemes_test_with_delays PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated
+  ENVIRONMENT "${gpu_environment};SIMULATED_DELAY_US=100")
 if(TARGET lockstep_on_simulated_gpus)
   add_dependencies(simulated_tests lockstep_on_simulated_gpus)
   set_property(TEST simulated_program_test PROPERTY ENVIRONMENT
