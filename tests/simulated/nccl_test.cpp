@@ -13,6 +13,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -88,6 +89,12 @@ TEST(Nccl, TakesTensorsWhoseMemoryIsInAnotherOrder) {
       lockstep::expect_values(rank.reduce_scatter(mine()), (values * 2 + 1)[rank.index()], "reduce_scatter");
     }
   });
+}
+
+// NCCL reads it when it makes its first communicator.
+TEST(Nccl, RunsTheKernelsOfSeveralGroupsInTheOrderOfTheCalls) {
+  lockstep::run(gpus(2), [](Rank& rank) { rank.barrier(); });
+  EXPECT_STREQ(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT"), "1");
 }
 
 TEST(Nccl, HasStreamsOfHighPriority) {

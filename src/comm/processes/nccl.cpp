@@ -96,6 +96,16 @@ class NotedNccl : public ProcessGroupNCCL {
   const CallNotes notes_;
 };
 
+// What is in the environment already stays. Returns true.
+bool set_defaults_of_nccl() {
+  // At a timeout or an error of NCCL c10d's watchdog would end the process. In mode 2 it only aborts the communicator.
+  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
+  // Kernels of a mesh's groups could wait for each other on two GPUs. From 2.26 on NCCL then runs them in the order in
+  // which a rank queues them, which is the same on all ranks.
+  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
+  return true;
+}
+
 // Throws nothing: the run has failed already, for a reason that is known.
 void abort_quietly(ProcessGroupNCCL& backend) noexcept {
   try {
@@ -137,9 +147,8 @@ void take_down(ProcessGroupNCCL& backend, const c10::Device& device, const std::
 }  // namespace
 
 GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, const CallNotes& notes) {
-  // At a timeout or an error of NCCL c10d's watchdog would end the process. In mode 2 it only aborts the communicator.
-  static const int mode_is_set = setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2", /*overwrite=*/0);
-  static_cast<void>(mode_is_set);
+  static const bool are_set = set_defaults_of_nccl();
+  static_cast<void>(are_set);
   const c10::DeviceGuard guard(device);
   auto options = ProcessGroupNCCL::Options::create();
   options->timeout = place.timeout;
