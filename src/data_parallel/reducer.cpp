@@ -258,7 +258,11 @@ void Reducer::poll() {
 void Reducer::complete() {
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     HookRound& round = exchanges_[bucket].round;
-    if (round.work && !round.finish) round.work->wait();
+    if (round.work && !round.finish) {
+      // NCCL's work frees its tensors here. They are of this stream, which must be the one that waits.
+      const c10::OptionalStreamGuard guard(in_rounds() ? poll_stream_ : std::nullopt);
+      round.work->wait();
+    }
     end_of(bucket);
     round = {};
   }

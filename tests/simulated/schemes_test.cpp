@@ -14,6 +14,7 @@
 #include "support/simulated_device.hpp"
 
 #include <algorithm>
+#include <barrier>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -94,6 +95,7 @@ struct Trained {
 Trained train(const Scheme& scheme, const ModelSplit& split, const Devices& devices, bool own_streams, int64_t steps) {
   const Dataset data = synthetic_images(steps * kBatch, 1).train;
   Trained trained;
+  std::barrier everybody(static_cast<std::ptrdiff_t>(devices.size()));  // NCCL's own would let hosts wait
   run(devices, [&](Rank& rank) {
     c10::OptionalStreamGuard stream;
     if (own_streams) stream.reset_stream(stream_beside(rank.device()));
@@ -111,9 +113,10 @@ Trained train(const Scheme& scheme, const ModelSplit& split, const Devices& devi
     if (scheme.average_every > 0) local.emplace(net.parameters(), rank, LocalSgdOptions{scheme.average_every});
 
     for (int epoch = 1; epoch <= 2; ++epoch) {
-      rank.barrier();
-      const Trained before{0, simulated::host_waits(), simulated::late_waits(), simulated::launches()};
-      rank.barrier();
+      everybody.arrive_and_wait();
+      const Trained before{0, lockstep::simulated::host_waits(), lockstep::simulated::late_waits(),
+                           lockstep::simulated::launches()};
+      everybody.arrive_and_wait();
       torch::Tensor sum = torch::zeros({}, torch::dtype(torch::kDouble).device(rank.device()));
       for (auto& batch : batches(data, {.size = kBatch, .epoch = epoch, .grain = scheme.grain}, net.mesh().data())) {
         batch.x = batch.x.to(torch::kDouble);
@@ -122,12 +125,13 @@ Trained train(const Scheme& scheme, const ModelSplit& split, const Devices& devi
         sharded ? sharded->step() : static_cast<void>(sgd.step());
         if (local) local->step();
       }
-      rank.barrier();
+      everybody.arrive_and_wait();
       if (rank.index() == 0) {
-        trained = {0, simulated::host_waits() - before.host_waits, simulated::late_waits() - before.late_waits,
-                   simulated::launches() - before.launches};
+        trained = {0, lockstep::simulated::host_waits() - before.host_waits,
+                   lockstep::simulated::late_waits() - before.late_waits,
+                   lockstep::simulated::launches() - before.launches};
       }
-      rank.barrier();
+      everybody.arrive_and_wait();
       const double loss = net.mesh().data().mean(sum.item<double>() / (steps * kBatch), 1) * split.mesh.data;
       if (rank.index() == 0) trained.loss = loss;
     }
@@ -161,7 +165,7 @@ TEST_P(Schemes, TrainAsOnCpusWithoutAReport) {
       EXPECT_EQ(six.loss, losses_on_cpus[ranks]) << where;
       EXPECT_EQ(six.host_waits, four.host_waits) << where;
       EXPECT_EQ(six.late_waits, four.late_waits) << where;
-      EXPECT_THAT(simulated::take_reports(), testing::IsEmpty()) << where;
+      EXPECT_THAT(lockstep::simulated::take_reports(), testing::IsEmpty()) << where;
       std::cout << ' ' << static_cast<double>(six.launches - four.launches) / 2 << " |";
     }
     std::cout << std::endl;

@@ -296,7 +296,7 @@ TEST(ClipGradNorm, WithoutAveragedGradientsAShardedOptimizerHasNone) {
 
 // Everybody writes this first.
 TEST(ClipGradNorm, TorchsOwnBesideAShardedOptimizerIsRefused) {
-  for (const int stage : {1, 2}) {
+  for (const int stage : {1, 2, 3}) {
     EXPECT_THAT(error_on_ranks(2,
                                [&](Rank& rank) {
                                  DataParallel net(net_of(rank), rank);
