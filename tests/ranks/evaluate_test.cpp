@@ -28,7 +28,7 @@ TEST(Evaluate, CountsEverySampleOnceWhateverTheSplit) {
       for (const int64_t batch_size : {1, 3, 100}) {
         lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
           const Score score =
-              evaluate([&](const torch::Tensor& x) { return x.mm(weights); }, dataset, rank, batch_size);
+              evaluate([&](const torch::Tensor& x) { return x.mm(weights.to(x.device())); }, dataset, rank, batch_size);
           EXPECT_EQ(score.correct, correct);
           EXPECT_EQ(score.total, size);
           EXPECT_NEAR(score.loss, loss, 1e-5);
@@ -61,7 +61,7 @@ TEST(Evaluate, WithAGrainGivesTheSameBitsWhateverTheSplit) {
           const auto forward = [&](const torch::Tensor& x) {
             ++grains;
             EXPECT_TRUE(x.size(0) == grain || x.size(0) == size % grain);
-            return x.mm(weights);
+            return x.mm(weights.to(x.device()));
           };
           const Score score = evaluate(forward, dataset, rank, batch_size, grain);
           EXPECT_EQ(score.total, size);

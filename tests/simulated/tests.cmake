@@ -4,8 +4,12 @@
 # part of ctest -L gpu, or says that there are none.
 #
 # A line is a file, a filter, and the only way if there is one. Left out is what cannot run there, after the minus:
-#   - texts that name a rank's device ("rank 1 (cpu)") are written for CPUs: Groups, Reducer.ParametersThatNoRank…
-#   - tests whose bodies make tensors on the CPU, or compare with such: some RankTrainer.*
+#   - texts that name a rank's device ("rank 1 (cpu)") are written for CPUs: Groups, Reducer.ParametersThatNoRank…,
+#     check_replicas_test
+#   - kernels that the simulated device cannot call: ParallelLayersWorlds.Convolutions…
+#   - tests whose bodies make tensors on the CPU, or compare with such: some RankTrainer.*, and sharded_gradients_test,
+#     shard_traffic_test, lifetimes_test, grain_statistics_test, running_statistics_test, pipeline_mail_test,
+#     pipeline_errors_test, data_parallel_misuse_test, rank_test and in_process_meetings_test
 #   - sparse tensors: ParameterServerWorlds.Sparse…
 #   - a state of the CPU's generator has another length than a GPU's: DropoutTraining…, ARanksGenerator…
 #   - a GPU's step is taken before it is known not to be finite: OnNan.StopsAllRanksInTheSameStep…
@@ -15,7 +19,7 @@
 #   - texts for CPUs that refuse a CUDA graph: Trainer.BadInput…
 #   - hundreds of small steps take a minute there: Communication.…WithinAnEpoch…, SplitTrainer.Learns…; a ResNet is slow:
 #     RankTrainer.ComputingGrains…
-#   - how long a rank computes on a GPU is not seen: RankTrainer.…OthersWait…
+#   - how long a rank computes on a GPU is not seen: RankTrainer.…OthersWait…, balance_test, balance_trainer_test
 #   - a pipeline's times and memory are not measured on GPUs: SplitModelTest.Microbatches…, pipeline_cost_test
 set(simulated_tests
   "arithmetic_check_test|CheckArithmetic.ChangesNoBit:CheckArithmetic.ComputesAgain*|own"
@@ -25,6 +29,8 @@ set(simulated_tests
   "communication_test|Communication.*-*WithinAnEpoch*|own"
   "data_parallel_test|Sizes/*.*/2RanksMany:Sizes/*.*/3RanksOne:Sizes/*.*/2RanksAfterwards"
   "dropout_test|Sizes/*-*DropoutTraining*:*ARanksGenerator*"
+  "evaluate_test|Evaluate.CountsEverySample*|shared"
+  "foreign_programs_test|Sizes/*"
   "fit_test|Sizes/*:Fit.Tokens*|shared"
   "full_sharding_test|Sizes/*.Trains*/2Ranks:Sizes/*.AddsUp*/3Ranks"
   "grain_test|*|shared"
@@ -33,6 +39,7 @@ set(simulated_tests
   "mesh_test|*-Groups.*"
   "on_nan_test|OnNan*-*StopsAllRanksInTheSameStep*"
   "parallel_functions_test|Sizes/*"
+  "parallel_layers_test|Sizes/*-*Convolutions*"
   "parallel_transformer_test|Sizes/*/2Ranks"
   "parameter_server_test|Sizes/*-*SparsePushes*"
   "pipeline_test|Sizes/*.RandomNets*/2Ranks1F1B:Sizes/*.RandomNets*/2RanksInterleaved2:Sizes/*.RandomNets*/3RanksGPipe"
@@ -44,9 +51,11 @@ set(simulated_tests
   "sharded_optimizer_test|Sizes/*.Updates*/2Ranks:Sizes/*.Accumulates*/3Ranks"
   "split_grains_test|*-*NoMeshOfDataAndPipeline*"
   "split_model_test|*-*MicrobatchesNeed*"
+  "split_optimizer_state_test|*|shared"
   "split_trainer_test|SplitTrainer.TrainsTheSameBits*|own"
   "storeys_test|*|shared"
   "sync_batch_norm_test|Sizes/*.Layer*/2Ranks:Sizes/*.Nets*/2Ranks:SyncBatchNorm.*-*Conversion*:*GivesItsBackward*:*SaysWhat*"
+  "weights_test|CheckpointTest.AShardedOptimizerGoesOn*|shared"
   "trainer_test|Trainer.Evaluates*:Trainer.ARequest*|own")
 
 # A program runs all of its files in one process: starting it, and loading LibTorch, takes a second each time.

@@ -41,7 +41,7 @@ struct BlockImpl : nn::Module {
   Tensor forward(const Tensor& x) {
     const auto parts = attention(first_norm(x)).view({x.size(0), x.size(1), 3, kHeads, -1}).permute({2, 0, 3, 1, 4});
     const Tensor scores = parts[0].matmul(parts[1].transpose(-2, -1)) / std::sqrt(kWidth / kHeads);
-    const Tensor later = torch::ones({x.size(1), x.size(1)}, torch::kBool).triu(1);
+    const Tensor later = torch::ones({x.size(1), x.size(1)}, x.options().dtype(torch::kBool)).triu(1);
     const Tensor seen = scores.masked_fill(later, -std::numeric_limits<double>::infinity()).softmax(-1);
     const Tensor y = x + together(seen.matmul(parts[2]).transpose(1, 2).reshape(x.sizes()));
     return y + narrow(torch::gelu(wide(second_norm(y))));
@@ -63,7 +63,7 @@ struct Gpt : nn::Module {
   }
 
   Tensor forward(const Tensor& tokens) {
-    const Tensor x = words(tokens) + places(torch::arange(tokens.size(1)));
+    const Tensor x = words(tokens) + places(torch::arange(tokens.size(1), tokens.options()));
     return F::linear(norm(blocks->forward(x)), words->weight);
   }
 
@@ -232,7 +232,7 @@ TEST_P(ForeignProgramsWorlds, BatchNormTrainsAsOnOneDevice) {
     train(*net, rank, [&](Batch& batch) { net.loss(batch, F::cross_entropy).backward(); });
     expect_same(*net, *alone);
     net->eval();
-    expect_near(net(data.x), alone->forward(data.x), kTolerance, "evaluated");
+    expect_near(net(data.x.to(rank.device())), alone->forward(data.x), kTolerance, "evaluated");
   });
 }
 
