@@ -19,6 +19,7 @@ struct PartSizes {
   int64_t global = 0;
   int32_t mark = 0;  // Batch::mark
   bool by_grains = false;
+  bool partial = false;  // see PartOfStep; the sizes are not of whole batches
 };
 
 // Which grains of a batch which rank has: rank r those from runs[r] up to runs[r + 1].
@@ -62,6 +63,9 @@ class Averaging {
   // Says whether a gradient computed from now on is its parameter's last in this backward, so that it may be averaged.
   // True at first.
   virtual void listen(bool last) = 0;
+
+  // Whether the average of a part of a step may be added to those before, so that no rank keeps gradients whole.
+  virtual bool adds_up_parts() const { return false; }
 
   // Whether average_during may wait for other ranks before `backward` is done.
   virtual bool waits_in_backward() const { return false; }

@@ -137,7 +137,7 @@ void GradientBuckets::finish(const PartSizes& sizes) {
   if (reports) report_.wait();
   if (by_grains()) leave_gradients();
   leave_unused_undefined(reports);
-  after_backward();
+  after_backward(sizes.partial);
   end_grains();
   if (!learnt_) learn_order();
 }

@@ -140,6 +140,10 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
     places_->computed();
     return computes();
   }
+  if (partial_) {
+    places_->computed();
+    return averaging_->average_during(computes, {.mark = sizes.mark, .partial = true});
+  }
   comm::RankPlace::of(rank_).world().stepped(places_->steps_done());
   places_->set_steps_done(places_->steps_done() + 1);
   if (!averaging_) return computes();
@@ -420,6 +424,22 @@ NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)),
 
 NoSync::~NoSync() {
   replica_->set_sync(before_);
+}
+
+bool Replica::adds_up_parts() const {
+  return averaging_ && averaging_->adds_up_parts();
+}
+
+PartOfStep::PartOfStep(std::shared_ptr<Replica> replica) : replica_(std::move(replica)) {
+  if (!replica_->adds_up_parts()) {
+    throw Error(replica_->rank_.name() +
+                ": PartOfStep: parts add up with a ShardedOptimizer of stage 2 or 3; take NoSync");
+  }
+  replica_->partial_ = true;
+}
+
+PartOfStep::~PartOfStep() {
+  replica_->partial_ = false;
 }
 
 }  // namespace lockstep

@@ -263,8 +263,8 @@ void ShardedReducer::complete_oldest() {
   give_memory(index);
 }
 
-void ShardedReducer::after_backward() {
-  averaged_ = true;
+void ShardedReducer::after_backward(bool partial) {
+  averaged_ = !partial;
   of_grains_ = by_grains();
   note_left();
 }

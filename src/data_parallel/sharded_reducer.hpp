@@ -34,6 +34,7 @@ class ShardedReducer final : public GradientBuckets {
   void listen(bool last) override;
   bool in_slices() const override { return true; }
   std::vector<std::pair<std::string, at::Tensor>> slices() override;
+  bool adds_up_parts() const override { return !keeps_whole(); }
   bool waits_in_backward() const override { return !keeps_whole(); }
   bool exchanges_in_forward() const override { return divided_ != nullptr; }
   void rethrow_failure() const override;
@@ -78,7 +79,7 @@ class ShardedReducer final : public GradientBuckets {
   void post(size_t bucket) override;
   void poll() override;
   void complete() override;
-  void after_backward() override;
+  void after_backward(bool partial) override;
   void forget_open() override { open_.clear(); }
   bool may_change_alone() const override { return !divided_; }
   void follow(const std::vector<size_t>& order) override;

@@ -46,16 +46,22 @@ class PlainStep : public Step {
     if (with_.watch.complaint().empty()) finish(batch);
   }
 
-  // What the parts' backwards add up to is averaged over the ranks while the last of them computes.
+  // What the parts' backwards add up to is averaged over the ranks while the last of them computes. Where each rank
+  // keeps a slice, each part is averaged, so that nobody keeps all gradients.
   void gradients(const Batch& batch) {
     with_.update.zero_grad();
     if (batch.grain > 0) with_.totals.grain_losses.begin_step(batch.grains());
-    const int64_t parts = std::min<int64_t>(with_.options.batch.accumulate, batch.size());
+    const auto& replica = with_.net.replicas().replica();
+    const bool in_slices = batch.grain == 0 && replica->adds_up_parts();
+    // In slices all ranks need as many parts: what the rank with the fewest samples can have.
+    const int64_t most = in_slices ? batch.global_size / replica->rank().world_size() : batch.size();
+    const int64_t parts = std::min<int64_t>(with_.options.batch.accumulate, most);
     if (parts <= 1) return forward_backward(batch);
     const auto all = batch.in_parts(parts);
     for (size_t part = 0; part < all.size(); ++part) {
       std::optional<NoSync> more_to_come;
-      if (part + 1 < all.size()) more_to_come.emplace(with_.net.replicas().replica());
+      std::optional<PartOfStep> part_of_step;
+      if (part + 1 < all.size()) in_slices ? void(part_of_step.emplace(replica)) : void(more_to_come.emplace(replica));
       forward_backward(all[part]);
     }
   }

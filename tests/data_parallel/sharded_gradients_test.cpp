@@ -39,16 +39,22 @@ nn::Sequential eight_layers() {
 }
 constexpr int64_t kLayerBytes = 128 * 128 * 4;
 
-// The most that a rank had of gradients, whole ones and slices, in the second of two steps.
-int64_t most_gradient_bytes(Rank& rank, const ShardedOptions& options) {
+// The most that a rank had of gradients, whole ones and slices, in the second of two steps, each of which is computed
+// in so many parts.
+template <class Guard = lockstep::PartOfStep>
+int64_t most_gradient_bytes(Rank& rank, const ShardedOptions& options, int parts = 1) {
   MemoryMeter meter;
   DataParallel net(eight_layers(), rank, {.average = false});
   const int64_t of_net = meter.current();
   ShardedOptimizer sgd(net, sgd_of, options);
-  const Batch batch{torch::ones({1, 128}), torch::zeros({1}, torch::kLong), rank.world_size()};
+  const Batch batch{torch::ones({1, 128}), torch::zeros({1}, torch::kLong), parts * rank.world_size()};
   for (int step = 0; step < 2; ++step) {
     meter.reset_peak();
-    net.loss(batch, F::cross_entropy).backward();
+    for (int part = 1; part <= parts; ++part) {
+      std::optional<Guard> more_to_come;
+      if (part < parts) more_to_come.emplace(net.replica());
+      net.loss(batch, F::cross_entropy).backward();
+    }
     sgd.step();
   }
   return meter.peak() - of_net;  // the parameters have moved, and are as large as they were
@@ -63,6 +69,67 @@ TEST_P(ShardedGradientsWorlds, WithStage2ARankHasItsSliceOfTheGradientsAndTwoBuc
     EXPECT_GE(stage_2, slices + kLayerBytes);
     EXPECT_LE(stage_2, slices + 2 * kLayerBytes + kLayerBytes + rest);  // and the gradient that autograd has just made
   });
+}
+
+// Each part's averages are added to the slice. What is being reduced takes memory of its own meanwhile.
+TEST_P(ShardedGradientsWorlds, WithStage2PartsOfAStepNeedNoMoreThanOneBackward) {
+  on_ranks([](Rank& rank) {
+    const ShardedOptions options{.stage = 2, .bucket_bytes = kLayerBytes};
+    const int64_t one = most_gradient_bytes(rank, options);
+    EXPECT_LE(most_gradient_bytes(rank, options, 3), one + 3 * kLayerBytes);
+    EXPECT_GE(most_gradient_bytes<NoSync>(rank, options, 3), 8 * kLayerBytes / rank.world_size() + 8 * kLayerBytes);
+  });
+}
+
+TEST_P(ShardedGradientsWorlds, PartsOfAStepAddUpToTheBatch) {
+  auto whole = eight_layers();
+  whole->to(torch::kDouble);
+  const auto start = std::dynamic_pointer_cast<nn::SequentialImpl>(whole->clone());
+  const Tensor x = torch::randn({24, 128}, torch::kDouble), y = torch::randint(128, {24});
+  torch::optim::AdamW adamw(whole->parameters(), 1e-3);
+  for (int step = 0; step < 3; ++step) {
+    adamw.zero_grad();
+    F::cross_entropy(whole->forward(x), y).backward();
+    adamw.step();
+  }
+  for (const int stage : {2, 3}) {
+    on_ranks([&](Rank& rank) {
+      const auto copy = rank.in_turn([&] { return std::dynamic_pointer_cast<nn::SequentialImpl>(start->clone()); });
+      DataParallel net(copy, rank, {.average = false});
+      ShardedOptimizer sharded(net, [](auto slices) { return std::make_unique<torch::optim::AdamW>(slices, 1e-3); },
+                               {.stage = stage, .bucket_bytes = 2 * kLayerBytes});
+      const Range own = part_of(24, rank.index(), rank.world_size());
+      const Batch batch{x.slice(0, own.begin, own.end), y.slice(0, own.begin, own.end), 24};
+      for (int step = 0; step < 3; ++step) {
+        sharded.zero_grad();
+        const auto parts = batch.in_parts(3);
+        for (size_t part = 0; part < parts.size(); ++part) {
+          std::optional<PartOfStep> more_to_come;
+          if (part + 1 < parts.size()) more_to_come.emplace(net.replica());
+          net.loss(parts[part], F::cross_entropy).backward();
+        }
+        sharded.step();
+      }
+      const auto all = sharded.whole();
+      for (size_t i = 0; i < 8; ++i) {
+        expect_near(net->parameters()[i].detach(), whole->parameters()[i].detach(), 1e-10, std::to_string(i));
+      }
+    });
+  }
+}
+
+TEST(ShardedGradients, AStepOfAPartAloneIsRefused) {
+  const auto step_after = [](int stage) {
+    return error_on_ranks(2, [stage](Rank& rank) {
+      DataParallel net(eight_layers(), rank, {.average = false});
+      ShardedOptimizer sgd(net, sgd_of, {.stage = stage});
+      const PartOfStep part(net.replica());
+      net.loss({torch::ones({1, 128}), torch::zeros({1}, torch::kLong), 4}, F::cross_entropy).backward();
+      sgd.step();
+    });
+  };
+  EXPECT_THAT(step_after(2), HasSubstr("no averaged gradients to step with"));
+  EXPECT_THAT(step_after(1), HasSubstr("take NoSync"));
 }
 
 TEST(ShardedGradients, ReducesBucketsWhileBackwardComputesOthers) {

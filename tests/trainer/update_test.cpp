@@ -223,7 +223,7 @@ TEST_F(Update, InSlicesIsThatOfTheWhole) {
     whole.batch.size = 37;  // 150 samples: the last batch has 2
     whole.epochs = 1;
     lockstep::train(whole);
-    for (const auto& [stage, parts] : {std::pair(1, 1), std::pair(2, 3), std::pair(3, 1)}) {
+    for (const auto& [stage, parts] : {std::pair(1, 2), std::pair(2, 3), std::pair(3, 3)}) {
       TrainOptions run = whole;
       run.exchange.zero_stage = stage;
       run.batch.accumulate = parts;
@@ -288,8 +288,6 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
               HasSubstr("`accumulate`) is 33; it must be from 1 to 32"));
   EXPECT_THAT(refused([](auto& o) { o.rate.reference_batch = -1; }), HasSubstr("reference batch is -1"));
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 4; }), HasSubstr("`zero_stage`) is 4"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3, o.batch.accumulate = 2; }),
-              HasSubstr("with `accumulate` one with fewer samples"));
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3, o.batch.grain = 4; }), HasSubstr("a `grain`"));
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 1, o.optimizer.kind = OptimizerKind::lamb; }),
               HasSubstr("lamb scales a layer"));

@@ -104,6 +104,20 @@ class NoSync {
   bool before_;
 };
 
+// While it lives, a backward() is of a part of a step, and is averaged. What such backwards and the next one without it
+// give adds up. All ranks must do as many. Only if adds_up_parts(): then no rank keeps gradients whole meanwhile, as it
+// does under NoSync, for one exchange more per part. It is for lockstep's own loops.
+class PartOfStep {
+ public:
+  explicit PartOfStep(std::shared_ptr<Replica> replica);
+  ~PartOfStep();
+  PartOfStep(const PartOfStep&) = delete;
+  PartOfStep& operator=(const PartOfStep&) = delete;
+
+ private:
+  std::shared_ptr<Replica> replica_;
+};
+
 // Made by std::make_shared: a Loss and a NoSync keep it alive. Where its Rank's run() is over, backwards throw Error.
 class Replica : public std::enable_shared_from_this<Replica> {
  public:
@@ -125,6 +139,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void backward_through(const std::function<void()>& compute, int64_t local_size = 0, int64_t global_size = 0,
                         int32_t mark = 0);
   NoSync no_sync();
+  bool adds_up_parts() const;  // see PartOfStep: whether a ShardedOptimizer of stage 2 or 3 averages
 
   // By grains: calls mean_of(grain) for each grain of this rank's part, ascending; it must give the mean loss of the
   // grain's samples. loss_by_grains() computes them all, and keeps their graphs for Loss::backward().
@@ -177,6 +192,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
  private:
   friend class Loss;
   friend class NoSync;
+  friend class PartOfStep;
   void refuse_loss_without_graph() const;
   void check_that_no_parameter_is_new() const;
   void set_sync(bool sync);
@@ -193,6 +209,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::shared_ptr<Averaging> averaging_;
   std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
   bool sync_ = true;
+  bool partial_ = false;  // a PartOfStep lives
   int64_t waiting_ = 0;  // samples of the parts whose gradients the next averaged backward averages with its own
   const std::unique_ptr<SamplePlaces> places_;
   std::unique_ptr<GrainStatistics> statistics_;  // null before the first batch with a grain
