@@ -1,5 +1,9 @@
 // Labels: program
 // lockstep train --model gpt: what it prints, keeps, resumes and refuses; and eval, plan and compare of it.
+#include <lockstep/models/models.hpp>
+#include <lockstep/plan/plan.hpp>
+#include <nlohmann/json.hpp>
+
 #include <fstream>
 
 #include "cli_fixture.hpp"
@@ -69,7 +73,7 @@ TEST_F(CliGpt, TrainsWritesGoesOnAndEvaluates) {
   std::snprintf(line, sizeof line, "perplexity: %.2f, ", kept[1].test.at("perplexity"));
   EXPECT_THAT(lines_of(run.out).back(), StartsWith(line));
   EXPECT_THAT(run.out, AllOf(HasSubstr("  model             gpt, 2 layers, 2 heads, embedding 16, context 16\n"),
-                             HasSubstr(text() + ", 6600 bytes, the last 660 held out"), Not(HasSubstr("acc"))));
+                             HasSubstr(text() + ", 6750 bytes, the last 675 held out"), Not(HasSubstr("acc"))));
   for (const auto& epoch : kept) {  // what was written stands below its epoch, once
     std::string written;
     for (const auto& one : lines_of(epoch.written)) written += "  | " + one + "\n";
@@ -89,26 +93,38 @@ TEST_F(CliGpt, TrainsWritesGoesOnAndEvaluates) {
 
   const Finished eval = run_program({"eval", "runs/one", "--devices", "3xcpu"}, surroundings());
   ASSERT_EQ(eval.code, 0) << eval.err;
-  std::snprintf(line, sizeof line, "perplexity: %.4f (41 sequences), loss %.4f, weights %s",
+  std::snprintf(line, sizeof line, "perplexity: %.4f (42 sequences), loss %.4f, weights %s",
                 kept[1].test.at("perplexity"), kept[1].test.at("loss"), kept[1].weights.c_str());
   EXPECT_THAT(eval.out, StartsWith(line));
 }
 
-TEST_F(CliGpt, IsPlannedAndCompared) {
-  const Finished plan = run_program(
-      with_model({"plan", "--devices", "2xcpu", "--batch-size", "16", "--seconds", "0.1", "--out", "plan.json"}),
-      surroundings());
+TEST_F(CliGpt, FollowsAPlanOfItsLayersAndHeads) {
+  const lockstep::ModelOptions model{.name = "gpt", .layers = 2, .heads = 2, .embedding = 16, .context = 16};
+  images_.write("plan.json",
+                to_json(lockstep::Plan{.model = "gpt",
+                                       .layers = lockstep::model_signature(lockstep::make_model(model)),
+                                       .devices = "cpu,cpu",
+                                       .batch_size = 48,
+                                       .split = {.mesh = {.pipeline = 2}, .microbatches = 2, .cuts = {2}}}));
+  const std::string file = (images_ / "plan.json").string();
+  const Finished planned = run_program(train_gpt({"--plan", file, "--epochs", "1"}), surroundings());
+  EXPECT_EQ(planned.code, 0) << planned.err;
+  EXPECT_THAT(planned.out, HasSubstr("1 x 2 x 1 (data x pipeline x tensor), 1f1b, 2 microbatches, cuts at 2"));
+  const Finished other = run_program(train_gpt({"--plan", file, "--heads", "4"}), surroundings());
+  EXPECT_THAT(other.err, AllOf(HasSubstr("2 heads"), HasSubstr("4 heads")));
+}
+
+TEST_F(CliGpt, IsPlannedAndComparedUnderEachSplit) {
+  work_.write("two.json", R"({"devices": [{"count": 2}], "within": {"latency": 1e-6, "bytes_per_second": 1e9}})");
+  const Finished plan = run_program(with_model({"plan", "--simulate", "two.json", "--batch-size", "16", "--seconds",
+                                                "0.1", "--keep-profile", "gpt.json"}),
+                                    surroundings());
   ASSERT_EQ(plan.code, 0) << plan.err;
   EXPECT_THAT(plan.out, AllOf(HasSubstr("embedding"), HasSubstr("block2"), HasSubstr("head")));
-  const Finished planned = run_program(train_gpt({"--plan", "plan.json", "--epochs", "1"}), surroundings());
-  EXPECT_EQ(planned.code, 0) << planned.err;
-  const Finished other = run_program(train_gpt({"--plan", "plan.json", "--heads", "4"}), surroundings());
-  EXPECT_THAT(other.err, AllOf(HasSubstr("2 heads"), HasSubstr("4 heads")));
-
-  const Finished compare =
-      run_program(with_model({"compare", "--text", text(), "--devices", "2xcpu", "--batch-size", "16", "--steps", "2",
-                              "--rounds", "1", "--seconds", "0.1", "--json", "rows.json"}),
-                  surroundings());
+  const Finished compare = run_program(
+      with_model({"compare", "--text", text(), "--devices", "2xcpu", "--batch-size", "16", "--steps", "2", "--rounds",
+                  "1", "--simulate", "two.json", "--profile", "gpt.json", "--json", "rows.json"}),
+      surroundings());
   ASSERT_EQ(compare.code, 0) << compare.err;
   for (const char* scheme : {"one device", "data 2", "pipeline, 1f1b", "tensor 2"}) {
     EXPECT_THAT(compare.out, HasSubstr(scheme));
