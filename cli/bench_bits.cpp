@@ -28,6 +28,7 @@
 #include "io/run_program.hpp"
 #include "text.hpp"
 #include "trainer/train_options.hpp"
+#include "usage.hpp"
 
 namespace lockstep::cli {
 
@@ -46,11 +47,12 @@ const char* const bench_bits_explanation =
     "Examples:\n"
     "  lockstep bench bits --data synthetic\n"
     "  lockstep bench bits --model resnet18 --width 0.25 --batch-size 6000 --grain 750\n"
+    "  lockstep bench bits --model gpt --text FILE --batch-size 64 --grain 8\n"
     "  lockstep bench bits --device cuda:0 --json bits.json\n";
 
 struct BenchBitsFlags {
   ModelOptions model;
-  std::string data = "fashion-mnist", data_dir, device = "cpu", runs_dir, json;
+  std::string data = "fashion-mnist", data_dir, text, device = "cpu", runs_dir, json;
   int epochs = 1;
   int64_t batch_size = 2000, grain = 250;
 };
@@ -158,7 +160,20 @@ class Layouts {
     add("--image-size", std::to_string(flags_.model.image_size), flags_.model.image_size == unchanged.image_size);
     add("--groups", std::to_string(flags_.model.groups), flags_.model.groups == unchanged.groups);
     add("--dropout", format("%.17g", flags_.model.dropout), flags_.model.dropout == unchanged.dropout);
-    add("--data", flags_.data);
+    const auto add_size = [&](const char* flag, int64_t size, int64_t otherwise) {
+      add(flag, std::to_string(size), size == otherwise);
+    };
+    add_size("--layers", flags_.model.layers, unchanged.layers);
+    add_size("--heads", flags_.model.heads, unchanged.heads);
+    add_size("--embedding", flags_.model.embedding, unchanged.embedding);
+    add_size("--context", flags_.model.context, unchanged.context);
+    add("--residual-dropout", format("%.17g", flags_.model.residual_dropout), flags_.model.residual_dropout == 0);
+    if (learns_text(flags_.model)) {
+      add("--text", flags_.text);
+      add("--write-text", "20");  // a forward for each byte, in each of the runs
+    } else {
+      add("--data", flags_.data);
+    }
     add("--data-dir", flags_.data_dir, flags_.data_dir.empty());
     add("--epochs", std::to_string(flags_.epochs));
     add("--batch-size", std::to_string(flags_.batch_size));
@@ -224,7 +239,7 @@ std::string row_of(const BitsResult& result, bool same) {
 void write_bits(const BenchBitsFlags& flags, const std::vector<BitsResult>& results, bool all_same) {
   auto json = circumstances("bits", {torch::Device(flags.device)});
   json["model"] = to_string(flags.model);
-  json["data"] = flags.data;
+  json["data"] = flags.text.empty() ? flags.data : flags.text;
   json["epochs"] = flags.epochs;
   json["batch_size"] = flags.batch_size;
   json["grain"] = flags.grain;
@@ -241,10 +256,13 @@ void write_bits(const BenchBitsFlags& flags, const std::vector<BitsResult>& resu
 }
 
 int bits_command(const BenchBitsFlags& flags, Output& output) {
+  if (learns_text(flags.model) == flags.text.empty()) {
+    throw UsageError(flags.text.empty() ? "gpt learns from a text; give one with --text" : "--text is for --model gpt");
+  }
   BitsFolder folder(flags.runs_dir);
   const auto runs = Layouts(flags, folder.path()).all();
   output.print(format("%s on %s, %s, batches of %lld in grains of %lld: weights, train loss, seconds, command\n\n",
-                      to_string(flags.model).c_str(), flags.data.c_str(),
+                      to_string(flags.model).c_str(), (flags.text.empty() ? flags.data : flags.text).c_str(),
                       plural(static_cast<size_t>(flags.epochs), "epoch").c_str(),
                       static_cast<long long>(flags.batch_size), static_cast<long long>(flags.grain)));
   std::vector<BitsResult> results;
@@ -280,6 +298,7 @@ Command add_bench_bits(CLI::App& bench) {
   add_model_flags(*app, flags->model);
   add("--data", flags->data, "NAME", "fashion-mnist or synthetic", flags->data);
   add("--data-dir", flags->data_dir, "DIR", "as for lockstep train");
+  add("--text", flags->text, "FILE", "as for lockstep train")->check(not_empty);
   add("--device", flags->device, "NAME", "the device that all ranks share: cpu, or a GPU, as in cuda:0", flags->device)
       ->check(not_empty);
   add("--epochs", flags->epochs, "N", "passes over the training set", std::to_string(flags->epochs))

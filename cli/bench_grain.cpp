@@ -1,6 +1,5 @@
 #include "bench_grain.hpp"
 
-#include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/optim/sgd.h>
 #include <lockstep/data/data.hpp>
@@ -19,6 +18,7 @@
 #include "bench_report.hpp"
 #include "common_flags.hpp"
 #include "flag_checks.hpp"
+#include "measured_model.hpp"
 #include "text.hpp"
 #include "usage.hpp"
 
@@ -27,7 +27,7 @@ namespace lockstep::cli {
 namespace {
 
 const char* const bench_grain_explanation =
-    "Every rank takes steps of one batch of random images, in turns without a grain\n"
+    "Every rank takes steps of one batch of made-up samples, in turns without a grain\n"
     "and with it: forward, backward, averaging and SGD with momentum. The best of\n"
     "several rounds counts. The ratio is what the same bits on any number of devices\n"
     "cost for this model, this batch and these devices.\n"
@@ -47,7 +47,9 @@ struct BenchGrainFlags {
 // One rank's network and what trains it.
 struct Training {
   Training(const ModelOptions& model, Rank& rank)
-      : net(in_fast_format(model, rank), rank), sgd(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)) {}
+      : net(in_fast_format(model, rank), rank),
+        sgd(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)),
+        criterion(model_loss(model)) {}
 
   static torch::nn::Sequential in_fast_format(const ModelOptions& model, Rank& rank) {
     auto net = rank.in_turn([&] { return make_model(model); });
@@ -57,12 +59,13 @@ struct Training {
 
   void step(const Batch& batch) {
     sgd.zero_grad();
-    net.loss(batch, torch::nn::functional::cross_entropy).backward();
+    net.loss(batch, criterion).backward();
     sgd.step();
   }
 
   DataParallel<torch::nn::SequentialImpl> net;
   torch::optim::SGD sgd;
+  Criterion criterion;
 };
 
 Batch batch_of(const Dataset& images, const BenchGrainFlags& flags, int64_t grain, Rank& rank) {
@@ -72,8 +75,9 @@ Batch batch_of(const Dataset& images, const BenchGrainFlags& flags, int64_t grai
 // Rank 0's seconds per step: the best of the rounds.
 BestTimes measure_grain(const Devices& devices, const BenchGrainFlags& flags) {
   keep_freed_memory();
-  Dataset images = synthetic_images(flags.batch_size, 1).train;
-  images.x = images.x.to(torch::kFloat) / 255;
+  Dataset images = learns_text(flags.model) ? stand_in_for(flags.model, flags.batch_size)
+                                            : synthetic_images(flags.batch_size, 1).train;
+  if (!learns_text(flags.model)) images.x = images.x.to(torch::kFloat) / 255;
   BestTimes best;
   run(devices, [&](Rank& rank) {
     const auto on_device = images.to(rank.device());

@@ -36,6 +36,14 @@ inline void add_model_flags(CLI::App& app, ModelOptions& model) {
   add("--image-size", model.image_size, "N", "as for lockstep train")->check(number_between<int64_t, 1>);
   add("--groups", model.groups, "N", "as for lockstep train", "1")->check(number_between<int64_t, 1>);
   add("--dropout", model.dropout, "P", "as for lockstep train", "0.5")->check(rate);
+  const auto add_size = [&](const char* flag, int64_t& size) {
+    add(flag, size, "N", "as for lockstep train", std::to_string(size))->check(number_between<int64_t, 1>);
+  };
+  add_size("--layers", model.layers);
+  add_size("--heads", model.heads);
+  add_size("--embedding", model.embedding);
+  add_size("--context", model.context);
+  add("--residual-dropout", model.residual_dropout, "P", "as for lockstep train", "0")->check(rate);
 }
 
 }  // namespace lockstep::cli

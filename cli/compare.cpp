@@ -1,5 +1,6 @@
 // lockstep compare: trains the same steps under each way to split a network, and shows what each costs.
 #include <lockstep/base/error.hpp>
+#include <lockstep/data/text.hpp>
 #include <lockstep/layout/pipeline_schedule.hpp>
 #include <lockstep/plan/plan.hpp>
 #include <lockstep/ranks/rank.hpp>
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -69,7 +71,7 @@ const char* const compare_explanation =
 struct CompareFlags {
   SchemeOptions scheme;
   std::optional<std::string> devices;
-  std::string data = "fashion-mnist", data_dir, json, profile, simulate;
+  std::string data = "fashion-mnist", data_dir, text, json, profile, simulate;
   int rounds = 3;
   double seconds = 10;
 };
@@ -269,10 +271,33 @@ nlohmann::ordered_json to_json(const CompareFlags& flags, const Devices& devices
   return json;
 }
 
-ImageData load(const CompareFlags& flags) {
+ImageData load_images(const CompareFlags& flags) {
   if (flags.data == "synthetic") return synthetic_images();
   if (flags.data == "fashion-mnist") return load_fashion_mnist(flags.data_dir);
   throw UsageError("--data \"" + flags.data + "\": it must be fashion-mnist or synthetic");
+}
+
+struct CompareData {
+  Dataset train;
+  std::string source;
+};
+
+// As many sequences of the text as the steps need, in memory.
+CompareData load_sequences(const CompareFlags& flags) {
+  const TextData data = load_text(flags.text, flags.scheme.model.context);
+  std::vector<int64_t> numbers(static_cast<size_t>(std::min(data.train.size(), samples_needed(flags.scheme))));
+  std::iota(numbers.begin(), numbers.end(), 0);
+  return {data.train.read(numbers), data.source};
+}
+
+CompareData load(const CompareFlags& flags) {
+  if (learns_text(flags.scheme.model)) {
+    if (flags.text.empty()) throw UsageError("gpt learns from a text; give one with --text");
+    return load_sequences(flags);
+  }
+  if (!flags.text.empty()) throw UsageError("--text is for --model gpt");
+  const ImageData images = load_images(flags);
+  return {images.train, images.source};
 }
 
 // Predictions and the pipelines' cuts are made from this: measured here, or as the files say.
@@ -310,7 +335,7 @@ int compare_command(const CompareFlags& flags, Output& output) {
   }
   from_flags([&] { check_model(flags.scheme.model); });
   const Devices devices = devices_from(flags.devices);
-  const ImageData data = load(flags);
+  const CompareData data = load(flags);
   from_flags([&] { check_images(flags.scheme, data.train); });
   Rows settings = {{"model", to_string(flags.scheme.model)},
                    {"data", data.source},
@@ -340,6 +365,7 @@ Command add_compare(CLI::App& program) {
   add_model_flags(*app, scheme.model);
   add("--data", flags->data, "NAME", "as for lockstep train", flags->data);
   add("--data-dir", flags->data_dir, "DIR", "as for lockstep train")->check(not_empty);
+  add("--text", flags->text, "FILE", "as for lockstep train")->check(not_empty);
   add_devices_flag(*app, flags->devices);
   add_threads_flag(*app, scheme.threads_per_rank);
   add("--batch-size", scheme.batch_size, "N", "samples per step, over all devices together", "256")

@@ -1,4 +1,4 @@
-// lockstep eval: the test accuracy of a kept run, computed on several devices at once.
+// lockstep eval: the test accuracy of a kept run, or its perplexity, computed on several devices at once.
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
@@ -29,7 +29,7 @@ const char* const eval_examples =
     "As processes: lockstep launch, mpirun, srun, torchrun --no-python.\n";
 
 struct EvalFlags {
-  std::string run_dir, data_dir;
+  std::string run_dir, data_dir, text;
   std::optional<std::string> devices;
   EvalOptions options;
 };
@@ -38,22 +38,27 @@ int eval_command(const EvalFlags& flags, Output& output) {
   EvalOptions options = flags.options;
   options.devices = devices_from(flags.devices);
   options.data_dir = flags.data_dir;
+  options.text = flags.text;
   const bool speaks = this_process().index == 0;  // under a launcher one process does
   if (const auto crowd = text_of_crowded_cores(options.devices); speaks && !crowd.empty()) print_warning(crowd);
   const EvalResult result = evaluate_run(flags.run_dir, options);
   if (!speaks) return 0;
   const bool synthetic = result.source.rfind("synthetic", 0) == 0;
-  output.print(format("test acc: %.4f (%lld of %lld correct), loss %.4f, weights %s, on ", result.accuracy(),
-                      static_cast<long long>(result.correct), static_cast<long long>(result.total), result.loss,
-                      result.weights.c_str()) +
-               to_string(result.devices) + (synthetic ? " (synthetic data)" : "") + "\n");
+  output.print(
+      (result.counts_answers
+           ? format("test acc: %.4f (%lld of %lld correct)", result.accuracy(), static_cast<long long>(result.correct),
+                    static_cast<long long>(result.total))
+           : format("perplexity: %.4f (%lld sequences)", result.perplexity, static_cast<long long>(result.total))) +
+      format(", loss %.4f, weights %s, on ", result.loss, result.weights.c_str()) + to_string(result.devices) +
+      (synthetic ? " (synthetic data)" : "") + "\n");
   return 0;
 }
 
 }  // namespace
 
 Command add_eval(CLI::App& program) {
-  CLI::App* const app = program.add_subcommand("eval", "Compute a kept run's test accuracy on several devices.");
+  CLI::App* const app =
+      program.add_subcommand("eval", "Compute a kept run's test accuracy, or perplexity, on several devices.");
   app->footer(eval_examples);
   const auto flags = std::make_shared<EvalFlags>();
   app->add_option("RUN_DIR", flags->run_dir, "folder of the run, as lockstep train made it")
@@ -63,6 +68,10 @@ Command add_eval(CLI::App& program) {
   add_devices_flag(*app, flags->devices);
   app->add_option("--data-dir", flags->data_dir, "folder of the IDX files (default: as the run had it)")
       ->type_name("DIR")
+      ->take_last()
+      ->check(not_empty);
+  app->add_option("--text", flags->text, "the text of a run of gpt (default: where the run had it)")
+      ->type_name("FILE")
       ->take_last()
       ->check(not_empty);
   app->add_option("--batch-size", flags->options.batch_size,

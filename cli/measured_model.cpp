@@ -1,8 +1,8 @@
 #include "measured_model.hpp"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
-#include <torch/nn/functional/loss.h>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/profile/layer_profile.hpp>
 #include <lockstep/ranks/rank.hpp>
@@ -35,16 +35,23 @@ std::string name_of(const ModelProfile& profile) {
   return profile.model + (profile.options.empty() ? "" : ", " + profile.options);
 }
 
+Dataset stand_in_for(const ModelOptions& model, int64_t samples) {
+  if (learns_text(model)) {
+    const at::Tensor tokens = at::arange((model.context + 1) * samples).remainder(256).view({samples, -1});
+    return {tokens.narrow(1, 0, model.context).contiguous(), tokens.narrow(1, 1, model.context).contiguous()};
+  }
+  return {at::full({samples, 1, 28, 28}, 0.5, at::kFloat), at::zeros({samples}, at::kLong)};
+}
+
 MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, const MeasureOptions& options) {
   MeasuredModel measured;
   const auto on_each = [&](Rank& rank) {
     auto net = make_model(model);
     set_memory_format(*net, fast_memory_format(model, rank.device()));  // as `lockstep train` does
-    // What the images show does not matter, only their number does.
-    const Batch sample{at::full({options.batch_size, 1, 28, 28}, 0.5, at::kFloat),
-                       at::zeros({options.batch_size}, at::kLong), options.batch_size};
+    const Dataset samples = stand_in_for(model, options.batch_size);
+    const Batch sample{samples.x, samples.y, options.batch_size};
     ModelProfile profile =
-        lockstep::profile(net, sample, torch::nn::functional::cross_entropy, rank,
+        lockstep::profile(net, sample, model_loss(model), rank,
                           {.seconds = options.seconds, .tensor_ranks = tensor_ranks(options.planned_devices)});
     const Cluster cluster = measured_cluster(profile, rank);
     if (rank.index_in_process() != 0) return;

@@ -1,6 +1,7 @@
 // Measures on this machine's devices what plans are made from.
 #pragma once
 
+#include <lockstep/data/data.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/plan/cluster.hpp>
@@ -26,6 +27,9 @@ struct MeasureOptions {
 
 // "mlp, width 0.5".
 std::string name_of(const ModelProfile& profile);
+
+// So many samples for the model, where what they show does not matter.
+Dataset stand_in_for(const ModelOptions& model, int64_t samples);
 
 // Profiles the model and the devices' links, with one rank per device. Throws Error as profile() and run() do.
 MeasuredModel measure_model(const ModelOptions& model, const Devices& devices, const MeasureOptions& options);

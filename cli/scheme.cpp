@@ -1,7 +1,6 @@
 #include "scheme.hpp"
 
 #include <ATen/ops/tensor.h>
-#include <torch/nn/functional/loss.h>
 #include <torch/optim/sgd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/memory_format.hpp>
@@ -11,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -66,7 +66,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     const int64_t held = meter.current();
     const auto start = Clock::now();
     sgd.zero_grad();
-    const torch::Tensor loss = net.forward_backward(batch, torch::nn::functional::cross_entropy);
+    const torch::Tensor loss = net.forward_backward(batch, model_loss(options.model));
     sgd.step();
     synchronize(rank.device());
     const double seconds = seconds_since(start);
@@ -108,11 +108,17 @@ void combine(Samples& all, const Samples& one) {
 
 }  // namespace
 
+int64_t samples_needed(const SchemeOptions& options) {
+  constexpr int64_t most = std::numeric_limits<int64_t>::max();
+  const int64_t steps = int64_t{options.steps} + warm_up;
+  return options.batch_size > most / steps ? most : options.batch_size * steps;
+}
+
 void check_images(const SchemeOptions& options, const Dataset& images) {
-  // Divides the number of images, since a product of typed numbers could be too large.
-  if (options.batch_size <= images.size() / (int64_t{options.steps} + warm_up)) return;
+  if (samples_needed(options) <= images.size()) return;
   throw Error(std::to_string(options.steps) + " steps and " + std::to_string(warm_up) + " before them, of " +
-              std::to_string(options.batch_size) + " samples each, need more images than there are, " +
+              std::to_string(options.batch_size) + " samples each, need more " +
+              (learns_text(options.model) ? "sequences" : "images") + " than there are, " +
               std::to_string(images.size()) + ". Take fewer steps or a smaller batch");
 }
 

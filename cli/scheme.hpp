@@ -41,6 +41,9 @@ struct SchemeCost {
   int64_t memory() const { return parameters + gradients + optimizer_state + activations; }
 };
 
+// Samples of the options' steps, and of those before them.
+int64_t samples_needed(const SchemeOptions& options);
+
 // Throws Error if `images` are too few for the options' steps.
 void check_images(const SchemeOptions& options, const Dataset& images);
 

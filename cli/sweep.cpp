@@ -252,6 +252,9 @@ int sweep_command(const SweepFlags& flags, Output& output) {
   }
   if (!flags.train.name) throw UsageError("--name is missing: the sweep's folder, by which the same command goes on");
   std::vector<SweepRun> runs = grid(flags);
+  if (learns_text(runs[0].options.model)) {
+    throw UsageError("a sweep compares test accuracies, and gpt has none; train each run by itself");
+  }
   const fs::path folder = runs[0].options.keep.run_dir.parent_path();
   StopSignals signals;  // before LibTorch starts threads
   check_batches(runs);

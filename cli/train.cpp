@@ -10,9 +10,11 @@
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <set>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -57,6 +59,8 @@ const char* const more_examples =
     "      Batches of 1024; the learning rate grows from 0.2 to 0.8 in two epochs.\n"
     "  lockstep train --model mlp --plan auto\n"
     "      By layers or channels too, if that is predicted to be faster here.\n"
+    "  lockstep train --model gpt --text FILE --optimizer adamw --lr 0.003\n"
+    "      A language model, which learns the bytes of any file and writes some.\n"
     "  lockstep train --sync-every 16 --outer-lr 0.7 --outer-momentum 0.9\n"
     "      Devices take 16 steps each by themselves between two averages: DiLoCo.\n"
     "\n"
@@ -90,14 +94,51 @@ std::string parts_setting(const TrainOptions& options) {
 // Every option that is not the default has a row, so that none is overlooked. `settings` words those that are named
 // here.
 Rows other_settings(const TrainOptions& options) {
-  static const std::set<std::string_view> worded = {
-      "model",          "width",       "image_size", "groups",          "dropout",          "data",
-      "data_dir",       "resume",      "devices",    "split",           "threads_per_rank", "batch_size",
-      "scale_batch",    "accumulate",  "balance",    "optimizer",       "momentum",         "weight_decay",
-      "clip",           "lr",          "scale_lr",   "reference_batch", "warmup",           "schedule",
-      "step_epochs",    "step_factor", "compress",   "compress_rank",   "sync_every",       "outer_lr",
-      "outer_momentum", "epochs",      "seed",       "precision",       "memory_format",    "sync_batchnorm",
-      "zero_stage",     "cuda_graph",  "run_dir"};
+  static const std::set<std::string_view> worded = {"model",
+                                                    "width",
+                                                    "image_size",
+                                                    "groups",
+                                                    "dropout",
+                                                    "layers",
+                                                    "heads",
+                                                    "embedding",
+                                                    "context",
+                                                    "residual_dropout",
+                                                    "text",
+                                                    "data",
+                                                    "data_dir",
+                                                    "resume",
+                                                    "devices",
+                                                    "split",
+                                                    "threads_per_rank",
+                                                    "batch_size",
+                                                    "scale_batch",
+                                                    "accumulate",
+                                                    "balance",
+                                                    "optimizer",
+                                                    "momentum",
+                                                    "weight_decay",
+                                                    "clip",
+                                                    "lr",
+                                                    "scale_lr",
+                                                    "reference_batch",
+                                                    "warmup",
+                                                    "schedule",
+                                                    "step_epochs",
+                                                    "step_factor",
+                                                    "compress",
+                                                    "compress_rank",
+                                                    "sync_every",
+                                                    "outer_lr",
+                                                    "outer_momentum",
+                                                    "epochs",
+                                                    "seed",
+                                                    "precision",
+                                                    "memory_format",
+                                                    "sync_batchnorm",
+                                                    "zero_stage",
+                                                    "cuda_graph",
+                                                    "run_dir"};
   std::map<std::string_view, std::string> defaults;
   const TrainOptions unchanged;
   each_option(unchanged, [&](const Option& option, const auto& value) { defaults[option.key] = option_text(value); });
@@ -114,7 +155,7 @@ Rows other_settings(const TrainOptions& options) {
 std::string settings(const TrainFlags& flags, const TrainOptions& options, const std::string& source) {
   Rows rows = {
       {"model", to_string(options.model)},
-      {"data", options.data.source == DataSource::synthetic
+      {"data", options.data.source == DataSource::synthetic || learns_text(options.model)
                    ? source
                    : std::string(to_string(options.data.source)) + " in " + source},
       {"devices", to_string(options.devices) + ", " + ranks(options.devices)},
@@ -160,12 +201,35 @@ std::string parts_text(const std::vector<int64_t>& parts) {
   return text;
 }
 
+// What was measured of a text: the loss of a byte that was held out.
+double test_measure(const EpochMetrics& metrics, const char* name) {
+  const auto found = metrics.test.find(name);
+  return found == metrics.test.end() ? std::numeric_limits<double>::quiet_NaN() : found->second;
+}
+
+bool is_of_text(const EpochMetrics& metrics) {
+  return metrics.test.contains("perplexity");
+}
+
+std::string measures(const EpochMetrics& metrics) {
+  if (!is_of_text(metrics))
+    return format("  train acc %.4f  test acc %.4f", metrics.train_accuracy, metrics.test_accuracy);
+  return "  test loss " + loss_text(test_measure(metrics, "loss"), 4) + "  perplexity " +
+         loss_text(test_measure(metrics, "perplexity"), 3);
+}
+
 std::string epoch_line(const EpochMetrics& metrics, int epochs, const std::string& remark) {
-  return epoch_label(metrics.epoch, epochs) +
-         format("  train loss %s  train acc %.4f  test acc %.4f  %.1f sec/epoch",
-                loss_text(metrics.train_loss, 4).c_str(), metrics.train_accuracy, metrics.test_accuracy,
-                metrics.seconds) +
+  return epoch_label(metrics.epoch, epochs) + "  train loss " + loss_text(metrics.train_loss, 4) + measures(metrics) +
+         format("  %.1f sec/epoch", metrics.seconds) +
          (metrics.parts.empty() ? "" : "  parts " + parts_text(metrics.parts)) + remark + "\n";
+}
+
+// Indented, so that it is told from what else is printed.
+std::string written_lines(const std::string& text) {
+  std::string lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines += "  | " + line + "\n";
+  return lines;
 }
 
 // Empty for one rank alone, which sends nothing.
@@ -212,7 +276,8 @@ class RunReport {
   void epoch(const EpochMetrics& metrics) {
     epochs_ = static_cast<size_t>(metrics.epoch);
     live_.clear();
-    if (mode_ != ProgressMode::none) print(epoch_line(metrics, options_.epochs, remark_));
+    if (mode_ != ProgressMode::none)
+      print(epoch_line(metrics, options_.epochs, remark_) + written_lines(metrics.written));
     if (!std::isfinite(metrics.train_loss)) {
       warning("the train loss is not finite any more, so this run learns nothing further; try a smaller --lr than " +
               number_text(options_.rate.lr));
@@ -267,10 +332,11 @@ class RunReport {
     if (const auto& parts = result.history.back().parts; !parts.empty())
       print("parts of a batch: " + parts_text(parts) + "\n");
     if (!result.straggler.empty()) print(result.straggler + "\n");
-    print(
-        format("test acc: %.2f, %.1f sec/epoch on ", result.history.back().test_accuracy, result.seconds_per_epoch()) +
-        to_string(result.devices) + (processes == 1 ? "" : " in " + std::to_string(processes) + " processes") +
-        remark_ + "\n");
+    const EpochMetrics& last = result.history.back();
+    print((is_of_text(last) ? "perplexity: " + loss_text(test_measure(last, "perplexity"), 2)
+                            : format("test acc: %.2f", last.test_accuracy)) +
+          format(", %.1f sec/epoch on ", result.seconds_per_epoch()) + to_string(result.devices) +
+          (processes == 1 ? "" : " in " + std::to_string(processes) + " processes") + remark_ + "\n");
   }
 
  private:

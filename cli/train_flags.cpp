@@ -176,6 +176,7 @@ TrainOptions to_options(const TrainFlags& flags) {
   }
   // Then the run's config.json means the same in every folder.
   if (!options.data.folder.empty()) options.data.folder = fs::absolute(options.data.folder);
+  if (!options.data.text.empty()) options.data.text = fs::absolute(options.data.text);
 
   options.keep.run_dir = flags.name             ? fs::path(flags.runs_dir) / *flags.name
                          : !resumed_run.empty() ? resumed_run

@@ -16,6 +16,7 @@ void check_image_size(const std::string& model, int64_t size, int64_t least);
 void check_at_least_one(const std::string& model, const std::string& what, int64_t size);
 void check_options(const AlexNetOptions& options);
 void check_options(const ResNet18Options& options);
+void check_options(const GptOptions& options);
 
 // The nearest multiple of 8 to count * width, at least 8.
 int64_t scaled(int64_t count, double width);

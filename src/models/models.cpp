@@ -1,4 +1,6 @@
+#include <torch/nn/functional/loss.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/models/gpt.hpp>
 #include <lockstep/models/models.hpp>
 
 #include "base/number_text.hpp"
@@ -27,10 +29,35 @@ MlpOptions mlp_options(const ModelOptions& options, uint64_t seed) {
   return result;
 }
 
+GptOptions gpt_options(const ModelOptions& options, uint64_t seed) {
+  return {.layers = options.layers,
+          .heads = options.heads,
+          .embedding = options.embedding,
+          .context = options.context,
+          .dropout = options.residual_dropout,
+          .seed = seed};
+}
+
+void check_that_gpt_alone_has(const ModelOptions& options) {
+  const ModelOptions unchanged;
+  const auto refuse = [&](bool given, const char* what) {
+    if (given) throw Error(options.name + " has no " + what + "; gpt has");
+  };
+  refuse(options.layers != unchanged.layers, "number of `layers`");
+  refuse(options.heads != unchanged.heads, "`heads`");
+  refuse(options.embedding != unchanged.embedding, "`embedding`");
+  refuse(options.context != unchanged.context, "`context`");
+  refuse(options.residual_dropout != unchanged.residual_dropout, "`residual_dropout`");
+}
+
 }  // namespace
 
 std::vector<std::string> model_names() {
-  return {"lenet", "mlp", "alexnet", "resnet18"};
+  return {"lenet", "mlp", "alexnet", "resnet18", "gpt"};
+}
+
+bool learns_text(const ModelOptions& options) {
+  return options.name == "gpt";
 }
 
 void check_model(const ModelOptions& options) {
@@ -38,7 +65,9 @@ void check_model(const ModelOptions& options) {
     if (given) throw Error(options.name + " has no " + what + "; " + who);
   };
   const bool image_size = options.image_size != 0, groups = options.groups != 1;
-  if (options.name != "alexnet") refuse(options.dropout != ModelOptions().dropout, "dropout", "alexnet has");
+  if (options.name != "gpt") check_that_gpt_alone_has(options);
+  const char* const who_drops = options.name == "gpt" ? "it has `residual_dropout`" : "alexnet has";
+  if (options.name != "alexnet") refuse(options.dropout != ModelOptions().dropout, "dropout", who_drops);
   if (options.name == "lenet") {
     refuse(options.width != 1, "width", "mlp, alexnet and resnet18 have one");
     refuse(image_size, "image size", "alexnet and resnet18 have one");
@@ -52,6 +81,11 @@ void check_model(const ModelOptions& options) {
   } else if (options.name == "resnet18") {
     refuse(groups, "groups", "alexnet has");
     check_options(resnet18_options(options, /*seed=*/0));
+  } else if (options.name == "gpt") {
+    refuse(options.width != 1, "width", "its `embedding` says how wide it is");
+    refuse(image_size, "image size", "alexnet and resnet18 have one");
+    refuse(groups, "groups", "alexnet has");
+    check_options(gpt_options(options, /*seed=*/0));
   } else {
     std::string known;
     for (const auto& name : model_names()) known += (known.empty() ? "" : ", ") + name;
@@ -67,7 +101,16 @@ torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed) {
   if (options.name == "mlp") net = std::make_shared<MlpImpl>(mlp_options(options, seed));
   if (options.name == "alexnet") net = std::make_shared<AlexNetImpl>(alexnet_options(options, seed));
   if (options.name == "resnet18") net = std::make_shared<ResNet18Impl>(resnet18_options(options, seed));
+  if (options.name == "gpt") net = std::make_shared<GptImpl>(gpt_options(options, seed));
   return torch::nn::Sequential(std::move(net));
+}
+
+std::function<torch::Tensor(const torch::Tensor& y_hat, const torch::Tensor& y)> model_loss(
+    const ModelOptions& options) {
+  if (learns_text(options)) return token_cross_entropy;
+  return [](const torch::Tensor& logits, const torch::Tensor& classes) {
+    return torch::nn::functional::cross_entropy(logits, classes);
+  };
 }
 
 at::MemoryFormat fast_memory_format(const ModelOptions& options, const c10::Device& device) {
@@ -84,6 +127,16 @@ std::string to_string(const ModelOptions& options) {
   if (options.image_size != 0) text += ", images of " + size + " x " + size;
   if (options.groups != 1) text += ", " + std::to_string(options.groups) + " groups";
   if (options.dropout != ModelOptions().dropout) text += ", dropout " + number_text(options.dropout);
+  const ModelOptions unchanged;
+  const auto add = [&](int64_t value, int64_t otherwise, const char* what) {
+    if (value != otherwise) text += ", " + std::to_string(value) + " " + what;
+  };
+  add(options.layers, unchanged.layers, "layers");
+  add(options.heads, unchanged.heads, "heads");
+  if (options.embedding != unchanged.embedding) text += ", embedding " + std::to_string(options.embedding);
+  if (options.context != unchanged.context) text += ", context " + std::to_string(options.context);
+  if (options.residual_dropout != unchanged.residual_dropout)
+    text += ", residual dropout " + number_text(options.residual_dropout);
   return text;
 }
 
@@ -92,6 +145,7 @@ std::shared_ptr<torch::nn::Module> NamedSequentialImpl::clone(const std::optiona
   copy->train(is_training());
   auto layer = begin();
   for (const auto& name : named_children().keys()) copy->push_back(name, (layer++)->clone(device));
+  tie_layers(*copy);
   return copy;
 }
 

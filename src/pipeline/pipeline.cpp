@@ -15,6 +15,7 @@
 #include "pipeline_mail.hpp"
 #include "pipeline_shapes.hpp"
 #include "pipeline_stage.hpp"
+#include "pipeline_ties.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/shared_seed.hpp"
 
@@ -86,6 +87,7 @@ class Pipeline::State {
   const int count_;                    // of stages, over all ranks
   std::vector<PipelineStage> stages_;  // this rank's, ascending
   Sequential module_;
+  std::optional<PipelineTies> ties_;
   std::set<std::pair<std::string, int64_t>> compared_;  // shapes and sizes of batches that all ranks had
   std::map<std::string, Shapes> shapes_;                // by the shape of a sample that goes in
   std::map<std::pair<int, bool>, Work> work_;
@@ -120,6 +122,7 @@ Pipeline::State::State(std::vector<Sequential> stages, Rank& rank, const Pipelin
   const int first =
       compare_options(rank_, count_, options_, with_parameters == stages_.end() ? count_ : with_parameters->index());
   for (auto& stage : stages_) stage.set_needs_input_gradient(stage.index() > first);
+  ties_.emplace(stages_, rank_);
 }
 
 // ---- Before a batch.
@@ -151,7 +154,8 @@ const Pipeline::State::Work& Pipeline::State::work_for(int microbatches, bool ba
     steps.push_back(steps_of(options_.schedule, rank, ranks, count_ / ranks, microbatches));
     if (!backward) std::erase_if(steps.back(), [](const auto& step) { return step.kind == Kind::backward; });
   }
-  found->second = {steps[static_cast<size_t>(rank_.index())], messages_of(rank_.index(), steps, count_)};
+  found->second = {steps[static_cast<size_t>(rank_.index())],
+                   messages_of(rank_.index(), steps, count_, backward ? ties_->ties() : std::vector<PipelineTie>())};
   return found->second;
 }
 
@@ -170,8 +174,9 @@ std::vector<Range> Pipeline::State::grains_of(int64_t samples, int64_t grain) {
 
 // An activation that a step needs has its stage's input shape. A gradient has its stage's output shape.
 PipelineMail Pipeline::State::mail(const Work& work, const Shapes& shapes, const std::vector<Range>& microbatches) {
-  const auto empty = [&shapes, &work, &microbatches, device = rank_.device()](int index) {
-    const auto& step = work.steps[static_cast<size_t>(index)];
+  const auto empty = [this, &shapes, &work, &microbatches, device = rank_.device()](const PipelineMessage& message) {
+    if (message.tie >= 0) return ties_->empty_gradient(message.tie);
+    const auto& step = work.steps[static_cast<size_t>(message.step)];
     const auto& shape = shapes[static_cast<size_t>(step.stage) + (step.kind == Kind::forward ? 0 : 1)];
     return shape.empty(microbatches[static_cast<size_t>(step.microbatch)].size(), device);
   };
@@ -229,6 +234,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
   const auto microbatches =
       by_grains ? grains_of(samples, batch.grain) : microbatches_of(samples, options_.microbatches);
   const Work& work = work_for(static_cast<int>(microbatches.size()), /*backward=*/true);
+  ties_->refresh();
   PipelineMail mail = this->mail(work, shapes, microbatches);
   Announcement announcement(rank_, last_rank(), /*count=*/2, /*early=*/!on_gpu());
   const at::Tensor loss_and_mark = at::zeros({2}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
@@ -245,6 +251,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
     const SampleScope scope(place_of_part(part));  // backward may compute forward again
     const at::Tensor received = mail.take(static_cast<int>(i));
     at::Tensor made;
+    std::vector<std::pair<int, at::Tensor>> ties;  // their gradients
 
     if (step.kind == Kind::forward) {
       // A backward that follows at once saves no memory by computing forward again.
@@ -276,21 +283,25 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
       std::optional<NoSync> not_yet;
       const bool more_to_come = ++backwards[step.stage] < static_cast<int>(microbatches.size());
       if (replica && !by_grains && more_to_come) not_yet.emplace(replica);
+      const auto lent = ties_->roots(mail.take_ties(static_cast<int>(i)));
       timed([&] {
         const double weight = by_grains ? static_cast<double>(part.size())
                               : replica ? replica->weight_of(part.size(), batch.global_size)
                                         : share;
         const auto on_device = at::TensorOptions(rank_.device()).dtype(at::kDouble);  // or the host waits for the copy
         const auto backward = [&] {
-          made = stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, on_device) : received);
+          made =
+              stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, on_device) : received, lent);
         };
         by_grains ? replica->backward_grain(first_grain + step.microbatch, backward) : backward();
       });
+      ties = ties_->take_gradients(step.stage);
       if (step.stage == 0) continue;
     }
     // What crosses lies in memory as it does where nothing is cut, so that the next stage takes the same kernels.
     const auto& shape = shapes[static_cast<size_t>(step.stage) + (step.kind == Kind::forward ? 1 : 0)];
     mail.give(static_cast<int>(i), made.contiguous(shape.format));
+    for (const auto& [tie, gradient] : ties) mail.give_tie(static_cast<int>(i), tie, gradient);
   }
   mail.finish();
   const at::Tensor announced = announcement.exchange(loss_and_mark);
@@ -331,6 +342,7 @@ at::Tensor Pipeline::State::forward(const at::Tensor& x) {
   if (samples == 0) return result;
   const auto microbatches = microbatches_of(samples, options_.microbatches);
   const Work& work = work_for(static_cast<int>(microbatches.size()), /*backward=*/false);
+  ties_->refresh();
   PipelineMail mail = this->mail(work, shapes, microbatches);
   for (size_t i = 0; i < work.steps.size(); ++i) {
     const auto& step = work.steps[i];

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep {
@@ -16,8 +17,7 @@ at::Tensor in_a_row(const at::Tensor& tensor) {
 
 }  // namespace
 
-PipelineMail::PipelineMail(Rank& rank, const PipelineMessages& messages, std::function<at::Tensor(int step)> empty,
-                           bool in_order)
+PipelineMail::PipelineMail(Rank& rank, const PipelineMessages& messages, Empty empty, bool in_order)
     : rank_(rank),
       messages_(messages),
       empty_(std::move(empty)),
@@ -27,11 +27,12 @@ PipelineMail::PipelineMail(Rank& rank, const PipelineMessages& messages, std::fu
 at::Tensor PipelineMail::take(int step) {
   const int needed = messages_.needed[step];
   if (in_order_) {
-    if (needed >= 0) post_up_to(needed);
+    post_up_to(last_needed(static_cast<size_t>(step)));
     post_receive_of(static_cast<size_t>(step) + 1);
   } else {
     for (; next_step_ < messages_.needed.size() && next_step_ <= static_cast<size_t>(step) + 1; ++next_step_) {
       if (messages_.needed[next_step_] >= 0) post(messages_.needed[next_step_]);
+      for (const int tie : messages_.ties_needed[next_step_]) post(tie);
     }
   }
   if (needed < 0) return {};
@@ -42,10 +43,36 @@ at::Tensor PipelineMail::take(int step) {
 }
 
 void PipelineMail::give(int step, const at::Tensor& tensor) {
-  const int made = messages_.made[step];
+  give_message(messages_.made[step], tensor);
+}
+
+std::vector<std::pair<int, at::Tensor>> PipelineMail::take_ties(int step) {
+  std::vector<std::pair<int, at::Tensor>> gradients;
+  for (const int needed : messages_.ties_needed[step]) {
+    gradients.emplace_back(messages_.messages[needed].tie, open_[needed].tensor);
+    wait(needed);
+  }
+  std::sort(gradients.begin(), gradients.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  return gradients;
+}
+
+void PipelineMail::give_tie(int step, int tie, const at::Tensor& gradient) {
+  for (const int made : messages_.ties_made[step]) {
+    if (messages_.messages[made].tie == tie) give_message(made, gradient);
+  }
+}
+
+int PipelineMail::counterpart_of(const PipelineMessage& sent) const {
+  if (sent.tie < 0) return messages_.needed[sent.their_step];
+  const auto& needed = messages_.ties_needed[sent.their_step];
+  return *std::find_if(needed.begin(), needed.end(),
+                       [&](int index) { return messages_.messages[index].tie == sent.tie; });
+}
+
+void PipelineMail::give_message(int made, const at::Tensor& tensor) {
   const auto& message = messages_.messages[made];
   if (message.peer == rank_.index()) {
-    open_[messages_.needed[message.their_step]].tensor = tensor.clone();
+    open_[counterpart_of(message)].tensor = tensor.clone();
     return;
   }
   open_[made].tensor = tensor;
@@ -64,11 +91,19 @@ void PipelineMail::post(int index) {
   const auto& message = messages_.messages[index];
   if (message.peer == rank_.index()) return;  // given straight
   Open& open = open_[index];
-  const int tag = message.kind == PipelineStep::Kind::forward ? kActivationTag : kGradientTag;
-  if (!message.sent) open.tensor = empty_(message.step);
+  const int tag = message.tie >= 0                              ? kTieTag
+                  : message.kind == PipelineStep::Kind::forward ? kActivationTag
+                                                                : kGradientTag;
+  if (!message.sent) open.tensor = empty_(message);
   std::vector<at::Tensor> tensors{in_a_row(open.tensor)};
   open.work = message.sent ? rank_.backend().send(tensors, message.peer, tag)
                            : rank_.backend().recv(tensors, message.peer, tag);
+}
+
+int PipelineMail::last_needed(size_t step) const {
+  int last = messages_.needed[step];
+  for (const int tie : messages_.ties_needed[step]) last = std::max(last, tie);
+  return last;
 }
 
 void PipelineMail::post_up_to(int message) {
@@ -76,7 +111,7 @@ void PipelineMail::post_up_to(int message) {
 }
 
 void PipelineMail::post_receive_of(size_t step) {
-  const int needed = step < messages_.needed.size() ? messages_.needed[step] : -1;
+  const int needed = step < messages_.needed.size() ? last_needed(step) : -1;
   for (int i = next_message_; i <= needed; ++i) {
     const auto& message = messages_.messages[i];
     if (message.sent && message.peer != rank_.index()) return;

@@ -15,23 +15,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
 
 // Tags of a pipeline's messages. They are the highest ones, so that others can count from 0.
-enum PipelineTag { kActivationTag = 32764, kGradientTag, kLossTag, kShapeTag };
+enum PipelineTag { kTieTag = 32763, kActivationTag, kGradientTag, kLossTag, kShapeTag };
 
 class PipelineMail {
  public:
-  // `empty(step)` makes a contiguous tensor for what the rank's step `step` needs. `messages` must outlive the mail.
-  PipelineMail(Rank& rank, const PipelineMessages& messages, std::function<at::Tensor(int step)> empty, bool in_order);
+  // `empty(message)` makes a contiguous tensor for a message that the rank receives. `messages` must outlive the mail.
+  using Empty = std::function<at::Tensor(const PipelineMessage& message)>;
+  PipelineMail(Rank& rank, const PipelineMessages& messages, Empty empty, bool in_order);
 
   // Gives what the rank's step `step` needs from another stage; undefined if nothing. Call it for every step in order.
   at::Tensor take(int step);
   // Hands on what step `step` has made for another stage, contiguous in the memory format that its receiver expects. Do
   // not change the tensor afterwards. A stage of this rank gets a copy.
   void give(int step, const at::Tensor& tensor);
+  // The same for the gradients of ties, after take() or give() of the step. take_ties() gives them in the order of the
+  // ties.
+  std::vector<std::pair<int, at::Tensor>> take_ties(int step);  // with each tie's number
+  void give_tie(int step, int tie, const at::Tensor& gradient);
   // Waits until all that was given has arrived.
   void finish();
 
@@ -41,6 +47,9 @@ class PipelineMail {
     c10::intrusive_ptr<c10d::Work> work;
   };
 
+  void give_message(int message, const at::Tensor& tensor);
+  int counterpart_of(const PipelineMessage& sent) const;  // what this rank receives of itself
+  int last_needed(size_t step) const;                     // in the one order; -1: nothing
   void post(int message);
   void post_up_to(int message);       // in the one order
   void post_receive_of(size_t step);  // in it too, unless something that is not made yet comes before
@@ -48,7 +57,7 @@ class PipelineMail {
 
   Rank rank_;
   const PipelineMessages& messages_;
-  const std::function<at::Tensor(int step)> empty_;
+  const Empty empty_;
   const bool in_order_;
   std::vector<Open> open_;  // by message
   int next_message_ = 0;    // in order: all messages before it are posted

@@ -61,22 +61,29 @@ std::map<Key, StepPlace> simulate(const std::vector<std::vector<PipelineStep>>& 
 
 }  // namespace
 
-PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineStep>>& steps, int stages) {
+PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineStep>>& steps, int stages,
+                             const std::vector<PipelineTie>& ties) {
   const auto places = simulate(steps, stages);
 
   struct Timed {
-    std::tuple<int, int> order;  // when it arises; at the same time, by the rank that makes it
+    std::tuple<int, int, int> order;  // when it arises; at the same time, by the rank that makes it, and by the tie
     PipelineMessage message;
   };
   std::vector<Timed> timed;
+  const auto add = [&](const Key& source, const PipelineStep& step, int tie) {
+    const StepPlace &from = places.at(source), &to = places.at(key_of(step));
+    const std::tuple order(from.end, from.rank, tie);
+    if (from.rank == rank) timed.push_back({order, {true, step.kind, to.rank, from.step, to.step, tie}});
+    if (to.rank == rank) timed.push_back({order, {false, step.kind, from.rank, to.step, from.step, tie}});
+  };
   for (const auto& steps_of_rank : steps) {
     for (const auto& step : steps_of_rank) {
-      const auto source = source_of(step, stages);
-      if (!source) continue;
-      const StepPlace &from = places.at(*source), &to = places.at(key_of(step));
-      const std::tuple order(from.end, from.rank);
-      if (from.rank == rank) timed.push_back({order, {true, step.kind, to.rank, from.step, to.step}});
-      if (to.rank == rank) timed.push_back({order, {false, step.kind, from.rank, to.step, from.step}});
+      if (const auto source = source_of(step, stages)) add(*source, step, /*tie=*/-1);
+      for (size_t tie = 0; tie < ties.size(); ++tie) {
+        if (step.kind != Kind::backward || step.stage != ties[tie].owner) continue;
+        // The borrower is a later stage, so its backward comes before.
+        add({Kind::backward, step.microbatch, ties[tie].borrower}, step, static_cast<int>(tie));
+      }
     }
   }
   std::stable_sort(timed.begin(), timed.end(), [](const auto& a, const auto& b) { return a.order < b.order; });
@@ -85,8 +92,15 @@ PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineSte
   result.needed.assign(steps[rank].size(), -1);
   result.made.assign(steps[rank].size(), -1);
   result.arrived.resize(steps[rank].size());
+  result.ties_needed.resize(steps[rank].size());
+  result.ties_made.resize(steps[rank].size());
   for (const auto& [order, message] : timed) {
-    (message.sent ? result.made : result.needed)[message.step] = static_cast<int>(result.messages.size());
+    const int index = static_cast<int>(result.messages.size());
+    if (message.tie >= 0) {
+      (message.sent ? result.ties_made : result.ties_needed)[message.step].push_back(index);
+    } else {
+      (message.sent ? result.made : result.needed)[message.step] = index;
+    }
     result.messages.push_back(message);
   }
 
@@ -102,6 +116,7 @@ PipelineMessages messages_of(int rank, const std::vector<std::vector<PipelineSte
       });
     }
     if (result.made[step] >= 0) open.push_back(result.made[step]);
+    open.insert(open.end(), result.ties_made[step].begin(), result.ties_made[step].end());
   }
   return result;
 }

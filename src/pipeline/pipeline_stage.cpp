@@ -3,6 +3,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <lockstep/base/error.hpp>
 
@@ -93,7 +94,7 @@ at::Tensor PipelineStage::forward(int microbatch, const at::Tensor& x, const Hea
   return result.detach();
 }
 
-at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient) {
+at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient, const std::vector<Root>& lent) {
   const auto found = kept_.find(microbatch);
   Kept kept = std::move(found->second);
   kept_.erase(found);
@@ -107,7 +108,14 @@ at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient) {
                   " has no parameters, but computes with a tensor that wants a gradient. Register that as a parameter");
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    kept.output.backward(gradient.to(kept.output.options()).expand_as(kept.output));
+    torch::autograd::variable_list roots{kept.output};
+    torch::autograd::variable_list gradients{gradient.to(kept.output.options()).expand_as(kept.output)};
+    for (const auto& [parameter, of_borrowers] : lent) {
+      // A view of the parameter, so that autograd adds up both gradients before it adds them to .grad.
+      roots.push_back(parameter.view_as(parameter));
+      gradients.push_back(of_borrowers);
+    }
+    torch::autograd::backward(roots, gradients);
   } else if (kept.head) {
     refuse_loss_without_graph();
   }

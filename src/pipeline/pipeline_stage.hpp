@@ -33,11 +33,16 @@ class PipelineStage {
   // input alone. A layer that works in place may change `x`.
   at::Tensor forward(int microbatch, const at::Tensor& x, const Head& head, bool keep_graph);
 
+  // A parameter that another stage borrows, and the gradient that this stage's layers do not give.
+  struct Root {
+    at::Tensor tensor, gradient;
+  };
+
   // Adds to the parameters' gradients what `gradient`, of forward's result, makes of them, and returns the gradient of
   // its input; undefined for the first stage. `gradient` may be one number for all elements. Without the graph computes
   // forward again; buffers (running statistics) have moved before and keep their values. Throws Error: a loss without
-  // a graph.
-  at::Tensor backward(int microbatch, const at::Tensor& gradient);
+  // a graph. A parameter of `lent` gets its gradient there in one sum with its own.
+  at::Tensor backward(int microbatch, const at::Tensor& gradient, const std::vector<Root>& lent = {});
 
  private:
   at::Tensor result_of(const Head& head, at::Tensor x);

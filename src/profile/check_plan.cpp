@@ -1,6 +1,7 @@
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/upsampling.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/models/gpt.hpp>
 #include <lockstep/plan/plan.hpp>
 
 #include <algorithm>
@@ -33,6 +34,10 @@ std::vector<std::string> model_signature(const torch::nn::Sequential& net) {
     // A resizing layer has no parameters, but the times and the memory of all layers behind it depend on its size.
     if (const auto* const resize = layer.value()->as<torch::nn::UpsampleImpl>(); resize && resize->options.size()) {
       line += " to " + c10::str(at::IntArrayRef(*resize->options.size()));
+    }
+    // Nor do parameters show the heads, of which slices must be a part.
+    if (const auto* const block = layer.value()->as<GptBlockImpl>()) {
+      line += ", " + std::to_string(block->options.heads) + " heads";
     }
     lines.push_back(line);
   }

@@ -1,6 +1,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/models/tied_linear.hpp>
 #include <lockstep/plan/plan.hpp>
 #include <lockstep/profile/layer_profile.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
@@ -38,7 +39,9 @@ std::vector<std::string> names_of(const Sequential& net) {
 
 Sequential clone_of(const Sequential& net, c10::Device device) {
   try {
-    return Sequential(std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone(device)));
+    const auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone(device));
+    tie_layers(*copy);
+    return Sequential(copy);
   } catch (const c10::Error& error) {
     throw Error(std::string("profile: the net cannot be cloned, and measuring must not change it: ") +
                 error.what_without_backtrace());

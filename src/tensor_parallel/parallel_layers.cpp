@@ -41,6 +41,12 @@ void check_groups(const ConvolutionOptions& options, const Rank& rank) {
               divisors_of(groups) + " and multiples of " + std::to_string(groups) + "; or keep the layer whole");
 }
 
+void check_blocks(int64_t units, const OutputParallel& options) {
+  if (options.blocks == 1 || (options.blocks > 1 && units % options.blocks == 0 && !options.gather_output)) return;
+  throw Error("ColumnParallelLinear: " + std::to_string(units) + " units in " + std::to_string(options.blocks) +
+              " blocks: the units must be a multiple of the blocks, and gather_output takes one block");
+}
+
 Tensor convolve(const Tensor& x, const Tensor& weight, const Tensor& bias, const ConvolutionOptions& whole,
                 int64_t groups) {
   return F::conv2d(x, weight,
@@ -71,8 +77,10 @@ Tensor Sliced::slice(const std::string& name, const Tensor& whole, const SlicedD
 ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank,
                                                    const OutputParallel& options)
     : rank_(rank), options_(options), in_(whole->weight.size(1)), out_(whole->weight.size(0)) {
-  weight = register_parameter("weight", slice("weight", whole->weight, 0, rank), is_trained(whole->weight));
-  const Tensor part = whole->bias.defined() ? slice("bias", whole->bias, 0, rank) : Tensor();
+  check_blocks(out_, options);
+  const SlicedDimension how{.dim = 0, .blocks = options.blocks};
+  weight = register_parameter("weight", slice("weight", whole->weight, how, rank), is_trained(whole->weight));
+  const Tensor part = whole->bias.defined() ? slice("bias", whole->bias, how, rank) : Tensor();
   bias = register_parameter("bias", part, is_trained(whole->bias));
   train(whole->is_training());
 }

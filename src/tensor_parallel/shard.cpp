@@ -13,7 +13,9 @@
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "gathered.hpp"
+#include "sharded_gpt.hpp"
 #include "sharded_residual_block.hpp"
+#include "sliced_dimensions.hpp"
 #include "whole_copy.hpp"
 
 #include <cstddef>
@@ -88,6 +90,12 @@ class Sharder {
     if (const auto block = as<ResidualBlockImpl>(layer)) {
       return computed_whole(AnyModule(std::make_shared<ShardedResidualBlock>(*block, rank_)));
     }
+    if (const auto words = as<GptEmbeddingImpl>(layer)) {
+      return computed_whole(AnyModule(std::make_shared<ShardedGptEmbedding>(*words, rank_)));
+    }
+    if (const auto block = as<GptBlockImpl>(layer)) {
+      return computed_whole(AnyModule(std::make_shared<ShardedGptBlock>(*block, rank_)));
+    }
     if (const auto norm = as<torch::nn::BatchNorm1dImpl>(layer)) return part_of_norm_1d(norm, layer);
     if (const auto norm = as<torch::nn::BatchNorm2dImpl>(layer)) return part_of_norm_2d(norm, layer);
     if (const auto norm = as<torch::nn::GroupNormImpl>(layer)) return part_of_group_norm(norm, layer);
@@ -101,6 +109,13 @@ class Sharder {
     throw Error("how to split a " + c10::demangle(typeid(unknown).name()) +
                 " is not known. Keep it whole (rule.with(its name, LayerSplit::whole)), or derive it from " +
                 "lockstep::Shardable");
+  }
+
+  // A layer that is tied to the parameter of an earlier one, of which this rank holds what `how` says.
+  AnyModule part_of_tied(const TiedLinearImpl& whole, const std::optional<SlicedDimension>& how) {
+    const Activation input = std::exchange(held_, {});
+    return AnyModule(
+        std::make_shared<ShardedTiedLinear>(whole, input, how, /*outputs=*/whole.tied_weight().size(0), rank_));
   }
 
   // The net's end: `layer` with its result gathered, if it is in slices.
@@ -280,6 +295,13 @@ void check_that_no_weights_are_shared(const torch::nn::Sequential& net) {
   }
 }
 
+// How this rank's part holds a parameter; none: whole.
+std::optional<SlicedDimension> dimension_of(const torch::nn::Sequential& part, const std::string& parameter) {
+  const auto dimensions = sliced_dimensions_of(part);
+  const auto found = dimensions.find(parameter);
+  return found == dimensions.end() ? std::nullopt : std::optional(found->second);
+}
+
 }  // namespace
 
 ShardRule ShardRule::with(const std::string& layer, LayerSplit split) const {
@@ -300,8 +322,17 @@ torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const 
     const AnyModule& layer = *(net->begin() + static_cast<std::ptrdiff_t>(index++));
     const auto entry = rule.layers.find(item.key());
     const auto split = entry == rule.layers.end() ? std::nullopt : std::optional(entry->second);
+    const auto tied = as<TiedLinearImpl>(layer);
     try {
-      AnyModule mine = sharder.part_of_layer(item.key(), layer, split, rule.convolutions_alternate);
+      if (tied && split) {
+        throw Error("it is split as the parameter that it is tied to, " + tied->tied_to() +
+                    "; leave the rule's entry out, and give one to that parameter's layer");
+      }
+      if (tied && !part->named_parameters().contains(tied->tied_to())) {
+        throw Error("it is tied to " + tied->tied_to() + ", which is no parameter of a layer before it");
+      }
+      AnyModule mine = tied ? sharder.part_of_tied(*tied, dimension_of(part, tied->tied_to()))
+                            : sharder.part_of_layer(item.key(), layer, split, rule.convolutions_alternate);
       if (index == net->size() && options.gather_output) mine = sharder.with_whole_result(std::move(mine));
       part->push_back(item.key(), std::move(mine));
     } catch (const Error& error) {
@@ -309,6 +340,7 @@ torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const 
     }
   }
   part->train(net->is_training());
+  tie_layers(*part);
   rank.barrier();  // clones draw from a generator that ranks may share; what is drawn next comes after all of them
   return part;
 }

@@ -6,11 +6,30 @@
 #include "common_settings.hpp"
 #include "devices/gpu_math.hpp"
 #include "evaluation.hpp"
+#include "measures.hpp"
 #include "train_options.hpp"
+#include "workload.hpp"
 
 #include <algorithm>
 
 namespace lockstep {
+namespace {
+
+struct EvalTask {
+  Task task;
+  DataDigests digests;
+};
+
+EvalTask eval_task_of(const TrainOptions& config) {
+  if (!learns_text(config.model)) {
+    const ImageData data = load_data(config.data);
+    return {task_of(config, data), digests_of(data)};
+  }
+  const TextData data = load_text(config.data.text, config.model.context);
+  return {task_of(config, data), digests_of(data.train, data.test)};
+}
+
+}  // namespace
 
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options) {
   const TrainOptions trained = read_config(run_dir, options.devices.empty() ? default_devices() : options.devices);
@@ -25,6 +44,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   config.seed = trained.seed;
   config.data = trained.data;
   if (!options.data_dir.empty()) config.data.folder = options.data_dir;
+  if (!options.text.empty()) config.data.text = options.text;
   config.devices = trained.devices;
   config.threads_per_rank = options.threads_per_rank;
   config.batch.size = std::max(options.batch_size, trained.batch.grain);  // it does not change the result
@@ -37,10 +57,11 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
                 ": the run ended before an epoch was done");
   }
 
-  const ImageData data = load_data(config.data);
+  const EvalTask data = eval_task_of(config);
   EvalResult result;
-  result.source = data.source;
+  result.source = data.task.source;
   result.devices = config.devices;
+  result.counts_answers = data.task.accuracy;
   const auto body = [&](Rank& rank) {
     torch::nn::Sequential net = make_model(config.model, config.seed);
     load_weights(run_dir / kWeightsFile, *net);
@@ -48,9 +69,15 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     set_memory_format(*net, memory_format(config));
     net->eval();
     const auto forward = evaluation_forward(config, rank.device(), [&](const auto& x) { return net->forward(x); });
-    const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch.size, config.batch.grain);
+    EpochMetrics metrics;
+    const auto sums = evaluate_sums(forward, data.task.test.to(rank.device()), sums_of(data.task, rank), rank,
+                                    config.batch.size, config.batch.grain);
+    put_measures(sums, data.task, metrics);
     if (rank.index_in_process() != 0) return;
-    static_cast<Score&>(result) = score;
+    result.total = data.task.test.size();
+    result.loss = metrics.test["loss"];
+    if (data.task.accuracy) result.correct = static_cast<int64_t>(sums.back());
+    if (data.task.perplexity) result.perplexity = metrics.test["perplexity"];
     result.weights = weights_hash(*net);
   };
   const GpuMath math(config.precision == Precision::tf32, /*fixed_shapes=*/false);
@@ -58,7 +85,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
   const bool compares = this_process().count > 1;
   run(config.devices, body,
       {.threads_per_rank = config.threads_per_rank,
-       .configuration = compares ? common_settings(config, digests_of(data)) : ""});
+       .configuration = compares ? common_settings(config, data.digests) : ""});
   return result;
 }
 

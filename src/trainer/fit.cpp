@@ -12,6 +12,7 @@ namespace {
 
 void check_metrics(const Task& task) {
   std::set<std::string> names{"loss", "accuracy"};
+  if (task.perplexity) names.insert("perplexity");
   for (const auto& metric : task.metrics) {
     if (metric.name.empty() || !metric.of) {
       throw Error("fit: a metric of \"" + task.name + "\" has no " + (metric.name.empty() ? "name" : "function") +
@@ -54,7 +55,7 @@ void check_task(const Task& task, const TrainOptions& options) {
                 "\"; a name tells its network from others, and must not be that of one of lockstep's models");
   }
   if (to_string(options.model) != to_string(ModelOptions()) || options.data.source != DataOptions().source ||
-      !options.data.folder.empty()) {
+      !options.data.folder.empty() || !options.data.text.empty()) {
     throw Error("fit: `model` and `data` are options of lockstep's own models; \"" + task.name +
                 "\" brings its network and its data, so leave them out");
   }

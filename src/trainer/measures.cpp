@@ -75,6 +75,7 @@ void put_measures(const std::vector<double>& sums, const Task& task, EpochMetric
   auto sum = sums.begin();
   metrics.test["loss"] = *sum++ / samples;
   for (const auto& metric : task.metrics) metrics.test[metric.name] = *sum++ / samples;
+  if (task.perplexity) metrics.test["perplexity"] = std::exp(metrics.test["loss"]);
   if (task.accuracy) metrics.test_accuracy = *sum / samples;
 }
 

@@ -1,9 +1,10 @@
-// train(): the task that a run's options name: one of lockstep's models, on one of its data sets.
-#include <torch/nn/functional/loss.h>
+// train(): the task that a run's options name: one of lockstep's models, on images or on a text.
 #include <lockstep/trainer/trainer.hpp>
 
+#include "base/scramble.hpp"
 #include "train_options.hpp"
 #include "workload.hpp"
+#include "written_text.hpp"
 
 namespace lockstep {
 namespace {
@@ -21,7 +22,16 @@ std::string warning_of_mnist(const ImageData& data, const DataDigests& digests) 
          "there";
 }
 
+Workload workload_of_text(const TrainOptions& options) {
+  const TextData data = load_text(options.data.text, options.model.context);
+  return {.task = task_of(options, data),
+          .digests = digests_of(data.train, data.test),
+          .announcement = data.source,
+          .title = to_string(options.model) + " on " + options.data.text.filename().string()};
+}
+
 Workload workload_of(const TrainOptions& options) {
+  if (learns_text(options.model)) return workload_of_text(options);
   const ImageData data = load_data(options.data);
   const DataDigests digests = digests_of(data);
   const std::string remark = remark_on(data, digests);
@@ -38,11 +48,27 @@ Workload workload_of(const TrainOptions& options) {
 Task task_of(const TrainOptions& options, const ImageData& data) {
   return {.name = options.model.name,
           .module = [model = options.model](uint64_t seed) { return make_model(model, seed); },
-          .criterion = torch::nn::functional::cross_entropy,
+          .criterion = model_loss(options.model),
           .train = data.train,
           .test = data.test,
           .source = data.source,
           .accuracy = true};
+}
+
+Task task_of(const TrainOptions& options, const TextData& data) {
+  Task task{.name = options.model.name,
+            .module = [model = options.model](uint64_t seed) { return make_model(model, seed); },
+            .criterion = model_loss(options.model),
+            .train = data.train,
+            .test = data.test,
+            .source = data.source,
+            .perplexity = true};
+  if (options.write_text == 0) return task;
+  task.write = [bytes = options.write_text, context = options.model.context, seed = options.seed](
+                   const Task::Forward& forward, int epoch) {
+    return written_text(forward, context, bytes, mix({seed, static_cast<uint64_t>(epoch)}));
+  };
+  return task;
 }
 
 TrainResult train(const TrainOptions& options, const TrainCallbacks& callbacks) {

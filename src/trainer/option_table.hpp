@@ -70,12 +70,14 @@ void each_option(Options& options, Visit&& visit) {
   };
 
   one({"model", throughout, what, "NAME",
-       "the network: lenet, mlp, alexnet or resnet18\n"
+       "the network: lenet, mlp, alexnet, resnet18 or gpt\n"
        "lenet: the network of the book's section\n"
        "mlp: six hidden layers of 512 units\n"
        "alexnet: images resized to 224 x 224; the book trains it with `lr` 0.01\n"
        "resnet18: ResNet-18 for small images; the book trains it with `lr` 0.1. BatchNorm normalises over each "
-       "device's own samples (but see `sync_batchnorm`); its running statistics are averaged after every epoch\n"},
+       "device's own samples (but see `sync_batchnorm`); its running statistics are averaged after every epoch\n"
+       "gpt: a language model, which learns the next byte of `text`; it wants `optimizer` adamw with `lr` about "
+       "0.001\n"},
       options.model.name);
   one({"width", throughout, what, "X", "mlp, alexnet, resnet18: X times as many channels and units, in multiples of 8"},
       options.model.width);
@@ -88,6 +90,19 @@ void each_option(Options& options, Visit&& visit) {
        "alexnet: the share of values that its two wide layers drop in training; they drop the same on any number of "
        "devices"},
       options.model.dropout);
+  one({"layers", throughout, what, "N", "gpt: transformer blocks"}, options.model.layers, {.least = 1});
+  one({"heads", throughout, what, "N", "gpt: heads of each attention"}, options.model.heads, {.least = 1});
+  one({"embedding", throughout, what, "N", "gpt: features of a byte, a multiple of `heads`"}, options.model.embedding,
+      {.least = 1});
+  one({"context", throughout, what, "N", "gpt: bytes of a sample, which the attention sees"}, options.model.context,
+      {.least = 1});
+  one({"residual_dropout", throughout, what, "P",
+       "gpt: the share of values that are dropped of what each layer adds (Vaswani et al. 2017); they are the same on "
+       "any number of devices"},
+      options.model.residual_dropout);
+  one({"text", nowhere, what, "FILE",
+       "gpt: the text, any file: bytes are the tokens, and the last tenth of the file is held out for the test loss"},
+      options.data.text, {.least = 1});
   one({"data", throughout, what, "NAME",
        "fashion-mnist, or synthetic: a stand-in of the same size that needs no files"},
       options.data.source);
@@ -101,8 +116,8 @@ void each_option(Options& options, Visit&& visit) {
        "checkpoint, "
        "or else a new run\n"
        "The run keeps its settings. Only `epochs`, `devices`, `split`, `threads_per_rank`, `balance`, `zero_stage`, "
-       "`memory_format`, `cuda_graph`, `on_nan`, `check_replicas`, `check_arithmetic`, `data_dir` and what is kept may "
-       "change. It stays in "
+       "`memory_format`, `cuda_graph`, `on_nan`, `check_replicas`, `check_arithmetic`, `data_dir`, `text` and what is "
+       "kept may change. It stays in "
        "its folder unless `run_dir` gives another"},
       options.keep.resume, {.least = 1, .kept = false, .plain = false});
 
@@ -256,6 +271,10 @@ void each_option(Options& options, Visit&& visit) {
        "small networks"},
       options.cuda_graph);
 
+  one({"write_text", in_a_run, out, "N",
+       "gpt: so many bytes of text that the network writes at the end of each epoch, drawn by `seed` and the epoch; 0: "
+       "none"},
+      options.write_text);
   one({"run_dir", nowhere, nullptr, nullptr, nullptr}, options.keep.run_dir, {.flag = "name"});
   one({"keep_last", nowhere, out, "N",
        "keep this many of the newest checkpoints for `resume`, beside the one with the best test accuracy; 0: write "

@@ -1,6 +1,8 @@
 #include "rank_trainer.hpp"
 
+#include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/data/text.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
@@ -110,6 +112,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   // What is evaluated, and kept, is one network. With a grain it is one already.
   if (options_.batch.grain == 0) average_running_statistics(*net_.module(), net_.mesh().data(), totals_.samples);
   evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));
+  metrics.written = written_now(number);
   whole_steps_ = 0;
   return metrics;
 }
@@ -299,6 +302,19 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
   const auto sums = evaluate_sums(evaluation_forward(options_, rank_.device(), forward), test_, sums_of(task_, rank_),
                                   net_.mesh().data(), batch_size, options_.batch.grain);
   put_measures(sums, task_, metrics);
+}
+
+// The same on all ranks. The first replica writes it; the others would write the same.
+std::string RankTrainer::written_now(int epoch) {
+  if (!task_.write) return "";
+  net_.module()->eval();
+  const c10::NoGradGuard no_grad;
+  const auto forward = [&](const torch::Tensor& x) { return net_.forward(x.to(rank_.device())); };
+  std::string text;
+  if (net_.mesh().data().index() == 0) {
+    text = readable_text(task_.write(evaluation_forward(options_, rank_.device(), forward), epoch));
+  }
+  return rank_.broadcast(text);
 }
 
 bool RankTrainer::holds_whole() {

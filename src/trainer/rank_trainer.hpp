@@ -88,6 +88,7 @@ class RankTrainer {
   double sum_of_losses();  // of the epoch's samples, over all ranks
   void end_epoch(EpochMetrics& metrics);
   void evaluate_now(EpochMetrics& metrics, bool to_the_end);
+  std::string written_now(int epoch);
   bool holds_whole();  // it is split by data alone
   void restore(const RunState& state);
   void save_hook(RunState& state);

@@ -50,10 +50,11 @@ void check_graph_of(const TrainOptions& options) {
   if (!options.devices[0].is_cuda()) {
     throw Error("`cuda_graph` needs CUDA devices, and this run is on " + to_string(options.devices));
   }
-  if (options.model.name == "alexnet" && options.model.dropout > 0) {
+  const bool drops = options.model.name == "alexnet" ? options.model.dropout > 0 : options.model.residual_dropout > 0;
+  if (is_of_lockstep(options) && drops) {
     throw Error(
         "`cuda_graph` records a step's dropout, and would drop the same in each; leave one of the two out, as in "
-        "`dropout` 0");
+        "`dropout` 0 or `residual_dropout` 0");
   }
   if (options.batch.accumulate == 1) return;
   throw Error(
@@ -118,7 +119,22 @@ void check_sync_batchnorm(const TrainOptions& options) {
   }
 }
 
-// All but the network.
+// A model learns images or a text.
+void check_data_of_model(const TrainOptions& options) {
+  const DataOptions& data = options.data;
+  const std::string& model = options.model.name;
+  if (!learns_text(options.model)) {
+    if (data.text.empty()) return;
+    throw Error("`text` is for `model` gpt, and " + model + " learns classes of images; leave `text` out");
+  }
+  if (data.source != DataOptions().source || !data.folder.empty())
+    throw Error(model + " learns from a text; leave `data` and `data_dir` out");
+  if (data.text.empty()) throw Error(model + " learns the next byte of a text; give one with `text`, any file");
+  if (options.memory_format == MemoryFormat::channels_last)
+    throw Error("`memory_format` channels-last is for images, and " + model + " has none; leave it out");
+}
+
+// All but the network and the data.
 TrainOptions checked_settings(TrainOptions options) {
   const auto refuse = [](const std::string& what, const auto& value, const std::string& rule) {
     std::ostringstream text;
@@ -139,6 +155,8 @@ TrainOptions checked_settings(TrainOptions options) {
   if (!(options.optimizer.clip >= 0))
     refuse("the largest norm of the gradients", options.optimizer.clip, "it must be above 0, or 0 for none");
   if (options.keep.last < 0) refuse("the number of checkpoints to keep", options.keep.last, "it must be at least 0");
+  if (options.write_text < 0)
+    refuse("the number of bytes to write after an epoch", options.write_text, "it must be at least 0");
   if (options.keep.every < 0)
     refuse("the number of steps between checkpoints", options.keep.every, "it must be at least 0");
   if (options.check_replicas < -1)
@@ -167,6 +185,7 @@ TrainOptions checked_settings(TrainOptions options) {
 
 TrainOptions checked(TrainOptions options) {
   check_model(options.model);
+  check_data_of_model(options);
   return checked_settings(std::move(options));
 }
 

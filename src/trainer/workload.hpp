@@ -1,6 +1,7 @@
 // Workload: what a run trains, and what it says of its data; and run_workload(), which train() and fit() are.
 #pragma once
 
+#include <lockstep/data/text.hpp>
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
@@ -24,7 +25,8 @@ struct Workload {
 TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& callbacks,
                          const std::function<Workload()>& load);
 
-// The task that train() gives to run_workload().
+// The tasks that train() gives to run_workload().
 Task task_of(const TrainOptions& options, const ImageData& data);
+Task task_of(const TrainOptions& options, const TextData& data);
 
 }  // namespace lockstep

@@ -56,8 +56,9 @@ TEST_F(CliErrors, WrongSettings) {
   for (const char* text : {"1e308", "1e999", "inf"}) {
     expect_error(train({"--lr", text}), 2, {"--lr: " + std::string(text) + " is too large", "3.4e38"});
   }
-  expect_error(train({"--model", "resnet"}), 2,
-               {"--model: there is no model \"resnet\", but lenet, mlp, alexnet, resnet18; did you mean resnet18?"});
+  expect_error(
+      train({"--model", "resnet"}), 2,
+      {"--model: there is no model \"resnet\", but lenet, mlp, alexnet, resnet18, gpt; did you mean resnet18?"});
   expect_error(train({"--width", "0.5"}), 2, {"lenet has no width; mlp, alexnet and resnet18 have one"});
   expect_error(train({"--model", "mlp", "--width", "0"}), 2, {"mlp: the width is 0; it must be above 0"});
   expect_error(train({"--model", "mlp", "--width", "wide"}), 2, {"--width: wide is not a number"});

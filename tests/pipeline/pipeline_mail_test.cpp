@@ -134,7 +134,7 @@ TEST(PipelineMailTest, EveryStepGetsWhatItNeedsInEitherOrderOfPosts) {
       lockstep::run(lockstep::test_devices(steps.size()), [&](Rank& rank) {
         const auto plan = messages_of(rank.index(), steps, stages);
         PipelineMail mail(
-            rank, plan, [&](int) { return numbers(-1); }, in_order);
+            rank, plan, [&](const auto&) { return numbers(-1); }, in_order);
         const auto& mine = steps[rank.index()];
         for (int i = 0; i < static_cast<int>(mine.size()); ++i) {
           const Tensor taken = mail.take(i);
@@ -169,8 +169,8 @@ TEST(PipelineMailTest, InOrderReceivesArePostedAStepBeforeTheyAreNeeded) {
       std::vector<bool> posted(steps[rank.index()].size());
       PipelineMail mail(
           rank, plan,
-          [&](int step) {
-            posted[step] = true;
+          [&](const auto& message) {
+            posted[message.step] = true;
             return numbers();
           },
           /*in_order=*/true);

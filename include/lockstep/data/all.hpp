@@ -4,6 +4,7 @@
 //   fetch_data    downloads Fashion-MNIST where no package provides it
 //   parts         the ranges that devices take of a batch: near-equal, or by shares
 //   samples       what batches are made of: tensors, or a function that reads
+//   text          the bytes of a file, for a language model
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -11,3 +12,4 @@
 #include <lockstep/data/fetch_data.hpp>
 #include <lockstep/data/parts.hpp>
 #include <lockstep/data/samples.hpp>
+#include <lockstep/data/text.hpp>

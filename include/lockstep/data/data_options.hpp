@@ -1,4 +1,4 @@
-// DataOptions: which images a run trains on, and where they lie.
+// DataOptions: what a run trains on, and where it lies.
 #pragma once
 
 #include <lockstep/data/data.hpp>
@@ -17,9 +17,10 @@ DataSource data_source_from(std::string_view name);
 struct DataOptions {
   DataSource source = DataSource::fashion_mnist;
   std::filesystem::path folder = {};  // of Fashion-MNIST's IDX files; empty: where packages put them
+  std::filesystem::path text = {};    // for a model that learns text (models.hpp): the file, in the place of images
 };
 
-// Throws Error as load_fashion_mnist does.
+// The images. Throws Error as load_fashion_mnist does.
 ImageData load_data(const DataOptions& options);
 
 }  // namespace lockstep

@@ -1,9 +1,11 @@
 // models: networks, layers and their weights in files.
 //   conv_relu_pool  convolution, ReLU and pooling as one fast operator
 //   dropout         dropout with the same masks on any number of ranks
+//   gpt             a language model of transformer blocks
 //   models          LeNet, an MLP, AlexNet, ResNet-18
 //   residual_block  what ResNet-18 is made of
 //   sample_scope    tells layers which samples this thread computes
+//   tied_linear     a linear layer with the weight of another layer
 //   weights         a module's weights, or any tensors, as a safetensors file
 //
 // How it works. conv_relu_pool is one operator for convolution, ReLU and pooling; its kernels lie in src/models/kernels
@@ -13,7 +15,9 @@
 
 #include <lockstep/models/conv_relu_pool.hpp>
 #include <lockstep/models/dropout.hpp>
+#include <lockstep/models/gpt.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/residual_block.hpp>
 #include <lockstep/models/sample_scope.hpp>
+#include <lockstep/models/tied_linear.hpp>
 #include <lockstep/models/weights.hpp>

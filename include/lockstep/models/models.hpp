@@ -1,4 +1,5 @@
 // Models: the section's LeNet as a list of weights and a function; and LeNet, an MLP, AlexNet and ResNet-18 as modules.
+// gpt.hpp has one more, a language model.
 //
 // Every module is a torch::nn::Sequential of named layers, so that it can be split by layers and by channels. Its first
 // weights come from a generator of its own. They depend on the low 32 bits of the seed alone: not on the platform, nor
@@ -12,6 +13,7 @@
 #include <lockstep/models/conv_relu_pool.hpp>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,22 +29,34 @@ struct ModelOptions {
   int64_t image_size = 0;      // images are resized to this height and width: alexnet, resnet18. 0: as the model has it
   int64_t groups = 1;          // 2: alexnet in two towers
   double dropout = 0.5;        // of alexnet's two wide layers, as AlexNetOptions has it
+  // Of gpt, as GptOptions has them:
+  int64_t layers = 4, heads = 4, embedding = 128, context = 128;
+  double residual_dropout = 0;
 };
 
 std::vector<std::string> model_names();
 
-// The model for images [n, 1, 28, 28] and 10 classes, with the weights of this seed. Throws Error as check_model.
+// The model for images [n, 1, 28, 28] and 10 classes, or gpt's for bytes of text, with the weights of this seed. Throws
+// Error as check_model.
 torch::nn::Sequential make_model(const ModelOptions& options, uint64_t seed = 0);
 
 // Throws Error for what make_model cannot make: an unknown name (the text lists those there are), a width that is not
-// above 0 (or above 64), an image size that is too small for the model, and an option that the model does not have.
+// above 0 (or above 64), an image size that is too small for the model, sizes of gpt that do not go together, and an
+// option that the model does not have.
 void check_model(const ModelOptions& options);
+
+// What the model learns by: (y_hat, y) of some samples -> their mean cross-entropy, one number; gpt's over all tokens.
+std::function<torch::Tensor(const torch::Tensor& y_hat, const torch::Tensor& y)> model_loss(
+    const ModelOptions& options);
+
+// gpt learns the next byte of a text; all other models learn classes of images.
+bool learns_text(const ModelOptions& options);
 
 // The format of weights and images (memory_format.hpp) in which the model trains fastest on such a device, as far as it
 // was measured: docs/results/2026-11-24-channels-last.md.
 at::MemoryFormat fast_memory_format(const ModelOptions& options, const c10::Device& device);
 
-// "alexnet, width 0.25, images of 96 x 96, 2 groups": the name, and what is not the default.
+// "alexnet, width 0.25, images of 96 x 96, 2 groups", "gpt, 2 layers": the name, and what is not the default.
 std::string to_string(const ModelOptions& options);
 
 // ---- The section's LeNet, from scratch -----------------------------------------------------------------------------
@@ -143,5 +157,16 @@ class ResNet18Impl : public NamedSequentialImpl {
   explicit ResNet18Impl(const ResNet18Options& options = {});
 };
 TORCH_MODULE(ResNet18);
+
+// Of Gpt, whose layers gpt.hpp has. Its weights begin as those of GPT-2, N(0, 0.02^2).
+struct GptOptions {
+  int64_t vocabulary = 256;  // numbers of tokens; 256: bytes
+  int64_t layers = 4;        // blocks
+  int64_t heads = 4;         // of each attention; they must divide the embedding
+  int64_t embedding = 128;   // features of a token
+  int64_t context = 128;     // tokens that an attention sees at most
+  double dropout = 0;        // of what is added to the residual stream (dropout.hpp)
+  uint64_t seed = 0;
+};
 
 }  // namespace lockstep

@@ -31,7 +31,7 @@ namespace lockstep {
 // 5 layers into stages of layers 0 1, 2 3, and 4. The stages share the net's layers under their names, so a parameter
 // is named as in the net. A skip connection must lie inside one layer (a module whose forward adds its input). Throws
 // Error, which says what would fit, for a cut outside of 1 … layers - 1, cuts that do not ascend, more stages than
-// layers, or a parameter that two stages would share.
+// layers, or a parameter that two stages would share. A layer of a later stage may borrow one: see TiedLinear.
 std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential& net,
                                                      const std::vector<int64_t>& cuts);
 std::vector<torch::nn::Sequential> split_into_stages(const torch::nn::Sequential& net,

@@ -66,14 +66,14 @@ class Shardable {
 // This rank's part of `net`, on rank.device(): a Sequential with the same names of layers and parameters. All ranks
 // must call it with equal nets and options; the net stays as it is, and nothing is shared with it. It takes Linear,
 // Conv2d, ConvReluPool, BatchNorm1d and 2d, GroupNorm, LayerNorm, Embedding, MultiheadAttention, lockstep's Dropout,
-// LibTorch's Dropout and Dropout2d, Flatten, poolings, Upsample, activation functions, ResidualBlock, and what is
-// Shardable. An Embedding is split by the features of its vectors, or if the rule says LayerSplit::input, by its
-// vocabulary. All dropouts become lockstep's, which drops the same on any number of ranks, and in training needs a
-// SampleScope around forward. What has weights and is kept whole is cloned, which draws from LibTorch's default
-// generator as its construction did. All ranks return after the last has drawn. Throws Error on all ranks, with the
-// layer's name: a type that it does not know, numbers that cannot be split (the text says what would fit), a layer
-// with weights that the net has twice, an entry of the rule that names no layer, or one that the layer cannot
-// follow.
+// LibTorch's Dropout and Dropout2d, Flatten, poolings, Upsample, activation functions, ResidualBlock, the layers of a
+// Gpt, TiedLinear, and what is Shardable. An Embedding is split by the features of its vectors, or if the rule says
+// LayerSplit::input, by its vocabulary. All dropouts become lockstep's, which drops the same on any number of ranks,
+// and in training needs a SampleScope around forward. What has weights and is kept whole is cloned, which draws from
+// LibTorch's default generator as its construction did. All ranks return after the last has drawn. Throws Error on all
+// ranks, with the layer's name: a type that it does not know, numbers that cannot be split (the text says what would
+// fit), a layer with weights that the net has twice, an entry of the rule that names no layer, or one that the layer
+// cannot follow.
 torch::nn::Sequential shard(const torch::nn::Sequential& net, Rank& rank, const ShardOptions& options = {});
 
 // Gathers the weights and buffers of all ranks' parts into `net`, on every rank. Use it for checkpoints, evaluation on

@@ -27,8 +27,10 @@ struct EpochMetrics {
   // Samples of a full batch on each device, at the epoch's end. Empty: near-equal parts.
   std::vector<int64_t> parts = {};
   std::string weights = {};  // weights_hash of the network after the epoch (weights.hpp); empty: not kept
-  // Means over the test samples after the epoch, by name: "loss", and the metrics of a Task (task.hpp).
+  // Means over the test samples after the epoch, by name: "loss", the metrics of a Task (task.hpp), and of a text
+  // "perplexity".
   std::map<std::string, double> test = {};
+  std::string written = {};  // what the network writes after the epoch, in UTF-8 (Task::write); empty: nothing
 };
 
 // Writes one JSON object per line and epoch. A loss that is not finite is written as null, and read back as NaN. With

@@ -39,6 +39,14 @@ struct Task {
   // "accuracy" where that is counted, or else "loss".
   std::string best_by = {};
   int patience = 0;  // the run ends when so many epochs in a row were no better than the best; 0: never so
+  // The loss is a cross-entropy in nats, as of a language model. Then EpochMetrics::test also has "perplexity", its
+  // exponential.
+  bool perplexity = false;
+  // Makes EpochMetrics::written, such as a text that a language model writes. It is called at the end of each epoch, in
+  // eval mode, with the network's forward and the epoch's number. All ranks of the first replica call it, since forward
+  // may need all of them. So it must call forward equally often on each, with the same x. Empty: nothing is written.
+  using Forward = std::function<at::Tensor(const at::Tensor& x)>;
+  std::function<std::string(const Forward& forward, int epoch)> write = {};
 };
 
 }  // namespace lockstep

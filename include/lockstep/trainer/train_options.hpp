@@ -102,7 +102,8 @@ struct TrainOptions {
   // BatchNorm normalises over the samples of all ranks (sync_batch_norm.hpp). The model must have some, split by data
   // alone.
   bool sync_batchnorm = false;
-  bool cuda_graph = false;  // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
+  bool cuda_graph = false;   // GPUs only: full batches' steps are recorded once as a CUDA graph and replayed
+  int64_t write_text = 200;  // of gpt: bytes that the network writes at the end of each epoch (EpochMetrics::written)
   KeepOptions keep = {};
 };
 

@@ -67,16 +67,17 @@ class NotFinite : public Error {
   using Error::Error;
 };
 
-// Trains one of lockstep's models on one of its data sets, and after every epoch evaluates and writes into run_dir:
-// config.json (first), metrics.jsonl, model.safetensors, curve.svg, and in checkpoints/ what it can be resumed from;
-// curve.png at the end. On synthetic data metrics.jsonl and model.safetensors say so. BatchNorm's running statistics
-// follow each device's own parts of the batches (without sync_batchnorm); before an epoch is evaluated and kept all
-// devices take their mean, weighted by the samples that each has seen in it.
+// Trains one of lockstep's models on one of its data sets, or gpt on a text, and after every epoch evaluates and writes
+// into run_dir: config.json (first), metrics.jsonl, model.safetensors, curve.svg, and in checkpoints/ what it can be
+// resumed from; curve.png at the end. On synthetic data metrics.jsonl and model.safetensors say so. BatchNorm's running
+// statistics follow each device's own parts of the batches (without sync_batchnorm); before an epoch is evaluated and
+// kept all devices take their mean, weighted by the samples that each has seen in it.
 //
 // Throws Error before the first step. Options have their keys here, as in the errors. "By data alone" is a split
 // without pipeline and tensor axes, in one batch at a time. Refused are
 // - of the network and the data: a model that check_model refuses, unreadable data, a data_dir beside synthetic data,
-//   sync_batchnorm for a model without BatchNorm;
+//   sync_batchnorm for a model without BatchNorm; gpt without a text, a text of which a tenth is no longer than the
+//   context, and a text for another model;
 // - of the batch: a global batch of less than 1, or of more than all training samples; accumulate below 1 or above
 //   the global batch, or beside a pipeline, which has microbatches;
 // - grain: below 0 or above the global batch; with more than one thread per rank, sync_batchnorm, compress, sync_every,
@@ -132,19 +133,22 @@ struct EvalOptions {
   int threads_per_rank = 1;
   int64_t batch_size = 256;             // over all devices at once; does not change the result
   std::filesystem::path data_dir = {};  // folder of the IDX files, for a run that had some; empty: as the run had it
+  std::filesystem::path text = {};      // the text of a run of gpt; empty: where the run had it
 };
 
 struct EvalResult : Score {
-  std::string source;   // of the data
-  std::string weights;  // weights_hash of the network
+  bool counts_answers = true;  // false: `correct` is not counted, as of a text
+  double perplexity = 0;       // of a text: exp(loss)
+  std::string source;          // of the data
+  std::string weights;         // weights_hash of the network
   Devices devices;
 };
 
-// Computes the test accuracy of a kept run on several devices at once, not necessarily those that it was trained on.
-// Every sample counts once, whatever the split (the section's exercise). If the run had a grain, the loss has the same
-// bits on any of them. Throws Error for a folder without a readable
+// Computes the test accuracy of a kept run, or of gpt the perplexity of the held-out text, on several devices at once,
+// not necessarily those that it was trained on. Every sample counts once, whatever the split (the section's exercise).
+// If the run had a grain, the loss has the same bits on any of them. Throws Error for a folder without a readable
 // config.json or model.safetensors, weights of another model, unreadable data, a data_dir for a run on synthetic data,
-// and options that train() would refuse.
+// a text for a run on images, and options that train() would refuse.
 EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions& options = {});
 
 }  // namespace lockstep

@@ -1,0 +1,28 @@
+// Text: the bytes of a file as samples for a language model, which learns the next byte.
+//
+// A sample is a sequence of `context` bytes, and its targets are the bytes that follow each of them. Sequences lie one
+// behind the other, so every byte is a target once. The last tenth of the file is held out. Memory: the file's bytes.
+#pragma once
+
+#include <lockstep/data/samples.hpp>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace lockstep {
+
+struct TextData {
+  Samples train;  // x and y [n, context], int64 from 0 to 255; read from memory by a thread-safe function
+  Samples test;   // of the bytes that are held out
+  std::string source;
+};
+
+// Throws Error, which names the file: one that cannot be read, or of which a tenth is no longer than the context; and a
+// context below 1.
+TextData load_text(const std::filesystem::path& file, int64_t context);
+
+// Bytes as UTF-8 for people to read: what is no UTF-8, and control characters but for tab and line feed, become U+FFFD.
+std::string readable_text(const std::string& bytes);
+
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+// Gpt: a language model, a decoder of transformer blocks (Radford et al. 2019, "Language Models are Unsupervised
+// Multitask Learners"): pre-LayerNorm, causal attention, learned positions, and a head tied to the embedding.
+//
+// It is a torch::nn::Sequential of the layers below, so that it can be split by layers and by channels. The attention
+// is LibTorch's scaled_dot_product_attention, which on CPUs never holds the matrix of all scores. First weights depend
+// on the low 32 bits of the seed alone. Used by one thread at a time, like LibTorch's modules.
+#pragma once
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/pimpl.h>
+#include <lockstep/models/dropout.hpp>
+#include <lockstep/models/models.hpp>
+#include <lockstep/models/tied_linear.hpp>
+
+#include <cstdint>
+
+namespace lockstep {
+
+// Tokens and their places: [n, length], int64 from 0 to vocabulary - 1, length at most the context ->
+// [n, length, embedding]. The sum of both embeddings, with residual dropout. forward() throws Error for another type or
+// shape.
+class GptEmbeddingImpl : public torch::nn::Cloneable<GptEmbeddingImpl> {
+ public:
+  explicit GptEmbeddingImpl(const GptOptions& options) : options(options) { GptEmbeddingImpl::reset(); }
+  void reset() override;
+  at::Tensor forward(const at::Tensor& tokens);
+
+  GptOptions options;
+  torch::nn::Embedding tokens{nullptr}, positions{nullptr};
+  Dropout dropout{nullptr};
+};
+TORCH_MODULE(GptEmbedding);
+
+// A block: x + projection(attention(qkv(norm1(x)))), of which it makes y + down(gelu(up(norm2(y)))). Both sums have
+// residual dropout (Vaswani et al. 2017, section 5.4). [n, length, embedding] -> the same.
+class GptBlockImpl : public torch::nn::Cloneable<GptBlockImpl> {
+ public:
+  explicit GptBlockImpl(const GptOptions& options) : options(options) { GptBlockImpl::reset(); }
+  void reset() override;
+  at::Tensor forward(const at::Tensor& x);
+
+  GptOptions options;
+  torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
+  torch::nn::Linear qkv{nullptr}, projection{nullptr};  // qkv: queries, then keys, then values, of all heads
+  torch::nn::Linear up{nullptr}, down{nullptr};         // of four times as many units
+  Dropout dropout1{nullptr}, dropout2{nullptr};
+};
+TORCH_MODULE(GptBlock);
+
+// [n, length, 3 * heads * size] -> [n, length, heads * size]: of each head what its queries find among the keys of the
+// same and earlier tokens.
+at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads);
+
+// The mean cross-entropy over all tokens: logits [n, length, vocabulary], targets [n, length], int64.
+at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
+
+// [n, length] tokens -> [n, length, vocabulary] logits of the next token. Layers embedding, block1, block2, …, norm,
+// head. By default 842,496 parameters. Throws Error for a size below 1 and above what is useful, for heads that do not
+// divide the embedding, and for a dropout that is not in [0, 1).
+class GptImpl : public NamedSequentialImpl {
+ public:
+  explicit GptImpl(const GptOptions& options = {});
+};
+TORCH_MODULE(Gpt);
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+// TiedLinear: a linear layer whose weight is a parameter of another layer, such as a head with the embedding's weight
+// (Press and Wolf 2017, "Using the Output Embedding to Improve Language Models").
+//
+//   torch::nn::Sequential net({{"words", AnyModule(Embedding(256, 64))}, …, {"head",
+//   AnyModule(TiedLinear("words.weight"))}}); lockstep::tie_layers(*net);
+//
+// The parameter belongs to its own layer alone: optimizers, checkpoints and ranks see it once. shard(), Pipeline and
+// SplitModel keep the tie, also where the two layers are on different ranks. Used by one thread at a time.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <iosfwd>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+
+// Base class of layers that compute with a parameter of another layer.
+class Tied {
+ public:
+  // `parameter` is its name in the network, as named_parameters() of the network has it: "words.weight".
+  explicit Tied(std::string parameter) : parameter_(std::move(parameter)) {}
+  virtual ~Tied() = default;
+
+  const std::string& tied_to() const { return parameter_; }
+
+  // Computes with this tensor from here on; tie_layers() calls it. An undefined tensor undoes the tie.
+  void tie(at::Tensor parameter) { weight_ = std::move(parameter); }
+  bool is_tied() const { return weight_.defined(); }
+
+  // Throws Error, which says what to do, if nobody has tied the layer.
+  const at::Tensor& tied_weight() const;
+
+ private:
+  std::string parameter_;
+  at::Tensor weight_;  // no parameter of this layer
+};
+
+// x [..., in] -> [..., out], without a bias, by a weight [out, in]. A clone is not tied: call tie_layers() with the
+// network that it is part of.
+class TiedLinearImpl : public torch::nn::Cloneable<TiedLinearImpl>, public Tied {
+ public:
+  explicit TiedLinearImpl(std::string parameter) : Tied(std::move(parameter)) {}
+  at::Tensor forward(const at::Tensor& x);
+  void reset() override { tie({}); }  // a clone would compute with the weight of the net that it was cloned from
+  void pretty_print(std::ostream& out) const override;
+};
+TORCH_MODULE(TiedLinear);
+
+// Ties every Tied layer in `net` to the parameter of that name in `net`. Throws Error for a name that `net` does not
+// have.
+void tie_layers(torch::nn::Module& net);
+
+}  // namespace lockstep

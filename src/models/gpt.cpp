@@ -1,0 +1,115 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <c10/core/GradMode.h>
+#include <lockstep/base/error.hpp>
+#include <lockstep/models/gpt.hpp>
+
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include "base/number_text.hpp"
+#include "model_parts.hpp"
+
+namespace lockstep {
+namespace {
+
+// Above these the products of sizes would come near the largest whole number, and the parameters beyond any memory.
+constexpr int64_t kMostLayers = 1024, kMostSize = int64_t{1} << 20;
+
+torch::nn::LayerNorm norm_of(const GptOptions& options) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.embedding}));
+}
+
+// As GPT-2: N(0, 0.02^2); what is added to the residual stream is smaller with more layers.
+void draw_gpt_weights(torch::nn::Module& net, const GptOptions& options) {
+  const torch::NoGradGuard no_grad;
+  const at::Generator generator = at::detail::createCPUGenerator(options.seed);
+  const double scale = 0.02, residual_scale = scale / std::sqrt(2.0 * static_cast<double>(options.layers));
+  for (auto& item : net.named_parameters()) {
+    const std::string& name = item.key();
+    const bool is_residual = name.ends_with("projection.weight") || name.ends_with("down.weight");
+    if (item.value().dim() > 1) item.value().normal_(0, is_residual ? residual_scale : scale, generator);
+    if (name.ends_with("bias")) item.value().zero_();
+  }
+}
+
+}  // namespace
+
+void check_options(const GptOptions& options) {
+  const auto check_size = [](const char* what, int64_t size, int64_t most) {
+    check_at_least_one("gpt", what, size);
+    if (size > most) {
+      throw Error(std::string("gpt: ") + what + " is " + std::to_string(size) + "; it must be at most " +
+                  std::to_string(most));
+    }
+  };
+  check_size("the vocabulary", options.vocabulary, kMostSize);
+  check_size("the number of layers", options.layers, kMostLayers);
+  check_size("the number of heads", options.heads, kMostSize);
+  check_size("the embedding", options.embedding, kMostSize);
+  check_size("the context", options.context, kMostSize);
+  if (options.embedding % options.heads != 0) {
+    throw Error("gpt: " + std::to_string(options.heads) + " heads do not divide an embedding of " +
+                std::to_string(options.embedding) + "; the embedding must be a multiple of the heads");
+  }
+  if (options.dropout >= 0 && options.dropout < 1) return;
+  throw Error("gpt: the residual dropout is " + number_text(options.dropout) + "; it must be at least 0 and below 1");
+}
+
+void GptEmbeddingImpl::reset() {
+  tokens = register_module("tokens", torch::nn::Embedding(options.vocabulary, options.embedding));
+  positions = register_module("positions", torch::nn::Embedding(options.context, options.embedding));
+  dropout = register_module("dropout", Dropout(options.dropout));
+}
+
+at::Tensor GptEmbeddingImpl::forward(const at::Tensor& x) {
+  const bool is_whole = x.scalar_type() == at::kLong || x.scalar_type() == at::kInt;
+  if (x.dim() != 2 || !is_whole || x.size(1) > options.context) {
+    throw Error("gpt takes tokens [n, length] of int64, with a length of at most " + std::to_string(options.context) +
+                ", its context; this is " + c10::toString(x.scalar_type()) + " " + c10::str(x.sizes()));
+  }
+  return dropout(tokens(x) + positions->weight.narrow(0, 0, x.size(1)));
+}
+
+void GptBlockImpl::reset() {
+  const int64_t width = options.embedding;
+  norm1 = register_module("norm1", norm_of(options));
+  qkv = register_module("qkv", torch::nn::Linear(width, 3 * width));
+  projection = register_module("projection", torch::nn::Linear(width, width));
+  dropout1 = register_module("dropout1", Dropout(options.dropout));
+  norm2 = register_module("norm2", norm_of(options));
+  up = register_module("up", torch::nn::Linear(width, 4 * width));
+  down = register_module("down", torch::nn::Linear(4 * width, width));
+  dropout2 = register_module("dropout2", Dropout(options.dropout));
+}
+
+at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
+  const at::Tensor y = x + dropout1(projection(causal_attention(qkv(norm1(x)), options.heads)));
+  return y + dropout2(down(at::gelu(up(norm2(y)))));
+}
+
+at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads) {
+  const auto parts = qkv.unflatten(-1, {3, heads, -1}).permute({2, 0, 3, 1, 4}).unbind(0);  // [n, heads, length, size]
+  const at::Tensor found = at::scaled_dot_product_attention(parts[0], parts[1], parts[2], /*attn_mask=*/{},
+                                                            /*dropout_p=*/0, /*is_causal=*/true);
+  return found.transpose(1, 2).flatten(2);
+}
+
+at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
+  return at::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
+}
+
+GptImpl::GptImpl(const GptOptions& options) {
+  check_options(options);
+  push_back("embedding", GptEmbedding(options));
+  for (int64_t i = 1; i <= options.layers; ++i) push_back("block" + std::to_string(i), GptBlock(options));
+  push_back("norm", norm_of(options));
+  push_back("head", TiedLinear("embedding.tokens.weight"));
+  tie_layers(*this);
+  draw_gpt_weights(*this, options);
+}
+
+}  // namespace lockstep
