@@ -47,7 +47,9 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     net->to(rank.device());
     set_memory_format(*net, memory_format(config));
     net->eval();
-    const auto forward = evaluation_forward(config, rank.device(), [&](const auto& x) { return net->forward(x); });
+    const auto of_batch =
+        evaluation_forward(config, rank.device(), [&](const Batch& batch) { return net->forward(batch.x); });
+    const auto forward = [&](const at::Tensor& x) { return of_batch({.x = x, .y = {}}); };
     const Score score = evaluate(forward, data.test.to(rank.device()), rank, config.batch.size, config.batch.grain);
     if (rank.index_in_process() != 0) return;
     static_cast<Score&>(result) = score;

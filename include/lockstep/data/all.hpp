@@ -1,13 +1,15 @@
 // data: data sets, batches, and the ranges into which they are cut.
-//   data          image sets as tensors, and the batches that a rank gets of them
-//   data_options  which images, and where they lie
-//   fetch_data    downloads Fashion-MNIST where no package provides it
-//   parts         the ranges that devices take of a batch: near-equal, or by shares
-//   samples       what batches are made of: tensors, or a function that reads
+//   data             image sets as tensors, and the batches that a rank gets of them
+//   data_options     which images, and where they lie
+//   fetch_data       downloads Fashion-MNIST where no package provides it
+//   parts            the ranges that devices take of a batch: near-equal, or by shares
+//   samples          what batches are made of: tensors, or a function that reads; and in which order
+//   sample_function  a loss or a metric, of (y_hat, y) or of (y_hat, batch)
 #pragma once
 
 #include <lockstep/data/data.hpp>
 #include <lockstep/data/data_options.hpp>
 #include <lockstep/data/fetch_data.hpp>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/data/sample_function.hpp>
 #include <lockstep/data/samples.hpp>
