@@ -12,6 +12,7 @@ namespace lockstep {
 
 class WeightAverage {
  public:
+  // A tensor may be among the weights twice.
   WeightAverage(double decay, std::vector<at::Tensor> weights);
 
   // Behind a step. The first one makes the average the weights.
@@ -27,6 +28,7 @@ class WeightAverage {
  private:
   const double decay_;
   const std::vector<at::Tensor> weights_;
+  std::vector<bool> comes_again_;  // of each weight: it is an earlier one too, as tied weights are
   std::vector<at::Tensor> average_;
   bool begun_ = false;  // with slices a rank may have none
 };

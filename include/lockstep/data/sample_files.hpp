@@ -24,7 +24,8 @@ struct SampleFileOptions {
   std::string y = "y";
   // The order of an epoch, from its seed and number alone: the files in another order each time, and in it the samples
   // through a buffer of so many numbers. The buffer gives a random one of those that it holds, and takes the next. More
-  // mix better; fewer keep what is read together closer on the disk. 1: as they lie in the files.
+  // mix better; fewer keep what is read together closer on the disk. 1: as they lie in the files. with_weights() and
+  // with_order() put another order in its place, in which rows may come from all files at once.
   int64_t shuffle_buffer = 10000;
   int read_ahead = 2;  // batches, see Samples::read_ahead()
   // What becomes of the rows of a batch, such as bytes to floats; it must keep their number. Empty: they stay as they
