@@ -54,7 +54,7 @@ lockstep::Dataset read_file(const std::filesystem::path& path) {
 int main(int argc, char** argv) try {
   const std::filesystem::path folder = argc > 1 ? argv[1] : ".", run = folder / "run";
   if (!exists(folder / "waves.csv")) make_file(folder / "waves.csv");
-  const auto [x, y] = read_file(folder / "waves.csv");
+  const auto [x, y, more] = read_file(folder / "waves.csv");
   const lockstep::Task task{
       .name = "wave-net",
       .module = [] { return WaveNet(); },

@@ -12,10 +12,13 @@
 #include <vector>
 
 #include "base/scramble.hpp"
+#include "batch_tensors.hpp"
 #include "devices/upload.hpp"
 #include "io/fashion_mnist_files.hpp"
 #include "io/idx.hpp"
 #include "latest_batch.hpp"
+#include "read_ahead.hpp"
+#include "sizes_text.hpp"
 
 namespace lockstep {
 namespace {
@@ -80,6 +83,15 @@ ImageData load_fashion_mnist(const std::filesystem::path& dir) {
           .synthetic = false};
 }
 
+const at::Tensor& Batch::operator[](const std::string& name) const {
+  const auto found = more.find(name);
+  if (found != more.end()) return found->second;
+  std::string names;
+  for (const auto& [other, tensor] : more) names += (names.empty() ? "\"" : ", \"") + other + "\"";
+  throw Error("Batch: there is no tensor \"" + name + "\" beside x and y; " +
+              (names.empty() ? "the data have no others (Dataset::more)" : "the data have " + names));
+}
+
 std::vector<Batch> Batch::in_parts(int64_t count) const {
   if (count < 1)
     throw Error("Batch::in_parts: the number of parts is " + std::to_string(count) + "; expected 1 or more");
@@ -89,9 +101,7 @@ std::vector<Batch> Batch::in_parts(int64_t count) const {
   for (int64_t i = 0; i < parts; ++i) {
     const Range part = part_of(units, static_cast<int>(i), static_cast<int>(parts));
     const int64_t begin = part.begin * unit, end = std::min(part.end * unit, size());
-    Batch cut = *this;
-    cut.x = x.slice(0, begin, end);
-    cut.y = y.slice(0, begin, end);
+    Batch cut = with_each_tensor(*this, [&](const at::Tensor& tensor) { return tensor.slice(0, begin, end); });
     if (first >= 0) cut.first = first + begin;
     batches.push_back(std::move(cut));
   }
@@ -117,9 +127,7 @@ Batch Batch::of_grain(int64_t number) const {
                 " samples among the " + std::to_string(size()) + " samples from sample " + std::to_string(first) +
                 " on");
   }
-  Batch one = *this;
-  one.x = aligned_rows(x, begin, end);
-  one.y = aligned_rows(y, begin, end);
+  Batch one = with_each_tensor(*this, [&](const at::Tensor& tensor) { return aligned_rows(tensor, begin, end); });
   one.first = number * grain;
   return one;
 }
@@ -127,7 +135,7 @@ Batch Batch::of_grain(int64_t number) const {
 namespace {
 
 void check_tensors(const Dataset& dataset) {
-  const auto& [x, y] = dataset;
+  const auto& [x, y, more] = dataset;
   if (!x.defined() || !y.defined() || x.dim() == 0 || y.dim() == 0) {
     throw Error("batches: x and y must be tensors of samples [n, ...]");
   }
@@ -137,6 +145,20 @@ void check_tensors(const Dataset& dataset) {
   if (x.device() != y.device()) {
     throw Error("batches: x is on " + x.device().str() + ", but y is on " + y.device().str());
   }
+  for (const auto& [name, tensor] : more) {
+    if (tensor.defined() && tensor.dim() > 0 && tensor.size(0) == x.size(0) && tensor.device() == x.device()) continue;
+    throw Error("batches: x is " + sizes_text(x) + " on " + x.device().str() + ", and \"" + name + "\" is " +
+                sizes_text(tensor) + (tensor.defined() ? " on " + tensor.device().str() : "") +
+                "; it must have a row for each sample, on the same device");
+  }
+}
+
+// An order that follows from more than seed and epoch.
+uint64_t hash_of_order(const at::Tensor& order) {
+  const auto* const numbers = order.const_data_ptr<int64_t>();
+  uint64_t hash = 1;
+  for (int64_t i = 0; i < order.numel(); ++i) hash = scramble(hash + static_cast<uint64_t>(numbers[i]) + kGolden);
+  return hash;
 }
 
 }  // namespace
@@ -153,13 +175,25 @@ Batches::Batches(Samples samples, const BatchOptions& options, const Partner& sh
     throw Error("batches: shard " + std::to_string(shard.index) + " of " + std::to_string(shard.count) +
                 "; expected an index from 0 to one less than the count");
   }
+  if (options.start < 0 || options.start > count()) {
+    throw Error("batches: start is batch " + std::to_string(options.start) + ", and the epoch has " +
+                std::to_string(count()) + "; expected 0 to their number");
+  }
   set_shares(options.shares);
-  if (options.shuffle) {
+  for (const char letter : samples_.version()) source_ = mix({source_, static_cast<unsigned char>(letter)});
+  if (options.shuffle && samples_.has_order()) {
+    order_ = samples_.order(options.seed, options.epoch);
+    source_ = mix({source_, hash_of_order(order_)});
+  } else if (options.shuffle) {
     // The generator uses only the low 32 bits of its seed, so seed and epoch must both reach them.
     at::Generator generator = at::detail::createCPUGenerator(mix({options.seed, static_cast<uint64_t>(options.epoch)}));
     order_ = at::randperm(samples_.size(), generator, at::TensorOptions(at::kLong));
   }
-  if (!samples_.in_memory()) return;
+  if (!samples_.in_memory()) {
+    if (samples_.batches_ahead() == 0) return;
+    ahead_ = std::make_shared<ReadAhead>([samples = samples_](const auto& numbers) { return samples.read(numbers); });
+    return;
+  }
   const at::Tensor& x = samples_.tensors().x;
   if (order_.defined()) order_ = order_.to(x.device());
   if (x.is_cpu() && shard_.device.is_cuda()) upload_ = std::make_shared<BatchUpload>(shard_.device, order_);
@@ -177,15 +211,16 @@ void Batches::set_shares(std::vector<double> shares) {
 
 Batch Batches::get(int64_t index) const {
   const Place place = place_of(index);
-  auto [x, y] = samples_.in_memory() ? gathered(place) : read(place);
+  auto [x, y, more] = samples_.in_memory() ? gathered(place) : read(place, index);
   if (index + 1 < count()) start(place_of(index + 1));
-  return {.x = x,
-          .y = y,
+  return {.x = std::move(x),
+          .y = std::move(y),
           .global_size = place.global_size,
           .first = place.part.begin,
           .mark = mark_of(index),
           .grain = options_.grain,
-          .runs = options_.grain > 0 ? place.runs : std::vector<int64_t>()};
+          .runs = options_.grain > 0 ? place.runs : std::vector<int64_t>(),
+          .more = std::move(more)};
 }
 
 // Gathers on the data's device, moves bytes as they are (for images a quarter of a float's), and only then makes
@@ -197,20 +232,41 @@ Dataset Batches::gathered(const Place& place) const {
     if (!order_.defined()) return data.narrow(0, begin, size).to(shard_.device);
     return data.index_select(0, order_.narrow(0, begin, size)).to(shard_.device);
   };
-  at::Tensor x = gather(samples_.tensors().x), y = gather(samples_.tensors().y);
-  if (x.scalar_type() == at::kByte) x = x.to(at::kFloat).div_(255);
-  return {x, y};
+  Dataset rows = with_each_tensor(samples_.tensors(), gather);
+  if (rows.x.scalar_type() == at::kByte) rows.x = rows.x.to(at::kFloat).div_(255);
+  return rows;
+}
+
+Dataset Batches::read(const Place& place, int64_t index) const {
+  Dataset samples;
+  if (ahead_) {
+    read_ahead(index);
+    samples = ahead_->take(numbers_of(place));
+    read_ahead(index + 1);
+  } else {
+    samples = samples_.read(numbers_of(place));
+  }
+  return with_each_tensor(std::move(samples), [&](const at::Tensor& tensor) {
+    return tensor.narrow(0, 0, place.part.size()).to(shard_.device);
+  });
+}
+
+// From batch `index` on. Who sets other shares for the batches to come has those read anew.
+void Batches::read_ahead(int64_t index) const {
+  std::vector<std::vector<int64_t>> next;
+  const int64_t end = std::min(count(), index + samples_.batches_ahead());
+  for (; index < end; ++index) next.push_back(numbers_of(place_of(index)));
+  ahead_->want(next);
 }
 
 // A shard without samples needs to know what one is like, so one is read.
-Dataset Batches::read(const Place& place) const {
-  const int64_t size = place.part.size(), wanted = std::max<int64_t>(size, 1);
+std::vector<int64_t> Batches::numbers_of(const Place& place) const {
+  const int64_t wanted = std::max<int64_t>(place.part.size(), 1);
   const int64_t begin = std::min(place.begin + place.part.begin, samples_.size() - wanted);
   std::vector<int64_t> numbers(static_cast<size_t>(wanted));
   std::iota(numbers.begin(), numbers.end(), begin);
   if (order_.defined()) std::copy_n(order_.const_data_ptr<int64_t>() + begin, wanted, numbers.begin());
-  const auto [x, y] = samples_.read(numbers);
-  return {x.narrow(0, 0, size).to(shard_.device), y.narrow(0, 0, size).to(shard_.device)};
+  return numbers;
 }
 
 Batches::Place Batches::place_of(int64_t index) const {
@@ -227,9 +283,9 @@ Batches::Place Batches::place_of(int64_t index) const {
 // The batch behind the one that a step begins with now: the step may make the host wait, and then it comes late.
 void Batches::start(const Place& place) const {
   if (!upload_) return;
-  for (const auto& data : {samples_.tensors().x, samples_.tensors().y}) {
+  each_tensor(samples_.tensors(), [&](const at::Tensor& data) {
     if (!data.requires_grad()) upload_->start(data, place.begin + place.part.begin, place.part.size());
-  }
+  });
 }
 
 // Where each shard's samples, or grains, begin in a batch, and at the end their number.
@@ -246,7 +302,8 @@ std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
 
 // A number made from everything that decides which samples the whole batch has.
 int32_t Batches::mark_of(int64_t index) const {
-  const uint64_t order = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
+  const uint64_t drawn = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
+  const uint64_t order = source_ == 0 ? drawn : mix({drawn, source_});
   const uint64_t cut = mix({static_cast<uint64_t>(options_.size), static_cast<uint64_t>(options_.grain)});
   const uint64_t mixed = mix({order, static_cast<uint64_t>(samples_.size()), cut, static_cast<uint64_t>(index)});
   return static_cast<int32_t>(mixed % std::numeric_limits<int32_t>::max()) + 1;
@@ -254,7 +311,7 @@ int32_t Batches::mark_of(int64_t index) const {
 
 Batches::Iterator Batches::begin() && {
   const auto kept = std::make_shared<const Batches>(std::move(*this));
-  return {kept.get(), 0, kept};
+  return {kept.get(), kept->options_.start, kept};
 }
 
 Batches::Iterator::Iterator(const Batches* owner, int64_t index, std::shared_ptr<const Batches> kept)

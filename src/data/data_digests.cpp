@@ -49,13 +49,26 @@ std::string digest_of_tensor(const at::Tensor& tensor) {
   return digest.hex();
 }
 
+// What only some samples have joins the digest of the targets: other tensors, and an order of their own.
+std::string with_the_rest(const std::string& targets, const Samples& samples) {
+  std::string rest;
+  for (const auto& [name, tensor] : samples.tensors().more) rest += name + '\n' + digest_of_tensor(tensor) + '\n';
+  if (samples.has_order()) rest += "order " + samples.order_version();
+  if (rest.empty()) return targets;
+  io::Digest digest("SHA256");
+  digest.update(targets + '\n' + rest);
+  return digest.hex();
+}
+
 // Of the samples and of the targets.
 std::pair<std::string, std::string> digests_of_samples(const Samples& samples) {
-  if (samples.in_memory()) return {digest_of_tensor(samples.tensors().x), digest_of_tensor(samples.tensors().y)};
+  if (samples.in_memory()) {
+    return {digest_of_tensor(samples.tensors().x), with_the_rest(digest_of_tensor(samples.tensors().y), samples)};
+  }
   io::Digest digest("SHA256");
   digest.update(std::to_string(samples.size()) + " samples, version " + samples.version());
   const std::string both = digest.hex();
-  return {both, both};
+  return {both, with_the_rest(both, samples)};
 }
 
 }  // namespace

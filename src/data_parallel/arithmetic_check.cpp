@@ -12,6 +12,7 @@
 
 #include "base/number_text.hpp"
 #include "base/scramble.hpp"
+#include "data/batch_tensors.hpp"
 #include "grain_statistics.hpp"
 #include "joined_names.hpp"
 #include "ranks/gather.hpp"
@@ -136,36 +137,33 @@ void ArithmeticCheck::compare() {
 
 // They lie in memory as at their owners: kernels are chosen by the strides.
 std::vector<Batch> ArithmeticCheck::samples_of_all(const Notes& notes) {
-  std::vector<int64_t> strides(static_cast<size_t>(part_.x.dim() + part_.y.dim()), 0);
-  if (!notes.empty()) {
-    const Batch& any = notes.begin()->second.grain;
-    std::copy(any.x.strides().begin(), any.x.strides().end(), strides.begin());
-    std::copy(any.y.strides().begin(), any.y.strides().end(), strides.begin() + part_.x.dim());
-  }
+  std::vector<int64_t> strides;  // of one tensor after the other; 0 where this rank computed no grain of those
+  each_tensor(notes.empty() ? part_ : notes.begin()->second.grain, [&](const at::Tensor& tensor) {
+    for (int64_t i = 0; i < tensor.dim(); ++i) strides.push_back(notes.empty() ? 0 : tensor.stride(i));
+  });
   const at::Tensor of_ranks = of_all_ranks(rank_, strides).contiguous();
   std::vector<Batch> grains;
-  for (const auto& [number, owner, checker] : drawn_) {
-    Batch grain = owner == rank_.index() ? notes.at(number).grain : part_;
-    grain.first = number * grain.grain;
+  for (const CheckedGrain& drawn : drawn_) {
+    Batch grain = drawn.owner == rank_.index() ? notes.at(drawn.number).grain : part_;
+    grain.first = drawn.number * grain.grain;
     const int64_t rows = std::min(grain.grain, grain.global_size - grain.first);
-    const int64_t* const theirs = of_ranks.const_data_ptr<int64_t>() + owner * of_ranks.size(1);
-    grain.x = sent(grain.x, part_.x, rows, theirs, owner);
-    grain.y = sent(grain.y, part_.y, rows, theirs + part_.x.dim(), owner);
-    grains.push_back(std::move(grain));
+    const int64_t* theirs = of_ranks.const_data_ptr<int64_t>() + drawn.owner * of_ranks.size(1);
+    grains.push_back(with_each_tensor(std::move(grain), [&](const at::Tensor& tensor) {
+      return sent(tensor, rows, std::exchange(theirs, theirs + tensor.dim()), drawn.owner);
+    }));
   }
   return grains;
 }
 
 // As bytes, since not every backend has every type.
-at::Tensor ArithmeticCheck::sent(const at::Tensor& mine, const at::Tensor& like, int64_t rows, const int64_t* strides,
-                                 int owner) {
+at::Tensor ArithmeticCheck::sent(const at::Tensor& mine, int64_t rows, const int64_t* strides, int owner) {
   if (owner == rank_.index()) {
     rank_.broadcast(mine.detach().contiguous().view({-1}).view(at::kByte), owner);
     return mine;
   }
-  auto sizes = like.sizes().vec();
+  auto sizes = mine.sizes().vec();
   sizes[0] = rows;
-  const at::Tensor plain = at::empty(sizes, like.options().memory_format(at::MemoryFormat::Contiguous));
+  const at::Tensor plain = at::empty(sizes, mine.options().memory_format(at::MemoryFormat::Contiguous));
   rank_.broadcast(plain.view({-1}).view(at::kByte), owner);
   const c10::IntArrayRef wanted(strides, sizes.size());
   return plain.strides() == wanted ? plain : at::empty_strided(sizes, wanted, plain.options()).copy_(plain);

@@ -68,7 +68,7 @@ class ArithmeticCheck {
   using Notes = std::map<int64_t, Note>;
 
   std::vector<Batch> samples_of_all(const Notes& notes);
-  at::Tensor sent(const at::Tensor& mine, const at::Tensor& like, int64_t rows, const int64_t* strides, int owner);
+  at::Tensor sent(const at::Tensor& mine, int64_t rows, const int64_t* strides, int owner);
   GrainHashes compute(const Batch& grain, const MeanOf& mean_of);
   [[noreturn]] void decide(const CheckedGrain& checked, const Batch& grain, const GrainHashes& owners,
                            const GrainHashes& checkers, const MeanOf& mean_of);

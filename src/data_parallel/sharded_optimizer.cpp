@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
 #include "divided_parameters.hpp"
+#include "optim/made_optimizer.hpp"
 #include "parameter_units.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "sharded_parameters.hpp"
@@ -12,7 +13,6 @@
 #include "sharded_state.hpp"
 
 #include <map>
-#include <set>
 #include <string>
 #include <utility>
 
@@ -53,31 +53,6 @@ std::shared_ptr<DividedParameters> divided_of(const std::vector<ShardedBucket>& 
                                               const ShardedOptions& options) {
   if (options.stage < 3) return nullptr;
   return std::make_shared<DividedParameters>(buckets, rank, options.overlap);
-}
-
-// An optimizer over net->parameters() would step with gradients of which this rank has only its share.
-void check_that_it_has(const std::vector<at::Tensor>& slices, const torch::optim::Optimizer& optimizer,
-                       const Rank& rank) {
-  std::set<const c10::TensorImpl*> left;
-  for (const auto& slice : slices) left.insert(slice.unsafeGetTensorImpl());
-  size_t others = 0;
-  for (const auto& group : optimizer.param_groups()) {
-    for (const auto& parameter : group.params()) others += 1 - left.erase(parameter.unsafeGetTensorImpl());
-  }
-  if (others == 0 && left.empty()) return;
-  throw Error(rank.name() + ": ShardedOptimizer: the factory's optimizer has " +
-              (others > 0 ? std::to_string(others) + " tensors that are none of the slices that the factory was given"
-                          : std::to_string(slices.size() - left.size()) + " of the " + std::to_string(slices.size()) +
-                                " slices that the factory was given") +
-              ". Make it of the factory's argument, all of it, and not of net->parameters()");
-}
-
-std::unique_ptr<torch::optim::Optimizer> checked_optimizer(std::unique_ptr<torch::optim::Optimizer> optimizer,
-                                                           const std::vector<ShardedBucket>& buckets,
-                                                           const Rank& rank) {
-  if (!optimizer) throw Error(rank.name() + ": ShardedOptimizer: the factory made no optimizer");
-  check_that_it_has(pieces_of(buckets), *optimizer, rank);
-  return optimizer;
 }
 
 // The groups, with this rank's pieces in the place of the parameters.
@@ -131,7 +106,9 @@ ShardedOptimizer::ShardedOptimizer(std::shared_ptr<Replica> replica, const Shard
       buckets_(buckets_of(replica_->module(), *parameters_, rank_, options)),
       divided_(divided_of(buckets_, rank_, options)),
       reducer_(std::make_shared<ShardedReducer>(buckets_, rank_, options, divided_)),
-      optimizer_(checked_optimizer(make(buckets_), buckets_, rank_)) {
+      // One over net->parameters() would step with gradients of which this rank has only its share.
+      optimizer_(
+          checked_optimizer(make(buckets_), pieces_of(buckets_), rank_.name() + ": ShardedOptimizer", "slices")) {
   replica_->set_averaging(reducer_);
 }
 

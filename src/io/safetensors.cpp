@@ -143,14 +143,6 @@ Json parse_checked(const std::string& text) {
   return Json::parse(text);
 }
 
-struct Entry {
-  std::string name;
-  at::ScalarType type;
-  std::vector<int64_t> shape;
-  uint64_t begin;
-  uint64_t end;
-};
-
 std::vector<uint64_t> unsigned_numbers(const Json& entry, const char* key) {
   if (!entry.contains(key) || !entry[key].is_array()) throw Error("it has no list '" + std::string(key) + "'");
   std::vector<uint64_t> numbers;
@@ -163,7 +155,8 @@ std::vector<uint64_t> unsigned_numbers(const Json& entry, const char* key) {
   return numbers;
 }
 
-Entry parse_entry(const std::string& name, const Json& json, uint64_t data_size) {
+// Its bytes are counted from where the data begin.
+TensorPlace parse_entry(const std::string& name, const Json& json, uint64_t data_size) {
   if (!json.is_object()) throw Error("it is not described by an object");
   if (!json.contains("dtype") || !json["dtype"].is_string()) throw Error("it has no 'dtype'");
   auto type = std::find_if(type_names.begin(), type_names.end(),
@@ -190,8 +183,8 @@ Entry parse_entry(const std::string& name, const Json& json, uint64_t data_size)
   return {name, type->type, {lengths.begin(), lengths.end()}, offsets[0], offsets[1]};
 }
 
-std::vector<Entry> parse_header(const std::string& text, uint64_t data_size,
-                                std::map<std::string, std::string>& metadata) {
+std::vector<TensorPlace> parse_header(const std::string& text, uint64_t data_size,
+                                      std::map<std::string, std::string>& metadata) {
   if (text.empty() || text[0] != '{') throw Error("its header is not a JSON object");
   Json header;
   try {
@@ -199,7 +192,7 @@ std::vector<Entry> parse_header(const std::string& text, uint64_t data_size,
   } catch (const Json::exception& error) {
     throw Error("its header is not JSON: " + where_not_json(text, error));
   }
-  std::vector<Entry> entries;
+  std::vector<TensorPlace> entries;
   for (const auto& [name, json] : header.items()) {
     if (name == metadata_key) {
       for (const auto& [key, value] : json.items()) {
@@ -213,11 +206,11 @@ std::vector<Entry> parse_header(const std::string& text, uint64_t data_size,
       throw Error("tensor '" + name + "': " + error.what());
     }
   }
-  std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+  std::stable_sort(entries.begin(), entries.end(), [](const TensorPlace& a, const TensorPlace& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
   });
   uint64_t covered = 0;
-  for (const Entry& entry : entries) {
+  for (const TensorPlace& entry : entries) {
     if (entry.begin != covered) {
       throw Error("tensor '" + entry.name + "' begins at byte " + std::to_string(entry.begin) + " of the data, but " +
                   std::to_string(covered) + " was expected: tensors overlap or leave a gap");
@@ -231,19 +224,12 @@ std::vector<Entry> parse_header(const std::string& text, uint64_t data_size,
   return entries;
 }
 
-void check_bool(const at::Tensor& tensor, const std::string& name) {
-  // A bool that is neither 0 nor 1 is undefined behaviour to whoever reads it.
-  if (tensor.view(at::kByte).gt(1).any().item<bool>()) {
-    throw Error("tensor '" + name + "' is of type BOOL but holds bytes that are neither 0 nor 1");
-  }
-}
-
 void read_bytes(std::ifstream& in, void* into, uint64_t bytes) {
   in.read(static_cast<char*>(into), static_cast<std::streamsize>(bytes));
   if (!in) throw Error("reading failed: " + std::generic_category().message(errno));
 }
 
-std::vector<Entry> read_header(std::ifstream& in, uint64_t file_size, std::map<std::string, std::string>& metadata) {
+FileLayout read_header(std::ifstream& in, uint64_t file_size) {
   uint64_t header_size = 0;
   if (file_size < sizeof header_size) throw Error("it is too short for a safetensors file");
   read_bytes(in, &header_size, sizeof header_size);
@@ -253,15 +239,22 @@ std::vector<Entry> read_header(std::ifstream& in, uint64_t file_size, std::map<s
   }
   std::string header(header_size, '\0');
   read_bytes(in, header.data(), header_size);
-  return parse_header(header, file_size - sizeof header_size - header_size, metadata);
+  const uint64_t data = sizeof header_size + header_size;
+  FileLayout layout{.tensors = {}, .metadata = {}, .size = file_size};
+  layout.tensors = parse_header(header, file_size - data, layout.metadata);
+  for (auto& place : layout.tensors) {
+    place.begin += data;
+    place.end += data;
+  }
+  return layout;
 }
 
-NamedTensors read_tensors(std::ifstream& in, const std::vector<Entry>& entries) {
+NamedTensors read_tensors(std::ifstream& in, const std::vector<TensorPlace>& entries) {
   NamedTensors tensors;
-  for (const Entry& entry : entries) {
+  for (const TensorPlace& entry : entries) {
     at::Tensor tensor = at::empty(entry.shape, entry.type);
     read_bytes(in, tensor.mutable_data_ptr(), entry.end - entry.begin);
-    if (entry.type == at::kBool) check_bool(tensor, entry.name);
+    check_bool(tensor, entry.name);
     tensors.emplace_back(entry.name, tensor);
   }
   return tensors;
@@ -284,6 +277,11 @@ auto read_file(const std::filesystem::path& file, const Read& read) {
 }
 
 }  // namespace
+
+void check_bool(const at::Tensor& tensor, const std::string& name) {
+  if (tensor.scalar_type() != at::kBool || !tensor.view(at::kByte).gt(1).any().item<bool>()) return;
+  throw Error("tensor '" + name + "' is of type BOOL but holds bytes that are neither 0 nor 1");
+}
 
 void write_safetensors(const std::filesystem::path& file, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata, FileSystem& files) {
@@ -308,18 +306,20 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
 }
 
 NamedTensors read_safetensors(const std::filesystem::path& file, std::map<std::string, std::string>* metadata) {
-  std::map<std::string, std::string> ignored;
   return read_file(file, [&](std::ifstream& in, uint64_t size) {
-    return read_tensors(in, read_header(in, size, metadata == nullptr ? ignored : *metadata));
+    FileLayout layout = read_header(in, size);
+    NamedTensors tensors = read_tensors(in, layout.tensors);
+    if (metadata != nullptr) *metadata = std::move(layout.metadata);
+    return tensors;
   });
 }
 
+FileLayout read_layout(const std::filesystem::path& file) {
+  return read_file(file, [](std::ifstream& in, uint64_t size) { return read_header(in, size); });
+}
+
 std::map<std::string, std::string> read_metadata(const std::filesystem::path& file) {
-  return read_file(file, [](std::ifstream& in, uint64_t size) {
-    std::map<std::string, std::string> metadata;
-    read_header(in, size, metadata);
-    return metadata;
-  });
+  return read_layout(file).metadata;
 }
 
 std::string digest_of(const std::map<std::string, std::string>& metadata, const NamedTensors& tensors) {

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <map>
 #include <string>
@@ -32,6 +33,25 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
 // file and what is wrong.
 NamedTensors read_safetensors(const std::filesystem::path& file,
                               std::map<std::string, std::string>* metadata = nullptr);
+
+// What a file's header says, checked against the file's size.
+struct TensorPlace {
+  std::string name;
+  at::ScalarType type;
+  std::vector<int64_t> shape;
+  uint64_t begin;  // of its bytes, in the file
+  uint64_t end;
+};
+struct FileLayout {
+  std::vector<TensorPlace> tensors;  // in the order of their data
+  std::map<std::string, std::string> metadata;
+  uint64_t size;  // of the file, in bytes
+};
+// Throws Error as read_safetensors.
+FileLayout read_layout(const std::filesystem::path& file);
+
+// Throws Error for a tensor of bools that holds other bytes than 0 and 1: whoever read it would do anything.
+void check_bool(const at::Tensor& tensor, const std::string& name);
 
 // The texts of the header alone: the tensors are neither read nor looked at. Throws Error as read_safetensors.
 std::map<std::string, std::string> read_metadata(const std::filesystem::path& file);

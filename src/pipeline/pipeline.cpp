@@ -44,6 +44,21 @@ at::Tensor samples_of(const at::Tensor& batch, const Range& part, bool is_grain)
   return is_grain ? samples.clone() : samples;
 }
 
+// What a criterion gets: the batch without x, which only the first layer needs.
+Batch targets_of(const Batch& batch, const Range& part, bool is_grain) {
+  Batch targets = batch;
+  targets.x = at::Tensor();
+  targets.y = samples_of(batch.y, part, is_grain);
+  for (auto& [name, tensor] : targets.more) tensor = samples_of(tensor, part, is_grain);
+  return targets;
+}
+
+Batch targets_on(Batch targets, const c10::Device& device) {
+  targets.y = targets.y.to(device);
+  for (auto& [name, tensor] : targets.more) tensor = tensor.to(device);
+  return targets;
+}
+
 }  // namespace
 
 class Pipeline::State {
@@ -259,8 +274,10 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
           i + 1 < work.steps.size() && work.steps[i + 1] == PipelineStep{Kind::backward, step.microbatch, step.stage};
       PipelineStage::Head loss_of;
       if (is_last(step.stage)) {
-        loss_of = [&criterion, y = samples_of(batch.y, part, by_grains),
-                   device = rank_.device()](const at::Tensor& output) { return criterion(output, y.to(device)); };
+        Batch targets = targets_of(batch, part, by_grains);
+        loss_of = [&criterion, targets = std::move(targets), device = rank_.device()](const at::Tensor& output) {
+          return criterion(output, targets_on(targets, device));
+        };
       }
       timed([&] {
         const at::Tensor x = step.stage == 0 ? samples_of(batch.x, part, by_grains).to(rank_.device()) : received;

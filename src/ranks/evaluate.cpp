@@ -21,7 +21,7 @@ int64_t in_whole_grains(int64_t batch_size, int64_t grain) {
 
 }  // namespace
 
-std::vector<double> evaluate_sums(const std::function<at::Tensor(const at::Tensor&)>& forward, const Samples& samples,
+std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>& forward, const Samples& samples,
                                   const std::vector<SampleSum>& sums, Rank& rank, int64_t batch_size, int64_t grain) {
   const c10::NoGradGuard no_grad;
   const int64_t size = in_whole_grains(batch_size, grain);
@@ -30,8 +30,8 @@ std::vector<double> evaluate_sums(const std::function<at::Tensor(const at::Tenso
   const auto columns = static_cast<int64_t>(sums.size());
   const at::Tensor table = at::zeros({rows, columns}, at::TensorOptions(rank.device()).dtype(at::kDouble));
   const auto add = [&](const Batch& batch, int64_t row) {
-    const at::Tensor y_hat = forward(batch.x);
-    for (int64_t i = 0; i < columns; ++i) table[row][i].add_(sums[static_cast<size_t>(i)](y_hat, batch.y));
+    const at::Tensor y_hat = forward(batch);
+    for (int64_t i = 0; i < columns; ++i) table[row][i].add_(sums[static_cast<size_t>(i)](y_hat, batch));
   };
   int64_t grains_before = 0;  // in the batches before
   for (const auto& batch : batches(samples, {.size = size, .shuffle = false, .grain = grain}, rank)) {
@@ -59,11 +59,14 @@ std::vector<double> evaluate_sums(const std::function<at::Tensor(const at::Tenso
 Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, const Dataset& dataset, Rank& rank,
                int64_t batch_size, int64_t grain) {
   namespace F = torch::nn::functional;
-  const SampleSum correct = [](const at::Tensor& logits, const at::Tensor& y) { return (logits.argmax(1) == y).sum(); };
-  const SampleSum loss = [](const at::Tensor& logits, const at::Tensor& y) {
-    return F::cross_entropy(logits, y, F::CrossEntropyFuncOptions().reduction(torch::kSum));
+  const SampleSum correct = [](const at::Tensor& logits, const Batch& batch) {
+    return (logits.argmax(1) == batch.y).sum();
   };
-  const auto sums = evaluate_sums(forward, dataset, {correct, loss}, rank, batch_size, grain);
+  const SampleSum loss = [](const at::Tensor& logits, const Batch& batch) {
+    return F::cross_entropy(logits, batch.y, F::CrossEntropyFuncOptions().reduction(torch::kSum));
+  };
+  const auto of_batch = [&](const Batch& batch) { return forward(batch.x); };
+  const auto sums = evaluate_sums(of_batch, dataset, {correct, loss}, rank, batch_size, grain);
   Score score;
   score.total = dataset.size();
   score.correct = static_cast<int64_t>(sums[0]);

@@ -14,11 +14,11 @@
 
 namespace lockstep {
 
-// (y_hat, y) of some samples -> a sum over them, one number on their device.
-using SampleSum = std::function<at::Tensor(const at::Tensor& y_hat, const at::Tensor& y)>;
+// (y_hat, batch) of some samples -> a sum over them, one number on their device.
+using SampleSum = std::function<at::Tensor(const at::Tensor& y_hat, const Batch& batch)>;
 
 // The sums over all `samples`, each counted once, the same on all ranks; and the rest as evaluate() has it.
-std::vector<double> evaluate_sums(const std::function<at::Tensor(const at::Tensor&)>& forward, const Samples& samples,
+std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>& forward, const Samples& samples,
                                   const std::vector<SampleSum>& sums, Rank& rank, int64_t batch_size, int64_t grain);
 
 }  // namespace lockstep

@@ -73,19 +73,29 @@ void broadcast_stage(torch::nn::Sequential& stage, Rank& pipeline, int owner) {
 }  // namespace
 
 SplitModel::SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
-                       const DataParallelOptions& options)
+                       const DataParallelOptions& options, bool takes_batch)
     : split_(checked(split, net, rank)),
+      takes_batch_(takes_batch),
       mesh_(rank, split.mesh),
       sharded_(by_channels(net, mesh_, split_)),
       pipeline_(by_layers(stages_of(sharded_), mesh_, split_)),
       module_(pipeline_ ? pipeline_->module() : sharded_),
       replicas_(module_.ptr(), mesh_.data(), options),
       scaling_(std::make_shared<UnequalScaling>(mesh_)) {
+  if (takes_batch && (pipeline_ || mesh_.tensor().world_size() > 1)) {
+    throw Error(rank.name() +
+                ": SplitModel: the net's forward takes a Batch, and a split by layers or channels needs layers of "
+                "tensors; split it by data alone");
+  }
   if (pipeline_) sharded_ = nullptr;  // with the layers of other ranks
 }
 
 std::vector<torch::nn::Sequential> SplitModel::stages_of(const torch::nn::Sequential& net) const {
   return split_.cuts.empty() ? split_into_stages(net, split_.stages()) : split_into_stages(net, split_.cuts);
+}
+
+torch::Tensor SplitModel::output_of(const Batch& part) {
+  return takes_batch_ ? replicas_(part) : replicas_(part.x);
 }
 
 torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& criterion) {
@@ -114,16 +124,13 @@ torch::Tensor SplitModel::whole_forward_backward(const Batch& batch, const Crite
         "layers do. Split by data and layers alone, or leave out BatchOptions::grain");
   }
   if (pipeline_) return pipeline_->forward_backward(batch, criterion, replicas_);
-  if (batch.grain > 0) {
-    return replicas_.replica()->backward_by_grains(batch, [&](const Batch& grain) {
-      RECORD_USER_SCOPE("lockstep::forward");
-      return criterion(replicas_(grain.x), grain.y);
-    });
-  }
-  auto loss = [&] {
+  const auto mean_of = [&](const Batch& part) {
     RECORD_USER_SCOPE("lockstep::forward");
-    return replicas_.loss(batch, criterion);
-  }();
+    const torch::Tensor y_hat = output_of(part);
+    return part.size() > 0 ? criterion(y_hat, part) : y_hat.sum();
+  };
+  if (batch.grain > 0) return replicas_.replica()->backward_by_grains(batch, mean_of);
+  auto loss = replicas_.loss(batch, mean_of);
   {  // backward takes the types that forward chose
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     loss.backward();
@@ -135,6 +142,12 @@ torch::Tensor SplitModel::forward(const torch::Tensor& x) {
   scaling_->check();
   const torch::NoGradGuard no_grad;
   return pipeline_ ? pipeline_->forward(x) : module_->forward(x);
+}
+
+torch::Tensor SplitModel::forward(const Batch& batch) {
+  if (!takes_batch_) return forward(batch.x);
+  const torch::NoGradGuard no_grad;
+  return module_->forward(batch);
 }
 
 void SplitModel::gather(torch::nn::Sequential& net) {

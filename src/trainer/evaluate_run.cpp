@@ -68,7 +68,8 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     net->to(rank.device());
     set_memory_format(*net, memory_format(config));
     net->eval();
-    const auto forward = evaluation_forward(config, rank.device(), [&](const auto& x) { return net->forward(x); });
+    const auto forward =
+        evaluation_forward(config, rank.device(), [&](const Batch& batch) { return net->forward(batch.x); });
     EpochMetrics metrics;
     const auto sums = evaluate_sums(forward, data.task.test.to(rank.device()), sums_of(data.task, rank), rank,
                                     config.batch.size, config.batch.grain);

@@ -1,6 +1,7 @@
 // The forward that evaluate() wants, of a run's network.
 #pragma once
 
+#include <lockstep/data/data.hpp>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/trainer/train_options.hpp>
 
@@ -12,14 +13,18 @@
 namespace lockstep {
 
 using Forward = std::function<at::Tensor(const at::Tensor& x)>;
+using ForwardOfBatch = std::function<at::Tensor(const Batch& batch)>;
 
 // `forward` in the options' precision and memory format. Outputs of half precision become float32, for the loss of a
 // whole batch.
-inline Forward evaluation_forward(const TrainOptions& options, const c10::Device& device, Forward forward) {
+inline ForwardOfBatch evaluation_forward(const TrainOptions& options, const c10::Device& device,
+                                         ForwardOfBatch forward) {
   return [device, forward = std::move(forward), bf16 = computes_in_bf16(options),
-          format = memory_format(options)](const at::Tensor& x) {
+          format = memory_format(options)](const Batch& batch) {
     const Autocast precision(device, at::kBFloat16, bf16);
-    const at::Tensor y_hat = forward(x.contiguous(format));
+    Batch formatted = batch;
+    formatted.x = batch.x.contiguous(format);
+    const at::Tensor y_hat = forward(formatted);
     return bf16 ? y_hat.to(at::kFloat) : y_hat;
   };
 }

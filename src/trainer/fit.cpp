@@ -1,6 +1,8 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/trainer/fit.hpp>
 
+#include "base/number_text.hpp"
+#include "data/sizes_text.hpp"
 #include "train_options.hpp"
 #include "workload.hpp"
 
@@ -38,14 +40,39 @@ void check_metrics(const Task& task) {
 
 void check_samples(const Samples& samples, const std::string& what, const TrainOptions& options) {
   if (!samples.in_memory()) return;
-  const auto& [x, y] = samples.tensors();
+  const at::Tensor &x = samples.tensors().x, &y = samples.tensors().y;
   if (x.size(0) != (y.defined() && y.dim() > 0 ? y.size(0) : 0)) {
     throw Error("fit: x of the " + what + " samples has " + std::to_string(x.size(0)) + " rows, and y another number");
+  }
+  for (const auto& [name, tensor] : samples.tensors().more) {
+    if (tensor.defined() && tensor.dim() > 0 && tensor.size(0) == x.size(0)) continue;
+    throw Error("fit: x of the " + what + " samples has " + std::to_string(x.size(0)) + " rows, and \"" + name +
+                "\" is " + sizes_text(tensor) + "; it must have a row for each sample");
   }
   if (options.memory_format == MemoryFormat::channels_last && x.dim() != 4) {
     throw Error("fit: `memory_format` channels-last is for images [n, channels, height, width], and x of the " + what +
                 " samples has " + std::to_string(x.dim()) + " dimensions; leave it out");
   }
+}
+
+void check_update(const Task& task, const TrainOptions& options) {
+  if (!(task.ema_decay >= 0 && task.ema_decay < 1)) {
+    throw Error("fit: the ema_decay of \"" + task.name + "\" is " + number_text(task.ema_decay) +
+                "; it must be from 0, for no average, to below 1, such as 0.999");
+  }
+  if (task.ema_decay > 0 && options.exchange.sync_every > 0) {
+    throw Error(
+        "fit: with `sync_every` each rank has weights of its own within a round, and ema_decay averages those that all "
+        "have; leave one of the two out");
+  }
+  const OptimizerOptions unset;
+  const OptimizerOptions& own = options.optimizer;
+  const bool is_unset =
+      own.kind == unset.kind && own.momentum == unset.momentum && own.weight_decay == unset.weight_decay;
+  if (!task.optimizer || is_unset) return;
+  throw Error("fit: \"" + task.name +
+              "\" makes its own optimizer (Task::optimizer), and `optimizer`, `momentum` or `weight_decay` name " +
+              "another; leave them out, and set them in the function");
 }
 
 void check_task(const Task& task, const TrainOptions& options) {
@@ -67,6 +94,7 @@ void check_task(const Task& task, const TrainOptions& options) {
   check_samples(task.train, "training", options);
   if (task.test.size() > 0) check_samples(task.test, "test", options);
   check_metrics(task);
+  check_update(task, options);
 }
 
 Workload workload_of_task(const Task& task) {

@@ -26,6 +26,7 @@ bool GraphedStep::replay(const Batch& batch) {
   } else {
     input_.x.copy_(batch.x, /*non_blocking=*/true);
     input_.y.copy_(batch.y, /*non_blocking=*/true);
+    for (auto& [name, tensor] : input_.more) tensor.copy_(batch[name], /*non_blocking=*/true);
   }
   graph_->replay();
   stay_near();
@@ -42,6 +43,7 @@ void GraphedStep::stay_near() {
 
 void GraphedStep::record(const Batch& batch) {
   input_ = {.x = batch.x.clone(), .y = batch.y.clone(), .global_size = batch.global_size, .first = batch.first};
+  for (const auto& [name, tensor] : batch.more) input_.more[name] = tensor.clone();
   const auto record_now = [&] {
     try {
       synchronize(rank_);

@@ -3,30 +3,29 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 
+#include "base/number_text.hpp"
+#include "data/sizes_text.hpp"
+
 #include <cmath>
 #include <limits>
-#include <sstream>
 
 namespace lockstep {
 namespace {
 
 std::string what_it_gave(const at::Tensor& tensor) {
-  if (!tensor.defined()) return "an undefined tensor";
-  std::ostringstream text;
-  text << "a tensor of sizes " << tensor.sizes();
-  return text.str();
+  return tensor.defined() ? "a tensor " + sizes_text(tensor) : "an undefined tensor";
 }
 
 SampleSum loss_sum(const Task& task, const Rank& rank) {
-  return [task, rank](const at::Tensor& y_hat, const at::Tensor& y) {
-    return checked_loss(task, rank, y_hat, y).to(at::kDouble) * static_cast<double>(y.size(0));
+  return [task, rank](const at::Tensor& y_hat, const Batch& batch) {
+    return checked_loss(task, rank, y_hat, batch).to(at::kDouble) * static_cast<double>(batch.size());
   };
 }
 
 SampleSum metric_sum(const Metric& metric, const Rank& rank) {
-  return [metric, rank](const at::Tensor& y_hat, const at::Tensor& y) {
-    const at::Tensor values = metric.of(y_hat, y);
-    const int64_t samples = y.size(0);
+  return [metric, rank](const at::Tensor& y_hat, const Batch& batch) {
+    const at::Tensor values = metric.of(y_hat, batch);
+    const int64_t samples = batch.size();
     if (values.defined() && values.dim() == 0) return values.to(at::kDouble) * static_cast<double>(samples);
     if (values.defined() && values.dim() == 1 && values.size(0) == samples) return values.sum(at::kDouble);
     throw Error(rank.name() + ": the metric \"" + metric.name + "\" gave " + what_it_gave(values) + " for " +
@@ -55,8 +54,8 @@ at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y) {
               "; leave Task::accuracy out, and count in a metric of your own");
 }
 
-at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const at::Tensor& y) {
-  at::Tensor loss = task.criterion(y_hat, y);
+at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const Batch& batch) {
+  at::Tensor loss = task.criterion(y_hat, batch);
   if (loss.defined() && loss.numel() == 1 && loss.is_floating_point()) return loss.dim() == 0 ? loss : loss.reshape({});
   throw Error(rank.name() + ": the criterion of \"" + task.name + "\" gave " + what_it_gave(loss) +
               (loss.defined() ? std::string(" of type ") + c10::toString(loss.scalar_type()) : "") +
@@ -66,7 +65,8 @@ at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_
 std::vector<SampleSum> sums_of(const Task& task, const Rank& rank) {
   std::vector<SampleSum> sums{loss_sum(task, rank)};
   for (const auto& metric : task.metrics) sums.push_back(metric_sum(metric, rank));
-  if (task.accuracy) sums.emplace_back(right_answers);
+  if (task.accuracy)
+    sums.emplace_back([](const at::Tensor& y_hat, const Batch& batch) { return right_answers(y_hat, batch.y); });
   return sums;
 }
 
@@ -84,6 +84,8 @@ std::string measures_text(const Task& task) {
   for (const auto& metric : task.metrics) text += ", metric " + metric.name;
   if (!task.best_by.empty()) text += ", best by " + task.best_by;
   if (task.patience > 0) text += ", patience " + std::to_string(task.patience);
+  if (task.optimizer) text += ", an optimizer of its own";
+  if (task.ema_decay > 0) text += ", ema_decay " + number_text(task.ema_decay);
   return text;
 }
 
@@ -108,9 +110,8 @@ int best_epoch(const std::vector<EpochMetrics>& history, const Judge& judge) {
   return best;
 }
 
-bool is_enough(const std::vector<EpochMetrics>& history, const Task& task) {
-  if (task.patience == 0) return false;
-  return static_cast<int>(history.size()) - best_epoch(history, judge_of(task)) >= task.patience;
+bool is_enough(const std::vector<EpochMetrics>& history, const Judge& judge, int patience) {
+  return patience > 0 && static_cast<int>(history.size()) - best_epoch(history, judge) >= patience;
 }
 
 }  // namespace lockstep

@@ -15,7 +15,7 @@ namespace lockstep {
 at::Tensor right_answers(const at::Tensor& y_hat, const at::Tensor& y);
 
 // The criterion's mean loss of some samples. Throws Error, which names the rank, if it is not one number.
-at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const at::Tensor& y);
+at::Tensor checked_loss(const Task& task, const Rank& rank, const at::Tensor& y_hat, const Batch& batch);
 
 // What to add up over the task's test samples; and the metrics that these sums make.
 std::vector<SampleSum> sums_of(const Task& task, const Rank& rank);
@@ -28,13 +28,13 @@ struct Judge {
 };
 Judge judge_of(const Task& task);
 
-// What all processes of a launcher must measure alike, as a text to compare; empty for a task of train().
+// What all processes of a launcher must have alike of a task, as a text to compare; empty for a task of train().
 std::string measures_text(const Task& task);
 
 // The number of the first of the best epochs; 0 if there is none, or no value of the measure.
 int best_epoch(const std::vector<EpochMetrics>& history, const Judge& judge);
 
 // The last `patience` epochs were no better than one before them.
-bool is_enough(const std::vector<EpochMetrics>& history, const Task& task);
+bool is_enough(const std::vector<EpochMetrics>& history, const Judge& judge, int patience);
 
 }  // namespace lockstep

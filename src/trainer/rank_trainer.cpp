@@ -68,8 +68,9 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
       net_(made_.layers, traffic_.rank(), split_of(options, rank.world_size()),
            {.average = options.exchange.sync_every == 0 && options.exchange.zero_stage == 0,
             .hook = hook_,
-            .check_arithmetic = options.check_arithmetic}),
-      update_(options, net_),
+            .check_arithmetic = options.check_arithmetic},
+           made_.takes_batch),
+      update_(options, net_, {.optimizer = task.optimizer, .ema_decay = task.ema_decay}),
       watch_(options, rank, update_,
              /*ranks_differ=*/!holds_whole() || options.exchange.zero_stage > 0 || options.exchange.sync_every > 0),
       replicas_(options, net_, update_, traffic_),
@@ -111,6 +112,7 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   metrics.train_accuracy = task_.accuracy ? totals_.correct.item<double>() / trained : kNotCounted;
   // What is evaluated, and kept, is one network. With a grain it is one already.
   if (options_.batch.grain == 0) average_running_statistics(*net_.module(), net_.mesh().data(), totals_.samples);
+  show();
   evaluate_now(metrics, /*to_the_end=*/static_cast<bool>(keep));
   metrics.written = written_now(number);
   whole_steps_ = 0;
@@ -151,9 +153,10 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
                          .seed = options_.seed,
                          .epoch = metrics.epoch,
                          .shares = shares_,
-                         .grain = options_.batch.grain},
+                         .grain = options_.batch.grain,
+                         .start = steps_},
                         net_.mesh().data());
-  auto batch = first_of(all);
+  auto batch = all.begin();
   StepProgress progress{.epoch = metrics.epoch,
                         .done = std::min(steps_ * options_.batch.global(), train_.size()),
                         .total = train_.size()};
@@ -203,6 +206,7 @@ void RankTrainer::begin_epoch() {
     totals_.reset();
     clock_.reset();
   }
+  shown_.reset();
   whole_.reset();
   net_.module()->train();
   rank_.barrier();
@@ -218,16 +222,6 @@ void RankTrainer::begin_epoch() {
 void RankTrainer::go_on() {
   clock_.start();
   if (balance_) balance_->leave_out();
-}
-
-// The batch behind those of the steps that a resumed run has done.
-Batches::Iterator RankTrainer::first_of(const Batches& all) {
-  auto batch = all.begin();
-  for (int64_t step = 0; step < steps_; ++step) {
-    go_on();
-    ++batch;
-  }
-  return batch;
 }
 
 void RankTrainer::report(StepProgress& progress) {
@@ -255,10 +249,8 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
     if (!not_finite().empty()) return;
     synchronize(rank_);
     clock_.pause();
-    traffic_.leave_out([&] {
-      const auto whole = update_.whole();
-      keep();
-    });
+    traffic_.leave_out(keep);
+    whole_.reset();
     go_on();
   }
   if (stops_) {
@@ -294,9 +286,9 @@ void RankTrainer::evaluate_now(EpochMetrics& metrics, bool to_the_end) {
   metrics.test_accuracy = kNotCounted;
   if (test_.size() == 0) return;
   net_.module()->eval();
-  const auto forward = [&](const torch::Tensor& x) {
+  const auto forward = [&](const Batch& batch) {
     if (!to_the_end && callbacks_.stop.stop_requested()) throw Stopped("stopped by request");
-    return net_.forward(x);
+    return net_.forward(batch);
   };
   constexpr int64_t batch_size = 256;
   const auto sums = evaluate_sums(evaluation_forward(options_, rank_.device(), forward), test_, sums_of(task_, rank_),
@@ -309,12 +301,18 @@ std::string RankTrainer::written_now(int epoch) {
   if (!task_.write) return "";
   net_.module()->eval();
   const c10::NoGradGuard no_grad;
-  const auto forward = [&](const torch::Tensor& x) { return net_.forward(x.to(rank_.device())); };
+  const auto of_batch =
+      evaluation_forward(options_, rank_.device(), [&](const Batch& batch) { return net_.forward(batch); });
+  const auto forward = [&](const torch::Tensor& x) { return of_batch({.x = x.to(rank_.device()), .y = {}}); };
   std::string text;
-  if (net_.mesh().data().index() == 0) {
-    text = readable_text(task_.write(evaluation_forward(options_, rank_.device(), forward), epoch));
-  }
+  if (net_.mesh().data().index() == 0) text = readable_text(task_.write(forward, epoch));
   return rank_.broadcast(text);
+}
+
+void RankTrainer::show() {
+  if (!update_.average() || !update_.average()->is_begun() || shown_) return;
+  whole_.reset();
+  shown_.emplace(update_);
 }
 
 bool RankTrainer::holds_whole() {

@@ -59,8 +59,13 @@ class RankTrainer {
   bool regroups() const { return regroups_; }
   RunState whole_steps();
 
-  // What a checkpoint holds of the ranks: position, seconds and tensors. All ranks must ask for it.
+  // What a checkpoint holds of the ranks: position, seconds and tensors. All ranks must ask for it. The tensors may be
+  // the network's own, until its next step. From here on whole() is as trained.
   RunState state();
+
+  // From here on whole() is what is evaluated: with Task::ema_decay the average. So it is behind an epoch. All ranks
+  // must call it.
+  void show();
 
   // Seconds of the last epoch in which each rank had no minibatch yet.
   const std::vector<double>& waits() const { return waits_; }
@@ -79,7 +84,6 @@ class RankTrainer {
   void train(EpochMetrics& metrics, const Keep& keep);
   void begin_epoch();
   void go_on();
-  Batches::Iterator first_of(const Batches& all);
   bool within_round() const;
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
@@ -91,6 +95,8 @@ class RankTrainer {
   std::string written_now(int epoch);
   bool holds_whole();  // it is split by data alone
   void restore(const RunState& state);
+  void save_average(RunState& state);
+  void load_average(const RunState& state);
   void save_hook(RunState& state);
   void load_hook(const RunState& state);
   void save_order(RunState& state);
@@ -112,6 +118,7 @@ class RankTrainer {
   SplitModel net_;
   Update update_;
   std::unique_ptr<ShardedOptimizer::Whole> whole_;  // with zero_stage 3: while no step is computed
+  std::optional<Update::Shown> shown_;              // in its place, while the average stands in the weights' place
   FiniteWatch watch_;
   ReplicaWatch replicas_;
   Totals totals_;

@@ -4,6 +4,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/power_sgd.hpp>
 
+#include "base/number_text.hpp"
 #include "data_parallel/averaging.hpp"
 #include "models/module_state.hpp"
 #include "rank_tables.hpp"
@@ -48,6 +49,8 @@ double grains_loss_of(const RunState& state) {
 
 RunState RankTrainer::state() {
   RunState state;
+  save_average(state);
+  if (!whole_) whole_ = update_.whole();
   state.steps = steps_;
   state.seconds = steps_ == 0 ? 0 : clock_.seconds();
   put_under("model", state_of(*whole()), state.tensors);
@@ -87,6 +90,7 @@ RunState RankTrainer::whole_steps() {
     const auto buffers = net_.module()->buffers();
     for (size_t i = 0; i < buffers.size(); ++i) buffers[i].copy_(buffers_[i]);
   }
+  save_average(state);
   put_under("model", state_of(*whole()), state.tensors);
   update_.save(state, rank_);
   if (whole_steps_ == 0) return state;
@@ -99,6 +103,50 @@ RunState RankTrainer::whole_steps() {
                                                         at::kDouble)
                                                  .view({1, 4}));
   return state;
+}
+
+void RankTrainer::save_average(RunState& state) {
+  show();
+  if (!shown_) return;
+  state.tensors.emplace_back("trainer.ema_decay", at::tensor(task_.ema_decay, at::kDouble));
+  for (const auto& item : whole()->named_parameters())
+    state.tensors.emplace_back("ema." + item.key(), item.value().detach().clone());
+  shown_.reset();
+}
+
+void RankTrainer::load_average(const RunState& state) {
+  const auto values = tensors_under("ema", state.tensors);
+  const at::Tensor decay = trainers_own(state, "ema_decay");
+  const double before = decay.defined() ? decay.item<double>() : 0;
+  const bool has_steps = state.epochs > 0 || state.steps > 0;
+  if (has_steps && before != task_.ema_decay) {
+    throw Error("cannot go on: the checkpoint's run has ema_decay " + number_text(before) + ", and \"" + task_.name +
+                "\" has " + number_text(task_.ema_decay) + "; a run goes on as it began, so give it the same");
+  }
+  auto& average = update_.average();
+  if (!average || values.empty()) return;
+  const auto put_into = [&](const torch::nn::Module& net) {
+    auto parameters = net.named_parameters();
+    for (const auto& [name, value] : values) {
+      at::Tensor* const parameter = parameters.find(name);
+      if (parameter == nullptr || parameter->sizes() != value.sizes())
+        throw Error("cannot go on: the checkpoint's tensor 'ema." + name + "' is no weight of this network");
+      parameter->copy_(value);
+    }
+  };
+  if (!holds_whole()) {
+    MadeModule averages = task_.module(rank_, options_.seed);
+    put_into(*averages.whole());
+    const SplitModel slices(averages.layers, traffic_.rank(), split_of(options_, rank_.world_size()),
+                            {.average = false});
+    return average->set(slices.parameters());
+  }
+  average->add();  // the weights, which the exchange gives back
+  {
+    const auto all = update_.whole();
+    put_into(*whole());
+  }
+  average->exchange();
 }
 
 // With PowerSGD each rank has left out something else.
@@ -169,6 +217,7 @@ void RankTrainer::restore(const RunState& state) {
   steps_ = state.steps;
   clock_.reset(state.seconds);
   update_.load(state, rank_);
+  load_average(state);
   load_hook(state);
   load_buffers(tensors_under("ranks.buffers", state.tensors));
   totals_.left_out = left_out_of(state, std::min(train_.size(), steps_ * options_.batch.global()));

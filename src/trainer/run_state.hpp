@@ -29,6 +29,8 @@ struct RunState {
   //   optimizer.MEMBER.PARAMETER  see optimizer_state.hpp
   //   query.PARAMETER             of PowerSgdHook
   //   outer.PARAMETER             of LocalSgd
+  //   ema.PARAMETER               the average of the weights, if a Task has an ema_decay
+  //   trainer.ema_decay           which then is here
   //   trainer.left_out            samples of the epoch's skipped steps, if there are any
   //   trainer.loss                with a grain: the sum of the epoch's losses so far
   //   ranks.totals, ranks.rng, ranks.order

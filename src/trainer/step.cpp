@@ -68,10 +68,10 @@ class PlainStep : public Step {
 
   void forward_backward(const Batch& batch) {
     const Autocast precision(with_.rank.device(), torch::kBFloat16, computes_in_bf16(with_.options));
-    const auto criterion = [&](const torch::Tensor& y_hat, const torch::Tensor& y) {
-      const torch::Tensor loss = checked_loss(with_.task, with_.rank, y_hat, y);
+    const auto criterion = [&](const torch::Tensor& y_hat, const Batch& part) {
+      const torch::Tensor loss = checked_loss(with_.task, with_.rank, y_hat, part);
       // With recomputation a microbatch's loss may be computed twice, of which only one is for a backward.
-      if (c10::GradMode::is_enabled()) count(batch, y_hat, y, loss);
+      if (c10::GradMode::is_enabled()) count(batch, y_hat, part.y, loss);
       return with_.options.on_nan == OnNan::go_on ? loss : spoiling_unless_finite(loss);
     };
     const torch::Tensor mean = with_.net.forward_backward(batch, criterion);

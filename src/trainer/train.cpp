@@ -186,12 +186,14 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
     const auto keep_what_is_owed = [&] {
       const bool between_epochs = begin && begin->steps == 0 && !begin->history.empty();
       const bool owes = elastic->generation() > 0 && between_epochs && succession.kept_epochs < begin->epochs;
-      if (rank.any(rank.index() == 0 && owes)) keep_epoch(begin->history.back(), *trainer.whole());
+      if (!rank.any(rank.index() == 0 && owes)) return;
+      trainer.show();
+      keep_epoch(begin->history.back(), *trainer.whole());
     };
     const auto train_epochs = [&] {
       auto history = begin ? begin->history : std::vector<EpochMetrics>();  // this rank's own
       for (int number = begin ? begin->epochs + 1 : 1; number <= settings.epochs; ++number) {
-        if (is_enough(history, task)) break;
+        if (is_enough(history, judge, task.patience)) break;
         EpochMetrics metrics = trainer.epoch(number, keep);
         if (trainer.regroups()) return;
         if (!trainer.not_finite().empty()) {

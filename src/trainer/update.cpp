@@ -9,34 +9,55 @@
 #include "exchange_options.hpp"
 #include "optim/finite_sum.hpp"
 #include "optim/fused_optimizers.hpp"
+#include "optim/made_optimizer.hpp"
 #include "train_options.hpp"
+
+#include <utility>
 
 namespace lockstep {
 namespace {
 
-std::unique_ptr<torch::optim::Optimizer> optimizer_of(const TrainOptions& options,
-                                                      const std::vector<at::Tensor>& parameters) {
-  if (options.exchange.zero_stage > 0) return nullptr;
-  return make_optimizer(options.optimizer.kind, parameters, optimizer_settings(options));
+ShardedOptimizer::Factory factory_of(const TrainOptions& options, const UpdateExtras& extras) {
+  if (extras.optimizer) return extras.optimizer;
+  return [&options](const std::vector<at::Tensor>& parameters) {
+    return make_optimizer(options.optimizer.kind, parameters, optimizer_settings(options));
+  };
 }
 
-std::unique_ptr<ShardedOptimizer> sharded_of(const TrainOptions& options,
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const TrainOptions& options, const UpdateExtras& extras,
+                                                      SplitModel& net) {
+  if (options.exchange.zero_stage > 0) return nullptr;
+  const auto parameters = net.parameters();
+  auto made = factory_of(options, extras)(parameters);
+  return checked_optimizer(std::move(made), parameters, net.mesh().data().name() + ": fit", "parameters");
+}
+
+std::unique_ptr<ShardedOptimizer> sharded_of(const TrainOptions& options, const UpdateExtras& extras,
                                              DataParallel<torch::nn::SequentialImpl>& net) {
   if (options.exchange.zero_stage == 0) return nullptr;
-  const auto make = [&](const std::vector<at::Tensor>& slices) {
-    return make_optimizer(options.optimizer.kind, slices, optimizer_settings(options));
-  };
-  return std::make_unique<ShardedOptimizer>(net, make, ShardedOptions{.stage = options.exchange.zero_stage});
+  return std::make_unique<ShardedOptimizer>(net, factory_of(options, extras),
+                                            ShardedOptions{.stage = options.exchange.zero_stage});
+}
+
+// With stage 3 a rank keeps slices of the weights, and of their average too.
+std::vector<at::Tensor> averaged_tensors(const SplitModel& net, ShardedOptimizer* sharded, int zero_stage) {
+  if (zero_stage < 3) return net.parameters();
+  std::vector<at::Tensor> slices;
+  for (const auto& group : sharded->optimizer().param_groups())
+    slices.insert(slices.end(), group.params().begin(), group.params().end());
+  return slices;
 }
 
 }  // namespace
 
-Update::Update(const TrainOptions& options, const SplitModel& net)
+Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras)
     : net_(net),
       clip_(options.optimizer.clip),
       rate_(learning_rate_of(options)),
-      optimizer_(optimizer_of(options, net_.parameters())),
-      sharded_(sharded_of(options, net_.replicas())) {
+      optimizer_(optimizer_of(options, extras, net_)),
+      sharded_(sharded_of(options, extras, net_.replicas())) {
+  if (extras.ema_decay > 0)
+    average_.emplace(extras.ema_decay, averaged_tensors(net_, sharded_.get(), options.exchange.zero_stage));
   if (options.exchange.sync_every == 0) return;
   local_.emplace(net_.parameters(), net_.mesh().data(), local_sgd_options(options.exchange));
   // So that every optimizer has a state of every parameter, also of a rank that has had no samples yet.
@@ -63,6 +84,17 @@ void Update::step() {
     optimizer_->step();
   }
   if (local_) local_->step();
+  if (average_) average_->add();
+}
+
+Update::Shown::Shown(Update& update) : update_(update) {
+  if (update_.average_) update_.average_->exchange();
+  whole_ = update_.whole();
+}
+
+Update::Shown::~Shown() {
+  whole_ = nullptr;  // which takes over what the parameters hold
+  if (update_.average_) update_.average_->exchange();
 }
 
 std::vector<at::Tensor> Update::gradients() const {

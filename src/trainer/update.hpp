@@ -1,5 +1,5 @@
 // Update: what a run's options make of the gradients of a step: the optimizer, with the learning rate of that moment,
-// and with local SGD the rounds of the ranks' parameters.
+// and with local SGD the rounds of the ranks' parameters; and the average of the weights, if a Task wants one.
 //
 // With zero_stage it is a ShardedOptimizer of the optimizer. Used by one thread.
 #pragma once
@@ -9,9 +9,11 @@
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/split/split_model.hpp>
+#include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
 #include "run_state.hpp"
+#include "weight_average.hpp"
 
 #include <memory>
 #include <optional>
@@ -19,10 +21,16 @@
 
 namespace lockstep {
 
+// What a Task adds to the options.
+struct UpdateExtras {
+  decltype(Task::optimizer) optimizer = {};
+  double ema_decay = 0;
+};
+
 class Update {
  public:
-  // Updates the parameters of `net`.
-  Update(const TrainOptions& options, const SplitModel& net);
+  // Updates the parameters of `net`. Throws Error if a Task's function makes no optimizer of them.
+  Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras = {});
 
   // In place, see zero_gradients().
   void zero_grad();
@@ -45,6 +53,22 @@ class Update {
   // While the result lives, every rank has all parameters whole. All ranks must call it. Null: they are so anyway.
   std::unique_ptr<ShardedOptimizer::Whole> whole();
 
+  // While one lives, every rank has all parameters whole, and they are those that are evaluated: the average, if there
+  // is one. Make none while a whole() lives. All ranks must make it.
+  class Shown {
+   public:
+    explicit Shown(Update& update);
+    ~Shown();
+    Shown(const Shown&) = delete;
+    Shown& operator=(const Shown&) = delete;
+
+   private:
+    Update& update_;
+    std::unique_ptr<ShardedOptimizer::Whole> whole_;
+  };
+  // Null: the weights are evaluated, or there has been no step.
+  std::optional<WeightAverage>& average() { return average_; }
+
   // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks, which all must
   // call it. Throws Error if the state is of another network, or of other ranks than it can go on with.
   void save(RunState& state, Rank& rank);
@@ -60,6 +84,7 @@ class Update {
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null if it is sharded
   const std::unique_ptr<ShardedOptimizer> sharded_;           // null without zero_stage
   std::optional<LocalSgd> local_;
+  std::optional<WeightAverage> average_;
 };
 
 }  // namespace lockstep

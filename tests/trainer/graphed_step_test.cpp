@@ -28,7 +28,10 @@ using testing::HasSubstr;
 
 Batch batch_of(float value, int64_t global_size, const Rank& rank) {
   const auto size = lockstep::part_of(global_size, rank.index(), rank.world_size()).size();
-  return {.x = torch::full({size, 2}, value), .y = torch::full({size}, value), .global_size = global_size};
+  return {.x = torch::full({size, 2}, value),
+          .y = torch::full({size}, value),
+          .global_size = global_size,
+          .more = {{"weight", torch::full({size}, value)}}};
 }
 
 TEST(GraphedStep, ReplaysFullBatchesAfterTheWarmUpFromTensorsOfItsOwn) {
@@ -39,6 +42,7 @@ TEST(GraphedStep, ReplaysFullBatchesAfterTheWarmUpFromTensorsOfItsOwn) {
     const auto step = [&](const Batch& batch) {
       EXPECT_EQ(batch.x.sizes(), (std::vector<int64_t>{3, 2}));
       EXPECT_EQ(batch.y[0].item<float>(), batch.x[0][0].item<float>());
+      EXPECT_EQ(batch["weight"][0].item<float>(), batch.x[0][0].item<float>());
       seen.push_back(batch.x[0][0].item<float>());
       places.push_back(batch.x.const_data_ptr());
     };

@@ -1,15 +1,21 @@
 // data: data sets, batches, and the ranges into which they are cut.
-//   data          image sets as tensors, and the batches that a rank gets of them
-//   data_options  which images, and where they lie
-//   fetch_data    downloads Fashion-MNIST where no package provides it
-//   parts         the ranges that devices take of a batch: near-equal, or by shares
-//   samples       what batches are made of: tensors, or a function that reads
-//   text          the bytes of a file, for a language model
+//   data             image sets as tensors, and the batches that a rank gets of them
+//   data_options     which images, and where they lie
+//   fetch_data       downloads Fashion-MNIST where no package provides it
+//   parts            the ranges that devices take of a batch: near-equal, or by shares
+//   samples          what batches are made of: tensors, or a function that reads; and in which order
+//   sample_files     data that are larger than memory
+//   sample_function  a loss or a metric, of (y_hat, y) or of (y_hat, batch)
+//   text             the bytes of a file, for a language model
+//   torch_dataset    a dataset of LibTorch's torch::data as Samples
 #pragma once
 
 #include <lockstep/data/data.hpp>
 #include <lockstep/data/data_options.hpp>
 #include <lockstep/data/fetch_data.hpp>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/data/sample_files.hpp>
+#include <lockstep/data/sample_function.hpp>
 #include <lockstep/data/samples.hpp>
 #include <lockstep/data/text.hpp>
+#include <lockstep/data/torch_dataset.hpp>

@@ -46,15 +46,19 @@ std::filesystem::path fashion_mnist_download_place();
 ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000, uint64_t seed = 0);
 
 struct Batch {
-  at::Tensor x;             // this shard's samples on its device; uint8 data comes as float32 in [0, 1]
+  at::Tensor x;             // this shard's samples on its device; uint8 in memory comes as float32 in [0, 1]
   at::Tensor y;             // this shard's targets on its device
   int64_t global_size = 0;  // samples of the whole batch, over all shards
   int64_t first = -1;       // where these samples begin in the whole batch; -1: where part_of() says
   int32_t mark = 0;         // set by batches(): equal for all parts of one whole batch, and for no others; 0: not known
   int64_t grain = 0;        // BatchOptions::grain; with one, these samples are whole grains
   std::vector<int64_t> runs = {};  // with a grain: shard s has grains runs[s] up to runs[s + 1]; empty: near-equal runs
+  TensorsByName more = {};         // this shard's rows of Dataset::more, on its device
 
   int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none
+
+  // The tensor of this name, in `more`. Throws Error, which names those that there are.
+  const at::Tensor& operator[](const std::string& name) const;
 
   // Cuts the batch into `count` near-equal parts, to be computed one after the other. With a grain they are of whole
   // grains. If there are fewer samples or grains, there are fewer parts, but at least one. Throws Error if count < 1.
@@ -70,6 +74,7 @@ struct Batch {
 };
 
 class BatchUpload;  // how batches of data on the CPU come to a GPU
+class ReadAhead;    // how batches that a function reads are there in time
 
 struct BatchOptions {
   int64_t size = 256;  // of the global batch; the last one of an epoch may be smaller
@@ -81,6 +86,8 @@ struct BatchOptions {
   // batch; the last one may be smaller. DataParallel and SplitModel compute each grain by itself, and add grains in one
   // order. Then training gives the same bits on any number of ranks (docs/same-bits.md).
   int64_t grain = 0;
+  // The batch with which an iteration begins: where an epoch is gone on with. Those before it are not read.
+  int64_t start = 0;
 };
 
 // One shard's part of every global batch of one epoch, in order: for (auto& batch : batches(...)). All shards see the
@@ -121,10 +128,10 @@ class Batches {
     Batch batch_;
   };
 
-  Iterator begin() const& { return {this, 0}; }
+  Iterator begin() const& { return {this, options_.start}; }
   Iterator begin() &&;
   Iterator end() const { return {this, count()}; }
-  int64_t count() const;  // global batches of the epoch
+  int64_t count() const;  // global batches of the epoch, also those before BatchOptions::start
 
   // Changes the shares, from the next batch to which an iterator moves. All shards must set the same shares at the same
   // batch. Throws Error as batches() does.
@@ -139,7 +146,9 @@ class Batches {
   Place place_of(int64_t index) const;
   Batch get(int64_t index) const;
   Dataset gathered(const Place& place) const;
-  Dataset read(const Place& place) const;
+  Dataset read(const Place& place, int64_t index) const;
+  std::vector<int64_t> numbers_of(const Place& place) const;
+  void read_ahead(int64_t index) const;
   void start(const Place& place) const;
   int32_t mark_of(int64_t index) const;
   std::vector<int64_t> runs_of(int64_t global_size) const;
@@ -148,11 +157,14 @@ class Batches {
   BatchOptions options_;
   Partner shard_;
   at::Tensor order_;                     // int64 [n] where the samples lie; undefined without shuffle
+  uint64_t source_ = 0;                  // what tells an own order and a version from others; 0: there is neither
   std::shared_ptr<BatchUpload> upload_;  // null: the data are where the shard computes, not on the CPU, or read
+  std::shared_ptr<ReadAhead> ahead_;     // null: nothing is read, or not ahead
 };
 
-// Throws Error if size < 1, if the grain is below 0 or above size, if x and y differ in length or device, if the
-// shard's index is outside its count, or if check_shares refuses the shares or they are not one per shard.
+// Throws Error if size < 1, if the grain is below 0 or above size, if start is below 0 or above the number of batches,
+// if the tensors differ in length or device, if the shard's index is outside its count, if check_shares refuses the
+// shares or they are not one per shard, or as Samples::order() does.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard = {});
 
 // The same for samples that a function may read. It is called for this shard's samples alone, and for one sample where

@@ -15,6 +15,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <lockstep/data/data.hpp>
+#include <lockstep/data/sample_function.hpp>
 #include <lockstep/data_parallel/replica.hpp>
 #include <lockstep/models/sample_scope.hpp>
 #include <lockstep/ranks/rank.hpp>
@@ -29,10 +30,11 @@
 namespace lockstep {
 
 // What makes a network's output and the targets a loss, the mean over the samples: any callable (y_hat, y) -> scalar
-// tensor, or one of torch::nn::functional's losses by its name. As thread-safe as the callable.
+// tensor, or (y_hat, batch) where a mask counts; or one of torch::nn::functional's losses by its name. As thread-safe
+// as the callable.
 class Criterion {
  public:
-  template <std::invocable<at::Tensor, at::Tensor> Function>
+  template <OfSamples Function>
   Criterion(Function function) : function_(std::move(function)) {}
   template <class Options>
   Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&))
@@ -50,12 +52,13 @@ class Criterion {
   }
 
   at::Tensor operator()(const at::Tensor& y_hat, const at::Tensor& y) const { return function_(y_hat, y); }
+  at::Tensor operator()(const at::Tensor& y_hat, const Batch& batch) const { return function_(y_hat, batch); }
 
  private:
   static void check_reduction(const std::string& name);
   static void check_weights(const at::Tensor& weights_of_classes);
 
-  std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> function_;
+  SampleFunction function_;
 };
 
 // A handle: copies are the same net, and a move is a copy too. Once its Rank's run() is over, forwards still work and
@@ -93,22 +96,23 @@ class DataParallel {
     }
   }
 
-  // The mean loss of this rank's part: criterion(forward(batch.x), batch.y), which must be a mean over the samples. An
+  // The mean loss of this rank's part: criterion(forward(batch.x), batch.y), which must be a mean over the samples. A
+  // module whose forward takes a Batch gets the batch in the place of x, and such a criterion in the place of y. An
   // empty part gives zero without calling forward; but with a SyncBatchNorm in the module, or a ShardedOptimizer of
   // stage 3, it is passed through all layers, whose exchanges with the other ranks need this one.
   Loss loss(const Batch& batch, const Criterion& criterion) {
     if (batch.grain > 0) {  // check_arithmetic calls it until backward() is done, when this handle may be gone
       return loss(batch, [module = module_, replica = replica_.get(), criterion](const Batch& grain) {
         replica->check_that_steps_were_averaged();
-        return criterion(module->forward(grain.x), grain.y);
+        return criterion(module->forward(input_of<Module>(grain)), grain);
       });
     }
     const SampleScope scope = samples(batch);
     torch::Tensor local_mean;
     if (batch.size() > 0) {
-      local_mean = criterion((*this)(batch.x), batch.y);
+      local_mean = criterion((*this)(input_of<Module>(batch)), batch);
     } else if (replica_->forwards_empty_parts()) {
-      local_mean = torch::Tensor((*this)(batch.x)).sum();
+      local_mean = torch::Tensor((*this)(input_of<Module>(batch))).sum();
     }
     return replica_->mean(std::move(local_mean), batch.size(), batch.global_size, batch.mark);
   }

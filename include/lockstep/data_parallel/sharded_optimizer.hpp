@@ -83,10 +83,10 @@ class ShardedOptimizer {
   // in a circle).
   //
   // With stage 3 every use of a parameter is a collective call. So all ranks must use the same ones in the same order;
-  // a rank that does not is named by an Error. net.loss() passes empty parts through the layers. Let one rank alone
-  // look at parameters, save_weights() and evaluate() only while a whole() lives. Batches by grains are an Error. Use
+  // a rank that does not is named by an Error. net.loss() passes empty parts through the layers. Make a whole() before
+  // save_weights(), before evaluate(), and before one rank alone reads parameters. Batches by grains are an Error. Use
   // the net on the thread that made this. Under autocast LibTorch keeps a copy of the parameters in the lower precision
-  // from forward to backward, which is whole. When this is destroyed, parameters that are not whole are gone.
+  // from forward to backward, and that copy is whole. When this is destroyed, parameters that are not whole are gone.
   template <class Module>
   ShardedOptimizer(DataParallel<Module>& net, const Factory& make, const ShardedOptions& options = {})
       : ShardedOptimizer(net.replica(), make, options) {}

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
+#include <lockstep/data/samples.hpp>
 
 #include <filesystem>
 #include <map>
@@ -43,7 +44,6 @@ UnmatchedNames load_weights(const std::filesystem::path& file, torch::nn::Module
 
 // The same for any tensors, on any device, by name; load_tensors gives them on the CPU. Throws Error as save_weights
 // does, for a tensor that is undefined, and for a file that cannot be read or is corrupt.
-using TensorsByName = std::map<std::string, at::Tensor>;
 void save_tensors(const std::filesystem::path& file, const TensorsByName& tensors,
                   const std::map<std::string, std::string>& metadata = {});
 TensorsByName load_tensors(const std::filesystem::path& file);

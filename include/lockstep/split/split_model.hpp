@@ -30,9 +30,11 @@ class UnequalScaling;
 class SplitModel {
  public:
   // All ranks must call it with equal nets. It copies some of the net's layers, and takes over the others themselves.
-  // Throws Error as check_mesh, check_split, shard, Pipeline and DataParallel do, and for a null net.
+  // With `takes_batch` the net is one layer whose forward takes a Batch, and gets it in the place of x. Throws Error as
+  // check_mesh, check_split, shard, Pipeline and DataParallel do, for a null net, and for a takes_batch beside a split
+  // by layers or channels.
   SplitModel(const torch::nn::Sequential& net, Rank& rank, const ModelSplit& split,
-             const DataParallelOptions& options = {});
+             const DataParallelOptions& options = {}, bool takes_batch = false);
   SplitModel(const SplitModel&) = default;  // a handle: copies are the same model, and a move is a copy too
 
   Mesh& mesh() { return mesh_; }
@@ -47,15 +49,16 @@ class SplitModel {
 
   // Adds the gradient of the global batch's mean loss to .grad. `batch` is the part of mesh().data()'s index, the same
   // for all ranks of that index. Returns the part's mean loss, a double on the rank's device, equal on these ranks; 0
-  // for an empty part. The criterion is called where the last layer is. All ranks must call it. Throws Error: ranks of
-  // one data index whose batches differ, by their size or by Batch::mark (on GPUs in the first batches only); gradients
-  // that these ranks scaled by different factors since the last call; parts that do not make up the global batch; a
-  // loss without a graph; as Loss::backward() and Pipeline do.
+  // for an empty part. The criterion is called where the last layer is; in a pipeline, with a microbatch without x. All
+  // ranks must call it. Throws Error: ranks of one data index whose batches differ, by their size or by Batch::mark (on
+  // GPUs in the first batches only); gradients that these ranks scaled by different factors since the last call; parts
+  // that do not make up the global batch; a loss without a graph; as Loss::backward() and Pipeline do.
   torch::Tensor forward_backward(const Batch& batch, const Criterion& criterion);
 
   // Returns the network's output, without gradients, on all ranks of one data index. They must all pass the same x. So
   // evaluate(forward, test_set, mesh().data()) evaluates on all ranks.
   torch::Tensor forward(const torch::Tensor& x);
+  torch::Tensor forward(const Batch& batch);  // of batch.x, or with takes_batch of the batch
 
   // Copies parameters and buffers of the whole network, from the replica of this data index, into `net` on every rank.
   // `net` is another network of the same layers, on the CPU. All ranks must call it. Cost: the network's bytes over the
@@ -70,9 +73,11 @@ class SplitModel {
 
  private:
   torch::Tensor whole_forward_backward(const Batch& batch, const Criterion& criterion);
+  torch::Tensor output_of(const Batch& part);
   std::vector<torch::nn::Sequential> stages_of(const torch::nn::Sequential& net) const;
 
   const ModelSplit split_;
+  const bool takes_batch_;
   Mesh mesh_;
   torch::nn::Sequential sharded_;  // by channels; all layers, as far as this rank keeps them
   std::optional<Pipeline> pipeline_;

@@ -1,12 +1,14 @@
 // ModuleMaker: a function that makes a network, of whatever type its module is.
 //
 // Every rank calls it once, and all modules must be equal. Copies share the function. A module needs one forward, from
-// a tensor to a tensor. A torch::nn::Sequential can be split by layers and channels, any other module by data alone.
+// a tensor, or from a whole Batch, to a tensor. A torch::nn::Sequential can be split by layers and channels, any other
+// module by data alone.
 #pragma once
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/pimpl.h>
+#include <lockstep/data/sample_function.hpp>
 #include <lockstep/ranks/rank.hpp>
 
 #include <concepts>
@@ -22,6 +24,7 @@ namespace lockstep {
 struct MadeModule {
   torch::nn::Sequential layers = nullptr;
   std::shared_ptr<torch::nn::Module> module = nullptr;  // null: the layers are the module
+  bool takes_batch = false;                             // the only layer's forward takes a Batch
 
   std::shared_ptr<torch::nn::Module> whole() const;
 };
@@ -51,9 +54,10 @@ class ModuleMaker {
     static_assert(std::derived_from<Module, torch::nn::Module>, "what the function makes is no torch::nn::Module");
     if (!module) return {};
     if constexpr (requires { typename std::type_identity_t<decltype(&Module::forward)>; }) {
-      static_assert(std::is_invocable_r_v<at::Tensor, decltype(&Module::forward), Module&, at::Tensor>,
-                    "a module's forward must take a torch::Tensor and return one");
-      MadeModule one{.layers = torch::nn::Sequential(), .module = module};
+      static_assert(std::is_invocable_r_v<at::Tensor, decltype(&Module::forward), Module&, at::Tensor> ||
+                        std::is_invocable_r_v<at::Tensor, decltype(&Module::forward), Module&, const Batch&>,
+                    "a module's forward must take a torch::Tensor, or a lockstep::Batch, and return a torch::Tensor");
+      MadeModule one{.layers = torch::nn::Sequential(), .module = module, .takes_batch = TakesBatch<Module>};
       one.layers->push_back("net", std::move(module));
       return one;
     } else {  // a Sequential's forward is a template

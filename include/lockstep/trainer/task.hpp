@@ -5,11 +5,14 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+#include <lockstep/data/sample_function.hpp>
 #include <lockstep/data/samples.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/trainer/module_maker.hpp>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,16 +21,16 @@ namespace lockstep {
 // What is measured on the test samples after each epoch, beside the loss.
 struct Metric {
   std::string name;  // not "loss" and not "accuracy"
-  // (y_hat, y) of some samples -> a value for each of them [n], or their mean, one number. The metric is the mean over
-  // all test samples.
-  std::function<at::Tensor(const at::Tensor& y_hat, const at::Tensor& y)> of;
+  // (y_hat, y), or (y_hat, batch), of some samples -> a value for each of them [n], or their mean, one number. The
+  // metric is the mean over all test samples.
+  SampleFunction of;
   bool more_is_better = false;
 };
 
 struct Task {
   std::string name = "my-net";  // in the run's config.json, in titles and errors; none of model_names()
   ModuleMaker module;
-  Criterion criterion;  // (y_hat, y) of some samples -> their mean loss, one number
+  Criterion criterion;  // (y_hat, y), or (y_hat, batch), of some samples -> their mean loss, one number
   Samples train;
   Samples test = {};        // what is measured after each epoch; none: nothing is
   std::string source = {};  // where the data come from, in words, for reports and errors
@@ -47,6 +50,14 @@ struct Task {
   // may need all of them. So it must call forward equally often on each, with the same x. Empty: nothing is written.
   using Forward = std::function<at::Tensor(const at::Tensor& x)>;
   std::function<std::string(const Forward& forward, int epoch)> write = {};
+  // Makes the optimizer of these parameters, in the place of the one that the options name; the options' learning rate,
+  // schedule and clipping count for it too. With zero_stage they are the rank's slices: see ShardedOptimizer::Factory.
+  // Empty: the options' optimizer.
+  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)> optimizer = {};
+  // From 0 to below 1, such as 0.999: after every step an exponential moving average of the weights becomes ema_decay *
+  // average + (1 - ema_decay) * weights; after the first step it is the weights, as PyTorch's AveragedModel has it.
+  // What is evaluated and kept after an epoch is then the average, with the buffers of the network. 0: the weights are.
+  double ema_decay = 0;
 };
 
 }  // namespace lockstep

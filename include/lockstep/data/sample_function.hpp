@@ -1,0 +1,71 @@
+// SampleFunction: a function of a network's output for some samples, and of these samples: a loss, a metric.
+//
+// It takes (y_hat, y), or (y_hat, batch) where it needs a mask or another tensor of the batch. As thread-safe as the
+// function.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <lockstep/data/data.hpp>
+
+#include <concepts>
+#include <cstddef>
+#include <functional>
+#include <utility>
+
+namespace lockstep {
+
+template <class Function>
+concept OfSamples = std::invocable<Function&, const at::Tensor&, const at::Tensor&> ||
+    std::invocable<Function&, const at::Tensor&, const Batch&>;
+
+template <class Function>
+inline constexpr bool kMayBeEmpty = false;
+template <class Signature>
+inline constexpr bool kMayBeEmpty<std::function<Signature>> = true;
+
+class SampleFunction {
+ public:
+  SampleFunction() = default;  // none
+  SampleFunction(std::nullptr_t) {}
+  template <OfSamples Function>
+  SampleFunction(Function function) {
+    if constexpr (kMayBeEmpty<Function>) {
+      if (!function) return;
+    }
+    if constexpr (std::invocable<Function&, const at::Tensor&, const at::Tensor&>) {
+      function_ = [function = std::move(function)](const at::Tensor& y_hat, const Batch& batch) mutable -> at::Tensor {
+        return function(y_hat, batch.y);
+      };
+    } else {
+      function_ = std::move(function);
+    }
+  }
+
+  explicit operator bool() const { return static_cast<bool>(function_); }
+  at::Tensor operator()(const at::Tensor& y_hat, const Batch& batch) const { return function_(y_hat, batch); }
+  // For samples of which there is y alone.
+  at::Tensor operator()(const at::Tensor& y_hat, const at::Tensor& y) const {
+    return function_(y_hat, {.x = {}, .y = y});
+  }
+
+ private:
+  std::function<at::Tensor(const at::Tensor& y_hat, const Batch& batch)> function_;
+};
+
+// A module whose forward takes a whole batch, with all its tensors: at::Tensor forward(const lockstep::Batch& batch).
+template <class Module>
+concept TakesBatch = requires {
+  requires std::is_invocable_v<decltype(&Module::forward), Module&, const Batch&>;
+};
+
+// What such a module's forward gets, and any other one's: the batch, or its x.
+template <class Module>
+decltype(auto) input_of(const Batch& batch) {
+  if constexpr (TakesBatch<Module>) {
+    return (batch);
+  } else {
+    return (batch.x);
+  }
+}
+
+}  // namespace lockstep

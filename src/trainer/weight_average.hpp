@@ -1,0 +1,36 @@
+// WeightAverage: an exponential moving average of weights, which can stand in their place for a while.
+//
+// It computes value by value, one rounding after the other, so that slices of weights have the bits of whole ones. Cost
+// per step: two passes over the weights, and memory for a copy of them. Used by one thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace lockstep {
+
+class WeightAverage {
+ public:
+  // A tensor may be among the weights twice.
+  WeightAverage(double decay, std::vector<at::Tensor> weights);
+
+  // Behind a step. The first one makes the average the weights.
+  void add();
+  bool is_begun() const { return begun_; }
+
+  // Where the average stands, from now on, is `values`, one for each weight.
+  void set(const std::vector<at::Tensor>& values);
+
+  // Exchanges the values of the average and of the weights. Before the first step it does nothing.
+  void exchange();
+
+ private:
+  const double decay_;
+  const std::vector<at::Tensor> weights_;
+  std::vector<bool> comes_again_;  // of each weight: it is an earlier one too, as tied weights are
+  std::vector<at::Tensor> average_;
+  bool begun_ = false;  // with slices a rank may have none
+};
+
+}  // namespace lockstep
