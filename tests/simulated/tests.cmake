@@ -41,7 +41,7 @@ set(simulated_tests
   "resume_test|Resume.WithTheOptimizersState:Resume.WhatDraws*|shared"
   "shard_test|Sizes/*.RandomNets*/2Ranks"
   "sharded_optimizer_test|Sizes/*.Updates*/2Ranks:Sizes/*.Accumulates*/3Ranks"
-  "split_grains_test|*-*NoMeshOfDataAndPipeline*"
+  "split_grains_test|*-*NoMeshOfDataAndPipeline*:Seeds/*"
   "split_trainer_test|SplitTrainer.TrainsTheSameBits*|own"
   "storeys_test|*|shared"
   "sync_batch_norm_test|Sizes/*.Layer*/2Ranks:Sizes/*.Nets*/2Ranks:SyncBatchNorm.*-*Conversion*:*GivesItsBackward*:*SaysWhat*"
