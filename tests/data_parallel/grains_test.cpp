@@ -198,6 +198,34 @@ TEST(GrainGradientsTest, AreThoseOfTheMeanLossOfTheBatch) {
   });
 }
 
+// As where two batches are one step.
+TEST(GrainGradientsTest, AddToThoseOfTheBatchBefore) {
+  const Dataset data = random_samples(4, 20);
+  const auto gradients = [&](int ranks, std::vector<int64_t> firsts, bool keeps_zeros) {
+    std::vector<Tensor> gradients;
+    lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
+      torch::nn::Linear module = rank.in_turn([] { return torch::manual_seed(4), torch::nn::Linear(4, 3); });
+      DataParallel net(module, rank);
+      if (keeps_zeros) module->weight.mutable_grad() = torch::zeros_like(module->weight);
+      for (const int64_t first : firsts) {
+        const Dataset half{data.x.narrow(0, first, 10), data.y.narrow(0, first, 10)};
+        for (const auto& batch : lockstep::batches(half.to(rank.device()), {.size = 10, .grain = 3}, rank)) {
+          net.loss(batch, F::cross_entropy).backward();
+        }
+      }
+      if (rank.index() == 0) gradients = {module->weight.grad().cpu(), module->bias.grad().cpu()};
+    });
+    return gradients;
+  };
+  const auto one = gradients(1, {0}, false), other = gradients(1, {10}, false);
+  for (const int ranks : {1, 3}) {
+    for (const bool keeps_zeros : {false, true}) {
+      const auto both = gradients(ranks, {0, 10}, keeps_zeros);
+      for (size_t i = 0; i < both.size(); ++i) EXPECT_TRUE(both[i].equal(one[i] + other[i])) << ranks << " " << i;
+    }
+  }
+}
+
 TEST(GrainRunningStatisticsTest, AreThoseOfALoopOverTheGrains) {
   const Dataset data = random_samples(3, 11);
   const Tensor x = data.x.to(torch::kDouble);

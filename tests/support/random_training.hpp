@@ -80,7 +80,8 @@ inline RandomTask random_task(uint64_t seed) {
   std::mt19937_64 random(seed);
   RandomTask task{.seed = seed};
   task.batch = static_cast<int64_t>(1 + random() % 24);
-  task.grain = static_cast<int64_t>(1 + random() % static_cast<uint64_t>(task.batch));
+  const auto most_grains = static_cast<int64_t>(1 + random() % 12);
+  task.grain = (task.batch + most_grains - 1) / most_grains;
   task.count = static_cast<int64_t>(task.batch + random() % 40);
   task.adam = random() % 2 == 0;
   return task;
