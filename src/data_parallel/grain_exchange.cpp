@@ -26,21 +26,22 @@ GrainRound post_grain_sums(Rank& rank, const at::Tensor& blocks, const std::vect
   const int64_t slice = blocks.size(1) / rank.world_size();
   std::vector<GrainBlock> all;
   std::vector<at::Tensor> inputs, outputs;
+  const at::Tensor nothing = at::empty({0}, blocks.options());
   for (int other = 0; other < rank.world_size(); ++other) {
     const auto theirs = blocks_of({runs[static_cast<size_t>(other)], runs[static_cast<size_t>(other) + 1]});
     all.insert(all.end(), theirs.begin(), theirs.end());
-    inputs.push_back(blocks.narrow(1, other * slice, slice).contiguous());
-    outputs.push_back(at::empty({static_cast<int64_t>(theirs.size()), slice}, blocks.options()));
+    const bool stays = other == rank.index();
+    inputs.push_back(stays ? nothing : blocks.narrow(1, other * slice, slice).contiguous());
+    outputs.push_back(stays ? nothing : at::empty({static_cast<int64_t>(theirs.size()), slice}, blocks.options()));
   }
   GrainRound round;
-  if (rank.world_size() == 1) {
-    outputs = inputs;
-  } else {
+  if (rank.world_size() > 1) {
     const std::string parts =
         c10::str("grains at ", c10::IntArrayRef(runs), " in slices of ", slice, " values of ", blocks.scalar_type());
     const comm::AgreedParts agreed(parts);
     round.work = rank.backend().alltoall(outputs, inputs);
   }
+  outputs[static_cast<size_t>(rank.index())] = blocks.narrow(1, rank.index() * slice, slice);
   round.sum = [all = std::move(all), outputs = std::move(outputs)] {
     std::vector<at::Tensor> rows;
     for (const auto& output : outputs) {

@@ -17,8 +17,8 @@ struct GrainRound {
   std::function<at::Tensor()> sum = {};      // afterwards: the rank's slice of the sum, one dimension
 };
 
-// `blocks` are what GrainSums::finish() gave; the columns are cut into as many equal slices as there are ranks. runs[r]
-// up to runs[r + 1] are rank r's grains. All ranks must call it.
+// `blocks` are what GrainSums::finish() gave, and change in sum(); the columns are cut into as many equal slices as
+// there are ranks. runs[r] up to runs[r + 1] are rank r's grains. All ranks must call it.
 GrainRound post_grain_sums(Rank& rank, const at::Tensor& blocks, const std::vector<int64_t>& runs);
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 #include "reducer.hpp"
 
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
@@ -115,7 +115,9 @@ void Reducer::give_memory(size_t index) {
   int64_t size = 0;
   for (const size_t slot : bucket.slots) size += slots_[slot].parameter.numel();
   const auto type = slots_[bucket.slots[0]].parameter.scalar_type();
-  gradients.flat = at::zeros({size}, at::TensorOptions(rank_.device()).dtype(type));
+  const int64_t ranks = rank_.world_size(), columns = (size + ranks - 1) / ranks * ranks;
+  exchanges_[index].memory = at::zeros({columns}, at::TensorOptions(rank_.device()).dtype(type));
+  gradients.flat = exchanges_[index].memory.narrow(0, 0, size);
   int64_t offset = 0;
   for (const size_t number : bucket.slots) {
     Slot& slot = slots_[number];
@@ -132,8 +134,7 @@ void Reducer::give_memory(size_t index) {
 // ---- By grains.
 
 int64_t Reducer::columns_of(size_t bucket) const {
-  const int64_t values = exchanges_[bucket].gradients.flat.numel(), ranks = rank_.world_size();
-  return (values + ranks - 1) / ranks * ranks;
+  return exchanges_[bucket].memory.numel();
 }
 
 at::Tensor Reducer::view_in(size_t slot, const at::Tensor& flat) const {
@@ -147,21 +148,22 @@ void Reducer::before_grains() {
               "the hook, or BatchOptions::grain");
 }
 
-// A sum with +0 makes the zeros of unused parameters +0 on any number of ranks.
 void Reducer::leave_gradients() {
   const c10::AutoGradMode no_grad(false);
-  for (auto& slot : slots_) {
-    if (!slot.before.defined()) {
-      slot.view.zero_();
-    } else if (!same_memory(slot.before, slot.view)) {
-      slot.view.copy_(slot.before);
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    Exchange& exchange = exchanges_[index];
+    const bool adds = !exchange.average.is_same(exchange.memory);
+    for (const size_t number : buckets_[index].slots) {
+      Slot& slot = slots_[number];
+      if (adds && !slot.before.defined()) slot.view.zero_();
+      if (slot.before.defined() && !same_memory(slot.before, slot.view)) slot.view.copy_(slot.before);
+      slot.parameter.mutable_grad() = slot.view;
     }
-    slot.parameter.mutable_grad() = slot.view;
-  }
-  for (auto& exchange : exchanges_) {
-    const at::Tensor& flat = exchange.gradients.flat;
-    flat.add_(exchange.average.narrow(0, 0, flat.numel()));
-    if (poll_stream_) keep_for(exchange.average, current_stream(rank_.device()));  // it is of the other stream
+    if (adds) {
+      const at::Tensor& flat = exchange.gradients.flat;
+      flat.add_(exchange.average.narrow(0, 0, flat.numel()));
+      if (poll_stream_) keep_for(exchange.average, current_stream(rank_.device()));  // it is of the other stream
+    }
     exchange.average.reset();
   }
 }
@@ -205,16 +207,24 @@ void Reducer::post(size_t index) {
 }
 
 // First each rank gets its slice of all ranks' sums over their grains, then all get all slices. A rank that has all
-// grains does neither.
+// grains does neither. The average goes to where .grad is to be, unless it adds to what is there. A sum with +0 makes
+// the zeros of unused parameters +0 on any number of ranks.
 HookRound Reducer::average_of_grains(size_t index) {
   const GrainRound sums = post_sums(index);
-  const auto slice_of_average = [sum = sums.sum, count = static_cast<double>(samples())] { return sum().div_(count); };
-  at::Tensor& average = exchanges_[index].average;
-  if (rank_.world_size() == 1) return {.finish = [&average, slice_of_average] { average = slice_of_average(); }};
-  return {.work = sums.work, .next = [this, &average, slice_of_average] {
+  const auto slice_of_average = [sum = sums.sum, count = static_cast<double>(samples())] {
+    return sum().div_(count).add_(0.0);
+  };
+  Exchange& exchange = exchanges_[index];
+  const auto& slots = buckets_[index].slots;
+  const bool adds = std::any_of(slots.begin(), slots.end(), [&](size_t slot) { return slots_[slot].before.defined(); });
+  const auto take_memory = [&exchange, adds]() -> at::Tensor& {
+    exchange.average = adds ? at::empty_like(exchange.memory) : exchange.memory;
+    return exchange.average;
+  };
+  if (rank_.world_size() == 1) return {.finish = [=] { take_memory().copy_(slice_of_average()); }};
+  return {.work = sums.work, .next = [=, this] {
             at::Tensor slice = slice_of_average();
-            average = at::empty({slice.numel() * rank_.world_size()}, slice.options());
-            return HookRound{.work = rank_.backend()._allgather_base(average, slice)};
+            return HookRound{.work = rank_.backend()._allgather_base(take_memory(), slice)};
           }};
 }
 

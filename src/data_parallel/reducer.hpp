@@ -32,8 +32,9 @@ class Reducer : public GradientBuckets {
  private:
   struct Exchange {  // of a bucket
     GradientBucket gradients;
+    at::Tensor memory = {};   // of the gradients, with room for as many equal slices as there are ranks
     HookRound round = {};     // that was begun last
-    at::Tensor average = {};  // by grains: columns_of() values
+    at::Tensor average = {};  // by grains: of the memory's size, or the memory
   };
 
   void check() override;

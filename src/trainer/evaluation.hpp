@@ -12,7 +12,6 @@
 
 namespace lockstep {
 
-using Forward = std::function<at::Tensor(const at::Tensor& x)>;
 using ForwardOfBatch = std::function<at::Tensor(const Batch& batch)>;
 
 // `forward` in the options' precision and memory format. Outputs of half precision become float32, for the loss of a

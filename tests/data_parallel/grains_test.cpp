@@ -1,6 +1,5 @@
 // Labels: concurrency
 // With a grain, training gives the same bits on any number of ranks, however their parts and averages are made.
-#include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
@@ -9,10 +8,10 @@
 #include <lockstep/data_parallel/half_precision_hook.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
-#include <lockstep/models/dropout.hpp>
 
 #include "data_parallel/grain_tree.hpp"
 #include "support/group_tests.hpp"
+#include "support/random_training.hpp"
 #include "support/tensor_bits.hpp"
 
 #include <algorithm>
@@ -20,7 +19,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -34,6 +32,9 @@ using lockstep::DataParallel;
 using lockstep::Dataset;
 using lockstep::GrainBlock;
 using lockstep::NoSync;
+using lockstep::random_net;
+using lockstep::random_samples;
+using lockstep::RandomTask;
 using lockstep::Rank;
 using testing::AllOf;
 using testing::ElementsAre;
@@ -82,42 +83,6 @@ TEST(GrainTreeTest, IsTheSameForAllRuns) {
 
 // ---- Training.
 
-// A random small net. Some parameters are used by some samples alone, some twice, some never.
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(uint64_t seed) {
-    std::mt19937_64 random(seed);
-    torch::manual_seed(seed);
-    width = static_cast<int64_t>(3 + random() % 5);
-    in = register_module("in", torch::nn::Linear(4, width));
-    shared = register_module("shared", torch::nn::Linear(width, width));
-    rare = register_module("rare", torch::nn::Linear(width, width));
-    never = register_module("never", torch::nn::Linear(width, 2));
-    out = register_module("out", torch::nn::Linear(width, 3));
-    if (random() % 2 == 0) norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
-    if (random() % 2 == 0) batch_norm = register_module("batch_norm", torch::nn::BatchNorm1d(1));
-    if (random() % 2 == 0) dropout = register_module("dropout", lockstep::Dropout(0.3));
-  }
-  Tensor forward(const Tensor& x) {
-    Tensor h = torch::relu(shared(torch::relu(shared(torch::tanh(in(x))))));
-    if (x.flatten()[0].item<float>() > 0.8) h = h + rare(h);  // by its first sample
-    if (!norm.is_empty()) h = norm(h);
-    if (!batch_norm.is_empty()) h = batch_norm(h.reshape({-1, 1})).view(h.sizes());  // also of a single sample
-    if (!dropout.is_empty()) h = dropout(h);
-    return out(h);
-  }
-  int64_t width;
-  torch::nn::Linear in{nullptr}, shared{nullptr}, rare{nullptr}, never{nullptr}, out{nullptr};
-  torch::nn::LayerNorm norm{nullptr};
-  torch::nn::BatchNorm1d batch_norm{nullptr};
-  lockstep::Dropout dropout{nullptr};
-};
-TORCH_MODULE(Net);
-
-Dataset samples(uint64_t seed, int64_t count) {
-  at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  return {torch::randn({count, 4}, generator), torch::randint(3, {count}, generator, torch::kLong)};
-}
-
 struct Layout {
   int ranks = 1;
   std::vector<double> shares = {};
@@ -128,27 +93,16 @@ struct Layout {
   bool balances = false;
 };
 
-struct Task {
-  uint64_t seed = 1;
-  int64_t batch = 20, grain = 3, count = 50;
-  bool momentum = true;
-};
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Task& task, std::vector<Tensor> parameters) {
-  if (!task.momentum) return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.1);
-  return std::make_unique<torch::optim::AdamW>(std::move(parameters), torch::optim::AdamWOptions(0.01));
-}
-
 using Bits = lockstep::TensorBits;
 
 // The weights after two epochs.
-Bits train(const Task& task, const Layout& layout) {
-  const Dataset data = samples(task.seed, task.count);
+Bits train(const RandomTask& task, const Layout& layout) {
+  const Dataset data = random_samples(task.seed, task.count);
   Bits bits;
   lockstep::run(
       lockstep::test_devices(layout.ranks),
       [&](Rank& rank) {
-        Net module = rank.in_turn([&] { return Net(task.seed); });
+        auto module = rank.in_turn([&] { return random_net(task.seed); });
         DataParallel net(module, rank,
                          {.bucket_bytes = layout.bucket_bytes,
                           .first_bucket_bytes = layout.bucket_bytes,
@@ -158,11 +112,11 @@ Bits train(const Task& task, const Layout& layout) {
         std::unique_ptr<torch::optim::Optimizer> whole;
         if (layout.zero > 0) {
           sharded.emplace(
-              net, [&](auto slices) { return make_optimizer(task, slices); },
+              net, [&](auto slices) { return optimizer_of(task, slices); },
               lockstep::ShardedOptions{
                   .stage = layout.zero, .bucket_bytes = layout.bucket_bytes, .overlap = layout.overlap});
         } else {
-          whole = make_optimizer(task, module->parameters());
+          whole = optimizer_of(task, module->parameters());
         }
         std::optional<lockstep::Balance> balance;
         if (layout.balances) balance.emplace(net, rank, lockstep::BalanceOptions{.every = 1});
@@ -191,42 +145,31 @@ Bits train(const Task& task, const Layout& layout) {
 
 class GrainsTest : public testing::TestWithParam<uint64_t> {
  protected:
-  Task task() const {
-    std::mt19937_64 random(GetParam());
-    Task task{.seed = GetParam()};
-    task.batch = static_cast<int64_t>(1 + random() % 24);
-    task.grain = static_cast<int64_t>(1 + random() % static_cast<uint64_t>(task.batch));
-    task.count = static_cast<int64_t>(task.batch + random() % 40);
-    task.momentum = random() % 2 == 0;
-    return task;
-  }
-  static std::string text(const Task& task) {
-    return "batch " + std::to_string(task.batch) + ", grain " + std::to_string(task.grain) + ", samples " +
-           std::to_string(task.count);
-  }
+  static RandomTask task() { return lockstep::random_task(GetParam()); }
 };
 
 TEST_P(GrainsTest, TheNumberOfRanksChangesNoBit) {
   const Bits one = train(task(), {});
-  for (const int ranks : {2, 3, 5, 8}) EXPECT_EQ(train(task(), {.ranks = ranks}), one) << ranks << " " << text(task());
+  for (const int ranks : {2, 3, 5, 8})
+    EXPECT_EQ(train(task(), {.ranks = ranks}), one) << ranks << " " << to_string(task());
 }
 
 TEST_P(GrainsTest, TheWayToAverageChangesNoBit) {
   const Bits one = train(task(), {});
-  EXPECT_EQ(train(task(), {.ranks = 2, .overlap = false}), one) << text(task());
-  EXPECT_EQ(train(task(), {.ranks = 3, .bucket_bytes = 1}), one) << text(task());
-  EXPECT_EQ(train(task(), {.ranks = 1, .parts = 3}), one) << text(task());
-  EXPECT_EQ(train(task(), {.ranks = 3, .parts = 2}), one) << text(task());
-  EXPECT_EQ(train(task(), {.ranks = 3, .shares = {3, 0, 1}}), one) << text(task());
-  EXPECT_EQ(train(task(), {.ranks = 2, .balances = true}), one) << text(task());
+  EXPECT_EQ(train(task(), {.ranks = 2, .overlap = false}), one) << to_string(task());
+  EXPECT_EQ(train(task(), {.ranks = 3, .bucket_bytes = 1}), one) << to_string(task());
+  EXPECT_EQ(train(task(), {.ranks = 1, .parts = 3}), one) << to_string(task());
+  EXPECT_EQ(train(task(), {.ranks = 3, .parts = 2}), one) << to_string(task());
+  EXPECT_EQ(train(task(), {.ranks = 3, .shares = {3, 0, 1}}), one) << to_string(task());
+  EXPECT_EQ(train(task(), {.ranks = 2, .balances = true}), one) << to_string(task());
 }
 
 TEST_P(GrainsTest, ZeroChangesNoBit) {
   const Bits one = train(task(), {});
   for (const int stage : {1, 2}) {
-    EXPECT_EQ(train(task(), {.ranks = 1, .zero = stage}), one) << text(task());
-    EXPECT_EQ(train(task(), {.ranks = 2, .zero = stage, .bucket_bytes = 64}), one) << text(task());
-    EXPECT_EQ(train(task(), {.ranks = 3, .parts = 2, .zero = stage, .overlap = false}), one) << text(task());
+    EXPECT_EQ(train(task(), {.ranks = 1, .zero = stage}), one) << to_string(task());
+    EXPECT_EQ(train(task(), {.ranks = 2, .zero = stage, .bucket_bytes = 64}), one) << to_string(task());
+    EXPECT_EQ(train(task(), {.ranks = 3, .parts = 2, .zero = stage, .overlap = false}), one) << to_string(task());
   }
 }
 
@@ -235,10 +178,10 @@ INSTANTIATE_TEST_SUITE_P(Seeds, GrainsTest, testing::Range<uint64_t>(1, 13));
 // ---- The gradients are still those of the whole batch.
 
 TEST(GrainGradientsTest, AreThoseOfTheMeanLossOfTheBatch) {
-  const Dataset data = samples(3, 19);
+  const Dataset data = random_samples(3, 19);
   lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
-    Net module = rank.in_turn([] { return Net(3); }), plain = rank.in_turn([] { return Net(3); });
-    for (NetImpl* const net : {module.get(), plain.get()}) {
+    auto module = rank.in_turn([] { return random_net(3); }), plain = rank.in_turn([] { return random_net(3); });
+    for (auto net : {module, plain}) {
       net->to(torch::kDouble);
       net->eval();  // no dropout
     }
@@ -255,8 +198,36 @@ TEST(GrainGradientsTest, AreThoseOfTheMeanLossOfTheBatch) {
   });
 }
 
+// As where two batches are one step.
+TEST(GrainGradientsTest, AddToThoseOfTheBatchBefore) {
+  const Dataset data = random_samples(4, 20);
+  const auto gradients = [&](int ranks, std::vector<int64_t> firsts, bool keeps_zeros) {
+    std::vector<Tensor> gradients;
+    lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
+      torch::nn::Linear module = rank.in_turn([] { return torch::manual_seed(4), torch::nn::Linear(4, 3); });
+      DataParallel net(module, rank);
+      if (keeps_zeros) module->weight.mutable_grad() = torch::zeros_like(module->weight);
+      for (const int64_t first : firsts) {
+        const Dataset half{data.x.narrow(0, first, 10), data.y.narrow(0, first, 10)};
+        for (const auto& batch : lockstep::batches(half.to(rank.device()), {.size = 10, .grain = 3}, rank)) {
+          net.loss(batch, F::cross_entropy).backward();
+        }
+      }
+      if (rank.index() == 0) gradients = {module->weight.grad().cpu(), module->bias.grad().cpu()};
+    });
+    return gradients;
+  };
+  const auto one = gradients(1, {0}, false), other = gradients(1, {10}, false);
+  for (const int ranks : {1, 3}) {
+    for (const bool keeps_zeros : {false, true}) {
+      const auto both = gradients(ranks, {0, 10}, keeps_zeros);
+      for (size_t i = 0; i < both.size(); ++i) EXPECT_TRUE(both[i].equal(one[i] + other[i])) << ranks << " " << i;
+    }
+  }
+}
+
 TEST(GrainRunningStatisticsTest, AreThoseOfALoopOverTheGrains) {
-  const Dataset data = samples(3, 11);
+  const Dataset data = random_samples(3, 11);
   const Tensor x = data.x.to(torch::kDouble);
   torch::nn::BatchNorm1d plain(4);
   plain->to(torch::kDouble);
@@ -282,12 +253,12 @@ std::string error_with(int ranks, const std::function<void(Rank&)>& body) {
 }
 
 Batch batch_of(Rank& rank, int64_t size, int64_t grain) {
-  return *lockstep::batches(samples(1, size), {.size = size, .grain = grain}, rank).begin();
+  return *lockstep::batches(random_samples(1, size), {.size = size, .grain = grain}, rank).begin();
 }
 
 TEST(GrainRefusalsTest, OfBatches) {
   const auto error = [](int64_t grain) {
-    return lockstep::error_of([&] { lockstep::batches(samples(1, 8), {.size = 8, .grain = grain}); });
+    return lockstep::error_of([&] { lockstep::batches(random_samples(1, 8), {.size = 8, .grain = grain}); });
   };
   EXPECT_THAT(error(-1), HasSubstr("the grain is -1 samples; expected 1 to the batch size, 8"));
   EXPECT_THAT(error(9), HasSubstr("the grain is 9 samples; expected 1 to the batch size, 8"));
@@ -404,7 +375,8 @@ TEST(GrainRefusalsTest, OfLossesThatAreNotComputedByGrains) {
   const auto by = [](int64_t grain, auto backward) {
     return error_with(2, [=](Rank& rank) {
       DataParallel net(torch::nn::Linear(4, 3), rank);
-      for (auto& batch : lockstep::batches(samples(1, 10), {.size = 10, .grain = grain}, rank)) backward(net, batch);
+      for (auto& batch : lockstep::batches(random_samples(1, 10), {.size = 10, .grain = grain}, rank))
+        backward(net, batch);
     });
   };
   const auto mean = [](auto& net, const Batch& batch) {
@@ -446,14 +418,14 @@ TEST(GrainLossTest, WithoutGrainsGoesWithOtherBatches) {
       net.mean(F::cross_entropy(net(batch.x), batch.y), batch.size(), batch.global_size).backward();
     };
     for (const bool others : {true, false}) {
-      for (auto& batch : lockstep::batches(samples(1, 10), {.size = 10, .grain = 4}, rank)) {
+      for (auto& batch : lockstep::batches(random_samples(1, 10), {.size = 10, .grain = 4}, rank)) {
         net.loss(batch, F::cross_entropy).backward();
         train({torch::randn({rank.index() + 1, 4}), torch::zeros({rank.index() + 1}, torch::kLong), 3});
         if (!others) continue;
-        for (auto& other : lockstep::batches(samples(1, 10), {.size = 10}, rank)) train(other);
+        for (auto& other : lockstep::batches(random_samples(1, 10), {.size = 10}, rank)) train(other);
       }
     }
-    const Dataset data = samples(2, 10);
+    const Dataset data = random_samples(2, 10);
     const auto own = lockstep::part_of(10, rank.index(), 2);
     train({data.x.slice(0, own.begin, own.end), data.y.slice(0, own.begin, own.end), 10});
   });

@@ -49,7 +49,7 @@ set(simulated_tests
   "resume_test|Resume.WithTheOptimizersState:Resume.WhatDraws*|shared"
   "shard_test|Sizes/*.RandomNets*/2Ranks"
   "sharded_optimizer_test|Sizes/*.Updates*/2Ranks:Sizes/*.Accumulates*/3Ranks"
-  "split_grains_test|*-*NoMeshOfDataAndPipeline*"
+  "split_grains_test|*-*NoMeshOfDataAndPipeline*:Seeds/*"
   "split_model_test|*-*MicrobatchesNeed*"
   "split_optimizer_state_test|*|shared"
   "split_trainer_test|SplitTrainer.TrainsTheSameBits*|own"

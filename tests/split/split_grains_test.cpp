@@ -9,6 +9,7 @@
 #include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"
+#include "support/random_training.hpp"
 #include "support/small_nets.hpp"
 #include "support/tensor_bits.hpp"
 #include "support/test_devices.hpp"
@@ -18,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -130,6 +132,32 @@ TEST(SplitGrainsTest, ClippingChangesNoBit) {
   EXPECT_EQ(train({.mesh = {.data = 2, .pipeline = 3}}, {.clip = 0.01}), one);
   for (const int stage : {1, 2}) EXPECT_EQ(train({.mesh = {.data = 3}}, {.zero = stage, .clip = 0.01}), one);
 }
+
+// ---- Random small nets: also a parameter that is used twice, by some grains only, or never.
+
+class RandomPipelines : public testing::TestWithParam<uint64_t> {};
+
+TEST_P(RandomPipelines, ChangeNoBit) {
+  const auto task = lockstep::random_task(GetParam());
+  const auto trained = [&](const ModelSplit& split, int zero) {
+    return lockstep::train_split(task, lockstep::test_devices(split.mesh.size()), split, zero);
+  };
+  const Bits one = trained({}, 0);
+  std::mt19937_64 random(GetParam());
+  const auto below = [&](uint64_t end) { return static_cast<int>(random() % end); };
+  for (const auto schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::gpipe, PipelineSchedule::interleaved}) {
+    ModelSplit split{.mesh = {.data = 1 + below(3), .pipeline = 2}, .schedule = schedule, .recompute = below(2) == 0};
+    if (schedule == PipelineSchedule::interleaved) {
+      split.stages_per_rank = 2;
+    } else {
+      split.mesh.pipeline += below(2);
+    }
+    const int zero = below(3);
+    EXPECT_EQ(trained(split, zero), one) << to_string(split) << ", ZeRO " << zero << ", " << to_string(task);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomPipelines, testing::Range<uint64_t>(1, 13));
 
 TEST(SplitGrainsTest, ASplitByChannelsIsRefused) {
   EXPECT_THAT(lockstep::error_of([] { train({.mesh = {.tensor = 2}}); }),

@@ -1,6 +1,7 @@
 // Labels: processes
 // The same program as processes of our own launcher: every collective, training, repeated runs.
 #include "job.hpp"
+#include "support/random_training.hpp"
 
 namespace processes_test {
 
@@ -48,6 +49,18 @@ TEST(Processes, TrainTheSameBitsTwice) {
     expect_all_ok(run_launched(2, {"training", "4xcpu", folder / name}), 2);
   }
   EXPECT_EQ(difference(folder / "first", folder / "second"), 0);
+}
+
+// With a grain: random small nets, over data and layers.
+TEST(Processes, TrainTheBitsOfOneRankWithAGrain) {
+  const std::string one = bits_of_random_nets({torch::kCPU}, {});
+  for (const auto& [processes, devices, mesh] :
+       {std::tuple(3, "cpu", "3x1"), std::tuple(2, "cpu", "1x2"), std::tuple(2, "4xcpu", "2x2")}) {
+    const ScratchFolder folder;
+    const std::string argument = mesh + std::string(" ") + (folder / "bits").string();
+    expect_all_ok(run_launched(processes, {"random_nets", devices, argument}), processes);
+    EXPECT_EQ(folder.read("bits"), one) << mesh << " in " << processes << " processes";
+  }
 }
 
 // As srun starts them; there is none here.

@@ -7,6 +7,11 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include "scenarios.hpp"
+#include "support/random_training.hpp"
+
+#include <fstream>
+#include <sstream>
+#include <string>
 
 // Batches that split unevenly, and a last one that is smaller than the number of ranks.
 void scenarios::training(const Setup& setup) {
@@ -25,4 +30,14 @@ void scenarios::training(const Setup& setup) {
     if (score.total != 10) throw std::runtime_error("the evaluation has not seen every sample once");
     if (rank.index() == rank.world_size() - 1) lockstep::save_weights(setup.argument, *net);
   });
+}
+
+void scenarios::random_nets(const Setup& setup) {
+  std::istringstream words(setup.argument);
+  lockstep::ModelSplit split;
+  char by = 0;
+  std::string file;
+  words >> split.mesh.data >> by >> split.mesh.pipeline >> file;
+  const auto bits = lockstep::bits_of_random_nets(setup.devices, split);
+  if (!bits.empty()) std::ofstream(file) << bits;
 }
