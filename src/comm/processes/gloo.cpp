@@ -1,14 +1,20 @@
 // c10d's Gloo, which LibTorch's wheel holds without Gloo's headers; those come from the system and nothing of the
 // system's Gloo is linked.
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "comm/group_member.hpp"
 #include "comm/sigpipe_blocked.hpp"
+#include "door.hpp"
+#include "guests.hpp"
+#include "keys_of_members.hpp"
 
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <sstream>
+#include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::comm {
@@ -52,6 +58,36 @@ void close_connections(ProcessGroupGloo& group, int contexts) {
   }
 }
 
+// The store as Gloo sees it while it connects a guarded group. For each device Gloo writes there where it listens, and
+// connects to the others once it has read where they do. So a door is open from when all members have one until all
+// are connected, and nobody learns sooner where it is.
+class Gate : public c10d::PrefixStore {
+ public:
+  explicit Gate(GroupPlace place) : PrefixStore("gloo", place.store), place_(std::move(place)) {}
+
+  using PrefixStore::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    const auto doors = doors_told_in(value);
+    shut_doors(doors);
+    doors_.insert(doors_.end(), doors.begin(), doors.end());
+    wait_for_members(place_, "ready/" + std::to_string(devices_++), place_.timeout);
+    if (place_.hushed) {
+      Guests::tell_of_doors(*place_.store, place_.rank, doors);
+      hush_doors(doors);
+    } else {
+      open_doors(doors);
+    }
+    PrefixStore::set(key, value);
+  }
+
+  void shut() const { shut_doors(doors_); }
+
+ private:
+  const GroupPlace place_;
+  std::vector<int> doors_;
+  int devices_ = 0;
+};
+
 }  // namespace
 
 GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_address) {
@@ -59,9 +95,17 @@ GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_ad
   options->devices = devices_for(local_address);
   const auto contexts = static_cast<int>(options->devices.size());
   options->threads = 2 * contexts;
-  const auto backend = c10::make_intrusive<ProcessGroupGloo>(place.store, place.rank, place.size, options);
-  return {backend, [backend, contexts] { close_connections(*backend, contexts); },
-          [backend](uint32_t tag) { (*backend).*Counter::member() = tag; }};
+  const auto gate = place.guarded ? c10::make_intrusive<Gate>(place) : c10::intrusive_ptr<Gate>();
+  const auto store = gate ? c10::intrusive_ptr<c10d::Store>(gate) : place.store;
+  const auto backend = c10::make_intrusive<ProcessGroupGloo>(store, place.rank, place.size, options);
+  return {.backend = backend,
+          .close = [backend, contexts] { close_connections(*backend, contexts); },
+          .use_tag = [backend](uint32_t tag) { (*backend).*Counter::member() = tag; },
+          .connections = contexts,
+          .shut =
+              [gate] {
+                if (gate) gate->shut();
+              }};
 }
 
 }  // namespace lockstep::comm

@@ -102,7 +102,8 @@ WatchedPlace watched(const Place& place, const JobOptions& options) {
           .groups_store = place.groups_store,
           .timeout = options.timeout,
           .connect_timeout = place.rendezvous_timeout,
-          .local_address = place.rendezvous.local_address()};
+          .local_address = place.rendezvous.local_address(),
+          .key = place.rendezvous.key()};
 }
 
 Monitor::Options watched_by(const Place& place, const JobOptions& options) {
