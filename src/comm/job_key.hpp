@@ -22,7 +22,7 @@ class JobKey {
   // it is missing, too short or too long, belongs to another user, or others may read it.
   static JobKey from_file(const std::filesystem::path& file);
 
-  // That of a job without a key. It keeps out what is no process of lockstep, and nobody who knows this source.
+  // What a job without a key uses. It keeps out what is no process of lockstep, and nobody who knows this source.
   static JobKey known_to_all() { return {}; }
 
   // Signs all parts, also where one ends and the next one begins.

@@ -34,7 +34,7 @@ inline void append_length(std::string& to, size_t length) {
   for (size_t byte = 0; byte < kLengthBytes; ++byte) to += static_cast<char>((length >> (8 * byte)) & 0xff);
 }
 
-// Of a text that has at least four bytes.
+// The text must have at least four bytes.
 inline size_t length_at_start(std::string_view text) {
   size_t length = 0;
   for (size_t byte = 0; byte < kLengthBytes; ++byte) {
@@ -56,7 +56,7 @@ inline std::string message_of(const Fields& fields) {
   return message;
 }
 
-// Of a message behind its length. Nothing if it is cut off somewhere.
+// Takes a message behind its length. Gives nothing if it is cut off somewhere.
 inline Fields fields_of(std::string_view text) {
   Fields fields;
   while (!text.empty()) {

@@ -74,7 +74,6 @@ class Connections {
   std::vector<int> fds_;
 };
 
-// Of those that strangers may disturb.
 class StrangersAtAJob : public Cli {
  protected:
   // Each process leaves its number.
