@@ -56,7 +56,11 @@ JobKey JobKey::from_file(const std::filesystem::path& file) {
   const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     const int error = errno;
-    refuse_key_file(file, io::reason(error) + (error == ENOENT ? kHowToMakeAKey : ""));
+    const bool is_launchers = file.string().starts_with("/proc/");
+    refuse_key_file(file,
+                    io::reason(error) + (error != ENOENT ? ""
+                                         : is_launchers  ? ". The launcher that made it is gone, or not seen from here"
+                                                         : kHowToMakeAKey));
   }
   JobKey key;
   try {

@@ -33,6 +33,7 @@ TEST_F(JobKeyFile, IsRefusedWithWhatToDo) {
   const std::string good(32, 'k');
   EXPECT_THAT(refusal(folder_ / "none"), AllOf(HasSubstr("LOCKSTEP_JOB_KEY_FILE=" + (folder_ / "none").string()),
                                                HasSubstr("No such file"), HasSubstr("head -c 32 /dev/urandom")));
+  EXPECT_THAT(refusal("/proc/self/fd/100000"), HasSubstr("The launcher that made it is gone"));
   EXPECT_THAT(refusal(file(std::string(31, 'k'))), AllOf(HasSubstr("it has 31 bytes"), HasSubstr("/dev/urandom")));
   EXPECT_THAT(refusal(file(std::string(4097, 'k'))), HasSubstr("longer than 4096 bytes"));
   for (const mode_t mode : {0640, 0604, 0620, 0602}) {
