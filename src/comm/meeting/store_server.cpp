@@ -232,7 +232,7 @@ StoreServer::StoreServer(const Listener& listener, StoreGuard guard) {
 
 StoreServer::~StoreServer() {
   const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = write(stop_, &one, sizeof one);
+  [[maybe_unused]] const ssize_t written = ::write(stop_, &one, sizeof one);
   thread_.join();
   close(stop_);
 }
