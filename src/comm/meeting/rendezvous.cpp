@@ -182,7 +182,7 @@ StorePtr Rendezvous::idle_client() {
     throw Error(process_name() + " cannot use the store at " + place_text(address_, port_) + ", which " +
                 (launch_.agent_store ? "the launcher keeps: " : "the process of rank 0 keeps: ") +
                 error.what_without_backtrace() +
-                (launch_.tcp_store ? "" : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none?"));
+                (launch_.agent_store ? "" : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none?"));
   }
   return clients_.back();
 }

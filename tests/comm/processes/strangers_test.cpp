@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "cli/cli_fixture.hpp"
 #include "comm/meeting/sockets.hpp"
@@ -171,36 +172,62 @@ TEST_F(StrangersAtAJob, WhoAreFirstInLineAreFound) {
   expect_undisturbed(ended, "late", "2");
 }
 
-// Two processes without a launcher, with a key each. Gives what they say.
-std::vector<Finished> with_keys(const ScratchFolder& folder, const std::string& of_first,
-                                const std::string& of_second) {
-  const std::string port = free_port();
-  const auto start = [&](int rank, const std::string& key) {
-    auto surroundings =
-        surroundings_with(as_rank(rank, 2, port, "3") + Words{"LOCKSTEP_JOB_KEY_FILE=" + (folder / key).string()});
-    surroundings.program = ranks_program();
-    return std::make_unique<Program>(Words{"collectives", "cpu"}, surroundings);
-  };
-  const auto first = start(0, of_first), second = start(1, of_second);
-  return {first->finish(), second->finish()};
-}
-
-TEST(JobsStartedByHand, HaveTheirKeyFromAFile) {
-  const ScratchFolder folder;
-  for (const std::string name : {"key", "other"}) {
-    folder.write(name, name + std::string(32, 'k'));
-    ASSERT_EQ(chmod((folder / name).c_str(), 0600), 0);
+class KeysFromFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const std::string name : {"key", "other"}) {
+      folder_.write(name, name + std::string(32, 'k'));
+      ASSERT_EQ(chmod((folder_ / name).c_str(), 0600), 0);
+    }
   }
-  const auto same = with_keys(folder, "key", "key");
+
+  // What two processes say, without a launcher, with a key each, or "" for none.
+  std::vector<Finished> with_keys(const std::string& of_first, const std::string& of_second,
+                                  const std::string& port = free_port(), const Words& variables = {}) const {
+    const auto start = [&](int rank, const std::string& key) {
+      Words all = as_rank(rank, 2, port, "3") + variables;
+      if (!key.empty()) all.push_back("LOCKSTEP_JOB_KEY_FILE=" + (folder_ / key).string());
+      auto surroundings = surroundings_with(all);
+      surroundings.program = ranks_program();
+      return std::make_unique<Program>(Words{"collectives", "cpu"}, surroundings);
+    };
+    const auto first = start(0, of_first), second = start(1, of_second);
+    return {first->finish(), second->finish()};
+  }
+
+  const ScratchFolder folder_;
+};
+
+TEST_F(KeysFromFiles, AreForJobsStartedByHand) {
+  const auto same = with_keys("key", "key");
   for (const auto& process : same) EXPECT_EQ(process.code, 0) << process.err;
-  const auto different = with_keys(folder, "key", "other");
+  const auto different = with_keys("key", "other");
   EXPECT_THAT(different[0].err, AllOf(HasSubstr("lockstep: a stranger at 127.0.0.1:"),
                                       HasSubstr("turned away from the job's store: it does not know the job's key"),
                                       HasSubstr("process 0 of 2 waited 3 s for process 1")));
   EXPECT_THAT(different[1].err, AllOf(HasSubstr("process 1 of 2 cannot use the store at 127.0.0.1:"),
                                       HasSubstr("Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none?")));
-  const auto missing = with_keys(folder, "none", "none");
+  const auto missing = with_keys("none", "none");
   for (const auto& process : missing) EXPECT_THAT(process.err, HasSubstr("head -c 32 /dev/urandom"));
+}
+
+// Its agent's store answers everybody.
+TEST_F(KeysFromFiles, ProtectTheConnectionsOfRanksUnderTorchrun) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  const auto under_torchrun = [&](const std::string& of_first, const std::string& of_second) {
+    const auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    return with_keys(of_first, of_second, std::to_string(store->getPort()), {"TORCHELASTIC_USE_AGENT_STORE=True"});
+  };
+  for (const auto& process : under_torchrun("key", "key")) EXPECT_EQ(process.code, 0) << process.err;
+  for (const auto& process : under_torchrun("key", "other")) {
+    EXPECT_THAT(process.err, HasSubstr("does not know the job's key"));
+  }
+  for (const auto& process : under_torchrun("key", "")) {
+    EXPECT_THAT(process.err, HasSubstr("with a job's key (LOCKSTEP_JOB_KEY_FILE)"));
+  }
 }
 
 }  // namespace strangers_test
