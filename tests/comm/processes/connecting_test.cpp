@@ -109,6 +109,7 @@ TEST_F(Connecting, AProcessThatDiesIsNamedByTheOthersSoon) {
   Lateness lateness;
   for (const Fault& fault :
        {Fault{2, "cpu", "store"}, Fault{.processes = 2, .devices = "cpu", .to = "store", .rank = 0},
+        Fault{3, "cpu", "store"}, Fault{.processes = 3, .devices = "cpu", .to = "store", .rank = 0},
         Fault{.processes = 3, .devices = "cpu", .to = "store", .rank = 2}, Fault{2, "cpu", "ranks"},
         Fault{3, "cpu", "ranks"}, Fault{2, "4xcpu", "ranks"}}) {
     const int step = fault.devices == "cpu" ? 1 : 4;
@@ -138,8 +139,10 @@ TEST_F(Connecting, AProcessThatDiesIsNamedByTheOthersSoon) {
 // Nobody sees the process end. One that dies before the meeting may as well never have been started.
 TEST_F(Connecting, WithoutALauncherToo) {
   Lateness lateness;
-  for (const Fault& fault : {Fault{2, "cpu", "ranks", false}, Fault{3, "cpu", "ranks", false},
-                             Fault{2, "cpu", "store", false}, Fault{2, "cpu", "store", false, {}, 0}}) {
+  for (const Fault& fault :
+       {Fault{2, "cpu", "ranks", false}, Fault{3, "cpu", "ranks", false}, Fault{2, "cpu", "store", false},
+        Fault{2, "cpu", "store", false, {}, 0}, Fault{3, "cpu", "store", false}, Fault{3, "cpu", "store", false, {}, 0},
+        Fault{3, "cpu", "store", false, {}, 2}}) {
     const bool before_the_meeting = fault.to == "store";
     const auto outcomes = at_each_connection(fault, /*step=*/1, before_the_meeting ? calibration_->soon() : kPatience);
     EXPECT_GE(outcomes.size(), before_the_meeting ? least_to_store(fault) : least_to_ranks(fault.processes));
