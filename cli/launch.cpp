@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "child_processes.hpp"
+#include "comm/job_key.hpp"
 #include "comm/meeting/generations.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "commands.hpp"
@@ -36,6 +37,7 @@ const char* const launch_examples =
     "\n"
     "Each process finds its place in torchrun's variables: RANK, LOCAL_RANK,\n"
     "WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT. Signals are passed on.\n"
+    "The job's own key keeps other users' programs out (LOCKSTEP_JOB_KEY_FILE).\n"
     "If a process fails, ranks that wait for it are told at once and say why they\n"
     "end; whatever still runs 2 s later gets SIGTERM, and 3 s after that SIGKILL. The\n"
     "exit code is that of the first that failed. Nothing that they started stays.\n"
@@ -60,18 +62,28 @@ struct LaunchFlags {
   std::vector<std::string> words;  // the program and its arguments
 };
 
+// What outlives an attempt to run the job: its key, and the store. What the processes leave in that has the attempt's
+// number (LaunchEnvironment::job).
+struct LaunchedJob {
+  comm::HandedKey key;
+  comm::KeptStore store;
+};
+
 int restarts_of(const LaunchFlags& flags) {
   return flags.max_restarts.value_or(flags.elastic ? 10 : 0);
 }
 
-std::vector<std::string> variables(const LaunchFlags& flags, int attempt, int rank, int port) {
-  const std::string count = std::to_string(flags.processes), index = std::to_string(rank);
+std::vector<std::string> variables(const LaunchFlags& flags, const LaunchedJob& job, int attempt, int rank) {
+  const std::string count = std::to_string(flags.processes), index = std::to_string(rank),
+                    port = std::to_string(job.store.port);
   std::vector<std::string> variables = {"RANK=" + index,
                                         "LOCAL_RANK=" + index,
                                         "WORLD_SIZE=" + count,
                                         "LOCAL_WORLD_SIZE=" + count,
                                         "MASTER_ADDR=127.0.0.1",
-                                        "MASTER_PORT=" + std::to_string(port),
+                                        "MASTER_PORT=" + port,
+                                        "LOCKSTEP_STORE_PORT=" + port,
+                                        "LOCKSTEP_JOB_KEY_FILE=" + job.key.file(),
                                         "TORCHELASTIC_USE_AGENT_STORE=True",
                                         "TORCHELASTIC_RESTART_COUNT=" + std::to_string(attempt),
                                         "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(restarts_of(flags))};
@@ -222,23 +234,21 @@ class ElasticLaunch {
   Clock::time_point looked_ = Clock::now();
 };
 
-// The store outlives an attempt. What the processes leave in it has the attempt's number (LaunchEnvironment::job).
-ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed,
-                                comm::KeptStore& store) {
+ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed, LaunchedJob& job) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
-  const auto variables_of = [&](int rank) { return variables(flags, attempt, rank, store.port); };
+  const auto variables_of = [&](int rank) { return variables(flags, job, attempt, rank); };
   std::optional<ElasticLaunch> elastic;
   options.on_end = [&](int rank, const ChildProcesses::Options::End& end) {
     const bool go_on = elastic && elastic->note_end(rank, end);
     if (go_on || (elastic && elastic->takes_part())) return go_on;
     const auto announced =
-        comm::announce_end(store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
+        comm::announce_end(job.store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
     if (end.failed)
       printed.add("error: " + announced.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
     return announced.is_loss;
   };
   if (flags.keep_going) {
-    options.is_lost = [&](int rank) { return comm::was_lost(store.store, environment_of(variables_of(rank))); };
+    options.is_lost = [&](int rank) { return comm::was_lost(job.store.store, environment_of(variables_of(rank))); };
   }
   options.losses_count = !flags.elastic;
   if (flags.elastic) options.name = "process";  // a successor has another number than the rank whose place it takes
@@ -267,8 +277,8 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
     };
   }
   processes.emplace(options);  // before the store starts threads
-  if (!store.store) store = comm::host_store("127.0.0.1", 0);
-  if (flags.elastic) elastic.emplace(flags, store.store, environment_of(variables_of(0)).job);
+  if (!job.store.store) job.store = comm::host_store("127.0.0.1", 0, {job.key.key(), launch_says});
+  if (flags.elastic) elastic.emplace(flags, job.store.store, environment_of(variables_of(0)).job);
   for (int rank = 0; rank < flags.processes; ++rank) start(*processes, rank, rank);
   const auto ending = processes->wait();
   if (elastic && ending.failed && elastic->has_lost() && !elastic->takes_part()) {
@@ -279,10 +289,10 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
 }
 
 int launch_command(const LaunchFlags& flags) {
-  comm::KeptStore store;
+  LaunchedJob job;
   for (int attempt = 0;; ++attempt) {
     const PrintedOnce printed;
-    const auto ending = run_once(flags, attempt, printed, store);
+    const auto ending = run_once(flags, attempt, printed, job);
     if (!ending.failed || ending.by_request || flags.elastic || attempt == restarts_of(flags)) return ending.code;
     if (printed.would_fail_again()) {
       launch_says("it does not start again, since it would fail in the same way");

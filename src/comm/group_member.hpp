@@ -17,6 +17,9 @@ struct GroupMember {
   std::function<void()> close;  // ends everything that waits, here and at the peers; for when the run has failed
   std::function<void(uint32_t tag)> use_tag = {};  // sets the next collective call's tag; calls meet if tags are equal;
                                                    // null: the backend has no tags (NCCL)
+  int connections =
+      1;  // to each peer: messages of different remainders of their tag by this number take different ones
+  std::function<void()> shut = {};  // with GroupPlace::guarded: nobody can connect any more
   // NCCL's alone; null for Gloo, whose waits say why they end, and end.
   std::function<std::string()> error = {};              // why calls have ended without their values; "": they have not
   std::function<void(std::stop_token)> take_down = {};  // waits for all calls, and lets go what they needed
@@ -27,6 +30,9 @@ struct GroupPlace {
   int rank = 0;
   int size = 1;
   std::chrono::milliseconds timeout{};  // for connecting, and for calls that name none
+  // Gloo's: nobody can connect before all members are ready to, nor after GroupMember::shut.
+  bool guarded = false;
+  bool hushed = false;  // with it: and who has connected cannot talk until let in (processes/guests.hpp)
 };
 
 // Is told of each call once it is posted, on the thread that makes it.

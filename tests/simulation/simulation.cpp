@@ -4,9 +4,9 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "comm/meeting/job_store.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/meeting/meeting.hpp"
-#include "comm/meeting/tcp_store.hpp"
 #include "disk.hpp"
 #include "job_of_process.hpp"
 #include "network.hpp"
@@ -216,7 +216,7 @@ class Simulation {
   // ---- The launcher, as `lockstep launch` does it with real processes (cli/launch.cpp).
 
   void be_launcher() {
-    const auto kept = comm::host_store("127.0.0.1", kPort);
+    const auto kept = comm::host_store("127.0.0.1", kPort, {});
     int left = plan_.processes;
     Time to_kill = kNever;
     while (left > 0) {

@@ -1,9 +1,9 @@
-// The store of a simulation, in the place of src/comm/meeting/tcp_store.cpp: a map in the process that keeps it. Each
+// The store of a simulation, in the place of src/comm/meeting/job_store.cpp: a map in the process that keeps it. Each
 // question travels there and its answer back.
 #include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
 
-#include "comm/meeting/tcp_store.hpp"
+#include "comm/meeting/job_store.hpp"
 #include "network.hpp"
 
 #include <algorithm>
@@ -20,13 +20,13 @@ namespace {
 using Bytes = Network::Bytes;
 using Keys = std::vector<std::string>;
 
-constexpr Time kAnswer = 10 * kSecond;  // as tcp_store.cpp has it
+constexpr Time kAnswer = 10 * kSecond;  // as store_client.cpp has it
 
 Process& this_process() {
   return *Scheduler::this_thread()->process;
 }
 
-// As TCPStore has them: what compareSet gives, and that a connection serves one thread at a time, also while it waits.
+// As torchrun's TCPStore has it, a connection serves one thread at a time, also while it waits.
 class StoreClient : public c10d::Store {
  public:
   explicit StoreClient(std::shared_ptr<Network::Host> host) : host_(std::move(host)) {
@@ -199,27 +199,27 @@ namespace lockstep::comm {
 
 using simulation::network;
 
-std::string store_place(const std::string& address, int port) {
-  return address + ":" + std::to_string(port);
-}
-
-KeptStore host_store(const std::string& address, int port) {
-  if (simulation::host_at(port)) throw Error("cannot listen at " + store_place(address, port));
+KeptStore host_store(const std::string& address, int port, StoreGuard) {
+  if (simulation::host_at(port)) throw Error("cannot listen at " + address + ":" + std::to_string(port));
   auto host = std::make_shared<simulation::Network::Host>();
   host->process = &simulation::this_process();
   network().hosts[port] = host;
   return {c10::make_intrusive<simulation::StoreClient>(host), port};
 }
 
-KeptStore host_store_everywhere(const std::string& address, int port) {
-  return host_store(address, port);
+KeptStore host_store_everywhere(int port, StoreGuard guard) {
+  return host_store("every address", port, std::move(guard));
 }
 
-StorePtr connect_to_store(const std::string&, int port) {
+StorePtr connect_to_store(const std::string&, int port, const JobKey&) {
   network().scheduler.sleep(simulation::kMillisecond);
   const auto host = simulation::host_at(port);
   if (!host) C10_THROW_ERROR(DistNetworkError, "connection refused");
   return c10::make_intrusive<simulation::StoreClient>(host);
+}
+
+StorePtr connect_to_tcp_store(const std::string& address, int port) {
+  return connect_to_store(address, port, JobKey::known_to_all());
 }
 
 bool store_answers(const std::string&, int port, std::chrono::steady_clock::time_point) {

@@ -6,6 +6,7 @@
 #include "comm/group_member.hpp"
 #include "comm/sigpipe_blocked.hpp"
 
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <functional>
@@ -42,10 +43,15 @@ class Attempt {
   // `connect` threw.
   std::optional<GroupMember> wait() {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return group_ || exception_ || woken_; });
-    if (exception_) std::rethrow_exception(exception_);
-    woken_ = false;
-    return std::exchange(group_, {});
+    changed_.wait(lock, [this] { return has_news(); });
+    return news();
+  }
+
+  // The same, for some time at most.
+  std::optional<GroupMember> wait_for(std::chrono::microseconds time) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, time, [this] { return has_news(); });
+    return news();
   }
 
   // A group that has come about, or does so later, is closed.
@@ -68,6 +74,14 @@ class Attempt {
   }
 
  private:
+  bool has_news() const { return group_ || exception_ || woken_; }
+
+  std::optional<GroupMember> news() {
+    if (exception_) std::rethrow_exception(exception_);
+    woken_ = false;
+    return std::exchange(group_, {});
+  }
+
   void end(std::optional<GroupMember> group, std::exception_ptr exception) {
     std::optional<GroupMember> unwanted;
     {

@@ -97,6 +97,7 @@ LaunchEnvironment torchrun(const Reader& reader) {
   launch.port = port_number(reader);
   const std::string agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE");
   launch.agent_store = agent_store == "True" || agent_store == "true" || agent_store == "1";
+  launch.tcp_store = launch.agent_store && reader.text("LOCKSTEP_STORE_PORT") != reader.text("MASTER_PORT");
   // The agent's store outlives a restart of the processes.
   launch.job =
       "attempt-" + (reader.has("TORCHELASTIC_RESTART_COUNT") ? reader.text("TORCHELASTIC_RESTART_COUNT") : "0");
@@ -208,6 +209,7 @@ std::optional<LaunchEnvironment> read_launch_environment(const Environment& envi
   auto launch = by_launcher(environment);
   if (launch) {
     launch->keep_going = keep_going(environment);
+    launch->key_file = Reader(environment, launch->launcher).text("LOCKSTEP_JOB_KEY_FILE");
     add_elastic(environment, *launch);
   }
   return launch;

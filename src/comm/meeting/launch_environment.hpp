@@ -19,13 +19,15 @@ struct LaunchEnvironment {
   int world_size = 1;         // the number of processes
   int local_rank = 0;         // among those of this machine
   int local_world_size = 1;
-  std::string address = {};  // where rank 0's process, or the launcher, keeps the store; empty: loopback
-  int port = 0;              // 0: rank 0's process takes a free one
-  bool agent_store = false;  // the launcher keeps the store, and every process is a client
-  std::string job = {};      // no other job that runs on this machine has the same
-  bool keep_going = false;   // true: the others go on without lost workers (LOCKSTEP_KEEP_GOING=1, with any launcher)
-  int member = -1;           // this process's number in an elastic job (LOCKSTEP_ELASTIC_MEMBER); -1: it is not elastic
-  int fewest = 1;            // processes with which an elastic job goes on (LOCKSTEP_ELASTIC_MIN)
+  std::string address = {};   // where rank 0's process, or the launcher, keeps the store; empty: loopback
+  int port = 0;               // 0: rank 0's process takes a free one
+  bool agent_store = false;   // the launcher keeps the store, and every process is a client
+  bool tcp_store = false;     // which is c10d's, as torchrun's agent has it; else it is one of lockstep
+  std::string job = {};       // no other job that runs on this machine has the same
+  bool keep_going = false;    // true: the others go on without lost workers (LOCKSTEP_KEEP_GOING=1, with any launcher)
+  std::string key_file = {};  // of the job's key (LOCKSTEP_JOB_KEY_FILE); empty: it has none
+  int member = -1;  // this process's number in an elastic job (LOCKSTEP_ELASTIC_MEMBER); -1: it is not elastic
+  int fewest = 1;   // processes with which an elastic job goes on (LOCKSTEP_ELASTIC_MIN)
 };
 
 // The value of a variable, or null.

@@ -6,6 +6,7 @@
 #include <lockstep/base/error.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "base/libtorch_log.hpp"
 #include "base/seconds.hpp"
 #include "io/atomic_file.hpp"
 #include "sockets.hpp"
@@ -59,7 +60,9 @@ std::string job_prefix(const std::string& job) {
   return "lockstep/" + job + "/";
 }
 
-Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit) : launch_(std::move(launch)) {
+Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit)
+    : launch_(std::move(launch)),
+      key_(launch_.key_file.empty() ? std::nullopt : std::optional(JobKey::from_file(launch_.key_file))) {
   const auto deadline = Clock::now() + limit.timeout;
   address_ = launch_.address.empty() ? "127.0.0.1" : numeric_address(launch_.address);
   port_ = launch_.port;
@@ -91,7 +94,10 @@ Rendezvous::~Rendezvous() {
 
 void Rendezvous::host() {
   const bool own_name = on_several_machines() && is_loopback(address_);  // the others know it by another address
-  const KeptStore kept = own_name ? host_store_everywhere(address_, port_) : host_store(address_, port_);
+  StoreGuard guard{key_.value_or(JobKey::known_to_all()),
+                   [](const std::string& text) { warn_as_libtorch("lockstep: " + text); }};
+  const KeptStore kept =
+      own_name ? host_store_everywhere(port_, std::move(guard)) : host_store(address_, port_, std::move(guard));
   server_ = kept.store;
   port_ = kept.port;
   if (launch_.port != 0) return;
@@ -129,7 +135,7 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
   const std::string itself = on_several_machines() && is_loopback(address_)
                                  ? "; MASTER_ADDR=" + launch_.address + " means this machine itself here"
                                  : "";
-  const std::string where = file.empty() ? store_place(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")"
+  const std::string where = file.empty() ? place_text(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")"
                                          : "the port that should be in " + file;
   throw Error(process_name() + " waited " + seconds(limit.timeout) + " for the store that " + whose + " at " + where +
               ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
@@ -160,17 +166,23 @@ void Rendezvous::drop_connections() {
   clients_.clear();
 }
 
+StorePtr Rendezvous::new_client() const {
+  if (launch_.tcp_store) return connect_to_tcp_store(address_, port_);
+  return connect_to_store(address_, port_, key_.value_or(JobKey::known_to_all()));
+}
+
 StorePtr Rendezvous::idle_client() {
   const std::lock_guard lock(mutex_);
   for (const auto& client : clients_) {
     if (client.use_count() == 1) return client;
   }
   try {
-    clients_.push_back(connect_to_store(address_, port_));
+    clients_.push_back(new_client());
   } catch (const c10::Error& error) {
-    throw Error(process_name() + " cannot use the store at " + store_place(address_, port_) + ", which " +
+    throw Error(process_name() + " cannot use the store at " + place_text(address_, port_) + ", which " +
                 (launch_.agent_store ? "the launcher keeps: " : "the process of rank 0 keeps: ") +
-                error.what_without_backtrace());
+                error.what_without_backtrace() +
+                (launch_.agent_store ? "" : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none?"));
   }
   return clients_.back();
 }

@@ -1,18 +1,20 @@
-// Rendezvous: how the processes of a job find each other, through c10d's TCPStore.
+// Rendezvous: how the processes of a job find each other, through a store.
 //
 // torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process with
 // rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine a free port of loopback does; a file of the temporary
 // folder holds its number until all have read it. The store listens on loopback unless MASTER_ADDR names another
-// address. Every wait has a deadline. Thread-safe.
+// address. It answers those who know the job's key; torchrun's answers everybody. Every wait has a deadline.
+// Thread-safe.
 #pragma once
 
+#include "job_store.hpp"
 #include "launch_environment.hpp"
-#include "tcp_store.hpp"
 #include "wait_limit.hpp"
 
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,13 +25,13 @@ std::string job_prefix(const std::string& job);
 
 class Rendezvous {
  public:
-  // Throws Error at the deadline: nothing answers where the store should be.
+  // Throws Error at the deadline: nothing answers where the store should be. Throws Error if the job's key is unusable.
   Rendezvous(LaunchEnvironment launch, const WaitLimit& limit);
   ~Rendezvous();
 
   const LaunchEnvironment& launch() const { return launch_; }
 
-  // A connection for the caller alone: a client of TCPStore serves one thread at a time. Keys of other jobs and
+  // A connection for the caller alone: a client of torchrun's store serves one thread at a time. Keys of other jobs and
   // attempts are not seen. Connections that earlier callers have let go are used again, because c10d asks the name
   // service for every new one, which may take seconds.
   StorePtr connect(const std::string& prefix);
@@ -41,10 +43,13 @@ class Rendezvous {
   // This machine's numeric address that peers reach, and whether that is loopback.
   const std::string& local_address() const { return local_address_; }
 
+  const std::optional<JobKey>& key() const { return key_; }  // nothing: the job has none
+
   bool hosts_store() const { return server_ != nullptr; }
 
  private:
   StorePtr idle_client();
+  StorePtr new_client() const;
   void host();
   void find_host(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   void learn_local_address(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
@@ -53,6 +58,7 @@ class Rendezvous {
   bool on_several_machines() const { return launch_.local_world_size < launch_.world_size; }
 
   const LaunchEnvironment launch_;
+  const std::optional<JobKey> key_;
   std::string address_;  // numeric
   int port_ = 0;
   std::string local_address_;

@@ -13,6 +13,18 @@ namespace lockstep::comm {
 
 using std::chrono::milliseconds;
 
+void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, milliseconds timeout,
+                   const std::stop_token& stop) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  for (milliseconds pause(1); !store.check(keys); pause = std::min(2 * pause, milliseconds(16))) {
+    if (stop.stop_requested()) C10_THROW_ERROR(DistStoreError, "a wait for keys of the store was called off");
+    if (std::chrono::steady_clock::now() >= deadline) {
+      C10_THROW_ERROR(DistStoreError, "keys did not come into the store within " + seconds(timeout));
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
 SharedStore::SharedStore(std::shared_ptr<Connection> connection, std::stop_token stop)
     : connection_(std::move(connection)), stop_(std::move(stop)) {}
 
@@ -61,14 +73,7 @@ void SharedStore::wait(const Keys& keys) {
 }
 
 void SharedStore::wait(const Keys& keys, const milliseconds& timeout) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  for (milliseconds pause(1); !check(keys); pause = std::min(2 * pause, milliseconds(16))) {
-    if (stop_.stop_requested()) C10_THROW_ERROR(DistStoreError, "a wait for keys of the store was called off");
-    if (std::chrono::steady_clock::now() >= deadline) {
-      C10_THROW_ERROR(DistStoreError, "keys did not come into the store within " + seconds(timeout));
-    }
-    std::this_thread::sleep_for(pause);
-  }
+  wait_for_keys(*this, keys, timeout, stop_);
 }
 
 void SharedStore::append(const std::string& key, const Bytes& value) {

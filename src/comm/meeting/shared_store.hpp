@@ -7,6 +7,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <stop_token>
@@ -14,6 +15,11 @@
 #include <vector>
 
 namespace lockstep::comm {
+
+// Asks again and again until all keys are there, at first after 1 ms and in the end every 16 ms. Throws DistStoreError
+// at the deadline, or once a stop was requested.
+void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout,
+                   const std::stop_token& stop = {});
 
 class SharedStore : public c10d::Store {
  public:

@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -34,6 +35,7 @@ struct Address {
   }
   sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
+  std::string place() const;
 };
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&freeaddrinfo)>;
@@ -68,6 +70,10 @@ std::string to_text(const sockaddr* address, socklen_t size) {
   if (getnameinfo(address, size, text, sizeof text, nullptr, 0, NI_NUMERICHOST) != 0) return "";
   const std::string mapped = "::ffff:";  // an IPv4 address as sockets of both kinds have it
   return std::string(text).starts_with(mapped) ? text + mapped.size() : text;
+}
+
+std::string Address::place() const {
+  return place_text(to_text(get(), size), port());
 }
 
 class Socket {
@@ -133,31 +139,67 @@ Listener listen_everywhere(int port) {
   return listen_at("::", port, /*both_kinds=*/true);
 }
 
-bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
+int connect_to(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
   const Address where = to_address(address, port);
-  const Socket socket(where.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK);
-  if (connect(socket.fd(), where.get(), where.size) == 0) return true;
-  if (errno != EINPROGRESS) return false;
+  Socket socket(where.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK);
+  if (connect(socket.fd(), where.get(), where.size) == 0) return socket.release();
+  if (errno != EINPROGRESS) return -1;
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   pollfd polled{socket.fd(), POLLOUT, 0};
-  if (poll(&polled, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 3000))) != 1) return false;
+  if (poll(&polled, 1, static_cast<int>(std::clamp<int64_t>(left.count(), 0, 3000))) != 1) return -1;
   int error = 0;
   socklen_t size = sizeof error;
-  return getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+  const bool connected = getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+  return connected ? socket.release() : -1;
+}
+
+bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline) {
+  const int fd = connect_to(address, port, deadline);
+  if (fd >= 0) close(fd);
+  return fd >= 0;
+}
+
+void send_at_once(int fd) {
+  const int yes = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+}
+
+std::string own_address(int fd) {
+  Address here;
+  here.size = sizeof here.storage;
+  return getsockname(fd, here.get(), &here.size) == 0 ? here.place() : "";
+}
+
+std::string peer_address(int fd) {
+  Address peer;
+  peer.size = sizeof peer.storage;
+  return getpeername(fd, peer.get(), &peer.size) == 0 ? peer.place() : "an unknown address";
+}
+
+std::string place_text(const std::string& address, int port) {
+  return (address.find(':') == std::string::npos ? address : "[" + address + "]") + ":" + std::to_string(port);
+}
+
+std::vector<Connection> connections_of_this_process() {
+  std::vector<Connection> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    Address here, peer;
+    here.size = peer.size = sizeof peer.storage;
+    if (getpeername(fd, peer.get(), &peer.size) != 0) continue;  // no socket, or not connected
+    if (peer.storage.ss_family != AF_INET && peer.storage.ss_family != AF_INET6) continue;
+    if (getsockname(fd, here.get(), &here.size) == 0) found.push_back({fd, here.place(), peer.place()});
+  }
+  return found;
 }
 
 namespace {
 
-// The descriptors of this process's connections to that address.
 std::vector<int> connections_to(const std::string& address, int port) {
   std::vector<int> found;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd", error)) {
-    const int fd = std::atoi(entry.path().filename().c_str());
-    Address peer;
-    peer.size = sizeof peer.storage;
-    if (getpeername(fd, peer.get(), &peer.size) != 0) continue;  // no socket, or not connected
-    if (to_text(peer.get(), peer.size) == address && peer.port() == port) found.push_back(fd);
+  for (const auto& connection : connections_of_this_process()) {
+    if (connection.peer == place_text(address, port)) found.push_back(connection.fd);
   }
   return found;
 }

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 namespace lockstep::comm {
 
@@ -22,8 +23,25 @@ Listener listen_on(const std::string& address, int port);
 // The same at every address of this machine, of both kinds.
 Listener listen_everywhere(int port);
 
+// A connection to what listens there, which does not block; -1: nothing accepts one by then, or within 3 s.
+int connect_to(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
+
 // Whether something accepts connections there, now. Never waits past the deadline.
 bool answers(const std::string& address, int port, std::chrono::steady_clock::time_point deadline);
+
+void send_at_once(int fd);         // lets small messages not wait for others
+std::string own_address(int fd);   // of a socket, as place_text gives it; "": it has none
+std::string peer_address(int fd);  // of a connection's other end
+
+// "127.0.0.1:80", "[::1]:80"
+std::string place_text(const std::string& address, int port);
+
+// Its connections over TCP, both ends as place_text gives them.
+struct Connection {
+  int fd;
+  std::string here, peer;
+};
+std::vector<Connection> connections_of_this_process();
 
 // Lets this process's reads from its connections to that address fail, from now on, if nothing comes for so long.
 void limit_silence(const std::string& address, int port, std::chrono::seconds limit);

@@ -55,7 +55,7 @@ inline int64_t stored_count(c10d::Store& store, const std::string& key) {
   });
 }
 
-// The count afterwards. It is read before, because c10d's server hangs up on whoever adds to what is no number.
+// The count afterwards. It is read before, because torchrun's store hangs up on whoever adds to what is no number.
 inline int64_t add_to_count(c10d::Store& store, const std::string& key, int64_t number) {
   stored_count(store, key);
   return store.add(key, number);

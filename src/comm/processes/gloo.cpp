@@ -1,14 +1,25 @@
 // c10d's Gloo, which LibTorch's wheel holds without Gloo's headers; those come from the system and nothing of the
 // system's Gloo is linked.
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "comm/group_member.hpp"
 #include "comm/sigpipe_blocked.hpp"
+#include "door.hpp"
+#include "guests.hpp"
+#include "keys_of_members.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <sstream>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace lockstep::comm {
@@ -16,12 +27,29 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
-constexpr int kClosingTag = 0x7fff << 16;  // used once a run has failed, so it may be a message's too
+constexpr int kClosingTag = 0x7fff << 16;                  // used once a run has failed, so it may be a message's too
+constexpr std::chrono::milliseconds kUntilForgotten{500};  // for calls whose connections are closed; most take one
 
-// c10d counts its collectives and takes the count as their tag. Ours says more (see tag_of in process_backend.cpp), so
-// the count is set before each call; only a class derived from theirs may name it.
-struct Counter : ProcessGroupGloo {
-  static constexpr uint32_t ProcessGroupGloo::*member() { return &Counter::collectiveCounter_; }
+// What only a class derived from c10d's may name.
+struct Insides : ProcessGroupGloo {
+  // c10d counts its collectives and takes the count as their tag. Ours says more (see tag_of in process_backend.cpp),
+  // so the count is set before each call.
+  static void set_counter(ProcessGroupGloo& group, uint32_t count) { group.*(&Insides::collectiveCounter_) = count; }
+
+  // Collective calls that its threads are at, or have yet to come to.
+  static std::vector<c10::intrusive_ptr<c10d::Work>> open_calls(ProcessGroupGloo& group) {
+    const std::lock_guard lock(group.*(&Insides::workMutex_));
+    std::vector<c10::intrusive_ptr<c10d::Work>> calls;
+    for (const auto& call : group.*(&Insides::workInProgress_)) {
+      if (call) calls.push_back(call);  // an idle thread has none
+    }
+    for (const auto& call : group.*(&Insides::workQueue_)) calls.push_back(call);
+    return calls;
+  }
+};
+
+struct InsidesOfWork : c10d::Work {
+  static void end(c10d::Work& work, const std::exception_ptr& why) { (work.*(&InsidesOfWork::finish))(why); }
 };
 
 std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::string& local_address) {
@@ -52,6 +80,53 @@ void close_connections(ProcessGroupGloo& group, int contexts) {
   }
 }
 
+// Gloo tells those who wait that their connection is closed, but for whoever waits until a tensor is sent that was
+// being written: Pair::signalException() of its TCP transport leaves the queue of such writes out. That call never
+// ends. c10d's thread stays in it, and the group's destructor would wait for the thread. So what has not ended soon is
+// ended here, and the group lives as long as the process: this reference is given to nobody.
+void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
+  const auto until = std::chrono::steady_clock::now() + kUntilForgotten;
+  auto calls = Insides::open_calls(*group);
+  while (!calls.empty() && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    calls = Insides::open_calls(*group);
+  }
+  if (calls.empty()) return;
+  const auto why = std::make_exception_ptr(std::runtime_error("the group's connections are closed"));
+  for (const auto& call : calls) InsidesOfWork::end(*call, why);
+  [[maybe_unused]] const auto* const kept = c10::intrusive_ptr<ProcessGroupGloo>(group).release();
+}
+
+// The store as Gloo sees it while it connects a guarded group. For each device Gloo writes there where it listens, and
+// connects to the others once it has read where they do. So a door is open from when all members have one until all
+// are connected, and nobody learns sooner where it is.
+class Gate : public c10d::PrefixStore {
+ public:
+  explicit Gate(GroupPlace place) : PrefixStore("gloo", place.store), place_(std::move(place)) {}
+
+  using PrefixStore::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    const auto doors = doors_told_in(value);
+    shut_doors(doors);
+    doors_.insert(doors_.end(), doors.begin(), doors.end());
+    wait_for_members(place_, "ready/" + std::to_string(devices_++), place_.timeout);
+    if (place_.hushed) {
+      Guests::tell_of_doors(*place_.store, place_.rank, doors);
+      hush_doors(doors);
+    } else {
+      open_doors(doors);
+    }
+    PrefixStore::set(key, value);
+  }
+
+  void shut() const { shut_doors(doors_); }
+
+ private:
+  const GroupPlace place_;
+  std::vector<int> doors_;
+  int devices_ = 0;
+};
+
 }  // namespace
 
 GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_address) {
@@ -59,9 +134,21 @@ GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_ad
   options->devices = devices_for(local_address);
   const auto contexts = static_cast<int>(options->devices.size());
   options->threads = 2 * contexts;
-  const auto backend = c10::make_intrusive<ProcessGroupGloo>(place.store, place.rank, place.size, options);
-  return {backend, [backend, contexts] { close_connections(*backend, contexts); },
-          [backend](uint32_t tag) { (*backend).*Counter::member() = tag; }};
+  const auto gate = place.guarded ? c10::make_intrusive<Gate>(place) : c10::intrusive_ptr<Gate>();
+  const auto store = gate ? c10::intrusive_ptr<c10d::Store>(gate) : place.store;
+  const auto backend = c10::make_intrusive<ProcessGroupGloo>(store, place.rank, place.size, options);
+  return {.backend = backend,
+          .close =
+              [backend, contexts] {
+                close_connections(*backend, contexts);
+                end_forgotten_calls(backend);
+              },
+          .use_tag = [backend](uint32_t tag) { Insides::set_counter(*backend, tag); },
+          .connections = contexts,
+          .shut =
+              [gate] {
+                if (gate) gate->shut();
+              }};
 }
 
 }  // namespace lockstep::comm

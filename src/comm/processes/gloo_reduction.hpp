@@ -9,8 +9,10 @@
 namespace lockstep::comm {
 
 // Gloo's own timeout ends no call: it would go on while the process stands still. The watchdog ends calls that are
-// late, since a failure of the run closes their connections.
+// late, since a failure of the run closes their connections, which ends what is open then (GroupMember::close). What is
+// posted later may be queued behind calls that never end. So who waits looks for a failure first.
 constexpr std::chrono::milliseconds kUntilItComes = std::chrono::hours(24 * 365);
+constexpr std::chrono::milliseconds kUntilClosed{2'000};  // once there is a failure
 
 struct Pending {
   c10::intrusive_ptr<c10d::Work> work;  // null: nothing to wait for

@@ -9,7 +9,6 @@
 #include "comm/arguments.hpp"
 #include "comm/reduction.hpp"
 #include "comm/texts.hpp"
-#include "gloo_reduction.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -19,11 +18,6 @@ namespace lockstep::comm {
 using c10d::ReduceOp;
 
 namespace {
-
-void complete(const Pending& pending) {
-  if (pending.work) pending.work->wait(kUntilItComes);
-  if (pending.finish) pending.finish();
-}
 
 // An average is a sum until all processes have added theirs.
 ReduceOp::RedOpType op_inside(ReduceOp::RedOpType op) {
@@ -144,6 +138,15 @@ void Hierarchy::fail_all(const std::exception_ptr& cause) {
   }
 }
 
+void Hierarchy::complete(const Pending& pending) {
+  const bool closed = [this] {
+    const std::lock_guard lock(mutex_);
+    return closed_;
+  }();
+  if (pending.work) pending.work->wait(closed ? kUntilClosed : kUntilItComes);
+  if (pending.finish) pending.finish();
+}
+
 void Hierarchy::work(JointCall& joint) {
   leaders_.use_tag(joint.calls[0].tag);
   switch (joint.calls[0].kind) {
@@ -183,7 +186,7 @@ void Hierarchy::broadcast(const std::vector<RankCall>& calls) {
   c10d::BroadcastOptions options;
   options.rootRank = from;
   options.timeout = kUntilItComes;
-  leaders_.backend->broadcast(bytes, options)->wait(kUntilItComes);
+  complete({leaders_.backend->broadcast(bytes, options)});
   for (size_t i = 0; i < calls.size(); ++i) {
     if (i != source) calls[i].flat.copy_(values);
   }

@@ -14,6 +14,7 @@
 
 #include "comm/group_member.hpp"
 #include "comm/meeting/roster.hpp"
+#include "gloo_reduction.hpp"
 
 #include <condition_variable>
 #include <cstdint>
@@ -62,6 +63,7 @@ class Hierarchy {
   void run(int threads);
   void work(JointCall& joint);
   void fail_all(const std::exception_ptr& cause);
+  void complete(const Pending& pending);
   void allreduce(const std::vector<RankCall>& calls);
   void reduce(const std::vector<RankCall>& calls);
   void broadcast(const std::vector<RankCall>& calls);

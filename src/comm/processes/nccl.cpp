@@ -10,6 +10,7 @@
 #include "comm/group_member.hpp"
 #include "comm/signature.hpp"
 #include "comm/texts.hpp"
+#include "keys_of_members.hpp"
 #include "watched_world.hpp"
 
 #include <cstdlib>
@@ -115,15 +116,6 @@ void abort_quietly(ProcessGroupNCCL& backend) noexcept {
   }
 }
 
-// All members have come to this.
-void wait_for_members(const GroupPlace& place) {
-  const auto key = [](int rank) { return "here/" + std::to_string(rank); };
-  std::vector<std::string> all;
-  for (int rank = 0; rank < place.size; ++rank) all.push_back(key(rank));
-  place.store->set(key(place.rank), std::vector<uint8_t>{1});
-  place.store->wait(all, kUntilCalledOff);
-}
-
 // What c10d's own watchdog saw, which has aborted the communicator.
 std::string text_of_nccl_error(c10d::ErrorType error, std::chrono::milliseconds timeout) {
   if (error == c10d::ErrorType::SUCCESS) return "";
@@ -153,7 +145,7 @@ GroupMember make_nccl_group(const GroupPlace& place, const c10::Device& device, 
   auto options = ProcessGroupNCCL::Options::create();
   options->timeout = place.timeout;
   options->is_high_priority_stream = true;  // or its kernels would queue behind compute
-  wait_for_members(place);
+  wait_for_members(place, "here", kUntilCalledOff);
   const auto backend = c10::make_intrusive<NotedNccl>(place, options, notes);
   backend->setBoundDeviceId(device);
   backend->eagerConnectSingleDevice(device);

@@ -79,7 +79,7 @@ class ProcessWork : public c10d::Work {
     const Monitor::Waiting waiting(*monitor_, call_, timeout, interrupt());
     try {
       if (is_collective()) {
-        if (pending_.work) pending_.work->wait(kUntilItComes);
+        if (pending_.work) pending_.work->wait(monitor_->failed() ? kUntilClosed : kUntilItComes);
       } else {
         do {
           throw_if_in_vain();

@@ -53,7 +53,7 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
   return "program " + program + ", lockstep " + version() + ", LibTorch " + TORCH_VERSION + ", " +
          std::to_string(launch.world_size) + " processes, " + c10::DeviceTypeName(devices[0].type(), true) +
          " ranks, timeout " + seconds(options.timeout) + (launch.keep_going ? ", going on without lost workers" : "") +
-         ", " + options.configuration;
+         (launch.key_file.empty() ? "" : ", with a job's key (LOCKSTEP_JOB_KEY_FILE)") + ", " + options.configuration;
 }
 
 // All that a world needs before it can be one.
@@ -102,7 +102,8 @@ WatchedPlace watched(const Place& place, const JobOptions& options) {
           .groups_store = place.groups_store,
           .timeout = options.timeout,
           .connect_timeout = place.rendezvous_timeout,
-          .local_address = place.rendezvous.local_address()};
+          .local_address = place.rendezvous.local_address(),
+          .key = place.rendezvous.key()};
 }
 
 Monitor::Options watched_by(const Place& place, const JobOptions& options) {

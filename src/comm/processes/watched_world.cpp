@@ -5,6 +5,7 @@
 
 #include "comm/texts.hpp"
 #include "process_backend.hpp"
+#include "proven_group.hpp"
 
 #include <exception>
 #include <system_error>
@@ -47,7 +48,9 @@ void WatchedWorld::stop_watching() {
 
 void WatchedWorld::connect_leaders(int threads_per_rank) {
   if (over_nccl() || place_.roster.one_rank_per_process()) return;
-  const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process(), place_.roster.processes());
+  std::vector<std::string> names;
+  for (int one = 0; one < place_.roster.processes(); ++one) names.push_back(place_.roster.name_process(one));
+  const auto leaders = connect(static_cast<int>(ranks_here().begin), "leaders", process(), names);
   const std::lock_guard lock(mutex_);
   hierarchy_ = std::make_shared<Hierarchy>(leaders, place_.roster, process(), threads_per_rank);
   if (closed_) hierarchy_->close();
@@ -59,8 +62,9 @@ c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members&
   if (over_nccl() && members.size() == 1) {
     return make_in_process_world(Devices(devices().size(), devices()[rank]), place_.timeout)->backend(rank, members);
   }
-  const auto group =
-      connect(rank, "ranks" + members.name, members.index_of(rank), members.size(), notes_of(rank, members));
+  std::vector<std::string> names;
+  for (const int member : members.ranks) names.push_back(place_.roster.name(member));
+  const auto group = connect(rank, "ranks" + members.name, members.index_of(rank), names, notes_of(rank, members));
   c10::intrusive_ptr<c10d::Backend> backend = group.backend;
   if (over_nccl()) {
     monitor_->log().join(rank, members.name);
@@ -78,14 +82,17 @@ c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members&
   return backend;
 }
 
-// Connects `rank` as the `index`th of `size` members. Fails when a peer has failed.
-GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, int size, const CallNotes& notes) {
+// Fails when a peer has failed.
+GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, const std::vector<std::string>& members,
+                                  const CallNotes& notes) {
   const auto connecting = [=, connection = place_.groups_store, timeout = place_.timeout,
-                           connect_timeout = place_.connect_timeout, address = place_.local_address,
+                           connect_timeout = place_.connect_timeout, address = place_.local_address, key = place_.key,
                            device = devices()[rank]](const std::stop_token& stop) {
-    const auto store = keys_of(name, connection, stop);
-    if (device.is_cpu()) return make_gloo_group({store, index, size, connect_timeout + kMargin}, address);
-    return make_nccl_group({store, index, size, timeout}, device, notes);
+    GroupPlace place{keys_of(name, connection, stop), index, static_cast<int>(members.size()), timeout};
+    if (!device.is_cpu()) return make_nccl_group(place, device, notes);
+    place.timeout = connect_timeout + kMargin;
+    if (!key) return make_gloo_group(place, address);
+    return make_proven_group({place, address, *key, name, members}, stop);
   };
   return attend({.rank = rank, .text = "connecting to the other ranks", .connects = true}, place_.connect_timeout,
                 Attempt::start(connecting));

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "comm/group_member.hpp"
+#include "comm/job_key.hpp"
 #include "comm/meeting/attempt.hpp"
 #include "comm/meeting/shared_store.hpp"
 #include "comm/world.hpp"
@@ -23,6 +24,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +38,7 @@ struct WatchedPlace {
   std::shared_ptr<SharedStore::Connection> groups_store;
   std::chrono::milliseconds timeout, connect_timeout;
   std::string local_address = {};  // where peers reach this machine; for CPU ranks
+  std::optional<JobKey> key = {};  // nothing: the members of a group take each other's word
 };
 
 class WatchedWorld : public World {
@@ -68,7 +71,9 @@ class WatchedWorld : public World {
   };
 
   bool over_nccl() const { return !devices()[0].is_cpu(); }
-  GroupMember connect(int rank, const std::string& name, int index, int size, const CallNotes& notes = {});
+  // As the `index`th of `members`, which are names for texts.
+  GroupMember connect(int rank, const std::string& name, int index, const std::vector<std::string>& members,
+                      const CallNotes& notes = {});
   GroupMember attend(const OpenCall& call, std::chrono::milliseconds timeout, const std::shared_ptr<Attempt>& attempt);
   CallNotes notes_of(int rank, const Members& members);
   std::vector<Group> groups();

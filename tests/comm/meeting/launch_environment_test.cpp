@@ -73,6 +73,12 @@ TEST(LaunchEnvironment, ReadsTorchruns) {
   EXPECT_EQ(launch.port, 29400);
   EXPECT_TRUE(launch.agent_store);
   EXPECT_FALSE(read(without(torchrun, "TORCHELASTIC_USE_AGENT_STORE"))->agent_store);
+  EXPECT_TRUE(launch.tcp_store);
+  const auto of_lockstep = with(torchrun, {{"LOCKSTEP_STORE_PORT", "29400"}, {"LOCKSTEP_JOB_KEY_FILE", "/a/key"}});
+  EXPECT_FALSE(read(of_lockstep)->tcp_store);
+  EXPECT_EQ(read(of_lockstep)->key_file, "/a/key");
+  EXPECT_TRUE(read(with(of_lockstep, {{"MASTER_PORT", "29401"}}))->tcp_store);  // torchrun within lockstep launch
+  EXPECT_FALSE(read(without(torchrun, "TORCHELASTIC_USE_AGENT_STORE"))->tcp_store);
   // The agent's store keeps what earlier attempts wrote.
   EXPECT_NE(read(with(torchrun, {{"TORCHELASTIC_RESTART_COUNT", "1"}}))->job, launch.job);
 }

@@ -28,15 +28,15 @@ bool answers(const std::string& address, int port) {
 
 // All of 127.0.0.0/8 is this machine: a store that listened on every interface would answer there too.
 TEST(Rendezvous, AStoreListensAtItsAddressAlone) {
-  const auto store = comm::host_store("127.0.0.1", 0);
+  const auto store = comm::host_store("127.0.0.1", 0, {});
   EXPECT_GT(store.port, 1023);
   EXPECT_TRUE(answers("127.0.0.1", store.port));
   EXPECT_FALSE(answers("127.0.0.2", store.port));
 }
 
 TEST(Rendezvous, APortThatIsTakenIsNamed) {
-  const auto store = comm::host_store("127.0.0.1", 0);
-  EXPECT_THAT(error_of([&] { comm::host_store("127.0.0.1", store.port); }),
+  const auto store = comm::host_store("127.0.0.1", 0, {});
+  EXPECT_THAT(error_of([&] { comm::host_store("127.0.0.1", store.port, {}); }),
               AllOf(HasSubstr("127.0.0.1, port " + std::to_string(store.port)), HasSubstr("MASTER_PORT")));
 }
 

@@ -81,6 +81,21 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
   });
 }
 
+// Gloo forgets who waits for a tensor that it was writing. With several ranks in a process their courier waits.
+TEST(ProcessFailures, AProcessThatIsKilledWhileItReceivesIsNamedByTheOthers) {
+  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [](const auto& job_of) {
+    const auto& [processes, devices] = job_of;
+    const auto [job, took] = timed(processes, {"dies_while_it_receives", devices});
+    EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
+    EXPECT_THAT(
+        job.err,
+        MatchesRegex("(.|\n)*process 0: the process of ranks? [12].* is gone: it was ended by signal 9 (.|\n)*"))
+        << devices;
+    EXPECT_THAT(job.err, Not(HasSubstr("ending the others")));
+    EXPECT_LT(took, kBeforeTimeouts);
+  });
+}
+
 TEST(ProcessFailures, AProcessWhoseRankCallsExitIsNamedByTheOthers) {
   // With two ranks in each process, rank 1 is of process 0.
   at_once<std::pair<const char*, std::string>>({{"cpu", "0"}, {"4xcpu", "1"}}, [](const auto& job_of) {

@@ -129,12 +129,14 @@ class RunningJob {
   }
 
  private:
-  // Those that LibTorch or this project would make; other programs of the machine have theirs.
+  // Those that LibTorch or this project would make; other programs of the machine have theirs, and other tests their
+  // scratch folders.
   static std::set<std::string> shared_memory() {
     std::set<std::string> names;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
       const std::string name = entry.path().filename();
+      if (name.starts_with("lockstep-test-")) continue;
       if (name.find("torch") != name.npos || name.find("lockstep") != name.npos) names.insert(name);
     }
     return names;

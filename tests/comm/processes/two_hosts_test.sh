@@ -6,6 +6,7 @@ program=$1
 name=lockstep-$$
 address_of_a=10.213.77.1
 errors=$(mktemp)
+key=$(mktemp)
 
 skip() {
   echo "skipped: $1"
@@ -16,7 +17,7 @@ clean_up() {
   # Only what this script made.
   ip netns del "$name-a" 2>/dev/null
   ip netns del "$name-b" 2>/dev/null
-  rm -rf "/etc/netns/$name-a" "/etc/netns/$name-b" "$errors"
+  rm -rf "/etc/netns/$name-a" "/etc/netns/$name-b" "$errors" "$key"
 }
 trap clean_up EXIT
 
@@ -54,6 +55,9 @@ job() {
 set -e
 echo "one rank per process"
 job $address_of_a collectives cpu
+echo "the same with a key"
+head -c 32 /dev/urandom >"$key"
+LOCKSTEP_JOB_KEY_FILE=$key job $address_of_a collectives cpu
 echo "two threads in each of two processes on each of two hosts"
 job $address_of_a collectives 4xcpu
 echo "the first host by its name, which means loopback there"

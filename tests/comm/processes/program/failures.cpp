@@ -191,6 +191,24 @@ void scenarios::dies(const Setup& setup) {
   });
 }
 
+// Rank 0 sends a tensor that is longer than the system keeps, a short one after it, and one more.
+void scenarios::dies_while_it_receives(const Setup& setup) {
+  lockstep::run(setup.devices, [](Rank& rank) {
+    rank.barrier();
+    std::vector<c10::intrusive_ptr<c10d::Work>> works;
+    std::vector<torch::Tensor> tensors;
+    for (const int64_t count : {16'000'000, 2, 2}) {
+      tensors.push_back(rank.index() == 0 ? torch::ones(count) : torch::zeros(count));
+      std::vector<torch::Tensor> tensor{tensors.back()};
+      works.push_back(rank.backend().broadcast(tensor, c10d::BroadcastOptions()));
+    }
+    const volatile float* const first = tensors[0].const_data_ptr<float>();
+    while (rank.process() == 1 && *first == 0) std::this_thread::sleep_for(10us);
+    if (rank.process() == 1) std::raise(SIGKILL);
+    works.back()->wait();
+  });
+}
+
 // Rank 2 keeps the parameters for ranks 0 and 1, until the rank that the argument names is killed.
 void scenarios::serves(const Setup& setup) {
   lockstep::run(setup.devices, [&](Rank& rank) {

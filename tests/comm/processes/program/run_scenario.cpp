@@ -43,6 +43,7 @@ int scenarios::run_scenario(int argc, char** argv) {
       {"parts_do_not_fit", scenarios::parts_do_not_fit},
       {"grains_of_others", scenarios::grains_of_others},
       {"message_fails", scenarios::message_fails},
+      {"dies_while_it_receives", scenarios::dies_while_it_receives},
       {"computes_on", scenarios::computes_on},
       {"returns_early", scenarios::returns_early},
       {"asks_in_vain", scenarios::asks_in_vain},

@@ -26,11 +26,12 @@ void lives(const Setup& setup);        // connects, computes and calls for half 
 void throws(const Setup& setup);              // the others wait in an allreduce, or with `argument` "recv" in a receive
 void dies(const Setup& setup);                // without a word: killed, or with `argument` "exit" by std::exit(7)
 void dies_in_a_backward(const Setup& setup);  // before the third one of a DataParallel
-void computes_on(const Setup& setup);         // past the others' timeout
-void returns_early(const Setup& setup);       // without the others' call, for which they wait, or with "poll" ask
-void asks_in_vain(const Setup& setup);        // does not wait for an allreduce, or with "send" a message, and returns
-void shares_memory(const Setup& setup);       // two ranks of a process give one tensor
-void calls_otherwise(const Setup& setup);     // a broadcast, or an allreduce that is "max", "long" or "empty"
+void dies_while_it_receives(const Setup& setup);  // all ranks of process 1
+void computes_on(const Setup& setup);             // past the others' timeout
+void returns_early(const Setup& setup);           // without the others' call, for which they wait, or with "poll" ask
+void asks_in_vain(const Setup& setup);     // does not wait for an allreduce, or with "send" a message, and returns
+void shares_memory(const Setup& setup);    // two ranks of a process give one tensor
+void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that is "max", "long" or "empty"
 void calls_otherwise_in_a_group(const Setup& setup);  // of ranks 0 and 1, while the others wait in the whole run
 void parts_do_not_fit(const Setup& setup);
 void grains_of_others(const Setup& setup);

@@ -1,0 +1,59 @@
+// JobKey: a secret of 256 bits that the processes of a job know, and nobody else. Two of them prove that they know it
+// without saying it: each signs (HMAC-SHA256) what the other has just made up. No text of the key exists anywhere, so
+// none can be printed. Thread-safe. A signature takes about a microsecond.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace lockstep::comm {
+
+// 32 bytes that nobody has seen before.
+std::string fresh_nonce();
+
+class JobKey {
+ public:
+  static constexpr size_t kBytes = 32;  // of a key, a nonce and a signature
+
+  // The key that a file's bytes make, at least 32 of them, the same on all machines. Throws Error that says what to do:
+  // it is missing, too short or too long, belongs to another user, or others may read it.
+  static JobKey from_file(const std::filesystem::path& file);
+
+  // What a job without a key uses. It keeps out what is no process of lockstep, and nobody who knows this source.
+  static JobKey known_to_all() { return {}; }
+
+  // Signs all parts, also where one ends and the next one begins.
+  std::string sign(const std::vector<std::string>& parts) const;
+
+  // Whether this is the signature of the parts. Takes the same time wherever two signatures differ.
+  bool has_signed(const std::string& signature, const std::vector<std::string>& parts) const;
+
+  ~JobKey();
+  JobKey(const JobKey&) = default;
+  JobKey& operator=(const JobKey&) = default;
+
+ private:
+  JobKey() = default;
+
+  std::array<unsigned char, kBytes> secret_{};
+};
+
+// A fresh key, in memory, which processes of the same user read as a file as long as this lives.
+class HandedKey {
+ public:
+  HandedKey();  // throws Error
+  ~HandedKey();
+  HandedKey(const HandedKey&) = delete;
+  HandedKey& operator=(const HandedKey&) = delete;
+
+  std::string file() const;
+  JobKey key() const { return JobKey::from_file(file()); }
+
+ private:
+  int fd_;
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,45 @@
+// StoreServer: keeps a job's store, and answers those who show that they know the job's key (store_messages.hpp).
+//
+//  1. One thread serves all. Nothing that a stranger sends or leaves out makes it wait.
+//  2. A stranger gets a greeting, and no answer. It has a few seconds to show the key, and at most 64 can be about it
+//     at the same time: another one takes the place of who has been there for longest.
+//  3. Who is turned away is said, the first ones one by one, then the tenth, the hundredth and so on.
+//
+// All calls are thread-safe. A question takes some 15 us over loopback.
+#pragma once
+
+#include "comm/job_key.hpp"
+#include "sockets.hpp"
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+
+namespace lockstep::comm {
+
+// Who gets into a store, and who hears of those who do not.
+struct StoreGuard {
+  JobKey key = JobKey::known_to_all();
+  std::function<void(const std::string& text)> say = [](const std::string&) {};  // called on the server's thread
+  std::chrono::milliseconds patience{5'000};  // until a stranger must have shown the key
+};
+
+class StoreServer {
+ public:
+  // Takes the socket over. Throws Error or std::system_error if there are no more descriptors or threads.
+  StoreServer(const Listener& listener, StoreGuard guard);
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+  // The other end of a connection that this process itself may use. To be closed by the caller; once.
+  int own_connection() const { return own_end_; }
+
+ private:
+  int own_end_ = -1;
+  int stop_ = -1;  // an eventfd
+  std::thread thread_;
+};
+
+}  // namespace lockstep::comm
