@@ -6,6 +6,7 @@
 #include "c_library.hpp"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
@@ -14,7 +15,9 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstdarg>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 extern "C" {
@@ -203,6 +206,20 @@ int sched_yield() noexcept {
   if (Scheduler::this_thread() == nullptr) return next();
   scheduler().point();
   return 0;
+}
+
+// What the system says of threads is of the whole program's, and of real time: whether one waits for a disk, say.
+int openat(int folder, const char* name, int flags, ...) {
+  if (Scheduler::this_thread() != nullptr && std::strcmp(name, "/proc/self/task") == 0) {
+    errno = ENOENT;
+    return -1;
+  }
+  va_list rest;
+  va_start(rest, flags);
+  const mode_t mode = (flags & O_CREAT) == 0 ? 0 : va_arg(rest, mode_t);
+  va_end(rest);
+  static const auto next = next_of<int(int, const char*, int, ...)>("openat");
+  return next(folder, name, flags, mode);
 }
 
 char* getenv(const char* name) noexcept {

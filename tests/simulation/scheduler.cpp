@@ -35,7 +35,7 @@ void futex_wake(std::atomic<int>& word) {
 }  // namespace
 
 Scheduler::Scheduler(uint64_t seed, bool with_log, Time limit)
-    : with_log_(with_log), limit_(limit), random_(mix({seed})), switch_rate_(uint64_t{1} << draw(7)) {
+    : with_log_(with_log), limit_(limit), random_(mix({seed})), switch_rate_(one_in(16) ? 1 : uint64_t{2} << draw(6)) {
   of_program = this;
 }
 

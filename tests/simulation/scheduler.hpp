@@ -112,7 +112,7 @@ class Scheduler {
   const Time limit_;
   uint64_t random_;
   uint64_t trace_ = 0;
-  uint64_t switch_rate_;  // a switch at one point in so many
+  uint64_t switch_rate_;  // a switch at one point in so many. Often would cost most of the time, and find little more
   int64_t points_ = 0;
   Time now_ = 0;
   std::vector<std::unique_ptr<Process>> processes_;

@@ -202,7 +202,7 @@ class Simulation {
       const RunState state = read_run_state(file);
       course_.found = static_cast<int>(state.steps);
       Parameters parameters;
-      for (const std::string name : {"w1", "b1", "w2", "b2"}) {
+      for (const std::string name : {"w", "b"}) {
         for (const auto& found : tensors_under("model", state.tensors)) {
           if (found.first == name) parameters.push_back(found);
         }

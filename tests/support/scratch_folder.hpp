@@ -16,8 +16,8 @@ namespace lockstep {
 
 class ScratchFolder {
  public:
-  ScratchFolder() {
-    std::string path = (std::filesystem::temp_directory_path() / "lockstep-test-XXXXXX").string();
+  explicit ScratchFolder(const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
+    std::string path = (parent / "lockstep-test-XXXXXX").string();
     if (mkdtemp(path.data()) == nullptr) throw std::runtime_error("mkdtemp failed: " + path);
     path_ = path;
   }

@@ -67,9 +67,12 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
   const auto settled = [&] { return !failure().empty() || in_vain(); };
   if (!settled() && waiting.is_late()) report_lateness(call, waiting.timeout());
   // A connection was closed, and soon the store says why.
-  for (const auto end = Clock::now() + kSearch; !settled() && Clock::now() < end;) {
-    waits_.search(kBetweenSearches, [&](bool failed) { return failed || in_vain(); });
-    look_for_failure();
+  {
+    const Waits::Search search(waits_);
+    for (const auto end = Clock::now() + kSearch; !settled() && Clock::now() < end;) {
+      waits_.sleep(kBetweenSearches, [&](bool failed) { return failed || in_vain(); });
+      look_for_failure();
+    }
   }
   if (const auto loss = lost().reason_to_give_up(call); failure().empty() && !loss.empty()) {
     const std::string text = name + ": " + call.where() + ": " + loss;

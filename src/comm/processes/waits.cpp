@@ -85,19 +85,13 @@ void Waits::wake() {
 }
 
 void Waits::sleep(Clock::duration limit, const Condition& enough) {
-  Lock lock(mutex_);
-  sleep(lock, limit, enough);
-}
-
-void Waits::search(Clock::duration limit, const Condition& enough) {
-  Lock lock(mutex_);
-  ++searching_;
-  sleep(lock, limit, enough);
-  --searching_;
-}
-
-void Waits::sleep(Lock& lock, Clock::duration limit, const Condition& enough) {
+  std::unique_lock lock(mutex_);
   changed_.wait_for(lock, limit, [&] { return enough(!failure_.empty()); });
+}
+
+void Waits::add_searching(int count) {
+  const std::lock_guard lock(mutex_);
+  searching_ += count;
 }
 
 }  // namespace lockstep::comm

@@ -1,7 +1,7 @@
 // Waits: what the ranks of this process wait in, and the failure that ends their waits. Thread-safe.
 //
 //  1. One mutex guards everything here. Nobody talks to the store while holding it.
-//  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep() and search(). They
+//  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep(). They
 //     take locks of their own (of LostProcesses, of a work), and never call Waits.
 //  3. A wait begins before it looks whether it is in vain. A failure or a loss is known before the waits are
 //     interrupted. So each wait either sees it or is interrupted.
@@ -61,19 +61,30 @@ class Waits {
   void interrupt();  // a process was lost: the waits look whether they are in vain
   void wake();       // sleep() looks at its condition
 
-  // Sleeps until `enough(failed)`, for `limit` at most. search() shows in snapshots meanwhile.
+  // Sleeps until `enough(failed)`, for `limit` at most.
   using Condition = std::function<bool(bool failed)>;
   void sleep(Clock::duration limit, const Condition& enough);
-  void search(Clock::duration limit, const Condition& enough);
+
+  // While it is there, snapshots show that a rank searches. The watchdog's silence begins anew with each one that does
+  // not, so a search is one from its beginning to its end, whatever it does meanwhile.
+  class Search {
+   public:
+    explicit Search(Waits& waits) : waits_(waits) { waits_.add_searching(1); }
+    ~Search() { waits_.add_searching(-1); }
+    Search(const Search&) = delete;
+    Search& operator=(const Search&) = delete;
+
+   private:
+    Waits& waits_;
+  };
 
  private:
   struct Open {
     Wait wait;
     std::function<void()> interrupt;
   };
-  using Lock = std::unique_lock<std::mutex>;
 
-  void sleep(Lock& lock, Clock::duration limit, const Condition& enough);
+  void add_searching(int count);
   void interrupt_all();  // the mutex is held
 
   mutable std::mutex mutex_;  // guards what follows
