@@ -80,10 +80,10 @@ void close_connections(ProcessGroupGloo& group, int contexts) {
   }
 }
 
-// Gloo tells those who wait that their connection is closed, but for whoever waits until a tensor is sent that was
-// being written: Pair::signalException() of its TCP transport leaves the queue of such writes out. That call never
-// ends. c10d's thread stays in it, and the group's destructor would wait for the thread. So what has not ended soon is
-// ended here, and the group lives as long as the process: this reference is given to nobody.
+// When a connection closes, Gloo wakes those who wait for a message over it. It forgets those whose tensor was just
+// being written: Pair::signalException() of its TCP transport leaves that queue out. Such a call never ends, c10d's
+// thread stays in it, and the group's destructor would wait for the thread. So a call that has not ended soon is ended
+// here. Its group then lives as long as the process: nobody gives this reference back.
 void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
   const auto until = std::chrono::steady_clock::now() + kUntilForgotten;
   auto calls = Insides::open_calls(*group);
