@@ -77,7 +77,7 @@ void each_option(Options& options, Visit&& visit) {
        "resnet18: ResNet-18 for small images; the book trains it with `lr` 0.1. BatchNorm normalises over each "
        "device's own samples (but see `sync_batchnorm`); its running statistics are averaged after every epoch\n"
        "gpt: a language model, which learns the next byte of `text`; it wants `optimizer` adamw with `lr` about "
-       "0.001\n"},
+       "0.003 and `schedule` cosine\n"},
       options.model.name);
   one({"width", throughout, what, "X", "mlp, alexnet, resnet18: X times as many channels and units, in multiples of 8"},
       options.model.width);

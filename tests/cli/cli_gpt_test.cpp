@@ -109,7 +109,7 @@ TEST_F(CliGpt, FollowsAPlanOfItsLayersAndHeads) {
   const std::string file = (images_ / "plan.json").string();
   const Finished planned = run_program(train_gpt({"--plan", file, "--epochs", "1"}), surroundings());
   EXPECT_EQ(planned.code, 0) << planned.err;
-  EXPECT_THAT(planned.out, HasSubstr("1 x 2 x 1 (data x pipeline x tensor), 1f1b, 2 microbatches, cuts at 2"));
+  EXPECT_THAT(planned.out, HasSubstr("1 x 2 x 1 (data x pipeline x tensor), 1f1b, 2 microbatches, cut at 2"));
   const Finished other = run_program(train_gpt({"--plan", file, "--heads", "4"}), surroundings());
   EXPECT_THAT(other.err, AllOf(HasSubstr("2 heads"), HasSubstr("4 heads")));
 }

@@ -8,8 +8,10 @@
 #include "pipeline/pipeline_messages.hpp"
 #include "support/test_devices.hpp"
 
+#include <algorithm>
 #include <functional>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace pipeline_mail_test {
@@ -19,6 +21,7 @@ using lockstep::PipelineMail;
 using lockstep::PipelineMessages;
 using lockstep::PipelineSchedule;
 using lockstep::PipelineStep;
+using lockstep::PipelineTie;
 using lockstep::Rank;
 using torch::Tensor;
 using AllSteps = std::vector<std::vector<PipelineStep>>;
@@ -61,12 +64,16 @@ struct Host {
   bool go_on() {
     const size_t before = 2 * step + (needs ? 1 : 0);
     while (step < steps) {
-      if (!needs && plan.needed[step] >= 0) post_up_to(plan.needed[step]);
+      int needed = plan.needed[step];
+      for (const int tie : plan.ties_needed[step]) needed = std::max(needed, tie);
+      if (!needs && needed >= 0) post_up_to(needed);
       needs = true;
-      if (plan.needed[step] >= passed) break;
-      if (plan.made[step] >= 0) {
-        EXPECT_GE(plan.made[step], posted) << "posted before it was made";
-        post_up_to(plan.made[step]);
+      if (needed >= passed) break;
+      std::vector<int> made = plan.ties_made[step];
+      if (plan.made[step] >= 0) made.insert(made.begin(), plan.made[step]);
+      for (const int message : made) {
+        EXPECT_GE(message, posted) << "posted before it was made";
+        post_up_to(message);
       }
       needs = false;
       ++step;
@@ -75,11 +82,21 @@ struct Host {
   }
 };
 
-TEST(PipelineMessagesTest, TheOneOrderNeverWaitsForItself) {
-  for_all(6, 13, [](const AllSteps& steps, int stages, int) {
+// The last stage borrows from the first one, and from the second.
+std::vector<PipelineTie> ties_of(int stages) {
+  std::vector<PipelineTie> ties;
+  for (int owner = 0; owner < std::min(2, stages - 1); ++owner) ties.push_back({owner, stages - 1});
+  return ties;
+}
+
+void expect_no_wait_for_itself(const std::function<std::vector<PipelineTie>(int stages)>& ties) {
+  for_all(6, 13, [&](const AllSteps& steps, int stages, int) {
+    const auto ranks = static_cast<int>(steps.size());
+    auto between_ranks = ties(stages);  // what a rank gives itself is not posted
+    std::erase_if(between_ranks, [&](const auto& tie) { return tie.owner % ranks == tie.borrower % ranks; });
     std::vector<Host> hosts;
     for (size_t rank = 0; rank < steps.size(); ++rank) {
-      hosts.push_back({messages_of(static_cast<int>(rank), steps, stages), steps[rank].size()});
+      hosts.push_back({messages_of(static_cast<int>(rank), steps, stages, between_ranks), steps[rank].size()});
     }
     if (hosts.size() == 1) return;  // it has no messages to others
     for (bool moved = true; moved;) {
@@ -106,6 +123,11 @@ TEST(PipelineMessagesTest, TheOneOrderNeverWaitsForItself) {
   });
 }
 
+TEST(PipelineMessagesTest, TheOneOrderNeverWaitsForItself) {
+  expect_no_wait_for_itself([](int) { return std::vector<PipelineTie>(); });
+  expect_no_wait_for_itself(ties_of);
+}
+
 // With one microbatch in flight per direction, all but a few messages are known to have arrived before the end.
 TEST(PipelineMessagesTest, WhatAnAnswerProvesHasArrived) {
   const auto steps = all_steps(PipelineSchedule::one_f_one_b, 4, 1, 16);
@@ -126,13 +148,28 @@ TEST(PipelineMessagesTest, WhatAnAnswerProvesHasArrived) {
   }
 }
 
+// What a stage's backward gets of the ties that it owns: `base`, and the tie's number.
+void expect_ties(const std::vector<std::pair<int, Tensor>>& taken, const std::vector<PipelineTie>& ties, int stage,
+                 const Tensor& base) {
+  size_t next = 0;
+  for (int tie = 0; tie < static_cast<int>(ties.size()); ++tie) {
+    if (ties[static_cast<size_t>(tie)].owner != stage) continue;
+    ASSERT_LT(next, taken.size());
+    EXPECT_EQ(taken[next].first, tie);
+    EXPECT_TRUE(torch::equal(taken[next].second, base + tie));
+    ++next;
+  }
+  EXPECT_EQ(next, taken.size());
+}
+
 // Numbers instead of activations: a stage adds its number to what comes, a gradient is multiplied by it.
 TEST(PipelineMailTest, EveryStepGetsWhatItNeedsInEitherOrderOfPosts) {
   const auto numbers = [](double value) { return torch::full({3}, value, torch::kDouble); };
   for (const bool in_order : {false, true}) {
     for_all(4, 6, [&](const AllSteps& steps, int stages, int microbatches) {
       lockstep::run(lockstep::test_devices(steps.size()), [&](Rank& rank) {
-        const auto plan = messages_of(rank.index(), steps, stages);
+        const auto ties = ties_of(stages);
+        const auto plan = messages_of(rank.index(), steps, stages, ties);
         PipelineMail mail(
             rank, plan, [&](const auto&) { return numbers(-1); }, in_order);
         const auto& mine = steps[rank.index()];
@@ -148,8 +185,13 @@ TEST(PipelineMailTest, EveryStepGetsWhatItNeedsInEitherOrderOfPosts) {
           if (!end) {
             EXPECT_TRUE(torch::equal(taken, numbers(expected)));
           }
+          if (!forward) expect_ties(mail.take_ties(i), ties, stage, numbers(1000 * microbatch));
           if (stage == (forward ? stages - 1 : 0)) continue;
           mail.give(i, numbers(expected + stage + 1));
+          for (size_t tie = 0; tie < ties.size(); ++tie) {
+            if (!forward && ties[tie].borrower == stage)
+              mail.give_tie(i, int(tie), numbers(1000 * microbatch) + int(tie));
+          }
         }
         mail.finish();
       });

@@ -350,7 +350,7 @@ TEST_F(GptOnText, GoesOnToTheSameBits) {
   settings.keep.run_dir = folder_ / "second";
   expect_one(train(settings), expected);
   settings.data.text = folder_ / "other";
-  folder_.write("other", folder_.read("text") + "!");
+  folder_.write("other", "T" + folder_.read("text").substr(1));
   settings.keep.run_dir = folder_ / "third";
   EXPECT_THAT(error_of([&] { train(settings); }), HasSubstr("a run goes on with its own data"));
 }
