@@ -79,7 +79,7 @@ class GradientBuckets : public Averaging {
   virtual void complete() = 0;            // waits for all buckets
   virtual void before_backward() {}
   virtual void after_backward(bool /*partial*/) {}  // after it, when all is averaged
-  virtual void forget_open() {}     // what was posted, after a failure
+  virtual void forget_open() {}                     // what was posted, after a failure
   // Whether an optimizer of one rank's own gradients could change the parameters.
   virtual bool may_change_alone() const { return true; }
   // Takes the order in which rank 0 got its gradients: slots, without those that it had none of.

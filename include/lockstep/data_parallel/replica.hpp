@@ -210,7 +210,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
   bool sync_ = true;
   bool partial_ = false;  // a PartOfStep lives
-  int64_t waiting_ = 0;  // samples of the parts whose gradients the next averaged backward averages with its own
+  int64_t waiting_ = 0;   // samples of the parts whose gradients the next averaged backward averages with its own
   const std::unique_ptr<SamplePlaces> places_;
   std::unique_ptr<GrainStatistics> statistics_;  // null before the first batch with a grain
   std::unique_ptr<ArithmeticCheck> arithmetic_;  // null without check_arithmetic
