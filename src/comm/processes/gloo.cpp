@@ -41,9 +41,9 @@ struct Insides : ProcessGroupGloo {
     const std::lock_guard lock(group.*(&Insides::workMutex_));
     std::vector<c10::intrusive_ptr<c10d::Work>> calls;
     for (const auto& call : group.*(&Insides::workInProgress_)) {
-      if (call) calls.push_back(call);  // an idle thread has none
+      if (call) calls.emplace_back(call);  // an idle thread has none
     }
-    for (const auto& call : group.*(&Insides::workQueue_)) calls.push_back(call);
+    for (const auto& call : group.*(&Insides::workQueue_)) calls.emplace_back(call);
     return calls;
   }
 };
