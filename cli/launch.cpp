@@ -15,7 +15,7 @@
 
 #include "child_processes.hpp"
 #include "comm/job_key.hpp"
-#include "comm/meeting/generations.hpp"
+#include "comm/meeting/elastic_launch.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "commands.hpp"
 #include "flag_checks.hpp"
@@ -141,105 +141,12 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
   });
 }
 
-// What the launcher does for an elastic job: it says who is gone, starts successors, and ends processes that the others
-// have gone on without because they stood still.
-class ElasticLaunch {
- public:
-  ElasticLaunch(const LaunchFlags& flags, const comm::StorePtr& store, std::string job)
-      : store_(store), job_(std::move(job)), generations_(store, job_), restarts_left_(restarts_of(flags)) {
-    generations_.begin(flags.processes);
-    for (int place = 0; place < flags.processes; ++place) places_.push_back({place, /*is_in=*/true});
-  }
-
-  // Gives whether the others go on. A successor that ends before it has joined is no loss to them.
-  bool note_end(int member, const ChildProcesses::Options::End& end) {
-    const bool is_loss = end.failed && (end.killed || !generations_.newest().index_of(member));
-    has_lost_ = has_lost_ || is_loss;
-    places_[member].has_ended = true;
-    const auto now = is_loss ? generations_.lose(member) : generations_.end();
-    const auto kind = is_loss || !end.failed ? comm::Failure::Kind::death
-                      : end.stopped          ? comm::Failure::Kind::stop
-                                             : comm::Failure::Kind::error;
-    for (; called_off_ < now.number; ++called_off_) {
-      comm::call_off(store_, job_, called_off_,
-                     {"process " + std::to_string(member) + " of the job is gone: " + end.how, kind});
-    }
-    if (!is_loss || now.over) return false;
-    if (restarts_left_ > 0) vacant_.push_back(places_[member].place);
-    return true;
-  }
-
-  // The places for which successors are to be started now; each gets the next number.
-  std::vector<int> successors() {
-    if (vacant_.empty() || !generations_.takes_part() || generations_.newest().over) return {};
-    std::vector<int> started;
-    for (const int place : std::exchange(vacant_, {})) {
-      if (restarts_left_ == 0) break;
-      --restarts_left_;
-      places_.push_back({place, /*is_in=*/false});
-      started.push_back(place);
-    }
-    return started;
-  }
-
-  // Gives the members whose heart has stopped, and those that the others have gone on without. Says who has joined.
-  std::vector<int> to_be_ended() {
-    const auto time = Clock::now();
-    const bool stood_still = time - std::exchange(looked_, time) > kStandstill;  // the others, too (Ctrl-Z)
-    const auto now = generations_.newest();
-    std::vector<int> dead;
-    for (int number = 0; number < members(); ++number) {
-      Member& member = places_[number];
-      if (member.has_ended) continue;
-      const bool was_in = std::exchange(member.is_in, now.index_of(number).has_value());
-      if (!was_in && member.is_in) coming_.push_back(number);
-      const auto heart = generations_.heart_of(number).value_or(Heart{});
-      if (std::exchange(member.beats, heart.beats) != heart.beats || stood_still || heart.beats == 0)
-        member.seen = time;
-      if ((was_in && !member.is_in) || time - member.seen > heart.silence) dead.push_back(number);
-    }
-    if (coming_.empty() || !generations_.has_begun(now.number)) return dead;
-    for (const int number : std::exchange(coming_, {})) {
-      if (places_[number].is_in) launch_says(format("process %d has joined", number));
-    }
-    return dead;
-  }
-
-  bool takes_part() { return generations_.takes_part(); }
-  bool has_lost() const { return has_lost_; }
-  int members() const { return static_cast<int>(places_.size()); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  using Heart = comm::Generations::Heart;
-  static constexpr std::chrono::seconds kStandstill{2};
-
-  struct Member {
-    int place;   // among the processes that run at the same time
-    bool is_in;  // the newest generation, when last looked at, as the next two
-    bool has_ended = false;
-    int64_t beats = 0;
-    Clock::time_point seen = {};  // when they had changed
-  };
-
-  const comm::StorePtr store_;
-  const std::string job_;
-  comm::Generations generations_;
-  int restarts_left_;
-  int called_off_ = 0;          // generations
-  std::vector<Member> places_;  // by member
-  std::vector<int> vacant_ = {};
-  std::vector<int> coming_ = {};  // members that have not the state yet
-  bool has_lost_ = false;
-  Clock::time_point looked_ = Clock::now();
-};
-
 ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed, LaunchedJob& job) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
   const auto variables_of = [&](int rank) { return variables(flags, job, attempt, rank); };
-  std::optional<ElasticLaunch> elastic;
+  std::optional<comm::ElasticLaunch> elastic;
   options.on_end = [&](int rank, const ChildProcesses::Options::End& end) {
-    const bool go_on = elastic && elastic->note_end(rank, end);
+    const bool go_on = elastic && elastic->note_end(rank, {end.failed, end.stopped, end.how}, end.killed);
     if (go_on || (elastic && elastic->takes_part())) return go_on;
     const auto announced =
         comm::announce_end(job.store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
@@ -263,7 +170,9 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   std::optional<ChildProcesses> processes;
   if (flags.elastic) {
     options.look = [&] {
-      for (const int member : elastic->to_be_ended()) {
+      const auto now = elastic->look();
+      for (const int member : now.joined) launch_says(format("process %d has joined", member));
+      for (const int member : now.dead) {
         launch_says(format("process %d stands still, and is killed", member));
         processes->end(member);
       }
@@ -278,7 +187,9 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   }
   processes.emplace(options);  // before the store starts threads
   if (!job.store.store) job.store = comm::host_store("127.0.0.1", 0, {job.key.key(), launch_says});
-  if (flags.elastic) elastic.emplace(flags, job.store.store, environment_of(variables_of(0)).job);
+  if (flags.elastic) {
+    elastic.emplace(job.store.store, environment_of(variables_of(0)).job, flags.processes, restarts_of(flags));
+  }
   for (int rank = 0; rank < flags.processes; ++rank) start(*processes, rank, rank);
   const auto ending = processes->wait();
   if (elastic && ending.failed && elastic->has_lost() && !elastic->takes_part()) {

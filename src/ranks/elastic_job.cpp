@@ -34,6 +34,19 @@ comm::Rendezvous& rendezvous_of(const comm::LaunchEnvironment& launch, const std
   return comm::Job::of_this_process().rendezvous(launch, {RunOptions().rendezvous_timeout, stop});
 }
 
+[[noreturn]] void lose_launcher(const comm::LaunchEnvironment& launch) {
+  throw Error("process " + std::to_string(launch.member) +
+              " of an elastic job: the launcher is gone: the store that it keeps does not answer");
+}
+
+comm::Generations generations_of(const comm::LaunchEnvironment& launch, const std::stop_token& stop) {
+  try {
+    return comm::Generations(rendezvous_of(launch, stop).connect(comm::kGenerations));
+  } catch (const c10::DistError&) {
+    lose_launcher(launch);
+  }
+}
+
 }  // namespace
 
 bool ElasticJob::is_asked_for() {
@@ -45,8 +58,12 @@ ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence)
     : stop_(std::move(stop)),
       silence_(silence),
       launch_(launch_of_elastic_job()),
-      generations_(rendezvous_of(launch_, stop_).connect(comm::kGenerations)) {
-  generations_.take_part();
+      generations_(generations_of(launch_, stop_)) {
+  try {
+    generations_.take_part();
+  } catch (const c10::DistError&) {
+    lose_launcher(launch_);
+  }
   thread_ = std::jthread([this](const std::stop_token& end) { live(end); });
 }
 
@@ -63,7 +80,7 @@ bool ElasticJob::enter() {
       std::this_thread::sleep_for(kPoll);
     }
   } catch (const c10::DistError&) {
-    lose_launcher();
+    lose_launcher(launch_);
   }
   if (now.over) return false;
   entered_ = true;
@@ -89,12 +106,16 @@ void ElasticJob::leave() {
       std::this_thread::sleep_for(kPoll);
     }
   } catch (const c10::DistError&) {
-    lose_launcher();
+    lose_launcher(launch_);
   }
 }
 
 void ElasticJob::note_beginning() {
-  comm::Generations(rendezvous_of(launch_, stop_).connect(comm::kGenerations)).note_beginning(generation_);
+  try {
+    generations_of(launch_, stop_).note_beginning(generation_);
+  } catch (const c10::DistError&) {
+    lose_launcher(launch_);
+  }
 }
 
 std::stop_token ElasticJob::newer() const {
@@ -104,7 +125,7 @@ std::stop_token ElasticJob::newer() const {
 
 void ElasticJob::live(const std::stop_token& end) {
   try {
-    comm::Generations generations(rendezvous_of(launch_, stop_).connect(comm::kGenerations));
+    auto generations = generations_of(launch_, stop_);
     std::mutex mutex;
     std::unique_lock lock(mutex);
     std::condition_variable_any ended;
@@ -120,11 +141,6 @@ void ElasticJob::live(const std::stop_token& end) {
     generations.beat(launch_.member, {0, 0ms});
   } catch (const std::exception&) {  // the run itself finds out that the launcher is gone
   }
-}
-
-void ElasticJob::lose_launcher() const {
-  throw Error("process " + std::to_string(launch_.member) +
-              " of an elastic job: the launcher is gone: the store that it keeps does not answer");
 }
 
 }  // namespace lockstep

@@ -26,7 +26,7 @@ class ElasticJob {
   static bool is_asked_for();  // by the launcher, in the environment
 
   // From here on the launcher starts successors of processes that are killed. It kills this one if it stands still for
-  // `silence`. Throws Error: the store is not there; this process has had an ElasticJob before.
+  // `silence`. Throws Error: the store is not there, or no longer; this process has had an ElasticJob before.
   ElasticJob(std::stop_token stop, std::chrono::milliseconds silence);
 
   // Enters the newest generation. A successor joins it, once it has begun. False: the job has ended meanwhile. Throws
@@ -43,7 +43,6 @@ class ElasticJob {
 
  private:
   void live(const std::stop_token& end);
-  [[noreturn]] void lose_launcher() const;
 
   const std::stop_token stop_;
   const std::chrono::milliseconds silence_;

@@ -7,12 +7,16 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 #include "scheduler.hpp"
 
+#include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdarg>
@@ -95,6 +99,11 @@ int wait_until(pthread_cond_t* condition, pthread_mutex_t* mutex, Time deadline)
   return woken ? 0 : ETIMEDOUT;
 }
 
+auto system_call() {
+  static const auto next = next_of<long(long, ...)>("syscall");
+  return next;
+}
+
 }  // namespace
 
 namespace lockstep::simulation::c_library {
@@ -102,6 +111,10 @@ namespace lockstep::simulation::c_library {
 int create(pthread_t* handle, const pthread_attr_t* attributes, void* (*function)(void*), void* argument) {
   static const auto next = next_of<int(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
   return next(handle, attributes, function, argument);
+}
+
+void futex(int* word, int operation, int value) {
+  system_call()(SYS_futex, word, operation, value, nullptr, nullptr, 0);
 }
 
 }  // namespace lockstep::simulation::c_library
@@ -199,6 +212,34 @@ int nanosleep(const timespec* time, timespec* rest) {
   }
   scheduler().sleep(from(*time));
   return 0;
+}
+
+// The C++ library's headers call it for waits on atomics, as std::stop_callback's destructor has them.
+long syscall(long number, ...) noexcept {
+  va_list list;
+  va_start(list, number);
+  std::array<long, 6> given{};
+  for (long& one : given) one = va_arg(list, long);
+  va_end(list);
+  const auto [word, flags, value, time, fifth, sixth] = given;
+  const long operation = flags & FUTEX_CMD_MASK;
+  const bool is_ours = Scheduler::this_thread() != nullptr && number == SYS_futex;
+  if (is_ours && operation == FUTEX_WAKE) {
+    scheduler().wake_all(reinterpret_cast<void*>(word));
+    return 1;
+  }
+  if (is_ours && operation == FUTEX_WAIT) {
+    if (reinterpret_cast<std::atomic<int>*>(word)->load() != value) {
+      errno = EAGAIN;
+      return -1;
+    }
+    const auto* const most = reinterpret_cast<const timespec*>(time);
+    if (scheduler().wait(reinterpret_cast<void*>(word), most == nullptr ? kNever : scheduler().now() + from(*most)))
+      return 0;
+    errno = ETIMEDOUT;
+    return -1;
+  }
+  return system_call()(number, word, flags, value, time, fifth, sixth);
 }
 
 int sched_yield() noexcept {

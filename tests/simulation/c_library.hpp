@@ -7,4 +7,6 @@ namespace lockstep::simulation::c_library {
 
 int create(pthread_t* handle, const pthread_attr_t* attributes, void* (*function)(void*), void* argument);
 
+void futex(int* word, int operation, int value);
+
 }  // namespace lockstep::simulation::c_library

@@ -45,13 +45,15 @@ double seconds_of(Time time) {
   return 1e-9 * static_cast<double>(time);
 }
 
-void tell(uint64_t seed, const Result& result, bool verbose) {
-  const std::string plan = plan_of(seed).text();
-  if (!result.wrong.empty()) std::printf("seed %lu went wrong (%s):\n%s", seed, plan.c_str(), result.wrong.c_str());
+void tell(const Plan& plan, const Result& result, bool verbose) {
+  const std::string text = plan.text();
+  if (!result.wrong.empty())
+    std::printf("seed %lu went wrong (%s):\n%s", plan.seed, text.c_str(), result.wrong.c_str());
   if (!verbose) return;
-  std::printf("seed %lu: %s; %s, %.3f s and %ld points; the last end %.3f s after the fault; trace %016lx\n", seed,
-              plan.c_str(), result.ended_early ? "ended with an error" : "ended well", seconds_of(result.time),
-              result.points, seconds_of(result.longest_end), result.trace);
+  std::printf("seed %lu: %s; %s, %.3f s and %ld points; the last end %.3f s after the fault; %.1f ms; trace %016lx\n",
+              plan.seed, text.c_str(), result.ended_early ? "ended with an error" : "ended well",
+              seconds_of(result.time), result.points, seconds_of(result.longest_end), 1000 * result.seconds,
+              result.trace);
 }
 
 }  // namespace
@@ -61,20 +63,25 @@ int main(int argc, char** argv) try {
   const Runs runs;
   const auto start = std::chrono::steady_clock::now();
   uint64_t wrong = 0, early = 0;
+  double worked = 0;
   for (uint64_t first = options.first; first <= options.last; first += Runs::kBatch) {
-    if (options.replay) std::printf("seed %lu: %s\n", first, plan_of(first).text().c_str());
-    const auto results = options.replay ? std::vector{runs.run(first, true)}
-                                        : runs.run_all(first, std::min(options.last, first + Runs::kBatch - 1));
+    std::vector<Plan> plans;
+    for (uint64_t seed = first; seed <= std::min(options.last, first + Runs::kBatch - 1); ++seed) {
+      plans.push_back(plan_of(seed));
+    }
+    if (options.replay) std::printf("seed %lu: %s\n", first, plans[0].text().c_str());
+    const auto results = options.replay ? std::vector{runs.run(plans[0], true)} : runs.run_all(plans);
     for (size_t i = 0; i < results.size(); ++i) {
-      tell(first + i, results[i], options.verbose);
+      tell(plans[i], results[i], options.verbose);
       early += results[i].ended_early ? 1 : 0;
       wrong += results[i].wrong.empty() ? 0 : 1;
+      worked += results[i].seconds;
     }
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const uint64_t count = options.last - options.first + 1;
-  std::printf("%lu runs, %lu ended with an error, %lu went wrong; %.1f runs a second\n", count, early, wrong,
-              static_cast<double>(count) / seconds);
+  std::printf("%lu runs, %lu ended with an error, %lu went wrong; %.1f runs a second, and %.1f a second of a core\n",
+              count, early, wrong, static_cast<double>(count) / seconds, static_cast<double>(count) / worked);
   return wrong == 0 ? 0 : 1;
 } catch (const std::exception& error) {
   std::printf("lockstep_sim: %s\n", error.what());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace lockstep::simulation {
 namespace {
@@ -12,26 +13,43 @@ std::string name(int process) {
   return "process " + std::to_string(process);
 }
 
+using Strikes = std::vector<Strike>;
+
+Strikes happened(const Course& course) {
+  Strikes all;
+  for (size_t i = 0; i < course.times.size(); ++i) {
+    if (course.times[i] != kNever) all.push_back(course.plan.strikes[i]);
+  }
+  return all;
+}
+
+bool has(const Strikes& strikes, Fault fault) {
+  return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) { return strike.fault == fault; });
+}
+
 bool is_faulty(const Course& course, int process) {
-  const Fault fault = course.plan.fault;
-  if (!course.happened) return false;
-  if (fault == Fault::kill_host) return !course.plan.launcher && process == 0;
-  return process == course.plan.victim && (fault == Fault::kill || fault == Fault::stop);
+  const Strikes strikes = happened(course);
+  return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) {
+    if (strike.fault == Fault::kill_host) return !course.plan.launcher && process == 0;
+    return process == strike.victim && (strike.fault == Fault::kill || strike.fault == Fault::stop);
+  });
 }
 
 // The words by which an error may name the one at fault.
-Texts names_of_the_guilty(const Course& course) {
-  const int first = course.plan.victim * course.plan.ranks_per_process;
+Texts names_of_the_guilty(const Strike& strike, const Course& course) {
+  const int first = strike.victim * course.plan.ranks_per_process;
   const std::string rank = "rank " + std::to_string(first) + " (cpu)";
   const std::string all =
       course.plan.ranks_per_process == 1
           ? rank
           : "ranks " + std::to_string(first) + " to " + std::to_string(first + course.plan.ranks_per_process - 1);
-  const std::string before = name(course.plan.victim) + " of " + std::to_string(course.plan.processes);
-  const std::string missing = "waited 20 s for process " + std::to_string(course.plan.victim);
-  switch (course.plan.fault) {
+  const std::string before = name(strike.victim) + " of " + std::to_string(course.plan.processes);
+  const std::string missing =  // by its number in the generation
+      "waited 20 s for process " + (course.plan.is_elastic() ? "" : std::to_string(strike.victim));
+  const bool is_host = !course.plan.launcher && strike.victim == 0;
+  switch (strike.fault) {
     case Fault::kill:
-      if (!course.plan.launcher && course.plan.victim == 0)
+      if (is_host) {
         return {rank,
                 all,
                 course.host + " is gone",
@@ -39,16 +57,14 @@ Texts names_of_the_guilty(const Course& course) {
                 before,
                 "rank 0's process should keep",
                 "process of rank 0 keeps"};
+      }
       return {"the process of " + all + " is gone", before + " is gone", before + " did not come to run()", missing};
     case Fault::kill_host:
-      return {course.host + " is gone",
-              "the process of rank 0 is gone",
-              "the process of ranks 0 to 1 is gone",
-              "rank 0 keeps",
-              "the launcher keeps",
+      return {course.host + " is gone", "the process of rank 0 is gone", "the process of ranks 0 to 1 is gone",
+              "rank 0 keeps",           "the launcher is gone",          "the launcher keeps",
               "nothing answers"};
     case Fault::stop:
-      if (!course.plan.launcher && course.plan.victim == 0)
+      if (is_host) {
         return {rank,
                 all,
                 course.host + " is gone",
@@ -57,9 +73,12 @@ Texts names_of_the_guilty(const Course& course) {
                 "rank 0 keeps",
                 "the launcher keeps",
                 "nothing answers"};
+      }
       return {"the process of " + all + " is gone", before + " is gone", missing, "is gone: the store"};
-    case Fault::throws:
-      return {rank + ": thrown by the test"};
+    case Fault::throws:  // as another rank, in a later generation
+      if (course.plan.is_elastic())
+        return {"thrown by the test", name(strike.victim) + " of the job is gone: it ended"};
+      return {rank + ": thrown by the test", "every worker failed"};
     case Fault::full_disk:
       return {"rank 0 (cpu): cannot write", "rank 0 (cpu): cannot make the folder"};
     case Fault::differs:
@@ -68,8 +87,11 @@ Texts names_of_the_guilty(const Course& course) {
       return {rank};
     case Fault::leaves:
       return {rank + " returned without", rank + " and ", rank + ", which has returned"};
-    default:  // the two sides of a cut
-      return {name(course.plan.victim), name(course.plan.other), "rank", "gone"};
+    case Fault::cut:
+      if (course.plan.is_elastic()) return {"rank", "gone", "waited 20 s for process"};  // one that joins does, too
+      return {name(strike.victim), name(strike.other), "rank", "gone"};
+    default:
+      return {};
   }
 }
 
@@ -77,11 +99,11 @@ void check_results(const Course& course, const Reference* reference, Texts& wron
   for (int process = 0; process < static_cast<int>(course.outcomes.size()); ++process) {
     const Outcome& outcome = course.outcomes[process];
     for (const auto& steps : outcome.ranks) {
-      if (outcome.over && outcome.text.empty() && steps.weights.size() != kSteps) {
+      if (outcome.over && outcome.text.empty() && steps.weights.size() != kSteps && !course.plan.is_elastic()) {
         wrongs.push_back(name(process) + " ended well after " + std::to_string(steps.weights.size()) + " steps");
       }
       for (size_t step = 0; reference != nullptr && step < steps.weights.size(); ++step) {
-        if (steps.weights[step] == reference->weights[step]) continue;
+        if (steps.weights[step] == 0 || steps.weights[step] == reference->weights[step]) continue;
         wrongs.push_back(name(process) + " has other weights after step " + std::to_string(step));
         break;
       }
@@ -113,46 +135,142 @@ bool is_done(const Outcome& outcome) {
 }
 
 bool store_is_gone(const Course& course) {
-  const bool of_victim = course.plan.fault == Fault::kill || course.plan.fault == Fault::stop;
-  return course.plan.fault == Fault::kill_host || course.plan.fault == Fault::cut ||
-         (of_victim && !course.plan.launcher && course.plan.victim == 0);
+  const Strikes strikes = happened(course);
+  return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) {
+    const bool of_victim = strike.fault == Fault::kill || strike.fault == Fault::stop;
+    return strike.fault == Fault::kill_host || strike.fault == Fault::cut ||
+           (of_victim && !course.plan.launcher && strike.victim == 0);
+  });
+}
+
+// A worker that fails while all train is lost, and the others go on. Before, and after, it is needed.
+bool is_loss(const Strike& strike, const Course& course) {
+  const bool ends = strike.fault == Fault::kill || strike.fault == Fault::stop;
+  // The launcher does not watch one that has not begun. The others wait for it.
+  if (course.plan.is_elastic())
+    return strike.fault == Fault::kill || (ends && !course.outcomes[strike.victim].ranks[0].weights.empty());
+  if (!course.plan.is_server() || (strike.victim == 0 && !course.plan.launcher)) return false;
+  if (strike.fault == Fault::throws) return true;
+  const auto steps_of = [&](int process) { return course.outcomes[process].ranks[0].samples.size(); };
+  const int workers = course.plan.processes - course.plan.servers;
+  for (int worker = 0; worker < workers; ++worker) {
+    if (steps_of(worker) == 0) return false;  // it may wait for what the lost one said before
+  }
+  return ends && strike.victim < workers && steps_of(strike.victim) < kSteps;
+}
+
+// Without a fault that ends it the run goes on, as long as any are left to.
+bool must_end_well(const Course& course) {
+  const Strikes strikes = happened(course);
+  std::set<int> lost;
+  for (const auto& strike : strikes) {
+    if (strike.is_harmless()) continue;
+    if (!is_loss(strike, course)) return false;
+    lost.insert(strike.victim);
+  }
+  return !course.plan.is_server() || static_cast<int>(lost.size()) < course.plan.processes - course.plan.servers;
+}
+
+// Those who were in the run may add where one of them was. Those who have waited for as long say so at the same time.
+bool say_the_same(const std::string& one, const std::string& other) {
+  const auto about = [](const std::string& text) {
+    const size_t waited = text.find(" waited ");
+    return text.starts_with("process ") && waited != text.npos ? text.substr(waited) : text;
+  };
+  return about(one).starts_with(about(other)) || about(other).starts_with(about(one));
 }
 
 void check_errors(const Course& course, Texts& wrongs) {
-  const bool harmless = !course.happened || course.plan.is_harmless();
-  const Texts names = names_of_the_guilty(course);
+  const Strikes strikes = happened(course);
+  const bool harmless = must_end_well(course);
+  Texts names;
+  for (const auto& strike : strikes) {
+    for (const auto& named : names_of_the_guilty(strike, course)) names.push_back(named);
+  }
   const std::string* first = nullptr;  // error of a process that is not at fault
   bool any_well = false;
   for (int process = 0; process < static_cast<int>(course.outcomes.size()); ++process) {
     const Outcome& outcome = course.outcomes[process];
-    if (!outcome.over) continue;
+    if (!outcome.over || is_faulty(course, process)) continue;
     if (harmless && !outcome.text.empty()) wrongs.push_back(name(process) + " failed: " + outcome.text);
-    if (harmless || is_faulty(course, process)) continue;
+    if (harmless) continue;
     any_well |= outcome.text.empty();
     if (outcome.text.empty()) continue;
     const auto is_named = [&](const std::string& named) { return outcome.text.find(named) != outcome.text.npos; };
     if (std::none_of(names.begin(), names.end(), is_named)) {
       wrongs.push_back(name(process) + " names another one: " + outcome.text);
     }
-    if (first != nullptr && *first != outcome.text && !store_is_gone(course)) {
+    const bool may_differ = store_is_gone(course) || course.plan.is_elastic();  // in another generation
+    if (first != nullptr && !say_the_same(*first, outcome.text) && !may_differ) {
       wrongs.push_back("two processes say other things: " + *first + " | " + outcome.text);
     }
     first = &outcome.text;
   }
+  if (course.plan.is_elastic() || harmless) return;
   // Who hears that all are done, and whom the store's end keeps from hearing it, nobody can agree on.
-  const bool all_done = std::all_of(course.outcomes.begin(), course.outcomes.end(), is_done);
+  const bool all_done = course.plan.is_server() || std::all_of(course.outcomes.begin(), course.outcomes.end(), is_done);
   if (first != nullptr && any_well && !(all_done && store_is_gone(course)))
     wrongs.push_back("some processes ended well, others did not: " + *first);
-  const bool must_fail = course.plan.fault == Fault::throws || course.plan.fault == Fault::leaves ||
-                         course.plan.fault == Fault::differs || course.plan.fault == Fault::unanswered;
-  if (course.happened && must_fail && any_well) wrongs.push_back("a process ended well in spite of the fault");
-  const bool lacks_one = course.plan.fault == Fault::kill && !is_done(course.outcomes[course.plan.victim]);
-  if (course.happened && lacks_one && any_well) wrongs.push_back("a process ended well although one was killed before");
+  if (course.plan.is_server()) return;  // which goes on without workers
+  for (const auto& strike : strikes) {
+    if (strike.is_by_rank() && any_well) wrongs.push_back("a process ended well in spite of the fault");
+    const bool lacks_one = strike.fault == Fault::kill && !is_done(course.outcomes[strike.victim]);
+    if (lacks_one && any_well) wrongs.push_back("a process ended well although one was killed before");
+  }
+}
+
+// Somebody finishes an elastic job as long as one who has its state is left, and the launcher.
+void check_elastic(const Course& course, Texts& wrongs) {
+  if (!course.plan.is_elastic() || !must_end_well(course)) return;
+  int struck = 0;
+  for (int process = 0; process < course.plan.processes; ++process) struck += is_faulty(course, process) ? 1 : 0;
+  if (struck < course.plan.processes && std::none_of(course.outcomes.begin(), course.outcomes.end(), is_done))
+    wrongs.push_back("nobody finished the job");
+}
+
+// Each sample counts once; those of a lost worker may count, and are not counted twice.
+void check_servers(const Course& course, Texts& wrongs) {
+  if (!course.plan.is_server()) return;
+  const int workers = course.plan.processes - course.plan.servers;
+  const Steps* first = nullptr;
+  for (int process = 0; process < course.plan.processes; ++process) {
+    const Outcome& outcome = course.outcomes[process];
+    const Steps& steps = outcome.ranks[0];
+    if (!outcome.over || !outcome.text.empty()) continue;
+    if (first != nullptr && (steps.counts != first->counts || steps.lost != first->lost))
+      wrongs.push_back(name(process) + " has other counts, or knows of others that were lost");
+    first = &steps;
+    const bool is_lost = std::find(steps.lost.begin(), steps.lost.end(), process) != steps.lost.end();
+    if (process < workers && !is_lost && steps.samples.size() != kSteps)
+      wrongs.push_back(name(process) + " ended well after " + std::to_string(steps.samples.size()) + " steps");
+  }
+  if (first == nullptr) return;
+  std::vector<int> known(first->counts.size());  // by those who got an answer
+  for (const auto& outcome : course.outcomes) {
+    for (const auto& samples : outcome.ranks[0].samples) {
+      for (const int64_t sample : samples) ++known[sample];
+    }
+  }
+  for (size_t sample = 0; sample < known.size(); ++sample) {
+    const int count = first->counts[sample];
+    if (count >= known[sample] && count <= 1 && (count == known[sample] || !first->lost.empty())) continue;
+    wrongs.push_back("sample " + std::to_string(sample) + " counts " + std::to_string(count) +
+                     " times, and was pushed " + std::to_string(known[sample]) + " times");
+    return;
+  }
+  for (const int worker : first->lost) {
+    const Strikes strikes = happened(course);
+    const bool struck = std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) {
+      return strike.victim == worker || strike.fault == Fault::cut;
+    });
+    if (!struck) wrongs.push_back("worker " + std::to_string(worker) + " was lost without a fault");
+  }
 }
 
 // From the newest checkpoint a run goes on, with the weights that it had then.
 void check_checkpoint(const Course& course, const Reference* reference, Texts& wrongs) {
-  if (!course.unreadable.empty()) wrongs.push_back("no checkpoint can be read: " + course.unreadable);
+  const bool may_have_none = has(happened(course), Fault::lost_fsync) && course.saved == 0;
+  if (!course.unreadable.empty() && !may_have_none) wrongs.push_back("no checkpoint can be read: " + course.unreadable);
   if (course.found < course.saved) {
     wrongs.push_back("the newest checkpoint is of step " + std::to_string(course.found) + ", but one of step " +
                      std::to_string(course.saved) + " was written");
@@ -162,17 +280,10 @@ void check_checkpoint(const Course& course, const Reference* reference, Texts& w
   }
 }
 
-// How long after the fault the others may take. Without a launcher a process that does not come is waited for, as is
-// the store that it should keep.
-Time allowed(const Course& course) {
-  for (const auto& outcome : course.outcomes) {
-    for (const char* const waited : {"did not come to run()", "but nothing answers"}) {
-      if (outcome.text.find(waited) != std::string::npos) return 22 * kSecond;
-    }
-  }
-  switch (course.plan.fault) {
+Time allowed_after(const Strike& strike, const Plan& plan) {
+  switch (strike.fault) {
     case Fault::kill:
-      return (course.plan.launcher ? 3 : 12) * kSecond;
+      return (plan.launcher ? 3 : 12) * kSecond;
     case Fault::throws:
     case Fault::full_disk:
     case Fault::leaves:
@@ -186,14 +297,29 @@ Time allowed(const Course& course) {
   }
 }
 
+// How long after the fault the others may take. Without a launcher a process that does not come is waited for, as is
+// the store that it should keep.
+Time allowed(const Course& course) {
+  const Time until_they_came = (course.plan.is_elastic() ? 62 : 22) * kSecond;
+  Time longest = 0;
+  for (const auto& strike : happened(course)) longest = std::max(longest, allowed_after(strike, course.plan));
+  for (const auto& outcome : course.outcomes) {
+    for (const char* const waited : {"did not come to run()", "but nothing answers"}) {
+      if (outcome.text.find(waited) != std::string::npos) longest = std::max(longest, until_they_came);
+    }
+  }
+  return longest;
+}
+
 }  // namespace
 
 Time longest_end(const Course& course) {
-  Time longest = 0;
+  Time fault = 0, longest = 0;
+  for (const Time time : course.times) fault = std::max(fault, time == kNever ? 0 : time);
   for (int process = 0; process < static_cast<int>(course.outcomes.size()); ++process) {
     const Outcome& outcome = course.outcomes[process];
-    if (outcome.over && !outcome.text.empty() && !is_faulty(course, process))
-      longest = std::max(longest, outcome.end - course.fault);
+    if (outcome.over && (!outcome.text.empty() || course.plan.is_elastic()) && !is_faulty(course, process))
+      longest = std::max(longest, outcome.end - fault);
   }
   return longest;
 }
@@ -201,16 +327,20 @@ Time longest_end(const Course& course) {
 std::vector<std::string> wrongs_of(const Course& course, const Reference* reference) {
   Texts wrongs;
   if (!course.left.empty()) wrongs.push_back("these could not go on, or not in time: " + course.left);
-  check_results(course, reference, wrongs);
-  check_samples(course, wrongs);
+  if (!course.plan.is_server()) check_results(course, reference, wrongs);
+  if (course.plan.program == Program::data_parallel) check_samples(course, wrongs);
+  check_servers(course, wrongs);
   check_errors(course, wrongs);
+  check_elastic(course, wrongs);
   check_checkpoint(course, reference, wrongs);
-  if (const Time longest = longest_end(course); course.happened && longest > allowed(course)) {
+  if (const Time longest = longest_end(course); !happened(course).empty() && longest > allowed(course)) {
     wrongs.push_back("the last process ended " + std::to_string(longest / kMillisecond) + " ms after the fault");
   }
   for (int process = 0; process < static_cast<int>(course.outcomes.size()); ++process) {
     const Outcome& outcome = course.outcomes[process];
-    if (outcome.over && outcome.text.empty() && outcome.threads_left > 0) {
+    // A generation that breaks while it connects leaves threads in Gloo for as long as that waits.
+    const bool may_connect = course.plan.is_elastic() && !happened(course).empty();
+    if (outcome.over && outcome.text.empty() && outcome.threads_left > 0 && !may_connect) {
       wrongs.push_back(name(process) + " left " + std::to_string(outcome.threads_left) + " threads behind");
     }
   }

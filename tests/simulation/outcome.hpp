@@ -5,6 +5,7 @@
 #include "simulation.hpp"
 #include "training.hpp"
 
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -20,21 +21,20 @@ struct Outcome {
 
 struct Course {
   Plan plan;
-  bool happened = false;               // the fault
-  Time fault = 0;                      // when
-  std::string host;                    // in the words of the library: who keeps the store
-  std::string left;                    // threads that could not go on
-  std::vector<Outcome> outcomes = {};  // by process
-  int saved = 0;                       // steps in the last checkpoint that was written, as far as its writer knows
-  int found = 0;                       // in the one from which a run would go on; 0: there is none
-  uint64_t found_weights = 0;          // a digest
-  std::string unreadable;              // why none could be read
+  std::vector<Time> times = {};       // by strike: when it came; kNever: it did not
+  std::string host = {};              // in the words of the library: who keeps the store
+  std::string left = {};              // threads that could not go on
+  std::deque<Outcome> outcomes = {};  // by process; the successors come last
+  int saved = 0;                      // steps in the last checkpoint that was written, as far as its writer knows
+  int found = 0;                      // in the one from which a run would go on; 0: there is none
+  uint64_t found_weights = 0;         // a digest
+  std::string unreadable = {};        // why none could be read
 };
 
 // Sentences about what is wrong; none if all is as it must be.
 std::vector<std::string> wrongs_of(const Course& course, const Reference* reference);
 
-// How long after the fault the last process that had none ended.
+// How long after the last fault the last process that had none ended.
 Time longest_end(const Course& course);
 
 }  // namespace lockstep::simulation

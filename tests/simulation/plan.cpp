@@ -2,19 +2,27 @@
 
 #include "base/scramble.hpp"
 
-#include <array>
+#include <algorithm>
 #include <iterator>
 #include <tuple>
+#include <utility>
 
 namespace lockstep::simulation {
 namespace {
 
+using Faults = std::vector<Fault>;
+
 // Each as often as it stands here.
-constexpr std::array kFaults{Fault::kill,    Fault::kill,       Fault::kill,   Fault::kill,   Fault::kill,
-                             Fault::kill,    Fault::kill_host,  Fault::stop,   Fault::stop,   Fault::slow,
-                             Fault::late,    Fault::cut,        Fault::throws, Fault::throws, Fault::leaves,
-                             Fault::differs, Fault::unanswered, Fault::none,   Fault::none,   Fault::full_disk,
-                             Fault::power,   Fault::power};
+const Faults kOfAny{Fault::kill, Fault::kill,      Fault::kill, Fault::kill, Fault::kill, Fault::kill,  Fault::stop,
+                    Fault::stop, Fault::kill_host, Fault::slow, Fault::late, Fault::cut,  Fault::throws};
+const Faults kOfDataParallel{Fault::kill,       Fault::kill,       Fault::kill,      Fault::kill,      Fault::kill,
+                             Fault::kill,       Fault::stop,       Fault::stop,      Fault::kill_host, Fault::slow,
+                             Fault::late,       Fault::cut,        Fault::throws,    Fault::throws,    Fault::leaves,
+                             Fault::differs,    Fault::unanswered, Fault::full_disk, Fault::power,     Fault::power,
+                             Fault::lost_fsync, Fault::lost_fsync};
+
+// Processes, and ranks of each.
+constexpr std::pair<int, int> kWorlds[] = {{2, 1}, {3, 1}, {4, 1}, {2, 2}};
 
 class Draws {
  public:
@@ -40,34 +48,111 @@ std::string seconds_text(Time time) {
   return std::to_string(time / kMillisecond) + " ms";
 }
 
+Strike strike_of(Draws& draws, const Plan& plan) {
+  const Faults& faults = plan.program == Program::data_parallel ? kOfDataParallel : kOfAny;
+  Strike strike;
+  strike.fault = faults[draws.below(faults.size())];
+  if (strike.is_by_rank() && plan.has(strike.fault))
+    strike.fault = Fault::kill;  // two ranks that do the same may agree
+  const bool may_be_successor = plan.is_elastic() && !plan.strikes.empty();
+  strike.victim = draws.between(0, plan.processes - 1 + (may_be_successor ? 2 : 0));
+  strike.other = (strike.victim + draws.between(1, plan.processes - 1)) % plan.processes;
+  strike.part = draws.when();
+  strike.step = draws.between(0, kSteps - 1);
+  strike.call = draws.between(0, 60);
+  strike.calls = draws.between(1, 20);
+  const bool is_long = draws.below(2) == 0;
+  strike.length = is_long ? draws.between(12'000, 40'000) * kMillisecond : draws.between(10, 1'000) * kMillisecond;
+  if (strike.fault == Fault::slow) strike.length = draws.between(1, 10) * kMillisecond;
+  if (strike.fault == Fault::late) strike.length = draws.between(10, 400) * kMillisecond;
+  return strike;
+}
+
+std::string text_of(const Strike& strike) {
+  const std::string process = "process " + std::to_string(strike.victim);
+  const std::string when = " after " + std::to_string(static_cast<int>(strike.part * 100)) + " % of its way";
+  const std::string in_step = " in step " + std::to_string(strike.step);
+  const std::string call = "call " + std::to_string(strike.call);
+  switch (strike.fault) {
+    case Fault::kill:
+      return process + " is killed" + when;
+    case Fault::kill_host:
+      return "whoever keeps the store is killed" + when;
+    case Fault::stop:
+      return process + " stands still for " + seconds_text(strike.length) + when;
+    case Fault::slow:
+      return process + " loses up to " + seconds_text(strike.length) + " at a time";
+    case Fault::late:
+      return "messages are late by up to " + seconds_text(strike.length);
+    case Fault::cut:
+      return process + " is cut from process " + std::to_string(strike.other) + " for " + seconds_text(strike.length) +
+             when;
+    case Fault::throws:
+      return "the first rank of " + process + " throws" + in_step;
+    case Fault::leaves:
+      return "the first rank of " + process + " returns" + in_step;
+    case Fault::differs:
+      return "the first rank of " + process + " makes another call" + in_step;
+    case Fault::unanswered:
+      return "the first rank of " + process + " makes a call more than the others";
+    case Fault::full_disk:
+      return "the disk is full from " + call + " on";
+    case Fault::power:
+      return "the power fails in " + call + " of the disk";
+    case Fault::lost_fsync:
+      return "the disk loses the first fsync from " + call + " on, and the power fails " +
+             std::to_string(strike.calls) + " calls later";
+  }
+  return "";
+}
+
+bool is_of_disk(Fault fault) {
+  return fault == Fault::full_disk || fault == Fault::power || fault == Fault::lost_fsync;
+}
+
 }  // namespace
 
 Plan plan_of(uint64_t seed) {
   Draws draws(seed);
   Plan plan;
   plan.seed = seed;
+  const uint64_t program = draws.below(8);
+  plan.program = program < 2 ? Program::elastic : program == 2 ? Program::server : Program::data_parallel;
   std::tie(plan.processes, plan.ranks_per_process) = kWorlds[draws.below(std::size(kWorlds))];
   plan.launcher = draws.below(2) == 0;
-  plan.fault = kFaults[draws.below(kFaults.size())];
-  plan.victim = draws.between(0, plan.processes - 1);
-  plan.other = (plan.victim + draws.between(1, plan.processes - 1)) % plan.processes;
-  plan.part = draws.when();
-  plan.step = draws.between(0, kSteps - 1);
-  plan.call = draws.between(0, 60);
-  const bool is_long = draws.below(2) == 0;
-  plan.length = is_long ? draws.between(12'000, 40'000) * kMillisecond : draws.between(10, 1'000) * kMillisecond;
-  if (plan.fault == Fault::slow) plan.length = draws.between(1, 10) * kMillisecond;
-  if (plan.fault == Fault::late) plan.length = draws.between(10, 400) * kMillisecond;
+  plan.checkpoints = draws.below(2) == 0;
+  if (plan.is_elastic()) {
+    std::tie(plan.processes, plan.ranks_per_process) = std::pair(draws.between(2, 4), 1);
+    plan.launcher = true;
+  }
+  if (plan.is_server()) {
+    std::tie(plan.processes, plan.ranks_per_process) = std::pair(draws.between(3, 4), 1);
+    plan.servers = plan.processes == 4 ? draws.between(1, 2) : 1;
+  }
+  const uint64_t count = draws.below(12);
+  const int strikes = count == 0 ? 0 : count < (plan.is_elastic() ? 7 : 9) ? 1 : 2;
+  for (int i = 0; i < strikes; ++i) plan.strikes.push_back(strike_of(draws, plan));
+  for (const auto& strike : plan.strikes) plan.checkpoints |= is_of_disk(strike.fault);
+  if (plan.program != Program::data_parallel) plan.checkpoints = false;
   return plan;
 }
 
-Plan undisturbed(int processes, int ranks_per_process) {
-  return {.processes = processes, .ranks_per_process = ranks_per_process};
+std::vector<Plan> undisturbed() {
+  std::vector<Plan> plans;
+  for (const auto& [processes, ranks] : kWorlds) {
+    plans.push_back({.processes = processes, .ranks_per_process = ranks, .checkpoints = true});
+  }
+  for (const int processes : {2, 3, 4}) {
+    plans.push_back({.program = Program::elastic, .processes = processes});
+  }
+  for (const auto& [processes, servers] : {std::pair{3, 1}, {4, 1}, {4, 2}}) {
+    plans.push_back({.program = Program::server, .processes = processes, .servers = servers});
+  }
+  return plans;
 }
 
-bool Plan::is_harmless() const {
+bool Strike::is_harmless() const {
   switch (fault) {
-    case Fault::none:
     case Fault::slow:
     case Fault::late:
       return true;
@@ -79,40 +164,22 @@ bool Plan::is_harmless() const {
   }
 }
 
+bool Strike::is_by_rank() const {
+  return fault == Fault::throws || fault == Fault::leaves || fault == Fault::differs || fault == Fault::unanswered;
+}
+
+bool Plan::has(Fault fault) const {
+  return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) { return strike.fault == fault; });
+}
+
 std::string Plan::text() const {
   std::string text = std::to_string(processes) + " processes of " + std::to_string(ranks_per_process) +
-                     (ranks_per_process == 1 ? " rank, " : " ranks, ") +
-                     (launcher ? "a launcher keeps the store; " : "process 0 keeps the store; ");
-  const std::string process = "process " + std::to_string(victim);
-  const std::string when = " after " + std::to_string(static_cast<int>(part * 100)) + " % of its way";
-  switch (fault) {
-    case Fault::none:
-      return text + "no fault";
-    case Fault::kill:
-      return text + process + " is killed" + when;
-    case Fault::kill_host:
-      return text + "whoever keeps the store is killed" + when;
-    case Fault::stop:
-      return text + process + " stands still for " + seconds_text(length) + when;
-    case Fault::slow:
-      return text + process + " loses up to " + seconds_text(length) + " at a time";
-    case Fault::late:
-      return text + "messages are late by up to " + seconds_text(length);
-    case Fault::cut:
-      return text + process + " is cut from process " + std::to_string(other) + " for " + seconds_text(length) + when;
-    case Fault::throws:
-      return text + "the first rank of " + process + " throws in step " + std::to_string(step);
-    case Fault::leaves:
-      return text + "the first rank of " + process + " returns in step " + std::to_string(step);
-    case Fault::differs:
-      return text + "the first rank of " + process + " makes another call in step " + std::to_string(step);
-    case Fault::unanswered:
-      return text + "the first rank of " + process + " makes a call more than the others";
-    case Fault::full_disk:
-      return text + "the disk is full from call " + std::to_string(call) + " on";
-    case Fault::power:
-      return text + "the power fails in call " + std::to_string(call) + " of the disk";
-  }
+                     (ranks_per_process == 1 ? " rank, " : " ranks, ");
+  if (is_elastic()) text += "elastic, ";
+  if (is_server()) text += std::to_string(servers) + (servers == 1 ? " of them a server, " : " of them servers, ");
+  text += launcher ? "a launcher keeps the store" : "process 0 keeps the store";
+  if (strikes.empty()) text += "; no fault";
+  for (const auto& strike : strikes) text += "; " + text_of(strike);
   return text;
 }
 

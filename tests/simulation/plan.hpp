@@ -1,16 +1,22 @@
-// Plan: what a seed makes of a run: how many processes, who keeps the store, and which fault comes when.
+// Plan: what a seed makes of a run: what its processes do, how many they are, who keeps the store, and which faults
+// come when.
 #pragma once
 
 #include "scheduler.hpp"
 
 #include <cstdint>
 #include <string>
-#include <utility>
+#include <vector>
 
 namespace lockstep::simulation {
 
+enum class Program {
+  data_parallel,
+  elastic,  // the same in grains, in a job that goes on without killed processes, and which successors join
+  server,   // workers of an asynchronous parameter server, which goes on without killed ones
+};
+
 enum class Fault {
-  none,
   kill,        // a process with ranks, at any point
   kill_host,   // the one that keeps the store
   stop,        // it stands still, and goes on
@@ -23,30 +29,44 @@ enum class Fault {
   unanswered,  // a rank makes one call more than the others, and does not wait for it
   full_disk,   // rank 0 cannot write a checkpoint
   power,       // the machine loses its power while rank 0 writes one
+  lost_fsync,  // the disk says that bytes or names are on it, and they are not; later the power fails
 };
 
-struct Plan {
-  uint64_t seed = 0;
-  int processes = 2;
-  int ranks_per_process = 1;
-  bool launcher = true;  // keeps the store, and sees who ends; otherwise process 0 keeps it
-  Fault fault = Fault::none;
-  int victim = 0;   // a process
+// A fault, and where and when it comes.
+struct Strike {
+  Fault fault = Fault::kill;
+  int victim = 0;   // a process. In an elastic job it may be a successor, if there is one
   int other = 0;    // the other side of a cut
   double part = 0;  // when: the part of the process's scheduling points that lies before it
   int step = 0;     // of what a rank does
   int call = 0;     // of the disk
+  int calls = 0;    // from a lost fsync until the power fails
   Time length = 0;  // of what ends
 
-  int ranks() const { return processes * ranks_per_process; }
   bool is_harmless() const;  // the run must go on
+  bool is_by_rank() const;   // a rank does it, in a step
+};
+
+struct Plan {
+  uint64_t seed = 0;
+  Program program = Program::data_parallel;
+  int processes = 2;
+  int ranks_per_process = 1;
+  bool launcher = true;  // keeps the store, and sees who ends; otherwise process 0 keeps it
+  int servers = 0;       // the last ranks
+  bool checkpoints = false;
+  std::vector<Strike> strikes = {};
+
+  int ranks() const { return processes * ranks_per_process; }
+  bool is_elastic() const { return program == Program::elastic; }
+  bool is_server() const { return program == Program::server; }
+  bool has(Fault fault) const;
   std::string text() const;
 };
 
 constexpr int kSteps = 20;
-constexpr std::pair<int, int> kWorlds[] = {{2, 1}, {3, 1}, {4, 1}, {2, 2}};  // processes, and ranks of each
 
 Plan plan_of(uint64_t seed);
-Plan undisturbed(int processes, int ranks_per_process);
+std::vector<Plan> undisturbed();  // of each program and each number of processes and ranks
 
 }  // namespace lockstep::simulation

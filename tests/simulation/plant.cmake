@@ -1,15 +1,19 @@
-# cmake -DSOURCES=src -DCOPIES=DIR -P plant.cmake: copies of the sources in which bugs can be switched on. Fails if
+# cmake -DSOURCES=src -DCOPIES=DIR -DOTHERS=io/…;… -P plant.cmake: copies of the sources in which bugs can be switched on. Fails if
 # a text is not found exactly once, so that the list follows the sources.
 file(COPY ${SOURCES}/comm/processes ${SOURCES}/comm/meeting DESTINATION ${COPIES}/comm)
-file(COPY ${SOURCES}/io/atomic_file.cpp DESTINATION ${COPIES}/io)
+foreach(name IN LISTS OTHERS)
+  get_filename_component(room ${name} DIRECTORY)
+  file(COPY ${SOURCES}/${name}.cpp DESTINATION ${COPIES}/${room})
+endforeach()
 set(bugs "")
 set(count 0)
 
-# Replaces TEXT in FILE by PUT, in which BUG stands for: this bug is on.
+# Replaces TEXT in FILE by PUT, in which BUG stands for: this bug is on. A fifth argument names the kind of the runs
+# that can find it.
 function(plant what file text put)
   math(EXPR count "${count} + 1")
   set(count ${count} PARENT_SCOPE)
-  set(bugs "${bugs}\"${what}\",\n" PARENT_SCOPE)
+  set(bugs "${bugs}{\"${what}\", \"${ARGV4}\"},\n" PARENT_SCOPE)
   file(READ ${COPIES}/${file} source)
   string(FIND "${source}" "${text}" first)
   string(FIND "${source}" "${text}" last REVERSE)
@@ -104,5 +108,40 @@ plant("a file's bytes are not flushed before it gets its name" io/atomic_file.cp
   [[if (files_.fsync(fd_) != 0)]] [[if (!BUG && files_.fsync(fd_) != 0)]])
 plant("a file's name is not flushed" io/atomic_file.cpp
   [[if (files_.sync_folder(file_.parent_path()) != 0)]] [[if (!BUG && files_.sync_folder(file_.parent_path()) != 0)]])
+
+plant("a damaged checkpoint is taken for a whole one" io/safetensors.cpp
+  [[digest_of(metadata, tensors); digest != entry.mapped())]]
+  [[digest_of(metadata, tensors); !BUG && digest != entry.mapped())]] "lost fsync")
+plant("the newest generation is set, and not compared" comm/meeting/generations.cpp
+  [[    if (store_->compareSet(kNewest, generation_text(before), text) == text) return after;]]
+  [[    if (BUG) {
+      store_->set(kNewest, text);
+      return after;
+    }
+    if (store_->compareSet(kNewest, generation_text(before), text) == text) return after;]] "elastic")
+plant("the state comes from the first, and not from the most advanced" trainer/elastic.cpp
+  [[while (positions[source][0].item<int64_t>() != farthest)]]
+  [[while (!BUG && positions[source][0].item<int64_t>() != farthest)]] "elastic")
+plant("one joins a generation that has not begun" comm/meeting/generations.cpp
+  [[|| !has_begun(generation.number)) return false;]] [[|| (!BUG && !has_begun(generation.number))) return false;]]
+  "elastic")
+plant("only the first generation is called off" comm/meeting/elastic_launch.cpp
+  [[for (; called_off_ < now.number; ++called_off_) {]]
+  [[for (; called_off_ < (BUG ? std::min(now.number, 1) : now.number); ++called_off_) {]] "elastic")
+plant("a member beats no longer once it has left a generation" ranks/elastic_job.cpp
+  [[      generations.beat(launch_.member, {beats, silence_});]]
+  [[      if (!BUG || generation_ == 0) generations.beat(launch_.member, {beats, silence_});]] "elastic")
+plant("a successor's successor gets its number for its place" comm/meeting/elastic_launch.cpp
+  [[vacant_.push_back(members_[member].place);]] [[vacant_.push_back(BUG ? member : members_[member].place);]] "two faults")
+plant("a lost worker is waited for" server/shard_server.cpp
+  [[    worker.done = true;
+    worker.wants = false;]]
+  [[    if (!BUG) worker.done = true;
+    worker.wants = false;]] "servers")
+plant("who was lost is not looked for" comm/processes/watchdog.cpp
+  [[if (board_.lost().refresh()) {]] [[if (!BUG && board_.lost().refresh()) {]] "servers")
+plant("a worker that was killed ends the run" comm/meeting/meeting.cpp
+  [[      end.is_loss = declare_lost(*last, launch.rank, failure.text);]]
+  [[      end.is_loss = !BUG && declare_lost(*last, launch.rank, failure.text);]] "servers")
 
 file(WRITE ${COPIES}/planted_bugs.inc "${bugs}")

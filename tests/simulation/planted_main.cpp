@@ -1,4 +1,7 @@
 // lockstep_sim_planted: plants one bug after the other, and says by which seed it was found. Fails if one was not.
+//
+// A bug that one kind of run alone can find is looked for in such runs. `others` looks for these bugs in all other
+// runs instead, and fails if one is found.
 #include "planted.hpp"
 #include "runs.hpp"
 
@@ -7,15 +10,31 @@
 #include <cstdlib>
 #include <exception>
 #include <iterator>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace {
 
 int bug_that_is_on = 0;
 
-constexpr const char* kBugs[] = {
+struct Bug {
+  const char* what;
+  const char* kind;  // of the runs that find it; "": any
+};
+
+constexpr Bug kBugs[] = {
 #include "planted_bugs.inc"
 };
+
+bool is_of(const lockstep::simulation::Plan& plan, const std::string& kind) {
+  if (kind == "elastic") return plan.is_elastic();
+  if (kind == "servers") return plan.is_server();
+  if (kind == "lost fsync") return plan.has(lockstep::simulation::Fault::lost_fsync);
+  if (kind == "two faults") return plan.strikes.size() > 1;
+  if (!kind.empty()) throw std::runtime_error("no run is of the kind " + kind);
+  return true;
+}
 
 }  // namespace
 
@@ -33,25 +52,40 @@ void plant(int bug) {
 
 int main(int argc, char** argv) try {
   using namespace lockstep::simulation;
-  const uint64_t most = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 2'000;
+  const uint64_t most = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 2'000;  // runs
+  const bool others = argc > 2 && argv[2] == std::string("others");
   const int only = argc > 2 ? std::atoi(argv[2]) : 0;
   const Runs runs;  // the references have no bug
-  int missed = 0;
+  int failures = 0;
   for (int bug = 1; bug <= static_cast<int>(std::size(kBugs)); ++bug) {
-    if (only != 0 && bug != only) continue;
+    const auto& [what, kind] = kBugs[bug - 1];
+    if ((only != 0 && bug != only) || (others && std::string(kind).empty())) continue;
     plant(bug);
-    uint64_t seed = 0;
+    uint64_t seed = 0, tried = 0;
+    const Plan* found = nullptr;
     std::string wrong;
-    while (wrong.empty() && seed < most) {
-      const auto results = runs.run_all(seed + 1, std::min(most, seed + 8));
-      for (size_t i = 0; i < results.size() && wrong.empty(); ++i, ++seed) wrong = results[i].wrong;
+    std::vector<Plan> plans;
+    for (; found == nullptr && tried < most; tried += plans.size()) {
+      for (plans.clear(); plans.size() < std::min<uint64_t>(8, most - tried);) {
+        const Plan plan = plan_of(++seed);
+        if (is_of(plan, kind) != others) plans.push_back(plan);
+      }
+      const auto results = runs.run_all(plans);
+      for (size_t i = 0; i < results.size() && found == nullptr; ++i) {
+        if (results[i].wrong.empty()) continue;
+        found = &plans[i];
+        wrong = results[i].wrong;
+      }
     }
-    if (wrong.empty()) ++missed;
-    std::printf("bug %2d, %s: %s %lu\n%s", bug, kBugs[bug - 1],
-                wrong.empty() ? "MISSED by all seeds to" : "found by seed", seed, wrong.c_str());
+    failures += (found == nullptr) == others ? 0 : 1;
+    const std::string how = found == nullptr ? "MISSED by " + std::to_string(tried) + " runs"
+                                             : "found by seed " + std::to_string(found->seed);
+    std::printf("bug %2d, %s: %s%s%s\n", bug, what, how.c_str(), found == nullptr ? "" : ": ",
+                found == nullptr ? "" : found->text().c_str());
+    std::printf("%s", wrong.c_str());
     std::fflush(stdout);
   }
-  return missed == 0 ? 0 : 1;
+  return failures == 0 ? 0 : 1;
 } catch (const std::exception& error) {
   std::printf("lockstep_sim_planted: %s\n", error.what());
   return 1;

@@ -4,6 +4,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -26,6 +27,7 @@ struct Told {
   int64_t points;
   Time time, longest_end;
   bool ended_early;
+  double seconds;  // of the processor
   bool done;
   std::array<char, 8'192> wrongs;
 };
@@ -53,7 +55,7 @@ void tell(const Report& report, Told& to) {
 
 Result result_of(const Told& told) {
   const std::string wrong = told.done ? told.wrongs.data() : "  the program crashed, or took too long\n";
-  return {wrong, told.trace, told.points, told.time, told.longest_end, told.ended_early};
+  return {wrong, told.trace, told.points, told.time, told.longest_end, told.ended_early, told.seconds};
 }
 
 // Of all threads one runs at a time; on another core it would have to be woken by an interrupt.
@@ -73,6 +75,12 @@ std::filesystem::path fast_folder() {
   return access("/dev/shm", W_OK) == 0 ? "/dev/shm" : std::filesystem::temp_directory_path();
 }
 
+double processor_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
 // LibTorch makes much at its first use, which the children then need not.
 void warm_up() {
   torch::set_num_threads(1);
@@ -86,19 +94,22 @@ void warm_up() {
 Runs::Runs() : folder_(fast_folder()) {
   mallopt(M_ARENA_MAX, 1);  // only one thread runs
   warm_up();
-  for (const auto& [processes, ranks] : kWorlds) {
-    run_in_child({undisturbed(processes, ranks)}, false);
+  for (const Plan& plan : undisturbed()) {
+    run_in_child({plan}, false);
     const Told& told = shared()[0];
     if (const Result result = result_of(told); !result.wrong.empty()) {
-      throw std::runtime_error("an undisturbed run of " + std::to_string(processes) + " processes with " +
-                               std::to_string(ranks) + " ranks each went wrong:\n" + result.wrong);
+      throw std::runtime_error("an undisturbed run went wrong (" + plan.text() + "):\n" + result.wrong);
     }
-    references_[{processes, ranks}] = told.found;
+    references_[world_of(plan)] = told.found;
   }
 }
 
+Runs::World Runs::world_of(const Plan& plan) {
+  return {plan.program, plan.processes, plan.ranks_per_process, plan.servers};
+}
+
 const Reference* Runs::reference_of(const Plan& plan) const {
-  const auto found = references_.find({plan.processes, plan.ranks_per_process});
+  const auto found = references_.find(world_of(plan));
   return found == references_.end() ? nullptr : &found->second;
 }
 
@@ -110,7 +121,10 @@ void Runs::run_in_child(const std::vector<Plan>& plans, bool with_log) const {
     stay_on_this_core();
     for (size_t i = 0; i < plans.size(); ++i) {
       alarm(kRealSeconds);
-      tell(simulate(plans[i], reference_of(plans[i]), folder_.path(), with_log), shared()[i]);
+      const double begin = processor_seconds();
+      const Report report = simulate(plans[i], reference_of(plans[i]), folder_.path(), with_log);
+      shared()[i].seconds = processor_seconds() - begin;
+      tell(report, shared()[i]);
       empty(folder_.path());
     }
     std::fflush(nullptr);
@@ -120,19 +134,17 @@ void Runs::run_in_child(const std::vector<Plan>& plans, bool with_log) const {
   empty(folder_.path());
 }
 
-Result Runs::run(uint64_t seed, bool with_log) const {
-  run_in_child({plan_of(seed)}, with_log);
+Result Runs::run(const Plan& plan, bool with_log) const {
+  run_in_child({plan}, with_log);
   return result_of(shared()[0]);
 }
 
-std::vector<Result> Runs::run_all(uint64_t first, uint64_t last) const {
-  std::vector<Plan> plans;
-  for (uint64_t seed = first; seed <= last; ++seed) plans.push_back(plan_of(seed));
+std::vector<Result> Runs::run_all(const std::vector<Plan>& plans) const {
   run_in_child(plans, false);
   std::vector<Result> results;
   for (size_t i = 0; i < plans.size(); ++i) results.push_back(result_of(shared()[i]));
   for (size_t i = 0; i < plans.size(); ++i) {
-    if (!results[i].wrong.empty()) results[i] = run(first + i);
+    if (!results[i].wrong.empty()) results[i] = run(plans[i]);
   }
   return results;
 }

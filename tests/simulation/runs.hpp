@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 namespace lockstep::simulation {
@@ -21,23 +21,26 @@ struct Result {
   int64_t points = 0;
   Time time = 0, longest_end = 0;  // see Report
   bool ended_early = false;
+  double seconds = 0;  // that the processor worked for it
 };
 
 class Runs {
  public:
   Runs();  // runs the undisturbed jobs. Throws std::runtime_error if one goes wrong.
 
-  Result run(uint64_t seed, bool with_log = false) const;
-  std::vector<Result> run_all(uint64_t first, uint64_t last) const;  // at most kBatch
+  Result run(const Plan& plan, bool with_log = false) const;
+  std::vector<Result> run_all(const std::vector<Plan>& plans) const;  // at most kBatch
 
   static constexpr uint64_t kBatch = 32;
 
  private:
+  using World = std::tuple<Program, int, int, int>;  // processes, ranks of each, servers
+  static World world_of(const Plan& plan);
   const Reference* reference_of(const Plan& plan) const;
   void run_in_child(const std::vector<Plan>& plans, bool with_log) const;
 
   ScratchFolder folder_;
-  std::map<std::pair<int, int>, Reference> references_;  // by processes, and ranks of each
+  std::map<World, Reference> references_;
 };
 
 }  // namespace lockstep::simulation

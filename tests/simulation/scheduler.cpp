@@ -1,8 +1,6 @@
 #include "scheduler.hpp"
 
 #include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "base/scramble.hpp"
 #include "c_library.hpp"
@@ -22,14 +20,14 @@ constexpr Time kOfAPoint = 300;  // what the work between two points takes
 
 void futex_wait(std::atomic<int>& word) {
   while (word.load(std::memory_order_acquire) == 0) {
-    syscall(SYS_futex, reinterpret_cast<int*>(&word), FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
+    c_library::futex(reinterpret_cast<int*>(&word), FUTEX_WAIT_PRIVATE, 0);
   }
   word.store(0, std::memory_order_relaxed);
 }
 
 void futex_wake(std::atomic<int>& word) {
   word.store(1, std::memory_order_release);
-  syscall(SYS_futex, reinterpret_cast<int*>(&word), FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
+  c_library::futex(reinterpret_cast<int*>(&word), FUTEX_WAKE_PRIVATE, 1);
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "comm/failure.hpp"
+#include "comm/meeting/elastic_launch.hpp"
 #include "comm/meeting/job_store.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/meeting/meeting.hpp"
@@ -11,14 +13,16 @@
 #include "job_of_process.hpp"
 #include "network.hpp"
 #include "outcome.hpp"
+#include "ranks/elastic_job.hpp"
 #include "trainer/checkpoint_folder.hpp"
 #include "training.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <filesystem>
+#include <functional>
 #include <map>
-#include <memory>
 #include <stdexcept>
 #include <utility>
 
@@ -30,7 +34,10 @@ using namespace std::chrono_literals;
 constexpr int kPort = 29'500;
 constexpr Time kLimit = 120 * kSecond;
 constexpr int kBetweenCheckpoints = 5, kKept = 2;
-constexpr Time kUntilKilled = 5 * kSecond;  // what `lockstep launch` gives processes after the first failure
+constexpr auto kSilence = 3s;
+constexpr int kSuccessors = 4;
+// What `lockstep launch` gives processes after the first failure, and how often it looks.
+constexpr Time kUntilKilled = 5 * kSecond, kLook = 100 * kMillisecond;
 
 class Simulation {
  public:
@@ -40,9 +47,10 @@ class Simulation {
         folder_(folder),
         scheduler_(plan.seed, with_log, kLimit),
         network_(scheduler_),
-        disk_(scheduler_.draw(2) == 0) {
+        disk_(scheduler_.draw(2) == 0),
+        consistency_(scheduler_.draw(2) == 0 ? Consistency::asynchronous : Consistency::bounded) {
     course_.plan = plan;
-    course_.outcomes.resize(plan.processes);
+    course_.times.resize(plan.strikes.size(), kNever);
     course_.host = plan.launcher ? "the launcher"
                    : plan.ranks_per_process == 1
                        ? "the process of rank 0 (cpu)"
@@ -50,87 +58,114 @@ class Simulation {
   }
 
   Report run() {
-    for (int process = 0; process < plan_.processes; ++process) {
-      Process& added = scheduler_.add_process("process " + std::to_string(process));
-      added.environment = environment_of(process);
-      course_.outcomes[process].ranks.resize(plan_.ranks_per_process);
-    }
-    if (plan_.launcher) launcher_ = &scheduler_.add_process("launcher");
-    plant_the_fault();
+    plant_disk_faults();
     scheduler_.on_death = [this](Process& process) { hear_of_end(process); };
-    for (int process = 0; process < plan_.processes; ++process) {
-      scheduler_.start(*scheduler_.processes()[process], [this, process] { be_process(process); });
+    if (plan_.launcher) launcher_ = &scheduler_.add_process("launcher");
+    for (int process = 0; process < plan_.processes; ++process) add_process(process);
+    if (launcher_ != nullptr)
+      scheduler_.start(*launcher_, [this] { plan_.is_elastic() ? launch_elastic() : launch(); });
+    if (!plan_.is_elastic()) {
+      for (int process = 0; process < plan_.processes; ++process) start(process);
     }
-    if (launcher_ != nullptr) scheduler_.start(*launcher_, [this] { be_launcher(); });
     course_.left = scheduler_.run();
-    read_checkpoint();
+    if (plan_.checkpoints) read_checkpoint();
     return report();
   }
 
  private:
-  std::map<std::string, std::string> environment_of(int process) const {
-    const std::string rank = std::to_string(process), count = std::to_string(plan_.processes);
-    return {{"RANK", rank},
-            {"WORLD_SIZE", count},
-            {"LOCAL_RANK", rank},
-            {"LOCAL_WORLD_SIZE", count},
-            {"MASTER_ADDR", "127.0.0.1"},
-            {"MASTER_PORT", std::to_string(kPort)},
-            {"TORCHELASTIC_USE_AGENT_STORE", plan_.launcher ? "True" : "False"}};
+  int count() const { return static_cast<int>(processes_.size()); }  // of processes, with successors
+
+  std::map<std::string, std::string> environment_of(int process, int place) const {
+    const std::string rank = std::to_string(place), count = std::to_string(plan_.processes);
+    std::map<std::string, std::string> all{{"RANK", rank},
+                                           {"WORLD_SIZE", count},
+                                           {"LOCAL_RANK", rank},
+                                           {"LOCAL_WORLD_SIZE", count},
+                                           {"MASTER_ADDR", "127.0.0.1"},
+                                           {"MASTER_PORT", std::to_string(kPort)},
+                                           {"TORCHELASTIC_USE_AGENT_STORE", plan_.launcher ? "True" : "False"}};
+    if (plan_.is_server()) all["LOCKSTEP_KEEP_GOING"] = "1";
+    if (!plan_.is_elastic()) return all;
+    all["LOCKSTEP_ELASTIC_MEMBER"] = std::to_string(process);
+    all["LOCKSTEP_ELASTIC_MIN"] = "1";
+    return all;
   }
 
   comm::LaunchEnvironment launch_of(int process) const {
-    const auto environment = environment_of(process);
+    const auto& environment = processes_[process]->environment;
     return *comm::read_launch_environment([&](const char* name) -> const char* {
       const auto found = environment.find(name);
       return found == environment.end() ? nullptr : found->second.c_str();
     });
   }
 
-  void plant_the_fault() {
-    Process& victim = *scheduler_.processes()[plan_.victim];
-    Process& host = launcher_ != nullptr ? *launcher_ : *scheduler_.processes()[0];
-    const auto point = static_cast<int64_t>(plan_.part * static_cast<double>(reference_ ? reference_->points : 1'000));
-    const auto happens = [this](auto fault) {
-      return [this, fault] {
-        note_fault();
-        fault();
-      };
+  void add_process(int place) {
+    const int process = count();
+    Process& added = scheduler_.add_process("process " + std::to_string(process));
+    added.environment = environment_of(process, place);
+    processes_.push_back(&added);
+    course_.outcomes.emplace_back().ranks.resize(plan_.ranks_per_process);
+    for (size_t i = 0; i < plan_.strikes.size(); ++i) {
+      if (plan_.strikes[i].victim == process) plant(i, added);
+    }
+  }
+
+  void start(int process) {
+    scheduler_.start(*processes_[process], [this, process] { be_process(process); });
+  }
+
+  // ---- The faults.
+
+  void note(size_t strike) { course_.times[strike] = std::min(course_.times[strike], scheduler_.now()); }
+
+  std::function<void()> happens(
+      size_t strike, std::function<void()> fault = [] {}) {
+    return [this, strike, fault = std::move(fault)] {
+      note(strike);
+      fault();
     };
-    switch (plan_.fault) {
+  }
+
+  void plant(size_t i, Process& victim) {
+    const Strike& strike = plan_.strikes[i];
+    const auto point = static_cast<int64_t>(strike.part * static_cast<double>(reference_ ? reference_->points : 1'000));
+    const auto at_point = [&](std::function<void()> fault) {
+      scheduler_.at_point(victim, point, happens(i, std::move(fault)));
+    };
+    switch (strike.fault) {
       case Fault::kill:
-        return scheduler_.at_point(victim, point, happens([this, &victim] { scheduler_.kill(victim); }));
+        return at_point([this, &victim] { scheduler_.kill(victim); });
       case Fault::kill_host:  // a launcher has few points of its own, so it dies at a process's
-        return scheduler_.at_point(victim, point, happens([this, &host] { scheduler_.kill(host); }));
+        return at_point([this] { scheduler_.kill(launcher_ != nullptr ? *launcher_ : *processes_[0]); });
       case Fault::stop:
-        return scheduler_.at_point(victim, point, happens([this, &victim] { scheduler_.stop(victim, plan_.length); }));
+        return at_point([this, &victim, &strike] { scheduler_.stop(victim, strike.length); });
       case Fault::cut:
-        return scheduler_.at_point(victim, point, happens([this, &victim] {
-                                     network_.cut(victim, *scheduler_.processes()[plan_.other],
-                                                  scheduler_.now() + plan_.length);
-                                   }));
-      case Fault::slow:
-        victim.slowness = plan_.length;
-        return;
-      case Fault::late:
-        network_.lateness = plan_.length;
-        return;
-      case Fault::full_disk:
-        disk_.call_of_fault = plan_.call;
-        disk_.on_fault = happens([this] { disk_.is_full = true; });
-        return;
-      case Fault::power:
-        disk_.call_of_fault = plan_.call;
-        disk_.on_fault = happens([this] {
-          for (const auto& process : scheduler_.processes()) scheduler_.kill(*process);
+        return at_point([this, &victim, &strike] {
+          network_.cut(victim, *processes_[strike.other], scheduler_.now() + strike.length);
         });
+      case Fault::slow:
+        victim.slowness = strike.length;
+        return note(i);
+      case Fault::late:
+        network_.lateness = strike.length;
+        return note(i);
+      default:  // a rank's, or the disk's
         return;
-      case Fault::none:
-      case Fault::throws:
-      case Fault::leaves:
-      case Fault::differs:
-      case Fault::unanswered:
-        return;
+    }
+  }
+
+  void plant_disk_faults() {
+    for (size_t i = 0; i < plan_.strikes.size(); ++i) {
+      const Strike& strike = plan_.strikes[i];
+      const auto goes_out = [this] {
+        for (const auto& process : scheduler_.processes()) scheduler_.kill(*process);
+      };
+      if (strike.fault == Fault::full_disk) disk_.fills = {strike.call, happens(i)};
+      if (strike.fault == Fault::power) disk_.power = {strike.call, happens(i, goes_out)};
+      if (strike.fault == Fault::lost_fsync) {
+        disk_.loses = {strike.call, happens(i)};
+        disk_.power = {strike.call + strike.calls, happens(i, goes_out)};
+      }
     }
   }
 
@@ -138,32 +173,35 @@ class Simulation {
 
   void be_process(int process) {
     Outcome& outcome = course_.outcomes[process];
+    RunOptions options;
+    options.timeout = 20s;
+    options.rendezvous_timeout = 20s;
+    options.silence = kSilence;
     try {
-      RunOptions options;
-      options.timeout = 20s;
-      options.rendezvous_timeout = 20s;
-      run_ranks(process, options);
+      plan_.is_elastic() ? run_generations(process, options) : run_ranks(process, options);
     } catch (const Error& error) {
       outcome.text = error.what();
     }
     outcome.end = scheduler_.now();
     outcome.over = true;
     scheduler_.note("run() has ended" + (outcome.text.empty() ? "" : ": " + outcome.text));
-    jobs().erase(scheduler_.processes()[process].get());
+    jobs().erase(processes_[process]);
   }
 
   void run_ranks(int process, const RunOptions& options) {
     const Devices devices(plan_.ranks(), c10::Device(c10::kCPU));
     const auto body = [&](Rank& rank) {
-      const bool is_victim = process == plan_.victim && rank.index_in_process() == 0;
-      const Listener listener{[&](int step) { return !is_victim || goes_on(rank, step); },
+      const Listener listener{[&](int step) { return goes_on(process, rank, step); },
                               [&](int step, const Parameters& parameters) {
-                                if (rank.index() == 0 && (step + 1) % kBetweenCheckpoints == 0)
+                                if (plan_.checkpoints && rank.index() == 0 && (step + 1) % kBetweenCheckpoints == 0)
                                   save(step + 1, parameters);
                               }};
-      train(rank, data_, course_.outcomes[process].ranks[rank.index_in_process()], listener);
-      if (is_victim && plan_.fault == Fault::unanswered) {
-        note_fault();
+      Steps& steps = course_.outcomes[process].ranks[rank.index_in_process()];
+      if (plan_.is_server()) return train_at_servers(rank, data_, plan_.servers, consistency_, steps, listener);
+      train(rank, data_, steps, listener);
+      for (size_t i = 0; i < plan_.strikes.size(); ++i) {
+        if (plan_.strikes[i].fault != Fault::unanswered || !is_victim(plan_.strikes[i], process, rank)) continue;
+        note(i);
         std::vector<at::Tensor> numbers{at::zeros({3})};
         rank.backend().allreduce(numbers, c10d::AllreduceOptions());
       }
@@ -171,31 +209,55 @@ class Simulation {
     lockstep::run(devices, body, options);
   }
 
-  void note_fault() {
-    course_.happened = true;
-    course_.fault = scheduler_.now();
+  void run_generations(int process, const RunOptions& options) {
+    ElasticJob job({}, kSilence);
+    Progress progress;
+    const auto body = [&](Rank& rank) {
+      const Listener listener{[&](int step) { return goes_on(process, rank, step); }, [](int, const Parameters&) {}};
+      train_elastic(rank, data_, job, progress, course_.outcomes[process].ranks[0], listener);
+    };
+    while (!progress.is_last && job.enter()) {
+      try {
+        lockstep::run({c10::Device(c10::kCPU)}, body, options);
+      } catch (const comm::ProcessDied&) {
+        progress.is_last = false;
+        job.leave();
+      }
+    }
   }
 
-  bool goes_on(Rank& rank, int step) {
-    const Fault fault = plan_.fault;
-    if (step != plan_.step || (fault != Fault::throws && fault != Fault::leaves && fault != Fault::differs))
-      return true;
-    note_fault();
-    if (fault == Fault::throws) throw std::runtime_error("thrown by the test");
-    if (fault == Fault::differs) rank.barrier();
-    return fault == Fault::differs;
+  bool is_victim(const Strike& strike, int process, const Rank& rank) const {
+    return strike.victim == process && rank.index_in_process() == 0;
+  }
+
+  bool goes_on(int process, Rank& rank, int step) {
+    bool goes_on = true;
+    for (size_t i = 0; i < plan_.strikes.size(); ++i) {
+      const Strike& strike = plan_.strikes[i];
+      if (strike.step != step || !strike.is_by_rank() || !is_victim(strike, process, rank)) continue;
+      if (strike.fault == Fault::unanswered) continue;
+      note(i);
+      if (strike.fault == Fault::throws) throw std::runtime_error("thrown by the test");
+      if (strike.fault == Fault::differs) rank.barrier();
+      if (strike.fault == Fault::leaves) goes_on = false;
+    }
+    return goes_on;
   }
 
   void save(int step, const Parameters& parameters) {
     RunState state{.epochs = 0, .steps = step, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
     put_under("model", parameters, state.tensors);
+    const bool had_lost = disk_.has_lost();
     CheckpointFolder(folder_ / "checkpoints", kKept, disk_).write(state);
-    course_.saved = step;
+    if (had_lost == disk_.has_lost()) course_.saved = step;
   }
 
   // As the next run would.
   void read_checkpoint() {
-    if (plan_.fault == Fault::power && course_.happened) disk_.crash();
+    const bool out = std::any_of(plan_.strikes.begin(), plan_.strikes.end(), [](const Strike& strike) {
+      return strike.fault == Fault::power || strike.fault == Fault::lost_fsync;
+    });
+    if (out && !scheduler_.processes()[0]->lives()) disk_.crash();
     try {
       const auto file = checkpoint_to_go_on(folder_ / "checkpoints", {});
       if (file.empty()) return;
@@ -213,43 +275,85 @@ class Simulation {
     }
   }
 
-  // ---- The launcher, as `lockstep launch` does it with real processes (cli/launch.cpp).
+  // ---- The launcher, as `lockstep launch` does it with real processes (cli/launch.cpp, cli/child_processes.cpp).
 
-  void be_launcher() {
+  void launch() {
     const auto kept = comm::host_store("127.0.0.1", kPort, {});
-    int left = plan_.processes;
-    Time to_kill = kNever;
-    while (left > 0) {
+    for (int left = plan_.processes; left > 0;) {
       while (ends_.empty()) {
-        if (!scheduler_.wait(&ends_, to_kill) && scheduler_.now() >= to_kill) kill_the_rest();
+        scheduler_.wait(&ends_, to_kill_);
+        if (scheduler_.now() >= to_kill_) kill_the_rest();
       }
       const auto [process, how] = ends_.front();
       ends_.pop_front();
       --left;
       const bool failed = !how.empty();
-      comm::announce_end(kept.store, launch_of(process), {failed, false, failed ? how : "it ended"});
-      if (failed && to_kill == kNever) to_kill = scheduler_.now() + kUntilKilled;
+      const auto end = comm::announce_end(kept.store, launch_of(process), {failed, false, failed ? how : "it ended"});
+      if (failed && !end.is_loss) note_failure();
+      if (plan_.is_server() && only_lost_run(kept.store)) note_failure();
     }
   }
 
-  void kill_the_rest() {
-    for (int process = 0; process < plan_.processes; ++process) {
-      Process& one = *scheduler_.processes()[process];
-      if (!one.lives()) continue;
-      if (one.stopped_until <= scheduler_.now()) killed_by_launcher_.push_back(process);
-      scheduler_.kill(one);
+  void launch_elastic() {
+    const auto kept = comm::host_store("127.0.0.1", kPort);
+    comm::ElasticLaunch elastic(kept.store, launch_of(0).job, plan_.processes, kSuccessors);
+    for (int process = 0; process < plan_.processes; ++process) start(process);
+    for (int left = plan_.processes; left > 0;) {
+      if (ends_.empty()) scheduler_.wait(&ends_, std::min(to_kill_, scheduler_.now() + kLook));
+      for (; !ends_.empty(); ends_.pop_front(), --left) {
+        const auto& [process, how] = ends_.front();
+        const bool failed = !how.empty(), killed = processes_[process]->killed && to_kill_ == kNever;
+        const bool go_on = elastic.note_end(process, {failed, false, failed ? how : "it ended"}, killed);
+        if (!go_on && failed) note_failure();
+      }
+      if (scheduler_.now() >= to_kill_) kill_the_rest();
+      if (to_kill_ != kNever) continue;
+      for (const int dead : elastic.look().dead) kill(dead);
+      for (const int place : elastic.successors()) {
+        add_process(place);
+        start(count() - 1);
+        ++left;
+      }
     }
+  }
+
+  void note_failure() {
+    if (to_kill_ == kNever) to_kill_ = scheduler_.now() + kUntilKilled;
+  }
+
+  bool only_lost_run(const comm::StorePtr& store) const {
+    for (int process = 0; process < count(); ++process) {
+      if (processes_[process]->lives() && !comm::was_lost(store, launch_of(process))) return false;
+    }
+    return true;
+  }
+
+  void kill_the_rest() {
+    for (int process = 0; process < count(); ++process) kill(process);
+  }
+
+  // One that stood still, or that the others have gone on without, need not end by itself.
+  void kill(int process) {
+    Process& one = *processes_[process];
+    if (!one.lives()) return;
+    const bool stood = std::any_of(plan_.strikes.begin(), plan_.strikes.end(), [&](const Strike& strike) {
+      return strike.fault == Fault::stop && strike.victim == process && !strike.is_harmless();
+    });
+    if (!stood) killed_by_launcher_.push_back(process);
+    scheduler_.kill(one);
   }
 
   void hear_of_end(Process& process) {
     network_.tell_of_death(process);
-    if (process.number >= plan_.processes) return;
-    Outcome& outcome = course_.outcomes[process.number];
+    const auto found = std::find(processes_.begin(), processes_.end(), &process);
+    if (found == processes_.end()) return;
+    const auto number = static_cast<int>(found - processes_.begin());
+    Outcome& outcome = course_.outcomes[number];
     outcome.threads_left = scheduler_.threads_of(process) - 1;
     const std::string how = process.killed         ? "it was ended by signal 9 (Killed)"
                             : outcome.text.empty() ? ""
                                                    : "it ended with exit code 1";
-    ends_.emplace_back(process.number, how);
+    ends_.emplace_back(number, how);
     scheduler_.wake_all(&ends_);
   }
 
@@ -263,7 +367,7 @@ class Simulation {
     }
     const auto& weights = course_.outcomes[0].ranks[0].weights;
     for (size_t step = 0; step < weights.size(); ++step) report.found.weights[step] = weights[step];
-    report.found.points = scheduler_.processes()[0]->points;
+    report.found.points = processes_[0]->points;
     report.trace = scheduler_.trace();
     report.points = scheduler_.points();
     report.time = scheduler_.now();
@@ -278,10 +382,13 @@ class Simulation {
   Scheduler scheduler_;
   Network network_;
   Disk disk_;
+  const Consistency consistency_;  // of a job with servers
   Process* launcher_ = nullptr;
+  std::vector<Process*> processes_ = {};  // those with ranks, by number
   Course course_;
-  std::deque<std::pair<int, std::string>> ends_;  // processes, and how; "": well
-  std::vector<int> killed_by_launcher_;
+  std::deque<std::pair<int, std::string>> ends_ = {};  // processes, and how; "": well
+  Time to_kill_ = kNever;                              // the launcher ends what still runs
+  std::vector<int> killed_by_launcher_ = {};
   const Dataset data_ = training_set();
 };
 

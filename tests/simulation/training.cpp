@@ -5,13 +5,17 @@
 
 #include "base/scramble.hpp"
 #include "plan.hpp"
+#include "trainer/elastic.hpp"
 
+#include <algorithm>
 #include <cstring>
+#include <memory>
 
 namespace lockstep::simulation {
 namespace {
 
 constexpr int64_t kIn = 6, kOut = 40;
+constexpr int64_t kGrain = 3;
 
 // Its weights come from no generator: that is one for all simulated processes. It has one layer, since most of what a
 // run takes is LibTorch's calls, and two would find no more.
@@ -47,23 +51,123 @@ Dataset training_set() {
   return {x, torch::cos(torch::arange(count * kOut, torch::kFloat).mul_(0.3)).view({count, kOut})};
 }
 
-void train(Rank& rank, const Dataset& data, Steps& steps, const Listener& listener) {
-  DataParallel net(Net(), rank);
-  Parameters parameters;
-  for (const auto& item : net->named_parameters()) parameters.emplace_back(item.key(), item.value());
-  torch::optim::SGD sgd(net->parameters(), /*lr=*/0.01);
-  int step = 0;
-  for (auto& batch : batches(data, {.size = kBatch, .seed = 5, .epoch = 1}, rank)) {
-    if (!listener.before(step)) return;
+namespace {
+
+// One rank's network, optimizer and steps.
+class Training {
+ public:
+  Training(Rank& rank, Steps& steps, const Listener& listener, const RunState* state = nullptr)
+      : net_(made(state), rank), sgd_(net_->parameters(), /*lr=*/0.01), steps_(steps), listener_(listener) {
+    for (const auto& item : net_->named_parameters()) parameters_.emplace_back(item.key(), item.value());
+    done_ = state == nullptr ? 0 : static_cast<int>(state->steps);
+  }
+
+  // Gives whether the training goes on.
+  bool step(Batch& batch) {
+    if (!listener_.before(done_)) return false;
     const auto numbers = batch.x.select(1, 0).to(torch::kLong).contiguous();
     batch.x.select(1, 0).mul_(0.01);
-    sgd.zero_grad();
-    net.loss(batch, [](const auto& out, const auto& y) { return torch::mse_loss(out, y); }).backward();
-    sgd.step();
-    steps.weights.push_back(digest_of(parameters));
+    sgd_.zero_grad();
+    net_.loss(batch, [](const auto& out, const auto& y) { return torch::mse_loss(out, y); }).backward();
+    sgd_.step();
+    const size_t count = static_cast<size_t>(done_) + 1;
+    steps_.weights.resize(count);
+    steps_.samples.resize(count);
+    steps_.weights.back() = digest_of(parameters_);
     const auto* const first = numbers.const_data_ptr<int64_t>();
-    steps.samples.emplace_back(first, first + numbers.numel());
-    listener.after(step++, parameters);
+    steps_.samples.back().assign(first, first + numbers.numel());
+    listener_.after(done_++, parameters_);
+    return true;
+  }
+
+  int done() const { return done_; }
+
+  RunState state() const {
+    RunState state{.epochs = 0, .steps = done_, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
+    for (const auto& [name, parameter] : parameters_) state.tensors.emplace_back(name, parameter.detach().clone());
+    return state;
+  }
+
+ private:
+  static Net made(const RunState* state) {
+    Net net;
+    const torch::NoGradGuard no_grad;
+    if (state == nullptr) return net;
+    for (const auto& [name, values] : state->tensors) net.named_parameters()[name].copy_(values);
+    return net;
+  }
+
+  DataParallel<Net> net_;
+  torch::optim::SGD sgd_;
+  Steps& steps_;
+  const Listener& listener_;
+  Parameters parameters_;
+  int done_ = 0;
+};
+
+}  // namespace
+
+void train(Rank& rank, const Dataset& data, Steps& steps, const Listener& listener) {
+  Training training(rank, steps, listener);
+  for (auto& batch : batches(data, {.size = kBatch, .seed = 5, .epoch = 1}, rank)) {
+    if (!training.step(batch)) return;
+  }
+}
+
+void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& progress, Steps& steps,
+                   const Listener& listener) {
+  const auto newer = job.newer();
+  hand_over(progress.state, rank);
+  if (rank.index() == 0) job.note_beginning();
+  Training training(rank, steps, listener, progress.state ? &*progress.state : nullptr);
+  try {
+    int number = 0;
+    for (auto& batch : batches(data, {.size = kBatch, .seed = 5, .epoch = 1, .grain = kGrain}, rank)) {
+      if (number++ < training.done()) continue;
+      if (number % 2 == 0 && rank.any(newer.stop_requested())) break;
+      if (!training.step(batch)) break;
+    }
+  } catch (...) {
+    progress.state = training.state();
+    throw;
+  }
+  progress.state = training.state();
+  progress.is_last = training.done() == kSteps;
+}
+
+// The loss is linear in a parameter per sample, whose end value thus tells how often it was counted.
+void train_at_servers(Rank& rank, const Dataset& data, int servers, Consistency consistency, Steps& steps,
+                      const Listener& listener) {
+  struct Counts : torch::nn::Module {
+    torch::Tensor one = register_parameter("one", torch::zeros({kSteps * kBatch}));
+    torch::Tensor more = register_parameter("more", torch::zeros({kSteps * kBatch}));
+  };
+  const auto module = std::make_shared<Counts>();
+  const auto optimizer = [](std::vector<torch::Tensor> pieces) {
+    return std::make_unique<torch::optim::SGD>(std::move(pieces), /*lr=*/1.0);
+  };
+  ParameterServer server(module, rank, optimizer, {.servers = servers, .consistency = consistency, .staleness = 2});
+  const auto lost = server.train([&](Worker& worker) {
+    int step = 0;
+    for (auto& batch : batches(data, {.size = kBatch, .seed = 5, .epoch = 1}, worker)) {
+      if (!listener.before(step)) return;
+      const auto numbers = batch.x.select(1, 0).to(torch::kLong).contiguous();
+      module->zero_grad();
+      worker.backward((module->one + module->more).index_select(0, numbers).mean(), batch);
+      worker.step();
+      const auto* const first = numbers.const_data_ptr<int64_t>();
+      steps.samples.emplace_back(first, first + numbers.numel());
+      listener.after(step++, {});
+    }
+  });
+  for (const auto& worker : lost) steps.lost.push_back(worker.worker);
+  const auto times = [&](const torch::Tensor& counts) {  // a worker's mean is of its part, and counts as much as that
+    return counts.detach().mul(-static_cast<double>(kBatch) / server.workers()).round().to(torch::kInt).contiguous();
+  };
+  const auto one = times(module->one), more = times(module->more);
+  // Of a lost worker's last push, one server may have its piece, and another one may not.
+  for (int64_t sample = 0; sample < one.numel(); ++sample) {
+    steps.counts.push_back(std::max(one.const_data_ptr<int>()[sample], more.const_data_ptr<int>()[sample]));
   }
 }
 

@@ -3,9 +3,14 @@
 
 #include <lockstep/data/data.hpp>
 #include <lockstep/ranks/rank.hpp>
+#include <lockstep/server/parameter_server.hpp>
+
+#include "ranks/elastic_job.hpp"
+#include "trainer/run_state.hpp"
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,8 +18,10 @@
 namespace lockstep::simulation {
 
 struct Steps {
-  std::vector<uint64_t> weights;              // after each step, a digest
+  std::vector<uint64_t> weights;              // after each step, a digest; 0: this rank had no part in it
   std::vector<std::vector<int64_t>> samples;  // of each complete step
+  std::vector<int> counts;                    // of a job with servers, at its end: how often each sample was counted
+  std::vector<int> lost;                      // and the workers that were lost
 };
 
 constexpr int64_t kBatch = 8;
@@ -29,5 +36,17 @@ struct Listener {
   std::function<void(int step, const Parameters& parameters)> after;
 };
 void train(Rank& rank, const Dataset& data, Steps& steps, const Listener& listener);
+
+// A generation's part of an elastic job, as train() of the library does it: from the most advanced rank's state on.
+struct Progress {
+  std::optional<RunState> state = {};
+  bool is_last = false;  // the training is done
+};
+void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& progress, Steps& steps,
+                   const Listener& listener);
+
+// Workers count the samples at the servers.
+void train_at_servers(Rank& rank, const Dataset& data, int servers, Consistency consistency, Steps& steps,
+                      const Listener& listener);
 
 }  // namespace lockstep::simulation

@@ -79,6 +79,10 @@ class FailingFiles : public io::FileSystem {
     }
   }
 
+ protected:
+  std::string& flushed(int fd) { return synced_bytes_[open_.at(fd)]; }  // what of the file is on the disk for sure
+  std::string written(int fd) const { return contents(open_.at(fd)); }
+
  private:
   struct Change {
     Path file;

@@ -1,5 +1,6 @@
 #include "monitor.hpp"
 
+#include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
 
 #include "base/exception_text.hpp"
@@ -88,6 +89,8 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
 void Monitor::look_for_failure() {
   try {
     waits_.fail(board_.failure());
+  } catch (const c10::DistError&) {  // before this gives up, and names nobody
+    waits_.fail(board_.lose_store());
   } catch (const std::exception&) {  // the watchdog says what it is
   }
 }
