@@ -295,7 +295,7 @@ class Simulation {
   }
 
   void launch_elastic() {
-    const auto kept = comm::host_store("127.0.0.1", kPort);
+    const auto kept = comm::host_store("127.0.0.1", kPort, {});
     comm::ElasticLaunch elastic(kept.store, launch_of(0).job, plan_.processes, kSuccessors);
     for (int process = 0; process < plan_.processes; ++process) start(process);
     for (int left = plan_.processes; left > 0;) {
