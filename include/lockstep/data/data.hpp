@@ -86,7 +86,7 @@ struct BatchOptions {
   // batch; the last one may be smaller. DataParallel and SplitModel compute each grain by itself, and add grains in one
   // order. Then training gives the same bits on any number of ranks (docs/same-bits.md).
   int64_t grain = 0;
-  // The batch with which an iteration begins: where an epoch is gone on with. Those before it are not read.
+  // The first batch of the iteration: the place where an epoch resumes. Those before it are not read.
   int64_t start = 0;
 };
 

@@ -5,8 +5,8 @@
 //
 // A file is a safetensors file, as save_tensors() and Python's safetensors write it. Its tensors have a row for each
 // of the file's samples, so they are [n, ...]. A rank reads the rows of its own samples alone, each from its place in
-// the file. Memory holds the batches that are read ahead, and 8 bytes per sample for the epoch's order. The position of
-// a run is its step, so a run goes on in the middle of an epoch without reading what came before.
+// the file. Each rank's memory holds the batches that are read ahead, and 8 bytes per sample for the epoch's order. The
+// position of a run is its step, so a run goes on in the middle of an epoch without reading what came before.
 #pragma once
 
 #include <lockstep/data/samples.hpp>

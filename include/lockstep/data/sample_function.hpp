@@ -1,6 +1,6 @@
-// SampleFunction: a function of a network's output for some samples, and of these samples: a loss, a metric.
+// SampleFunction: a loss or a metric. It takes the network's output and the targets, or the output and the whole batch.
 //
-// It takes (y_hat, y), or (y_hat, batch) where it needs a mask or another tensor of the batch. As thread-safe as the
+// (y_hat, y), or (y_hat, batch) where it needs a mask or another tensor of the batch. As thread-safe as the
 // function.
 #pragma once
 

@@ -104,9 +104,9 @@ class NoSync {
   bool before_;
 };
 
-// While it lives, a backward() is of a part of a step, and is averaged. What such backwards and the next one without it
-// give adds up. All ranks must do as many. Only if adds_up_parts(): then no rank keeps gradients whole meanwhile, as it
-// does under NoSync, for one exchange more per part. It is for lockstep's own loops.
+// What `accumulate` uses with stages 2 and 3 of ZeRO (adds_up_parts()). While it lives, each backward() is of a part of
+// a step: it is averaged at once, and the averages add up with that of the next backward() without it. All ranks must
+// make as many. So no rank keeps gradients whole, as it does under NoSync; each part costs an exchange.
 class PartOfStep {
  public:
   explicit PartOfStep(std::shared_ptr<Replica> replica);

@@ -58,8 +58,8 @@ at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads);
 at::Tensor token_cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
 
 // [n, length] tokens -> [n, length, vocabulary] logits of the next token. Layers embedding, block1, block2, …, norm,
-// head. By default 842,496 parameters. Throws Error for a size below 1 and above what is useful, for heads that do not
-// divide the embedding, and for a dropout that is not in [0, 1).
+// head. By default 842,496 parameters. Throws Error for a size below 1 or above its limit (the text names it), for
+// heads that do not divide the embedding, and for a dropout that is not in [0, 1).
 class GptImpl : public NamedSequentialImpl {
  public:
   explicit GptImpl(const GptOptions& options = {});

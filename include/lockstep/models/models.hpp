@@ -29,7 +29,7 @@ struct ModelOptions {
   int64_t image_size = 0;      // images are resized to this height and width: alexnet, resnet18. 0: as the model has it
   int64_t groups = 1;          // 2: alexnet in two towers
   double dropout = 0.5;        // of alexnet's two wide layers, as AlexNetOptions has it
-  // Of gpt, as GptOptions has them:
+  // For gpt, as GptOptions has them:
   int64_t layers = 4, heads = 4, embedding = 128, context = 128;
   double residual_dropout = 0;
 };
@@ -158,7 +158,7 @@ class ResNet18Impl : public NamedSequentialImpl {
 };
 TORCH_MODULE(ResNet18);
 
-// Of Gpt, whose layers gpt.hpp has. Its weights begin as those of GPT-2, N(0, 0.02^2).
+// Options for Gpt, whose layers gpt.hpp has. Its weights begin as those of GPT-2, N(0, 0.02^2).
 struct GptOptions {
   int64_t vocabulary = 256;  // numbers of tokens; 256: bytes
   int64_t layers = 4;        // blocks

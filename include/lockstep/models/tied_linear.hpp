@@ -1,8 +1,9 @@
 // TiedLinear: a linear layer whose weight is a parameter of another layer, such as a head with the embedding's weight
 // (Press and Wolf 2017, "Using the Output Embedding to Improve Language Models").
 //
-//   torch::nn::Sequential net({{"words", AnyModule(Embedding(256, 64))}, …, {"head",
-//   AnyModule(TiedLinear("words.weight"))}}); lockstep::tie_layers(*net);
+//   net->push_back("words", torch::nn::Embedding(256, 64));
+//   net->push_back("head", lockstep::TiedLinear("words.weight"));
+//   lockstep::tie_layers(*net);
 //
 // The parameter belongs to its own layer alone: optimizers, checkpoints and ranks see it once. shard(), Pipeline and
 // SplitModel keep the tie, also where the two layers are on different ranks. Used by one thread at a time.

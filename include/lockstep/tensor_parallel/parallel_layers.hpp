@@ -32,7 +32,7 @@ namespace lockstep {
 struct OutputParallel {
   bool input_is_parallel = false;  // x is this rank's slice, and all slices are gathered first; false: x is whole
   bool gather_output = false;      // the result is whole; false: it is this rank's slice
-  // Of a Linear: as SlicedDimension::blocks. A layer that makes queries, keys and values in one has 3. Its output
+  // For a Linear, as SlicedDimension::blocks. A layer that makes queries, keys and values in one has 3. Its output
   // cannot be gathered.
   int64_t blocks = 1;
 };
