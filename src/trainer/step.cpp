@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/data/parts.hpp>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/models/sample_scope.hpp>
 
@@ -54,7 +55,7 @@ class PlainStep : public Step {
     const auto& replica = with_.net.replicas().replica();
     const bool in_slices = batch.grain == 0 && replica->adds_up_parts();
     // In slices all ranks need as many parts: what the rank with the fewest samples can have.
-    const int64_t most = in_slices ? batch.global_size / replica->rank().world_size() : batch.size();
+    const int64_t most = in_slices ? fewest_samples(batch, replica->rank().world_size()) : batch.size();
     const int64_t parts = std::min<int64_t>(with_.options.batch.accumulate, most);
     if (parts <= 1) return forward_backward(batch);
     const auto all = batch.in_parts(parts);
@@ -64,6 +65,13 @@ class PlainStep : public Step {
       if (part + 1 < all.size()) in_slices ? void(part_of_step.emplace(replica)) : void(more_to_come.emplace(replica));
       forward_backward(all[part]);
     }
+  }
+
+  int64_t fewest_samples(const Batch& batch, int ranks) const {
+    auto shares = shares_of(with_.options.batch);
+    if (shares.empty()) shares.assign(static_cast<size_t>(ranks), 1.0);
+    const auto sizes = sizes_by_shares(batch.global_size, shares);
+    return *std::min_element(sizes.begin(), sizes.end());
   }
 
   void forward_backward(const Batch& batch) {

@@ -12,6 +12,7 @@
 #include "optim/made_optimizer.hpp"
 #include "train_options.hpp"
 
+#include <string>
 #include <utility>
 
 namespace lockstep {
@@ -102,7 +103,12 @@ std::vector<at::Tensor> Update::gradients() const {
 }
 
 io::NamedTensors Update::replica() const {
-  return replica_of(*net_.module(), local_ ? nullptr : optimizer_.get());
+  io::NamedTensors tensors = replica_of(*net_.module(), local_ ? nullptr : optimizer_.get());
+  if (!average_ || sharded_) return tensors;  // of slices each rank averages its own
+  for (const auto& value : average_->values()) {
+    tensors.emplace_back("average " + std::to_string(tensors.size()), value);
+  }
+  return tensors;
 }
 
 std::unique_ptr<ShardedOptimizer::Whole> Update::whole() {

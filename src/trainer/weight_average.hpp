@@ -22,6 +22,9 @@ class WeightAverage {
   // Where the average stands, from now on, is `values`, one for each weight.
   void set(const std::vector<at::Tensor>& values);
 
+  // The average of each weight; none before the first step. While exchanged, the weights.
+  const std::vector<at::Tensor>& values() const { return average_; }
+
   // Exchanges the values of the average and of the weights. Before the first step it does nothing.
   void exchange();
 

@@ -235,6 +235,24 @@ TEST_F(Update, InSlicesIsThatOfTheWhole) {
   }
 }
 
+// A rank of few samples has fewer parts than the others could have, so nobody has more.
+TEST_F(Update, InSlicesAllRanksHaveAsManyParts) {
+  TrainOptions whole = options(2, "whole");
+  whole.batch.size = 16;
+  whole.batch.balance = lockstep::balance_rule_from("7,1");
+  whole.epochs = 1;
+  lockstep::train(whole);
+  for (const int stage : {2, 3}) {
+    TrainOptions run = whole;
+    run.exchange.zero_stage = stage;
+    run.batch.accumulate = 4;
+    run.keep.run_dir = runs_ / std::to_string(stage);
+    SCOPED_TRACE(stage);
+    lockstep::train(run);
+    expect_near(kept(run), kept(whole));
+  }
+}
+
 // The checkpoint has the whole optimizer.
 TEST_F(Update, InSlicesGoesOnOnOtherRanksAndWhole) {
   TrainOptions whole = options(2, "whole");
