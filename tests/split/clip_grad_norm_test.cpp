@@ -319,6 +319,7 @@ TEST(ClipGradNorm, TorchsOwnBesideASplitModelIsRefused) {
       [](SplitModel& net, Sequential&, const Batch& batch) { net.forward_backward(batch, F::cross_entropy); },
       [](SplitModel& net, Sequential&, const Batch& batch) { net.forward(batch.x); },
       [](SplitModel& net, Sequential& whole, const Batch&) { net.gather(whole); }};
+  const auto batches = make_batches();  // ranks would draw from one generator at once
   for (const MeshShape& mesh : kSplitMeshes) {
     for (size_t next = 0; next < next_calls.size(); ++next) {
       EXPECT_THAT(error_on_ranks(mesh.data * mesh.pipeline * mesh.tensor,
@@ -326,7 +327,7 @@ TEST(ClipGradNorm, TorchsOwnBesideASplitModelIsRefused) {
                                    SplitModel net(net_of(rank), rank, {.mesh = mesh});
                                    auto whole = net_of(rank);
                                    const auto adam = make_adam(net.parameters());
-                                   const auto batch = part_for(make_batches()[0], net.mesh().data());
+                                   const auto batch = part_for(batches[0], net.mesh().data());
                                    net.forward_backward(batch, F::cross_entropy);
                                    torch::nn::utils::clip_grad_norm_(net.parameters(), kMaxNorm / 10);
                                    adam->step();
@@ -348,15 +349,16 @@ TEST(ClipGradNorm, OtherChangesOfASplitModelsGradientsAreNotRefused) {
       },
       [](const auto& parameters) { torch::nn::utils::clip_grad_value_(parameters, 1e-3); },
       [](const auto& parameters) { torch::nn::utils::clip_grad_norm_(parameters, 1e6); }};
+  const auto batches = make_batches();
   for (const MeshShape& mesh : kSplitMeshes) {
     for (const auto& change : changes) {
       run(test_devices(mesh.data * mesh.pipeline * mesh.tensor), [&](Rank& rank) {
         SplitModel net(net_of(rank), rank, {.mesh = mesh});
-        for (const auto& batch : make_batches()) {
+        for (const auto& batch : batches) {
           net.forward_backward(part_for(batch, net.mesh().data()), F::cross_entropy);
           change(net.parameters());
         }
-        EXPECT_NO_THROW(net.forward(make_batches()[0].x.to(rank.device())));
+        EXPECT_NO_THROW(net.forward(batches[0].x.to(rank.device())));
       });
     }
   }
