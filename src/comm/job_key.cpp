@@ -17,6 +17,12 @@
 namespace lockstep::comm {
 namespace {
 
+// OpenSSL would clean up at the process's exit, and lose what it holds of threads that still run, as a store's may.
+void keep_openssl_to_the_end() {
+  static const int kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
+  static_cast<void>(kept);
+}
+
 constexpr size_t kLongestKeyFile = 4096;
 const char* const kHowToMakeAKey =
     ". Make one with (umask 077; head -c 32 /dev/urandom >FILE), and copy it to all machines";
@@ -84,6 +90,7 @@ std::string JobKey::sign(const std::vector<std::string>& parts) const {
   for (const auto& part : parts) text += std::to_string(part.size()) + ":" + part;
   std::string signature(kBytes, '\0');
   unsigned size = 0;
+  keep_openssl_to_the_end();
   if (HMAC(EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()),
            reinterpret_cast<const unsigned char*>(text.data()), text.size(),
            reinterpret_cast<unsigned char*>(signature.data()), &size) == nullptr) {
