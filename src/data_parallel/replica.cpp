@@ -317,8 +317,7 @@ void Replica::watch_backwards(std::function<void()> computed, std::function<void
   if (averaging_->waits_in_backward()) {
     throw Error(
         "DataParallel: a ShardedOptimizer of stage 2 or 3 waits for other ranks within backward, so the rank's own "
-        "time "
-        "cannot be seen; a Balance needs stage 1, or none");
+        "time cannot be seen; a Balance needs stage 1, or none");
   }
   computed_ = std::move(computed);
   averaged_ = std::move(averaged);

@@ -108,7 +108,7 @@ torch::Tensor SplitModel::forward_backward(const Batch& batch, const Criterion& 
 // The ShardedOptimizer has the gradients, and notices itself if somebody scales what is left.
 void SplitModel::note_gradients() {
   const auto* const averaging = replicas_.replica()->averaging();
-  if (averaging == nullptr || !averaging->in_slices()) scaling_->note(module_->parameters());
+  if (averaging == nullptr || !averaging->in_slices()) scaling_->note(*module_);
 }
 
 torch::Tensor SplitModel::whole_forward_backward(const Batch& batch, const Criterion& criterion) {

@@ -12,6 +12,7 @@
 #include <limits>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -67,13 +68,13 @@ bool UnequalScaling::compares() {
 }
 
 // It takes the smallest gradient that says something: zeros stay zeros.
-void UnequalScaling::note(const std::vector<at::Tensor>& parameters) {
+void UnequalScaling::note(const torch::nn::Module& module) {
   ++notes_;
   gradient_.reset();
   noted_ = compares();
   if (!noted_) return;
   std::vector<at::Tensor> gradients;
-  for (const auto& parameter : parameters) {
+  for (const auto& parameter : module.parameters()) {
     const at::Tensor gradient = parameter.grad();
     if (gradient.defined() && gradient.numel() >= kFewest) gradients.push_back(gradient);
   }

@@ -4,9 +4,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 #include <lockstep/split/mesh.hpp>
 
-#include <vector>
+#include <cstdint>
 
 namespace lockstep {
 
@@ -16,7 +17,7 @@ class UnequalScaling {
 
   // A backward has ended, or every rank scaled by one factor: changes from now on are compared. On GPUs only in the
   // first steps, and on CPUs later in every tenth step.
-  void note(const std::vector<at::Tensor>& parameters);
+  void note(const torch::nn::Module& module);
 
   // Throws Error if the factors since note() differ. Other changes are not its business, and zeros hide it. All ranks
   // of a data index must call it, and note() as often.

@@ -59,9 +59,13 @@ std::vector<double> shares_of(const BatchSettings& batch) {
   return shares == nullptr ? std::vector<double>() : *shares;
 }
 
+std::vector<int64_t> sizes_of_parts(int64_t total, const std::vector<double>& shares, int ranks) {
+  return sizes_by_shares(total, shares.empty() ? std::vector<double>(static_cast<size_t>(ranks), 1.0) : shares);
+}
+
 std::vector<int64_t> parts_of_full_batch(const BatchSettings& batch, const std::vector<double>& shares, int ranks) {
   const int64_t unit = std::max<int64_t>(batch.grain, 1), units = (batch.global() + unit - 1) / unit;
-  auto sizes = sizes_by_shares(units, shares.empty() ? std::vector<double>(static_cast<size_t>(ranks), 1.0) : shares);
+  auto sizes = sizes_of_parts(units, shares, ranks);
   int64_t left = batch.global();  // the last grain may be smaller
   for (int64_t& size : sizes) left -= size = std::min(size * unit, left);
   return sizes;

@@ -14,6 +14,9 @@ void check_batch(const BatchSettings& batch);
 bool balances(const BatchSettings& batch);
 std::vector<double> shares_of(const BatchSettings& batch);
 
+// The sizes of the parts of `total` by these shares, one per rank; without any, of near-equal parts.
+std::vector<int64_t> sizes_of_parts(int64_t total, const std::vector<double>& shares, int ranks);
+
 // Samples of a full batch on each of so many ranks, by these shares; without any, near-equal parts. With a grain they
 // are of whole grains.
 std::vector<int64_t> parts_of_full_batch(const BatchSettings& batch, const std::vector<double>& shares, int ranks);

@@ -2,7 +2,6 @@
 
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
-#include <lockstep/data/parts.hpp>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/models/sample_scope.hpp>
 
@@ -68,9 +67,7 @@ class PlainStep : public Step {
   }
 
   int64_t fewest_samples(const Batch& batch, int ranks) const {
-    auto shares = shares_of(with_.options.batch);
-    if (shares.empty()) shares.assign(static_cast<size_t>(ranks), 1.0);
-    const auto sizes = sizes_by_shares(batch.global_size, shares);
+    const auto sizes = sizes_of_parts(batch.global_size, shares_of(with_.options.batch), ranks);
     return *std::min_element(sizes.begin(), sizes.end());
   }
 
