@@ -38,11 +38,11 @@ namespace fs = std::filesystem;
 
 const char* const bench_bits_explanation =
     "The same run with --grain, on one layout of ranks after the other: threads,\n"
-    "processes, ZeRO, unequal parts, a pipeline, and stopped within an epoch and gone\n"
-    "on with on other numbers of ranks. Each is a lockstep train of its own, whose\n"
-    "command is printed. All must have the same train loss and the same hash of the\n"
-    "weights, to the bit; otherwise the exit code is 1. The runs are kept if their\n"
-    "bits differ, or if one of them fails.\n"
+    "processes (on CPUs), ZeRO, unequal parts, a pipeline, and stopped within an\n"
+    "epoch and gone on with on other numbers of ranks. Each is a lockstep train of\n"
+    "its own, whose command is printed. All must have the same train loss and the\n"
+    "same hash of the weights, to the bit; otherwise the exit code is 1. The runs are\n"
+    "kept if their bits differ, or if one of them fails.\n"
     "\n"
     "Examples:\n"
     "  lockstep bench bits --data synthetic\n"
@@ -120,8 +120,10 @@ class Layouts {
       all.push_back(laid_out(name, ranks, more, processes));
     };
     for (int ranks = 1; ranks <= 8; ++ranks) add(plural(static_cast<size_t>(ranks), "rank"), ranks);
-    for (const int processes : {2, 3}) add(std::to_string(processes) + " processes", 1, {}, processes);
-    add("2 processes, 2 ranks each", 2, {}, 2);
+    if (torch::Device(flags_.device).is_cpu()) {  // NCCL gives no two processes one GPU
+      for (const int processes : {2, 3}) add(std::to_string(processes) + " processes", 1, {}, processes);
+      add("2 processes, 2 ranks each", 2, {}, 2);
+    }
     add("ZeRO 1, 3 ranks", 3, {"--zero-stage", "1"});
     add("ZeRO 2, 2 ranks", 2, {"--zero-stage", "2"});
     add("accumulate 2", 2, {"--accumulate", "2"});

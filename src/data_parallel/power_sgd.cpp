@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <mutex>
 #include <sstream>
 #include <tuple>
 
@@ -28,6 +29,14 @@ int64_t columns_of(const at::Tensor& gradient) {
 // LAPACK has no 16 bits.
 at::ScalarType computed_type(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Q of the QR decomposition. LibTorch loads CUDA's linear algebra in the first such call, and fails if two threads are
+// the first.
+at::Tensor orthonormal(const at::Tensor& matrix) {
+  static std::once_flag loaded;
+  if (matrix.is_cuda()) std::call_once(loaded, [&] { at::linalg_qr(at::zeros({1, 1}, matrix.options())); });
+  return std::get<0>(at::linalg_qr(matrix));
 }
 
 // FNV-1a over the text's bytes, the same on every machine.
@@ -129,7 +138,7 @@ HookRound PowerSgdHook::average(const GradientBucket& bucket, Rank& rank) {
     std::vector<at::Tensor> products;  // the new Q
     for (const at::Tensor& mean : take_whole()) {
       const size_t i = products.size();
-      here->bases.push_back(std::get<0>(at::linalg_qr(mean)));
+      here->bases.push_back(orthonormal(mean));
       products.push_back(at::mm(here->left[i].t(), here->bases[i]));
       here->left[i].addmm_(here->bases[i], products[i].t(), /*beta=*/1, /*alpha=*/-1);
     }

@@ -4,18 +4,21 @@
 
 namespace lockstep {
 
-GpuMath::GpuMath(bool tf32, bool fixed_shapes)
+GpuMath::GpuMath(const GpuMathOptions& options)
     : products_before_(at::globalContext().allowTF32CuBLAS()),
       convolutions_before_(at::globalContext().allowTF32CuDNN()),
-      benchmark_before_(at::globalContext().benchmarkCuDNN()) {
-  if (tf32) {  // else as the user has set it: LibTorch's default lets convolutions use TF32, and products not
+      benchmark_before_(at::globalContext().benchmarkCuDNN()),
+      reproducible_before_(at::globalContext().deterministicCuDNN()) {
+  if (options.tf32) {  // else as the user has set it: LibTorch's default lets convolutions use TF32, and products not
     at::globalContext().setAllowTF32CuBLAS(true);
     at::globalContext().setAllowTF32CuDNN(true);
   }
-  if (fixed_shapes) at::globalContext().setBenchmarkCuDNN(true);
+  if (options.fixed_shapes) at::globalContext().setBenchmarkCuDNN(true);
+  if (options.reproducible) at::globalContext().setDeterministicCuDNN(true);
 }
 
 GpuMath::~GpuMath() {
+  at::globalContext().setDeterministicCuDNN(reproducible_before_);
   at::globalContext().setBenchmarkCuDNN(benchmark_before_);
   at::globalContext().setAllowTF32CuDNN(convolutions_before_);
   at::globalContext().setAllowTF32CuBLAS(products_before_);

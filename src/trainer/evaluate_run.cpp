@@ -81,7 +81,7 @@ EvalResult evaluate_run(const std::filesystem::path& run_dir, const EvalOptions&
     if (data.task.perplexity) result.perplexity = metrics.test["perplexity"];
     result.weights = weights_hash(*net);
   };
-  const GpuMath math(config.precision == Precision::tf32, /*fixed_shapes=*/false);
+  const GpuMath math({.tf32 = config.precision == Precision::tf32, .reproducible = config.batch.grain != 0});
   // One process has nobody to compare its data with.
   const bool compares = this_process().count > 1;
   run(config.devices, body,

@@ -242,8 +242,10 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
   };
   // Batches have one shape, but for the last of an epoch. Trials of cuDNN's algorithms may end otherwise each time, so
   // with a grain there are none.
-  const GpuMath math(settings.precision == Precision::tf32,
-                     /*fixed_shapes=*/settings.devices[0].is_cuda() && settings.batch.grain == 0);
+  const bool same_bits = settings.batch.grain != 0;
+  const GpuMath math({.tf32 = settings.precision == Precision::tf32,
+                      .fixed_shapes = settings.devices[0].is_cuda() && !same_bits,
+                      .reproducible = same_bits});
   const RunOptions run_options{
       .threads_per_rank = settings.threads_per_rank,
       .timeout = settings.timeout,

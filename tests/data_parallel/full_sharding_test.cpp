@@ -42,7 +42,8 @@ using FullShardingWorlds = Worlds;
 INSTANTIATE_TEST_SUITE_P(Sizes, FullShardingWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
-constexpr double kSame = 1e-10;  // in float64
+// Of float64. The mean of a float32 parameter is a factor in the net below, and CUDA rounds that mean otherwise.
+const double kSame = on_real_gpus() ? 1e-6 : 1e-10;
 
 std::unique_ptr<optim::Optimizer> make_sgd(const std::vector<Tensor>& parameters) {
   return std::make_unique<optim::SGD>(parameters, optim::SGDOptions(0.1).momentum(0.9).nesterov(true));

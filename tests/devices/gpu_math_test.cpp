@@ -9,19 +9,21 @@ namespace gpu_math_test {
 TEST(GpuMath, SetsWhatIsAskedForAndPutsBackWhatWas) {
   const auto& context = at::globalContext();
   const bool products = context.allowTF32CuBLAS(), convolutions = context.allowTF32CuDNN();
-  const bool benchmark = context.benchmarkCuDNN();
+  const bool benchmark = context.benchmarkCuDNN(), deterministic = context.deterministicCuDNN();
   at::globalContext().setAllowTF32CuDNN(false);
   {
-    const lockstep::GpuMath math(/*tf32=*/true, /*fixed_shapes=*/true);
+    const lockstep::GpuMath math({.tf32 = true, .fixed_shapes = true, .reproducible = true});
     EXPECT_TRUE(context.allowTF32CuBLAS());
     EXPECT_TRUE(context.allowTF32CuDNN());
     EXPECT_TRUE(context.benchmarkCuDNN());
+    EXPECT_TRUE(context.deterministicCuDNN());
   }
   EXPECT_EQ(context.allowTF32CuBLAS(), products);
   EXPECT_FALSE(context.allowTF32CuDNN());
   EXPECT_EQ(context.benchmarkCuDNN(), benchmark);
+  EXPECT_EQ(context.deterministicCuDNN(), deterministic);
   {
-    const lockstep::GpuMath math(/*tf32=*/false, /*fixed_shapes=*/false);
+    const lockstep::GpuMath math({});
     EXPECT_EQ(context.allowTF32CuBLAS(), products);
     EXPECT_FALSE(context.allowTF32CuDNN());  // as the user has set it
   }

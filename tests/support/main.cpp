@@ -1,5 +1,6 @@
 // Runs tests. Those of many files are one program, which takes a fraction of the time to build. `--only FILE` runs one
 // file's, `--tests LIST` those that a list selects, a line for each file.
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 
@@ -43,6 +44,10 @@ int main(int argc, char** argv) {
   if (const std::string missing = lockstep::missing_test_devices(); !missing.empty()) {
     std::cout << "SKIPPED: no such devices: " << missing << "\n";
     return 0;
+  }
+  if (lockstep::on_real_gpus()) {  // by default cuDNN rounds factors to TF32, and adds in another order each time
+    at::globalContext().setAllowTF32CuDNN(false);
+    at::globalContext().setDeterministicCuDNN(true);
   }
   if (lockstep::simulated::is_there()) testing::UnitTest::GetInstance()->listeners().Append(new Reports);
   lockstep::end_process(RUN_ALL_TESTS());

@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <string>
 
+#include "simulated_device.hpp"
+
 namespace lockstep {
 
 inline Devices test_devices(size_t count) {
@@ -19,6 +21,11 @@ inline Devices test_devices(size_t count) {
   Devices devices;
   for (size_t i = 0; i < count; ++i) devices.push_back(some[i % some.size()]);
   return devices;
+}
+
+// Whether ranks compute with CUDA's own kernels, whose last bits are not the CPU's.
+inline bool on_real_gpus() {
+  return std::getenv("LOCKSTEP_TEST_DEVICES") != nullptr && !simulated::is_there();
 }
 
 // GPUs of CUDA, real or simulated.
