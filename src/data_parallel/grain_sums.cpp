@@ -10,17 +10,27 @@ namespace lockstep {
 GrainSums::GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view)
     : columns_(columns), options_(options), view_(std::move(view)), parameters_(parameters) {}
 
-void GrainSums::begin(const Range& run) {
-  run_ = run;
-  const auto rows = static_cast<int64_t>(most_blocks(run));
-  if (!memory_.defined() || memory_.size(0) < rows) {
-    memory_ = at::zeros({rows, columns_}, options_);
-    for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-      auto& views = parameters_[parameter].rows;
-      views.clear();
-      for (int64_t row = 0; row < rows; ++row) views.push_back(view_(parameter, memory_[row]));
-    }
+at::Tensor GrainSums::new_row() const {
+  return at::zeros({columns_}, options_);
+}
+
+void GrainSums::set_row(size_t number, const at::Tensor& memory) {
+  if (number == rows_.size()) {
+    rows_.emplace_back();
+    for (auto& column : parameters_) column.rows.emplace_back();
   }
+  if (rows_[number].is_same(memory)) return;
+  rows_[number] = memory;
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    parameters_[parameter].rows[number] = view_(parameter, memory);
+  }
+}
+
+void GrainSums::begin(const Range& run, const at::Tensor& first) {
+  run_ = run;
+  if (!first.defined() && !own_first_.defined()) own_first_ = new_row();
+  set_row(0, first.defined() ? first : own_first_);
+  while (rows_.size() < most_blocks(run)) set_row(rows_.size(), new_row());
   for (auto& column : parameters_) {
     column.next = run.begin;
     column.blocks.clear();
@@ -68,7 +78,7 @@ void GrainSums::push(Column& column, const at::Tensor& gradient) {
   }
 }
 
-at::Tensor GrainSums::finish() {
+std::vector<at::Tensor> GrainSums::finish() {
   const c10::AutoGradMode no_grad(false);
   for (auto& column : parameters_) {
     while (column.next < run_.end) push(column, {});
@@ -76,7 +86,7 @@ at::Tensor GrainSums::finish() {
       if (!column.filled[row]) column.rows[row].fill_(-0.0);
     }
   }
-  return memory_.narrow(0, 0, static_cast<int64_t>(blocks_of(run_).size()));
+  return {rows_.begin(), rows_.begin() + static_cast<std::ptrdiff_t>(blocks_of(run_).size())};
 }
 
 }  // namespace lockstep

@@ -22,8 +22,9 @@ class GrainSums {
   using View = std::function<at::Tensor(size_t parameter, const at::Tensor& row)>;
   GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view);
 
-  // Forgets what was added. The grains to come are those of `run`.
-  void begin(const Range& run);
+  // Forgets what was added. The grains to come are those of `run`. `first` becomes the first row, whose columns it
+  // has; undefined: memory of its own.
+  void begin(const Range& run, const at::Tensor& first = {});
 
   // Adds a parameter's gradient of a grain. A parameter's grains ascend; it may leave some out. False: one that did
   // not.
@@ -31,8 +32,10 @@ class GrainSums {
 
   bool any(size_t parameter) const;  // it had a gradient of some grain
 
-  // [blocks_of(run), columns], valid until the next begin().
-  at::Tensor finish();
+  // Rows of blocks_of(run), valid until the next begin().
+  std::vector<at::Tensor> finish();
+
+  const at::Tensor& first_row() const { return rows_[0]; }  // also where the run is empty
 
  private:
   struct Column {                         // of one parameter
@@ -43,12 +46,15 @@ class GrainSums {
     bool any = false;
   };
   void push(Column& column, const at::Tensor& gradient);
+  at::Tensor new_row() const;
+  void set_row(size_t number, const at::Tensor& memory);
 
   const int64_t columns_;
   const at::TensorOptions options_;
   const View view_;
   Range run_;
-  at::Tensor memory_;
+  std::vector<at::Tensor> rows_;  // of all parameters
+  at::Tensor own_first_;
   std::vector<Column> parameters_;
 };
 
