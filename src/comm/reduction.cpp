@@ -193,4 +193,15 @@ void average_in_tree(TensorPointers values, const TreeAverage& average, TensorPo
   if (!add_in_blocks(values, sum, targets, part, to)) average_tensors(values, average, targets, part, to, home);
 }
 
+bool add_from_the_last(TensorPointers values, const at::Tensor& target) {
+  const auto alike = [&](const at::Tensor* value) {
+    return value->device() == target.device() && value->scalar_type() == target.scalar_type() &&
+           value->sizes() == target.sizes() && value->strides() == target.strides();
+  };
+  if (!target.is_non_overlapping_and_dense() || !std::all_of(values.begin(), values.end(), alike)) return false;
+  c10::SmallVector<Addition, 8> additions;
+  for (size_t row = values.size(); row-- > 1;) additions.push_back({.into = row - 1, .from = row});
+  return add_in_blocks(values, {additions}, {&target}, {0, target.numel()}, 0);
+}
+
 }  // namespace lockstep::comm

@@ -36,4 +36,9 @@ void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers 
 void average_in_tree(TensorPointers values, const TreeAverage& average, TensorPointers targets, const Range& part,
                      int64_t to, size_t home = 0);
 
+// Adds `values` from the last to the first in one pass over memory, on the CPU. The sum goes to `target`, which may be
+// the first value. False, and nothing is done: another type than float and double, or tensors whose elements have other
+// places in memory.
+bool add_from_the_last(TensorPointers values, const at::Tensor& target);
+
 }  // namespace lockstep::comm
