@@ -101,6 +101,7 @@ void GradientBuckets::post_next() {
     bucket.range->_setAsync();
     bucket.range->before("lockstep::bucket " + std::to_string(index) + " " + collective_);
   }
+  if (by_grains()) bucket.sums->finish();
   post(index);
   bucket.posted = true;
   ++next_;
@@ -279,7 +280,7 @@ void GradientBuckets::take_grain_gradient(size_t index) {
 }
 
 HookRound GradientBuckets::post_average_of_grains(size_t bucket, const at::Tensor& target) {
-  return post_grain_average(rank_, buckets_[bucket].sums->finish(), *plan_, target, in_slices());
+  return post_grain_average(rank_, buckets_[bucket].sums->rows(), *plan_, target, in_slices());
 }
 
 void GradientBuckets::end_grains() {

@@ -18,7 +18,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-Tensors slices_of(const Tensors& rows, int64_t number, int64_t slice) {
+Tensors slice_of_each(const Tensors& rows, int64_t number, int64_t slice) {
   Tensors slices;
   for (const auto& row : rows) slices.push_back(row.narrow(0, number * slice, slice));
   return slices;
@@ -38,14 +38,14 @@ HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<in
   Tensors inputs, outputs;
   for (int other = 0; other < rank.world_size(); ++other) {
     const bool stays = other == rank.index();
-    inputs.push_back(stays ? nothing : stacked(slices_of(rows, other, slice), slice, target.options()));
+    inputs.push_back(stays ? nothing : stacked(slice_of_each(rows, other, slice), slice, target.options()));
     const int64_t theirs = rows_of_ranks[static_cast<size_t>(other)];
     outputs.push_back(stays ? nothing : at::empty({theirs, slice}, target.options()));
   }
   HookRound round;
   if (rank.world_size() > 1) round.work = rank.backend().alltoall(outputs, inputs);
 
-  const auto average_to = [=, own = slices_of(rows, rank.index(), slice)](at::Tensor to) {
+  const auto average_to = [=, own = slice_of_each(rows, rank.index(), slice)](at::Tensor to) {
     Tensors sums;
     for (int other = 0; other < static_cast<int>(outputs.size()); ++other) {
       const Tensors theirs = other == rank.index() ? own : outputs[static_cast<size_t>(other)].unbind();

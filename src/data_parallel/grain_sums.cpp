@@ -93,7 +93,7 @@ void GrainSums::add_up(Column& column, size_t into) {
   sums[into] = row;
 }
 
-std::vector<at::Tensor> GrainSums::finish() {
+void GrainSums::finish() {
   const c10::AutoGradMode no_grad(false);
   for (auto& column : parameters_) {
     while (column.next < run_.end) push(column, {});
@@ -108,6 +108,9 @@ std::vector<at::Tensor> GrainSums::finish() {
       sum = values;
     }
   }
+}
+
+std::vector<at::Tensor> GrainSums::rows() const {
   return {rows_.begin(), rows_.begin() + static_cast<std::ptrdiff_t>(blocks_of(run_).size())};
 }
 

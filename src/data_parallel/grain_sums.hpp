@@ -33,8 +33,11 @@ class GrainSums {
 
   bool any(size_t parameter) const;  // it had a gradient of some grain
 
-  // Rows of blocks_of(run), valid until the next begin().
-  std::vector<at::Tensor> finish();
+  // After the run's last grain: brings all sums to their rows, on the stream on which the gradients are.
+  void finish();
+
+  // Then the sums of blocks_of(run), valid until the next begin().
+  std::vector<at::Tensor> rows() const;
 
   const at::Tensor& first_row() const { return rows_[0]; }  // also where the run is empty
 

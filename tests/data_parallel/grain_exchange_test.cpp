@@ -87,7 +87,8 @@ void average_in_every_way(Rank& rank, const Runs& runs, const Tensors& grains) {
     for (int64_t grain = runs[own]; grain < runs[own + 1]; ++grain) {
       sums.add(0, grain, grains[static_cast<size_t>(grain)].to(rank.device()));
     }
-    return sums.finish();
+    sums.finish();
+    return sums.rows();
   };
   const GrainPlan plan{.runs = runs, .samples = kSamples};
   const Tensor whole = torch::full({size}, NAN, options), part = torch::full({slice}, NAN, options);
