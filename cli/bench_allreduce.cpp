@@ -40,8 +40,8 @@ const char* const bench_allreduce_explanation =
     "the best of several rounds in which all take turns:\n"
     "\n"
     "  ranks    Rank::allreduce, between ranks that are threads of this process\n"
-    "  grains   how a run with --grain adds, between the same ranks: alltoall,\n"
-    "           a tree over each rank's slice, allgather; each rank has one grain\n"
+    "  grains   how a run with --grain averages, between the same ranks: in the\n"
+    "           order of a tree; each rank has one grain\n"
     "  naive, sharded, ring, tree\n"
     "           lockstep::allreduce over a list, the section's way, from one thread\n"
     "  memcpy   one copy of the same bytes, on one CPU core: the memory's speed\n"
@@ -109,14 +109,15 @@ void time_grains(const Devices& devices, Sizes& sizes) {
   run(devices, [&](Rank& rank) {
     for (auto& size : sizes) {
       const int64_t values = (size.bytes / 4 + ranks - 1) / ranks * ranks;
-      const torch::Tensor gradients = zeros(4 * values, rank.device()).view({1, values});
-      torch::Tensor sum = zeros(4 * values, rank.device());
+      const torch::Tensor gradients = zeros(4 * values, rank.device());
       rank.barrier();
       const double seconds = time_of(size.bytes, {rank.device()}, [&] {
-        const GrainRound round = post_grain_sums(rank, gradients, runs);
-        if (round.work) round.work->wait();
-        torch::Tensor slice = round.sum();
-        rank.backend()._allgather_base(sum, slice)->wait();
+        HookRound round = post_grain_average(rank, {gradients}, {.runs = runs, .samples = ranks}, gradients, false);
+        for (;; round = round.next()) {
+          if (round.work) round.work->wait();
+          if (!round.next) break;
+        }
+        if (round.finish) round.finish();
       });
       if (rank.index() == 0) size.best.add("grains", seconds);
     }

@@ -1,4 +1,5 @@
-// AgreedParts: says that all ranks know all parts of the alltoalls that a thread posts while it lives.
+// AgreedParts: says that all ranks know all parts of the alltoalls, and of the averages in a tree, that a thread posts
+// while it lives.
 #pragma once
 
 #include "thread_text.hpp"

@@ -7,7 +7,8 @@
 #include <lockstep/base/error.hpp>
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
+#include <memory>
 
 namespace lockstep::comm {
 
@@ -55,36 +56,102 @@ void reduce_tensors(TensorPointers values, ReduceOp::RedOpType op, TensorPointer
   }
 }
 
+void average_tensors(TensorPointers values, const TreeAverage& average, TensorPointers targets, const Range& part,
+                     int64_t to, size_t home) {
+  const auto here = [device = targets[home]->device()](const at::Tensor& tensor) {
+    return tensor.to(device, /*non_blocking=*/true);
+  };
+  std::vector<at::Tensor> sums;
+  for (const auto* value : values) sums.push_back(slice(*value, part));
+  for (const auto& [into, from] : average.additions) {
+    sums[into] = here(sums[into]);
+    sums[into].add_(here(sums[from]));
+  }
+  const at::Tensor sum = here(sums[0]).div_(average.divisor).add_(0.0);
+  for (const auto* target : targets) {
+    const at::Tensor there = slice(*target, {to, to + part.size()});
+    if (there.const_data_ptr() != sum.const_data_ptr()) there.copy_(sum, /*non_blocking=*/true);
+  }
+}
+
 // ---- Sums and averages in the CPU's memory.
 
 // Elements that are added up in the first-level cache before the sum is written to all targets.
 constexpr int64_t kBlockBytes = 4096;
 
-template <class Scalar>
-void add_blocks(TensorPointers values, bool average, TensorPointers targets, const Range& part) {
-  constexpr int64_t block = kBlockBytes / sizeof(Scalar);
-  c10::SmallVector<const Scalar*, 8> from;
-  c10::SmallVector<Scalar*, 8> to;
-  for (const auto* value : values) from.push_back(value->const_data_ptr<Scalar>());
-  for (const auto* target : targets) to.push_back(target->mutable_data_ptr<Scalar>());
-  const auto count = static_cast<Scalar>(values.size());
+struct Sum {
+  at::ArrayRef<Addition> additions;
+  double divisor = 1;
+  bool adds_zero = false;
+};
 
-  Scalar sum[block];
+// By a power of two the product has the quotient's bits, in less time.
+template <class Scalar>
+void divide(Scalar* values, int64_t count, Scalar divisor) {
+  int exponent = 0;
+  if (std::frexp(divisor, &exponent) == Scalar{0.5}) {
+    const Scalar factor = 1 / divisor;
+    for (int64_t i = 0; i < count; ++i) values[i] *= factor;
+  } else {
+    for (int64_t i = 0; i < count; ++i) values[i] /= divisor;
+  }
+}
+
+// Each row that becomes a sum gets a block of its own memory for it.
+template <class Scalar>
+void add_blocks(TensorPointers values, const Sum& sum, TensorPointers targets, const Range& part, int64_t to) {
+  const int64_t block = std::min<int64_t>(kBlockBytes / sizeof(Scalar), part.size());
+  c10::SmallVector<bool, 8> becomes_sum(values.size(), false);
+  becomes_sum[0] = true;
+  for (const auto& addition : sum.additions) becomes_sum[addition.into] = true;
+  const std::unique_ptr<Scalar[]> memory(new Scalar[block * std::count(becomes_sum.begin(), becomes_sum.end(), true)]);
+  c10::SmallVector<const Scalar*, 8> rows;
+  c10::SmallVector<Scalar*, 8> sums, results;
+  Scalar* next = memory.get();
+  for (size_t row = 0; row < values.size(); ++row) {
+    rows.push_back(values[row]->const_data_ptr<Scalar>());
+    sums.push_back(next);
+    if (becomes_sum[row]) next += block;
+  }
+  for (const auto* target : targets) results.push_back(target->mutable_data_ptr<Scalar>() + to - part.begin);
+  const auto divisor = static_cast<Scalar>(sum.divisor);
+
+  c10::SmallVector<const Scalar*, 8> now(values.size());  // where a row's block is
   for (int64_t begin = part.begin; begin < part.end; begin += block) {
     const int64_t size = std::min(block, part.end - begin);
-    if (from.size() == 1) {
-      std::copy_n(from[0] + begin, size, sum);
-    } else {
-      for (int64_t i = 0; i < size; ++i) sum[i] = from[0][begin + i] + from[1][begin + i];
+    for (size_t row = 0; row < rows.size(); ++row) now[row] = rows[row] + begin;
+    for (const auto& [into, from] : sum.additions) {
+      Scalar* const to_sum = sums[into];
+      const Scalar *const left = now[into], *const right = now[from];
+      if (left == to_sum) {
+        for (int64_t i = 0; i < size; ++i) to_sum[i] += right[i];
+      } else {
+        for (int64_t i = 0; i < size; ++i) to_sum[i] = left[i] + right[i];
+      }
+      now[into] = to_sum;
     }
-    for (size_t rank = 2; rank < from.size(); ++rank) {
-      for (int64_t i = 0; i < size; ++i) sum[i] += from[rank][begin + i];
+    Scalar* const result = sums[0];
+    if (now[0] != result) std::copy_n(now[0], size, result);
+    if (divisor != 1) divide(result, size, divisor);
+    if (sum.adds_zero) {
+      for (int64_t i = 0; i < size; ++i) result[i] += Scalar{0};
     }
-    if (average) {
-      for (int64_t i = 0; i < size; ++i) sum[i] /= count;
-    }
-    for (Scalar* target : to) std::copy_n(sum, size, target + begin);
+    for (Scalar* target : results) std::copy_n(result, size, target + begin);
   }
+}
+
+// False: LibTorch is to do it.
+bool add_in_blocks(TensorPointers values, const Sum& sum, TensorPointers targets, const Range& part, int64_t to) {
+  const at::Tensor& first = *values[0];
+  if (part.size() == 0) return true;
+  if (first.is_cpu() && first.scalar_type() == at::kFloat) {
+    add_blocks<float>(values, sum, targets, part, to);
+  } else if (first.is_cpu() && first.scalar_type() == at::kDouble) {
+    add_blocks<double>(values, sum, targets, part, to);
+  } else {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -111,15 +178,30 @@ std::string describe(at::ScalarType type, at::IntArrayRef sizes) {
 }
 
 void reduce(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part, size_t home) {
-  const bool adds = op == ReduceOp::SUM || op == ReduceOp::AVG;
-  const at::Tensor& first = *values[0];
-  if (first.is_cpu() && adds && first.scalar_type() == at::kFloat) {
-    add_blocks<float>(values, op == ReduceOp::AVG, targets, part);
-  } else if (first.is_cpu() && adds && first.scalar_type() == at::kDouble) {
-    add_blocks<double>(values, op == ReduceOp::AVG, targets, part);
-  } else {
-    reduce_tensors(values, op, targets, part, home);
+  if (op == ReduceOp::SUM || op == ReduceOp::AVG) {
+    c10::SmallVector<Addition, 8> one_by_one;
+    for (size_t row = 1; row < values.size(); ++row) one_by_one.push_back({.into = 0, .from = row});
+    const double divisor = op == ReduceOp::AVG ? static_cast<double>(values.size()) : 1;
+    if (add_in_blocks(values, {one_by_one, divisor}, targets, part, part.begin)) return;
   }
+  reduce_tensors(values, op, targets, part, home);
+}
+
+void average_in_tree(TensorPointers values, const TreeAverage& average, TensorPointers targets, const Range& part,
+                     int64_t to, size_t home) {
+  const Sum sum{average.additions, average.divisor, /*adds_zero=*/true};
+  if (!add_in_blocks(values, sum, targets, part, to)) average_tensors(values, average, targets, part, to, home);
+}
+
+bool add_from_the_last(TensorPointers values, const at::Tensor& target) {
+  const auto alike = [&](const at::Tensor* value) {
+    return value->device() == target.device() && value->scalar_type() == target.scalar_type() &&
+           value->sizes() == target.sizes() && value->strides() == target.strides();
+  };
+  if (!target.is_non_overlapping_and_dense() || !std::all_of(values.begin(), values.end(), alike)) return false;
+  c10::SmallVector<Addition, 8> additions;
+  for (size_t row = values.size(); row-- > 1;) additions.push_back({.into = row - 1, .from = row});
+  return add_in_blocks(values, {additions}, {&target}, {0, target.numel()}, 0);
 }
 
 }  // namespace lockstep::comm

@@ -1,4 +1,5 @@
-// Reductions over the ranks' values, added in the order of the ranks. Not a collective: one caller does all of it.
+// Reductions over the ranks' values, added in the order of the ranks or of a tree. Not a collective: one caller does
+// all of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +7,8 @@
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <string>
+
+#include "tree_average.hpp"
 
 namespace lockstep::comm {
 
@@ -26,5 +29,16 @@ at::Tensor slice(const at::Tensor& tensor, const Range& part);
 // targets[home] lies.
 void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers targets, const Range& part,
             size_t home = 0);
+
+// The same for values that are added in the order of `average`, and divided then; so that no result is -0, +0 is added
+// last. The result goes to the targets' elements from number `to` on. A target may be the first value. Through LibTorch
+// the sums are made in the values' memory.
+void average_in_tree(TensorPointers values, const TreeAverage& average, TensorPointers targets, const Range& part,
+                     int64_t to, size_t home = 0);
+
+// Adds `values` from the last to the first in one pass over memory, on the CPU. The sum goes to `target`, which may be
+// the first value. False, and nothing is done: another type than float and double, or tensors whose elements have other
+// places in memory.
+bool add_from_the_last(TensorPointers values, const at::Tensor& target);
 
 }  // namespace lockstep::comm

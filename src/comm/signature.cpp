@@ -13,8 +13,8 @@ std::string Signature::text() const {
   std::string details = reduction ? name_of(*reduction) : "";
   if (root >= 0) details += (details.empty() ? "root " : ", root ") + std::to_string(root);
   if (!details.empty()) text += "(" + details + ")";
-  if (type == at::ScalarType::Undefined) return text;
-  return text + " of " + describe(type, sizes) + (purpose.empty() ? "" : " for " + purpose);
+  if (type == at::ScalarType::Undefined && parts.empty()) return text;
+  return text + " of " + (parts.empty() ? describe(type, sizes) : parts) + (purpose.empty() ? "" : " for " + purpose);
 }
 
 Signature signature_of(const char* name, const at::Tensor& tensor) {
@@ -32,10 +32,12 @@ std::string call_text(const char* name, const at::Tensor& tensor, std::optional<
 }
 
 std::string alltoall_text() {
+  return signature_of_agreed_parts("alltoall").text();
+}
+
+Signature signature_of_agreed_parts(const char* name) {
   const std::string* const parts = AgreedParts::current();
-  if (parts == nullptr) return "alltoall";
-  const std::string purpose = Purpose::text();
-  return "alltoall of " + *parts + (purpose.empty() ? "" : " for " + purpose);
+  return {.name = name, .parts = parts == nullptr ? "" : *parts, .purpose = Purpose::text()};
 }
 
 }  // namespace lockstep::comm

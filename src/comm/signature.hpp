@@ -19,6 +19,7 @@ struct Signature {
   int peer = -1;                                            // of messages
   at::ScalarType type = at::ScalarType::Undefined;          // Undefined: the call has no tensor
   c10::DimVector sizes = {};
+  std::string parts = {};    // AgreedParts of what has no type and sizes here
   std::string purpose = {};  // "DataParallel's backward 3"; empty: the user's
 
   bool operator==(const Signature&) const = default;
@@ -31,5 +32,8 @@ Signature signature_of(const char* name, const at::Tensor& tensor);
 std::string call_text(const char* name, const at::Tensor& tensor, std::optional<c10d::ReduceOp::RedOpType> op = {},
                       int root = -1, int peer = -1);
 std::string alltoall_text();
+
+// A call of all ranks' AgreedParts.
+Signature signature_of_agreed_parts(const char* name);
 
 }  // namespace lockstep::comm

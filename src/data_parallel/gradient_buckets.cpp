@@ -101,6 +101,7 @@ void GradientBuckets::post_next() {
     bucket.range->_setAsync();
     bucket.range->before("lockstep::bucket " + std::to_string(index) + " " + collective_);
   }
+  if (by_grains()) bucket.sums->finish();
   post(index);
   bucket.posted = true;
   ++next_;
@@ -215,7 +216,7 @@ void GradientBuckets::begin_grains(const GrainPlan& plan) {
       const auto type = at::TensorOptions(rank_.device()).dtype(slots_[bucket.slots[0]].parameter.scalar_type());
       bucket.sums = std::make_unique<GrainSums>(bucket.slots.size(), columns_of(index), type, view);
     }
-    bucket.sums->begin(run_);
+    bucket.sums->begin(run_, row_of(index));
   }
 }
 
@@ -278,8 +279,8 @@ void GradientBuckets::take_grain_gradient(size_t index) {
   slot.parameter.mutable_grad().reset();
 }
 
-GrainRound GradientBuckets::post_sums(size_t bucket) {
-  return post_grain_sums(rank_, buckets_[bucket].sums->finish(), plan_->runs);
+HookRound GradientBuckets::post_average_of_grains(size_t bucket, const at::Tensor& target) {
+  return post_grain_average(rank_, buckets_[bucket].sums->rows(), *plan_, target, in_slices());
 }
 
 void GradientBuckets::end_grains() {

@@ -93,6 +93,8 @@ class GradientBuckets : public Averaging {
   virtual int64_t columns_of(size_t bucket) const = 0;
   virtual at::Tensor view_in(size_t slot, const at::Tensor& flat) const = 0;
   virtual void leave_gradients() = 0;
+  // Memory for a bucket's first sum over grains, of columns_of() values that nothing needs; undefined: there is none.
+  virtual at::Tensor row_of(size_t bucket) const = 0;
   // Before the first grain. Throws Error if the way to average depends on the ranks.
   virtual void before_grains() {}
 
@@ -106,8 +108,8 @@ class GradientBuckets : public Averaging {
   [[noreturn]] void refuse_growth(const Slot& slot) const;
   bool records() const;  // a CUDA graph records this step
   bool by_grains() const { return plan_.has_value(); }
-  GrainRound post_sums(size_t bucket);  // of a bucket whose gradients are all there
-  int64_t samples() const { return plan_->samples; }
+  // Of a bucket whose gradients are all there. `target` becomes the average, or this rank's slice of it: in_slices().
+  HookRound post_average_of_grains(size_t bucket, const at::Tensor& target);
 
   Rank rank_;
   std::mutex mutex_;  // guards all below

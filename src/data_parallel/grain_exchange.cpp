@@ -1,10 +1,13 @@
 #include "grain_exchange.hpp"
 
+#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
 #include "comm/agreed_parts.hpp"
+#include "comm/tree_average.hpp"
 #include "grain_tree.hpp"
 
 #include <string>
@@ -13,43 +16,77 @@
 namespace lockstep {
 namespace {
 
-at::Tensor added(const std::vector<at::Tensor>& rows, const std::vector<GrainBlock>& blocks) {
-  const c10::AutoGradMode no_grad(false);
-  for (const auto& [into, from] : additions_of(blocks)) rows[into].add_(rows[from]);
-  return rows.front();
+using Tensors = std::vector<at::Tensor>;
+
+Tensors slice_of_each(const Tensors& rows, int64_t number, int64_t slice) {
+  Tensors slices;
+  for (const auto& row : rows) slices.push_back(row.narrow(0, number * slice, slice));
+  return slices;
+}
+
+// [rows, slice]
+at::Tensor stacked(const Tensors& rows, int64_t slice, const at::TensorOptions& options) {
+  if (rows.empty()) return at::empty({0, slice}, options);
+  return rows.size() == 1 ? rows[0].unsqueeze(0) : at::stack(rows);
+}
+
+// Each rank sends each other its slice of the rows. Then a rank has all rows of its own slice, and adds them.
+HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<int64_t>& rows_of_ranks,
+                           const comm::TreeAverage& average, const at::Tensor& target, bool in_slices) {
+  const int64_t slice = in_slices ? target.numel() : target.numel() / rank.world_size();
+  const at::Tensor nothing = at::empty({0}, target.options());
+  Tensors inputs, outputs;
+  for (int other = 0; other < rank.world_size(); ++other) {
+    const bool stays = other == rank.index();
+    inputs.push_back(stays ? nothing : stacked(slice_of_each(rows, other, slice), slice, target.options()));
+    const int64_t theirs = rows_of_ranks[static_cast<size_t>(other)];
+    outputs.push_back(stays ? nothing : at::empty({theirs, slice}, target.options()));
+  }
+  HookRound round;
+  if (rank.world_size() > 1) round.work = rank.backend().alltoall(outputs, inputs);
+
+  const auto average_to = [=, own = slice_of_each(rows, rank.index(), slice)](at::Tensor to) {
+    Tensors sums;
+    for (int other = 0; other < static_cast<int>(outputs.size()); ++other) {
+      const Tensors theirs = other == rank.index() ? own : outputs[static_cast<size_t>(other)].unbind();
+      sums.insert(sums.end(), theirs.begin(), theirs.end());
+    }
+    for (const auto& [into, from] : average.additions) sums[into].add_(sums[from]);
+    at::div_out(to, sums[0], at::scalar_tensor(average.divisor));
+    to.add_(0.0);
+  };
+  if (in_slices || rank.world_size() == 1) {
+    round.finish = [=] { average_to(target); };
+  } else {
+    round.next = [=]() mutable -> HookRound {
+      at::Tensor of_slice = at::empty({slice}, target.options()), all = target;
+      average_to(of_slice);
+      return {.work = rank.backend()._allgather_base(all, of_slice)};
+    };
+  }
+  return round;
 }
 
 }  // namespace
 
-GrainRound post_grain_sums(Rank& rank, const at::Tensor& blocks, const std::vector<int64_t>& runs) {
+HookRound post_grain_average(Rank& rank, const Tensors& rows, const GrainPlan& plan, const at::Tensor& target,
+                             bool in_slices) {
   const c10::AutoGradMode no_grad(false);
-  const int64_t slice = blocks.size(1) / rank.world_size();
   std::vector<GrainBlock> all;
-  std::vector<at::Tensor> inputs, outputs;
-  const at::Tensor nothing = at::empty({0}, blocks.options());
-  for (int other = 0; other < rank.world_size(); ++other) {
-    const auto theirs = blocks_of({runs[static_cast<size_t>(other)], runs[static_cast<size_t>(other) + 1]});
+  std::vector<int64_t> rows_of_ranks;
+  for (size_t other = 0; other + 1 < plan.runs.size(); ++other) {
+    const auto theirs = blocks_of({plan.runs[other], plan.runs[other + 1]});
     all.insert(all.end(), theirs.begin(), theirs.end());
-    const bool stays = other == rank.index();
-    inputs.push_back(stays ? nothing : blocks.narrow(1, other * slice, slice).contiguous());
-    outputs.push_back(stays ? nothing : at::empty({static_cast<int64_t>(theirs.size()), slice}, blocks.options()));
+    rows_of_ranks.push_back(static_cast<int64_t>(theirs.size()));
   }
-  GrainRound round;
-  if (rank.world_size() > 1) {
-    const std::string parts =
-        c10::str("grains at ", c10::IntArrayRef(runs), " in slices of ", slice, " values of ", blocks.scalar_type());
-    const comm::AgreedParts agreed(parts);
-    round.work = rank.backend().alltoall(outputs, inputs);
+  const comm::TreeAverage average{additions_of(all), static_cast<double>(plan.samples)};
+  const std::string parts = c10::str("grains at ", c10::IntArrayRef(plan.runs), " of ", plan.samples, " samples, to ",
+                                     target.numel(), " values of ", target.scalar_type());
+  const comm::AgreedParts agreed(parts);
+  if (auto* const backend = comm::TreeBackend::of(rank.backend())) {
+    return {.work = backend->average_in_tree(rows, average, target, in_slices)};
   }
-  outputs[static_cast<size_t>(rank.index())] = blocks.narrow(1, rank.index() * slice, slice);
-  round.sum = [all = std::move(all), outputs = std::move(outputs)] {
-    std::vector<at::Tensor> rows;
-    for (const auto& output : outputs) {
-      for (int64_t row = 0; row < output.size(0); ++row) rows.push_back(output[row]);
-    }
-    return added(rows, all);
-  };
-  return round;
+  return post_by_alltoall(rank, rows, rows_of_ranks, average, target, in_slices);
 }
 
 }  // namespace lockstep

@@ -1,24 +1,24 @@
-// Adds up all ranks' sums over their grains, so that each rank gets one slice of the result. It goes through the
-// backend's alltoall, which all backends have, and in which nothing is added: the order of additions is the tree's
-// alone.
+// Averages the ranks' gradients over all grains of a batch, in the order of additions of grain_tree.hpp alone.
+//
+// Ranks of one process read each other's sums, in one call. Between processes all goes through the backend's alltoall,
+// which all backends have, and in which nothing is added.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <lockstep/data_parallel/communication_hook.hpp>
 #include <lockstep/ranks/rank.hpp>
 
-#include <cstdint>
-#include <functional>
 #include <vector>
+
+#include "averaging.hpp"
 
 namespace lockstep {
 
-struct GrainRound {
-  c10::intrusive_ptr<c10d::Work> work = {};  // the exchange to wait for; null: none
-  std::function<at::Tensor()> sum = {};      // afterwards: the rank's slice of the sum, one dimension
-};
-
-// `blocks` are what GrainSums::finish() gave, and change in sum(); the columns are cut into as many equal slices as
-// there are ranks. runs[r] up to runs[r + 1] are rank r's grains. All ranks must call it.
-GrainRound post_grain_sums(Rank& rank, const at::Tensor& blocks, const std::vector<int64_t>& runs);
+// Begins to average. `rows` are what GrainSums::rows() gave, and change. They have as many columns as there are ranks
+// times a slice's. `target` becomes the average, or if `in_slices` this rank's slice of it. The first row may be the
+// target. All ranks must call it, and make the round's next calls in one order. The sum of the grains' gradients is
+// divided by the batch's samples. Then +0 is added, so that parameters without a gradient get +0.
+HookRound post_grain_average(Rank& rank, const std::vector<at::Tensor>& rows, const GrainPlan& plan,
+                             const at::Tensor& target, bool in_slices);
 
 }  // namespace lockstep

@@ -1,7 +1,10 @@
 #include "grain_sums.hpp"
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+
+#include "comm/reduction.hpp"
 
 #include <utility>
 
@@ -10,21 +13,31 @@ namespace lockstep {
 GrainSums::GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view)
     : columns_(columns), options_(options), view_(std::move(view)), parameters_(parameters) {}
 
-void GrainSums::begin(const Range& run) {
-  run_ = run;
-  const auto rows = static_cast<int64_t>(most_blocks(run));
-  if (!memory_.defined() || memory_.size(0) < rows) {
-    memory_ = at::zeros({rows, columns_}, options_);
-    for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-      auto& views = parameters_[parameter].rows;
-      views.clear();
-      for (int64_t row = 0; row < rows; ++row) views.push_back(view_(parameter, memory_[row]));
-    }
+at::Tensor GrainSums::new_row() const {
+  return at::zeros({columns_}, options_);
+}
+
+void GrainSums::set_row(size_t number, const at::Tensor& memory) {
+  if (number == rows_.size()) {
+    rows_.emplace_back();
+    for (auto& column : parameters_) column.rows.emplace_back();
   }
+  if (rows_[number].is_same(memory)) return;
+  rows_[number] = memory;
+  for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
+    parameters_[parameter].rows[number] = view_(parameter, memory);
+  }
+}
+
+void GrainSums::begin(const Range& run, const at::Tensor& first) {
+  run_ = run;
+  if (!first.defined() && !own_first_.defined()) own_first_ = new_row();
+  set_row(0, first.defined() ? first : own_first_);
+  while (rows_.size() < most_blocks(run)) set_row(rows_.size(), new_row());
   for (auto& column : parameters_) {
     column.next = run.begin;
     column.blocks.clear();
-    column.filled.clear();
+    column.sums.clear();
     column.any = false;
   }
 }
@@ -45,38 +58,60 @@ bool GrainSums::any(size_t parameter) const {
 
 void GrainSums::push(Column& column, const at::Tensor& gradient) {
   auto& blocks = column.blocks;
-  auto& filled = column.filled;
-  const auto add_to_last = [&](const at::Tensor& values) {
-    const at::Tensor& row = column.rows[blocks.size() - 1];
-    if (values.defined()) filled.back() ? row.add_(values) : row.copy_(values);
-    filled.back() = filled.back() || values.defined();
-    blocks.back().size *= 2;
-  };
-  const GrainBlock leaf{.begin = column.next++, .size = 1};
-  if (!blocks.empty() && are_halves(blocks.back(), leaf)) {
-    add_to_last(gradient);
-  } else {
-    if (gradient.defined()) column.rows[blocks.size()].copy_(gradient);
-    blocks.push_back(leaf);
-    filled.push_back(gradient.defined());
+  GrainBlock last{.begin = column.next++, .size = 1};
+  size_t number = blocks.size();
+  for (; number > 0 && are_halves(blocks[number - 1], last); --number) {
+    last = {.begin = blocks[number - 1].begin, .size = 2 * last.size};
   }
-  while (blocks.size() > 1 && are_halves(blocks[blocks.size() - 2], blocks.back())) {
-    const at::Tensor last = filled.back() ? column.rows[blocks.size() - 1] : at::Tensor();
-    blocks.pop_back();
-    filled.pop_back();
-    add_to_last(last);
-  }
+  column.sums.push_back(gradient);
+  add_up(column, number);
+  column.sums.resize(number + 1);
+  blocks.resize(number);
+  blocks.push_back(last);
 }
 
-at::Tensor GrainSums::finish() {
+void GrainSums::add_up(Column& column, size_t into) {
+  auto& sums = column.sums;
+  std::vector<size_t> numbers;
+  c10::SmallVector<const at::Tensor*, 8> values;
+  for (size_t number = into; number < sums.size(); ++number) {
+    if (!sums[number].defined()) continue;
+    numbers.push_back(number);
+    values.push_back(&sums[number]);
+  }
+  if (values.empty() || (values.size() == 1 && numbers[0] == into)) return;
+  at::Tensor row = column.rows[into];
+  if (values.size() == 1) {
+    row.copy_(*values[0]);
+  } else if (!comm::add_from_the_last(values, row)) {
+    at::Tensor sum = *values.back();
+    for (size_t place = values.size() - 1; place-- > 0;) {
+      at::Tensor here = place == 0 ? row : column.rows[numbers[place]];
+      sum = at::add_out(here, *values[place], sum);
+    }
+  }
+  sums[into] = row;
+}
+
+void GrainSums::finish() {
   const c10::AutoGradMode no_grad(false);
   for (auto& column : parameters_) {
     while (column.next < run_.end) push(column, {});
     for (size_t row = 0; row < column.blocks.size(); ++row) {
-      if (!column.filled[row]) column.rows[row].fill_(-0.0);
+      at::Tensor& sum = column.sums[row];
+      const at::Tensor& values = column.rows[row];
+      if (!sum.defined()) {
+        values.fill_(-0.0);
+      } else if (!sum.is_same(values)) {
+        values.copy_(sum);
+      }
+      sum = values;
     }
   }
-  return memory_.narrow(0, 0, static_cast<int64_t>(blocks_of(run_).size()));
+}
+
+std::vector<at::Tensor> GrainSums::rows() const {
+  return {rows_.begin(), rows_.begin() + static_cast<std::ptrdiff_t>(blocks_of(run_).size())};
 }
 
 }  // namespace lockstep

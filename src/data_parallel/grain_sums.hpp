@@ -1,8 +1,9 @@
 // GrainSums: one rank's sums of a bucket's gradients over its grains, in the tree of grain_tree.hpp.
 //
-// The sums of blocks lie in rows of memory. A parameter's next grain is added to the block before it, or begins a row.
-// A parameter that a grain does not use counts as -0 there, which changes no bit of what it is added to. Used by one
-// thread at a time. Cost: as many additions as one gradient that all grains add to.
+// The sums of blocks lie in rows of memory. A gradient that is the right half of a block is added at once, with all
+// blocks that it makes up, in one pass over memory. One that is a left half is kept as it is. A parameter that a grain
+// does not use counts as -0 there, which changes no bit of what it is added to. Used by one thread at a time. Cost: as
+// many additions as one gradient that all grains add to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,33 +23,43 @@ class GrainSums {
   using View = std::function<at::Tensor(size_t parameter, const at::Tensor& row)>;
   GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view);
 
-  // Forgets what was added. The grains to come are those of `run`.
-  void begin(const Range& run);
+  // Forgets what was added. The grains to come are those of `run`. `first` becomes the first row, whose columns it
+  // has; undefined: memory of its own.
+  void begin(const Range& run, const at::Tensor& first = {});
 
-  // Adds a parameter's gradient of a grain. A parameter's grains ascend; it may leave some out. False: one that did
-  // not.
+  // Adds a parameter's gradient of a grain, which may be kept. A parameter's grains ascend; it may leave some out.
+  // False: one that did not.
   bool add(size_t parameter, int64_t grain, const at::Tensor& gradient);
 
   bool any(size_t parameter) const;  // it had a gradient of some grain
 
-  // [blocks_of(run), columns], valid until the next begin().
-  at::Tensor finish();
+  // After the run's last grain: brings all sums to their rows, on the stream on which the gradients are.
+  void finish();
+
+  // Then the sums of blocks_of(run), valid until the next begin().
+  std::vector<at::Tensor> rows() const;
+
+  const at::Tensor& first_row() const { return rows_[0]; }  // also where the run is empty
 
  private:
   struct Column {                         // of one parameter
     int64_t next = 0;                     // grain
     std::vector<GrainBlock> blocks = {};  // a row each
-    std::vector<char> filled = {};        // a row of a block without a gradient has no values yet
+    std::vector<at::Tensor> sums = {};    // of the blocks: the row, or a gradient; undefined: no grain of it had one
     std::vector<at::Tensor> rows = {};    // views of all of them
     bool any = false;
   };
   void push(Column& column, const at::Tensor& gradient);
+  void add_up(Column& column, size_t into);  // the sums from number `into` on, which becomes their sum
+  at::Tensor new_row() const;
+  void set_row(size_t number, const at::Tensor& memory);
 
   const int64_t columns_;
   const at::TensorOptions options_;
   const View view_;
   Range run_;
-  at::Tensor memory_;
+  std::vector<at::Tensor> rows_;  // of all parameters
+  at::Tensor own_first_;
   std::vector<Column> parameters_;
 };
 

@@ -37,8 +37,8 @@ size_t most_blocks(const Range& grains) {
   return most;
 }
 
-std::vector<Addition> additions_of(const std::vector<GrainBlock>& blocks) {
-  std::vector<Addition> additions;
+std::vector<comm::Addition> additions_of(const std::vector<GrainBlock>& blocks) {
+  std::vector<comm::Addition> additions;
   std::vector<size_t> open;  // blocks that are not yet added to another
   std::vector<GrainBlock> sums = blocks;
   for (size_t next = 0; next < blocks.size(); ++next) {

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "comm/tree_average.hpp"
+
 namespace lockstep {
 
 struct GrainBlock {
@@ -29,12 +31,8 @@ std::vector<GrainBlock> blocks_of(const Range& grains);
 // The most blocks that a run has at any time while its grains come one by one.
 size_t most_blocks(const Range& grains);
 
-struct Addition {
-  size_t into = 0, from = 0;  // block number `into` becomes the sum of both
-};
-
 // The additions, in their order, that leave the sum of all blocks of a batch in the first one. `blocks` are those of
 // all runs of the batch, one after the other.
-std::vector<Addition> additions_of(const std::vector<GrainBlock>& blocks);
+std::vector<comm::Addition> additions_of(const std::vector<GrainBlock>& blocks);
 
 }  // namespace lockstep

@@ -1,6 +1,5 @@
 #include "reducer.hpp"
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
@@ -148,6 +147,13 @@ void Reducer::before_grains() {
               "the hook, or BatchOptions::grain");
 }
 
+// The first sum, and in the end the average, goes to where .grad is to be, unless it adds to what is there.
+at::Tensor Reducer::row_of(size_t bucket) const {
+  const auto& slots = buckets_[bucket].slots;
+  const bool adds = std::any_of(slots.begin(), slots.end(), [&](size_t slot) { return slots_[slot].before.defined(); });
+  return adds ? at::Tensor() : exchanges_[bucket].memory;
+}
+
 void Reducer::leave_gradients() {
   const c10::AutoGradMode no_grad(false);
   for (size_t index = 0; index < buckets_.size(); ++index) {
@@ -162,7 +168,6 @@ void Reducer::leave_gradients() {
     if (adds) {
       const at::Tensor& flat = exchange.gradients.flat;
       flat.add_(exchange.average.narrow(0, 0, flat.numel()));
-      if (poll_stream_) keep_for(exchange.average, current_stream(rank_.device()));  // it is of the other stream
     }
     exchange.average.reset();
   }
@@ -199,33 +204,16 @@ void Reducer::post(size_t index) {
     if (poll_stream_) queue_after(current_stream(rank_.device()), *poll_stream_);
     const c10::OptionalStreamGuard guard(poll_stream_);
     const c10::AutoGradMode no_grad(false);
-    exchange.round = by_grains() ? average_of_grains(index) : options_.hook->average(exchange.gradients, rank_);
+    if (by_grains()) {
+      exchange.average = buckets_[index].sums->first_row();
+      exchange.round = post_average_of_grains(index, exchange.average);
+    } else {
+      exchange.round = options_.hook->average(exchange.gradients, rank_);
+    }
   } else {
     exchange.round = {.work = post_allreduce(rank_, exchange.gradients.flat, c10d::ReduceOp::AVG)};
   }
   open_.push_back(index);
-}
-
-// First each rank gets its slice of all ranks' sums over their grains, then all get all slices. A rank that has all
-// grains does neither. The average goes to where .grad is to be, unless it adds to what is there. A sum with +0 makes
-// the zeros of unused parameters +0 on any number of ranks.
-HookRound Reducer::average_of_grains(size_t index) {
-  const GrainRound sums = post_sums(index);
-  const auto slice_of_average = [sum = sums.sum, count = static_cast<double>(samples())] {
-    return sum().div_(count).add_(0.0);
-  };
-  Exchange& exchange = exchanges_[index];
-  const auto& slots = buckets_[index].slots;
-  const bool adds = std::any_of(slots.begin(), slots.end(), [&](size_t slot) { return slots_[slot].before.defined(); });
-  const auto take_memory = [&exchange, adds]() -> at::Tensor& {
-    exchange.average = adds ? at::empty_like(exchange.memory) : exchange.memory;
-    return exchange.average;
-  };
-  if (rank_.world_size() == 1) return {.finish = [=] { take_memory().copy_(slice_of_average()); }};
-  return {.work = sums.work, .next = [=, this] {
-            at::Tensor slice = slice_of_average();
-            return HookRound{.work = rank_.backend()._allgather_base(take_memory(), slice)};
-          }};
 }
 
 // If a work is found complete, the current stream waits for it. Backward's stream must not, so polling has a stream of

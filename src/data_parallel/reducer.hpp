@@ -45,6 +45,7 @@ class Reducer : public GradientBuckets {
   at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
   void before_grains() override;
   void leave_gradients() override;
+  at::Tensor row_of(size_t bucket) const override;
   void post(size_t bucket) override;  // its first round
   void poll() override;
   void complete() override;
@@ -53,7 +54,6 @@ class Reducer : public GradientBuckets {
   // In turn t bucket t's first round begins, then the next round of each earlier bucket that has one.
   void take_turns(bool may_wait) override;
 
-  HookRound average_of_grains(size_t bucket);
   bool in_rounds() const { return options_.hook || by_grains(); }
   bool is_complete(const Exchange& exchange) const;  // its present round
   void go_on(Exchange& exchange);                    // with its next round, once the one before is complete

@@ -217,13 +217,13 @@ void ShardedReducer::post(size_t index) {
   const c10::AutoGradMode no_grad(false);
   Reduction& reduction = reductions_[index];
   open_.push_back(index);
+  reduction.average = reduction.adds ? at::empty_like(reduction.gradient) : reduction.gradient;
   if (by_grains()) {
-    const GrainRound sums = post_sums(index);
-    reduction.work = sums.work;
-    reduction.sum = sums.sum;
+    const HookRound round = post_average_of_grains(index, reduction.average);
+    reduction.work = round.work;
+    reduction.finish = round.finish;
     return;
   }
-  reduction.average = reduction.adds ? at::empty_like(reduction.gradient) : reduction.gradient;
   c10d::ReduceScatterOptions options;
   options.reduceOp = c10d::ReduceOp::AVG;
   reduction.work = rank_.backend()._reduce_scatter_base(reduction.average, reduction.memory, options);
@@ -250,17 +250,12 @@ void ShardedReducer::complete_oldest() {
   open_.pop_front();
   reduction.work.reset();
   buckets_[index].range.reset();
-  if (by_grains()) {  // a sum with +0 makes the zeros of unused parameters +0 on any number of ranks
-    if (!reduction.adds) reduction.gradient.zero_();
-    reduction.gradient.add_(std::exchange(reduction.sum, {})().div_(static_cast<double>(samples())));
-    reduction.adds = true;
-    return;
-  }
+  if (reduction.finish) std::exchange(reduction.finish, {})();
   if (reduction.adds) reduction.gradient.add_(reduction.average);
   reduction.average.reset();
-  if (keeps_whole()) return;
+  if (keeps_whole() && !by_grains()) return;
   reduction.adds = true;
-  give_memory(index);
+  if (!by_grains()) give_memory(index);
 }
 
 void ShardedReducer::after_backward(bool partial) {

@@ -58,7 +58,7 @@ class ShardedReducer final : public GradientBuckets {
     at::Tensor average = {};                   // where the reduction that is under way puts the slice's
     bool adds = false;                         // stage 2 and grains: to what an earlier backward has left
     c10::intrusive_ptr<c10d::Work> work = {};  // null: nothing to wait for
-    std::function<at::Tensor()> sum = {};      // by grains: the slice's, once the work is complete
+    std::function<void()> finish = {};         // by grains: makes it, once the work is complete; empty: nothing to do
   };
   // Stage 2 and 3: pieces of memory for each type, as large as its largest bucket. They go from bucket to bucket. A
   // bucket that finds none gets memory of its own for the time being.
@@ -75,6 +75,7 @@ class ShardedReducer final : public GradientBuckets {
   at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
   void before_grains() override;
   void leave_gradients() override {}
+  at::Tensor row_of(size_t bucket) const override { return keeps_whole() ? reductions_[bucket].memory : at::Tensor(); }
   void before_backward() override;
   void post(size_t bucket) override;
   void poll() override;

@@ -124,4 +124,10 @@ WorkPtr ObservedBackend::barrier(const c10d::BarrierOptions& options) {
   return observe(OpType::BARRIER, 0, [&] { return backend_->barrier(options); });
 }
 
+WorkPtr ObservedBackend::average_in_tree(const Tensors& rows, const comm::TreeAverage& average, at::Tensor target,
+                                         bool in_slices) {
+  return observe(in_slices ? OpType::REDUCE_SCATTER : OpType::ALLREDUCE, static_cast<int64_t>(target.nbytes()),
+                 [&] { return TreeBackend::of(*backend_)->average_in_tree(rows, average, target, in_slices); });
+}
+
 }  // namespace lockstep

@@ -7,6 +7,8 @@
 #include <memory>
 #include <vector>
 
+#include "comm/tree_average.hpp"
+
 namespace lockstep {
 
 // Told of one rank's calls, on the thread that makes them.
@@ -24,7 +26,7 @@ class CallObserver {
 
 int64_t bytes_in(const std::vector<at::Tensor>& tensors);  // an undefined one has none
 
-class ObservedBackend : public c10d::Backend {
+class ObservedBackend : public c10d::Backend, public comm::TreeBackend {
  public:
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -48,8 +50,11 @@ class ObservedBackend : public c10d::Backend {
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                         std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override;
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  WorkPtr average_in_tree(const Tensors& rows, const comm::TreeAverage& average, at::Tensor target,
+                          bool in_slices) override;
 
  private:
+  bool averages_in_tree() const override { return TreeBackend::of(*backend_) != nullptr; }
   template <class Post>
   WorkPtr observe(c10d::OpType type, int64_t bytes, Post&& post);
 

@@ -24,7 +24,6 @@
 
 namespace grains_test {
 
-using lockstep::Addition;
 using lockstep::Batch;
 using lockstep::BatchOptions;
 using lockstep::blocks_of;

@@ -7,10 +7,12 @@
 #include "comm/arguments.hpp"
 #include "comm/reduction.hpp"
 #include "comm/texts.hpp"
+#include "comm/tree_average.hpp"
 #include "comm/world.hpp"
 #include "exchange.hpp"
 #include "in_process_work.hpp"
 
+#include <algorithm>
 #include <set>
 
 namespace lockstep::comm {
@@ -40,6 +42,15 @@ Pointers in_of_all(const Operation& operation) {
   Pointers tensors;
   for (const auto& member : operation.members()) tensors.push_back(&member.call.in[0]);
   return tensors;
+}
+
+// The rows of an average in a tree.
+Pointers rows_of_all(const Operation& operation) {
+  Pointers rows;
+  for (const auto& member : operation.members()) {
+    for (const auto& row : member.call.in) rows.push_back(&row);
+  }
+  return rows;
 }
 
 // Ranks that change one piece of memory would add it to itself.
@@ -88,7 +99,7 @@ Tensor to_write(Call& call, const Tensor& tensor) {
 
 // ---- The backend of one rank.
 
-class InProcessBackend : public c10d::Backend {
+class InProcessBackend : public c10d::Backend, public TreeBackend {
  public:
   InProcessBackend(int world_rank, const Members& members, std::shared_ptr<Exchange> exchange)
       : Backend(members.index_of(world_rank), members.size()),
@@ -117,6 +128,32 @@ class InProcessBackend : public c10d::Backend {
                    spread ? first_on_gpu(tensors, share) : 0);
     };
     return post(OpType::ALLREDUCE, std::move(call), options.timeout, tensors);
+  }
+
+  WorkPtr average_in_tree(const Tensors& rows, const TreeAverage& average, Tensor target, bool in_slices) override {
+    arguments_.check_tensor(target, "the average in a tree");
+    Call call{signature_of_agreed_parts(in_slices ? "reduce_scatter" : "allreduce")};
+    call.in = {rows.begin(), rows.end()};
+    call.out = {target};
+    const bool spread = !in_slices && gpus_ > 1 && target.nbytes() > kWholeBytes;
+    call.shares = in_slices ? size_ : spread ? gpus_ : shares_of(target);
+    call.check = [count = average.additions.size() + 1,
+                  size = target.numel() * (in_slices ? size_ : 1)](const Operation& operation) -> std::string {
+      const auto rows = rows_of_all(operation);
+      const bool fit = std::all_of(rows.begin(), rows.end(), [&](const Tensor* row) { return row->numel() == size; });
+      return rows.size() == count && fit ? "" : c10::str("the ranks' rows are not ", count, " of ", size, " values");
+    };
+    call.work = [average, in_slices, spread](const Operation& operation, int share) {
+      const auto rows = rows_of_all(operation);
+      const Range part = part_of_share(*rows[0], operation, share);
+      Pointers targets;
+      for (const auto& member : operation.members()) {
+        if (!in_slices || member.rank == share) targets.push_back(&member.call.out[0]);
+      }
+      comm::average_in_tree(rows, average, targets, part, in_slices ? 0 : part.begin,
+                            spread ? first_on_gpu(targets, share) : 0);
+    };
+    return post(in_slices ? OpType::REDUCE_SCATTER : OpType::ALLREDUCE, std::move(call), kNoTimeout, {target});
   }
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {

@@ -308,7 +308,8 @@ void scenarios::grains_of_others(const Setup& setup) {
     std::vector<int64_t> runs;
     for (int other = 0; other <= rank.world_size(); ++other)
       runs.push_back(2 * other + (rank.index() == 1 && other == 1));
-    lockstep::post_grain_sums(rank, torch::ones({1, 2 * rank.world_size()}), runs).work->wait();
+    const torch::Tensor row = torch::ones({2 * rank.world_size()});
+    lockstep::post_grain_average(rank, {row}, {.runs = runs, .samples = runs.back()}, row, false).work->wait();
   });
 }
 
