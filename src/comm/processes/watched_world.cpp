@@ -56,10 +56,10 @@ void WatchedWorld::connect_leaders(int threads_per_rank) {
   if (closed_) hierarchy_->close();
 }
 
-// A hierarchy is for calls of all ranks. A GPU that is alone in its group needs no communicator, which costs memory and
-// threads. Other ranks' devices may be none of this machine's, so that rank's stands for them.
+// A hierarchy is for calls of all ranks. One that is alone in its group needs no connections and no communicator, which
+// cost memory and threads. Other ranks' devices may be none of this machine's, so that rank's stands for them.
 c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members& members) {
-  if (over_nccl() && members.size() == 1) {
+  if (members.size() == 1) {
     return make_in_process_world(Devices(devices().size(), devices()[rank]), place_.timeout)->backend(rank, members);
   }
   std::vector<std::string> names;
