@@ -168,12 +168,21 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
     processes.start(words, all);
   };
   std::optional<ChildProcesses> processes;
+  comm::ElasticLaunch::Limits limits;
+  limits.until_first_beat = comm::rendezvous_timeout_in(std::getenv).value_or(limits.until_first_beat);
   if (flags.elastic) {
     options.look = [&] {
       const auto now = elastic->look();
       for (const int member : now.joined) launch_says(format("process %d has joined", member));
       for (const int member : now.dead) {
         launch_says(format("process %d stands still, and is killed", member));
+        processes->end(member);
+      }
+      for (const int member : now.late) {
+        launch_says(
+            format("process %d has not begun to train within %g s, nor in twice the others' time, and is killed. If "
+                   "starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)",
+                   member, limits.until_first_beat.count() * 1e-3));
         processes->end(member);
       }
       const int known = elastic->members();
@@ -188,7 +197,7 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   processes.emplace(options);  // before the store starts threads
   if (!job.store.store) job.store = comm::host_store("127.0.0.1", 0, {job.key.key(), launch_says});
   if (flags.elastic) {
-    elastic.emplace(job.store.store, environment_of(variables_of(0)).job, flags.processes, restarts_of(flags));
+    elastic.emplace(job.store.store, environment_of(variables_of(0)).job, flags.processes, restarts_of(flags), limits);
   }
   for (int rank = 0; rank < flags.processes; ++rank) start(*processes, rank, rank);
   const auto ending = processes->wait();

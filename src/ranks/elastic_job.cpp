@@ -20,7 +20,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kUntilTheyLeft = 2s;  // then those who have left go on together
 constexpr auto kBeat = 50ms;
-constexpr auto kPoll = 2ms;  // of one who waits for a newer generation
+constexpr auto kLongestPauseOfEntering = 2ms;  // of one who waits for a newer generation
 
 comm::LaunchEnvironment launch_of_elastic_job() {
   auto& job = comm::Job::of_this_process();
@@ -67,6 +67,11 @@ ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence)
   thread_ = std::jthread([this](const std::stop_token& end) { live(end); });
 }
 
+// Nothing of the last generation outlives the job.
+ElasticJob::~ElasticJob() {
+  comm::Job::of_this_process().wait_for_work_beside();
+}
+
 bool ElasticJob::enter() {
   comm::Generation now;
   try {
@@ -77,7 +82,7 @@ bool ElasticJob::enter() {
       }
       if (stop_.stop_requested()) throw Stopped("stopped by request");
       generations_.join(launch_.member);
-      std::this_thread::sleep_for(kPoll);
+      std::this_thread::sleep_for(kLongestPauseOfEntering);
     }
   } catch (const c10::DistError&) {
     lose_launcher(launch_);
@@ -100,10 +105,10 @@ bool ElasticJob::enter() {
 void ElasticJob::leave() {
   try {
     generations_.leave(generation_, launch_.member);
-    const auto deadline = Clock::now() + kUntilTheyLeft;
+    const auto begin = Clock::now();
     while (generations_.newest().number == generation_) {
-      if (Clock::now() > deadline) generations_.keep_those_who_left(generation_);
-      std::this_thread::sleep_for(kPoll);
+      if (Clock::now() > begin + kUntilTheyLeft) generations_.keep_those_who_left(generation_);
+      std::this_thread::sleep_for(comm::pause_after(Clock::now() - begin, kLongestPauseOfEntering));
     }
   } catch (const c10::DistError&) {
     lose_launcher(launch_);

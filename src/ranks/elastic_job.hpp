@@ -28,6 +28,9 @@ class ElasticJob {
   // From here on the launcher starts successors of processes that are killed. It kills this one if it stands still for
   // `silence`. Throws Error: the store is not there, or no longer; this process has had an ElasticJob before.
   ElasticJob(std::stop_token stop, std::chrono::milliseconds silence);
+  ~ElasticJob();
+  ElasticJob(const ElasticJob&) = delete;
+  ElasticJob& operator=(const ElasticJob&) = delete;
 
   // Enters the newest generation. A successor joins it, once it has begun. False: the job has ended meanwhile. Throws
   // Error: fewer processes are left than the job needs, the others have gone on without this one, or the launcher is

@@ -10,54 +10,76 @@
 #include <functional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 namespace lockstep {
 namespace {
 
-void check_that_modules_match(const torch::nn::Module& module, Rank& rank, const std::string& user) {
-  std::vector<std::pair<std::string, torch::Tensor>> tensors;
-  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
-  for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());
-  const auto count = static_cast<int64_t>(tensors.size());
-  const torch::Tensor counts = of_all_ranks(rank, {count});
-  for (int other = 0; other < rank.world_size(); ++other) {
-    const auto their_count = counts[other][0].item<int64_t>();
-    if (their_count == count) continue;
-    throw Error(user + ": the ranks' modules differ: rank " + std::to_string(rank.index()) + " has " +
-                std::to_string(count) + " parameters and buffers, rank " + std::to_string(other) + " has " +
-                std::to_string(their_count) + ". Every rank must build the same module");
-  }
+using ModuleTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
-  // Names, shapes, types and orders in memory as one number each, so that a difference is found before bytes come to
-  // the wrong places: gradients travel as they lie. All ranks find the same one.
-  const auto describe = [&tensors](int64_t i) {
-    const auto& [name, tensor] = tensors[static_cast<size_t>(i)];
-    const std::string order = tensor.is_contiguous() ? "" : c10::str(" with strides ", tensor.strides());
-    return name + ", " + c10::toString(tensor.scalar_type()) + " " + c10::str(tensor.sizes()) + order;
-  };
+std::string describe_entry(const ModuleTensors& tensors, int64_t i) {
+  const auto& [name, tensor] = tensors[static_cast<size_t>(i)];
+  const std::string order = tensor.is_contiguous() ? "" : c10::str(" with strides ", tensor.strides());
+  return name + ", " + c10::toString(tensor.scalar_type()) + " " + c10::str(tensor.sizes()) + order;
+}
+
+// Names, shapes, types and orders in memory as one number each, so that a difference is found before bytes come to the
+// wrong places: gradients travel as they lie.
+std::vector<int64_t> kinds_of(const ModuleTensors& tensors) {
   std::vector<int64_t> kinds;
-  for (int64_t i = 0; i < count; ++i) kinds.push_back(static_cast<int64_t>(std::hash<std::string>()(describe(i))));
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    kinds.push_back(static_cast<int64_t>(std::hash<std::string>()(describe_entry(tensors, static_cast<int64_t>(i)))));
+  }
+  return kinds;
+}
+
+int64_t digest_of(const std::vector<int64_t>& numbers) {
+  const auto* const bytes = reinterpret_cast<const char*>(numbers.data());
+  return static_cast<int64_t>(std::hash<std::string_view>()({bytes, numbers.size() * sizeof(int64_t)}));
+}
+
+// 0, which says nothing, where reading the values would keep the host waiting.
+int64_t digest_of_values(const ModuleTensors& tensors) {
+  std::vector<int64_t> hashes;
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.is_cpu()) return 0;
+    const torch::Tensor whole = tensor.contiguous();
+    const auto* const bytes = static_cast<const char*>(whole.const_data_ptr());
+    hashes.push_back(static_cast<int64_t>(std::hash<std::string_view>()({bytes, whole.nbytes()})));
+  }
+  return digest_of(hashes);
+}
+
+// All ranks find the same one.
+[[noreturn]] void name_difference(const ModuleTensors& tensors, const std::vector<int64_t>& kinds, Rank& rank,
+                                  const std::string& user) {
   const torch::Tensor all_kinds = of_all_ranks(rank, kinds);
-  for (int64_t i = 0; i < count; ++i) {
+  for (int64_t i = 0; i < static_cast<int64_t>(kinds.size()); ++i) {
     for (int other = 1; other < rank.world_size(); ++other) {
       if (all_kinds[other][i].item<int64_t>() == all_kinds[0][i].item<int64_t>()) continue;
-      const std::string first = shared_text(describe(i), rank, 0), second = shared_text(describe(i), rank, other);
+      const std::string first = shared_text(describe_entry(tensors, i), rank, 0),
+                        second = shared_text(describe_entry(tensors, i), rank, other);
       throw Error(user + ": the ranks' modules differ: parameter or buffer " + std::to_string(i) + " is " + first +
                   " on rank 0, and " + second + " on rank " + std::to_string(other) +
                   ". Every rank must build the same module, with the same names in the same order");
     }
   }
+  throw Error(user + ": the ranks' modules differ. Every rank must build the same module");
+}
 
-  std::vector<int64_t> addresses{rank.process()};  // which mean something within their process only
+// `processes` are those of the ranks.
+void check_that_memory_differs(const ModuleTensors& tensors, const std::vector<int64_t>& processes, Rank& rank,
+                               const std::string& user) {
+  std::vector<int64_t> addresses;  // which mean something within their process only
   for (const auto& [name, tensor] : tensors) addresses.push_back(reinterpret_cast<int64_t>(tensor.const_data_ptr()));
   const torch::Tensor table = of_all_ranks(rank, addresses);
-  const std::set<int64_t> mine(addresses.begin() + 1, addresses.end());
+  const std::set<int64_t> mine(addresses.begin(), addresses.end());
   for (int other = 0; other < rank.world_size(); ++other) {
-    if (other == rank.index() || table[other][0].item<int64_t>() != rank.process()) continue;
-    for (int64_t i = 1; i <= count; ++i) {
-      const auto address = table[other][i].item<int64_t>();
+    if (other == rank.index() || processes[static_cast<size_t>(other)] != rank.process()) continue;
+    for (size_t i = 0; i < addresses.size(); ++i) {
+      const auto address = table[other][static_cast<int64_t>(i)].item<int64_t>();
       if (address == 0 || mine.count(address) == 0) continue;  // 0: no elements
       throw Error(user + ": ranks " + std::to_string(std::min(rank.index(), other)) + " and " +
                   std::to_string(std::max(rank.index(), other)) +
@@ -67,14 +89,52 @@ void check_that_modules_match(const torch::nn::Module& module, Rank& rank, const
   }
 }
 
+// Most often one small exchange says that all is well. Gives whether the values are known to be equal.
+bool check_that_modules_match(const ModuleTensors& tensors, Rank& rank, const std::string& user) {
+  const auto count = static_cast<int64_t>(tensors.size());
+  const auto kinds = kinds_of(tensors);
+  const torch::Tensor all = of_all_ranks(rank, {count, digest_of(kinds), rank.process(), digest_of_values(tensors)});
+  std::vector<int64_t> processes;
+  bool same = true, same_values = all[0][3].item<int64_t>() != 0;
+  for (int other = 0; other < rank.world_size(); ++other) {
+    const auto their_count = all[other][0].item<int64_t>();
+    if (their_count != count) {
+      throw Error(user + ": the ranks' modules differ: rank " + std::to_string(rank.index()) + " has " +
+                  std::to_string(count) + " parameters and buffers, rank " + std::to_string(other) + " has " +
+                  std::to_string(their_count) + ". Every rank must build the same module");
+    }
+    same = same && all[other][1].item<int64_t>() == all[0][1].item<int64_t>();
+    processes.push_back(all[other][2].item<int64_t>());
+    same_values = same_values && all[other][3].item<int64_t>() == all[0][3].item<int64_t>();
+  }
+  if (!same) name_difference(tensors, kinds, rank, user);
+  const std::set<int64_t> different(processes.begin(), processes.end());
+  if (count > 0 && different.size() < processes.size()) check_that_memory_differs(tensors, processes, rank, user);
+  return same_values;
+}
+
+// Rank 0's values, one call under way beside the other.
+void broadcast_entries(const ModuleTensors& tensors, Rank& rank) {
+  std::vector<std::vector<torch::Tensor>> packed;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (const auto& [name, tensor] : tensors) packed.push_back({tensor.contiguous()});  // NCCL's way
+  for (auto& one : packed) works.push_back(rank.backend().broadcast(one, c10d::BroadcastOptions()));
+  for (size_t i = 0; i < works.size(); ++i) {
+    works[i]->wait();
+    if (!packed[i][0].is_same(tensors[i].second)) tensors[i].second.copy_(packed[i][0]);
+  }
+  rank.backend();  // throws if the run has failed meanwhile
+}
+
 }  // namespace
 
 void make_modules_equal(torch::nn::Module& module, Rank& rank, const std::string& user) {
   const torch::NoGradGuard no_grad;
   module.to(rank.device());
-  check_that_modules_match(module, rank, user);
-  for (const auto& parameter : module.parameters()) rank.broadcast(parameter);
-  for (const auto& buffer : module.buffers()) rank.broadcast(buffer);
+  ModuleTensors tensors;
+  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());
+  if (!check_that_modules_match(tensors, rank, user)) broadcast_entries(tensors, rank);
 }
 
 }  // namespace lockstep

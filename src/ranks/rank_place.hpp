@@ -70,6 +70,14 @@ class RankPlace {
 
   static const RankPlace& of(const Rank& rank) { return *rank.place_; }
 
+  // This rank as a group of its own, for which nobody else is asked.
+  static Rank alone(const Rank& rank) {
+    const auto& place = of(rank);
+    const Rank made =
+        RankPlace::rank(place.run, place.world_rank, {place.members.name + "/alone", {place.world_rank}}, place.random);
+    return rank.wrap_ ? made.wrapped(rank.wrap_) : made;
+  }
+
   World& world() const {  // throws Error once the run is over
     if (World* const world = run->world()) return *world;
     throw Error(name_of(world_rank, run->devices) +

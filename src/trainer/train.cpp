@@ -81,10 +81,10 @@ void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, co
   using Clock = std::chrono::steady_clock;
   const fs::path& run = options.keep.run_dir;
   const bool is_there = succession.met && !run.empty() && fs::exists(run / kConfigFile);
-  for (const auto deadline = Clock::now() + 10s; is_there && Clock::now() < deadline;) {
+  for (const auto begin = Clock::now(); is_there && Clock::now() - begin < 10s;) {
     io::FolderLock lock;
     if (lock.take(run)) break;
-    std::this_thread::sleep_for(10ms);
+    std::this_thread::sleep_for(1ms);
   }
   folder.emplace(run, is_there || goes_on_in_its_folder(options));
   folder->create(options, judge);
@@ -185,8 +185,8 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
     // Whoever wrote may be gone between an epoch's evaluation and its files.
     const auto keep_what_is_owed = [&] {
       const bool between_epochs = begin && begin->steps == 0 && !begin->history.empty();
-      const bool owes = elastic->generation() > 0 && between_epochs && succession.kept_epochs < begin->epochs;
-      if (!rank.any(rank.index() == 0 && owes)) return;
+      if (elastic->generation() == 0 || !between_epochs) return;  // as on all ranks
+      if (!rank.any(rank.index() == 0 && succession.kept_epochs < begin->epochs)) return;
       trainer.show();
       keep_epoch(begin->history.back(), *trainer.whole());
     };

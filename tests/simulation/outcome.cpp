@@ -146,9 +146,7 @@ bool store_is_gone(const Course& course) {
 // A worker that fails while all train is lost, and the others go on. Before, and after, it is needed.
 bool is_loss(const Strike& strike, const Course& course) {
   const bool ends = strike.fault == Fault::kill || strike.fault == Fault::stop;
-  // The launcher does not watch one that has not begun. The others wait for it.
-  if (course.plan.is_elastic())
-    return strike.fault == Fault::kill || (ends && !course.outcomes[strike.victim].ranks[0].weights.empty());
+  if (course.plan.is_elastic()) return ends;
   if (!course.plan.is_server() || (strike.victim == 0 && !course.plan.launcher)) return false;
   if (strike.fault == Fault::throws) return true;
   const auto steps_of = [&](int process) { return course.outcomes[process].ranks[0].samples.size(); };

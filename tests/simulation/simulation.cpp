@@ -35,6 +35,7 @@ constexpr int kPort = 29'500;
 constexpr Time kLimit = 120 * kSecond;
 constexpr int kBetweenCheckpoints = 5, kKept = 2;
 constexpr auto kSilence = 3s;
+constexpr auto kUntilFirstBeat = 10s;
 constexpr int kSuccessors = 4;
 // What `lockstep launch` gives processes after the first failure, and how often it looks.
 constexpr Time kUntilKilled = 5 * kSecond, kLook = 100 * kMillisecond;
@@ -296,7 +297,8 @@ class Simulation {
 
   void launch_elastic() {
     const auto kept = comm::host_store("127.0.0.1", kPort, {});
-    comm::ElasticLaunch elastic(kept.store, launch_of(0).job, plan_.processes, kSuccessors);
+    comm::ElasticLaunch elastic(kept.store, launch_of(0).job, plan_.processes, kSuccessors,
+                                {kUntilFirstBeat, plan_.seed % 4 == 0 ? 1s : 0s});
     for (int process = 0; process < plan_.processes; ++process) start(process);
     for (int left = plan_.processes; left > 0;) {
       if (ends_.empty()) scheduler_.wait(&ends_, std::min(to_kill_, scheduler_.now() + kLook));
@@ -308,7 +310,9 @@ class Simulation {
       }
       if (scheduler_.now() >= to_kill_) kill_the_rest();
       if (to_kill_ != kNever) continue;
-      for (const int dead : elastic.look().dead) kill(dead);
+      const auto now = elastic.look();
+      for (const int dead : now.dead) kill(dead);
+      for (const int late : now.late) kill(late);
       for (const int place : elastic.successors()) {
         add_process(place);
         start(count() - 1);

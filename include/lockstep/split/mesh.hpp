@@ -1,8 +1,8 @@
 // Mesh: the ranks of a run as a block of three axes, so that ways to split a network can be combined.
 //
 // Ranks along the data axis hold replicas and train different samples. Along the pipeline axis they hold different
-// layers, along the tensor axis different channels of the same layers. Used by its rank's thread only. Cost: three
-// groups (Rank::group) when it is made.
+// layers, along the tensor axis different channels of the same layers. Used by its rank's thread only. Cost: a group
+// (Rank::group) for each axis that has more than one rank, but not all of them, and on GPUs also for one that has all.
 #pragma once
 
 #include <lockstep/layout/model_split.hpp>

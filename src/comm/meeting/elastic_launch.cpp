@@ -1,17 +1,12 @@
 #include "elastic_launch.hpp"
 
+#include <algorithm>
 #include <utility>
 
 namespace lockstep::comm {
-namespace {
 
-constexpr std::chrono::seconds kLauncherStood{
-    2};  // between two looks: this process stood still (Ctrl-Z), others maybe too
-
-}  // namespace
-
-ElasticLaunch::ElasticLaunch(const StorePtr& store, std::string job, int processes, int restarts)
-    : store_(store), job_(std::move(job)), generations_(store, job_), restarts_left_(restarts) {
+ElasticLaunch::ElasticLaunch(const StorePtr& store, std::string job, int processes, int restarts, const Limits& limits)
+    : store_(store), job_(std::move(job)), generations_(store, job_), restarts_left_(restarts), limits_(limits) {
   generations_.begin(processes);
   for (int place = 0; place < processes; ++place) members_.push_back({place, /*is_in=*/true});
 }
@@ -19,6 +14,7 @@ ElasticLaunch::ElasticLaunch(const StorePtr& store, std::string job, int process
 bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   const bool is_loss = end.failed && (killed || !generations_.newest().index_of(member));
   has_lost_ = has_lost_ || is_loss;
+  if (is_loss) lost_ = Clock::now();
   members_[member].has_ended = true;
   const auto now = is_loss ? generations_.lose(member) : generations_.end();
   const auto kind = is_loss || !end.failed ? Failure::Kind::death
@@ -34,7 +30,10 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
 }
 
 std::vector<int> ElasticLaunch::successors() {
-  if (vacant_.empty() || !generations_.takes_part() || generations_.newest().over) return {};
+  if (vacant_.empty() || !generations_.takes_part()) return {};
+  const auto now = generations_.newest();
+  const bool go_on = generations_.has_begun(now.number) || Clock::now() - lost_ >= limits_.until_start;
+  if (now.over || !go_on) return {};
   std::vector<int> places;
   for (const int place : std::exchange(vacant_, {})) {
     if (restarts_left_ == 0) break;
@@ -47,7 +46,7 @@ std::vector<int> ElasticLaunch::successors() {
 
 ElasticLaunch::Look ElasticLaunch::look() {
   const auto time = Clock::now();
-  const bool stood_still = time - std::exchange(looked_, time) > kLauncherStood;
+  const auto since_last = time - std::exchange(looked_, time);
   const auto now = generations_.newest();
   Look look;
   for (int number = 0; number < members(); ++number) {
@@ -55,9 +54,21 @@ ElasticLaunch::Look ElasticLaunch::look() {
     if (member.has_ended) continue;
     const bool was_in = std::exchange(member.is_in, now.index_of(number).has_value());
     if (!was_in && member.is_in) coming_.push_back(number);
-    const auto heart = generations_.heart_of(number).value_or(Generations::Heart{});
-    if (std::exchange(member.beats, heart.beats) != heart.beats || stood_still || heart.beats == 0) member.seen = time;
-    if ((was_in && !member.is_in) || time - member.seen > heart.silence) look.dead.push_back(number);
+    const auto heart = generations_.heart_of(number);
+    if (heart && !std::exchange(member.has_begun, true)) longest_start_ = std::max(longest_start_, time - member.seen);
+    const bool beats = heart && (std::exchange(member.beats, heart->beats) != heart->beats || heart->beats == 0);
+    // Much of the silence between two looks: this process stood still (Ctrl-Z, a machine that was paused), and others
+    // maybe too.
+    const bool stood_still = since_last > (heart ? heart->silence : limits_.until_first_beat) / 2;
+    if (beats || stood_still) member.seen = time;
+    const bool is_late = !heart && generations_.takes_part() &&
+                         time - member.seen > std::max<Clock::duration>(limits_.until_first_beat, 2 * longest_start_);
+    if ((was_in && !member.is_in) || (heart && time - member.seen > heart->silence)) {
+      look.dead.push_back(number);
+    } else if (is_late) {
+      look.late.push_back(number);
+      member.seen = time;  // it is said once
+    }
   }
   if (coming_.empty() || !generations_.has_begun(now.number)) return look;
   for (const int number : std::exchange(coming_, {})) {

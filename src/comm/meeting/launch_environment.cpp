@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <cstdlib>
 #include <initializer_list>
 #include <utility>
 #include <vector>
@@ -213,6 +215,17 @@ std::optional<LaunchEnvironment> read_launch_environment(const Environment& envi
     add_elastic(environment, *launch);
   }
   return launch;
+}
+
+std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment& environment) {
+  const char* const text = environment("LOCKSTEP_RENDEZVOUS_TIMEOUT");
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  char* end = nullptr;
+  const double seconds = std::strtod(text, &end);
+  if (*end != '\0' || !(seconds > 0) || seconds > 1e6) {
+    throw Error("LOCKSTEP_RENDEZVOUS_TIMEOUT=" + std::string(text) + " in the environment is not a number of seconds");
+  }
+  return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
 }
 
 Devices share_out(const Devices& devices, int local_rank, int local_world_size) {

@@ -7,6 +7,7 @@
 
 #include <lockstep/devices/devices.hpp>
 
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
@@ -36,6 +37,9 @@ using Environment = std::function<const char*(const char* name)>;
 // Nothing: no launcher started this process. Throws Error that names the variables: some of a launcher's are missing,
 // are no numbers, or contradict each other; several machines and no MASTER_ADDR.
 std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment);
+
+// LOCKSTEP_RENDEZVOUS_TIMEOUT: how long processes wait for each other before a run. Throws Error: no number of seconds.
+std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment& environment);
 
 // Gives one of the machine's processes its part of the machine's device list: equal parts, in order. If the list has
 // one entry, every process gets one rank on it. Throws Error that names both numbers.

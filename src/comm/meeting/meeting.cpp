@@ -23,8 +23,6 @@ using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
 constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
-constexpr auto kBetweenFirstLooks = std::chrono::milliseconds(2);  // while all come at the same time, as after a loss
-constexpr auto kFirstLooks = std::chrono::milliseconds(200);
 
 std::string host_name() {
   char name[256] = {};
@@ -75,7 +73,7 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
                   ", which did not come to run(). " +
                   "If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
     }
-    std::this_thread::sleep_for(Clock::now() < begin + kFirstLooks ? kBetweenFirstLooks : kBetweenLooks);
+    std::this_thread::sleep_for(pause_after(Clock::now() - begin, kBetweenLooks));
   }
 }
 

@@ -3,8 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include "base/seconds.hpp"
+#include "wait_limit.hpp"
 
-#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -13,15 +13,22 @@ namespace lockstep::comm {
 
 using std::chrono::milliseconds;
 
+namespace {
+
+constexpr milliseconds kLongestPauseOfKeys{16};
+
+}  // namespace
+
 void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, milliseconds timeout,
                    const std::stop_token& stop) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  for (milliseconds pause(1); !store.check(keys); pause = std::min(2 * pause, milliseconds(16))) {
+  const auto begin = std::chrono::steady_clock::now();
+  while (!store.check(keys)) {
     if (stop.stop_requested()) C10_THROW_ERROR(DistStoreError, "a wait for keys of the store was called off");
-    if (std::chrono::steady_clock::now() >= deadline) {
+    const auto waited = std::chrono::steady_clock::now() - begin;
+    if (waited >= timeout) {
       C10_THROW_ERROR(DistStoreError, "keys did not come into the store within " + seconds(timeout));
     }
-    std::this_thread::sleep_for(pause);
+    std::this_thread::sleep_for(pause_after(waited, kLongestPauseOfKeys));
   }
 }
 

@@ -1,8 +1,10 @@
-// WaitLimit: how long a process waits for the others before a run, unless the user no longer wants it.
+// WaitLimit: how long a process waits for the others before a run, unless the user no longer wants it. And how often
+// one looks who waits for what comes into the store.
 #pragma once
 
 #include <lockstep/base/error.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <stop_token>
 #include <string>
@@ -18,5 +20,13 @@ struct WaitLimit {
     if (stop.stop_requested()) throw Stopped(process + ": stopped by request");
   }
 };
+
+// Until the next look, for one who has waited so long: an eighth of that. So what comes soon is seen at once, and what
+// takes long costs few questions.
+inline std::chrono::microseconds pause_after(std::chrono::steady_clock::duration waited,
+                                             std::chrono::microseconds longest) {
+  constexpr std::chrono::microseconds shortest(250);
+  return std::clamp(std::chrono::duration_cast<std::chrono::microseconds>(waited) / 8, shortest, longest);
+}
 
 }  // namespace lockstep::comm

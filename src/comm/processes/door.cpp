@@ -4,7 +4,10 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include "io/reason.hpp"
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -30,9 +33,13 @@ std::vector<uint8_t> address_bytes(int fd) {
 }
 
 template <size_t count>
-void attach_filter(const std::vector<int>& sockets, sock_filter (&instructions)[count]) {
+std::string attach_filter(const std::vector<int>& sockets, sock_filter (&instructions)[count]) {
   const sock_fprog program{count, instructions};
-  for (const int fd : sockets) setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+  std::string why;
+  for (const int fd : sockets) {
+    if (setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) != 0) why = io::reason(errno);
+  }
+  return why;
 }
 
 }  // namespace
@@ -50,19 +57,19 @@ std::vector<int> doors_told_in(const std::vector<uint8_t>& bytes) {
   return doors;
 }
 
-void shut_doors(const std::vector<int>& doors) {
+std::string shut_doors(const std::vector<int>& doors) {
   sock_filter drop_all[] = {BPF_STMT(BPF_RET | BPF_K, 0)};
-  attach_filter(doors, drop_all);
+  return attach_filter(doors, drop_all);
 }
 
 // A filter sees a segment from its header on, whose length in words stands in the upper half of byte 12. Connections
 // inherit their door's.
-void hush_doors(const std::vector<int>& doors) {
+std::string hush_doors(const std::vector<int>& doors) {
   sock_filter drop_content[] = {BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 12), BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 4),
                                 BPF_STMT(BPF_ALU | BPF_LSH | BPF_K, 2), BPF_STMT(BPF_MISC | BPF_TAX, 0),
                                 BPF_STMT(BPF_LD | BPF_W | BPF_LEN, 0),  BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_X, 0, 0, 1),
                                 BPF_STMT(BPF_RET | BPF_K, ~0U),         BPF_STMT(BPF_RET | BPF_K, 0)};
-  attach_filter(doors, drop_content);
+  return attach_filter(doors, drop_content);
 }
 
 void open_doors(const std::vector<int>& doors) {

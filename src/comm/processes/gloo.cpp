@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "base/libtorch_log.hpp"
 #include "comm/group_member.hpp"
 #include "comm/sigpipe_blocked.hpp"
 #include "door.hpp"
@@ -107,24 +108,32 @@ class Gate : public c10d::PrefixStore {
   using PrefixStore::set;
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
     const auto doors = doors_told_in(value);
-    shut_doors(doors);
+    warn_of_open_doors(shut_doors(doors));
     doors_.insert(doors_.end(), doors.begin(), doors.end());
     wait_for_members(place_, "ready/" + std::to_string(devices_++), place_.timeout);
     if (place_.hushed) {
       Guests::tell_of_doors(*place_.store, place_.rank, doors);
-      hush_doors(doors);
+      warn_of_open_doors(hush_doors(doors));
     } else {
       open_doors(doors);
     }
     PrefixStore::set(key, value);
   }
 
-  void shut() const { shut_doors(doors_); }
+  void shut() { warn_of_open_doors(shut_doors(doors_)); }
 
  private:
+  void warn_of_open_doors(const std::string& why) {
+    if (why.empty() || std::exchange(has_warned_, true)) return;
+    warn_as_libtorch("lockstep: this system shuts no ports (" + why +
+                     "), so strangers can connect to those of the ranks. Without the job's key they get no rank's "
+                     "place, but they can end a process. Keep them off the network");
+  }
+
   const GroupPlace place_;
   std::vector<int> doors_;
   int devices_ = 0;
+  bool has_warned_ = false;
 };
 
 }  // namespace

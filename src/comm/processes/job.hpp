@@ -9,10 +9,13 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 namespace lockstep::comm {
@@ -20,6 +23,9 @@ namespace lockstep::comm {
 class Job {
  public:
   Job() { log_errors_only(); }
+  ~Job() { wait_for_work_beside(); }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
 
   // In a simulation, where one program is many processes, each has its own (tests/simulation).
   static Job& of_this_process();
@@ -68,12 +74,30 @@ class Job {
     return *rendezvous_;
   }
 
+  // Has `work` done beside what this process does next, after the work before it.
+  void do_beside(std::function<void()> work) {
+    const std::lock_guard lock(beside_mutex_);
+    if (beside_.joinable()) beside_.join();
+    const auto shared = std::make_shared<std::function<void()>>(std::move(work));
+    try {
+      beside_ = std::thread([shared] { (*shared)(); });
+    } catch (const std::system_error&) {  // no more threads to be had
+      (*shared)();
+    }
+  }
+  void wait_for_work_beside() {
+    const std::lock_guard lock(beside_mutex_);
+    if (beside_.joinable()) beside_.join();
+  }
+
  private:
   std::atomic<bool> running_ = false;
   int runs_ = 0;
   mutable std::mutex mutex_;  // guards what follows
   std::unique_ptr<Rendezvous> rendezvous_;
   std::optional<Seat> seat_;  // of an elastic job
+  std::mutex beside_mutex_;   // guards what follows
+  std::thread beside_;
 };
 
 }  // namespace lockstep::comm

@@ -18,8 +18,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kSearch = 4s;            // for whoever closed a connection
-constexpr auto kBetweenSearches = 5ms;  // of one who searches; the watchdog comes by less often
+constexpr auto kSearch = 4s;                 // for whoever closed a connection
+constexpr auto kLongestPauseOfSearch = 5ms;  // of one who searches; the watchdog comes by less often
 
 }  // namespace
 
@@ -70,9 +70,12 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
   // A connection was closed, and soon the store says why.
   {
     const Waits::Search search(waits_);
-    for (const auto end = Clock::now() + kSearch; !settled() && Clock::now() < end;) {
-      waits_.sleep(kBetweenSearches, [&](bool failed) { return failed || in_vain(); });
+    const auto begin = Clock::now();
+    for (const auto end = begin + kSearch; !settled() && Clock::now() < end;) {
       look_for_failure();
+      if (settled()) break;
+      waits_.sleep(pause_after(Clock::now() - begin, kLongestPauseOfSearch),
+                   [&](bool failed) { return failed || in_vain(); });
     }
   }
   if (const auto loss = lost().reason_to_give_up(call); failure().empty() && !loss.empty()) {

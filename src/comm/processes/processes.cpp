@@ -14,7 +14,6 @@
 #include "watched_world.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -34,17 +33,6 @@ struct Turn {
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
 };
-
-std::chrono::milliseconds rendezvous_timeout(const JobOptions& options) {
-  const char* const text = std::getenv("LOCKSTEP_RENDEZVOUS_TIMEOUT");
-  if (text == nullptr || *text == '\0') return options.rendezvous_timeout;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  if (*end != '\0' || !(seconds > 0) || seconds > 1e6) {
-    throw Error("LOCKSTEP_RENDEZVOUS_TIMEOUT=" + std::string(text) + " in the environment is not a number of seconds");
-  }
-  return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
-}
 
 // All processes must have this text in common.
 std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const JobOptions& options) {
@@ -69,7 +57,7 @@ struct Place {
 
   static Place take(const LaunchEnvironment& launch, const std::string& keys, const Devices& devices,
                     const JobOptions& options) {
-    const WaitLimit limit{comm::rendezvous_timeout(options), options.stop};
+    const WaitLimit limit{rendezvous_timeout_in(std::getenv).value_or(options.rendezvous_timeout), options.stop};
     Rendezvous& rendezvous = Job::of_this_process().rendezvous(launch, limit);
     Place place{launch,
                 rendezvous,
@@ -95,7 +83,11 @@ struct Place {
   }
 };
 
+// A process of an elastic job goes on in another generation.
 WatchedPlace watched(const Place& place, const JobOptions& options) {
+  std::function<void(std::function<void()>)> beside;
+  if (Job& job = Job::of_this_process(); job.seat())
+    beside = [&job](std::function<void()> work) { job.do_beside(std::move(work)); };
   return {.roster = place.roster,
           .process = place.launch.rank,
           .monitor_store = place.monitor_store,
@@ -103,7 +95,9 @@ WatchedPlace watched(const Place& place, const JobOptions& options) {
           .timeout = options.timeout,
           .connect_timeout = place.rendezvous_timeout,
           .local_address = place.rendezvous.local_address(),
-          .key = place.rendezvous.key()};
+          .silence = options.silence,
+          .key = place.rendezvous.key(),
+          .beside = beside};
 }
 
 Monitor::Options watched_by(const Place& place, const JobOptions& options) {

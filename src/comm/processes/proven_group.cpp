@@ -31,7 +31,6 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
 constexpr int kTries = 4;
-constexpr milliseconds kUntilProven{5'000};  // once this member is connected, for each of the two messages
 constexpr int kNonceTag = 0x7ffd << 16, kProofTag = 0x7ffe << 16;
 const std::string kVoid = "void", kProven = "proven";
 
@@ -87,7 +86,7 @@ class Proof {
   // Sends a text of 32 bytes to each other member, and gives what it got from each.
   template <class TextFor>
   std::vector<std::string> swap(int tag, const TextFor& text_for) {
-    const auto deadline = Clock::now() + kUntilProven;
+    const auto deadline = Clock::now() + place_.silence;
     std::vector<std::vector<at::Tensor>> in(size()), out(size());
     std::vector<std::pair<int, c10::intrusive_ptr<c10d::Work>>> works;
     std::vector<std::string> texts(size());
@@ -174,8 +173,7 @@ class Try {
     Guests guests(place_.group.store, place_.group.rank, place_.group.size);
     std::optional<GroupMember> group;
     for (;;) {
-      const auto waited = std::chrono::duration_cast<microseconds>(Clock::now() - begin);
-      const auto pause = std::clamp(waited / 8, microseconds(250), longest);
+      const auto pause = pause_after(Clock::now() - begin, longest);
       if (place_.group.hushed) guests.look();
       if (group) {
         std::this_thread::sleep_for(pause);

@@ -10,6 +10,7 @@
 #include "comm/group_member.hpp"
 #include "comm/job_key.hpp"
 
+#include <chrono>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -20,8 +21,9 @@ struct ProvenPlace {
   GroupPlace group;
   std::string local_address;  // as make_gloo_group has it
   JobKey key;
-  std::string name;                  // no other group of the run has it
-  std::vector<std::string> members;  // for texts
+  std::string name;                   // no other group of the run has it
+  std::vector<std::string> members;   // for texts
+  std::chrono::milliseconds silence;  // once this member is connected, the longest wait for each of the two messages
 };
 
 // Connects to all other members, which must make the same call. Says who was turned away, as a warning. Throws Error:

@@ -35,6 +35,7 @@ WatchedWorld::WatchedWorld(WatchedPlace place, const Monitor::Options& options)
 
 WatchedWorld::~WatchedWorld() {
   stop_watching();
+  let_groups_go();
 }
 
 void WatchedWorld::stop_watching() {
@@ -56,10 +57,10 @@ void WatchedWorld::connect_leaders(int threads_per_rank) {
   if (closed_) hierarchy_->close();
 }
 
-// A hierarchy is for calls of all ranks. A GPU that is alone in its group needs no communicator, which costs memory and
-// threads. Other ranks' devices may be none of this machine's, so that rank's stands for them.
+// A hierarchy is for calls of all ranks. One that is alone in its group needs no connections and no communicator, which
+// cost memory and threads. Other ranks' devices may be none of this machine's, so that rank's stands for them.
 c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members& members) {
-  if (over_nccl() && members.size() == 1) {
+  if (members.size() == 1) {
     return make_in_process_world(Devices(devices().size(), devices()[rank]), place_.timeout)->backend(rank, members);
   }
   std::vector<std::string> names;
@@ -87,12 +88,12 @@ GroupMember WatchedWorld::connect(int rank, const std::string& name, int index, 
                                   const CallNotes& notes) {
   const auto connecting = [=, connection = place_.groups_store, timeout = place_.timeout,
                            connect_timeout = place_.connect_timeout, address = place_.local_address, key = place_.key,
-                           device = devices()[rank]](const std::stop_token& stop) {
+                           silence = place_.silence, device = devices()[rank]](const std::stop_token& stop) {
     GroupPlace place{keys_of(name, connection, stop), index, static_cast<int>(members.size()), timeout};
     if (!device.is_cpu()) return make_nccl_group(place, device, notes);
     place.timeout = connect_timeout + kMargin;
     if (!key) return make_gloo_group(place, address);
-    return make_proven_group({place, address, *key, name, members}, stop);
+    return make_proven_group({place, address, *key, name, members, silence}, stop);
   };
   return attend({.rank = rank, .text = "connecting to the other ranks", .connects = true}, place_.connect_timeout,
                 Attempt::start(connecting));
@@ -159,21 +160,28 @@ std::vector<WatchedWorld::Group> WatchedWorld::groups() {
   return groups_;
 }
 
-// An abort of NCCL waits for what its communicator does, so none waits for another.
+// An abort of NCCL waits for what its communicator does, so none waits for another. Nor does who calls this.
 void WatchedWorld::close() {
-  {
-    const std::lock_guard lock(mutex_);
-    if (std::exchange(closed_, true)) return;
-    if (hierarchy_) hierarchy_->close();
-  }
-  std::vector<std::jthread> closing;
-  for (const auto& group : groups()) {
+  const std::lock_guard lock(mutex_);
+  if (std::exchange(closed_, true)) return;
+  if (hierarchy_) hierarchy_->close();
+  for (const auto& group : groups_) {
     try {
-      closing.emplace_back(group.member.close);
+      closing_.emplace_back(group.member.close);
     } catch (const std::system_error&) {  // no more threads to be had
       group.member.close();
     }
   }
+}
+
+// Gloo takes some 10 ms for each of its connections, and for its thread.
+void WatchedWorld::let_groups_go() {
+  struct Remains {
+    std::vector<Group> groups;
+    std::vector<std::jthread> closing;  // last, so that they end before what they close does
+  };
+  auto remains = std::make_shared<Remains>(Remains{std::move(groups_), std::move(closing_)});
+  if (place_.beside) place_.beside([remains = std::move(remains)]() mutable { remains = nullptr; });
 }
 
 // ---- The end.

@@ -22,10 +22,12 @@
 #include "monitor.hpp"
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace lockstep::comm {
@@ -37,8 +39,12 @@ struct WatchedPlace {
   StorePtr monitor_store;
   std::shared_ptr<SharedStore::Connection> groups_store;
   std::chrono::milliseconds timeout, connect_timeout;
-  std::string local_address = {};  // where peers reach this machine; for CPU ranks
-  std::optional<JobKey> key = {};  // nothing: the members of a group take each other's word
+  std::string local_address = {};       // where peers reach this machine; for CPU ranks
+  std::chrono::milliseconds silence{};  // after which a process counts as dead, also one that proves nothing
+  std::optional<JobKey> key = {};       // nothing: the members of a group take each other's word
+  // Has the groups' connections taken down while something else goes on, for a process that goes on after the run.
+  // Null: the world's end waits for that.
+  std::function<void(std::function<void()>)> beside = {};
 };
 
 class WatchedWorld : public World {
@@ -80,11 +86,13 @@ class WatchedWorld : public World {
   Failure look();
   void take_down();
   void close();
+  void let_groups_go();
 
   const WatchedPlace place_;
   std::mutex mutex_;
-  bool closed_ = false;        // guarded by mutex_, as the next two
+  bool closed_ = false;        // guarded by mutex_, as the next three
   std::vector<Group> groups_;  // in the order in which they were made
+  std::vector<std::jthread> closing_;
   std::shared_ptr<Hierarchy> hierarchy_;
   std::shared_ptr<Monitor> monitor_;  // last, since its thread calls close() and look()
 };

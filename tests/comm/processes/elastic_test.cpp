@@ -132,6 +132,20 @@ TEST_F(Elastic, AFlippedBitIsFoundAndMended) {
   for (const auto& epoch : epochs) EXPECT_EQ(epoch.weights, epochs[0].weights) << epoch.epoch;
 }
 
+// The second process stands still before it has begun.
+TEST_F(Elastic, OneThatNeverBeginsCountsAsDead) {
+  const Words standing = {"/bin/sh", "-c", "test $LOCKSTEP_ELASTIC_MEMBER != 1 || kill -STOP $$; exec \"$@\"", "sh",
+                          from_environment("LOCKSTEP_PROGRAM")};
+  auto surroundings = without_gnuplot();
+  surroundings.environment.push_back("LOCKSTEP_RENDEZVOUS_TIMEOUT=4");
+  const auto job = run_program(
+      Words{"launch", "-n", "2", "--elastic"} + standing + settings("begins", "cpu") + Words{"--epochs", "3"},
+      surroundings);
+  EXPECT_EQ(job.code, 0) << job.err << job.out;
+  EXPECT_THAT(job.err, HasSubstr("process 1 has not begun to train within 4 s"));
+  EXPECT_EQ(metrics("begins").size(), 3u);
+}
+
 TEST_F(Elastic, TooFewEndTheJob) {
   Program elastic(job(3, {"--min-processes", "3", "--max-restarts", "0"}, "few", {"--epochs", "60"}),
                   without_gnuplot());

@@ -37,7 +37,8 @@ std::vector<std::string> errors_of_members(const std::vector<comm::JobKey>& keys
       members.emplace_back([&, rank] {
         errors[rank] = any_error_of([&] {
           const comm::GroupPlace place{store, rank, size, kSlowdown * 20s};
-          const auto group = comm::make_proven_group({place, "127.0.0.1", keys[rank], "the group", names}, {});
+          const auto group = comm::make_proven_group(
+              {place, "127.0.0.1", keys[rank], "the group", names, std::chrono::seconds(5)}, {});
           group.backend->barrier()->wait();
         });
       });
