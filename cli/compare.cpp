@@ -39,6 +39,8 @@ const char* const compare_explanation =
     "run.\n"
     "\n"
     "  data N                replicas of the network, each for a part of the batch\n"
+    "  data N, ZeRO 3        the same, but each keeps only its slice of parameters,\n"
+    "                        gradients and optimizer state (docs/guide/zero.md)\n"
     "  layers, one batch …   each device some layers; they take turns\n"
     "  pipeline              the same with microbatches, so that they compute at once\n"
     "  tensor N              each device a slice of every layer; \"alternating\" also\n"
@@ -119,7 +121,8 @@ class Schemes {
     for (const auto& mesh : mesh_shapes(count)) {
       if (count == 1) break;
       if (mesh.pipeline == 1) {
-        add_plan(mesh_name(mesh), mesh, PipelineSchedule::one_f_one_b);
+        const auto plan = add_plan(mesh_name(mesh), mesh, PipelineSchedule::one_f_one_b);
+        if (plan && mesh.data == count) rows_.push_back({{mesh_name(mesh) + ", ZeRO 3", devices_, plan->split, 3}});
       } else if (mesh.pipeline < count) {
         add_plan(mesh_name(mesh) + ", 1f1b", mesh, PipelineSchedule::one_f_one_b);
       } else {
@@ -254,6 +257,7 @@ nlohmann::ordered_json to_json(const CompareFlags& flags, const Devices& devices
                                {"microbatches", split.microbatches},
                                {"cuts", split.cuts},
                                {"tensor_rule", to_string(split.tensor_rule)},
+                               {"zero_stage", row.scheme.zero_stage},
                                {"step_seconds", cost.step_seconds},
                                {"memory_bytes", cost.memory()},
                                {"parameter_bytes", cost.parameters},

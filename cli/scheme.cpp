@@ -3,6 +3,7 @@
 #include <ATen/ops/tensor.h>
 #include <torch/optim/sgd.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/ranks/traffic.hpp>
@@ -13,6 +14,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/seconds_since.hpp"
@@ -27,7 +29,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int warm_up = 2;  // the first learns the buckets' order, and makes the optimizer's state
 
-int64_t state_bytes(const torch::optim::SGD& sgd) {
+int64_t state_bytes(const torch::optim::Optimizer& sgd) {
   int64_t bytes = 0;
   for (const auto& [parameter, state] : sgd.state()) {
     bytes += bytes_in({static_cast<const torch::optim::SGDParamState&>(*state).momentum_buffer()});
@@ -42,6 +44,38 @@ torch::nn::Sequential network(const ModelOptions& model, const Rank& rank) {
   return net;
 }
 
+// SGD with momentum of a scheme's network, or of the rank's slices of it.
+class SchemeSgd {
+ public:
+  SchemeSgd(SplitModel& net, int zero_stage, double lr) : net_(net) {
+    const auto make = [lr](const std::vector<torch::Tensor>& parameters) {
+      return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(lr).momentum(0.9));
+    };
+    if (zero_stage == 0) whole_ = make(net.parameters());
+    if (zero_stage > 0) sharded_.emplace(net.replicas(), make, ShardedOptions{.stage = zero_stage});
+  }
+
+  void zero_grad() { sharded_ ? sharded_->zero_grad() : whole_->zero_grad(); }
+  void step() {
+    if (sharded_) return sharded_->step();
+    whole_->step();
+  }
+
+  std::vector<torch::Tensor> kept_parameters() { return optimizer().param_groups()[0].params(); }
+  std::vector<torch::Tensor> gradients() {  // between backward and step
+    if (sharded_) return sharded_->gradients();
+    std::vector<torch::Tensor> gradients;
+    for (const auto& parameter : net_.parameters()) gradients.push_back(parameter.grad());
+    return gradients;
+  }
+  torch::optim::Optimizer& optimizer() { return sharded_ ? sharded_->optimizer() : *whole_; }
+
+ private:
+  SplitModel& net_;
+  std::unique_ptr<torch::optim::SGD> whole_;  // or
+  std::optional<ShardedOptimizer> sharded_;
+};
+
 struct Samples {
   std::vector<double> seconds;
   SchemeCost cost;
@@ -51,8 +85,8 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   MemoryMeter meter;
   auto traffic = std::make_shared<Traffic>();
   Rank rank = observed(world, traffic);
-  SplitModel net(network(options.model, rank), rank, scheme.split);
-  torch::optim::SGD sgd(net.parameters(), torch::optim::SGDOptions(options.lr).momentum(0.9));
+  SplitModel net(network(options.model, rank), rank, scheme.split, {.average = scheme.zero_stage == 0});
+  SchemeSgd sgd(net, scheme.zero_stage, options.lr);
   Samples samples;
   double last_loss = 0;
   int step = -warm_up;
@@ -67,6 +101,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     const auto start = Clock::now();
     sgd.zero_grad();
     const torch::Tensor loss = net.forward_backward(batch, model_loss(options.model));
+    samples.cost.gradients = bytes_in(sgd.gradients());
     sgd.step();
     synchronize(rank.device());
     const double seconds = seconds_since(start);
@@ -82,9 +117,8 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     ++step;
   }
   samples.cost.final_loss = last_loss;
-  samples.cost.parameters = bytes_in(net.parameters()) + bytes_in(net.module()->buffers());
-  for (const auto& parameter : net.parameters()) samples.cost.gradients += bytes_in({parameter.grad()});
-  samples.cost.optimizer_state = state_bytes(sgd);
+  samples.cost.parameters = bytes_in(sgd.kept_parameters()) + bytes_in(net.module()->buffers());
+  samples.cost.optimizer_state = state_bytes(sgd.optimizer());
   return samples;
 }
 

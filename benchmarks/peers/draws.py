@@ -9,6 +9,7 @@ FOLDER/order-E.i64 the order of the samples in epoch E, which counts from 1.
 
 import argparse
 import array
+import math
 import pathlib
 import warnings
 
@@ -25,6 +26,30 @@ def weights(seed):
     generator = torch.Generator().manual_seed(seed)
     return [torch.zeros(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * 0.01
             for shape in weight_shapes]
+
+
+def draw_xavier(net, seed):
+    """As lockstep's draw_weights (src/models/model_parts.cpp): Xavier's uniform weights, biases of zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if parameter.dim() > 1:
+                bound = math.sqrt(6 / ((parameter.size(0) + parameter.size(1)) * parameter[0][0].numel()))
+                parameter.uniform_(-bound, bound, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
+
+
+def draw_gpt(net, layers, seed):
+    """As lockstep's draw_gpt_weights (src/models/gpt.cpp): N(0, 0.02^2), less where a block ends, biases of zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            if parameter.dim() > 1:
+                ends_block = name.endswith(("projection.weight", "down.weight"))
+                parameter.normal_(0, 0.02 / math.sqrt(2 * layers) if ends_block else 0.02, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
 
 
 def shuffled(size, seed, epoch):

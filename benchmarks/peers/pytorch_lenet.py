@@ -3,8 +3,8 @@ process or as DistributedDataParallel over several, on the CPU; on a GPU eager, 
 
 The same task as `lockstep train`: the same network and, for the same seed, the same initial weights and the same
 minibatches, so that losses can be compared to rounding; plain SGD on the mean cross-entropy. Prints what lockstep
-writes into metrics.jsonl: one JSON object per epoch, whose `seconds` times the training alone. pytorch_resnet.py trains
-another network with it.
+writes into metrics.jsonl: one JSON object per epoch, whose `seconds` times the training alone. pytorch_resnet18.py,
+pytorch_mlp.py and pytorch_gpt.py train other networks with it.
 """
 
 import os
@@ -19,6 +19,15 @@ import draws
 import task
 import torch
 from torch import nn
+
+
+def load_images(options, device):
+    """(x, y) to train with, and (x, y) to test with; so too a `load` of another program."""
+    return load(options.data_dir, "train", device), load(options.data_dir, "t10k", device)
+
+
+def sgd(net, options):
+    return torch.optim.SGD(net.parameters(), lr=options.lr, fused=True)
 
 
 def load(folder, prefix, device):
@@ -54,11 +63,12 @@ def make_step(net, optimizer, x, y, sums, images_format=torch.contiguous_format)
         x_batch, y_batch = x[index].contiguous(memory_format=images_format), y[index]
         optimizer.zero_grad(set_to_none=True)
         logits = net(x_batch)
-        loss = nn.functional.cross_entropy(logits, y_batch)
+        loss = nn.functional.cross_entropy(logits, y_batch.flatten())
         loss.backward()
         optimizer.step()
         sums[0] += loss.detach().double() * len(index)
-        sums[1] += (logits.detach().argmax(1) == y_batch).sum()
+        if y.dim() == 1:  # classes; of a text lockstep does not count right answers either
+            sums[1] += (logits.detach().argmax(1) == y_batch).sum()
 
     return step
 
@@ -69,7 +79,7 @@ def compile_now(net, x, y, sizes):
     start = time.perf_counter()
     for size in sizes:
         index = torch.arange(size)
-        nn.functional.cross_entropy(net(x[index]), y[index]).backward()
+        nn.functional.cross_entropy(net(x[index]), y[index].flatten()).backward()
     net.zero_grad(set_to_none=True)
     if torch._dynamo.utils.counters["stats"]["unique_graphs"] < len(sizes):
         sys.exit("error: torch.compile left the network as it was")
@@ -108,10 +118,10 @@ def as_graph(step, net, optimizer, size):
 @torch.inference_mode()
 def accuracy(net, x, y):
     parts = zip(x.split(1000), y.split(1000))
-    return sum((net(images).argmax(1) == labels).sum().item() for images, labels in parts) / len(x)
+    return sum((net(images).argmax(1) == labels.flatten()).sum().item() for images, labels in parts) / y.numel()
 
 
-def train(process, options, store, make_net):
+def train(process, options, store, make_net, load_data, make_optimizer):
     """One process of options.processes, with the network make_net(options); the first one prints."""
     torch.set_num_threads(options.threads)
     device = torch.device(options.device)
@@ -120,8 +130,7 @@ def train(process, options, store, make_net):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=process,
                                              world_size=options.processes)
-    train_x, train_y = load(options.data_dir, "train", device)
-    test_x, test_y = load(options.data_dir, "t10k", device)
+    (train_x, train_y), (test_x, test_y) = load_data(options, device)
     sizes = {min(options.batch_size, len(train_x)), len(train_x) % options.batch_size} - {0}
     if any(size % options.processes for size in sizes):  # the mean of the processes' means would be another one
         sys.exit(f"error: {options.processes} processes cannot share minibatches of {sorted(sizes)} samples equally")
@@ -133,7 +142,7 @@ def train(process, options, store, make_net):
     if data_parallel:  # around the compiled network: the other way round, torch.compile compiles nothing (2.15)
         # As lockstep does, no step sends the running statistics of BatchNorm.
         net = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True, broadcast_buffers=False)
-    optimizer = torch.optim.SGD(net.parameters(), lr=options.lr, fused=device.type == "cuda" or None)
+    optimizer = make_optimizer(net, options)
     sums = torch.zeros(2, dtype=torch.double, device=device)
     told_once = {}
     if options.compile:
@@ -178,8 +187,9 @@ def check_compiler():
                  "apt-get install g++ python3-dev")
 
 
-def run(parser, make_net):
-    """What the program does, with the parser's flags and these; make_net is a function of a module."""
+def run(parser, make_net, load_data=load_images, make_optimizer=sgd):
+    """What the program does, with the parser's flags and these. The functions are of a module. The network's logits are
+    [m, classes], for m answers in y."""
     parser.add_argument("--threads", type=int, default=1, help="intra-op threads of each process")
     parser.add_argument("--processes", type=int, default=1, help="2 or more: DistributedDataParallel over Gloo")
     parser.add_argument("--compile", action="store_true", help="torch.compile, before the first epoch")
@@ -200,11 +210,12 @@ def run(parser, make_net):
     torch.backends.cudnn.benchmark = True
 
     if options.processes == 1:
-        train(0, options, None, make_net)
+        train(0, options, None, make_net, load_data, make_optimizer)
         return
     with tempfile.TemporaryDirectory() as folder:  # the processes meet in a file: no port to choose
-        torch.multiprocessing.spawn(train, args=(options, pathlib.Path(folder, "store"), make_net),
-                                    nprocs=options.processes)
+        torch.multiprocessing.spawn(
+            train, args=(options, pathlib.Path(folder, "store"), make_net, load_data, make_optimizer),
+            nprocs=options.processes)
 
 
 def main():

@@ -1,9 +1,10 @@
 """What every peer does in the same way: its flags, reading Fashion-MNIST, and printing an epoch's figures as lockstep
-keeps them in metrics.jsonl. Needs no framework."""
+keeps them in metrics.jsonl; and small data sets of its first images. Needs no framework."""
 
 import argparse
 import gzip
 import json
+import math
 import pathlib
 import struct
 
@@ -27,6 +28,17 @@ def read_idx(folder, name):
         raise SystemExit(f"error: '{plain}' is not an IDX file of unsigned bytes")
     shape = struct.unpack_from(f">{dimensions}I", data, 4)
     return bytearray(data), 4 + 4 * dimensions, shape
+
+
+def write_first_samples(data_dir, folder, train_samples, test_samples):
+    """The first samples of Fashion-MNIST in `data_dir`, as IDX files of their own in a new folder."""
+    folder.mkdir()
+    for prefix, count in (("train", train_samples), ("t10k", test_samples)):
+        for name in (f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"):
+            data, offset, (_, *sample) = read_idx(data_dir, name)
+            size = count * math.prod(sample)
+            header = struct.pack(f">HBB{1 + len(sample)}I", 0, 8, 1 + len(sample), count, *sample)
+            (folder / name).write_bytes(header + data[offset:offset + size])
 
 
 def print_metrics(epoch, train_loss, train_accuracy, test_accuracy, seconds, **more):

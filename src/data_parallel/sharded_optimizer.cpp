@@ -58,31 +58,26 @@ std::shared_ptr<DividedParameters> divided_of(const std::vector<ShardedBucket>& 
 // The groups, with this rank's pieces in the place of the parameters.
 ShardedOptimizer::Groups groups_of_pieces(const ShardedOptimizer::Groups& groups,
                                           const std::vector<ShardedBucket>& buckets, const Rank& rank) {
-  const auto refuse = [&](const std::string& what) {
-    throw Error(rank.name() + ": ShardedOptimizer: " + what +
-                ". Make the groups of net->parameters(), each parameter in one of them");
-  };
   std::map<const c10::TensorImpl*, const ShardedBucket::Place*> places;
+  io::NamedTensors parameters;
   for (const auto& bucket : buckets) {
-    for (const auto& place : bucket.places) places.emplace(place.parameter.unsafeGetTensorImpl(), &place);
+    for (const auto& place : bucket.places) {
+      places.emplace(place.parameter.unsafeGetTensorImpl(), &place);
+      parameters.emplace_back(place.name, place.parameter);
+    }
   }
+  check_groups(groups, parameters, rank.name() + ": ShardedOptimizer");
   ShardedOptimizer::Groups of_pieces;
   for (const auto& group : groups) {
     std::vector<at::Tensor> pieces;
     for (const auto& parameter : group.params()) {
       if (!parameter.requires_grad()) continue;
-      const auto place = places.extract(parameter.unsafeGetTensorImpl());
-      if (!place) {
-        refuse("group " + std::to_string(of_pieces.size()) + " has a parameter of shape " +
-               c10::str(parameter.sizes()) + " that is none of the net's, or is in a group already");
-      } else if (place.mapped()->piece.size > 0) {
-        pieces.push_back(place.mapped()->piece.values);
-      }
+      const auto& piece = places.at(parameter.unsafeGetTensorImpl())->piece;
+      if (piece.size > 0) pieces.push_back(piece.values);
     }
     of_pieces.emplace_back(std::move(pieces));
     if (group.has_options()) of_pieces.back().set_options(group.options().clone());
   }
-  if (!places.empty()) refuse(places.begin()->second->name + " is in none of the groups");
   return of_pieces;
 }
 

@@ -65,6 +65,11 @@ void check_update(const Task& task, const TrainOptions& options) {
         "fit: with `sync_every` each rank has weights of its own within a round, and ema_decay averages those that all "
         "have; leave one of the two out");
   }
+  if (task.groups && !task.optimizer) {
+    throw Error("fit: \"" + task.name +
+                "\" has groups of parameters (Task::groups), and no optimizer of its own that says what each of them "
+                "gets; give Task::optimizer too, or leave the groups out");
+  }
   const OptimizerOptions unset;
   const OptimizerOptions& own = options.optimizer;
   const bool is_unset =

@@ -85,6 +85,7 @@ std::string measures_text(const Task& task) {
   if (!task.best_by.empty()) text += ", best by " + task.best_by;
   if (task.patience > 0) text += ", patience " + std::to_string(task.patience);
   if (task.optimizer) text += ", an optimizer of its own";
+  if (task.groups) text += ", groups of its own";
   if (task.ema_decay > 0) text += ", ema_decay " + number_text(task.ema_decay);
   return text;
 }

@@ -10,6 +10,7 @@
 #include "optim/finite_sum.hpp"
 #include "optim/fused_optimizers.hpp"
 #include "optim/made_optimizer.hpp"
+#include "ranks/trained_parameters.hpp"
 #include "train_options.hpp"
 
 #include <string>
@@ -18,35 +19,41 @@
 namespace lockstep {
 namespace {
 
-ShardedOptimizer::Factory factory_of(const TrainOptions& options, const UpdateExtras& extras) {
+ShardedOptimizer::GroupsFactory factory_of(const TrainOptions& options, const UpdateExtras& extras) {
   if (extras.optimizer) return extras.optimizer;
-  return [&options](const std::vector<at::Tensor>& parameters) {
-    return make_optimizer(options.optimizer.kind, parameters, optimizer_settings(options));
+  return [&options](const Task::Groups& groups) {
+    return make_optimizer(options.optimizer.kind, groups, optimizer_settings(options));
   };
+}
+
+Task::Groups groups_of(const UpdateExtras& extras, const SplitModel& net) {
+  if (extras.groups) return extras.groups(extras.module != nullptr ? *extras.module : *net.module());
+  std::vector<at::Tensor> all;
+  for (const auto& [name, parameter] : parameters_of(*net.module())) all.push_back(parameter);
+  Task::Groups one;
+  one.emplace_back(std::move(all));
+  return one;
 }
 
 std::unique_ptr<torch::optim::Optimizer> optimizer_of(const TrainOptions& options, const UpdateExtras& extras,
                                                       SplitModel& net) {
   if (options.exchange.zero_stage > 0) return nullptr;
-  const auto parameters = net.parameters();
-  auto made = factory_of(options, extras)(parameters);
-  return checked_optimizer(std::move(made), parameters, net.mesh().data().name() + ": fit", "parameters");
+  const std::string who = net.mesh().data().name() + ": fit";
+  const auto groups = groups_of(extras, net);
+  if (extras.groups) check_groups(groups, parameters_of(*net.module()), who);
+  return checked_optimizer(factory_of(options, extras)(groups), tensors_in(groups), who, "parameters");
 }
 
-std::unique_ptr<ShardedOptimizer> sharded_of(const TrainOptions& options, const UpdateExtras& extras,
-                                             DataParallel<torch::nn::SequentialImpl>& net) {
+std::unique_ptr<ShardedOptimizer> sharded_of(const TrainOptions& options, const UpdateExtras& extras, SplitModel& net) {
   if (options.exchange.zero_stage == 0) return nullptr;
-  return std::make_unique<ShardedOptimizer>(net, factory_of(options, extras),
+  return std::make_unique<ShardedOptimizer>(net.replicas(), groups_of(extras, net), factory_of(options, extras),
                                             ShardedOptions{.stage = options.exchange.zero_stage});
 }
 
 // With stage 3 a rank keeps slices of the weights, and of their average too.
 std::vector<at::Tensor> averaged_tensors(const SplitModel& net, ShardedOptimizer* sharded, int zero_stage) {
   if (zero_stage < 3) return net.parameters();
-  std::vector<at::Tensor> slices;
-  for (const auto& group : sharded->optimizer().param_groups())
-    slices.insert(slices.end(), group.params().begin(), group.params().end());
-  return slices;
+  return tensors_in(sharded->optimizer().param_groups());
 }
 
 }  // namespace
@@ -56,7 +63,7 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
       clip_(options.optimizer.clip),
       rate_(learning_rate_of(options)),
       optimizer_(optimizer_of(options, extras, net_)),
-      sharded_(sharded_of(options, extras, net_.replicas())) {
+      sharded_(sharded_of(options, extras, net_)) {
   if (extras.ema_decay > 0)
     average_.emplace(extras.ema_decay, averaged_tensors(net_, sharded_.get(), options.exchange.zero_stage));
   if (options.exchange.sync_every == 0) return;

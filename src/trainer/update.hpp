@@ -24,12 +24,14 @@ namespace lockstep {
 // What a Task adds to the options.
 struct UpdateExtras {
   decltype(Task::optimizer) optimizer = {};
+  decltype(Task::groups) groups = {};
+  const torch::nn::Module* module = nullptr;  // that `groups` is given; null: the rank's layers
   double ema_decay = 0;
 };
 
 class Update {
  public:
-  // Updates the parameters of `net`. Throws Error if a Task's function makes no optimizer of them.
+  // Updates the parameters of `net`. Throws Error if a Task's functions make no groups or no optimizer of them.
   Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras = {});
 
   // In place, see zero_gradients().

@@ -8,6 +8,8 @@ import sys
 
 sys.dont_write_bytecode = True
 
+import importlib.machinery
+import importlib.util
 import pathlib
 import subprocess
 import tempfile
@@ -18,6 +20,18 @@ sys.path.insert(0, str(peers))
 
 import contenders
 import report
+
+
+def program(name):
+    """A program of benchmarks/peers as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, str(peers / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    sys.modules[name] = module  # where its dataclasses are looked up
+    loader.exec_module(module)
+    return module
+
+
+models = program("models")
 
 
 def row(key, seconds, first_loss=2.3, last_loss=1.6, unavailable=None):
@@ -76,6 +90,30 @@ class Report(unittest.TestCase):
         self.assertTrue(report.accuracies_agree({"runs": [run(0.1, 0.84, 0.80, 0.84), run(0.9, 0.82, 0.83, 0.84)]}))
         self.assertFalse(report.accuracies_agree({"runs": [run(0.84, 0.84, 0.84), run(0.80, 0.80, 0.80)]}))
         self.assertFalse(report.accuracies_agree({"runs": [run(0.84), run(unavailable="no PyTorch")]}))
+
+
+class Models(unittest.TestCase):
+    def agree(self, *losses):
+        """Of contenders whose batches have so many parts."""
+        chosen = []
+        for parts, loss in losses:
+            contender = contenders.Contender("mlp", "name", "pytorch", ["/bin/true"], {})
+            contender.rounds = [[{"train_loss": loss, "seconds": 1}]]
+            chosen.append((parts, contender))
+        return models.losses_agree(chosen)
+
+    def test_different_work_is_seen(self):
+        self.assertTrue(self.agree((1, 2.0), (1, 2.0001)))
+        self.assertFalse(self.agree((1, 2.0), (1, 2.001)))
+        self.assertTrue(self.agree((1, 2.0), (2, 2.1), (2, 2.1)))  # BatchNorm sees other samples
+        self.assertFalse(self.agree((1, 2.0), (1, float("nan"))))
+
+    def test_data_are_as_large_as_an_epoch(self):
+        with tempfile.TemporaryDirectory() as folder:
+            models.write_data("gpt", pathlib.Path(folder, "gpt"))
+            size = pathlib.Path(folder, "gpt", "text.txt").stat().st_size
+        model = models.models["gpt"]
+        self.assertEqual((size - size // 10 - 1) // models.context, model.steps * model.batch_size)
 
 
 class Choice(unittest.TestCase):

@@ -6,7 +6,7 @@
 #   the first ```sh, ```bash or ```console block with "cmake --build", after it   -> run as it stands
 #   the first ```cpp block with "SplitModel"                                      -> the body of a second program
 # Each page of docs/guide becomes a part of the second program too: its ```cpp blocks, of which the last function that
-# takes a Rank is run on 4 ranks.
+# takes a Rank is run on 4 ranks, and then each one that takes nothing.
 #   readme_program_test.sh PREFIX WORK-FOLDER
 set -euo pipefail
 prefix=$1 work=$2
@@ -51,10 +51,12 @@ blocks() {
 
 # And the loop over a SplitModel, with layers and a little data around it; then the guide's pages.
 pages=("$(dirname "$readme")"/docs/guide/*.md)
-functions=()
+functions=() programs=()
 {
   cat <<'END'
 #include <lockstep/lockstep.hpp>
+#include <fstream>
+#include <iostream>
 namespace nn = torch::nn;
 nn::Sequential my_layers() {
   return nn::Sequential(nn::Flatten(), nn::Linear(784, 32), nn::ReLU(), nn::Linear(32, 10));
@@ -70,6 +72,8 @@ END
       exit 1
     }
     functions+=("$name")
+    while read -r program; do programs+=("of_$name::$program"); done < <(
+      blocks "$page" | sed -n 's/^void \([a-z_]*\)() {.*/\1/p')
     printf 'namespace of_%s {\n%s\n}\n' "$name" "$(blocks "$page")"
   done
   cat <<'END'
@@ -80,6 +84,7 @@ END
   block "cpp c++" "SplitModel"
   for name in "${functions[@]}"; do echo "    of_$name::$name(rank);"; done
   echo "  });"
+  for program in "${programs[@]}"; do echo "  $program();"; done
   echo "}"
 } >split.cpp
 cat >>CMakeLists.txt <<'END'

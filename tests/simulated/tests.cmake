@@ -33,6 +33,7 @@ set(simulated_tests
   "foreign_programs_test|Sizes/*"
   "fit_test|Sizes/*:Fit.Tokens*|shared"
   "full_sharding_test|Sizes/*.Trains*/2Ranks:Sizes/*.AddsUp*/3Ranks"
+  "gpt_test|Sizes/*.EveryMesh*/2Ranks:Sizes/*.EveryStage*/3Ranks:GptOnText.Learns*:GptOnText.GoesOn*|shared"
   "grain_test|*|shared"
   "grains_test|Seeds/*/0|own"
   "local_sgd_test|Sizes/*"

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 #include <lockstep/data/sample_files.hpp>
 #include <lockstep/models/weights.hpp>
+#include <lockstep/optim/optimizers.hpp>
 #include <lockstep/trainer/fit.hpp>
 
 #include "support/error_of.hpp"
@@ -289,8 +290,8 @@ TEST(FitData, RanksWithOtherWeightsAreRefusedByBackward) {
 TEST_P(FitDataWorlds, AnOptimizerAndAnAverageOfWeightsGiveWhatLibTorchsLoopGives) {
   Task task = masked();
   task.ema_decay = 0.8;
-  task.optimizer = [](std::vector<Tensor> parameters) {
-    return std::make_unique<torch::optim::RMSprop>(std::move(parameters), torch::optim::RMSpropOptions(1).alpha(0.9));
+  task.optimizer = [](const auto& groups) {
+    return std::make_unique<torch::optim::RMSprop>(groups, torch::optim::RMSpropOptions(1).alpha(0.9));
   };
   TrainOptions options = settings(GetParam());
   options.rate.lr = 0.01;
@@ -386,7 +387,57 @@ TEST(FitData, AnAverageOfASplitNetworkGoesOn) {
   expect_same_history(fit(task, options).history, history);
 }
 
+// Matrices decay, biases do not; with every stage, and from a checkpoint of another one.
+TEST_P(FitDataWorlds, GroupsOfParametersGiveWhatLibTorchsLoopGives) {
+  const auto make = [](const Task::Groups& groups) {
+    auto adamw = std::make_unique<torch::optim::AdamW>(groups, torch::optim::AdamWOptions(0.02).weight_decay(0.5));
+    set_weight_decay(adamw->param_groups().at(1), 0);
+    return adamw;
+  };
+  Task task = masked();
+  task.groups = decay_groups;
+  task.optimizer = make;
+  TrainOptions options = settings(GetParam());
+  options.rate.lr = 0.02;
+
+  torch::manual_seed(options.seed);
+  SentenceNet net;
+  const auto adamw = make(decay_groups(net));
+  for (int epoch = 1; epoch <= 3; ++epoch) {
+    for (auto& batch : batches(task.train, {.size = 16, .seed = options.seed, .epoch = epoch})) {
+      adamw->zero_grad();
+      weighted_loss(net.forward(batch), batch).backward();
+      adamw->step();
+    }
+  }
+  const auto expect_the_same = [&](const std::filesystem::path& run, int stage) {
+    if (this_process().index != 0) return;
+    SentenceNet kept;
+    load_weights(run / "model.safetensors", kept);
+    for (const auto& item : net.named_parameters()) {
+      expect_near(kept.named_parameters()[item.key()], item.value(), 1e-10,
+                  item.key() + ", stage " + std::to_string(stage));
+    }
+  };
+  for (const int stage : {0, 1, 2, 3}) {
+    const ScratchFolder folder;
+    options.exchange.zero_stage = stage;
+    options.keep.run_dir = folder / "run";
+    options.keep.resume.clear();
+    fit(task, options);
+    expect_the_same(folder / "run", stage);
+    if (this_process().count > 1) continue;
+    TrainOptions again = options;
+    again.exchange.zero_stage = (stage + 2) % 4;
+    again.keep.run_dir = folder / "again";
+    again.keep.resume = folder / "run/checkpoints/epoch-0002.safetensors";
+    fit(task, again);
+    expect_the_same(folder / "again", stage);
+  }
+}
+
 TEST(FitData, RefusesUpdatesThatAreNone) {
+  const auto make_adam = [](const Task::Groups& groups) { return std::make_unique<torch::optim::Adam>(groups); };
   const auto with = [](const auto& change) {
     Task task = masked();
     TrainOptions options = settings(2);
@@ -399,20 +450,43 @@ TEST(FitData, RefusesUpdatesThatAreNone) {
                 options.exchange.sync_every = 2;
               }),
               HasSubstr("leave one of the two out"));
-  EXPECT_THAT(with([](Task& task, TrainOptions& options) {
-                task.optimizer = [](auto parameters) { return std::make_unique<torch::optim::Adam>(parameters); };
+  EXPECT_THAT(with([&](Task& task, TrainOptions& options) {
+                task.optimizer = make_adam;
                 options.optimizer.momentum = 0.9;
               }),
               HasSubstr("makes its own optimizer"));
   EXPECT_THAT(with([](Task& task, auto&) { task.optimizer = [](auto) { return nullptr; }; }),
               AllOf(HasSubstr("rank "), HasSubstr("made no optimizer")));
   EXPECT_THAT(with([](Task& task, auto&) {
-                task.optimizer = [](auto parameters) {
+                task.optimizer = [](const Task::Groups& groups) {
+                  auto parameters = groups.at(0).params();
                   parameters.pop_back();
                   return std::make_unique<torch::optim::Adam>(parameters);
                 };
               }),
               HasSubstr("3 parameters that the factory was given"));
+  EXPECT_THAT(with([](Task& task, auto&) { task.groups = decay_groups; }), HasSubstr("give Task::optimizer too"));
+  for (const int stage : {0, 1, 3}) {
+    const auto with_groups = [&](const auto& groups) {
+      return with([&](Task& task, TrainOptions& options) {
+        task.optimizer = make_adam;
+        task.groups = groups;
+        options.exchange.zero_stage = stage;
+      });
+    };
+    EXPECT_THAT(with_groups([](const nn::Module& net) {
+                  auto groups = decay_groups(net);
+                  groups.pop_back();
+                  return groups;
+                }),
+                AllOf(HasSubstr("rank "), HasSubstr("output.bias is in none of the groups")));
+    EXPECT_THAT(with_groups([](const nn::Module& net) {
+                  auto groups = decay_groups(net);
+                  groups.push_back(groups[0]);
+                  return groups;
+                }),
+                AllOf(HasSubstr("rank "), HasSubstr("group 2 has a parameter of shape [20, 6] that is")));
+  }
   const ScratchFolder folder;
   Task task = masked();
   TrainOptions options = settings(1);

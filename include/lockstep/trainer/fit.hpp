@@ -34,10 +34,11 @@ namespace lockstep {
 //   that is no torch::nn::Sequential;
 // - of the samples: no training samples; tensors that have not as many rows;
 // - of the update: an ema_decay not from 0 to below 1, or beside sync_every; `optimizer`, `momentum` or `weight_decay`
-//   beside an optimizer of the task's own;
+//   beside an optimizer of the task's own; groups without such an optimizer;
 // - of what is measured: a negative patience; a metric without a name or a function, or with another's name; best_by
 //   that nothing is called; metrics, best_by or patience without test samples.
-// And later, with the rank named: a function that makes no optimizer of its parameters, a criterion or a metric that
+// And later, with the rank named: groups that leave out a parameter or have one twice, a function that makes no
+// optimizer of its groups, a criterion or a metric that
 // gives something else than it must, accuracy where y are no classes, and as Samples::read() does.
 TrainResult fit(const Task& task, const TrainOptions& options = {}, const TrainCallbacks& callbacks = {});
 

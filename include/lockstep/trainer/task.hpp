@@ -50,10 +50,14 @@ struct Task {
   // may need all of them. So it must call forward equally often on each, with the same x. Empty: nothing is written.
   using Forward = std::function<at::Tensor(const at::Tensor& x)>;
   std::function<std::string(const Forward& forward, int epoch)> write = {};
-  // Makes the optimizer of these parameters, in the place of the one that the options name; the options' learning rate,
-  // schedule and clipping count for it too. With zero_stage they are the rank's slices: see ShardedOptimizer::Factory.
-  // Empty: the options' optimizer.
-  std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)> optimizer = {};
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  // Makes the optimizer of these groups of parameters, in the place of the one that the options name. The options'
+  // learning rate, schedule and clipping count for it too, and for all groups alike. With zero_stage the groups hold
+  // the rank's slices: see ShardedOptimizer::GroupsFactory. Empty: the options' optimizer.
+  std::function<std::unique_ptr<torch::optim::Optimizer>(Groups groups)> optimizer = {};
+  // Divides the network's parameters into the groups that `optimizer` gets, such as lockstep::decay_groups. With a
+  // split by layers or channels it is given the rank's layers. Empty: all parameters are one group.
+  std::function<Groups(const torch::nn::Module& net)> groups = {};
   // From 0 to below 1, such as 0.999: after every step an exponential moving average of the weights becomes ema_decay *
   // average + (1 - ema_decay) * weights; after the first step it is the weights, as PyTorch's AveragedModel has it.
   // What is evaluated and kept after an epoch is then the average, with the buffers of the network. 0: the weights are.

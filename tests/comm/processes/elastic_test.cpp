@@ -25,13 +25,16 @@ using testing::Not;
 class Elastic : public Cli {
  protected:
   // Each process leaves its number.
-  Words job(int processes, const Words& launch, const std::string& name, const Words& more) const {
+  Words job_of(int processes, const Words& launch, const Words& program) const {
     const Words noting = {"/bin/sh", "-c",
                           "echo $$ >\"$0/$LOCKSTEP_ELASTIC_MEMBER.new\"; "
                           "/bin/mv \"$0/$LOCKSTEP_ELASTIC_MEMBER.new\" \"$0/$LOCKSTEP_ELASTIC_MEMBER\"; exec \"$@\"",
-                          notes_.path().string(), from_environment("LOCKSTEP_PROGRAM")};
-    return Words{"launch", "-n", std::to_string(processes), "--elastic"} + launch + noting + settings(name, "cpu") +
-           more;
+                          notes_.path().string()};
+    return Words{"launch", "-n", std::to_string(processes), "--elastic"} + launch + noting + program;
+  }
+
+  Words job(int processes, const Words& launch, const std::string& name, const Words& more) const {
+    return job_of(processes, launch, Words{from_environment("LOCKSTEP_PROGRAM")} + settings(name, "cpu") + more);
   }
 
   // Curves would take most of the time.
@@ -90,6 +93,25 @@ TEST_F(Elastic, KillsChangeNoBit) {
   ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "60"}, without_gnuplot()).code, 0);
   expect_same_epochs("killed", 40);
   expect_same_epochs("stopped", 60);
+}
+
+// A network, an optimizer and groups of parameters of its own.
+TEST_F(Elastic, KillsChangeNoBitOfAFit) {
+  Program killed(job_of(2, {}, {ranks_program(), "fits", "cpu", "runs/killed"}), without_gnuplot());
+  ASSERT_TRUE(killed.wait_for("epoch 3 done"));
+  kill_member(0);  // who keeps the run
+  ASSERT_TRUE(killed.wait_for("process 2 has joined"));
+  kill_member(1);
+  const auto ended = killed.finish();
+  ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("process 1 was ended by signal 9"), Not(HasSubstr("error:"))));
+
+  auto undisturbed = without_gnuplot();
+  undisturbed.program = ranks_program();
+  const auto alone = run_program({"fits", "cpu", "runs/undisturbed"}, undisturbed);
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  EXPECT_EQ(metrics("undisturbed").size(), 60u);
+  expect_same_epochs("killed", 60);
 }
 
 // Flips a bit of all copies of `bytes` in a process's memory, and returns how many there were.

@@ -25,6 +25,7 @@ int scenarios::run_scenario(int argc, char** argv) {
   const std::map<std::string, std::function<void(const scenarios::Setup&)>> all = {
       {"collectives", scenarios::collectives},
       {"training", scenarios::training},
+      {"fits", scenarios::fits},
       {"random_nets", scenarios::random_nets},
       {"runs", scenarios::runs},
       {"connects", scenarios::connects},

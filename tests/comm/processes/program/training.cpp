@@ -3,15 +3,21 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/weights.hpp>
+#include <lockstep/optim/optimizers.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 #include <lockstep/ranks/rank.hpp>
+#include <lockstep/trainer/fit.hpp>
 
 #include "scenarios.hpp"
 #include "support/random_training.hpp"
 
+#include <chrono>
+#include <cstdlib>
 #include <fstream>
+#include <iostream>
 #include <sstream>
 #include <string>
+#include <thread>
 
 // Batches that split unevenly, and a last one that is smaller than the number of ranks.
 void scenarios::training(const Setup& setup) {
@@ -30,6 +36,41 @@ void scenarios::training(const Setup& setup) {
     if (score.total != 10) throw std::runtime_error("the evaluation has not seen every sample once");
     if (rank.index() == rank.world_size() - 1) lockstep::save_weights(setup.argument, *net);
   });
+}
+
+// In an elastic job its epochs take long enough that processes can go and come.
+void scenarios::fits(const Setup& setup) {
+  torch::manual_seed(1);
+  const auto x = torch::randn({40, 4}), y = (x.sum(1) > 0).to(torch::kLong);
+  const lockstep::Task task{.name = "signs",
+                            .module =
+                                [] {
+                                  namespace nn = torch::nn;
+                                  return nn::Sequential(nn::Linear(4, 8), nn::Tanh(),
+                                                        nn::LayerNorm(nn::LayerNormOptions({8})), nn::Linear(8, 2));
+                                },
+                            .criterion = torch::nn::functional::cross_entropy,
+                            .train = {{x, y}},
+                            .test = {{x, y}},
+                            .accuracy = true,
+                            .optimizer =
+                                [](const auto& groups) {
+                                  auto adamw = lockstep::make_optimizer(lockstep::OptimizerKind::adamw, groups,
+                                                                        {.weight_decay = 0.1});
+                                  lockstep::set_weight_decay(adamw->param_groups()[1], 0);
+                                  return adamw;
+                                },
+                            .groups = lockstep::decay_groups};
+  const lockstep::TrainOptions options{.devices = setup.devices,
+                                       .batch = {.size = 16, .grain = 4},
+                                       .rate = {.lr = 0.01},
+                                       .epochs = 60,
+                                       .keep = {.run_dir = setup.argument}};
+  const auto pause = std::chrono::milliseconds(std::getenv("LOCKSTEP_ELASTIC_MEMBER") != nullptr ? 50 : 0);
+  lockstep::fit(task, options, {.on_epoch = [&](const lockstep::EpochMetrics& metrics) {
+                  std::cout << "epoch " << metrics.epoch << " done" << std::endl;
+                  std::this_thread::sleep_for(pause);
+                }});
 }
 
 void scenarios::random_nets(const Setup& setup) {

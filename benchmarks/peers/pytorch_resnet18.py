@@ -5,9 +5,9 @@ same seed, the same initial weights and minibatches.
 
 import math
 
+import draws
 import pytorch_lenet
 import task
-import torch
 from torch import nn
 
 
@@ -31,18 +31,6 @@ class Block(nn.Module):
         return (y + self.shortcut(x)).relu_()
 
 
-def draw_weights(net, seed):
-    """As lockstep's draw_weights (src/models/model_parts.cpp): Xavier's uniform weights, biases of zero."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in net.named_parameters():
-            if parameter.dim() > 1:
-                bound = math.sqrt(6 / ((parameter.size(0) + parameter.size(1)) * parameter[0][0].numel()))
-                parameter.uniform_(-bound, bound, generator=generator)
-            elif name.endswith("bias"):
-                parameter.zero_()
-
-
 def resnet18(options):
     into = scaled(64, options.width)
     layers = [nn.Upsample(size=options.image_size, mode="bilinear")] if options.image_size else []
@@ -52,7 +40,7 @@ def resnet18(options):
         layers += [Block(into, out, 1 if channels == 64 else 2), Block(out, out, 1)]
         into = out
     net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(into, 10))
-    draw_weights(net, options.seed)
+    draws.draw_xavier(net, options.seed)
     return net
 
 
