@@ -63,12 +63,10 @@ ElasticLaunch::Look ElasticLaunch::look() {
     if (beats || stood_still) member.seen = time;
     const bool is_late = !heart && generations_.takes_part() &&
                          time - member.seen > std::max<Clock::duration>(limits_.until_first_beat, 2 * longest_start_);
-    if ((was_in && !member.is_in) || (heart && time - member.seen > heart->silence)) {
-      look.dead.push_back(number);
-    } else if (is_late) {
-      look.late.push_back(number);
-      member.seen = time;  // it is said once
-    }
+    const bool is_dead = (was_in && !member.is_in) || (heart && time - member.seen > heart->silence);
+    if (is_dead) look.dead.push_back(number);
+    if (is_late && !is_dead) look.late.push_back(number);
+    if (is_dead || is_late) member.seen = time;  // it is said once
   }
   if (coming_.empty() || !generations_.has_begun(now.number)) return look;
   for (const int number : std::exchange(coming_, {})) {

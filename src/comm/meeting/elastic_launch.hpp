@@ -14,8 +14,6 @@ namespace lockstep::comm {
 
 class ElasticLaunch {
  public:
-  // To be made before the processes start. They are the members 0 … processes - 1; successors get the next numbers. At
-  // most `restarts` successors are asked for.
   struct Limits {
     // One that has no heart counts as dead so long after its start, once another one has; and not before it has taken
     // twice as long as any other.
@@ -23,6 +21,9 @@ class ElasticLaunch {
     // From a loss until a successor starts even if the others do not go on yet.
     std::chrono::milliseconds until_start{1'000};
   };
+
+  // To be made before the processes start. They are the members 0 … processes - 1; successors get the next numbers. At
+  // most `restarts` successors are asked for.
   ElasticLaunch(const StorePtr& store, std::string job, int processes, int restarts, const Limits& limits);
 
   // Gives whether the others go on. One that was killed is a loss, and any other failure ends the job, but for a
