@@ -30,9 +30,9 @@ at::Tensor slice(const at::Tensor& tensor, const Range& part);
 void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers targets, const Range& part,
             size_t home = 0);
 
-// The same for values that are added in the order of `average`, and divided then; so that no result is -0, +0 is added
-// last. The result goes to the targets' elements from number `to` on. A target may be the first value. Through LibTorch
-// the sums are made in the values' memory.
+// Adds in the order of `average`, divides, and then adds +0, so that no result is -0. The result goes to the targets'
+// elements from number `to` on. A target may be the first value. Through LibTorch the sums are made in the values'
+// memory.
 void average_in_tree(TensorPointers values, const TreeAverage& average, TensorPointers targets, const Range& part,
                      int64_t to, size_t home = 0);
 

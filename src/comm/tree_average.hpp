@@ -30,9 +30,9 @@ class TreeBackend {
     return tree != nullptr && tree->averages_in_tree() ? tree : nullptr;
   }
 
-  // Posts it, under AgreedParts that say what decides the order. A rank's rows have one dimension, and one size on all
-  // ranks; a rank may have none. `target` becomes the average, or if `in_slices` the rank's slice of it. An average has
-  // no -0. The first row may be the target. The rows' values are lost.
+  // Begins the average. The caller holds AgreedParts that name all that the order depends on. A rank's rows have one
+  // dimension, and one size on all ranks; a rank may have none. `target` becomes the average, or if `in_slices` the
+  // rank's slice of it. An average has no -0. The first row may be the target. The rows' values are lost.
   virtual c10::intrusive_ptr<c10d::Work> average_in_tree(const std::vector<at::Tensor>& rows,
                                                          const TreeAverage& average, at::Tensor target,
                                                          bool in_slices) = 0;

@@ -108,7 +108,8 @@ class GradientBuckets : public Averaging {
   [[noreturn]] void refuse_growth(const Slot& slot) const;
   bool records() const;  // a CUDA graph records this step
   bool by_grains() const { return plan_.has_value(); }
-  // Of a bucket whose gradients are all there. `target` becomes the average, or this rank's slice of it: in_slices().
+  // Begins to average a bucket that has all its gradients. `target` becomes the average, or this rank's slice of it:
+  // in_slices().
   HookRound post_average_of_grains(size_t bucket, const at::Tensor& target);
 
   Rank rank_;

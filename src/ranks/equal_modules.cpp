@@ -52,7 +52,7 @@ int64_t digest_of_values(const ModuleTensors& tensors) {
   return digest_of(hashes);
 }
 
-// All ranks find the same one.
+// Throws Error that names the first difference, the same on all ranks.
 [[noreturn]] void name_difference(const ModuleTensors& tensors, const std::vector<int64_t>& kinds, Rank& rank,
                                   const std::string& user) {
   const torch::Tensor all_kinds = of_all_ranks(rank, kinds);
@@ -72,7 +72,7 @@ int64_t digest_of_values(const ModuleTensors& tensors) {
 // `processes` are those of the ranks.
 void check_that_memory_differs(const ModuleTensors& tensors, const std::vector<int64_t>& processes, Rank& rank,
                                const std::string& user) {
-  std::vector<int64_t> addresses;  // which mean something within their process only
+  std::vector<int64_t> addresses;  // valid within one process only
   for (const auto& [name, tensor] : tensors) addresses.push_back(reinterpret_cast<int64_t>(tensor.const_data_ptr()));
   const torch::Tensor table = of_all_ranks(rank, addresses);
   const std::set<int64_t> mine(addresses.begin(), addresses.end());

@@ -25,7 +25,7 @@ namespace lockstep {
 struct UpdateExtras {
   decltype(Task::optimizer) optimizer = {};
   decltype(Task::groups) groups = {};
-  const torch::nn::Module* module = nullptr;  // that `groups` is given; null: the rank's layers
+  const torch::nn::Module* module = nullptr;  // the argument of `groups`; null: the rank's layers
   double ema_decay = 0;
 };
 

@@ -42,7 +42,7 @@ using FullShardingWorlds = Worlds;
 INSTANTIATE_TEST_SUITE_P(Sizes, FullShardingWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
-// Of float64. The mean of a float32 parameter is a factor in the net below, and CUDA rounds that mean otherwise.
+// For float64. The mean of a float32 parameter is a factor in the net below, and CUDA rounds that mean otherwise.
 const double kSame = on_real_gpus() ? 1e-6 : 1e-10;
 
 std::unique_ptr<optim::Optimizer> make_sgd(const std::vector<Tensor>& parameters) {

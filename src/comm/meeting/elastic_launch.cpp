@@ -66,7 +66,7 @@ ElasticLaunch::Look ElasticLaunch::look() {
     const bool is_dead = (was_in && !member.is_in) || (heart && time - member.seen > heart->silence);
     if (is_dead) look.dead.push_back(number);
     if (is_late && !is_dead) look.late.push_back(number);
-    if (is_dead || is_late) member.seen = time;  // it is said once
+    if (is_dead || is_late) member.seen = time;  // so that it is reported once
   }
   if (coming_.empty() || !generations_.has_begun(now.number)) return look;
   for (const int number : std::exchange(coming_, {})) {

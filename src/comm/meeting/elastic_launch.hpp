@@ -15,8 +15,8 @@ namespace lockstep::comm {
 class ElasticLaunch {
  public:
   struct Limits {
-    // One that has no heart counts as dead so long after its start, once another one has; and not before it has taken
-    // twice as long as any other.
+    // Once a process has a heart, another one without a heart counts as dead this long after its start. It has at least
+    // twice the time of the slowest start.
     std::chrono::milliseconds until_first_beat{60'000};
     // From a loss until a successor starts even if the others do not go on yet.
     std::chrono::milliseconds until_start{1'000};
@@ -49,11 +49,11 @@ class ElasticLaunch {
   using Clock = std::chrono::steady_clock;
   struct Member {
     int place;   // among the processes that run at the same time
-    bool is_in;  // the newest generation, when last looked at, as the next two
+    bool is_in;  // the newest generation, when last looked at
     bool has_begun = false;
     bool has_ended = false;
-    int64_t beats = 0;
-    Clock::time_point seen = Clock::now();  // when they had changed, or when it started
+    int64_t beats = 0;                      // when last looked at
+    Clock::time_point seen = Clock::now();  // its silence counts from here
   };
 
   const StorePtr store_;

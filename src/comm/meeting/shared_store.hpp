@@ -16,7 +16,7 @@
 
 namespace lockstep::comm {
 
-// Asks again and again until all keys are there, seldom if it takes long (wait_limit.hpp). Throws DistStoreError
+// Asks again and again until all keys are there, less often the longer it takes (wait_limit.hpp). Throws DistStoreError
 // at the deadline, or once a stop was requested.
 void wait_for_keys(c10d::Store& store, const std::vector<std::string>& keys, std::chrono::milliseconds timeout,
                    const std::stop_token& stop = {});

@@ -74,7 +74,7 @@ class Job {
     return *rendezvous_;
   }
 
-  // Has `work` done beside what this process does next, after the work before it.
+  // Does `work` on a thread of its own, once the work before it is done.
   void do_beside(std::function<void()> work) {
     const std::lock_guard lock(beside_mutex_);
     if (beside_.joinable()) beside_.join();

@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kSearch = 4s;                 // for whoever closed a connection
-constexpr auto kLongestPauseOfSearch = 5ms;  // of one who searches; the watchdog comes by less often
+constexpr auto kLongestPauseOfSearch = 5ms;  // between two looks of a search; the watchdog looks less often
 
 }  // namespace
 

@@ -57,8 +57,8 @@ void WatchedWorld::connect_leaders(int threads_per_rank) {
   if (closed_) hierarchy_->close();
 }
 
-// A hierarchy is for calls of all ranks. One that is alone in its group needs no connections and no communicator, which
-// cost memory and threads. Other ranks' devices may be none of this machine's, so that rank's stands for them.
+// A hierarchy is for calls of all ranks. A rank that is alone in its group needs no connections and no communicator,
+// which cost memory and threads. Other ranks' devices may be none of this machine's, so that rank's stands for them.
 c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members& members) {
   if (members.size() == 1) {
     return make_in_process_world(Devices(devices().size(), devices()[rank]), place_.timeout)->backend(rank, members);
@@ -160,7 +160,7 @@ std::vector<WatchedWorld::Group> WatchedWorld::groups() {
   return groups_;
 }
 
-// An abort of NCCL waits for what its communicator does, so none waits for another. Nor does who calls this.
+// An abort of NCCL waits for what its communicator does, so none waits for another. The caller does not wait either.
 void WatchedWorld::close() {
   const std::lock_guard lock(mutex_);
   if (std::exchange(closed_, true)) return;
