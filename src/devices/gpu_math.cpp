@@ -14,7 +14,10 @@ GpuMath::GpuMath(const GpuMathOptions& options)
     at::globalContext().setAllowTF32CuDNN(true);
   }
   if (options.fixed_shapes) at::globalContext().setBenchmarkCuDNN(true);
-  if (options.reproducible) at::globalContext().setDeterministicCuDNN(true);
+  if (options.reproducible) {  // and no trials, which may end otherwise each time
+    at::globalContext().setDeterministicCuDNN(true);
+    at::globalContext().setBenchmarkCuDNN(false);
+  }
 }
 
 GpuMath::~GpuMath() {

@@ -7,7 +7,7 @@ namespace lockstep {
 struct GpuMathOptions {
   bool tf32 = false;  // products and convolutions round float32 factors to 10 bits of mantissa, for tensor cores
   bool fixed_shapes = false;  // cuDNN tries its algorithms on each new shape and keeps the fastest
-  bool reproducible = false;  // cuDNN takes only algorithms that give the same bits each time
+  bool reproducible = false;  // cuDNN takes only algorithms that give the same bits each time, without trials
 };
 
 class GpuMath {

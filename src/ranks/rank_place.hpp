@@ -73,8 +73,8 @@ class RankPlace {
   // This rank as a group of its own, for which nobody else is asked.
   static Rank alone(const Rank& rank) {
     const auto& place = of(rank);
-    const Rank made =
-        RankPlace::rank(place.run, place.world_rank, {place.members.name + "/alone", {place.world_rank}}, place.random);
+    const std::string name = place.members.name + "/alone." + std::to_string(place.world_rank);
+    const Rank made = RankPlace::rank(place.run, place.world_rank, {name, {place.world_rank}}, place.random);
     return rank.wrap_ ? made.wrapped(rank.wrap_) : made;
   }
 

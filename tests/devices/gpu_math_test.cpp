@@ -12,11 +12,10 @@ TEST(GpuMath, SetsWhatIsAskedForAndPutsBackWhatWas) {
   const bool benchmark = context.benchmarkCuDNN(), deterministic = context.deterministicCuDNN();
   at::globalContext().setAllowTF32CuDNN(false);
   {
-    const lockstep::GpuMath math({.tf32 = true, .fixed_shapes = true, .reproducible = true});
+    const lockstep::GpuMath math({.tf32 = true, .fixed_shapes = true});
     EXPECT_TRUE(context.allowTF32CuBLAS());
     EXPECT_TRUE(context.allowTF32CuDNN());
     EXPECT_TRUE(context.benchmarkCuDNN());
-    EXPECT_TRUE(context.deterministicCuDNN());
   }
   EXPECT_EQ(context.allowTF32CuBLAS(), products);
   EXPECT_FALSE(context.allowTF32CuDNN());
@@ -27,6 +26,14 @@ TEST(GpuMath, SetsWhatIsAskedForAndPutsBackWhatWas) {
     EXPECT_EQ(context.allowTF32CuBLAS(), products);
     EXPECT_FALSE(context.allowTF32CuDNN());  // as the user has set it
   }
+  at::globalContext().setBenchmarkCuDNN(true);
+  {
+    const lockstep::GpuMath math({.reproducible = true});
+    EXPECT_TRUE(context.deterministicCuDNN());
+    EXPECT_FALSE(context.benchmarkCuDNN());
+  }
+  EXPECT_TRUE(context.benchmarkCuDNN());
+  at::globalContext().setBenchmarkCuDNN(benchmark);
   at::globalContext().setAllowTF32CuDNN(convolutions);
 }
 

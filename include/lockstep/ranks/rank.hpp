@@ -131,7 +131,7 @@ struct RunOptions {
   int threads_per_rank = 1;                    // intra-op threads of each rank's thread
   std::chrono::milliseconds timeout{300'000};  // of every wait for another rank
   // Between processes: how long run() waits for all of them to come. LOCKSTEP_RENDEZVOUS_TIMEOUT in the environment, in
-  // seconds, overrules it.
+  // seconds, overrules it. In an elastic job that is also after how long a process that has not begun counts as dead.
   std::chrono::milliseconds rendezvous_timeout{60'000};
   // Between processes; threads of one process do not look at it. Before all processes have come, a request ends the
   // wait, with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 1 s old once no rank of the run

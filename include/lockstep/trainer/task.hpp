@@ -56,7 +56,8 @@ struct Task {
   // the rank's slices: see ShardedOptimizer::GroupsFactory. Empty: the options' optimizer.
   std::function<std::unique_ptr<torch::optim::Optimizer>(Groups groups)> optimizer = {};
   // Divides the network's parameters into the groups that `optimizer` gets, such as lockstep::decay_groups. With a
-  // split by layers or channels it is given the rank's layers. Empty: all parameters are one group.
+  // split by layers or channels it is given the rank's layers. Called on each rank's thread, maybe at the same time.
+  // Empty: all parameters are one group.
   std::function<Groups(const torch::nn::Module& net)> groups = {};
   // From 0 to below 1, such as 0.999: after every step an exponential moving average of the weights becomes ema_decay *
   // average + (1 - ema_decay) * weights; after the first step it is the weights, as PyTorch's AveragedModel has it.

@@ -1,6 +1,7 @@
 #include "elastic_launch.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace lockstep::comm {
@@ -24,6 +25,8 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
     call_off(store_, job_, called_off_,
              {"process " + std::to_string(member) + " of the job is gone: " + end.how, kind});
   }
+  // A successor that had not joined when the others came to their end is no loss.
+  if (is_loss && now.over && !now.members.empty() && !now.index_of(member)) return true;
   if (!is_loss || now.over) return false;
   if (restarts_left_ > 0) vacant_.push_back(members_[member].place);
   return true;
@@ -48,21 +51,28 @@ ElasticLaunch::Look ElasticLaunch::look() {
   const auto time = Clock::now();
   const auto since_last = time - std::exchange(looked_, time);
   const auto now = generations_.newest();
+  std::vector<std::optional<Generations::Heart>> hearts(members_.size());
+  for (int number = 0; number < members(); ++number) {  // all, before one of them is late
+    Member& member = members_[number];
+    if (member.has_ended) continue;
+    hearts[number] = generations_.heart_of(number);
+    if (hearts[number] && !std::exchange(member.has_begun, true))
+      longest_start_ = std::max(longest_start_.value_or(Clock::duration()), time - member.seen);
+  }
   Look look;
   for (int number = 0; number < members(); ++number) {
     Member& member = members_[number];
     if (member.has_ended) continue;
     const bool was_in = std::exchange(member.is_in, now.index_of(number).has_value());
     if (!was_in && member.is_in) coming_.push_back(number);
-    const auto heart = generations_.heart_of(number);
-    if (heart && !std::exchange(member.has_begun, true)) longest_start_ = std::max(longest_start_, time - member.seen);
+    const auto& heart = hearts[number];
     const bool beats = heart && (std::exchange(member.beats, heart->beats) != heart->beats || heart->beats == 0);
     // Much of the silence between two looks: this process stood still (Ctrl-Z, a machine that was paused), and others
     // maybe too.
     const bool stood_still = since_last > (heart ? heart->silence : limits_.until_first_beat) / 2;
     if (beats || stood_still) member.seen = time;
-    const bool is_late = !heart && generations_.takes_part() &&
-                         time - member.seen > std::max<Clock::duration>(limits_.until_first_beat, 2 * longest_start_);
+    const bool is_late = !heart && longest_start_ &&
+                         time - member.seen > std::max<Clock::duration>(limits_.until_first_beat, 2 * *longest_start_);
     const bool is_dead = (was_in && !member.is_in) || (heart && time - member.seen > heart->silence);
     if (is_dead) look.dead.push_back(number);
     if (is_late && !is_dead) look.late.push_back(number);

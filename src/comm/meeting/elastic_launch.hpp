@@ -7,6 +7,7 @@
 #include "meeting.hpp"
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -67,8 +68,8 @@ class ElasticLaunch {
   std::vector<int> coming_ = {};  // members that have not the state yet
   bool has_lost_ = false;
   Clock::time_point looked_ = Clock::now();
-  Clock::duration longest_start_{};  // until the first beat
-  Clock::time_point lost_ = {};      // the last that was lost
+  std::optional<Clock::duration> longest_start_;  // until the first beat; none: nobody has begun
+  Clock::time_point lost_ = {};                   // the last that was lost
 };
 
 }  // namespace lockstep::comm

@@ -11,6 +11,7 @@
 #include "keys_of_members.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -124,16 +125,16 @@ class Gate : public c10d::PrefixStore {
 
  private:
   void warn_of_open_doors(const std::string& why) {
-    if (why.empty() || std::exchange(has_warned_, true)) return;
+    static std::atomic<bool> has_warned = false;  // a process makes many groups
+    if (why.empty() || has_warned.exchange(true)) return;
     warn_as_libtorch("lockstep: this system shuts no ports (" + why +
                      "), so strangers can connect to those of the ranks. Without the job's key they get no rank's "
-                     "place, but they can end a process. Keep them off the network");
+                     "place, but they can end a process. Use a network that strangers cannot reach");
   }
 
   const GroupPlace place_;
   std::vector<int> doors_;
   int devices_ = 0;
-  bool has_warned_ = false;
 };
 
 }  // namespace

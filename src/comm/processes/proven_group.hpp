@@ -21,9 +21,10 @@ struct ProvenPlace {
   GroupPlace group;
   std::string local_address;  // as make_gloo_group has it
   JobKey key;
-  std::string name;                   // no other group of the run has it
-  std::vector<std::string> members;   // for texts
-  std::chrono::milliseconds silence;  // once this member is connected, the longest wait for each of the two messages
+  std::string name;                  // no other group of the run has it
+  std::vector<std::string> members;  // for texts
+  std::chrono::milliseconds
+      silence;  // once this member is connected, the longest wait for each of the two messages, but 3 s at least
 };
 
 // Connects to all other members, which must make the same call. Says who was turned away, as a warning. Throws Error:

@@ -1,0 +1,55 @@
+// ElasticLaunch: when the launcher of an elastic job takes a process for dead that has not begun.
+#include <gmock/gmock.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "comm/meeting/elastic_launch.hpp"
+
+#include <chrono>
+#include <thread>
+#include <vector>
+
+namespace lockstep {
+namespace elastic_launch_test {
+
+using comm::ElasticLaunch;
+using comm::Generations;
+using testing::ElementsAre;
+using testing::IsEmpty;
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+class AnElasticLaunch : public testing::Test {
+ protected:
+  // Looks again and again until somebody is late.
+  std::vector<int> late_within(std::chrono::milliseconds time) {
+    std::vector<int> late;
+    for (const auto end = Clock::now() + time; late.empty() && Clock::now() < end; std::this_thread::sleep_for(10ms)) {
+      const auto look = launch_.look();
+      EXPECT_THAT(look.dead, IsEmpty());
+      late = look.late;
+    }
+    return late;
+  }
+
+  const comm::StorePtr store_ = c10::make_intrusive<c10d::HashStore>();
+  ElasticLaunch launch_{store_, "job", 2, 1, {.until_first_beat = 200ms}};
+  Generations generations_{store_, "job"};
+};
+
+TEST_F(AnElasticLaunch, NobodyIsLateBeforeSomebodyHasBegun) {
+  EXPECT_THAT(late_within(300ms), IsEmpty());
+  generations_.take_part();
+  EXPECT_THAT(late_within(300ms), IsEmpty());
+}
+
+TEST_F(AnElasticLaunch, OneThatTakesTwiceAsLongAsAnotherIsLate) {
+  EXPECT_THAT(late_within(300ms), IsEmpty());
+  generations_.take_part();
+  generations_.beat(1, {.beats = 0, .silence = 60s});
+  EXPECT_THAT(launch_.look().late, IsEmpty()) << "it has not had twice the other's time";
+  EXPECT_THAT(late_within(20s), ElementsAre(0));
+  EXPECT_THAT(launch_.look().late, IsEmpty()) << "it is reported once";
+}
+
+}  // namespace elastic_launch_test
+}  // namespace lockstep
