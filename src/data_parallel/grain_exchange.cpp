@@ -1,12 +1,12 @@
 #include "grain_exchange.hpp"
 
-#include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 
 #include "comm/agreed_parts.hpp"
+#include "comm/reduction.hpp"
 #include "comm/tree_average.hpp"
 #include "grain_tree.hpp"
 
@@ -45,15 +45,15 @@ HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<in
   HookRound round;
   if (rank.world_size() > 1) round.work = rank.backend().alltoall(outputs, inputs);
 
-  const auto average_to = [=, own = slice_of_each(rows, rank.index(), slice)](at::Tensor to) {
+  const auto average_to = [=, own = slice_of_each(rows, rank.index(), slice)](const at::Tensor& to) {
     Tensors sums;
     for (int other = 0; other < static_cast<int>(outputs.size()); ++other) {
       const Tensors theirs = other == rank.index() ? own : outputs[static_cast<size_t>(other)].unbind();
       sums.insert(sums.end(), theirs.begin(), theirs.end());
     }
-    for (const auto& [into, from] : average.additions) sums[into].add_(sums[from]);
-    at::div_out(to, sums[0], at::scalar_tensor(average.divisor));
-    to.add_(0.0);
+    std::vector<const at::Tensor*> values;
+    for (const auto& sum : sums) values.push_back(&sum);
+    comm::average_in_tree(values, average, {&to}, {0, slice}, 0);
   };
   if (in_slices || rank.world_size() == 1) {
     round.finish = [=] { average_to(target); };

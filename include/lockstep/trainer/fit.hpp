@@ -37,9 +37,9 @@ namespace lockstep {
 //   beside an optimizer of the task's own; groups without such an optimizer;
 // - of what is measured: a negative patience; a metric without a name or a function, or with another's name; best_by
 //   that nothing is called; metrics, best_by or patience without test samples.
-// And later, with the rank named: groups that leave out a parameter or have one twice, a function that makes no
-// optimizer of its groups, a criterion or a metric that
-// gives something else than it must, accuracy where y are no classes, and as Samples::read() does.
+// And later, with the rank named: groups that leave out a parameter or have one twice; a function that makes no
+// optimizer of its groups; a criterion or a metric that gives something else than it must; accuracy where y are no
+// classes; and as Samples::read() does.
 TrainResult fit(const Task& task, const TrainOptions& options = {}, const TrainCallbacks& callbacks = {});
 
 }  // namespace lockstep

@@ -23,8 +23,8 @@ struct ProvenPlace {
   JobKey key;
   std::string name;                  // no other group of the run has it
   std::vector<std::string> members;  // for texts
-  std::chrono::milliseconds
-      silence;  // once this member is connected, the longest wait for each of the two messages, but 3 s at least
+  // Once this member is connected, the longest wait for each of the two messages, but 3 s at least.
+  std::chrono::milliseconds silence;
 };
 
 // Connects to all other members, which must make the same call. Says who was turned away, as a warning. Throws Error:
