@@ -149,6 +149,12 @@ bool is_loss(const Strike& strike, const Course& course) {
   if (course.plan.is_elastic()) return ends;
   if (!course.plan.is_server() || (strike.victim == 0 && !course.plan.launcher)) return false;
   if (strike.fault == Fault::throws) return true;
+  // Whoever has thrown lacks steps for good. So nobody can tell whether it was killed before the others had finished.
+  const Strikes strikes = happened(course);
+  const bool threw = std::any_of(strikes.begin(), strikes.end(), [&](const Strike& other) {
+    return other.fault == Fault::throws && other.victim == strike.victim;
+  });
+  if (threw) return false;
   const auto steps_of = [&](int process) { return course.outcomes[process].ranks[0].samples.size(); };
   const int workers = course.plan.processes - course.plan.servers;
   for (int worker = 0; worker < workers; ++worker) {
