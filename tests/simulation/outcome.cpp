@@ -35,6 +35,15 @@ bool is_faulty(const Course& course, int process) {
   });
 }
 
+// If two were struck before they came to run().
+std::string both_missing(const Course& course) {
+  std::string numbers;
+  for (int process = 0; process < course.plan.processes; ++process) {
+    if (is_faulty(course, process)) numbers += (numbers.empty() ? "" : ", ") + std::to_string(process);
+  }
+  return "waited 20 s for processes " + numbers + ", which did not come";
+}
+
 // The words by which an error may name the one at fault.
 Texts names_of_the_guilty(const Strike& strike, const Course& course) {
   const int first = strike.victim * course.plan.ranks_per_process;
@@ -58,7 +67,8 @@ Texts names_of_the_guilty(const Strike& strike, const Course& course) {
                 "rank 0's process should keep",
                 "process of rank 0 keeps"};
       }
-      return {"the process of " + all + " is gone", before + " is gone", before + " did not come to run()", missing};
+      return {"the process of " + all + " is gone", before + " is gone", before + " did not come to run()", missing,
+              both_missing(course)};
     case Fault::kill_host:
       return {course.host + " is gone", "the process of rank 0 is gone", "the process of ranks 0 to 1 is gone",
               "rank 0 keeps",           "the launcher is gone",          "the launcher keeps",
@@ -74,7 +84,8 @@ Texts names_of_the_guilty(const Strike& strike, const Course& course) {
                 "the launcher keeps",
                 "nothing answers"};
       }
-      return {"the process of " + all + " is gone", before + " is gone", missing, "is gone: the store"};
+      return {"the process of " + all + " is gone", before + " is gone", missing, both_missing(course),
+              "is gone: the store"};
     case Fault::throws:  // as another rank, in a later generation
       if (course.plan.is_elastic())
         return {"thrown by the test", name(strike.victim) + " of the job is gone: it ended"};
