@@ -3,6 +3,7 @@
 #include <lockstep/trainer/trainer.hpp>
 
 #include "comm/failure.hpp"
+#include "comm/memory_holder.hpp"
 #include "common_settings.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
@@ -114,9 +115,11 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
                          const std::function<Workload()>& load) {
   std::mutex mutex;
   const TrainCallbacks callbacks = one_at_a_time(callers, mutex);
+  std::optional<comm::MemoryHolder> memory_holder;
   std::optional<ElasticJob> elastic;
   if (ElasticJob::is_asked_for()) {
     check_elastic(settings);
+    memory_holder.emplace();
     elastic.emplace(callbacks.stop, settings.silence);
   }
   std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);

@@ -1,0 +1,30 @@
+// MemoryHolder: while it lives, the others learn within a millisecond or two that this process was killed.
+//
+// The system ends a killed process's threads one by one. The last one gives the memory back, which takes 10 to 20 ms
+// with LibTorch in it, and closes the connections only then. Here a second process has the same memory, and gives it
+// back later. It runs no other code, has no file open, and ends soon after this one. If the system refuses it, deaths
+// are noticed as late as without it. Linux; made and destroyed in one thread. Cost: one process, made in 0.1 ms.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <memory>
+
+namespace lockstep::comm {
+
+class MemoryHolder {
+ public:
+  MemoryHolder();
+  ~MemoryHolder();
+  MemoryHolder(const MemoryHolder&) = delete;
+  MemoryHolder& operator=(const MemoryHolder&) = delete;
+
+  pid_t process() const { return process_; }  // -1: the system has refused it
+
+ private:
+  std::unique_ptr<std::byte[]> stack_;  // the process's, so it outlives that
+  pid_t process_ = -1;
+};
+
+}  // namespace lockstep::comm
