@@ -81,23 +81,28 @@ struct Samples {
   SchemeCost cost;
 };
 
-Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options, const Dataset& images) {
-  MemoryMeter meter;
+// `ledger` is that of all ranks: messages may be freed by another rank's thread.
+Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options, const Dataset& images,
+                 const std::shared_ptr<MemoryLedger>& ledger) {
+  MemoryMeter meter(ledger);
   auto traffic = std::make_shared<Traffic>();
   Rank rank = observed(world, traffic);
   SplitModel net(network(options.model, rank), rank, scheme.split, {.average = scheme.zero_stage == 0});
   SchemeSgd sgd(net, scheme.zero_stage, options.lr);
   Samples samples;
   double last_loss = 0;
+  int64_t most = 0;  // bytes of all kinds
   int step = -warm_up;
   const BatchOptions order{.size = options.batch_size, .epoch = 1};
-  for (auto& batch : batches(images.to(rank.device()), order, net.mesh().data())) {
+  const int64_t before = meter.current();
+  const Batches all = batches(images.to(rank.device()), order, net.mesh().data());
+  const int64_t of_data = meter.current() - before;  // the order of all samples, and on a GPU these: no step's memory
+  for (auto& batch : all) {
     if (step == options.steps) break;
     rank.barrier();
     synchronize(rank.device());
     *traffic = {};
     meter.reset_peak();
-    const int64_t held = meter.current();
     const auto start = Clock::now();
     sgd.zero_grad();
     const torch::Tensor loss = net.forward_backward(batch, model_loss(options.model));
@@ -107,7 +112,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
     const double seconds = seconds_since(start);
     if (step >= 0) {
       samples.seconds.push_back(seconds);
-      samples.cost.activations = std::max(samples.cost.activations, meter.peak() - held + bytes_in({batch.x, batch.y}));
+      most = std::max(most, meter.peak() - of_data);
       samples.cost.idle_share += traffic->seconds / seconds / options.steps;
       samples.cost.bytes_sent = traffic->sent;
     }
@@ -119,6 +124,7 @@ Samples train_on(Rank& world, const Scheme& scheme, const SchemeOptions& options
   samples.cost.final_loss = last_loss;
   samples.cost.parameters = bytes_in(sgd.kept_parameters()) + bytes_in(net.module()->buffers());
   samples.cost.optimizer_state = state_bytes(sgd.optimizer());
+  samples.cost.activations = most - samples.cost.memory();  // all else
   return samples;
 }
 
@@ -159,9 +165,10 @@ void check_images(const SchemeOptions& options, const Dataset& images) {
 SchemeCost train_scheme(const Scheme& scheme, const SchemeOptions& options, const Dataset& images) {
   Samples all;
   std::mutex mutex;
+  const auto ledger = std::make_shared<MemoryLedger>();
   run(scheme.devices,
       [&](Rank& rank) {
-        const Samples samples = train_on(rank, scheme, options, images);
+        const Samples samples = train_on(rank, scheme, options, images, ledger);
         const std::lock_guard lock(mutex);
         combine(all, samples);
       },

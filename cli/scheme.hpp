@@ -33,7 +33,7 @@ struct SchemeCost {
   int64_t parameters = 0;  // parameters and buffers
   int64_t gradients = 0;
   int64_t optimizer_state = 0;
-  int64_t activations = 0;  // what a step needs in addition, at its peak, with its part of the batch
+  int64_t activations = 0;  // all else that was in memory at a step's peak, with its part of the batch
 
   double bytes_sent = 0;  // per step, by the rank that sends most
   double idle_share = 0;  // share of the steps' time, mean of the ranks, that is not in layers, loss or update

@@ -2,6 +2,7 @@
 
 #include <lockstep/base/error.hpp>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -9,6 +10,9 @@
 
 namespace lockstep {
 namespace {
+
+constexpr int64_t kFewestUnits = 16;       // of a net whose modules are small enough
+constexpr int64_t kLeastBytes = 64 << 10;  // of a unit: with less a call costs more than what it sends
 
 std::string module_of(const std::string& parameter) {
   const size_t dot = parameter.rfind('.');
@@ -42,24 +46,47 @@ std::string named_unit_of(const std::string& module, const std::vector<std::stri
   return "";
 }
 
+int64_t bytes_of(const NamedParameters& parameters) {
+  int64_t bytes = 0;
+  for (const auto& [name, parameter] : parameters) bytes += static_cast<int64_t>(parameter.nbytes());
+  return bytes;
+}
+
+// A rank has two or three units whole at once. So they must be small beside the net, also where the net is.
+int64_t most_bytes(const NamedParameters& parameters, const ShardedOptions& options) {
+  return std::min(options.bucket_bytes, std::max(bytes_of(parameters) / kFewestUnits, kLeastBytes));
+}
+
+// The parameters that each module has itself.
+std::vector<NamedParameters> in_modules(const NamedParameters& parameters) {
+  std::vector<NamedParameters> modules;
+  for (const auto& parameter : parameters) {
+    const bool same = !modules.empty() && module_of(modules.back()[0].first) == module_of(parameter.first);
+    if (!same) modules.emplace_back();
+    modules.back().push_back(parameter);
+  }
+  return modules;
+}
+
 }  // namespace
 
 std::vector<NamedParameters> units_of(const NamedParameters& parameters, const ShardedOptions& options,
                                       const Rank& rank) {
   check_units(parameters, options.units, rank);
+  const int64_t most = most_bytes(parameters, options);
   std::vector<NamedParameters> units;
-  std::string last_module, last_unit;
+  std::string last_unit;
   int64_t bytes = 0;  // of the last unit
-  for (const auto& parameter : parameters) {
-    const std::string module = module_of(parameter.first), unit = named_unit_of(module, options.units);
-    const bool full = unit.empty() && bytes >= options.bucket_bytes && module != last_module;
+  for (const auto& module : in_modules(parameters)) {
+    const std::string unit = named_unit_of(module_of(module[0].first), options.units);
+    const int64_t more = bytes_of(module);
+    const bool full = unit.empty() && bytes + more > most && bytes >= std::min(most, kLeastBytes);
     if (units.empty() || unit != last_unit || full) {
       units.emplace_back();
       bytes = 0;
     }
-    units.back().push_back(parameter);
-    bytes += static_cast<int64_t>(parameter.second.nbytes());
-    last_module = module;
+    units.back().insert(units.back().end(), module.begin(), module.end());
+    bytes += more;
     last_unit = unit;
   }
   return units;

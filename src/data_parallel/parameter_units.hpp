@@ -11,9 +11,10 @@
 
 namespace lockstep {
 
-// The parameters of each unit, in their order. Each module in options.units is one. The others' parameters are taken in
-// runs of whole modules of at least options.bucket_bytes. Throws Error: a name that is none of a module with such
-// parameters, or that is within another one.
+// The parameters of each unit, in their order. Each module in options.units is one. The others are taken in runs of at
+// most options.bucket_bytes and a sixteenth of the net. Such a run has at least one whole module, and at least 64 KiB
+// (or options.bucket_bytes), for which it takes one module more. Throws Error: a name that is none of a module with
+// such parameters, or that is within another one.
 std::vector<NamedParameters> units_of(const NamedParameters& parameters, const ShardedOptions& options,
                                       const Rank& rank);
 

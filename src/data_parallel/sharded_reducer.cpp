@@ -1,8 +1,8 @@
 #include "sharded_reducer.hpp"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
@@ -41,8 +41,6 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const 
       slots_.back().bucket = buckets_.size();
       places_.push_back(place);
     }
-    int64_t& largest = pieces_[parameters.values.scalar_type()].size;
-    largest = std::max(largest, parameters.values.numel());
     buckets_.push_back(std::move(bucket));
     reductions_.push_back({.parameters = parameters, .gradient = at::zeros_like(parameters.slice)});
   }
@@ -55,35 +53,24 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const 
 
 // ---- Gradients and their memory.
 
+// All of it is sent, also what belongs to no parameter. So it begins as zeros. (Not zeros_like(): that is an operator
+// on the parameters, which stage 3 would gather.)
 void ShardedReducer::take_memory(size_t index) {
+  if (divided_) complete();
   Reduction& reduction = reductions_[index];
   const at::Tensor& values = reduction.parameters.values;
-  if (keeps_whole()) {
-    reduction.memory = at::zeros_like(values);
-  } else {
-    auto& pieces = pieces_.at(values.scalar_type());
-    reduction.shares_piece = !pieces.spare.empty() || pieces.made < (one_by_one() ? 1 : 2);
-    if (!pieces.spare.empty()) {
-      reduction.piece = pieces.spare.back();
-      pieces.spare.pop_back();
-    } else {
-      reduction.piece = at::zeros({reduction.shares_piece ? pieces.size : values.numel()}, values.options());
-      if (reduction.shares_piece) ++pieces.made;
-    }
-    reduction.memory = reduction.piece.narrow(0, 0, values.numel());
-    reduction.memory.narrow(0, reduction.parameters.size, values.numel() - reduction.parameters.size).zero_();
-  }
+  reduction.memory = at::zeros(values.sizes(), values.options());
   for (const size_t slot : buckets_[index].slots) {
     slots_[slot].view = ShardedBucket::view(places_[slot], reduction.memory);
   }
 }
 
+// Nobody reads it any more, but other ranks may still have a tensor of it, by their handles of the finished call.
 void ShardedReducer::give_memory(size_t index) {
   Reduction& reduction = reductions_[index];
   for (const size_t slot : buckets_[index].slots) slots_[slot].view.reset();
+  reduction.memory.storage().unsafeGetStorageImpl()->reset();
   reduction.memory.reset();
-  const at::Tensor piece = std::exchange(reduction.piece, {});
-  if (reduction.shares_piece) pieces_.at(piece.scalar_type()).spare.push_back(piece);
 }
 
 // With stage 1 .grad is the view, and grows there. With stage 2 .grad is gone afterwards.

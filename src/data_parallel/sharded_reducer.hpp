@@ -2,10 +2,11 @@
 // bucket, while backward still computes others. A ShardedOptimizer puts it in the place of the Reducer.
 //
 // A bucket's average is one reduce_scatter. With stage 2 a gradient moves into its bucket's flat memory as soon as it
-// is there, and that memory goes to another bucket once it is reduced. A bucket is posted only when the one before it
-// is reduced, so that no more than these two are in memory, and those that have begun to fill. Stage 3 does the same
-// with DividedParameters: a bucket is a unit of these. Without overlap it then waits for a bucket as soon as that is
-// posted, so that one is in memory, and not all.
+// is there, and that memory is freed once it is reduced. A bucket is posted only when the one before it is reduced, so
+// that no more than these two are in memory, and those that have begun to fill. Stage 3 does the same with
+// DividedParameters: a bucket is a unit of these. There a bucket gets memory only when those that were posted are
+// reduced. Backward has computed a layer's gradients meanwhile, and one bucket is in memory. Without overlap it waits
+// for a bucket as soon as that is posted.
 //
 // The averages' bits do not depend on the order of the buckets: a parameter stays at its place in its bucket.
 #pragma once
@@ -17,7 +18,6 @@
 #include "sharded_parameters.hpp"
 
 #include <deque>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -52,22 +52,12 @@ class ShardedReducer final : public GradientBuckets {
   struct Reduction {  // of a bucket
     ShardedBucket parameters;
     at::Tensor gradient;                       // of its slice
-    at::Tensor memory = {};                    // of all its gradients; with stage 2 only while it has some
-    at::Tensor piece = {};                     // stage 2: what memory is a part of
-    bool shares_piece = false;                 // which goes to another bucket afterwards
+    at::Tensor memory = {};                    // of all its gradients; from stage 2 on only while it has some
     at::Tensor average = {};                   // where the reduction that is under way puts the slice's
     bool adds = false;                         // stage 2 and grains: to what an earlier backward has left
     c10::intrusive_ptr<c10d::Work> work = {};  // null: nothing to wait for
     std::function<void()> finish = {};         // by grains: makes it, once the work is complete; empty: nothing to do
   };
-  // Stage 2 and 3: pieces of memory for each type, as large as its largest bucket. They go from bucket to bucket. A
-  // bucket that finds none gets memory of its own for the time being.
-  struct Pieces {
-    int64_t size = 0;  // elements
-    int made = 0;
-    std::vector<at::Tensor> spare = {};
-  };
-
   // Afterwards each bucket's slice has the average of all gradients that were computed since zero_grad() or use().
   void collect(size_t slot) override;
   bool keeps_whole() const override { return options_.stage == 1; }
@@ -101,9 +91,8 @@ class ShardedReducer final : public GradientBuckets {
   std::vector<ShardedBucket::Place> places_;  // of the slots
   std::vector<Reduction> reductions_;         // of the buckets
   std::deque<size_t> open_;                   // buckets under way
-  std::map<at::ScalarType, Pieces> pieces_;
-  bool averaged_ = false;   // there is something to use()
-  bool of_grains_ = false;  // by grains
+  bool averaged_ = false;                     // there is something to use()
+  bool of_grains_ = false;                    // by grains
   // The .grad that the last average left in the smallest used parameter, and its values then. Changing .grad would
   // change nothing of the step, so a change is noticed by these. Stage 2 and grains leave no gradient there but a
   // filler, so that torch's clipping finds something to change.

@@ -3,8 +3,7 @@
 #include <c10/core/Allocator.h>
 
 #include <algorithm>
-#include <mutex>
-#include <unordered_map>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -21,60 +20,77 @@ c10::MemoryReportingInfoBase* outer() {
 
 }  // namespace
 
+// A pointer that is given out once more was freed where no meter saw it.
+void MemoryLedger::allocated(const void* pointer, int64_t bytes, const std::shared_ptr<Account>& account) {
+  const std::lock_guard lock(mutex_);
+  forget(pointer);
+  entries_.insert({pointer, {account, bytes}});
+  account->current += bytes;
+  account->peak = std::max(account->peak, account->current);
+}
+
+void MemoryLedger::freed(const void* pointer) {
+  const std::lock_guard lock(mutex_);
+  forget(pointer);
+}
+
+void MemoryLedger::forget(const void* pointer) {
+  const auto found = entries_.find(pointer);
+  if (found == entries_.end()) return;
+  found->second.account->current -= found->second.bytes;
+  entries_.erase(found);
+}
+
+MemoryLedger::Account MemoryLedger::read(const Account& account) const {
+  const std::lock_guard lock(mutex_);
+  return account;
+}
+
+void MemoryLedger::reset_peak(Account& account) const {
+  const std::lock_guard lock(mutex_);
+  account.peak = account.current;
+}
+
 // Called by the allocators, on several threads.
-class MemoryMeter::Ledger : public c10::MemoryReportingInfoBase {
+class MemoryMeter::Listener : public c10::MemoryReportingInfoBase {
  public:
+  Listener(std::shared_ptr<MemoryLedger> ledger, std::shared_ptr<MemoryLedger::Account> account)
+      : ledger_(std::move(ledger)), account_(std::move(account)) {}
+
   void reportMemoryUsage(void* pointer, int64_t bytes, size_t allocated, size_t reserved, c10::Device device) override {
     if (outer_ != nullptr && outer_->memoryProfilingEnabled()) {
       outer_->reportMemoryUsage(pointer, bytes, allocated, reserved, device);
     }
-    const std::lock_guard lock(mutex_);
-    // A pointer that is given out once more was freed where no meter saw it.
-    if (const auto found = sizes_.find(pointer); found != sizes_.end()) {
-      current_ -= found->second;
-      sizes_.erase(found);
+    if (bytes > 0) {
+      ledger_->allocated(pointer, bytes, account_);
+    } else {
+      ledger_->freed(pointer);
     }
-    if (bytes <= 0) return;
-    sizes_[pointer] = bytes;
-    current_ += bytes;
-    peak_ = std::max(peak_, current_);
   }
 
   bool memoryProfilingEnabled() const override { return true; }
 
-  int64_t current() const {
-    const std::lock_guard lock(mutex_);
-    return current_;
-  }
-  int64_t peak() const {
-    const std::lock_guard lock(mutex_);
-    return peak_;
-  }
-  void reset_peak() {
-    const std::lock_guard lock(mutex_);
-    peak_ = current_;
-  }
-
  private:
   c10::MemoryReportingInfoBase* const outer_ = outer();
-  mutable std::mutex mutex_;
-  std::unordered_map<const void*, int64_t> sizes_;
-  int64_t current_ = 0;
-  int64_t peak_ = 0;
+  const std::shared_ptr<MemoryLedger> ledger_;
+  const std::shared_ptr<MemoryLedger::Account> account_;
 };
 
-MemoryMeter::MemoryMeter() : ledger_(std::make_shared<Ledger>()), guard_(place(), ledger_) {}
+MemoryMeter::MemoryMeter(std::shared_ptr<MemoryLedger> ledger)
+    : ledger_(std::move(ledger)),
+      account_(std::make_shared<MemoryLedger::Account>()),
+      guard_(place(), std::make_shared<Listener>(ledger_, account_)) {}
 
 int64_t MemoryMeter::current() const {
-  return ledger_->current();
+  return ledger_->read(*account_).current;
 }
 
 int64_t MemoryMeter::peak() const {
-  return ledger_->peak();
+  return ledger_->read(*account_).peak;
 }
 
 void MemoryMeter::reset_peak() {
-  ledger_->reset_peak();
+  ledger_->reset_peak(*account_);
 }
 
 }  // namespace lockstep

@@ -69,6 +69,21 @@ TEST_P(ShardedGradientsWorlds, WithStage2ARankHasItsSliceOfTheGradientsAndTwoBuc
   });
 }
 
+TEST_P(ShardedGradientsWorlds, WithStage2ARankKeepsOnlyItsSliceOfTheGradients) {
+  on_ranks([](Rank& rank) {
+    MemoryMeter meter;
+    DataParallel net(eight_layers(), rank, {.average = false});
+    const int64_t of_net = meter.current();
+    ShardedOptimizer sgd(net, sgd_of, {.stage = 2, .bucket_bytes = kLayerBytes});
+    const Batch batch{torch::ones({1, 128}), torch::zeros({1}, torch::kLong), rank.world_size()};
+    for (int step = 0; step < 2; ++step) {
+      net.loss(batch, F::cross_entropy).backward();
+      EXPECT_LE(meter.current() - of_net, 8 * kLayerBytes / rank.world_size() + kLayerBytes / 2);
+      sgd.step();
+    }
+  });
+}
+
 // Each part's averages are added to the slice. Under NoSync a rank keeps the gradients whole meanwhile.
 TEST_P(ShardedGradientsWorlds, WithStage2PartsOfAStepLeaveNoWholeGradients) {
   on_ranks([](Rank& rank) {

@@ -5,10 +5,12 @@
 
 #include "devices/memory_meter.hpp"
 
+#include <memory>
 #include <thread>
 
 namespace memory_meter_test {
 
+using lockstep::MemoryLedger;
 using lockstep::MemoryMeter;
 using torch::Tensor;
 
@@ -55,6 +57,20 @@ TEST(MemoryMeterTest, OtherThreadsDoNotCount) {
     EXPECT_EQ(their_meter.current(), kMega);
   }).join();
   EXPECT_EQ(meter.peak(), 0);
+}
+
+TEST(MemoryMeterTest, WithOneLedgerAnotherThreadMayFree) {
+  const auto ledger = std::make_shared<MemoryLedger>();
+  const MemoryMeter meter(ledger);
+  Tensor kept = bytes(kMega), freed = bytes(2 * kMega);
+  std::thread([&] {
+    const MemoryMeter their_meter(ledger);
+    freed.reset();
+    EXPECT_EQ(their_meter.current(), 0);
+  }).join();
+  EXPECT_EQ(meter.current(), kMega);
+  std::thread([&] { kept.reset(); }).join();  // a thread without a meter
+  EXPECT_EQ(meter.current(), kMega);
 }
 
 TEST(MemoryMeterTest, MetersNest) {

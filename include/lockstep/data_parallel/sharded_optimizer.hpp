@@ -46,14 +46,16 @@ struct ShardedOptions {
   // never averaged. It lets step() notice who clips or changes .grad.
   // 3: as 2, and a rank keeps only its slice of the parameters. A unit of them is gathered when an operator of LibTorch
   // is about to read one of its parameters, in forward or in backward, and given back when another unit is read. No
-  // module has to know of it. Memory then holds a unit that computes and the next one, and of gradients as stage 2.
+  // module has to know of it. Beside its slices memory then holds the parameters of the unit that computes and of the
+  // next one, and the gradients of one unit, each while they are needed.
   int stage = 1;
-  int64_t bucket_bytes = 4 << 20;  // a bucket is full when it holds this many bytes of gradients
+  int64_t bucket_bytes = 4 << 20;  // stages 1 and 2: a bucket is full when it holds this many bytes of gradients
   // false: every bucket is reduced after backward, which until then keeps all gradients. With stage 3 instead: a unit
-  // is gathered and reduced when the one before it is done with, so that memory holds one unit and not two.
+  // is gathered and reduced when the one before it is done with, so that memory holds the parameters of one.
   bool overlap = true;
   // Stage 3. Names of modules, such as "layers.3", of each of which the parameters are one unit. The other modules are
-  // taken in runs of bucket_bytes. Best are units that compute one after the other.
+  // taken in runs of at most bucket_bytes and a sixteenth of the net, but of at least 64 KiB or bucket_bytes. A larger
+  // module is a unit by itself. Best are units that compute one after the other, and that are small beside the net.
   std::vector<std::string> units = {};
 };
 
