@@ -41,6 +41,14 @@ TEST_F(LostProcesses, AProcessThatHasSpokenUpCannotBeLost) {
   EXPECT_FALSE(comm::is_lost(*store, 1));
 }
 
+// Its failure is on its way, while another of its threads begins a training.
+TEST_F(LostProcesses, NorOneThatAllowsItAfterThat) {
+  mine.begin();
+  EXPECT_EQ(mine.forbid_loss(), "");
+  mine.allow_loss(1);
+  EXPECT_FALSE(comm::declare_lost(*store, 1, "gone"));
+}
+
 TEST_F(LostProcesses, AForeignCountIsShown) {
   mine.begin();
   store->set("lost_count", std::string("abc"));
