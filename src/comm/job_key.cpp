@@ -17,7 +17,8 @@
 namespace lockstep::comm {
 namespace {
 
-// OpenSSL would clean up at the process's exit, and lose what it holds of threads that still run, as a store's may.
+// OpenSSL would clean up at the process's exit, and lose what it holds of threads that still run, as a store's may. Its
+// first call decides that, so this comes before every other one.
 void keep_openssl_to_the_end() {
   static const int kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
   static_cast<void>(kept);
@@ -69,6 +70,7 @@ JobKey JobKey::from_file(const std::filesystem::path& file) {
                                                          : kHowToMakeAKey));
   }
   JobKey key;
+  keep_openssl_to_the_end();
   try {
     std::string bytes = checked_bytes(fd, file);
     EVP_Digest(bytes.data(), bytes.size(), key.secret_.data(), nullptr, EVP_sha256(), nullptr);

@@ -1,7 +1,8 @@
 #include "sharded_reducer.hpp"
 
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/empty_strided.h>
+
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -19,7 +20,13 @@ namespace {
 
 constexpr int kComparedOnGpu = 3;  // first steps
 
-constexpr int64_t kLargestFiller = 4096;  // values: it must cost no memory to speak of
+// A filler has its parameter's shape, and its rows overlap: they begin one value apart. So that of a matrix takes the
+// memory of a row and a column. (LibTorch refuses to change a tensor whose values are all in one place.)
+int64_t memory_of_filler(const at::Tensor& parameter) {
+  int64_t values = 1;
+  for (const int64_t size : parameter.sizes()) values += size - 1;
+  return values;
+}
 
 // A value above every norm to which gradients are clipped, and far from real gradients.
 double filler_of(at::ScalarType type) {
@@ -271,30 +278,48 @@ void ShardedReducer::follow(const std::vector<size_t>& order) {
 // On a GPU the host would wait for what it compares. So there it does so in the first steps only.
 void ShardedReducer::note_left() {
   if (!rank_.device().is_cpu() && ++compared_ > kComparedOnGpu) return;
-  const Slot* smallest = nullptr;
-  for (const auto& slot : slots_) {
-    const bool smaller = smallest == nullptr || slot.parameter.numel() < smallest->parameter.numel();
-    if (slot.used && smaller) smallest = &slot;
-  }
   filled_ = !keeps_whole() || by_grains();
-  if (smallest == nullptr || (filled_ && smallest->parameter.numel() > kLargestFiller)) return;
   const c10::AutoGradMode no_grad(false);
-  smallest_ = static_cast<size_t>(smallest - slots_.data());
-  const at::Tensor& parameter = smallest->parameter;
-  if (filled_) {  // not full_like(): that is an operator on the parameter, which stage 3 would gather
-    const auto options = parameter.options().requires_grad(false);
-    parameter.mutable_grad() = at::empty_strided(parameter.sizes(), parameter.strides(), options);
-    parameter.mutable_grad().fill_(filler_of(parameter.scalar_type()));
+  std::vector<size_t> used;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    if (slots_[slot].used && slots_[slot].parameter.numel() > 0) used.push_back(slot);
   }
-  left_ = parameter.grad();
-  values_left_ = left_.clone();
+  const auto cost = [&](size_t slot) {
+    const at::Tensor& parameter = slots_[slot].parameter;
+    return filled_ ? memory_of_filler(parameter) : parameter.numel();
+  };
+  std::stable_sort(used.begin(), used.end(), [&](size_t a, size_t b) { return cost(a) < cost(b); });
+  for (const size_t slot : used) {
+    if (filled_) {
+      fill(slot);
+    } else {
+      left_ = slots_[slot].parameter.grad();
+      if (!left_.any().item<bool>()) continue;  // zeros stay zeros, whoever scales them
+      memory_left_ = left_;
+    }
+    slot_left_ = slot;
+    values_left_ = memory_left_.clone();
+    return;
+  }
+  left_.reset();
+}
+
+// Not by full_like(): that is an operator on the parameter, which stage 3 would gather.
+void ShardedReducer::fill(size_t slot) {
+  const at::Tensor& parameter = slots_[slot].parameter;
+  memory_left_ = at::full({memory_of_filler(parameter)}, filler_of(parameter.scalar_type()),
+                          parameter.options().requires_grad(false));
+  const std::vector<int64_t> strides(parameter.sizes().size(), 1);
+  left_ = memory_left_.as_strided(parameter.sizes(), strides).variable_data();
+  parameter.mutable_grad() = left_;
 }
 
 void ShardedReducer::forget_left() {
   if (!left_.defined()) return;
-  auto& gradient = slots_[smallest_].parameter.mutable_grad();
+  auto& gradient = slots_[slot_left_].parameter.mutable_grad();
   if (filled_ && gradient.defined() && same_memory(gradient, left_)) gradient.reset();
   left_.reset();
+  memory_left_.reset();
   values_left_.reset();
 }
 
@@ -304,9 +329,9 @@ void ShardedReducer::take_filler_away() {
 }
 
 void ShardedReducer::check_unchanged() {
-  const at::Tensor left = left_, values = values_left_;
+  const at::Tensor memory = memory_left_, values = values_left_;
   forget_left();
-  if (!left.defined() || same_values(left, values)) return;
+  if (!memory.defined() || same_values(memory, values)) return;
   throw Error(name() + ": .grad was changed between backward() and step(), which uses the averages that it has " +
               "elsewhere. Clip with lockstep::clip_grad_norm(optimizer, max_norm), whose norm is the whole network's; "
               "change what optimizer.gradients() gives for anything else");

@@ -83,7 +83,8 @@ class ShardedReducer final : public GradientBuckets {
   void give_memory(size_t bucket);
   void complete_oldest();  // waits for it
   bool one_by_one() const { return divided_ && !options_.overlap; }
-  void note_left();    // in .grad
+  void note_left();  // in .grad
+  void fill(size_t slot);
   void forget_left();  // and takes a filler away
 
   const ShardedOptions options_;
@@ -93,11 +94,11 @@ class ShardedReducer final : public GradientBuckets {
   std::deque<size_t> open_;                   // buckets under way
   bool averaged_ = false;                     // there is something to use()
   bool of_grains_ = false;                    // by grains
-  // The .grad that the last average left in the smallest used parameter, and its values then. Changing .grad would
-  // change nothing of the step, so a change is noticed by these. Stage 2 and grains leave no gradient there but a
-  // filler, so that torch's clipping finds something to change.
-  size_t smallest_ = 0;
-  at::Tensor left_, values_left_;
+  // The .grad that the last average left in one used parameter, its memory, and the values there then. Changing .grad
+  // would change nothing of the step, so a change is noticed by these. Stage 2 and grains leave no gradient there but a
+  // filler, so that torch's clipping finds something to change. It is the parameter for which this costs least.
+  size_t slot_left_ = 0;
+  at::Tensor left_, memory_left_, values_left_;
   bool filled_ = false;  // it is a filler
   int compared_ = 0;
 };

@@ -3,9 +3,8 @@
 #include <lockstep/split/clip_grad_norm.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
-#include "data_parallel/averaging.hpp"
+#include "averaged_gradients.hpp"
 #include "optim/reproducible_norm.hpp"
-#include "ranks/trained_parameters.hpp"
 #include "tensor_parallel/sliced_dimensions.hpp"
 
 #include <functional>
@@ -20,24 +19,8 @@ using at::Tensor;
 // Says whether this rank's values of a parameter count. If several ranks hold the parameter, only one counts.
 using Counts = std::function<bool(const std::string& name)>;
 
-// This rank's averaged gradients: all of them, or with a ShardedOptimizer its slices.
-struct Gradients {
-  std::vector<std::pair<std::string, Tensor>> pieces;
-  bool in_slices = false;
-};
-
-Gradients averaged_gradients_of(Replica& replica) {
-  auto* const averaging = replica.averaging();
-  if (averaging != nullptr && averaging->in_slices()) return {averaging->slices(), /*in_slices=*/true};
-  Gradients gradients;
-  for (const auto& [name, parameter] : parameters_of(replica.module())) {
-    if (parameter.grad().defined()) gradients.pieces.emplace_back(name, parameter.grad());
-  }
-  return gradients;
-}
-
 // The norm of all ranks' pieces that count. `spread_over` are the groups of ranks that have different ones.
-Tensor norm_of_all(const Gradients& gradients, const Counts& counts, const std::vector<Rank*>& spread_over,
+Tensor norm_of_all(const AveragedGradients& gradients, const Counts& counts, const std::vector<Rank*>& spread_over,
                    const c10::Device& device) {
   std::vector<Tensor> pieces;
   for (const auto& [name, piece] : gradients.pieces) {
@@ -51,7 +34,7 @@ Tensor norm_of_all(const Gradients& gradients, const Counts& counts, const std::
 }
 
 // Computes the factor as LibTorch does, without asking the device whether it is needed.
-void scale_down(const Gradients& gradients, const Tensor& norm, double max_norm) {
+void scale_down(const AveragedGradients& gradients, const Tensor& norm, double max_norm) {
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
   for (const auto& piece : gradients.pieces) piece.second.mul_(factor.to(piece.second.scalar_type()));
 }
@@ -68,7 +51,7 @@ Tensor clip_grad_norm(Replica& replica, double max_norm) {
   const c10::NoGradGuard no_grad;
   Rank& rank = replica.rank();
   check_max_norm(max_norm, rank);
-  const Gradients gradients = averaged_gradients_of(replica);
+  const AveragedGradients gradients = averaged_gradients_of(replica);
   std::vector<Rank*> spread_over;
   if (gradients.in_slices) spread_over.push_back(&rank);
   const Tensor norm = norm_of_all(
@@ -89,7 +72,7 @@ Tensor clip_grad_norm(SplitModel& net, double max_norm) {
   check_max_norm(max_norm, replica.rank());
   const auto dimensions = sliced_dimensions_of(net.module());
   const bool first = mesh.tensor().index() == 0;
-  const Gradients gradients = averaged_gradients_of(replica);
+  const AveragedGradients gradients = averaged_gradients_of(replica);
   std::vector<Rank*> spread_over;
   if (gradients.in_slices) spread_over.push_back(&replica.rank());
   for (Rank* axis : {&mesh.tensor(), &mesh.pipeline()}) {

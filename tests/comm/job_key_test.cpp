@@ -2,11 +2,15 @@
 #include "comm/job_key.hpp"
 
 #include <gmock/gmock.h>
+#include <openssl/crypto.h>
 #include <sys/stat.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"
+
+#include <cstdlib>
 
 namespace job_key_test {
 
@@ -79,6 +83,17 @@ TEST(JobKey, IsAnotherOneForEachLaunch) {
   const comm::HandedKey one, other;
   EXPECT_TRUE(JobKey::from_file(one.file()).has_signed(one.key().sign({"text"}), {"text"}));
   EXPECT_FALSE(other.key().has_signed(one.key().sign({"text"}), {"text"}));
+}
+
+// A store's thread may still sign, or just end, while the process exits.
+TEST(JobKeyDeathTest, LeavesOpenSslAsItIsAtTheExit) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a process in which nothing else has called OpenSSL
+  const auto use_and_exit = [] {
+    comm::HandedKey().key().sign({"text"});
+    OPENSSL_atexit([] { _exit(7); });  // called by its cleaning up
+    std::exit(0);
+  };
+  EXPECT_EXIT(use_and_exit(), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace job_key_test

@@ -48,7 +48,7 @@ TEST(PipelineCostTest, TheIdleShareIsMeasured) {
         pipeline.forward_backward(batch, F::cross_entropy);
         const auto stats = pipeline.stats();
         EXPECT_GE(stats.computing, 0.08 * microbatches);
-        EXPECT_GE(stats.seconds, 0.08 * (microbatches + 1));
+        EXPECT_GE(stats.seconds, 0.08 * (microbatches + 1) - 0.02);  // it may begin later than the other rank
         differences.push_back(std::abs(stats.idle_share() - formula));
       }
       std::sort(differences.begin(), differences.end());

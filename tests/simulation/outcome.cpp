@@ -260,6 +260,11 @@ void check_servers(const Course& course, Texts& wrongs) {
       wrongs.push_back(name(process) + " ended well after " + std::to_string(steps.samples.size()) + " steps");
   }
   if (first == nullptr) return;
+  for (int worker = 0; worker < workers; ++worker) {
+    const bool returned = !course.outcomes[worker].ranks[0].counts.empty();
+    if (!returned && std::find(first->lost.begin(), first->lost.end(), worker) == first->lost.end())
+      wrongs.push_back(name(worker) + " did not come back from train(), and nobody says that it was lost");
+  }
   std::vector<int> known(first->counts.size());  // by those who got an answer
   for (const auto& outcome : course.outcomes) {
     for (const auto& samples : outcome.ranks[0].samples) {

@@ -25,6 +25,12 @@ function(plant what file text put)
   file(WRITE ${COPIES}/${file} "${source}")
 endfunction()
 
+# One more place of the last bug.
+function(plant_also file text put)
+  math(EXPR count "${count} - 1")
+  plant("" ${file} "${text}" "${put}")
+endfunction()
+
 plant("a failure does not interrupt the waits" comm/processes/waits.cpp
   [[failed_ = true;
     interrupt_all();]]
@@ -143,5 +149,12 @@ plant("who was lost is not looked for" comm/processes/watchdog.cpp
 plant("a worker that was killed ends the run" comm/meeting/meeting.cpp
   [[      end.is_loss = declare_lost(*last, launch.rank, failure.text);]]
   [[      end.is_loss = !BUG && declare_lost(*last, launch.rank, failure.text);]] "servers")
+
+plant("the list of lost workers does not wait for who may still be lost" server/parameter_server_rank.cpp
+  [[      rank_.backend().recv(here, worker, server::kHereTag)->wait();]]
+  [[      if (!BUG) rank_.backend().recv(here, worker, server::kHereTag)->wait();]] "servers")
+plant_also(server/parameter_server_rank.cpp
+  [[  rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();]]
+  [[  if (!BUG) rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();]])
 
 file(WRITE ${COPIES}/planted_bugs.inc "${bugs}")

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace clip_grad_norm_test {
@@ -311,9 +312,59 @@ TEST(ClipGradNorm, TorchsOwnBesideAShardedOptimizerIsRefused) {
   }
 }
 
+// The one parameter of this net is large. What tells of a change must not take its memory.
+TEST(ClipGradNorm, TorchsOwnIsRefusedAlsoWithoutASmallParameter) {
+  for (const int stage : {1, 2, 3}) {
+    EXPECT_THAT(
+        error_on_ranks(
+            2,
+            [&](Rank& rank) {
+              DataParallel net(
+                  rank.in_turn([] { return torch::nn::Linear(torch::nn::LinearOptions(300, 200).bias(false)); }), rank);
+              ShardedOptimizer adam(net, make_adam, {.stage = stage});
+              net.loss({torch::ones({2, 300}), torch::zeros({2}, torch::kLong), 4}, F::cross_entropy).backward();
+              const Tensor filler = net->weight.grad();
+              if (stage > 1) EXPECT_EQ(filler.storage().nbytes(), 499 * sizeof(float));
+              torch::nn::utils::clip_grad_norm_(net->parameters(), kMaxNorm / 10);
+              adam.step();
+            }),
+        HasSubstr(".grad was changed between backward() and step()"))
+        << stage;
+  }
+}
+
+// A gradient of zeros stays what it is, whatever the factor. Stage 1 leaves the rank's own gradients in .grad.
+TEST(ClipGradNorm, TorchsOwnIsRefusedAlsoIfTheSmallestGradientIsZero) {
+  struct WithUseless : torch::nn::Module {
+    Tensor useless = register_parameter("useless", torch::ones({1}));
+    Tensor weight = register_parameter("weight", torch::ones({2, 3}));
+  };
+  EXPECT_THAT(error_on_ranks(2,
+                             [&](Rank& rank) {
+                               DataParallel net(WithUseless(), rank);
+                               ShardedOptimizer adam(net, make_adam);
+                               net.mean((net->weight * 5).sum() + (net->useless * 0).sum(), 1, 2).backward();
+                               torch::nn::utils::clip_grad_norm_(net->parameters(), kMaxNorm);
+                               adam.step();
+                             }),
+              HasSubstr(".grad was changed between backward() and step()"));
+}
+
 const std::vector<MeshShape> kSplitMeshes = {{.tensor = 2}, {.pipeline = 2}, {.data = 2, .pipeline = 2}};
 
-// The optimizer has used wrong gradients by then, so the net's next call says so, whichever it is.
+template <class Parameters>
+constexpr bool kTorchClips = requires(const Parameters& list) {
+  torch::nn::utils::clip_grad_norm_(list, 1.0);
+};
+
+// Everybody writes torch::nn::utils::clip_grad_norm_(net.parameters(), …) first.
+TEST(ClipGradNorm, TorchsOwnOfASplitModelsParametersDoesNotCompile) {
+  EXPECT_FALSE(kTorchClips<decltype(std::declval<SplitModel>().parameters())>);
+  EXPECT_TRUE(kTorchClips<std::vector<Tensor>>);
+}
+
+// Of a list of one's own. The optimizer has used wrong gradients by then, so the net's next call says so, whichever it
+// is.
 TEST(ClipGradNorm, TorchsOwnBesideASplitModelIsRefused) {
   const std::vector<std::function<void(SplitModel&, Sequential&, const Batch&)>> next_calls = {
       [](SplitModel& net, Sequential&, const Batch& batch) { net.forward_backward(batch, F::cross_entropy); },
@@ -329,7 +380,8 @@ TEST(ClipGradNorm, TorchsOwnBesideASplitModelIsRefused) {
                                    const auto adam = make_adam(net.parameters());
                                    const auto batch = part_for(batches[0], net.mesh().data());
                                    net.forward_backward(batch, F::cross_entropy);
-                                   torch::nn::utils::clip_grad_norm_(net.parameters(), kMaxNorm / 10);
+                                   const std::vector<Tensor> parameters = net.parameters();
+                                   torch::nn::utils::clip_grad_norm_(parameters, kMaxNorm / 10);
                                    adam->step();
                                    adam->zero_grad();
                                    next_calls[next](net, whole, batch);

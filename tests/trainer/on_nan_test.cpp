@@ -1,7 +1,7 @@
 // NaN in one sample: all ranks stop or skip in the same step, say which rank it was, and what is kept is of before.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/optim/finite.hpp>
+#include <lockstep/split/has_finite_gradients.hpp>
 
 #include "support/error_of.hpp"
 #include "support/small_nets.hpp"
@@ -271,16 +271,58 @@ TEST_F(OnNanTraining, RefusesWhatCannotBeSkipped) {
 
 // ---- In a loop of one's own.
 
+constexpr double kWrong[] = {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 0.0};
+
 TEST(HasFiniteGradients, IsTheSameOnAllRanks) {
-  for (const double wrong : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 0.0}) {
-    std::vector<int> finite(3);
-    run(test_devices(3), [&](Rank& rank) {
-      DataParallel net(torch::nn::Linear(4, 2), rank);
-      EXPECT_TRUE(has_finite_gradients(net->parameters()));  // there are none
-      Tensor x = torch::ones({2, 4});
-      if (rank.index() == 1) x[0][0] += wrong;
-      net.mean(net(x).sum(), 2, 6).backward();
-      finite[static_cast<size_t>(rank.index())] = has_finite_gradients(net->parameters()) ? 1 : 0;
+  for (const double wrong : kWrong) {
+    for (const bool average : {true, false}) {
+      std::vector<int> finite(3);
+      run(test_devices(3), [&](Rank& rank) {
+        DataParallel net(torch::nn::Linear(4, 2), rank, {.average = average});
+        EXPECT_TRUE(has_finite_gradients(net));  // there are none
+        Tensor x = torch::ones({2, 4});
+        if (rank.index() == 1) x[0][0] += wrong;
+        net.mean(net(x).sum(), 2, 6).backward();
+        finite[static_cast<size_t>(rank.index())] = has_finite_gradients(net) ? 1 : 0;
+      });
+      EXPECT_THAT(finite, Each(wrong == 0 ? 1 : 0)) << average;
+    }
+  }
+}
+
+// The wrong number is in one rank's slice, and none of it in .grad.
+TEST(HasFiniteGradients, SeesTheSlicesOfAShardedOptimizer) {
+  for (const double wrong : kWrong) {
+    for (const int stage : {1, 2, 3}) {
+      std::vector<int> finite(3);
+      run(test_devices(3), [&](Rank& rank) {
+        DataParallel net(torch::nn::Linear(40, 2), rank);
+        const auto make = [](std::vector<Tensor> slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
+        ShardedOptimizer sgd(net, make, {.stage = stage});
+        EXPECT_THAT(any_error_of([&] { has_finite_gradients(sgd); }), HasSubstr("there are no averaged gradients"));
+        Tensor x = torch::ones({2, 40});
+        if (rank.index() == 1) x[0][0] += wrong;
+        net.mean(net(x).sum(), 2, 6).backward();
+        finite[static_cast<size_t>(rank.index())] = has_finite_gradients(sgd) ? 1 : 0;
+        EXPECT_EQ(has_finite_gradients(net), has_finite_gradients(sgd));
+      });
+      EXPECT_THAT(finite, Each(wrong == 0 ? 1 : 0)) << stage;
+    }
+  }
+}
+
+// The last layer's gradient alone is wrong, and one rank of the pipeline has it.
+TEST(HasFiniteGradients, SeesTheOtherStagesOfASplitModel) {
+  for (const double wrong : kWrong) {
+    std::vector<int> finite(2);
+    run(test_devices(2), [&](Rank& rank) {
+      const auto layers =
+          rank.in_turn([] { return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4)); });
+      SplitModel net(layers, rank, {.mesh = {.pipeline = 2}});
+      net.forward_backward({torch::ones({2, 4}), torch::zeros({2}, torch::kLong), 2},
+                           torch::nn::functional::cross_entropy);
+      if (rank.index() == 1) net.parameters()[0].grad().add_(wrong);
+      finite[static_cast<size_t>(rank.index())] = has_finite_gradients(net) ? 1 : 0;
     });
     EXPECT_THAT(finite, Each(wrong == 0 ? 1 : 0));
   }

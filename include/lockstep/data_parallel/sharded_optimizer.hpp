@@ -41,9 +41,9 @@ struct ShardedBucket;
 struct ShardedOptions {
   // 1: every rank keeps its own gradients in .grad, and the averages of its slice beside them. 2: a rank keeps only its
   // slice of the averaged gradients. Memory then holds whole gradients only of a bucket that is being reduced and of
-  // one that is being filled. After backward() .grad is undefined, with one exception until step(). If the smallest
-  // parameter has at most 4096 values, its .grad is filled with 1e30 (or float16's largest number). This filler is
-  // never averaged. It lets step() notice who clips or changes .grad.
+  // one that is being filled. After backward() .grad is undefined, with one exception until step(): one parameter's
+  // .grad is full of 1e30 (or of float16's largest number). This filler is never averaged. It lets step() notice who
+  // clips or changes .grad. Its rows overlap, so that for a matrix it takes the memory of one row and one column.
   // 3: as 2, and a rank keeps only its slice of the parameters. A unit of them is gathered when an operator of LibTorch
   // is about to read one of its parameters, in forward or in backward, and given back when another unit is read. No
   // module has to know of it. Beside its slices memory then holds the parameters of the unit that computes and of the

@@ -21,11 +21,19 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
 
 class UnequalScaling;
+
+// The parameters that one rank has of a network, while other ranks have others. It is a list like any other one. But
+// what would need all of them does not compile: see the end of this file.
+struct ParametersOfOneRank : std::vector<torch::Tensor> {
+  explicit ParametersOfOneRank(std::vector<torch::Tensor> parameters)
+      : std::vector<torch::Tensor>(std::move(parameters)) {}
+};
 
 class SplitModel {
  public:
@@ -43,8 +51,10 @@ class SplitModel {
   // The layers and slices that this rank holds, under the network's names.
   torch::nn::Sequential module() const { return module_; }
   // For optimizers. Clip with lockstep's clip_grad_norm(net, max_norm). torch's clip_grad_norm_ would scale by the norm
-  // of this rank's part alone; the next forward_backward(), forward() or gather() then throws an Error that says so.
-  std::vector<torch::Tensor> parameters() const { return module_->parameters(); }
+  // of this rank's part alone, and does not compile. With a list of one's own it does. Then the next
+  // forward_backward(), forward() or gather() throws an Error that says so, unless the gradients were set to zero in
+  // the meantime.
+  ParametersOfOneRank parameters() const { return ParametersOfOneRank(module_->parameters()); }
   DataParallel<torch::nn::SequentialImpl>& replicas() { return replicas_; }  // over the data axis
 
   // Adds the gradient of the global batch's mean loss to .grad. `batch` is the part of mesh().data()'s index, the same
@@ -88,3 +98,11 @@ class SplitModel {
 };
 
 }  // namespace lockstep
+
+namespace torch::nn::utils {
+
+// It would scale by the norm of one rank's part. Call lockstep::clip_grad_norm(net, max_norm).
+double clip_grad_norm_(const lockstep::ParametersOfOneRank& parameters, double max_norm, double norm_type = 2,
+                       bool error_if_nonfinite = false) = delete;
+
+}  // namespace torch::nn::utils

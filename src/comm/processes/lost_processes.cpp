@@ -24,6 +24,7 @@ void LostProcesses::begin() {
 void LostProcesses::allow_loss(int rank) {
   if (!allowed_) return;
   const std::lock_guard lock(changing_);
+  if (has_spoken_) return;
   dispensable_.insert(rank);
   if (static_cast<int64_t>(dispensable_.size()) < roster_.ranks_of(process_).size()) return;
   change_status(*store_, process_, kNeeded, kDispensable);
@@ -61,7 +62,10 @@ bool LostProcesses::refresh() {
 }
 
 std::string LostProcesses::forbid_loss() {
-  return allowed_ ? note_own(reason_in(change_status(*store_, process_, kDispensable, kNeeded))) : "";
+  if (!allowed_) return "";
+  const std::lock_guard lock(changing_);
+  has_spoken_ = true;
+  return note_own(reason_in(change_status(*store_, process_, kDispensable, kNeeded)));
 }
 
 std::string LostProcesses::own_reason() const {

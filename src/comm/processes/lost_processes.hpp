@@ -36,7 +36,7 @@ class LostProcesses {
   // process was lost in between; "" if it was not.
   void allow_loss(int rank);
   std::string forbid_loss(int rank);
-  std::string forbid_loss();  // the same for all ranks, for a process that is about to say something to all
+  std::string forbid_loss();  // for all ranks and for good: this process is about to say something to all
 
   bool declare(int process, const std::string& why);  // see declare_lost
 
@@ -65,7 +65,8 @@ class LostProcesses {
   int64_t seen_ = 0;  // the count in the store; only refresh() uses it
 
   std::mutex changing_;              // held while this process's status changes
-  std::set<int> dispensable_;        // of this process's ranks; guarded by changing_
+  std::set<int> dispensable_;        // of this process's ranks; guarded by changing_, as the next one
+  bool has_spoken_ = false;          // and stays needed
   mutable std::mutex mutex_;         // guards what follows
   std::map<int, std::string> lost_;  // by process: why
   std::vector<c10::intrusive_ptr<c10d::Work>> kept_;

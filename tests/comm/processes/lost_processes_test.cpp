@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "comm/processes/board.hpp"
 #include "support/error_of.hpp"
 
 namespace lost_processes_test {
@@ -39,6 +40,26 @@ TEST_F(LostProcesses, AProcessThatHasSpokenUpCannotBeLost) {
   EXPECT_EQ(mine.forbid_loss(), "");
   EXPECT_FALSE(comm::declare_lost(*store, 1, "gone"));
   EXPECT_FALSE(comm::is_lost(*store, 1));
+}
+
+// Its failure is on its way, while another of its threads begins a training.
+TEST_F(LostProcesses, NorOneThatAllowsItAfterThat) {
+  mine.begin();
+  EXPECT_EQ(mine.forbid_loss(), "");
+  mine.allow_loss(1);
+  EXPECT_FALSE(comm::declare_lost(*store, 1, "gone"));
+}
+
+// It may not know yet that it is out when it fails.
+TEST_F(LostProcesses, AProcessThatIsOutEndsNobodysRun) {
+  comm::Board others(store, two_processes(), 0, "the launcher", /*keep_going=*/true);
+  comm::Board out(store, two_processes(), 1, "the launcher", /*keep_going=*/true);
+  others.begin({1, 0});
+  out.begin({1, 0});
+  out.lost().allow_loss(1);
+  ASSERT_TRUE(others.lost().declare(1, "gone"));
+  EXPECT_THAT(out.agreed_failure({"rank 1 failed"}).text, HasSubstr("have gone on without this process"));
+  EXPECT_EQ(others.failure().text, "");
 }
 
 TEST_F(LostProcesses, AForeignCountIsShown) {

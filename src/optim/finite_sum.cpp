@@ -1,12 +1,9 @@
+#include "finite_sum.hpp"
+
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <lockstep/optim/finite.hpp>
-
-#include "finite_sum.hpp"
-
-#include <cmath>
 
 namespace lockstep {
 
@@ -31,11 +28,6 @@ std::vector<at::Tensor> gradients_of(const std::vector<at::Tensor>& parameters) 
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters) gradients.push_back(parameter.grad());
   return gradients;
-}
-
-bool has_finite_gradients(const std::vector<at::Tensor>& parameters) {
-  if (parameters.empty()) return true;
-  return std::isfinite(finite_sum(gradients_of(parameters), parameters[0].device()).item<double>());
 }
 
 }  // namespace lockstep
