@@ -1,7 +1,6 @@
 #include "sharded_reducer.hpp"
 
 #include <ATen/ops/empty_like.h>
-
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
