@@ -1,9 +1,9 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/conv.h>
-#include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/pooling.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/dropout.hpp>
+#include <lockstep/models/linear.hpp>
 #include <lockstep/models/models.hpp>
 
 #include "model_parts.hpp"
@@ -76,13 +76,13 @@ AlexNetImpl::AlexNetImpl(const AlexNetOptions& options) {
   push_back("relu5", torch::nn::ReLU());
   push_back("pool5", pooling());
   push_back("flatten", torch::nn::Flatten());
-  push_back("fc6", torch::nn::Linear(c256 * size * size, units));
+  push_back("fc6", FastLinear(c256 * size * size, units));
   push_back("relu6", torch::nn::ReLU());
   add_dropout("dropout6");
-  push_back("fc7", torch::nn::Linear(units, units));
+  push_back("fc7", FastLinear(units, units));
   push_back("relu7", torch::nn::ReLU());
   add_dropout("dropout7");
-  push_back("fc8", torch::nn::Linear(units, options.classes));
+  push_back("fc8", FastLinear(units, options.classes));
   draw_weights(*this, options.seed);
 }
 

@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/gpt.hpp>
+#include <lockstep/models/linear.hpp>
 
 #include <cmath>
 #include <memory>
@@ -87,8 +88,12 @@ void GptBlockImpl::reset() {
 }
 
 at::Tensor GptBlockImpl::forward(const at::Tensor& x) {
-  const at::Tensor y = x + dropout1(projection(causal_attention(qkv(norm1(x)), options.heads)));
-  return y + dropout2(down(at::gelu(up(norm2(y)))));
+  const auto through = [](torch::nn::Linear& layer, const at::Tensor& z) {
+    return fast_linear(z, layer->weight, layer->bias);
+  };
+  const at::Tensor heads = causal_attention(through(qkv, norm1(x)), options.heads);
+  const at::Tensor y = x + dropout1(through(projection, heads));
+  return y + dropout2(through(down, at::gelu(through(up, norm2(y)))));
 }
 
 at::Tensor causal_attention(const at::Tensor& qkv, int64_t heads) {

@@ -1,5 +1,5 @@
 #include <torch/nn/modules/activation.h>
-#include <torch/nn/modules/linear.h>
+#include <lockstep/models/linear.hpp>
 #include <lockstep/models/models.hpp>
 
 #include "model_parts.hpp"
@@ -16,11 +16,11 @@ MlpImpl::MlpImpl(const MlpOptions& options) {
   for (size_t i = 0; i < options.hidden.size(); ++i) {
     const std::string number = std::to_string(i + 1);
     check_at_least_one("mlp", "hidden layer " + number, options.hidden[i]);
-    push_back("fc" + number, torch::nn::Linear(in, options.hidden[i]));
+    push_back("fc" + number, FastLinear(in, options.hidden[i]));
     push_back("relu" + number, torch::nn::ReLU());
     in = options.hidden[i];
   }
-  push_back("output", torch::nn::Linear(in, options.classes));
+  push_back("output", FastLinear(in, options.classes));
   draw_weights(*this, options.seed);
 }
 

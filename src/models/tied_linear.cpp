@@ -1,5 +1,5 @@
-#include <ATen/ops/linear.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/models/linear.hpp>
 #include <lockstep/models/tied_linear.hpp>
 
 #include <ostream>
@@ -13,7 +13,7 @@ const at::Tensor& Tied::tied_weight() const {
 }
 
 at::Tensor TiedLinearImpl::forward(const at::Tensor& x) {
-  return at::linear(x, tied_weight());
+  return fast_linear(x, tied_weight());
 }
 
 void TiedLinearImpl::pretty_print(std::ostream& out) const {

@@ -1,7 +1,7 @@
-#include <ATen/ops/linear.h>
 #include <torch/nn/functional/conv.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/models/linear.hpp>
 #include <lockstep/tensor_parallel/parallel_layers.hpp>
 
 #include <string>
@@ -87,7 +87,7 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::Linear& whol
 
 Tensor ColumnParallelLinearImpl::forward(const Tensor& x) {
   const Tensor all = options_.input_is_parallel ? gather_in_group(x, -1, rank_, in_) : copy_to_group(x, rank_);
-  const Tensor y = at::linear(all, weight, bias);
+  const Tensor y = fast_linear(all, weight, bias);
   return options_.gather_output ? gather_from_group(y, -1, rank_, out_) : y;
 }
 
@@ -100,7 +100,7 @@ RowParallelLinearImpl::RowParallelLinearImpl(const torch::nn::Linear& whole, Ran
 
 Tensor RowParallelLinearImpl::forward(const Tensor& x) {
   const Tensor part = options_.input_is_parallel ? x : scatter_to_group(x, -1, rank_);
-  const Tensor y = reduce_from_group(at::linear(part, weight), rank_);
+  const Tensor y = reduce_from_group(fast_linear(part, weight), rank_);
   return bias.defined() ? y + bias : y;
 }
 

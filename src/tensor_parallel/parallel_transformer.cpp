@@ -1,11 +1,11 @@
 #include <ATen/ops/embedding.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/parts.hpp>
+#include <lockstep/models/linear.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
 
 #include <cmath>
@@ -159,14 +159,14 @@ std::tuple<Tensor, Tensor, Tensor> ParallelMultiheadAttentionImpl::projected(con
   const Tensor k = key.is_same(query) ? q : copy_to_group(key, rank_);
   const Tensor v = value.is_same(query) ? q : value.is_same(key) ? k : copy_to_group(value, rank_);
   if (in_proj_weight.defined() && k.is_same(q) && v.is_same(q)) {
-    const auto all = at::linear(q, in_proj_weight, in_proj_bias).chunk(3, /*dim=*/-1);
+    const auto all = fast_linear(q, in_proj_weight, in_proj_bias).chunk(3, /*dim=*/-1);
     return {all[0], all[1], all[2]};
   }
   const auto weights = in_proj_weight.defined() ? in_proj_weight.chunk(3)
                                                 : std::vector<Tensor>{q_proj_weight, k_proj_weight, v_proj_weight};
   const auto biases = in_proj_bias.defined() ? in_proj_bias.chunk(3) : std::vector<Tensor>(3);
-  return {at::linear(q, weights[0], biases[0]), at::linear(k, weights[1], biases[1]),
-          at::linear(v, weights[2], biases[2])};
+  return {fast_linear(q, weights[0], biases[0]), fast_linear(k, weights[1], biases[1]),
+          fast_linear(v, weights[2], biases[2])};
 }
 
 Tensor ParallelMultiheadAttentionImpl::in_heads(const Tensor& projection) const {

@@ -9,6 +9,7 @@
 #include <torch/nn/modules/upsampling.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/dropout.hpp>
+#include <lockstep/models/linear.hpp>
 #include <lockstep/tensor_parallel/parallel_transformer.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
@@ -78,6 +79,7 @@ class Sharder {
       return computed_whole(is_dropout(*module) ? part_of_dropout(name, layer, Activation{}) : clone(layer));
     }
     if (const auto linear = as<torch::nn::LinearImpl>(layer)) return part_of_linear(linear, split);
+    if (const auto linear = as<FastLinearImpl>(layer)) return part_of_linear(linear, split);
     if (const auto conv = as<torch::nn::Conv2dImpl>(layer)) return part_of_conv(conv, split, convolutions_alternate);
     if (const auto conv = as<ConvReluPoolImpl>(layer)) return part_of_conv_relu_pool(conv, split);
     if (const auto words = as<torch::nn::EmbeddingImpl>(layer)) return part_of_embedding(words, split);

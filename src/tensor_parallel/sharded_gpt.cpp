@@ -1,8 +1,8 @@
 #include "sharded_gpt.hpp"
 
 #include <ATen/ops/gelu.h>
-#include <ATen/ops/linear.h>
 #include <lockstep/base/error.hpp>
+#include <lockstep/models/linear.hpp>
 #include <lockstep/tensor_parallel/parallel_functions.hpp>
 
 #include <string>
@@ -67,9 +67,9 @@ ShardedTiedLinear::ShardedTiedLinear(const TiedLinearImpl& whole, const Activati
 
 at::Tensor ShardedTiedLinear::forward(const at::Tensor& x) {
   const at::Tensor whole = input_.gathered(x, rank_);
-  if (!dim_) return at::linear(whole, tied_weight());
-  if (*dim_ == 1) return reduce_from_group(at::linear(scatter_to_group(whole, -1, rank_), tied_weight()), rank_);
-  return gather_from_group(at::linear(copy_to_group(whole, rank_), tied_weight()), -1, rank_, outputs_);
+  if (!dim_) return fast_linear(whole, tied_weight());
+  if (*dim_ == 1) return reduce_from_group(fast_linear(scatter_to_group(whole, -1, rank_), tied_weight()), rank_);
+  return gather_from_group(fast_linear(copy_to_group(whole, rank_), tied_weight()), -1, rank_, outputs_);
 }
 
 }  // namespace lockstep

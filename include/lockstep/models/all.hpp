@@ -2,6 +2,7 @@
 //   conv_relu_pool  convolution, ReLU and pooling as one fast operator
 //   dropout         dropout with the same masks on any number of ranks
 //   gpt             a language model of transformer blocks
+//   linear          a linear layer, with the faster of LibTorch's and oneDNN's kernels
 //   models          LeNet, an MLP, AlexNet, ResNet-18
 //   residual_block  what ResNet-18 is made of
 //   sample_scope    tells layers which samples this thread computes
@@ -16,6 +17,7 @@
 #include <lockstep/models/conv_relu_pool.hpp>
 #include <lockstep/models/dropout.hpp>
 #include <lockstep/models/gpt.hpp>
+#include <lockstep/models/linear.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/residual_block.hpp>
 #include <lockstep/models/sample_scope.hpp>

@@ -1,0 +1,111 @@
+#include <ATen/Version.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <lockstep/models/linear.hpp>
+
+#include <optional>
+#include <string_view>
+
+namespace lockstep {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// What PyTorch's compiler calls for a linear layer on CPUs. It has no gradient of its own.
+using Pointwise = at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, std::string_view,
+                             c10::List<std::optional<at::Scalar>>, std::optional<std::string_view>);
+
+bool is_amd() {
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+  return __builtin_cpu_is("amd") != 0;
+#else
+  return false;
+#endif
+}
+
+// None: LibTorch's own is as fast here, or this LibTorch does not have it.
+const std::optional<c10::TypedOperatorHandle<Pointwise>>& onednn() {
+  static const auto found = []() -> std::optional<c10::TypedOperatorHandle<Pointwise>> {
+    if (!is_amd() || at::get_cpu_capability() != "AVX512") return std::nullopt;
+    const auto handle = c10::Dispatcher::singleton().findOp({"mkldnn::_linear_pointwise", ""});
+    if (!handle || !handle->hasKernelForDispatchKey(c10::DispatchKey::CPU)) return std::nullopt;
+    try {
+      return handle->typed<Pointwise>();
+    } catch (const c10::Error&) {  // its arguments are others
+      return std::nullopt;
+    }
+  }();
+  return found;
+}
+
+at::Tensor onednn_product(const at::Tensor& x, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias = std::nullopt) {
+  return onednn()->call(x, weight, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
+}
+
+at::Tensor rows_of(const at::Tensor& x) {
+  return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
+}
+
+class OneDnnLinear : public torch::autograd::Function<OneDnnLinear> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias) {
+    ctx->saved_data["has_bias"] = bias.has_value();
+    ctx->save_for_backward({x, weight});
+    return onednn_product(x, weight, bias);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &grad = grads[0];
+    variable_list gradients(3);
+    if (!grad.defined()) return gradients;
+    if (at::GradMode::is_enabled()) {  // a second derivative is wanted
+      gradients[0] = at::matmul(grad, weight);
+      gradients[1] = at::mm(rows_of(grad).t(), rows_of(x));
+    } else {
+      if (ctx->needs_input_grad(0)) gradients[0] = onednn_product(grad, weight.t());
+      if (ctx->needs_input_grad(1)) gradients[1] = onednn_product(rows_of(grad).t(), rows_of(x).t());
+    }
+    if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) gradients[2] = rows_of(grad).sum(0);
+    return gradients;
+  }
+};
+
+bool suits_onednn(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided &&
+         !tensor.is_neg() && tensor.numel() > 0;
+}
+
+// LibTorch has better words for what does not fit than oneDNN.
+bool fit(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  return x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1) &&
+         (!bias.defined() || bias.sizes() == at::IntArrayRef({weight.size(0)}));
+}
+
+}  // namespace
+
+at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const bool is_onednns = onednn() && suits_onednn(x) && suits_onednn(weight) &&
+                          (!bias.defined() || suits_onednn(bias)) && fit(x, weight, bias) &&
+                          !at::autocast::is_autocast_enabled(at::kCPU);
+  return is_onednns ? OneDnnLinear::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt)
+                    : at::linear(x, weight, bias);
+}
+
+std::shared_ptr<torch::nn::Module> FastLinearImpl::clone(const std::optional<torch::Device>& device) const {
+  const auto plain = std::dynamic_pointer_cast<torch::nn::LinearImpl>(torch::nn::LinearImpl::clone(device));
+  const auto copy = std::make_shared<FastLinearImpl>(options);
+  copy->weight.set_data(plain->weight);
+  if (options.bias()) copy->bias.set_data(plain->bias);
+  copy->train(is_training());
+  return copy;
+}
+
+}  // namespace lockstep

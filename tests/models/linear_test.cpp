@@ -1,0 +1,148 @@
+// fast_linear and FastLinear compute what LibTorch's linear computes, with all gradients, whatever kernels they take.
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/models/linear.hpp>
+#include <lockstep/models/models.hpp>
+
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace linear_test {
+
+using namespace lockstep;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+using Computed = std::vector<Tensor>;  // the result, and the gradients of x, weight and bias
+
+Computed with_gradients(const auto& linear, const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  std::vector<Tensor> inputs;
+  for (const auto& tensor : {x, weight, bias}) {
+    if (tensor.defined()) inputs.push_back(tensor.detach().requires_grad_());
+  }
+  const Tensor y = linear(inputs[0], inputs[1], bias.defined() ? inputs[2] : Tensor());
+  Computed all = torch::autograd::grad({y.sin().sum()}, inputs);
+  all.push_back(y.detach());
+  return all;
+}
+
+void expect_alike(const Computed& one, const Computed& other) {
+  ASSERT_EQ(one.size(), other.size());
+  for (size_t i = 0; i < one.size(); ++i) {
+    EXPECT_EQ(one[i].sizes(), other[i].sizes()) << i;
+    EXPECT_LE((one[i] - other[i]).abs().max().item<double>(), 1e-5 * other[i].abs().max().item<double>()) << i;
+  }
+}
+
+TEST(FastLinear, ComputesWhatLibTorchComputes) {
+  torch::manual_seed(1);
+  const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
+  const auto plain = [](const auto&... tensors) { return torch::linear(tensors...); };
+  const Tensor weight = torch::randn({40, 24}), bias = torch::randn({40});
+  const std::vector<Tensor> inputs = {torch::randn({32, 24}),     torch::randn({1, 24}),
+                                      torch::randn({3, 5, 24}),   torch::randn({24}),
+                                      torch::randn({24, 32}).t(), torch::randn({5, 3, 24}).transpose(0, 1)};
+  for (const auto& x : inputs) {
+    SCOPED_TRACE(c10::str(x.sizes()));
+    expect_alike(with_gradients(fast, x, weight, bias), with_gradients(plain, x, weight, bias));
+    expect_alike(with_gradients(fast, x, weight, {}), with_gradients(plain, x, weight, {}));
+    expect_alike(with_gradients(fast, x, weight.t().contiguous().t(), bias), with_gradients(plain, x, weight, bias));
+  }
+  EXPECT_EQ(fast_linear(torch::empty({0, 24}), weight, bias).sizes(), at::IntArrayRef({0, 40}));
+  EXPECT_EQ(fast_linear(torch::ones({2, 24}, torch::kDouble), weight.to(torch::kDouble)).scalar_type(), torch::kDouble);
+}
+
+TEST(FastLinear, RefusesWhatDoesNotFitWithLibTorchsWords) {
+  const auto words = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "no error";
+  };
+  const auto expect_same_words = [&](const Tensor& x, const Tensor& weight, const Tensor& bias) {
+    const std::string wanted = words([&] { torch::linear(x, weight, bias); });
+    EXPECT_NE(wanted, "no error");
+    EXPECT_EQ(words([&] { fast_linear(x, weight, bias); }), wanted);
+  };
+  expect_same_words(torch::ones({8, 5}), torch::ones({6, 4}), {});
+  expect_same_words(torch::ones({2, 8, 5}), torch::ones({6, 4}), torch::ones({6}));
+  expect_same_words(torch::ones({8, 4}), torch::ones({6, 4}), torch::ones({5}));
+  expect_same_words(torch::ones({8, 4}), torch::ones({6, 4}, torch::kDouble), {});
+}
+
+// A rank's bits must depend on nothing that other ranks compute at the same time.
+TEST(FastLinear, ComputesTheSameBitsOnSeveralThreadsAtOnce) {
+  torch::manual_seed(3);
+  struct Layer {
+    Tensor x, weight, bias;
+  };
+  std::vector<Layer> layers;
+  for (const int64_t rows : {1, 3, 32, 48}) {
+    for (const int64_t out : {10, 64}) {
+      layers.push_back({torch::randn({rows, 96}), torch::randn({out, 96}), torch::randn({out})});
+    }
+  }
+  const auto compute = [](const Layer& layer) {
+    return with_gradients([](const auto&... tensors) { return fast_linear(tensors...); }, layer.x, layer.weight,
+                          layer.bias);
+  };
+  std::vector<Computed> alone;
+  for (const auto& layer : layers) alone.push_back(compute(layer));
+  std::vector<std::string> differ(4);
+  std::vector<std::thread> threads;
+  for (size_t thread = 0; thread < differ.size(); ++thread) {
+    threads.emplace_back([&, thread] {
+      at::set_num_threads(1);
+      for (size_t turn = 0; turn < 10 * layers.size(); ++turn) {
+        const size_t number = (turn + thread) % layers.size();
+        const Computed now = compute(layers[number]);
+        for (size_t i = 0; i < now.size(); ++i) {
+          if (!now[i].equal(alone[number][i])) differ[thread] += c10::str(" ", number, ".", i);
+        }
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_THAT(differ, testing::Each(""));
+}
+
+TEST(FastLinear, ComputesTheSameWithSeveralIntraOpThreads) {
+  torch::manual_seed(4);
+  const Tensor x = torch::randn({128, 512}), weight = torch::randn({512, 512}), bias = torch::randn({512});
+  const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
+  const Computed one = with_gradients(fast, x, weight, bias);
+  const int before = at::get_num_threads();
+  at::set_num_threads(2);
+  const Computed two = with_gradients(fast, x, weight, bias);
+  at::set_num_threads(before);
+  expect_alike(two, one);
+}
+
+TEST(FastLinear, HasASecondDerivative) {
+  torch::manual_seed(2);
+  const Tensor weight = torch::randn({6, 4}), start = torch::randn({5, 4});
+  const auto second = [&](const auto& linear) {
+    const Tensor x = start.detach().requires_grad_(), w = weight.detach().requires_grad_();
+    const Tensor first = torch::autograd::grad({linear(x, w).sin().sum()}, {x}, {}, {}, /*create_graph=*/true)[0];
+    return torch::autograd::grad({first.square().sum()}, {x, w});
+  };
+  expect_alike(second([](auto& x, auto& w) { return fast_linear(x, w); }),
+               second([](auto& x, auto& w) { return torch::linear(x, w); }));
+}
+
+TEST(FastLinear, AsALayerIsCloned) {
+  Mlp net(MlpOptions{.hidden = {16}});
+  const Tensor x = torch::randn({8, 28 * 28});
+  const auto copy = std::dynamic_pointer_cast<nn::SequentialImpl>(net->clone());
+  ASSERT_TRUE(copy);
+  EXPECT_TRUE(copy->forward(x).equal(net->forward(x)));
+  copy->parameters()[0].data().zero_();
+  EXPECT_FALSE(copy->forward(x).equal(net->forward(x)));
+}
+
+}  // namespace linear_test
