@@ -1,8 +1,11 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/residual_block.hpp>
 
+#include "batch_norm_relu.hpp"
+
 #include <ostream>
 #include <string>
+#include <typeinfo>
 
 namespace lockstep {
 namespace {
@@ -16,6 +19,16 @@ torch::nn::Conv2d convolution(int64_t in, int64_t out, int64_t kernel, int64_t s
 torch::nn::AnyModule fresh(const torch::nn::AnyModule& norm, int64_t channels) {
   const bool other = !norm.is_empty() && dynamic_cast<torch::nn::BatchNorm2dImpl*>(norm.ptr().get()) == nullptr;
   return other ? norm.clone() : torch::nn::AnyModule(torch::nn::BatchNorm2d(channels));
+}
+
+// relu(norm(x) + shortcut), with no short cut if that is undefined. Changes norm(x) in place: no backward needs it.
+torch::Tensor norm_and_relu(torch::nn::AnyModule& norm, const torch::Tensor& x, const torch::Tensor& shortcut = {}) {
+  torch::nn::Module& module = *norm.ptr();
+  if (typeid(module) == typeid(torch::nn::BatchNorm2dImpl)) {
+    return batch_norm_relu(static_cast<torch::nn::BatchNorm2dImpl&>(module), x, shortcut);
+  }
+  const torch::Tensor y = norm.forward(x);
+  return shortcut.defined() ? (y + shortcut).relu_() : y.relu_();
 }
 
 }  // namespace
@@ -40,10 +53,9 @@ void ResidualBlockImpl::reset() {
   shortcut->push_back(torch::nn::BatchNorm2d(out_channels_));
 }
 
-// Changes in place only tensors of this block's own, whose old values no backward needs.
 torch::Tensor ResidualBlockImpl::forward(const torch::Tensor& x) {
-  const torch::Tensor y = norm2.forward(conv2(norm1.forward(conv1(x)).relu_()));
-  return (y + (shortcut->is_empty() ? x : shortcut->forward(x))).relu_();
+  const torch::Tensor y = conv2(norm_and_relu(norm1, conv1(x)));
+  return norm_and_relu(norm2, y, shortcut->is_empty() ? x : shortcut->forward(x));
 }
 
 void ResidualBlockImpl::pretty_print(std::ostream& out) const {

@@ -37,4 +37,12 @@ TEST(MemoryFormat, ChangesStridesAndNotTheFunction) {
   for (const auto& weight : channels_last->parameters()) EXPECT_TRUE(weight.is_contiguous());
 }
 
+// Their memory has the order of both formats, so only the weight's strides can tell.
+TEST(MemoryFormat, OfOneChannelIsPassedOnByAConvolution) {
+  torch::nn::Sequential net(torch::nn::Conv2d(1, 8, 3));
+  lockstep::set_memory_format(*net, MemoryFormat::ChannelsLast);
+  const torch::Tensor y = net->forward(torch::rand({4, 1, 9, 9}));
+  EXPECT_TRUE(y.is_contiguous(MemoryFormat::ChannelsLast)) << y.strides();
+}
+
 }  // namespace memory_format_test

@@ -11,10 +11,12 @@ constexpr int64_t kWeightRows = 3;
 }  // namespace
 }  // namespace lockstep::kernels
 
+#include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
 
 namespace lockstep::kernels {
 
-extern const ConvReluPoolKernels conv_relu_pool_avx512 = kKernels;
+extern const ConvReluPoolKernels conv_relu_pool_avx512 = kConvReluPool;
+extern const BatchNormReluKernels batch_norm_relu_avx512 = kBatchNormRelu;
 
 }  // namespace lockstep::kernels

@@ -11,10 +11,12 @@ constexpr int64_t kWeightRows = 2;
 }  // namespace
 }  // namespace lockstep::kernels
 
+#include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
 
 namespace lockstep::kernels {
 
-extern const ConvReluPoolKernels conv_relu_pool_avx2 = kKernels;
+extern const ConvReluPoolKernels conv_relu_pool_avx2 = kConvReluPool;
+extern const BatchNormReluKernels batch_norm_relu_avx2 = kBatchNormRelu;
 
 }  // namespace lockstep::kernels

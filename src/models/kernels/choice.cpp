@@ -1,11 +1,17 @@
+#include "batch_norm_relu.hpp"
 #include "conv_relu_pool.hpp"
 
 namespace lockstep::kernels {
 
 extern const ConvReluPoolKernels conv_relu_pool_generic;
+extern const BatchNormReluKernels batch_norm_relu_generic;
 
 const ConvReluPoolKernels& conv_relu_pool_kernels() {
   return conv_relu_pool_generic;
+}
+
+const BatchNormReluKernels& batch_norm_relu_kernels() {
+  return batch_norm_relu_generic;
 }
 
 }  // namespace lockstep::kernels

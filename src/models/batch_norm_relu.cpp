@@ -1,0 +1,301 @@
+#include "batch_norm_relu.hpp"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "models/kernels/batch_norm_relu.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using at::MemoryFormat;
+using at::Tensor;
+using kernels::BatchNormReluChannels;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+bool suits_pixel_kernels(const Tensor& image) {
+  return image.is_cpu() && image.scalar_type() == at::kFloat && image.layout() == at::kStrided && !image.is_neg() &&
+         image.dim() == 4 && image.is_contiguous(MemoryFormat::ChannelsLast);
+}
+
+bool suits_pixel_kernels(const torch::nn::BatchNorm2dImpl& norm) {
+  if (!norm.is_training() || !norm.options.momentum() || !norm.options.track_running_stats()) return false;
+  const auto of_channels = {norm.weight, norm.bias, norm.running_mean, norm.running_var};
+  return std::all_of(of_channels.begin(), of_channels.end(), [&](const Tensor& values) {
+    return values.defined() && values.is_cpu() && values.scalar_type() == at::kFloat && values.is_contiguous() &&
+           values.numel() == norm.options.num_features();
+  });
+}
+
+// ---- The kernels over all pixels -----------------------------------------------------------------------------------
+
+// The pixels of an image in pieces, which depend on its shape alone.
+class PixelPieces {
+ public:
+  explicit PixelPieces(const Tensor& image)
+      : channels(image.size(1)), pixels(image.numel() / channels), in_each_(std::max<int64_t>(16, 4096 / channels)) {}
+
+  int64_t count() const { return (pixels + in_each_ - 1) / in_each_; }
+  int64_t pixels_in(int64_t piece) const { return std::min(in_each_, pixels - piece * in_each_); }
+  int64_t first_value(int64_t piece) const { return piece * in_each_ * channels; }
+
+  const int64_t channels, pixels;
+
+ private:
+  const int64_t in_each_;  // 16 kB of them, so that three images' fit into the first-level cache
+};
+
+// The second pass over an image begins where the first has ended, and so with what is still in the cache.
+template <class Body>
+void for_pieces_from_the_last(const PixelPieces& pieces, const Body& body) {
+  at::parallel_for(0, pieces.count(), /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = end; piece-- > begin;) body(piece);
+  });
+}
+
+// Two values per piece and channel, [piece][2][channel]: body(piece, the first ones, the second ones) sets them.
+template <class Body>
+Tensor of_each_piece(const PixelPieces& pieces, const Body& body) {
+  const Tensor values = at::empty({pieces.count(), 2, pieces.channels}, at::kFloat);
+  auto* const to = values.mutable_data_ptr<float>();
+  at::parallel_for(0, pieces.count(), /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+    for (int64_t piece = begin; piece < end; ++piece) {
+      float* const first = to + 2 * piece * pieces.channels;
+      body(piece, first, first + pieces.channels);
+    }
+  });
+  return values;
+}
+
+struct ImageStatistics {
+  std::vector<double> mean;     // [channels]
+  std::vector<double> squares;  // the sums of (x - mean)^2
+};
+
+// Merges the pieces' statistics as Chan et al. do (1979), in their order and in float64.
+ImageStatistics image_statistics(const Tensor& x, const PixelPieces& pieces) {
+  const auto* const from = x.const_data_ptr<float>();
+  const Tensor parts = of_each_piece(pieces, [&](int64_t piece, float* mean, float* squares) {
+    kernels::batch_norm_relu_kernels().statistics(from + pieces.first_value(piece), pieces.pixels_in(piece),
+                                                  pieces.channels, mean, squares);
+  });
+  const auto channels = static_cast<size_t>(pieces.channels);
+  ImageStatistics all{std::vector<double>(channels), std::vector<double>(channels)};
+  const auto for_parts = [&](const auto& body) {
+    const auto* part = parts.const_data_ptr<float>();
+    for (int64_t piece = 0; piece < pieces.count(); ++piece, part += 2 * channels) {
+      for (size_t c = 0; c < channels; ++c) {
+        body(c, static_cast<double>(pieces.pixels_in(piece)), part[c], part[channels + c]);
+      }
+    }
+  };
+  for_parts([&](size_t c, double pixels, double mean, double) { all.mean[c] += pixels * mean; });
+  for (double& mean : all.mean) mean /= static_cast<double>(pieces.pixels);
+  for_parts([&](size_t c, double pixels, double mean, double squares) {
+    all.squares[c] += squares + pixels * (mean - all.mean[c]) * (mean - all.mean[c]);
+  });
+  return all;
+}
+
+// As LibTorch's BatchNorm does, which also leaves the versions of the running statistics as they are.
+void follow(torch::nn::BatchNorm2dImpl& norm, const ImageStatistics& batch, const PixelPieces& pieces) {
+  norm.num_batches_tracked += 1;
+  const double momentum = *norm.options.momentum();
+  auto* const mean = norm.running_mean.mutable_data_ptr<float>();
+  auto* const variance = norm.running_var.mutable_data_ptr<float>();
+  for (size_t c = 0; c < batch.mean.size(); ++c) {
+    const double unbiased = batch.squares[c] / static_cast<double>(pieces.pixels - 1);
+    mean[c] = static_cast<float>((1 - momentum) * mean[c] + momentum * batch.mean[c]);
+    variance[c] = static_cast<float>((1 - momentum) * variance[c] + momentum * unbiased);
+  }
+}
+
+// What the kernels need of each channel: [4][channels].
+struct ChannelTable {
+  Tensor rows;  // scale, shift, mean, 1 / sqrt(variance + eps)
+
+  BatchNormReluChannels channels() const { return {row(0), row(1), row(2)}; }
+  const float* inverse_deviation() const { return row(3); }
+
+ private:
+  const float* row(int64_t number) const { return rows.const_data_ptr<float>() + number * rows.size(1); }
+};
+
+ChannelTable channel_table(const torch::nn::BatchNorm2dImpl& norm, const ImageStatistics& batch,
+                           const PixelPieces& pieces) {
+  const Tensor rows = at::empty({4, pieces.channels}, at::kFloat);
+  const auto* const weight = norm.weight.const_data_ptr<float>();
+  const auto* const bias = norm.bias.const_data_ptr<float>();
+  auto* const to = rows.mutable_data_ptr<float>();
+  const auto channels = batch.mean.size();
+  for (size_t c = 0; c < channels; ++c) {
+    const double variance = batch.squares[c] / static_cast<double>(pieces.pixels);
+    const double inverse_deviation = 1 / std::sqrt(variance + norm.options.eps());
+    const double scale = weight[c] * inverse_deviation;
+    to[c] = static_cast<float>(scale);
+    to[channels + c] = static_cast<float>(bias[c] - batch.mean[c] * scale);
+    to[2 * channels + c] = static_cast<float>(batch.mean[c]);
+    to[3 * channels + c] = static_cast<float>(inverse_deviation);
+  }
+  return {rows};
+}
+
+Tensor forward_with(const ChannelTable& table, const Tensor& x, const Tensor& shortcut) {
+  const PixelPieces pieces(x);
+  Tensor y = at::empty_like(x);
+  const auto* const from = x.const_data_ptr<float>();
+  const auto* const added = shortcut.defined() ? shortcut.const_data_ptr<float>() : nullptr;
+  auto* const to = y.mutable_data_ptr<float>();
+  for_pieces_from_the_last(pieces, [&](int64_t piece) {
+    const int64_t at = pieces.first_value(piece);
+    kernels::batch_norm_relu_kernels().forward(from + at, added == nullptr ? nullptr : added + at,
+                                               pieces.pixels_in(piece), pieces.channels, table.channels(), to + at);
+  });
+  return y;
+}
+
+struct NormGradients {
+  Tensor x, weight, bias, shortcut;
+};
+
+// y: with a short cut only. Without needs_x, that gradient is left out.
+NormGradients backward_with(const ChannelTable& table, const Tensor& grad, const Tensor& x, const Tensor& y,
+                            bool needs_x) {
+  const PixelPieces pieces(x);
+  const bool adds = y.defined();
+  NormGradients gradients;
+  if (adds) gradients.shortcut = at::empty_like(x);
+  const auto* const from = x.const_data_ptr<float>();
+  const auto* const results = adds ? y.const_data_ptr<float>() : nullptr;
+  const auto* const of_y = grad.const_data_ptr<float>();
+  auto* const passed = adds ? gradients.shortcut.mutable_data_ptr<float>() : nullptr;
+  const Tensor parts = of_each_piece(pieces, [&](int64_t piece, float* sum, float* product) {
+    const int64_t at = pieces.first_value(piece);
+    kernels::batch_norm_relu_kernels().backward_sums(of_y + at, from + at, adds ? results + at : nullptr,
+                                                     pieces.pixels_in(piece), pieces.channels, table.channels(),
+                                                     adds ? passed + at : nullptr, sum, product);
+  });
+
+  const auto channels = static_cast<size_t>(pieces.channels);
+  std::vector<double> sums(2 * channels);  // of the gradient, and of its products
+  const auto* part = parts.const_data_ptr<float>();
+  for (int64_t piece = 0; piece < pieces.count(); ++piece, part += 2 * channels) {
+    for (size_t i = 0; i < 2 * channels; ++i) sums[i] += part[i];
+  }
+  gradients.weight = at::empty({pieces.channels}, at::kFloat);
+  gradients.bias = at::empty({pieces.channels}, at::kFloat);
+  std::vector<float> offset(channels), slope(channels);
+  for (size_t c = 0; c < channels; ++c) {
+    const double inverse_deviation = table.inverse_deviation()[c], product = sums[channels + c];
+    const auto pixels = static_cast<double>(pieces.pixels);
+    gradients.weight.mutable_data_ptr<float>()[c] = static_cast<float>(product * inverse_deviation);
+    gradients.bias.mutable_data_ptr<float>()[c] = static_cast<float>(sums[c]);
+    offset[c] = static_cast<float>(sums[c] / pixels);
+    slope[c] = static_cast<float>(product * inverse_deviation * inverse_deviation / pixels);
+  }
+  if (!needs_x) return gradients;
+
+  gradients.x = at::empty_like(x);
+  const auto* const behind_relu = adds ? passed : of_y;
+  auto* const to = gradients.x.mutable_data_ptr<float>();
+  for_pieces_from_the_last(pieces, [&](int64_t piece) {
+    const int64_t at = pieces.first_value(piece);
+    kernels::batch_norm_relu_kernels().backward(behind_relu + at, from + at, adds, pieces.pixels_in(piece),
+                                                pieces.channels, table.channels(), offset.data(), slope.data(),
+                                                to + at);
+  });
+  return gradients;
+}
+
+// ---- As a differentiable function ----------------------------------------------------------------------------------
+
+// For create_graph: gradients that can be differentiated again.
+NormGradients differentiable_norm_gradients(const Tensor& grad, const Tensor& x, const Tensor& weight,
+                                            const Tensor& bias, const Tensor& y, double eps) {
+  const Tensor normalised = at::batch_norm(x, weight, bias, {}, {}, /*training=*/true, /*momentum=*/0, eps,
+                                           /*cudnn_enabled=*/false);
+  const Tensor passed = at::where((y.defined() ? y : normalised) <= 0, 0, grad);
+  variable_list needed;
+  for (const Tensor& input : {x, weight, bias}) {
+    if (input.requires_grad()) needed.push_back(input);
+  }
+  const Tensor of_shortcut = y.defined() ? passed : Tensor();
+  if (needed.empty()) return {{}, {}, {}, of_shortcut};
+  const variable_list found =
+      torch::autograd::grad({normalised}, needed, {passed}, /*retain_graph=*/true, /*create_graph=*/true);
+  size_t next = 0;
+  const auto of = [&](const Tensor& input) { return input.requires_grad() ? found[next++] : Tensor(); };
+  const Tensor of_x = of(x), of_weight = of(weight), of_bias = of(bias);
+  return {of_x, of_weight, of_bias, of_shortcut};
+}
+
+struct NormInBatch {
+  ChannelTable table;
+  double eps;
+};
+
+struct BatchNormReluFunction : torch::autograd::Function<BatchNormReluFunction> {
+  // Autograd takes optional inputs, but no undefined ones.
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight, const Tensor& bias,
+                        const std::optional<Tensor>& shortcut, const NormInBatch& how) {
+    const Tensor y = forward_with(how.table, x, shortcut.value_or(Tensor()));
+    ctx->save_for_backward({x, weight, bias, shortcut ? y : Tensor(), how.table.rows});
+    ctx->saved_data["eps"] = how.eps;
+    return y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &y = saved[3];
+    NormGradients found;
+    if (at::GradMode::is_enabled()) {
+      found = differentiable_norm_gradients(grads[0], x, saved[1], saved[2], y, ctx->saved_data.at("eps").toDouble());
+    } else {
+      RECORD_USER_SCOPE("lockstep::batch_norm_relu_backward");
+      found = backward_with({saved[4]}, grads[0].resolve_neg().contiguous(MemoryFormat::ChannelsLast), x, y,
+                            ctx->needs_input_grad(0));
+    }
+    return {found.x, found.weight, found.bias, found.shortcut, Tensor()};
+  }
+};
+
+// The kernels read parameters by their addresses. Who must know of it before looks at these.
+std::vector<c10::IValue> parameters_of(const torch::nn::BatchNorm2dImpl& norm) {
+  return {norm.weight, norm.bias};
+}
+
+}  // namespace
+
+Tensor batch_norm_relu(torch::nn::BatchNorm2dImpl& norm, const Tensor& x, const Tensor& shortcut) {
+  const bool suits = suits_pixel_kernels(x) && x.size(1) == norm.options.num_features() &&
+                     x.numel() > x.size(1) &&  // of one value per channel LibTorch says what is wrong
+                     (!shortcut.defined() || (suits_pixel_kernels(shortcut) && shortcut.sizes() == x.sizes())) &&
+                     suits_pixel_kernels(norm);
+  if (!suits) {
+    const Tensor y = norm.forward(x);
+    return shortcut.defined() ? (y + shortcut).relu_() : y.relu_();
+  }
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::batch_norm_relu", parameters_of(norm));
+  const PixelPieces pieces(x);
+  const ImageStatistics statistics = image_statistics(x, pieces);
+  follow(norm, statistics, pieces);
+  const NormInBatch how{channel_table(norm, statistics, pieces), norm.options.eps()};
+  return BatchNormReluFunction::apply(x, norm.weight, norm.bias,
+                                      shortcut.defined() ? std::optional(shortcut) : std::nullopt, how);
+}
+
+}  // namespace lockstep
