@@ -115,12 +115,12 @@ endforeach()
 # Some of them with delays: data, ZeRO 3, pipeline, mesh. All of them take minutes (docs/results).
 add_test(NAME schemes_test_with_delays
   COMMAND ${schemes_test_command} --gtest_filter=All/Schemes.*/0:All/Schemes.*/7:All/Schemes.*/10:All/Schemes.*/11)
-set_tests_properties(schemes_test_with_delays PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated
+set_tests_properties(schemes_test_with_delays PROPERTIES TIMEOUT ${seconds_per_test} LABELS "simulated;repeated"
   ENVIRONMENT "${gpu_environment};SIMULATED_DELAY_US=100")
 # Over NCCL's stand-in: grains, SyncBatchNorm, ZeRO 3, pipeline, mesh.
 add_test(NAME schemes_test_over_nccl COMMAND $<TARGET_FILE:gpu_tests> --only schemes_test.cpp
   --gtest_filter=All/Schemes.*/3:All/Schemes.*/4:All/Schemes.*/7:All/Schemes.*/10:All/Schemes.*/12)
-set_tests_properties(schemes_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated
+set_tests_properties(schemes_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_test} LABELS "simulated;repeated"
   ENVIRONMENT "${test_environment}")
 if(TARGET lockstep_on_simulated_gpus)
   add_dependencies(simulated_tests lockstep_on_simulated_gpus)
