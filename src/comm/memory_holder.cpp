@@ -40,7 +40,7 @@ __attribute__((always_inline)) inline long system_call(long number, long a = 0, 
 __attribute__((no_sanitize("address", "undefined"))) int hold_memory(void* parent) {
   system_call(SYS_prctl, PR_SET_NAME, reinterpret_cast<long>("lockstep-memory"));
   system_call(SYS_prctl, PR_SET_PDEATHSIG, kParentIsGone);
-  const bool is_late = system_call(SYS_getppid) != reinterpret_cast<long>(parent);
+  const bool is_late = system_call(SYS_getppid) != *static_cast<const pid_t*>(parent);
   if (system_call(SYS_close_range, 0, ~0U) == 0 && !is_late) {
     const uint64_t awaited = uint64_t{1} << (kParentIsGone - 1);  // the kernel's own form of a set of signals
     while (system_call(SYS_rt_sigtimedwait, reinterpret_cast<long>(&awaited), 0, 0, sizeof awaited) != kParentIsGone) {
@@ -56,7 +56,7 @@ MemoryHolder::MemoryHolder() : stack_(std::make_unique<std::byte[]>(kStackSize))
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // the process inherits this: no handler runs in it
-  process_ = clone(hold_memory, stack_.get() + kStackSize, CLONE_VM, reinterpret_cast<void*>(long{getpid()}));
+  process_ = clone(hold_memory, stack_.get() + kStackSize, CLONE_VM, &parent_);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
