@@ -49,13 +49,16 @@ struct ShardedOptions {
   // module has to know of it. Beside its slices memory then holds the parameters of the unit that computes and of the
   // next one, and the gradients of one unit, each while they are needed.
   int stage = 1;
-  int64_t bucket_bytes = 4 << 20;  // stages 1 and 2: a bucket is full when it holds this many bytes of gradients
+  // Stages 1 and 2: a bucket is full at this many bytes of gradients. Stage 3: the most bytes of a unit that is not
+  // named; see `units`.
+  int64_t bucket_bytes = 4 << 20;
   // false: every bucket is reduced after backward, which until then keeps all gradients. With stage 3 instead: a unit
   // is gathered and reduced when the one before it is done with, so that memory holds the parameters of one.
   bool overlap = true;
-  // Stage 3. Names of modules, such as "layers.3", of each of which the parameters are one unit. The other modules are
-  // taken in runs of at most bucket_bytes and a sixteenth of the net, but of at least 64 KiB or bucket_bytes. A larger
-  // module is a unit by itself. Best are units that compute one after the other, and that are small beside the net.
+  // Stage 3. Names of modules, such as "layers.3", of each of which the parameters are one unit. Other modules are
+  // taken in runs: at most a sixteenth of the net (64 KiB in a small one), and at most bucket_bytes. A run below 64 KiB
+  // (or bucket_bytes, if that is less) takes one module more, however large. Best are units that compute one after the
+  // other, and that are small beside the net.
   std::vector<std::string> units = {};
 };
 
@@ -117,8 +120,9 @@ class ShardedOptimizer {
   // anew, also without zero_grad().
   //
   // Throws Error for a parameter that needed no gradient at first and needs one now; without averaged gradients, as
-  // after backward() under no_sync() alone; if .grad was changed since backward(); and as Rank's collectives do.
-  // (DataParallel's backward() throws Error for a sparse gradient.)
+  // after backward() under no_sync() alone; if .grad was changed since backward(); and as Rank's collectives do. On a
+  // GPU .grad is compared after the first three backward() calls only, since the host waits for it. (DataParallel's
+  // backward() throws Error for a sparse gradient.)
   void step();
 
   // The averaged gradients that step() will use, in the order of a Factory's slices. Undefined for a parameter that no
