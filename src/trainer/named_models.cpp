@@ -33,7 +33,12 @@ Workload workload_of_text(const TrainOptions& options) {
 Workload workload_of(const TrainOptions& options) {
   if (learns_text(options.model)) return workload_of_text(options);
   const ImageData data = load_data(options.data);
-  const DataDigests digests = digests_of(data);
+  return workload_of_images(options, data, digests_of(data));
+}
+
+}  // namespace
+
+Workload workload_of_images(const TrainOptions& options, const ImageData& data, const DataDigests& digests) {
   const std::string remark = remark_on(data, digests);
   const std::string name = data.synthetic ? data.source : std::string(to_string(options.data.source));
   return {.task = task_of(options, data),
@@ -42,8 +47,6 @@ Workload workload_of(const TrainOptions& options) {
           .warning = warning_of_mnist(data, digests),
           .title = to_string(options.model) + " on " + name + remark};
 }
-
-}  // namespace
 
 Task task_of(const TrainOptions& options, const ImageData& data) {
   return {.name = options.model.name,

@@ -25,6 +25,9 @@ struct Workload {
 TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& callbacks,
                          const std::function<Workload()>& load);
 
+// The workload of train() on images. Their digests tell whether they are Fashion-MNIST's, MNIST's or others.
+Workload workload_of_images(const TrainOptions& options, const ImageData& data, const DataDigests& digests);
+
 // The tasks that train() gives to run_workload().
 Task task_of(const TrainOptions& options, const ImageData& data);
 Task task_of(const TrainOptions& options, const TextData& data);

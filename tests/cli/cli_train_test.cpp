@@ -488,6 +488,23 @@ TEST_F(CliTrain, EvaluatesARunExactlyOnAnyNumberOfDevices) {
   }
 }
 
+TEST_F(CliTrain, EvalRefusesWeightsWithAFlippedBit) {
+  ASSERT_EQ(run_program(train({"--name", "first", "--epochs", "1"}), surroundings()).code, 0);
+  const std::string file = "runs/first/model.safetensors", whole = work_.read(file);
+  for (const size_t from_end : {size_t{1}, whole.size() / 2}) {
+    std::string bytes = whole;
+    bytes[bytes.size() - from_end] ^= 1;
+    work_.write(file, bytes);
+    const Finished eval = run_program({"eval", "runs/first"}, surroundings());
+    EXPECT_EQ(eval.code, 1);
+    EXPECT_THAT(eval.out, IsEmpty());
+    EXPECT_THAT(eval.err, AllOf(HasSubstr("cannot load '" + file + "': it is damaged"),
+                                HasSubstr("take another copy, or train anew")));
+  }
+  work_.write(file, whole);
+  EXPECT_EQ(run_program({"eval", "runs/first"}, surroundings()).code, 0);
+}
+
 TEST_F(CliTrain, TheCurvesTitleNamesTheDataAndNotTheirFolder) {
   ASSERT_EQ(run_program(train({"--name", "a", "--epochs", "1"}), surroundings()).code, 0);
   EXPECT_THAT(work_.read("runs/a/curve.svg"),
