@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdint>
 #include <ctime>
@@ -14,11 +15,19 @@ namespace lockstep::comm {
 namespace {
 
 // ThreadSanitizer's clone() runs code of its own in the second process.
-#if !defined(__SANITIZE_THREAD__) && (defined(__x86_64__) || defined(__aarch64__))
+#if defined(__SANITIZE_THREAD__)  // GCC
+#define LOCKSTEP_HAS_MEMORY_HOLDER 0
+#elif defined(__has_feature)  // clang
+#define LOCKSTEP_HAS_MEMORY_HOLDER !__has_feature(thread_sanitizer)
+#else
+#define LOCKSTEP_HAS_MEMORY_HOLDER 1
+#endif
+
+#if LOCKSTEP_HAS_MEMORY_HOLDER && (defined(__x86_64__) || defined(__aarch64__))
 
 constexpr size_t kStackSize = 16 << 10;
 constexpr timespec kUntilAllThreadsEnded{0, 100'000'000};
-constexpr int kParentIsGone = SIGUSR1;
+constexpr int kParentIsGone = 63;  // a signal that nobody sends, also not to the whole group of processes
 
 // A system call as the processor knows it: < 0 for an error. The C library's would touch variables of the thread whose
 // copy the second process is, such as errno.
@@ -71,7 +80,8 @@ MemoryHolder::MemoryHolder() = default;
 MemoryHolder::~MemoryHolder() {
   if (process_ < 0) return;
   kill(process_, SIGKILL);
-  waitpid(process_, nullptr, __WALL);
+  while (waitpid(process_, nullptr, __WALL) < 0 && errno == EINTR) {
+  }
 }
 
 }  // namespace lockstep::comm

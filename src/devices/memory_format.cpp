@@ -13,7 +13,7 @@ at::Tensor with_strides_of(at::MemoryFormat format, const at::Tensor& tensor) {
   const at::Tensor values = tensor.contiguous(format);
   return format == at::MemoryFormat::ChannelsLast
              ? values.as_strided(values.sizes(), c10::get_channels_last_strides_2d(values.sizes()))
-             : values;
+             : values.view({-1}).view(values.sizes());
 }
 
 }  // namespace

@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/Version.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -71,7 +72,7 @@ class OneDnnLinear : public torch::autograd::Function<OneDnnLinear> {
       gradients[1] = at::mm(rows_of(grad).t(), rows_of(x));
     } else {
       if (ctx->needs_input_grad(0)) gradients[0] = onednn_product(grad, weight.t());
-      if (ctx->needs_input_grad(1)) gradients[1] = onednn_product(rows_of(grad).t(), rows_of(x).t());
+      if (ctx->needs_input_grad(1)) gradients[1] = onednn_product(rows_of(grad).t(), rows_of(x).contiguous().t());
     }
     if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) gradients[2] = rows_of(grad).sum(0);
     return gradients;
@@ -83,10 +84,12 @@ bool suits_onednn(const at::Tensor& tensor) {
          !tensor.is_neg() && tensor.numel() > 0;
 }
 
-// LibTorch has better words for what does not fit than oneDNN.
+// LibTorch has better words for what does not fit than oneDNN. The operator makes x dense. Of a weight that is not,
+// oneDNN takes a slow loop, and it reads a bias as if it were.
 bool fit(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   return x.dim() >= 2 && weight.dim() == 2 && x.size(-1) == weight.size(1) &&
-         (!bias.defined() || bias.sizes() == at::IntArrayRef({weight.size(0)}));
+         (weight.is_contiguous() || weight.t().is_contiguous()) &&
+         (!bias.defined() || (bias.sizes() == at::IntArrayRef({weight.size(0)}) && bias.is_contiguous()));
 }
 
 }  // namespace
@@ -94,7 +97,7 @@ bool fit(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) 
 at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const bool is_onednns = onednn() && suits_onednn(x) && suits_onednn(weight) &&
                           (!bias.defined() || suits_onednn(bias)) && fit(x, weight, bias) &&
-                          !at::autocast::is_autocast_enabled(at::kCPU);
+                          !at::autocast::is_autocast_enabled(at::kCPU) && at::globalContext().userEnabledMkldnn();
   return is_onednns ? OneDnnLinear::apply(x, weight, bias.defined() ? std::optional(bias) : std::nullopt)
                     : at::linear(x, weight, bias);
 }

@@ -100,8 +100,8 @@ TEST_F(MemoryHolderTest, HasNoFileAndEndsWithTheObject) {
 TEST_F(MemoryHolderTest, IsNotEndedByWhatAsksItsProcessToEnd) {
   const MemoryHolder holder;
   wait_for(holder);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) kill(holder.process(), signal);
-  std::this_thread::sleep_for(20ms);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2}) kill(holder.process(), signal);
+  std::this_thread::sleep_for(200ms);
   EXPECT_GT(resident_bytes(holder.process()), 0U);
 }
 

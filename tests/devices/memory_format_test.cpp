@@ -43,6 +43,9 @@ TEST(MemoryFormat, OfOneChannelIsPassedOnByAConvolution) {
   lockstep::set_memory_format(*net, MemoryFormat::ChannelsLast);
   const torch::Tensor y = net->forward(torch::rand({4, 1, 9, 9}));
   EXPECT_TRUE(y.is_contiguous(MemoryFormat::ChannelsLast)) << y.strides();
+  lockstep::set_memory_format(*net, MemoryFormat::Contiguous);
+  const torch::Tensor z = net->forward(torch::rand({4, 1, 9, 9}));
+  EXPECT_TRUE(z.is_contiguous()) << z.strides();
 }
 
 }  // namespace memory_format_test

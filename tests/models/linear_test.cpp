@@ -42,17 +42,43 @@ TEST(FastLinear, ComputesWhatLibTorchComputes) {
   const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
   const auto plain = [](const auto&... tensors) { return torch::linear(tensors...); };
   const Tensor weight = torch::randn({40, 24}), bias = torch::randn({40});
-  const std::vector<Tensor> inputs = {torch::randn({32, 24}),     torch::randn({1, 24}),
-                                      torch::randn({3, 5, 24}),   torch::randn({24}),
-                                      torch::randn({24, 32}).t(), torch::randn({5, 3, 24}).transpose(0, 1)};
+  const std::vector<Tensor> inputs = {torch::randn({32, 24}),
+                                      torch::randn({1, 24}),
+                                      torch::randn({3, 5, 24}),
+                                      torch::randn({24}),
+                                      torch::randn({24, 32}).t(),
+                                      torch::randn({5, 3, 24}).transpose(0, 1),
+                                      torch::randn({8, 7, 24}).select(1, 6),
+                                      torch::randn({60}).unfold(0, 24, 1)};
   for (const auto& x : inputs) {
     SCOPED_TRACE(c10::str(x.sizes()));
     expect_alike(with_gradients(fast, x, weight, bias), with_gradients(plain, x, weight, bias));
     expect_alike(with_gradients(fast, x, weight, {}), with_gradients(plain, x, weight, {}));
     expect_alike(with_gradients(fast, x, weight.t().contiguous().t(), bias), with_gradients(plain, x, weight, bias));
   }
+  for (const auto& other : {torch::randn({40, 2}).select(1, 0), torch::randn({1}).expand({40})})
+    expect_alike(with_gradients(fast, inputs[0], weight, other), with_gradients(plain, inputs[0], weight, other));
+  const Tensor columns = torch::randn({40, 30}).narrow(1, 3, 24);
+  expect_alike(with_gradients(fast, inputs[0], columns, bias), with_gradients(plain, inputs[0], columns, bias));
   EXPECT_EQ(fast_linear(torch::empty({0, 24}), weight, bias).sizes(), at::IntArrayRef({0, 40}));
   EXPECT_EQ(fast_linear(torch::ones({2, 24}, torch::kDouble), weight.to(torch::kDouble)).scalar_type(), torch::kDouble);
+}
+
+// Otherwise the other tests would compare LibTorch with itself.
+TEST(FastLinear, TakesOneDnnOnAmdWithAvx512UntilThatIsTurnedOff) {
+  const auto is_onednns = [] {
+    const Tensor x = torch::ones({4, 24}, torch::requires_grad());
+    return fast_linear(x, torch::ones({40, 24})).grad_fn()->name().find("OneDnnLinear") != std::string::npos;
+  };
+#if defined(__x86_64__)
+  const bool suits = __builtin_cpu_is("amd") && at::get_cpu_capability() == "AVX512";
+#else
+  const bool suits = false;
+#endif
+  EXPECT_EQ(is_onednns(), suits);
+  at::globalContext().setUserEnabledMkldnn(false);
+  EXPECT_FALSE(is_onednns());
+  at::globalContext().setUserEnabledMkldnn(true);
 }
 
 TEST(FastLinear, RefusesWhatDoesNotFitWithLibTorchsWords) {
@@ -91,6 +117,7 @@ TEST(FastLinear, ComputesTheSameBitsOnSeveralThreadsAtOnce) {
     return with_gradients([](const auto&... tensors) { return fast_linear(tensors...); }, layer.x, layer.weight,
                           layer.bias);
   };
+  at::set_num_threads(1);
   std::vector<Computed> alone;
   for (const auto& layer : layers) alone.push_back(compute(layer));
   std::vector<std::string> differ(4);
