@@ -280,15 +280,16 @@ std::vector<c10::IValue> parameters_of(const torch::nn::BatchNorm2dImpl& norm) {
 
 }  // namespace
 
+Tensor add_and_relu(const Tensor& y, const Tensor& shortcut) {
+  return shortcut.defined() ? (y + shortcut).relu_() : y.relu_();
+}
+
 Tensor batch_norm_relu(torch::nn::BatchNorm2dImpl& norm, const Tensor& x, const Tensor& shortcut) {
   const bool suits = suits_pixel_kernels(x) && x.size(1) == norm.options.num_features() &&
                      x.numel() > x.size(1) &&  // of one value per channel LibTorch says what is wrong
                      (!shortcut.defined() || (suits_pixel_kernels(shortcut) && shortcut.sizes() == x.sizes())) &&
                      suits_pixel_kernels(norm);
-  if (!suits) {
-    const Tensor y = norm.forward(x);
-    return shortcut.defined() ? (y + shortcut).relu_() : y.relu_();
-  }
+  if (!suits) return add_and_relu(norm.forward(x), shortcut);
   RECORD_USER_SCOPE_WITH_INPUTS("lockstep::batch_norm_relu", parameters_of(norm));
   const PixelPieces pieces(x);
   const ImageStatistics statistics = image_statistics(x, pieces);

@@ -18,4 +18,8 @@ namespace lockstep {
 // Moves the running statistics as norm(x) does. Throws what LibTorch's operators throw.
 at::Tensor batch_norm_relu(torch::nn::BatchNorm2dImpl& norm, const at::Tensor& x, const at::Tensor& shortcut = {});
 
+// The same after a norm of any kind, by LibTorch's operators: relu(y + shortcut). May change y, whose values no
+// backward may need, as with a norm's result.
+at::Tensor add_and_relu(const at::Tensor& y, const at::Tensor& shortcut);
+
 }  // namespace lockstep

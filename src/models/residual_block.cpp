@@ -27,8 +27,7 @@ torch::Tensor norm_and_relu(torch::nn::AnyModule& norm, const torch::Tensor& x, 
   if (typeid(module) == typeid(torch::nn::BatchNorm2dImpl)) {
     return batch_norm_relu(static_cast<torch::nn::BatchNorm2dImpl&>(module), x, shortcut);
   }
-  const torch::Tensor y = norm.forward(x);
-  return shortcut.defined() ? (y + shortcut).relu_() : y.relu_();
+  return add_and_relu(norm.forward(x), shortcut);
 }
 
 }  // namespace
