@@ -40,24 +40,28 @@ bool suits_winograd(const torch::nn::Conv2dImpl& conv) {
          !conv.bias.defined() && suits_winograd(conv.weight) && conv.weight.size(2) == 3 && conv.weight.size(3) == 3;
 }
 
-bool suits_winograd(const torch::nn::Conv2dImpl& conv, const Tensor& x) {
-  const WinogradKernels* const kernels = kernels::winograd_kernels();
-  return kernels != nullptr && suits_winograd(conv) && suits_winograd(x) &&
-         x.is_contiguous(MemoryFormat::ChannelsLast) && x.size(1) == conv.weight.size(1) &&
-         conv.weight.size(0) % kernels->channels == 0 && conv.weight.size(1) % kernels->channels == 0 &&
-         !at::autocast::is_autocast_enabled(at::kCPU);  // mixed precision would have it in bfloat16
-}
-
-Tensor channels_last(at::IntArrayRef sizes) {
-  return at::empty(sizes, at::TensorOptions(at::kFloat).memory_format(MemoryFormat::ChannelsLast));
-}
-
 WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
   return {.images = x.size(0),
           .height = x.size(2),
           .width = x.size(3),
           .channels = x.size(1),
           .out_channels = out_channels};
+}
+
+// Fewer do not pay for the transformed weight where channels are many.
+constexpr int64_t kLeastTiles = 8;
+
+bool suits_winograd(const torch::nn::Conv2dImpl& conv, const Tensor& x) {
+  const WinogradKernels* const kernels = kernels::winograd_kernels();
+  return kernels != nullptr && suits_winograd(conv) && suits_winograd(x) &&
+         x.is_contiguous(MemoryFormat::ChannelsLast) && x.size(1) == conv.weight.size(1) &&
+         conv.weight.size(0) % kernels->channels == 0 && conv.weight.size(1) % kernels->channels == 0 &&
+         kernels->count_tiles(shape_of(x, conv.weight.size(0))) >= kLeastTiles &&
+         !at::autocast::is_autocast_enabled(at::kCPU);  // mixed precision would have it in bfloat16
+}
+
+Tensor channels_last(at::IntArrayRef sizes) {
+  return at::empty(sizes, at::TensorOptions(at::kFloat).memory_format(MemoryFormat::ChannelsLast));
 }
 
 Tensor transformed_weight(const Tensor& weight, bool for_gradient) {

@@ -76,7 +76,7 @@ void expect_agreement(int64_t n, int64_t in, int64_t out, int64_t height, int64_
 
 TEST(FastConv2d, IsLibTorchsConvolution) {
   torch::manual_seed(1);
-  expect_agreement(1, 32, 32, 1, 1);
+  expect_agreement(8, 32, 32, 1, 1);
   expect_agreement(2, 32, 64, 3, 5);
   expect_agreement(3, 64, 32, 8, 8);
   expect_agreement(5, 96, 160, 7, 7);
@@ -96,6 +96,8 @@ TEST(FastConv2d, RunsTheKernelsWhereTheyFit) {
   const Tensor x = images({2, 32, 5, 6});
   expect(Conv2d(three_by_three(32, 32)), x, true);
   expect(Conv2d(three_by_three(32, 64)), x, true);
+  expect(Conv2d(three_by_three(32, 32)), images({7, 32, 2, 2}), false);
+  expect(Conv2d(three_by_three(32, 32)), images({2, 32, 3, 3}), true);
   expect(Conv2d(three_by_three(32, 32)), x.contiguous(), false);
   expect(Conv2d(three_by_three(32, 33)), x, false);
   expect(Conv2d(three_by_three(33, 32)), images({2, 33, 5, 6}), false);
