@@ -1,6 +1,5 @@
 #include "batch_norm_relu.hpp"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -10,6 +9,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "intra_op.hpp"
 #include "models/kernels/batch_norm_relu.hpp"
 
 #include <algorithm>
@@ -62,7 +62,7 @@ class PixelPieces {
 // The second pass over an image begins where the first has ended, and so with what is still in the cache.
 template <class Body>
 void for_pieces_from_the_last(const PixelPieces& pieces, const Body& body) {
-  at::parallel_for(0, pieces.count(), /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+  in_parallel(pieces.count(), [&](int64_t begin, int64_t end) {
     for (int64_t piece = end; piece-- > begin;) body(piece);
   });
 }
@@ -72,7 +72,7 @@ template <class Body>
 Tensor of_each_piece(const PixelPieces& pieces, const Body& body) {
   const Tensor values = at::empty({pieces.count(), 2, pieces.channels}, at::kFloat);
   auto* const to = values.mutable_data_ptr<float>();
-  at::parallel_for(0, pieces.count(), /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+  in_parallel(pieces.count(), [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
       float* const first = to + 2 * piece * pieces.channels;
       body(piece, first, first + pieces.channels);

@@ -1,4 +1,3 @@
-#include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/conv2d.h>
@@ -19,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "intra_op.hpp"
 #include "models/kernels/conv_relu_pool.hpp"
 
 namespace lockstep {
@@ -120,7 +120,7 @@ Result run_forward(const at::Tensor& x, const at::Tensor& weight, const at::Tens
   float* const to = result.out.mutable_data_ptr<float>();
   float* const x_blocks = result.x_blocks.mutable_data_ptr<float>();
   uint8_t* const passed = result.passed.mutable_data_ptr<uint8_t>();
-  at::parallel_for(0, in.count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+  in_parallel(in.count, [&](int64_t begin, int64_t end) {
     const at::Tensor out_block = floats({out.size, out.lanes});
     for (int64_t i = begin; i < end; ++i) {
       kernels.to_block(from + in.first_value(i), in.samples_in(i), in.size, x_blocks + in.first_value(i));
@@ -137,7 +137,7 @@ at::Tensor in_blocks(const at::Tensor& tensor, const ConvReluPoolKernels& kernel
   const at::Tensor from = tensor.contiguous();
   const Blocks blocks(from, kernels.lanes);
   const at::Tensor result = floats({blocks.count, blocks.size, blocks.lanes});
-  at::parallel_for(0, blocks.count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+  in_parallel(blocks.count, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       kernels.to_block(from.const_data_ptr<float>() + blocks.first_value(i), blocks.samples_in(i), blocks.size,
                        result.mutable_data_ptr<float>() + blocks.first_value(i));
@@ -154,7 +154,7 @@ at::Tensor gradient_of_x(const at::Tensor& x, const at::Tensor& weight, const at
   const Blocks in(grad_x, kernels.lanes);
   const at::Tensor weights = weight.contiguous(), packed = floats({weight.numel()});
   kernels.pack_for_backward(shape, weights.const_data_ptr<float>(), packed.mutable_data_ptr<float>());
-  at::parallel_for(0, in.count, /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+  in_parallel(in.count, [&](int64_t begin, int64_t end) {
     const at::Tensor scratch = floats({shape.out_channels, 4, in.lanes}), block = floats({in.size, in.lanes});
     for (int64_t i = begin; i < end; ++i) {
       block.zero_();
@@ -177,7 +177,7 @@ ParameterGradients gradients_of_parameters(const at::Tensor& x, const at::Tensor
   const ConvReluPoolKernels& kernels = kernels::conv_relu_pool_kernels();
   const ConvReluPoolShape shape = shape_of(x, weight);
   const ParameterGradients grads{floats(weight.sizes()), floats({shape.out_channels})};
-  at::parallel_for(0, kernels.weight_groups(shape), /*grain_size=*/1, [&](int64_t begin, int64_t end) {
+  in_parallel(kernels.weight_groups(shape), [&](int64_t begin, int64_t end) {
     const at::Tensor scratch = floats({kernels.weight_scratch(shape)});
     for (int64_t group = begin; group < end; ++group) {
       kernels.backward_weight(shape, x_blocks.size(0), group, x_blocks.const_data_ptr<float>(),

@@ -2,6 +2,7 @@
 #include <lockstep/models/residual_block.hpp>
 
 #include "batch_norm_relu.hpp"
+#include "conv2d.hpp"
 
 #include <ostream>
 #include <string>
@@ -53,7 +54,7 @@ void ResidualBlockImpl::reset() {
 }
 
 torch::Tensor ResidualBlockImpl::forward(const torch::Tensor& x) {
-  const torch::Tensor y = conv2(norm_and_relu(norm1, conv1(x)));
+  const torch::Tensor y = fast_conv2d(*conv2, norm_and_relu(norm1, fast_conv2d(*conv1, x)));
   return norm_and_relu(norm2, y, shortcut->is_empty() ? x : shortcut->forward(x));
 }
 

@@ -2,6 +2,8 @@
 
 #include <lockstep/base/error.hpp>
 
+#include "models/batch_norm_relu.hpp"
+
 #include <memory>
 
 namespace lockstep {
@@ -30,8 +32,8 @@ ShardedResidualBlock::ShardedResidualBlock(const ResidualBlockImpl& whole, Rank&
 }
 
 at::Tensor ShardedResidualBlock::forward(const at::Tensor& x) {
-  const at::Tensor y = norm2_(conv2_(norm1_(conv1_(x)).relu_()));
-  return (y + (shortcut_->is_empty() ? x : shortcut_->forward(x))).relu_();
+  const at::Tensor y = conv2_(batch_norm_relu(*norm1_, conv1_(x)));
+  return batch_norm_relu(*norm2_, y, shortcut_->is_empty() ? x : shortcut_->forward(x));
 }
 
 }  // namespace lockstep

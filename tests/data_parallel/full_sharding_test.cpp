@@ -9,7 +9,9 @@
 #include <lockstep/data_parallel/optimizer_checkpoint.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
+#include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/conv_relu_pool.hpp>
+#include <lockstep/models/residual_block.hpp>
 #include <lockstep/models/weights.hpp>
 #include <lockstep/ranks/evaluate.hpp>
 
@@ -193,21 +195,33 @@ TEST_P(FullShardingWorlds, AddsUpOverBackwardsReducedAndNot) {
   }
 }
 
+nn::Sequential lenet_like() {
+  return nn::Sequential(ConvReluPool(1, 6, 5), ConvReluPool(6, 16, 5), nn::Flatten(), nn::Linear(16 * 4 * 4, 33),
+                        nn::Tanh(), nn::Linear(33, 10));
+}
+
+nn::Sequential resnet_like() {
+  nn::Sequential layers(nn::Conv2d(nn::Conv2dOptions(1, 32, 5).stride(4)), ResidualBlock(32, 32),
+                        nn::AdaptiveAvgPool2d(1), nn::Flatten(), nn::Linear(32, 10));
+  set_memory_format(*layers, at::MemoryFormat::ChannelsLast);
+  return layers;
+}
+
 // Tests on one process: the order of Gloo's additions is its own.
-std::string hash_after_training(int ranks, int stage, const ShardedOptimizer::Factory& make) {
+std::string hash_after_training(int ranks, int stage, const ShardedOptimizer::Factory& make,
+                                nn::Sequential (*make_layers)()) {
   std::string hash;
   run(test_devices(ranks), [&](Rank& rank) {
-    nn::Sequential layers = rank.in_turn([] {
+    nn::Sequential layers = rank.in_turn([&] {
       torch::manual_seed(1);
-      return nn::Sequential(ConvReluPool(1, 6, 5), ConvReluPool(6, 16, 5), nn::Flatten(), nn::Linear(16 * 4 * 4, 33),
-                            nn::Tanh(), nn::Linear(33, 10));
+      return make_layers();
     });
     DataParallel net(layers, rank, {.average = stage == 0});
     const auto optimizer = stage == 0 ? make(net->parameters()) : nullptr;
     std::optional<ShardedOptimizer> sharded;
     if (stage > 0) sharded.emplace(net, make, ShardedOptions{.stage = stage, .bucket_bytes = 8 << 10});
     at::Generator generator = at::detail::createCPUGenerator(2);
-    for (const int64_t size : {37, 3, 64}) {
+    for (const int64_t size : {37, make_layers == lenet_like ? 3 : 9, 64}) {
       const Batch whole{torch::rand({size, 1, 28, 28}, generator), torch::randint(10, {size}, generator), size};
       sharded ? sharded->zero_grad() : optimizer->zero_grad();
       net.loss(part_for(whole, rank), F::cross_entropy).backward();
@@ -221,10 +235,14 @@ std::string hash_after_training(int ranks, int stage, const ShardedOptimizer::Fa
   return hash;
 }
 
+// lockstep's own kernels read parameters by their addresses.
 TEST(FullSharding, TheBitsAreThoseOfDataParallelOnTheSameRanks) {
-  for (const int ranks : {1, 2, 3, 4}) {
-    for (const auto& make : {make_sgd, make_adam_w}) {
-      EXPECT_EQ(hash_after_training(ranks, 3, make), hash_after_training(ranks, 0, make)) << ranks;
+  for (const auto make_layers : {lenet_like, resnet_like}) {
+    for (const int ranks : {1, 2, 3, 4}) {
+      for (const auto& make : {make_sgd, make_adam_w}) {
+        EXPECT_EQ(hash_after_training(ranks, 3, make, make_layers), hash_after_training(ranks, 0, make, make_layers))
+            << ranks;
+      }
     }
   }
 }

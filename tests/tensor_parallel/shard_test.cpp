@@ -184,6 +184,39 @@ TEST_P(ShardWorlds, FrozenPartsOfResidualBlocksStayFrozen) {
   });
 }
 
+// In float32 and channels-last memory, a block's norms take kernels of their own, also split.
+TEST_P(ShardWorlds, ResidualBlocksComputeAsWholeInFloat32) {
+  const auto in_channels_last = [](const Tensor& images) { return images.contiguous(at::MemoryFormat::ChannelsLast); };
+  Sequential net({{"block1", ResidualBlock(12, 24, 2)}, {"block2", ResidualBlock(24, 24)}});
+  for (const auto& parameter : net->parameters()) {
+    if (parameter.dim() == 4) parameter.set_data(in_channels_last(parameter));
+  }
+  Sequential whole = copy_of(net);
+  whole->to(torch::kDouble);
+  const Tensor x = in_channels_last(torch::randn({4, 12, 8, 8}));
+  const Tensor expected = whole->forward(x.to(torch::kDouble));
+  expected.square().sum().backward();
+  run(test_devices(GetParam()), [&](Rank& rank) {
+    Sequential part = shard(net, rank), joined = copy_of(net);
+    const Tensor y = part->forward(x);
+    EXPECT_TRUE(y.is_contiguous(at::MemoryFormat::ChannelsLast));
+    EXPECT_TRUE(y.allclose(expected.to(torch::kFloat), 1e-4, 1e-4));
+    y.square().sum().backward();
+    torch::optim::SGD(part->parameters(), 1e-3).step();
+    unshard(part, rank, joined);
+    const auto buffers = whole->named_buffers();
+    for (const auto& item : joined->named_buffers()) {
+      EXPECT_TRUE(item.value().to(torch::kDouble).allclose(buffers[item.key()].to(torch::kDouble), 1e-5, 1e-6))
+          << item.key();
+    }
+    const auto parameters = whole->named_parameters();
+    for (const auto& item : joined->named_parameters()) {
+      const Tensor stepped = parameters[item.key()] - 1e-3 * parameters[item.key()].grad();
+      EXPECT_TRUE(item.value().to(torch::kDouble).allclose(stepped, 1e-4, 1e-4)) << item.key();
+    }
+  });
+}
+
 TEST_P(ShardWorlds, DropoutIsTheSameOverAnyNumberOfRanks) {
   Sequential net({{"conv", torch::nn::Conv2d(1, 12, 3)},
                   {"drop_channels", torch::nn::Dropout2d(0.3)},

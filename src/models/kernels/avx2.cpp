@@ -7,16 +7,19 @@ namespace {
 constexpr int64_t kLanes = 8;
 constexpr int64_t kRows = 2;
 constexpr int64_t kWeightRows = 2;
+constexpr int64_t kTileRows = 4;
 
 }  // namespace
 }  // namespace lockstep::kernels
 
 #include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
+#include "winograd_kernels.inc"
 
 namespace lockstep::kernels {
 
 extern const ConvReluPoolKernels conv_relu_pool_avx2 = kConvReluPool;
 extern const BatchNormReluKernels batch_norm_relu_avx2 = kBatchNormRelu;
+extern const WinogradKernels winograd_avx2 = kWinograd;
 
 }  // namespace lockstep::kernels

@@ -7,16 +7,19 @@ namespace {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kRows = 5;
 constexpr int64_t kWeightRows = 3;
+constexpr int64_t kTileRows = 8;
 
 }  // namespace
 }  // namespace lockstep::kernels
 
 #include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
+#include "winograd_kernels.inc"
 
 namespace lockstep::kernels {
 
 extern const ConvReluPoolKernels conv_relu_pool_avx512 = kConvReluPool;
 extern const BatchNormReluKernels batch_norm_relu_avx512 = kBatchNormRelu;
+extern const WinogradKernels winograd_avx512 = kWinograd;
 
 }  // namespace lockstep::kernels

@@ -1,5 +1,6 @@
 #include "batch_norm_relu.hpp"
 #include "conv_relu_pool.hpp"
+#include "winograd.hpp"
 
 namespace lockstep::kernels {
 
@@ -12,6 +13,10 @@ const ConvReluPoolKernels& conv_relu_pool_kernels() {
 
 const BatchNormReluKernels& batch_norm_relu_kernels() {
   return batch_norm_relu_generic;
+}
+
+const WinogradKernels* winograd_kernels() {
+  return nullptr;
 }
 
 }  // namespace lockstep::kernels

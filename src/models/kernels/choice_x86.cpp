@@ -4,16 +4,18 @@
 
 #include "batch_norm_relu.hpp"
 #include "conv_relu_pool.hpp"
+#include "winograd.hpp"
 
 namespace lockstep::kernels {
 
 extern const ConvReluPoolKernels conv_relu_pool_generic, conv_relu_pool_avx2, conv_relu_pool_avx512;
 extern const BatchNormReluKernels batch_norm_relu_generic, batch_norm_relu_avx2, batch_norm_relu_avx512;
+extern const WinogradKernels winograd_avx2, winograd_avx512;
 
 namespace {
 
 template <class Kernels>
-const Kernels& chosen_of(const Kernels& generic, const Kernels& avx2, const Kernels& avx512) {
+const Kernels* chosen_of(const Kernels* generic, const Kernels* avx2, const Kernels* avx512) {
   const std::string instructions = at::get_cpu_capability();
   if (instructions == "AVX512") return avx512;
   if (instructions == "AVX2") return avx2;
@@ -23,12 +25,17 @@ const Kernels& chosen_of(const Kernels& generic, const Kernels& avx2, const Kern
 }  // namespace
 
 const ConvReluPoolKernels& conv_relu_pool_kernels() {
-  static const auto& chosen = chosen_of(conv_relu_pool_generic, conv_relu_pool_avx2, conv_relu_pool_avx512);
-  return chosen;
+  static const auto* const chosen = chosen_of(&conv_relu_pool_generic, &conv_relu_pool_avx2, &conv_relu_pool_avx512);
+  return *chosen;
 }
 
 const BatchNormReluKernels& batch_norm_relu_kernels() {
-  static const auto& chosen = chosen_of(batch_norm_relu_generic, batch_norm_relu_avx2, batch_norm_relu_avx512);
+  static const auto* const chosen = chosen_of(&batch_norm_relu_generic, &batch_norm_relu_avx2, &batch_norm_relu_avx512);
+  return *chosen;
+}
+
+const WinogradKernels* winograd_kernels() {
+  static const auto* const chosen = chosen_of<WinogradKernels>(nullptr, &winograd_avx2, &winograd_avx512);
   return chosen;
 }
 

@@ -1,0 +1,174 @@
+#include "conv2d.hpp"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "intra_op.hpp"
+#include "models/kernels/winograd.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using at::MemoryFormat;
+using at::Tensor;
+using kernels::WinogradKernels;
+using kernels::WinogradShape;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+bool suits_winograd(const Tensor& tensor) {
+  return tensor.is_cpu() && tensor.scalar_type() == at::kFloat && tensor.layout() == at::kStrided && !tensor.is_neg() &&
+         tensor.dim() == 4 && tensor.numel() > 0;
+}
+
+bool suits_winograd(const torch::nn::Conv2dImpl& conv) {
+  const auto& options = conv.options;
+  const auto* const padding = std::get_if<torch::ExpandingArray<2>>(&options.padding());
+  const auto is_one = [](const torch::ExpandingArray<2>& values) { return values->at(0) == 1 && values->at(1) == 1; };
+  return is_one(options.stride()) && is_one(options.dilation()) && options.groups() == 1 && padding != nullptr &&
+         is_one(*padding) && std::holds_alternative<torch::enumtype::kZeros>(options.padding_mode()) &&
+         !conv.bias.defined() && suits_winograd(conv.weight) && conv.weight.size(2) == 3 && conv.weight.size(3) == 3;
+}
+
+WinogradShape shape_of(const Tensor& x, int64_t out_channels) {
+  return {.images = x.size(0),
+          .height = x.size(2),
+          .width = x.size(3),
+          .channels = x.size(1),
+          .out_channels = out_channels};
+}
+
+// Fewer do not pay for the transformed weight where channels are many.
+constexpr int64_t kLeastTiles = 8;
+
+bool suits_winograd(const torch::nn::Conv2dImpl& conv, const Tensor& x) {
+  const WinogradKernels* const kernels = kernels::winograd_kernels();
+  return kernels != nullptr && suits_winograd(conv) && suits_winograd(x) &&
+         x.is_contiguous(MemoryFormat::ChannelsLast) && x.size(1) == conv.weight.size(1) &&
+         conv.weight.size(0) % kernels->channels == 0 && conv.weight.size(1) % kernels->channels == 0 &&
+         kernels->count_tiles(shape_of(x, conv.weight.size(0))) >= kLeastTiles &&
+         !at::autocast::is_autocast_enabled(at::kCPU);  // mixed precision would have it in bfloat16
+}
+
+Tensor channels_last(at::IntArrayRef sizes) {
+  return at::empty(sizes, at::TensorOptions(at::kFloat).memory_format(MemoryFormat::ChannelsLast));
+}
+
+Tensor transformed_weight(const Tensor& weight, bool for_gradient) {
+  const WinogradKernels& kernels = *kernels::winograd_kernels();
+  const Tensor from = weight.contiguous(MemoryFormat::ChannelsLast), transformed = at::empty({16 * weight.numel() / 9});
+  const auto* const values = from.const_data_ptr<float>();
+  auto* const to = transformed.mutable_data_ptr<float>();
+  in_parallel(weight.size(0) / kernels.weight_channels, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      kernels.transform_weight(weight.size(1), weight.size(0), values, i * kernels.weight_channels, for_gradient, to);
+    }
+  });
+  return transformed;
+}
+
+// With for_gradient: x is the gradient of what the convolution with this weight returned, and this of what it took.
+Tensor convolve(const Tensor& x, const Tensor& weight, bool for_gradient) {
+  const WinogradKernels& kernels = *kernels::winograd_kernels();
+  const WinogradShape shape = shape_of(x, weight.size(for_gradient ? 1 : 0));
+  const Tensor transformed = transformed_weight(weight, for_gradient);
+  Tensor y = channels_last({shape.images, shape.out_channels, shape.height, shape.width});
+  const int64_t tiles = kernels.count_tiles(shape);
+  const auto* const from = x.const_data_ptr<float>();
+  const auto* const weights = transformed.const_data_ptr<float>();
+  auto* const to = y.mutable_data_ptr<float>();
+  in_parallel((tiles + kernels.tiles - 1) / kernels.tiles, [&](int64_t begin, int64_t end) {
+    const Tensor scratch = at::empty({kernels.convolve_scratch(shape)}, at::kFloat);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t first = i * kernels.tiles;
+      kernels.convolve(shape, from, weights, first, std::min(kernels.tiles, tiles - first),
+                       scratch.mutable_data_ptr<float>(), to);
+    }
+  });
+  return y;
+}
+
+// The tiles of all images in a few parts, which depend on the shape alone. Each has sums of its own.
+Tensor gradient_of_weight(const Tensor& x, const Tensor& grad) {
+  const WinogradKernels& kernels = *kernels::winograd_kernels();
+  const WinogradShape shape = shape_of(x, grad.size(1));
+  const int64_t tiles = kernels.count_tiles(shape);
+  const int64_t in_part = (std::max<int64_t>(512, tiles / 16) + kernels.tiles - 1) / kernels.tiles * kernels.tiles;
+  const int64_t parts = (tiles + in_part - 1) / in_part, blocks = kernels.gradient_blocks(shape);
+  const int64_t in_products = 16 * shape.out_channels * shape.channels;
+  const Tensor products = at::empty({parts, in_products}, at::kFloat);
+  const auto* const from = x.const_data_ptr<float>();
+  const auto* const of_y = grad.const_data_ptr<float>();
+  auto* const sums = products.mutable_data_ptr<float>();
+  in_parallel(parts * blocks, [&](int64_t begin, int64_t end) {
+    const Tensor scratch = at::empty({kernels.gradient_scratch(shape)}, at::kFloat);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t part = i / blocks, first = part * in_part;
+      kernels.add_products(shape, from, of_y, i % blocks, first, std::min(in_part, tiles - first),
+                           scratch.mutable_data_ptr<float>(), sums + part * in_products);
+    }
+  });
+
+  Tensor grad_weight = channels_last({shape.out_channels, shape.channels, 3, 3});
+  auto* const to = grad_weight.mutable_data_ptr<float>();
+  in_parallel(shape.out_channels, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) kernels.gradient_of_weight(shape, sums, parts, i, to);
+  });
+  return grad_weight;
+}
+
+// ---- As a differentiable function ----------------------------------------------------------------------------------
+
+// For create_graph: gradients that can be differentiated again.
+variable_list differentiable_conv_gradients(AutogradContext* ctx, const Tensor& grad, const variable_list& inputs) {
+  variable_list needed, result(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (ctx->needs_input_grad(i)) needed.push_back(inputs[i]);
+  }
+  const Tensor y = at::conv2d(inputs[0], inputs[1], {}, /*stride=*/1, /*padding=*/1);
+  const variable_list found = torch::autograd::grad({y}, needed, {grad}, /*retain_graph=*/true, /*create_graph=*/true);
+  for (size_t i = 0, next = 0; i < inputs.size(); ++i) {
+    if (ctx->needs_input_grad(i)) result[i] = found[next++];
+  }
+  return result;
+}
+
+struct WinogradConvolution : torch::autograd::Function<WinogradConvolution> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight) {
+    ctx->save_for_backward({x, weight});
+    return convolve(x, weight, /*for_gradient=*/false);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const variable_list saved = ctx->get_saved_variables();
+    const Tensor &x = saved[0], &weight = saved[1];
+    if (at::GradMode::is_enabled()) return differentiable_conv_gradients(ctx, grads[0], {x, weight});
+    // The kernels read the weight by its address. Who must know of it before looks at this.
+    RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d_backward", std::vector<c10::IValue>({weight}));
+    const Tensor grad = grads[0].resolve_neg().contiguous(MemoryFormat::ChannelsLast);
+    variable_list result(2);
+    if (ctx->needs_input_grad(0)) result[0] = convolve(grad, weight, /*for_gradient=*/true);
+    if (ctx->needs_input_grad(1)) result[1] = gradient_of_weight(x, grad);
+    return result;
+  }
+};
+
+}  // namespace
+
+Tensor fast_conv2d(torch::nn::Conv2dImpl& conv, const Tensor& x) {
+  if (!suits_winograd(conv, x)) return conv.forward(x);
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d", std::vector<c10::IValue>({conv.weight}));
+  return WinogradConvolution::apply(x, conv.weight);
+}
+
+}  // namespace lockstep

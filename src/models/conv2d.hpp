@@ -1,0 +1,23 @@
+// fast_conv2d: a convolution that, for kernels of 3 x 3 with stride 1, takes 4 products where others take 9.
+//
+// Winograd's algorithm F(2 x 2, 3 x 3), with kernels of lockstep (docs/decisions/0040-winograd.md). Errors are those of
+// a sum in float32, as with LibTorch. A value that is not finite makes all 2 x 2 pixels of its tiles so, and values
+// above 8e37 may overflow.
+// Deterministic: the bits depend on the values and shapes, and not on the number of intra-op threads. Memory until
+// backward: x.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/conv.h>
+
+namespace lockstep {
+
+// conv(x), which can be differentiated, also twice.
+//   x        [n, in_channels, height, width]
+//   returns  what conv returns, in x's memory format
+// lockstep's kernels compute it on CPUs with AVX2 or AVX-512 if the kernel is 3 x 3 with stride 1, padding 1 and no
+// bias, all is float32, x is channels-last, y has at least 8 tiles of 2 x 2 pixels in all, and both numbers of channels
+// are multiples of 32 (16 with AVX2). LibTorch computes all else, and throws what it throws.
+at::Tensor fast_conv2d(torch::nn::Conv2dImpl& conv, const at::Tensor& x);
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+// in_parallel: a loop over LibTorch's intra-op threads.
+//
+// at::parallel_for is a template. Compiled without OpenMP, as lockstep is, it has one thread. This loop is one that
+// LibTorch has compiled, so it takes LibTorch's threads, whatever these are. Costs some microseconds.
+#pragma once
+
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/empty.h>
+
+#include <cstdint>
+
+namespace lockstep {
+
+// ThreadSanitizer does not see how LibTorch's threads wait for each other.
+#if defined(__SANITIZE_THREAD__)  // GCC
+inline constexpr bool kHasIntraOpThreads = false;
+#elif defined(__has_feature)  // clang
+inline constexpr bool kHasIntraOpThreads = !__has_feature(thread_sanitizer);
+#else
+inline constexpr bool kHasIntraOpThreads = true;
+#endif
+
+// body(begin, end) for parts of [0, count), which at::get_num_threads() threads at most take at the same time. Throws
+// what body throws.
+template <class Body>
+void in_parallel(int64_t count, const Body& body) {
+  if (count == 0) return;
+  if (!kHasIntraOpThreads) return body(0, count);
+  const at::Tensor numbers = at::empty({count}, at::kByte);  // only its addresses matter: one byte each
+  const char* const first = static_cast<const char*>(numbers.const_data_ptr());
+  auto loop = at::TensorIteratorConfig().add_output(numbers).resize_outputs(false).check_all_same_dtype(false).build();
+  loop.for_each(
+      [&](char** at, const int64_t*, int64_t size) {
+        const int64_t begin = at[0] - first;
+        body(begin, begin + size);
+      },
+      /*grain_size=*/1);
+}
+
+}  // namespace lockstep
