@@ -126,6 +126,9 @@ class Layouts {
     }
     add("ZeRO 1, 3 ranks", 3, {"--zero-stage", "1"});
     add("ZeRO 2, 2 ranks", 2, {"--zero-stage", "2"});
+    add("ZeRO 3, 5 ranks", 5, {"--zero-stage", "3"});
+    if (torch::Device(flags_.device).is_cpu()) add("ZeRO 3, 3 processes", 1, {"--zero-stage", "3"}, 3);
+    add("ZeRO 3, accumulate 2", 3, {"--zero-stage", "3", "--accumulate", "2"});
     add("accumulate 2", 2, {"--accumulate", "2"});
     add("balance 2:1", 2, {"--balance", "2,1"});
     add("balance auto", 3, {"--balance", "auto"});

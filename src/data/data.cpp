@@ -83,6 +83,16 @@ ImageData load_fashion_mnist(const std::filesystem::path& dir) {
           .synthetic = false};
 }
 
+namespace {
+
+// The first sample of these.
+Dataset example_of(const Batch& samples) {
+  return with_each_tensor(Dataset{samples.x, samples.y, samples.more},
+                          [](const at::Tensor& tensor) { return tensor.slice(0, 0, 1); });
+}
+
+}  // namespace
+
 const at::Tensor& Batch::operator[](const std::string& name) const {
   const auto found = more.find(name);
   if (found != more.end()) return found->second;
@@ -95,17 +105,27 @@ const at::Tensor& Batch::operator[](const std::string& name) const {
 std::vector<Batch> Batch::in_parts(int64_t count) const {
   if (count < 1)
     throw Error("Batch::in_parts: the number of parts is " + std::to_string(count) + "; expected 1 or more");
-  const int64_t unit = std::max<int64_t>(grain, 1), units = (size() + unit - 1) / unit;
+  const int64_t unit = std::max<int64_t>(grain, 1), own = (size() + unit - 1) / unit;
+  const int64_t units = grain > 0 ? std::max(own, most_grains()) : own;
   const int64_t parts = std::clamp<int64_t>(units, 1, count);
   std::vector<Batch> batches;
   for (int64_t i = 0; i < parts; ++i) {
     const Range part = part_of(units, static_cast<int>(i), static_cast<int>(parts));
-    const int64_t begin = part.begin * unit, end = std::min(part.end * unit, size());
+    const int64_t begin = std::min(part.begin * unit, size()), end = std::min(part.end * unit, size());
     Batch cut = with_each_tensor(*this, [&](const at::Tensor& tensor) { return tensor.slice(0, begin, end); });
     if (first >= 0) cut.first = first + begin;
+    if (grain > 0) cut.turns = part.size();
+    if (grain > 0 && begin == end && size() > 0) cut.like = example_of(*this);
     batches.push_back(std::move(cut));
   }
   return batches;
+}
+
+int64_t Batch::most_grains() const {
+  int64_t most = turns;
+  for (size_t shard = 1; turns == 0 && shard < runs.size(); ++shard)
+    most = std::max(most, runs[shard] - runs[shard - 1]);
+  return most;
 }
 
 namespace {
@@ -211,31 +231,54 @@ void Batches::set_shares(std::vector<double> shares) {
 
 Batch Batches::get(int64_t index) const {
   const Place place = place_of(index);
-  auto [x, y, more] = samples_.in_memory() ? gathered(place) : read(place, index);
+  Dataset rows = samples_.in_memory() ? gathered(place) : read(place, index);
   if (index + 1 < count()) start(place_of(index + 1));
-  return {.x = std::move(x),
-          .y = std::move(y),
+  Dataset like;
+  if (place.part.size() == 0) {
+    if (options_.grain > 0) like = samples_.in_memory() ? gathered_now(place.begin, 1) : rows;
+    rows = with_each_tensor(std::move(rows), [](const at::Tensor& tensor) { return tensor.narrow(0, 0, 0); });
+  }
+  return {.x = std::move(rows.x),
+          .y = std::move(rows.y),
           .global_size = place.global_size,
           .first = place.part.begin,
           .mark = mark_of(index),
           .grain = options_.grain,
           .runs = options_.grain > 0 ? place.runs : std::vector<int64_t>(),
-          .more = std::move(more)};
+          .more = std::move(rows.more),
+          .like = std::move(like)};
 }
+
+namespace {
+
+Dataset with_images_as_floats(Dataset rows) {
+  if (rows.x.scalar_type() == at::kByte) rows.x = rows.x.to(at::kFloat).div_(255);
+  return rows;
+}
+
+}  // namespace
 
 // Gathers on the data's device, moves bytes as they are (for images a quarter of a float's), and only then makes
 // floats.
 Dataset Batches::gathered(const Place& place) const {
   const int64_t begin = place.begin + place.part.begin, size = place.part.size();
-  auto gather = [&](const at::Tensor& data) {
-    if (upload_ && !data.requires_grad()) return upload_->rows(data, begin, size);
-    if (!order_.defined()) return data.narrow(0, begin, size).to(shard_.device);
-    return data.index_select(0, order_.narrow(0, begin, size)).to(shard_.device);
-  };
-  Dataset rows = with_each_tensor(samples_.tensors(), gather);
-  if (rows.x.scalar_type() == at::kByte) rows.x = rows.x.to(at::kFloat).div_(255);
-  return rows;
+  return with_images_as_floats(with_each_tensor(samples_.tensors(), [&](const at::Tensor& data) {
+    return upload_ && !data.requires_grad() ? upload_->rows(data, begin, size) : rows_now(data, begin, size);
+  }));
 }
+
+// Without those that are under way.
+Dataset Batches::gathered_now(int64_t begin, int64_t size) const {
+  return with_images_as_floats(
+      with_each_tensor(samples_.tensors(), [&](const at::Tensor& data) { return rows_now(data, begin, size); }));
+}
+
+at::Tensor Batches::rows_now(const at::Tensor& data, int64_t begin, int64_t size) const {
+  if (!order_.defined()) return data.narrow(0, begin, size).to(shard_.device);
+  return data.index_select(0, order_.narrow(0, begin, size)).to(shard_.device);
+}
+
+// At least one sample: see numbers_of().
 
 Dataset Batches::read(const Place& place, int64_t index) const {
   Dataset samples;
@@ -246,9 +289,7 @@ Dataset Batches::read(const Place& place, int64_t index) const {
   } else {
     samples = samples_.read(numbers_of(place));
   }
-  return with_each_tensor(std::move(samples), [&](const at::Tensor& tensor) {
-    return tensor.narrow(0, 0, place.part.size()).to(shard_.device);
-  });
+  return with_each_tensor(std::move(samples), [&](const at::Tensor& tensor) { return tensor.to(shard_.device); });
 }
 
 // From batch `index` on. Who sets other shares for the batches to come has those read anew.

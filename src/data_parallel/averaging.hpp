@@ -50,10 +50,13 @@ class Averaging {
 
   // By grains: from begin_grains() until the next averaged backward is done, each gradient is of the grain between
   // open_grain() and close_grain(), and of the sum of its samples' losses. The average is then the grains' sum in one
-  // order, divided by the batch's samples. The rank's grains come in ascending order, each once. Throws Error: a way to
-  // average that depends on the ranks; another plan than that of the grains before; a grain out of order.
+  // order, divided by the batch's samples. The rank's grains come in ascending order, each once. Where backward
+  // exchanges parameters, `stand_ins` follow in the same backward, of number kStandIn: their gradients are dropped.
+  // Throws Error: a way to average that depends on the ranks; another plan than that of the grains before; a grain out
+  // of order.
+  static constexpr int64_t kStandIn = -1;
   virtual void begin_grains(const GrainPlan& plan) = 0;
-  virtual void open_grain(int64_t number) = 0;
+  virtual void open_grain(int64_t number, int64_t stand_ins = 0) = 0;
   virtual void close_grain() = 0;
   void observe_grains(GrainObserver observer) { grain_observer_ = std::move(observer); }
 

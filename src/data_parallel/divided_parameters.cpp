@@ -6,6 +6,7 @@
 
 #include "base/exception_text.hpp"
 #include "comm/purpose.hpp"
+#include "parameter_units.hpp"
 
 #include <algorithm>
 
@@ -33,7 +34,13 @@ bool contains(const std::vector<size_t>& units, size_t unit) {
 
 DividedParameters::DividedParameters(std::vector<ShardedBucket> units, const Rank& rank, bool ahead)
     : rank_(rank), ahead_(ahead) {
-  for (auto& unit : units) units_.push_back({.parameters = std::move(unit)});
+  size_t largest = 0, slices = 0;
+  for (auto& unit : units) {
+    largest = std::max(largest, unit.values.nbytes());
+    slices += unit.slice.nbytes();
+    units_.push_back({.parameters = std::move(unit)});
+  }
+  most_bytes_ = std::max(largest + slices / 5, size_t{2 * kLeastUnitBytes});
   for (size_t unit = 0; unit < units_.size(); ++unit) empty_memory(units_[unit].parameters.values, *this, unit);
   watch_.emplace();
 }
@@ -88,7 +95,10 @@ void DividedParameters::need(const std::vector<size_t>& units) {
 
 void DividedParameters::gather_ahead() {
   const auto next = followers_.find(latest_);
-  if (next != followers_.end() && !units_[next->second].whole) post(next->second);
+  if (next == followers_.end() || units_[next->second].whole) return;
+  size_t bytes = units_[next->second].parameters.values.nbytes();
+  for (const size_t unit : current_) bytes += units_[unit].parameters.values.nbytes();
+  if (bytes <= most_bytes_) post(next->second);
 }
 
 // ---- A unit.
@@ -114,10 +124,14 @@ void DividedParameters::complete(size_t index) {
   unit.version = version_of(unit.parameters);
 }
 
-// One that is on its way is waited for: the other ranks wait for it too.
+// One that is on its way is waited for: the other ranks wait for it too. These may still have a tensor of its memory,
+// by their handles of the call.
 void DividedParameters::drop(size_t index) {
   Unit& unit = units_[index];
-  if (unit.work) unit.work->wait();
+  if (unit.work) {
+    unit.work->wait();
+    unit.memory.storage().unsafeGetStorageImpl()->reset();
+  }
   unit.work.reset();
   unit.memory.reset();
   if (!unit.whole) return;

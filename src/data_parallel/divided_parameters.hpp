@@ -7,7 +7,9 @@
 //   1. Units are gathered in the order in which this rank's operators read them. So all ranks must compute the same
 //      layers in the same order. A rank that does not is told so by the collective call, which names its unit.
 //   2. Nothing is given back while an operator runs that was given parameters: its kernel may hold addresses.
-//   3. The next unit is gathered ahead: the one that followed on the present two before.
+//   3. The next unit is gathered ahead: the one that followed on the present two before. It is not if both together are
+//      larger than the largest unit and a tenth of a rank's slices of parameters and gradients (or 128 KiB). So what is
+//      whole stays small beside what is divided, also where units are large. All ranks decide alike.
 //   4. What changes a gathered parameter in place (load_weights(), an embedding's max_norm) is seen by its version, and
 //      kept in the slices.
 //   5. Callbacks run on the thread that computes, on GPUs autograd's, everything else on the rank's. mutex_ guards all.
@@ -79,6 +81,7 @@ class DividedParameters : private MemoryFiller {
 
   Rank rank_;
   const bool ahead_;
+  size_t most_bytes_ = 0;  // of units that are whole or gathered ahead; see 3
   mutable std::mutex mutex_;
   std::vector<Unit> units_;
   std::vector<size_t> current_;  // units of the operators that ran last

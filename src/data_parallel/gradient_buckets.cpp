@@ -232,7 +232,7 @@ void GradientBuckets::refuse_gradients_from_outside() {
   }
 }
 
-void GradientBuckets::open_grain(int64_t number) {
+void GradientBuckets::open_grain(int64_t number, int64_t stand_ins) {
   const std::lock_guard lock(mutex_);
   for (auto& slot : slots_) {
     slot.taken = false;
@@ -242,6 +242,7 @@ void GradientBuckets::open_grain(int64_t number) {
         " between two grains of a step. Put all of the loss into the function or criterion that loss() is given");
   }
   grain_ = number;
+  last_grain_ = stand_ins == 0 && (number == kStandIn || number + 1 == run_.end);
 }
 
 void GradientBuckets::close_grain() {
@@ -257,7 +258,7 @@ void GradientBuckets::on_grain_gradient(size_t index) {
   Slot& slot = slots_[index];
   if (overlap_ && std::exchange(slot.taken, true)) refuse_growth(slot);
   if (overlap_) take_grain_gradient(index);
-  if (!active_ || *grain_ + 1 < run_.end || slot.ready) return;
+  if (!active_ || !last_grain_ || slot.ready) return;
   slot.ready = true;
   ready_order_.push_back(index);
   if (!overlap_) return;
@@ -269,6 +270,7 @@ void GradientBuckets::on_grain_gradient(size_t index) {
 
 void GradientBuckets::take_grain_gradient(size_t index) {
   Slot& slot = slots_[index];
+  if (*grain_ == kStandIn) return slot.parameter.mutable_grad().reset();
   refuse_sparse(slot);
   if (grain_observer()) grain_observer()(*grain_, slot.parameter, slot.parameter.grad());
   if (!buckets_[slot.bucket].sums->add(slot.place, *grain_, slot.parameter.grad())) {

@@ -41,7 +41,7 @@ class GradientBuckets : public Averaging {
   void listen(bool last) override;
   void check_that_steps_were_averaged() override;
   void begin_grains(const GrainPlan& plan) override;
-  void open_grain(int64_t number) override;
+  void open_grain(int64_t number, int64_t stand_ins) override;
   void close_grain() override;
 
  protected:
@@ -144,7 +144,8 @@ class GradientBuckets : public Averaging {
   bool listening_ = true;            // see Averaging::listen()
   std::optional<GrainPlan> plan_;    // empty: not by grains
   Range run_;                        // this rank's grains
-  std::optional<int64_t> grain_;     // the one that is open
+  std::optional<int64_t> grain_;     // the one that is open, or kStandIn
+  bool last_grain_ = false;          // none follows it, nor a stand-in
   bool outside_ = false;             // a backward outside added to a gradient, since the last start()
 };
 

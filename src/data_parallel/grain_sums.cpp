@@ -13,33 +13,48 @@ namespace lockstep {
 GrainSums::GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view)
     : columns_(columns), options_(options), view_(std::move(view)), parameters_(parameters) {}
 
-at::Tensor GrainSums::new_row() const {
-  return at::zeros({columns_}, options_);
+const at::Tensor& GrainSums::row(size_t number) {
+  if (number >= rows_.size() || !rows_[number].defined()) {
+    const at::Tensor memory = at::zeros({columns_}, options_);
+    if (number == 0) own_first_ = memory;
+    set_row(number, memory);
+  }
+  return rows_[number];
 }
 
 void GrainSums::set_row(size_t number, const at::Tensor& memory) {
-  if (number == rows_.size()) {
-    rows_.emplace_back();
-    for (auto& column : parameters_) column.rows.emplace_back();
+  if (number >= rows_.size()) {
+    rows_.resize(number + 1);
+    for (auto& column : parameters_) column.rows.resize(number + 1);
   }
   if (rows_[number].is_same(memory)) return;
   rows_[number] = memory;
   for (size_t parameter = 0; parameter < parameters_.size(); ++parameter) {
-    parameters_[parameter].rows[number] = view_(parameter, memory);
+    parameters_[parameter].rows[number] = memory.defined() ? view_(parameter, memory) : at::Tensor();
   }
 }
 
 void GrainSums::begin(const Range& run, const at::Tensor& first) {
   run_ = run;
-  if (!first.defined() && !own_first_.defined()) own_first_ = new_row();
   set_row(0, first.defined() ? first : own_first_);
-  while (rows_.size() < most_blocks(run)) set_row(rows_.size(), new_row());
   for (auto& column : parameters_) {
     column.next = run.begin;
     column.blocks.clear();
     column.sums.clear();
     column.any = false;
   }
+}
+
+// Other ranks may still have a tensor of a row, by their handles of the finished call.
+void GrainSums::release() {
+  for (auto& column : parameters_) column.sums.clear();
+  for (size_t number = rows_.size(); number-- > 0;) {
+    const at::Tensor memory = rows_[number];
+    if (!memory.defined() || (number == 0 && !memory.is_same(own_first_))) continue;
+    set_row(number, {});
+    memory.storage().unsafeGetStorageImpl()->reset();
+  }
+  own_first_.reset();
 }
 
 bool GrainSums::add(size_t parameter, int64_t grain, const at::Tensor& gradient) {
@@ -68,6 +83,19 @@ void GrainSums::push(Column& column, const at::Tensor& gradient) {
   column.sums.resize(number + 1);
   blocks.resize(number);
   blocks.push_back(last);
+  if (gradient.defined() && stays(last)) take_to_row(column, number);
+}
+
+bool GrainSums::stays(const GrainBlock& block) const {
+  return block.begin % (2 * block.size) != 0 || block.begin + 2 * block.size > run_.end;
+}
+
+void GrainSums::take_to_row(Column& column, size_t number) {
+  row(number);
+  const at::Tensor& values = column.rows[number];
+  at::Tensor& sum = column.sums[number];
+  if (!sum.is_same(values)) values.copy_(sum);
+  sum = values;
 }
 
 void GrainSums::add_up(Column& column, size_t into) {
@@ -80,32 +108,32 @@ void GrainSums::add_up(Column& column, size_t into) {
     values.push_back(&sums[number]);
   }
   if (values.empty() || (values.size() == 1 && numbers[0] == into)) return;
-  at::Tensor row = column.rows[into];
+  row(into);
+  at::Tensor there = column.rows[into];
   if (values.size() == 1) {
-    row.copy_(*values[0]);
-  } else if (!comm::add_from_the_last(values, row)) {
+    there.copy_(*values[0]);
+  } else if (!comm::add_from_the_last(values, there)) {
     at::Tensor sum = *values.back();
     for (size_t place = values.size() - 1; place-- > 0;) {
-      at::Tensor here = place == 0 ? row : column.rows[numbers[place]];
+      row(numbers[place]);
+      at::Tensor here = place == 0 ? there : column.rows[numbers[place]];
       sum = at::add_out(here, *values[place], sum);
     }
   }
-  sums[into] = row;
+  sums[into] = there;
 }
 
 void GrainSums::finish() {
   const c10::AutoGradMode no_grad(false);
   for (auto& column : parameters_) {
     while (column.next < run_.end) push(column, {});
-    for (size_t row = 0; row < column.blocks.size(); ++row) {
-      at::Tensor& sum = column.sums[row];
-      const at::Tensor& values = column.rows[row];
-      if (!sum.defined()) {
-        values.fill_(-0.0);
-      } else if (!sum.is_same(values)) {
-        values.copy_(sum);
+    for (size_t number = 0; number < column.blocks.size(); ++number) {
+      if (column.sums[number].defined()) {
+        take_to_row(column, number);
+      } else {
+        row(number);
+        column.sums[number] = column.rows[number].fill_(-0.0);
       }
-      sum = values;
     }
   }
 }

@@ -1,9 +1,10 @@
 // GrainSums: one rank's sums of a bucket's gradients over its grains, in the tree of grain_tree.hpp.
 //
-// The sums of blocks lie in rows of memory. A gradient that is the right half of a block is added at once, with all
-// blocks that it makes up, in one pass over memory. One that is a left half is kept as it is. A parameter that a grain
-// does not use counts as -0 there, which changes no bit of what it is added to. Used by one thread at a time. Cost: as
-// many additions as one gradient that all grains add to.
+// The sums of blocks lie in rows of memory, which come when they are needed. A gradient that is the right half of a
+// block is added at once, with all blocks that it makes up, in one pass over memory. One that is a left half is kept as
+// it is, unless its right half is another rank's. A parameter that a grain does not use counts as -0 there, which
+// changes no bit of what it is added to. Used by one thread at a time. Cost: as many additions as one gradient that all
+// grains add to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +25,7 @@ class GrainSums {
   GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view);
 
   // Forgets what was added. The grains to come are those of `run`. `first` becomes the first row, whose columns it
-  // has; undefined: memory of its own.
+  // has; undefined: memory of its own, which stays for the next run.
   void begin(const Range& run, const at::Tensor& first = {});
 
   // Adds a parameter's gradient of a grain, which may be kept. A parameter's grains ascend; it may leave some out.
@@ -39,7 +40,10 @@ class GrainSums {
   // Then the sums of blocks_of(run), valid until the next begin().
   std::vector<at::Tensor> rows() const;
 
-  const at::Tensor& first_row() const { return rows_[0]; }  // also where the run is empty
+  const at::Tensor& first_row() { return row(0); }  // also where the run is empty
+
+  // Gives all memory back that is its own, until the next begin(). Nobody may read the rows any more.
+  void release();
 
  private:
   struct Column {                         // of one parameter
@@ -50,15 +54,17 @@ class GrainSums {
     bool any = false;
   };
   void push(Column& column, const at::Tensor& gradient);
-  void add_up(Column& column, size_t into);  // the sums from number `into` on, which becomes their sum
-  at::Tensor new_row() const;
+  void take_to_row(Column& column, size_t number);  // a sum that is defined
+  void add_up(Column& column, size_t into);         // the sums from number `into` on, which becomes their sum
+  bool stays(const GrainBlock& block) const;        // as it is, in this run
+  const at::Tensor& row(size_t number);
   void set_row(size_t number, const at::Tensor& memory);
 
   const int64_t columns_;
   const at::TensorOptions options_;
   const View view_;
   Range run_;
-  std::vector<at::Tensor> rows_;  // of all parameters
+  std::vector<at::Tensor> rows_;  // of all parameters; undefined: not needed yet
   at::Tensor own_first_;
   std::vector<Column> parameters_;
 };

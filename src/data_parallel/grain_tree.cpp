@@ -1,13 +1,14 @@
 #include "grain_tree.hpp"
 
-#include <algorithm>
-#include <functional>
+#include <cstddef>
 
 namespace lockstep {
-namespace {
 
-// Adds grain by grain, and tells of each state of the list.
-std::vector<GrainBlock> grown(const Range& grains, const std::function<void(size_t)>& told) {
+bool are_halves(const GrainBlock& left, const GrainBlock& right) {
+  return left.size == right.size && left.begin + left.size == right.begin && left.begin % (2 * left.size) == 0;
+}
+
+std::vector<GrainBlock> blocks_of(const Range& grains) {
   std::vector<GrainBlock> blocks;
   for (int64_t grain = grains.begin; grain < grains.end; ++grain) {
     GrainBlock block{.begin = grain, .size = 1};
@@ -16,25 +17,8 @@ std::vector<GrainBlock> grown(const Range& grains, const std::function<void(size
       blocks.pop_back();
     }
     blocks.push_back(block);
-    told(blocks.size());
   }
   return blocks;
-}
-
-}  // namespace
-
-bool are_halves(const GrainBlock& left, const GrainBlock& right) {
-  return left.size == right.size && left.begin + left.size == right.begin && left.begin % (2 * left.size) == 0;
-}
-
-std::vector<GrainBlock> blocks_of(const Range& grains) {
-  return grown(grains, [](size_t) {});
-}
-
-size_t most_blocks(const Range& grains) {
-  size_t most = 0;
-  grown(grains, [&](size_t count) { most = std::max(most, count); });
-  return most;
 }
 
 std::vector<comm::Addition> additions_of(const std::vector<GrainBlock>& blocks) {

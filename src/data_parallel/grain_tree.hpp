@@ -8,7 +8,6 @@
 
 #include <lockstep/data/parts.hpp>
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -27,9 +26,6 @@ bool are_halves(const GrainBlock& left, const GrainBlock& right);
 
 // The fewest blocks that make up a run of grains, ascending: one, or at most twice the logarithm of its length.
 std::vector<GrainBlock> blocks_of(const Range& grains);
-
-// The most blocks that a run has at any time while its grains come one by one.
-size_t most_blocks(const Range& grains);
 
 // The additions, in their order, that leave the sum of all blocks of a batch in the first one. `blocks` are those of
 // all runs of the batch, one after the other.

@@ -11,8 +11,8 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kFewestUnits = 16;       // of a net whose modules are small enough
-constexpr int64_t kLeastBytes = 64 << 10;  // of a unit: with less a call costs more than what it sends
+// Of a net whose modules are small enough; and of each rank's slice of it.
+constexpr int64_t kFewestUnits = 16, kFewestOfASlice = 8;
 
 std::string module_of(const std::string& parameter) {
   const size_t dot = parameter.rfind('.');
@@ -52,9 +52,10 @@ int64_t bytes_of(const NamedParameters& parameters) {
   return bytes;
 }
 
-// A rank has two or three units whole at once. So they must be small beside the net, also where the net is.
-int64_t most_bytes(const NamedParameters& parameters, const ShardedOptions& options) {
-  return std::min(options.bucket_bytes, std::max(bytes_of(parameters) / kFewestUnits, kLeastBytes));
+// A rank has two or three units whole at once. So they must be small beside its slice, also where the net is small.
+int64_t most_bytes(const NamedParameters& parameters, const ShardedOptions& options, const Rank& rank) {
+  const int64_t units = std::max(kFewestUnits, kFewestOfASlice * rank.world_size());
+  return std::min(options.bucket_bytes, std::max(bytes_of(parameters) / units, kLeastUnitBytes));
 }
 
 // The parameters that each module has itself.
@@ -73,14 +74,14 @@ std::vector<NamedParameters> in_modules(const NamedParameters& parameters) {
 std::vector<NamedParameters> units_of(const NamedParameters& parameters, const ShardedOptions& options,
                                       const Rank& rank) {
   check_units(parameters, options.units, rank);
-  const int64_t most = most_bytes(parameters, options);
+  const int64_t most = most_bytes(parameters, options, rank);
   std::vector<NamedParameters> units;
   std::string last_unit;
   int64_t bytes = 0;  // of the last unit
   for (const auto& module : in_modules(parameters)) {
     const std::string unit = named_unit_of(module_of(module[0].first), options.units);
     const int64_t more = bytes_of(module);
-    const bool full = unit.empty() && bytes + more > most && bytes >= std::min(most, kLeastBytes);
+    const bool full = unit.empty() && bytes + more > most && bytes >= std::min(most, kLeastUnitBytes);
     if (units.empty() || unit != last_unit || full) {
       units.emplace_back();
       bytes = 0;

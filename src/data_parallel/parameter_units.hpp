@@ -7,14 +7,18 @@
 #include "ranks/trained_parameters.hpp"
 #include "sharded_parameters.hpp"
 
+#include <cstdint>
 #include <vector>
 
 namespace lockstep {
 
+// With less a call costs more than what it sends.
+constexpr int64_t kLeastUnitBytes = 64 << 10;
+
 // The parameters of each unit, in their order. Each module in options.units is one. The others are taken in runs of at
-// most options.bucket_bytes and a sixteenth of the net. Such a run has at least one whole module, and at least 64 KiB
-// (or options.bucket_bytes), for which it takes one module more. Throws Error: a name that is none of a module with
-// such parameters, or that is within another one.
+// most options.bucket_bytes, a sixteenth of the net, and an eighth of a rank's slice of it. Such a run has at least one
+// whole module, and at least kLeastUnitBytes (or options.bucket_bytes), for which it takes one module more. Throws
+// Error: a name that is none of a module with such parameters, or that is within another one.
 std::vector<NamedParameters> units_of(const NamedParameters& parameters, const ShardedOptions& options,
                                       const Rank& rank);
 

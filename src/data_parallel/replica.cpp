@@ -22,6 +22,7 @@
 #include "ranks/rank_place.hpp"
 #include "ranks/shared_seed.hpp"
 #include "reducer.hpp"
+#include "stand_in.hpp"
 
 #include <algorithm>
 #include <exception>
@@ -201,8 +202,7 @@ Batch Replica::checked_grains(const Batch& batch) {
            std::to_string(batch.global_size) + " are not the grains of " + std::to_string(batch.grain) +
            " samples that this rank is to compute; take batches(…, rank), and cut its batches by in_parts()");
   }
-  if (batch.size() == 0 || whole.own_grains().begin == whole.runs[rank])
-    statistics_->abandon();  // of a loss without a backward
+  if (whole.first == whole.runs[rank] * batch.grain) statistics_->abandon();  // of a loss without a backward
   statistics_->set_sizes(batch.global_size, batch.grain);
   return whole;
 }
@@ -218,6 +218,25 @@ at::Tensor Replica::mean_of_grain(const Batch& grain, SamplePlace place, const M
   return mean;
 }
 
+// How often this rank computes a stand-in, so that all ranks compute the layers equally often.
+int64_t Replica::stand_ins_of(const Batch& part) const {
+  return averaging_->exchanges_in_forward() ? part.most_grains() - part.own_grains().size() : 0;
+}
+
+// As mean_of_grain() does it, but for what is left behind: running statistics stay as they are.
+at::Tensor Replica::mean_of_stand_in(const Batch& part, SamplePlace place, const MeanOf& mean_of) {
+  const Batch stand_in = stand_in_for(part, rank_);
+  place.first = 0;
+  place.size = stand_in.size();
+  place.again = true;
+  const SampleScope scope(place);
+  GrainStatistics dropped(*module_, rank_);
+  dropped.set_sizes(part.global_size, part.grain);
+  at::Tensor mean;
+  dropped.forward(0, [&] { mean = mean_of(stand_in); });
+  return this->mean(std::move(mean), stand_in.size(), stand_in.size()).local_mean_;
+}
+
 Loss Replica::loss_by_grains(const Batch& batch, const MeanOf& mean_of) {
   const Batch part = checked_grains(batch);
   const SamplePlace place = place_of(part);
@@ -229,6 +248,8 @@ Loss Replica::loss_by_grains(const Batch& batch, const MeanOf& mean_of) {
     grains.push_back({.number = number, .size = grain.size(), .mean = mean_of_grain(grain, place, mean_of)});
     sum.add_(grains.back().mean.detach(), static_cast<double>(grain.size()));
   }
+  for (int64_t left = stand_ins_of(part); left > 0; --left)
+    grains.push_back({.mean = mean_of_stand_in(part, place, mean_of)});
   Loss loss(shared_from_this(), sum / std::max<double>(1, static_cast<double>(batch.size())), 0, batch.size(),
             batch.global_size, batch.mark);
   loss.grains_ = std::move(grains);
@@ -241,13 +262,15 @@ at::Tensor Replica::backward_by_grains(const Batch& batch, const MeanOf& mean_of
   const SamplePlace place = place_of(part);
   if (arithmetic_) arithmetic_->begin(part, place, mean_of);
   at::Tensor sum = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
+  const int64_t stand_ins = stand_ins_of(part);
   const auto compute = [&] {
     for (int64_t number = part.own_grains().begin; number < part.own_grains().end; ++number) {
       const Batch grain = part.of_grain(number);
       const at::Tensor mean = mean_of_grain(grain, place, mean_of);
       sum.add_(mean.detach(), static_cast<double>(grain.size()));
-      backward_of({.number = number, .size = grain.size(), .mean = mean});
+      backward_of({.number = number, .size = grain.size(), .mean = mean}, stand_ins);
     }
+    for (int64_t left = stand_ins; left-- > 0;) backward_of({.mean = mean_of_stand_in(part, place, mean_of)}, left);
   };
   backward_of_grains(compute, part.runs, {.local = part.size(), .global = part.global_size, .mark = part.mark});
   return sum / std::max<double>(1, static_cast<double>(batch.size()));
@@ -255,6 +278,11 @@ at::Tensor Replica::backward_by_grains(const Batch& batch, const MeanOf& mean_of
 
 void Replica::backward_in_grains(const Batch& batch, const std::function<void()>& compute) {
   const Batch part = checked_grains(batch);
+  if (averaging_->exchanges_in_forward()) {
+    throw Error(rank_.name() +
+                ": DataParallel: with a grain and a ShardedOptimizer of stage 3 all ranks must compute the layers "
+                "equally often, and a pipeline computes each rank's grains alone. Take stage 1 or 2, or no pipeline");
+  }
   if (arithmetic_) {
     throw Error(rank_.name() +
                 ": DataParallel: check_arithmetic has a grain computed again by a rank that holds all layers, and here "
@@ -279,12 +307,17 @@ void Replica::forward_grain(int64_t number, const std::function<void()>& forward
 }
 
 void Replica::backward_grain(int64_t number, const std::function<void()>& backward) {
-  averaging_->open_grain(number);
+  backward_turn(number, 0, backward);
+}
+
+void Replica::backward_turn(int64_t number, int64_t stand_ins, const std::function<void()>& backward) {
+  averaging_->open_grain(number, stand_ins);
   try {
     backward();
     averaging_->close_grain();
   } catch (...) {
-    averaging_->end(rank_.name() + ": DataParallel: an earlier backward of grain " + std::to_string(number) +
+    const std::string what = number == Averaging::kStandIn ? "a stand-in" : "grain " + std::to_string(number);
+    averaging_->end(rank_.name() + ": DataParallel: an earlier backward of " + what +
                     " failed, so the step's gradients are incomplete. End the run there");
     throw;
   }
@@ -293,16 +326,22 @@ void Replica::backward_grain(int64_t number, const std::function<void()>& backwa
 void Replica::backward_of_losses(const Loss& loss) {
   backward_of_grains(
       [&] {
-        for (const auto& grain : loss.grains_) backward_of(grain);
+        auto left = static_cast<int64_t>(
+            std::count_if(loss.grains_.begin(), loss.grains_.end(), [](const auto& grain) { return grain.size == 0; }));
+        for (const auto& grain : loss.grains_) {
+          if (grain.size == 0) --left;
+          backward_of(grain, left);
+        }
       },
       loss.runs_, {.local = loss.local_size_, .global = loss.global_size_, .mark = loss.mark_});
 }
 
-void Replica::backward_of(const GrainLoss& grain) {
+// A stand-in's gradients, which are dropped, are of no samples, hence zero.
+void Replica::backward_of(const GrainLoss& grain, int64_t stand_ins) {
   if (!grain.mean.requires_grad()) return refuse_loss_without_graph();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it takes forward's types
-  backward_grain(grain.number,
-                 [&] { grain.mean.backward(torch::full_like(grain.mean, static_cast<double>(grain.size))); });
+  backward_turn(grain.size == 0 ? Averaging::kStandIn : grain.number, stand_ins,
+                [&] { grain.mean.backward(torch::full_like(grain.mean, static_cast<double>(grain.size))); });
 }
 
 // ---- Around it.
@@ -337,6 +376,12 @@ void Replica::set_sync(bool sync) {
 }
 
 void Replica::set_averaging(std::shared_ptr<Averaging> averaging) {
+  if (arithmetic_ && averaging->exchanges_in_forward()) {
+    throw Error(rank_.name() +
+                ": DataParallel: check_arithmetic has a grain computed again by one rank, which needs all parameters, "
+                "and with a ShardedOptimizer of stage 3 each rank keeps a slice of them. Take stage 2, or leave out "
+                "check_arithmetic");
+  }
   averaging_ = std::move(averaging);
   averaging_->listen(sync_);
   if (!arithmetic_) return;

@@ -178,11 +178,6 @@ void ShardedReducer::listen(bool last) {
 }
 
 void ShardedReducer::before_grains() {
-  if (divided_) {
-    throw Error(name() + ": stage 3 gathers parameters in the order in which the layers are computed, and by grains " +
-                "ranks compute them several times, and not equally often. Take stage 1 or 2, or leave out " +
-                "BatchOptions::grain");
-  }
   check_kind(/*by_grains=*/true);
   forget_left();
 }
@@ -248,7 +243,7 @@ void ShardedReducer::complete_oldest() {
   reduction.average.reset();
   if (keeps_whole() && !by_grains()) return;
   reduction.adds = true;
-  if (!by_grains()) give_memory(index);
+  by_grains() ? buckets_[index].sums->release() : give_memory(index);
 }
 
 void ShardedReducer::after_backward(bool partial) {

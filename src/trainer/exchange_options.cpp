@@ -83,10 +83,10 @@ void check_zero(const TrainOptions& options) {
                 " waits for other devices within backward, and so does `sync_batchnorm`; take 1, or leave one of the "
                 "two out");
   }
-  if (stage == 3 && options.batch.grain > 0) {
+  if (stage == 3 && options.check_arithmetic > 0) {
     throw Error(
-        "`zero_stage` 3 wants all devices to compute the layers equally often, and with a `grain` one with fewer "
-        "samples does so less often; take 1 or 2, or leave one of the two out");
+        "with `check_arithmetic` a device computes grains of others again, for which it needs all parameters, and with "
+        "`zero_stage` 3 it keeps a slice of them; take 2, or leave one of the two out");
   }
   if (options.exchange.compress != Compression::none || options.exchange.sync_every > 0) {
     throw Error(

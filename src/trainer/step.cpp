@@ -55,7 +55,9 @@ class PlainStep : public Step {
     const bool in_slices = batch.grain == 0 && replica->adds_up_parts();
     // In slices all ranks need as many parts: what the rank with the fewest samples can have.
     const int64_t most = in_slices ? fewest_samples(batch, replica->rank().world_size()) : batch.size();
-    const int64_t parts = std::min<int64_t>(with_.options.batch.accumulate, most);
+    const int64_t wanted = with_.options.batch.accumulate;
+    // By grains in_parts() gives all ranks as many.
+    const int64_t parts = batch.grain > 0 ? wanted : std::min(wanted, most);
     if (parts <= 1) return forward_backward(batch);
     const auto all = batch.in_parts(parts);
     for (size_t part = 0; part < all.size(); ++part) {

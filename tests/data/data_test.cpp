@@ -390,6 +390,55 @@ TEST(Batches, GiveAnEmptyPartItsShapeAndType) {
   }
 }
 
+// Of three grains, on four shards.
+TEST(Batches, GiveAnEmptyPartASampleAsAnExample) {
+  Dataset dataset = numbered(6);
+  dataset.x = dataset.x.to(at::kByte);
+  dataset.more["mask"] = dataset.x;
+  const Samples read(6, [&](const std::vector<int64_t>& numbers) {
+    const at::Tensor rows = at::tensor(numbers);
+    return Dataset{dataset.x.index_select(0, rows), dataset.y.index_select(0, rows)};
+  });
+  for (const bool shuffle : {true, false}) {
+    for (int index = 0; index < 4; ++index) {
+      const BatchOptions options{.size = 6, .shuffle = shuffle, .grain = 2};
+      const Partner shard{.index = index, .count = 4};
+      const Batch batch = *batches(dataset, options, shard).begin(), other = *batches(read, options, shard).begin();
+      EXPECT_EQ(batch.like.x.defined(), index == 3);
+      EXPECT_EQ(other.like.x.defined(), index == 3);
+      if (index < 3) continue;
+      const int64_t number = batch.like.y.item<int64_t>() - 1000;
+      EXPECT_TRUE(at::equal(batch.like.x, dataset.x.narrow(0, number, 1).to(at::kFloat).div(255)));
+      EXPECT_TRUE(at::equal(batch.like.more.at("mask"), dataset.x.narrow(0, number, 1)));
+      EXPECT_TRUE(at::equal(other.like.x, dataset.x.narrow(0, other.like.y.item<int64_t>() - 1000, 1)));
+      EXPECT_FALSE(batches(dataset, {.size = 6}, {.index = 7, .count = 8}).begin()->like.x.defined());
+    }
+  }
+}
+
+// Of 5 grains shards have 2, 2 and 1, the last of 2 samples.
+TEST(Batches, WithAGrainAreCutIntoAsManyPartsOnAllShards) {
+  const Dataset dataset = numbered(18);
+  const auto parts_of = [&](int index, int64_t count) {
+    const Batch batch =
+        *batches(dataset, {.size = 18, .shuffle = false, .grain = 4}, {.index = index, .count = 3}).begin();
+    return batch.in_parts(count);
+  };
+  for (int index = 0; index < 3; ++index) {
+    const auto one = parts_of(index, 1), two = parts_of(index, 2);
+    ASSERT_EQ(one.size(), 1u);
+    EXPECT_EQ(one[0].turns, 2);
+    ASSERT_EQ(two.size(), 2u);
+    EXPECT_EQ(parts_of(index, 9).size(), 2u);
+    EXPECT_EQ(two[0].turns + two[1].turns, 2);
+    EXPECT_EQ(two[0].size() + two[1].size(), index == 2 ? 2 : 8);
+    EXPECT_EQ(two[1].size(), index == 2 ? 0 : 4);
+    EXPECT_EQ(two[1].first, index == 2 ? 18 : 8 * index + 4);
+    EXPECT_EQ(two[1].like.x.defined(), index == 2);
+    EXPECT_EQ(two[0].most_grains(), 1);
+  }
+}
+
 template <class Source>
 std::vector<Batch> all_batches(const Source& source, const BatchOptions& options, const Partner& shard) {
   std::vector<Batch> all;

@@ -247,6 +247,32 @@ TEST(FullSharding, TheBitsAreThoseOfDataParallelOnTheSameRanks) {
   }
 }
 
+// Of every unit, of tied weights and of a parameter that nothing uses.
+TEST(FullSharding, WithAGrainTheBitsAreThoseOfOneDevice) {
+  at::Generator generator = at::detail::createCPUGenerator(3);
+  const Dataset data{torch::randint(13, {31, 4}, generator), torch::randint(13, {31}, generator)};
+  const auto bits_of = [&](int ranks, const ShardedOptions& options) {
+    std::string bits;
+    run(test_devices(ranks), [&](Rank& rank) {
+      DataParallel net(make_tied(&rank), rank, {.average = false});
+      ShardedOptimizer adam(net, make_adam_w, options);
+      for (const auto& batch : batches(data.to(rank.device()), {.size = 13, .grain = 3}, rank)) {
+        adam.zero_grad();
+        net.loss(batch, F::cross_entropy).backward();
+        adam.step();
+      }
+      EXPECT_FALSE(net->blocks[0]->as<Block>()->unused.grad().defined());
+      const auto whole = adam.whole();
+      if (rank.index() == 0) bits = weights_hash(*net);
+    });
+    return bits;
+  };
+  const std::string one = bits_of(1, {.stage = 1});
+  for (const auto& options : ways()) {
+    for (const int ranks : {1, 2, 3, 4, 7}) EXPECT_EQ(bits_of(ranks, options), one) << ranks;
+  }
+}
+
 // ---- Memory and calls.
 
 constexpr int kLayers = 32;
@@ -262,11 +288,12 @@ Batch batch_of_one(const Rank& rank) {
   return {torch::ones({1, kWidth}), torch::zeros({1}, torch::kLong), rank.world_size()};
 }
 
-// Parameters, gradients and AdamW's two moments: four numbers a parameter. By default a unit is two of these layers.
+// Parameters, gradients and AdamW's two moments: four numbers a parameter. By default a unit is two of these layers,
+// and on three ranks or more one.
 TEST(FullSharding, ARankHasItsSliceOfEverythingAndAFewUnits) {
-  constexpr int64_t of_unit = 2 * kLayerBytes, rest = kLayerBytes / 2;  // activations
   for (const int ranks : {1, 2, 3, 4}) {
     run(test_devices(ranks), [](Rank& rank) {
+      const int64_t of_unit = (rank.world_size() > 2 ? 1 : 2) * kLayerBytes, rest = kLayerBytes / 2;  // activations
       for (const bool overlap : {false, true}) {
         MemoryMeter meter;
         DataParallel net(many_layers(), rank, {.average = false});
@@ -293,12 +320,45 @@ TEST(FullSharding, ARankHasItsSliceOfEverythingAndAFewUnits) {
   }
 }
 
+// Of a grain for each rank, and of four. Then there are also the sums of whole gradients: the first sum of two grains,
+// and the third grain's gradient.
+TEST(FullSharding, WithAGrainARankHasSumsOfWholeGradientsWhereItHasSeveralGrains) {
+  for (const int64_t grains_of_each : {1, 4}) {
+    run(test_devices(2), [&](Rank& rank) {
+      constexpr int64_t of_unit = 2 * kLayerBytes, whole = kLayers * kLayerBytes, rest = kLayerBytes;
+      MemoryMeter meter;
+      DataParallel net(many_layers(), rank, {.average = false});
+      const auto make = [](const auto& slices) { return std::make_unique<optim::AdamW>(slices); };
+      ShardedOptimizer adam(net, make, {.stage = 3});
+      const int64_t grains = 2 * grains_of_each;
+      const Dataset data{torch::ones({grains, kWidth}), torch::zeros({grains}, torch::kLong)};
+      int64_t at_rest = 0;
+      for (int step = 0; step < 2; ++step) {
+        meter.reset_peak();
+        for (const auto& batch : batches(data.to(rank.device()), {.size = grains, .grain = 1}, rank)) {
+          const auto mean_of = [&](const Batch& grain) { return F::cross_entropy(net(grain.x), grain.y); };
+          net.replica()->backward_by_grains(batch, mean_of);
+        }
+        adam.step();
+        at_rest = meter.current();
+      }
+      const int64_t slices = 4 * whole / 2 + kLayers * 64 * 4, sums = grains_of_each == 1 ? 0 : 2 * whole;
+      // Parameters of two units, gradients of two, and the gradient that autograd has just made.
+      EXPECT_LE(meter.peak(), slices + sums + 4 * of_unit + kLayerBytes + kLayerBytes / 4) << grains;
+      EXPECT_GE(meter.peak(), slices + sums + of_unit) << grains;
+      EXPECT_LE(at_rest, slices + rest) << grains;
+    });
+  }
+}
+
 // How many parameters each unit has.
-std::vector<size_t> unit_sizes(const std::vector<int64_t>& widths, const ShardedOptions& options = {.stage = 3}) {
+std::vector<size_t> unit_sizes(const std::vector<int64_t>& widths, const ShardedOptions& options = {.stage = 3},
+                               int ranks = 1) {
   nn::Sequential layers;
   for (const int64_t width : widths) layers->push_back(nn::Linear(nn::LinearOptions(width, 256).bias(width != 256)));
   std::vector<size_t> sizes;
-  run(test_devices(1), [&](Rank& rank) {
+  run(test_devices(ranks), [&](Rank& rank) {
+    if (rank.index() > 0) return;
     const TrainedParameters parameters(*layers);
     for (const auto& unit : units_of(parameters.all(), options, rank)) sizes.push_back(unit.size());
   });
@@ -311,8 +371,10 @@ TEST(FullSharding, UnitsAreSmallBesideTheNetAndNotTooSmall) {
   EXPECT_EQ(unit_sizes(equal), std::vector<size_t>(16, 2));
   EXPECT_EQ(unit_sizes(equal, {.stage = 3, .bucket_bytes = 3 * 256 << 10}), std::vector<size_t>(16, 2));
   EXPECT_EQ(unit_sizes(equal, {.stage = 3, .bucket_bytes = 300 << 10}), std::vector<size_t>(32, 1));
-  EXPECT_THAT(unit_sizes({20, 20, 20, 20, 20}), ElementsAre(8, 2));         // 64 KiB at least
-  EXPECT_THAT(unit_sizes({256, 8, 256, 8, 8, 256}), ElementsAre(1, 3, 5));  // small ones go with what follows
+  EXPECT_EQ(unit_sizes(equal, {.stage = 3}, 2), std::vector<size_t>(16, 2));
+  EXPECT_EQ(unit_sizes(equal, {.stage = 3}, 4), std::vector<size_t>(32, 1));  // small beside a rank's slice
+  EXPECT_THAT(unit_sizes({20, 20, 20, 20, 20}), ElementsAre(8, 2));           // 64 KiB at least
+  EXPECT_THAT(unit_sizes({256, 8, 256, 8, 8, 256}), ElementsAre(1, 3, 5));    // small ones go with what follows
   EXPECT_THAT(unit_sizes({20, 20, 20}, {.stage = 3, .bucket_bytes = 1}), ElementsAre(2, 2, 2));
   EXPECT_THAT(unit_sizes({20, 20, 20, 20, 20}, {.stage = 3, .units = {"1"}}), ElementsAre(2, 2, 6));
 }
@@ -346,6 +408,33 @@ TEST(FullSharding, GathersAheadAndReducesWhileBackwardComputes) {
       }
     });
   }
+}
+
+// Layers of 4, 4, 1 and 1 MiB, in slices of 5. At most 5 are whole or on their way: the largest, and a fifth of that.
+TEST(FullSharding, DoesNotGatherAheadWhatWouldTakeTooMuchMemory) {
+  run(test_devices(2), [](Rank& rank) {
+    const auto calls = std::make_shared<CountingBackend::Calls>();
+    Rank counting = counted(rank, calls);
+    nn::Sequential layers;
+    std::vector<size_t> gathered;  // when each layer begins, after its unit has been gathered
+    for (const auto& [in, out] : {std::pair{1024, 1024}, {1024, 1024}, {1024, 256}, {256, 1024}}) {
+      layers->push_back(nn::Linear(nn::LinearOptions(in, out).bias(false)));
+      layers->push_back(Lambda([&](const Tensor& x) {
+        gathered.push_back(calls->size());
+        return x;
+      }));
+    }
+    DataParallel net(layers, counting, {.average = false});
+    ShardedOptimizer sgd(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+    for (int step = 0; step < 3; ++step) {
+      calls->clear();
+      gathered.clear();
+      const Tensor x = torch::ones({1, 1024}).requires_grad_();
+      net.loss({x, torch::zeros({1}, torch::kLong), 2}, F::cross_entropy).backward();
+      if (step > 0) EXPECT_THAT(gathered, ElementsAre(1, 3, 4, 5));
+      sgd.step();
+    }
+  });
 }
 
 // ---- Checkpoints.
@@ -507,11 +596,10 @@ TEST(FullSharding, AfterwardsParametersAreGone) {
   });
 }
 
-std::string refused(const ShardedOptions& options, const std::function<void(DataParallel<TiedImpl>&)>& then = {}) {
+std::string refused(const ShardedOptions& options) {
   return error_on_ranks(1, [&](Rank& rank) {
     DataParallel net(make_tied(&rank), rank);
     ShardedOptimizer sharded(net, make_sgd, options);
-    if (then) then(net);
   });
 }
 
@@ -521,13 +609,6 @@ TEST(FullSharding, WhatItCannotDoIsRefused) {
   EXPECT_THAT(refused({.stage = 3, .units = {"blocks.7"}}), AllOf(HasSubstr("'blocks.7'"), HasSubstr("is no module")));
   EXPECT_THAT(refused({.stage = 3, .units = {"blocks", "blocks.1"}}), HasSubstr("is in 'blocks' already"));
   EXPECT_THAT(refused({.stage = 3, .units = {"blocks.1", "blocks.1"}}), HasSubstr("is in 'blocks.1' already"));
-  const auto by_grains = [](DataParallel<TiedImpl>& net) {
-    Batch batch = make_batches()[0];
-    batch.first = 0;
-    batch.grain = 2;
-    net.loss(batch, F::cross_entropy).backward();
-  };
-  EXPECT_THAT(refused({.stage = 3}, by_grains), AllOf(HasSubstr("by grains"), HasSubstr("Take stage 1 or 2")));
   EXPECT_THAT(error_on_ranks(1,
                              [](Rank& rank) {
                                DataParallel net(nn::Sequential(SyncBatchNorm(nn::BatchNormOptions(2), rank)), rank);

@@ -90,6 +90,7 @@ struct Layout {
   bool overlap = true;
   int64_t bucket_bytes = 4 << 20;
   bool balances = false;
+  std::vector<std::string> units = {};  // of stage 3
 };
 
 using Bits = lockstep::TensorBits;
@@ -112,8 +113,10 @@ Bits train(const RandomTask& task, const Layout& layout) {
         if (layout.zero > 0) {
           sharded.emplace(
               net, [&](auto slices) { return optimizer_of(task, slices); },
-              lockstep::ShardedOptions{
-                  .stage = layout.zero, .bucket_bytes = layout.bucket_bytes, .overlap = layout.overlap});
+              lockstep::ShardedOptions{.stage = layout.zero,
+                                       .bucket_bytes = layout.bucket_bytes,
+                                       .overlap = layout.overlap,
+                                       .units = layout.units});
         } else {
           whole = optimizer_of(task, module->parameters());
         }
@@ -136,6 +139,8 @@ Bits train(const RandomTask& task, const Layout& layout) {
             if (balance) balance->step(batch, all);
           }
         }
+        std::optional<lockstep::ShardedOptimizer::Whole> parameters;
+        if (sharded) parameters.emplace(*sharded);
         if (rank.index() == rank.world_size() - 1) bits = lockstep::tensor_bits(*module);
       },
       {.seed = task.seed});
@@ -170,6 +175,20 @@ TEST_P(GrainsTest, ZeroChangesNoBit) {
     EXPECT_EQ(train(task(), {.ranks = 2, .zero = stage, .bucket_bytes = 64}), one) << to_string(task());
     EXPECT_EQ(train(task(), {.ranks = 3, .parts = 2, .zero = stage, .overlap = false}), one) << to_string(task());
   }
+}
+
+// The ranks have unequal numbers of grains, also none, and each use of a parameter is a call of all of them.
+TEST_P(GrainsTest, DividedParametersChangeNoBit) {
+  const Bits one = train(task(), {});
+  for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8}) {
+    EXPECT_EQ(train(task(), {.ranks = ranks, .zero = 3}), one) << ranks << " " << to_string(task());
+  }
+  const std::vector<std::string> units = {"in", "uneven", "out"};
+  EXPECT_EQ(train(task(), {.ranks = 3, .zero = 3, .units = units}), one) << to_string(task());
+  EXPECT_EQ(train(task(), {.ranks = 5, .zero = 3, .overlap = false, .units = units}), one) << to_string(task());
+  EXPECT_EQ(train(task(), {.ranks = 3, .parts = 2, .zero = 3, .units = units}), one) << to_string(task());
+  EXPECT_EQ(train(task(), {.ranks = 4, .parts = 3, .zero = 3, .units = units}), one) << to_string(task());
+  EXPECT_EQ(train(task(), {.ranks = 3, .shares = {3, 0, 1}, .zero = 3, .units = units}), one) << to_string(task());
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, GrainsTest, testing::Range<uint64_t>(1, 13));
@@ -487,6 +506,74 @@ TEST(GrainLossTest, OfOnesOwnGetsEachGrain) {
       EXPECT_EQ(sizes, expected);
     }
   });
+}
+
+// ---- Stand-ins, with parameters that are divided among the ranks.
+
+std::unique_ptr<torch::optim::Optimizer> make_sgd(std::vector<Tensor> slices) {
+  return std::make_unique<torch::optim::SGD>(slices, 0.1);
+}
+
+// Of five grains rank 0 has two, and of a single one the others have none.
+TEST(GrainStandInsTest, AreComputedWhereOthersHaveMoreGrainsAndLeaveNothingBehind) {
+  lockstep::run(lockstep::test_devices(4), [](Rank& rank) {
+    torch::nn::BatchNorm1d norm(4);
+    DataParallel net(torch::nn::Sequential(norm, torch::nn::Linear(4, 3)), rank, {.average = false});
+    lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
+    for (const int64_t samples : {10, 2}) {
+      int64_t batches = norm->num_batches_tracked.item<int64_t>();
+      std::vector<int64_t> grains, stand_ins;
+      const Batch batch = batch_of(rank, samples, 2);
+      auto loss = net.loss(batch, [&](const Batch& part) {
+        (lockstep::SampleScope::current()->place().again ? stand_ins : grains).push_back(part.size());
+        return F::cross_entropy(net(part.x), part.y);
+      });
+      loss.backward();
+      const size_t own = samples == 10 ? (rank.index() == 0 ? 2 : 1) : (rank.index() == 0 ? 1 : 0);
+      EXPECT_EQ(grains, std::vector<int64_t>(own, 2));
+      EXPECT_EQ(stand_ins, std::vector<int64_t>((samples == 10 ? 2 : 1) - own, 2));
+      if (own == 0) EXPECT_EQ(loss.item(), 0);
+      EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), batches + samples / 2);
+      sgd.step();
+    }
+  });
+}
+
+TEST(GrainStandInsTest, NeedAnExample) {
+  const auto training = [](bool with_example) {
+    return error_with(3, [=](Rank& rank) {
+      DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
+      lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
+      Batch batch = batch_of(rank, 8, 4);
+      if (!with_example) batch.like = {};
+      net.loss(batch, F::cross_entropy).backward();
+    });
+  };
+  EXPECT_EQ(training(true), "(no error)");
+  EXPECT_THAT(training(false), AllOf(HasSubstr("rank 2"), HasSubstr("no samples of the batch"),
+                                     HasSubstr("take batches(), or give one sample in Batch::like")));
+}
+
+TEST(GrainStandInsTest, LayersThatOneGrainAloneUsesAreNamed) {
+  const std::string error = error_with(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Sequential(lockstep::UnevenLayers(4)), rank, {.average = false});
+    lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
+    const Dataset data{torch::ones({2, 4}) * torch::tensor({1.0F, 0.0F}).view({2, 1}), torch::zeros({2}, torch::kLong)};
+    for (const auto& batch :
+         lockstep::batches(data.to(rank.device()), {.size = 2, .shuffle = false, .grain = 1}, rank)) {
+      net.loss(batch, F::cross_entropy).backward();
+    }
+  });
+  EXPECT_THAT(error, AllOf(HasSubstr("0.rare"), HasSubstr("unit"), HasSubstr("rank 1")));
+}
+
+TEST(GrainRefusalsTest, OfComputingAgainWhereParametersAreDivided) {
+  EXPECT_THAT(error_with(2,
+                         [](Rank& rank) {
+                           DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false, .check_arithmetic = 0.5});
+                           lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
+                         }),
+              AllOf(HasSubstr("check_arithmetic"), HasSubstr("Take stage 2")));
 }
 
 }  // namespace grains_test

@@ -56,6 +56,7 @@ const std::vector<Scheme>& schemes() {
       {.name = "pipeline, 4 microbatches", .split = {.mesh = {.data = 1, .pipeline = 0}, .microbatches = 4}},
       {.name = "mesh 2 x 2 x 1, 4 microbatches", .split = {.mesh = {.data = 2, .pipeline = 2}, .microbatches = 4}},
       {.name = "mesh 2 x 1 x 2", .split = {.mesh = {.data = 2, .tensor = 2}}},
+      {.name = "ZeRO 3, AdamW, grains of 2", .zero_stage = 3, .grain = 2},
   };
   return all;
 }

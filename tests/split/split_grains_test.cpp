@@ -89,6 +89,8 @@ Bits train(const ModelSplit& split, const Options& options = {}) {
         }
         Sequential all = lockstep::copy_of(whole);
         all->to(rank.device());
+        std::optional<lockstep::ShardedOptimizer::Whole> parameters;
+        if (sharded) parameters.emplace(*sharded);
         net.gather(all);
         if (rank.index() == 0) bits = lockstep::tensor_bits(*all);
       },
@@ -123,6 +125,9 @@ TEST(SplitGrainsTest, ZeroOverTheDataAxisChangesNoBit) {
     EXPECT_EQ(train({.mesh = {.data = 2}}, {.zero = stage}), one);
     EXPECT_EQ(train({.mesh = {.data = 2, .pipeline = 2}}, {.zero = stage}), one);
   }
+  EXPECT_EQ(train({.mesh = {.data = 3}}, {.zero = 3}), one);
+  EXPECT_THAT(lockstep::error_of([] { train({.mesh = {.data = 2, .pipeline = 2}}, {.zero = 3}); }),
+              HasSubstr("Take stage 1 or 2, or no pipeline"));
 }
 
 TEST(SplitGrainsTest, ClippingChangesNoBit) {
@@ -130,7 +135,7 @@ TEST(SplitGrainsTest, ClippingChangesNoBit) {
   EXPECT_NE(one, train({}));
   EXPECT_EQ(train({.mesh = {.data = 3}}, {.clip = 0.01}), one);
   EXPECT_EQ(train({.mesh = {.data = 2, .pipeline = 3}}, {.clip = 0.01}), one);
-  for (const int stage : {1, 2}) EXPECT_EQ(train({.mesh = {.data = 3}}, {.zero = stage, .clip = 0.01}), one);
+  for (const int stage : {1, 2, 3}) EXPECT_EQ(train({.mesh = {.data = 3}}, {.zero = stage, .clip = 0.01}), one);
 }
 
 // ---- Random small nets: also a parameter that is used twice, by some grains only, or never.

@@ -111,7 +111,9 @@ inline TensorBits train_split(const RandomTask& task, const Devices& devices, co
         if (zero_stage > 0) {
           sharded.emplace(
               net.replicas(), [&](auto slices) { return optimizer_of(task, slices); },
-              ShardedOptions{.stage = zero_stage});
+              ShardedOptions{
+                  .stage = zero_stage,
+                  .units = zero_stage == 3 ? std::vector<std::string>{"in", "uneven"} : std::vector<std::string>()});
         } else {
           plain = optimizer_of(task, net.parameters());
         }
@@ -126,6 +128,8 @@ inline TensorBits train_split(const RandomTask& task, const Devices& devices, co
         }
         torch::nn::Sequential all = copy_of(whole);
         all->to(rank.device());
+        std::optional<ShardedOptimizer::Whole> parameters;
+        if (sharded) parameters.emplace(*sharded);
         net.gather(all);
         if (rank.index() == 0) bits = tensor_bits(*all);
       },
@@ -133,12 +137,13 @@ inline TensorBits train_split(const RandomTask& task, const Devices& devices, co
   return bits;
 }
 
-// A text of some of these trainings' bits, with all stages of ZeRO. Empty in a process without rank 0.
+// A text of some of these trainings' bits, with all stages of ZeRO that the split goes with. Empty in a process without
+// rank 0.
 inline std::string bits_of_random_nets(const Devices& devices, const ModelSplit& split) {
   std::string text;
   for (uint64_t seed = 1; seed <= 6; ++seed) {
     const RandomTask task = random_task(seed);
-    const auto bits = train_split(task, devices, split, static_cast<int>(seed % 3));
+    const auto bits = train_split(task, devices, split, static_cast<int>(seed % (split.mesh.pipeline > 1 ? 3 : 4)));
     for (const auto& of_one : bits) text += to_string(task) + ": " + of_one + "\n";
   }
   return text;

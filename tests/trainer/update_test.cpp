@@ -306,7 +306,8 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
               HasSubstr("`accumulate`) is 33; it must be from 1 to 32"));
   EXPECT_THAT(refused([](auto& o) { o.rate.reference_batch = -1; }), HasSubstr("reference batch is -1"));
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 4; }), HasSubstr("`zero_stage`) is 4"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3, o.batch.grain = 4; }), HasSubstr("a `grain`"));
+  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3, o.batch.grain = 4, o.check_arithmetic = 0.1; }),
+              HasSubstr("`zero_stage` 3 it keeps a slice"));
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 1, o.optimizer.kind = OptimizerKind::lamb; }),
               HasSubstr("lamb scales a layer"));
   EXPECT_THAT(refused([](auto& o) {

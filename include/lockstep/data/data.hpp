@@ -54,19 +54,25 @@ struct Batch {
   int64_t grain = 0;        // BatchOptions::grain; with one, these samples are whole grains
   std::vector<int64_t> runs = {};  // with a grain: shard s has grains runs[s] up to runs[s + 1]; empty: near-equal runs
   TensorsByName more = {};         // this shard's rows of Dataset::more, on its device
+  // With a grain: the most grains that a shard has of this part, by in_parts(); 0: of the whole batch, as `runs` says.
+  int64_t turns = 0;
+  Dataset like = {};  // with a grain, where this shard got none: one sample of the data, as an example
 
   int64_t size() const { return x.size(0); }  // this shard's samples; 0 if it got none
 
   // The tensor of this name, in `more`. Throws Error, which names those that there are.
   const at::Tensor& operator[](const std::string& name) const;
 
-  // Cuts the batch into `count` near-equal parts, to be computed one after the other. With a grain they are of whole
-  // grains. If there are fewer samples or grains, there are fewer parts, but at least one. Throws Error if count < 1.
+  // Cuts the batch into `count` near-equal parts, to be computed one after the other. If there are fewer samples, there
+  // are fewer parts, but at least one. With a grain they are of whole grains, and all shards get as many parts: those
+  // of the shard with the most grains. The others' last parts are smaller, or empty. Throws Error if count < 1.
   std::vector<Batch> in_parts(int64_t count) const;
 
-  // With a grain: its number of grains in the whole batch, and its own grains' numbers there. And grain `number` of
-  // these, as a Batch of its own, in memory of its own: where samples lie must not change how they are computed.
+  // With a grain: its number of grains in the whole batch, its own grains' numbers there, and how many grains the shard
+  // has that has most of them. And grain `number` of its own, as a Batch, in memory of its own: where samples lie must
+  // not change how they are computed.
   int64_t grains() const { return (global_size + grain - 1) / grain; }
+  int64_t most_grains() const;
   Range own_grains() const {
     return {first / grain, size() == 0 ? first / grain : (first + size() + grain - 1) / grain};
   }
@@ -146,6 +152,8 @@ class Batches {
   Place place_of(int64_t index) const;
   Batch get(int64_t index) const;
   Dataset gathered(const Place& place) const;
+  Dataset gathered_now(int64_t begin, int64_t size) const;
+  at::Tensor rows_now(const at::Tensor& data, int64_t begin, int64_t size) const;
   Dataset read(const Place& place, int64_t index) const;
   std::vector<int64_t> numbers_of(const Place& place) const;
   void read_ahead(int64_t index) const;

@@ -128,7 +128,8 @@ class DataParallel {
   // The same for a loss that you compute yourself. mean_of(part) gives the mean loss of a part's samples. It is called
   // once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the module
   // has a SyncBatchNorm, or with stage 3, it is called for an empty part too, and must then give a sum. By grains, call
-  // backward() before the next loss(): BatchNorm's running statistics follow the last one.
+  // backward() before the next loss(): BatchNorm's running statistics follow the last one. With a grain and stage 3 it
+  // is called as often on all ranks, for stand-ins too (Replica::loss_by_grains()), and never for an empty part.
   template <std::invocable<const Batch&> MeanOf>
   Loss loss(const Batch& batch, const MeanOf& mean_of) {
     if (batch.grain > 0) return replica_->loss_by_grains(batch, mean_of);

@@ -49,7 +49,7 @@ struct DataParallelOptions {
 // The mean loss of one grain of a batch, see BatchOptions::grain.
 struct GrainLoss {
   int64_t number = 0;
-  int64_t size = 0;  // samples
+  int64_t size = 0;  // samples; 0: a stand-in, see Replica::loss_by_grains()
   at::Tensor mean = {};
 };
 
@@ -149,6 +149,11 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // not this rank's grains; more than one intra-op thread; layers whose results depend on the ranks (SyncBatchNorm,
   // LibTorch's dropout); averages that do (a communication hook, none at all); backward_in_grains() with
   // check_arithmetic, since a pipeline's ranks hold some layers each; as Loss::backward() does.
+  //
+  // With a ShardedOptimizer of stage 3 all ranks must compute the layers equally often. So a rank with fewer grains
+  // than another one calls mean_of() for stand-ins too, after its grains: for two samples, or one if a grain has one.
+  // What that gives is dropped, and SampleScope::current()->place().again is true then. Throws Error also: a batch
+  // without samples and without Batch::like.
   using MeanOf = std::function<at::Tensor(const Batch& grain)>;
   Loss loss_by_grains(const Batch& batch, const MeanOf& mean_of);
   at::Tensor backward_by_grains(const Batch& batch, const MeanOf& mean_of);
@@ -198,10 +203,13 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void set_sync(bool sync);
   Batch checked_grains(const Batch& batch);
   at::Tensor mean_of_grain(const Batch& grain, SamplePlace place, const MeanOf& mean_of);
+  int64_t stand_ins_of(const Batch& part) const;
+  at::Tensor mean_of_stand_in(const Batch& part, SamplePlace place, const MeanOf& mean_of);
+  void backward_turn(int64_t number, int64_t stand_ins, const std::function<void()>& backward);
   void backward_of_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs,
                           const PartSizes& sizes);
   void backward_of_losses(const Loss& loss);
-  void backward_of(const GrainLoss& grain);
+  void backward_of(const GrainLoss& grain, int64_t stand_ins);
   void backward_of_parts(const std::function<void()>& compute, const PartSizes& sizes);
 
   const std::shared_ptr<torch::nn::Module> module_;

@@ -47,7 +47,10 @@ struct ShardedOptions {
   // 3: as 2, and a rank keeps only its slice of the parameters. A unit of them is gathered when an operator of LibTorch
   // is about to read one of its parameters, in forward or in backward, and given back when another unit is read. No
   // module has to know of it. Beside its slices memory then holds the parameters of the unit that computes and of the
-  // next one, and the gradients of one unit, each while they are needed.
+  // next one, and the gradients of one unit, each while they are needed. A next unit that is large is not gathered
+  // early: both together have at most the bytes of the largest unit and a tenth of the slices.
+  // By grains (BatchOptions::grain) stages 2 and 3 keep whole gradients all the same during a backward, where a rank
+  // has several grains: a sum for each block of grains that is not complete, at most 2 log2(grains) + 1.
   int stage = 1;
   // Stages 1 and 2: a bucket is full at this many bytes of gradients. Stage 3: the most bytes of a unit that is not
   // named; see `units`.
@@ -56,9 +59,9 @@ struct ShardedOptions {
   // is gathered and reduced when the one before it is done with, so that memory holds the parameters of one.
   bool overlap = true;
   // Stage 3. Names of modules, such as "layers.3", of each of which the parameters are one unit. Other modules are
-  // taken in runs: at most a sixteenth of the net (64 KiB in a small one), and at most bucket_bytes. A run below 64 KiB
-  // (or bucket_bytes, if that is less) takes one module more, however large. Best are units that compute one after the
-  // other, and that are small beside the net.
+  // taken in runs: at most a sixteenth of the net and an eighth of a rank's slice of it (64 KiB in a small one), and at
+  // most bucket_bytes. A run below 64 KiB (or bucket_bytes, if that is less) takes one module more, however large. Best
+  // are units that compute one after the other, and that are small beside a slice.
   std::vector<std::string> units = {};
 };
 
@@ -88,10 +91,12 @@ class ShardedOptimizer {
   // in a circle).
   //
   // With stage 3 every use of a parameter is a collective call. So all ranks must use the same ones in the same order;
-  // a rank that does not is named by an Error. net.loss() passes empty parts through the layers. Make a whole() before
-  // save_weights(), before evaluate(), and before one rank alone reads parameters. Batches by grains are an Error. Use
-  // the net on the thread that made this. Under autocast LibTorch keeps a copy of the parameters in the lower precision
-  // from forward to backward, and that copy is whole. When this is destroyed, parameters that are not whole are gone.
+  // a rank that does not is named by an Error. net.loss() passes empty parts through the layers. By grains a rank with
+  // fewer of them computes stand-ins, whose results are dropped (Replica::loss_by_grains()), and all grains must use
+  // the same parameters. Make a whole() before save_weights(), before evaluate(), and before one rank alone reads
+  // parameters. Use the net on the thread that made this. Under autocast LibTorch keeps a copy of the parameters in the
+  // lower precision from forward to backward, and that copy is whole. When this is destroyed, parameters that are not
+  // whole are gone.
   template <class Module>
   ShardedOptimizer(DataParallel<Module>& net, const Factory& make, const ShardedOptions& options = {})
       : ShardedOptimizer(net.replica(), make, options) {}

@@ -90,7 +90,7 @@ class NotFinite : public Error {
 // - cuda_graph on CPUs, without a split by data alone, with dropout, or with accumulate;
 // - sync_batchnorm without a split by data alone, or with cuda_graph or accumulate;
 // - zero_stage with lars, lamb, cuda_graph, compress or sync_every, or without a split by data alone; 2 or 3
-//   with sync_batchnorm; 3 with a grain;
+//   with sync_batchnorm; 3 with check_arithmetic;
 // - compress with cuda_graph; powersgd without a split by data alone; compress_rank without powersgd;
 // - sync_every: what LocalSgd refuses; with compress, cuda_graph, sync_batchnorm or checkpoint_every, or without a
 //   split by data alone, since ranks' parameters differ within a round; outer_lr or outer_momentum without it;
