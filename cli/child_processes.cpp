@@ -52,10 +52,10 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
 
 // Between fork() and exec(), a copy of a program with threads may only make system calls.
 [[noreturn]] void become(char** words, char** environment, const sigset_t& mask, bool reads_input, int output,
-                         int error_pipe, const int (&ready)[2], pid_t parent) {
-  setpgid(0, 0);                        // so that Ctrl-C reaches it once: through the launcher
-  prctl(PR_SET_PDEATHSIG, SIGTERM);     // at once if the launcher is killed; watch() also ends what this starts
-  if (getppid() != parent) _exit(127);  // the launcher is gone already
+                         int error_pipe, const int (&ready)[2], pid_t parent, int orphans_signal) {
+  setpgid(0, 0);                            // so that Ctrl-C reaches it once: through the launcher
+  prctl(PR_SET_PDEATHSIG, orphans_signal);  // at once if the launcher is killed; watch() also ends what this starts
+  if (getppid() != parent) _exit(127);      // the launcher is gone already
   signal(SIGPIPE, SIG_DFL);
   if (!reads_input || isatty(STDIN_FILENO)) {  // a process in the background must not read the terminal
     const int nothing = open("/dev/null", O_RDONLY);
@@ -79,7 +79,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
 // A process dies with the launcher by PR_SET_PDEATHSIG, but not what it has started. So each group has a watcher, which
 // ends the group once nobody holds the other end of `alive` any more. It is a member of the group. So the group's
 // number cannot be given to others. Like become() it may make system calls only.
-[[noreturn]] void watch(pid_t group, int alive, std::chrono::milliseconds until_kill) {
+[[noreturn]] void watch(pid_t group, int alive, int orphans_signal, std::chrono::milliseconds until_kill) {
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -91,7 +91,7 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
   char nothing = 0;
   while (read(STDIN_FILENO, &nothing, 1) < 0) {
   }
-  kill(0, SIGTERM);
+  kill(0, orphans_signal);
   const timespec patience{until_kill.count() / 1000, until_kill.count() % 1000 * 1'000'000};
   nanosleep(&patience, nullptr);
   kill(0, SIGKILL);
@@ -164,7 +164,8 @@ ChildProcesses::~ChildProcesses() {
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
-void ChildProcesses::start(const std::vector<std::string>& words, const std::vector<std::string>& variables) {
+void ChildProcesses::start(const std::vector<std::string>& words, const std::vector<std::string>& variables,
+                           int number) {
   auto argument_texts = words, variable_texts = environment_with(variables);
   auto arguments = pointers(argument_texts), environment = pointers(variable_texts);
   const bool reads_input = children_.empty();
@@ -174,13 +175,15 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
     throw Error("cannot make a pipe: " + io::reason(errno));
   }
   const pid_t launcher = getpid();
+  const int orphans_signal = options_.may_outlive ? SIGTERM : SIGKILL;
   const pid_t pid = fork();
   if (pid == 0) {
-    become(arguments.data(), environment.data(), mask_before_, reads_input, output[1], errors[1], ready, launcher);
+    become(arguments.data(), environment.data(), mask_before_, reads_input, output[1], errors[1], ready, launcher,
+           orphans_signal);
   }
   if (pid > 0) setpgid(pid, pid);
   const pid_t watcher = pid > 0 ? fork() : -1;
-  if (watcher == 0) watch(pid, alive_[0], options_.until_term_when_stopped);
+  if (watcher == 0) watch(pid, alive_[0], orphans_signal, options_.until_term_when_stopped);
   const int fork_error = watcher < 0 ? errno : 0;
   if (pid > 0 && watcher < 0) kill(pid, SIGKILL);
   close(ready[0]);
@@ -198,11 +201,12 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
                 (error == ENOENT ? where_to_look(words[0]) : ""));
   }
   auto& child = children_.emplace_back();
+  child.number = number;
   child.pid = pid;
   child.watcher = watcher;
   if (options_.label) {
     fcntl(output[0], F_SETFL, O_NONBLOCK);
-    child.labels = std::thread(copy_with_label, output[0], done_[0], format("[%zu] ", children_.size() - 1));
+    child.labels = std::thread(copy_with_label, output[0], done_[0], format("[%d] ", number));
   }
 }
 
@@ -231,11 +235,11 @@ std::vector<ChildProcesses::Member> ChildProcesses::members() const {
 
 ChildProcesses::Ending ChildProcesses::wait() {
   for (;;) {
-    const bool some_run = reap(), some_are_new = look();
-    if (!some_run && !some_are_new) break;
+    const bool some_run = reap(), more_is_to_come = options_.look && options_.look(ending());
+    if (!some_run && !more_is_to_come) break;
     if (next_step_ == Clock::time_point::max() && only_lost_run()) next_step_ = Clock::now() + options_.until_term;
     if (Clock::now() >= next_step_) end_others();
-    const timespec pause{0, 100'000'000};
+    const timespec pause{0, std::chrono::nanoseconds(options_.between_looks).count()};
     const int signal = sigtimedwait(&awaited_, nullptr, &pause);
     if (signal == SIGTSTP) {
       stand_still();
@@ -251,13 +255,26 @@ ChildProcesses::Ending ChildProcesses::wait() {
   return {.code = first_failure_, .failed = failed_, .by_request = stop_signal_ != 0 || asked_};
 }
 
-// Whether there are new ones.
-bool ChildProcesses::look() {
-  return options_.look && next_step_ == Clock::time_point::max() && options_.look();
+int ChildProcesses::ending() const {
+  if (next_step_ == Clock::time_point::max()) return 0;
+  if (stop_signal_ != 0) return 128 + stop_signal_;
+  return std::max(first_failure_, 1);
 }
 
 void ChildProcesses::end(int rank) {
-  if (children_[rank].runs) kill(-children_[rank].pid, SIGKILL);
+  for (const auto& child : children_) {
+    if (child.number == rank && child.runs) kill(-child.pid, SIGKILL);
+  }
+}
+
+void ChildProcesses::end_all(int code) {
+  if (first_failure_ == 0) first_failure_ = code;
+  if (tells_of_request(code)) {
+    if (stop_signal_ == 0) pass_on(code - 128);
+    return;
+  }
+  failed_ = true;
+  if (next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + options_.until_term;
 }
 
 void ChildProcesses::pass_on(int signal) {
@@ -289,12 +306,12 @@ void ChildProcesses::end_others() {
 // To the others, a process that a signal has stopped is as silent as a dead one.
 void ChildProcesses::say_who_stands_still() const {
   const auto all = members();
-  for (size_t rank = 0; rank < children_.size(); ++rank) {
+  for (const auto& child : children_) {
     const auto is_stopped = [&](const Member& member) {
-      return member.group == children_[rank].pid && (member.state == 'T' || member.state == 't');
+      return member.group == child.pid && (member.state == 'T' || member.state == 't');
     };
     if (std::any_of(all.begin(), all.end(), is_stopped)) {
-      launch_says(name_of(rank) + " did not crash: a signal or a debugger has stopped it");
+      launch_says(name_of(child.number) + " did not crash: a signal or a debugger has stopped it");
     }
   }
 }
@@ -323,12 +340,11 @@ void ChildProcesses::end_labels() {
 
 bool ChildProcesses::reap() {
   bool running = false;
-  for (size_t rank = 0; rank < children_.size(); ++rank) {
-    Child& child = children_[rank];
+  for (auto& child : children_) {
     siginfo_t info{};
     if (child.runs && waitid(P_PID, child.pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == child.pid) {
       child.runs = false;
-      ended(static_cast<int>(rank), info.si_code == CLD_EXITED ? 0 : info.si_status,
+      ended(child.number, info.si_code == CLD_EXITED ? 0 : info.si_status,
             info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status);
     }
     running = running || child.runs;
@@ -340,8 +356,8 @@ bool ChildProcesses::reap() {
 bool ChildProcesses::only_lost_run() const {
   const auto runs = [](const Child& child) { return child.runs; };
   if (!options_.is_lost || std::all_of(children_.begin(), children_.end(), runs)) return false;
-  for (size_t rank = 0; rank < children_.size(); ++rank) {
-    if (children_[rank].runs && !options_.is_lost(static_cast<int>(rank))) return false;
+  for (const auto& child : children_) {
+    if (child.runs && !options_.is_lost(child.number)) return false;
   }
   return true;
 }
@@ -355,7 +371,7 @@ void ChildProcesses::ended(int rank, int signal, int code) {
                             : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal))
                                           : format("it ended with exit code %d", code);
     const bool killed = signal != 0 && next_step_ == Clock::time_point::max();
-    others_go_on = options_.on_end(rank, {code != 0, stopped, killed, how});
+    others_go_on = options_.on_end(rank, {code != 0, stopped, killed, code, how});
   }
   if (code == 0) return;
   const bool others_run =
@@ -374,7 +390,7 @@ void ChildProcesses::ended(int rank, int signal, int code) {
   next_step_ = Clock::now() + (stopped ? options_.until_term_when_stopped : options_.until_term);
 }
 
-std::string ChildProcesses::name_of(size_t rank) const {
+std::string ChildProcesses::name_of(int rank) const {
   return options_.name + " " + std::to_string(rank);
 }
 

@@ -19,6 +19,9 @@ class ChildProcesses {
   struct Options {
     std::string name = "rank";  // of a process in what is said: "rank 1"
     bool label = false;         // "[1] " before every line of rank 1
+    // If this process is killed, its children get SIGTERM, and SIGKILL later; or SIGKILL at once.
+    bool may_outlive = true;
+    std::chrono::milliseconds between_looks{100};
     // How long the others may go on after a process failed: until SIGTERM comes, and then until SIGKILL comes.
     std::chrono::milliseconds until_term{2'000}, until_kill{3'000};
     // The first of these times if they stop because the user asked for it: they end their step and keep what they have.
@@ -29,13 +32,15 @@ class ChildProcesses {
       bool failed;
       bool stopped;     // since the user asked for it
       bool killed;      // by a signal, while nothing was to end
+      int code;         // the exit code, or 128 + the signal's number
       std::string how;  // words for a sentence: "it ended with exit code 7"
     };
     std::function<bool(int rank, const End& end)> on_end = {};
     // Whether a failed process that the others go on without counts in the exit code.
     bool losses_count = true;
-    // Called again and again while nothing is to end. May call start() and end(). Gives whether it started any.
-    std::function<bool()> look = {};
+    // Called again and again. `ending` is the exit code once the processes are to end, and 0 before. Before, it may
+    // call start(), end() and end_all(). Gives whether to go on though no process runs.
+    std::function<bool(int ending)> look = {};
     // Whether the others have gone on without a process that still runs. It is ended when only such processes are left.
     std::function<bool(int rank)> is_lost = {};
   };
@@ -49,10 +54,15 @@ class ChildProcesses {
   ChildProcesses& operator=(const ChildProcesses&) = delete;
 
   // Starts a program, found through PATH, in a process group of its own, with `variables` ("NAME=value") over the
-  // environment. Only the first one reads the standard input. Throws Error that names the program.
-  void start(const std::vector<std::string>& words, const std::vector<std::string>& variables);
+  // environment. Only the first one reads the standard input. `number` is its rank, or else what it is called by.
+  // Throws Error that names the program.
+  void start(const std::vector<std::string>& words, const std::vector<std::string>& variables, int number);
 
   void end(int rank);  // kills it, and what it started
+
+  // What others have ended with this exit code ends here too, as if a process had failed, or a signal had come if the
+  // code is that of a request.
+  void end_all(int code);
 
   struct Ending {
     // The exit code of the first failure, or 128 + the number of its signal, also if the others went on without it. If
@@ -71,6 +81,7 @@ class ChildProcesses {
  private:
   using Clock = std::chrono::steady_clock;
   struct Child {
+    int number = 0;
     pid_t pid = 0;      // also of its process group
     pid_t watcher = 0;  // in that group
     bool runs = true;
@@ -83,8 +94,7 @@ class ChildProcesses {
   };
 
   bool reap();  // whether any still run
-  std::string name_of(size_t rank) const;
-  bool look();
+  std::string name_of(int rank) const;
   void ended(int rank, int signal, int code);
   void say_how(int rank, int code, int signal, bool is_lost);
   bool only_lost_run() const;
@@ -98,6 +108,7 @@ class ChildProcesses {
   std::vector<Member> members() const;
   void say_who_stands_still() const;
   bool others_are_ended() const { return next_signal_ != SIGTERM; }
+  int ending() const;  // the exit code once the processes are to end, else 0
 
   const Options options_;
   sigset_t awaited_;

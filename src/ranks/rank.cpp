@@ -6,6 +6,7 @@
 
 #include "comm/members.hpp"
 #include "comm/world.hpp"
+#include "elastic_job.hpp"
 #include "gather.hpp"
 #include "rank_place.hpp"
 #include "shared_seed.hpp"
@@ -156,6 +157,15 @@ double Rank::mean(double value, double weight) {
   }
   if (weights == 0) throw Error(name() + ": mean: the weights of all ranks are 0, so there is nothing to average");
   return sum / weights;
+}
+
+bool Rank::regroups() {
+  comm::RunningWorld& run = *place_->run;
+  if (run.elastic == nullptr) return false;
+  const bool regroups = any(run.elastic->newer().stop_requested());  // so all have come here
+  if (regroups) run.regroups = true;
+  if (index_ == 0 && !run.has_begun.exchange(true)) run.elastic->note_beginning();
+  return regroups;
 }
 
 bool Rank::any(bool value) {

@@ -17,6 +17,10 @@
 #include <string>
 #include <utility>
 
+namespace lockstep {
+class ElasticJob;
+}
+
 namespace lockstep::comm {
 
 // A rank's random numbers, in all groups that it is in.
@@ -50,6 +54,11 @@ class RunningWorld {
   const Range ranks_here;
   const int process;
   const std::chrono::milliseconds timeout;  // of a wait for other ranks
+
+  // Of a run with RunOptions::elastic:
+  ElasticJob* elastic = nullptr;
+  std::atomic<bool> has_begun = false;  // all have the same state
+  std::atomic<bool> regroups = false;   // the body is to be called again
 
  private:
   std::atomic<World*> world_;

@@ -9,13 +9,16 @@
 #include "base/scramble.hpp"
 #include "comm/failure.hpp"
 #include "comm/job_options.hpp"
+#include "comm/memory_holder.hpp"
 #include "comm/processes/job.hpp"
 #include "comm/world.hpp"
+#include "elastic_job.hpp"
 #include "rank_exit.hpp"
 #include "rank_generators.hpp"
 #include "rank_place.hpp"
 #include "shared_seed.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -123,11 +126,15 @@ Process this_process() {
   return launch ? Process{launch->rank, launch->world_size} : Process{};
 }
 
-void run(const Devices& devices_here, const std::function<void(Rank&)>& body, const RunOptions& options) {
-  check(devices_here, options);
+namespace {
+
+// Gives whether the ranks have agreed to regroup.
+bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& body, const RunOptions& options,
+              ElasticJob* elastic) {
   const auto world = make_world(devices_here, options);
   world->shared_seed = shared_seed();
   const auto running = std::make_shared<comm::RunningWorld>(*world, options.timeout, options.on_warning);
+  running->elastic = elastic;
   const auto end = [](comm::RunningWorld* run) { run->end(); };
   const std::unique_ptr<comm::RunningWorld, decltype(end)> ended(running.get(), end);
   const Devices& devices = world->devices();
@@ -172,6 +179,30 @@ void run(const Devices& devices_here, const std::function<void(Rank&)>& body, co
   for (auto& thread : threads) thread.join();
   at::set_num_threads(threads_before);  // the last call also counts for threads that have not computed yet
   failure.rethrow(world->finish());
+  return running->regroups;
+}
+
+void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body, RunOptions options) {
+  const comm::MemoryHolder memory_holder;
+  ElasticJob job(options.stop, options.silence, options.elastic);
+  // One that joins waits until the others come to the end of a step.
+  options.rendezvous_timeout = std::max(options.rendezvous_timeout, options.timeout);
+  for (bool is_done = false; !is_done && job.enter();) {
+    try {
+      is_done = !run_once(devices, body, options, &job);
+    } catch (const comm::ProcessDied&) {
+      job.leave();
+    }
+  }
+}
+
+}  // namespace
+
+void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options) {
+  check(devices, options);
+  ElasticJob::check(options.elastic);
+  const bool is_elastic = options.elastic.most > 0 && !is_rank_thread();
+  is_elastic ? run_elastic(devices, body, options) : static_cast<void>(run_once(devices, body, options, nullptr));
 }
 
 }  // namespace lockstep

@@ -14,6 +14,7 @@
 #include "ranks/elastic_job.hpp"
 #include "resume.hpp"
 #include "run_folder.hpp"
+#include "shared_folder.hpp"
 #include "tensorboard_log.hpp"
 #include "trace.hpp"
 #include "train_options.hpp"
@@ -117,10 +118,11 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
   const TrainCallbacks callbacks = one_at_a_time(callers, mutex);
   std::optional<comm::MemoryHolder> memory_holder;
   std::optional<ElasticJob> elastic;
+  ElasticJob::check(settings.elastic);
   if (ElasticJob::is_asked_for()) {
     check_elastic(settings);
     memory_holder.emplace();
-    elastic.emplace(callbacks.stop, settings.silence);
+    elastic.emplace(callbacks.stop, settings.silence, settings.elastic);
   }
   std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);
   std::optional<RunFolder> folder;
@@ -157,6 +159,7 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
     const bool may_mend = elastic && succession.mended < kMostMended;
     if (elastic) {
       if (is_first_here) succession.met = true;
+      check_shared_folder(settings.keep.run_dir, elastic->generation(), rank);
       hand_over(begin, rank);
       if (rank.index() == 0) elastic->note_beginning();
       if (is_first_here) result.history = begin ? begin->history : std::vector<EpochMetrics>();

@@ -211,7 +211,7 @@ class Simulation {
   }
 
   void run_generations(int process, const RunOptions& options) {
-    ElasticJob job({}, kSilence);
+    ElasticJob job({}, kSilence, {});
     Progress progress;
     const auto body = [&](Rank& rank) {
       const Listener listener{[&](int step) { return goes_on(process, rank, step); }, [](int, const Parameters&) {}};

@@ -6,10 +6,52 @@
 
 namespace lockstep::comm {
 
-ElasticLaunch::ElasticLaunch(const StorePtr& store, std::string job, int processes, int restarts, const Limits& limits)
-    : store_(store), job_(std::move(job)), generations_(store, job_), restarts_left_(restarts), limits_(limits) {
+ElasticLaunch::ElasticLaunch(const StorePtr& store, std::string job, int processes, int restarts, const Limits& limits,
+                             const Machines& machines)
+    : store_(store),
+      job_(std::move(job)),
+      places_(processes / machines.nodes),
+      first_nodes_(machines.nodes),
+      generations_(store, job_),
+      nodes_(store, job_, {places_, machines.most}, limits.agent_silence),
+      restarts_left_(restarts),
+      limits_(limits) {
   generations_.begin(processes);
   for (int place = 0; place < processes; ++place) members_.push_back({place, /*is_in=*/true});
+}
+
+std::vector<ElasticLaunch::Start> ElasticLaunch::begin() {
+  std::vector<Start> starts;
+  for (int member = 0; member < static_cast<int>(members_.size()); ++member) starts.push_back(started(member));
+  return starts;
+}
+
+ElasticLaunch::Start ElasticLaunch::started(int member) {
+  const Start start{member, place_of(member), node_of(member)};
+  members_[member].seen = Clock::now();
+  nodes_.order(start.node, {.kind = Order::Kind::start, .member = member, .place = start.place});
+  return start;
+}
+
+ElasticLaunch::Heard ElasticLaunch::hear() {
+  auto news = nodes_.look();
+  Heard heard{.ended = {}, .lost = {}, .came = std::move(news.came), .refused = std::move(news.refused)};
+  for (const auto& [node, report] : news.ended) {
+    const bool is_known = report.member >= 0 && report.member < static_cast<int>(members_.size());
+    if (!is_known || node_of(report.member) != node || members_[report.member].has_ended) continue;
+    if (std::find(news.lost.begin(), news.lost.end(), node) != news.lost.end()) continue;  // it counts as lost
+    heard.ended.push_back(report);
+  }
+  for (const int node : news.lost) heard.lost.push_back(lose_node(node));
+  for (const int node : heard.came) {
+    if (node < first_nodes_ || !later_nodes_.insert(node).second) continue;
+    for (int place = node * places_; place < (node + 1) * places_; ++place) vacant_.push_back(place);
+    restarts_left_ += places_;  // these are none
+  }
+  if (ended_with_) {  // who comes now is too late
+    for (const int node : heard.came) nodes_.order(node, {.kind = Order::Kind::over, .code = *ended_with_});
+  }
+  return heard;
 }
 
 bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
@@ -17,34 +59,77 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   has_lost_ = has_lost_ || is_loss;
   if (is_loss) lost_ = Clock::now();
   members_[member].has_ended = true;
-  const auto now = is_loss ? generations_.lose(member) : generations_.end();
+  const auto now = is_loss ? generations_.lose({member}) : generations_.end();
   const auto kind = is_loss || !end.failed ? Failure::Kind::death
                     : end.stopped          ? Failure::Kind::stop
                                            : Failure::Kind::error;
-  for (; called_off_ < now.number; ++called_off_) {
-    call_off(store_, job_, called_off_,
-             {"process " + std::to_string(member) + " of the job is gone: " + end.how, kind});
-  }
+  call_off_until(now, {"process " + std::to_string(member) + " of the job is gone: " + end.how, kind});
   // A successor that had not joined when the others came to their end is no loss.
   if (is_loss && now.over && !now.members.empty() && !now.index_of(member)) return true;
   if (!is_loss || now.over) return false;
-  if (restarts_left_ > 0) vacant_.push_back(members_[member].place);
+  vacate(member);
   return true;
 }
 
-std::vector<int> ElasticLaunch::successors() {
+ElasticLaunch::Heard::LostNode ElasticLaunch::lose_node(int node) {
+  Heard::LostNode loss{.node = node, .members = {}, .go_on = true};
+  for (int member = 0; member < static_cast<int>(members_.size()); ++member) {
+    if (node_of(member) == node && !std::exchange(members_[member].has_ended, true)) loss.members.push_back(member);
+  }
+  if (loss.members.empty()) return loss;
+  has_lost_ = true;
+  lost_ = Clock::now();
+  const auto before = generations_.newest();
+  const auto now = generations_.lose(loss.members);
+  call_off_until(now, {"node " + std::to_string(node) + " of the job is gone: its launcher gives no sign of life",
+                       Failure::Kind::death});
+  loss.go_on = takes_part() && (!now.over || before.over);
+  if (now.over) return loss;
+  for (const int member : loss.members) vacate(member);
+  return loss;
+}
+
+void ElasticLaunch::call_off_until(const Generation& now, const Failure& failure) {
+  for (; called_off_ < now.number; ++called_off_) {
+    call_off(store_, job_, called_off_, failure);
+  }
+}
+
+void ElasticLaunch::vacate(int member) {
+  if (restarts_left_ > 0) vacant_.push_back(members_[member].place);
+}
+
+std::vector<ElasticLaunch::Start> ElasticLaunch::successors() {
   if (vacant_.empty() || !generations_.takes_part()) return {};
   const auto now = generations_.newest();
   const bool go_on = generations_.has_begun(now.number) || Clock::now() - lost_ >= limits_.until_start;
   if (now.over || !go_on) return {};
-  std::vector<int> places;
+  std::vector<Start> starts;
   for (const int place : std::exchange(vacant_, {})) {
     if (restarts_left_ == 0) break;
+    if (!there(place / places_)) {
+      vacant_.push_back(place);
+      continue;
+    }
     --restarts_left_;
     members_.push_back({place, /*is_in=*/false});
-    places.push_back(place);
+    starts.push_back(started(static_cast<int>(members_.size()) - 1));
   }
-  return places;
+  return starts;
+}
+
+void ElasticLaunch::kill(int member) {
+  nodes_.order(node_of(member), {.kind = Order::Kind::kill, .member = member});
+}
+
+void ElasticLaunch::end(int code) {
+  if (ended_with_) return;
+  ended_with_ = code;
+  nodes_.order_all({.kind = Order::Kind::over, .code = code});
+}
+
+bool ElasticLaunch::some_run() const {
+  return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return !member.has_ended; });
 }
 
 ElasticLaunch::Look ElasticLaunch::look() {
@@ -52,7 +137,8 @@ ElasticLaunch::Look ElasticLaunch::look() {
   const auto since_last = time - std::exchange(looked_, time);
   const auto now = generations_.newest();
   std::vector<std::optional<Generations::Heart>> hearts(members_.size());
-  for (int number = 0; number < members(); ++number) {  // all, before one of them is late
+  const auto count = static_cast<int>(members_.size());
+  for (int number = 0; number < count; ++number) {  // all, before one of them is late
     Member& member = members_[number];
     if (member.has_ended) continue;
     hearts[number] = generations_.heart_of(number);
@@ -60,7 +146,7 @@ ElasticLaunch::Look ElasticLaunch::look() {
       longest_start_ = std::max(longest_start_.value_or(Clock::duration()), time - member.seen);
   }
   Look look;
-  for (int number = 0; number < members(); ++number) {
+  for (int number = 0; number < count; ++number) {
     Member& member = members_[number];
     if (member.has_ended) continue;
     const bool was_in = std::exchange(member.is_in, now.index_of(number).has_value());

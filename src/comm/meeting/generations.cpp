@@ -77,11 +77,13 @@ Generation Generations::change(const std::function<bool(Generation&)>& change) {
   }
 }
 
-Generation Generations::lose(int member) {
+Generation Generations::lose(const std::vector<int>& members) {
   return change([&](Generation& generation) {
-    const bool was_there = std::erase(generation.members, member) > 0;
+    const auto lost = std::erase_if(generation.members, [&](int member) {
+      return std::find(members.begin(), members.end(), member) != members.end();
+    });
     generation.over = generation.members.empty();
-    return was_there;
+    return lost > 0;
   });
 }
 

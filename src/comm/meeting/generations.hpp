@@ -49,7 +49,7 @@ class Generations {
   Generation newest();        // throws c10::DistError if the store is gone
 
   // These give the newest generation afterwards. It lacks one that wanted to join if it has not begun.
-  Generation lose(int member);
+  Generation lose(const std::vector<int>& members);  // those that it has
   Generation join(int member);
   Generation end();
 

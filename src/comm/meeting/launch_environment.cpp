@@ -217,6 +217,19 @@ std::optional<LaunchEnvironment> read_launch_environment(const Environment& envi
   return launch;
 }
 
+std::optional<NodePlace> node_of_slurm(const Environment& environment) {
+  const Reader reader(environment, "srun (SLURM)");
+  if (!reader.has("SLURM_STEP_NUM_TASKS") || !reader.has("SLURM_STEP_NUM_NODES")) return std::nullopt;
+  const int nodes = reader.number("SLURM_STEP_NUM_NODES");
+  if (nodes < 2) return std::nullopt;
+  reader.need({"SLURM_NODEID"});
+  reader.check_below("SLURM_NODEID", "SLURM_STEP_NUM_NODES");
+  LaunchEnvironment launch;
+  derive_rendezvous(reader, launch);
+  return NodePlace{reader.number("SLURM_NODEID"), nodes, reader.number("SLURM_STEP_NUM_TASKS"), launch.address,
+                   launch.port};
+}
+
 std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment& environment) {
   const char* const text = environment("LOCKSTEP_RENDEZVOUS_TIMEOUT");
   if (text == nullptr || *text == '\0') return std::nullopt;

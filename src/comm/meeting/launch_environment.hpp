@@ -27,8 +27,13 @@ struct LaunchEnvironment {
   std::string job = {};       // no other job that runs on this machine has the same
   bool keep_going = false;    // true: the others go on without lost workers (LOCKSTEP_KEEP_GOING=1, with any launcher)
   std::string key_file = {};  // of the job's key (LOCKSTEP_JOB_KEY_FILE); empty: it has none
+  // Of a machine's launcher in an elastic job on several, which is no process of the job itself: what its user calls
+  // the address and the port. Then `rank` is the machine's number.
+  std::string node_address_name = {};
   int member = -1;  // this process's number in an elastic job (LOCKSTEP_ELASTIC_MEMBER); -1: it is not elastic
   int fewest = 1;   // processes with which an elastic job goes on (LOCKSTEP_ELASTIC_MIN)
+
+  bool is_node() const { return !node_address_name.empty(); }
 };
 
 // The value of a variable, or null.
@@ -37,6 +42,16 @@ using Environment = std::function<const char*(const char* name)>;
 // Nothing: no launcher started this process. Throws Error that names the variables: some of a launcher's are missing,
 // are no numbers, or contradict each other; several machines and no MASTER_ADDR.
 std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment);
+
+// Where SLURM has started this process, if it is one of a step over several machines.
+struct NodePlace {
+  int node = 0;
+  int nodes = 1;
+  int tasks = 1;             // on all of them
+  std::string address = {};  // of the first machine
+  int port = 0;
+};
+std::optional<NodePlace> node_of_slurm(const Environment& environment);
 
 // LOCKSTEP_RENDEZVOUS_TIMEOUT: how long processes wait for each other before a run. Throws Error: no number of seconds.
 std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment& environment);

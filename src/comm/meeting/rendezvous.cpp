@@ -67,7 +67,7 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit)
   address_ = launch_.address.empty() ? "127.0.0.1" : numeric_address(launch_.address);
   port_ = launch_.port;
   if (on_several_machines() && is_loopback(address_) && is_every_machines_own(launch_.address)) {
-    throw Error("MASTER_ADDR=" + launch_.address + " means this machine itself (" + address_ + "), but the " +
+    throw Error(given_address() + " means this machine itself (" + address_ + "), but the " +
                 std::to_string(launch_.world_size) +
                 " processes are on several machines: set it to an address of rank "
                 "0's machine that the others reach");
@@ -114,8 +114,8 @@ void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit
     limit.check(process_name());
     if (Clock::now() >= deadline) {
       throw Error(process_name() + " waited " + seconds(limit.timeout) +
-                  " for a process of another machine. On this one " + "MASTER_ADDR=" + launch_.address +
-                  " means the machine itself (" + address_ + "): do the others reach it by that name?");
+                  " for a process of another machine. On this one " + given_address() + " means the machine itself (" +
+                  address_ + "): do the others reach it by that name?");
     }
     std::this_thread::sleep_for(kPause);
   }
@@ -131,15 +131,17 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
     if (Clock::now() + kPause >= deadline) break;
     std::this_thread::sleep_for(kPause);
   }
-  const std::string whose = launch_.agent_store ? "the launcher keeps" : "rank 0's process should keep";
-  const std::string itself = on_several_machines() && is_loopback(address_)
-                                 ? "; MASTER_ADDR=" + launch_.address + " means this machine itself here"
-                                 : "";
-  const std::string where = file.empty() ? place_text(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")"
+  const std::string whose = launch_.agent_store ? "the launcher keeps" : keeper() + " should keep";
+  const std::string itself =
+      on_several_machines() && is_loopback(address_) ? "; " + given_address() + " means this machine itself here" : "";
+  const std::string given_by = launch_.is_node() ? launch_.node_address_name : "MASTER_ADDR and MASTER_PORT";
+  const std::string where = file.empty() ? place_text(address_, port_) + " (" + given_by + itself + ")"
                                          : "the port that should be in " + file;
   throw Error(process_name() + " waited " + seconds(limit.timeout) + " for the store that " + whose + " at " + where +
-              ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
-              "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+              ", but nothing answers. " +
+              (launch_.is_node() ? "Was that one started, and does this machine reach it there?"
+                                 : "Was rank 0 started, and does it call run()?") +
+              " If it only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
 }
 
 StorePtr Rendezvous::connect(const std::string& prefix) {
@@ -148,8 +150,21 @@ StorePtr Rendezvous::connect(const std::string& prefix) {
   return store;
 }
 
+const std::string& Rendezvous::store_address() const {
+  return on_several_machines() && is_loopback(address_) ? local_address_ : address_;
+}
+
+std::string Rendezvous::given_address() const {
+  return (launch_.is_node() ? launch_.node_address_name + " " : "MASTER_ADDR=") + launch_.address;
+}
+
+std::string Rendezvous::keeper() const {
+  return launch_.is_node() ? "node 0's launcher" : "rank 0's process";
+}
+
 std::string Rendezvous::process_name() const {
-  return "process " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.world_size);
+  return (launch_.is_node() ? "node " : "process ") + std::to_string(launch_.rank) + " of " +
+         std::to_string(launch_.world_size);
 }
 
 // Once nobody will look for it any more, so that it does not stay if this process is killed.
@@ -180,8 +195,10 @@ StorePtr Rendezvous::idle_client() {
     clients_.push_back(new_client());
   } catch (const c10::Error& error) {
     throw Error(process_name() + " cannot use the store at " + place_text(address_, port_) + ", which " +
-                (launch_.agent_store ? "the launcher keeps: " : "the process of rank 0 keeps: ") +
-                error.what_without_backtrace() +
+                (launch_.agent_store ? "the launcher"
+                 : launch_.is_node() ? keeper()
+                                     : "the process of rank 0") +
+                " keeps: " + error.what_without_backtrace() +
                 (launch_.agent_store ? "" : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none?"));
   }
   return clients_.back();

@@ -36,6 +36,11 @@ class Rendezvous {
   // service for every new one, which may take seconds.
   StorePtr connect(const std::string& prefix);
 
+  // The same without a prefix, and where it goes to. For launchers, whose processes meet there too.
+  StorePtr connect_to_all() { return idle_client(); }
+  const std::string& store_address() const;  // that other machines reach, too
+  int store_port() const { return port_; }
+
   // To be called when a run has failed. The store may still owe an answer, which would be taken for that to the next
   // question. So nobody uses these connections again.
   void drop_connections();
@@ -55,7 +60,10 @@ class Rendezvous {
   void learn_local_address(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   void forget_port_file();
   std::string process_name() const;
-  bool on_several_machines() const { return launch_.local_world_size < launch_.world_size; }
+  std::string given_address() const;
+  std::string keeper() const;  // who keeps the store
+  // A process of an elastic job has got an address from its launcher that is right on its machine.
+  bool on_several_machines() const { return launch_.member < 0 && launch_.local_world_size < launch_.world_size; }
 
   const LaunchEnvironment launch_;
   const std::optional<JobKey> key_;

@@ -10,6 +10,7 @@
 #include "base/exception_text.hpp"
 #include "base/libtorch_log.hpp"
 #include "comm/meeting/attempt.hpp"
+#include "comm/meeting/wait_limit.hpp"
 #include "guests.hpp"
 #include "io/reason.hpp"
 #include "keys_of_members.hpp"

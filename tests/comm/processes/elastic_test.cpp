@@ -2,15 +2,16 @@
 // lockstep train under lockstep launch --elastic: killed processes change neither the weights nor the metrics.
 #include <lockstep/models/models.hpp>
 
-#include "cli/cli_fixture.hpp"
-#include "running_job.hpp"
+#include "elastic_fixture.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 
@@ -21,51 +22,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
-
-class Elastic : public Cli {
- protected:
-  // Each process leaves its number.
-  Words job_of(int processes, const Words& launch, const Words& program) const {
-    const Words noting = {"/bin/sh", "-c",
-                          "echo $$ >\"$0/$LOCKSTEP_ELASTIC_MEMBER.new\"; "
-                          "/bin/mv \"$0/$LOCKSTEP_ELASTIC_MEMBER.new\" \"$0/$LOCKSTEP_ELASTIC_MEMBER\"; exec \"$@\"",
-                          notes_.path().string()};
-    return Words{"launch", "-n", std::to_string(processes), "--elastic"} + launch + noting + program;
-  }
-
-  Words job(int processes, const Words& launch, const std::string& name, const Words& more) const {
-    return job_of(processes, launch, Words{from_environment("LOCKSTEP_PROGRAM")} + settings(name, "cpu") + more);
-  }
-
-  // Curves would take most of the time.
-  Surroundings without_gnuplot() const {
-    return {.folder = work_.path(), .environment = {"PATH=" + notes_.path().string(), "LC_ALL=C.UTF-8"}};
-  }
-
-  Words settings(const std::string& name, const std::string& devices) const {
-    return train({"--name", name, "--devices", devices, "--grain", "8", "--momentum", "0.9", "--lr", "0.02"});
-  }
-
-  void kill_member(int member, int signal = SIGKILL) const {
-    const pid_t pid = pid_in(notes_ / std::to_string(member));
-    ASSERT_GT(pid, 0) << "process " << member << " has not been started";
-    ASSERT_EQ(kill(pid, signal), 0) << "process " << member << " has ended";
-  }
-
-  // As in the undisturbed run.
-  void expect_same_epochs(const std::string& run, size_t epochs) const {
-    const auto actual = metrics(run), expected = metrics("undisturbed");
-    ASSERT_EQ(actual.size(), epochs);
-    for (size_t i = 0; i < epochs; ++i) {
-      EXPECT_EQ(actual[i].train_loss, expected[i].train_loss) << run << ", epoch " << i + 1;
-      EXPECT_EQ(actual[i].train_accuracy, expected[i].train_accuracy) << run << ", epoch " << i + 1;
-      EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy) << run << ", epoch " << i + 1;
-      EXPECT_EQ(actual[i].weights, expected[i].weights) << run << ", epoch " << i + 1;
-    }
-  }
-
-  ScratchFolder notes_;
-};
 
 TEST_F(Elastic, KillsChangeNoBit) {
   Program killed(job(3, {}, "killed", {"--epochs", "40", "--check-arithmetic", "0.2"}), without_gnuplot());
@@ -112,6 +68,38 @@ TEST_F(Elastic, KillsChangeNoBitOfAFit) {
   ASSERT_EQ(alone.code, 0) << alone.err;
   EXPECT_EQ(metrics("undisturbed").size(), 60u);
   expect_same_epochs("killed", 60);
+}
+
+std::string bytes_of_file(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
+  Program killed(job_of(2, {}, {ranks_program(), "own_loop", "cpu", "killed.safetensors"}), without_gnuplot());
+  ASSERT_TRUE(killed.wait_for("step 3 of 2 ranks"));
+  kill_member(0);
+  ASSERT_TRUE(killed.wait_for("of 1 ranks"));
+  ASSERT_TRUE(killed.wait_for("process 2 has joined"));
+  kill_member(1);
+  ASSERT_TRUE(killed.wait_for("process 3 has joined"));
+  const auto ended = killed.finish();
+  ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
+  EXPECT_THAT(ended.out, HasSubstr("step 80 of 2 ranks"));
+
+  auto alone = without_gnuplot();
+  alone.program = ranks_program();
+  ASSERT_EQ(run_program({"own_loop", "cpu", "alone alone.safetensors"}, alone).code, 0);
+  const auto expected = bytes_of_file(work_ / "alone.safetensors");
+  EXPECT_FALSE(expected.empty());
+  EXPECT_EQ(bytes_of_file(work_ / "killed.safetensors"), expected);
+
+  const auto refused = run_program({"own_loop", "cpu", "refused"}, alone);
+  EXPECT_THAT(refused.err, AllOf(HasSubstr("asks for an elastic job (elastic 1:3), and was not started as one"),
+                                 HasSubstr("lockstep launch starts such jobs")));
+  const auto too_many = run_program(job_of(4, {}, {ranks_program(), "own_loop", "cpu", "many"}), without_gnuplot());
+  EXPECT_NE(too_many.code, 0);
+  EXPECT_THAT(too_many.err, HasSubstr("the elastic job has 4 processes, and is to have at most 3"));
 }
 
 // Flips a bit of all copies of `bytes` in a process's memory, and returns how many there were.

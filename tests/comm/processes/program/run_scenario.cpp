@@ -26,6 +26,7 @@ int scenarios::run_scenario(int argc, char** argv) {
       {"collectives", scenarios::collectives},
       {"training", scenarios::training},
       {"fits", scenarios::fits},
+      {"own_loop", scenarios::own_loop},
       {"random_nets", scenarios::random_nets},
       {"runs", scenarios::runs},
       {"connects", scenarios::connects},

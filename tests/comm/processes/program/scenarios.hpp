@@ -18,6 +18,8 @@ int run_scenario(int argc, char** argv);
 void collectives(const Setup& setup);  // all of them, with values that differ by rank
 void training(const Setup& setup);     // writes the last rank's weights to the file `argument`
 void fits(const Setup& setup);         // a network of its own by fit(), in the folder `argument`; tells its epochs
+void own_loop(
+    const Setup& setup);  // an elastic run(); the weights go to `argument`. "alone FILE": one that is not elastic
 void random_nets(const Setup& setup);  // with a grain, on the mesh of `argument`, "2x1 FILE"; their bits go to the file
 void runs(const Setup& setup);         // several runs, and one in another
 void connects(const Setup& setup);     // all ranks, and a group

@@ -73,6 +73,40 @@ void scenarios::fits(const Setup& setup) {
                 }});
 }
 
+void scenarios::own_loop(const Setup& setup) {
+  const bool alone = setup.argument.starts_with("alone ");
+  torch::manual_seed(1);
+  const auto x = torch::randn({40, 4}), y = (x.sum(1) > 0).to(torch::kLong);
+  constexpr int64_t steps = 80;
+  // What outlives a generation of processes.
+  torch::nn::Linear module(4, 2);
+  int64_t done = 0;
+  const lockstep::RunOptions options{.elastic = alone ? lockstep::ElasticBounds() : lockstep::ElasticBounds{1, 3}};
+  lockstep::run(
+      setup.devices,
+      [&](lockstep::Rank& rank) {
+        const auto all = rank.allgather(torch::tensor({done}));
+        const int farthest = static_cast<int>(all.argmax().item<int64_t>());
+        for (auto& parameter : module->parameters()) rank.broadcast(parameter.detach(), farthest);
+        done = all.max().item<int64_t>();
+        lockstep::DataParallel net(module, rank);
+        torch::optim::SGD sgd(net->parameters(), /*lr=*/0.1);
+        while (done < steps && !rank.regroups()) {
+          const lockstep::BatchOptions order{.size = 40, .seed = 0, .epoch = static_cast<int>(done) + 1, .grain = 4};
+          for (auto& batch : lockstep::batches({x, y}, order, rank)) {
+            sgd.zero_grad();
+            net.loss(batch, torch::nn::functional::cross_entropy).backward();
+            sgd.step();
+          }
+          ++done;
+          if (rank.index() == 0) std::cout << "step " << done << " of " << rank.world_size() << " ranks" << std::endl;
+          std::this_thread::sleep_for(std::chrono::milliseconds(alone ? 0 : 50));
+        }
+        if (done == steps && rank.index() == 0) lockstep::save_weights(setup.argument.substr(alone ? 6 : 0), *module);
+      },
+      options);
+}
+
 void scenarios::random_nets(const Setup& setup) {
   std::istringstream words(setup.argument);
   lockstep::ModelSplit split;

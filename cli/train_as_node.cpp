@@ -1,0 +1,75 @@
+#include "train_as_node.hpp"
+
+#include <lockstep/base/error.hpp>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "launched_job.hpp"
+#include "usage.hpp"
+
+namespace lockstep::cli {
+namespace {
+
+std::vector<std::string> own_words() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  words.at(0) = std::filesystem::read_symlink("/proc/self/exe").string();
+  return words;
+}
+
+// Of what started this process.
+comm::LaunchEnvironment checked_launch(const ElasticBounds& bounds) {
+  const auto launch = comm::read_launch_environment(std::getenv);
+  if (!launch) {
+    throw UsageError(
+        "--elastic needs several processes. On one machine: lockstep launch -n N --elastic lockstep train … . On "
+        "several: the same on each, with --nodes, --node and --master; or srun or mpirun lockstep train --elastic "
+        "MIN:MAX …; or by hand, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+  }
+  if (launch->member >= 0) return *launch;
+  if (launch->tcp_store || std::getenv("TORCHELASTIC_RUN_ID") != nullptr) {
+    throw UsageError(
+        "--elastic cannot go with torchrun, which ends all processes when one fails. Leave it out, and take torchrun "
+        "--max-restarts N with --resume auto --name NAME here: the job then goes on from its last checkpoint. Or start "
+        "lockstep launch --elastic on each machine instead of torchrun");
+  }
+  if (launch->agent_store) {
+    throw UsageError("--elastic is for lockstep launch too: lockstep launch -n N --elastic lockstep train …");
+  }
+  if (launch->world_size < bounds.fewest || launch->world_size > bounds.most) {
+    throw UsageError("--elastic " + to_string(bounds) + " does not go with the " + std::to_string(launch->world_size) +
+                     (launch->world_size == 1 ? " process that " : " processes that ") + launch->launcher + " started");
+  }
+  return *launch;
+}
+
+}  // namespace
+
+std::optional<int> train_as_node(const ElasticBounds& bounds) {
+  const auto launch = checked_launch(bounds);
+  if (launch.member >= 0) return std::nullopt;
+  const bool on_one_machine = launch.local_world_size == launch.world_size;
+  LaunchFlags flags{.processes = 1,
+                    .elastic = true,
+                    .nodes = {.node = launch.rank,
+                              .count = launch.world_size,
+                              .most = bounds.most,
+                              .address = launch.address,
+                              .port = launch.port,
+                              .address_name = "MASTER_ADDR and MASTER_PORT",
+                              .job = launch.job,
+                              .on_one_machine = on_one_machine,
+                              .local = std::pair(launch.local_rank, launch.local_world_size)},
+                    .fewest = bounds.fewest,
+                    .words = own_words()};
+  return (launch.rank == 0 ? launch_elastic(flags) : launch_as_agent(flags)).code;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,111 @@
+#include "elastic_nodes.hpp"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "stored.hpp"
+
+#include <algorithm>
+
+namespace lockstep::comm {
+namespace {
+
+constexpr int kBeatsOfOneThatLives = 3;  // since another agent of the same node came
+
+std::string refusal(int node, const Arrival& theirs, const Arrival& ours) {
+  const auto text = [](const Arrival& arrival) {
+    return "-n " + std::to_string(arrival.processes) + " on at most " + std::to_string(arrival.most_nodes) +
+           " machines";
+  };
+  return "node " + std::to_string(node) + " was started with " + text(theirs) + ", and node 0 with " + text(ours) +
+         "; start all alike";
+}
+
+}  // namespace
+
+ElasticNodes::ElasticNodes(const StorePtr& store, const std::string& job, const Arrival& arrival,
+                           std::chrono::milliseconds silence)
+    : store_(c10::make_intrusive<c10d::PrefixStore>(job_prefix(job) + kAgents, store)),
+      arrival_(arrival),
+      silence_(silence),
+      nodes_(arrival.most_nodes) {}
+
+ElasticNodes::News ElasticNodes::look() {
+  const auto time = Clock::now();
+  // Then this process stood still (Ctrl-Z, a machine that was paused), and others maybe too.
+  const bool stood_still = time - std::exchange(looked_, time) > silence_ / 2;
+  News news;
+  for (int node = 1; node < arrival_.most_nodes; ++node) {
+    if (nodes_[node].is_there) read(node, news);
+    if (nodes_[node].is_there) see(node, time, stood_still, news);
+    receive(node, time, news);
+  }
+  return news;
+}
+
+void ElasticNodes::read(int node, News& news) {
+  Node& one = nodes_[node];
+  while (const auto report = one.visit->next_report()) {
+    if (report->leaves) {
+      one.is_there = false;
+    } else {
+      news.ended.emplace_back(node, *report);
+    }
+  }
+}
+
+void ElasticNodes::see(int node, Clock::time_point time, bool stood_still, News& news) {
+  Node& one = nodes_[node];
+  const int64_t beats = one.visit->beats();
+  if (std::exchange(one.beats, beats) != beats || stood_still) one.seen = time;
+  if (time - one.seen <= silence_) return;
+  one.visit->post(Order{.kind = Order::Kind::out});
+  one.is_there = false;
+  news.lost.push_back(node);
+}
+
+void ElasticNodes::receive(int node, Clock::time_point time, News& news) {
+  Node& one = nodes_[node];
+  const auto visits = static_cast<int>(stored_count(*store_, visits_key(node)));
+  if (visits == one.handled) return;
+  Visit visit(store_, node, visits);
+  const auto arrival = visit.arrival();
+  if (!arrival) return;  // it is about to say it
+  const auto refuse = [&](const std::string& why) {
+    visit.post(Order{.kind = Order::Kind::over, .code = 1, .why = why});
+    one.handled = visits;
+    one.beats_of_first.reset();
+    news.refused.push_back(why);
+  };
+  if (*arrival != arrival_) return refuse(refusal(node, *arrival, arrival_));
+  if (one.is_there) {  // until it is known whether the agent before lives
+    if (!one.beats_of_first) one.beats_of_first = one.beats;
+    if (one.beats < *one.beats_of_first + kBeatsOfOneThatLives) return;
+    return refuse("two agents say that they are node " + std::to_string(node) +
+                  ", and the first one lives; give each a number of its own");
+  }
+  visit.post(Order{.kind = Order::Kind::welcome});
+  one = {.visit = std::move(visit), .is_there = true, .handled = visits, .seen = time};
+  news.came.push_back(node);
+}
+
+void ElasticNodes::order(int node, const Order& order) {
+  if (nodes_[node].is_there) nodes_[node].visit->post(order);
+}
+
+void ElasticNodes::order_all(const Order& order) {
+  for (int node = 1; node < arrival_.most_nodes; ++node) this->order(node, order);
+}
+
+std::vector<int> ElasticNodes::absent(int count) const {
+  std::vector<int> absent;
+  for (int node = 1; node < count; ++node) {
+    if (!nodes_[node].is_there) absent.push_back(node);
+  }
+  return absent;
+}
+
+bool ElasticNodes::are_all_gone() const {
+  return std::none_of(nodes_.begin(), nodes_.end(), [](const Node& node) { return node.is_there; });
+}
+
+}  // namespace lockstep::comm

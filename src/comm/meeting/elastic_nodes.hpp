@@ -1,0 +1,57 @@
+// ElasticNodes: the agents of an elastic job's other machines, as node 0's launcher sees them (agent_mail.hpp): who is
+// there, who has come (again), and who is silent. Used by one thread.
+#pragma once
+
+#include "agent_mail.hpp"
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::comm {
+
+class ElasticNodes {
+ public:
+  // An agent counts as gone after `silence` without a sign of life.
+  ElasticNodes(const StorePtr& store, const std::string& job, const Arrival& arrival,
+               std::chrono::milliseconds silence);
+
+  struct News {
+    std::vector<std::pair<int, Report>> ended;  // by whose agent, and which process
+    std::vector<int> lost;                      // nodes that are silent
+    std::vector<int> came;                      // nodes, also for another time
+    std::vector<std::string> refused;           // why an agent was not let in
+  };
+  News look();  // to be called often. A node that was lost may have come again in the same look
+
+  void order(int node, const Order& order);  // if it is there
+  void order_all(const Order& order);
+  bool is_there(int node) const { return nodes_[node].is_there; }
+  std::vector<int> absent(int count) const;  // of the first `count`
+  bool are_all_gone() const;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Node {
+    std::optional<Visit> visit = {};  // the last one that was let in
+    bool is_there = false;
+    int handled = 0;  // visits that were let in or refused
+    int64_t beats = 0;
+    Clock::time_point seen = {};                 // its silence counts from here
+    std::optional<int64_t> beats_of_first = {};  // when another agent of the same node came
+  };
+
+  void read(int node, News& news);
+  void see(int node, Clock::time_point time, bool stood_still, News& news);
+  void receive(int node, Clock::time_point time, News& news);
+
+  const StorePtr store_;  // with the prefix of the agents' keys
+  const Arrival arrival_;
+  const std::chrono::milliseconds silence_;
+  std::vector<Node> nodes_;  // the first is this one
+  Clock::time_point looked_ = Clock::now();
+};
+
+}  // namespace lockstep::comm

@@ -1,0 +1,58 @@
+// Elastic: what the tests of elastic jobs share. Their processes leave their numbers, so that they can be killed.
+#pragma once
+
+#include "cli/cli_fixture.hpp"
+#include "running_job.hpp"
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+class Elastic : public Cli {
+ protected:
+  // Each process leaves its number.
+  Words job_of(int processes, const Words& launch, const Words& program) const {
+    const Words noting = {"/bin/sh", "-c",
+                          "echo $$ >\"$0/$LOCKSTEP_ELASTIC_MEMBER.new\"; "
+                          "/bin/mv \"$0/$LOCKSTEP_ELASTIC_MEMBER.new\" \"$0/$LOCKSTEP_ELASTIC_MEMBER\"; exec \"$@\"",
+                          notes_.path().string()};
+    return Words{"launch", "-n", std::to_string(processes), "--elastic"} + launch + noting + program;
+  }
+
+  Words job(int processes, const Words& launch, const std::string& name, const Words& more) const {
+    return job_of(processes, launch, Words{from_environment("LOCKSTEP_PROGRAM")} + settings(name, "cpu") + more);
+  }
+
+  // Curves would take most of the time.
+  Surroundings without_gnuplot() const {
+    return {.folder = work_.path(), .environment = {"PATH=" + notes_.path().string(), "LC_ALL=C.UTF-8"}};
+  }
+
+  Words settings(const std::string& name, const std::string& devices) const {
+    return train({"--name", name, "--devices", devices, "--grain", "8", "--momentum", "0.9", "--lr", "0.02"});
+  }
+
+  void kill_member(int member, int signal = SIGKILL) const {
+    const pid_t pid = pid_in(notes_ / std::to_string(member));
+    ASSERT_GT(pid, 0) << "process " << member << " has not been started";
+    ASSERT_EQ(kill(pid, signal), 0) << "process " << member << " has ended";
+  }
+
+  // As in the undisturbed run.
+  void expect_same_epochs(const std::string& run, size_t epochs) const {
+    const auto actual = metrics(run), expected = metrics("undisturbed");
+    ASSERT_EQ(actual.size(), epochs);
+    for (size_t i = 0; i < epochs; ++i) {
+      EXPECT_EQ(actual[i].train_loss, expected[i].train_loss) << run << ", epoch " << i + 1;
+      EXPECT_EQ(actual[i].train_accuracy, expected[i].train_accuracy) << run << ", epoch " << i + 1;
+      EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy) << run << ", epoch " << i + 1;
+      EXPECT_EQ(actual[i].weights, expected[i].weights) << run << ", epoch " << i + 1;
+    }
+  }
+
+  ScratchFolder notes_;
+};
+
+}  // namespace lockstep

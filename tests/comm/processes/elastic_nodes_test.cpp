@@ -1,0 +1,208 @@
+// Labels: processes program
+// Elastic jobs with a launcher on each of several machines. Here all are on this one, and meet over loopback.
+#include "elastic_fixture.hpp"
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <thread>
+
+namespace elastic_nodes_test {
+
+using namespace lockstep;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+class ElasticNodes : public Elastic {
+ protected:
+  ElasticNodes() {
+    std::ofstream(key_) << std::string(32, 'k');
+    std::filesystem::permissions(key_, std::filesystem::perms::owner_read);
+  }
+
+  // The launcher of one machine, with one process.
+  Words node(int number, const std::string& name, const Words& more, const Words& launch = {"--nodes", "2"}) const {
+    return job(1, launch + Words{"--node", std::to_string(number), "--master", "127.0.0.1:" + port_}, name, more);
+  }
+
+  Surroundings with_key(const Words& more = {}) const {
+    auto surroundings = without_gnuplot();
+    surroundings.environment.push_back("LOCKSTEP_JOB_KEY_FILE=" + key_);
+    for (const auto& variable : more) surroundings.environment.push_back(variable);
+    return surroundings;
+  }
+
+  // A process of a job that is started by hand.
+  Surroundings by_hand(int rank, int processes) const {
+    auto surroundings = with_key(as_rank(rank, processes, port_, "60"));
+    surroundings.starts_itself = true;
+    return surroundings;
+  }
+
+  // Of this test's job; -1: it does not run.
+  pid_t process_of(int member) const {
+    const std::string number = "LOCKSTEP_ELASTIC_MEMBER=" + std::to_string(member), port = "MASTER_PORT=" + port_;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const int pid = std::atoi(entry.path().filename().c_str());
+      std::ifstream file(entry.path() / "environ", std::ios::binary);
+      const std::string all = '\0' + std::string{std::istreambuf_iterator<char>(file), {}};
+      const auto has = [&](const std::string& variable) {
+        return all.find('\0' + variable + '\0') != std::string::npos;
+      };
+      if (pid > 0 && has(number) && has(port)) return pid;
+    }
+    return -1;
+  }
+
+  // They have all epochs of the run, which somebody has asked to end.
+  void expect_bits_of_peace(const std::string& run) const {
+    const auto epochs = metrics(run).size();
+    ASSERT_GT(epochs, 2u);
+    ASSERT_EQ(
+        run_program(settings("undisturbed", "cpu") + Words{"--epochs", std::to_string(epochs)}, without_gnuplot()).code,
+        0);
+    expect_same_epochs(run, epochs);
+  }
+
+  const std::string key_ = (notes_ / "key").string();
+  const std::string port_ = free_port();
+};
+
+constexpr int kStoppedOnRequest = 128 + SIGTERM;
+
+TEST_F(ElasticNodes, LossesOfProcessesAndOfALauncherChangeNoBit) {
+  const Words endless = {"--epochs", "100000"};
+  Program first(node(0, "killed", endless), with_key());
+  std::optional<Program> second(std::in_place, node(1, "killed", endless), with_key());
+  ASSERT_TRUE(first.wait_for("epoch      2/"));
+  kill_member(1);
+  ASSERT_TRUE(first.wait_for("process 2 has joined"));
+  kill_member(0);  // who keeps the run. A process of the other machine does from here on
+  ASSERT_TRUE(first.wait_for("process 3 has joined"));
+
+  second->send(SIGKILL);  // its process goes with it
+  ASSERT_TRUE(first.wait_for("node 1 is gone: its launcher gives no sign of life; the others go on without it"));
+  EXPECT_EQ(second->finish().signal, SIGKILL);
+  second.emplace(node(1, "killed", endless), with_key());  // as a machine that comes up again
+  ASSERT_TRUE(first.wait_for("process 4 has joined"));
+
+  second->send(SIGSTOP);
+  std::this_thread::sleep_for(std::chrono::seconds(4));  // longer than an agent's silence
+  second->send(SIGCONT);
+  ASSERT_TRUE(second->wait_for("the others have gone on without it; it joins again"));
+  ASSERT_TRUE(first.wait_for("process 5 has joined"));
+
+  second->send(SIGTERM);  // ends the whole job
+  const auto ended = first.finish(), other = second->finish();
+  EXPECT_EQ(ended.code, kStoppedOnRequest) << ended.err << ended.out;
+  EXPECT_EQ(other.code, kStoppedOnRequest) << other.err << other.out;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("process 1 of node 1 is gone: it was ended by signal 9 (Killed); the others"),
+                               HasSubstr("process 2 starts in the place of rank 1, on node 1"),
+                               HasSubstr("node 1 has come"), Not(HasSubstr("error:"))));
+  expect_bits_of_peace("killed");
+}
+
+TEST_F(ElasticNodes, TheLossOfTheFirstEndsAllAndIsSaid) {
+  Program first(node(0, "lost", {"--epochs", "100000"}), with_key());
+  Program second(node(1, "lost", {"--epochs", "100000"}), with_key());
+  ASSERT_TRUE(first.wait_for("epoch      2/"));
+  const pid_t process = process_of(1);
+  ASSERT_GT(process, 0);
+  first.send(SIGKILL);
+  const auto other = second.finish();
+  EXPECT_EQ(other.code, 1) << other.err;
+  EXPECT_THAT(other.err, HasSubstr("node 0 is gone: its launcher keeps the job's store at 127.0.0.1:" + port_));
+  EXPECT_EQ(process_of(1), -1) << "its process is still there";
+}
+
+// Somebody's program fails by itself.
+TEST_F(ElasticNodes, AFailureOnOneMachineEndsAll) {
+  const Words launch = {"launch", "-n", "1", "--elastic", "--nodes", "2", "--master", "127.0.0.1:" + port_, "--node"};
+  const Words program = {"/bin/sh", "-c", "test $RANK = 0 || exit 7; exec /bin/sleep 100"};
+  Program first(launch + Words{"0"} + program, with_key());
+  const auto second = run_program(launch + Words{"1"} + program, with_key());
+  const auto ended = first.finish();
+  EXPECT_EQ(ended.code, 7) << ended.err;
+  EXPECT_EQ(second.code, 7) << second.err;
+  EXPECT_THAT(ended.err, HasSubstr("process 1 of node 1 is gone: it ended with exit code 7"));
+}
+
+TEST_F(ElasticNodes, StartedByHandAProcessIsStartedAgain) {
+  const Words words = settings("hand", "cpu") + Words{"--epochs", "100000", "--elastic", "1:3"};
+  Program first(words, by_hand(0, 2)), second(words, by_hand(1, 2));
+  ASSERT_TRUE(first.wait_for("epoch      2/"));
+  ASSERT_EQ(kill(process_of(1), SIGKILL), 0);
+  ASSERT_TRUE(first.wait_for("process 2 has joined"));
+  Program third(words, by_hand(2, 3));  // one more comes while it runs
+  ASSERT_TRUE(first.wait_for("process 3 has joined"));
+  ASSERT_EQ(kill(process_of(0), SIGKILL), 0);
+  ASSERT_TRUE(first.wait_for("process 4 has joined"));
+  first.send(SIGTERM);
+  const auto ended = first.finish();
+  EXPECT_EQ(ended.code, kStoppedOnRequest) << ended.err << ended.out;
+  EXPECT_EQ(second.finish().code, kStoppedOnRequest);
+  EXPECT_EQ(third.finish().code, kStoppedOnRequest);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("node 2 has come"), Not(HasSubstr("error:"))));
+  expect_bits_of_peace("hand");
+}
+
+TEST_F(ElasticNodes, WhatDoesNotFitIsRefused) {
+  const auto says = [&](const Words& words, const Surroundings& surroundings) {
+    const auto ended = run_program(words, surroundings);
+    EXPECT_NE(ended.code, 0);
+    return ended.err;
+  };
+  auto without_key = without_gnuplot();
+  EXPECT_THAT(
+      says({"launch", "-n", "1", "--elastic", "--nodes", "2", "--node", "0", "--master", "10.1.2.3:4000", "true"},
+           without_key),
+      AllOf(HasSubstr("needs a key"), HasSubstr("LOCKSTEP_JOB_KEY_FILE")));
+  EXPECT_THAT(says({"launch", "-n", "1", "--nodes", "2", "true"}, with_key()), HasSubstr("are for --elastic"));
+  EXPECT_THAT(says({"launch", "-n", "1", "--elastic", "--nodes", "2", "true"}, with_key()),
+              HasSubstr("--nodes needs --node"));
+  EXPECT_THAT(says(node(0, "none", {}), with_key({"LOCKSTEP_RENDEZVOUS_TIMEOUT=0.2"})),
+              HasSubstr("no launcher has come from node 1 within 0.2 s"));
+
+  Program first(node(0, "two", {"--epochs", "100000"}), with_key());
+  EXPECT_THAT(
+      says(node(1, "two", {}, {"--nodes", "2", "--max-nodes", "3"}), with_key()),
+      HasSubstr("node 1 was started with -n 1 on at most 3 machines, and node 0 with -n 1 on at most 2 machines"));
+  Program second(node(1, "two", {"--epochs", "100000"}), with_key());
+  ASSERT_TRUE(first.wait_for("epoch      2/"));
+  EXPECT_THAT(says(node(1, "two", {}), with_key()), HasSubstr("two agents say that they are node 1"));
+  first.send(SIGTERM);
+  EXPECT_EQ(first.finish().code, kStoppedOnRequest);
+  EXPECT_EQ(second.finish().code, kStoppedOnRequest);
+
+  const Words bounds = settings("refused", "cpu") + Words{"--elastic", "2:4"};
+  EXPECT_THAT(says(bounds, without_key), HasSubstr("--elastic needs several processes"));
+  EXPECT_THAT(says(bounds, with_key(as_rank(0, 5, port_, "1"))),
+              HasSubstr("--elastic 2:4 does not go with the 5 processes that"));
+  EXPECT_THAT(says(bounds, with_key(as_rank(0, 2, port_, "1") + Words{"TORCHELASTIC_RUN_ID=some"})),
+              AllOf(HasSubstr("cannot go with torchrun"), HasSubstr("--resume auto")));
+  EXPECT_THAT(says(Words{"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")} + bounds, without_key),
+              HasSubstr("--elastic is for lockstep launch too"));
+  EXPECT_THAT(says(settings("refused", "cpu") + Words{"--elastic", "4:2"}, without_key),
+              HasSubstr("4:2 is not MIN:MAX"));
+}
+
+// Two machines that do not share the run's folder.
+TEST_F(ElasticNodes, ARunsFolderThatIsNotSharedIsRefused) {
+  const ScratchFolder elsewhere;
+  auto there = with_key();
+  there.folder = elsewhere.path();
+  Program first(node(0, "shared", {}), with_key());
+  const auto second = run_program(node(1, "shared", {}), there);
+  const auto ended = first.finish();
+  EXPECT_EQ(ended.code, 1) << ended.err << ended.out;
+  EXPECT_EQ(second.code, 1) << second.err << second.out;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("is not the same one on all machines: rank 1 of 2"), HasSubstr("NFS")));
+}
+
+}  // namespace elastic_nodes_test
