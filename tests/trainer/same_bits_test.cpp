@@ -48,7 +48,8 @@ std::vector<Layout> data_layouts() {
 std::vector<Layout> zero_layouts() {
   return {{"ZeRO 1", 3, [](auto& o) { o.exchange.zero_stage = 1; }},
           {"ZeRO 2", 2, [](auto& o) { o.exchange.zero_stage = 2; }},
-          {"ZeRO 2, accumulate 2", 3, [](auto& o) { o.exchange.zero_stage = 2, o.batch.accumulate = 2; }}};
+          {"ZeRO 2, accumulate 2", 3, [](auto& o) { o.exchange.zero_stage = 2, o.batch.accumulate = 2; }},
+          {"ZeRO 1, kept twice", 3, [](auto& o) { o.exchange.zero_stage = 1, o.exchange.keep_twice = true; }}};
 }
 
 std::vector<Layout> pipeline_layouts() {
