@@ -28,6 +28,9 @@ void check_sharded(const ShardedOptions& options, const Rank& rank) {
   if (options.bucket_bytes < 1) {
     refuse("bucket_bytes is " + std::to_string(options.bucket_bytes) + "; it must be at least 1");
   }
+  if (options.stage == 3 && options.keep_twice) {
+    refuse("keep_twice is of stages 1 and 2, and stage is 3; leave it out, or take another stage");
+  }
   if (options.stage < 3 && !options.units.empty()) {
     refuse("units are of stage 3, and stage is " + std::to_string(options.stage) + "; leave them out, or take stage 3");
   }
@@ -46,7 +49,9 @@ std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const TrainedPa
     throw Error(rank.name() + ": ShardedOptimizer: there is no parameter that needs a gradient");
   }
   if (options.stage == 3) return shard_in_units(parameters.all(), options, rank);
-  return shard_parameters(parameters.all(), rank, options.bucket_bytes);
+  auto buckets = shard_parameters(parameters.all(), rank, options.bucket_bytes);
+  if (options.keep_twice) keep_slice_before(buckets, rank);
+  return buckets;
 }
 
 std::shared_ptr<DividedParameters> divided_of(const std::vector<ShardedBucket>& buckets, const Rank& rank,
@@ -72,8 +77,9 @@ ShardedOptimizer::Groups groups_of_pieces(const ShardedOptimizer::Groups& groups
     std::vector<at::Tensor> pieces;
     for (const auto& parameter : group.params()) {
       if (!parameter.requires_grad()) continue;
-      const auto& piece = places.at(parameter.unsafeGetTensorImpl())->piece;
-      if (piece.size > 0) pieces.push_back(piece.values);
+      const ShardedBucket::Place& place = *places.at(parameter.unsafeGetTensorImpl());
+      if (place.piece.size > 0) pieces.push_back(place.piece.values);
+      if (place.kept.size > 0) pieces.push_back(place.kept.values);
     }
     of_pieces.emplace_back(std::move(pieces));
     if (group.has_options()) of_pieces.back().set_options(group.options().clone());
@@ -120,15 +126,29 @@ ShardedOptimizer::~ShardedOptimizer() {
 }
 
 void ShardedOptimizer::zero_grad() {
+  prepared_ = false;
   reducer_->zero_grad();
 }
 
-void ShardedOptimizer::step() {
+void ShardedOptimizer::prepare() {
   const c10::NoGradGuard no_grad;
   parameters_->check(rank_, "ShardedOptimizer", "would be neither averaged nor used");
   reducer_->use();
+  prepared_ = true;
+}
+
+void ShardedOptimizer::update() {
+  const c10::NoGradGuard no_grad;
   if (divided_) divided_->put_away();
   optimizer_->step();
+  prepared_ = false;
+  ++updates_;
+}
+
+void ShardedOptimizer::step() {
+  if (!prepared_) prepare();
+  update();
+  const c10::NoGradGuard no_grad;
   if (divided_) return divided_->bring_back();
   std::vector<std::pair<at::Tensor, at::Tensor>> values;
   for (const auto& bucket : buckets_) values.emplace_back(bucket.values, bucket.slice);

@@ -17,6 +17,18 @@ int64_t in_lines(int64_t values) {
   return (values + kLine - 1) / kLine * kLine;
 }
 
+// What the slice of rank `number` has of a place.
+ShardedBucket::Piece piece_in(const at::Tensor& slice, int64_t number, const ShardedBucket::Place& place) {
+  const int64_t begin = slice.numel() * number, end = begin + slice.numel();
+  const int64_t first = std::max(begin, place.offset), last = std::min(end, place.offset + place.parameter.numel());
+  if (first >= last) return {};
+  ShardedBucket::Piece piece{.size = last - first, .in_parameter = first - place.offset, .in_slice = first - begin};
+  // variable_data: an optimizer cannot be made of a view in autograd's eyes.
+  piece.values = slice.narrow(0, piece.in_slice, piece.size).variable_data();
+  piece.values.requires_grad_();
+  return piece;
+}
+
 void flatten(ShardedBucket& bucket, const Rank& rank, bool own_slices) {
   const c10::NoGradGuard no_grad;
   const int64_t ranks = rank.world_size(), of_each = in_lines((bucket.size + ranks - 1) / ranks);
@@ -28,15 +40,7 @@ void flatten(ShardedBucket& bucket, const Rank& rank, bool own_slices) {
   }
   bucket.slice = slice_of_flat(bucket.values, rank);
   if (own_slices) bucket.slice = bucket.slice.clone();
-  const int64_t begin = of_each * rank.index(), end = begin + of_each;
-  for (auto& [name, parameter, offset, piece] : bucket.places) {
-    const int64_t first = std::max(begin, offset), last = std::min(end, offset + parameter.numel());
-    if (first >= last) continue;
-    piece = {.size = last - first, .in_parameter = first - offset, .in_slice = first - begin};
-    // variable_data: an optimizer cannot be made of a view in autograd's eyes.
-    piece.values = bucket.slice.narrow(0, piece.in_slice, piece.size).variable_data();
-    piece.values.requires_grad_();
-  }
+  for (auto& place : bucket.places) place.piece = piece_in(bucket.slice, rank.index(), place);
 }
 
 }  // namespace
@@ -64,11 +68,23 @@ std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::str
   return buckets;
 }
 
+void keep_slice_before(std::vector<ShardedBucket>& buckets, const Rank& rank) {
+  if (rank.world_size() == 1) return;
+  const int64_t before = rank.index() == 0 ? rank.world_size() - 1 : rank.index() - 1;
+  for (auto& bucket : buckets) {
+    const int64_t of_each = bucket.slice.numel();
+    bucket.kept = bucket.values.narrow(0, of_each * before, of_each);
+    for (auto& place : bucket.places) place.kept = piece_in(bucket.kept, before, place);
+  }
+}
+
 std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets) {
   std::vector<at::Tensor> pieces;
-  for (const auto& bucket : buckets) {
-    for (const auto& place : bucket.places) {
-      if (place.piece.size > 0) pieces.push_back(place.piece.values);
+  for (const auto piece : {&ShardedBucket::Place::piece, &ShardedBucket::Place::kept}) {
+    for (const auto& bucket : buckets) {
+      for (const auto& place : bucket.places) {
+        if ((place.*piece).size > 0) pieces.push_back((place.*piece).values);
+      }
     }
   }
   return pieces;

@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 
+#include "comm/agreed_parts.hpp"
 #include "flat_view.hpp"
 
 #include <algorithm>
@@ -49,6 +50,7 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const 
     }
     buckets_.push_back(std::move(bucket));
     reductions_.push_back({.parameters = parameters, .gradient = at::zeros_like(parameters.slice)});
+    if (parameters.kept.defined()) reductions_.back().kept = at::zeros_like(parameters.kept);
   }
   order_.resize(buckets_.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
@@ -123,6 +125,12 @@ at::Tensor ShardedReducer::gradient_of(size_t slot) const {
   return reductions_[slots_[slot].bucket].gradient.narrow(0, piece.in_slice, piece.size).variable_data();
 }
 
+at::Tensor ShardedReducer::kept_gradient_of(size_t slot) const {
+  const auto& kept = places_[slot].kept;
+  if (!slots_[slot].used) return {};
+  return reductions_[slots_[slot].bucket].kept.narrow(0, kept.in_slice, kept.size).variable_data();
+}
+
 std::vector<at::Tensor> ShardedReducer::gradients() {
   const std::lock_guard lock(mutex_);
   std::vector<at::Tensor> gradients;
@@ -143,6 +151,24 @@ std::vector<std::pair<std::string, at::Tensor>> ShardedReducer::slices() {
   return pieces;
 }
 
+// By alltoall, which all backends have. Between processes a rank sends and receives one slice's gradients.
+void ShardedReducer::pass_on_slices() {
+  if (!reductions_[0].kept.defined()) return;
+  const int ranks = rank_.world_size(), next = (rank_.index() + 1) % ranks;
+  const int before = (rank_.index() + ranks - 1) % ranks;
+  const std::string parts = "slices of gradients, each to the next rank";  // of buckets that are the same on all
+  const comm::AgreedParts agreed(parts);
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (const auto& reduction : reductions_) {
+    const at::Tensor nothing = at::empty({0}, reduction.gradient.options());
+    std::vector<at::Tensor> to(static_cast<size_t>(ranks), nothing), from = to;
+    to[static_cast<size_t>(next)] = reduction.gradient;
+    from[static_cast<size_t>(before)] = reduction.kept;
+    works.push_back(rank_.backend().alltoall(from, to));
+  }
+  for (const auto& work : works) work->wait();
+}
+
 void ShardedReducer::check_averaged() const {
   if (averaged_) return;
   throw Error(name() + ": there are no averaged gradients to step with. Call DataParallel's loss(…).backward(), " +
@@ -153,9 +179,12 @@ void ShardedReducer::use() {
   const std::lock_guard lock(mutex_);
   check_averaged();
   check_unchanged();
+  pass_on_slices();
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     const auto& piece = places_[slot].piece;
     if (piece.size > 0) piece.values.mutable_grad() = gradient_of(slot);
+    const auto& kept = places_[slot].kept;
+    if (kept.size > 0) kept.values.mutable_grad() = kept_gradient_of(slot);
   }
   if (keeps_whole()) return;
   averaged_ = false;

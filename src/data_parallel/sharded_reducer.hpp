@@ -44,7 +44,8 @@ class ShardedReducer final : public GradientBuckets {
   // Undefines a .grad that is only a filler: see left_.
   void take_filler_away();
 
-  // Gives the slices their gradients, for an update. Throws Error if nothing was averaged.
+  // Gives the slices their gradients, for an update. Where slices are kept twice, each rank passes its slice's on to
+  // the next rank, and all must call it. Throws Error if nothing was averaged.
   void use();
   std::vector<at::Tensor> gradients();  // of this rank's pieces, in their order; undefined where no rank had one
 
@@ -52,6 +53,7 @@ class ShardedReducer final : public GradientBuckets {
   struct Reduction {  // of a bucket
     ShardedBucket parameters;
     at::Tensor gradient;                       // of its slice
+    at::Tensor kept = {};                      // of the slice that it keeps for another; undefined: of none
     at::Tensor memory = {};                    // of all its gradients; from stage 2 on only while it has some
     at::Tensor average = {};                   // where the reduction that is under way puts the slice's
     bool adds = false;                         // stage 2 and grains: to what an earlier backward has left
@@ -79,6 +81,8 @@ class ShardedReducer final : public GradientBuckets {
   void check_kind(bool by_grains) const;
   void check_unchanged();
   at::Tensor gradient_of(size_t slot) const;  // of its piece; undefined if no rank had one
+  at::Tensor kept_gradient_of(size_t slot) const;
+  void pass_on_slices();
   void take_memory(size_t bucket);
   void give_memory(size_t bucket);
   void complete_oldest();  // waits for it

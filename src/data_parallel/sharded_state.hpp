@@ -8,6 +8,7 @@
 
 #include "io/safetensors.hpp"
 #include "sharded_parameters.hpp"
+#include "state_piece.hpp"
 
 namespace lockstep {
 
@@ -15,8 +16,16 @@ namespace lockstep {
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                              Rank& rank);
 
-// Throws Error as load_optimizer_state() does.
+// Also what this rank keeps for another. Throws Error as load_optimizer_state() does.
 void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                           const io::NamedTensors& state);
+
+// Copies of what this rank has of that state, and of what it keeps for another, by the same names.
+std::vector<StatePiece> pieces_of_state(const torch::optim::Optimizer& optimizer,
+                                        const std::vector<ShardedBucket>& buckets);
+
+// Takes those of the tensors that are parameters in the buckets out, and gives copies of this rank's pieces of them,
+// and of those that it keeps.
+std::vector<StatePiece> take_pieces(io::NamedTensors& tensors, const std::vector<ShardedBucket>& buckets);
 
 }  // namespace lockstep

@@ -197,6 +197,7 @@ void RankTrainer::run_step(const Batch& batch) {
   buffers_.clear();
   for (const auto& buffer : net_.module()->buffers()) buffers_.push_back(buffer.clone());
   is_within_step_ = true;
+  if (auto& kept = update_.twice_kept()) kept->begin_step();
   step_->run(batch);
   is_within_step_ = false;
   whole_steps_ = steps_;

@@ -6,6 +6,7 @@
 
 #include "base/number_text.hpp"
 #include "data_parallel/averaging.hpp"
+#include "elastic.hpp"
 #include "models/module_state.hpp"
 #include "rank_tables.hpp"
 #include "rank_trainer.hpp"
@@ -84,6 +85,11 @@ void RankTrainer::be_elastic(const std::stop_token& newer) {
 // What is each rank's own has one row here, which a later generation's rank 0 takes.
 RunState RankTrainer::whole_steps() {
   RunState state;
+  auto& kept = update_.twice_kept();
+  if (kept && is_within_step_ && kept->has_updated()) {
+    whole_steps_ = steps_;
+    is_within_step_ = false;
+  }
   state.steps = whole_steps_;
   if (is_within_step_) {
     const torch::NoGradGuard no_grad;
@@ -92,7 +98,11 @@ RunState RankTrainer::whole_steps() {
   }
   save_average(state);
   put_under("model", state_of(*whole()), state.tensors);
-  update_.save(state, rank_);
+  if (kept) {
+    put_pieces(*kept, state);
+  } else {
+    update_.save(state, rank_);
+  }
   if (whole_steps_ == 0) return state;
   state.seconds = clock_.seconds();
   if (totals_.left_out > 0) state.tensors.emplace_back("trainer.left_out", at::tensor(totals_.left_out, at::kLong));
@@ -217,6 +227,7 @@ void RankTrainer::restore(const RunState& state) {
   steps_ = state.steps;
   clock_.reset(state.seconds);
   update_.load(state, rank_);
+  if (auto& kept = update_.twice_kept()) kept->set_updates(state.updates);
   load_average(state);
   load_hook(state);
   load_buffers(tensors_under("ranks.buffers", state.tensors));

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "data/data_digests.hpp"
+#include "data_parallel/state_piece.hpp"
 #include "io/safetensors.hpp"
 
 namespace lockstep {
@@ -37,6 +38,12 @@ struct RunState {
   //   ranks.buffers.NAME, ranks.error.PARAMETER, ranks.optimizer.MEMBER.PARAMETER
   io::NamedTensors tensors;
   std::optional<DataDigests> data = {};  // what it was trained on; checkpoints of before do not say
+
+  // Of an elastic job with keep_twice, in memory alone: what this rank has of the trained parameters and of the
+  // optimizer's state, which `tensors` then lack. `next_pieces` are those of one update later, if the others may have
+  // done it; else none.
+  std::vector<StatePiece> pieces = {}, next_pieces = {};
+  int64_t updates = 0;  // since the job began; steps that were skipped have none
 };
 
 // Throws Error, which names the file. Then the file under this name is the old one or the new one, whole.

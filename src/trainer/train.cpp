@@ -2,6 +2,7 @@
 #include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include "checkpoint_folder.hpp"
 #include "comm/failure.hpp"
 #include "comm/memory_holder.hpp"
 #include "common_settings.hpp"
@@ -9,6 +10,7 @@
 #include "devices/gpu_math.hpp"
 #include "elastic.hpp"
 #include "io/folder_lock.hpp"
+#include "joined_pieces.hpp"
 #include "measures.hpp"
 #include "rank_trainer.hpp"
 #include "ranks/elastic_job.hpp"
@@ -76,6 +78,23 @@ struct Succession {
   int mended = 0;                      // how often that was so
   std::optional<RunState> state = {};  // which the next one goes on from
 };
+
+// What to do when a part of the state is lost.
+std::string advice_on_loss(const fs::path& run) {
+  const fs::path newest = run.empty() ? fs::path() : newest_checkpoint(run / kCheckpointFolder);
+  if (newest.empty())
+    return ". The run has kept no checkpoint; start it anew, and let it keep some (`run_dir`, `keep_last`)";
+  return ". Its newest checkpoint is " + newest.string() + "; go on from it with `resume` " + run.string();
+}
+
+// Others count on what this rank was given, also if the generation breaks before it has its slices of it.
+void keep_what_is_handed_over(std::optional<RunState>& state, Rank& rank, const fs::path& run) {
+  try {
+    hand_over(state, rank);
+  } catch (const StateLost& loss) {
+    throw Error(loss.what() + advice_on_loss(run));
+  }
+}
 
 // The process that kept the run is gone, or is about to be ended. Its lock goes with it.
 void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const Judge& judge,
@@ -146,6 +165,9 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
   folder->create(settings, judge);
   if (callbacks.on_data) callbacks.on_data(workload.announcement);
   if (callbacks.on_warning && !workload.warning.empty()) callbacks.on_warning(workload.warning);
+  if (callbacks.on_warning && !elastic && settings.exchange.keep_twice)
+    callbacks.on_warning(
+        "`keep_twice` is for elastic jobs, and this one is none: it takes memory and time for nothing");
   const std::string title =
       workload.title + ", " + to_string(settings.devices) + ", batch size " + std::to_string(settings.batch.global());
 
@@ -160,13 +182,21 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
     if (elastic) {
       if (is_first_here) succession.met = true;
       check_shared_folder(settings.keep.run_dir, elastic->generation(), rank);
-      hand_over(begin, rank);
+      if (settings.exchange.keep_twice) {  // which has one rank in a process
+        keep_what_is_handed_over(resumed, rank, settings.keep.run_dir);
+        begin = resumed;
+      } else {
+        hand_over(begin, rank);
+      }
       if (rank.index() == 0) elastic->note_beginning();
       if (is_first_here) result.history = begin ? begin->history : std::vector<EpochMetrics>();
     }
     RankTrainer trainer(settings, callbacks, task, rank, trace ? &*trace : nullptr,
                         settings.cuda_graph ? make_cuda_graph() : nullptr, begin ? &*begin : nullptr);
     if (elastic) trainer.be_elastic(elastic->newer());
+    for (auto* const whole : {&begin, &resumed}) {  // of which the trainer has its slices now
+      if (elastic && settings.exchange.keep_twice && *whole) (*whole)->tensors.clear();
+    }
     const auto complete = [&](RunState state) {
       state.epochs = static_cast<int>(result.history.size());
       state.history = result.history;

@@ -12,6 +12,7 @@
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include "data_parallel/twice_kept.hpp"
 #include "run_state.hpp"
 #include "weight_average.hpp"
 
@@ -40,6 +41,8 @@ class Update {
   // Sets the learning rate for the moment when `epochs_done` epochs are done, and returns it.
   double set_time(double epochs_done);
 
+  // What of a step needs the other ranks' gradients; all ranks must call it. step() begins with it otherwise.
+  void prepare();
   void step();
 
   // Those that it steps with; from zero_stage 2 on the rank's slices of them.
@@ -71,6 +74,8 @@ class Update {
   // Null: the weights are evaluated, or there has been no step.
   std::optional<WeightAverage>& average() { return average_; }
 
+  std::optional<TwiceKept>& twice_kept() { return twice_kept_; }  // null without keep_twice
+
   // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks, which all must
   // call it. Throws Error if the state is of another network, or of other ranks than it can go on with.
   void save(RunState& state, Rank& rank);
@@ -85,6 +90,8 @@ class Update {
   const LearningRate rate_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null if it is sharded
   const std::unique_ptr<ShardedOptimizer> sharded_;           // null without zero_stage
+  std::optional<TwiceKept> twice_kept_;
+  bool prepared_ = false;
   std::optional<LocalSgd> local_;
   std::optional<WeightAverage> average_;
 };

@@ -9,6 +9,8 @@ namespace {
 
 using Texts = std::vector<std::string>;
 
+const std::string kLostState = "two neighbours among the job's ranks are gone";
+
 std::string name(int process) {
   return "process " + std::to_string(process);
 }
@@ -174,8 +176,20 @@ bool is_loss(const Strike& strike, const Course& course) {
   return ends && strike.victim < workers && steps_of(strike.victim) < kSteps;
 }
 
+// Where slices are kept twice, two who kept the same may be lost, if two are lost at all. Two alone have all of them.
+bool lost_state(const Course& course) {
+  if (course.plan.zero_stage == 0 || course.plan.processes == 2) return false;
+  const Strikes strikes = happened(course);
+  const auto losses =
+      std::count_if(strikes.begin(), strikes.end(), [&](const Strike& strike) { return is_loss(strike, course); });
+  return losses == 2 && std::any_of(course.outcomes.begin(), course.outcomes.end(), [](const Outcome& outcome) {
+           return outcome.text.find(kLostState) != outcome.text.npos;
+         });
+}
+
 // Without a fault that ends it the run goes on, as long as any are left to.
 bool must_end_well(const Course& course) {
+  if (lost_state(course)) return false;
   const Strikes strikes = happened(course);
   std::set<int> lost;
   for (const auto& strike : strikes) {
@@ -202,6 +216,7 @@ void check_errors(const Course& course, Texts& wrongs) {
   for (const auto& strike : strikes) {
     for (const auto& named : names_of_the_guilty(strike, course)) names.push_back(named);
   }
+  if (lost_state(course)) names.push_back(kLostState);
   const std::string* first = nullptr;  // error of a process that is not at fault
   bool any_well = false;
   for (int process = 0; process < static_cast<int>(course.outcomes.size()); ++process) {

@@ -3,6 +3,7 @@
 #include "base/scramble.hpp"
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 #include <tuple>
 #include <utility>
@@ -26,7 +27,7 @@ constexpr std::pair<int, int> kWorlds[] = {{2, 1}, {3, 1}, {4, 1}, {2, 2}};
 
 class Draws {
  public:
-  explicit Draws(uint64_t seed) : state_(mix({seed, 1})) {}
+  explicit Draws(uint64_t seed, uint64_t stream = 1) : state_(mix({seed, stream})) {}
   uint64_t below(uint64_t count) {
     state_ += kGolden;
     return scramble(state_) % count;
@@ -124,6 +125,7 @@ Plan plan_of(uint64_t seed) {
   if (plan.is_elastic()) {
     std::tie(plan.processes, plan.ranks_per_process) = std::pair(draws.between(2, 4), 1);
     plan.launcher = true;
+    plan.zero_stage = std::array{0, 0, 1, 2}[Draws(seed, 2).below(4)];
   }
   if (plan.is_server()) {
     std::tie(plan.processes, plan.ranks_per_process) = std::pair(draws.between(3, 4), 1);
@@ -143,7 +145,8 @@ std::vector<Plan> undisturbed() {
     plans.push_back({.processes = processes, .ranks_per_process = ranks, .checkpoints = true});
   }
   for (const int processes : {2, 3, 4}) {
-    plans.push_back({.program = Program::elastic, .processes = processes});
+    for (const int stage : {0, 1, 2})
+      plans.push_back({.program = Program::elastic, .processes = processes, .zero_stage = stage});
   }
   for (const auto& [processes, servers] : {std::pair{3, 1}, {4, 1}, {4, 2}}) {
     plans.push_back({.program = Program::server, .processes = processes, .servers = servers});
@@ -176,6 +179,7 @@ std::string Plan::text() const {
   std::string text = std::to_string(processes) + " processes of " + std::to_string(ranks_per_process) +
                      (ranks_per_process == 1 ? " rank, " : " ranks, ");
   if (is_elastic()) text += "elastic, ";
+  if (zero_stage > 0) text += "ZeRO " + std::to_string(zero_stage) + ", ";
   if (is_server()) text += std::to_string(servers) + (servers == 1 ? " of them a server, " : " of them servers, ");
   text += launcher ? "a launcher keeps the store" : "process 0 keeps the store";
   if (strikes.empty()) text += "; no fault";

@@ -54,6 +54,7 @@ struct Plan {
   int ranks_per_process = 1;
   bool launcher = true;  // keeps the store, and sees who ends; otherwise process 0 keeps it
   int servers = 0;       // the last ranks
+  int zero_stage = 0;    // of an elastic job; above 0 slices are kept twice
   bool checkpoints = false;
   std::vector<Strike> strikes = {};
 

@@ -126,8 +126,8 @@ plant("the newest generation is set, and not compared" comm/meeting/generations.
     }
     if (store_->compareSet(kNewest, generation_text(before), text) == text) return after;]] "elastic")
 plant("the state comes from the first, and not from the most advanced" trainer/elastic.cpp
-  [[while (positions[source][0].item<int64_t>() != farthest)]]
-  [[while (!BUG && positions[source][0].item<int64_t>() != farthest)]] "elastic")
+  [[while (positions[source].item<int64_t>() != farthest)]]
+  [[while (!BUG && positions[source].item<int64_t>() != farthest)]] "elastic")
 plant("one joins a generation that has not begun" comm/meeting/generations.cpp
   [[|| !has_begun(generation.number)) return false;]] [[|| (!BUG && !has_begun(generation.number))) return false;]]
   "elastic")
@@ -139,6 +139,28 @@ plant("a member beats no longer once it has left a generation" ranks/elastic_job
   [[      if (!BUG || generation_ == 0) generations.beat(launch_.member, {beats, silence_});]] "elastic")
 plant("a successor's successor gets its number for its place" comm/meeting/elastic_launch.cpp
   [[vacant_.push_back(members_[member].place);]] [[vacant_.push_back(BUG ? member : members_[member].place);]] "two faults")
+plant("slices of different steps are put together" trainer/elastic.cpp
+  [[if (state->updates == updates) return state->pieces;]] [[if (BUG || state->updates == updates) return state->pieces;]]
+  "slices")
+plant("a rank that others may have gone on without does not update" trainer/elastic.cpp
+  [[if (!kept.is_prepared()) return;]] [[if (BUG || !kept.is_prepared()) return;]] "slices")
+plant("a rank updates before all have agreed" data_parallel/sharded_optimizer.cpp
+  [[  prepared_ = true;]]
+  [[  prepared_ = !BUG;
+  if (BUG) optimizer_->step();
+  if (BUG) ++updates_;]] "slices")
+plant_also(data_parallel/sharded_optimizer.cpp
+  [[  if (!prepared_) prepare();
+  update();]]
+  [[  if (!BUG && !prepared_) prepare();
+  if (!BUG) update();]])
+plant("a rank passes on the gradients of another one's slice" data_parallel/sharded_reducer.cpp
+  [[= reduction.gradient;
+    from]]
+  [[= BUG ? reduction.kept.clone() : reduction.gradient;
+    from]] "slices")
+plant("what a rank keeps for another has no state when it begins" data_parallel/sharded_state.cpp
+  [[if (place.kept.size > 0) mine]] [[if (!BUG && place.kept.size > 0) mine]] "slices")
 plant("a lost worker is waited for" server/shard_server.cpp
   [[    worker.done = true;
     worker.wants = false;]]

@@ -29,6 +29,7 @@ constexpr Bug kBugs[] = {
 
 bool is_of(const lockstep::simulation::Plan& plan, const std::string& kind) {
   if (kind == "elastic") return plan.is_elastic();
+  if (kind == "slices") return plan.zero_stage > 0;
   if (kind == "servers") return plan.is_server();
   if (kind == "lost fsync") return plan.has(lockstep::simulation::Fault::lost_fsync);
   if (kind == "two faults") return plan.strikes.size() > 1;

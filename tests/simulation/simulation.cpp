@@ -212,7 +212,7 @@ class Simulation {
 
   void run_generations(int process, const RunOptions& options) {
     ElasticJob job({}, kSilence, {});
-    Progress progress;
+    Progress progress{.zero_stage = plan_.zero_stage};
     const auto body = [&](Rank& rank) {
       const Listener listener{[&](int step) { return goes_on(process, rank, step); }, [](int, const Parameters&) {}};
       train_elastic(rank, data_, job, progress, course_.outcomes[process].ranks[0], listener);

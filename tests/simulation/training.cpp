@@ -4,6 +4,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 
 #include "base/scramble.hpp"
+#include "data_parallel/twice_kept.hpp"
 #include "plan.hpp"
 #include "trainer/elastic.hpp"
 
@@ -53,13 +54,29 @@ Dataset training_set() {
 
 namespace {
 
-// One rank's network, optimizer and steps.
+// One rank's network, optimizer and steps. With a stage of ZeRO the optimizer has a state, whose slices are kept twice.
 class Training {
  public:
-  Training(Rank& rank, Steps& steps, const Listener& listener, const RunState* state = nullptr)
-      : net_(made(state), rank), sgd_(net_->parameters(), /*lr=*/0.01), steps_(steps), listener_(listener) {
+  Training(Rank& rank, Steps& steps, const Listener& listener, const RunState* state = nullptr, int zero_stage = 0)
+      : rank_(rank), net_(made(state), rank, {.average = zero_stage == 0}), steps_(steps), listener_(listener) {
     for (const auto& item : net_->named_parameters()) parameters_.emplace_back(item.key(), item.value());
     done_ = state == nullptr ? 0 : static_cast<int>(state->steps);
+    if (done_ > 0) {  // weights that it was given count like those of a step
+      steps_.weights.resize(std::max(steps_.weights.size(), static_cast<size_t>(done_)));
+      steps_.weights[done_ - 1] = digest_of(parameters_);
+    }
+    if (zero_stage == 0) {
+      sgd_.emplace(net_->parameters(), /*lr=*/0.01);
+      return;
+    }
+    const auto make = [](std::vector<torch::Tensor> slices) {
+      return std::make_unique<torch::optim::SGD>(std::move(slices), torch::optim::SGDOptions(0.01).momentum(0.9));
+    };
+    sharded_.emplace(net_, make, ShardedOptions{.stage = zero_stage, .keep_twice = true});
+    kept_.emplace(*sharded_);
+    if (state == nullptr) return;
+    sharded_->load_state(tensors_under("optimizer", state->tensors));
+    kept_->set_updates(state->updates);
   }
 
   // Gives whether the training goes on.
@@ -67,9 +84,9 @@ class Training {
     if (!listener_.before(done_)) return false;
     const auto numbers = batch.x.select(1, 0).to(torch::kLong).contiguous();
     batch.x.select(1, 0).mul_(0.01);
-    sgd_.zero_grad();
+    sgd_ ? sgd_->zero_grad() : sharded_->zero_grad();
     net_.loss(batch, [](const auto& out, const auto& y) { return torch::mse_loss(out, y); }).backward();
-    sgd_.step();
+    update();
     const size_t count = static_cast<size_t>(done_) + 1;
     steps_.weights.resize(count);
     steps_.samples.resize(count);
@@ -82,23 +99,50 @@ class Training {
 
   int done() const { return done_; }
 
-  RunState state() const {
-    RunState state{.epochs = 0, .steps = done_, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
+  // As RankTrainer::whole_steps() has it.
+  RunState state() {
+    const int done = done_ + (kept_ && is_within_step_ && kept_->has_updated() ? 1 : 0);
+    RunState state{.epochs = 0, .steps = done, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
+    if (kept_) {
+      state.tensors = parameters_;
+      put_pieces(*kept_, state);
+      return state;
+    }
     for (const auto& [name, parameter] : parameters_) state.tensors.emplace_back(name, parameter.detach().clone());
     return state;
   }
 
  private:
+  void update() {
+    if (sgd_) {
+      sgd_->step();
+      return;
+    }
+    is_within_step_ = true;
+    kept_->begin_step();
+    kept_->prepare();
+    rank_.any(false);  // they agree
+    sharded_->step();
+    is_within_step_ = false;
+  }
+
   static Net made(const RunState* state) {
     Net net;
     const torch::NoGradGuard no_grad;
     if (state == nullptr) return net;
-    for (const auto& [name, values] : state->tensors) net.named_parameters()[name].copy_(values);
+    auto parameters = net.named_parameters();
+    for (const auto& [name, values] : state->tensors) {
+      if (auto* const parameter = parameters.find(name)) parameter->copy_(values);
+    }
     return net;
   }
 
+  Rank rank_;
   DataParallel<Net> net_;
-  torch::optim::SGD sgd_;
+  std::optional<torch::optim::SGD> sgd_;
+  std::optional<ShardedOptimizer> sharded_;  // or this one
+  std::optional<TwiceKept> kept_;
+  bool is_within_step_ = false;
   Steps& steps_;
   const Listener& listener_;
   Parameters parameters_;
@@ -119,7 +163,7 @@ void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& p
   const auto newer = job.newer();
   hand_over(progress.state, rank);
   if (rank.index() == 0) job.note_beginning();
-  Training training(rank, steps, listener, progress.state ? &*progress.state : nullptr);
+  Training training(rank, steps, listener, progress.state ? &*progress.state : nullptr, progress.zero_stage);
   try {
     int number = 0;
     for (auto& batch : batches(data, {.size = kBatch, .seed = 5, .epoch = 1, .grain = kGrain}, rank)) {

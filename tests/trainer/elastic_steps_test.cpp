@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -170,6 +171,114 @@ TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
   }
   EXPECT_GT(call, 10);
   EXPECT_EQ(most_steps, 2);
+}
+
+// What three ranks are left with, if rank 1 is gone at this one of its calls; nothing if it made no more calls.
+using States = std::vector<std::optional<RunState>>;
+std::optional<States> left_in_pieces_at(int call, const TrainOptions& options, const ImageData& data) {
+  const TrainCallbacks callbacks;
+  States left(3);
+  const auto body = [&](Rank& rank) {
+    Rank with_end = rank.wrapped([&](c10::intrusive_ptr<c10d::Backend> backend) -> c10::intrusive_ptr<c10d::Backend> {
+      if (rank.index() != 1) return backend;
+      return c10::make_intrusive<ObservedBackend>(std::move(backend), std::make_shared<EndsAtCall>(call));
+    });
+    RankTrainer trainer(options, callbacks, task_of(options, data), with_end, nullptr, nullptr);
+    trainer.be_elastic({});
+    try {
+      trainer.epoch(1);
+    } catch (...) {
+      left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
+      throw;
+    }
+  };
+  try {
+    run(Devices(3, torch::kCPU), body);
+  } catch (const Error&) {
+    return left;
+  }
+  return std::nullopt;
+}
+
+// Trains the epoch from where the ranks are that are left.
+Outcome together(const TrainOptions& options, const ImageData& data, const States& left) {
+  const TrainCallbacks callbacks;
+  Outcome outcome;
+  run(Devices(left.size(), torch::kCPU), [&](Rank& rank) {
+    std::optional<RunState> state = left[static_cast<size_t>(rank.index())];
+    hand_over(state, rank);
+    RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr, state ? &*state : nullptr);
+    const EpochMetrics metrics = trainer.epoch(1);
+    if (rank.index() == 0) outcome = {weights_hash(*trainer.whole()), metrics};
+  });
+  return outcome;
+}
+
+TrainOptions kept_twice(int stage, OptimizerKind kind, int64_t accumulate) {
+  TrainOptions options = small_options();
+  options.optimizer = {.kind = kind, .clip = 0.5};
+  options.rate = {.lr = 0.002, .schedule = LrSchedule::cosine};
+  if (kind == OptimizerKind::sgd) options.optimizer.momentum = 0.9;
+  options.batch.accumulate = accumulate;
+  options.exchange = {.zero_stage = stage, .keep_twice = true};
+  return options;
+}
+
+// Any two of three ranks have all slices, of the same step.
+TEST(ElasticSteps, AreWholeWhereSlicesAreKeptTwice) {
+  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
+  for (const TrainOptions& options : {kept_twice(1, OptimizerKind::adamw, 1), kept_twice(2, OptimizerKind::sgd, 2)}) {
+    const Outcome expected = in_peace(options, data, nullptr);
+    int call = 1;
+    std::set<int64_t> steps;
+    for (; const auto left = left_in_pieces_at(call, options, data); ++call) {
+      const States others = {(*left)[0], (*left)[2]}, with_one_that_joins = {std::nullopt, (*left)[2], (*left)[0]};
+      const Outcome actual = together(options, data, call % 2 == 0 ? others : with_one_that_joins);
+      ASSERT_EQ(actual.weights, expected.weights) << "call " << call;
+      EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "call " << call;
+      EXPECT_EQ(actual.metrics.test_accuracy, expected.metrics.test_accuracy) << "call " << call;
+      if (others[0]) steps.insert(others[0]->steps);
+    }
+    EXPECT_GT(call, 15);
+    EXPECT_EQ(steps, std::set<int64_t>({0, 1, 2}));
+  }
+}
+
+// Ranks 0 and 1 kept the slice of rank 0.
+TEST(ElasticSteps, SaySoIfBothCopiesOfASliceAreLost) {
+  const TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
+  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
+  int call = 1;
+  auto left = left_in_pieces_at(call, options, data);
+  while (left && !((*left)[2] && (*left)[2]->steps > 0)) left = left_in_pieces_at(++call, options, data);
+  ASSERT_TRUE(left);
+  try {
+    together(options, data, {(*left)[2], std::nullopt});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("two neighbours among the job's ranks are gone"));
+  }
+}
+
+// After step k some ranks know that all were prepared for it, and others do not.
+TEST(ElasticSteps, OfARankThatOthersWentOnWithoutAreUpdatedAlone) {
+  TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
+  options.model = {.name = "lenet"};  // has no running statistics, which the one that has heard would hand over
+  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
+  const Outcome expected = in_peace(options, data, nullptr);
+  int found = 0;
+  for (int call = 1; const auto left = left_in_pieces_at(call, options, data); ++call) {
+    const auto &first = (*left)[0], &last = (*left)[2];
+    if (!first || first->steps == 0 || first->next_pieces.empty()) continue;
+    ++found;
+    RunState ahead = *last;  // as if it had heard
+    ahead.pieces = std::exchange(ahead.next_pieces, {});
+    ++ahead.updates;
+    ++ahead.steps;
+    // The other one has the loss of the step before, so its weights alone are compared.
+    EXPECT_EQ(together(options, data, {first, ahead}).weights, expected.weights) << "call " << call;
+  }
+  EXPECT_GE(found, 1);
 }
 
 }  // namespace elastic_steps_test

@@ -36,6 +36,7 @@ namespace lockstep {
 class DividedParameters;
 class ShardedReducer;
 class TrainedParameters;
+class TwiceKept;
 struct ShardedBucket;
 
 struct ShardedOptions {
@@ -63,6 +64,11 @@ struct ShardedOptions {
   // most bucket_bytes. A run below 64 KiB (or bucket_bytes, if that is less) takes one module more, however large. Best
   // are units that compute one after the other, and that are small beside a slice.
   std::vector<std::string> units = {};
+  // Stages 1 and 2: each rank also keeps the slice of the rank before it, and updates both. So one rank's slice is not
+  // lost with it, which elastic jobs of train() and fit() need (ExchangeOptions::keep_twice); a loop of your own gains
+  // nothing by it. Cost: each rank has 2 / ranks of the optimizer's state and work, and 1 / ranks of the gradients
+  // more; in each step it sends these to the next rank.
+  bool keep_twice = false;
 };
 
 class ShardedOptimizer {
@@ -130,7 +136,8 @@ class ShardedOptimizer {
   // backward() throws Error for a sparse gradient.)
   void step();
 
-  // The averaged gradients that step() will use, in the order of a Factory's slices. Undefined for a parameter that no
+  // The averaged gradients that step() will use, in the order of a Factory's slices, without those that are kept for
+  // another rank. Undefined for a parameter that no
   // rank used.
   std::vector<at::Tensor> gradients() const;
 
@@ -164,6 +171,10 @@ class ShardedOptimizer {
   void load_state(const State& state);
 
  private:
+  friend class TwiceKept;
+  void prepare();  // all of a step() that needs other ranks' gradients
+  void update();   // what then needs no other rank
+
   using OfBuckets = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<ShardedBucket>&)>;
   ShardedOptimizer(std::shared_ptr<Replica> replica, const ShardedOptions& options, const OfBuckets& make);
 
@@ -174,6 +185,8 @@ class ShardedOptimizer {
   const std::shared_ptr<DividedParameters> divided_;  // null: not stage 3
   const std::shared_ptr<ShardedReducer> reducer_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  bool prepared_ = false;
+  int64_t updates_ = 0;  // so far
 };
 
 }  // namespace lockstep

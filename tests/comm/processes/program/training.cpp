@@ -61,11 +61,12 @@ void scenarios::fits(const Setup& setup) {
                                   return adamw;
                                 },
                             .groups = lockstep::decay_groups};
-  const lockstep::TrainOptions options{.devices = setup.devices,
-                                       .batch = {.size = 16, .grain = 4},
-                                       .rate = {.lr = 0.01},
-                                       .epochs = 60,
-                                       .keep = {.run_dir = setup.argument}};
+  lockstep::TrainOptions options{.devices = setup.devices,
+                                 .batch = {.size = 16, .grain = 4},
+                                 .rate = {.lr = 0.01},
+                                 .epochs = 60,
+                                 .keep = {.run_dir = setup.argument}};
+  if (setup.argument.ends_with("twice")) options.exchange = {.zero_stage = 2, .keep_twice = true};
   const auto pause = std::chrono::milliseconds(std::getenv("LOCKSTEP_ELASTIC_MEMBER") != nullptr ? 50 : 0);
   lockstep::fit(task, options, {.on_epoch = [&](const lockstep::EpochMetrics& metrics) {
                   std::cout << "epoch " << metrics.epoch << " done" << std::endl;
