@@ -120,7 +120,7 @@ TEST(ChildProcesses, AForcedStopEndsAsTheRequestSays) {
   const ScratchFolder folder;
   ChildProcesses processes({.until_kill = 100ms, .until_term_when_stopped = 100ms});
   const std::string ready = folder / "ready";
-  processes.start({"sh", "-c", "trap '' TERM; echo >'" + ready + "'; while :; do sleep 0.05; done"}, {});
+  processes.start({"sh", "-c", "trap '' TERM; echo >'" + ready + "'; while :; do sleep 0.05; done"}, {}, 0);
   while (!std::filesystem::exists(ready)) std::this_thread::sleep_for(10ms);
   pthread_kill(pthread_self(), SIGTERM);
   const auto ending = processes.wait();
