@@ -313,8 +313,8 @@ class Simulation {
       const auto now = elastic.look();
       for (const int dead : now.dead) kill(dead);
       for (const int late : now.late) kill(late);
-      for (const int place : elastic.successors()) {
-        add_process(place);
+      for (const auto& successor : elastic.successors()) {
+        add_process(successor.place);
         start(count() - 1);
         ++left;
       }
