@@ -10,6 +10,7 @@
 #include <lockstep/data/parts.hpp>
 
 #include "grain_tree.hpp"
+#include "models/linear_products.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -31,6 +32,11 @@ class GrainSums {
   // False: one that did not.
   bool add(size_t parameter, int64_t grain, const at::Tensor& gradient);
 
+  // The same for a gradient of which there are the factors, if it takes them. They are kept, and are summed together
+  // with those of other grains of their block, as long as these take no more memory than the gradient.
+  bool add(size_t parameter, int64_t grain, const GradientFactors& factors);
+  bool takes(size_t parameter, const GradientFactors& factors) const;
+
   bool any(size_t parameter) const;  // it had a gradient of some grain
 
   // After the run's last grain: brings all sums to their rows, on the stream on which the gradients are.
@@ -42,15 +48,22 @@ class GrainSums {
   const at::Tensor& first_row() const { return rows_[0]; }  // also where the run is empty
 
  private:
+  struct Sum {                                  // of a block
+    at::Tensor value = {};                      // its row, or a gradient
+    std::vector<GradientFactors> factors = {};  // of all of its grains. Without both: no grain of it had a gradient
+  };
   struct Column {                         // of one parameter
     int64_t next = 0;                     // grain
     std::vector<GrainBlock> blocks = {};  // a row each
-    std::vector<at::Tensor> sums = {};    // of the blocks: the row, or a gradient; undefined: no grain of it had one
+    std::vector<Sum> sums = {};           // of the blocks
     std::vector<at::Tensor> rows = {};    // views of all of them
     bool any = false;
   };
-  void push(Column& column, const at::Tensor& gradient);
-  void add_up(Column& column, size_t into);  // the sums from number `into` on, which becomes their sum
+  bool add_sum(size_t parameter, int64_t grain, Sum sum);
+  static void push(Column& column, Sum sum);
+  static bool join_factors(Column& column, size_t into);
+  static void sum_factors(Column& column, size_t number);
+  static void add_up(Column& column, size_t into);  // the sums from number `into` on, which becomes their sum
   at::Tensor new_row() const;
   void set_row(size_t number, const at::Tensor& memory);
 

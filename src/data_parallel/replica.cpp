@@ -16,6 +16,7 @@
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
 #include "grain_statistics.hpp"
+#include "models/factors_scope.hpp"
 #include "models/random_layers.hpp"
 #include "models/sample_places.hpp"
 #include "ranks/equal_modules.hpp"
@@ -281,7 +282,12 @@ void Replica::forward_grain(int64_t number, const std::function<void()>& forward
 void Replica::backward_grain(int64_t number, const std::function<void()>& backward) {
   averaging_->open_grain(number);
   try {
-    backward();
+    {
+      const FactorsScope scope([this](const at::Tensor& parameter, const GradientFactors& factors) {
+        return averaging_->take_factors(parameter, factors);
+      });
+      backward();
+    }
     averaging_->close_grain();
   } catch (...) {
     averaging_->end(rank_.name() + ": DataParallel: an earlier backward of grain " + std::to_string(number) +
