@@ -1,5 +1,6 @@
 #include "gradient_buckets.hpp"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <lockstep/base/error.hpp>
 
@@ -23,6 +24,7 @@ GradientBuckets::GradientBuckets(const Rank& rank, const std::string& owner, std
 void GradientBuckets::add_slot(const std::string& name, const at::Tensor& parameter) {
   const size_t index = slots_.size();
   slots_.push_back({.name = name, .parameter = parameter});
+  slot_of_[parameter.unsafeGetTensorImpl()] = index;
   slots_[index].hook = std::make_unique<GradientHook>(parameter, [this, index] { on_gradient(index); });
 }
 
@@ -248,7 +250,7 @@ void GradientBuckets::open_grain(int64_t number, int64_t stand_ins) {
 void GradientBuckets::close_grain() {
   const std::lock_guard lock(mutex_);
   for (size_t index = 0; index < slots_.size(); ++index) {
-    if (slots_[index].parameter.grad().defined()) take_grain_gradient(index);
+    if (slots_[index].parameter.grad().defined() || !slots_[index].factors.empty()) take_grain_gradient(index);
   }
   grain_.reset();
 }
@@ -271,14 +273,43 @@ void GradientBuckets::on_grain_gradient(size_t index) {
 void GradientBuckets::take_grain_gradient(size_t index) {
   Slot& slot = slots_[index];
   if (*grain_ == kStandIn) return slot.parameter.mutable_grad().reset();
-  refuse_sparse(slot);
-  if (grain_observer()) grain_observer()(*grain_, slot.parameter, slot.parameter.grad());
-  if (!buckets_[slot.bucket].sums->add(slot.place, *grain_, slot.parameter.grad())) {
+  GrainSums& sums = *buckets_[slot.bucket].sums;
+  const bool has_factors_alone = slot.factors.size() == 1 && !slot.parameter.grad().defined();
+  const bool in_order = has_factors_alone ? sums.add(slot.place, *grain_, slot.factors[0])
+                                          : sums.add(slot.place, *grain_, grain_gradient(index));
+  if (!in_order) {
     throw Error(name() + ": the gradient of " + slot.name + " came again for grain " + std::to_string(*grain_) +
                 ", or for an earlier one: by grains a batch is computed once and in order. End each step with a " +
                 "backward outside of no_sync()");
   }
   slot.parameter.mutable_grad().reset();
+  slot.factors.clear();
+}
+
+// What several uses of a parameter add up to.
+at::Tensor GradientBuckets::grain_gradient(size_t index) {
+  const c10::AutoGradMode no_grad(false);
+  const Slot& slot = slots_[index];
+  at::Tensor gradient = slot.parameter.grad();
+  if (gradient.defined()) refuse_sparse(slot);
+  for (const auto& factors : slot.factors) {
+    const at::Tensor product = at::empty_like(slot.parameter, at::MemoryFormat::Contiguous);
+    sum_products({factors}, product);
+    gradient = gradient.defined() ? gradient + product : product;
+  }
+  if (grain_observer()) grain_observer()(*grain_, slot.parameter, gradient);
+  return gradient;
+}
+
+// x may change after backward, as when a layer writes each grain's result to the same memory. So it is copied.
+bool GradientBuckets::take_factors(const at::Tensor& parameter, const GradientFactors& factors) {
+  const std::lock_guard lock(mutex_);
+  const auto found = slot_of_.find(parameter.unsafeGetTensorImpl());
+  if (!grain_ || grain_observer() || found == slot_of_.end()) return false;
+  Slot& slot = slots_[found->second];
+  if (!slot.parameter.is_contiguous() || !GrainSums::takes(factors)) return false;
+  slot.factors.push_back({.grad = factors.grad, .x = factors.x.clone()});
+  return true;
 }
 
 HookRound GradientBuckets::post_average_of_grains(size_t bucket, const at::Tensor& target) {
@@ -288,7 +319,10 @@ HookRound GradientBuckets::post_average_of_grains(size_t bucket, const at::Tenso
 void GradientBuckets::end_grains() {
   plan_.reset();
   grain_.reset();
-  for (auto& slot : slots_) slot.before.reset();
+  for (auto& slot : slots_) {
+    slot.before.reset();
+    slot.factors.clear();
+  }
 }
 
 // ---- Outside of it.

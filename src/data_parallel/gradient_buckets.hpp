@@ -10,7 +10,7 @@
 //   2. The order is at first the reverse of registration. After the first backward in which rank 0 had a gradient it
 //      follows the order in which rank 0 got them, on all ranks.
 //   3. By grains, a gradient leaves .grad as soon as it is there, and without overlap at its grain's end. Between
-//      grains all .grad are undefined.
+//      grains all .grad are undefined. A linear layer hands over factors, and .grad stays undefined.
 //   4. Hooks run on the thread that computes: on GPUs autograd's thread of the device, with the gradient's stream
 //      current. They post and poll. Everything else runs on the rank's thread. mutex_ guards what both use.
 #pragma once
@@ -22,6 +22,7 @@
 #include "gradient_hook.hpp"
 #include "grain_exchange.hpp"
 #include "grain_sums.hpp"
+#include "models/linear_products.hpp"
 #include "unaveraged_gradients.hpp"
 
 #include <functional>
@@ -29,6 +30,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace lockstep {
@@ -43,20 +45,22 @@ class GradientBuckets : public Averaging {
   void begin_grains(const GrainPlan& plan) override;
   void open_grain(int64_t number, int64_t stand_ins) override;
   void close_grain() override;
+  bool take_factors(const at::Tensor& parameter, const GradientFactors& factors) override;
 
  protected:
   struct Slot {  // one parameter's place
     std::string name;
     at::Tensor parameter;
     size_t bucket = 0;
-    size_t place = 0;        // in its bucket, by grains
-    at::Tensor view = {};    // of its gradient, in its bucket's memory, with the parameter's shape and strides
-    bool ready = false;      // its gradient is there, in this backward
-    bool taken = false;      // by grains: the open grain's gradient is added up
-    bool had = false;        // this rank computed one; false: it stands for zeros
-    bool used = false;       // some rank had one, when the ranks last told each other
-    bool adds = false;       // to an average that it had before this backward
-    at::Tensor before = {};  // by grains: the gradient to which the average is added
+    size_t place = 0;      // in its bucket, by grains
+    at::Tensor view = {};  // of its gradient, in its bucket's memory, with the parameter's shape and strides
+    bool ready = false;    // its gradient is there, in this backward
+    bool taken = false;    // by grains: the open grain's gradient is added up
+    std::vector<GradientFactors> factors = {};  // of products that add to the open grain's gradient
+    bool had = false;                           // this rank computed one; false: it stands for zeros
+    bool used = false;                          // some rank had one, when the ranks last told each other
+    bool adds = false;                          // to an average that it had before this backward
+    at::Tensor before = {};                     // by grains: the gradient to which the average is added
     std::unique_ptr<GradientHook> hook = {};
   };
 
@@ -127,6 +131,7 @@ class GradientBuckets : public Averaging {
   void on_gradient(size_t slot);  // the hook
   void on_grain_gradient(size_t slot);
   void take_grain_gradient(size_t slot);
+  at::Tensor grain_gradient(size_t slot);
   void refuse_gradients_from_outside();
   void end_grains();
   void start();
@@ -135,6 +140,7 @@ class GradientBuckets : public Averaging {
   void learn_order();
   void warn_of_unused() const;
 
+  std::unordered_map<const at::TensorImpl*, size_t> slot_of_;  // of each parameter
   const std::string collective_;
   const bool overlap_;
   BackwardReport report_;

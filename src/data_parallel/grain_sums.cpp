@@ -1,6 +1,7 @@
 #include "grain_sums.hpp"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -9,6 +10,19 @@
 #include <utility>
 
 namespace lockstep {
+namespace {
+
+int64_t memory_of(const std::vector<GradientFactors>& factors) {  // in values
+  int64_t values = 0;
+  for (const auto& [grad, x] : factors) values += grad.numel() + x.numel();
+  return values;
+}
+
+int64_t memory_of_product(const GradientFactors& factors) {
+  return factors.grad.size(1) * factors.x.size(1);
+}
+
+}  // namespace
 
 GrainSums::GrainSums(size_t parameters, int64_t columns, const at::TensorOptions& options, View view)
     : columns_(columns), options_(options), view_(std::move(view)), parameters_(parameters) {}
@@ -58,11 +72,23 @@ void GrainSums::release() {
 }
 
 bool GrainSums::add(size_t parameter, int64_t grain, const at::Tensor& gradient) {
+  return add_sum(parameter, grain, {.value = gradient});
+}
+
+bool GrainSums::add(size_t parameter, int64_t grain, const GradientFactors& factors) {
+  return add_sum(parameter, grain, {.factors = {factors}});
+}
+
+bool GrainSums::takes(const GradientFactors& factors) {
+  return 2 * memory_of({factors}) <= memory_of_product(factors);
+}
+
+bool GrainSums::add_sum(size_t parameter, int64_t grain, Sum sum) {
   const c10::AutoGradMode no_grad(false);
   Column& column = parameters_[parameter];
   if (grain < column.next) return false;
   while (column.next < grain) push(column, {});
-  push(column, gradient);
+  push(column, std::move(sum));
   column.any = true;
   return true;
 }
@@ -71,41 +97,69 @@ bool GrainSums::any(size_t parameter) const {
   return parameters_[parameter].any;
 }
 
-void GrainSums::push(Column& column, const at::Tensor& gradient) {
+void GrainSums::push(Column& column, Sum sum) {
+  const bool has_value = sum.value.defined();
   auto& blocks = column.blocks;
   GrainBlock last{.begin = column.next++, .size = 1};
   size_t number = blocks.size();
   for (; number > 0 && are_halves(blocks[number - 1], last); --number) {
     last = {.begin = blocks[number - 1].begin, .size = 2 * last.size};
   }
-  column.sums.push_back(gradient);
+  column.sums.push_back(std::move(sum));
   add_up(column, number);
   column.sums.resize(number + 1);
   blocks.resize(number);
   blocks.push_back(last);
-  if (gradient.defined() && stays(last)) take_to_row(column, number);
+  if (has_value && stays(last)) take_to_row(column, number);
 }
 
 bool GrainSums::stays(const GrainBlock& block) const {
   return block.begin % (2 * block.size) != 0 || block.begin + 2 * block.size > run_.end;
 }
 
+// False: these do not all have factors, or their memory is too large.
+bool GrainSums::join_factors(Column& column, size_t into) {
+  auto& sums = column.sums;
+  int64_t memory = 0;
+  for (size_t number = into; number < sums.size(); ++number) {
+    if (sums[number].factors.empty()) return false;
+    memory += memory_of(sums[number].factors);
+  }
+  auto& all = sums[into].factors;
+  if (memory > memory_of_product(all[0])) return false;
+  for (size_t number = into + 1; number < sums.size(); ++number) {
+    all.insert(all.end(), sums[number].factors.begin(), sums[number].factors.end());
+  }
+  return true;
+}
+
+void GrainSums::sum_factors(Column& column, size_t number, bool to_row) {
+  auto& [value, factors] = column.sums[number];
+  if (factors.empty()) return;
+  if (to_row) row(number);
+  value = to_row ? column.rows[number] : at::empty({factors[0].grad.size(1), factors[0].x.size(1)}, options_);
+  sum_products(factors, value);
+  factors.clear();
+}
+
 void GrainSums::take_to_row(Column& column, size_t number) {
   row(number);
   const at::Tensor& values = column.rows[number];
-  at::Tensor& sum = column.sums[number];
+  at::Tensor& sum = column.sums[number].value;
   if (!sum.is_same(values)) values.copy_(sum);
   sum = values;
 }
 
 void GrainSums::add_up(Column& column, size_t into) {
   auto& sums = column.sums;
+  if (join_factors(column, into)) return;
   std::vector<size_t> numbers;
   c10::SmallVector<const at::Tensor*, 8> values;
   for (size_t number = into; number < sums.size(); ++number) {
-    if (!sums[number].defined()) continue;
+    sum_factors(column, number, /*to_row=*/number == into);
+    if (!sums[number].value.defined()) continue;
     numbers.push_back(number);
-    values.push_back(&sums[number]);
+    values.push_back(&sums[number].value);
   }
   if (values.empty() || (values.size() == 1 && numbers[0] == into)) return;
   row(into);
@@ -120,7 +174,7 @@ void GrainSums::add_up(Column& column, size_t into) {
       sum = at::add_out(here, *values[place], sum);
     }
   }
-  sums[into] = there;
+  sums[into].value = there;
 }
 
 void GrainSums::finish() {
@@ -128,11 +182,12 @@ void GrainSums::finish() {
   for (auto& column : parameters_) {
     while (column.next < run_.end) push(column, {});
     for (size_t number = 0; number < column.blocks.size(); ++number) {
-      if (column.sums[number].defined()) {
+      sum_factors(column, number, /*to_row=*/true);
+      if (column.sums[number].value.defined()) {
         take_to_row(column, number);
       } else {
         row(number);
-        column.sums[number] = column.rows[number].fill_(-0.0);
+        column.sums[number].value = column.rows[number].fill_(-0.0);
       }
     }
   }

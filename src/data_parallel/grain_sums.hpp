@@ -11,6 +11,7 @@
 #include <lockstep/data/parts.hpp>
 
 #include "grain_tree.hpp"
+#include "models/linear_products.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -32,6 +33,12 @@ class GrainSums {
   // False: one that did not.
   bool add(size_t parameter, int64_t grain, const at::Tensor& gradient);
 
+  // The same for a gradient of which there are the factors, if it takes them. The parameter is contiguous. They are
+  // kept, and are summed together with those of other grains of their block, as long as these take no more memory than
+  // the gradient.
+  bool add(size_t parameter, int64_t grain, const GradientFactors& factors);
+  static bool takes(const GradientFactors& factors);
+
   bool any(size_t parameter) const;  // it had a gradient of some grain
 
   // After the run's last grain: brings all sums to their rows, on the stream on which the gradients are.
@@ -46,15 +53,22 @@ class GrainSums {
   void release();
 
  private:
+  struct Sum {                                  // of a block
+    at::Tensor value = {};                      // its row, or a gradient
+    std::vector<GradientFactors> factors = {};  // of all of its grains. Without both: no grain of it had a gradient
+  };
   struct Column {                         // of one parameter
     int64_t next = 0;                     // grain
     std::vector<GrainBlock> blocks = {};  // a row each
-    std::vector<at::Tensor> sums = {};    // of the blocks: the row, or a gradient; undefined: no grain of it had one
+    std::vector<Sum> sums = {};           // of the blocks
     std::vector<at::Tensor> rows = {};    // views of all of them
     bool any = false;
   };
-  void push(Column& column, const at::Tensor& gradient);
-  void take_to_row(Column& column, size_t number);  // a sum that is defined
+  bool add_sum(size_t parameter, int64_t grain, Sum sum);
+  void push(Column& column, Sum sum);
+  static bool join_factors(Column& column, size_t into);
+  void sum_factors(Column& column, size_t number, bool to_row);
+  void take_to_row(Column& column, size_t number);  // a value that is defined
   void add_up(Column& column, size_t into);         // the sums from number `into` on, which becomes their sum
   bool stays(const GrainBlock& block) const;        // as it is, in this run
   const at::Tensor& row(size_t number);

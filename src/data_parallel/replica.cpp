@@ -16,6 +16,7 @@
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
 #include "grain_statistics.hpp"
+#include "models/factors_scope.hpp"
 #include "models/random_layers.hpp"
 #include "models/sample_places.hpp"
 #include "ranks/equal_modules.hpp"
@@ -313,7 +314,13 @@ void Replica::backward_grain(int64_t number, const std::function<void()>& backwa
 void Replica::backward_turn(int64_t number, int64_t stand_ins, const std::function<void()>& backward) {
   averaging_->open_grain(number, stand_ins);
   try {
-    backward();
+    {
+      // A unit of divided parameters is reduced as soon as it has its gradients, so there they do not wait.
+      const FactorsScope scope([this](const at::Tensor& parameter, const GradientFactors& factors) {
+        return !averaging_->exchanges_in_forward() && averaging_->take_factors(parameter, factors);
+      });
+      backward();
+    }
     averaging_->close_grain();
   } catch (...) {
     const std::string what = number == Averaging::kStandIn ? "a stand-in" : "grain " + std::to_string(number);

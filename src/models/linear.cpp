@@ -2,11 +2,15 @@
 #include <ATen/Version.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <lockstep/models/linear.hpp>
+
+#include "factors_scope.hpp"
+#include "linear_products.hpp"
 
 #include <optional>
 #include <string_view>
@@ -53,13 +57,52 @@ at::Tensor rows_of(const at::Tensor& x) {
   return x.dim() == 2 ? x : x.reshape({-1, x.size(-1)});
 }
 
+bool is_small(const at::Tensor& weight) {
+  return weight.is_contiguous() && has_small_products();
+}
+
+int64_t number_of_rows(const at::Tensor& x) {
+  return x.numel() / x.size(-1);
+}
+
+// x [..., in] -> [..., out], though a small product is of rows.
+at::Tensor with_rows(const at::Tensor& x, const auto& product) {
+  if (x.dim() == 2) return product(x);
+  auto sizes = x.sizes().vec();
+  const at::Tensor y = product(rows_of(x));
+  sizes.back() = y.size(1);
+  return y.view(sizes);
+}
+
+at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  if (!is_small_forward(number_of_rows(x)) || !is_small(weight)) return onednn_product(x, weight, bias);
+  return with_rows(x, [&](const at::Tensor& rows) { return small_forward(rows, weight, bias); });
+}
+
+at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
+  if (!is_small_for_x(number_of_rows(grad), weight) || !is_small(weight)) return onednn_product(grad, weight.t());
+  return with_rows(grad, [&](const at::Tensor& rows) { return small_product_for_x(rows, weight); });
+}
+
+// Undefined: a FactorsScope has taken the factors.
+at::Tensor product_for_weight(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& weight) {
+  if (!is_small_for_weight(x.size(0), weight) || !is_small(weight)) {
+    return onednn_product(grad.t(), x.contiguous().t());
+  }
+  const GradientFactors factors = gradient_factors(grad, x);
+  if (FactorsScope::take(weight, factors)) return {};
+  const at::Tensor gradient = at::empty(weight.sizes(), weight.options());
+  sum_products({factors}, gradient);
+  return gradient;
+}
+
 class OneDnnLinear : public torch::autograd::Function<OneDnnLinear> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias) {
     ctx->saved_data["has_bias"] = bias.has_value();
     ctx->save_for_backward({x, weight});
-    return onednn_product(x, weight, bias);
+    return forward_product(x, weight, bias);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -71,8 +114,8 @@ class OneDnnLinear : public torch::autograd::Function<OneDnnLinear> {
       gradients[0] = at::matmul(grad, weight);
       gradients[1] = at::mm(rows_of(grad).t(), rows_of(x));
     } else {
-      if (ctx->needs_input_grad(0)) gradients[0] = onednn_product(grad, weight.t());
-      if (ctx->needs_input_grad(1)) gradients[1] = onednn_product(rows_of(grad).t(), rows_of(x).contiguous().t());
+      if (ctx->needs_input_grad(0)) gradients[0] = product_for_x(grad, weight);
+      if (ctx->needs_input_grad(1)) gradients[1] = product_for_weight(rows_of(grad), rows_of(x), weight);
     }
     if (ctx->saved_data["has_bias"].toBool() && ctx->needs_input_grad(2)) gradients[2] = rows_of(grad).sum(0);
     return gradients;

@@ -37,7 +37,7 @@ void expect_alike(const Computed& one, const Computed& other) {
   }
 }
 
-TEST(FastLinear, ComputesWhatLibTorchComputes) {
+void expect_what_libtorch_computes() {
   torch::manual_seed(1);
   const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
   const auto plain = [](const auto&... tensors) { return torch::linear(tensors...); };
@@ -62,6 +62,36 @@ TEST(FastLinear, ComputesWhatLibTorchComputes) {
   expect_alike(with_gradients(fast, inputs[0], columns, bias), with_gradients(plain, inputs[0], columns, bias));
   EXPECT_EQ(fast_linear(torch::empty({0, 24}), weight, bias).sizes(), at::IntArrayRef({0, 40}));
   EXPECT_EQ(fast_linear(torch::ones({2, 24}, torch::kDouble), weight.to(torch::kDouble)).scalar_type(), torch::kDouble);
+}
+
+TEST(FastLinear, ComputesWhatLibTorchComputes) {
+  expect_what_libtorch_computes();
+}
+
+class FastLinearOnOneThread : public testing::Test {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }
+  void TearDown() override { at::set_num_threads(before_); }
+
+ private:
+  const int before_ = at::get_num_threads();
+};
+
+TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputes) {
+  expect_what_libtorch_computes();
+}
+
+// Where the products of few rows and those of more meet.
+TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputesOfFewAndOfManyRows) {
+  torch::manual_seed(6);
+  const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
+  const auto plain = [](const auto&... tensors) { return torch::linear(tensors...); };
+  const Tensor weight = torch::randn({150, 200}), bias = torch::randn({150});
+  for (const int64_t rows : {1, 15, 16, 64, 65, 128, 129}) {
+    SCOPED_TRACE(rows);
+    const Tensor x = torch::randn({rows, 200});
+    expect_alike(with_gradients(fast, x, weight, bias), with_gradients(plain, x, weight, bias));
+  }
 }
 
 // Otherwise the other tests would compare LibTorch with itself.
@@ -150,7 +180,7 @@ TEST(FastLinear, ComputesTheSameWithSeveralIntraOpThreads) {
   expect_alike(two, one);
 }
 
-TEST(FastLinear, HasASecondDerivative) {
+TEST_F(FastLinearOnOneThread, HasASecondDerivative) {
   torch::manual_seed(2);
   const Tensor weight = torch::randn({6, 4}), start = torch::randn({5, 4});
   const auto second = [&](const auto& linear) {

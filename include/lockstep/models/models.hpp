@@ -11,6 +11,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 #include <lockstep/models/conv_relu_pool.hpp>
+#include <lockstep/models/linear.hpp>
 
 #include <cstdint>
 #include <functional>
@@ -89,7 +90,7 @@ class LeNetImpl : public NamedSequentialImpl {
   torch::Tensor forward(const torch::Tensor& x);
 
   ConvReluPool conv1, conv2;
-  torch::nn::Linear fc1, fc2;
+  FastLinear fc1, fc2;
 };
 TORCH_MODULE(LeNet);
 

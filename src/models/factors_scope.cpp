@@ -1,0 +1,37 @@
+#include "factors_scope.hpp"
+
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+FactorsScope*& innermost_factors_scope() {
+  static thread_local FactorsScope* innermost = nullptr;
+  return innermost;
+}
+
+bool is_seen_by_others(const at::Tensor& parameter) {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();  // of torch::autograd::grad()
+  return (wanted && !wanted->empty()) || !torch::autograd::impl::hooks(parameter).empty() ||
+         torch::autograd::impl::post_acc_grad_hooks(parameter);
+}
+
+}  // namespace
+
+FactorsScope::FactorsScope(Take take) : take_(std::move(take)), before_(innermost_factors_scope()) {
+  innermost_factors_scope() = this;
+}
+
+FactorsScope::~FactorsScope() {
+  innermost_factors_scope() = before_;
+}
+
+bool FactorsScope::take(const at::Tensor& parameter, const GradientFactors& factors) {
+  const FactorsScope* scope = innermost_factors_scope();
+  return scope && !is_seen_by_others(parameter) && scope->take_(parameter, factors);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,33 @@
+// FactorsScope: in backward, lets linear layers hand over the factors of a weight's gradient in the place of it.
+//
+// By grains, all grains' gradients of a weight are added up. With the factors of several grains their sum takes one
+// pass over memory, in place of two or three for each grain. A scope belongs to its thread, and the innermost counts.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "linear_products.hpp"
+
+#include <functional>
+
+namespace lockstep {
+
+class FactorsScope {
+ public:
+  // Whether it takes the factors of the parameter's gradient. Then the layer has no gradient of it for backward.
+  using Take = std::function<bool(const at::Tensor& parameter, const GradientFactors& factors)>;
+  explicit FactorsScope(Take take);
+  ~FactorsScope();
+  FactorsScope(const FactorsScope&) = delete;
+  FactorsScope& operator=(const FactorsScope&) = delete;
+
+  // For a layer within backward. False: there is no scope that takes them; or whoever calls backward wants to see the
+  // gradient, by a hook or by torch::autograd::grad().
+  static bool take(const at::Tensor& parameter, const GradientFactors& factors);
+
+ private:
+  const Take take_;
+  FactorsScope* const before_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,197 @@
+#include "linear_products.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <ATen/native/CPUBlas.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+namespace lockstep {
+namespace {
+
+// A tile of a weight's gradient stays in the caches while all products are added to it.
+constexpr int64_t kTileRows = 64, kTileColumns = 128;
+
+// c = a * b, or c += a * b, where each value of the product is summed up before it is added.
+void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_of_a, const float* b,
+              int64_t row_of_b, float* c, int64_t row_of_c, bool adds) {
+  at::native::cpublas::brgemm(rows, columns, depth, row_of_a, row_of_b, row_of_c, adds, a, b, c, /*is_vnni=*/false);
+}
+
+// oneDNN promises no order of additions, so we look: what it adds to must be rounded like a sum of two numbers.
+bool adds_whole_products() {
+  constexpr int64_t kSize = 48;
+  std::array<float, kSize * kSize> a, b, product, sum;
+  for (size_t i = 0; i < a.size(); ++i) {
+    a[i] = 1.0F / static_cast<float>(i + 3);
+    b[i] = 1.0F / static_cast<float>(3 * i + 7);
+    sum[i] = 1.0F / static_cast<float>(5 * i + 11);
+  }
+  std::array<float, kSize* kSize> expected = sum;
+  multiply(kSize, kSize, kSize, a.data(), kSize, b.data(), kSize, product.data(), kSize, /*adds=*/false);
+  multiply(kSize, kSize, kSize, a.data(), kSize, b.data(), kSize, sum.data(), kSize, /*adds=*/true);
+  for (size_t i = 0; i < expected.size(); ++i) expected[i] += product[i];
+  return sum == expected;
+}
+
+bool has_microkernel() {
+  static const bool has = [] {
+    try {
+      return adds_whole_products();
+    } catch (const c10::Error&) {  // not in this LibTorch, or not on this CPU
+      return false;
+    }
+  }();
+  return has;
+}
+
+void transpose_square(const float* from, int64_t row_of_from, float* to, int64_t row_of_to) {
+  constexpr int64_t kSide = 4;
+  std::array<float, kSide * kSide> values;  // in between, so that the compiler may use vectors
+  for (int64_t row = 0; row < kSide; ++row) {
+    for (int64_t column = 0; column < kSide; ++column) values[column * kSide + row] = from[row * row_of_from + column];
+  }
+  for (int64_t row = 0; row < kSide; ++row) {
+    for (int64_t column = 0; column < kSide; ++column) to[row * row_of_to + column] = values[row * kSide + column];
+  }
+}
+
+// Copies the matrix transposed, in half of the time that LibTorch takes. A block's rows are whole cache lines.
+void transpose(const float* from, int64_t rows, int64_t columns, float* to, int64_t row_of_to) {
+  constexpr int64_t kBlock = 16, kSquare = 4;
+  const auto copy = [&](int64_t row, int64_t column) { to[column * row_of_to + row] = from[row * columns + column]; };
+  for (int64_t row_block = 0; row_block < rows; row_block += kBlock) {
+    const int64_t row_end = std::min(row_block + kBlock, rows);
+    for (int64_t column_block = 0; column_block < columns; column_block += kBlock) {
+      const int64_t column_end = std::min(column_block + kBlock, columns);
+      for (int64_t row = row_block; row < row_end; row += kSquare) {
+        for (int64_t column = column_block; column < column_end; column += kSquare) {
+          if (row + kSquare <= row_end && column + kSquare <= column_end) {
+            transpose_square(from + row * columns + column, columns, to + column * row_of_to + row, row_of_to);
+            continue;
+          }
+          for (int64_t i = row; i < std::min(row + kSquare, row_end); ++i) {
+            for (int64_t j = column; j < std::min(column + kSquare, column_end); ++j) copy(i, j);
+          }
+        }
+      }
+    }
+  }
+}
+
+at::Tensor transposed(const at::Tensor& matrix) {
+  const at::Tensor dense = matrix.contiguous();
+  const int64_t rows = dense.size(0), columns = dense.size(1);
+  at::Tensor result = at::empty({columns, rows}, dense.options());
+  transpose(dense.const_data_ptr<float>(), rows, columns, result.mutable_data_ptr<float>(), rows);
+  return result;
+}
+
+// One tile of sum_products(). The first sum of the tree's levels is the tile itself, the others lie in `scratch`.
+class TileSum {
+ public:
+  TileSum(float* tile, int64_t stride, float* scratch, int64_t rows, int64_t columns)
+      : tile_(tile), stride_(stride), scratch_(scratch), rows_(rows), columns_(columns) {}
+
+  // The products come in their order; this is number `number`. A right half is added to the left one at once.
+  void add(size_t number, const float* a, int64_t depth, const float* b, int64_t row_of_b) {
+    const bool is_right_half = number % 2 == 1;
+    if (!is_right_half) ++sums_;
+    multiply(rows_, columns_, depth, a, depth, b, row_of_b, sum(sums_ - 1), stride_of(sums_ - 1), is_right_half);
+    if (!is_right_half) return;
+    for (size_t blocks = (number + 1) / 2; blocks % 2 == 0; blocks /= 2) add_last_two();
+  }
+
+ private:
+  float* sum(int64_t number) const { return number == 0 ? tile_ : scratch_ + (number - 1) * kTileRows * kTileColumns; }
+  int64_t stride_of(int64_t number) const { return number == 0 ? stride_ : columns_; }
+
+  void add_last_two() {
+    --sums_;
+    float* left = sum(sums_ - 1);
+    const float* right = sum(sums_);
+    for (int64_t row = 0; row < rows_; ++row, left += stride_of(sums_ - 1), right += columns_) {
+      for (int64_t column = 0; column < columns_; ++column) left[column] += right[column];
+    }
+  }
+
+  float* const tile_;
+  const int64_t stride_;
+  float* const scratch_;
+  const int64_t rows_, columns_;
+  int64_t sums_ = 0;
+};
+
+}  // namespace
+
+bool has_small_products() {
+  return at::get_num_threads() == 1 && has_microkernel() && at::globalContext().userEnabledMkldnn();
+}
+
+bool is_small_forward(int64_t rows) {
+  return rows >= 16 && rows <= 64;
+}
+
+bool is_small_for_x(int64_t rows, const at::Tensor& weight) {
+  return rows <= 64 && weight.size(0) <= 1024;
+}
+
+bool is_small_for_weight(int64_t rows, const at::Tensor& weight) {
+  return rows <= 128 && weight.numel() <= 1 << 20;
+}
+
+// The transposed product reads the weight along its rows. So x is transposed in its place, and the result, of which a
+// tile stays in the caches until then.
+at::Tensor small_forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const int64_t rows = x.size(0), in = weight.size(1), out = weight.size(0);
+  const at::Tensor columns = transposed(x);
+  at::Tensor y = at::empty({rows, out}, x.options());
+  const float* const biases = bias ? bias->const_data_ptr<float>() : nullptr;
+  const std::unique_ptr<float[]> tile(new float[kTileColumns * rows]);
+  for (int64_t first = 0; first < out; first += kTileColumns) {
+    const int64_t size = std::min(kTileColumns, out - first);
+    for (int64_t i = 0; biases && i < size; ++i) std::fill_n(tile.get() + i * rows, rows, biases[first + i]);
+    multiply(size, rows, in, weight.const_data_ptr<float>() + first * in, in, columns.const_data_ptr<float>(), rows,
+             tile.get(), rows, /*adds=*/biases != nullptr);
+    transpose(tile.get(), size, rows, y.mutable_data_ptr<float>() + first, out);
+  }
+  return y;
+}
+
+at::Tensor small_product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
+  const int64_t rows = grad.size(0), in = weight.size(1), out = weight.size(0);
+  const at::Tensor dense = grad.contiguous();
+  at::Tensor result = at::empty({rows, in}, grad.options());
+  multiply(rows, in, out, dense.const_data_ptr<float>(), out, weight.const_data_ptr<float>(), in,
+           result.mutable_data_ptr<float>(), in, /*adds=*/false);
+  return result;
+}
+
+GradientFactors gradient_factors(const at::Tensor& grad, const at::Tensor& x) {
+  return {.grad = transposed(grad), .x = x.contiguous()};
+}
+
+void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor& sum) {
+  const int64_t out = sum.size(0), in = sum.size(1), stride = sum.stride(0);
+  int64_t levels = 1;
+  while ((size_t{1} << levels) < factors.size()) ++levels;
+  const std::unique_ptr<float[]> scratch(new float[levels * kTileRows * kTileColumns]);
+  float* const values = sum.mutable_data_ptr<float>();
+  for (int64_t row = 0; row < out; row += kTileRows) {
+    const int64_t rows = std::min(kTileRows, out - row);
+    for (int64_t column = 0; column < in; column += kTileColumns) {
+      TileSum tile(values + row * stride + column, stride, scratch.get(), rows, std::min(kTileColumns, in - column));
+      for (size_t number = 0; number < factors.size(); ++number) {
+        const auto& [grad, x] = factors[number];
+        const int64_t depth = x.size(0);
+        tile.add(number, grad.const_data_ptr<float>() + row * depth, depth, x.const_data_ptr<float>() + column, in);
+      }
+    }
+  }
+}
+
+}  // namespace lockstep
