@@ -91,10 +91,8 @@ void hand_over(std::optional<RunState>& state, Rank& rank) {
   int source = 0;
   while (positions[source].item<int64_t>() != farthest) ++source;
   // One of them may have all of it, from a generation that has not begun.
-  for (int other = source; other < rank.world_size(); ++other) {
-    if (positions[other].item<int64_t>() != farthest || in_pieces[other].item<int64_t>() != 0) continue;
-    source = other;
-    break;
+  for (int other = source; in_pieces[source].item<int64_t>() != 0 && other < rank.world_size(); ++other) {
+    if (positions[other].item<int64_t>() == farthest && in_pieces[other].item<int64_t>() == 0) source = other;
   }
 
   json shapes = json::array();
