@@ -19,7 +19,7 @@ int64_t memory_of(const std::vector<GradientFactors>& factors) {  // in values
 }
 
 int64_t memory_of_product(const GradientFactors& factors) {
-  return factors.grad.size(1) * factors.x.size(1);
+  return factors.grad.size(0) * factors.x.size(1);
 }
 
 }  // namespace
@@ -137,7 +137,7 @@ void GrainSums::sum_factors(Column& column, size_t number, bool to_row) {
   auto& [value, factors] = column.sums[number];
   if (factors.empty()) return;
   if (to_row) row(number);
-  value = to_row ? column.rows[number] : at::empty({factors[0].grad.size(1), factors[0].x.size(1)}, options_);
+  value = to_row ? column.rows[number] : at::empty({factors[0].grad.size(0), factors[0].x.size(1)}, options_);
   sum_products(factors, value);
   factors.clear();
 }

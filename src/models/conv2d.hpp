@@ -1,8 +1,8 @@
 // fast_conv2d: a convolution that, for kernels of 3 x 3 with stride 1, takes 4 products where others take 9.
 //
 // Winograd's algorithm F(2 x 2, 3 x 3), with kernels of lockstep (docs/decisions/0040-winograd.md). Errors are those of
-// a sum in float32, as with LibTorch. A value that is not finite makes all 2 x 2 pixels of its tiles so, and values
-// above 8e37 may overflow.
+// a sum in float32, as with LibTorch. An infinity may become NaN in the pixels that read it, and values above 8e37 may
+// overflow.
 // Deterministic: the bits depend on the values and shapes, and not on the number of intra-op threads. Memory until
 // backward: x.
 #pragma once

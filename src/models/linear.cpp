@@ -6,6 +6,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <lockstep/models/linear.hpp>
 
@@ -14,6 +15,7 @@
 
 #include <optional>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -74,13 +76,16 @@ at::Tensor with_rows(const at::Tensor& x, const auto& product) {
   return y.view(sizes);
 }
 
+// Small products read the weight by its address. Who must know of it before looks at these scopes.
 at::Tensor forward_product(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
   if (!is_small_forward(number_of_rows(x)) || !is_small(weight)) return onednn_product(x, weight, bias);
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::linear", std::vector<c10::IValue>({weight, bias}));
   return with_rows(x, [&](const at::Tensor& rows) { return small_forward(rows, weight, bias); });
 }
 
 at::Tensor product_for_x(const at::Tensor& grad, const at::Tensor& weight) {
   if (!is_small_for_x(number_of_rows(grad), weight) || !is_small(weight)) return onednn_product(grad, weight.t());
+  RECORD_USER_SCOPE_WITH_INPUTS("lockstep::linear_backward", std::vector<c10::IValue>({weight}));
   return with_rows(grad, [&](const at::Tensor& rows) { return small_product_for_x(rows, weight); });
 }
 
@@ -107,9 +112,10 @@ class OneDnnLinear : public torch::autograd::Function<OneDnnLinear> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const at::Tensor &x = saved[0], &weight = saved[1], &grad = grads[0];
+    const at::Tensor &x = saved[0], &weight = saved[1];
     variable_list gradients(3);
-    if (!grad.defined()) return gradients;
+    if (!grads[0].defined()) return gradients;
+    const at::Tensor grad = grads[0].resolve_neg();
     if (at::GradMode::is_enabled()) {  // a second derivative is wanted
       gradients[0] = at::matmul(grad, weight);
       gradients[1] = at::mm(rows_of(grad).t(), rows_of(x));

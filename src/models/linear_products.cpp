@@ -4,10 +4,10 @@
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <array>
+#include <exception>
 #include <memory>
 
 namespace lockstep {
@@ -16,6 +16,8 @@ namespace {
 // A tile of a weight's gradient stays in the caches while all products are added to it.
 constexpr int64_t kTileRows = 64, kTileColumns = 128;
 
+constexpr int64_t kMostRows = 128;  // of x, in a weight's gradient
+
 // c = a * b, or c += a * b, where each value of the product is summed up before it is added.
 void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t row_of_a, const float* b,
               int64_t row_of_b, float* c, int64_t row_of_c, bool adds) {
@@ -23,17 +25,16 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int6
 }
 
 // oneDNN promises no order of additions, so we look: what it adds to must be rounded like a sum of two numbers.
-bool adds_whole_products() {
-  constexpr int64_t kSize = 48;
-  std::array<float, kSize * kSize> a, b, product, sum;
-  for (size_t i = 0; i < a.size(); ++i) {
-    a[i] = 1.0F / static_cast<float>(i + 3);
-    b[i] = 1.0F / static_cast<float>(3 * i + 7);
-    sum[i] = 1.0F / static_cast<float>(5 * i + 11);
-  }
-  std::array<float, kSize* kSize> expected = sum;
-  multiply(kSize, kSize, kSize, a.data(), kSize, b.data(), kSize, product.data(), kSize, /*adds=*/false);
-  multiply(kSize, kSize, kSize, a.data(), kSize, b.data(), kSize, sum.data(), kSize, /*adds=*/true);
+bool adds_whole_products(int64_t rows, int64_t columns, int64_t depth) {
+  const auto values = [](int64_t count, int64_t step) {
+    std::vector<float> made;
+    for (int64_t i = 0; i < count; ++i) made.push_back(1.0F / static_cast<float>(step * i + 2 * step + 1));
+    return made;
+  };
+  const std::vector<float> a = values(rows * depth, 1), b = values(depth * columns, 3);
+  std::vector<float> product(rows * columns), sum = values(rows * columns, 5), expected = sum;
+  multiply(rows, columns, depth, a.data(), depth, b.data(), columns, product.data(), columns, /*adds=*/false);
+  multiply(rows, columns, depth, a.data(), depth, b.data(), columns, sum.data(), columns, /*adds=*/true);
   for (size_t i = 0; i < expected.size(); ++i) expected[i] += product[i];
   return sum == expected;
 }
@@ -41,8 +42,9 @@ bool adds_whole_products() {
 bool has_microkernel() {
   static const bool has = [] {
     try {
-      return adds_whole_products();
-    } catch (const c10::Error&) {  // not in this LibTorch, or not on this CPU
+      return adds_whole_products(48, 48, 48) && adds_whole_products(kTileRows, kTileColumns, kMostRows) &&
+             adds_whole_products(6, 44, kMostRows - 1);
+    } catch (const std::exception&) {  // not in this LibTorch, or not on this CPU
       return false;
     }
   }();
@@ -141,7 +143,7 @@ bool is_small_for_x(int64_t rows, const at::Tensor& weight) {
 }
 
 bool is_small_for_weight(int64_t rows, const at::Tensor& weight) {
-  return rows <= 128 && weight.numel() <= 1 << 20;
+  return rows <= kMostRows && weight.numel() <= 1 << 20;
 }
 
 // The transposed product reads the weight along its rows. So x is transposed in its place, and the result, of which a
@@ -176,7 +178,7 @@ GradientFactors gradient_factors(const at::Tensor& grad, const at::Tensor& x) {
 }
 
 void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor& sum) {
-  const int64_t out = sum.size(0), in = sum.size(1), stride = sum.stride(0);
+  const int64_t out = sum.size(0), in = sum.size(1);
   int64_t levels = 1;
   while ((size_t{1} << levels) < factors.size()) ++levels;
   const std::unique_ptr<float[]> scratch(new float[levels * kTileRows * kTileColumns]);
@@ -184,7 +186,7 @@ void sum_products(const std::vector<GradientFactors>& factors, const at::Tensor&
   for (int64_t row = 0; row < out; row += kTileRows) {
     const int64_t rows = std::min(kTileRows, out - row);
     for (int64_t column = 0; column < in; column += kTileColumns) {
-      TileSum tile(values + row * stride + column, stride, scratch.get(), rows, std::min(kTileColumns, in - column));
+      TileSum tile(values + row * in + column, in, scratch.get(), rows, std::min(kTileColumns, in - column));
       for (size_t number = 0; number < factors.size(); ++number) {
         const auto& [grad, x] = factors[number];
         const int64_t depth = x.size(0);

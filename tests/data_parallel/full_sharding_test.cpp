@@ -207,6 +207,10 @@ nn::Sequential resnet_like() {
   return layers;
 }
 
+nn::Sequential mlp_like() {
+  return nn::Sequential(nn::Flatten(), FastLinear(784, 32), nn::ReLU(), FastLinear(32, 10));
+}
+
 // Tests on one process: the order of Gloo's additions is its own.
 std::string hash_after_training(int ranks, int stage, const ShardedOptimizer::Factory& make,
                                 nn::Sequential (*make_layers)()) {
@@ -237,7 +241,7 @@ std::string hash_after_training(int ranks, int stage, const ShardedOptimizer::Fa
 
 // lockstep's own kernels read parameters by their addresses.
 TEST(FullSharding, TheBitsAreThoseOfDataParallelOnTheSameRanks) {
-  for (const auto make_layers : {lenet_like, resnet_like}) {
+  for (const auto make_layers : {lenet_like, resnet_like, mlp_like}) {
     for (const int ranks : {1, 2, 3, 4}) {
       for (const auto& make : {make_sgd, make_adam_w}) {
         EXPECT_EQ(hash_after_training(ranks, 3, make, make_layers), hash_after_training(ranks, 0, make, make_layers))

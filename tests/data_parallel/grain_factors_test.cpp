@@ -95,7 +95,7 @@ TEST(GrainSumsTest, HaveTheSameBitsWithFactorsAndWithGradients) {
           for (int64_t grain = run.begin; grain < run.end; ++grain) {
             if (grain == left_out) continue;
             const GradientFactors factors = random_factors(samples, kUnits, kUnits);
-            ASSERT_TRUE(with.takes(0, factors));
+            ASSERT_TRUE(GrainSums::takes(factors));
             EXPECT_TRUE(grain == dense ? with.add(0, grain, product_of(factors)) : with.add(0, grain, factors));
             EXPECT_TRUE(without.add(0, grain, product_of(factors)));
           }
@@ -114,16 +114,11 @@ TEST(GrainSumsTest, HaveTheSameBitsWithFactorsAndWithGradients) {
 }
 
 TEST(GrainSumsTest, TakeFactorsOfTwoGrainsThatAreSmallerThanAGradient) {
-  const GrainSums sums = [] {
-    GrainSums made(1, 48 * 48, torch::kFloat, [](size_t, const Tensor& row) { return row.view({48, 48}); });
-    made.begin({0, 2});
-    return made;
-  }();
   const auto factors = [](int64_t rows) {
     return GradientFactors{.grad = torch::zeros({48, rows}), .x = torch::zeros({rows, 48})};
   };
-  EXPECT_TRUE(sums.takes(0, factors(12)));
-  EXPECT_FALSE(sums.takes(0, factors(13)));
+  EXPECT_TRUE(GrainSums::takes(factors(12)));
+  EXPECT_FALSE(GrainSums::takes(factors(13)));
 }
 
 TEST(GrainSumsTest, KeepNoMoreFactorsThanTheMemoryOfAGradientHolds) {

@@ -177,7 +177,7 @@ TEST(FastConv2d, GivesTheSameBitsOnAnyNumberOfThreads) {
   }
 }
 
-// A value that is not finite stays in the tiles that read it.
+// A value that is not finite reaches the pixels that read it, and no others.
 TEST(FastConv2d, PassesOnWhatIsNotFinite) {
   torch::manual_seed(6);
   Conv2d conv(three_by_three(32, 32));
@@ -187,8 +187,10 @@ TEST(FastConv2d, PassesOnWhatIsNotFinite) {
     const Tensor is_finite = fast_conv2d(*conv, x).isfinite();
     EXPECT_TRUE(is_finite[0].all().item<bool>());
     EXPECT_FALSE(is_finite[1].slice(1, 4, 7).slice(2, 4, 7).any().item<bool>());
-    EXPECT_TRUE(is_finite[1].slice(1, 8).all().item<bool>());
-    EXPECT_TRUE(is_finite[1].slice(2, 0, 4).all().item<bool>());
+    for (const int64_t dimension : {1, 2}) {
+      EXPECT_TRUE(is_finite[1].slice(dimension, 0, 4).all().item<bool>());
+      EXPECT_TRUE(is_finite[1].slice(dimension, 7).all().item<bool>());
+    }
   }
 }
 
