@@ -11,6 +11,7 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 #include <lockstep/devices/memory_format.hpp>
 #include <lockstep/models/conv_relu_pool.hpp>
+#include <lockstep/models/linear.hpp>
 #include <lockstep/models/residual_block.hpp>
 #include <lockstep/models/weights.hpp>
 #include <lockstep/ranks/evaluate.hpp>
