@@ -66,7 +66,8 @@ Tensor channels_last(at::IntArrayRef sizes) {
 
 Tensor transformed_weight(const Tensor& weight, bool for_gradient) {
   const WinogradKernels& kernels = *kernels::winograd_kernels();
-  const Tensor from = weight.contiguous(MemoryFormat::ChannelsLast), transformed = at::empty({16 * weight.numel() / 9}, at::kFloat);
+  const Tensor from = weight.contiguous(MemoryFormat::ChannelsLast),
+               transformed = at::empty({16 * weight.numel() / 9}, at::kFloat);
   const auto* const values = from.const_data_ptr<float>();
   auto* const to = transformed.mutable_data_ptr<float>();
   in_parallel(weight.size(0) / kernels.weight_channels, [&](int64_t begin, int64_t end) {
