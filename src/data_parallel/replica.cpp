@@ -188,6 +188,11 @@ Batch Replica::checked_grains(const Batch& batch) {
   if (grains < 1)
     refuse("the batch has a grain and no samples: its global_size is " + std::to_string(batch.global_size));
   if (whole.runs.empty()) {
+    if (batch.turns > 0 && averaging_->exchanges_in_forward()) {
+      refuse(
+          "the batch is a part by in_parts() of one without Batch::runs, so ranks may have unequal numbers of parts, "
+          "and with a ShardedOptimizer of stage 3 all must have as many; take batches()");
+    }
     whole.runs.push_back(0);
     for (int other = 0; other < rank_.world_size(); ++other) {
       whole.runs.push_back(part_of(grains, other, rank_.world_size()).end);
@@ -224,7 +229,7 @@ int64_t Replica::stand_ins_of(const Batch& part) const {
   return averaging_->exchanges_in_forward() ? part.most_grains() - part.own_grains().size() : 0;
 }
 
-// As mean_of_grain() does it, but for what is left behind: running statistics stay as they are.
+// As mean_of_grain() does it, but for what is left behind: running statistics and all other buffers stay as they are.
 at::Tensor Replica::mean_of_stand_in(const Batch& part, SamplePlace place, const MeanOf& mean_of) {
   const Batch stand_in = stand_in_for(part, rank_);
   place.first = 0;
@@ -233,8 +238,18 @@ at::Tensor Replica::mean_of_stand_in(const Batch& part, SamplePlace place, const
   const SampleScope scope(place);
   GrainStatistics dropped(*module_, rank_);
   dropped.set_sizes(part.global_size, part.grain);
+  const auto buffers = module_->buffers();
+  std::vector<at::Tensor> before;
+  for (const auto& buffer : buffers) before.push_back(buffer.defined() ? buffer.detach().clone() : buffer);
   at::Tensor mean;
   dropped.forward(0, [&] { mean = mean_of(stand_in); });
+  {
+    const c10::NoGradGuard no_grad;
+    // variable_data: autograd has noted the buffers, and must not see them change.
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      if (before[i].defined()) buffers[i].variable_data().copy_(before[i]);
+    }
+  }
   return this->mean(std::move(mean), stand_in.size(), stand_in.size()).local_mean_;
 }
 

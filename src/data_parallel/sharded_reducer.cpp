@@ -119,16 +119,12 @@ void ShardedReducer::zero_grad() {
 }
 
 // variable_data: not a view for autograd, of which an optimizer's zero_grad() could not call detach_().
-at::Tensor ShardedReducer::gradient_of(size_t slot) const {
-  const auto& piece = places_[slot].piece;
-  if (!slots_[slot].used || piece.size == 0) return {};
-  return reductions_[slots_[slot].bucket].gradient.narrow(0, piece.in_slice, piece.size).variable_data();
-}
-
-at::Tensor ShardedReducer::kept_gradient_of(size_t slot) const {
-  const auto& kept = places_[slot].kept;
-  if (!slots_[slot].used) return {};
-  return reductions_[slots_[slot].bucket].kept.narrow(0, kept.in_slice, kept.size).variable_data();
+at::Tensor ShardedReducer::gradient_of(size_t slot, PieceOf piece) const {
+  const auto& mine = places_[slot].*piece;
+  if (!slots_[slot].used || mine.size == 0) return {};
+  const Reduction& reduction = reductions_[slots_[slot].bucket];
+  const at::Tensor& slice = piece == &ShardedBucket::Place::kept ? reduction.kept : reduction.gradient;
+  return slice.narrow(0, mine.in_slice, mine.size).variable_data();
 }
 
 std::vector<at::Tensor> ShardedReducer::gradients() {
@@ -181,10 +177,10 @@ void ShardedReducer::use() {
   check_unchanged();
   pass_on_slices();
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    const auto& piece = places_[slot].piece;
-    if (piece.size > 0) piece.values.mutable_grad() = gradient_of(slot);
-    const auto& kept = places_[slot].kept;
-    if (kept.size > 0) kept.values.mutable_grad() = kept_gradient_of(slot);
+    for (const PieceOf piece : {&ShardedBucket::Place::piece, &ShardedBucket::Place::kept}) {
+      const auto& mine = places_[slot].*piece;
+      if (mine.size > 0) mine.values.mutable_grad() = gradient_of(slot, piece);
+    }
   }
   if (keeps_whole()) return;
   averaged_ = false;

@@ -181,13 +181,13 @@ void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<
 std::vector<StatePiece> pieces_of_state(const torch::optim::Optimizer& optimizer,
                                         const std::vector<ShardedBucket>& buckets) {
   const c10::NoGradGuard no_grad;
+  std::map<std::string, const Place*> places;
+  for (const auto& bucket : buckets) {
+    for (const auto& place : bucket.places) places.emplace(place.name, &place);
+  }
   std::vector<StatePiece> pieces;
   for (const PieceOf piece : {&Place::piece, &Place::kept}) {
     const auto state = optimizer_state(optimizer, named_pieces_of(buckets, piece));
-    std::map<std::string, const Place*> places;
-    for (const auto& bucket : buckets) {
-      for (const auto& place : bucket.places) places.emplace(place.name, &place);
-    }
     for (const auto& [name, value] : state) {
       const Place& place = *places.at(parts_of_name(name).second);
       if (value.dim() == 0) {

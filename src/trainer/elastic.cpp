@@ -47,6 +47,11 @@ void check_elastic(const TrainOptions& options) {
   if (options.batch.grain == 0) {
     refuse("without a `grain` the weights' bits depend on their number; give a `grain`, such as 32");
   }
+  if (options.exchange.zero_stage == 3) {
+    refuse(
+        "with `zero_stage` 3 a slice of the parameters is lost with its device; take `zero_stage` 1 or 2 with "
+        "`keep_twice`");
+  }
   if (options.exchange.zero_stage > 0 && !options.exchange.keep_twice) {
     refuse("with `zero_stage` " + std::to_string(options.exchange.zero_stage) +
            " a slice of the optimizer's state is lost with its device. Give `keep_twice` too, and each slice is at two "
@@ -70,6 +75,7 @@ void check_elastic(const TrainOptions& options) {
 // A rank that was prepared for an update cannot know whether another one heard that all were.
 void put_pieces(TwiceKept& kept, RunState& state) {
   io::NamedTensors parameters = state.tensors;
+  state.in_pieces = true;
   state.pieces = kept.pieces("optimizer", state.tensors);
   state.updates = kept.updates();
   if (!kept.is_prepared()) return;
@@ -78,11 +84,14 @@ void put_pieces(TwiceKept& kept, RunState& state) {
 }
 
 void hand_over(std::optional<RunState>& state, Rank& rank) {
-  const bool is_in_pieces = state && !state->pieces.empty();
+  const bool is_in_pieces = state && state->in_pieces;
   const at::Tensor all = of_all_ranks(rank, {steps_done(state), is_in_pieces ? 1 : 0, state ? state->updates : 0});
   const at::Tensor positions = all.select(1, 0), in_pieces = all.select(1, 1);
   const auto farthest = positions.max().item<int64_t>();
-  if (positions.min().item<int64_t>() == farthest && !in_pieces.any().item<bool>()) return;
+  if (positions.min().item<int64_t>() == farthest && !in_pieces.any().item<bool>()) {
+    if (state) state->updates = all[0][2].item<int64_t>();  // one from a checkpoint counts from 0
+    return;
+  }
   // All ranks begin alike, and of that one has no pieces that broke off before it had made them.
   if (farthest == 0 && in_pieces.any().item<bool>()) {
     state.reset();
@@ -115,7 +124,11 @@ void hand_over(std::optional<RunState>& state, Rank& rank) {
     for (auto& whole : joined_pieces(pieces_after(theirs.updates, state), rank))
       theirs.tensors.push_back(std::move(whole));
   }
-  if (is_in_pieces || steps_done(state) < farthest) state = std::move(theirs);
+  if (is_in_pieces || steps_done(state) < farthest) {
+    state = std::move(theirs);
+  } else {
+    state->updates = theirs.updates;
+  }
   rank.barrier();  // all have it
 }
 

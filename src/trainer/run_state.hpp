@@ -41,7 +41,8 @@ struct RunState {
 
   // Of an elastic job with keep_twice, in memory alone: what this rank has of the trained parameters and of the
   // optimizer's state, which `tensors` then lack. `next_pieces` are those of one update later, if the others may have
-  // done it; else none.
+  // done it; else none. Of a small net a rank may have nothing: then it has no pieces, and is in pieces all the same.
+  bool in_pieces = false;
   std::vector<StatePiece> pieces = {}, next_pieces = {};
   int64_t updates = 0;  // since the job began; steps that were skipped have none
 };

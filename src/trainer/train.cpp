@@ -194,8 +194,9 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
     RankTrainer trainer(settings, callbacks, task, rank, trace ? &*trace : nullptr,
                         settings.cuda_graph ? make_cuda_graph() : nullptr, begin ? &*begin : nullptr);
     if (elastic) trainer.be_elastic(elastic->newer());
-    for (auto* const whole : {&begin, &resumed}) {  // of which the trainer has its slices now
-      if (elastic && settings.exchange.keep_twice && *whole) (*whole)->tensors.clear();
+    if (elastic && settings.exchange.keep_twice) {  // the trainer has its slices of it now
+      resumed.reset();
+      if (begin) begin->tensors.clear();
     }
     const auto complete = [&](RunState state) {
       state.epochs = static_cast<int>(result.history.size());

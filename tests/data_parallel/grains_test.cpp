@@ -554,6 +554,72 @@ TEST(GrainStandInsTest, NeedAnExample) {
                                      HasSubstr("take batches(), or give one sample in Batch::like")));
 }
 
+TEST(GrainStandInsTest, NeedAnExampleThatIsLikeTheBatch) {
+  using Change = std::function<void(Batch&)>;
+  const auto training = [](const Change& change) {
+    return error_with(3, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
+      lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
+      Batch batch = batch_of(rank, 8, 4);
+      batch.x = batch.x.unsqueeze(1);
+      if (batch.like.x.defined()) batch.like.x = batch.like.x.unsqueeze(1);
+      change(batch);
+      net.loss(batch, [&](const Batch& part) { return F::cross_entropy(net(part.x.flatten(1)), part.y); }).backward();
+    });
+  };
+  EXPECT_EQ(training([](Batch&) {}), "(no error)");
+  EXPECT_THAT(
+      training([](Batch& batch) { batch.x = batch.x.flatten(1); }),
+      AllOf(HasSubstr("rank 2"), HasSubstr("batch.like.x is Float of sizes [1, 1, 4]"),
+            HasSubstr("batch.x is Float of sizes [0, 4]"), HasSubstr("Do to batch.like.x what you did to batch.x")));
+  EXPECT_THAT(training([](Batch& batch) {
+                if (batch.size() == 0) batch.y = batch.y.to(torch::kInt);
+              }),
+              AllOf(HasSubstr("rank 2"), HasSubstr("Do to batch.like.y what")));
+  EXPECT_THAT(training([](Batch& batch) { batch.more["mask"] = batch.x; }),
+              AllOf(HasSubstr("rank 2"), HasSubstr("batch.like.more[\"mask\"] is not there")));
+}
+
+// Three ranks have two, two and one of five grains. With divided parameters they compute each part equally often.
+TEST(GrainStandInsTest, NeedPartsThatAllRanksHave) {
+  const auto training = [](int stage) {
+    return error_with(3, [stage](Rank& rank) {
+      DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
+      lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = stage});
+      Batch batch = batch_of(rank, 10, 2);
+      batch.runs.clear();
+      const auto parts = batch.in_parts(2);
+      for (size_t i = 0; i < parts.size(); ++i) {
+        std::optional<NoSync> more;
+        if (i + 1 < parts.size()) more.emplace(net.replica());
+        net.loss(parts[i], F::cross_entropy).backward();
+      }
+    });
+  };
+  EXPECT_EQ(training(1), "(no error)");
+  EXPECT_THAT(training(3), AllOf(HasSubstr("without Batch::runs"), HasSubstr("take batches()")));
+}
+
+struct CountingNetImpl : torch::nn::Module {
+  CountingNetImpl() { count = register_buffer("count", torch::zeros({}, torch::kLong)); }
+  Tensor forward(const Tensor& x) {
+    count.add_(1);
+    return linear(x);
+  }
+  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(4, 3));
+  Tensor count;
+};
+TORCH_MODULE(CountingNet);
+
+TEST(GrainStandInsTest, LeaveBuffersOfAModuleOfYourOwnAsTheyAre) {
+  lockstep::run(lockstep::test_devices(4), [](Rank& rank) {
+    DataParallel net(CountingNet(), rank, {.average = false});
+    lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
+    net.loss(batch_of(rank, 10, 2), F::cross_entropy).backward();  // five grains
+    EXPECT_EQ(net->count.item<int64_t>(), rank.index() == 0 ? 2 : 1);
+  });
+}
+
 TEST(GrainStandInsTest, LayersThatOneGrainAloneUsesAreNamed) {
   const std::string error = error_with(2, [](Rank& rank) {
     DataParallel net(torch::nn::Sequential(lockstep::UnevenLayers(4)), rank, {.average = false});

@@ -281,5 +281,63 @@ TEST(ElasticSteps, OfARankThatOthersWentOnWithoutAreUpdatedAlone) {
   EXPECT_GE(found, 1);
 }
 
+// A net of fewer lines of values than there are slices: ranks 2 and 3 have nothing of it.
+TEST(ElasticSteps, OfARankWithoutPiecesAreNotTakenForTheWholeState) {
+  TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
+  options.epochs = 2;
+  const Dataset samples{torch::randn({24, 10}), torch::randn({24, 1})};
+  const Task task{.module = [] { return torch::nn::Linear(10, 1); },
+                  .criterion = torch::nn::functional::mse_loss,
+                  .train = samples};
+  // On four ranks, of which number `first` is the first one of the next generation. Gives the weights.
+  const auto trained = [&](int first) {
+    const TrainCallbacks callbacks;
+    States left(4);
+    std::string weights;
+    run(Devices(4, torch::kCPU), [&](Rank& rank) {
+      RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
+      trainer.be_elastic({});
+      trainer.epoch(1);
+      left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
+      left[static_cast<size_t>(rank.index())]->epochs = 1;
+    });
+    EXPECT_FALSE(left[0]->pieces.empty());
+    EXPECT_TRUE(left[3]->pieces.empty());
+    run(Devices(4, torch::kCPU), [&](Rank& rank) {
+      std::optional<RunState> state = left[static_cast<size_t>((rank.index() + first) % 4)];
+      hand_over(state, rank);
+      RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr, &*state);
+      trainer.epoch(2);
+      if (rank.index() == 0) weights = weights_hash(*trainer.whole());
+    });
+    return weights;
+  };
+  std::string in_peace;
+  run({torch::kCPU}, [&](Rank& rank) {
+    const TrainCallbacks callbacks;
+    RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
+    trainer.epoch(1);
+    trainer.epoch(2);
+    in_peace = weights_hash(*trainer.whole());
+  });
+  for (const int first : {0, 3}) EXPECT_EQ(trained(first), in_peace) << "from rank " << first << " on";
+}
+
+// One that joins with a checkpoint of just this step has counted none.
+TEST(ElasticSteps, OfWholeStatesHaveOneNumberOfUpdates) {
+  for (const int64_t behind : {0, 1}) {  // no rank, and one more that has fewer steps
+    run(Devices(3, torch::kCPU), [&](Rank& rank) {
+      std::optional<RunState> state;
+      state.emplace();
+      state->steps = rank.index() == 2 ? 3 - behind : 3;
+      state->config = "{}";
+      state->updates = 5 - rank.index();
+      hand_over(state, rank);
+      EXPECT_EQ(state->steps, 3);
+      EXPECT_EQ(state->updates, 5);
+    });
+  }
+}
+
 }  // namespace elastic_steps_test
 }  // namespace lockstep

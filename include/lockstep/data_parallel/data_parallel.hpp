@@ -129,7 +129,9 @@ class DataParallel {
   // once for this rank's part, unless that is empty; with a grain once for each grain of it, ascending. If the module
   // has a SyncBatchNorm, or with stage 3, it is called for an empty part too, and must then give a sum. By grains, call
   // backward() before the next loss(): BatchNorm's running statistics follow the last one. With a grain and stage 3 it
-  // is called as often on all ranks, for stand-ins too (Replica::loss_by_grains()), and never for an empty part.
+  // is called as often on all ranks, for stand-ins too (Replica::loss_by_grains()), and never for an empty part. The
+  // module's buffers do not change by stand-ins. Hooks on parameters do see them, and so does what mean_of() counts
+  // itself; there SampleScope::current()->place().again tells.
   template <std::invocable<const Batch&> MeanOf>
   Loss loss(const Batch& batch, const MeanOf& mean_of) {
     if (batch.grain > 0) return replica_->loss_by_grains(batch, mean_of);

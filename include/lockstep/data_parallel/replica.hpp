@@ -152,8 +152,9 @@ class Replica : public std::enable_shared_from_this<Replica> {
   //
   // With a ShardedOptimizer of stage 3 all ranks must compute the layers equally often. So a rank with fewer grains
   // than another one calls mean_of() for stand-ins too, after its grains: for two samples, or one if a grain has one.
-  // What that gives is dropped, and SampleScope::current()->place().again is true then. Throws Error also: a batch
-  // without samples and without Batch::like.
+  // What that gives is dropped, and SampleScope::current()->place().again is true then. The module's buffers are then
+  // as before. Throws Error also: a batch without samples, without Batch::like or with one that is not like x, y and
+  // `more`; a part by in_parts() of a batch without Batch::runs.
   using MeanOf = std::function<at::Tensor(const Batch& grain)>;
   Loss loss_by_grains(const Batch& batch, const MeanOf& mean_of);
   at::Tensor backward_by_grains(const Batch& batch, const MeanOf& mean_of);

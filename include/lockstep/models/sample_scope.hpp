@@ -16,7 +16,7 @@ struct SamplePlace {
   int64_t batch = 0;   // its number in the step, if gradients of several whole batches add up there
   int64_t first = 0;   // the first sample's place in the global batch; -1: not known
   int64_t size = 1;    // the number of samples
-  bool again = false;  // computed once more to be compared, so whoever counts losses leaves it out
+  bool again = false;  // computed beside the batch, to be compared or as a stand-in: count no loss of it
 };
 
 class SampleScope {

@@ -33,9 +33,9 @@ struct ExchangeOptions {
   // lars and lamb.
   int zero_stage = 0;
   // With zero_stage 1 or 2: each rank also keeps and updates the slice of the rank before it. So an elastic job
-  // (`lockstep launch --elastic`) goes on when a rank is lost, unless its neighbour is lost within the same step. Cost
-  // on N ranks: each keeps 2/N of the optimizer's state and not 1/N, and another 1/N of the gradients; in each step it
-  // sends 1/N of the gradients' bytes more.
+  // (`lockstep launch --elastic`) goes on when a rank is lost, unless its neighbour is lost before the others have gone
+  // on, as one on the same machine may be. Cost on N ranks: each keeps 2/N of the optimizer's state and not 1/N, and
+  // another 1/N of the gradients; in each step it sends 1/N of the gradients' bytes more.
   bool keep_twice = false;
 };
 
