@@ -281,6 +281,8 @@ void ChildProcesses::pass_on(int signal) {
   send(signal);
   if (signal == SIGUSR1 || signal == SIGUSR2) return;
   stop_signal_ = signal;
+  const auto runs = [](const Child& child) { return child.runs; };
+  if (first_failure_ == 0 && std::none_of(children_.begin(), children_.end(), runs)) first_failure_ = 128 + signal;
   if (next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + options_.until_term_when_stopped;
 }
 

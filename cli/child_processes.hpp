@@ -66,7 +66,8 @@ class ChildProcesses {
 
   struct Ending {
     // The exit code of the first failure, or 128 + the number of its signal, also if the others went on without it. If
-    // a process had to be ended after a request, 128 + the request's number. 0 if all succeeded.
+    // a process had to be ended after a request, or none ran when it came, 128 + the request's number. 0 if all
+    // succeeded.
     int code = 0;
     bool failed = false;  // a process failed that the others do not go on without
     // A signal that asks to end was passed on, or a process's exit code says that it got one.

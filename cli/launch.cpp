@@ -80,7 +80,7 @@ void set_master(const std::string& text, Nodes& nodes) {
   nodes.port = std::stoi(port);
 }
 
-// Of several machines. Unless flags say otherwise, SLURM does.
+// The machines of the job. Unless flags name them, SLURM does.
 Nodes nodes_of(const NodeFlags& flags, bool elastic) {
   const bool are_given = flags.node || flags.nodes || flags.most || !flags.master.empty();
   if (are_given && !elastic) {
@@ -116,7 +116,7 @@ Nodes nodes_of(const NodeFlags& flags, bool elastic) {
     throw CLI::ValidationError(
         "--nodes needs --master HOST:PORT, an address of node 0 that the others reach, and a free port there");
   }
-  nodes.on_one_machine = nodes.address == "localhost" || nodes.address == "::1" || nodes.address.starts_with("127.");
+  nodes.on_one_machine = is_on_loopback(nodes.address);
   return nodes;
 }
 
@@ -131,10 +131,6 @@ void check_elastic_launch(const LaunchFlags& flags) {
     throw CLI::ValidationError(
         "--keep-going is for asynchronous workers and --elastic for lockstep train; leave one of the two out");
   }
-}
-
-int launch_elastic_job(const LaunchFlags& flags) {
-  return (flags.nodes.node == 0 ? launch_elastic(flags) : launch_as_agent(flags)).code;
 }
 
 ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed, LaunchedJob& job) {
@@ -158,14 +154,14 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   for (int rank = 0; rank < flags.processes; ++rank) {
     auto all = variables_of(rank);
     all.push_back(printed.variable());
-    all.push_back("LOCKSTEP_ELASTIC_MEMBER=");  // which may be another launcher's
+    all.emplace_back("LOCKSTEP_ELASTIC_MEMBER=");  // which may be another launcher's
     processes.start(words, all, rank);
   }
   return processes.wait();
 }
 
 int launch_command(const LaunchFlags& flags) {
-  if (flags.elastic) return launch_elastic_job(flags);
+  if (flags.elastic) return launch_elastic(flags).code;
   LaunchedJob job;
   for (int attempt = 0;; ++attempt) {
     const PrintedOnce printed;

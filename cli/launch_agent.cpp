@@ -3,7 +3,6 @@
 #include <lockstep/base/error.hpp>
 
 #include <chrono>
-#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -24,7 +23,7 @@ class Agent {
   explicit Agent(const LaunchFlags& flags)
       : flags_(flags),
         words_(program_words(flags)),
-        patience_(comm::rendezvous_timeout_in(std::getenv).value_or(60s)),
+        patience_(patience_with_others()),
         rendezvous_(environment_of_node(flags), comm::WaitLimit{patience_}),
         where_{rendezvous_.store_address(), rendezvous_.store_port(), checked_key_file(flags.nodes)},
         agent_(rendezvous_.connect_to_all(), environment_of(elastic_variables(flags, where_, 0, 0)).job,
@@ -33,7 +32,7 @@ class Agent {
 
   ChildProcesses::Ending wait() {
     auto ending = processes_.wait();
-    with_store([&] { agent_.leave(); });
+    with_store([&] { agent_.leave(ending.code); });
     return ending;
   }
 
@@ -59,17 +58,20 @@ class Agent {
 
   // Gives whether to go on though no process runs.
   bool look(int ending) {
-    if (!is_over_) with_store([&] { obey(agent_.orders()); });
+    with_store([&] {
+      const auto orders = agent_.orders();  // also while processes end: it says that this machine lives
+      if (!is_over_) obey(orders, ending != 0);
+    });
     if (!welcome_ && !is_over_ && Clock::now() - came_ > patience_ + kUntilWelcome) {
       end(1, "node 0's launcher did not take this machine in");
     }
     return !is_over_ && ending == 0;
   }
 
-  void obey(const std::vector<Order>& orders) {
+  void obey(const std::vector<Order>& orders, bool ends) {
     for (const Order& order : orders) {
       if (order.kind == Order::Kind::welcome) welcome_ = true;
-      if (order.kind == Order::Kind::start) start(order);
+      if (order.kind == Order::Kind::start && !ends) start(order);
       if (order.kind == Order::Kind::kill) processes_.end(order.member);
       if (order.kind == Order::Kind::out) come_again();
       if (order.kind == Order::Kind::over) end(order.code, order.why);
@@ -79,8 +81,13 @@ class Agent {
   void start(const Order& order) {
     auto variables = elastic_variables(flags_, where_, order.place, order.member);
     variables.push_back(printed_.variable());
-    processes_.start(words_, variables, order.member);
-    running_.insert(order.member);
+    try {
+      processes_.start(words_, variables, order.member);
+      running_.insert(order.member);
+    } catch (const Error& error) {  // as of one that ended at once: node 0 decides what follows
+      launch_says(error.what());
+      agent_.note_end(order.member, {.failed = true, .stopped = false, .how = error.what()}, /*killed=*/false, 1);
+    }
   }
 
   void come_again() {

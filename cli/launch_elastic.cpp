@@ -3,9 +3,12 @@
 #include <lockstep/base/error.hpp>
 
 #include <chrono>
+#include <csignal>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,9 +26,10 @@ using Clock = std::chrono::steady_clock;
 class ElasticLauncher {
  public:
   explicit ElasticLauncher(const LaunchFlags& flags)
-      : flags_(flags), words_(program_words(flags)), patience_(comm::rendezvous_timeout_in(std::getenv).value_or(60s)) {
+      : flags_(flags), words_(program_words(flags)), patience_(patience_with_others()) {
     processes_.emplace(options());  // before the store starts threads
     keep_store();
+    made_ = Clock::now();
     elastic_.emplace(store_, job(), flags.all_processes(), flags.restarts(),
                      comm::ElasticLaunch::Limits{.until_first_beat = patience_},
                      comm::ElasticLaunch::Machines{flags.nodes.count, flags.nodes.most});
@@ -59,7 +63,11 @@ class ElasticLauncher {
 
   void keep_store() {
     if (has_agents()) {
-      rendezvous_ = std::make_unique<comm::Rendezvous>(environment_of_node(flags_), comm::WaitLimit{patience_});
+      std::stop_source asked;
+      const std::jthread looks([&](const std::stop_token& end) { wait_for_request(end, asked); });
+      const comm::WaitLimit limit{patience_, asked.get_token()};
+      rendezvous_ = std::make_unique<comm::Rendezvous>(environment_of_node(flags_), limit);
+      check_address();
       store_ = rendezvous_->connect_to_all();
       where_ = {rendezvous_->store_address(), rendezvous_->store_port(), checked_key_file(flags_.nodes)};
       return;
@@ -68,6 +76,24 @@ class ElasticLauncher {
     const auto kept = comm::host_store("127.0.0.1", 0, {key_->key(), launch_says});
     store_ = kept.store;
     where_ = {"127.0.0.1", kept.port, key_->file()};
+  }
+
+  // ChildProcesses takes signals once it waits. Until then they are blocked, and the rendezvous may take long.
+  static void wait_for_request(const std::stop_token& end, std::stop_source& asked) {
+    for (sigset_t signals; !end.stop_requested() && !asked.stop_requested(); std::this_thread::sleep_for(10ms)) {
+      sigpending(&signals);
+      for (const int signal : {SIGHUP, SIGINT, SIGQUIT, SIGTERM}) {
+        if (sigismember(&signals, signal) == 1) asked.request_stop();
+      }
+    }
+  }
+
+  // With other machines from the start, they tell by which address they reach this one.
+  void check_address() const {
+    const std::string& address = rendezvous_->store_address();
+    if (flags_.nodes.count > 1 || flags_.nodes.on_one_machine || !is_on_loopback(address)) return;
+    throw Error(flags_.nodes.address_name + " " + flags_.nodes.address + " means this machine itself here (" + address +
+                "), so no other machine could come: set it to an address of this machine that the others reach");
   }
 
   comm::LaunchEnvironment environment_of_member(int member) const {
@@ -90,6 +116,9 @@ class ElasticLauncher {
   // Gives whether the others go on.
   bool note_end(int member, const comm::ProcessEnd& end, bool killed) {
     const bool go_on = elastic_->note_end(member, end, killed);
+    if (!go_on && end.failed && why_.empty()) {
+      why_ = format("process %d of node %d is gone: ", member, elastic_->node_of(member)) + end.how;
+    }
     if (go_on || elastic_->takes_part()) return go_on;
     const auto announced = comm::announce_end(store_, environment_of_member(member), end);
     if (end.failed)
@@ -99,7 +128,8 @@ class ElasticLauncher {
 
   bool look(int ending) {
     if (has_agents()) {
-      if (ending != 0) elastic_->end(ending);
+      is_ending_ = ending != 0;
+      if (is_ending_) end_agents(ending);
       hear();
       if (!begun_) return ending == 0 ? wait_for_agents() : !elastic_->agents_are_gone();
     }
@@ -107,10 +137,20 @@ class ElasticLauncher {
       looked_ = Clock::now();
       look_at_hearts();
       if (start_successors()) return true;
+      if (elastic_->lacks_successors() && !std::exchange(said_that_none_are_left_, true)) {
+        launch_says(format("no successors are left, since at most %d start (--max-restarts of lockstep launch)",
+                           flags_.restarts()));
+      }
     }
     if (!has_agents()) return false;
-    if (!elastic_->some_run()) elastic_->end(ending);
+    if (!elastic_->some_run()) end_agents(ending);
     return !elastic_->agents_are_gone();
+  }
+
+  // Their users learn why. Nobody asks why all has succeeded.
+  void end_agents(int code) {
+    if (why_.empty()) why_ = "it was ended there";
+    elastic_->end(code, code == 0 ? "" : "node 0 has ended the job: " + why_);
   }
 
   // Gives whether to go on waiting.
@@ -125,6 +165,7 @@ class ElasticLauncher {
           format("no launcher has come from node%s %s within %g s. Start it there with --node, --nodes and "
                  "--master; if it only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)",
                  absent.size() == 1 ? "" : "s", list.c_str(), patience_.count() * 1e-3));
+      why_ = "not all machines have come";
       processes_->end_all(1);
     }
     return true;
@@ -141,14 +182,25 @@ class ElasticLauncher {
                   report.end.how + (go_on ? "; the others go on without it" : ""));
       if (!go_on) processes_->end_all(report.code);
     }
-    for (const auto& loss : heard.lost) {
-      launch_says(format("node %d is gone: its launcher gives no sign of life", loss.node) +
-                  (loss.go_on ? "; the others go on without it" : ""));
-      if (!loss.go_on && begun_) processes_->end_all(1);
-    }
+    for (const auto& loss : heard.lost) lose(loss);
     for (const int node : heard.came) {
       if (begun_) launch_says(format("node %d has come", node));
     }
+  }
+
+  void lose(const comm::ElasticLaunch::Heard::LostNode& loss) {
+    const bool asked = loss.code && *loss.code > 128;  // a signal to one launcher ends the job everywhere
+    if (loss.code && (is_ending_ || (loss.members.empty() && !asked))) return;  // it has ended with its processes
+    const std::string how =
+        format("node %d is gone: its launcher ", loss.node) +
+        (!loss.code ? std::string("gives no sign of life") : format("has ended with exit code %d", *loss.code));
+    const bool go_on = loss.go_on && !asked;
+    launch_says(how + (!go_on || is_ending_ || !elastic_->some_run() ? ""
+                       : begun_                                      ? "; the others go on without it"
+                                                                     : "; the job begins once it has come again"));
+    if (go_on || is_ending_) return;
+    if (why_.empty()) why_ = how;
+    processes_->end_all(asked ? *loss.code : 1);
   }
 
   void look_at_hearts() {
@@ -185,9 +237,12 @@ class ElasticLauncher {
   const std::vector<std::string> words_;
   const std::chrono::milliseconds patience_;  // with processes and machines that do not begin
   const PrintedOnce printed_;
-  const Clock::time_point made_ = Clock::now();
+  Clock::time_point made_ = {};  // when the others' launchers could first come
   Clock::time_point looked_ = {};
   bool begun_ = false;
+  bool is_ending_ = false;
+  bool said_that_none_are_left_ = false;
+  std::string why_ = {};                          // the job ends, for the other machines' users
   std::unique_ptr<comm::HandedKey> key_;          // of a job on one machine
   std::unique_ptr<comm::Rendezvous> rendezvous_;  // of one on several
   comm::StorePtr store_;
@@ -199,6 +254,7 @@ class ElasticLauncher {
 }  // namespace
 
 ChildProcesses::Ending launch_elastic(const LaunchFlags& flags) {
+  if (flags.nodes.node != 0) return launch_as_agent(flags);
   return ElasticLauncher(flags).wait();
 }
 

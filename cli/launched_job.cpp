@@ -88,11 +88,21 @@ comm::LaunchEnvironment environment_of_node(const LaunchFlags& flags) {
 std::string checked_key_file(const Nodes& nodes) {
   const char* const file = std::getenv("LOCKSTEP_JOB_KEY_FILE");
   if (file != nullptr && *file != '\0') return file;
-  if (nodes.on_one_machine) return "";
+  if (nodes.on_one_machine && is_on_loopback(nodes.address)) return "";
   throw Error(
       "an elastic job on several machines needs a key, or everybody on the network could join it. Make one with "
       "(umask 077; head -c 32 /dev/urandom >job.key), copy it to all machines, and set LOCKSTEP_JOB_KEY_FILE to its "
-      "path");
+      "path" +
+      std::string(nodes.on_one_machine ? "; or, on one machine alone, set " + nodes.address_name + " to 127.0.0.1"
+                                       : ""));
+}
+
+bool is_on_loopback(const std::string& address) {
+  return address.empty() || address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+std::chrono::milliseconds patience_with_others() {
+  return comm::rendezvous_timeout_in(std::getenv).value_or(std::chrono::seconds(60));
 }
 
 }  // namespace lockstep::cli

@@ -1,6 +1,7 @@
 // What `lockstep launch` is asked for, and what each of its processes finds in its environment.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <utility>
@@ -65,9 +66,11 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
 std::vector<std::string> program_words(const LaunchFlags& flags);
 
 // Runs an elastic job's processes on this machine, and waits for its end.
-ChildProcesses::Ending launch_elastic(const LaunchFlags& flags);        // also the machine that keeps the store
-ChildProcesses::Ending launch_as_agent(const LaunchFlags& flags);       // a machine that does not
+ChildProcesses::Ending launch_elastic(const LaunchFlags& flags);        // on any machine
+ChildProcesses::Ending launch_as_agent(const LaunchFlags& flags);       // the same where it does not keep the store
 comm::LaunchEnvironment environment_of_node(const LaunchFlags& flags);  // for the store of several machines
-std::string checked_key_file(const Nodes& nodes);                       // throws Error: several machines need a key
+std::string checked_key_file(const Nodes& nodes);                       // throws Error: the network needs a key
+bool is_on_loopback(const std::string& address);                        // or it is empty
+std::chrono::milliseconds patience_with_others();                       // that are to come, LOCKSTEP_RENDEZVOUS_TIMEOUT
 
 }  // namespace lockstep::cli

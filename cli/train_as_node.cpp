@@ -2,7 +2,6 @@
 
 #include <lockstep/base/error.hpp>
 
-#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +15,8 @@
 namespace lockstep::cli {
 namespace {
 
+constexpr int kMostNodes = 1024;  // as of lockstep launch --max-nodes
+
 std::vector<std::string> own_words() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> words;
@@ -24,7 +25,7 @@ std::vector<std::string> own_words() {
   return words;
 }
 
-// Of what started this process.
+// What started this process.
 comm::LaunchEnvironment checked_launch(const ElasticBounds& bounds) {
   const auto launch = comm::read_launch_environment(std::getenv);
   if (!launch) {
@@ -42,6 +43,10 @@ comm::LaunchEnvironment checked_launch(const ElasticBounds& bounds) {
   }
   if (launch->agent_store) {
     throw UsageError("--elastic is for lockstep launch too: lockstep launch -n N --elastic lockstep train …");
+  }
+  if (bounds.most > kMostNodes) {
+    throw UsageError("--elastic " + to_string(bounds) + " asks for more than " + std::to_string(kMostNodes) +
+                     " processes");
   }
   if (launch->world_size < bounds.fewest || launch->world_size > bounds.most) {
     throw UsageError("--elastic " + to_string(bounds) + " does not go with the " + std::to_string(launch->world_size) +
@@ -69,7 +74,7 @@ std::optional<int> train_as_node(const ElasticBounds& bounds) {
                               .local = std::pair(launch.local_rank, launch.local_world_size)},
                     .fewest = bounds.fewest,
                     .words = own_words()};
-  return (launch.rank == 0 ? launch_elastic(flags) : launch_as_agent(flags)).code;
+  return launch_elastic(flags).code;
 }
 
 }  // namespace lockstep::cli

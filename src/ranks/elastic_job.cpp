@@ -120,6 +120,11 @@ bool ElasticJob::enter() {
                     " stood still for so long that the others have gone on without it");
       }
       if (stop_.stop_requested()) throw Stopped("stopped by request");
+      const auto others = static_cast<int>(now.members.size());
+      if (bounds_.most > 0 && others >= bounds_.most) {  // the others go on
+        throw Error("process " + std::to_string(launch_.member) + " of an elastic job is one too many: " +
+                    std::to_string(others) + " run, and it is to have at most " + std::to_string(bounds_.most));
+      }
       generations_.join(launch_.member);
       std::this_thread::sleep_for(kLongestPauseOfEntering);
     }

@@ -160,6 +160,11 @@ double Rank::mean(double value, double weight) {
 }
 
 bool Rank::regroups() {
+  if (!place_->members.name.empty()) {
+    throw Error(name() +
+                ": regroups() is for all ranks of the run at the same time, so call it on the Rank that run() "
+                "gives, and not on a group's");
+  }
   comm::RunningWorld& run = *place_->run;
   if (run.elastic == nullptr) return false;
   const bool regroups = any(run.elastic->newer().stop_requested());  // so all have come here

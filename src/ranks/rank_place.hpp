@@ -55,7 +55,7 @@ class RunningWorld {
   const int process;
   const std::chrono::milliseconds timeout;  // of a wait for other ranks
 
-  // Of a run with RunOptions::elastic:
+  // If the run has RunOptions::elastic:
   ElasticJob* elastic = nullptr;
   std::atomic<bool> has_begun = false;  // all have the same state
   std::atomic<bool> regroups = false;   // the body is to be called again

@@ -48,7 +48,7 @@ void remove_files(const fs::path& run) {
 }  // namespace
 
 void check_shared_folder(const fs::path& run, int generation, Rank& rank) {
-  if (run.empty() || !on_several_machines()) return;
+  if (run.empty() || !rank.any(on_several_machines())) return;  // one that came later knows that there are several
   const std::string name = shared_text(
       rank.index() == 0 ? kStart + std::to_string(generation) + "-" + std::to_string(getpid()) : "", rank, 0);
   if (rank.index() == 0) {

@@ -51,7 +51,7 @@ struct Report {
   int member = 0;
   ProcessEnd end = {};
   bool killed = false;  // by a signal, while nothing was to end
-  int code = 0;         // 128 + a signal's number
+  int code = 0;         // the exit code, or 128 + a signal's number
 };
 
 std::string to_text(const Order& order);

@@ -37,11 +37,11 @@ std::vector<Order> ElasticAgent::orders() {
 bool ElasticAgent::note_end(int member, const ProcessEnd& end, bool killed, int code) {
   const bool is_loss = end.failed && (killed || !generations_.newest().index_of(member));
   visit_->post(Report{.member = member, .end = end, .killed = killed, .code = code});
-  return is_loss && generations_.takes_part();
+  return is_loss;
 }
 
-void ElasticAgent::leave() {
-  visit_->post(Report{.leaves = true});
+void ElasticAgent::leave(int code) {
+  visit_->post(Report{.leaves = true, .code = code});
 }
 
 }  // namespace lockstep::comm

@@ -27,11 +27,11 @@ class ElasticAgent {
   // An order `start` that is given here may have an order `kill` after it.
   std::vector<Order> orders();
 
-  // Gives whether the others go on without it: one that was killed is a loss, and any other failure ends the job, but
-  // for a successor that has not joined.
+  // Gives whether the others may go on without it: one that was killed is a loss, and any other failure ends the job,
+  // but for a successor that has not joined. If node 0 decides otherwise, the order `over` comes.
   bool note_end(int member, const ProcessEnd& end, bool killed, int code);
 
-  void leave();  // the last call
+  void leave(int code);  // the last call, with the launcher's exit code
 
  private:
   using Clock = std::chrono::steady_clock;

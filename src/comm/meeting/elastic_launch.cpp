@@ -21,6 +21,7 @@ ElasticLaunch::ElasticLaunch(const StorePtr& store, std::string job, int process
 }
 
 std::vector<ElasticLaunch::Start> ElasticLaunch::begin() {
+  begun_ = true;
   std::vector<Start> starts;
   for (int member = 0; member < static_cast<int>(members_.size()); ++member) starts.push_back(started(member));
   return starts;
@@ -42,7 +43,13 @@ ElasticLaunch::Heard ElasticLaunch::hear() {
     if (std::find(news.lost.begin(), news.lost.end(), node) != news.lost.end()) continue;  // it counts as lost
     heard.ended.push_back(report);
   }
-  for (const int node : news.lost) heard.lost.push_back(lose_node(node));
+  for (const int node : news.lost) {
+    heard.lost.push_back(lose_node(node, "its launcher gives no sign of life", heard.ended));
+  }
+  for (const auto& [node, code] : news.left) {
+    heard.lost.push_back(lose_node(node, "its launcher has ended", heard.ended));
+    heard.lost.back().code = code;
+  }
   for (const int node : heard.came) {
     if (node < first_nodes_ || !later_nodes_.insert(node).second) continue;
     for (int place = node * places_; place < (node + 1) * places_; ++place) vacant_.push_back(place);
@@ -71,20 +78,25 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   return true;
 }
 
-ElasticLaunch::Heard::LostNode ElasticLaunch::lose_node(int node) {
+// But for those whose end was reported: they are given to note_end().
+ElasticLaunch::Heard::LostNode ElasticLaunch::lose_node(int node, const std::string& how,
+                                                        const std::vector<Report>& ended) {
   Heard::LostNode loss{.node = node, .members = {}, .go_on = true};
+  if (!begun_) return loss;  // its processes have not started, and do so once it has come again
   for (int member = 0; member < static_cast<int>(members_.size()); ++member) {
-    if (node_of(member) == node && !std::exchange(members_[member].has_ended, true)) loss.members.push_back(member);
+    const auto is_its = [&](const Report& report) { return report.member == member; };
+    if (node_of(member) != node || std::any_of(ended.begin(), ended.end(), is_its)) continue;
+    if (!std::exchange(members_[member].has_ended, true)) loss.members.push_back(member);
   }
   if (loss.members.empty()) return loss;
   has_lost_ = true;
   lost_ = Clock::now();
   const auto before = generations_.newest();
   const auto now = generations_.lose(loss.members);
-  call_off_until(now, {"node " + std::to_string(node) + " of the job is gone: its launcher gives no sign of life",
-                       Failure::Kind::death});
+  call_off_until(now, {"node " + std::to_string(node) + " of the job is gone: " + how, Failure::Kind::death});
   loss.go_on = takes_part() && (!now.over || before.over);
   if (now.over) return loss;
+  restarts_left_ += static_cast<int>(loss.members.size());  // it is no restart if the machine comes again
   for (const int member : loss.members) vacate(member);
   return loss;
 }
@@ -97,6 +109,7 @@ void ElasticLaunch::call_off_until(const Generation& now, const Failure& failure
 
 void ElasticLaunch::vacate(int member) {
   if (restarts_left_ > 0) vacant_.push_back(members_[member].place);
+  lacks_successors_ = lacks_successors_ || restarts_left_ == 0;
 }
 
 std::vector<ElasticLaunch::Start> ElasticLaunch::successors() {
@@ -106,7 +119,10 @@ std::vector<ElasticLaunch::Start> ElasticLaunch::successors() {
   if (now.over || !go_on) return {};
   std::vector<Start> starts;
   for (const int place : std::exchange(vacant_, {})) {
-    if (restarts_left_ == 0) break;
+    if (restarts_left_ == 0) {
+      lacks_successors_ = true;
+      break;
+    }
     if (!there(place / places_)) {
       vacant_.push_back(place);
       continue;
@@ -122,10 +138,10 @@ void ElasticLaunch::kill(int member) {
   nodes_.order(node_of(member), {.kind = Order::Kind::kill, .member = member});
 }
 
-void ElasticLaunch::end(int code) {
+void ElasticLaunch::end(int code, const std::string& why) {
   if (ended_with_) return;
   ended_with_ = code;
-  nodes_.order_all({.kind = Order::Kind::over, .code = code});
+  nodes_.order_all({.kind = Order::Kind::over, .code = code, .why = why});
 }
 
 bool ElasticLaunch::some_run() const {

@@ -55,10 +55,11 @@ class ElasticLaunch {
     std::vector<Report> ended;  // to be given to note_end()
     struct LostNode {
       int node;
-      std::vector<int> members;  // that were lost with it
-      bool go_on;                // the others
+      std::vector<int> members;      // that were lost with it
+      bool go_on;                    // the others
+      std::optional<int> code = {};  // its agent has ended, with this exit code. None: it is silent
     };
-    std::vector<LostNode> lost;
+    std::vector<LostNode> lost;  // also an agent that ended with nothing left to lose
     std::vector<int> came;
     std::vector<std::string> refused;
   };
@@ -82,12 +83,13 @@ class ElasticLaunch {
 
   void kill(int member);  // of another machine
   // The job ends with this exit code, for a reason that this machine's user has been told: all agents are told too.
-  void end(int code);
+  void end(int code, const std::string& why);
 
   int node_of(int member) const { return members_[member].place / places_; }
   int place_of(int member) const { return members_[member].place; }
   bool takes_part() { return generations_.takes_part(); }
   bool has_lost() const { return has_lost_; }
+  bool lacks_successors() const { return lacks_successors_; }     // a place stays empty, since no restart is left
   bool some_run() const;                                          // of all machines
   bool agents_are_gone() const { return nodes_.are_all_gone(); }  // or there is none
 
@@ -105,7 +107,7 @@ class ElasticLaunch {
   bool there(int node) const { return node == 0 || nodes_.is_there(node); }
   void call_off_until(const Generation& now, const Failure& failure);
   void vacate(int member);
-  Heard::LostNode lose_node(int node);
+  Heard::LostNode lose_node(int node, const std::string& how, const std::vector<Report>& ended);
   Start started(int member);
 
   const StorePtr store_;
@@ -122,7 +124,9 @@ class ElasticLaunch {
   std::vector<int> vacant_ = {};
   std::set<int> later_nodes_ = {};  // that have come
   std::vector<int> coming_ = {};    // members that have not the state yet
+  bool begun_ = false;
   bool has_lost_ = false;
+  bool lacks_successors_ = false;
   Clock::time_point looked_ = Clock::now();
   std::optional<Clock::duration> longest_start_;  // until the first beat; none: nobody has begun
   Clock::time_point lost_ = {};                   // the last that was lost

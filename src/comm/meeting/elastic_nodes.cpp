@@ -10,6 +10,7 @@ namespace lockstep::comm {
 namespace {
 
 constexpr int kBeatsOfOneThatLives = 3;  // since another agent of the same node came
+constexpr std::chrono::milliseconds kBetweenLooksForAbsent{90};
 
 std::string refusal(int node, const Arrival& theirs, const Arrival& ours) {
   const auto text = [](const Arrival& arrival) {
@@ -33,11 +34,13 @@ ElasticNodes::News ElasticNodes::look() {
   const auto time = Clock::now();
   // Then this process stood still (Ctrl-Z, a machine that was paused), and others maybe too.
   const bool stood_still = time - std::exchange(looked_, time) > silence_ / 2;
+  const bool looks_for_absent = time - looked_for_absent_ >= kBetweenLooksForAbsent;
+  if (looks_for_absent) looked_for_absent_ = time;
   News news;
   for (int node = 1; node < arrival_.most_nodes; ++node) {
     if (nodes_[node].is_there) read(node, news);
     if (nodes_[node].is_there) see(node, time, stood_still, news);
-    receive(node, time, news);
+    if (nodes_[node].is_there || looks_for_absent) receive(node, time, news);
   }
   return news;
 }
@@ -47,6 +50,7 @@ void ElasticNodes::read(int node, News& news) {
   while (const auto report = one.visit->next_report()) {
     if (report->leaves) {
       one.is_there = false;
+      news.left.emplace_back(node, report->code);
     } else {
       news.ended.emplace_back(node, *report);
     }

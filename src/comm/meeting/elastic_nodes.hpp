@@ -21,6 +21,7 @@ class ElasticNodes {
   struct News {
     std::vector<std::pair<int, Report>> ended;  // by whose agent, and which process
     std::vector<int> lost;                      // nodes that are silent
+    std::vector<std::pair<int, int>> left;      // nodes whose agent has ended, and its exit code
     std::vector<int> came;                      // nodes, also for another time
     std::vector<std::string> refused;           // why an agent was not let in
   };
@@ -52,6 +53,7 @@ class ElasticNodes {
   const std::chrono::milliseconds silence_;
   std::vector<Node> nodes_;  // the first is this one
   Clock::time_point looked_ = Clock::now();
+  Clock::time_point looked_for_absent_ = {};
 };
 
 }  // namespace lockstep::comm

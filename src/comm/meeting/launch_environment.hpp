@@ -27,8 +27,8 @@ struct LaunchEnvironment {
   std::string job = {};       // no other job that runs on this machine has the same
   bool keep_going = false;    // true: the others go on without lost workers (LOCKSTEP_KEEP_GOING=1, with any launcher)
   std::string key_file = {};  // of the job's key (LOCKSTEP_JOB_KEY_FILE); empty: it has none
-  // Of a machine's launcher in an elastic job on several, which is no process of the job itself: what its user calls
-  // the address and the port. Then `rank` is the machine's number.
+  // What the user of a machine's launcher in an elastic job on several calls the address and the port. That launcher is
+  // no process of the job itself, and `rank` is its machine's number.
   std::string node_address_name = {};
   int member = -1;  // this process's number in an elastic job (LOCKSTEP_ELASTIC_MEMBER); -1: it is not elastic
   int fewest = 1;   // processes with which an elastic job goes on (LOCKSTEP_ELASTIC_MIN)

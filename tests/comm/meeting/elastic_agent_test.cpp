@@ -107,6 +107,41 @@ TEST_F(AnElasticAgent, OneLossCountsOnce) {
   EXPECT_THAT(lost, testing::UnorderedElementsAre(4, 5));
 }
 
+TEST_F(AnElasticAgent, ThatIsLostBeforeTheJobBeginsGetsItsProcessesOnce) {
+  hear({&first_, &second_}, [&](auto&) { return launch_.absent_nodes().empty(); });
+  const auto heard = hear({&second_}, [](auto& now) { return !now.lost.empty(); });
+  ASSERT_THAT(heard.lost, SizeIs(1));
+  EXPECT_EQ(heard.lost[0].node, 1);
+  EXPECT_THAT(heard.lost[0].members, IsEmpty());
+  EXPECT_EQ(first_.orders().back().kind, Order::Kind::out);
+  first_.come();
+  begin();
+  EXPECT_THAT(started(orders_), IsEmpty());
+  EXPECT_THAT(launch_.successors(), IsEmpty());
+  EXPECT_THAT(started(first_.orders()), ElementsAre(2, 3));
+  EXPECT_THAT(generations_.newest().members, ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
+TEST_F(AnElasticAgent, TakesAKillForALossBeforeAnybodyTakesPart) {
+  hear({&first_, &second_}, [&](auto&) { return launch_.absent_nodes().empty(); });
+  launch_.begin();
+  EXPECT_TRUE(first_.note_end(2, {.failed = true, .stopped = false, .how = "killed"}, /*killed=*/true, 137));
+  EXPECT_FALSE(first_.note_end(3, {.failed = true, .stopped = false, .how = "failed"}, /*killed=*/false, 7));
+}
+
+TEST_F(AnElasticAgent, ThatLeavesLosesTheProcessesWhoseEndItHasNotReported) {
+  begin();
+  second_.note_end(4, {.failed = true, .stopped = false, .how = "killed"}, /*killed=*/true, 137);
+  second_.leave(143);
+  const auto heard = hear({&first_}, [](auto& now) { return !now.lost.empty(); });
+  ASSERT_THAT(heard.ended, SizeIs(1));
+  EXPECT_EQ(heard.ended[0].member, 4);
+  ASSERT_THAT(heard.lost, SizeIs(1));
+  EXPECT_THAT(heard.lost[0].members, ElementsAre(5));
+  EXPECT_EQ(heard.lost[0].code, 143);
+  EXPECT_THAT(generations_.newest().members, ElementsAre(0, 1, 2, 3, 4));
+}
+
 TEST_F(AnElasticAgent, WithATakenNumberIsTurnedAway) {
   begin();
   ElasticAgent third(store_, "job", 2, {2, 4});
@@ -128,13 +163,14 @@ TEST_F(AnElasticAgent, OfOneMoreMachineGetsProcessesThatJoin) {
 
 TEST_F(AnElasticAgent, LearnsThatTheJobIsOver) {
   begin();
-  launch_.end(7);
+  launch_.end(7, "node 0 has had enough");
   for (auto* const agent : {&first_, &second_}) {
     const auto orders = agent->orders();
     ASSERT_FALSE(orders.empty());
     EXPECT_EQ(orders.back().kind, Order::Kind::over);
     EXPECT_EQ(orders.back().code, 7);
-    agent->leave();
+    EXPECT_EQ(orders.back().why, "node 0 has had enough");
+    agent->leave(7);
   }
   EXPECT_FALSE(launch_.agents_are_gone());
   launch_.hear();
