@@ -1,6 +1,5 @@
 #include "gradient_buckets.hpp"
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 #include <lockstep/base/error.hpp>
 
@@ -250,8 +249,7 @@ void GradientBuckets::open_grain(int64_t number, int64_t stand_ins) {
 void GradientBuckets::close_grain() {
   const std::lock_guard lock(mutex_);
   for (size_t index = 0; index < slots_.size(); ++index) {
-    if (slots_[index].parameter.grad().defined() || slots_[index].factors || slots_[index].products.defined())
-      take_grain_gradient(index);
+    if (slots_[index].parameter.grad().defined() || slots_[index].factors) take_grain_gradient(index);
   }
   grain_.reset();
 }
@@ -275,52 +273,27 @@ void GradientBuckets::take_grain_gradient(size_t index) {
   Slot& slot = slots_[index];
   if (*grain_ == kStandIn) return slot.parameter.mutable_grad().reset();
   GrainSums& sums = *buckets_[slot.bucket].sums;
-  const bool has_factors_alone = slot.factors && !slot.parameter.grad().defined();
-  const bool in_order = has_factors_alone ? sums.add(slot.place, *grain_, *slot.factors)
-                                          : sums.add(slot.place, *grain_, grain_gradient(index));
-  if (!in_order) {
+  const auto factors = std::exchange(slot.factors, std::nullopt);
+  if (!factors) {
+    refuse_sparse(slot);
+    if (grain_observer()) grain_observer()(*grain_, slot.parameter, slot.parameter.grad());
+  }
+  if (!(factors ? sums.add(slot.place, *grain_, *factors) : sums.add(slot.place, *grain_, slot.parameter.grad()))) {
     throw Error(name() + ": the gradient of " + slot.name + " came again for grain " + std::to_string(*grain_) +
                 ", or for an earlier one: by grains a batch is computed once and in order. End each step with a " +
                 "backward outside of no_sync()");
   }
   slot.parameter.mutable_grad().reset();
-  slot.factors.reset();
-  slot.products.reset();
 }
 
-void GradientBuckets::add_product(Slot& slot, const GradientFactors& factors) {
-  const at::Tensor product = at::empty_like(slot.parameter, at::MemoryFormat::Contiguous);
-  sum_products({factors}, product);
-  slot.products = slot.products.defined() ? slot.products.add_(product) : product;
-}
-
-// What several uses of a parameter add up to.
-at::Tensor GradientBuckets::grain_gradient(size_t index) {
-  const c10::AutoGradMode no_grad(false);
-  Slot& slot = slots_[index];
-  at::Tensor gradient = slot.parameter.grad();
-  if (gradient.defined()) refuse_sparse(slot);
-  if (slot.factors) add_product(slot, *slot.factors);
-  if (slot.products.defined()) gradient = gradient.defined() ? gradient + slot.products : slot.products;
-  if (grain_observer()) grain_observer()(*grain_, slot.parameter, gradient);
-  return gradient;
-}
-
-// x may change after backward, as when a layer writes each grain's result to the same memory. So it is copied. A second
-// use's product is added to the first one's, so that a layer that is used often keeps no more than one gradient.
+// x may change after backward, as when a layer writes each grain's result to the same memory. So it is copied.
 bool GradientBuckets::take_factors(const at::Tensor& parameter, const GradientFactors& factors) {
   const std::lock_guard lock(mutex_);
   const auto found = slot_of_.find(parameter.unsafeGetTensorImpl());
   if (!grain_ || grain_observer() || found == slot_of_.end()) return false;
   Slot& slot = slots_[found->second];
   if (!slot.parameter.is_contiguous() || !GrainSums::takes(factors)) return false;
-  if (!slot.factors && !slot.products.defined()) {
-    slot.factors = {.grad = factors.grad, .x = factors.x.clone()};
-    return true;
-  }
-  const c10::AutoGradMode no_grad(false);
-  if (const auto first = std::exchange(slot.factors, std::nullopt)) add_product(slot, *first);
-  add_product(slot, factors);
+  slot.factors = {.grad = factors.grad, .x = factors.x.clone()};
   return true;
 }
 
@@ -334,7 +307,6 @@ void GradientBuckets::end_grains() {
   for (auto& slot : slots_) {
     slot.before.reset();
     slot.factors.reset();
-    slot.products.reset();
   }
 }
 

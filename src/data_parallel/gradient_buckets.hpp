@@ -56,8 +56,7 @@ class GradientBuckets : public Averaging {
     at::Tensor view = {};  // of its gradient, in its bucket's memory, with the parameter's shape and strides
     bool ready = false;    // its gradient is there, in this backward
     bool taken = false;    // by grains: the open grain's gradient is added up
-    std::optional<GradientFactors> factors = {};  // of a product that adds to the open grain's gradient
-    at::Tensor products = {};                     // the sum of several
+    std::optional<GradientFactors> factors = {};  // of the open grain's gradient, in the place of .grad
     bool had = false;                             // this rank computed one; false: it stands for zeros
     bool used = false;                            // some rank had one, when the ranks last told each other
     bool adds = false;                            // to an average that it had before this backward
@@ -132,8 +131,6 @@ class GradientBuckets : public Averaging {
   void on_gradient(size_t slot);  // the hook
   void on_grain_gradient(size_t slot);
   void take_grain_gradient(size_t slot);
-  static void add_product(Slot& slot, const GradientFactors& factors);
-  at::Tensor grain_gradient(size_t slot);
   void refuse_gradients_from_outside();
   void end_grains();
   void start();

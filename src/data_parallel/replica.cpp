@@ -329,13 +329,7 @@ void Replica::backward_grain(int64_t number, const std::function<void()>& backwa
 void Replica::backward_turn(int64_t number, int64_t stand_ins, const std::function<void()>& backward) {
   averaging_->open_grain(number, stand_ins);
   try {
-    {
-      // A unit of divided parameters is reduced as soon as it has its gradients, so there they do not wait.
-      const FactorsScope scope([this](const at::Tensor& parameter, const GradientFactors& factors) {
-        return !averaging_->exchanges_in_forward() && averaging_->take_factors(parameter, factors);
-      });
-      backward();
-    }
+    backward();
     averaging_->close_grain();
   } catch (...) {
     const std::string what = number == Averaging::kStandIn ? "a stand-in" : "grain " + std::to_string(number);
@@ -362,8 +356,13 @@ void Replica::backward_of_losses(const Loss& loss) {
 void Replica::backward_of(const GrainLoss& grain, int64_t stand_ins) {
   if (!grain.mean.requires_grad()) return refuse_loss_without_graph();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it takes forward's types
-  backward_turn(grain.size == 0 ? Averaging::kStandIn : grain.number, stand_ins,
-                [&] { grain.mean.backward(torch::full_like(grain.mean, static_cast<double>(grain.size))); });
+  backward_turn(grain.size == 0 ? Averaging::kStandIn : grain.number, stand_ins, [&] {
+    // A unit of divided parameters is reduced as soon as it has its gradients, so there they do not wait.
+    const FactorsScope scope(grain.mean, [this](const auto& parameter, const auto& factors) {
+      return !averaging_->exchanges_in_forward() && averaging_->take_factors(parameter, factors);
+    });
+    grain.mean.backward(torch::full_like(grain.mean, static_cast<double>(grain.size)));
+  });
 }
 
 // ---- Around it.

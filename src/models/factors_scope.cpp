@@ -1,9 +1,12 @@
 #include "factors_scope.hpp"
 
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -21,7 +24,8 @@ bool is_seen_by_others(const at::Tensor& parameter) {
 
 }  // namespace
 
-FactorsScope::FactorsScope(Take take) : take_(std::move(take)), before_(innermost_factors_scope()) {
+FactorsScope::FactorsScope(at::Tensor root, Take take)
+    : root_(std::move(root)), take_(std::move(take)), before_(innermost_factors_scope()) {
   innermost_factors_scope() = this;
 }
 
@@ -29,9 +33,33 @@ FactorsScope::~FactorsScope() {
   innermost_factors_scope() = before_;
 }
 
+FactorsScope::Uses FactorsScope::uses_in_graph(const at::Tensor& root) {
+  using torch::autograd::Node;
+  Uses uses;
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> open{root.grad_fn().get()};
+  while (!open.empty()) {
+    const Node* const node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    for (const auto& edge : node->next_edges()) {
+      const auto* const leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(edge.function.get());
+      if (leaf != nullptr) {
+        ++uses[leaf->variable.unsafeGetTensorImpl()];
+      } else {
+        open.push_back(edge.function.get());
+      }
+    }
+  }
+  return uses;
+}
+
 bool FactorsScope::take(const at::Tensor& parameter, const GradientFactors& factors) {
-  const FactorsScope* scope = innermost_factors_scope();
-  return scope && !is_seen_by_others(parameter) && scope->take_(parameter, factors);
+  FactorsScope* const scope = innermost_factors_scope();
+  if (scope == nullptr || is_seen_by_others(parameter)) return false;
+  if (!scope->uses_) scope->uses_ = uses_in_graph(scope->root_);
+  const auto uses = scope->uses_->find(parameter.unsafeGetTensorImpl());
+  return uses != scope->uses_->end() && uses->second == 1 && scope->take_(parameter, factors);
 }
 
 }  // namespace lockstep

@@ -140,10 +140,12 @@ TEST(GrainSumsTest, KeepNoMoreFactorsThanTheMemoryOfAGradientHolds) {
 // ---- Who hands them over.
 
 struct Handed {
-  std::vector<GradientFactors> factors;
-  std::optional<FactorsScope> scope;
-  explicit Handed(const Tensor& weight, bool takes = true) {
-    scope.emplace([this, weight, takes](const Tensor& parameter, const GradientFactors& here) {
+  const Tensor weight;
+  const bool takes = true;
+  std::vector<GradientFactors> factors = {};
+
+  FactorsScope scope(const Tensor& root) {
+    return FactorsScope(root, [this](const Tensor& parameter, const GradientFactors& here) {
       if (takes && parameter.is_same(weight)) factors.push_back(here);
       return takes && parameter.is_same(weight);
     });
@@ -156,13 +158,18 @@ class FactorsScopeTest : public testing::Test {
     if (layer(x).grad_fn()->name().find("OneDnnLinear") == std::string::npos) {
       GTEST_SKIP() << "linear layers compute by LibTorch on this CPU";
     }
-    gradient = backward().clone();
+    loss().backward();
+    gradient = take_gradient();
   }
 
-  Tensor backward() {
-    layer->zero_grad();
-    layer(x).square().sum().backward();
-    return layer->weight.grad();
+  Tensor loss() { return layer(x).square().sum(); }
+
+  Tensor take_gradient() { return std::exchange(layer->weight.mutable_grad(), Tensor()); }
+
+  Tensor gradient_beside(Handed& handed, const Tensor& root) {
+    const FactorsScope scope = handed.scope(root);
+    root.backward();
+    return take_gradient();
   }
 
   const OneThread one;
@@ -172,30 +179,43 @@ class FactorsScopeTest : public testing::Test {
 };
 
 TEST_F(FactorsScopeTest, GetsTheFactorsOfWhatBackwardThenDoesNotCompute) {
+  Handed handed{layer->weight}, refuses{layer->weight, /*takes=*/false};
+  layer->bias.mutable_grad().reset();
+  EXPECT_FALSE(gradient_beside(handed, loss()).defined());
+  EXPECT_TRUE(layer->bias.grad().defined());
+  ASSERT_EQ(handed.factors.size(), 1);
+  EXPECT_TRUE(product_of(handed.factors[0]).equal(gradient));
+  const Tensor again = loss();
   {
-    const Handed handed(layer->weight);
-    EXPECT_FALSE(backward().defined());
-    EXPECT_TRUE(layer->bias.grad().defined());
-    ASSERT_EQ(handed.factors.size(), 1);
-    EXPECT_TRUE(product_of(handed.factors[0]).equal(gradient));
-    {
-      const Handed refuses(layer->weight, /*takes=*/false);
-      EXPECT_TRUE(backward().equal(gradient));
-    }
-    EXPECT_FALSE(backward().defined());
-    EXPECT_EQ(handed.factors.size(), 2);
+    const FactorsScope outer = handed.scope(again);
+    EXPECT_TRUE(gradient_beside(refuses, loss()).equal(gradient));
+    again.backward();
   }
-  EXPECT_TRUE(backward().equal(gradient));
+  EXPECT_FALSE(take_gradient().defined());
+  EXPECT_EQ(handed.factors.size(), 2);
+  loss().backward();
+  EXPECT_TRUE(take_gradient().equal(gradient));
 }
 
 TEST_F(FactorsScopeTest, LeavesAloneWhatSomebodyElseWantsToSee) {
-  const Handed handed(layer->weight);
-  const auto wanted = torch::autograd::grad({layer(x).square().sum()}, {layer->weight});
-  EXPECT_TRUE(wanted[0].equal(gradient));
+  Handed handed{layer->weight};
+  {
+    const Tensor root = loss();
+    const FactorsScope scope = handed.scope(root);
+    EXPECT_TRUE(torch::autograd::grad({root}, {layer->weight})[0].equal(gradient));
+  }
   Tensor seen;
   layer->weight.register_hook([&](const Tensor& grad) { seen = grad.clone(); });
-  EXPECT_TRUE(backward().equal(gradient));
+  EXPECT_TRUE(gradient_beside(handed, loss()).equal(gradient));
   EXPECT_TRUE(seen.equal(gradient));
+  EXPECT_TRUE(handed.factors.empty());
+}
+
+// Their gradients are summed up, in an order that is autograd's.
+TEST_F(FactorsScopeTest, LeavesAloneWhatSeveralOperatorsRead) {
+  Handed handed{layer->weight};
+  EXPECT_TRUE(gradient_beside(handed, loss() + loss()).equal(2 * gradient));
+  EXPECT_TRUE(gradient_beside(handed, loss() + layer->weight.sum()).defined());
   EXPECT_TRUE(handed.factors.empty());
 }
 
