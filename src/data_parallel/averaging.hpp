@@ -60,7 +60,7 @@ class Averaging {
   virtual void begin_grains(const GrainPlan& plan) = 0;
   virtual void open_grain(int64_t number, int64_t stand_ins = 0) = 0;
   virtual void close_grain() = 0;
-  // Of an open grain: whether it takes the factors of a parameter's gradient, which backward then does not compute.
+  // In an open grain: whether it takes the factors of a parameter's gradient, which backward then does not compute.
   virtual bool take_factors(const at::Tensor& /*parameter*/, const GradientFactors& /*factors*/) { return false; }
   void observe_grains(GrainObserver observer) { grain_observer_ = std::move(observer); }
 

@@ -81,7 +81,7 @@ class ShardedReducer final : public GradientBuckets {
   void check_kind(bool by_grains) const;
   void check_unchanged();
   using PieceOf = ShardedBucket::Piece ShardedBucket::Place::*;
-  // Of its piece, or of the one that it keeps for another rank; undefined if no rank had one.
+  // The average of its piece, or of the one that it keeps for another rank; undefined if no rank had one.
   at::Tensor gradient_of(size_t slot, PieceOf piece = &ShardedBucket::Place::piece) const;
   void pass_on_slices();
   void take_memory(size_t bucket);

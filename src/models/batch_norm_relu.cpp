@@ -6,9 +6,9 @@
 #include <ATen/ops/where.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "differentiable_gradients.hpp"
 #include "intra_op.hpp"
 #include "models/kernels/batch_norm_relu.hpp"
 
@@ -229,18 +229,8 @@ NormGradients differentiable_norm_gradients(const Tensor& grad, const Tensor& x,
   const Tensor normalised = at::batch_norm(x, weight, bias, {}, {}, /*training=*/true, /*momentum=*/0, eps,
                                            /*cudnn_enabled=*/false);
   const Tensor passed = at::where((y.defined() ? y : normalised) <= 0, 0, grad);
-  variable_list needed;
-  for (const Tensor& input : {x, weight, bias}) {
-    if (input.requires_grad()) needed.push_back(input);
-  }
-  const Tensor of_shortcut = y.defined() ? passed : Tensor();
-  if (needed.empty()) return {{}, {}, {}, of_shortcut};
-  const variable_list found =
-      torch::autograd::grad({normalised}, needed, {passed}, /*retain_graph=*/true, /*create_graph=*/true);
-  size_t next = 0;
-  const auto of = [&](const Tensor& input) { return input.requires_grad() ? found[next++] : Tensor(); };
-  const Tensor of_x = of(x), of_weight = of(weight), of_bias = of(bias);
-  return {of_x, of_weight, of_bias, of_shortcut};
+  const variable_list found = differentiable_gradients(normalised, passed, {x, weight, bias});
+  return {found[0], found[1], found[2], y.defined() ? passed : Tensor()};
 }
 
 struct NormInBatch {

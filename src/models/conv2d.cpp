@@ -5,9 +5,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "differentiable_gradients.hpp"
 #include "intra_op.hpp"
 #include "models/kernels/winograd.hpp"
 
@@ -130,20 +130,6 @@ Tensor gradient_of_weight(const Tensor& x, const Tensor& grad) {
 
 // ---- As a differentiable function ----------------------------------------------------------------------------------
 
-// For create_graph: gradients that can be differentiated again.
-variable_list differentiable_conv_gradients(AutogradContext* ctx, const Tensor& grad, const variable_list& inputs) {
-  variable_list needed, result(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (ctx->needs_input_grad(i)) needed.push_back(inputs[i]);
-  }
-  const Tensor y = at::conv2d(inputs[0], inputs[1], {}, /*stride=*/1, /*padding=*/1);
-  const variable_list found = torch::autograd::grad({y}, needed, {grad}, /*retain_graph=*/true, /*create_graph=*/true);
-  for (size_t i = 0, next = 0; i < inputs.size(); ++i) {
-    if (ctx->needs_input_grad(i)) result[i] = found[next++];
-  }
-  return result;
-}
-
 struct WinogradConvolution : torch::autograd::Function<WinogradConvolution> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight) {
     ctx->save_for_backward({x, weight});
@@ -153,7 +139,10 @@ struct WinogradConvolution : torch::autograd::Function<WinogradConvolution> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const Tensor &x = saved[0], &weight = saved[1];
-    if (at::GradMode::is_enabled()) return differentiable_conv_gradients(ctx, grads[0], {x, weight});
+    if (at::GradMode::is_enabled()) {
+      const Tensor y = at::conv2d(x, weight, {}, /*stride=*/1, /*padding=*/1);
+      return differentiable_gradients(y, grads[0], {x, weight});
+    }
     // The kernels read the weight by its address. Who must know of it before looks at this.
     RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv2d_backward", std::vector<c10::IValue>({weight}));
     const Tensor grad = grads[0].resolve_neg().contiguous(MemoryFormat::ChannelsLast);

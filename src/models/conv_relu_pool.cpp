@@ -5,7 +5,6 @@
 #include <ATen/ops/relu.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/init.h>
 #include <lockstep/base/error.hpp>
@@ -18,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "differentiable_gradients.hpp"
 #include "intra_op.hpp"
 #include "models/kernels/conv_relu_pool.hpp"
 
@@ -196,22 +196,6 @@ std::vector<c10::IValue> inputs_of(std::initializer_list<at::Tensor> tensors) {
 
 // ---- As a differentiable function ----------------------------------------------------------------------------------
 
-// For create_graph: gradients that can be differentiated again.
-variable_list differentiable_gradients(AutogradContext* ctx, const at::Tensor& grad, const variable_list& inputs) {
-  variable_list needed;
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    if (ctx->needs_input_grad(i)) needed.push_back(inputs[i]);
-  }
-  const at::Tensor out = by_libtorch(inputs[0], inputs[1], inputs[2]);
-  const variable_list found =
-      torch::autograd::grad({out}, needed, {grad}, /*retain_graph=*/true, /*create_graph=*/true);
-  variable_list result(inputs.size());
-  for (size_t i = 0, next = 0; i < inputs.size(); ++i) {
-    if (ctx->needs_input_grad(i)) result[i] = found[next++];
-  }
-  return result;
-}
-
 class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
@@ -224,7 +208,9 @@ class ConvReluPoolFunction : public torch::autograd::Function<ConvReluPoolFuncti
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &bias = saved[2], &x_blocks = saved[3], &passed = saved[4];
-    if (at::GradMode::is_enabled()) return differentiable_gradients(ctx, grads[0], {x, weight, bias});
+    if (at::GradMode::is_enabled()) {
+      return differentiable_gradients(by_libtorch(x, weight, bias), grads[0], {x, weight, bias});
+    }
     RECORD_USER_SCOPE_WITH_INPUTS("lockstep::conv_relu_pool_backward", inputs_of({weight}));
     const at::Tensor grad_blocks = in_blocks(grads[0].resolve_neg(), kernels::conv_relu_pool_kernels());
     variable_list result(3);

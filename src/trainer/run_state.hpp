@@ -39,7 +39,7 @@ struct RunState {
   io::NamedTensors tensors;
   std::optional<DataDigests> data = {};  // what it was trained on; checkpoints of before do not say
 
-  // Of an elastic job with keep_twice, in memory alone: what this rank has of the trained parameters and of the
+  // In an elastic job with keep_twice, in memory alone: what this rank has of the trained parameters and of the
   // optimizer's state, which `tensors` then lack. `next_pieces` are those of one update later, if the others may have
   // done it; else none. Of a small net a rank may have nothing: then it has no pieces, and is in pieces all the same.
   bool in_pieces = false;

@@ -17,7 +17,7 @@ namespace lockstep {
 
 // [..., in] with a weight [out, in] and a bias [out], or none -> [..., out]. Takes oneDNN for float32 on an AMD CPU
 // with AVX-512 (ATEN_CPU_CAPABILITY=avx2 turns that off, and at::globalContext().setUserEnabledMkldnn(false)), and not
-// under autocast; else it is torch::linear. Of few rows on one thread oneDNN's micro-kernel computes the products.
+// under autocast; else it is torch::linear. Products of few rows on one thread are computed by oneDNN's micro-kernel.
 // During a backward by grains the weight's gradient goes straight into the sum over the grains.
 at::Tensor fast_linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {});
 
