@@ -22,4 +22,12 @@ inline void synchronize(const Rank& rank) {
   if (!rank.device().is_cpu()) wait_for(rank, end_of_stream(rank.device()));
 }
 
+// The same, whether the run has failed or not: for what a failed run leaves to the next one.
+inline void drain(const Rank& rank) {
+  if (rank.device().is_cpu()) return;
+  const auto& place = comm::RankPlace::of(rank);
+  wait_for(end_of_stream(rank.device()),
+           {.who = comm::name_of(place.world_rank, place.run->devices), .timeout = place.run->timeout, .look = [] {}});
+}
+
 }  // namespace lockstep

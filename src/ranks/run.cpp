@@ -105,9 +105,19 @@ comm::JobOptions job_options(const RunOptions& options) {
                            (options.configuration.empty() ? "" : ", " + options.configuration)};
 }
 
-std::unique_ptr<comm::World> make_world(const Devices& devices, const RunOptions& options) {
+// If one process of an elastic job is left, other devices of the list are its successors'.
+Devices of_this_process(const Devices& devices) {
+  const auto& job = comm::Job::of_this_process();
+  if (!job.seat()) return devices;
+  const auto launch = job.launch();
+  return comm::share_out(devices, launch->local_rank, launch->local_world_size);
+}
+
+std::unique_ptr<comm::World> make_world(const Devices& listed, const RunOptions& options) {
+  Devices devices = listed;
   if (!is_rank_thread()) {  // what a rank's body runs is a world of its own
-    if (auto world = comm::make_processes_world(devices, job_options(options))) return world;
+    if (auto world = comm::make_processes_world(listed, job_options(options))) return world;
+    devices = of_this_process(listed);
   }
   if (devices.size() > 1 && devices[0].is_cuda() && !share_a_gpu(devices)) {
     if (auto world = comm::make_nccl_world(devices, options.timeout)) return world;
@@ -183,6 +193,11 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
 }
 
 void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body, RunOptions options) {
+  if (!devices[0].is_cpu()) {
+    throw Error(
+        "run: `elastic` is for CPU ranks: on GPUs an update may be under way when a process is lost. Take fit(), which "
+        "waits for it, or the devices of CPUs");
+  }
   const comm::MemoryHolder memory_holder;
   ElasticJob job(options.stop, options.silence, options.elastic);
   // One that joins waits until the others come to the end of a step.

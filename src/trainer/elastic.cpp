@@ -58,18 +58,16 @@ void check_elastic(const TrainOptions& options) {
            "devices: each of N then keeps and updates 2/N of the optimizer, not 1/N, and in each step sends 1/N of the "
            "gradients' bytes more; or leave `zero_stage` out");
   }
-  if (options.exchange.keep_twice && options.devices.size() > 1) {
+  if (options.exchange.keep_twice && (options.devices.size() > 1 || !options.devices[0].is_cpu())) {
     refuse(
-        "with `keep_twice` the devices of one process are neighbours, and lost together; take `devices` cpu, which "
-        "is one for each process");
+        "with `keep_twice` the devices of one process are neighbours, and lost together; and on GPUs parameters may be "
+        "under way when a process is lost. Take `devices` cpu, which is one for each process");
   }
   if (options.split) refuse("with a `split` a part of the network is lost with its device; leave `split` out");
   if (options.batch.balance != BalanceRule()) {
     refuse("`balance` is of the devices that the run began with; leave `balance` out");
   }
   if (!options.keep.trace.empty()) refuse("a `trace` is of ranks that stay; leave `trace` out");
-  if (options.devices[0].is_cpu()) return;
-  refuse("on GPUs an update may be under way when a process is lost; take `devices` cpu");
 }
 
 // A rank that was prepared for an update cannot know whether another one heard that all were.

@@ -12,6 +12,7 @@
 #include "rank_trainer.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_generators.hpp"
+#include "ranks/rank_wait.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -103,6 +104,7 @@ RunState RankTrainer::whole_steps() {
   } else {
     update_.save(state, rank_);
   }
+  drain(rank_);  // the next generation's ranks have other streams
   if (whole_steps_ == 0) return state;
   state.seconds = clock_.seconds();
   if (totals_.left_out > 0) state.tensors.emplace_back("trainer.left_out", at::tensor(totals_.left_out, at::kLong));

@@ -4,6 +4,8 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include "ranks/rank_wait.hpp"
+
 namespace lockstep {
 
 Totals::Totals(const c10::Device& device)
@@ -34,6 +36,7 @@ void Totals::share(Rank& rank) {
   const at::Tensor cells = grain_losses.cells();
   const at::Tensor all = at::cat({cells, correct.to(at::kDouble).view({1})});
   rank.allreduce(all);
+  synchronize(rank);  // a GPU's values may be those of a call that a lost rank has ended
   known.loss = grain_losses.take(all.narrow(0, 0, cells.numel()));
   known.correct = static_cast<int64_t>(all[cells.numel()].item<double>());
 }

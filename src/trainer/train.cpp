@@ -140,7 +140,7 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
   ElasticJob::check(settings.elastic);
   if (ElasticJob::is_asked_for()) {
     check_elastic(settings);
-    memory_holder.emplace();
+    if (settings.devices[0].is_cpu()) memory_holder.emplace();
     elastic.emplace(callbacks.stop, settings.silence, settings.elastic);
   }
   std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);

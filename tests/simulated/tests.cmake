@@ -28,6 +28,7 @@ set(simulated_tests
   "communication_hook_test|Sizes/*"
   "communication_test|Communication.*-*WithinAnEpoch*|own"
   "data_parallel_test|Sizes/*.*/2RanksMany:Sizes/*.*/3RanksOne:Sizes/*.*/2RanksAfterwards"
+  "elastic_steps_test|*AreWholeWheneverARankIsGone"
   "dropout_test|Sizes/*-*DropoutTraining*:*ARanksGenerator*"
   "evaluate_test|Evaluate.CountsEverySample*|shared"
   "foreign_programs_test|Sizes/*"
@@ -122,10 +123,20 @@ add_test(NAME schemes_test_over_nccl COMMAND $<TARGET_FILE:gpu_tests> --only sch
   --gtest_filter=All/Schemes.*/3:All/Schemes.*/4:All/Schemes.*/7:All/Schemes.*/10:All/Schemes.*/12)
 set_tests_properties(schemes_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_test} LABELS "simulated;repeated"
   ENVIRONMENT "${test_environment}")
+# A rank is lost at each of its calls over NCCL's stand-in.
+add_test(NAME elastic_steps_test_over_nccl COMMAND $<TARGET_FILE:gpu_tests> --only elastic_steps_test.cpp
+  --gtest_filter=*AreWholeWheneverARankIsGone)
+set_tests_properties(elastic_steps_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated
+  ENVIRONMENT "${test_environment};LOCKSTEP_TEST_DEVICES=cuda:0,cuda:1")
 if(TARGET lockstep_on_simulated_gpus)
   add_dependencies(simulated_tests lockstep_on_simulated_gpus)
   set_property(TEST simulated_program_test PROPERTY ENVIRONMENT
     "${gpu_environment}" "LOCKSTEP_PROGRAM=$<TARGET_FILE:lockstep_on_simulated_gpus>")
+  if(TEST elastic_on_gpus_test)
+    add_dependencies(program_tests lockstep_on_simulated_gpus)
+    set_property(TEST elastic_on_gpus_test PROPERTY ENVIRONMENT
+      "${test_environment}" "LOCKSTEP_PROGRAM=$<TARGET_FILE:lockstep_on_simulated_gpus>")
+  endif()
 endif()
 if(TARGET lockstep_program)
   add_dependencies(simulated_tests lockstep_program)

@@ -6,7 +6,9 @@
 #include <lockstep/models/weights.hpp>
 
 #include "data_parallel/replica_check.hpp"
+#include "devices/gpu_math.hpp"
 #include "ranks/observed_backend.hpp"
+#include "support/test_devices.hpp"
 #include "trainer/elastic.hpp"
 #include "trainer/rank_trainer.hpp"
 #include "trainer/workload.hpp"
@@ -44,7 +46,7 @@ TrainOptions small_options() {
   options.optimizer.momentum = 0.9;
   options.rate.lr = 0.02;
   options.epochs = 1;
-  options.devices = {torch::kCPU};
+  options.devices = test_devices(1);
   return options;
 }
 
@@ -84,7 +86,7 @@ std::optional<RunState> left_at(int call, const TrainOptions& options, const Ima
     }
   };
   try {
-    run({torch::kCPU, torch::kCPU}, body);
+    run(test_devices(2), body);
   } catch (const Error&) {
     if (!left) left.emplace();  // it was gone before the first step
     return left;
@@ -156,6 +158,7 @@ TEST(ElasticSteps, OfTwoRanksTheOneWhoseMemoryHasChangedIsNamed) {
 }
 
 TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
+  const GpuMath math({.reproducible = true});
   const TrainOptions options = small_options();
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);  // a step of 16 samples and one of 8
   const Outcome expected = in_peace(options, data, nullptr);
@@ -169,7 +172,7 @@ TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
     EXPECT_EQ(actual.metrics.test_accuracy, expected.metrics.test_accuracy) << "call " << call;
     most_steps = std::max(most_steps, left->steps);
   }
-  EXPECT_GT(call, 10);
+  EXPECT_GE(call, 10);
   EXPECT_EQ(most_steps, 2);
 }
 

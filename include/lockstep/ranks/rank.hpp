@@ -155,7 +155,8 @@ struct RunOptions {
   // has changed stays. So it begins by bringing all ranks to the state of the most advanced one. In a step, it changes
   // its state last, after all that it needs of the others. It calls Rank::regroups() between two steps. One such run
   // per process. A process that comes when the job is done calls no body. Throws Error: the job is not elastic (the
-  // text says how to start it), or it has more than `most` processes, or fewer than `fewest` are left.
+  // text says how to start it), or it has more than `most` processes, or fewer than `fewest` are left; ranks on GPUs,
+  // for which fit() is (an update may be under way there when a process is lost).
   ElasticBounds elastic = {};
   // Is told what looks like a mistake but is no error, such as parameters that no rank used. The text names the rank.
   // Called on ranks' threads, by one at a time. Empty: LibTorch's warning handler gets it, which writes to stderr.

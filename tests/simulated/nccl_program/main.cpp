@@ -1,6 +1,6 @@
 // The program that nccl_processes_test starts several times: ranks over NCCL's stand-in on simulated GPUs.
 //
-//   nccl_ranks training DEVICES FILE | nccl_ranks collectives DEVICES | nccl_ranks fails DEVICES WHERE-HOW
+//   nccl_ranks training|own_loop DEVICES FILE | nccl_ranks collectives DEVICES | nccl_ranks fails DEVICES WHERE-HOW
 //
 // WHERE: what does not go well in the process of rank 1. HOW: "killed", "throws" or "early" (it returns).
 #include <ATen/Parallel.h>
@@ -105,6 +105,7 @@ int main(int argc, char** argv) {
   try {
     const auto devices = lockstep::parse_devices(argc > 2 ? argv[2] : "");
     if (scenario == "training") scenarios::training({devices, argument});
+    if (scenario == "own_loop") scenarios::own_loop({devices, argument});
     if (scenario == "collectives") lockstep::run(devices, lockstep::make_every_call);
     if (scenario == "fails") fails(devices, argument);
     std::cout << name + "ok\n" << std::flush;
