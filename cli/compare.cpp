@@ -39,8 +39,10 @@ const char* const compare_explanation =
     "run.\n"
     "\n"
     "  data N                replicas of the network, each for a part of the batch\n"
-    "  data N, ZeRO 3        the same, but each keeps only its slice of parameters,\n"
-    "                        gradients and optimizer state (docs/guide/zero.md)\n"
+    "  data N, ZeRO 1        the same, but each keeps only its slice of the optimizer's\n"
+    "                        state (docs/guide/zero.md)\n"
+    "  data N, ZeRO 2        and only its slice of the gradients\n"
+    "  data N, ZeRO 3        and only its slice of the parameters\n"
     "  layers, one batch …   each device some layers; they take turns\n"
     "  pipeline              the same with microbatches, so that they compute at once\n"
     "  tensor N              each device a slice of every layer; \"alternating\" also\n"
@@ -123,7 +125,10 @@ class Schemes {
       if (count == 1) break;
       if (mesh.pipeline == 1) {
         const auto plan = add_plan(mesh_name(mesh), mesh, PipelineSchedule::one_f_one_b);
-        if (plan && mesh.data == count) rows_.push_back({{mesh_name(mesh) + ", ZeRO 3", devices_, plan->split, 3}});
+        if (!plan || mesh.data < count) continue;
+        for (const int stage : {1, 2, 3}) {
+          rows_.push_back({{mesh_name(mesh) + ", ZeRO " + std::to_string(stage), devices_, plan->split, stage}});
+        }
       } else if (mesh.pipeline < count) {
         add_plan(mesh_name(mesh) + ", 1f1b", mesh, PipelineSchedule::one_f_one_b);
       } else {

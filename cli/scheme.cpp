@@ -47,7 +47,7 @@ torch::nn::Sequential network(const ModelOptions& model, const Rank& rank) {
 // SGD with momentum of a scheme's network, or of the rank's slices of it.
 class SchemeSgd {
  public:
-  SchemeSgd(SplitModel& net, int zero_stage, double lr) : net_(net) {
+  SchemeSgd(SplitModel& net, int zero_stage, double lr) : net_(net), zero_stage_(zero_stage) {
     const auto make = [lr](const std::vector<torch::Tensor>& parameters) {
       return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(lr).momentum(0.9));
     };
@@ -61,10 +61,13 @@ class SchemeSgd {
     whole_->step();
   }
 
-  std::vector<torch::Tensor> kept_parameters() { return optimizer().param_groups()[0].params(); }
+  std::vector<torch::Tensor> kept_parameters() {
+    return zero_stage_ == 3 ? optimizer().param_groups()[0].params() : std::vector<torch::Tensor>(net_.parameters());
+  }
   std::vector<torch::Tensor> gradients() {  // between backward and step
-    if (sharded_) return sharded_->gradients();
     std::vector<torch::Tensor> gradients;
+    if (sharded_) gradients = sharded_->gradients();
+    if (zero_stage_ > 1) return gradients;
     for (const auto& parameter : net_.parameters()) gradients.push_back(parameter.grad());
     return gradients;
   }
@@ -72,6 +75,7 @@ class SchemeSgd {
 
  private:
   SplitModel& net_;
+  const int zero_stage_;
   std::unique_ptr<torch::optim::SGD> whole_;  // or
   std::optional<ShardedOptimizer> sharded_;
 };

@@ -1,28 +1,20 @@
 #include "job_key.hpp"
 
 #include <fcntl.h>
-#include <openssl/crypto.h>
-#include <openssl/evp.h>
-#include <openssl/hmac.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <lockstep/base/error.hpp>
 
+#include "io/libcrypto.hpp"
 #include "io/reason.hpp"
 
 #include <cerrno>
+#include <cstring>
 
 namespace lockstep::comm {
 namespace {
-
-// OpenSSL would clean up at the process's exit, and lose what it holds of threads that still run, as a store's may. Its
-// first call decides that, so this comes before every other one.
-void keep_openssl_to_the_end() {
-  static const int kept = OPENSSL_init_crypto(OPENSSL_INIT_NO_ATEXIT, nullptr);
-  static_cast<void>(kept);
-}
 
 constexpr size_t kLongestKeyFile = 4096;
 const char* const kHowToMakeAKey =
@@ -70,11 +62,11 @@ JobKey JobKey::from_file(const std::filesystem::path& file) {
                                                          : kHowToMakeAKey));
   }
   JobKey key;
-  keep_openssl_to_the_end();
   try {
+    const io::Libcrypto& crypto = io::libcrypto();
     std::string bytes = checked_bytes(fd, file);
-    EVP_Digest(bytes.data(), bytes.size(), key.secret_.data(), nullptr, EVP_sha256(), nullptr);
-    OPENSSL_cleanse(bytes.data(), bytes.size());
+    crypto.EVP_Digest(bytes.data(), bytes.size(), key.secret_.data(), nullptr, crypto.EVP_sha256(), nullptr);
+    explicit_bzero(bytes.data(), bytes.size());
   } catch (...) {
     close(fd);
     throw;
@@ -84,7 +76,7 @@ JobKey JobKey::from_file(const std::filesystem::path& file) {
 }
 
 JobKey::~JobKey() {
-  OPENSSL_cleanse(secret_.data(), secret_.size());
+  explicit_bzero(secret_.data(), secret_.size());
 }
 
 std::string JobKey::sign(const std::vector<std::string>& parts) const {
@@ -92,17 +84,17 @@ std::string JobKey::sign(const std::vector<std::string>& parts) const {
   for (const auto& part : parts) text += std::to_string(part.size()) + ":" + part;
   std::string signature(kBytes, '\0');
   unsigned size = 0;
-  keep_openssl_to_the_end();
-  if (HMAC(EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()),
-           reinterpret_cast<const unsigned char*>(text.data()), text.size(),
-           reinterpret_cast<unsigned char*>(signature.data()), &size) == nullptr) {
+  const io::Libcrypto& crypto = io::libcrypto();
+  if (crypto.HMAC(crypto.EVP_sha256(), secret_.data(), static_cast<int>(secret_.size()),
+                  reinterpret_cast<const unsigned char*>(text.data()), text.size(),
+                  reinterpret_cast<unsigned char*>(signature.data()), &size) == nullptr) {
     throw Error("OpenSSL does not offer HMAC-SHA256 here, which processes of a job show each other their key with");
   }
   return signature;
 }
 
 bool JobKey::has_signed(const std::string& signature, const std::vector<std::string>& parts) const {
-  return signature.size() == kBytes && CRYPTO_memcmp(signature.data(), sign(parts).data(), kBytes) == 0;
+  return signature.size() == kBytes && io::libcrypto().CRYPTO_memcmp(signature.data(), sign(parts).data(), kBytes) == 0;
 }
 
 HandedKey::HandedKey() : fd_(memfd_create("lockstep-key", MFD_CLOEXEC)) {
@@ -110,7 +102,7 @@ HandedKey::HandedKey() : fd_(memfd_create("lockstep-key", MFD_CLOEXEC)) {
   const auto size = static_cast<ssize_t>(secret.size());
   const bool made = fd_ >= 0 && fchmod(fd_, 0600) == 0 && pwrite(fd_, secret.data(), secret.size(), 0) == size;
   const int error = errno;
-  OPENSSL_cleanse(secret.data(), secret.size());
+  explicit_bzero(secret.data(), secret.size());
   if (made) return;
   if (fd_ >= 0) close(fd_);
   throw Error("cannot make a file in memory for the job's key: " + io::reason(error));

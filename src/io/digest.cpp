@@ -1,9 +1,10 @@
 #include "digest.hpp"
 
-#include <openssl/evp.h>
 #include <lockstep/base/error.hpp>
 
 #include <array>
+
+#include "libcrypto.hpp"
 
 namespace lockstep::io {
 namespace {
@@ -15,21 +16,22 @@ EVP_MD_CTX* context_of(const std::shared_ptr<void>& context) {
 }  // namespace
 
 Digest::Digest(const char* algorithm)
-    : context_(EVP_MD_CTX_new(), [](void* context) { EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context)); }) {
-  const EVP_MD* const type = EVP_get_digestbyname(algorithm);
-  if (!context_ || type == nullptr || EVP_DigestInit_ex(context_of(context_), type, nullptr) != 1) {
+    : context_(libcrypto().EVP_MD_CTX_new(),
+               [](void* context) { libcrypto().EVP_MD_CTX_free(static_cast<EVP_MD_CTX*>(context)); }) {
+  const EVP_MD* const type = libcrypto().EVP_get_digestbyname(algorithm);
+  if (!context_ || type == nullptr || libcrypto().EVP_DigestInit_ex(context_of(context_), type, nullptr) != 1) {
     throw Error("OpenSSL does not offer " + std::string(algorithm) + " here, so that files cannot be verified");
   }
 }
 
 void Digest::update(const void* data, size_t bytes) {
-  EVP_DigestUpdate(context_of(context_), data, bytes);
+  libcrypto().EVP_DigestUpdate(context_of(context_), data, bytes);
 }
 
 std::string Digest::hex() {
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned size = 0;
-  EVP_DigestFinal_ex(context_of(context_), digest.data(), &size);
+  libcrypto().EVP_DigestFinal_ex(context_of(context_), digest.data(), &size);
   std::string text;
   for (unsigned i = 0; i < size; ++i) {
     text += "0123456789abcdef"[digest[i] >> 4];

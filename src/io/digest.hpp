@@ -9,7 +9,7 @@ namespace lockstep::io {
 
 class Digest {
  public:
-  // Throws Error if OpenSSL does not offer the algorithm here.
+  // Throws Error if OpenSSL is not there, or does not offer the algorithm.
   explicit Digest(const char* algorithm);
   void update(const void* data, size_t bytes);
   void update(const std::string& text) { update(text.data(), text.size()); }

@@ -1,6 +1,7 @@
 #include "gzip.hpp"
 
 #include "reason.hpp"
+#include "system_library.hpp"
 
 #include <lockstep/base/error.hpp>
 
@@ -16,6 +17,28 @@ namespace {
 constexpr size_t buffer_size = 1 << 18;
 constexpr int gzip_window_bits = 15 + 16;  // zlib's way of asking for gzip's header and checksum
 
+struct Zlib {
+  SystemLibrary library{
+      {.library = "zlib", .files = {"libz.so.1"}, .needed_for = "gzipped files", .packages = "zlib (Debian: zlib1g)"}};
+
+  decltype(&::inflateInit2_) inflateInit2_ = library.function<decltype(::inflateInit2_)>("inflateInit2_");
+  decltype(&::inflate) inflate = library.function<decltype(::inflate)>("inflate");
+  decltype(&::inflateReset) inflateReset = library.function<decltype(::inflateReset)>("inflateReset");
+  decltype(&::inflateEnd) inflateEnd = library.function<decltype(::inflateEnd)>("inflateEnd");
+  decltype(&::zError) zError = library.function<decltype(::zError)>("zError");
+};
+
+// Throws Error if the system has no zlib.
+const Zlib& zlib() {
+  static const Zlib loaded;
+  return loaded;
+}
+
+// zlib.h has a macro for this.
+bool begin_to_inflate(z_stream& stream) {
+  return zlib().inflateInit2_(&stream, gzip_window_bits, ZLIB_VERSION, static_cast<int>(sizeof stream)) == Z_OK;
+}
+
 }  // namespace
 
 GzipReader::GzipReader(const std::filesystem::path& file) : file_(file), buffer_(buffer_size) {
@@ -27,11 +50,11 @@ GzipReader::GzipReader(const std::filesystem::path& file) : file_(file), buffer_
   if (!in_) throw Error("cannot open '" + file.string() + "': " + reason(errno));
   fill();
   compressed_ = stream_.avail_in >= 2 && buffer_[0] == 0x1f && buffer_[1] == 0x8b;
-  if (compressed_ && inflateInit2(&stream_, gzip_window_bits) != Z_OK) throw Error("zlib could not be initialised");
+  if (compressed_ && !begin_to_inflate(stream_)) throw Error("zlib could not be initialised");
 }
 
 GzipReader::~GzipReader() {
-  if (compressed_) inflateEnd(&stream_);
+  if (compressed_) zlib().inflateEnd(&stream_);
 }
 
 uint64_t GzipReader::max_size() const {
@@ -63,18 +86,18 @@ size_t GzipReader::read_compressed(void* into, size_t bytes) {
     bool at_end = stream_.avail_in == 0;
     if (at_end && between_members_) break;
     if (at_end) throw Error("'" + file_.string() + "' is cut off: its gzip stream ends too early");
-    if (between_members_) inflateReset(&stream_);
+    if (between_members_) zlib().inflateReset(&stream_);
     between_members_ = false;
 
     auto room = static_cast<uInt>(std::min<size_t>(bytes - done, std::numeric_limits<uInt>::max()));
     stream_.next_out = out + done;
     stream_.avail_out = room;
-    int status = inflate(&stream_, Z_NO_FLUSH);
+    int status = zlib().inflate(&stream_, Z_NO_FLUSH);
     done += room - stream_.avail_out;
     if (status == Z_STREAM_END) {
       between_members_ = true;
     } else if (status != Z_OK) {
-      throw Error("'" + file_.string() + "' is corrupt gzip: " + (stream_.msg ? stream_.msg : zError(status)));
+      throw Error("'" + file_.string() + "' is corrupt gzip: " + (stream_.msg ? stream_.msg : zlib().zError(status)));
     }
   }
   return done;

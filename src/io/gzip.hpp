@@ -1,7 +1,7 @@
 // GzipReader: the bytes of a file, decompressed if the file's content (not its name) is gzip.
 //
 // Strict: a stream that is cut off, damaged (checksum, length) or followed by something else is an Error that names the
-// file. One thread at a time. Memory: two small buffers.
+// file. One thread at a time. Memory: two small buffers. zlib is loaded when the first gzipped file is read.
 #pragma once
 
 #include <zlib.h>

@@ -5,6 +5,7 @@
 #include <chrono>
 
 #include "base/thread_clock.hpp"
+#include "ranks/observed_backend.hpp"
 
 namespace lockstep {
 namespace {
@@ -21,12 +22,6 @@ c10::intrusive_ptr<c10d::Work> done() {
   return c10::make_intrusive<Done>();
 }
 
-double bytes_of(const std::vector<at::Tensor>& tensors) {
-  double bytes = 0;
-  for (const auto& tensor : tensors) bytes += static_cast<double>(tensor.nbytes());
-  return bytes;
-}
-
 template <class Action>
 double seconds_of(const Action& action) {
   const at::NoGradGuard no_grad;
@@ -38,13 +33,13 @@ double seconds_of(const Action& action) {
 }  // namespace
 
 EchoBackend::Work EchoBackend::allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) {
-  messages_.push_back({LayerMessage::Kind::allreduce, bytes_of(tensors)});
+  messages_.push_back({LayerMessage::Kind::allreduce, static_cast<double>(bytes_in(tensors))});
   return done();
 }
 
 EchoBackend::Work EchoBackend::allgather(std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
                                          const c10d::AllgatherOptions&) {
-  messages_.push_back({LayerMessage::Kind::allgather, bytes_of(inputs) * getSize()});
+  messages_.push_back({LayerMessage::Kind::allgather, static_cast<double>(bytes_in(inputs) * getSize())});
   seconds_ += seconds_of([&] {
     for (size_t i = 0; i < inputs.size(); ++i) {
       for (auto& part : outputs[i]) part.copy_(inputs[i]);
@@ -56,7 +51,7 @@ EchoBackend::Work EchoBackend::allgather(std::vector<std::vector<at::Tensor>>& o
 EchoBackend::Work EchoBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
                                               std::vector<std::vector<at::Tensor>>& inputs,
                                               const c10d::ReduceScatterOptions&) {
-  messages_.push_back({LayerMessage::Kind::allgather, bytes_of(outputs) * getSize()});
+  messages_.push_back({LayerMessage::Kind::allgather, static_cast<double>(bytes_in(outputs) * getSize())});
   seconds_ += seconds_of([&] {
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(inputs[i].at(static_cast<size_t>(getRank())));
   });

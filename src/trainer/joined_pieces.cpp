@@ -61,7 +61,7 @@ std::map<std::string, Whole> wholes_of(const std::vector<std::string>& texts) {
   return wholes;
 }
 
-at::Tensor bytes_of(const at::Tensor& values) {
+at::Tensor as_bytes(const at::Tensor& values) {
   return values.reshape({-1}).view(at::kByte);
 }
 
@@ -104,7 +104,7 @@ io::NamedTensors joined_pieces(const std::vector<StatePiece>& mine, Rank& rank) 
     std::vector<at::Tensor> values;
     if (giver == rank.index()) {
       for (const Given& part : parts)
-        values.push_back(bytes_of(mine[part.number].values).narrow(0, part.in_piece, part.to.numel()));
+        values.push_back(as_bytes(mine[part.number].values).narrow(0, part.in_piece, part.to.numel()));
     }
     const at::Tensor all =
         values.empty() ? at::empty({count}, at::TensorOptions(rank.device()).dtype(at::kByte)) : at::cat(values);

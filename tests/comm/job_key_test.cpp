@@ -2,11 +2,11 @@
 #include "comm/job_key.hpp"
 
 #include <gmock/gmock.h>
-#include <openssl/crypto.h>
 #include <sys/stat.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include "io/libcrypto.hpp"
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"
 
@@ -90,7 +90,8 @@ TEST(JobKeyDeathTest, LeavesOpenSslAsItIsAtTheExit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a process in which nothing else has called OpenSSL
   const auto use_and_exit = [] {
     comm::HandedKey().key().sign({"text"});
-    OPENSSL_atexit([] { _exit(7); });  // called by its cleaning up
+    // Called by its cleaning up.
+    io::libcrypto().library.function<int(void (*)())>("OPENSSL_atexit")([] { _exit(7); });
     std::exit(0);
   };
   EXPECT_EXIT(use_and_exit(), testing::ExitedWithCode(0), "");

@@ -1,6 +1,5 @@
 // Labels: concurrency
 // By grains, linear layers hand over the factors of their weights' gradients. The sums have the bits of the gradients.
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
@@ -10,6 +9,7 @@
 #include "data_parallel/grain_sums.hpp"
 #include "models/factors_scope.hpp"
 #include "models/linear_products.hpp"
+#include "support/intra_op_threads.hpp"
 #include "support/tensor_bits.hpp"
 #include "support/test_devices.hpp"
 
@@ -29,18 +29,8 @@ using torch::Tensor;
 namespace F = torch::nn::functional;
 namespace nn = torch::nn;
 
-// Products need one intra-op thread.
-class OneThread {
- public:
-  OneThread() : before_(at::get_num_threads()) { at::set_num_threads(1); }
-  ~OneThread() { at::set_num_threads(before_); }
-
- private:
-  const int before_;
-};
-
 bool has_products() {
-  const OneThread one;
+  const IntraOpThreads one(1);  // products need it
   return has_small_products();
 }
 
@@ -172,7 +162,7 @@ class FactorsScopeTest : public testing::Test {
     return take_gradient();
   }
 
-  const OneThread one;
+  const IntraOpThreads one(1);
   FastLinear layer{24, 40};
   const Tensor x = torch::randn({32, 24});
   Tensor gradient;

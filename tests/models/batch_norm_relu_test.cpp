@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "models/batch_norm_relu.hpp"
+#include "support/intra_op_threads.hpp"
 
 #include <limits>
 #include <vector>
@@ -203,11 +204,9 @@ TEST(BatchNormRelu, GivesTheSameBitsOnAnyNumberOfThreads) {
   const std::vector<Tensor> x{channels_last({6, 40, 20, 20})}, shortcut{channels_last({6, 40, 20, 20})},
       grad{channels_last({6, 40, 20, 20})};
   const auto run = [&](int threads, const std::vector<Tensor>& added) {
-    const int before = at::get_num_threads();
-    at::set_num_threads(threads);
+    const IntraOpThreads set(threads);
     Results results =
         results_of(fused, std::dynamic_pointer_cast<torch::nn::BatchNorm2dImpl>(norm->clone()), x, added, grad);
-    at::set_num_threads(before);
     for (const auto& buffer : results.buffers) results.of_two_forwards.push_back(buffer);
     return results.of_two_forwards;
   };

@@ -7,6 +7,7 @@
 
 #include "models/conv2d.hpp"
 #include "models/kernels/winograd.hpp"
+#include "support/intra_op_threads.hpp"
 
 #include <ATen/autocast_mode.h>
 #include <limits>
@@ -167,12 +168,11 @@ TEST(FastConv2d, GivesTheSameBitsOnAnyNumberOfThreads) {
   for (const int64_t channels : {32, 160}) {
     const Conv2d conv(three_by_three(channels, channels));
     const Tensor x = images({30, channels, 13, 11}), grad = images({30, channels, 13, 11});
-    const int before = at::get_num_threads();
-    at::set_num_threads(1);
-    const variable_list alone = fast_results(conv, x, grad);
-    at::set_num_threads(3);
-    const variable_list together = fast_results(conv, x, grad);
-    at::set_num_threads(before);
+    const auto results_on = [&](int threads) {
+      const IntraOpThreads set(threads);
+      return fast_results(conv, x, grad);
+    };
+    const variable_list alone = results_on(1), together = results_on(3);
     for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(alone[i].equal(together[i])) << i;
   }
 }

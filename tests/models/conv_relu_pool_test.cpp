@@ -8,6 +8,7 @@
 
 #include "models/kernels/conv_relu_pool.hpp"
 #include "support/error_of.hpp"
+#include "support/intra_op_threads.hpp"
 
 #include <cmath>
 #include <limits>
@@ -221,18 +222,14 @@ TEST(ConvReluPool, PassesNanOnAsLibTorchDoes) {
 TEST(ConvReluPool, GivesTheSameBitsOnAnyNumberOfThreads) {
   torch::manual_seed(10);
   const Inputs in = random_inputs({70, 6, 13, 12, 10, 3, 5});
-  const auto run = [&] {
+  const auto run_on = [&](int threads) {
+    const IntraOpThreads set(threads);
     const at::Tensor out = conv_relu_pool(in.x, in.weight, in.bias);
     variable_list results = torch::autograd::grad({out}, {in.x, in.weight, in.bias}, {out.detach()});
     results.push_back(out);
     return results;
   };
-  const int before = at::get_num_threads();
-  at::set_num_threads(1);
-  const variable_list alone = run();
-  at::set_num_threads(3);
-  const variable_list together = run();
-  at::set_num_threads(before);
+  const variable_list alone = run_on(1), together = run_on(3);
   for (size_t i = 0; i < alone.size(); ++i) EXPECT_TRUE(alone[i].equal(together[i])) << i;
 }
 

@@ -1,9 +1,9 @@
 // in_parallel takes LibTorch's intra-op threads, and each number once.
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "models/intra_op.hpp"
+#include "support/intra_op_threads.hpp"
 
 #include <atomic>
 #include <mutex>
@@ -15,15 +15,9 @@
 namespace lockstep {
 namespace intra_op_test {
 
-struct WithThreads {
-  explicit WithThreads(int count) : before(at::get_num_threads()) { at::set_num_threads(count); }
-  ~WithThreads() { at::set_num_threads(before); }
-  const int before;
-};
-
 TEST(InParallel, TakesEachNumberOnce) {
   for (const int threads : {1, 2, 3}) {
-    const WithThreads set(threads);
+    const IntraOpThreads set(threads);
     for (const int64_t count : {0, 1, 2, 3, 7, 100, 70000}) {
       std::vector<std::atomic<int>> taken(count);
       in_parallel(count, [&](int64_t begin, int64_t end) {
@@ -36,7 +30,7 @@ TEST(InParallel, TakesEachNumberOnce) {
 
 TEST(InParallel, TakesAsManyThreadsAsLibTorch) {
   const auto threads_of = [](int threads, int64_t count) {
-    const WithThreads set(threads);
+    const IntraOpThreads set(threads);
     std::mutex mutex;
     std::set<std::thread::id> seen;
     in_parallel(count, [&](int64_t, int64_t) {
@@ -52,7 +46,7 @@ TEST(InParallel, TakesAsManyThreadsAsLibTorch) {
 }
 
 TEST(InParallel, ThrowsWhatTheBodyThrows) {
-  const WithThreads set(3);
+  const IntraOpThreads set(3);
   EXPECT_THROW(in_parallel(9,
                            [](int64_t, int64_t end) {
                              if (end == 9) throw std::range_error("9");

@@ -5,6 +5,8 @@
 #include <lockstep/models/linear.hpp>
 #include <lockstep/models/models.hpp>
 
+#include "support/intra_op_threads.hpp"
+
 #include <functional>
 #include <string>
 #include <thread>
@@ -69,12 +71,7 @@ TEST(FastLinear, ComputesWhatLibTorchComputes) {
 }
 
 class FastLinearOnOneThread : public testing::Test {
- protected:
-  void SetUp() override { at::set_num_threads(1); }
-  void TearDown() override { at::set_num_threads(before_); }
-
- private:
-  const int before_ = at::get_num_threads();
+  const IntraOpThreads one_{1};
 };
 
 TEST_F(FastLinearOnOneThread, ComputesWhatLibTorchComputes) {
@@ -147,7 +144,7 @@ TEST(FastLinear, ComputesTheSameBitsOnSeveralThreadsAtOnce) {
     return with_gradients([](const auto&... tensors) { return fast_linear(tensors...); }, layer.x, layer.weight,
                           layer.bias);
   };
-  at::set_num_threads(1);
+  const IntraOpThreads one(1);
   std::vector<Computed> alone;
   for (const auto& layer : layers) alone.push_back(compute(layer));
   std::vector<std::string> differ(4);
@@ -173,11 +170,8 @@ TEST(FastLinear, ComputesTheSameWithSeveralIntraOpThreads) {
   const Tensor x = torch::randn({128, 512}), weight = torch::randn({512, 512}), bias = torch::randn({512});
   const auto fast = [](const auto&... tensors) { return fast_linear(tensors...); };
   const Computed one = with_gradients(fast, x, weight, bias);
-  const int before = at::get_num_threads();
-  at::set_num_threads(2);
-  const Computed two = with_gradients(fast, x, weight, bias);
-  at::set_num_threads(before);
-  expect_alike(two, one);
+  const IntraOpThreads threads(2);
+  expect_alike(with_gradients(fast, x, weight, bias), one);
 }
 
 TEST_F(FastLinearOnOneThread, HasASecondDerivative) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds examples/consumer against the installed lockstep, as a stranger would, and checks what it prints. It needs
-# no libcurl. Then builds a program that uses the component data.
+# Builds examples/consumer against the installed lockstep, as a stranger would, and checks what it prints. It links
+# LibTorch alone, and runs without the libraries that lockstep loads when it needs them. Then builds a program that uses
+# the component data.
 #   consumer_test.sh PREFIX WORK-FOLDER
 set -euo pipefail
 prefix=$1 work=$2
@@ -9,15 +10,17 @@ source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../examples/consumer" && pwd)
 rm -rf "$work"
 unset Torch_DIR Torch_ROOT CMAKE_PREFIX_PATH # the package itself must know its LibTorch
 cmake -S "$source" -B "$work" -DCMAKE_PREFIX_PATH="$prefix" \
-  -DCMAKE_DISABLE_FIND_PACKAGE_{CURL,nlohmann_json}=ON
+  -DCMAKE_DISABLE_FIND_PACKAGE_{CURL,OpenSSL,ZLIB,nlohmann_json}=ON
 cmake --build "$work"
-if readelf -d "$work/consumer" | grep 'NEEDED.*curl'; then
-  echo "error: the consumer needs libcurl."
+if readelf -d "$work/consumer" | grep NEEDED | grep -vE '\[lib(torch|torch_cpu|torch_cuda|c10|c10_cuda|stdc\+\+|m|gcc_s|pthread|dl|c)\.so|\[ld-linux'; then
+  echo "error: the consumer needs more than LibTorch and the compiler's libraries."
   exit 1
 fi
 
+mkdir "$work/broken" # files that nothing can load, in front of the system's
+touch "$work"/broken/lib{crypto.so.3,crypto.so.1.1,z.so.1}
 expected="2 ranks: w = 3.00, b = -1.00"
-printed=$("$work/consumer")
+printed=$(LD_LIBRARY_PATH=$work/broken "$work/consumer")
 if [[ $printed != "$expected" ]]; then
   echo "error: the consumer printed '$printed', not '$expected'."
   exit 1

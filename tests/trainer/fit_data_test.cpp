@@ -83,7 +83,7 @@ void expect_same_history(const std::vector<EpochMetrics>& history, const std::ve
 }
 
 class FitDataWorlds : public Worlds {};
-INSTANTIATE_TEST_SUITE_P(Sizes, FitDataWorlds, testing::Values(1, 2, 3),
+INSTANTIATE_TEST_SUITE_P(Sizes, FitDataWorlds, testing::Values(1, 2, 3, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
 // ---- Batches of anything

@@ -191,23 +191,6 @@ TEST(Fit, WithAGrainEverythingHasTheSameBitsOnAnyNumberOfRanks) {
   }
 }
 
-TEST(Fit, SplitsASequentialByLayers) {
-  Task task = regression();
-  task.module = [] {
-    nn::Sequential net(nn::Linear(4, 8), nn::Tanh(), nn::Linear(8, 1));
-    net->to(torch::kDouble);
-    return net;
-  };
-  const auto expected = fit(task, settings(1)).history;
-  TrainOptions options = settings(2);
-  options.split = ModelSplit{.mesh = {.pipeline = 2}, .microbatches = 2};
-  const auto history = fit(task, options).history;
-  for (size_t i = 0; i < 3; ++i) {
-    EXPECT_NEAR(history[i].train_loss, expected[i].train_loss, 1e-10);
-    EXPECT_NEAR(history[i].test.at("mae"), expected[i].test.at("mae"), 1e-10);
-  }
-}
-
 // ---- How it goes on and ends
 
 class FitRuns : public testing::Test {

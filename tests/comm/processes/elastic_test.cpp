@@ -11,7 +11,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <memory>
 #include <string>
 
@@ -134,11 +133,6 @@ TEST_F(KeptTwice, TwoNeighboursAtOnceEndTheJobWhichCanGoOnFromACheckpoint) {
   expect_undisturbed("lost", 40);
 }
 
-std::string bytes_of_file(const std::filesystem::path& file) {
-  std::ifstream stream(file, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
 TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
   Program killed(job_of(2, {}, {ranks_program(), "own_loop", "cpu", "killed.safetensors"}), without_gnuplot());
   ASSERT_TRUE(killed.wait_for("step 3 of 2 ranks"));
@@ -154,9 +148,9 @@ TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
   auto alone = without_gnuplot();
   alone.program = ranks_program();
   ASSERT_EQ(run_program({"own_loop", "cpu", "alone alone.safetensors"}, alone).code, 0);
-  const auto expected = bytes_of_file(work_ / "alone.safetensors");
+  const auto expected = work_.read("alone.safetensors");
   EXPECT_FALSE(expected.empty());
-  EXPECT_EQ(bytes_of_file(work_ / "killed.safetensors"), expected);
+  EXPECT_EQ(work_.read("killed.safetensors"), expected);
 
   const auto refused = run_program({"own_loop", "cpu", "refused"}, alone);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("asks for an elastic job (elastic 1:3), and was not started as one"),
