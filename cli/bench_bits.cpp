@@ -38,11 +38,12 @@ namespace fs = std::filesystem;
 
 const char* const bench_bits_explanation =
     "The same run with --grain, on one layout of ranks after the other: threads,\n"
-    "processes (on CPUs), ZeRO, unequal parts, a pipeline, and stopped within an\n"
-    "epoch and gone on with on other numbers of ranks. Each is a lockstep train of\n"
-    "its own, whose command is printed. All must have the same train loss and the\n"
-    "same hash of the weights, to the bit; otherwise the exit code is 1. The runs are\n"
-    "kept if their bits differ, or if one of them fails.\n"
+    "processes and an elastic job of them (on CPUs), ZeRO, unequal parts, pipelines,\n"
+    "data times pipeline, and stopped within an epoch and gone on with on other\n"
+    "numbers of ranks. Each is a lockstep train of its own, whose command is printed.\n"
+    "All must have the same train loss and the same hash of the weights, to the bit;\n"
+    "otherwise the exit code is 1. The runs are kept if their bits differ, or if one\n"
+    "of them fails.\n"
     "\n"
     "Examples:\n"
     "  lockstep bench bits --data synthetic\n"
@@ -116,37 +117,54 @@ class Layouts {
 
   std::vector<LaidOut> all() const {
     std::vector<LaidOut> all;
-    const auto add = [&](const std::string& name, int ranks, const Words& more = {}, int processes = 1) {
-      all.push_back(laid_out(name, ranks, more, processes));
+    const auto add = [&](const std::string& name, int ranks, const Words& more = {}, const Words& launch = {}) {
+      all.push_back(laid_out(name, ranks, more, launch));
+    };
+    const auto add_split = [&](const std::string& name, const ModelSplit& split) {
+      add(name, split.mesh.size(), {"--config", config_of(name, split).string()});
     };
     for (int ranks = 1; ranks <= 8; ++ranks) add(plural(static_cast<size_t>(ranks), "rank"), ranks);
-    if (torch::Device(flags_.device).is_cpu()) {  // NCCL gives no two processes one GPU
-      for (const int processes : {2, 3}) add(std::to_string(processes) + " processes", 1, {}, processes);
-      add("2 processes, 2 ranks each", 2, {}, 2);
+    const bool on_cpu = torch::Device(flags_.device).is_cpu();
+    if (on_cpu) {  // NCCL gives no two processes one GPU
+      add("2 processes", 1, {}, {"-n", "2"});
+      add("3 processes", 1, {}, {"-n", "3"});
+      add("2 processes, 2 ranks each", 2, {}, {"-n", "2"});
+      add("3 processes, elastic", 1, {}, {"-n", "3", "--elastic"});
     }
     add("ZeRO 1, 3 ranks", 3, {"--zero-stage", "1"});
     add("ZeRO 2, 2 ranks", 2, {"--zero-stage", "2"});
     add("ZeRO 3, 5 ranks", 5, {"--zero-stage", "3"});
-    if (torch::Device(flags_.device).is_cpu()) add("ZeRO 3, 3 processes", 1, {"--zero-stage", "3"}, 3);
+    if (on_cpu) add("ZeRO 3, 3 processes", 1, {"--zero-stage", "3"}, {"-n", "3"});
     add("ZeRO 3, accumulate 2", 3, {"--zero-stage", "3", "--accumulate", "2"});
     add("accumulate 2", 2, {"--accumulate", "2"});
     add("balance 2:1", 2, {"--balance", "2,1"});
     add("balance auto", 3, {"--balance", "auto"});
-    add("pipeline of 2", 2, {"--config", pipeline_config().string()});
+    add_split("pipeline of 2", {.mesh = {.pipeline = 2}});
+    add_split("pipeline of 2, gpipe", {.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::gpipe});
+    add_split("2 pipelines of 2", {.mesh = {.data = 2, .pipeline = 2}});
     for (auto& run : stopped_and_gone_on()) all.push_back(std::move(run));
     return all;
   }
 
  private:
-  // `ranks` in each process.
-  LaidOut laid_out(const std::string& name, int ranks, const Words& more, int processes) const {
+  static std::string folder_of(const std::string& name) {
     std::string folder;
     for (const char c : name) {
       const bool plain = std::isalnum(static_cast<unsigned char>(c));
       if (plain || !folder.ends_with('-')) folder += plain ? c : '-';
     }
+    return folder;
+  }
+
+  // `ranks` in each process. `launch`: the flags of lockstep launch, for several processes.
+  LaidOut laid_out(const std::string& name, int ranks, const Words& more, const Words& launch = {}) const {
+    const std::string folder = folder_of(name);
     Words words{program_};
-    if (processes > 1) words.insert(words.end(), {"launch", "-n", std::to_string(processes), program_});
+    if (!launch.empty()) {
+      words.push_back("launch");
+      words.insert(words.end(), launch.begin(), launch.end());
+      words.push_back(program_);
+    }
     words.insert(words.end(), {"train", "--runs-dir", folder_.string(), "--name", folder, "--progress", "none",
                                "--devices", std::to_string(ranks) + "x" + flags_.device});
     const bool resumes = std::find(more.begin(), more.end(), "--resume") != more.end();
@@ -188,11 +206,11 @@ class Layouts {
   }
 
   // No flag of lockstep train is a mesh.
-  fs::path pipeline_config() const {
+  fs::path config_of(const std::string& name, const ModelSplit& split) const {
     TrainOptions options;
-    options.devices = {torch::kCPU};
-    options.split = ModelSplit{.mesh = {.pipeline = 2}};
-    const auto file = folder_ / "pipeline.json";
+    options.devices.assign(static_cast<size_t>(split.mesh.size()), torch::kCPU);
+    options.split = split;
+    const auto file = folder_ / (folder_of(name) + ".json");
     std::ofstream out(file);
     if (!(out << to_json(options)).flush()) throw Error("cannot write '" + file.string() + "'");
     return file;
@@ -207,9 +225,9 @@ class Layouts {
     };
     std::vector<LaidOut> runs;
     const Words keep = {"--checkpoint-every", "1", "--keep-last", "1000000"};
-    runs.push_back(laid_out("3 ranks, checkpoints", 3, keep, 1));
-    runs.push_back(laid_out("3 to 7 ranks", 7, {"--resume", checkpoint(runs[0].folder, 1)}, 1));
-    runs.push_back(laid_out("3 to 7 to 2 ranks", 2, {"--resume", checkpoint(runs[1].folder, 2)}, 1));
+    runs.push_back(laid_out("3 ranks, checkpoints", 3, keep));
+    runs.push_back(laid_out("3 to 7 ranks", 7, {"--resume", checkpoint(runs[0].folder, 1)}));
+    runs.push_back(laid_out("3 to 7 to 2 ranks", 2, {"--resume", checkpoint(runs[1].folder, 2)}));
     return runs;
   }
 

@@ -1,12 +1,63 @@
 #include <lockstep/devices/keep_freed_memory.hpp>
 
-#include <cstdlib>
-
 #ifdef __GLIBC__
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/alignment.h>
+#include <c10/util/Exception.h>
 #include <malloc.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
 #endif
 
 namespace lockstep {
+
+#ifdef __GLIBC__
+namespace {
+
+// Takes the CPU's tensors by malloc. LibTorch takes them by posix_memalign, which cuts every block out of a larger one
+// and frees the rest. So a freed block does not fit the next tensor of its size, and a step wanders through memory that
+// is in no cache. A pointer to the whole block lies in front of the tensor.
+class TensorsByMalloc : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device cpu(c10::DeviceType::CPU);
+    if (bytes == 0) return {nullptr, nullptr, &give_back, cpu};
+    void* const block = bytes < kTooMany ? std::malloc(bytes + c10::gAlignment) : nullptr;
+    if (block == nullptr) {
+      c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
+      TORCH_CHECK(false, "not enough memory: you tried to allocate ", bytes, " bytes for a tensor");
+    }
+    void* const data = aligned_behind(block);
+    static_cast<void**>(data)[-1] = block;
+    c10::profiledCPUMemoryReporter().New(data, bytes);
+    return {data, data, &give_back, cpu};
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+ private:
+  static constexpr size_t kTooMany = std::numeric_limits<ptrdiff_t>::max() - c10::gAlignment;
+
+  static_assert(c10::gAlignment >= 2 * alignof(std::max_align_t));  // so a pointer has room
+  static void* aligned_behind(void* block) {
+    const auto address = reinterpret_cast<uintptr_t>(block) + c10::gAlignment;
+    return reinterpret_cast<void*>(address - address % c10::gAlignment);
+  }
+
+  static void give_back(void* data) {
+    if (data == nullptr) return;
+    c10::profiledCPUMemoryReporter().Delete(data);
+    std::free(static_cast<void**>(data)[-1]);
+  }
+};
+
+}  // namespace
+#endif
 
 void keep_freed_memory() {
 #ifdef __GLIBC__
@@ -15,6 +66,10 @@ void keep_freed_memory() {
   // For threads: their memory comes in pieces of at most 64 MB. A piece that is all free is unmapped, unless this much
   // must stay.
   mallopt(M_TOP_PAD, 64 << 20);
+  // With this variable LibTorch takes large tensors in huge pages, which malloc does not.
+  static TensorsByMalloc* const by_malloc =
+      std::getenv("THP_MEM_ALLOC_ENABLE") == nullptr ? new TensorsByMalloc : nullptr;  // outlives all tensors
+  if (by_malloc != nullptr) c10::SetCPUAllocator(by_malloc);
 #endif
 }
 

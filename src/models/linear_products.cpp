@@ -5,6 +5,8 @@
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
 
+#include "models/kernels/matrices.hpp"
+
 #include <algorithm>
 #include <array>
 #include <exception>
@@ -51,45 +53,12 @@ bool has_microkernel() {
   return has;
 }
 
-void transpose_square(const float* from, int64_t row_of_from, float* to, int64_t row_of_to) {
-  constexpr int64_t kSide = 4;
-  std::array<float, kSide * kSide> values;  // in between, so that the compiler may use vectors
-  for (int64_t row = 0; row < kSide; ++row) {
-    for (int64_t column = 0; column < kSide; ++column) values[column * kSide + row] = from[row * row_of_from + column];
-  }
-  for (int64_t row = 0; row < kSide; ++row) {
-    for (int64_t column = 0; column < kSide; ++column) to[row * row_of_to + column] = values[row * kSide + column];
-  }
-}
-
-// Copies the matrix transposed, in half of the time that LibTorch takes. A block's rows are whole cache lines.
-void transpose(const float* from, int64_t rows, int64_t columns, float* to, int64_t row_of_to) {
-  constexpr int64_t kBlock = 16, kSquare = 4;
-  const auto copy = [&](int64_t row, int64_t column) { to[column * row_of_to + row] = from[row * columns + column]; };
-  for (int64_t row_block = 0; row_block < rows; row_block += kBlock) {
-    const int64_t row_end = std::min(row_block + kBlock, rows);
-    for (int64_t column_block = 0; column_block < columns; column_block += kBlock) {
-      const int64_t column_end = std::min(column_block + kBlock, columns);
-      for (int64_t row = row_block; row < row_end; row += kSquare) {
-        for (int64_t column = column_block; column < column_end; column += kSquare) {
-          if (row + kSquare <= row_end && column + kSquare <= column_end) {
-            transpose_square(from + row * columns + column, columns, to + column * row_of_to + row, row_of_to);
-            continue;
-          }
-          for (int64_t i = row; i < std::min(row + kSquare, row_end); ++i) {
-            for (int64_t j = column; j < std::min(column + kSquare, column_end); ++j) copy(i, j);
-          }
-        }
-      }
-    }
-  }
-}
-
 at::Tensor transposed(const at::Tensor& matrix) {
   const at::Tensor dense = matrix.contiguous();
   const int64_t rows = dense.size(0), columns = dense.size(1);
   at::Tensor result = at::empty({columns, rows}, dense.options());
-  transpose(dense.const_data_ptr<float>(), rows, columns, result.mutable_data_ptr<float>(), rows);
+  kernels::matrix_kernels().transpose(dense.const_data_ptr<float>(), columns, rows, columns,
+                                      result.mutable_data_ptr<float>(), rows);
   return result;
 }
 
@@ -114,11 +83,7 @@ class TileSum {
 
   void add_last_two() {
     --sums_;
-    float* left = sum(sums_ - 1);
-    const float* right = sum(sums_);
-    for (int64_t row = 0; row < rows_; ++row, left += stride_of(sums_ - 1), right += columns_) {
-      for (int64_t column = 0; column < columns_; ++column) left[column] += right[column];
-    }
+    kernels::matrix_kernels().add(sum(sums_), columns_, rows_, columns_, sum(sums_ - 1), stride_of(sums_ - 1));
   }
 
   float* const tile_;
@@ -159,7 +124,7 @@ at::Tensor small_forward(const at::Tensor& x, const at::Tensor& weight, const st
     for (int64_t i = 0; biases && i < size; ++i) std::fill_n(tile.get() + i * rows, rows, biases[first + i]);
     multiply(size, rows, in, weight.const_data_ptr<float>() + first * in, in, columns.const_data_ptr<float>(), rows,
              tile.get(), rows, /*adds=*/biases != nullptr);
-    transpose(tile.get(), size, rows, y.mutable_data_ptr<float>() + first, out);
+    kernels::matrix_kernels().transpose(tile.get(), rows, size, rows, y.mutable_data_ptr<float>() + first, out);
   }
   return y;
 }

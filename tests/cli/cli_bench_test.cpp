@@ -82,11 +82,12 @@ TEST_F(CliBench, BitsAreTheSameOnEveryLayout) {
                                    around);
   EXPECT_EQ(run.code, 0) << run.out << run.err;
   EXPECT_THAT(run.out, AllOf(HasSubstr("lenet on fashion-mnist, 1 epoch, batches of 100 in grains of 16"),
-                             HasSubstr("lockstep launch -n 2 "), HasSubstr("--zero-stage 3"),
+                             HasSubstr("lockstep launch -n 2 "), HasSubstr("lockstep launch -n 3 --elastic "),
+                             HasSubstr("--zero-stage 3"), HasSubstr("--config "),
                              HasSubstr("\nthe same bits on all of them\n")));
   const auto json = nlohmann::json::parse(std::ifstream(work_ / "bits.json"));
   EXPECT_EQ(json.at("same"), true);
-  EXPECT_EQ(json.at("layouts").size(), 23u);
+  EXPECT_EQ(json.at("layouts").size(), 26u);
   for (const auto& layout : json.at("layouts")) {
     EXPECT_EQ(layout.at("weights"), json.at("layouts").at(0).at("weights")) << layout;
     EXPECT_EQ(layout.at("train_loss"), json.at("layouts").at(0).at("train_loss")) << layout;

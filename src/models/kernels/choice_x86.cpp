@@ -4,12 +4,14 @@
 
 #include "batch_norm_relu.hpp"
 #include "conv_relu_pool.hpp"
+#include "matrices.hpp"
 #include "winograd.hpp"
 
 namespace lockstep::kernels {
 
 extern const ConvReluPoolKernels conv_relu_pool_generic, conv_relu_pool_avx2, conv_relu_pool_avx512;
 extern const BatchNormReluKernels batch_norm_relu_generic, batch_norm_relu_avx2, batch_norm_relu_avx512;
+extern const MatrixKernels matrices_generic, matrices_avx2, matrices_avx512;
 extern const WinogradKernels winograd_avx2, winograd_avx512;
 
 namespace {
@@ -31,6 +33,11 @@ const ConvReluPoolKernels& conv_relu_pool_kernels() {
 
 const BatchNormReluKernels& batch_norm_relu_kernels() {
   static const auto* const chosen = chosen_of(&batch_norm_relu_generic, &batch_norm_relu_avx2, &batch_norm_relu_avx512);
+  return *chosen;
+}
+
+const MatrixKernels& matrix_kernels() {
+  static const auto* const chosen = chosen_of(&matrices_generic, &matrices_avx2, &matrices_avx512);
   return *chosen;
 }
 

@@ -13,10 +13,12 @@ constexpr int64_t kWeightRows = 2;
 
 #include "batch_norm_relu_kernels.inc"
 #include "conv_relu_pool_kernels.inc"
+#include "matrices_kernels.inc"
 
 namespace lockstep::kernels {
 
 extern const ConvReluPoolKernels conv_relu_pool_generic = kConvReluPool;
 extern const BatchNormReluKernels batch_norm_relu_generic = kBatchNormRelu;
+extern const MatrixKernels matrices_generic = kMatrices;
 
 }  // namespace lockstep::kernels

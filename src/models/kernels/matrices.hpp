@@ -1,0 +1,24 @@
+// Copies and sums of float32 matrices in the CPU's memory, compiled once per instruction set.
+//
+// The values of a matrix's row lie one after the other. `row_of_x` says how many values after a row of x the next one
+// begins. The kernels do not allocate, keep nothing and start no threads.
+#pragma once
+
+#include <cstdint>
+
+namespace lockstep::kernels {
+
+struct MatrixKernels {
+  // `from` is [rows][columns], `to` becomes [columns][rows].
+  void (*transpose)(const float* from, int64_t row_of_from, int64_t rows, int64_t columns, float* to,
+                    int64_t row_of_to);
+
+  // sum += values, both [rows][columns].
+  void (*add)(const float* values, int64_t row_of_values, int64_t rows, int64_t columns, float* sum,
+              int64_t row_of_sum);
+};
+
+// The kernels for the instructions that LibTorch uses here (ATEN_CPU_CAPABILITY=avx2 or =default restricts both).
+const MatrixKernels& matrix_kernels();
+
+}  // namespace lockstep::kernels
