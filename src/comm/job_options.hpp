@@ -5,11 +5,14 @@
 #include <stop_token>
 #include <string>
 
+#include "silence_limit.hpp"
+
 namespace lockstep::comm {
 
 struct JobOptions {
   int threads_per_rank;
-  std::chrono::milliseconds timeout, rendezvous_timeout, silence;
+  std::chrono::milliseconds timeout, rendezvous_timeout;
+  SilenceRange silence;
   std::stop_token stop;
   std::string configuration;  // that all processes must have in common, as a text
 };

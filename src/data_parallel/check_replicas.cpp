@@ -122,6 +122,29 @@ void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::ve
                        wrong);
 }
 
+void compare_kept_slices(const SliceHashes& hashes, Rank& rank) {
+  const int ranks = rank.world_size();
+  if (ranks == 1) return;
+  const auto& place = comm::RankPlace::of(rank);
+  const at::Tensor all = of_all_ranks(rank, {hashes.own, hashes.kept, place.world_rank});
+  const auto name_of = [&](int one) {
+    return comm::name_of(static_cast<int>(all[one][2].item<int64_t>()), place.run->devices);
+  };
+  std::string differences;
+  for (int one = 0; one < ranks; ++one) {
+    const int next = (one + 1) % ranks;
+    if (all[one][0].item<int64_t>() == all[next][1].item<int64_t>()) continue;
+    differences +=
+        (differences.empty() ? "" : "; ") + name_of(one) + "'s own, and the one that " + name_of(next) + " keeps of it";
+  }
+  if (differences.empty()) return;
+  throw ReplicasDiffer(rank.name() + ": check_replicas: the two copies of a slice of the optimizer's state are no " +
+                           "longer equal: " + differences +
+                           ". Nobody knows which of the two is wrong, so suspect the " +
+                           "memory of both devices, and go on from a checkpoint from before",
+                       {});
+}
+
 void check_replicas(const torch::nn::Module& module, Rank& rank) {
   compare_replicas(replica_of(module), rank);
 }

@@ -15,9 +15,11 @@
 #include <string>
 #include <utility>
 
+#include "base/scramble.hpp"
 #include "flat_view.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
+#include "tensor_hash.hpp"
 
 namespace lockstep {
 namespace {
@@ -176,6 +178,16 @@ void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<
   auto pieces = named_pieces_of(buckets);
   for (const auto& [name, piece] : named_pieces_of(buckets, &Place::kept)) pieces.emplace_back(name + kOfKept, piece);
   load_optimizer_state(optimizer, pieces, mine);
+}
+
+SliceHashes slice_hashes(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets) {
+  const auto hash_of = [&](PieceOf piece) {
+    uint64_t hash = 0;
+    for (const auto& [name, value] : optimizer_state(optimizer, named_pieces_of(buckets, piece)))
+      hash = mix({hash, static_cast<uint64_t>(tensor_hash(value))});
+    return static_cast<int64_t>(hash);
+  };
+  return {hash_of(&Place::piece), hash_of(&Place::kept)};
 }
 
 std::vector<StatePiece> pieces_of_state(const torch::optim::Optimizer& optimizer,

@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 #include <lockstep/ranks/rank.hpp>
 
+#include <cstdint>
 #include <vector>
 
 #include "io/safetensors.hpp"
@@ -19,6 +20,13 @@ io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std
 // Also what this rank keeps for another. Throws Error as load_optimizer_state() does.
 void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                           const io::NamedTensors& state);
+
+// A hash of what this rank has of that state, and one of what it keeps for the rank before: that rank has the same as
+// its own. Cost: as tensor_hash().
+struct SliceHashes {
+  int64_t own, kept;
+};
+SliceHashes slice_hashes(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets);
 
 // Copies of what this rank has of that state, and of what it keeps for another, by the same names.
 std::vector<StatePiece> pieces_of_state(const torch::optim::Optimizer& optimizer,

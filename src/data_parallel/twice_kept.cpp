@@ -2,8 +2,6 @@
 
 #include <iterator>
 
-#include "sharded_state.hpp"
-
 namespace lockstep {
 
 std::vector<StatePiece> TwiceKept::pieces(const std::string& prefix, io::NamedTensors& tensors) const {

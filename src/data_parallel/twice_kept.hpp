@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "io/safetensors.hpp"
+#include "sharded_state.hpp"
 #include "state_piece.hpp"
 
 namespace lockstep {
@@ -33,6 +34,8 @@ class TwiceKept {
   // How many updates there have been; a later optimizer goes on from a number.
   int64_t updates() const { return optimizer_.updates_; }
   void set_updates(int64_t updates) { optimizer_.updates_ = updates; }
+
+  SliceHashes hashes() const { return slice_hashes(*optimizer_.optimizer_, optimizer_.buckets_); }
 
   // Copies of what this rank has and keeps of the optimizer's state, under "PREFIX.MEMBER.PARAMETER"; and of those of
   // `tensors` that are parameters of the optimizer, which are then no longer in `tensors`.

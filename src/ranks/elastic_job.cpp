@@ -94,7 +94,7 @@ void ElasticJob::check(const ElasticBounds& bounds) {
 
 ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const ElasticBounds& bounds)
     : stop_(std::move(stop)),
-      silence_(silence),
+      silence_(comm::silence_range(silence)),
       bounds_(bounds),
       launch_(launch_of_elastic_job()),
       generations_(generations_of(launch_, stop_)) {
@@ -122,6 +122,7 @@ bool ElasticJob::enter() {
       if (stop_.stop_requested()) throw Stopped("stopped by request");
       const auto others = static_cast<int>(now.members.size());
       if (bounds_.most > 0 && others >= bounds_.most) {  // the others go on
+        generations_.note_surplus(launch_.member);
         throw Error("process " + std::to_string(launch_.member) + " of an elastic job is one too many: " +
                     std::to_string(others) + " run, and it is to have at most " + std::to_string(bounds_.most));
       }
@@ -180,8 +181,10 @@ void ElasticJob::live(const std::stop_token& end) {
     std::mutex mutex;
     std::unique_lock lock(mutex);
     std::condition_variable_any ended;
+    comm::SilenceLimit own(silence_);
     for (int64_t beats = 1; !end.stop_requested(); ++beats) {
-      generations.beat(launch_.member, {beats, silence_});
+      own.beat(Clock::now());
+      generations.beat(launch_.member, {beats, own.limit(), silence_.most});
       const int newest = generations.newest().number;
       {
         const std::lock_guard guard(mutex_);
@@ -189,7 +192,7 @@ void ElasticJob::live(const std::stop_token& end) {
       }
       ended.wait_for(lock, end, kBeat, [] { return false; });
     }
-    generations.beat(launch_.member, {0, 0ms});
+    generations.beat(launch_.member, {});
   } catch (const std::exception&) {  // the run itself finds out that the launcher is gone
   }
 }

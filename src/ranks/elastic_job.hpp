@@ -14,6 +14,7 @@
 
 #include "comm/meeting/generations.hpp"
 #include "comm/meeting/launch_environment.hpp"
+#include "comm/silence_limit.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -31,8 +32,8 @@ class ElasticJob {
   static void check(const ElasticBounds& bounds);
 
   // From here on the launcher starts successors of processes that are killed. It kills this one if it stands still for
-  // `silence`. Of its bounds and the launcher's the higher number of processes counts with which the job goes on.
-  // Throws Error: the store is not there, or no longer; this process has had an ElasticJob before.
+  // `silence`, as RunOptions has it. Of its bounds and the launcher's the higher number of processes counts with which
+  // the job goes on. Throws Error: the store is not there, or no longer; this process has had an ElasticJob before.
   ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const ElasticBounds& bounds);
   ~ElasticJob();
   ElasticJob(const ElasticJob&) = delete;
@@ -54,7 +55,7 @@ class ElasticJob {
   void live(const std::stop_token& end);
 
   const std::stop_token stop_;
-  const std::chrono::milliseconds silence_;
+  const comm::SilenceRange silence_;
   const ElasticBounds bounds_;
   const comm::LaunchEnvironment launch_;
   comm::Generations generations_;

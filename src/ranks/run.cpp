@@ -81,9 +81,9 @@ void check(const Devices& devices, const RunOptions& options) {
     throw Error("run: the rendezvous timeout is " + std::to_string(options.rendezvous_timeout.count()) +
                 " ms; it must be positive");
   }
-  if (options.silence < std::chrono::seconds(1)) {
+  if (options.silence != std::chrono::milliseconds::zero() && options.silence < comm::kSilence.least) {
     throw Error("run: the silence is " + std::to_string(options.silence.count()) +
-                " ms; processes need at least 1000 ms to be heard");
+                " ms; processes need at least 1000 ms to be heard, or 0 for as long as busy machines take");
   }
 }
 
@@ -99,7 +99,7 @@ comm::JobOptions job_options(const RunOptions& options) {
   return {.threads_per_rank = options.threads_per_rank,
           .timeout = options.timeout,
           .rendezvous_timeout = options.rendezvous_timeout,
-          .silence = options.silence,
+          .silence = comm::silence_range(options.silence),
           .stop = options.stop,
           .configuration = "seed " + std::to_string(options.seed) +
                            (options.configuration.empty() ? "" : ", " + options.configuration)};

@@ -141,9 +141,10 @@ void each_option(Options& options, Visit&& visit) {
        "how long a rank waits for another in a call before the run ends with an error that names both"},
       options.timeout, {.least = 1, .most = 1'000'000, .kept = false});
   one({"silence", nowhere, where, "SECONDS",
-       "how long a process of a launcher may give no sign of life before it counts as dead: more where machines stand "
-       "still for seconds; not kept"},
-      options.silence, {.least = 1, .most = 1'000'000, .kept = false});
+       "how long a process of a launcher may give no sign of life before it counts as dead. By default 1 s, and up to "
+       "6 s "
+       "while signs of life come late, as on a busy machine; not kept"},
+      options.silence, {.otherwise = "", .least = 1, .most = 1'000'000, .kept = false});
   one({"elastic", nowhere, where, "MIN:MAX",
        "go on when processes are killed, with at least MIN, and with others that join, up to MAX. Under srun or "
        "mpirun, "
@@ -243,8 +244,8 @@ void each_option(Options& options, Visit&& visit) {
        "go-on: nothing is checked\n"},
       options.on_nan);
   one({"check_replicas", in_a_run, how, "N",
-       "compare the devices' weights and optimizer states every N steps, and end the run, with the device named, if "
-       "they differ; in an elastic job that device gets the others' state; 0: never"},
+       "compare the devices' weights and optimizer states every N steps and at the end of each epoch, and end the run, "
+       "with the device named, if they differ; in an elastic job that device gets the others' state; 0: never"},
       options.check_replicas, {.otherwise = "at the end of each epoch"});
   one({"check_arithmetic", in_a_run, how, "F",
        "with `grain`: another device computes this fraction of the grains again, such as 0.01, and the run ends if the "

@@ -17,19 +17,28 @@ void ReplicaWatch::before_update() {
 }
 
 void ReplicaWatch::after_update() {
-  if (round_ > 0 && compares_in(number_) && number_ % round_ == 0) compare();
+  if (compares_after_round()) compare();
   noted_.clear();
   if (round_ == 0 && compares_in(number_ + 1) && net_.mesh().data().world_size() == 2)
     noted_ = hashes_of(update_.replica());
 }
 
+// A multiple of N is in the round that has just ended.
+bool ReplicaWatch::compares_after_round() const {
+  if (every_ <= 0 || round_ == 0 || number_ % round_ != 0) return false;
+  return number_ / every_ > (number_ - round_) / every_;
+}
+
+// Nothing changes a replica between two epochs, so what was noted holds for the next one's first step.
 void ReplicaWatch::end_epoch() {
-  if (every_ == -1) compare();
-  noted_.clear();
+  if (every_ != 0) compare();
 }
 
 void ReplicaWatch::compare() {
-  traffic_.leave_out([&] { compare_replicas(update_.replica(), net_.mesh().data(), noted_); });
+  traffic_.leave_out([&] {
+    compare_replicas(update_.replica(), net_.mesh().data(), noted_);
+    if (update_.twice_kept()) compare_kept_slices(update_.twice_kept()->hashes(), net_.mesh().data());
+  });
 }
 
 }  // namespace lockstep

@@ -3,7 +3,9 @@
 //
 // It does so before the update, so that a step with gradients of a wrong replica changes nothing: what the ranks then
 // hold is what the step before has left. With local SGD, where replicas are equal between rounds alone, it is done
-// after the step that ends a round. Used by its rank's thread. Cost: see check_replicas.hpp; with two ranks twice that.
+// after the step that ends a round. Each epoch's end has a comparison too, so that N steps in a row always have one,
+// also across the border of two epochs. Used by its rank's thread. Cost: see check_replicas.hpp; with two ranks twice
+// that.
 #pragma once
 
 #include <lockstep/split/split_model.hpp>
@@ -27,10 +29,11 @@ class ReplicaWatch {
   void before_update();
   void after_update();
 
-  void end_epoch();  // with check_replicas -1 it compares here alone
+  void end_epoch();  // all ranks must call it too. With check_replicas -1 it compares here alone
 
  private:
   bool compares_in(int64_t step) const { return every_ > 0 && step % every_ == 0; }
+  bool compares_after_round() const;
   void compare();
 
   const int64_t every_;

@@ -150,8 +150,8 @@ TrainOptions checked_settings(TrainOptions options) {
     refuse("the number of threads per rank", options.threads_per_rank, "it must be from 1 to 1024");
   if (options.timeout.count() < 1 || options.timeout.count() > 1'000'000)
     refuse("the timeout in seconds", options.timeout.count(), "it must be from 1 to 1000000");
-  if (options.silence.count() < 1 || options.silence.count() > 1'000'000)
-    refuse("the silence in seconds", options.silence.count(), "it must be from 1 to 1000000");
+  if (options.silence.count() < 0 || options.silence.count() > 1'000'000)
+    refuse("the silence in seconds", options.silence.count(), "it must be from 0 to 1000000");
   if (!(options.optimizer.clip >= 0))
     refuse("the largest norm of the gradients", options.optimizer.clip, "it must be above 0, or 0 for none");
   if (options.keep.last < 0) refuse("the number of checkpoints to keep", options.keep.last, "it must be at least 0");

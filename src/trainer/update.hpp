@@ -75,6 +75,7 @@ class Update {
   std::optional<WeightAverage>& average() { return average_; }
 
   std::optional<TwiceKept>& twice_kept() { return twice_kept_; }  // null without keep_twice
+  const std::optional<TwiceKept>& twice_kept() const { return twice_kept_; }
 
   // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks, which all must
   // call it. Throws Error if the state is of another network, or of other ranks than it can go on with.

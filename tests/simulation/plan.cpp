@@ -63,7 +63,7 @@ Strike strike_of(Draws& draws, const Plan& plan) {
   strike.call = draws.between(0, 60);
   strike.calls = draws.between(1, 20);
   const bool is_long = draws.below(2) == 0;
-  strike.length = is_long ? draws.between(12'000, 40'000) * kMillisecond : draws.between(10, 1'000) * kMillisecond;
+  strike.length = is_long ? draws.between(12'000, 40'000) * kMillisecond : draws.between(10, 600) * kMillisecond;
   if (strike.fault == Fault::slow) strike.length = draws.between(1, 10) * kMillisecond;
   if (strike.fault == Fault::late) strike.length = draws.between(10, 400) * kMillisecond;
   return strike;

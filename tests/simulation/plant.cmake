@@ -135,8 +135,9 @@ plant("only the first generation is called off" comm/meeting/elastic_launch.cpp
   [[for (; called_off_ < now.number; ++called_off_) {]]
   [[for (; called_off_ < (BUG ? std::min(now.number, 1) : now.number); ++called_off_) {]] "elastic")
 plant("a member beats no longer once it has left a generation" ranks/elastic_job.cpp
-  [[      generations.beat(launch_.member, {beats, silence_});]]
-  [[      if (!BUG || generation_ == 0) generations.beat(launch_.member, {beats, silence_});]] "elastic")
+  [[      generations.beat(launch_.member, {beats, own.limit(), silence_.most});]]
+  [[      if (!BUG || generation_ == 0)
+        generations.beat(launch_.member, {beats, own.limit(), silence_.most});]] "elastic")
 plant("a successor's successor gets its number for its place" comm/meeting/elastic_launch.cpp
   [[vacant_.push_back(members_[member].place);]] [[vacant_.push_back(BUG ? member : members_[member].place);]] "two faults")
 plant("slices of different steps are put together" trainer/elastic.cpp

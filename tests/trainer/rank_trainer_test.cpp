@@ -88,10 +88,88 @@ TEST(RankTrainer, WeightsThatDifferEndTheRunAndTheRankIsNamed) {
     });
     return errors;
   };
-  for (const int64_t every : {-1, 1, 5}) {
+  for (const int64_t every : {-1, 1, 5, 6}) {  // an epoch has 5 steps
     EXPECT_THAT(errors(every), testing::Each(HasSubstr("no longer equal: rank 2 (cpu) from the others in "))) << every;
   }
-  for (const int64_t every : {0, 6}) EXPECT_THAT(errors(every), testing::Each("(no error)")) << every;
+  EXPECT_THAT(errors(0), testing::Each("(no error)"));
+}
+
+void flip_a_bit(const torch::Tensor& tensor) {
+  *static_cast<int32_t*>(tensor.mutable_data_ptr()) ^= 1 << 22;
+}
+
+TEST(RankTrainer, AFlippedBitIsFoundWithinSoManyStepsWhicheverStepItComesIn) {
+  const auto data = lockstep::synthetic_images(150, 40);
+  TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};  // 5 steps in an epoch
+  for (options.check_replicas = 1; options.check_replicas <= 7; options.check_replicas += 3) {
+    for (int flips_in = 1; flips_in <= 10; ++flips_in) {
+      SCOPED_TRACE(std::to_string(flips_in) + ", every " + std::to_string(options.check_replicas));
+      int found_in = 0;
+      lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
+        const lockstep::TrainCallbacks callbacks;
+        lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
+        const torch::Tensor parameter = trainer.whole()->parameters()[0];
+        int step = 0;
+        parameter.register_hook([&](const torch::Tensor&) {
+          if (++step == flips_in && rank.index() == 2) flip_a_bit(parameter);
+        });
+        const std::string error = lockstep::error_of([&] {
+          trainer.epoch(1);
+          trainer.epoch(2);
+        });
+        EXPECT_THAT(error, HasSubstr("no longer equal: rank 2 (cpu) from the others in "));
+        if (rank.index() == 0) found_in = step;
+      });
+      EXPECT_LT(found_in - flips_in, options.check_replicas);
+    }
+  }
+}
+
+TEST(RankTrainer, OfTwoRanksTheOneWhoseMemoryHasChangedBetweenTwoEpochsIsNamed) {
+  const auto data = lockstep::synthetic_images(150, 40);
+  TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
+  options.check_replicas = 1;
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+    const lockstep::TrainCallbacks callbacks;
+    lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
+    trainer.epoch(1);
+    const torch::NoGradGuard no_grad;
+    if (rank.index() == 1) trainer.whole()->parameters()[1].add_(1);
+    const torch::AutoGradMode grad(true);
+    EXPECT_THAT(lockstep::error_of([&] { trainer.epoch(2); }),
+                HasSubstr("when nothing writes there, the memory of rank 1 (cpu) has changed"));
+  });
+}
+
+// One bit of the optimizer's state, in rank 1's own slice or in the one that it keeps.
+TEST(RankTrainer, ASliceThatIsKeptTwiceIsComparedAndBothRanksAreNamed) {
+  const auto data = lockstep::synthetic_images(150, 40);
+  TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
+  options.exchange.zero_stage = 1;
+  options.exchange.keep_twice = true;
+  for (options.check_replicas = -1; options.check_replicas <= 1; ++options.check_replicas) {
+    lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
+      const lockstep::TrainCallbacks callbacks;
+      torch::optim::Optimizer* made = nullptr;
+      auto task = task_of(options, data);
+      task.optimizer = [&](const lockstep::Task::Groups& groups) {
+        auto optimizer = std::make_unique<torch::optim::Adam>(groups);
+        made = optimizer.get();
+        return optimizer;
+      };
+      lockstep::RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
+      trainer.epoch(1);
+      auto& state = static_cast<torch::optim::AdamParamState&>(*made->state().begin()->second);
+      if (rank.index() == 1) flip_a_bit(state.exp_avg());
+      const std::string error = lockstep::error_of([&] { trainer.epoch(2); });
+      if (options.check_replicas == 0) {
+        EXPECT_EQ(error, "(no error)");
+      } else {
+        EXPECT_THAT(error, AllOf(HasSubstr("the two copies of a slice of the optimizer's state are no longer equal: "),
+                                 HasSubstr("rank 1 (cpu)"), HasSubstr("Nobody knows which of the two is wrong")));
+      }
+    });
+  }
 }
 
 TEST(RankTrainer, ComputingGrainsAgainChangesNeitherWeightsNorMetrics) {

@@ -143,9 +143,10 @@ struct RunOptions {
   // wait, with a Stopped in all of them. Later, on CPU ranks, it ends a wait that is 1 s old once no rank of the run
   // does anything. A rank that computes or writes is waited for, so that the ranks can agree where to stop.
   std::stop_token stop = {};
-  // Between processes: a process without a sign of life for so long counts as dead. At least 1 s; longer where machines
-  // stand still for seconds. After a closed connection to it, or while connecting to it, one or two seconds are enough.
-  std::chrono::milliseconds silence{6'000};
+  // Between processes: a process without a sign of life for so long counts as dead. 0: 1 s, and more while signs of
+  // life come late, as on a busy machine: four times the longest gap of the last 20 to 40 s, at most 6 s. Else at least
+  // 1 s. After a closed connection to it, or while connecting to it, one or two seconds are enough.
+  std::chrono::milliseconds silence{0};
   // Between processes: a text that must be the same in all of them, such as the settings that shape the calls. run()
   // refuses a difference and shows both.
   std::string configuration = {};
@@ -179,7 +180,7 @@ Process this_process();
 // If a body throws, the other ranks' waits end at once. run() rethrows the first failure as an Error that names the
 // rank and the device, with the original exception nested. A rank that computes is not interrupted: it ends at its next
 // collective. Throws Error for no devices, a GPU that is not there, CPU and GPU mixed, threads_per_rank < 1, timeout <=
-// 0, or silence < 1 s.
+// 0, or a silence below 1 s that is not 0.
 //
 // Under a launcher `devices` is the machine's list, and the processes of a machine share it out in equal parts, in
 // order. If the list has one entry, each process gets one rank: on the CPU, or on the one GPU that it alone can see.

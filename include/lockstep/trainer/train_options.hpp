@@ -83,7 +83,7 @@ struct TrainOptions {
   // How the network is split over the ranks, as a plan says it (plan.hpp). Absent: by data alone.
   std::optional<ModelSplit> split = {};
   std::chrono::seconds timeout{300};  // of every wait of a rank for another, from 1 to 1,000,000
-  std::chrono::seconds silence{6};    // as RunOptions::silence, from 1 to 1,000,000
+  std::chrono::seconds silence{0};    // as RunOptions::silence, from 0 to 1,000,000
   // The job must be elastic, with so many processes (see train()). Its `fewest` counts, or the launcher's if that is
   // more.
   ElasticBounds elastic = {};
@@ -95,8 +95,9 @@ struct TrainOptions {
   uint64_t seed = 1;  // for the first weights, the order of the samples (docs/results says why 1), and dropout
   OnNan on_nan = OnNan::stop;
   // Steps between two checks that the devices hold the same weights and optimizer states (check_replicas.hpp), before a
-  // step's update. zero_stage's slices are not compared, nor are sync_every's optimizers. -1: one check at the end of
-  // each epoch. 0: none. With sync_every, checks within a round are left out.
+  // step's update; one more is at the end of each epoch. Of zero_stage's slices those are compared that keep_twice
+  // keeps. sync_every's optimizers are not. -1: at the end of each epoch alone. 0: none. With sync_every, checks come
+  // at the end of a round.
   int64_t check_replicas = -1;
   // From 0 to 1: the fraction of the grains that another device computes again, and compares to the bit
   // (DataParallelOptions::check_arithmetic). Needs batch.grain, and a split by data alone. 0: none.

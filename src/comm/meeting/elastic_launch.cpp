@@ -74,7 +74,7 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   // A successor that had not joined when the others came to their end is no loss.
   if (is_loss && now.over && !now.members.empty() && !now.index_of(member)) return true;
   if (!is_loss || now.over) return false;
-  vacate(member);
+  if (!generations_.is_surplus(member)) vacate(member);
   return true;
 }
 
@@ -148,9 +148,22 @@ bool ElasticLaunch::some_run() const {
   return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return !member.has_ended; });
 }
 
+// By node: after which its members count as dead. If one of a machine's processes beats late, the others may too.
+std::vector<std::chrono::milliseconds> ElasticLaunch::silences(
+    const std::vector<std::optional<Generations::Heart>>& hearts) const {
+  std::vector<std::chrono::milliseconds> silences;
+  for (int number = 0; number < static_cast<int>(hearts.size()); ++number) {
+    const auto node = static_cast<size_t>(node_of(number));
+    if (silences.size() <= node) silences.resize(node + 1, looks_.limit());
+    if (hearts[number]) silences[node] = std::max(silences[node], hearts[number]->silence);
+  }
+  return silences;
+}
+
 ElasticLaunch::Look ElasticLaunch::look() {
   const auto time = Clock::now();
   const auto since_last = time - std::exchange(looked_, time);
+  looks_.beat(time);
   const auto now = generations_.newest();
   std::vector<std::optional<Generations::Heart>> hearts(members_.size());
   const auto count = static_cast<int>(members_.size());
@@ -161,6 +174,7 @@ ElasticLaunch::Look ElasticLaunch::look() {
     if (hearts[number] && !std::exchange(member.has_begun, true))
       longest_start_ = std::max(longest_start_.value_or(Clock::duration()), time - member.seen);
   }
+  const auto of_machines = silences(hearts);
   Look look;
   for (int number = 0; number < count; ++number) {
     Member& member = members_[number];
@@ -171,11 +185,13 @@ ElasticLaunch::Look ElasticLaunch::look() {
     const bool beats = heart && (std::exchange(member.beats, heart->beats) != heart->beats || heart->beats == 0);
     // Much of the silence between two looks: this process stood still (Ctrl-Z, a machine that was paused), and others
     // maybe too.
-    const bool stood_still = since_last > (heart ? heart->silence : limits_.until_first_beat) / 2;
+    const auto silence = heart ? std::min(of_machines[node_of(number)], heart->most) : limits_.until_first_beat;
+    const bool stood_still = since_last > silence / 2;
     if (beats || stood_still) member.seen = time;
     const bool is_late = !heart && longest_start_ &&
                          time - member.seen > std::max<Clock::duration>(limits_.until_first_beat, 2 * *longest_start_);
-    const bool is_dead = (was_in && !member.is_in) || (heart && time - member.seen > heart->silence);
+    const bool is_silent = heart && time - member.seen > silence && !nodes_.may_be_silent(node_of(number));
+    const bool is_dead = (was_in && !member.is_in) || is_silent;
     if (is_dead) look.dead.push_back(number);
     if (is_late && !is_dead) look.late.push_back(number);
     if (is_dead || is_late) member.seen = time;  // so that it is reported once

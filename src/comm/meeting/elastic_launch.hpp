@@ -4,6 +4,7 @@
 // thread. Its calls throw c10::DistError if the store is gone.
 #pragma once
 
+#include "comm/silence_limit.hpp"
 #include "elastic_nodes.hpp"
 #include "generations.hpp"
 #include "meeting.hpp"
@@ -26,7 +27,7 @@ class ElasticLaunch {
     // From a loss until a successor starts even if the others do not go on yet.
     std::chrono::milliseconds until_start{1'000};
     // After which another machine's agent counts as gone, and its processes with it.
-    std::chrono::milliseconds agent_silence{3'000};
+    SilenceRange agent_silence{std::chrono::seconds(1), std::chrono::seconds(3)};
   };
 
   struct Machines {
@@ -104,6 +105,7 @@ class ElasticLaunch {
     Clock::time_point seen = Clock::now();  // its silence counts from here
   };
 
+  std::vector<std::chrono::milliseconds> silences(const std::vector<std::optional<Generations::Heart>>& hearts) const;
   bool there(int node) const { return node == 0 || nodes_.is_there(node); }
   void call_off_until(const Generation& now, const Failure& failure);
   void vacate(int member);
@@ -128,6 +130,7 @@ class ElasticLaunch {
   bool has_lost_ = false;
   bool lacks_successors_ = false;
   Clock::time_point looked_ = Clock::now();
+  SilenceLimit looks_{kSilence};                  // this launcher's own
   std::optional<Clock::duration> longest_start_;  // until the first beat; none: nobody has begun
   Clock::time_point lost_ = {};                   // the last that was lost
 };

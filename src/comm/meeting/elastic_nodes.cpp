@@ -24,16 +24,18 @@ std::string refusal(int node, const Arrival& theirs, const Arrival& ours) {
 }  // namespace
 
 ElasticNodes::ElasticNodes(const StorePtr& store, const std::string& job, const Arrival& arrival,
-                           std::chrono::milliseconds silence)
+                           const SilenceRange& silence)
     : store_(c10::make_intrusive<c10d::PrefixStore>(job_prefix(job) + kAgents, store)),
       arrival_(arrival),
       silence_(silence),
+      looks_(silence),
       nodes_(arrival.most_nodes) {}
 
 ElasticNodes::News ElasticNodes::look() {
   const auto time = Clock::now();
   // Then this process stood still (Ctrl-Z, a machine that was paused), and others maybe too.
-  const bool stood_still = time - std::exchange(looked_, time) > silence_ / 2;
+  looks_.beat(time);
+  const bool stood_still = time - std::exchange(looked_, time) > looks_.limit() / 2;
   const bool looks_for_absent = time - looked_for_absent_ >= kBetweenLooksForAbsent;
   if (looks_for_absent) looked_for_absent_ = time;
   News news;
@@ -60,11 +62,22 @@ void ElasticNodes::read(int node, News& news) {
 void ElasticNodes::see(int node, Clock::time_point time, bool stood_still, News& news) {
   Node& one = nodes_[node];
   const int64_t beats = one.visit->beats();
-  if (std::exchange(one.beats, beats) != beats || stood_still) one.seen = time;
-  if (time - one.seen <= silence_) return;
+  const bool lives = std::exchange(one.beats, beats) != beats;
+  if (lives) one.silence.note(time - one.seen, time);
+  if (lives || stood_still) one.seen = time;
+  if (time - one.seen <= limit_of(one)) return;
   one.visit->post(Order{.kind = Order::Kind::out});
   one.is_there = false;
   news.lost.push_back(node);
+}
+
+std::chrono::milliseconds ElasticNodes::limit_of(const Node& node) const {
+  return std::max(looks_.limit(), node.silence.limit());
+}
+
+bool ElasticNodes::may_be_silent(int node) const {
+  const Node& one = nodes_[node];
+  return one.is_there && looked_ - one.seen > limit_of(one) / 2;
 }
 
 void ElasticNodes::receive(int node, Clock::time_point time, News& news) {
@@ -88,7 +101,8 @@ void ElasticNodes::receive(int node, Clock::time_point time, News& news) {
                   ", and the first one lives; give each a number of its own");
   }
   visit.post(Order{.kind = Order::Kind::welcome});
-  one = {.visit = std::move(visit), .is_there = true, .handled = visits, .seen = time};
+  one = {
+      .visit = std::move(visit), .is_there = true, .handled = visits, .seen = time, .silence = SilenceLimit(silence_)};
   news.came.push_back(node);
 }
 

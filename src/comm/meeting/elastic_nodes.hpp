@@ -3,6 +3,7 @@
 #pragma once
 
 #include "agent_mail.hpp"
+#include "comm/silence_limit.hpp"
 
 #include <chrono>
 #include <optional>
@@ -14,9 +15,8 @@ namespace lockstep::comm {
 
 class ElasticNodes {
  public:
-  // An agent counts as gone after `silence` without a sign of life.
-  ElasticNodes(const StorePtr& store, const std::string& job, const Arrival& arrival,
-               std::chrono::milliseconds silence);
+  // An agent counts as gone after a time in `silence` without a sign of life.
+  ElasticNodes(const StorePtr& store, const std::string& job, const Arrival& arrival, const SilenceRange& silence);
 
   struct News {
     std::vector<std::pair<int, Report>> ended;  // by whose agent, and which process
@@ -30,6 +30,7 @@ class ElasticNodes {
   void order(int node, const Order& order);  // if it is there
   void order_all(const Order& order);
   bool is_there(int node) const { return nodes_[node].is_there; }
+  bool may_be_silent(int node) const;        // it soon counts as lost, or lives after all
   std::vector<int> absent(int count) const;  // of the first `count`
   bool are_all_gone() const;
 
@@ -40,17 +41,20 @@ class ElasticNodes {
     bool is_there = false;
     int handled = 0;  // visits that were let in or refused
     int64_t beats = 0;
-    Clock::time_point seen = {};                 // its silence counts from here
+    Clock::time_point seen = {};  // its silence counts from here
+    SilenceLimit silence = SilenceLimit(kSilence);
     std::optional<int64_t> beats_of_first = {};  // when another agent of the same node came
   };
 
   void read(int node, News& news);
   void see(int node, Clock::time_point time, bool stood_still, News& news);
   void receive(int node, Clock::time_point time, News& news);
+  std::chrono::milliseconds limit_of(const Node& node) const;
 
   const StorePtr store_;  // with the prefix of the agents' keys
   const Arrival arrival_;
-  const std::chrono::milliseconds silence_;
+  const SilenceRange silence_;
+  SilenceLimit looks_;       // this launcher's own
   std::vector<Node> nodes_;  // the first is this one
   Clock::time_point looked_ = Clock::now();
   Clock::time_point looked_for_absent_ = {};

@@ -23,6 +23,10 @@ std::string left_key(int generation, int member) {
   return "left/" + std::to_string(generation) + "/" + std::to_string(member);
 }
 
+std::string surplus_key(int member) {
+  return "surplus/" + std::to_string(member);
+}
+
 std::string heart_key(int member) {
   return "heart/" + std::to_string(member);
 }
@@ -108,7 +112,7 @@ bool Generations::has_begun(int generation) {
 }
 
 void Generations::beat(int member, const Heart& heart) {
-  store_->set(heart_key(member), nlohmann::json{heart.beats, heart.silence.count()}.dump());
+  store_->set(heart_key(member), nlohmann::json{heart.beats, heart.silence.count(), heart.most.count()}.dump());
 }
 
 std::optional<Generations::Heart> Generations::heart_of(int member) {
@@ -116,7 +120,8 @@ std::optional<Generations::Heart> Generations::heart_of(int member) {
   if (!store_->check({key})) return std::nullopt;
   return parse_stored(key, store_->get_to_str(key), [](const std::string& text) {
     const auto numbers = nlohmann::json::parse(text);
-    return Heart{numbers.at(0), std::chrono::milliseconds(numbers.at(1).get<int64_t>())};
+    const auto time = [&](size_t index) { return std::chrono::milliseconds(numbers.at(index).get<int64_t>()); };
+    return Heart{numbers.at(0), time(1), time(2)};
   });
 }
 
@@ -126,6 +131,14 @@ void Generations::take_part() {
 
 bool Generations::takes_part() {
   return store_->check({kTakesPart});
+}
+
+void Generations::note_surplus(int member) {
+  store_->set(surplus_key(member), std::string("yes"));
+}
+
+bool Generations::is_surplus(int member) {
+  return store_->check({surplus_key(member)});
 }
 
 void Generations::leave(int generation, int member) {

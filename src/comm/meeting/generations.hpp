@@ -9,7 +9,7 @@
 //     other would wait for each other's generation.
 //  5. A job that is over gets no other generation.
 //
-// Keys in the store: newest (JSON), takes_part, heart/<m>, begun/<n>, and left/<n>/<m> (member m has left
+// Keys in the store: newest (JSON), takes_part, heart/<m>, surplus/<m>, begun/<n>, and left/<n>/<m> (member m has left
 // generation n since somebody is gone). Thread-safe as the store is: everybody has a connection of his own.
 #pragma once
 
@@ -59,8 +59,9 @@ class Generations {
   // A member that takes part has a heart, from when it begins until it is done with the job. The launcher watches it,
   // so that nobody waits for one that stands still, whatever it was doing.
   struct Heart {
-    int64_t beats = 0;
-    std::chrono::milliseconds silence{};  // after which it counts as dead; 0: it is done
+    int64_t beats = 0;                    // 0: it is done
+    std::chrono::milliseconds silence{};  // after which it counts as dead, by its own gaps
+    std::chrono::milliseconds most{};     // by others' too; see silence_limit.hpp
   };
   void beat(int member, const Heart& heart);
   std::optional<Heart> heart_of(int member);  // nothing: it has not begun
@@ -68,6 +69,10 @@ class Generations {
   // The program takes part, so a successor of a lost process can join it.
   void take_part();
   bool takes_part();
+
+  // A process has found that the job has as many as its program wants, and ends. A successor would do the same.
+  void note_surplus(int member);
+  bool is_surplus(int member);
 
   // A member has left a generation because somebody is gone. If the launcher does not know who, as when a process
   // stands still, those go on together who have left by then.

@@ -24,12 +24,6 @@ using nlohmann::json;
 
 constexpr auto kBetweenLooks = std::chrono::milliseconds(20);
 
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
 std::string process_name(int process, const LaunchEnvironment& launch) {
   return "process " + std::to_string(process) + " of " + std::to_string(launch.world_size);
 }

@@ -113,9 +113,13 @@ void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit
   while (!store->check({"address"})) {
     limit.check(process_name());
     if (Clock::now() >= deadline) {
-      throw Error(process_name() + " waited " + seconds(limit.timeout) +
-                  " for a process of another machine. On this one " + given_address() + " means the machine itself (" +
-                  address_ + "): do the others reach it by that name?");
+      const std::string awaited = launch_.is_node() ? "launcher" : "process";
+      throw Error(process_name() + " on " + host_name() + " waited " + seconds(limit.timeout) + " for the first " +
+                  awaited + " of another machine, and none came. Was one started there? Here " + given_address() +
+                  " means this machine itself (" + address_ +
+                  "): if it means another one there, set it to an address " + "of " + host_name() +
+                  " that the others reach. If starting only takes long, raise " +
+                  "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
     }
     std::this_thread::sleep_for(kPause);
   }

@@ -215,6 +215,12 @@ void hang_up(const std::string& address, int port) {
   for (const int fd : connections_to(address, port)) shutdown(fd, SHUT_RDWR);
 }
 
+std::string host_name() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return name;
+}
+
 std::string local_address_towards(const std::string& address, int port) {
   const Address where = to_address(address, port);
   const Socket socket(where.storage.ss_family, SOCK_DGRAM);  // connecting it sends nothing

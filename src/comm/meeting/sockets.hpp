@@ -52,4 +52,6 @@ void hang_up(const std::string& address, int port);
 // This machine's address from which `address` is reached. Throws Error if there is no way to it.
 std::string local_address_towards(const std::string& address, int port);
 
+std::string host_name();  // of this machine
+
 }  // namespace lockstep::comm

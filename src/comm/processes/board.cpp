@@ -31,17 +31,22 @@ Failure failure_in(const std::string& stored) {
 }
 
 std::string to_text(const Heartbeat& beat) {
-  return std::to_string(beat.count) + " " + std::to_string(beat.activity);
+  return std::to_string(beat.count) + " " + std::to_string(beat.activity) + " " + std::to_string(beat.silence.count());
 }
 
 Heartbeat heartbeat_from(const std::string& text) {
-  Heartbeat beat;
-  const char* const end = text.data() + text.size();
-  const auto [space, error] = std::from_chars(text.data(), end, beat.count);
-  if (error != std::errc() || space == end || *space != ' ' || beat.count <= 0) throw Error("no count");
-  const auto [rest, another] = std::from_chars(space + 1, end, beat.activity);
-  if (another != std::errc() || rest != end || beat.activity < 0) throw Error("no count");
-  return beat;
+  int64_t numbers[3] = {};
+  const char* next = text.data();
+  const char* const end = next + text.size();
+  for (int64_t& number : numbers) {
+    const bool is_first = &number == numbers;
+    if (!is_first && (next == end || *next++ != ' ')) throw Error("no count");
+    const auto [rest, error] = std::from_chars(next, end, number);
+    if (error != std::errc() || number < (is_first ? 1 : 0)) throw Error("no count");
+    next = rest;
+  }
+  if (next != end) throw Error("no count");
+  return {numbers[0], numbers[1], std::chrono::milliseconds(numbers[2])};
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "rank_state.hpp"
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <set>
 #include <string>
@@ -28,8 +29,9 @@
 namespace lockstep::comm {
 
 struct Heartbeat {
-  int64_t count = 0;     // of the process's beats; 0: it has not begun
-  int64_t activity = 0;  // see activity.hpp
+  int64_t count = 0;                    // of the process's beats; 0: it has not begun
+  int64_t activity = 0;                 // see activity.hpp
+  std::chrono::milliseconds silence{};  // after which it counts as dead, by its own gaps (silence_limit.hpp)
 };
 
 class Board {

@@ -44,7 +44,7 @@ class Monitor {
 
   struct Options {
     std::chrono::milliseconds timeout;  // of the run's calls
-    std::chrono::milliseconds silence;  // without a heartbeat, until a process counts as dead
+    SilenceRange silence;               // without a heartbeat, until a process counts as dead
     std::string host;                   // who keeps the store, in words, for when it is gone
     bool keep_going = false;            // processes may be lost
     std::stop_token stop = {};

@@ -163,7 +163,7 @@ std::unique_ptr<World> make_nccl_world(const Devices& devices, std::chrono::mill
                    .groups_store = std::make_shared<SharedStore::Connection>(store),
                    .timeout = timeout,
                    .connect_timeout = timeout},
-      Monitor::Options{.timeout = timeout, .silence = kUntilCalledOff, .host = "this process"});
+      Monitor::Options{.timeout = timeout, .silence = {kUntilCalledOff, kUntilCalledOff}, .host = "this process"});
 }
 
 }  // namespace lockstep::comm

@@ -95,7 +95,7 @@ WatchedPlace watched(const Place& place, const JobOptions& options) {
           .timeout = options.timeout,
           .connect_timeout = place.rendezvous_timeout,
           .local_address = place.rendezvous.local_address(),
-          .silence = options.silence,
+          .silence = options.silence.most,
           .key = place.rendezvous.key(),
           .beside = beside};
 }

@@ -16,7 +16,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// How long a process may be silent, if that is shorter than Options::silence.
+// How long a process may be silent, if that is shorter than its limit.
 constexpr auto kSilenceWhenClosed = 1200ms;    // once a connection was closed
 constexpr auto kSilenceOfConnecting = 1500ms;  // while a rank connects: Gloo does not tell if the other side is gone
 constexpr auto kStop = 1s;                     // from a request to stop until waits end in which nothing happens
@@ -36,6 +36,7 @@ Watchdog::Watchdog(Board& board, Waits& waits, const CallLog& log, const Roster&
       roster_(roster),
       process_(process),
       options_(std::move(options)),
+      own_limit_(options_.silence),
       beats_(roster.processes()),
       seen_(roster.processes()) {}
 
@@ -85,12 +86,13 @@ Heartbeat Watchdog::next_heartbeat() {
     if (!wait.call.polled) others_turn.insert(wait.call.rank);
   }
   const bool on_its_own = static_cast<int64_t>(others_turn.size()) < roster_.ranks_of(process_).size();
-  return {++own_beats_, activity_.count(now.moves, on_its_own)};
+  return {++own_beats_, activity_.count(now.moves, on_its_own), own_limit_.limit()};
 }
 
 void Watchdog::beat() {
   const auto now = Clock::now();
   const auto since_last = now - std::exchange(last_beat_, now);
+  own_limit_.beat(now);
   const bool stood_still = since_last > kStandstill;
   if (stood_still) std::fill(seen_.begin(), seen_.end(), now);
   waits_.pass(stood_still ? Clock::duration(kBeat) : kStandstill);
@@ -163,16 +165,20 @@ void Watchdog::publish(const std::vector<Waits::Wait>& waits, const std::set<int
   }
 }
 
-Watchdog::Clock::duration Watchdog::silence_of_the_dead() const {
+// If one process beats late, others on its machine may be later.
+Watchdog::Clock::duration Watchdog::silence_of_the_dead(const std::vector<Heartbeat>& beats) const {
+  auto silence = own_limit_.limit();
+  for (const auto& beat : beats) silence = std::max(silence, beat.silence);
+  silence = std::min(silence, options_.silence.most);
   const auto now = waits_.snapshot();
-  if (now.searching) return std::min<Clock::duration>(kSilenceWhenClosed, options_.silence);
-  if (any_connects(now.open)) return std::min<Clock::duration>(kSilenceOfConnecting, options_.silence);
-  return options_.silence;
+  if (now.searching) return std::min<Clock::duration>(kSilenceWhenClosed, silence);
+  if (any_connects(now.open)) return std::min<Clock::duration>(kSilenceOfConnecting, silence);
+  return silence;
 }
 
 void Watchdog::watch_hearts() {
-  const auto limit = silence_of_the_dead();
   const auto beats = board_.heartbeats();
+  const auto limit = silence_of_the_dead(beats);
   LostProcesses& lost = board_.lost();
   for (int process = 0; process < roster_.processes(); ++process) {
     const Heartbeat& beat = beats[process];
@@ -180,7 +186,7 @@ void Watchdog::watch_hearts() {
     if (beat.count != before.count) seen_[process] = Clock::now();
     if (beat.activity != before.activity || before.count == 0) active_ = Clock::now();
     const auto silence = Clock::now() - seen_[process];
-    if (process == process_ || silence < (beat.count == 0 ? options_.silence : limit)) continue;
+    if (process == process_ || silence < (beat.count == 0 ? options_.silence.most : limit)) continue;
     if (lost.is_lost(process)) continue;
     const std::string text = text_of_silence(process, roster_);
     if (!lost.declare(process, text)) return report({text, Failure::Kind::death});

@@ -13,6 +13,7 @@
 #include "board.hpp"
 #include "calls.hpp"
 #include "comm/meeting/roster.hpp"
+#include "comm/silence_limit.hpp"
 #include "waits.hpp"
 
 #include <atomic>
@@ -34,8 +35,8 @@ class Watchdog {
   static constexpr auto kUntilSaid = 2 * kBeat;  // until others that are late too have said what they wait in
 
   struct Options {
-    Clock::duration long_wait;          // a wait that lasts longer is looked into
-    std::chrono::milliseconds silence;  // without a heartbeat, until a process counts as dead
+    Clock::duration long_wait;  // a wait that lasts longer is looked into
+    SilenceRange silence;       // without a heartbeat, until a process counts as dead
     std::stop_token stop = {};
   };
 
@@ -57,7 +58,7 @@ class Watchdog {
   void look_around();
   void publish(const std::vector<Waits::Wait>& waits, const std::set<int>& returned);
   void watch_hearts();
-  Clock::duration silence_of_the_dead() const;
+  Clock::duration silence_of_the_dead(const std::vector<Heartbeat>& beats) const;
   void end_waits_of_a_stop(const std::vector<RankState>& states);
   void report(const Failure& failure);
 
@@ -74,6 +75,7 @@ class Watchdog {
   // Only the thread uses these.
   Activity activity_;
   int64_t own_beats_ = 0;
+  SilenceLimit own_limit_;
   std::map<int, std::string> published_;  // by rank
   std::vector<Heartbeat> beats_;          // by process, when last looked at
   std::vector<Clock::time_point> seen_;   // when its count had changed

@@ -57,7 +57,7 @@ class AnElasticAgent : public testing::Test {
   }
 
   const comm::StorePtr store_ = c10::make_intrusive<c10d::HashStore>();
-  ElasticLaunch launch_{store_, "job", 6, 10, {.agent_silence = 300ms}, {.nodes = 3, .most = 4}};
+  ElasticLaunch launch_{store_, "job", 6, 10, {.agent_silence = {300ms, 300ms}}, {.nodes = 3, .most = 4}};
   Generations generations_{store_, "job"};
   ElasticAgent first_{store_, "job", 1, {2, 4}}, second_{store_, "job", 2, {2, 4}};
   std::vector<Order> orders_;
@@ -159,6 +159,23 @@ TEST_F(AnElasticAgent, OfOneMoreMachineGetsProcessesThatJoin) {
   hear({&first_, &second_, &third}, [](auto& now) { return !now.came.empty(); });
   EXPECT_THAT(launch_.successors(), SizeIs(2));
   EXPECT_THAT(started(third.orders()), ElementsAre(6, 7));
+}
+
+TEST_F(AnElasticAgent, WhoseProcessIsOneTooManyIsNotToldToStartAnother) {
+  begin();
+  ElasticAgent third(store_, "job", 3, {2, 4});
+  hear({&first_, &second_, &third}, [](auto& now) { return !now.came.empty(); });
+  EXPECT_THAT(launch_.successors(), SizeIs(2));
+  generations_.note_surplus(6);  // and member 7 fails by itself, before it has joined
+  for (const int member : {6, 7})
+    third.note_end(member, {.failed = true, .stopped = false, .how = "it ended with exit code 1"}, false, 1);
+  const auto heard = hear({&first_, &second_, &third}, [](auto& now) { return !now.ended.empty(); });
+  ASSERT_THAT(heard.ended, SizeIs(2));
+  for (const auto& report : heard.ended)
+    EXPECT_TRUE(launch_.note_end(report.member, report.end, report.killed)) << "the others go on";
+  const auto starts = launch_.successors();
+  ASSERT_THAT(starts, SizeIs(1));
+  EXPECT_EQ(starts[0].place, 7);
 }
 
 TEST_F(AnElasticAgent, LearnsThatTheJobIsOver) {

@@ -1,4 +1,4 @@
-// ElasticLaunch: when the launcher of an elastic job takes a process for dead that has not begun.
+// ElasticLaunch: when the launcher of an elastic job takes a process for dead.
 #include <gmock/gmock.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -45,10 +45,46 @@ TEST_F(AnElasticLaunch, NobodyIsLateBeforeSomebodyHasBegun) {
 TEST_F(AnElasticLaunch, OneThatTakesTwiceAsLongAsAnotherIsLate) {
   EXPECT_THAT(late_within(300ms), IsEmpty());
   generations_.take_part();
-  generations_.beat(1, {.beats = 0, .silence = 60s});
+  generations_.beat(1, {.beats = 0, .silence = 60s, .most = 60s});
   EXPECT_THAT(launch_.look().late, IsEmpty()) << "it has not had twice the other's time";
   EXPECT_THAT(late_within(20s), ElementsAre(0));
   EXPECT_THAT(launch_.look().late, IsEmpty()) << "it is reported once";
+}
+
+// The launcher's own looks come in time, so that a second is enough; but not after it has slept.
+TEST_F(AnElasticLaunch, AHeartThatStopsIsSeenAfterASecondUnlessTheLauncherSleptItself) {
+  generations_.take_part();
+  int64_t beats = 0;
+  const auto beat_and_look = [&] {
+    generations_.beat(1, {.beats = ++beats, .silence = 1s, .most = 3s});
+    std::this_thread::sleep_for(10ms);
+    EXPECT_THAT(launch_.look().dead, IsEmpty());
+  };
+  for (const auto end = Clock::now() + comm::SilenceLimit::kLearns + 300ms; Clock::now() < end;) beat_and_look();
+  const auto dead_after = [&] {
+    const auto begin = Clock::now();
+    while (Clock::now() < begin + 20s && launch_.look().dead.empty()) std::this_thread::sleep_for(10ms);
+    return Clock::now() - begin;
+  };
+  EXPECT_GT(dead_after(), 900ms);
+  beat_and_look();
+  std::this_thread::sleep_for(1200ms);
+  EXPECT_THAT(launch_.look().dead, IsEmpty()) << "it slept itself";
+  EXPECT_GT(dead_after(), 1500ms) << "and others may do so for longer";
+}
+
+TEST_F(AnElasticLaunch, AHeartThatWasLateHasMoreTime) {
+  generations_.take_part();
+  for (int64_t beats = 1; beats < 100; ++beats) {
+    generations_.beat(1, {.beats = beats, .silence = 2s, .most = 6s});
+    std::this_thread::sleep_for(25ms);
+    EXPECT_THAT(launch_.look().dead, IsEmpty());
+  }
+  for (const auto end = Clock::now() + 1500ms; Clock::now() < end; std::this_thread::sleep_for(10ms))
+    EXPECT_THAT(launch_.look().dead, IsEmpty());
+  const auto begin = Clock::now();
+  while (Clock::now() < begin + 20s && launch_.look().dead.empty()) std::this_thread::sleep_for(10ms);
+  EXPECT_LT(Clock::now() - begin, 19s);
 }
 
 }  // namespace elastic_launch_test

@@ -58,9 +58,10 @@ TEST_F(GenerationsOfAJob, AJobIsOverWithItsLastMember) {
 
 TEST_F(GenerationsOfAJob, AMemberHasAHeartOnceItHasBegun) {
   EXPECT_FALSE(generations_.heart_of(1).has_value());
-  generations_.beat(1, {17, std::chrono::seconds(2)});
+  generations_.beat(1, {17, std::chrono::seconds(2), std::chrono::seconds(5)});
   EXPECT_EQ(generations_.heart_of(1)->beats, 17);
   EXPECT_EQ(generations_.heart_of(1)->silence, std::chrono::seconds(2));
+  EXPECT_EQ(generations_.heart_of(1)->most, std::chrono::seconds(5));
 }
 
 TEST_F(GenerationsOfAJob, AllChangesCountThatComeAtTheSameTime) {

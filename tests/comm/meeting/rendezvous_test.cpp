@@ -97,6 +97,21 @@ TEST(Rendezvous, TheNameOfRank0sMachineMayMeanLoopbackThere) {
   EXPECT_EQ(client->connect("test")->get_to_str("key"), "value");
 }
 
+TEST(Rendezvous, WhoWaitsForAnotherMachineInVainIsToldWhatToSet) {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  try {
+    if (!comm::is_loopback(comm::numeric_address(name))) GTEST_SKIP() << "this machine's name is of a network";
+  } catch (const Error& error) {
+    GTEST_SKIP() << "this machine does not know its own name: " << error.what();
+  }
+  const auto [fd, port] = comm::listen_on("127.0.0.1", 0);  // a free one
+  close(fd);
+  EXPECT_THAT(error_of([&, port = port] { comm::Rendezvous(place(0, name, port), {std::chrono::milliseconds(200)}); }),
+              AllOf(HasSubstr(std::string("process 0 of 2 on ") + name + " waited 0.2 s for the first process of"),
+                    HasSubstr("set it to an address of "), HasSubstr("raise LOCKSTEP_RENDEZVOUS_TIMEOUT")));
+}
+
 TEST(Rendezvous, OnOneMachineThePortIsLeftInAFileUntilAllHaveReadIt) {
   const ScratchFolder folder;
   setenv("TMPDIR", folder.path().c_str(), 1);

@@ -24,7 +24,7 @@ TEST(CallCost, DoesNotGrowWithTheGroupsOfTheRank) {
   const comm::Roster roster{{Devices(1, torch::kCPU)}};
   const auto store = c10::make_intrusive<c10d::HashStore>();
   const auto monitor = std::make_shared<comm::Monitor>(
-      store, roster, 0, comm::Monitor::Options{.timeout = 60s, .silence = 60s, .host = "the test"});
+      store, roster, 0, comm::Monitor::Options{.timeout = 60s, .silence = {60s, 60s}, .host = "the test"});
   const auto group = comm::make_gloo_group({.store = store, .rank = 0, .size = 1, .timeout = 60s}, "127.0.0.1");
   const auto backend =
       c10::make_intrusive<comm::ProcessBackend>(0, comm::Members{.ranks = {0}}, group, store, monitor, nullptr, 60s);

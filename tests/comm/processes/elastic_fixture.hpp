@@ -5,6 +5,10 @@
 #include "running_job.hpp"
 
 #include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -38,6 +42,23 @@ class Elastic : public Cli {
     const pid_t pid = pid_in(notes_ / std::to_string(member));
     ASSERT_GT(pid, 0) << "process " << member << " has not been started";
     ASSERT_EQ(kill(pid, signal), 0) << "process " << member << " has ended";
+  }
+
+  // Of the job with this MASTER_PORT; -1: it does not run.
+  static pid_t process_of(int member, const std::string& master_port) {
+    const std::string number = "LOCKSTEP_ELASTIC_MEMBER=" + std::to_string(member), port = "MASTER_PORT=" + master_port;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const int pid = std::atoi(entry.path().filename().c_str());
+      std::ifstream file(entry.path() / "environ", std::ios::binary);
+      const std::string all = '\0' + std::string{std::istreambuf_iterator<char>(file), {}};
+      const auto has = [&](const std::string& variable) {
+        return all.find('\0' + variable + '\0') != std::string::npos;
+      };
+      std::string name;  // one more process has the same variables
+      std::getline(std::ifstream(entry.path() / "comm"), name);
+      if (pid > 0 && name != "lockstep-memory" && has(number) && has(port)) return pid;
+    }
+    return -1;
   }
 
   // As in the undisturbed run.

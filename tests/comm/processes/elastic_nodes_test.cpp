@@ -4,10 +4,8 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <optional>
 #include <string>
 #include <thread>
@@ -18,6 +16,11 @@ using namespace lockstep;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+
+constexpr int kStoppedOnRequest = 128 + SIGTERM;
+
+// Until somebody asks it to end. A small network: a run in peace has to compute as many epochs.
+const Words kEndless = {"--epochs", "100000", "--model", "mlp", "--width", "0.125"};
 
 class ElasticNodes : public Elastic {
  protected:
@@ -45,30 +48,12 @@ class ElasticNodes : public Elastic {
     return surroundings;
   }
 
-  // Of this test's job; -1: it does not run.
-  pid_t process_of(int member) const {
-    const std::string number = "LOCKSTEP_ELASTIC_MEMBER=" + std::to_string(member), port = "MASTER_PORT=" + port_;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-      const int pid = std::atoi(entry.path().filename().c_str());
-      std::ifstream file(entry.path() / "environ", std::ios::binary);
-      const std::string all = '\0' + std::string{std::istreambuf_iterator<char>(file), {}};
-      const auto has = [&](const std::string& variable) {
-        return all.find('\0' + variable + '\0') != std::string::npos;
-      };
-      std::string name;  // one more process has the same variables
-      std::getline(std::ifstream(entry.path() / "comm"), name);
-      if (pid > 0 && name != "lockstep-memory" && has(number) && has(port)) return pid;
-    }
-    return -1;
-  }
-
   // They have all epochs of the run, which somebody has asked to end.
   void expect_bits_of_peace(const std::string& run) const {
     const auto epochs = metrics(run).size();
     ASSERT_GT(epochs, 2u);
-    ASSERT_EQ(
-        run_program(settings("undisturbed", "cpu") + Words{"--epochs", std::to_string(epochs)}, without_gnuplot()).code,
-        0);
+    const Words peace = settings("undisturbed", "cpu") + kEndless + Words{"--epochs", std::to_string(epochs)};
+    ASSERT_EQ(run_program(peace, without_gnuplot()).code, 0);
     expect_same_epochs(run, epochs);
   }
 
@@ -76,12 +61,9 @@ class ElasticNodes : public Elastic {
   const std::string port_ = free_port();
 };
 
-constexpr int kStoppedOnRequest = 128 + SIGTERM;
-
 TEST_F(ElasticNodes, LossesOfProcessesAndOfALauncherChangeNoBit) {
-  const Words endless = {"--epochs", "100000"};
-  Program first(node(0, "killed", endless), with_key());
-  std::optional<Program> second(std::in_place, node(1, "killed", endless), with_key());
+  Program first(node(0, "killed", kEndless), with_key());
+  std::optional<Program> second(std::in_place, node(1, "killed", kEndless), with_key());
   ASSERT_TRUE(first.wait_for("epoch      2/"));
   kill_member(1);
   ASSERT_TRUE(first.wait_for("process 2 has joined"));
@@ -91,7 +73,7 @@ TEST_F(ElasticNodes, LossesOfProcessesAndOfALauncherChangeNoBit) {
   second->send(SIGKILL);  // its process goes with it
   ASSERT_TRUE(first.wait_for("node 1 is gone: its launcher gives no sign of life; the others go on without it"));
   EXPECT_EQ(second->finish().signal, SIGKILL);
-  second.emplace(node(1, "killed", endless), with_key());  // as a machine that comes up again
+  second.emplace(node(1, "killed", kEndless), with_key());  // as a machine that comes up again
   ASSERT_TRUE(first.wait_for("process 4 has joined"));
 
   second->send(SIGSTOP);
@@ -111,16 +93,16 @@ TEST_F(ElasticNodes, LossesOfProcessesAndOfALauncherChangeNoBit) {
 }
 
 TEST_F(ElasticNodes, TheLossOfTheFirstEndsAllAndIsSaid) {
-  Program first(node(0, "lost", {"--epochs", "100000"}), with_key());
-  Program second(node(1, "lost", {"--epochs", "100000"}), with_key());
+  Program first(node(0, "lost", kEndless), with_key());
+  Program second(node(1, "lost", kEndless), with_key());
   ASSERT_TRUE(first.wait_for("epoch      2/"));
-  const pid_t process = process_of(1);
+  const pid_t process = process_of(1, port_);
   ASSERT_GT(process, 0);
   first.send(SIGKILL);
   const auto other = second.finish();
   EXPECT_EQ(other.code, 1) << other.err;
   EXPECT_THAT(other.err, HasSubstr("node 0 is gone: its launcher keeps the job's store at 127.0.0.1:" + port_));
-  EXPECT_EQ(process_of(1), -1) << "its process is still there";
+  EXPECT_EQ(process_of(1, port_), -1) << "its process is still there";
 }
 
 // Somebody's program fails by itself.
@@ -137,14 +119,44 @@ TEST_F(ElasticNodes, AFailureOnOneMachineEndsAll) {
 
 // Its process knows of several machines, and the first one's do not.
 TEST_F(ElasticNodes, ASecondMachineComesToAJobOfOne) {
-  const Words endless = {"--epochs", "100000"}, machines = {"--nodes", "1", "--max-nodes", "2"};
-  Program first(node(0, "grown", endless, machines), with_key());
+  const Words machines = {"--nodes", "1", "--max-nodes", "2"};
+  Program first(node(0, "grown", kEndless, machines), with_key());
   ASSERT_TRUE(first.wait_for("epoch      1/"));
-  Program second(node(1, "grown", endless, machines), with_key());
+  Program second(node(1, "grown", kEndless, machines), with_key());
   ASSERT_TRUE(first.wait_for("process 1 has joined"));
   second.send(SIGTERM);
   EXPECT_EQ(first.finish().code, kStoppedOnRequest);
   EXPECT_EQ(second.finish().code, kStoppedOnRequest);
+}
+
+// A launcher lives until it has ended its processes, however long they take: nobody says that its machine is gone.
+TEST_F(ElasticNodes, ALauncherThatWaitsForItsProcessesToEndIsThere) {
+  const Words launch = {"launch", "-n", "1", "--elastic", "--nodes", "2", "--master", "127.0.0.1:" + port_, "--node"};
+  const Words program = {"/bin/sh", "-c",
+                         "test $RANK = 0 || trap '/bin/sleep 4; exit 143' TERM; echo rank $RANK is up; "
+                         "while :; do /bin/sleep 0.1; done"};
+  Program first(launch + Words{"0"} + program, with_key()), second(launch + Words{"1"} + program, with_key());
+  ASSERT_TRUE(first.wait_for("rank 0 is up"));
+  ASSERT_TRUE(second.wait_for("rank 1 is up"));
+  first.send(SIGTERM);
+  const auto ended = first.finish();
+  EXPECT_EQ(ended.code, kStoppedOnRequest) << ended.err;
+  EXPECT_EQ(second.finish().code, kStoppedOnRequest);
+  EXPECT_THAT(ended.err, Not(HasSubstr("launch: node 1 is gone")));
+}
+
+TEST_F(ElasticNodes, AProcessTooManyIsRefusedOnceAndTheOthersGoOn) {
+  const Words endless = kEndless + Words{"--elastic", "1:1"}, machines = {"--nodes", "1", "--max-nodes", "2"};
+  Program first(node(0, "full", endless, machines), with_key());
+  ASSERT_TRUE(first.wait_for("epoch      1/"));
+  Program second(node(1, "full", endless, machines), with_key());
+  ASSERT_TRUE(first.wait_for("process 1 of node 1 is gone: it ended with exit code 1; the others go on without it"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));  // longer than until a successor would start
+  first.send(SIGTERM);
+  const auto ended = first.finish(), other = second.finish();
+  EXPECT_EQ(ended.code, kStoppedOnRequest) << ended.err << ended.out;
+  EXPECT_THAT(ended.err, Not(HasSubstr("process 2 starts")));
+  EXPECT_THAT(other.err, HasSubstr("process 1 of an elastic job is one too many: 1 run, and it is to have at most 1"));
 }
 
 TEST_F(ElasticNodes, AMachineWhoseProgramIsMissingEndsAll) {
@@ -158,14 +170,14 @@ TEST_F(ElasticNodes, AMachineWhoseProgramIsMissingEndsAll) {
 }
 
 TEST_F(ElasticNodes, StartedByHandAProcessIsStartedAgain) {
-  const Words words = settings("hand", "cpu") + Words{"--epochs", "100000", "--elastic", "1:3"};
+  const Words words = settings("hand", "cpu") + kEndless + Words{"--elastic", "1:3"};
   Program first(words, by_hand(0, 2)), second(words, by_hand(1, 2));
   ASSERT_TRUE(first.wait_for("epoch      2/"));
-  ASSERT_EQ(kill(process_of(1), SIGKILL), 0);
+  ASSERT_EQ(kill(process_of(1, port_), SIGKILL), 0);
   ASSERT_TRUE(first.wait_for("process 2 has joined"));
   Program third(words, by_hand(2, 3));  // one more comes while it runs
   ASSERT_TRUE(first.wait_for("process 3 has joined"));
-  ASSERT_EQ(kill(process_of(0), SIGKILL), 0);
+  ASSERT_EQ(kill(process_of(0, port_), SIGKILL), 0);
   ASSERT_TRUE(first.wait_for("process 4 has joined"));
   first.send(SIGTERM);
   const auto ended = first.finish();
@@ -193,11 +205,11 @@ TEST_F(ElasticNodes, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(says(node(0, "none", {}), with_key({"LOCKSTEP_RENDEZVOUS_TIMEOUT=0.2"})),
               HasSubstr("no launcher has come from node 1 within 0.2 s"));
 
-  Program first(node(0, "two", {"--epochs", "100000"}), with_key());
+  Program first(node(0, "two", kEndless), with_key());
   EXPECT_THAT(
       says(node(1, "two", {}, {"--nodes", "2", "--max-nodes", "3"}), with_key()),
       HasSubstr("node 1 was started with -n 1 on at most 3 machines, and node 0 with -n 1 on at most 2 machines"));
-  Program second(node(1, "two", {"--epochs", "100000"}), with_key());
+  Program second(node(1, "two", kEndless), with_key());
   ASSERT_TRUE(first.wait_for("epoch      2/"));
   EXPECT_THAT(says(node(1, "two", {}), with_key()), HasSubstr("two agents say that they are node 1"));
   first.send(SIGTERM);

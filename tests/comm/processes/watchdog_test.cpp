@@ -43,7 +43,7 @@ struct WatchdogTest : testing::Test {
   comm::Board board{store, roster, 0, "the launcher", /*keep_going=*/false};
   comm::Waits waits;
   comm::CallLog log{roster.ranks_of(0), 2};
-  comm::Watchdog watchdog{board, waits, log, roster, 0, {.long_wait = 0ms, .silence = 3s}};
+  comm::Watchdog watchdog{board, waits, log, roster, 0, {.long_wait = 0ms, .silence = {3s, 3s}}};
 };
 
 // The machine has been up for longer than a process may be silent.
