@@ -13,6 +13,7 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <functional>
 #include <sstream>
 #include <utility>
 
@@ -76,6 +77,12 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
   _exit(127);
 }
 
+// Whether this process is its group's last one. It leaves the group for the moment in which it asks.
+bool is_alone_in(pid_t group) {
+  setpgid(0, 0);
+  return (kill(-group, 0) != 0 && errno == ESRCH) || setpgid(0, group) != 0;
+}
+
 // A process dies with the launcher by PR_SET_PDEATHSIG, but not what it has started. So each group has a watcher, which
 // ends the group once nobody holds the other end of `alive` any more. It is a member of the group. So the group's
 // number cannot be given to others. Like become() it may make system calls only.
@@ -92,8 +99,11 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
   while (read(STDIN_FILENO, &nothing, 1) < 0) {
   }
   kill(0, orphans_signal);
-  const timespec patience{until_kill.count() / 1000, until_kill.count() % 1000 * 1'000'000};
-  nanosleep(&patience, nullptr);
+  constexpr auto between_looks = 20ms;
+  for (auto waited = 0ms; waited < until_kill && !is_alone_in(group); waited += between_looks) {
+    const timespec pause{0, std::chrono::nanoseconds(between_looks).count()};
+    nanosleep(&pause, nullptr);
+  }
   kill(0, SIGKILL);
   _exit(0);
 }
@@ -104,10 +114,25 @@ void end_watcher(pid_t watcher) {
   waitpid(watcher, nullptr, 0);
 }
 
+// Waits until the reader has taken all. false: the job is to end, and the reader has not for a second.
+bool is_taken(Output& output, const std::atomic<bool>& hurries) {
+  for (int looks = 0; !output.finish(100ms); looks += hurries ? 1 : 0) {
+    if (looks == 10) return false;
+  }
+  return true;
+}
+
 // Copies whole lines, each with a label, until the pipe's end. If a process that nobody knows of keeps the pipe open,
-// stops when all processes are done.
-void copy_with_label(int fd, int done, const std::string& label) {
+// stops when all processes are done. Reads no more than what it can write.
+void copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const std::string& label) {
   Output output(STDOUT_FILENO);
+  bool is_read = true;  // by somebody
+  const auto print = [&](const std::string& line) {
+    if (!is_read) return;
+    output.print(line);
+    is_read = is_taken(output, hurries);
+    if (!is_read) output.give_up();
+  };
   std::string rest;
   std::vector<char> buffer(pipe_size);
   for (bool last = false; !last;) {
@@ -119,10 +144,10 @@ void copy_with_label(int fd, int done, const std::string& label) {
     if (size <= 0) continue;
     rest.append(buffer.data(), static_cast<size_t>(size));
     for (size_t end = 0; (end = rest.find('\n')) != std::string::npos; rest.erase(0, end + 1)) {
-      output.print(label + rest.substr(0, end + 1));
+      print(label + rest.substr(0, end + 1));
     }
   }
-  if (!rest.empty()) output.print(label + rest + "\n");
+  if (!rest.empty()) print(label + rest + "\n");
   close(fd);
 }
 
@@ -206,7 +231,7 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   child.watcher = watcher;
   if (options_.label) {
     fcntl(output[0], F_SETFL, O_NONBLOCK);
-    child.labels = std::thread(copy_with_label, output[0], done_[0], format("[%d] ", number));
+    child.labels = std::thread(copy_with_label, output[0], done_[0], std::cref(hurries_), format("[%d] ", number));
   }
 }
 
@@ -281,6 +306,7 @@ void ChildProcesses::pass_on(int signal) {
   send(signal);
   if (signal == SIGUSR1 || signal == SIGUSR2) return;
   stop_signal_ = signal;
+  hurries_ = true;
   const auto runs = [](const Child& child) { return child.runs; };
   if (first_failure_ == 0 && std::none_of(children_.begin(), children_.end(), runs)) first_failure_ = 128 + signal;
   if (next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + options_.until_term_when_stopped;

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <functional>
@@ -118,7 +119,8 @@ class ChildProcesses {
   int alive_[2] = {-1, -1};  // a pipe whose end tells the watchers that this process is gone
   int done_[2] = {-1, -1};   // a pipe whose closed end tells the threads of the labels that nothing more will come
   Clock::time_point started_;
-  int stop_signal_ = 0;  // that was passed on
+  int stop_signal_ = 0;               // that was passed on
+  std::atomic<bool> hurries_{false};  // the labels' threads no longer wait for long for who reads
   int first_failure_ = 0;
   bool failed_ = false;
   bool asked_ = false;                                      // not by the launcher

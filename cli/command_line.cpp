@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/exception_text.hpp"
 #include "base/libtorch_log.hpp"
 #include "commands.hpp"
 #include "help.hpp"
@@ -112,11 +113,13 @@ int run_and_report_errors(const std::vector<const char*>& words, Output& output)
   } catch (const lockstep::Error& error) {
     complain(std::string("error: ") + error.what());
   } catch (const std::bad_alloc&) {
-    complain("error: out of memory");
-  } catch (const c10::Error& error) {
-    complain(std::string("error in LibTorch, please report it: ") + error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    complain(std::string("error that should not happen, please report it: ") + error.what());
+    complain("error: " + exception_text(std::current_exception()));
+  } catch (const c10::Error&) {
+    const std::string text = exception_text(std::current_exception());
+    complain((text.starts_with("out of memory") ? "error: " : "error in LibTorch, please report it: ") + text);
+  } catch (const std::exception&) {
+    const std::string text = exception_text(std::current_exception());
+    complain("error that should not happen, please report it: " + text);
   }
   return failed;
 }
@@ -130,6 +133,7 @@ int run_command_line(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);
   const int code = run_and_report_errors(with_help_as_option(argc, argv), output);
+  output.finish();
   if (code == wrong_usage || code == kNotFinite) note_would_fail_again();
   if (!output.failed()) return code;
   if (output.error() == EPIPE) return 128 + SIGPIPE;  // as a shell reports it, and as quietly

@@ -52,6 +52,7 @@ const char* const launch_examples =
 // What outlives an attempt to run the job: its key, and the store. What the processes leave in that has the attempt's
 // number (LaunchEnvironment::job).
 struct LaunchedJob {
+  const std::string address = comm::loopback_address();
   comm::HandedKey key;
   comm::KeptStore store;
 };
@@ -136,7 +137,7 @@ void check_elastic_launch(const LaunchFlags& flags) {
 ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed, LaunchedJob& job) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
   const auto variables_of = [&](int rank) {
-    return variables(flags, {"127.0.0.1", job.store.port, job.key.file()}, attempt, rank);
+    return variables(flags, {job.address, job.store.port, job.key.file()}, attempt, rank);
   };
   options.on_end = [&](int rank, const ChildProcesses::Options::End& end) {
     const auto announced =
@@ -149,7 +150,7 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
     options.is_lost = [&](int rank) { return comm::was_lost(job.store.store, environment_of(variables_of(rank))); };
   }
   ChildProcesses processes(options);  // before the store starts threads
-  if (!job.store.store) job.store = comm::host_store("127.0.0.1", 0, {job.key.key(), launch_says});
+  if (!job.store.store) job.store = comm::host_store(job.address, 0, {job.key.key(), launch_says});
   const auto words = program_words(flags);
   for (int rank = 0; rank < flags.processes; ++rank) {
     auto all = variables_of(rank);

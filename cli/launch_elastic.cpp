@@ -73,9 +73,10 @@ class ElasticLauncher {
       return;
     }
     key_ = std::make_unique<comm::HandedKey>();
-    const auto kept = comm::host_store("127.0.0.1", 0, {key_->key(), launch_says});
+    const std::string address = comm::loopback_address();
+    const auto kept = comm::host_store(address, 0, {key_->key(), launch_says});
     store_ = kept.store;
-    where_ = {"127.0.0.1", kept.port, key_->file()};
+    where_ = {address, kept.port, key_->file()};
   }
 
   // ChildProcesses takes signals once it waits. Until then they are blocked, and the rendezvous may take long.

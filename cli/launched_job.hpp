@@ -48,7 +48,7 @@ struct LaunchFlags {
 
 // Where the job's processes find its store, and its key.
 struct JobStore {
-  std::string address = "127.0.0.1";
+  std::string address;
   int port = 0;
   std::string key_file = {};  // empty: the job has none
 };

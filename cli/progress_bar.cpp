@@ -86,6 +86,8 @@ void LiveLine::show(const Progress& progress) {
 }
 
 void LiveLine::draw(const std::string& line) {
+  output_.print("");                      // what is late goes first
+  if (output_.is_behind()) return;        // the next line says more
   output_.print("\r" + line + "\033[K");  // the escape clears what a longer line left behind
   shown_ = true;
 }

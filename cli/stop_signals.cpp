@@ -6,13 +6,17 @@
 #include <chrono>
 #include <string_view>
 
+#include "output.hpp"
+
 namespace lockstep::cli {
 
 namespace {
 
+// It never waits: a stop must not depend on who reads.
 void print_error(std::string_view text) {
-  // Nothing can be done if this fails.
-  [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text.data(), text.size());
+  Output error(STDERR_FILENO);
+  error.print(text);
+  error.give_up();
 }
 
 }  // namespace

@@ -246,6 +246,8 @@ std::string peak_memory() {
   return format("%.0f MB", static_cast<double>(usage.ru_maxrss) * 1024 / 1e6);
 }
 
+constexpr std::chrono::seconds kPatienceWithReader{1};  // of a run that was asked to stop
+
 // Shows what the trainer's callbacks report while it works.
 class RunReport {
  public:
@@ -312,11 +314,12 @@ class RunReport {
     std::string text = "stopped after " + std::to_string(result.history.size()) + " of " +
                        plural(static_cast<size_t>(options_.epochs), "epoch") + "; " + kept() + remark_ + "\n";
     if (can_go_on()) text += "to go on: lockstep train --resume " + options_.keep.run_dir.string() + "\n";
-    if (output_.failed()) {
-      Output(STDERR_FILENO).print("lockstep: " + text);
-    } else {
-      print(text);
-    }
+    if (!output_.failed()) print(text);
+    if (!output_.failed() && output_.finish(kPatienceWithReader)) return;
+    output_.give_up();
+    Output error(STDERR_FILENO);
+    error.print("lockstep: " + text);
+    if (!error.finish(kPatienceWithReader)) error.give_up();
   }
 
   void finished(const TrainResult& result) {

@@ -1,5 +1,7 @@
 // Ctrl-C and SIGTERM: what is finished is kept, the exit code says why, a second one ends at once.
+#include <cstdlib>
 #include <thread>
+#include <utility>
 
 #include "cli_fixture.hpp"
 #include "support/time_limits.hpp"
@@ -20,6 +22,19 @@ class CliStop : public Cli {
   std::vector<std::string> endless(const std::string& name) const {
     return train({"--epochs", "100000", "--name", name});
   }
+
+  // Until the run has kept so many; false if a long time passes.
+  bool wait_for_epochs(const std::string& name, size_t count) const {
+    const std::string file = "runs/" + name + "/metrics.jsonl";
+    const auto deadline = std::chrono::steady_clock::now() + lockstep::kSlowdown * std::chrono::seconds(60);
+    while (!fs::exists(work_ / file) || lockstep::lines_of(work_.read(file)).size() < count) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return true;
+  }
+
+  static std::string lockstep_program() { return std::getenv("LOCKSTEP_PROGRAM"); }
 
   std::vector<std::string> slow_start() const { return {"train", "--data", "synthetic", "--name", "slow"}; }
 };
@@ -152,6 +167,54 @@ TEST_F(CliStop, TheSameSignalTwiceAtOnceIsOneRequest) {
   const Finished run = program.finish();
   EXPECT_EQ(run.code, 130);
   EXPECT_THAT(run.out, HasSubstr("stopped after"));
+}
+
+// As `less` reads the first page only. The lines of two hundred epochs fill such a pipe twice.
+TEST_F(CliStop, AReaderThatDoesNotReadHoldsUpNoTraining) {
+  auto narrow = surroundings();
+  narrow.pipe_bytes = 8192;
+  narrow.environment[0] = "PATH=/nowhere";  // no curves
+  for (const bool reads_at_last : {true, false}) {
+    const std::string name = reads_at_last ? "read" : "left";
+    Program program(train({"--model", "mlp", "--width", "0.0625", "--epochs", "200", "--name", name}), narrow);
+    ASSERT_TRUE(wait_for_epochs(name, 200));
+    if (!reads_at_last) program.close_output();
+    const Finished run = program.finish();
+    EXPECT_EQ(metrics(name).size(), 200u);
+    EXPECT_TRUE(fs::exists(work_ / "runs" / name / "model.safetensors"));
+    EXPECT_EQ(run.code, reads_at_last ? 0 : 128 + SIGPIPE) << run.err;
+    if (!reads_at_last) continue;
+    for (int epoch = 1; epoch <= 200; ++epoch) {  // nothing is lost
+      EXPECT_THAT(run.out, ContainsRegex("\nepoch +" + std::to_string(epoch) + "/200 "));
+    }
+    EXPECT_THAT(run.out, HasSubstr("the run is kept in runs/read"));
+  }
+}
+
+TEST_F(CliStop, WorksThoughNobodyReads) {
+  const std::string lockstep = lockstep_program();
+  const std::vector<std::string> both_in_one = {"-c", "exec \"$0\" \"$@\" 2>&1", lockstep},
+                                 labelled = {"-c", "exec \"$0\" launch -n 2 --label \"$0\" \"$@\"", lockstep};
+  for (const auto& [name, words] :
+       {std::pair("alone", std::vector<std::string>()), std::pair("one", both_in_one), std::pair("job", labelled)}) {
+    auto narrow = surroundings();
+    narrow.pipe_bytes = 8192;
+    narrow.environment[0] = "PATH=/nowhere";
+    if (!words.empty()) narrow.program = "/bin/sh";
+    auto all = words;
+    for (const auto& word : endless(name)) all.push_back(word);
+    for (const char* const word : {"--model", "mlp", "--width", "0.0625"}) all.emplace_back(word);
+    Program program(all, narrow);
+    ASSERT_TRUE(wait_for_epochs(name, 200)) << name;
+    const auto start = std::chrono::steady_clock::now();
+    program.send(SIGINT);
+    EXPECT_TRUE(lockstep::wait_for_state(program.pid(), 'Z')) << name;  // ended, and not read
+    EXPECT_LT(std::chrono::steady_clock::now() - start, lockstep::kSlowdown * std::chrono::seconds(10)) << name;
+    const Finished run = program.finish();
+    EXPECT_EQ(run.code, 130) << name << run.err;
+    if (words.empty()) EXPECT_THAT(run.err, HasSubstr("to go on: lockstep train --resume runs/alone"));
+    EXPECT_FALSE(fs::is_empty(work_ / "runs" / name / "checkpoints"));
+  }
 }
 
 TEST_F(CliStop, AnIgnoredInterruptStaysIgnored) {

@@ -47,6 +47,7 @@ struct Surroundings {
   int columns = 80;                           // of the terminal
   std::string out = {};                       // a file for the standard output instead of a pipe
   bool ignore_interrupt = false;              // as a shell script starts its background jobs
+  int pipe_bytes = 0;                         // what the outputs' pipes hold; 0: as the system has it
   bool starts_itself = false;                 // so it must not be a copy of the test
 };
 
@@ -71,6 +72,7 @@ class Program {
       for (int i = 0; i < 2; ++i) {
         int ends[2];
         check(pipe2(ends, O_CLOEXEC) == 0, "pipe2");
+        if (surroundings.pipe_bytes > 0) fcntl(ends[0], F_SETPIPE_SZ, surroundings.pipe_bytes);
         ours[i] = ends[0];
         theirs[i] = ends[1];
       }

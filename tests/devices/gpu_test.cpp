@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <unistd.h>
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/models/dropout.hpp>
 #include <lockstep/models/models.hpp>
@@ -16,13 +17,18 @@
 
 #include "devices/cuda_graph.hpp"
 #include "optim/fused_optimizers.hpp"
+#include "simulated/nccl_program/replayed_sums.hpp"
+#include "simulated/soon_ended.hpp"
 #include "support/error_of.hpp"
 #include "support/simulated_device.hpp"
 #include "support/small_images.hpp"
 
 #include <chrono>
 #include <future>
+#include <iostream>
 #include <memory>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <type_traits>
 
@@ -31,6 +37,8 @@ namespace gpu_test {
 using lockstep::Devices;
 using lockstep::Rank;
 using lockstep::TrainOptions;
+using testing::AllOf;
+using testing::HasSubstr;
 
 class Gpu : public testing::Test {
  protected:
@@ -290,6 +298,60 @@ TEST_F(GpuFailures, AWorkThatCannotBeRecordedThrowsAndLeavesTheStreamUsable) {
   EXPECT_ANY_THROW(graph->record([&] { x.sum().item<float>(); }));  // the host would wait
   EXPECT_FALSE(lockstep::is_recording());
   EXPECT_EQ((x + 1).sum().item<float>(), 8);
+}
+
+// Two ranks that share the GPU, of which one waits for the other.
+const Devices one_gpu = {c10::Device("cuda:0"), c10::Device("cuda:0")};
+
+TEST_F(GpuFailures, ARankThatFailsEndsAnotherThatReplays) {
+  std::string caught;
+  EXPECT_THAT(lockstep::soon_ended(one_gpu,
+                                   [&](Rank& rank) {
+                                     lockstep::ReplayedSums sums(rank);
+                                     if (rank.index() == 1) {
+                                       sums.steps(lockstep::ReplayedSums::kSomeSteps);
+                                       throw std::runtime_error("out of luck");
+                                     }
+                                     caught = lockstep::error_of([&] { sums.steps(500); });
+                                     throw std::runtime_error("as told");
+                                   }),
+              AllOf(HasSubstr("rank 1 (cuda:0)"), HasSubstr("out of luck")));
+  EXPECT_THAT(caught, AllOf(HasSubstr("rank 1 (cuda:0)"), HasSubstr("out of luck")));
+}
+
+TEST_F(GpuFailures, ARankThatNeedsMoreMemoryThanThereIsIsNamed) {
+  const auto needs_much = [](Rank& rank) {
+    rank.barrier();
+    if (rank.index() == 1) torch::empty({int64_t{1} << 42}, rank.device());
+    rank.allreduce(torch::ones({4}, rank.device()));
+  };
+  EXPECT_THAT(lockstep::soon_ended(one_gpu, needs_much),
+              AllOf(HasSubstr("rank 1 (cuda:0)"), HasSubstr("out of memory")));
+  EXPECT_EQ(torch::ones({4}, torch::kCUDA).sum().item<float>(), 4);  // the GPU is as good as before
+}
+
+// A kernel that finds its index wrong ends all use of the GPU by its process. So that is a process of its own.
+TEST_F(GpuFailures, AKernelThatFailsEndsAllRanksSoon) {
+  if (lockstep::simulated::is_there()) return;  // whose kernels complain when they are called
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto fail = [] {
+    const auto start = std::chrono::steady_clock::now();
+    const std::string error = lockstep::error_of([] {
+      lockstep::run(one_gpu, [](Rank& rank) {
+        torch::Tensor values = torch::ones({4}, rank.device());
+        for (int step = 0; step < 1000; ++step) {
+          rank.allreduce(values);
+          if (step == 3 && rank.index() == 1)
+            values =
+                values.index_select(0, torch::full({4}, 100, torch::TensorOptions(rank.device()).dtype(torch::kLong)));
+        }
+        lockstep::synchronize(rank.device());
+      });
+    });
+    std::cerr << error << "\n";
+    _exit(std::chrono::steady_clock::now() - start < std::chrono::seconds(20) ? 0 : 1);
+  };
+  EXPECT_EXIT(fail(), testing::ExitedWithCode(0), "rank [01] .cuda:0.*CUDA error");
 }
 
 }  // namespace gpu_test

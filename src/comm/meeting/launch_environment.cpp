@@ -174,8 +174,7 @@ LaunchEnvironment slurm(const Environment& environment) {
   return launch;
 }
 
-bool keep_going(const Environment& environment) {
-  const char* const name = "LOCKSTEP_KEEP_GOING";
+bool is_switched_on(const Environment& environment, const char* name) {
   const std::string value = environment(name) == nullptr ? "" : environment(name);
   if (!value.empty() && value != "0" && value != "1") {
     throw Error(std::string(name) + "=" + value + " in the environment is neither 0 nor 1");
@@ -210,7 +209,8 @@ std::optional<LaunchEnvironment> by_launcher(const Environment& environment) {
 std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment) {
   auto launch = by_launcher(environment);
   if (launch) {
-    launch->keep_going = keep_going(environment);
+    launch->keep_going = is_switched_on(environment, "LOCKSTEP_KEEP_GOING");
+    launch->mixed_builds = is_switched_on(environment, "LOCKSTEP_MIXED_BUILDS");
     launch->key_file = Reader(environment, launch->launcher).text("LOCKSTEP_JOB_KEY_FILE");
     add_elastic(environment, *launch);
   }

@@ -26,6 +26,7 @@ struct LaunchEnvironment {
   bool tcp_store = false;     // which is c10d's, as torchrun's agent has it; else it is one of lockstep
   std::string job = {};       // no other job that runs on this machine has the same
   bool keep_going = false;    // true: the others go on without lost workers (LOCKSTEP_KEEP_GOING=1, with any launcher)
+  bool mixed_builds = false;  // true: the processes may be of several builds (LOCKSTEP_MIXED_BUILDS=1, set for all)
   std::string key_file = {};  // of the job's key (LOCKSTEP_JOB_KEY_FILE); empty: it has none
   // What the user of a machine's launcher in an elastic job on several calls the address and the port. That launcher is
   // no process of the job itself, and `rank` is its machine's number.

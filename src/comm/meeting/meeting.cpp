@@ -190,8 +190,11 @@ std::string run_prefix(int run) {
 Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
             const std::string& configuration, const WaitLimit& limit) {
   if (add_to_count(store, came_key(launch.rank), 1) != 1) {
-    throw Error("two processes of this job say that they are " + process_name(launch.rank, launch) +
-                ": each needs a rank of its own");
+    const std::string text = "two processes say that they are " + process_name(launch.rank, launch) +
+                             ": each needs a rank of its own, and each job a MASTER_PORT of its own. Jobs with "
+                             "different keys (LOCKSTEP_JOB_KEY_FILE) do not mix";
+    if (absent(store, launch.world_size).empty()) throw NobodyMissed(text);
+    throw Error(text);
   }
   Introduction mine{configuration, host_name(), devices_here};
   for (const auto& device : devices_here) mine.ids.push_back(identity(device));
@@ -201,11 +204,13 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
   const auto all = read_all(store, launch.world_size);
   for (int process = 1; process < launch.world_size; ++process) {
     const std::string &theirs = all[process].configuration, &first = all[0].configuration;
-    if (theirs != first) {
-      throw Error("process " + std::to_string(process) + " runs another program or configuration than process 0: " +
-                  without_common_ends(theirs, first) + "; process 0: " + without_common_ends(first, theirs) +
-                  ". All processes must run the same, on the same data");
-    }
+    if (theirs == first) continue;
+    const std::string differs = without_common_ends(theirs, first);
+    const bool is_build = differs.starts_with("build ") && differs.find(',') == differs.npos;
+    throw Error(
+        "process " + std::to_string(process) + " runs another program or configuration than process 0: " + differs +
+        "; process 0: " + without_common_ends(first, theirs) + ". All processes must run the same, on the same data" +
+        (is_build ? ". If builds may differ, as for several kinds of CPU, set LOCKSTEP_MIXED_BUILDS=1 for all" : ""));
   }
   check_that_something_connects(all);
   check_that_gpus_differ(all);

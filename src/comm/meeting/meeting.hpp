@@ -4,6 +4,8 @@
 // another program or configuration is refused, with both shown. Every wait has a deadline.
 #pragma once
 
+#include <lockstep/base/error.hpp>
+
 #include "comm/failure.hpp"
 #include "rendezvous.hpp"
 #include "roster.hpp"
@@ -16,8 +18,14 @@ namespace lockstep::comm {
 // The job's k-th run as this process knows it, which must be the same k everywhere.
 std::string run_prefix(int run);
 
+// Another process has this one's rank, and all have met: a second job at the same port. The first one goes on.
+class NobodyMissed : public Error {
+ public:
+  using Error::Error;
+};
+
 // Leaves this process's devices and configuration, waits for all others', and compares. Throws Error: a process that
-// does not come before the deadline, that reported a failure, or whose configuration differs.
+// does not come before the deadline, that reported a failure, whose configuration differs, or that has the same rank.
 Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& devices_here,
             const std::string& configuration, const WaitLimit& limit);
 

@@ -60,11 +60,23 @@ std::string job_prefix(const std::string& job) {
   return "lockstep/" + job + "/";
 }
 
+std::string loopback_address() {
+  for (const char* const address : {"127.0.0.1", "::1"}) {
+    try {
+      if (local_address_towards(address, /*port=*/1) == address) return address;
+    } catch (const Error&) {  // no way to it
+    }
+  }
+  throw Error(
+      "this machine does not reach itself, neither at 127.0.0.1 nor at ::1, and there its processes meet. Bring its "
+      "loopback interface up: ip link set lo up");
+}
+
 Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit)
     : launch_(std::move(launch)),
       key_(launch_.key_file.empty() ? std::nullopt : std::optional(JobKey::from_file(launch_.key_file))) {
   const auto deadline = Clock::now() + limit.timeout;
-  address_ = launch_.address.empty() ? "127.0.0.1" : numeric_address(launch_.address);
+  address_ = launch_.address.empty() ? loopback_address() : numeric_address(launch_.address);
   port_ = launch_.port;
   if (on_several_machines() && is_loopback(address_) && is_every_machines_own(launch_.address)) {
     throw Error(given_address() + " means this machine itself (" + address_ + "), but the " +

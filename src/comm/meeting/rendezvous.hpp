@@ -23,6 +23,9 @@ namespace lockstep::comm {
 // The prefix of all of a job's keys in its store.
 std::string job_prefix(const std::string& job);
 
+// Where processes of one machine meet: 127.0.0.1, or ::1 if the machine has IPv6 alone. Throws Error: neither is there.
+std::string loopback_address();
+
 class Rendezvous {
  public:
   // Throws Error at the deadline: nothing answers where the store should be. Throws Error if the job's key is unusable.

@@ -94,6 +94,15 @@ class Socket {
   int fd_;
 };
 
+// This machine's address from which that one is reached; of size 0 if there is no way, and errno says why.
+Address local_address(const sockaddr* towards, socklen_t size) {
+  const Socket socket(towards->sa_family, SOCK_DGRAM);  // connecting it sends nothing
+  Address here;
+  here.size = sizeof here.storage;
+  if (connect(socket.fd(), towards, size) != 0 || getsockname(socket.fd(), here.get(), &here.size) != 0) here.size = 0;
+  return here;
+}
+
 Listener listen_at(const std::string& address, int port, bool both_kinds) {
   Address where = to_address(address, port);
   Socket socket(where.storage.ss_family, SOCK_STREAM);
@@ -112,14 +121,22 @@ Listener listen_at(const std::string& address, int port, bool both_kinds) {
 
 }  // namespace
 
+// A name may have addresses of a kind that this machine does not have.
 std::string numeric_address(const std::string& host) {
   const auto list = look_up(host, 0);
-  const addrinfo* best = list.get();
-  for (const addrinfo* entry = list.get(); entry != nullptr; entry = entry->ai_next) {
-    if (entry->ai_family == AF_INET) {
-      best = entry;
-      break;
+  const auto is_reached = [](const addrinfo& entry) {
+    try {
+      return local_address(entry.ai_addr, entry.ai_addrlen).size > 0;
+    } catch (const Error&) {  // a kernel without sockets of this kind
+      return false;
     }
+  };
+  const auto rank = [&](const addrinfo& entry) {
+    return (is_reached(entry) ? 2 : 0) + (entry.ai_family == AF_INET ? 1 : 0);
+  };
+  const addrinfo* best = list.get();
+  for (const addrinfo* entry = best->ai_next; entry != nullptr; entry = entry->ai_next) {
+    if (rank(*entry) > rank(*best)) best = entry;
   }
   return to_text(best->ai_addr, best->ai_addrlen);
 }
@@ -223,10 +240,8 @@ std::string host_name() {
 
 std::string local_address_towards(const std::string& address, int port) {
   const Address where = to_address(address, port);
-  const Socket socket(where.storage.ss_family, SOCK_DGRAM);  // connecting it sends nothing
-  Address here;
-  here.size = sizeof here.storage;
-  if (connect(socket.fd(), where.get(), where.size) != 0 || getsockname(socket.fd(), here.get(), &here.size) != 0) {
+  const Address here = local_address(where.get(), where.size);
+  if (here.size == 0) {
     throw Error("no network interface of this machine reaches " + address + ": " + reason(errno));
   }
   return to_text(here.get(), here.size);

@@ -6,6 +6,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/base/version.hpp>
 
+#include "base/build_id.hpp"
 #include "base/seconds.hpp"
 #include "comm/job_options.hpp"
 #include "comm/meeting/meeting.hpp"
@@ -34,13 +35,21 @@ struct Turn {
   Turn& operator=(const Turn&) = delete;
 };
 
+// Nothing where the linker gave the program no identity.
+std::string build_text(bool may_differ) {
+  if (may_differ) return ", any build (LOCKSTEP_MIXED_BUILDS=1)";
+  const std::string id = build_id();
+  return id.empty() ? "" : ", build " + id;
+}
+
 // All processes must have this text in common.
 std::string configuration(const LaunchEnvironment& launch, const Devices& devices, const JobOptions& options) {
   std::error_code ignored;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
-  return "program " + program + ", lockstep " + version() + ", LibTorch " + TORCH_VERSION + ", " +
-         std::to_string(launch.world_size) + " processes, " + c10::DeviceTypeName(devices[0].type(), true) +
-         " ranks, timeout " + seconds(options.timeout) + (launch.keep_going ? ", going on without lost workers" : "") +
+  return "program " + program + build_text(launch.mixed_builds) + ", lockstep " + version() + ", LibTorch " +
+         TORCH_VERSION + ", " + std::to_string(launch.world_size) + " processes, " +
+         c10::DeviceTypeName(devices[0].type(), true) + " ranks, timeout " + seconds(options.timeout) +
+         (launch.keep_going ? ", going on without lost workers" : "") +
          (launch.key_file.empty() ? "" : ", with a job's key (LOCKSTEP_JOB_KEY_FILE)") + ", " + options.configuration;
 }
 
@@ -70,6 +79,9 @@ struct Place {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
       place.roster = meet(*place.store, launch, here, configuration(launch, devices, options), limit);
     } catch (const c10::DistError&) {
+      rendezvous.drop_connections();
+      throw;
+    } catch (const NobodyMissed&) {  // the others go on
       rendezvous.drop_connections();
       throw;
     } catch (...) {

@@ -141,6 +141,8 @@ TEST(LaunchEnvironment, GoesOnWithoutLostWorkersIfAsked) {
     EXPECT_FALSE(read(launcher)->keep_going);
     EXPECT_FALSE(read(with(launcher, {{"LOCKSTEP_KEEP_GOING", "0"}}))->keep_going);
     EXPECT_TRUE(read(with(launcher, {{"LOCKSTEP_KEEP_GOING", "1"}}))->keep_going);
+    EXPECT_FALSE(read(launcher)->mixed_builds);
+    EXPECT_TRUE(read(with(launcher, {{"LOCKSTEP_MIXED_BUILDS", "1"}}))->mixed_builds);
     EXPECT_THAT(error_of([&] {
                   read(with(launcher, {{"LOCKSTEP_KEEP_GOING", "yes"}}));
                 }),

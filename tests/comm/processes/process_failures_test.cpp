@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <future>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -20,6 +23,7 @@ using namespace lockstep;
 using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::AnyOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
@@ -116,6 +120,21 @@ TEST(ProcessFailures, ADeathInALoopOfOnesOwnNamesTheLastCompleteStep) {
   EXPECT_THAT(
       job.err,
       HasSubstr("lockstep: rank 0 (cpu): DataParallel: no rank used these parameters in the first backward: spare."));
+}
+
+// A tensor of more than there is, one that a limit (ulimit -v, as a batch system sets it) refuses, and memory of C++.
+TEST(ProcessFailures, ARankThatRunsOutOfMemoryIsNamedByAll) {
+  if (kSlowdown > 1) GTEST_SKIP() << "sanitizers take address space without end";
+  at_once<const char*>({"tensor", "limit", "vector"}, [](const char* const what) {
+    const auto [job, took] = timed(2, {"runs_out_of_memory", "cpu", what});
+    EXPECT_EQ(job.code, 3) << job.err;
+    for (const char* process : {"process 0", "process 1"}) {
+      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu): out of memory")) << what;
+    }
+    EXPECT_THAT(job.err, HasSubstr("Less is needed with a smaller batch"));
+    if (what != std::string("vector")) EXPECT_THAT(job.err, ContainsRegex("tried to allocate [0-9]+ bytes"));
+    EXPECT_LT(took, kBeforeTimeouts);
+  });
 }
 
 TEST(ProcessFailures, AKilledServerOrWorkerOfAParameterServerIsNamedByTheOthers) {
@@ -346,6 +365,63 @@ TEST(ProcessFailures, AnotherConfigurationIsRefusedWithBothShown) {
   EXPECT_THAT(job.err, AllOf(HasSubstr("timeout 77 s"), HasSubstr("timeout 88 s"), Not(HasSubstr("LibTorch"))));
 }
 
+// One of two processes without a launcher.
+Program start_rank(int rank, const std::string& port, const Words& words) {
+  auto surroundings = surroundings_with(as_rank(rank, 2, port, "60"));
+  surroundings.program = ranks_program();
+  return {words, surroundings};
+}
+
+// A copy of the program whose build ID has another first byte.
+void write_another_build(const std::filesystem::path& file) {
+  std::ifstream stream(ranks_program(), std::ios::binary);
+  std::string program{std::istreambuf_iterator<char>(stream), {}};
+  const std::string note("\3\0\0\0GNU\0", 8);  // NT_GNU_BUILD_ID, of GNU
+  const size_t begin = program.find(note);
+  ASSERT_NE(begin, program.npos) << "the linker wrote no build ID";
+  program[begin + note.size()] ^= 1;
+  std::ofstream(file, std::ios::binary) << program;
+  std::filesystem::permissions(file, std::filesystem::perms::owner_all);
+}
+
+TEST(ProcessFailures, AnotherBuildOfTheProgramIsRefusedWithBothShown) {
+  const ScratchFolder folder;
+  const auto other = folder / "process_ranks";
+  write_another_build(other);
+  const Words words = with_rank_1_doing("exec '" + other.string() + "' \"$@\"", {ranks_program(), "collectives"});
+  const auto refused = run_program(words, surroundings_with());
+  EXPECT_EQ(refused.code, 3);
+  for (const char* process : {"process 0", "process 1"}) {
+    EXPECT_THAT(refused.err, ContainsRegex(std::string(process) +
+                                           ": process 1 runs another program or configuration than process 0: build "
+                                           "[0-9a-f]{16}; process 0: build [0-9a-f]{16}[.].* set "
+                                           "LOCKSTEP_MIXED_BUILDS=1 for all\n"));
+  }
+  expect_all_ok(run_program(words, surroundings_with({"LOCKSTEP_MIXED_BUILDS=1"})), 2);
+}
+
+// Started by hand, each as one that knows of no other.
+TEST(ProcessFailures, ASecondJobAtTheSamePortIsRefusedAndTheFirstGoesOn) {
+  const std::string port = free_port();
+  const Words lives = {"lives", "cpu", "for_ever"};
+  Program host = start_rank(0, port, lives), other = start_rank(1, port, lives);
+  ASSERT_TRUE(host.wait_for("connected"));
+  ASSERT_TRUE(other.wait_for("connected"));
+  const auto second_host = run_alone({"collectives"}, as_rank(0, 2, port, "60"));
+  EXPECT_EQ(second_host.code, 3);
+  EXPECT_THAT(second_host.err, HasSubstr("Another MASTER_PORT may be free"));
+  const auto second = run_alone({"collectives"}, as_rank(1, 2, port, "60"));
+  EXPECT_EQ(second.code, 3);
+  EXPECT_THAT(second.err, AllOf(HasSubstr("two processes say that they are process 1 of 2"),
+                                HasSubstr("each job a MASTER_PORT of its own")));
+  std::this_thread::sleep_for(500ms);  // a failure would be in the store by now, and known
+  for (auto* const process : {&host, &other}) {
+    EXPECT_THAT(state_of(process->pid()), testing::AnyOf('S', 'R'));
+    process->send(SIGKILL);
+    EXPECT_EQ(process->finish().err, "");
+  }
+}
+
 TEST(ProcessFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
   const auto start = std::chrono::steady_clock::now();
   const auto host = run_alone({"collectives"}, as_rank(0, 2, free_port(), "1.5"));
@@ -383,12 +459,6 @@ struct TwoProcesses {
   std::chrono::steady_clock::duration took;  // until that had ended
   Finished other;
 };
-
-Program start_rank(int rank, const std::string& port, const Words& words) {
-  auto surroundings = surroundings_with(as_rank(rank, 2, port, "60"));
-  surroundings.program = ranks_program();
-  return {words, surroundings};
-}
 
 // How long rank 0 lives on once rank 1 was killed.
 std::chrono::steady_clock::duration outlives_a_death() {
@@ -461,6 +531,40 @@ TEST(ProcessFailures, WithoutALauncherTooADeathEndsTheOthersWithinTwoSeconds) {
   std::vector<std::chrono::steady_clock::duration> times(3);
   side_by_side(3, [&](int i) { times[i] = outlives_a_death(); });
   EXPECT_LT(*std::min_element(times.begin(), times.end()), kSlowdown * 2s);
+}
+
+// What ends a job without a word: its launcher, rank 0 under a launcher, and rank 0 that keeps the store.
+enum class Loss { launcher, rank_0, store_host };
+
+std::chrono::steady_clock::duration end_after(Loss loss) {
+  const ScratchFolder folder;
+  RunningJob job(3, /*launched=*/loss != Loss::store_host, {ranks_program(), "lives", "cpu", "for_ever"},
+                 folder.path());
+  job.wait_for_processes();
+  EXPECT_TRUE(job.wait_for("connected"));
+  std::this_thread::sleep_for(200ms);
+  const auto start = std::chrono::steady_clock::now();
+  if (loss == Loss::launcher) {
+    job.send_to_job(SIGKILL);
+  } else {
+    job.send(0, SIGKILL);
+  }
+  job.finish();  // reads until nobody has the outputs open
+  const auto took = std::chrono::steady_clock::now() - start;
+  // The launcher's watchers end once the system has taken what is left of the dead: their parent is gone.
+  while (!job.leftovers().empty() && std::chrono::steady_clock::now() - start < kBeforeTimeouts)
+    std::this_thread::sleep_for(20ms);
+  EXPECT_THAT(job.leftovers(), testing::IsEmpty());
+  return took;
+}
+
+// The best of three: a machine may be busy.
+TEST(ProcessFailures, WithoutItsLauncherRank0OrTheStoreAJobIsGoneWithinASecond) {
+  for (const Loss loss : {Loss::launcher, Loss::rank_0, Loss::store_host}) {
+    auto best = std::chrono::steady_clock::duration::max();
+    for (int i = 0; i < 3 && best >= 1s; ++i) best = std::min(best, end_after(loss));
+    EXPECT_LT(best, kSlowdown * 1s) << static_cast<int>(loss);
+  }
 }
 
 template <class Work>

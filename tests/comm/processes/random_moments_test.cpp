@@ -67,13 +67,28 @@ std::vector<Moment> moments(int count, const Calibration& calibration, unsigned 
   return all;
 }
 
+// `share_of_limit` gives which part of its limit the end of a job took; 0: it had ended before. Beside others the
+// machine may stand still for a moment, and starting a process costs it half a second of both cores. So what was late
+// there is tried again, alone, and must then be in time. Nothing may take so long that a timeout has ended it.
+void expect_in_time(int count, const std::function<double(int)>& share_of_limit) {
+  std::vector<double> shares(count);
+  side_by_side(count, [&](int i) {
+    shares[i] = share_of_limit(i);
+    EXPECT_LT(shares[i], 4);
+  });
+  for (int i = 0; i < count; ++i) {
+    const double beside_others = shares[i];
+    for (int again = 0; again < 2 && shares[i] >= 1; ++again) shares[i] = share_of_limit(i);
+    EXPECT_LT(shares[i], 1) << "number " << i << ", beside others " << beside_others;
+  }
+}
+
 TEST(RandomMoments, AKilledProcessIsNamedByAllOthersSoonAndNothingIsLeft) {
   const Words words = {ranks_program(), "lives"};
   const Calibration calibration(words, 1500ms);
   const auto all = moments(50, calibration, 16);
   std::atomic<int> named{0};
-  Lateness lateness;
-  side_by_side(static_cast<int>(all.size()), [&](int i) {
+  expect_in_time(static_cast<int>(all.size()), [&](int i) -> double {
     const auto& [kind_index, time, victim] = all[i];
     const Kind& kind = kKinds[kind_index];
     const ScratchFolder folder;
@@ -81,7 +96,7 @@ TEST(RandomMoments, AKilledProcessIsNamedByAllOthersSoonAndNothingIsLeft) {
                                  [&, victim = victim](RunningJob& job) { return job.send(victim, SIGKILL); });
     SCOPED_TRACE("rank " + std::to_string(victim) + " killed, " + outcome.text);
     EXPECT_THAT(outcome.leftovers, IsEmpty());
-    if (!outcome.came_about) return;
+    if (!outcome.came_about) return 0;
     const std::string number = std::to_string(victim), count = std::to_string(kind.processes);
     const std::string gone = "the process of rank " + number + " (cpu) is gone";
     const bool had_finished =
@@ -109,10 +124,9 @@ TEST(RandomMoments, AKilledProcessIsNamedByAllOthersSoonAndNothingIsLeft) {
       EXPECT_THAT(other.err, says_that_it_does_not_come(victim));
       limit += kSilentStore;
     }
-    lateness.count(outcome.took, limit);
+    return outcome.took / limit;
   });
   EXPECT_GT(named, 30);
-  EXPECT_LE(lateness.late(), 3);
 }
 
 class StopsAtRandomMoments : public Cli {};
@@ -124,8 +138,7 @@ TEST_F(StopsAtRandomMoments, EndAllSoonAndLeaveAWholeRunOrNone) {
   const Calibration calibration(words, 2000ms);
   const auto all = moments(50, calibration, 17);
   std::atomic<int> stopped{0};
-  Lateness lateness;
-  side_by_side(static_cast<int>(all.size()), [&](int i) {
+  expect_in_time(static_cast<int>(all.size()), [&](int i) -> double {
     const auto& [kind_index, time, victim] = all[i];
     const Kind& kind = kKinds[kind_index];
     const ScratchFolder folder;
@@ -134,7 +147,7 @@ TEST_F(StopsAtRandomMoments, EndAllSoonAndLeaveAWholeRunOrNone) {
       return true;
     });
     SCOPED_TRACE("asked to stop, " + outcome.text);
-    lateness.count(outcome.took, calibration.soon());
+    const double share = outcome.took / calibration.soon();
     EXPECT_THAT(outcome.leftovers, IsEmpty());
     for (const auto& process : outcome.processes) {
       const bool ended_by_it = process.signal == SIGTERM;  // the program had not begun
@@ -146,19 +159,19 @@ TEST_F(StopsAtRandomMoments, EndAllSoonAndLeaveAWholeRunOrNone) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path())) {
       EXPECT_NE(entry.path().extension(), ".tmp") << entry.path();
     }
-    if (i % 5 > 0) return;  // one of each kind goes on: of a launcher's on as many ranks, with the same bits
+    if (i % 5 > 0) return share;  // one of each kind goes on: of a launcher's on as many ranks, with the same bits
     const Words launcher = kind.launched ? Words{"launch", "-n", std::to_string(kind.processes)} + program : Words{};
     const Finished gone_on = run_program(launcher + arguments + Words{"--resume", "auto"},
                                          {.folder = folder.path(), .environment = surroundings().environment});
     EXPECT_EQ(gone_on.code, 0) << gone_on.err;
     const auto run = std::filesystem::path("runs") / "a";
     EXPECT_THAT(read_metrics(folder / run / "metrics.jsonl"), SizeIs(6)) << gone_on.err;
-    if (!kind.launched) return;
+    if (!kind.launched) return share;
     const auto weights = run / "model.safetensors";
     EXPECT_EQ(difference(folder / weights, calibration.folders[kind_index] / weights), 0);
+    return share;
   });
   EXPECT_GT(stopped, 30);
-  EXPECT_LE(lateness.late(), 3);
 }
 
 }  // namespace random_moments_test

@@ -303,6 +303,28 @@ TEST_F(TrainUnderALauncher, StandsStillAndGoesOnToTheSameBits) {
   EXPECT_EQ(work_.read("runs/stood/model.safetensors"), work_.read("runs/undisturbed/model.safetensors"));
 }
 
+// Shorter than the silence at which a process is taken for dead.
+TEST_F(TrainUnderALauncher, OneThatStandsStillForAWhileChangesNoBit) {
+  const Words program = {from_environment("LOCKSTEP_PROGRAM")}, more = {"--devices", "cpu", "--epochs", "30"};
+  ASSERT_EQ(
+      run_program(Words{"launch", "-n", "2"} + program + train(Words{"--name", "undisturbed"} + more), surroundings())
+          .code,
+      0);
+  side_by_side(2, [&](int rank) {
+    const std::string name = "stood" + std::to_string(rank);
+    RunningJob job(2, /*launched=*/true, program + train(Words{"--name", name} + more), work_.path());
+    job.wait_for_processes();
+    ASSERT_TRUE(job.wait_for("epoch  2/30"));
+    ASSERT_TRUE(job.send(rank, SIGSTOP));
+    std::this_thread::sleep_for(std::chrono::seconds(3));  // more than a rank waits before it looks after the others
+    ASSERT_TRUE(job.send(rank, SIGCONT));
+    const auto ended = job.finish();
+    EXPECT_EQ(ended[0].code, 0) << ended[0].err;
+    EXPECT_EQ(ended[0].err, "");
+    EXPECT_EQ(work_.read("runs/" + name + "/model.safetensors"), work_.read("runs/undisturbed/model.safetensors"));
+  });
+}
+
 TEST_F(TrainUnderALauncher, StopsWhenAsked) {
   auto words = train({"--name", "stopped", "--devices", "cpu", "--epochs", "100000"});
   words.insert(words.begin(), {"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")});

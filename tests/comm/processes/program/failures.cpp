@@ -1,11 +1,15 @@
+#include <sys/resource.h>
 #include <torch/torch.h>
+#include <unistd.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/server/parameter_server.hpp>
 
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <memory>
@@ -206,6 +210,20 @@ void scenarios::dies_while_it_receives(const Setup& setup) {
     while (rank.process() == 1 && *first == 0) std::this_thread::sleep_for(10us);
     if (rank.process() == 1) std::raise(SIGKILL);
     works.back()->wait();
+  });
+}
+
+void scenarios::runs_out_of_memory(const Setup& setup) {
+  with_fault_on_rank_1(setup.devices, {}, [&](Rank& rank) {
+    if (setup.argument == "vector") std::vector<char> bytes(PTRDIFF_MAX / 2);
+    if (setup.argument == "tensor") torch::empty({int64_t{1} << 50});
+    std::ifstream sizes("/proc/self/statm");
+    rlim_t pages = 0;
+    sizes >> pages;
+    const rlim_t bytes = pages * sysconf(_SC_PAGESIZE) + (200 << 20);
+    const rlimit limit{bytes, bytes};
+    setrlimit(RLIMIT_AS, &limit);
+    for (std::vector<torch::Tensor> kept;;) kept.push_back(torch::empty({2 << 20}));
   });
 }
 
