@@ -11,6 +11,7 @@
 #include <lockstep/split/clip_grad_norm.hpp>
 
 #include "cli/program.hpp"
+#include "comm/processes/job.hpp"
 #include "support/scratch_folder.hpp"
 
 #include <cstdlib>
