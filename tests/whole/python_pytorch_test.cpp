@@ -11,7 +11,7 @@
 #include <lockstep/split/clip_grad_norm.hpp>
 
 #include "cli/program.hpp"
-#include "comm/processes/job.hpp"
+#include "comm/processes/running_job.hpp"
 #include "support/scratch_folder.hpp"
 
 #include <cstdlib>
