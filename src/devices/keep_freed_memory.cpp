@@ -1,15 +1,15 @@
 #include <lockstep/devices/keep_freed_memory.hpp>
 
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>  // which defines __GLIBC__
+#include <limits>
+
 #ifdef __GLIBC__
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/alignment.h>
 #include <c10/util/Exception.h>
 #include <malloc.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-#include <limits>
 #endif
 
 namespace lockstep {
