@@ -1,15 +1,15 @@
 #include <lockstep/devices/keep_freed_memory.hpp>
 
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>  // which defines __GLIBC__
+#include <limits>
+
 #ifdef __GLIBC__
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/alignment.h>
 #include <c10/util/Exception.h>
 #include <malloc.h>
-
-#include <cstddef>
-#include <cstdint>
-#include <cstdlib>
-#include <limits>
 #endif
 
 namespace lockstep {
@@ -45,8 +45,8 @@ class TensorsByMalloc : public c10::Allocator {
 
   static_assert(c10::gAlignment >= 2 * alignof(std::max_align_t));  // so a pointer has room
   static void* aligned_behind(void* block) {
-    const auto address = reinterpret_cast<uintptr_t>(block) + c10::gAlignment;
-    return reinterpret_cast<void*>(address - address % c10::gAlignment);
+    char* const end = static_cast<char*>(block) + c10::gAlignment;
+    return end - reinterpret_cast<uintptr_t>(end) % c10::gAlignment;
   }
 
   static void give_back(void* data) {

@@ -2,15 +2,17 @@
 //
 // The activations of a training step are large blocks that live for milliseconds. By default glibc gives them back to
 // the kernel when they are freed, and the kernel clears new pages at every step. Meanwhile the rank threads wait for
-// each other in its page fault handler. This can take a third of the time.
+// each other in its page fault handler. This can take a third of the time. Small tensors come and go too, and the way
+// in which LibTorch asks glibc for memory keeps freed blocks from being used again.
 #pragma once
 
 namespace lockstep {
 
-// Call it first in main(), before other threads allocate. It sets the process's malloc by mallopt. Blocks of up to 32
-// MB come from the heap. Up to 1 GB of freed memory stays with the process, and 64 MB more for each thread that
-// allocates. It does nothing where the C library is not glibc. The library never calls it by itself, since a process's
-// memory is its owner's; the program `lockstep` calls it. Thread-safe; calling it again changes nothing.
+// Call it first in main(), before other threads allocate. It sets the process's malloc by mallopt, and has LibTorch
+// take the CPU's tensors by malloc (unless THP_MEM_ALLOC_ENABLE is set). Blocks of up to 32 MB come from the heap. Up
+// to 1 GB of freed memory stays with the process, and 64 MB more for each thread that allocates. It does nothing where
+// the C library is not glibc. The library never calls it by itself, since a process's memory is its owner's; the
+// program `lockstep` calls it. Thread-safe; calling it again changes nothing.
 void keep_freed_memory();
 
 }  // namespace lockstep
