@@ -56,7 +56,7 @@ TEST_F(AnElasticLaunch, AHeartThatStopsIsSeenAfterASecondUnlessTheLauncherSleptI
   generations_.take_part();
   int64_t beats = 0;
   const auto beat_and_look = [&] {
-    generations_.beat(1, {.beats = ++beats, .silence = 1s, .most = 3s});
+    generations_.beat(1, {.beats = ++beats, .silence = 1s, .most = 6s});
     std::this_thread::sleep_for(10ms);
     EXPECT_THAT(launch_.look().dead, IsEmpty());
   };
@@ -66,11 +66,13 @@ TEST_F(AnElasticLaunch, AHeartThatStopsIsSeenAfterASecondUnlessTheLauncherSleptI
     while (Clock::now() < begin + 20s && launch_.look().dead.empty()) std::this_thread::sleep_for(10ms);
     return Clock::now() - begin;
   };
-  EXPECT_GT(dead_after(), 900ms);
+  const auto first = dead_after();
+  EXPECT_GT(first, 900ms);
+  EXPECT_LT(first, 5500ms) << "unless this machine is very busy";
   beat_and_look();
   std::this_thread::sleep_for(1200ms);
   EXPECT_THAT(launch_.look().dead, IsEmpty()) << "it slept itself";
-  EXPECT_GT(dead_after(), 1500ms) << "and others may do so for longer";
+  EXPECT_GT(dead_after(), 2500ms) << "and others may do so for longer";
 }
 
 TEST_F(AnElasticLaunch, AHeartThatWasLateHasMoreTime) {

@@ -133,7 +133,7 @@ TEST_F(ElasticNodes, ASecondMachineComesToAJobOfOne) {
 TEST_F(ElasticNodes, ALauncherThatWaitsForItsProcessesToEndIsThere) {
   const Words launch = {"launch", "-n", "1", "--elastic", "--nodes", "2", "--master", "127.0.0.1:" + port_, "--node"};
   const Words program = {"/bin/sh", "-c",
-                         "test $RANK = 0 || trap '/bin/sleep 4; exit 143' TERM; echo rank $RANK is up; "
+                         "test $RANK = 0 || trap '/bin/sleep 5; exit 143' TERM; echo rank $RANK is up; "
                          "while :; do /bin/sleep 0.1; done"};
   Program first(launch + Words{"0"} + program, with_key()), second(launch + Words{"1"} + program, with_key());
   ASSERT_TRUE(first.wait_for("rank 0 is up"));

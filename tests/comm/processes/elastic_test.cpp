@@ -38,7 +38,7 @@ TEST_F(Elastic, KillsChangeNoBit) {
   EXPECT_THAT(ended.out, HasSubstr("the run is kept in runs/killed"));
 
   // The others take one that stands still for gone after its silence, and the launcher ends it.
-  Program stopped(job(2, {}, "stopped", {"--epochs", "60", "--silence", "1"}), without_gnuplot());
+  Program stopped(job(2, {}, "stopped", {"--epochs", "60"}), without_gnuplot());
   ASSERT_TRUE(stopped.wait_for("epoch  2/60"));
   kill_member(0, SIGSTOP);
   ASSERT_TRUE(stopped.wait_for("process 2 has joined"));
