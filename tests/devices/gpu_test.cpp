@@ -288,17 +288,7 @@ TEST_F(Gpu, AnExchangeRunsBesideComputation) {
   }
 }
 
-// Last, because what it leaves of the failed recording is LibTorch's, and differs between its versions.
 using GpuFailures = Gpu;
-
-TEST_F(GpuFailures, AWorkThatCannotBeRecordedThrowsAndLeavesTheStreamUsable) {
-  const c10::StreamGuard stream(new_stream());
-  const torch::Tensor x = torch::ones({4}, torch::kCUDA);
-  const auto graph = lockstep::make_cuda_graph();
-  EXPECT_ANY_THROW(graph->record([&] { x.sum().item<float>(); }));  // the host would wait
-  EXPECT_FALSE(lockstep::is_recording());
-  EXPECT_EQ((x + 1).sum().item<float>(), 8);
-}
 
 // Two ranks that share the GPU, of which one waits for the other.
 const Devices one_gpu = {c10::Device("cuda:0"), c10::Device("cuda:0")};
@@ -352,6 +342,16 @@ TEST_F(GpuFailures, AKernelThatFailsEndsAllRanksSoon) {
     _exit(std::chrono::steady_clock::now() - start < std::chrono::seconds(20) ? 0 : 1);
   };
   EXPECT_EXIT(fail(), testing::ExitedWithCode(0), "rank [01] .cuda:0.*CUDA error");
+}
+
+// Last, because what it leaves of the failed recording is LibTorch's, and differs between its versions.
+TEST_F(GpuFailures, AWorkThatCannotBeRecordedThrowsAndLeavesTheStreamUsable) {
+  const c10::StreamGuard stream(new_stream());
+  const torch::Tensor x = torch::ones({4}, torch::kCUDA);
+  const auto graph = lockstep::make_cuda_graph();
+  EXPECT_ANY_THROW(graph->record([&] { x.sum().item<float>(); }));  // the host would wait
+  EXPECT_FALSE(lockstep::is_recording());
+  EXPECT_EQ((x + 1).sum().item<float>(), 8);
 }
 
 }  // namespace gpu_test

@@ -6,6 +6,7 @@ program=$1
 lockstep=$2
 name=lockstep-poor-$$
 out=$(mktemp)
+folder=$(mktemp -d)  # where these machines have file systems of their own
 
 skip() {
   echo "skipped: $1"
@@ -16,7 +17,7 @@ clean_up() {
   # Only what this script made.
   ip netns del "$name-a" 2>/dev/null
   ip netns del "$name-b" 2>/dev/null
-  rm -f "$out" "${hosts:-}"
+  rm -rf "$out" "$folder"
 }
 trap clean_up EXIT
 
@@ -46,19 +47,18 @@ for pid in "${pids[@]}"; do wait "$pid" || result=$?; done
 exit ${result:-0}'
 
 set -e
-hosts=$(mktemp)
-printf '127.0.0.1 localhost\n::1 localhost\n' >"$hosts"
-up="mount --bind $hosts /etc/hosts; ip link set lo up"
-ipv6_alone="$up; ip addr del 127.0.0.1/8 dev lo"
-ipv4_alone="$up; ip addr del ::1/128 dev lo"
-for kind in ipv6_alone ipv4_alone; do
-  echo "$kind: under the launcher, an elastic job, by hand, and as mpirun starts processes"
-  on_machine "${!kind}" "$lockstep" launch -n 2 "$program" collectives || { cat "$out"; exit 1; }
+printf '127.0.0.1 localhost\n::1 localhost\n' >"$folder/hosts"
+mkdir "$folder/room"
+up="mount --bind '$folder/hosts' /etc/hosts; ip link set lo up"
+for without in 127.0.0.1/8 ::1/128; do
+  echo "without $without: under the launcher, an elastic job, by hand, and as mpirun starts processes"
+  one_kind="$up; ip addr del $without dev lo"
+  on_machine "$one_kind" "$lockstep" launch -n 2 "$program" collectives || { cat "$out"; exit 1; }
   (($(grep -c "^process .: ok" "$out") == 2))
-  on_machine "${!kind}; cd \$(mktemp -d); mount -t tmpfs poor ." "$lockstep" launch -n 2 --elastic "$program" fits cpu run ||
+  on_machine "$one_kind; mount -t tmpfs poor '$folder/room'; cd '$folder/room'" "$lockstep" launch -n 2 --elastic "$program" fits cpu run ||
     { cat "$out"; exit 1; }
-  on_machine "${!kind}" bash -c "$by_hand" localhost "$program" collectives || { cat "$out"; exit 1; }
-  on_machine "${!kind}" bash -c "$by_hand" "" "$program" collectives || { cat "$out"; exit 1; }
+  on_machine "$one_kind" bash -c "$by_hand" localhost "$program" collectives || { cat "$out"; exit 1; }
+  on_machine "$one_kind" bash -c "$by_hand" "" "$program" collectives || { cat "$out"; exit 1; }
   (($(grep -c "^process .: ok" "$out") == 2))
 done
 
@@ -74,11 +74,13 @@ grep "no network interface of this machine reaches 127.0.0.1" "$out"
 echo "a machine whose name nobody knows"
 on_machine "$up; hostname nobody-knows-this" "$lockstep" launch -n 2 "$program" collectives || { cat "$out"; exit 1; }
 
-echo "no room in /tmp and /dev/shm: the launcher does without, and mpirun's way names the file"
-full="$up; for at in /tmp /dev/shm; do mount -t tmpfs -o size=4k poor \$at; head -c 8192 /dev/zero >\$at/full 2>/dev/null || true; done"
+echo "no room in the temporary folder and /dev/shm: the launcher does without, and mpirun's way names the file"
+full="$up; export TMPDIR='$folder/room'; for at in '$folder/room' /dev/shm; do
+  mount -t tmpfs -o size=4k poor \$at; head -c 8192 /dev/zero >\$at/full 2>/dev/null || true
+done"
 on_machine "$full" "$lockstep" launch -n 2 "$program" collectives || { cat "$out"; exit 1; }
 if on_machine "$full" bash -c "$by_hand" "" "$program" collectives; then exit 1; fi
-grep "cannot write '/tmp/lockstep-.*': .*No space left on device" "$out"
+grep "cannot write '$folder/room/lockstep-.*': .*No space left on device" "$out"
 
 echo "two machines with IPv6 alone between them"
 ip netns add "$name-a" && ip netns add "$name-b"
