@@ -162,7 +162,7 @@ class FactorsScopeTest : public testing::Test {
     return take_gradient();
   }
 
-  const IntraOpThreads one{1};
+  const IntraOpThreads one_{1};
   FastLinear layer{24, 40};
   const Tensor x = torch::randn({32, 24});
   Tensor gradient;
