@@ -38,7 +38,8 @@ class ElasticNodes {
   struct Node {
     std::optional<Visit> visit = {};  // the last one that was let in
     bool is_there = false;
-    int handled = 0;  // visits that were let in or refused
+    int visits = 0;              // that are known
+    std::vector<int> open = {};  // those of them that were neither let in nor refused yet
     int64_t beats = 0;
     Clock::time_point seen = {};                 // its silence counts from here
     std::optional<int64_t> beats_of_first = {};  // when another agent of the same node came
@@ -47,6 +48,7 @@ class ElasticNodes {
   void read(int node, News& news);
   void see(int node, Clock::time_point time, bool stood_still, News& news);
   void receive(int node, Clock::time_point time, News& news);
+  void answer(int node, Visit visit, const Arrival& arrival, Clock::time_point time, News& news);
 
   const StorePtr store_;  // with the prefix of the agents' keys
   const Arrival arrival_;
