@@ -51,5 +51,17 @@ TEST_F(AnElasticLaunch, OneThatTakesTwiceAsLongAsAnotherIsLate) {
   EXPECT_THAT(launch_.look().late, IsEmpty()) << "it is reported once";
 }
 
+TEST_F(AnElasticLaunch, OneThatIsKilledAfterTheOthersHaveEndedIsNoFailureUnlessItKeepsTheFiles) {
+  const comm::ProcessEnd well{.failed = false, .stopped = false, .how = "it ended"};
+  const comm::ProcessEnd killed{.failed = true, .stopped = false, .how = "it was killed"};
+  generations_.take_part();
+  generations_.note_beginning(0);
+  ElasticLaunch other(store_, "other", 2, 1, {});
+  launch_.note_end(0, well, /*killed=*/false);
+  EXPECT_TRUE(launch_.note_end(1, killed, /*killed=*/true));
+  other.note_end(1, well, /*killed=*/false);
+  EXPECT_FALSE(other.note_end(0, killed, /*killed=*/true));
+}
+
 }  // namespace elastic_launch_test
 }  // namespace lockstep
