@@ -116,8 +116,8 @@ bool ElasticJob::enter() {
   try {
     for (now = generations_.newest(); !now.over && !now.index_of(launch_.member); now = generations_.newest()) {
       if (entered_) {
-        throw Error("process " + std::to_string(launch_.member) +
-                    " stood still for so long that the others have gone on without it");
+        throw Error("the others have gone on without process " + std::to_string(launch_.member) +
+                    " of the job: it, or the launcher of its machine, stood still or was not reached for too long");
       }
       if (stop_.stop_requested()) throw Stopped("stopped by request");
       const auto others = static_cast<int>(now.members.size());

@@ -15,12 +15,16 @@ using namespace lockstep::simulation;
 struct Options {
   uint64_t first = 1, last = 0;
   bool replay = false, verbose = false;
+  std::string kind = {};  // of the runs
 };
 
 [[noreturn]] void explain_usage() {
   std::printf(
       "lockstep_sim --seed N                   runs one simulated job, with a log of all that happens\n"
-      "lockstep_sim --seeds A..B [--verbose]   runs many, and names the seeds that went wrong\n");
+      "lockstep_sim --seeds A..B [--verbose] [--only KIND]\n"
+      "                                        runs many, and names the seeds that went wrong. KIND is\n"
+      "                                        %s\n",
+      kKinds);
   std::exit(2);
 }
 
@@ -37,7 +41,16 @@ Options read(int argc, char** argv) {
   } else if (!options.replay) {
     explain_usage();
   }
-  options.verbose = options.replay || (argc > 3 && std::string(argv[3]) == "--verbose");
+  options.verbose = options.replay;
+  for (int i = 3; i < argc; ++i) {
+    if (argv[i] == std::string("--verbose")) {
+      options.verbose = true;
+    } else if (argv[i] == std::string("--only") && i + 1 < argc) {
+      options.kind = argv[++i];
+    } else {
+      explain_usage();
+    }
+  }
   return options;
 }
 
@@ -62,14 +75,17 @@ int main(int argc, char** argv) try {
   const Options options = read(argc, argv);
   const Runs runs;
   const auto start = std::chrono::steady_clock::now();
-  uint64_t wrong = 0, early = 0;
+  uint64_t wrong = 0, early = 0, count = 0;
   double worked = 0;
-  for (uint64_t first = options.first; first <= options.last; first += Runs::kBatch) {
+  for (uint64_t seed = options.first; seed <= options.last;) {
     std::vector<Plan> plans;
-    for (uint64_t seed = first; seed <= std::min(options.last, first + Runs::kBatch - 1); ++seed) {
-      plans.push_back(plan_of(seed));
+    for (; seed <= options.last && plans.size() < Runs::kBatch; ++seed) {
+      const Plan plan = plan_of(seed);
+      if (options.kind.empty() || plan.is_of(options.kind)) plans.push_back(plan);
     }
-    if (options.replay) std::printf("seed %lu: %s\n", first, plans[0].text().c_str());
+    if (plans.empty()) break;
+    count += plans.size();
+    if (options.replay) std::printf("seed %lu: %s\n", plans[0].seed, plans[0].text().c_str());
     const auto results = options.replay ? std::vector{runs.run(plans[0], true)} : runs.run_all(plans);
     for (size_t i = 0; i < results.size(); ++i) {
       tell(plans[i], results[i], options.verbose);
@@ -79,7 +95,6 @@ int main(int argc, char** argv) try {
     }
   }
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const uint64_t count = options.last - options.first + 1;
   std::printf("%lu runs, %lu ended with an error, %lu went wrong; %.1f runs a second, and %.1f a second of a core\n",
               count, early, wrong, static_cast<double>(count) / seconds, static_cast<double>(count) / worked);
   return wrong == 0 ? 0 : 1;

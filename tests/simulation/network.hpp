@@ -22,6 +22,7 @@ struct Network {
   struct Host {
     Process* process = nullptr;
     std::map<std::string, Bytes> values = {};
+    std::vector<std::string> generations = {};  // of an elastic job, one after the other, as they were stored
   };
 
   // Whoever has connections. It hears of the end of a process that it is connected with.

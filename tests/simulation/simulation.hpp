@@ -16,6 +16,7 @@ namespace lockstep::simulation {
 struct Reference {
   std::array<uint64_t, kSteps> weights{};  // after each step, a digest
   int64_t points = 0;                      // scheduling points of one process
+  Time time = 0;                           // until it ended
 };
 
 struct Report {

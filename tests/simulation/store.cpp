@@ -148,6 +148,7 @@ class StoreClient : public c10d::Store {
 
   void put(const std::string& key, const Bytes& value) {
     host_->values[key] = value;
+    if (key.ends_with("generations/newest")) host_->generations.emplace_back(value.begin(), value.end());
     network().scheduler.wake_all(host_.get());
   }
 

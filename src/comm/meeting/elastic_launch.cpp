@@ -56,13 +56,14 @@ ElasticLaunch::Heard ElasticLaunch::hear() {
     restarts_left_ += places_;  // these are none
   }
   if (ended_with_) {  // who comes now is too late
-    for (const int node : heard.came) nodes_.order(node, {.kind = Order::Kind::over, .code = *ended_with_});
+    for (const int node : heard.came) nodes_.order(node, *ended_with_);
   }
   return heard;
 }
 
 bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   const bool is_loss = end.failed && (killed || !generations_.newest().index_of(member));
+  has_failed_ = has_failed_ || (end.failed && !is_loss);
   has_lost_ = has_lost_ || is_loss;
   if (is_loss) lost_ = Clock::now();
   members_[member].has_ended = true;
@@ -71,11 +72,16 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
                     : end.stopped          ? Failure::Kind::stop
                                            : Failure::Kind::error;
   call_off_until(now, {"process " + std::to_string(member) + " of the job is gone: " + end.how, kind});
-  // A successor that had not joined when the others came to their end is no loss.
-  if (is_loss && now.over && !now.members.empty() && !now.index_of(member)) return true;
+  if (is_loss && now.over) return is_dispensable(member, now);
   if (!is_loss || now.over) return false;
   if (!generations_.is_surplus(member)) vacate(member);
   return true;
+}
+
+// Once the others have come to their end: all but the first, which keeps the run's files, and may not be done with
+// them.
+bool ElasticLaunch::is_dispensable(int member, const Generation& last) const {
+  return !has_failed_ && !last.members.empty() && last.members.front() != member;
 }
 
 // But for those whose end was reported: they are given to note_end().
@@ -94,7 +100,9 @@ ElasticLaunch::Heard::LostNode ElasticLaunch::lose_node(int node, const std::str
   const auto before = generations_.newest();
   const auto now = generations_.lose(loss.members);
   call_off_until(now, {"node " + std::to_string(node) + " of the job is gone: " + how, Failure::Kind::death});
-  loss.go_on = takes_part() && (!now.over || before.over);
+  const bool are_dispensable =
+      std::all_of(loss.members.begin(), loss.members.end(), [&](int member) { return is_dispensable(member, now); });
+  loss.go_on = takes_part() && (!now.over || (before.over && are_dispensable));
   if (now.over) return loss;
   restarts_left_ += static_cast<int>(loss.members.size());  // it is no restart if the machine comes again
   for (const int member : loss.members) vacate(member);
@@ -113,7 +121,7 @@ void ElasticLaunch::vacate(int member) {
 }
 
 std::vector<ElasticLaunch::Start> ElasticLaunch::successors() {
-  if (vacant_.empty() || !generations_.takes_part()) return {};
+  if (vacant_.empty() || has_come_to_its_end_ || !generations_.takes_part()) return {};
   const auto now = generations_.newest();
   const bool go_on = generations_.has_begun(now.number) || Clock::now() - lost_ >= limits_.until_start;
   if (now.over || !go_on) return {};
@@ -140,8 +148,8 @@ void ElasticLaunch::kill(int member) {
 
 void ElasticLaunch::end(int code, const std::string& why) {
   if (ended_with_) return;
-  ended_with_ = code;
-  nodes_.order_all({.kind = Order::Kind::over, .code = code, .why = why});
+  ended_with_ = Order{.kind = Order::Kind::over, .code = code, .why = why};
+  nodes_.order_all(*ended_with_);
 }
 
 bool ElasticLaunch::some_run() const {
@@ -182,6 +190,7 @@ ElasticLaunch::Look ElasticLaunch::look() {
     const bool was_in = std::exchange(member.is_in, now.index_of(number).has_value());
     if (!was_in && member.is_in) coming_.push_back(number);
     const auto& heart = hearts[number];
+    has_come_to_its_end_ = has_come_to_its_end_ || (member.is_in && heart && heart->silence.count() == 0);
     const bool beats = heart && (std::exchange(member.beats, heart->beats) != heart->beats || heart->beats == 0);
     // Much of the silence between two looks: this process stood still (Ctrl-Z, a machine that was paused), and others
     // maybe too.

@@ -67,8 +67,8 @@ class ElasticLaunch {
   Heard hear();
   std::vector<int> absent_nodes() const { return nodes_.absent(first_nodes_); }
 
-  // Gives whether the others go on. One that was killed is a loss, and any other failure ends the job, but for a
-  // successor that has not joined.
+  // Gives whether the others go on, or have come to their end without it. One that was killed is a loss, and any other
+  // failure ends the job, but for a successor that has not joined.
   bool note_end(int member, const ProcessEnd& end, bool killed);
 
   // Those that are to be started now, which is once the others go on: a program that starts takes the others' time. The
@@ -109,6 +109,7 @@ class ElasticLaunch {
   bool there(int node) const { return node == 0 || nodes_.is_there(node); }
   void call_off_until(const Generation& now, const Failure& failure);
   void vacate(int member);
+  bool is_dispensable(int member, const Generation& last) const;
   Heard::LostNode lose_node(int node, const std::string& how, const std::vector<Report>& ended);
   Start started(int member);
 
@@ -119,7 +120,7 @@ class ElasticLaunch {
   Generations generations_;
   ElasticNodes nodes_;
   int restarts_left_;
-  std::optional<int> ended_with_;  // the job's exit code
+  std::optional<Order> ended_with_;  // that the job is over
   const Limits limits_;
   int called_off_ = 0;           // generations
   std::vector<Member> members_;  // by number
@@ -128,6 +129,8 @@ class ElasticLaunch {
   std::vector<int> coming_ = {};    // members that have not the state yet
   bool begun_ = false;
   bool has_lost_ = false;
+  bool has_failed_ = false;           // a process, and its failure ends the job
+  bool has_come_to_its_end_ = false;  // a member is done with the job, so nobody could join it
   bool lacks_successors_ = false;
   Clock::time_point looked_ = Clock::now();
   SilenceLimit looks_{kSilence};                  // this launcher's own

@@ -80,30 +80,43 @@ bool ElasticNodes::may_be_silent(int node) const {
   return one.is_there && looked_ - one.seen > limit_of(one) / 2;
 }
 
+// The newest visit comes first: an older one may be that of an agent that is gone.
 void ElasticNodes::receive(int node, Clock::time_point time, News& news) {
   Node& one = nodes_[node];
-  const auto visits = static_cast<int>(stored_count(*store_, visits_key(node)));
-  if (visits == one.handled) return;
-  Visit visit(store_, node, visits);
-  const auto arrival = visit.arrival();
-  if (!arrival) return;  // it is about to say it
-  const auto refuse = [&](const std::string& why) {
-    visit.post(Order{.kind = Order::Kind::over, .code = 1, .why = why});
-    one.handled = visits;
-    one.beats_of_first.reset();
-    news.refused.push_back(why);
-  };
-  if (*arrival != arrival_) return refuse(refusal(node, *arrival, arrival_));
-  if (one.is_there) {  // until it is known whether the agent before lives
-    if (!one.beats_of_first) one.beats_of_first = one.beats;
-    if (one.beats < *one.beats_of_first + kBeatsOfOneThatLives) return;
-    return refuse("two agents say that they are node " + std::to_string(node) +
-                  ", and the first one lives; give each a number of its own");
+  for (const auto visits = stored_count(*store_, visits_key(node)); one.visits < visits;) {
+    one.open.push_back(++one.visits);
   }
-  visit.post(Order{.kind = Order::Kind::welcome});
-  one = {
-      .visit = std::move(visit), .is_there = true, .handled = visits, .seen = time, .silence = SilenceLimit(silence_)};
-  news.came.push_back(node);
+  for (size_t i = one.open.size(); i-- > 0;) {
+    Visit visit(store_, node, one.open[i]);
+    const auto arrival = visit.arrival();
+    if (!arrival) continue;                      // it is about to say it
+    if (one.is_there && *arrival == arrival_) {  // until it is known whether the agent before lives
+      if (!one.beats_of_first) one.beats_of_first = one.beats;
+      if (one.beats < *one.beats_of_first + kBeatsOfOneThatLives) return;
+    }
+    one.open.erase(one.open.begin() + static_cast<std::ptrdiff_t>(i));
+    one.beats_of_first.reset();
+    answer(node, std::move(visit), *arrival, time, news);
+  }
+}
+
+void ElasticNodes::answer(int node, Visit visit, const Arrival& arrival, Clock::time_point time, News& news) {
+  Node& one = nodes_[node];
+  if (arrival == arrival_ && !one.is_there) {
+    visit.post(Order{.kind = Order::Kind::welcome});
+    one.visit = std::move(visit);
+    one.is_there = true;
+    one.beats = 0;
+    one.seen = time;
+    one.silence = SilenceLimit(silence_);
+    news.came.push_back(node);
+    return;
+  }
+  const std::string why = arrival != arrival_ ? refusal(node, arrival, arrival_)
+                                              : "two agents say that they are node " + std::to_string(node) +
+                                                    ", and the first one lives; give each a number of its own";
+  visit.post(Order{.kind = Order::Kind::over, .code = 1, .why = why});
+  news.refused.push_back(why);
 }
 
 void ElasticNodes::order(int node, const Order& order) {

@@ -39,7 +39,8 @@ class ElasticNodes {
   struct Node {
     std::optional<Visit> visit = {};  // the last one that was let in
     bool is_there = false;
-    int handled = 0;  // visits that were let in or refused
+    int visits = 0;              // that are known
+    std::vector<int> open = {};  // those of them that were neither let in nor refused yet
     int64_t beats = 0;
     Clock::time_point seen = {};  // its silence counts from here
     SilenceLimit silence = SilenceLimit(kSilence);
@@ -50,6 +51,7 @@ class ElasticNodes {
   void see(int node, Clock::time_point time, bool stood_still, News& news);
   void receive(int node, Clock::time_point time, News& news);
   std::chrono::milliseconds limit_of(const Node& node) const;
+  void answer(int node, Visit visit, const Arrival& arrival, Clock::time_point time, News& news);
 
   const StorePtr store_;  // with the prefix of the agents' keys
   const Arrival arrival_;

@@ -153,6 +153,16 @@ TEST_F(AnElasticAgent, WithATakenNumberIsTurnedAway) {
   EXPECT_EQ(orders[0].code, 1);
 }
 
+// Between two looks at the store: the later one is let in, and the other one must not wait for an answer.
+TEST_F(AnElasticAgent, ThatComesAtOnceWithAnotherOneOfItsNumberIsAnsweredToo) {
+  ElasticAgent later(store_, "job", 2, {2, 4});
+  const auto heard = hear({&first_, &later}, [](auto& now) { return !now.refused.empty(); });
+  EXPECT_THAT(heard.refused, ElementsAre(HasSubstr("two agents say that they are node 2")));
+  const auto orders = second_.orders();
+  ASSERT_THAT(orders, SizeIs(1));
+  EXPECT_EQ(orders[0].kind, Order::Kind::over);
+}
+
 TEST_F(AnElasticAgent, OfOneMoreMachineGetsProcessesThatJoin) {
   begin();
   ElasticAgent third(store_, "job", 3, {2, 4});

@@ -89,5 +89,17 @@ TEST_F(AnElasticLaunch, AHeartThatWasLateHasMoreTime) {
   EXPECT_LT(Clock::now() - begin, 19s);
 }
 
+TEST_F(AnElasticLaunch, OneThatIsKilledAfterTheOthersHaveEndedIsNoFailureUnlessItKeepsTheFiles) {
+  const comm::ProcessEnd well{.failed = false, .stopped = false, .how = "it ended"};
+  const comm::ProcessEnd killed{.failed = true, .stopped = false, .how = "it was killed"};
+  generations_.take_part();
+  generations_.note_beginning(0);
+  ElasticLaunch other(store_, "other", 2, 1, {});
+  launch_.note_end(0, well, /*killed=*/false);
+  EXPECT_TRUE(launch_.note_end(1, killed, /*killed=*/true));
+  other.note_end(1, well, /*killed=*/false);
+  EXPECT_FALSE(other.note_end(0, killed, /*killed=*/true));
+}
+
 }  // namespace elastic_launch_test
 }  // namespace lockstep
