@@ -166,7 +166,7 @@ plant("what a lost machine's agent reports counts once more" comm/meeting/elasti
   [[|| members_[report.member].has_ended) continue;]] [[|| (!BUG && members_[report.member].has_ended)) continue;]]
   "machines")
 plant("a silent machine is not taken for gone" comm/meeting/elastic_nodes.cpp
-  [[  if (time - one.seen <= silence_) return;]] [[  if (BUG || time - one.seen <= silence_) return;]] "machines")
+  [[  if (time - one.seen <= limit_of(one)) return;]] [[  if (BUG || time - one.seen <= limit_of(one)) return;]] "machines")
 plant("of two that come at once one gets no answer" comm/meeting/elastic_nodes.cpp
   [[    one.open.push_back(++one.visits);]]
   [[    if (BUG) one.open.clear();
