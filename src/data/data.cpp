@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <limits>
+#include <functional>
 #include <numeric>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/scramble.hpp"
+#include "batch_mark.hpp"
 #include "batch_tensors.hpp"
 #include "devices/upload.hpp"
 #include "io/fashion_mnist_files.hpp"
@@ -341,13 +343,42 @@ std::vector<int64_t> Batches::runs_of(int64_t global_size) const {
   return runs;
 }
 
-// A number made from everything that decides which samples the whole batch has.
+namespace {
+
+constexpr int64_t kRowsDigested = 8;
+constexpr size_t kBytesDigested = 256;  // of a row
+
+// Of some rows of a whole batch. Only whole numbers: floats may come from unequal CPUs, in other last bits.
+uint64_t digest_of_rows(const at::Tensor& data, const at::Tensor& order, int64_t begin, int64_t size) {
+  if (!data.is_cpu() || !data.is_contiguous() || !at::isIntegralType(data.scalar_type(), /*includeBool=*/true))
+    return 0;
+  const size_t row_bytes = data.nbytes() / static_cast<size_t>(data.size(0));
+  const auto* const bytes = static_cast<const char*>(data.const_data_ptr());
+  uint64_t digest = 1;
+  for (int64_t row = begin; row < begin + std::min(size, kRowsDigested); ++row) {
+    const int64_t number = order.defined() ? order.const_data_ptr<int64_t>()[row] : row;
+    const std::string_view values(bytes + static_cast<size_t>(number) * row_bytes, std::min(row_bytes, kBytesDigested));
+    digest = mix({digest, std::hash<std::string_view>()(values)});
+  }
+  return digest;
+}
+
+}  // namespace
+
+// Where each rank brings data of its own, all else is equal. A single shard takes whatever it likes.
 int32_t Batches::mark_of(int64_t index) const {
   const uint64_t drawn = order_.defined() ? mix({options_.seed, static_cast<uint64_t>(options_.epoch)}) : 0;
   const uint64_t order = source_ == 0 ? drawn : mix({drawn, source_});
   const uint64_t cut = mix({static_cast<uint64_t>(options_.size), static_cast<uint64_t>(options_.grain)});
   const uint64_t mixed = mix({order, static_cast<uint64_t>(samples_.size()), cut, static_cast<uint64_t>(index)});
-  return static_cast<int32_t>(mixed % std::numeric_limits<int32_t>::max()) + 1;
+  const bool compares = samples_.in_memory() && shard_.count > 1;
+  const int64_t begin = index * options_.size, rows = std::min(options_.size, samples_.size() - begin);
+  const auto digest = [&](const at::Tensor& data) {
+    return compares && data.size(0) > 0 ? digest_of_rows(data, order_, begin, rows) : 0;
+  };
+  const auto& [x, y, more] = samples_.tensors();
+  const uint64_t marked = compares ? mix({mixed, digest(x), digest(y)}) : mixed;
+  return mark_from(marked, order_.defined());
 }
 
 Batches::Iterator Batches::begin() && {
@@ -355,12 +386,52 @@ Batches::Iterator Batches::begin() && {
   return {kept.get(), kept->options_.start, kept};
 }
 
+namespace {
+
+// How often each tensor was written to. A batch that is rows of it has the same count.
+std::vector<uint32_t> versions_of(const Dataset& data) {
+  std::vector<uint32_t> versions;
+  each_tensor(data, [&](const at::Tensor& tensor) {
+    versions.push_back(tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version()));
+  });
+  return versions;
+}
+
+std::vector<bool> shares_memory(const Batch& batch, const Dataset& data) {
+  std::vector<bool> shares;
+  std::vector<at::Tensor> rows;
+  each_tensor(batch, [&](const at::Tensor& tensor) { rows.push_back(tensor); });
+  each_tensor(data, [&](const at::Tensor& tensor) {
+    const bool is_there = shares.size() < rows.size() && rows[shares.size()].defined();
+    shares.push_back(is_there && rows[shares.size()].is_alias_of(tensor));
+  });
+  return shares;
+}
+
+// A batch without shuffling is a view of the data set, which an in-place operation changes in every epoch.
+void check_unchanged(const Batch& batch, const Dataset& data) {
+  const auto noted = versions_of_batch(batch);
+  if (noted.empty()) return;
+  const auto now = versions_of(data);
+  const auto shares = shares_memory(batch, data);
+  for (size_t i = 0; i < noted.size() && i < now.size(); ++i) {
+    if (!shares[i] || now[i] == noted[i]) continue;
+    throw Error(
+        "batches: the data set was changed in place while a batch of it was in use. Without shuffling a batch shares "
+        "the data set's memory, so an operation such as batch.x.div_(2) changes the data too. Take batch.x = "
+        "batch.x.div(2), or clone() it first; change the data set itself before the iteration");
+  }
+}
+
+}  // namespace
+
 Batches::Iterator::Iterator(const Batches* owner, int64_t index, std::shared_ptr<const Batches> kept)
     : kept_(std::move(kept)), owner_(owner), index_(index) {
   load();
 }
 
 Batches::Iterator& Batches::Iterator::operator++() {
+  if (owner_->samples_.in_memory()) check_unchanged(batch_, owner_->samples_.tensors());
   ++index_;
   load();
   return *this;
@@ -372,7 +443,9 @@ void Batches::Iterator::load() {
     return;
   }
   batch_ = owner_->get(index_);
-  note_batch(batch_);
+  const bool in_memory = owner_->samples_.in_memory();
+  note_batch(batch_, owner_->shard_.count,
+             in_memory ? versions_of(owner_->samples_.tensors()) : std::vector<uint32_t>());
 }
 
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard) {

@@ -3,12 +3,15 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <utility>
+
 namespace lockstep {
 namespace {
 
 struct Note {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> samples;
   BatchSizes sizes;
+  std::vector<uint32_t> versions;
 };
 
 std::optional<Note>& latest() {
@@ -18,14 +21,20 @@ std::optional<Note>& latest() {
 
 }  // namespace
 
-void note_batch(const Batch& batch) {
+void note_batch(const Batch& batch, int shards, std::vector<uint32_t> versions) {
   latest() = Note{c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(batch.x.getIntrusivePtr()),
-                  {.local = batch.size(), .global = batch.global_size, .grain = batch.grain}};
+                  {.local = batch.size(), .global = batch.global_size, .grain = batch.grain, .shards = shards},
+                  std::move(versions)};
 }
 
 std::optional<BatchSizes> latest_batch() {
   if (!latest() || latest()->samples.expired()) return std::nullopt;
   return latest()->sizes;
+}
+
+std::vector<uint32_t> versions_of_batch(const Batch& batch) {
+  if (!latest() || !batch.x.defined() || latest()->samples.lock().get() != batch.x.unsafeGetTensorImpl()) return {};
+  return latest()->versions;
 }
 
 }  // namespace lockstep

@@ -7,16 +7,22 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace lockstep {
 
 struct BatchSizes {
   int64_t local = 0, global = 0, grain = 0;  // samples
+  int shards = 0;                            // into which it was cut
 };
 
-void note_batch(const Batch& batch);
+// `versions` counts how often each tensor of the data was written to by now.
+void note_batch(const Batch& batch, int shards, std::vector<uint32_t> versions);
 
 // The sizes of the batch that this thread took last, while somebody still has its samples.
 std::optional<BatchSizes> latest_batch();
+
+// Those that were noted with this batch; empty if it is not the one that this thread took last.
+std::vector<uint32_t> versions_of_batch(const Batch& batch);
 
 }  // namespace lockstep

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "loop_warnings.hpp"
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -46,6 +48,8 @@ class Averaging {
   // ranks must call it. If it throws, every later call throws an Error that says so, because this rank may owe the
   // others its share. Throws Error on all ranks if the parts do not make up the batch.
   void average_during(const std::function<void()>& backward, const PartSizes& sizes);
+
+  LoopWarnings& loop_warnings() { return loop_warnings_; }
 
   // Every later average_during throws an Error that says `reason`.
   void end(const std::string& reason) { failure_ = reason; }
@@ -107,6 +111,7 @@ class Averaging {
   int64_t backwards_ = 0;
   std::string backward_name_;
   GrainObserver grain_observer_;
+  LoopWarnings loop_warnings_;
   std::string failure_;  // of an earlier backward; empty while all is well
 };
 

@@ -4,10 +4,19 @@
 #include <lockstep/base/error.hpp>
 
 #include "ranks/gather.hpp"
+#include "ranks/rank_place.hpp"
+#include "tensor_hash.hpp"
+
+#include <algorithm>
 
 namespace lockstep {
+namespace {
 
-void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes) {
+constexpr int64_t kCompared = 256;  // values, which takes less than a microsecond
+
+}  // namespace
+
+void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes, const Compared& compared) {
   parameters_ = had.size();
   const bool on_gpu = !rank_.device().is_cpu();
   const auto options = at::TensorOptions(at::kInt).pinned_memory(on_gpu);  // a copy that the host does not wait for
@@ -19,6 +28,9 @@ void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes) 
   mine[1] = static_cast<int32_t>(sizes.accumulated);
   mine[2] = static_cast<int32_t>(sizes.global);
   mine[3] = sizes.mark;
+  mine[4] = digest_of(compared.values);
+  compared_ = compared.name;
+  ++posted_;
   if (rank_.world_size() == 1) return;
   table_ = on_host_.to(rank_.device(), at::kInt, /*non_blocking=*/true);
   on_host_.reset();
@@ -28,11 +40,26 @@ void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes) 
 void BackwardReport::wait() {
   if (work_) work_->wait();
   work_.reset();
-  if (!rank_.device().is_cpu() && checked_ >= kChecksOnGpu) return;
+  if (!reads_all()) return;
   ++checked_;
   const int32_t* const parts = cells() + parameters_;
   check_sizes(parts);
   check_marks(parts);
+  check_networks(parts);
+}
+
+bool BackwardReport::reads_all() const {
+  return rank_.device().is_cpu() || checked_ < kChecksOnGpu;
+}
+
+// Of a few values, at another place each time that the parameter's turn comes. 0, which says nothing, where reading
+// them would cost too much.
+int32_t BackwardReport::digest_of(const at::Tensor& values) const {
+  if (rank_.world_size() == 1 || !reads_all() || !values.defined() || !values.is_contiguous() || values.numel() == 0)
+    return 0;
+  const int64_t begin = posted_ * kCompared % values.numel();
+  const at::Tensor few = values.detach().view({-1}).narrow(0, begin, std::min(kCompared, values.numel() - begin));
+  return static_cast<int32_t>(static_cast<uint64_t>(tensor_hash(few)) >> 33) | 1;
 }
 
 bool BackwardReport::any_had(size_t parameter) {
@@ -87,6 +114,23 @@ void BackwardReport::check_marks(const int32_t* parts) const {
               std::to_string(first) +
               ", so samples are missing and others count twice. Give batches() the same data, seed, epoch and shuffle "
               "on all ranks, and take as many batches everywhere");
+}
+
+void BackwardReport::check_networks(const int32_t* parts) {
+  const auto digest = [parts](int rank) { return parts[static_cast<ptrdiff_t>(kNumbers) * rank + 4]; };
+  int other = 1;
+  while (other < rank_.world_size() && digest(other) == digest(0)) ++other;
+  if (other >= rank_.world_size()) return;
+  const std::string text =
+      ": the ranks' networks differ: " + compared_ + " of rank " + std::to_string(other) + " is not that of rank 0. " +
+      "Load weights before the DataParallel is made, or on all ranks; call step() on all ranks, with the same " +
+      "settings; what follows a loss, such as a learning rate, must follow Loss::global_item()";
+  const comm::RankPlace& place = comm::RankPlace::of(rank_);
+  if (place.run->ranks_here.size() == static_cast<int64_t>(place.run->devices.size())) throw Error(name_ + text);
+  if (rank_.index() == 0 && !has_warned_) {
+    place.warn("DataParallel" + text + ". If the processes' CPUs are of different kinds, so may be the last bits");
+  }
+  has_warned_ = true;
 }
 
 }  // namespace lockstep

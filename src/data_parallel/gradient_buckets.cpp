@@ -31,6 +31,7 @@ void GradientBuckets::add_slot(const std::string& name, const at::Tensor& parame
 
 void GradientBuckets::average(const std::function<void()>& backward, const PartSizes& sizes) {
   check();
+  check_types();
   check_that_steps_were_averaged();
   if (by_grains() != sizes.by_grains) {
     throw Error(name() +
@@ -40,6 +41,16 @@ void GradientBuckets::average(const std::function<void()>& backward, const PartS
   start();
   backward();
   finish(sizes);
+}
+
+void GradientBuckets::check_types() const {
+  for (const auto& slot : slots_) {
+    if (slot.parameter.scalar_type() == slot.type) continue;
+    throw Error(name() + ": " + slot.name + " was " + c10::toString(slot.type) + " when this was made, and is " +
+                c10::toString(slot.parameter.scalar_type()) +
+                " now, so that its gradients would be of another type. Convert the module first, as by net->to(), then "
+                "make the DataParallel, and then the optimizer");
+  }
 }
 
 void GradientBuckets::start() {
@@ -133,7 +144,7 @@ void GradientBuckets::finish(const PartSizes& sizes) {
   if (reports) {
     std::vector<bool> had;
     for (const auto& slot : slots_) had.push_back(slot.had);
-    report_.post(had, sizes);
+    report_.post(had, sizes, compared_parameter());
   }
   complete();
   if (reports) report_.wait();
@@ -142,6 +153,13 @@ void GradientBuckets::finish(const PartSizes& sizes) {
   after_backward(sizes.partial);
   end_grains();
   if (!learnt_) learn_order();
+}
+
+// The parameters take turns.
+BackwardReport::Compared GradientBuckets::compared_parameter() {
+  if (slots_.empty() || !may_change_alone()) return {};
+  const Slot& slot = slots_[turns_++ % slots_.size()];
+  return {slot.name, slot.parameter};
 }
 
 // An optimizer's momentum and weight decay leave a parameter without a gradient alone, as on one device. A step that a

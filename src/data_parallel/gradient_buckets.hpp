@@ -51,6 +51,7 @@ class GradientBuckets : public Averaging {
   struct Slot {  // one parameter's place
     std::string name;
     at::Tensor parameter;
+    at::ScalarType type = parameter.scalar_type();  // when this was made
     size_t bucket = 0;
     size_t place = 0;      // in its bucket, by grains
     at::Tensor view = {};  // of its gradient, in its bucket's memory, with the parameter's shape and strides
@@ -84,7 +85,7 @@ class GradientBuckets : public Averaging {
   virtual void before_backward() {}
   virtual void after_backward(bool /*partial*/) {}  // after it, when all is averaged
   virtual void forget_open() {}                     // what was posted, after a failure
-  // Whether an optimizer of one rank's own gradients could change the parameters.
+  // Whether each rank has all values of the parameters, so that an optimizer of its own gradients could change them.
   virtual bool may_change_alone() const { return true; }
   // Takes the order in which rank 0 got its gradients: slots, without those that it had none of.
   virtual void follow(const std::vector<size_t>& order) = 0;
@@ -133,8 +134,10 @@ class GradientBuckets : public Averaging {
   void take_grain_gradient(size_t slot);
   void refuse_gradients_from_outside();
   void end_grains();
+  void check_types() const;
   void start();
   void finish(const PartSizes& sizes);
+  BackwardReport::Compared compared_parameter();  // with the other ranks, in this backward
   void leave_unused_undefined(bool reported);
   void learn_order();
   void warn_of_unused() const;
@@ -143,6 +146,7 @@ class GradientBuckets : public Averaging {
   const std::string collective_;
   const bool overlap_;
   BackwardReport report_;
+  size_t turns_ = 0;                 // backwards in which a parameter was compared
   UnaveragedGradients alone_;        // of backwards outside, since the last start()
   std::vector<size_t> ready_order_;  // of slots, in this backward
   bool active_ = false;              // between start() and finish(): hooks only note outside

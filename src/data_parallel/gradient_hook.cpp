@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/function_hook.h>
 
+#include <algorithm>
 #include <memory>
 
 namespace lockstep {
@@ -29,6 +30,17 @@ GradientHook::GradientHook(const at::Tensor& parameter, std::function<void()> fu
 
 GradientHook::~GradientHook() {
   accumulator_->del_post_hook(key_);
+}
+
+// A leaf of a living graph has its accumulator.
+bool GradientHook::is_behind(const at::TensorImpl& parameter) {
+  auto* const impl = const_cast<at::TensorImpl*>(&parameter);
+  const at::Tensor tensor(c10::intrusive_ptr<at::TensorImpl>::unsafe_reclaim_from_nonowning(impl));
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
+  if (!accumulator) return false;
+  const auto& hooks = accumulator->post_hooks();
+  return std::any_of(hooks.begin(), hooks.end(),
+                     [](const auto& hook) { return dynamic_cast<const CallAfter*>(hook.get()) != nullptr; });
 }
 
 }  // namespace lockstep

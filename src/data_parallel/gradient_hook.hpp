@@ -18,7 +18,8 @@ class GradientHook {
  public:
   // The parameter needs a gradient.
   GradientHook(const at::Tensor& parameter, std::function<void()> function);
-  ~GradientHook();  // takes the hook off again: the parameter may live on
+  ~GradientHook();                                         // takes the hook off again: the parameter may live on
+  static bool is_behind(const at::TensorImpl& parameter);  // whether there is one
   GradientHook(const GradientHook&) = delete;
   GradientHook& operator=(const GradientHook&) = delete;
 

@@ -3,7 +3,9 @@
 #include <lockstep/data_parallel/local_sgd.hpp>
 
 #include "flat_view.hpp"
+#include "ranks/gather.hpp"
 #include "ranks/trained_parameters.hpp"
+#include "tensor_hash.hpp"
 
 #include <cmath>
 #include <map>
@@ -32,6 +34,15 @@ NamedParameters numbered(const std::vector<at::Tensor>& parameters) {
   return named;
 }
 
+// An outer optimizer moves each rank from its own start for ever.
+void check_that_starts_are_equal(const at::Tensor& start, Rank& rank) {
+  const at::Tensor hashes = of_all_ranks(rank, {tensor_hash(start)});
+  if (hashes.eq(hashes[0]).all().item<bool>()) return;
+  throw Error(rank.name() +
+              ": LocalSgd: the ranks' parameters differ, and an outer optimizer would keep them apart for ever. Make "
+              "the DataParallel before it, and load weights on all ranks before it");
+}
+
 }  // namespace
 
 LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options)
@@ -48,6 +59,7 @@ LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const 
   if (groups_.empty()) throw Error(rank.name() + ": LocalSgd: there is no parameter that needs a gradient");
   if (!outer()) return;
   for (auto& group : groups_) group.start = flat_copy(group.parameters);
+  check_that_starts_are_equal(groups_[0].start, rank);
 }
 
 void LocalSgd::check_that_it_holds_parameters() const {

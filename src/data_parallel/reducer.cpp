@@ -67,14 +67,30 @@ void Reducer::collect(size_t index) {
   auto& gradient = slot.parameter.mutable_grad();
   slot.had = gradient.defined();
   if (!gradient.defined()) {
+    let_go_of(index);
     slot.view.zero_();
     if (!slot.parameter.requires_grad()) return;  // frozen since: no gradient, so that an optimizer leaves it alone
   } else {
     refuse_sparse(slot);
     if (same_memory(gradient, slot.view)) return;
+    let_go_of(index);
     slot.view.copy_(gradient);
   }
   gradient = slot.view;
+}
+
+// LibTorch's zero_grad() leaves a gradient to whoever keeps it. So it moves out of the bucket. A hook may have views of
+// its own, and a CUDA graph writes where it was recorded.
+void Reducer::let_go_of(size_t index) {
+  Slot& slot = slots_[index];
+  constexpr size_t kOwn = 2;  // the slot's, and the bucket's list
+  if (slot.view.use_count() <= kOwn || options_.hook || records()) return;
+  GradientBucket& gradients = exchanges_[slot.bucket].gradients;
+  at::Tensor kept = std::exchange(slot.view, view_in(index, gradients.flat));
+  const auto& slots = buckets_[slot.bucket].slots;
+  const auto place = std::find(slots.begin(), slots.end(), index) - slots.begin();
+  gradients.gradients[static_cast<size_t>(place)] = slot.view;
+  kept.set_data(kept.clone());
 }
 
 // Gradients keep their values: they move from the old buckets to the new ones.
@@ -141,7 +157,13 @@ at::Tensor Reducer::view_in(size_t slot, const at::Tensor& flat) const {
 }
 
 void Reducer::before_grains() {
-  if (!options_.hook) return;
+  if (!options_.hook) {
+    const c10::AutoGradMode no_grad(false);
+    for (size_t slot = 0; slot < slots_.size(); ++slot) {
+      if (!slots_[slot].parameter.grad().defined()) let_go_of(slot);
+    }
+    return;
+  }
   throw Error(name() +
               ": a communication hook's averages depend on the number of ranks, and by grains they must not. Leave out "
               "the hook, or BatchOptions::grain");

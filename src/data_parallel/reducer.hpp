@@ -54,6 +54,7 @@ class Reducer : public GradientBuckets {
   // In turn t bucket t's first round begins, then the next round of each earlier bucket that has one.
   void take_turns(bool may_wait) override;
 
+  void let_go_of(size_t slot);  // of a gradient that somebody keeps beyond its step
   bool in_rounds() const { return options_.hook || by_grains(); }
   bool is_complete(const Exchange& exchange) const;  // its present round
   void go_on(Exchange& exchange);                    // with its next round, once the one before is complete

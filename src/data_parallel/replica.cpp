@@ -13,6 +13,7 @@
 
 #include "arithmetic_check.hpp"
 #include "averaging.hpp"
+#include "base/exception_text.hpp"
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
 #include "grain_statistics.hpp"
@@ -48,6 +49,20 @@ void refuse_batch_with_grain(const Rank& rank, const PartSizes& sizes) {
       " samples that batches() gave has grains of " + std::to_string(latest->grain) +
       ". Its bits would depend on the number of ranks. Take net.loss(batch, function), which calls the function "
       "for each grain; or leave out BatchOptions::grain");
+}
+
+// While an exception is handled: LibTorch's BatchNorm says nothing of batches and ranks.
+void explain_batch_of_one(const Rank& rank) {
+  const std::exception_ptr exception = std::current_exception();
+  if (!exception || exception_text(exception).find("Expected more than 1 value per channel") == std::string::npos)
+    return;
+  std::throw_with_nested(
+      Error(rank.name() +
+            ": DataParallel: a BatchNorm cannot train on one sample, and this rank's part of the batch has one, as it "
+            "may be of the last batch of an epoch. Choose a batch size whose last batch has two samples or more for "
+            "each rank, leave that batch out, or take convert_sync_batchnorm(), which normalises over all ranks' "
+            "samples. What it said: " +
+            exception_text(exception)));
 }
 
 }  // namespace
@@ -149,6 +164,7 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
   comm::RankPlace::of(rank_).world().stepped(places_->steps_done());
   places_->set_steps_done(places_->steps_done() + 1);
   if (!averaging_) return computes();
+  averaging_->loop_warnings().see_backward(*module_, sizes.mark, rank_);
   PartSizes all = sizes;
   all.accumulated = std::exchange(waiting_, 0);
   if (!computed_) return averaging_->average_during(computes, all);
@@ -218,7 +234,8 @@ at::Tensor Replica::mean_of_grain(const Batch& grain, SamplePlace place, const M
   place.size = grain.size();
   const SampleScope scope(place);
   at::Tensor mean;
-  forward_grain(grain.own_grains().begin, [&] { mean = mean_of(grain); });
+  forward_grain(grain.own_grains().begin,
+                [&] { averaging_->loop_warnings().see_grain([&] { mean = mean_of(grain); }, rank_); });
   mean = this->mean(std::move(mean), grain.size(), grain.global_size).local_mean_;
   if (arithmetic_) arithmetic_->note_loss(grain.own_grains().begin, mean);
   return mean;
@@ -421,6 +438,7 @@ bool Replica::forwards_empty_parts() const {
 
 void Replica::rethrow_failure() const {
   if (averaging_) averaging_->rethrow_failure();
+  explain_batch_of_one(rank_);
 }
 
 SamplePlace Replica::place_of(const Batch& batch) {
@@ -470,6 +488,11 @@ Loss::Loss(std::shared_ptr<Replica> replica, torch::Tensor local_mean, double we
       mark_(mark) {}
 
 void Loss::backward() {
+  if (auto* const averaging = replica_->averaging()) {
+    const bool by_grains = !grains_.empty();
+    averaging->loop_warnings().see_loss(by_grains ? grains_[0].mean : local_mean_,
+                                        by_grains ? grains_[0].size : local_size_, replica_->rank());
+  }
   if (!runs_.empty()) return replica_->backward_of_losses(*this);
   if (local_size_ > 0 && !local_mean_.requires_grad()) replica_->refuse_loss_without_graph();
   const auto compute = [this] {

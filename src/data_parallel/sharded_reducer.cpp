@@ -9,6 +9,7 @@
 
 #include "comm/agreed_parts.hpp"
 #include "flat_view.hpp"
+#include "ranks/rank_place.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -18,7 +19,8 @@
 namespace lockstep {
 namespace {
 
-constexpr int kComparedOnGpu = 3;  // first steps
+constexpr int kComparedOnGpu = 3;    // first steps
+constexpr int kUnusedAverages = 10;  // that say that step() is never called: more than one step adds up
 
 // A filler has its parameter's shape, and its rows overlap: they begin one value apart. So that of a matrix takes the
 // memory of a row and a column. (LibTorch refuses to change a tensor whose values are all in one place.)
@@ -116,6 +118,7 @@ void ShardedReducer::zero_grad() {
   }
   for (auto& reduction : reductions_) reduction.adds = false;
   averaged_ = false;
+  used_slot_ = kNone;
 }
 
 // variable_data: not a view for autograd, of which an optimizer's zero_grad() could not call detach_().
@@ -175,11 +178,13 @@ void ShardedReducer::use() {
   const std::lock_guard lock(mutex_);
   check_averaged();
   check_unchanged();
+  was_used_ = true;
   pass_on_slices();
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     for (const PieceOf piece : {&ShardedBucket::Place::piece, &ShardedBucket::Place::kept}) {
       const auto& mine = places_[slot].*piece;
       if (mine.size > 0) mine.values.mutable_grad() = gradient_of(slot, piece);
+      if (mine.size > 0 && slots_[slot].used) used_slot_ = slot;
     }
   }
   if (keeps_whole()) return;
@@ -213,7 +218,19 @@ void ShardedReducer::check_kind(bool by_grains) const {
               ": gradients of batches with a grain and without one cannot add up; call zero_grad() between them");
 }
 
+// The optimizer of the slices knows nothing of the whole gradients, to which stage 1 adds.
+void ShardedReducer::check_zero_grad() const {
+  if (!keeps_whole() || used_slot_ == kNone) return;
+  const auto& place = places_[used_slot_];
+  const at::Tensor& values = place.piece.size > 0 ? place.piece.values : place.kept.values;
+  if (values.grad().defined() || !slots_[used_slot_].parameter.grad().defined()) return;
+  throw Error(name() +
+              ": optimizer().zero_grad() was called, which drops the gradients of this rank's slices alone, so that "
+              "those of all steps would add up. Call zero_grad() of the ShardedOptimizer itself");
+}
+
 void ShardedReducer::before_backward() {
+  check_zero_grad();
   check_kind(by_grains());
   for (auto& slot : slots_) slot.adds = slot.used && reductions_[slot.bucket].adds;
   forget_left();
@@ -275,6 +292,14 @@ void ShardedReducer::after_backward(bool partial) {
   averaged_ = !partial;
   of_grains_ = by_grains();
   note_left();
+  if (!partial) warn_without_steps();
+}
+
+void ShardedReducer::warn_without_steps() {
+  if (was_used_ || rank_.index() != 0 || ++unused_ != kUnusedAverages) return;
+  comm::RankPlace::of(rank_).warn("ShardedOptimizer: gradients were averaged " + std::to_string(kUnusedAverages) +
+                                  " times, and step() was never called, so nothing was trained. Call step() of the "
+                                  "ShardedOptimizer itself: optimizer().step() has no gradients");
 }
 
 // By when rank 0 completed them; those that it did not complete come last.
@@ -296,6 +321,9 @@ void ShardedReducer::follow(const std::vector<size_t>& order) {
 
 // On a GPU the host would wait for what it compares. So there it does so in the first steps only.
 void ShardedReducer::note_left() {
+  if (keeps_whole() && !by_grains()) {
+    for (const auto& slot : slots_) versions_left_.push_back(slot.view._version());
+  }
   if (!rank_.device().is_cpu() && ++compared_ > kComparedOnGpu) return;
   filled_ = !keeps_whole() || by_grains();
   const c10::AutoGradMode no_grad(false);
@@ -334,6 +362,7 @@ void ShardedReducer::fill(size_t slot) {
 }
 
 void ShardedReducer::forget_left() {
+  versions_left_.clear();
   if (!left_.defined()) return;
   auto& gradient = slots_[slot_left_].parameter.mutable_grad();
   if (filled_ && gradient.defined() && same_memory(gradient, left_)) gradient.reset();
@@ -347,10 +376,19 @@ void ShardedReducer::take_filler_away() {
   forget_left();
 }
 
+// LibTorch's clipping bypasses the count, so there the values tell.
+bool ShardedReducer::whole_gradients_changed() const {
+  for (size_t slot = 0; slot < versions_left_.size(); ++slot) {
+    if (slots_[slot].view._version() != versions_left_[slot]) return true;
+  }
+  return false;
+}
+
 void ShardedReducer::check_unchanged() {
   const at::Tensor memory = memory_left_, values = values_left_;
+  const bool written = whole_gradients_changed();
   forget_left();
-  if (!memory.defined() || same_values(memory, values)) return;
+  if (!written && (!memory.defined() || same_values(memory, values))) return;
   throw Error(name() + ": .grad was changed between backward() and step(), which uses the averages that it has " +
               "elsewhere. Clip with lockstep::clip_grad_norm(optimizer, max_norm), whose norm is the whole network's; "
               "change what optimizer.gradients() gives for anything else");

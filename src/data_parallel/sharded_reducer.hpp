@@ -91,6 +91,11 @@ class ShardedReducer final : public GradientBuckets {
   void note_left();  // in .grad
   void fill(size_t slot);
   void forget_left();  // and takes a filler away
+  bool whole_gradients_changed() const;
+  void check_zero_grad() const;
+  void warn_without_steps();
+
+  static constexpr size_t kNone = static_cast<size_t>(-1);
 
   const ShardedOptions options_;
   const std::shared_ptr<DividedParameters> divided_;
@@ -106,6 +111,11 @@ class ShardedReducer final : public GradientBuckets {
   at::Tensor left_, memory_left_, values_left_;
   bool filled_ = false;  // it is a filler
   int compared_ = 0;
+  // With stage 1, how often each whole gradient was written to by then; empty: nothing was noted.
+  std::vector<uint32_t> versions_left_;
+  size_t used_slot_ = kNone;  // one whose piece got a gradient in the last use(), until zero_grad()
+  int unused_ = 0;            // averages before the first use()
+  bool was_used_ = false;
 };
 
 }  // namespace lockstep

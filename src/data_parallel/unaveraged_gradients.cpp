@@ -9,17 +9,22 @@
 namespace lockstep {
 namespace {
 
-constexpr int kNotedOnGpu = 3;  // first times
+constexpr int kNotedOnGpu = 3;  // first times, and as often compared
 
 }  // namespace
 
 // One parameter is enough to tell, and the last layer's bias, which comes first, is small. The value is compared, and
 // not the version counter, because LibTorch's optimizers bypass that.
 void UnaveragedGradients::note(const std::string& parameter_name, const at::Tensor& parameter) {
+  if (rank_.world_size() == 1 || (rank_.device().is_cuda() && is_recording())) return;
   const bool on_gpu = !rank_.device().is_cpu();
-  if (rank_.world_size() == 1 || value_.defined() || (rank_.device().is_cuda() && is_recording())) return;
-  if (on_gpu && ++noted_ > kNotedOnGpu) return;  // the host waits for what is compared
   const c10::AutoGradMode no_grad(false);
+  if (value_.defined()) {  // so a whole loop of such backwards ends at its second one
+    if (noted_parameter_ == parameter.unsafeGetTensorImpl() && !(on_gpu && ++compared_ > kNotedOnGpu)) check();
+    return;
+  }
+  if (on_gpu && ++noted_ > kNotedOnGpu) return;  // the host waits for what is compared
+  noted_parameter_ = parameter.unsafeGetTensorImpl();
   parameter_name_ = parameter_name;
   parameter_ = parameter.detach();
   value_ = parameter_.clone();
@@ -35,7 +40,8 @@ void UnaveragedGradients::check() const {
   throw Error(name_ + ": " + parameter_name_ +
               " was changed after a backward whose gradients were never averaged, so the ranks' networks differ now. "
               "Call net.loss(batch, criterion).backward(), or net.mean(…).backward(), in place of the backward() of a "
-              "tensor; end a no_sync() guard before the last backward of a step");
+              "tensor; end a no_sync() guard before the last backward of a step; nets that one loss trains belong into "
+              "one module, and so into one DataParallel");
 }
 
 }  // namespace lockstep

@@ -16,7 +16,8 @@ class UnaveragedGradients {
   UnaveragedGradients(const Rank& rank, std::string name) : rank_(rank), name_(std::move(name)) {}
 
   // A backward that nobody averages has added to this parameter's gradient. This alone is no mistake: a loss of another
-  // net may flow through this one, and zero_grad() follows.
+  // net may flow through this one, and zero_grad() follows. Throws Error as check() does: nobody calls that where a
+  // loop calls neither net(x) nor a backward that is averaged.
   void note(const std::string& parameter_name, const at::Tensor& parameter);
 
   void forget();  // what was noted: an averaged backward begins
@@ -27,9 +28,10 @@ class UnaveragedGradients {
  private:
   const Rank rank_;
   const std::string name_;
+  const c10::TensorImpl* noted_parameter_ = nullptr;
   std::string parameter_name_;
   at::Tensor parameter_, value_;  // undefined: none was noted
-  int noted_ = 0;                 // times, on a GPU
+  int noted_ = 0, compared_ = 0;  // times, on a GPU
 };
 
 }  // namespace lockstep

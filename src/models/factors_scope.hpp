@@ -29,10 +29,11 @@ class FactorsScope {
   // gradient, by a hook or by torch::autograd::grad().
   static bool take(const at::Tensor& parameter, const GradientFactors& factors);
 
- private:
+  // The leaves of a graph, and how many of its operators read each.
   using Uses = std::unordered_map<const at::TensorImpl*, int>;
   static Uses uses_in_graph(const at::Tensor& root);
 
+ private:
   const at::Tensor root_;
   const Take take_;
   FactorsScope* const before_;

@@ -132,7 +132,10 @@ void make_modules_equal(torch::nn::Module& module, Rank& rank, const std::string
   const torch::NoGradGuard no_grad;
   module.to(rank.device());
   ModuleTensors tensors;
-  for (const auto& item : module.named_parameters()) tensors.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_parameters()) {
+    const bool frozen = !item.value().requires_grad();  // on all ranks or on none: gradients of the others are averaged
+    tensors.emplace_back(item.key() + (frozen ? " (requires_grad false)" : ""), item.value());
+  }
   for (const auto& item : module.named_buffers()) tensors.emplace_back(item.key(), item.value());
   if (!check_that_modules_match(tensors, rank, user)) broadcast_entries(tensors, rank);
 }

@@ -59,6 +59,8 @@ std::vector<double> evaluate_sums(const std::function<at::Tensor(const Batch&)>&
 Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, const Dataset& dataset, Rank& rank,
                int64_t batch_size, int64_t grain) {
   namespace F = torch::nn::functional;
+  if (dataset.size() == 0)
+    throw Error("evaluate: the data set has no samples, so there is no accuracy; check what was loaded");
   const SampleSum correct = [](const at::Tensor& logits, const Batch& batch) {
     return (logits.argmax(1) == batch.y).sum();
   };
@@ -70,7 +72,7 @@ Score evaluate(const std::function<at::Tensor(const at::Tensor&)>& forward, cons
   Score score;
   score.total = dataset.size();
   score.correct = static_cast<int64_t>(sums[0]);
-  score.loss = score.total == 0 ? 0.0 : sums[1] / static_cast<double>(score.total);
+  score.loss = sums[1] / static_cast<double>(score.total);
   return score;
 }
 

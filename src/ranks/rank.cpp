@@ -32,6 +32,17 @@ void put_back(const at::Tensor& packed, at::Tensor& tensor) {
   if (!packed.is_same(tensor)) tensor.copy_(packed);
 }
 
+// Parameters have no graph. Values that are only looked at may have one: so this is no Error.
+void warn_of_graph(const Rank& rank, const at::Tensor& tensor, const std::string& call) {
+  if (!at::GradMode::is_enabled() || !tensor.defined() || !tensor.grad_fn()) return;
+  const comm::RankPlace& place = comm::RankPlace::of(rank);
+  if (place.run->told_of_graph.exchange(true)) return;
+  place.warn(call +
+             "() of a tensor with a graph: no gradient flows through it, so what is computed from the result trains "
+             "with wrong gradients. Take reduce_from_group() or gather_in_group() (parallel_functions.hpp) where a "
+             "gradient is to flow, and detach() where it is only a value");
+}
+
 }  // namespace
 
 Rank::Rank(std::shared_ptr<comm::RankPlace> place, c10::intrusive_ptr<c10d::Backend> backend)
@@ -97,6 +108,7 @@ Rank Rank::wrapped(Wrap wrap) const {
 }
 
 void Rank::allreduce(at::Tensor tensor, c10d::ReduceOp op) {
+  warn_of_graph(*this, tensor, "allreduce");
   std::vector<at::Tensor> packed{in_order(tensor)};
   c10d::AllreduceOptions options;
   options.reduceOp = std::move(op);
@@ -106,6 +118,7 @@ void Rank::allreduce(at::Tensor tensor, c10d::ReduceOp op) {
 }
 
 void Rank::broadcast(at::Tensor tensor, int root) {
+  warn_of_graph(*this, tensor, "broadcast");
   std::vector<at::Tensor> packed{in_order(tensor)};
   c10d::BroadcastOptions options;
   options.rootRank = root;
@@ -115,6 +128,7 @@ void Rank::broadcast(at::Tensor tensor, int root) {
 }
 
 at::Tensor Rank::allgather(const at::Tensor& tensor) {
+  warn_of_graph(*this, tensor, "allgather");
   const at::NoGradGuard no_grad;
   at::Tensor mine = tensor.contiguous();
   auto sizes = mine.sizes().vec();
@@ -127,6 +141,7 @@ at::Tensor Rank::allgather(const at::Tensor& tensor) {
 }
 
 at::Tensor Rank::reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op) {
+  warn_of_graph(*this, tensor, "reduce_scatter");
   const at::NoGradGuard no_grad;
   if (tensor.dim() == 0 || tensor.size(0) != world_size_) {
     throw Error(name() + ": reduce_scatter: the tensor " + c10::str(tensor.sizes()) + " needs a row for each of " +

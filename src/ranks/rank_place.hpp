@@ -60,6 +60,8 @@ class RunningWorld {
   std::atomic<bool> has_begun = false;  // all have the same state
   std::atomic<bool> regroups = false;   // the body is to be called again
 
+  std::atomic<bool> told_of_graph = false;  // a rank was warned of a tensor with a graph
+
  private:
   std::atomic<World*> world_;
   std::mutex warning_;

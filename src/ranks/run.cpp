@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
 #include <c10/core/AutogradState.h>
 #include <c10/core/DeviceGuard.h>
 #include <pthread.h>
@@ -157,12 +158,14 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
     failure.record(std::current_exception(), said);
     world->abort(index, said);
   };
+  const at::ThreadLocalState modes;  // the caller's NoGradGuard, autocast, … count in its ranks too
   const auto run_rank = [&](int index) {
     const std::string name = comm::name_of(index, devices);
     early_exit.enter([&, index] { world->abort(index, name + " called std::exit"); });
     try {
       pthread_setname_np(pthread_self(), ("rank " + std::to_string(index)).c_str());
       set_rank_thread();
+      const at::ThreadLocalStateGuard modes_here(modes);
       const c10::OptionalDeviceGuard device(devices[index].is_cpu() ? std::nullopt : std::optional(devices[index]));
       at::set_num_threads(options.threads_per_rank);
       if (share_a_gpu(devices)) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);

@@ -8,6 +8,7 @@
 
 #include "base/exception_text.hpp"
 #include "comm/peer_lost.hpp"
+#include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
 #include "lost_workers.hpp"
 #include "ranks/equal_modules.hpp"
@@ -215,6 +216,13 @@ double ParameterServerRank::weight_of(const Batch& batch) const {
     throw Error(rank_.name() +
                 ": ParameterServer: the batch has a grain, but a server adds gradients up in an order that depends on "
                 "the workers. Leave out BatchOptions::grain, or take a DataParallel");
+  }
+  const auto latest = latest_batch();  // a worker may train on whole batches, or on parts of other sizes
+  if (latest && batch.mark != 0 && latest->global == batch.global_size && latest->shards == rank_.world_size()) {
+    throw Error(rank_.name() + ": ParameterServer: the batch was cut for all " + std::to_string(latest->shards) +
+                " ranks, of which " + std::to_string(options_.servers) +
+                " are servers, so the servers' parts would never be trained. Give batches() the worker in the place "
+                "of the rank: batches(…, worker)");
   }
   return part_weight(batch.size(), batch.global_size, workers(), "ParameterServer");
 }

@@ -32,8 +32,8 @@ TEST_F(CliCommunication, ShowsKeepsAndRepeatsWhatIsSent) {
   ASSERT_EQ(back.code, 0) << back.err;
   EXPECT_THAT(back.out, HasSubstr("\n  exchange          gradients in fp16\n"));
   const double half = metrics("back")[1].bytes_per_step;
-  // Averaged gradients travel with a report: a number for each of 8 parameters, four for each rank (BackwardReport).
-  const double report = 4 * (8 + 4 * 2);
+  // Averaged gradients travel with a report: a number for each of 8 parameters, five for each rank (BackwardReport).
+  const double report = 4 * (8 + 5 * 2);
   EXPECT_DOUBLE_EQ(metrics("local")[1].bytes_per_step, 2 * (half - report) * 3 / 10);
   EXPECT_LT(metrics("other")[1].bytes_per_step, half);
 }

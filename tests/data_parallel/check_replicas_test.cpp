@@ -54,7 +54,7 @@ std::vector<std::string> errors_after(int world, const std::function<void(DataPa
 
 void step(DataParallel<NetImpl>& net, Rank& rank, bool update) {
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-  for (auto& batch : batches(data, {.size = 12}, rank)) {
+  for (auto& batch : batches(data, {.size = 24}, rank)) {
     sgd.zero_grad();
     net.loss(batch, F::cross_entropy).backward();
     if (update) sgd.step();

@@ -345,6 +345,61 @@ TEST(DataParallelMisuse, AnOptimizerOfOtherTensorsThanItsSlicesIsRefused) {
   EXPECT_THAT(without, Each(HasSubstr("has 1 of the 2 slices")));
 }
 
+TEST(DataParallelMisuse, AParameterThatOneRankHasFrozenIsNamed) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    torch::nn::Linear layer(6, 3);
+    layer->weight.requires_grad_(rank.index() == 0);
+    const DataParallel net(layer, rank);
+  });
+  EXPECT_THAT(errors,
+              Each(HasSubstr("is weight, Float [3, 6] on rank 0, and weight (requires_grad false), Float [3, 6] "
+                             "on rank 1")));
+}
+
+TEST(DataParallelMisuse, ANetThatGetsAnotherTypeLaterIsRefused) {
+  for (const bool sharded : {false, true}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+      if (sharded) optimizer = std::make_unique<lockstep::ShardedOptimizer>(net, kSgd);
+      net->to(torch::kDouble);
+      net.backward_through([] {});
+    });
+    EXPECT_THAT(errors, Each(AllOf(HasSubstr(" was Float when this was made, and is Double now"),
+                                   HasSubstr("Convert the module first"))));
+  }
+}
+
+TEST(DataParallelMisuse, ABatchNormOfOneSampleSaysWhatToDo) {
+  const auto errors = errors_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Sequential(torch::nn::Linear(6, 3), torch::nn::BatchNorm1d(3)), rank);
+    net.loss(part_of_batch(rank), F::cross_entropy).backward();
+  });
+  EXPECT_THAT(errors, Each(AllOf(HasSubstr("a BatchNorm cannot train on one sample"), HasSubstr("two samples or more"),
+                                 HasSubstr("Expected more than 1 value per channel"))));
+}
+
+// Each is a view of its bucket, which the next backward fills.
+TEST(DataParallelMisuse, AGradientThatIsKeptKeepsItsValues) {
+  for (const int64_t grain : {0, 2}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      std::vector<Tensor> kept, copies;
+      for (auto& batch : lockstep::batches(data, {.size = 2, .grain = grain}, rank)) {
+        net->zero_grad();
+        net.loss(batch, F::cross_entropy).backward();
+        kept.push_back(net->weight.grad());
+        copies.push_back(net->weight.grad().clone());
+      }
+      for (size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(kept[i].equal(copies[i])) << i;
+      net->zero_grad();
+      net.backward_through([] {});
+      EXPECT_TRUE(kept.back().equal(copies.back()));
+    });
+    EXPECT_THAT(errors, Each("(no error)"));
+  }
+}
+
 TEST(DataParallelMisuse, ABackwardThatOneRankForgetsIsNamed) {
   for (const bool sharded : {false, true}) {
     for (const bool goes_on : {false, true}) {

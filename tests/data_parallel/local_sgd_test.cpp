@@ -207,5 +207,20 @@ TEST(LocalSgd, RefusesWhatMakesNoSense) {
   });
 }
 
+// As it is made before the DataParallel, or when one rank has loaded weights.
+TEST(LocalSgd, AnOuterOptimizerOfUnequalParametersIsRefusedOnAllRanks) {
+  for (const double outer_lr : {0.7, 1.0}) {
+    std::vector<std::string> errors(2);
+    run(test_devices(2), [&](Rank& rank) {
+      nn::Linear net = start();
+      if (rank.index() == 1) net->weight.detach().mul_(2);
+      net->to(rank.device());
+      errors[static_cast<size_t>(rank.index())] =
+          error_of([&] { LocalSgd(net->parameters(), rank, {.outer_lr = outer_lr}); });
+    });
+    EXPECT_THAT(errors, testing::Each(HasSubstr(outer_lr == 1.0 ? "(no error)" : "the ranks' parameters differ")));
+  }
+}
+
 }  // namespace local_sgd_test
 }  // namespace lockstep

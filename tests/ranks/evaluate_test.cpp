@@ -88,6 +88,14 @@ TEST(Evaluate, RefusesAGrainThatIsNone) {
   });
 }
 
+TEST(Evaluate, RefusesDataWithoutSamples) {
+  const lockstep::Dataset nothing{torch::zeros({0, 3}), torch::zeros({0}, torch::kLong)};
+  lockstep::run({torch::kCPU}, [&](Rank& rank) {
+    EXPECT_THAT(lockstep::error_of([&] { evaluate([](const torch::Tensor& x) { return x; }, nothing, rank); }),
+                testing::HasSubstr("the data set has no samples"));
+  });
+}
+
 TEST(Evaluate, BuildsNoGraph) {
   const lockstep::Dataset dataset{torch::randn({4, 3}), torch::zeros({4}, torch::kLong)};
   const torch::Tensor weights = torch::randn({3, 2}).requires_grad_();

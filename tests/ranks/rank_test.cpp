@@ -225,6 +225,17 @@ TEST(Run, InTurnCallsRankAfterRankSoThatTheSeedAloneDecides) {
   }
 }
 
+TEST(Run, TheCallersModesCountInItsRanks) {
+  const auto grads = [] {
+    std::atomic<int> enabled = 0;
+    lockstep::run({torch::kCPU, torch::kCPU}, [&](Rank&) { enabled += at::GradMode::is_enabled() ? 1 : 0; });
+    return enabled.load();
+  };
+  EXPECT_EQ(grads(), 2);
+  const torch::NoGradGuard no_grad;
+  EXPECT_EQ(grads(), 0);
+}
+
 TEST(Run, InTurnTakesWhatReturnsNothing) {
   std::vector<int> order;
   lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {

@@ -397,6 +397,25 @@ TEST(ParameterServer, AFailureThatCannotBeBorneEndsTheRunAndNamesTheRank) {
               AllOf(HasSubstr("rank 2 (cpu)"), HasSubstr("worker 0 ended after 2 pushes, and worker 1 made 3")));
 }
 
+// The servers' parts would be left out.
+TEST(ParameterServer, ABatchThatWasCutForAllRanksIsRefused) {
+  const lockstep::Dataset task = make_task();
+  const std::string error = error_of([&] {
+    lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
+      auto net = make_net(rank);
+      ParameterServer server(net, rank, plain_sgd(0.1));
+      server.train([&](Worker& worker) {
+        for (auto& batch : lockstep::batches(task, batches_of(0), rank)) {
+          worker.backward(batch.size() > 0 ? F::cross_entropy(net->forward(batch.x), batch.y) : Tensor(), batch);
+          worker.step();
+        }
+      });
+    });
+  });
+  EXPECT_THAT(error, AllOf(HasSubstr("the batch was cut for all 3 ranks, of which 1 are servers"),
+                           HasSubstr("batches(…, worker)")));
+}
+
 TEST(ParameterServer, ABatchWithAGrainIsRefused) {
   const std::string error = error_of([] {
     lockstep::run(lockstep::test_devices(2), [](Rank& rank) {

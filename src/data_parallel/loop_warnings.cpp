@@ -1,0 +1,102 @@
+#include "loop_warnings.hpp"
+
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
+#include <c10/util/StringUtil.h>
+#include <lockstep/models/dropout.hpp>
+
+#include "data/batch_mark.hpp"
+#include "gradient_hook.hpp"
+#include "models/factors_scope.hpp"
+#include "models/random_layers.hpp"
+#include "ranks/rank_place.hpp"
+#include "running_statistics_names.hpp"
+
+#include <mutex>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+// The name of a layer in eval() mode that acts otherwise in training; empty if there is none.
+std::string layer_that_evaluates(const torch::nn::Module& net) {
+  for (const auto& item : net.named_modules()) {
+    const torch::nn::Module& layer = *item.value();
+    if (layer.is_training()) continue;
+    const auto* const dropout = dynamic_cast<const DropoutImpl*>(&layer);
+    if (dropout != nullptr && dropout->options.p > 0) return item.key();
+    for (const auto& buffer : layer.named_buffers(/*recurse=*/false)) {
+      if (is_running_statistic(buffer.key())) return item.key();
+    }
+  }
+  return first_random_layer(net);
+}
+
+constexpr int kGrainsSeen = 4;  // a generator's state has 5 kB
+
+at::Tensor state_of_default_generator() {
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+}  // namespace
+
+void LoopWarnings::see_backward(const torch::nn::Module& net, int32_t mark, const Rank& rank) {
+  if (rank.index() != 0) return;
+  see_mode(net, rank);
+  see_order(mark, rank);
+}
+
+void LoopWarnings::see_mode(const torch::nn::Module& net, const Rank& rank) {
+  if (mode_told_ || net.is_training()) return;
+  mode_told_ = true;
+  const std::string layer = layer_that_evaluates(net);
+  if (layer.empty()) return;
+  comm::RankPlace::of(rank).warn("DataParallel: a backward while the net is in eval() mode, so that " + layer +
+                                 " acts as in an evaluation. Call net->train() after each evaluation; if it is meant, "
+                                 "put only the layers that it is meant for into eval() mode");
+}
+
+void LoopWarnings::see_order(int32_t mark, const Rank& rank) {
+  if (order_told_ || !is_of_shuffled(mark)) return;
+  if (first_mark_ == 0) first_mark_ = mark;
+  const bool again = mark == first_mark_ && last_mark_ != 0 && last_mark_ != mark;
+  last_mark_ = mark;
+  if (!again) return;
+  order_told_ = true;
+  comm::RankPlace::of(rank).warn(
+      "DataParallel: the shuffled batches come in the same order as before. Set BatchOptions::epoch to the number of "
+      "the epoch, which makes another order of each");
+}
+
+void LoopWarnings::see_loss(const at::Tensor& loss, int64_t samples, const Rank& rank) {
+  if (loss_seen_ || rank.index() != 0 || rank.world_size() == 1 || !loss.defined() || !loss.grad_fn()) return;
+  loss_seen_ = true;
+  for (const auto& [leaf, uses] : FactorsScope::uses_in_graph(loss)) {
+    const auto sizes = leaf->sizes();
+    const bool is_input = !sizes.empty() && sizes[0] == samples;
+    if (is_input || GradientHook::is_behind(*leaf)) continue;
+    comm::RankPlace::of(rank).warn(
+        "DataParallel: the loss leads to a tensor of shape " + c10::str(sizes) +
+        " that needs a gradient and is no parameter of a DataParallel. Nobody averages its gradient, so each rank "
+        "would train another one. Register it in the net with register_parameter(), before the DataParallel is made; "
+        "if it is not trained, requires_grad_(false) saves its gradient");
+    return;
+  }
+}
+
+// Whatever another rank of this process draws meanwhile is seen too, and repeats as little.
+void LoopWarnings::see_grain(const std::function<void()>& forward, const Rank& rank) {
+  if (rank.index() != 0 || !rank.device().is_cpu() || grains_ >= kGrainsSeen) return forward();
+  const at::Tensor before = state_of_default_generator();
+  forward();
+  ++grains_;
+  if (before.equal(state_of_default_generator())) return;
+  grains_ = kGrainsSeen;
+  comm::RankPlace::of(rank).warn(
+      "DataParallel: something drew from LibTorch's default generator while a grain was computed, so the bits are not "
+      "the same in each run. Where the net's forward calls torch::dropout(), take lockstep::Dropout (dropout.hpp)");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+// LoopWarnings: tells a user once of what looks like a mistake in the training loop but may be meant. Replica asks it.
+// Rank 0 warns, through RunOptions::on_warning. Used by its rank's thread only. Cost: a few comparisons per backward.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <lockstep/ranks/rank.hpp>
+
+#include <cstdint>
+#include <functional>
+
+namespace lockstep {
+
+class LoopWarnings {
+ public:
+  // An averaged backward begins, of the batch with this mark; 0: not known. Warns where the net is in eval() mode and
+  // has layers that act otherwise then, and where an epoch's shuffled order comes again.
+  void see_backward(const torch::nn::Module& net, int32_t mark, const Rank& rank);
+
+  // Walks the graph of the first loss that has one. Warns of a learnable tensor that no DataParallel averages. One with
+  // as many rows as the part has `samples` is taken for an input whose gradient is wanted.
+  void see_loss(const at::Tensor& loss, int64_t samples, const Rank& rank);
+
+  // Calls forward(), of a grain. Warns where that drew from LibTorch's default generator on the CPU, in the first
+  // grains.
+  void see_grain(const std::function<void()>& forward, const Rank& rank);
+
+ private:
+  void see_mode(const torch::nn::Module& net, const Rank& rank);
+  void see_order(int32_t mark, const Rank& rank);
+
+  int32_t first_mark_ = 0, last_mark_ = 0;  // of shuffled batches
+  int grains_ = 0;                          // that were looked at
+  bool mode_told_ = false, order_told_ = false, loss_seen_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,286 @@
+// Mistakes in a training loop that no single call shows: networks that drift apart are refused, and what may be meant
+// is a warning.
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+#include <lockstep/data/data.hpp>
+#include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
+#include <lockstep/models/dropout.hpp>
+
+#include "support/error_of.hpp"
+#include "support/test_devices.hpp"
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace training_loop_test {
+
+using lockstep::DataParallel;
+using lockstep::Rank;
+using testing::AllOf;
+using testing::Each;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+
+const lockstep::Dataset data{torch::rand({12, 6}), torch::arange(12) % 3};
+
+struct Outcome {
+  std::vector<std::string> errors, warnings;  // of each rank; of all
+};
+
+Outcome outcome_of(int world, const std::function<void(Rank&)>& body) {
+  Outcome outcome;
+  outcome.errors.resize(static_cast<size_t>(world));
+  lockstep::run(
+      lockstep::test_devices(static_cast<size_t>(world)),
+      [&](Rank& rank) { outcome.errors[static_cast<size_t>(rank.index())] = lockstep::error_of([&] { body(rank); }); },
+      {.on_warning = [&](const std::string& text) { outcome.warnings.push_back(text); }});
+  return outcome;
+}
+
+std::vector<std::string> warnings_of(int world, const std::function<void(Rank&)>& body) {
+  const Outcome outcome = outcome_of(world, body);
+  EXPECT_THAT(outcome.errors, Each("(no error)"));
+  return outcome.warnings;
+}
+
+TEST(TrainingLoop, StepsWithoutTheNetsForwardOrBackwardAreRefusedAtTheSecondOne) {
+  for (const bool sharded : {false, true}) {
+    const Outcome outcome = outcome_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      std::unique_ptr<lockstep::ShardedOptimizer> optimizer;
+      if (sharded) {
+        optimizer = std::make_unique<lockstep::ShardedOptimizer>(
+            net, [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); });
+      }
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      int steps = 0;
+      for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) {
+        EXPECT_LT(++steps, 3);
+        sgd.zero_grad();
+        F::cross_entropy(net->forward(batch.x), batch.y).backward();
+        sgd.step();
+      }
+    });
+    EXPECT_THAT(outcome.errors,
+                Each(AllOf(HasSubstr("was changed after a backward whose gradients were never averaged"),
+                           HasSubstr("net.loss(batch, criterion).backward()"))));
+  }
+}
+
+// Several backwards of another net's loss through this one, as of a generator that makes more steps than its critic.
+TEST(TrainingLoop, BackwardsBetweenTwoStepsAreNone) {
+  const Outcome outcome = outcome_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank), critic(torch::nn::Linear(3, 1), rank);
+    torch::optim::SGD sgd(net->parameters(), 0.1), of_critic(critic->parameters(), 0.1);
+    for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) {
+      for (int step = 0; step < 3; ++step) {
+        sgd.zero_grad();
+        net.mean(critic->forward(net->forward(batch.x)).mean(), batch.size(), batch.global_size).backward();
+        sgd.step();
+      }
+      of_critic.zero_grad();
+      critic.mean(critic->forward(net->forward(batch.x).detach()).mean(), batch.size(), batch.global_size).backward();
+      of_critic.step();
+    }
+  });
+  EXPECT_THAT(outcome.errors, Each("(no error)"));
+  EXPECT_THAT(outcome.warnings, IsEmpty());
+}
+
+void train(
+    DataParallel<torch::nn::SequentialImpl>& net, Rank& rank, torch::optim::SGD& sgd,
+    const std::function<void(const lockstep::Loss&)>& look = [](const auto&) {}, int64_t first_epoch = 0) {
+  for (int64_t epoch = first_epoch; epoch < first_epoch + 4; ++epoch) {
+    for (auto& batch : lockstep::batches(data, {.size = 4, .epoch = epoch}, rank)) {
+      sgd.zero_grad();
+      lockstep::Loss loss = net.loss(batch, F::cross_entropy);
+      loss.backward();
+      look(loss);
+      sgd.step();
+    }
+  }
+}
+
+torch::nn::Sequential two_layers() {
+  return torch::nn::Sequential(torch::nn::Linear(6, 40), torch::nn::ReLU(), torch::nn::Linear(40, 3));
+}
+
+TEST(TrainingLoop, NetworksThatDriftApartAreRefusedOnAllRanks) {
+  for (const std::string what : {"weights", "rate", "frozen"}) {
+    const Outcome outcome = outcome_of(3, [&](Rank& rank) {
+      DataParallel net(two_layers(), rank);
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      if (rank.index() == 1) {
+        const torch::NoGradGuard no_grad;
+        if (what == "weights") net->parameters()[0].mul_(2);
+        if (what == "frozen") net->parameters()[0].requires_grad_(false);
+      }
+      train(net, rank, sgd, [&](const lockstep::Loss& loss) {
+        auto& options = static_cast<torch::optim::SGDOptions&>(sgd.param_groups()[0].options());
+        if (what == "rate") options.lr(0.1 * loss.item());
+      });
+    });
+    EXPECT_THAT(outcome.errors, Each(AllOf(HasSubstr("DataParallel: the ranks' networks differ: "),
+                                           HasSubstr("is not that of rank 0"), HasSubstr("call step() on all ranks"))))
+        << what;
+    if (what == "frozen") {
+      EXPECT_THAT(outcome.errors, Each(HasSubstr("differ: 0.weight of rank 1")));
+    }
+  }
+}
+
+TEST(TrainingLoop, EqualNetworksMayBeAnything) {
+  const Outcome outcome = outcome_of(2, [](Rank& rank) {
+    DataParallel net(two_layers(), rank);
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    train(net, rank, sgd);
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : net->parameters()) parameter.fill_(std::nan(""));
+    net->parameters()[0].requires_grad_(false);
+    const torch::AutoGradMode with_grad(true);
+    train(
+        net, rank, sgd, [](const auto&) {}, 4);
+  });
+  EXPECT_THAT(outcome.errors, Each("(no error)"));
+  EXPECT_THAT(outcome.warnings, IsEmpty());
+}
+
+TEST(TrainingLoop, AnEpochInTheSameOrderIsAWarning) {
+  const auto epochs = [](const std::function<lockstep::BatchOptions(int64_t)>& options) {
+    return warnings_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      for (int64_t epoch = 0; epoch < 3; ++epoch) {
+        for (auto& batch : lockstep::batches(data, options(epoch), rank)) {
+          const auto parts = batch.in_parts(2);
+          {
+            const auto guard = net.no_sync();
+            net.loss(parts.at(0), F::cross_entropy).backward();
+          }
+          net.loss(parts.at(1), F::cross_entropy).backward();
+        }
+      }
+    });
+  };
+  EXPECT_THAT(epochs([](int64_t) { return lockstep::BatchOptions{.size = 4}; }),
+              ElementsAre(AllOf(HasSubstr("rank 0"), HasSubstr("the same order as before"),
+                                HasSubstr("Set BatchOptions::epoch"))));
+  EXPECT_THAT(epochs([](int64_t epoch) { return lockstep::BatchOptions{.size = 4, .epoch = epoch}; }), IsEmpty());
+  EXPECT_THAT(epochs([](int64_t) { return lockstep::BatchOptions{.size = 4, .shuffle = false}; }), IsEmpty());
+  EXPECT_THAT(epochs([](int64_t) { return lockstep::BatchOptions{.size = 12}; }), IsEmpty());  // all data at once
+}
+
+TEST(TrainingLoop, ABackwardInEvalModeIsAWarning) {
+  const auto warnings = [](auto layer) {
+    return warnings_of(2, [&](Rank& rank) {
+      torch::nn::Sequential model(torch::nn::Linear(6, 3));
+      model->push_back("layer", layer());
+      DataParallel net(model, rank);
+      for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) {
+        net.loss(batch, F::cross_entropy).backward();
+        net->eval();
+        net(batch.x);
+      }
+    });
+  };
+  EXPECT_THAT(warnings([] { return torch::nn::BatchNorm1d(3); }),
+              ElementsAre(AllOf(HasSubstr("in eval() mode, so that layer acts"), HasSubstr("Call net->train()"))));
+  EXPECT_THAT(warnings([] { return lockstep::Dropout(0.5); }), ElementsAre(HasSubstr("in eval() mode")));
+  EXPECT_THAT(warnings([] { return torch::nn::ReLU(); }), IsEmpty());
+}
+
+struct ScaledImpl : torch::nn::Module {
+  torch::nn::Linear layer = register_module("layer", torch::nn::Linear(6, 3));
+  Tensor scale = torch::ones({1}, torch::requires_grad());
+  Tensor forward(const Tensor& x) { return layer(x) * scale.to(x.device()); }
+};
+TORCH_MODULE(Scaled);
+
+TEST(TrainingLoop, ALearnableTensorOutsideOfTheNetIsAWarning) {
+  for (const int64_t grain : {0, 2}) {
+    const auto warnings = warnings_of(2, [&](Rank& rank) {
+      DataParallel net(Scaled(), rank);
+      for (auto& batch : lockstep::batches(data, {.size = 4, .grain = grain}, rank))
+        net.loss(batch, F::cross_entropy).backward();
+    });
+    EXPECT_THAT(warnings, ElementsAre(AllOf(HasSubstr("a tensor of shape [1]"), HasSubstr("register_parameter()"))));
+  }
+}
+
+TEST(TrainingLoop, GradientsOfInputsAndOfOtherNetsAreWanted) {
+  const auto warnings = warnings_of(2, [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(6, 3), rank), other(torch::nn::Linear(3, 3), rank);
+    for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) {
+      batch.x.requires_grad_();
+      net.mean(F::cross_entropy(other(net(batch.x)), batch.y), batch.size(), batch.global_size).backward();
+    }
+  });
+  EXPECT_THAT(warnings, IsEmpty());
+}
+
+TEST(TrainingLoop, AGrainThatDrawsFromTheSharedGeneratorIsAWarning) {
+  const auto warnings = [](const std::function<Tensor(const Tensor&)>& layer) {
+    return warnings_of(2, [&](Rank& rank) {
+      torch::nn::Sequential model(torch::nn::Linear(6, 3), torch::nn::Functional(layer), lockstep::Dropout(0.5));
+      DataParallel net(model, rank);
+      for (auto& batch : lockstep::batches(data, {.size = 4, .grain = 2}, rank))
+        net.loss(batch, F::cross_entropy).backward();
+    });
+  };
+  EXPECT_THAT(warnings([](const Tensor& x) { return torch::dropout(x, 0.5, true); }),
+              ElementsAre(AllOf(HasSubstr("drew from LibTorch's default generator"), HasSubstr("lockstep::Dropout"))));
+  EXPECT_THAT(warnings([](const Tensor& x) { return torch::relu(x); }), IsEmpty());
+}
+
+// Rank by rank there are as many samples, so the sizes tell nothing.
+TEST(TrainingLoop, DataOfARanksOwnAreRefused) {
+  for (const bool shuffle : {true, false}) {
+    const auto train_on = [&](const std::function<lockstep::Dataset(int)>& data_of) {
+      return outcome_of(2, [&](Rank& rank) {
+        DataParallel net(torch::nn::Linear(6, 3), rank);
+        for (auto& batch : lockstep::batches(data_of(rank.index()), {.size = 4, .shuffle = shuffle}, rank)) {
+          net.loss(batch, F::cross_entropy).backward();
+        }
+      });
+    };
+    const auto half = [](int rank) {
+      const Tensor y = torch::tensor({0, 1, 2, 0, 1, 2, 2, 2, 1, 1, 0, 0}, torch::kLong);
+      return lockstep::Dataset{data.x.slice(0, 6 * rank, 6 * rank + 6), y.slice(0, 6 * rank, 6 * rank + 6)};
+    };
+    EXPECT_THAT(train_on([&](int rank) { return half(rank); }).errors,
+                Each(HasSubstr("of different batches: rank 1 has another one than rank 0")));
+    EXPECT_THAT(train_on([&](int) { return half(0); }).errors, Each("(no error)"));
+  }
+}
+
+TEST(TrainingLoop, CollectivesOnTensorsWithAGraphAreAWarning) {
+  const auto warnings = [](const std::function<void(Rank&, Tensor)>& call) {
+    return warnings_of(2, [&](Rank& rank) {
+      const Tensor w = torch::ones({2, 2}, torch::TensorOptions(rank.device()).requires_grad(true));
+      call(rank, w);
+    });
+  };
+  const auto of_graph = [](const std::string& call) {
+    return ElementsAre(AllOf(HasSubstr(call + "() of a tensor with a graph"), HasSubstr("reduce_from_group()")));
+  };
+  EXPECT_THAT(warnings([](Rank& rank, const Tensor& w) { rank.allreduce(w * w); }), of_graph("allreduce"));
+  EXPECT_THAT(warnings([](Rank& rank, const Tensor& w) { rank.allgather(w * w); }), of_graph("allgather"));
+  EXPECT_THAT(warnings([](Rank& rank, const Tensor& w) { rank.reduce_scatter(w * w); }), of_graph("reduce_scatter"));
+  EXPECT_THAT(warnings([](Rank& rank, const Tensor& w) {
+                rank.allgather(w);
+                rank.allreduce((w * w).detach());
+                const torch::NoGradGuard no_grad;
+                rank.allreduce(w * w);
+                rank.broadcast(w);
+              }),
+              IsEmpty());
+}
+
+}  // namespace training_loop_test
