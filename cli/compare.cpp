@@ -125,8 +125,8 @@ class Schemes {
       if (count == 1) break;
       if (mesh.pipeline == 1) {
         const auto plan = add_plan(mesh_name(mesh), mesh, PipelineSchedule::one_f_one_b);
-        if (!plan || mesh.data < count) continue;
         for (const int stage : {1, 2, 3}) {
+          if (!plan || mesh.data < count) break;
           rows_.push_back({{mesh_name(mesh) + ", ZeRO " + std::to_string(stage), devices_, plan->split, stage}});
         }
       } else if (mesh.pipeline < count) {

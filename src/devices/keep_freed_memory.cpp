@@ -9,6 +9,7 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/alignment.h>
 #include <c10/util/Exception.h>
+#include <c10/util/env.h>
 #include <malloc.h>
 #endif
 
@@ -28,7 +29,7 @@ class TensorsByMalloc : public c10::Allocator {
     void* const block = bytes < kTooMany ? std::malloc(bytes + c10::gAlignment) : nullptr;
     if (block == nullptr) {
       c10::profiledCPUMemoryReporter().OutOfMemory(bytes);
-      TORCH_CHECK(false, "not enough memory: you tried to allocate ", bytes, " bytes for a tensor");
+      TORCH_CHECK_WITH(OutOfMemoryError, false, "you tried to allocate ", bytes, " bytes for a tensor");
     }
     void* const data = aligned_behind(block);
     static_cast<void**>(data)[-1] = block;
@@ -66,10 +67,14 @@ void keep_freed_memory() {
   // For threads: their memory comes in pieces of at most 64 MB. A piece that is all free is unmapped, unless this much
   // must stay.
   mallopt(M_TOP_PAD, 64 << 20);
-  // With this variable LibTorch takes large tensors in huge pages, which malloc does not.
-  static TensorsByMalloc* const by_malloc =
-      std::getenv("THP_MEM_ALLOC_ENABLE") == nullptr ? new TensorsByMalloc : nullptr;  // outlives all tensors
-  if (by_malloc != nullptr) c10::SetCPUAllocator(by_malloc);
+  static const bool is_set = [] {
+    // With this variable LibTorch takes large tensors in huge pages, which malloc does not.
+    const bool huge_pages = c10::utils::check_env("THP_MEM_ALLOC_ENABLE").value_or(false);
+    if (huge_pages || c10::GetCPUAllocator() != c10::GetDefaultCPUAllocator()) return false;  // or the program's own
+    c10::SetCPUAllocator(new TensorsByMalloc);                                                // outlives all tensors
+    return true;
+  }();
+  static_cast<void>(is_set);
 #endif
 }
 

@@ -8,7 +8,6 @@
 #include "models/kernels/matrices.hpp"
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <memory>
 

@@ -109,7 +109,7 @@ TEST_F(CliCompare, EverySchemeOfTwoDevicesTrainsTheSame) {
 TEST_F(CliCompare, FourDevicesAlsoHaveMeshes) {
   const auto schemes = compare("4xcpu");
   for (const char* name : {"data 4", "data 4, ZeRO 1", "data 4, ZeRO 2", "data 4, ZeRO 3", "data 2 x pipeline 2",
-                           "data 2 x tensor 2", "pipeline 2 x tensor 2", "tensor 4"}) {
+                           "data 2 x tensor 2", "pipeline 2 x tensor 2", "tensor 4", "tensor 4, alternating"}) {
     ASSERT_EQ(schemes.count(name), 1u) << name;
     EXPECT_NEAR(schemes.at(name).at("final_loss").get<double>(),
                 schemes.at("one device").at("final_loss").get<double>(), 1e-4);

@@ -335,13 +335,13 @@ class Simulation {
     if (plan_.has_agents()) rendezvous.emplace(environment_of_node(0), comm::WaitLimit{kPatience});
     const auto store = rendezvous ? rendezvous->connect_to_all() : comm::host_store("127.0.0.1", kPort, {}).store;
     Machine machine(scheduler_, plan_.has_agents() ? kAgentsLook : kLook, hooks_of(launched));
+    constexpr std::chrono::milliseconds silence(kAgentSilence / kMillisecond);
     comm::FirstLauncher launcher(store,
                                  {.name = launch_of(0).job,
                                   .processes = plan_.processes,
                                   .restarts = kSuccessors,
                                   .machines = {plan_.nodes, plan_.most_nodes()},
-                                  .limits = {kUntilFirstBeat, plan_.seed % 4 == 0 ? 1s : 0s,
-                                             std::chrono::milliseconds(kAgentSilence / kMillisecond)}},
+                                  .limits = {kUntilFirstBeat, plan_.seed % 4 == 0 ? 1s : 0s, {silence, silence}}},
                                  machine, [&](int member, int place, const comm::ProcessEnd& end) {
                                    return comm::announce_end(store, launch_of(member, place), end).is_loss;
                                  });

@@ -8,6 +8,7 @@
 #include <lockstep/base/error.hpp>
 
 #include "base/seconds.hpp"
+#include "io/libcrypto.hpp"
 #include "io/reason.hpp"
 #include "stored_values.hpp"
 
@@ -219,6 +220,7 @@ class Service {
 }  // namespace
 
 StoreServer::StoreServer(const Listener& listener, StoreGuard guard) {
+  io::libcrypto();  // here, since the thread could tell nobody that it is missing
   int ends[2] = {-1, -1};
   stop_ = eventfd(0, EFD_CLOEXEC);
   if (stop_ < 0 || socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0 ||

@@ -44,8 +44,8 @@ struct ConvReluPoolKernels {
   void (*backward_input)(const ConvReluPoolShape& shape, const float* grad, const uint8_t* passed, const float* packed,
                          float* scratch, float* grad_x);
 
-  // Sets the parts of grad_weight and grad_bias that belong to one group of output channels, over all blocks. Groups
-  // count from 0 to weight_groups(shape). `scratch`: weight_scratch(shape) values.
+  // Sets the parts of grad_weight and grad_bias that belong to one group of output channels, over all blocks, at least
+  // one. Groups count from 0 to weight_groups(shape). `scratch`: weight_scratch(shape) values.
   int64_t (*weight_groups)(const ConvReluPoolShape& shape);
   int64_t (*weight_scratch)(const ConvReluPoolShape& shape);
   void (*backward_weight)(const ConvReluPoolShape& shape, int64_t blocks, int64_t group, const float* x,
