@@ -45,6 +45,17 @@ TEST_F(Training, ACriterionTakesOptions) {
   });
 }
 
+TEST_F(Training, ACriterionMayBeAModule) {
+  F::cross_entropy(net(whole.x), whole.y).backward();
+  lockstep::run(lockstep::test_devices(3), [&](Rank& rank) {
+    const auto replica = std::dynamic_pointer_cast<torch::nn::LinearImpl>(net->clone());
+    DataParallel data_parallel(replica, rank);
+    replica->zero_grad();
+    data_parallel.loss(part_of_batch(whole, rank), torch::nn::CrossEntropyLoss()).backward();
+    EXPECT_TRUE(torch::allclose(lockstep::on_host(replica->weight.grad()), net->weight.grad(), 1e-5, 1e-6));
+  });
+}
+
 TEST_F(Training, ALossTellsTheWholeBatchsMean) {
   const double expected = F::cross_entropy(net(whole.x), whole.y).item<double>();
   for (const int ranks : {1, 3, 8}) {  // with eight, one part is empty
@@ -65,6 +76,15 @@ TEST(CriterionOptions, WhatIsNoMeanOverTheSamplesIsRefused) {
   EXPECT_THAT(refused(F::CrossEntropyFuncOptions().reduction(torch::kNone)), HasSubstr("the reduction kNone"));
   EXPECT_THAT(refused(F::CrossEntropyFuncOptions().weight(torch::ones({3}))),
               AllOf(HasSubstr("weights of classes"), HasSubstr("net.loss(batch, function)")));
+  EXPECT_THAT(error_of([] {
+                Criterion(torch::nn::CrossEntropyLoss(torch::nn::CrossEntropyLossOptions().weight(torch::ones({3}))));
+              }),
+              HasSubstr("weights of classes"));
+  EXPECT_THAT(error_of([] { Criterion{torch::nn::MSELoss{torch::nn::MSELossOptions{torch::kSum}}}; }),
+              HasSubstr("the reduction kSum"));
+  // These weights are of the values, and the mean divides by their number.
+  Criterion(F::binary_cross_entropy_with_logits,
+            F::BinaryCrossEntropyWithLogitsFuncOptions().weight(torch::ones({3})).pos_weight(torch::ones({3})));
   Criterion(F::kl_div, F::KLDivFuncOptions().reduction(torch::kBatchMean));
   Criterion(F::mse_loss, F::MSELossFuncOptions().reduction(torch::kMean));
 }

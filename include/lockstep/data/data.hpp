@@ -14,6 +14,7 @@
 #include <iterator>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -119,7 +120,8 @@ class Batches {
     using pointer = Batch*;
     using reference = Batch&;
 
-    Batch& operator*() { return batch_; }
+    Batch& operator*() & { return batch_; }
+    Batch operator*() && { return std::move(batch_); }  // no reference to what ends with a temporary iterator
     Batch* operator->() { return &batch_; }
     Iterator& operator++();
     void operator++(int) { ++*this; }

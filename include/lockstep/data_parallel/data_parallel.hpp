@@ -7,8 +7,8 @@
 //
 // Used by its rank's thread only. Cost: every gradient is averaged once per backward(). This happens in buckets, whose
 // allreduces run while backward computes earlier layers' gradients. A parameter's .grad is a view into its bucket.
-// Clipping and optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is copied. Clone a
-// gradient that you keep beyond the next backward().
+// Clipping and optimizers see ordinary tensors, and with zero_grad(/*set_to_none=*/false) nothing is copied. A
+// gradient that you keep beyond zero_grad() moves out of its bucket, which costs a copy.
 #pragma once
 
 #include <torch/enum.h>
@@ -29,13 +29,27 @@
 
 namespace lockstep {
 
+// A module holder (TORCH_MODULE). Its call operator takes anything until it is compiled, so it must not be asked.
+template <class Type>
+concept HoldsModule = requires {
+  typename Type::ContainedType;
+  requires std::derived_from<Type, torch::nn::ModuleHolder<typename Type::ContainedType>>;
+};
+
 // What makes a network's output and the targets a loss, the mean over the samples: any callable (y_hat, y) -> scalar
-// tensor, or (y_hat, batch) where a mask counts; or one of torch::nn::functional's losses by its name. As thread-safe
-// as the callable.
+// tensor, or (y_hat, batch) where a mask counts; or one of torch::nn::functional's losses by its name; or one as a
+// module, such as torch::nn::MSELoss(). As thread-safe as the callable.
 class Criterion {
  public:
-  template <OfSamples Function>
-  Criterion(Function function) : function_(std::move(function)) {}
+  template <class Function>
+  requires(!HoldsModule<Function>) && OfSamples<Function>  //
+      Criterion(Function function) : function_(std::move(function)) {}
+  template <HoldsModule Holder>
+  Criterion(Holder holder)
+      : Criterion(
+            [holder](const at::Tensor& y_hat, const at::Tensor& y) mutable { return holder->forward(y_hat, y); }) {
+    if constexpr (requires { holder->options; }) check_options(holder->options);
+  }
   template <class Options>
   Criterion(at::Tensor (*function)(const at::Tensor&, const at::Tensor&, const Options&))
       : Criterion([function](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, Options{}); }) {}
@@ -46,15 +60,20 @@ class Criterion {
             const std::type_identity_t<Options>& options)
       : Criterion(
             [function, options](const at::Tensor& y_hat, const at::Tensor& y) { return function(y_hat, y, options); }) {
-    if constexpr (requires { options.reduction(); })
-      check_reduction(torch::enumtype::get_enum_name(options.reduction()));
-    if constexpr (requires { options.weight().defined(); }) check_weights(options.weight());
+    check_options(options);
   }
 
   at::Tensor operator()(const at::Tensor& y_hat, const at::Tensor& y) const { return function_(y_hat, y); }
   at::Tensor operator()(const at::Tensor& y_hat, const Batch& batch) const { return function_(y_hat, batch); }
 
  private:
+  // Of losses with weights, those that may ignore a class divide by the weights' sum.
+  template <class Options>
+  static void check_options(const Options& options) {
+    if constexpr (requires { options.reduction(); })
+      check_reduction(torch::enumtype::get_enum_name(options.reduction()));
+    if constexpr (requires { options.weight().defined(), options.ignore_index(); }) check_weights(options.weight());
+  }
   static void check_reduction(const std::string& name);
   static void check_weights(const at::Tensor& weights_of_classes);
 
@@ -132,8 +151,9 @@ class DataParallel {
   // is called as often on all ranks, for stand-ins too (Replica::loss_by_grains()), and never for an empty part. The
   // module's buffers do not change by stand-ins. Hooks on parameters do see them, and so does what mean_of() counts
   // itself; there SampleScope::current()->place().again tells.
-  template <std::invocable<const Batch&> MeanOf>
-  Loss loss(const Batch& batch, const MeanOf& mean_of) {
+  template <class MeanOf>
+  requires(!HoldsModule<MeanOf>) && std::invocable<MeanOf, const Batch&>  //
+      Loss loss(const Batch& batch, const MeanOf& mean_of) {
     if (batch.grain > 0) return replica_->loss_by_grains(batch, mean_of);
     const SampleScope scope = samples(batch);
     const bool calls = batch.size() > 0 || replica_->forwards_empty_parts();

@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-class Autocast {
+class [[nodiscard]] Autocast {
  public:
   // Acts on operations on devices of `device`'s type. With enabled = false, operations inside compute as if there were
   // no Autocast around. `type` is bfloat16, or float16. (float16's gradients need scaling, which is not done here.)
