@@ -18,10 +18,10 @@
 #include <utility>
 
 #include "base/seconds_since.hpp"
+#include "base/signals.hpp"
 #include "io/process_stat.hpp"
 #include "io/reason.hpp"
 #include "output.hpp"
-#include "stop_signals.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {

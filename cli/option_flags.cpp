@@ -38,7 +38,7 @@ std::string epochs_list(const std::string& text) {
 // Returns what is wrong with the text of a flag for a Value, or "".
 template <class Value>
 std::string wrong_with(const Option& option, const std::string& text) {
-  if constexpr (std::is_floating_point_v<Value>) return rate(text);
+  if constexpr (std::is_floating_point_v<Value> || std::is_same_v<Value, std::optional<double>>) return rate(text);
   if constexpr (std::is_integral_v<Value>) return number_within<Value>(text, option.more.least, option.more.most);
   if constexpr (std::is_same_v<Value, std::chrono::seconds>)
     return number_within<int>(text, option.more.least, option.more.most);
@@ -49,8 +49,9 @@ std::string wrong_with(const Option& option, const std::string& text) {
   return option.more.least > 0 ? not_empty(text) : "";
 }
 
-// Resets options that only have a meaning with another choice than the one just made.
-void forget_what_went_with_it(std::string_view key, TrainOptions& options) {
+// Resets options that only have a meaning with another choice than the one just made. `before` has the choices so far.
+void forget_what_went_with_it(std::string_view key, const TrainOptions& before, TrainOptions& options) {
+  if (key == "optimizer" && options.optimizer.kind != before.optimizer.kind) options.rate.lr.reset();
   if (key == "schedule" && options.rate.schedule != LrSchedule::step) options.rate.step_epochs.clear();
   if (key == "compress" && options.exchange.compress != Compression::powersgd) options.exchange.compress_rank = 0;
   if (key == "sync_every" && options.exchange.sync_every == 0) {
@@ -82,11 +83,12 @@ void add_option_flags(CLI::App& app, Given& given) {
 }
 
 void take_given(const Given& given, TrainOptions& options) {
+  const TrainOptions before = options;
   each_option(options, [&](const Option& option, auto& value) {
     const auto found = given.find(option.key);
     if (!option.more.plain || found == given.end() || !found->second) return;
     take_text(*found->second, value);
-    forget_what_went_with_it(option.key, options);
+    forget_what_went_with_it(option.key, before, options);
   });
 }
 

@@ -1,43 +1,12 @@
-// Takes Ctrl-C, SIGTERM and SIGHUP as a polite request. The first asks for a stop, the second ends the program at once.
-// The same signal again within half a second counts as the first.
+// What the program says when a signal asks it to stop (stop_on_signals.hpp), and how it ends at a second one.
 #pragma once
 
-#include <atomic>
-#include <csignal>
-#include <stop_token>
-#include <thread>
+#include <lockstep/base/stop_on_signals.hpp>
 
 namespace lockstep::cli {
 
-// Whether this process ignores the signal. nohup starts such processes, and so does a script in the background. A
-// signal that is blocked and awaited would come all the same.
-bool is_ignored(int signal);
-
-// While it lives, SIGINT, SIGTERM and SIGHUP are blocked in its thread and in all threads started from there. A thread
-// of its own waits for them. So they interrupt no system call, and need no code that is safe in a handler. Make it
-// before other threads start, one at a time. A signal that the parent process ignored (a job in the background of a
-// script) stays ignored.
-class StopSignals {
- public:
-  explicit StopSignals(bool quiet = false);  // quiet: another process of the job announces the stop
-  ~StopSignals();
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-
-  std::stop_token token() const { return source_.get_token(); }
-  void request_stop() { source_.request_stop(); }  // for reasons of our own
-  int received() const { return received_; }       // the first signal that came; 0 if none did
-
- private:
-  void wait_for_signals();
-
-  const bool quiet_;
-  std::stop_source source_;
-  std::atomic<int> received_ = 0;
-  std::atomic<bool> done_ = false;
-  sigset_t awaited_;
-  sigset_t mask_before_;
-  std::thread waiter_;
-};
+// Says so on stderr, unless another process of the job does. At the second signal the program ends, with the exit code
+// of one that the signal has ended.
+StopOnSignals::Told says_that_it_stops(bool quiet = false);
 
 }  // namespace lockstep::cli

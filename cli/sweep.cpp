@@ -97,7 +97,7 @@ TrainOptions to_go_on(TrainOptions options, const std::function<void(const std::
 // Works on several runs at once. Each has a thread of its own, and its ranks are threads as in lockstep train.
 class Sweep {
  public:
-  Sweep(std::vector<SweepRun>& runs, int jobs, StopSignals& signals, Output& output)
+  Sweep(std::vector<SweepRun>& runs, int jobs, StopOnSignals& signals, Output& output)
       : jobs_(jobs),
         cores_(cpu_cores()),
         signals_(signals),
@@ -205,7 +205,7 @@ class Sweep {
   }
 
   const int jobs_, cores_;
-  StopSignals& signals_;
+  StopOnSignals& signals_;
   Output& output_;
   LiveLine live_;
   const size_t all_;
@@ -256,7 +256,7 @@ int sweep_command(const SweepFlags& flags, Output& output) {
     throw UsageError("a sweep compares test accuracies, and gpt has none; train each run by itself");
   }
   const fs::path folder = runs[0].options.keep.run_dir.parent_path();
-  StopSignals signals;  // before LibTorch starts threads
+  StopOnSignals signals(says_that_it_stops());
   check_batches(runs);
   make_sweep_folder(folder);
   io::FolderLock lock;

@@ -79,8 +79,7 @@ void add_flags(CLI::App& app, SweepFlags& flags) {
   add("--batch-size", flags.batch_sizes, "N...", "samples per step, over all devices together",
       std::to_string(defaults.batch.size))
       ->check(number_between<int64_t, 1>);
-  add("--lr", flags.rates, "X...", "learning rates for batches of --reference-batch samples",
-      number_text(defaults.rate.lr))
+  add("--lr", flags.rates, "X...", "learning rates for batches of --reference-batch samples", "by the optimizer")
       ->check(rate);
   add("--scale-lr", flags.scale_lr, "RULE...", "how the learning rate changes with other batches: none, sqrt, linear",
       std::string(to_string(defaults.rate.scaling)));
@@ -120,7 +119,7 @@ std::vector<SweepRun> grid(const SweepFlags& flags) {
 
 std::string grid_name(const TrainOptions& options) {
   const std::string name = short_name(options.devices) + "_batch" + std::to_string(options.batch.global()) + "_lr" +
-                           number_text(options.rate.lr);
+                           number_text(learning_rate_of(options).lr);
   return options.rate.scaling == LrScaling::none ? name : name + "_" + std::string(to_string(options.rate.scaling));
 }
 

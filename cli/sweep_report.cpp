@@ -50,8 +50,8 @@ double scaled_rate(const TrainOptions& options) {
 std::vector<std::string> cells_of(const SweepRun& run, double target) {
   const TrainOptions& options = run.options;
   std::vector<std::string> cells = {short_name(options.devices), std::to_string(options.batch.global()),
-                                    number_text(options.rate.lr), std::string(to_string(options.rate.scaling)),
-                                    format("%.4g", scaled_rate(options))};
+                                    number_text(learning_rate_of(options).lr),
+                                    std::string(to_string(options.rate.scaling)), format("%.4g", scaled_rate(options))};
   if (run.history.empty()) {
     cells.insert(cells.end(), 6, "-");
     return cells;
@@ -123,15 +123,16 @@ std::vector<Line> plotted_lines(const std::vector<SweepRun>& runs, bool over_bat
   if (rules.empty()) rules.insert(LrScaling::none);
   std::vector<Line> lines;
   for (const auto& run : runs) {
-    if (run.history.empty() || run.options.rate.lr == 0) continue;  // the axis is logarithmic
+    if (run.history.empty() || learning_rate_of(run.options).lr == 0) continue;  // the axis is logarithmic
     const TrainOptions& options = run.options;
     const int64_t batch = options.batch.global();
-    const std::string what = short_name(options.devices) +
-                             (over_batch ? ", lr " + number_text(options.rate.lr) : ", batch " + std::to_string(batch));
+    const std::string what =
+        short_name(options.devices) +
+        (over_batch ? ", lr " + number_text(learning_rate_of(options).lr) : ", batch " + std::to_string(batch));
     for (const LrScaling rule : rules) {
       if (rule != options.rate.scaling && !(run.is_reference && over_batch)) continue;
       auto& points = points_of(lines, rules.size() == 1 ? what : what + ", " + std::string(to_string(rule)));
-      points[over_batch ? static_cast<double>(batch) : options.rate.lr] = run.history.back().test_accuracy;
+      points[over_batch ? static_cast<double>(batch) : learning_rate_of(options).lr] = run.history.back().test_accuracy;
     }
   }
   return lines;
@@ -142,7 +143,7 @@ bool has_more_batches_than_rates(const std::vector<SweepRun>& runs) {
   std::set<double> rates;
   for (const auto& run : runs) {
     batches.insert(run.options.batch.global());
-    rates.insert(run.options.rate.lr);
+    rates.insert(learning_rate_of(run.options).lr);
   }
   return batches.size() > rates.size();
 }

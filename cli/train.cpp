@@ -36,6 +36,7 @@
 #include "trainer/exchange_options.hpp"
 #include "trainer/option_table.hpp"
 #include "trainer/option_text.hpp"
+#include "trainer/resume.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
 #include "usage.hpp"
@@ -285,7 +286,7 @@ class RunReport {
       print(epoch_line(metrics, options_.epochs, remark_) + written_lines(metrics.written));
     if (!std::isfinite(metrics.train_loss)) {
       warning("the train loss is not finite any more, so this run learns nothing further; try a smaller --lr than " +
-              number_text(options_.rate.lr));
+              number_text(learning_rate_of(options_).lr));
     }
   }
 
@@ -299,7 +300,7 @@ class RunReport {
     live_.clear();
     Output(STDERR_FILENO)
         .print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
-               ". Try a smaller --lr than " + number_text(options_.rate.lr) +
+               ". Try a smaller --lr than " + number_text(learning_rate_of(options_).lr) +
                (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
   }
 
@@ -377,16 +378,7 @@ TrainResult train_in_own_folder(const TrainFlags& flags, TrainOptions& options, 
   }
 }
 
-// True if the run was killed before its first checkpoint, which follows the first epoch's other files. Then nothing of
-// it is worth keeping. (But it is if the run keeps no checkpoints, or was to have one epoch only.)
-bool was_killed_early(const TrainOptions& options) {
-  if (!std::filesystem::exists(options.keep.run_dir / kConfigFile)) return false;
-  if (!std::filesystem::exists(options.keep.run_dir / kMetricsFile)) return true;
-  const TrainOptions killed = read_config(options.keep.run_dir, options.devices);
-  return killed.keep.last > 0 && killed.epochs > 1 && read_metrics(options.keep.run_dir / kMetricsFile).size() == 1;
-}
-
-int exit_code(const TrainResult& result, const StopSignals& signals) {
+int exit_code(const TrainResult& result, const StopOnSignals& signals) {
   if (!result.stopped) return 0;
   return 128 + (signals.received() == 0 ? SIGTERM : signals.received());  // 0: another process was asked
 }
@@ -409,7 +401,7 @@ int train_command(const TrainFlags& flags, Output& output) {
     if (const auto code = train_as_node(options.elastic)) return *code;
   }
   const bool is_first = this_process().index == 0;
-  StopSignals signals(!is_first);  // before LibTorch starts threads
+  StopOnSignals signals(says_that_it_stops(/*quiet=*/!is_first));
   RunReport report(flags, options, output);
 
   // Wraps a member of `report`. A run that nobody can watch any more is stopped.
@@ -429,6 +421,7 @@ int train_command(const TrainFlags& flags, Output& output) {
     if (is_first) report.planned(line);
   }
   if (!is_first && !elastic) {
+    callbacks.on_warning = [](const std::string&) {};  // the first process says it
     try {
       return exit_code(train(options, callbacks), signals);
     } catch (const NotFinite&) {  // rank 0's process says it
@@ -440,12 +433,9 @@ int train_command(const TrainFlags& flags, Output& output) {
   callbacks.on_epoch = show(&RunReport::epoch);
   callbacks.on_warning = show(&RunReport::warning);
 
-  if (is_first && flags.resume() == "auto" && options.keep.resume.empty() && was_killed_early(options)) {
-    if (std::filesystem::exists(options.keep.run_dir / kMetricsFile)) {
-      report.warning(options.keep.run_dir.string() +
-                     " holds one finished epoch and no checkpoint to go on from, so the run begins anew in its place");
-    }
-    clear_run(options.keep.run_dir);
+  if (is_first && flags.resume() == "auto" && options.keep.resume.empty()) {
+    options.keep.resume = "auto";  // which removes what a killed run left, and else changes nothing
+    options = with_resume_found(options, callbacks.on_warning);
   }
   if (is_first) report.loading();
   try {

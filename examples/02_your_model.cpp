@@ -78,8 +78,8 @@ Sequential make_net(Rank& rank) {
   });
 }
 
-// The task: of eight numbers in [-1, 1], the signs of two products, which are four classes.
-lockstep::Dataset make_task() {
+// The data: of eight numbers in [-1, 1], the signs of two products, which are four classes.
+lockstep::Dataset make_data() {
   torch::manual_seed(2);
   const Tensor x = torch::rand({600, 8}, torch::kDouble) * 2 - 1;
   const auto positive = [&](int i, int j) { return (x.select(1, i) * x.select(1, j) > 0).to(torch::kLong); };
@@ -88,11 +88,11 @@ lockstep::Dataset make_task() {
 
 // The same steps for every scheme, which says what adds a batch's gradients. `shard`: which part of the batches.
 template <class ForwardBackward>
-void train(const std::vector<Tensor>& parameters, const lockstep::Dataset& task, const lockstep::Partner& shard,
+void train(const std::vector<Tensor>& parameters, const lockstep::Dataset& data, const lockstep::Partner& shard,
            const ForwardBackward& forward_backward) {
   torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
   for (int epoch = 0; epoch < 10; ++epoch) {
-    for (const auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, shard)) {
+    for (const auto& batch : lockstep::batches(data, {.size = 64, .epoch = epoch}, shard)) {
       sgd.zero_grad();
       forward_backward(batch);
       sgd.step();
@@ -100,66 +100,66 @@ void train(const std::vector<Tensor>& parameters, const lockstep::Dataset& task,
   }
 }
 
-// Prints the loss of the trained network's output for the whole task, and the bytes of parameters that each rank holds.
+// Prints the loss of the trained network's output for the whole data, and the bytes of parameters that each rank holds.
 void report(const char* scheme, Rank& rank, const std::vector<Tensor>& parameters, const Tensor& output,
-            const lockstep::Dataset& task) {
+            const lockstep::Dataset& data) {
   Tensor bytes = torch::zeros(rank.world_size(), torch::kLong);
   for (const auto& parameter : parameters) bytes[rank.index()] += static_cast<int64_t>(parameter.nbytes());
   rank.allreduce(bytes);
   if (rank.index() != 0) return;
-  std::printf("%-21s loss %.6f  parameter bytes per rank", scheme, F::cross_entropy(output, task.y).item<double>());
+  std::printf("%-21s loss %.6f  parameter bytes per rank", scheme, F::cross_entropy(output, data.y).item<double>());
   for (int i = 0; i < rank.world_size(); ++i) std::printf(" %5ld", static_cast<long>(bytes[i].item<int64_t>()));
   std::printf("\n");
 }
 
-void on_one_device(Rank& rank, const lockstep::Dataset& task) {
+void on_one_device(Rank& rank, const lockstep::Dataset& data) {
   auto net = make_net(rank);
-  train(net->parameters(), task, rank,
+  train(net->parameters(), data, rank,
         [&](auto& batch) { F::cross_entropy(net->forward(batch.x), batch.y).backward(); });
-  report("one device", rank, net->parameters(), net->forward(task.x), task);
+  report("one device", rank, net->parameters(), net->forward(data.x), data);
 }
 
-void by_data(Rank& rank, const lockstep::Dataset& task) {
+void by_data(Rank& rank, const lockstep::Dataset& data) {
   lockstep::DataParallel net(make_net(rank), rank);
-  train(net->parameters(), task, rank, [&](auto& batch) { net.loss(batch, F::cross_entropy).backward(); });
-  report("by data", rank, net->parameters(), net(task.x), task);
+  train(net->parameters(), data, rank, [&](auto& batch) { net.loss(batch, F::cross_entropy).backward(); });
+  report("by data", rank, net->parameters(), net(data.x), data);
 }
 
 // Here every rank is given whole batches. The stages take them a quarter at a time, so that both can compute at once.
-void by_layers(Rank& rank, const lockstep::Dataset& task) {
+void by_layers(Rank& rank, const lockstep::Dataset& data) {
   const auto stages = lockstep::split_into_stages(make_net(rank), rank.world_size());
   lockstep::Pipeline net(stages, rank, {.microbatches = 4});
-  train(net.module()->parameters(), task, {}, [&](auto& batch) { net.forward_backward(batch, F::cross_entropy); });
-  report("by layers", rank, net.module()->parameters(), net.forward(task.x), task);
+  train(net.module()->parameters(), data, {}, [&](auto& batch) { net.forward_backward(batch, F::cross_entropy); });
+  report("by layers", rank, net.module()->parameters(), net.forward(data.x), data);
 }
 
 // A rank's part is a network like any other. Its layers happen to talk to the other ranks.
-void by_channels(Rank& rank, const lockstep::Dataset& task) {
+void by_channels(Rank& rank, const lockstep::Dataset& data) {
   auto net = lockstep::shard(make_net(rank), rank);
-  train(net->parameters(), task, {}, [&](auto& batch) { F::cross_entropy(net->forward(batch.x), batch.y).backward(); });
-  report("by channels", rank, net->parameters(), net->forward(task.x), task);
+  train(net->parameters(), data, {}, [&](auto& batch) { F::cross_entropy(net->forward(batch.x), batch.y).backward(); });
+  report("by channels", rank, net->parameters(), net->forward(data.x), data);
 }
 
 // SplitModel is all three, one inside the other. Batches are split along the mesh's data axis alone.
-void combined(const char* scheme, const lockstep::MeshShape& mesh, Rank& rank, const lockstep::Dataset& task) {
+void combined(const char* scheme, const lockstep::MeshShape& mesh, Rank& rank, const lockstep::Dataset& data) {
   lockstep::SplitModel net(make_net(rank), rank, {.mesh = mesh, .microbatches = 2});
-  train(net.parameters(), task, net.mesh().data(), [&](auto& b) { net.forward_backward(b, F::cross_entropy); });
-  report(scheme, rank, net.parameters(), net.forward(task.x), task);
+  train(net.parameters(), data, net.mesh().data(), [&](auto& b) { net.forward_backward(b, F::cross_entropy); });
+  report(scheme, rank, net.parameters(), net.forward(data.x), data);
 }
 
 }  // namespace
 
 int main() try {
   lockstep::keep_freed_memory();
-  const lockstep::Dataset task = make_task();
+  const lockstep::Dataset data = make_data();
   const lockstep::Devices one = {torch::kCPU}, two(2, torch::kCPU), four(4, torch::kCPU);
-  lockstep::run(one, [&](Rank& rank) { on_one_device(rank, task); });
-  lockstep::run(two, [&](Rank& rank) { by_data(rank, task); });
-  lockstep::run(two, [&](Rank& rank) { by_layers(rank, task); });
-  lockstep::run(two, [&](Rank& rank) { by_channels(rank, task); });
-  lockstep::run(four, [&](Rank& rank) { combined("data 2, layers 2", {.data = 2, .pipeline = 2}, rank, task); });
-  lockstep::run(four, [&](Rank& rank) { combined("data 2, channels 2", {.data = 2, .tensor = 2}, rank, task); });
-  lockstep::run(four, [&](Rank& rank) { combined("layers 2, channels 2", {.pipeline = 2, .tensor = 2}, rank, task); });
+  lockstep::run(one, [&](Rank& rank) { on_one_device(rank, data); });
+  lockstep::run(two, [&](Rank& rank) { by_data(rank, data); });
+  lockstep::run(two, [&](Rank& rank) { by_layers(rank, data); });
+  lockstep::run(two, [&](Rank& rank) { by_channels(rank, data); });
+  lockstep::run(four, [&](Rank& rank) { combined("data 2, layers 2", {.data = 2, .pipeline = 2}, rank, data); });
+  lockstep::run(four, [&](Rank& rank) { combined("data 2, channels 2", {.data = 2, .tensor = 2}, rank, data); });
+  lockstep::run(four, [&](Rank& rank) { combined("layers 2, channels 2", {.pipeline = 2, .tensor = 2}, rank, data); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

@@ -57,8 +57,8 @@ Sequential make_net(Rank& rank) {
   });
 }
 
-// The task: of eight numbers in [-1, 1], the signs of two products, which are four classes.
-lockstep::Dataset make_task() {
+// The data: of eight numbers in [-1, 1], the signs of two products, which are four classes.
+lockstep::Dataset make_data() {
   torch::manual_seed(2);
   const Tensor x = torch::rand({600, 8}, torch::kDouble) * 2 - 1;
   const auto positive = [&](int i, int j) { return (x.select(1, i) * x.select(1, j) > 0).to(torch::kLong); };
@@ -69,45 +69,45 @@ std::unique_ptr<torch::optim::Optimizer> make_sgd(std::vector<Tensor> parameters
   return std::make_unique<torch::optim::SGD>(std::move(parameters), torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
 }
 
-// The loss over the whole task, from rank 0.
-void report(const char* scheme, Rank& rank, Sequential& net, const lockstep::Dataset& task,
+// The loss over the whole data, from rank 0.
+void report(const char* scheme, Rank& rank, Sequential& net, const lockstep::Dataset& data,
             const std::vector<lockstep::LostWorker>& lost = {}) {
   if (rank.index() != 0) return;
-  std::printf("%-25s  loss %.6f", scheme, F::cross_entropy(net->forward(task.x), task.y).item<double>());
+  std::printf("%-25s  loss %.6f", scheme, F::cross_entropy(net->forward(data.x), data.y).item<double>());
   for (const auto& [worker, reason] : lost) std::printf(", without worker %d: %s", worker, reason.c_str());
   std::printf("\n");
 }
 
-void without_server(Rank& rank, const lockstep::Dataset& task) {
+void without_server(Rank& rank, const lockstep::Dataset& data) {
   lockstep::DataParallel net(make_net(rank), rank);
   const auto sgd = make_sgd(net->parameters());
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
-    for (auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, rank)) {
+    for (auto& batch : lockstep::batches(data, {.size = 64, .epoch = epoch}, rank)) {
       sgd->zero_grad();
       net.loss(batch, F::cross_entropy).backward();
       sgd->step();
     }
   }
   auto whole = Sequential(std::static_pointer_cast<torch::nn::SequentialImpl>((*net).shared_from_this()));
-  report("two ranks, no server", rank, whole, task);
+  report("two ranks, no server", rank, whole, data);
 }
 
 // The ranks that `options` makes servers have the optimizer. What the workers do is a function of its own.
 void with_servers(const char* scheme, const lockstep::ParameterServerOptions& options, Rank& rank,
-                  const lockstep::Dataset& task, void (*end_of_worker_1)() = nullptr) {
+                  const lockstep::Dataset& data, void (*end_of_worker_1)() = nullptr) {
   auto net = make_net(rank);
   lockstep::ParameterServer server(net, rank, make_sgd, options);
   const auto lost = server.train([&](lockstep::Worker& worker) {
     for (int epoch = 0; epoch < kEpochs; ++epoch) {
       if (worker.index() == 1 && epoch == kEpochs / 2 && end_of_worker_1 != nullptr) end_of_worker_1();
-      for (auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, worker)) {  // this worker's part
+      for (auto& batch : lockstep::batches(data, {.size = 64, .epoch = epoch}, worker)) {  // this worker's part
         net->zero_grad();
         worker.backward(F::cross_entropy(net->forward(batch.x), batch.y), batch);
         worker.step();  // push the gradients, pull the parameters
       }
     }
   });
-  report(scheme, rank, net, task, lost);
+  report(scheme, rank, net, data, lost);
 }
 
 void turn_off() {
@@ -122,21 +122,21 @@ void kill() {
 
 int main() try {
   lockstep::keep_freed_memory();
-  const lockstep::Dataset task = make_task();
+  const lockstep::Dataset data = make_data();
   const lockstep::ParameterServerOptions asynchronous{.consistency = Consistency::asynchronous};
   if (lockstep::this_process().count > 1) {
-    lockstep::run({torch::kCPU}, [&](Rank& rank) { with_servers("one is killed", asynchronous, rank, task, kill); });
+    lockstep::run({torch::kCPU}, [&](Rank& rank) { with_servers("one is killed", asynchronous, rank, data, kill); });
     return 0;
   }
   const lockstep::Devices two(2, torch::kCPU), three(3, torch::kCPU), four(4, torch::kCPU);
-  lockstep::run(two, [&](Rank& rank) { without_server(rank, task); });
-  lockstep::run(three, [&](Rank& rank) { with_servers("synchronous, one server", {}, rank, task); });
-  lockstep::run(four, [&](Rank& rank) { with_servers("synchronous, two servers", {.servers = 2}, rank, task); });
-  lockstep::run(three, [&](Rank& rank) { with_servers("asynchronous", asynchronous, rank, task); });
+  lockstep::run(two, [&](Rank& rank) { without_server(rank, data); });
+  lockstep::run(three, [&](Rank& rank) { with_servers("synchronous, one server", {}, rank, data); });
+  lockstep::run(four, [&](Rank& rank) { with_servers("synchronous, two servers", {.servers = 2}, rank, data); });
+  lockstep::run(three, [&](Rank& rank) { with_servers("asynchronous", asynchronous, rank, data); });
   const lockstep::ParameterServerOptions bounded{.consistency = Consistency::bounded, .staleness = 2};
-  lockstep::run(three, [&](Rank& rank) { with_servers("at most two steps ahead", bounded, rank, task); });
+  lockstep::run(three, [&](Rank& rank) { with_servers("at most two steps ahead", bounded, rank, data); });
   lockstep::run(three,
-                [&](Rank& rank) { with_servers("asynchronous, one is lost", asynchronous, rank, task, turn_off); });
+                [&](Rank& rank) { with_servers("asynchronous, one is lost", asynchronous, rank, data, turn_off); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

@@ -52,8 +52,8 @@ std::shared_ptr<Net> make_net(Rank& rank) {
   });
 }
 
-// The task: of eight numbers in [-1, 1], the signs of two products, which are four classes.
-lockstep::Dataset make_task() {
+// The data: of eight numbers in [-1, 1], the signs of two products, which are four classes.
+lockstep::Dataset make_data() {
   torch::manual_seed(2);
   const Tensor x = torch::rand({8192, 8}, torch::kDouble) * 2 - 1;
   const auto positive = [&](int i, int j) { return (x.select(1, i) * x.select(1, j) > 0).to(torch::kLong); };
@@ -75,13 +75,13 @@ using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std
 
 // Any torch::optim::Optimizer; its learning rate is set before every step.
 void train(const char* what, const LearningRate& rate, const MakeOptimizer& make_optimizer, Rank& rank,
-           const lockstep::Dataset& task, int64_t parts = 1) {
+           const lockstep::Dataset& data, int64_t parts = 1) {
   lockstep::check_learning_rate(rate);
   lockstep::DataParallel net(make_net(rank), rank);
   const auto optimizer = make_optimizer(net->parameters());
   int64_t steps = 0;
   for (int epoch = 0; epoch < rate.epochs; ++epoch) {
-    auto batches = lockstep::batches(task, {.size = rate.batch, .epoch = epoch}, rank);
+    auto batches = lockstep::batches(data, {.size = rate.batch, .epoch = epoch}, rank);
     for (auto& batch : batches) {
       const double epochs_done = static_cast<double>(steps++) / static_cast<double>(batches.count());
       lockstep::set_learning_rate(*optimizer, lockstep::learning_rate_at(rate, epochs_done));
@@ -91,12 +91,12 @@ void train(const char* what, const LearningRate& rate, const MakeOptimizer& make
     }
   }
   if (rank.index() != 0) return;
-  const double loss = F::cross_entropy(net(task.x), task.y).item<double>();
+  const double loss = F::cross_entropy(net(data.x), data.y).item<double>();
   std::printf("%4ld samples per step, %-30s  %4ld steps  loss %.6f\n", static_cast<long>(rate.batch), what,
               static_cast<long>(steps), loss);
 }
 
-void train_all(Rank& rank, const lockstep::Dataset& task) {
+void train_all(Rank& rank, const lockstep::Dataset& data) {
   const auto sgd = [](auto parameters) {
     return std::make_unique<torch::optim::SGD>(parameters, torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
   };
@@ -114,25 +114,25 @@ void train_all(Rank& rank, const lockstep::Dataset& task) {
   warmed_up.warmup_epochs = 2;
   warmed_up.schedule = LrSchedule::cosine;
 
-  train("lr 0.1", small, sgd, rank, task);
-  train("lr 0.1", large, sgd, rank, task);
-  train("lr 1.6", scaled, sgd, rank, task);
-  train("lr 1.6, warm-up, cosine", warmed_up, sgd, rank, task);
-  train("the same, in 4 parts", warmed_up, sgd, rank, task, /*parts=*/4);
+  train("lr 0.1", small, sgd, rank, data);
+  train("lr 0.1", large, sgd, rank, data);
+  train("lr 1.6", scaled, sgd, rank, data);
+  train("lr 1.6, warm-up, cosine", warmed_up, sgd, rank, data);
+  train("the same, in 4 parts", warmed_up, sgd, rank, data, /*parts=*/4);
   LearningRate layerwise = warmed_up;
   layerwise.lr = 2;
-  train("LARS, lr 32, warm-up, cosine", layerwise, lars, rank, task);
+  train("LARS, lr 32, warm-up, cosine", layerwise, lars, rank, data);
   layerwise.lr = 0.02;
   layerwise.scaling = LrScaling::sqrt;
-  train("LAMB, lr 0.08, warm-up, cosine", layerwise, lamb, rank, task);
+  train("LAMB, lr 0.08, warm-up, cosine", layerwise, lamb, rank, data);
 }
 
 }  // namespace
 
 int main() try {
   lockstep::keep_freed_memory();
-  const lockstep::Dataset task = make_task();
-  lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) { train_all(rank, task); });
+  const lockstep::Dataset data = make_data();
+  lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) { train_all(rank, data); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

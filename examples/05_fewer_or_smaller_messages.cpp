@@ -62,8 +62,8 @@ std::shared_ptr<Net> make_net(Rank& rank) {
   });
 }
 
-// The task: of eight numbers in [-1, 1], the signs of two products, which are four classes.
-lockstep::Dataset make_task() {
+// The data: of eight numbers in [-1, 1], the signs of two products, which are four classes.
+lockstep::Dataset make_data() {
   torch::manual_seed(2);
   const Tensor x = torch::rand({640, 8}, torch::kDouble) * 2 - 1;
   const auto positive = [&](int i, int j) { return (x.select(1, i) * x.select(1, j) > 0).to(torch::kLong); };
@@ -73,13 +73,13 @@ lockstep::Dataset make_task() {
 // Trains a net that talks through `counted`, and prints what a step of the last epoch sent. `after_step`: LocalSgd's.
 void train(
     const char* what, double lr, lockstep::DataParallel<Net>& net, Rank& counted, lockstep::Traffic& traffic,
-    const lockstep::Dataset& task, const std::function<void()>& after_step = [] {}) {
+    const lockstep::Dataset& data, const std::function<void()>& after_step = [] {}) {
   torch::optim::SGD sgd(net->parameters(), lr);
   int steps = 0;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     steps = 0;
     traffic.sent = 0;
-    for (auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, counted)) {
+    for (auto& batch : lockstep::batches(data, {.size = 64, .epoch = epoch}, counted)) {
       sgd.zero_grad();
       net.loss(batch, F::cross_entropy).backward();
       sgd.step();
@@ -88,45 +88,45 @@ void train(
     }
   }
   if (counted.index() != 0) return;
-  const double loss = F::cross_entropy(net(task.x), task.y).item<double>();
+  const double loss = F::cross_entropy(net(data.x), data.y).item<double>();
   std::printf("%-26s  %5.0f bytes per step  loss %.6f\n", what, traffic.sent / steps, loss);
 }
 
 // A hook is one rank's: each makes its own.
 void with_hook(const char* what, double lr, std::shared_ptr<lockstep::CommunicationHook> hook, Rank& rank,
-               const lockstep::Dataset& task) {
+               const lockstep::Dataset& data) {
   const auto traffic = std::make_shared<lockstep::Traffic>();
   Rank counted = lockstep::observed(rank, traffic);
   lockstep::DataParallel net(make_net(rank), counted, {.hook = std::move(hook)});
-  train(what, lr, net, counted, *traffic, task);
+  train(what, lr, net, counted, *traffic, data);
 }
 
 // Each rank steps by itself, with the gradients of its own part; local.step() averages the parameters now and then.
 void with_local_sgd(const char* what, const lockstep::LocalSgdOptions& options, Rank& rank,
-                    const lockstep::Dataset& task) {
+                    const lockstep::Dataset& data) {
   const auto traffic = std::make_shared<lockstep::Traffic>();
   Rank counted = lockstep::observed(rank, traffic);
   lockstep::DataParallel net(make_net(rank), counted, {.average = false});
   lockstep::LocalSgd local(net->parameters(), counted, options);
-  train(what, /*lr=*/0.5, net, counted, *traffic, task, [&] { local.step(); });
+  train(what, /*lr=*/0.5, net, counted, *traffic, data, [&] { local.step(); });
 }
 
-void train_all(Rank& rank, const lockstep::Dataset& task) {
-  with_hook("as they are", 0.5, nullptr, rank, task);
-  with_hook("signs, the hook above", 0.003, std::make_shared<SignHook>(), rank, task);
-  with_hook("bf16", 0.5, std::make_shared<lockstep::HalfPrecisionHook>(torch::kBFloat16), rank, task);
+void train_all(Rank& rank, const lockstep::Dataset& data) {
+  with_hook("as they are", 0.5, nullptr, rank, data);
+  with_hook("signs, the hook above", 0.003, std::make_shared<SignHook>(), rank, data);
+  with_hook("bf16", 0.5, std::make_shared<lockstep::HalfPrecisionHook>(torch::kBFloat16), rank, data);
   const lockstep::PowerSgdOptions rank_2{.rank = 2};
-  with_hook("PowerSGD of rank 2", 0.5, std::make_shared<lockstep::PowerSgdHook>(rank_2), rank, task);
-  with_local_sgd("local SGD, every 5th step", {.sync_every = 5}, rank, task);
-  with_local_sgd("DiLoCo, every 5th step", {.sync_every = 5, .outer_lr = 0.7, .outer_momentum = 0.9}, rank, task);
+  with_hook("PowerSGD of rank 2", 0.5, std::make_shared<lockstep::PowerSgdHook>(rank_2), rank, data);
+  with_local_sgd("local SGD, every 5th step", {.sync_every = 5}, rank, data);
+  with_local_sgd("DiLoCo, every 5th step", {.sync_every = 5, .outer_lr = 0.7, .outer_momentum = 0.9}, rank, data);
 }
 
 }  // namespace
 
 int main() try {
   lockstep::keep_freed_memory();
-  const lockstep::Dataset task = make_task();
-  lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) { train_all(rank, task); });
+  const lockstep::Dataset data = make_data();
+  lockstep::run(lockstep::Devices(2, torch::kCPU), [&](Rank& rank) { train_all(rank, data); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

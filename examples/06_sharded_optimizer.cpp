@@ -50,8 +50,8 @@ std::shared_ptr<Net> make_net(Rank& rank) {
   });
 }
 
-// The task: of eight numbers in [-1, 1], the signs of two products, which are four classes.
-lockstep::Dataset make_task() {
+// The data: of eight numbers in [-1, 1], the signs of two products, which are four classes.
+lockstep::Dataset make_data() {
   torch::manual_seed(2);
   const Tensor x = torch::rand({600, 8}, torch::kDouble) * 2 - 1;
   const auto positive = [&](int i, int j) { return (x.select(1, i) * x.select(1, j) > 0).to(torch::kLong); };
@@ -82,13 +82,13 @@ size_t bytes_behind(const std::vector<Tensor>& tensors) {
 // `optimizer` is what a loop calls; `adam` is it, or has this rank's slices.
 template <class Optimizer>
 void train(const char* what, lockstep::DataParallel<Net>& net, Optimizer& optimizer, torch::optim::Optimizer& adam,
-           Rank& rank, const lockstep::Dataset& task) {
+           Rank& rank, const lockstep::Dataset& data) {
   auto parameters = net->parameters();
   for (const auto& slice : adam.param_groups()[0].params()) parameters.push_back(slice);
   std::vector<Tensor> gradients;
   size_t bytes_of_gradients = 0;
   for (int epoch = 0; epoch < 10; ++epoch) {
-    for (auto& batch : lockstep::batches(task, {.size = 64, .epoch = epoch}, rank)) {
+    for (auto& batch : lockstep::batches(data, {.size = 64, .epoch = epoch}, rank)) {
       optimizer.zero_grad();
       net.loss(batch, F::cross_entropy).backward();
       gradients.clear();
@@ -98,7 +98,7 @@ void train(const char* what, lockstep::DataParallel<Net>& net, Optimizer& optimi
     }
   }
   const size_t bytes_of_parameters = bytes_behind(parameters);
-  const double loss = F::cross_entropy(net(task.x), task.y).item<double>();  // with stage 3 all ranks must compute it
+  const double loss = F::cross_entropy(net(data.x), data.y).item<double>();  // with stage 3 all ranks must compute it
   if (rank.index() != 0) return;
   std::printf("%-22s  loss %.6f  bytes of state %5zu, gradients %5zu, parameters %5zu\n", what, loss,
               bytes_of_state(adam), bytes_of_gradients, bytes_of_parameters);
@@ -108,30 +108,30 @@ std::unique_ptr<torch::optim::Optimizer> make_adam(std::vector<Tensor> parameter
   return std::make_unique<torch::optim::Adam>(std::move(parameters), /*lr=*/0.01);
 }
 
-void whole(const char* what, Rank& rank, const lockstep::Dataset& task) {
+void whole(const char* what, Rank& rank, const lockstep::Dataset& data) {
   lockstep::DataParallel net(make_net(rank), rank);
   const auto adam = make_adam(net->parameters());
-  train(what, net, *adam, *adam, rank, task);
+  train(what, net, *adam, *adam, rank, data);
 }
 
 // Here make_adam is given this rank's slices. Between runs the whole state can be kept, by name: optimizer.state().
-void sharded(const char* what, int stage, Rank& rank, const lockstep::Dataset& task) {
+void sharded(const char* what, int stage, Rank& rank, const lockstep::Dataset& data) {
   lockstep::DataParallel net(make_net(rank), rank, {.average = false});
   lockstep::ShardedOptimizer optimizer(net, make_adam, {.stage = stage});
-  train(what, net, optimizer, optimizer.optimizer(), rank, task);
+  train(what, net, optimizer, optimizer.optimizer(), rank, data);
 }
 
 }  // namespace
 
 int main() try {
   lockstep::keep_freed_memory();
-  const lockstep::Dataset task = make_task();
+  const lockstep::Dataset data = make_data();
   const lockstep::Devices two(2, torch::kCPU), four(4, torch::kCPU);
-  lockstep::run(two, [&](Rank& rank) { whole("2 ranks, Adam on each", rank, task); });
-  lockstep::run(two, [&](Rank& rank) { sharded("2 ranks, stage 1", 1, rank, task); });
-  lockstep::run(two, [&](Rank& rank) { sharded("2 ranks, stage 2", 2, rank, task); });
-  lockstep::run(four, [&](Rank& rank) { sharded("4 ranks, stage 2", 2, rank, task); });
-  lockstep::run(four, [&](Rank& rank) { sharded("4 ranks, stage 3", 3, rank, task); });
+  lockstep::run(two, [&](Rank& rank) { whole("2 ranks, Adam on each", rank, data); });
+  lockstep::run(two, [&](Rank& rank) { sharded("2 ranks, stage 1", 1, rank, data); });
+  lockstep::run(two, [&](Rank& rank) { sharded("2 ranks, stage 2", 2, rank, data); });
+  lockstep::run(four, [&](Rank& rank) { sharded("4 ranks, stage 2", 2, rank, data); });
+  lockstep::run(four, [&](Rank& rank) { sharded("4 ranks, stage 3", 3, rank, data); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

@@ -49,8 +49,8 @@ std::shared_ptr<Net> make_net(Rank& rank) {
   });
 }
 
-// The task: of eight numbers in [-1, 1], the signs of two products, which are four classes.
-lockstep::Dataset make_task() {
+// The data: of eight numbers in [-1, 1], the signs of two products, which are four classes.
+lockstep::Dataset make_data() {
   torch::manual_seed(2);
   const Tensor x = torch::rand({600, 8}, torch::kDouble) * 2 - 1;
   const auto positive = [&](int i, int j) { return (x.select(1, i) * x.select(1, j) > 0).to(torch::kLong); };
@@ -58,11 +58,11 @@ lockstep::Dataset make_task() {
 }
 
 // Returns how many samples this rank has trained on.
-int64_t train(lockstep::DataParallel<Net>& net, Rank& rank, const lockstep::Dataset& task) {
+int64_t train(lockstep::DataParallel<Net>& net, Rank& rank, const lockstep::Dataset& data) {
   torch::optim::SGD sgd(net->parameters(), /*lr=*/0.1);
   int64_t samples = 0;
   for (int epoch = 0; epoch < 10; ++epoch) {
-    for (auto& batch : lockstep::batches(task, {.size = 20, .epoch = epoch}, rank)) {
+    for (auto& batch : lockstep::batches(data, {.size = 20, .epoch = epoch}, rank)) {
       sgd.zero_grad();
       net.loss(batch, F::cross_entropy).backward();
       sgd.step();
@@ -72,11 +72,11 @@ int64_t train(lockstep::DataParallel<Net>& net, Rank& rank, const lockstep::Data
   return samples;
 }
 
-void report(const char* what, lockstep::DataParallel<Net>& net, Rank& rank, const lockstep::Dataset& task) {
+void report(const char* what, lockstep::DataParallel<Net>& net, Rank& rank, const lockstep::Dataset& data) {
   const torch::NoGradGuard no_grad;
   net->eval();
   Tensor losses = torch::zeros(rank.world_size(), torch::kDouble);
-  losses[rank.index()] = F::cross_entropy(net(task.x), task.y);
+  losses[rank.index()] = F::cross_entropy(net(data.x), data.y);
   rank.allreduce(losses);
   if (rank.index() != 0) return;
   std::printf("%-32s", what);
@@ -84,32 +84,32 @@ void report(const char* what, lockstep::DataParallel<Net>& net, Rank& rank, cons
   std::printf("\n");
 }
 
-void per_device(Rank& rank, const lockstep::Dataset& task) {
+void per_device(Rank& rank, const lockstep::Dataset& data) {
   lockstep::DataParallel net(make_net(rank), rank);
-  const int64_t samples = train(net, rank, task);
-  if (rank.world_size() == 1) return report("one device", net, rank, task);
-  report("two ranks, each by itself", net, rank, task);
+  const int64_t samples = train(net, rank, data);
+  if (rank.world_size() == 1) return report("one device", net, rank, data);
+  report("two ranks, each by itself", net, rank, data);
   lockstep::average_running_statistics(*net, rank, samples);
-  report("  their statistics averaged", net, rank, task);
+  report("  their statistics averaged", net, rank, data);
 }
 
-void synchronised(Rank& rank, const lockstep::Dataset& task) {
+void synchronised(Rank& rank, const lockstep::Dataset& data) {
   const auto module = make_net(rank);
   lockstep::convert_sync_batchnorm(*module, rank);  // before DataParallel, which asks whether it has to exchange
   lockstep::DataParallel net(module, rank);
-  train(net, rank, task);
-  report("two ranks, synchronised", net, rank, task);
+  train(net, rank, data);
+  report("two ranks, synchronised", net, rank, data);
 }
 
 }  // namespace
 
 int main() try {
   lockstep::keep_freed_memory();
-  const lockstep::Dataset task = make_task();
+  const lockstep::Dataset data = make_data();
   const lockstep::Devices one = {torch::kCPU}, two(2, torch::kCPU);
-  lockstep::run(one, [&](Rank& rank) { per_device(rank, task); });
-  lockstep::run(two, [&](Rank& rank) { per_device(rank, task); });
-  lockstep::run(two, [&](Rank& rank) { synchronised(rank, task); });
+  lockstep::run(one, [&](Rank& rank) { per_device(rank, data); });
+  lockstep::run(two, [&](Rank& rank) { per_device(rank, data); });
+  lockstep::run(two, [&](Rank& rank) { synchronised(rank, data); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

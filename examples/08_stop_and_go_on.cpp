@@ -52,8 +52,8 @@ std::shared_ptr<Net> make_net(Rank& rank) {
   });
 }
 
-// The task: of eight numbers in [-1, 1], the signs of two products, which are four classes.
-lockstep::Dataset make_task() {
+// The data: of eight numbers in [-1, 1], the signs of two products, which are four classes.
+lockstep::Dataset make_data() {
   torch::manual_seed(2);
   const Tensor x = torch::rand({600, 8}, torch::kDouble) * 2 - 1;
   const auto positive = [&](int i, int j) { return (x.select(1, i) * x.select(1, j) > 0).to(torch::kLong); };
@@ -74,7 +74,7 @@ void save(const fs::path& to, const Net& net, const torch::optim::Optimizer& sgd
   fs::rename(unfinished, to);
 }
 
-void train(Rank& rank, const lockstep::Dataset& task, const fs::path& folder, int epochs_done, int epochs) {
+void train(Rank& rank, const lockstep::Dataset& data, const fs::path& folder, int epochs_done, int epochs) {
   const auto module = make_net(rank);
   const fs::path last = checkpoint(folder, epochs_done);
   if (epochs_done > 0) lockstep::load_weights(last / "net.safetensors", *module);
@@ -82,7 +82,7 @@ void train(Rank& rank, const lockstep::Dataset& task, const fs::path& folder, in
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
   if (epochs_done > 0) lockstep::load_optimizer(last / "sgd.safetensors", sgd, *net);
 
-  const lockstep::Dataset whole = task.to(rank.device());
+  const lockstep::Dataset whole = data.to(rank.device());
   for (int epoch = epochs_done; epoch < epochs; ++epoch) {
     for (auto& batch : lockstep::batches(whole, {.size = 64, .epoch = epoch}, rank)) {
       sgd.zero_grad();
@@ -112,8 +112,8 @@ int main(int argc, char** argv) try {
   while (epochs_done > 0 && !fs::exists(checkpoint(folder, epochs_done))) --epochs_done;
   if (epochs_done > 0) std::printf("going on after epoch %d\n", epochs_done);
 
-  const lockstep::Dataset task = make_task();
-  lockstep::run(devices, [&](Rank& rank) { train(rank, task, folder, epochs_done, epochs); });
+  const lockstep::Dataset data = make_data();
+  lockstep::run(devices, [&](Rank& rank) { train(rank, data, folder, epochs_done, epochs); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

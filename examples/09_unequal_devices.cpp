@@ -54,8 +54,8 @@ std::shared_ptr<Net> make_net(Rank& rank) {
   });
 }
 
-// The task: of eight numbers in [-1, 1], the signs of two products, which are four classes.
-lockstep::Dataset make_task() {
+// The data: of eight numbers in [-1, 1], the signs of two products, which are four classes.
+lockstep::Dataset make_data() {
   torch::manual_seed(2);
   const Tensor x = torch::rand({640, 8}, torch::kDouble) * 2 - 1;
   const auto positive = [&](int i, int j) { return (x.select(1, i) * x.select(1, j) > 0).to(torch::kLong); };
@@ -63,7 +63,7 @@ lockstep::Dataset make_task() {
 }
 
 // With Balance `shares` are those of the first batches, until it has measured.
-void train(const char* what, std::vector<double> shares, bool measured, Rank& rank, const lockstep::Dataset& task) {
+void train(const char* what, std::vector<double> shares, bool measured, Rank& rank, const lockstep::Dataset& data) {
   lockstep::DataParallel net(make_net(rank), rank);
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(/*lr=*/0.1).momentum(0.9));
   std::optional<lockstep::Balance> balance;
@@ -71,7 +71,7 @@ void train(const char* what, std::vector<double> shares, bool measured, Rank& ra
 
   double seconds = 0;  // each step takes as long as its slowest rank
   for (int epoch = 0; epoch < 10; ++epoch) {
-    auto batches = lockstep::batches(task, {.size = kBatch, .epoch = epoch, .shares = shares}, rank);
+    auto batches = lockstep::batches(data, {.size = kBatch, .epoch = epoch, .shares = shares}, rank);
     for (auto& batch : batches) {
       Tensor step_seconds = torch::tensor(net->seconds_per_sample * static_cast<double>(batch.size()), torch::kDouble);
       sgd.zero_grad();
@@ -84,7 +84,7 @@ void train(const char* what, std::vector<double> shares, bool measured, Rank& ra
   }
   if (rank.index() != 0) return;
   const auto sizes = lockstep::sizes_by_shares(kBatch, shares);
-  const double loss = F::cross_entropy(net(task.x), task.y).item<double>();
+  const double loss = F::cross_entropy(net(data.x), data.y).item<double>();
   std::printf("%-12s  %2ld + %2ld samples at the end  %5.2f simulated seconds  loss %.6f\n", what,
               static_cast<long>(sizes[0]), static_cast<long>(sizes[1]), seconds, loss);
 }
@@ -93,11 +93,11 @@ void train(const char* what, std::vector<double> shares, bool measured, Rank& ra
 
 int main() try {
   lockstep::keep_freed_memory();
-  const lockstep::Dataset task = make_task();
+  const lockstep::Dataset data = make_data();
   const lockstep::Devices two(2, torch::kCPU);
-  lockstep::run(two, [&](Rank& rank) { train("equal parts", {1, 1}, false, rank, task); });
-  lockstep::run(two, [&](Rank& rank) { train("by hand", {3, 1}, false, rank, task); });
-  lockstep::run(two, [&](Rank& rank) { train("Balance", {1, 1}, true, rank, task); });
+  lockstep::run(two, [&](Rank& rank) { train("equal parts", {1, 1}, false, rank, data); });
+  lockstep::run(two, [&](Rank& rank) { train("by hand", {3, 1}, false, rank, data); });
+  lockstep::run(two, [&](Rank& rank) { train("Balance", {1, 1}, true, rank, data); });
 } catch (const lockstep::Error& error) {
   std::cerr << "error: " << error.what() << "\n";
   return 1;

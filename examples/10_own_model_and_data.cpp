@@ -1,7 +1,6 @@
 // A model and data of your own, with all that `lockstep train` has: fit() trains on the devices, measures after every
-// epoch, draws the curve, and keeps checkpoints. Started again with the same folder, it goes on from the last one,
-// after a Ctrl-C, a crash or its end, to the same bits. FOLDER/waves.csv has a line per sample: four numbers, and the
-// one to be predicted. If it is not there, it is made.
+// epoch, draws the curve, and keeps checkpoints. Started again with the same folder, it goes on to the same bits, after
+// a Ctrl-C, a kill or its end. FOLDER/waves.csv, made if it is not there, has lines of four numbers and one to predict.
 //
 //   example_10_own_model_and_data FOLDER [epochs, default 6] [devices, default 2xcpu]
 //
@@ -18,19 +17,17 @@
 
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
-#include <iostream>
 
 struct WaveNet : torch::nn::Module {
   WaveNet() { to(torch::kDouble); }
   torch::Tensor forward(const torch::Tensor& x) { return output(torch::tanh(hidden(x))).squeeze(1); }
-
   torch::nn::Linear hidden = register_module("hidden", torch::nn::Linear(4, 32));
   torch::nn::Linear output = register_module("output", torch::nn::Linear(32, 1));
 };
 
 void make_file(const std::filesystem::path& path) {
+  create_directories(path.parent_path());
   std::ofstream file(path);
   for (int line = 0; line < 600; ++line) {
     double sum = 0;
@@ -47,12 +44,16 @@ lockstep::Dataset read_file(const std::filesystem::path& path) {
   std::vector<double> numbers;
   std::ifstream file(path);
   for (double number; file >> number; file.get()) numbers.push_back(number);  // get(): the comma, or the line's end
+  const std::string place = path.string() + ", line " + std::to_string(numbers.size() / 5 + 1);
+  if (!file.eof() || numbers.empty() || numbers.size() % 5 != 0) throw lockstep::Error(place + ": not five numbers");
   const torch::Tensor table = torch::tensor(numbers, torch::kDouble).view({-1, 5});
   return {table.narrow(1, 0, 4), table.select(1, 4)};
 }
 
 int main(int argc, char** argv) try {
-  const std::filesystem::path folder = argc > 1 ? argv[1] : ".", run = folder / "run";
+  if (argc < 2) throw lockstep::Error("give the folder of waves.csv, in which the run is kept too");
+  const lockstep::StopOnSignals signals;  // Ctrl-C and SIGTERM end a run after a step, of which a checkpoint is kept
+  const std::filesystem::path folder = argv[1];
   if (!exists(folder / "waves.csv")) make_file(folder / "waves.csv");
   const auto [x, y, more] = read_file(folder / "waves.csv");
   const lockstep::Task task{
@@ -62,17 +63,17 @@ int main(int argc, char** argv) try {
       .train = {{x.slice(0, 0, 500), y.slice(0, 0, 500)}},
       .test = {{x.slice(0, 500), y.slice(0, 500)}},
       .metrics = {{.name = "mae", .of = [](auto& y_hat, auto& truth) { return (y_hat - truth).abs(); }}}};
-  lockstep::TrainOptions options{.devices = lockstep::parse_devices(argc > 3 ? argv[3] : "2xcpu"),
-                                 .batch = {.size = 20},
-                                 .optimizer = {.kind = lockstep::OptimizerKind::adam},
-                                 .rate = {.lr = 0.01},
-                                 .epochs = argc > 2 ? std::atoi(argv[2]) : 6,
-                                 .keep = {.run_dir = run}};
-  if (exists(run / "checkpoints")) options.keep.resume = run;
-  lockstep::fit(task, options, {.on_epoch = [](const lockstep::EpochMetrics& now) {
-                  std::printf("epoch %d  loss %.6f  mae %.6f\n", now.epoch, now.test.at("loss"), now.test.at("mae"));
-                }});
-} catch (const lockstep::Error& error) {
-  std::cerr << "error: " << error.what() << "\n";
+  const lockstep::TrainOptions options{.devices = lockstep::parse_devices(argc > 3 ? argv[3] : "2xcpu"),
+                                       .batch = {.size = 20},
+                                       .optimizer = {.kind = lockstep::OptimizerKind::adam},
+                                       .rate = {.lr = 0.01},
+                                       .epochs = argc > 2 ? std::stoi(argv[2]) : 6,
+                                       .keep = {.run_dir = folder / "run", .resume = "auto"}};
+  const auto tell = [](const lockstep::EpochMetrics& now) {
+    std::printf("epoch %d  loss %.6f  mae %.6f\n", now.epoch, now.test.at("loss"), now.test.at("mae"));
+  };
+  lockstep::fit(task, options, {.on_epoch = tell, .stop = signals.token()});
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "error: %s\n", error.what());
   return 1;
 }

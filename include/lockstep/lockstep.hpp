@@ -1,6 +1,6 @@
 // lockstep: trains torch::nn::Modules over several devices, on LibTorch. Each room with public headers has one that
 // describes each of its files in a line. From the ground up:
-//   floor 0, which knows no ranks
+//   the ground, which knows no ranks
 //     base            errors, texts and clocks. Includes no other room.
 //     devices         what runs the tensors: CPU cores, GPUs, memory, precision.
 //     data            data sets, batches, and the ranges into which they are cut.
@@ -19,7 +19,7 @@
 //     split           several of these ways at once, over a mesh of ranks.
 //     profile         measures what a plan needs to know.
 //   storey 3, what the program `lockstep` does
-//     trainer         train(), its options and its runs.
+//     trainer         train(), and fit() for a network of your own; their options and runs.
 // Thread-safety and cost stand at the top of each header.
 #pragma once
 

@@ -167,6 +167,12 @@ void check_tensors(const Dataset& dataset) {
   if (x.device() != y.device()) {
     throw Error("batches: x is on " + x.device().str() + ", but y is on " + y.device().str());
   }
+  // What has no height and width is a table or a text, and numbers or tokens divided by 255 would train all the same.
+  if (x.scalar_type() == at::kByte && x.dim() < 3) {
+    throw Error("batches: x is uint8 " + sizes_text(x) +
+                ", and uint8 becomes floats from 0 to 1 only as pixels, [n, …, height, width]; give a table as "
+                "x.to(at::kFloat), tokens as x.to(at::kLong), pixels in one row as x.to(at::kFloat).div(255)");
+  }
   for (const auto& [name, tensor] : more) {
     if (tensor.defined() && tensor.dim() > 0 && tensor.size(0) == x.size(0) && tensor.device() == x.device()) continue;
     throw Error("batches: x is " + sizes_text(x) + " on " + x.device().str() + ", and \"" + name + "\" is " +

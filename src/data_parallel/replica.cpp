@@ -37,6 +37,16 @@
 namespace lockstep {
 namespace {
 
+// Without a grain the gradients' rounding follows the number of ranks.
+void warn_if_elastic(const Rank& rank) {
+  const auto& place = comm::RankPlace::of(rank);
+  if (place.run->elastic == nullptr || rank.index() != 0) return;
+  place.warn(
+      "DataParallel: this run is elastic, and the batch has no grain: once a process is gone, the others go on to "
+      "other "
+      "bits. Set BatchOptions::grain, such as 32");
+}
+
 // A loss of a batch from batches() has the batch's mark, also where the user took its grain away. Otherwise only the
 // sizes tell of which batch it is.
 void refuse_batch_with_grain(const Rank& rank, const PartSizes& sizes) {
@@ -161,6 +171,7 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
     places_->computed();
     return averaging_->average_during(computes, {.mark = sizes.mark, .partial = true});
   }
+  if (places_->steps_done() == 0 && !sizes.by_grains) warn_if_elastic(rank_);
   comm::RankPlace::of(rank_).world().stepped(places_->steps_done());
   places_->set_steps_done(places_->steps_done() + 1);
   if (!averaging_) return computes();

@@ -111,6 +111,12 @@ void check_learning_rate(const LearningRate& rate) {
 }
 
 double learning_rate_at(const LearningRate& rate, double epochs_done) {
+  if (!(epochs_done >= 0 && epochs_done <= rate.epochs)) {
+    throw Error("learning_rate_at: asked for the rate after " + number_text(epochs_done) + " epochs of " +
+                std::to_string(rate.epochs) +
+                "; count epochs and their steps from 0, as in epoch + double(step) / steps_per_epoch, and set "
+                "LearningRate::epochs to the run's");
+  }
   const double full = full_rate(rate);
   double now = full;
   if (epochs_done < rate.warmup_epochs) {

@@ -21,6 +21,10 @@ constexpr std::array optimizers{std::pair{OptimizerKind::sgd, "sgd"}, std::pair{
                                 std::pair{OptimizerKind::adamw, "adamw"}, std::pair{OptimizerKind::lars, "lars"},
                                 std::pair{OptimizerKind::lamb, "lamb"}};
 
+double rate_of(OptimizerKind kind, const OptimizerSettings& settings) {
+  return settings.lr.value_or(default_learning_rate(kind));
+}
+
 bool has_momentum(OptimizerKind kind) {
   return kind == OptimizerKind::sgd || kind == OptimizerKind::lars;
 }
@@ -45,10 +49,24 @@ OptimizerKind optimizer_from(std::string_view name) {
   return value_in(optimizers, name, "the optimizer");
 }
 
+double default_learning_rate(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::sgd:
+      return 0.2;
+    case OptimizerKind::adam:
+    case OptimizerKind::adamw:
+    case OptimizerKind::lamb:
+      return 0.001;
+    case OptimizerKind::lars:
+      return 1;
+  }
+  throw Error("default_learning_rate: there is no such kind of optimizer");
+}
+
 void check_optimizer(OptimizerKind kind, const OptimizerSettings& settings) {
   const double largest = std::numeric_limits<float>::max();
-  if (!(settings.lr >= 0 && settings.lr <= largest)) {
-    throw Error("the learning rate is " + number_text(settings.lr) +
+  if (const double lr = rate_of(kind, settings); !(lr >= 0 && lr <= largest)) {
+    throw Error("the learning rate is " + number_text(lr) +
                 "; it must be a number from 0 to 3.4e38, the largest float");
   }
   if (!(settings.momentum >= 0 && settings.momentum < 1)) {
@@ -77,7 +95,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(OptimizerKind kind,
                                                         const std::vector<torch::optim::OptimizerParamGroup>& groups,
                                                         const OptimizerSettings& settings) {
   check_optimizer(kind, settings);
-  const auto [lr, momentum, nesterov, decay] = settings;
+  const auto& [given, momentum, nesterov, decay] = settings;
+  const double lr = rate_of(kind, settings);
   switch (kind) {
     case OptimizerKind::sgd:
       return std::make_unique<FusedSgd>(

@@ -75,6 +75,12 @@ void check_update(const Task& task, const TrainOptions& options) {
                 "\" has groups of parameters (Task::groups), and no optimizer of its own that says what each of them "
                 "gets; give Task::optimizer too, or leave the groups out");
   }
+  if (task.optimizer && !options.rate.lr) {
+    throw Error(
+        "fit: \"" + task.name +
+        "\" makes its own optimizer (Task::optimizer), and the options set its learning rate, by their schedule; "
+        "give them `lr`");
+  }
   const OptimizerOptions unset;
   const OptimizerOptions& own = options.optimizer;
   const bool is_unset =

@@ -159,7 +159,7 @@ void each_option(Options& options, Visit&& visit) {
        "train with batches of K times `batch_size`; `scale_lr` and `warmup` then start from `batch_size`"},
       options.batch.scale, {.least = 1});
   one({"accumulate", throughout, update, "N",
-       "each device computes its part of a batch in N pieces, one after the other, before the update. This takes less "
+       "each rank computes its part of a batch in N pieces, one after the other, before the update. This takes less "
        "memory and gives the same gradients, but BatchNorm normalises over a piece; a pipeline has microbatches "
        "instead"},
       options.batch.accumulate, {.least = 1});
@@ -187,9 +187,10 @@ void each_option(Options& options, Visit&& visit) {
        "scale a step's gradients down to norm X, over the whole network, if their norm is larger; 0: never"},
       options.optimizer.clip);
   one({"lr", throughout, update, "X",
-       "learning rate for batches of `reference_batch` samples; the default is for sgd; lenet wants about 0.001 with "
-       "adam and adamw, 0.01 with lamb, 8 with lars"},
-      options.rate.lr);
+       "learning rate for batches of `reference_batch` samples (default: 0.2 for sgd, 0.001 for adam, adamw and lamb, "
+       "1 "
+       "for lars); lenet wants about 0.01 with lamb, 8 with lars"},
+      options.rate.lr, {.otherwise = ""});
   one({"scale_lr", throughout, update, "RULE",
        "how the learning rate grows with batches of k times `reference_batch`: none; sqrt: sqrt(k) times; linear: k "
        "times (Goyal et al. 2017)"},
@@ -223,12 +224,12 @@ void each_option(Options& options, Visit&& visit) {
        "for `compress` powersgd: columns of its matrices; more are more exact, and send more"},
       options.exchange.compress_rank, {.otherwise = "4", .least = 1});
   one({"sync_every", throughout, exchange, "H",
-       "each device takes H steps by itself, then all average their parameters, also at the end of an epoch (local "
+       "each rank takes H steps by itself, then all average their parameters, also at the end of an epoch (local "
        "SGD; "
        "not with a split by layers or channels); 0: average gradients at every step"},
       options.exchange.sync_every);
   one({"outer_lr", throughout, exchange, "X",
-       "for `sync_every`: learning rate of the outer optimizer, which takes the devices' mean movement for a gradient; "
+       "for `sync_every`: learning rate of the outer optimizer, which takes the ranks' mean movement for a gradient; "
        "DiLoCo (Douillard et al. 2023) uses 0.7"},
       options.exchange.outer_lr);
   one({"outer_momentum", throughout, exchange, "X",
@@ -244,12 +245,12 @@ void each_option(Options& options, Visit&& visit) {
        "go-on: nothing is checked\n"},
       options.on_nan);
   one({"check_replicas", in_a_run, how, "N",
-       "compare the devices' weights and optimizer states every N steps and at the end of each epoch, and end the run, "
-       "with the device named, if they differ; in an elastic job that device gets the others' state; 0: never"},
+       "compare the ranks' weights and optimizer states every N steps and at the end of each epoch, and end the run, "
+       "with the rank named, if they differ; in an elastic job that rank gets the others' state; 0: never"},
       options.check_replicas, {.otherwise = "at the end of each epoch"});
   one({"check_arithmetic", in_a_run, how, "F",
-       "with `grain`: another device computes this fraction of the grains again, such as 0.01, and the run ends if the "
-       "bits differ, with the device named that computes wrongly; costs about this fraction of the time; 0: none"},
+       "with `grain`: another rank computes this fraction of the grains again, such as 0.01, and the run ends if the "
+       "bits differ, with the rank named that computes wrongly; costs about this fraction of the time; 0: none"},
       options.check_arithmetic);
   one({"precision", throughout, how, "NAME",
        "in which type is computed\n"

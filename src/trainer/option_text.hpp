@@ -6,6 +6,7 @@
 #include "base/number_text.hpp"
 
 #include <charconv>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <type_traits>
@@ -65,6 +66,8 @@ std::string option_text(const Value& value) {
     return value.string();
   } else if constexpr (std::is_same_v<Value, bool>) {
     return value ? "true" : "false";
+  } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
+    return value ? number_text(*value) : "none";
   } else if constexpr (std::is_floating_point_v<Value>) {
     return number_text(value);
   } else if constexpr (std::is_integral_v<Value>) {
@@ -91,6 +94,8 @@ void take_text(const std::string& text, Value& value) {
     value = text;
   } else if constexpr (std::is_same_v<Value, bool>) {
     value = text == "true";
+  } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
+    take_text(text, value.emplace());
   } else if constexpr (std::is_arithmetic_v<Value>) {
     std::from_chars(text.data(), text.data() + text.size(), value);
   } else if constexpr (is_named<Value>) {

@@ -1,6 +1,8 @@
 #include "resume.hpp"
 
 #include <lockstep/base/error.hpp>
+#include <lockstep/ranks/rank.hpp>
+#include <lockstep/trainer/metrics.hpp>
 #include <nlohmann/json.hpp>
 
 #include <string>
@@ -9,6 +11,7 @@
 
 #include "checkpoint_folder.hpp"
 #include "option_table.hpp"
+#include "run_folder.hpp"
 #include "train_options.hpp"
 
 namespace lockstep {
@@ -46,7 +49,31 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
   }
 }
 
+// True if the run was killed before its first checkpoint, which follows the first epoch's other files. Then nothing of
+// it is worth keeping. (But it is if the run keeps no checkpoints, or was to have one epoch only.)
+bool was_killed_early(const TrainOptions& options) {
+  if (!fs::exists(options.keep.run_dir / kConfigFile)) return false;
+  if (!fs::exists(options.keep.run_dir / kMetricsFile)) return true;
+  const TrainOptions killed = read_config(options.keep.run_dir, options.devices);
+  return killed.keep.last > 0 && killed.epochs > 1 && read_metrics(options.keep.run_dir / kMetricsFile).size() == 1;
+}
+
 }  // namespace
+
+TrainOptions with_resume_found(TrainOptions options, const Warn& warn) {
+  KeepOptions& keep = options.keep;
+  if (keep.resume != "auto") return options;
+  if (keep.run_dir.empty()) throw Error("`resume` auto goes on with the run in `run_dir`, and there is none; give one");
+  const bool can_go_on = !newest_checkpoint(keep.run_dir / kCheckpointFolder).empty();
+  keep.resume = can_go_on ? keep.run_dir : fs::path();
+  if (can_go_on || this_process().index != 0 || !was_killed_early(options)) return options;
+  if (fs::exists(keep.run_dir / kMetricsFile)) {
+    warn(keep.run_dir.string() +
+         " holds one finished epoch and no checkpoint to go on from, so the run begins anew in its place");
+  }
+  clear_run(keep.run_dir);
+  return options;
+}
 
 fs::path checkpoint_of(const fs::path& file_or_run, const Warn& warn) {
   std::error_code error;

@@ -28,6 +28,10 @@ std::filesystem::path run_to_go_on(const std::filesystem::path& file_or_run);
 // The run folder in `runs_dir` that has the newest checkpoint. Throws Error if none has one.
 std::filesystem::path last_run(const std::filesystem::path& runs_dir);
 
+// options, but for keep.resume "auto" what that means: run_dir if it has a checkpoint, or else nothing. Then the
+// process with index 0 removes what a run that was killed early left there. Throws Error for "auto" without a run_dir.
+TrainOptions with_resume_found(TrainOptions options, const Warn& warn);
+
 // What options.keep.resume says to go on from; none if it is empty. Throws Error as train() does.
 std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& warn);
 

@@ -2,6 +2,7 @@
 #include <lockstep/models/weights.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include "base/libtorch_log.hpp"
 #include "checkpoint_folder.hpp"
 #include "comm/failure.hpp"
 #include "comm/memory_holder.hpp"
@@ -48,6 +49,11 @@ bool goes_on_in_its_folder(const TrainOptions& options) {
   return std::filesystem::equivalent(run_to_go_on(options.keep.resume), options.keep.run_dir, different);
 }
 
+// As run() does, where nobody wants to be told.
+void warn_by_libtorch(const std::string& text) {
+  warn_as_libtorch("lockstep: " + text);
+}
+
 // Rank 0 reports on its thread, and any rank may warn on its own. Under a launcher one process reports. In an elastic
 // job this may be any of them, and so all have callbacks.
 TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex) {
@@ -63,7 +69,7 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
   return {.on_data = guarded(callbacks.on_data),
           .on_step = guarded(callbacks.on_step),
           .on_epoch = guarded(callbacks.on_epoch),
-          .on_warning = guarded(callbacks.on_warning),
+          .on_warning = guarded(callbacks.on_warning ? callbacks.on_warning : Warn(warn_by_libtorch)),
           .stop = callbacks.stop};
 }
 
@@ -131,10 +137,11 @@ double TrainResult::data_wait() const {
   return all == 0 ? 0 : waited / all;
 }
 
-TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& callers,
+TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& callers,
                          const std::function<Workload()>& load) {
   std::mutex mutex;
   const TrainCallbacks callbacks = one_at_a_time(callers, mutex);
+  const TrainOptions settings = with_resume_found(given, callbacks.on_warning);
   std::optional<comm::MemoryHolder> memory_holder;
   std::optional<ElasticJob> elastic;
   ElasticJob::check(settings.elastic);
@@ -164,8 +171,8 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
   const Judge judge = judge_of(task);
   folder->create(settings, judge);
   if (callbacks.on_data) callbacks.on_data(workload.announcement);
-  if (callbacks.on_warning && !workload.warning.empty()) callbacks.on_warning(workload.warning);
-  if (callbacks.on_warning && !elastic && settings.exchange.keep_twice)
+  if (!workload.warning.empty()) callbacks.on_warning(workload.warning);
+  if (!elastic && settings.exchange.keep_twice)
     callbacks.on_warning(
         "`keep_twice` is for elastic jobs, and this one is none: it takes memory and time for nothing");
   const std::string title =
@@ -255,7 +262,7 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
     // next generation begins.
     const auto mend = [&](const ReplicasDiffer& difference) {
       const auto& wrong = difference.ranks();
-      if (rank.index() == 0 && callbacks.on_warning)
+      if (rank.index() == 0)
         callbacks.on_warning(std::string(difference.what()) + ". The others go on, and give it their state");
       if (!is_first_here) return;
       ++succession.mended;
@@ -294,7 +301,7 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
       .configuration =
           common_settings(settings, workload.digests, resumed && !elastic ? &*resumed : nullptr) + measures_text(task),
       .seed = settings.seed,
-      .on_warning = callbacks.on_warning ? callbacks.on_warning : [](const std::string&) {}};
+      .on_warning = callbacks.on_warning};
   bool is_done = false;
   while (!is_done) {
     succession.is_last = !elastic;
@@ -316,7 +323,7 @@ TrainResult run_workload(const TrainOptions& settings, const TrainCallbacks& cal
   }
   folder->finish(result.history, title, callbacks.on_warning);
   if (!not_finite.empty()) throw NotFinite(not_finite);
-  if (trace && !trace->written() && !result.stopped && callbacks.on_warning) {
+  if (trace && !trace->written() && !result.stopped) {
     callbacks.on_warning(settings.keep.trace.string() + " has no timeline: the run had no more than " +
                          std::to_string(kTraceAfterSteps) + " steps, which are not traced");
   }

@@ -200,6 +200,7 @@ bool is_of_lockstep(const TrainOptions& options) {
 
 void fill_defaults(TrainOptions& options) {
   if (options.devices.empty()) options.devices = default_devices();
+  if (!options.rate.lr) options.rate.lr = default_learning_rate(options.optimizer.kind);
   if (options.memory_format != MemoryFormat::automatic) return;
   options.memory_format = fast_memory_format(options.model, options.devices[0]) == at::MemoryFormat::ChannelsLast
                               ? MemoryFormat::channels_last
@@ -215,7 +216,7 @@ ModelSplit split_of(const TrainOptions& options, int ranks) {
 }
 
 LearningRate learning_rate_of(const TrainOptions& options) {
-  return {.lr = options.rate.lr,
+  return {.lr = options.rate.lr.value_or(default_learning_rate(options.optimizer.kind)),
           .batch = options.batch.global(),
           .reference_batch = options.rate.reference_batch == 0 ? options.batch.size : options.rate.reference_batch,
           .scaling = options.rate.scaling,

@@ -22,7 +22,7 @@ TrainOptions checked_for_fit(TrainOptions options);
 // Whether `model` is one of lockstep's, and not the network of a fit().
 bool is_of_lockstep(const TrainOptions& options);
 
-// Fills in the defaults that depend on the machine and on the model: devices, memory_format.
+// Fills in the defaults that depend on the machine, the model and the optimizer: devices, memory_format, lr.
 void fill_defaults(TrainOptions& options);
 
 // How the network is split over the run's ranks.

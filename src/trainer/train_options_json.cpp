@@ -21,11 +21,22 @@ template <class Value>
 nlohmann::ordered_json json_of(const Value& value) {
   if constexpr (std::is_same_v<Value, std::optional<ModelSplit>>) {
     return to_json(*value);
+  } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
+    return *value;
   } else if constexpr (std::is_arithmetic_v<Value> || std::is_same_v<Value, std::vector<int>>) {
     return value;
   } else {
     return option_text(value);
   }
+}
+
+template <class Value>
+bool is_absent(const Value&) {
+  return false;
+}
+template <class Value>
+bool is_absent(const std::optional<Value>& value) {
+  return !value.has_value();
 }
 
 template <class Value>
@@ -36,6 +47,8 @@ void read(JsonFields& fields, const char* key, Value& value) {
     split.no_more();
   } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
     value = fields.list<int>(key);
+  } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
+    value = fields.required<double>(key);
   } else if constexpr (std::is_arithmetic_v<Value>) {
     value = fields.required<Value>(key);
   } else {
@@ -52,8 +65,7 @@ void read(JsonFields& fields, const char* key, Value& value) {
 std::string to_json(const TrainOptions& options) {
   nlohmann::ordered_json config;
   each_option(options, [&](const Option& option, const auto& value) {
-    const bool absent = option.key == std::string_view("split") && !options.split;
-    if (option.more.kept && !absent && says_something(option, options)) config[option.key] = json_of(value);
+    if (option.more.kept && !is_absent(value) && says_something(option, options)) config[option.key] = json_of(value);
   });
   try {
     return config.dump(2) + "\n";

@@ -52,6 +52,13 @@ TEST_F(CliUpdate, ShowsKeepsAndRepeatsALargerBatch) {
       {"train", "--config", "runs/other/config.json", "--name", "back", "--schedule", "constant"}, surroundings());
   ASSERT_EQ(back.code, 0) << back.err;
   EXPECT_EQ(metrics("back")[1].lr, 4);
+
+  // The rate was for another optimizer.
+  const Finished adam = run_program(
+      {"train", "--config", "runs/first/config.json", "--name", "adam", "--optimizer", "adam", "--momentum", "0"},
+      surroundings());
+  ASSERT_EQ(adam.code, 0) << adam.err;
+  EXPECT_THAT(adam.out, HasSubstr("\n  learning rate     0.001, linear for 128 / 32 samples = 0.004"));
 }
 
 TEST_F(CliUpdate, ShowsAndKeepsUnequalParts) {

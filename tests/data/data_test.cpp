@@ -390,10 +390,21 @@ TEST(Batches, GiveAnEmptyPartItsShapeAndType) {
   }
 }
 
+// Which would train all the same, divided by 255.
+TEST(Batches, RefuseTablesAndTokensOfBytes) {
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{6}, {6, 4}}) {
+    const Dataset bytes{at::ones(shape, at::kByte), at::zeros({6}, at::kLong)};
+    EXPECT_THAT(error_of([&] { batches(bytes, {.size = 2}); }),
+                AllOf(HasSubstr("x is uint8"), HasSubstr("x.to(at::kFloat)"), HasSubstr("x.to(at::kLong)")));
+  }
+  const Dataset images{at::ones({6, 4, 4}, at::kByte), at::zeros({6}, at::kLong)};
+  EXPECT_EQ(batches(images, {.size = 2}).count(), 3);
+}
+
 // Of three grains, on four shards.
 TEST(Batches, GiveAnEmptyPartASampleAsAnExample) {
   Dataset dataset = numbered(6);
-  dataset.x = dataset.x.to(at::kByte);
+  dataset.x = dataset.x.to(at::kByte).unsqueeze(2);
   dataset.more["mask"] = dataset.x;
   const Samples read(6, [&](const std::vector<int64_t>& numbers) {
     const at::Tensor rows = at::tensor(numbers);
@@ -448,7 +459,7 @@ std::vector<Batch> all_batches(const Source& source, const BatchOptions& options
 
 TEST(Batches, OfAFunctionAreThoseOfTheSameSamplesInMemory) {
   Dataset dataset = numbered(23);
-  dataset.x = dataset.x.to(at::kByte);  // which become floats where they lie in memory
+  dataset.x = dataset.x.to(at::kByte).unsqueeze(2);  // which become floats where they lie in memory
   size_t most = 0;
   const Samples read(23, [&](const std::vector<int64_t>& numbers) {
     most = std::max(most, numbers.size());

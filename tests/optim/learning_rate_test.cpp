@@ -62,6 +62,16 @@ TEST(LearningRate, WarmsUpAsGoyalEtAlDo) {
   }
 }
 
+// As of epochs that are counted from 1, where the cosine would rise again.
+TEST(LearningRate, IsRefusedOutsideOfTheRun) {
+  const LearningRate rate{.schedule = LrSchedule::cosine, .epochs = 40};
+  EXPECT_NEAR(learning_rate_at(rate, 40), 0, 1e-15);
+  for (const double done : {-0.1, 40.1, std::nan("")}) {
+    EXPECT_THAT(error_of([&] { learning_rate_at(rate, done); }),
+                AllOf(HasSubstr("epochs of 40"), HasSubstr("count epochs and their steps from 0")));
+  }
+}
+
 TEST(LearningRate, WarmsUpFromTheKthPartWhateverTheScaling) {
   LearningRate rate{.lr = 0.4, .batch = 1024, .reference_batch = 256, .warmup_epochs = 2};
   EXPECT_DOUBLE_EQ(learning_rate_at(rate, 0), 0.1);

@@ -136,6 +136,18 @@ TEST(Lamb, FollowsThePublishedAlgorithm) {
   expect_follows<Lamb>(LambOptions(0.02).weight_decay(0.1).adapt(false), lamb_step);
 }
 
+// 0.2, which is for SGD, would end Adam's training at once.
+TEST(MakeOptimizer, HasALearningRateForEachKind) {
+  for (const auto& [name, lr] : {std::pair("sgd", 0.2), std::pair("adam", 0.001), std::pair("adamw", 0.001),
+                                 std::pair("lamb", 0.001), std::pair("lars", 1.0)}) {
+    const auto rate = [&, name = name](const OptimizerSettings& settings) {
+      return make_optimizer(optimizer_from(name), some_weights(), settings)->param_groups().at(0).options().get_lr();
+    };
+    EXPECT_EQ(rate({}), lr) << name;
+    EXPECT_EQ(rate({.lr = 0.2}), 0.2) << name;
+  }
+}
+
 // A layer's step is a share of its size, however large its gradients are: what the two are for.
 TEST(Lars, StepsByAShareOfTheLayer) {
   for (const double gradient : {1e-3, 1.0, 1e3}) {

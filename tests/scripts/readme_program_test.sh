@@ -5,8 +5,9 @@
 #   the first ```cmake block with "find_package(lockstep"                         -> CMakeLists.txt
 #   the first ```sh, ```bash or ```console block with "cmake --build", after it   -> run as it stands
 #   the first ```cpp block with "SplitModel"                                      -> the body of a second program
-# Each page of docs/guide becomes a part of the second program too: its ```cpp blocks, of which the last function that
-# takes a Rank is run on 4 ranks, and then each one that takes nothing.
+# Each page of docs/guide becomes a part of the second program too: its ```cpp blocks, of which each function that takes
+# a Rank is run on 4 ranks, and then each one that takes nothing. The elastic loop is run once more, in an elastic job of
+# which a process is killed.
 #   readme_program_test.sh PREFIX WORK-FOLDER
 set -euo pipefail
 prefix=$1 work=$2
@@ -55,34 +56,36 @@ functions=() programs=()
 {
   cat <<'END'
 #include <lockstep/lockstep.hpp>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <sstream>
 namespace nn = torch::nn;
 nn::Sequential my_layers() {
   return nn::Sequential(nn::Flatten(), nn::Linear(784, 32), nn::ReLU(), nn::Linear(32, 10));
 }
-lockstep::Dataset my_data() {
-  return {torch::sin(torch::arange(400)).view({100, 4}), torch::arange(100) % 3};
-}
 END
+  blocks "$(dirname "$readme")/docs/guide/own-data.md" | sed -n '/^lockstep::Dataset my_data()/,/^}/p'
   for page in "${pages[@]}"; do
-    name=$(blocks "$page" | sed -n 's/^void \([a-z_]*\)(lockstep::Rank& rank) {.*/\1/p' | tail -n 1)
-    [[ -n $name ]] || {
-      echo "error: $page has no function of a Rank." >&2
+    room=of_$(basename "$page" .md | tr - _)
+    names=$(blocks "$page" | sed -n 's/^void \([a-z_0-9]*\)(\(lockstep::Rank& rank\|\)) {.*/\1 \2/p')
+    [[ -n $names ]] || {
+      echo "error: $page has no function that could be run." >&2
       exit 1
     }
-    functions+=("$name")
-    while read -r program; do programs+=("of_$name::$program"); done < <(
-      blocks "$page" | sed -n 's/^void \([a-z_]*\)() {.*/\1/p')
-    printf 'namespace of_%s {\n%s\n}\n' "$name" "$(blocks "$page")"
+    while read -r name argument; do
+      if [[ -n $argument ]]; then functions+=("$room::$name"); else programs+=("$room::$name"); fi
+    done <<<"$names"
+    printf 'namespace %s {\n%s\n}\n' "$room" "$(blocks "$page" | sed '/^lockstep::Dataset my_data()/,/^}/d')"
   done
   cat <<'END'
-int main() {
+int main(int argc, char**) {
+  if (argc > 1) return of_elastic_loop::train_elastically(), 0;
   const lockstep::ImageData data{{torch::zeros({512, 1, 28, 28}, torch::kByte), torch::zeros({512}, torch::kLong)}, {}, ""};
   lockstep::run(lockstep::parse_devices("4xcpu"), [&](lockstep::Rank& rank) {
 END
   block "cpp c++" "SplitModel"
-  for name in "${functions[@]}"; do echo "    of_$name::$name(rank);"; done
+  for name in "${functions[@]}"; do echo "    $name(rank);"; done
   echo "  });"
   for program in "${programs[@]}"; do echo "  $program();"; done
   echo "}"
@@ -93,3 +96,21 @@ target_link_libraries(split PRIVATE lockstep::lockstep)
 END
 cmake -B build && cmake --build build --target split
 ./build/split
+
+# One of two processes is killed, and the weights are those of the run above.
+mv elastic-loop.safetensors alone.safetensors
+PROCESSES=1:3 "$prefix/bin/lockstep" launch -n 2 --elastic ./build/split elastic >elastic.log 2>&1 &
+launcher=$!
+for ((i = 0; i < 6000; ++i)); do
+  grep -q "step 100$" elastic.log && break
+  sleep 0.01
+done
+for child in $(cat "/proc/$launcher/task/$launcher/children"); do
+  if [[ $(cat "/proc/$child/comm") == split ]]; then
+    kill -9 "$child"
+    break
+  fi
+done
+wait "$launcher" || { cat elastic.log; exit 1; }
+grep "the others go on without it" elastic.log
+cmp alone.safetensors elastic-loop.safetensors

@@ -460,6 +460,11 @@ TEST(FitData, RefusesUpdatesThatAreNone) {
                 options.optimizer.momentum = 0.9;
               }),
               HasSubstr("makes its own optimizer"));
+  EXPECT_THAT(with([&](Task& task, TrainOptions& options) {
+                task.optimizer = make_adam;
+                options.rate.lr.reset();
+              }),
+              HasSubstr("the options set its learning rate"));
   EXPECT_THAT(with([](Task& task, auto&) { task.optimizer = [](auto) { return nullptr; }; }),
               AllOf(HasSubstr("rank "), HasSubstr("made no optimizer")));
   EXPECT_THAT(with([](Task& task, auto&) {

@@ -162,7 +162,7 @@ TEST(OnNan, ASkippedStepChangesNothing) {
   options.optimizer.momentum = 0.9;
   const int step = place_of_spoilt(data, options, 1).first;
   auto net = make_model({.name = "mlp", .width = 0.125}, options.seed);
-  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(options.rate.lr).momentum(0.9));
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(*options.rate.lr).momentum(0.9));
   double loss_sum = 0, samples = 0;
   int number = 0;
   for (auto& batch : batches(data.train, {.size = 32, .seed = options.seed, .epoch = 1})) {

@@ -10,6 +10,7 @@
 #include "support/small_training.hpp"
 
 #include <algorithm>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -221,6 +222,21 @@ TEST_F(Resume, RefusesAnotherRun) {
   onto.keep.run_dir = runs_ / "other";
   lockstep::train(onto);
   EXPECT_THAT(error_of([&] { go_on(onto, settings.keep.run_dir); }), HasSubstr("already holds a run"));
+}
+
+// A run that was stopped, or killed before its first checkpoint.
+TEST_F(Resume, AutoGoesOnOrBegins) {
+  const TrainResult expected = lockstep::train(options(1, "whole"));
+  TrainOptions settings = options(1, "run");
+  settings.keep.resume = "auto";
+  fs::create_directories(runs_ / "run");
+  std::ofstream(runs_ / "run/config.json") << "{}";
+  EXPECT_EQ(train_until(settings, 2).history.size(), 2u);
+  expect_same(lockstep::train(settings), expected);
+  expect_same_bits("run", "whole");
+  settings.keep.run_dir.clear();
+  EXPECT_THAT(error_of([&] { lockstep::train(settings); }),
+              HasSubstr("`resume` auto goes on with the run in `run_dir`"));
 }
 
 TEST_F(Resume, ARunThatStillTrainsIsNotResumed) {

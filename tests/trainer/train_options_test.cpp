@@ -13,6 +13,7 @@
 #include <chrono>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <type_traits>
@@ -143,6 +144,8 @@ void change(Value& value) {
     value = std::vector<double>{2, 1};
   } else if constexpr (std::is_same_v<Value, lockstep::ElasticBounds>) {
     value = {2, 4};
+  } else if constexpr (std::is_same_v<Value, std::optional<double>>) {
+    value = 0.7;
   } else {
     value = lockstep::ModelSplit{.mesh = {.pipeline = 3}};
   }

@@ -333,6 +333,16 @@ TEST_F(Trainer, BadInputIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused([](auto&) {}), HasSubstr("label 10"));
 }
 
+TEST_F(Trainer, WarningsGoToStderrIfNobodyWantsToBeTold) {
+  TrainOptions settings = options(1);
+  settings.epochs = 1;
+  settings.batch.grain = 8;
+  settings.check_arithmetic = 0.5;
+  testing::internal::CaptureStderr();
+  lockstep::train(settings);
+  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("lockstep: `check_arithmetic` has grains"));
+}
+
 TEST_F(Trainer, NeverWritesIntoAnEarlierRun) {
   TrainOptions settings = options(1);
   settings.keep.run_dir = runs_ / "run";

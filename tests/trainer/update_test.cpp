@@ -108,10 +108,10 @@ TEST_F(Update, ClipsAsAPlainLoopDoes) {
   TrainOptions run = options(2, "plain");
   run.optimizer.clip = 0.3;
   run.rate.lr = 0.2;
-  const auto expected = by_hand(run, 32, [&](int64_t, int64_t) { return run.rate.lr; });
+  const auto expected = by_hand(run, 32, [&](int64_t, int64_t) { return *run.rate.lr; });
   run.optimizer.clip = 0;
   EXPECT_FALSE(
-      torch::allclose(by_hand(run, 32, [&](int64_t, int64_t) { return run.rate.lr; })[0], expected[0], 1e-2, 1e-3));
+      torch::allclose(by_hand(run, 32, [&](int64_t, int64_t) { return *run.rate.lr; })[0], expected[0], 1e-2, 1e-3));
   run.optimizer.clip = 0.3;
   const std::map<std::string, lockstep::ModelSplit> splits = {{"channels", {.mesh = {.tensor = 2}}},
                                                               {"layers", {.mesh = {.pipeline = 2}, .microbatches = 2}}};

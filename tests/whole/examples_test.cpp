@@ -7,17 +7,21 @@
 
 #include <fstream>
 #include <regex>
+#include <thread>
 
 namespace examples_test {
 
 using lockstep::Finished;
 
 // Runs the example examples/<name>.cpp.
-Finished run_example(const std::string& name, const std::vector<std::string>& arguments = {}) {
+lockstep::Surroundings surroundings_of(const std::string& name) {
   const char* const folder = std::getenv("LOCKSTEP_EXAMPLE_PROGRAMS");
   if (folder == nullptr) throw std::runtime_error("set LOCKSTEP_EXAMPLE_PROGRAMS to the programs' folder; ctest does");
-  return lockstep::run_program(
-      arguments, {.program = std::string(folder) + "/example_" + name, .environment = {"CUDA_VISIBLE_DEVICES="}});
+  return {.program = std::string(folder) + "/example_" + name, .environment = {"CUDA_VISIBLE_DEVICES="}};
+}
+
+Finished run_example(const std::string& name, const std::vector<std::string>& arguments = {}) {
+  return lockstep::run_program(arguments, surroundings_of(name));
 }
 
 // The lines that an example's head comment gives as its output: those that are indented by three, up to the code.
@@ -132,6 +136,30 @@ TEST(Examples, OwnModelAndDataGoOnWithTheBitsOfARunThatNeverStopped) {
 
   ASSERT_EQ(run_example("10_own_model_and_data", {whole.path().string()}).code, 0);
   EXPECT_TRUE(stopped.read("run/model.safetensors") == whole.read("run/model.safetensors"));
+}
+
+TEST(Examples, OwnModelAndDataKeepWhatTheyHaveWhenStopped) {
+  const lockstep::ScratchFolder folder;
+  std::filesystem::create_directory(folder / "run");
+  folder.write("run/config.json", "{}");  // as a run that is killed in its first epoch leaves it
+  lockstep::Program endless({folder.path().string(), "100000"}, surroundings_of("10_own_model_and_data"));
+  while (!std::filesystem::exists(folder / "run/metrics.jsonl"))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  endless.send(SIGTERM);
+  EXPECT_EQ(endless.finish().code, 0);
+  EXPECT_FALSE(std::filesystem::is_empty(folder / "run/checkpoints"));
+}
+
+TEST(Examples, OwnModelAndDataNameTheLineThatIsNoSample) {
+  const lockstep::ScratchFolder folder;
+  for (const auto& [text, place] : {std::pair("a,b,c,d,e\n1,2,3,4,5\n", "waves.csv, line 1"),
+                                    std::pair("1,2,3,4,5\n1,2,,4,5\n", "waves.csv, line 2"), std::pair("", "line 1")}) {
+    folder.write("waves.csv", text);
+    const Finished run = run_example("10_own_model_and_data", {folder.path().string()});
+    EXPECT_EQ(run.code, 1);
+    EXPECT_THAT(run.err, testing::HasSubstr(place));
+  }
+  EXPECT_THAT(run_example("10_own_model_and_data").err, testing::HasSubstr("give the folder of waves.csv"));
 }
 
 TEST(Examples, StopAndGoOnNamesABrokenCheckpoint) {

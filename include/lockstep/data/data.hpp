@@ -47,7 +47,7 @@ std::filesystem::path fashion_mnist_download_place();
 ImageData synthetic_images(int64_t train_size = 60000, int64_t test_size = 10000, uint64_t seed = 0);
 
 struct Batch {
-  at::Tensor x;             // this shard's samples on its device; uint8 in memory comes as float32 in [0, 1]
+  at::Tensor x;             // this shard's samples on its device; uint8 pixels in memory come as float32 in [0, 1]
   at::Tensor y;             // this shard's targets on its device
   int64_t global_size = 0;  // samples of the whole batch, over all shards
   int64_t first = -1;       // where these samples begin in the whole batch; -1: where part_of() says
@@ -175,8 +175,8 @@ class Batches {
 };
 
 // Throws Error if size < 1, if the grain is below 0 or above size, if start is below 0 or above the number of batches,
-// if the tensors differ in length or device, if the shard's index is outside its count, if check_shares refuses the
-// shares or they are not one per shard, or as Samples::order() does.
+// if the tensors differ in length or device, if x is uint8 and has less than 3 dimensions, if the shard's index is
+// outside its count, if check_shares refuses the shares or they are not one per shard, or as Samples::order() does.
 Batches batches(const Dataset& dataset, const BatchOptions& options, const Partner& shard = {});
 
 // The same for samples that a function may read. It is called for this shard's samples alone, and for one sample where

@@ -3,7 +3,7 @@
 //   lockstep::LearningRate rate{.lr = 0.1, .batch = 8192, .reference_batch = 256,
 //                               .scaling = lockstep::LrScaling::linear, .warmup_epochs = 5,
 //                               .schedule = lockstep::LrSchedule::cosine, .epochs = 90};
-//   const double epochs_done = epoch + step / steps_per_epoch;
+//   const double epochs_done = epoch + static_cast<double>(step) / steps_per_epoch;  // both from 0
 //   lockstep::set_learning_rate(sgd, lockstep::learning_rate_at(rate, epochs_done));  // before each step()
 //
 // A plain value and pure functions without LibTorch (optimizers.hpp has set_learning_rate). Thread-safe. Tests compare
@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,8 +39,8 @@ LrSchedule lr_schedule_from(std::string_view name);
 
 // What the user of a run says of it. The rest of a LearningRate, its batch and its epochs, are the run's own.
 struct RateOptions {
-  double lr = 0.2;              // for batches of reference_batch samples
-  int64_t reference_batch = 0;  // 0: the run's batch before it is scaled
+  std::optional<double> lr = {};  // for batches of reference_batch samples; none: the optimizer's default_learning_rate
+  int64_t reference_batch = 0;    // 0: the run's batch before it is scaled
   LrScaling scaling = LrScaling::none;
   double warmup_epochs = 0;
   LrSchedule schedule = LrSchedule::constant;
@@ -70,7 +71,7 @@ struct LearningRate {
 void check_learning_rate(const LearningRate& rate);
 
 // The learning rate after `epochs_done` epochs. Epoch 1's first step has 0, its i-th step of n has (i - 1) / n. A plain
-// constant rate gives exactly lr. `rate` must pass check_learning_rate, and 0 <= epochs_done <= epochs must hold.
+// constant rate gives exactly lr. `rate` must pass check_learning_rate. Throws Error unless 0 <= epochs_done <= epochs.
 double learning_rate_at(const LearningRate& rate, double epochs_done);
 
 // "0.2"; "0.2, linear for 2048 / 256 samples = 1.6, from 0.2 over 5 epochs of warm-up, cosine".

@@ -8,6 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,10 +21,14 @@ enum class OptimizerKind { sgd, adam, adamw, lars, lamb };
 std::string_view to_string(OptimizerKind kind);
 OptimizerKind optimizer_from(std::string_view name);
 
+// What the optimizer's own libraries take, where a user names no other: 0.001 for adam and adamw (torch.optim) and lamb
+// (timm, Apex), 1 for lars (timm), and for sgd the 0.2 of the book's LeNet. Other networks and batches want others.
+double default_learning_rate(OptimizerKind kind);
+
 struct OptimizerSettings {
-  double lr = 0.2;
-  double momentum = 0;      // sgd and lars only; Lars's authors use 0.9
-  bool nesterov = false;    // sgd with momentum only
+  std::optional<double> lr = {};  // none: default_learning_rate
+  double momentum = 0;            // sgd and lars only; Lars's authors use 0.9
+  bool nesterov = false;          // sgd with momentum only
   double weight_decay = 0;  // lambda. sgd, adam, lars: lambda * w is added to the gradient; adamw, lamb: to the update
 };
 

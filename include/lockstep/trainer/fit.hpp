@@ -24,17 +24,17 @@ namespace lockstep {
 // - sync_batchnorm needs BatchNorms that convert_sync_batchnorm can replace;
 // - `lockstep eval` does not know the network; load_weights(run_dir / "model.safetensors", net) reads it.
 //
-// Batches come as batches() gives them: integers stay integers, but uint8 x in memory becomes float32 in [0, 1]. The
-// order of the samples depends on the seed and the epoch alone. A run that goes on within an epoch does not read the
-// samples before. With ema_decay a resumed run needs the same one, and the network's weights in a checkpoint are those
-// that are trained; model.safetensors, metrics and EpochMetrics::weights are of the average.
+// Batches come as batches() gives them: integers stay integers, but uint8 pixels in memory become float32 in [0, 1].
+// The order of the samples depends on the seed and the epoch alone. A run that goes on within an epoch does not read
+// the samples before. With ema_decay a resumed run needs the same one, and the network's weights in a checkpoint are
+// those that are trained; model.safetensors, metrics and EpochMetrics::weights are of the average.
 //
 // Throws Error before the first step, beside what train() refuses:
 // - of the task: a name that is empty or one of model_names(); a null module; a split by layers or channels of a module
 //   that is no torch::nn::Sequential;
 // - of the samples: no training samples; tensors that have not as many rows;
 // - of the update: an ema_decay not from 0 to below 1, or beside sync_every; `optimizer`, `momentum` or `weight_decay`
-//   beside an optimizer of the task's own; groups without such an optimizer;
+//   beside an optimizer of the task's own, or no `lr`; groups without such an optimizer;
 // - of what is measured: a negative patience; a metric without a name or a function, or with another's name; best_by
 //   that nothing is called; metrics, best_by or patience without test samples.
 // And later, with the rank named: groups that leave out a parameter or have one twice; a function that makes no

@@ -71,7 +71,8 @@ struct KeepOptions {
   // alone, with .N before the extension.
   std::filesystem::path trace = {};
   // If not empty: a checkpoint, or a run's folder, whose newest whole one is meant (on_warning is told of a damaged
-  // one), to go on from with the results of a run that never stopped; run_dir may be that run's.
+  // one), to go on from with the results of a run that never stopped; run_dir may be that run's. "auto": the run in
+  // run_dir if it has a checkpoint; or else a new one, also in the place of one that was killed before its first.
   std::filesystem::path resume = {};
 };
 

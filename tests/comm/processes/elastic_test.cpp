@@ -152,6 +152,11 @@ TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
   EXPECT_FALSE(expected.empty());
   EXPECT_EQ(work_.read("killed.safetensors"), expected);
 
+  const auto without_grain =
+      run_program(job_of(1, {}, {ranks_program(), "own_loop", "cpu", "no grain"}), without_gnuplot());
+  EXPECT_THAT(without_grain.err, HasSubstr("this run is elastic, and the batch has no grain"));
+  EXPECT_THAT(ended.err, Not(HasSubstr("has no grain")));
+
   const auto refused = run_program({"own_loop", "cpu", "refused"}, alone);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("asks for an elastic job (elastic 1:3), and was not started as one"),
                                  HasSubstr("lockstep launch starts such jobs")));

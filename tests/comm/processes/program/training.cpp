@@ -78,7 +78,7 @@ void scenarios::own_loop(const Setup& setup) {
   const bool alone = setup.argument.starts_with("alone ");
   torch::manual_seed(1);
   const auto x = torch::randn({40, 4}), y = (x.sum(1) > 0).to(torch::kLong);
-  constexpr int64_t steps = 80;
+  const int64_t grain = setup.argument == "no grain" ? 0 : 4, steps = grain == 0 ? 1 : 80;
   // What outlives a generation of processes.
   torch::nn::Linear module(4, 2);
   int64_t done = 0;
@@ -93,7 +93,8 @@ void scenarios::own_loop(const Setup& setup) {
         lockstep::DataParallel net(module, rank);
         torch::optim::SGD sgd(net->parameters(), /*lr=*/0.1);
         while (done < steps && !rank.regroups()) {
-          const lockstep::BatchOptions order{.size = 40, .seed = 0, .epoch = static_cast<int>(done) + 1, .grain = 4};
+          const lockstep::BatchOptions order{
+              .size = 40, .seed = 0, .epoch = static_cast<int>(done) + 1, .grain = grain};
           for (auto& batch : lockstep::batches({x, y}, order, rank)) {
             sgd.zero_grad();
             net.loss(batch, torch::nn::functional::cross_entropy).backward();
