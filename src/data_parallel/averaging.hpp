@@ -51,6 +51,9 @@ class Averaging {
 
   LoopWarnings& loop_warnings() { return loop_warnings_; }
 
+  // Somebody else compares the ranks' networks, and says more of a difference than a backward could.
+  void leave_comparing() { compares_ = false; }
+
   // Every later average_during throws an Error that says `reason`.
   void end(const std::string& reason) { failure_ = reason; }
 
@@ -100,6 +103,7 @@ class Averaging {
 
  protected:
   const std::string& name() const { return name_; }
+  bool compares() const { return compares_; }
   const std::string& backward_name() const { return backward_name_; }      // of the one under way, equal on all ranks
   const GrainObserver& grain_observer() const { return grain_observer_; }  // empty: nobody asked
 
@@ -112,6 +116,7 @@ class Averaging {
   std::string backward_name_;
   GrainObserver grain_observer_;
   LoopWarnings loop_warnings_;
+  bool compares_ = true;
   std::string failure_;  // of an earlier backward; empty while all is well
 };
 

@@ -157,7 +157,7 @@ void GradientBuckets::finish(const PartSizes& sizes) {
 
 // The parameters take turns.
 BackwardReport::Compared GradientBuckets::compared_parameter() {
-  if (slots_.empty() || !may_change_alone()) return {};
+  if (slots_.empty() || !compares() || !may_change_alone()) return {};
   const Slot& slot = slots_[turns_++ % slots_.size()];
   return {slot.name, slot.parameter};
 }

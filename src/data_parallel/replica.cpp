@@ -464,6 +464,10 @@ void Replica::set_steps_done(int64_t steps) {
   places_->set_steps_done(steps);
 }
 
+void Replica::leave_comparing() {
+  if (averaging_) averaging_->leave_comparing();
+}
+
 std::vector<int64_t> Replica::learnt_order() const {
   return averaging_ ? averaging_->order() : std::vector<int64_t>();
 }

@@ -83,7 +83,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
           make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
       stopping_(rank, callbacks.stop) {
-  made_.layers = nullptr;  // with the layers of other ranks
+  made_.layers = nullptr;                        // with the layers of other ranks
+  net_.replicas().replica()->leave_comparing();  // replicas_ does
   if (balances(options.batch)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
   if (resumed != nullptr) restore(*resumed);
   const auto warn = [&](const std::string& remark) {

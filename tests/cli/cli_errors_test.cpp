@@ -264,7 +264,7 @@ TEST_F(CliErrors, HelpShowsDefaultsAndExamples) {
     for (const auto& line : lines_of(help.out)) EXPECT_LE(line.size(), 80u) << line;
   }
   EXPECT_THAT(run_program({"train", "--help-all"}, surroundings()).out,
-              AllOf(HasSubstr("--batch-size N"), HasSubstr("(default: 1)"), HasSubstr("(default: 0.2)")));
+              AllOf(HasSubstr("--batch-size N"), HasSubstr("(default: 1)"), HasSubstr("(default: 0.2 for sgd")));
   EXPECT_THAT(run_program({"--version"}, surroundings()).out, StartsWith("lockstep "));
 }
 

@@ -47,7 +47,7 @@ set(simulated_tests
   "pipeline_test|Sizes/*.RandomNets*/2Ranks1F1B:Sizes/*.RandomNets*/2RanksInterleaved2:Sizes/*.RandomNets*/3RanksGPipe"
   "power_sgd_test|Sizes/*"
   "reducer_test|Reducer.*-*Exception*:*ChannelsLast*:*NoRankUses*:*GrowsAfter*"
-  "rank_trainer_test|RankTrainer.*-*ARecordedExchange*:*RecordedStepsGive*:*RunningStatistics*:*WeightsThatDiffer*:*ComputingGrains*:*OthersWait*|shared"
+  "rank_trainer_test|RankTrainer.*-*ARecordedExchange*:*RecordedStepsGive*:*RunningStatistics*:*WeightsThatDiffer*:*ComputingGrains*:*OthersWait*:*OfTwoRanks*|shared"
   "resume_test|Resume.WithTheOptimizersState:Resume.WhatDraws*|shared"
   "shard_test|Sizes/*.RandomNets*/2Ranks"
   "sharded_optimizer_test|Sizes/*.Updates*/2Ranks:Sizes/*.Accumulates*/3Ranks"

@@ -186,6 +186,9 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void watch_backwards(std::function<void()> computed, std::function<void()> averaged);
   void stop_watching() noexcept;
 
+  // Its backwards no longer compare the ranks' networks, since the caller does.
+  void leave_comparing();
+
   // For checkpoints: what was learnt of the order of the gradients, as far as the averages' bits depend on it. Empty
   // before that. An order that is not one of these parameters is not taken: it is learnt anew.
   std::vector<int64_t> learnt_order() const;

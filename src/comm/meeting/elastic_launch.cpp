@@ -78,10 +78,10 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   return true;
 }
 
-// Once the others have come to their end: all but the first, which keeps the run's files, and may not be done with
-// them.
-bool ElasticLaunch::is_dispensable(int member, const Generation& last) const {
-  return !has_failed_ && !last.members.empty() && last.members.front() != member;
+// Once the others of a training have come to their end: all but the first, which keeps the run's files, and may not be
+// done with them.
+bool ElasticLaunch::is_dispensable(int member, const Generation& last) {
+  return takes_part() && !has_failed_ && !last.members.empty() && last.members.front() != member;
 }
 
 // But for those whose end was reported: they are given to note_end().

@@ -109,7 +109,7 @@ class ElasticLaunch {
   bool there(int node) const { return node == 0 || nodes_.is_there(node); }
   void call_off_until(const Generation& now, const Failure& failure);
   void vacate(int member);
-  bool is_dispensable(int member, const Generation& last) const;
+  bool is_dispensable(int member, const Generation& last);
   Heard::LostNode lose_node(int node, const std::string& how, const std::vector<Report>& ended);
   Start started(int member);
 

@@ -179,11 +179,12 @@ TEST_F(Connecting, AProcessThatIsSlowIsNotTakenForDead) {
   }
 }
 
-TEST_F(Connecting, ALauncherDoesNotNeedTheNetworkForItsOwnStore) {
+TEST_F(Connecting, AMachineThatDoesNotReachItselfIsToldSoAtOnce) {
   const auto job = run_program({"launch", "-n", "2", "true"},
                                surroundings_with({"LD_PRELOAD=" + from_environment("LOCKSTEP_FAULTY_CONNECT"),
                                                   "FAULT_ERROR=" + std::to_string(ENETUNREACH)}));
-  EXPECT_EQ(job.code, 0) << job.err;
+  EXPECT_EQ(job.code, 1) << job.err;
+  EXPECT_THAT(job.err, HasSubstr("this machine does not reach itself"));
 }
 
 }  // namespace connecting_test
