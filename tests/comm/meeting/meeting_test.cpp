@@ -62,6 +62,20 @@ TEST(Meeting, ForeignCountsAreShown) {
   }
 }
 
+// Each of its processes learns it at once, and none may end the job that has met.
+TEST(Meeting, AnotherJobOfAnotherSizeLeavesTheFirstOneAlone) {
+  const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  std::thread other([&] { comm::meet(*store, process(1), {torch::kCPU}, "x", limit); });
+  comm::meet(*store, process(0), {torch::kCPU}, "x", limit);
+  other.join();
+  for (const int rank : {0, 2, 3}) {
+    auto newcomer = process(rank);
+    newcomer.world_size = 4;
+    EXPECT_THROW(comm::meet(*store, newcomer, {torch::kCPU}, "y", {std::chrono::seconds(1)}), comm::NobodyMissed)
+        << rank;
+  }
+}
+
 // The launcher's own end would be that of all processes.
 TEST(Meeting, ALauncherNamesAProcessThatHasEndedAlsoThen) {
   const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
