@@ -74,7 +74,7 @@ std::filesystem::path folder(const FetchDataFlags& flags) {
 
 int fetch_data_command(const FetchDataFlags& flags, Output& output) {
   const auto dir = folder(flags);
-  StopSignals signals;
+  StopSignals signals(output);
   DownloadReport report(output);
   FetchOptions options;
   if (!flags.url.empty()) options.base_urls = {flags.url};

@@ -6,8 +6,6 @@
 #include <chrono>
 #include <string_view>
 
-#include "output.hpp"
-
 namespace lockstep::cli {
 
 namespace {
@@ -26,7 +24,7 @@ bool is_ignored(int signal) {
   return sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
 }
 
-StopSignals::StopSignals(bool quiet) : quiet_(quiet) {
+StopSignals::StopSignals(Output& output, bool quiet) : output_(output), quiet_(quiet) {
   sigemptyset(&awaited_);
   sigaddset(&awaited_, SIGTERM);
   for (const int signal : {SIGINT, SIGHUP}) {
@@ -37,6 +35,7 @@ StopSignals::StopSignals(bool quiet) : quiet_(quiet) {
 }
 
 StopSignals::~StopSignals() {
+  if (source_.stop_requested() && !output_.finish(kPatienceAfterStop)) output_.give_up();
   done_ = true;
   // Wakes the waiter. SIGTERM is blocked everywhere, so it ends nothing.
   // NOLINTNEXTLINE(bugprone-bad-signal-to-kill-thread)

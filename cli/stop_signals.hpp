@@ -7,6 +7,8 @@
 #include <stop_token>
 #include <thread>
 
+#include "output.hpp"
+
 namespace lockstep::cli {
 
 // Whether this process ignores the signal. nohup starts such processes, and so does a script in the background. A
@@ -19,7 +21,9 @@ bool is_ignored(int signal);
 // script) stays ignored.
 class StopSignals {
  public:
-  explicit StopSignals(bool quiet = false);  // quiet: another process of the job announces the stop
+  // quiet: another process of the job announces the stop.
+  explicit StopSignals(Output& output, bool quiet = false);
+  // After a request to stop, waits for who reads the output for a second, and drops the rest.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -31,6 +35,7 @@ class StopSignals {
  private:
   void wait_for_signals();
 
+  Output& output_;
   const bool quiet_;
   std::stop_source source_;
   std::atomic<int> received_ = 0;

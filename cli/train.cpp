@@ -1,5 +1,6 @@
 // lockstep train: trains a network over several devices, shows how it goes, and keeps the run in a folder.
 #include <sys/resource.h>
+#include <unistd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/ranks/rank.hpp>
@@ -246,18 +247,22 @@ std::string peak_memory() {
   return format("%.0f MB", static_cast<double>(usage.ru_maxrss) * 1024 / 1e6);
 }
 
-constexpr std::chrono::seconds kPatienceWithReader{1};  // of a run that was asked to stop
-
 // Shows what the trainer's callbacks report while it works.
 class RunReport {
  public:
-  RunReport(const TrainFlags& flags, const TrainOptions& options, Output& output)
-      : flags_(flags),
+  RunReport(const TrainFlags& flags, const TrainOptions& options, const StopSignals& signals, Output& output)
+      : signals_(signals),
+        flags_(flags),
         options_(options),
         output_(output),
         mode_(progress_mode(flags.progress, output.fd())),
         live_(output, mode_ == ProgressMode::bar),
         remark_(options.data.source == DataSource::synthetic ? " (synthetic data)" : "") {}
+  ~RunReport() {
+    if (signals_.token().stop_requested() && !error_.finish(kPatienceAfterStop)) error_.give_up();
+  }
+  RunReport(const RunReport&) = delete;
+  RunReport& operator=(const RunReport&) = delete;
 
   void planning() { live_.show("measuring the network and the devices ..."); }
   void planned(const std::string& line) { print(line); }
@@ -292,15 +297,14 @@ class RunReport {
   void warning(const std::string& message) {
     if (!warned_.insert(message).second) return;  // once is enough: curves are drawn every epoch
     live_.clear();
-    print_warning(message);
+    print_warning(message, error_);
   }
 
   void not_finite(const NotFinite& error) {
     live_.clear();
-    Output(STDERR_FILENO)
-        .print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
-               ". Try a smaller --lr than " + number_text(options_.rate.lr) +
-               (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
+    error_.print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
+                 ". Try a smaller --lr than " + number_text(options_.rate.lr) +
+                 (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
   }
 
   // Did the run begin, so that there could be something to keep? And what became of it:
@@ -315,11 +319,9 @@ class RunReport {
                        plural(static_cast<size_t>(options_.epochs), "epoch") + "; " + kept() + remark_ + "\n";
     if (can_go_on()) text += "to go on: lockstep train --resume " + options_.keep.run_dir.string() + "\n";
     if (!output_.failed()) print(text);
-    if (!output_.failed() && output_.finish(kPatienceWithReader)) return;
+    if (!output_.failed() && output_.finish(kPatienceAfterStop)) return;
     output_.give_up();
-    Output error(STDERR_FILENO);
-    error.print("lockstep: " + text);
-    if (!error.finish(kPatienceWithReader)) error.give_up();
+    error_.print("lockstep: " + text);
   }
 
   void finished(const TrainResult& result) {
@@ -353,9 +355,11 @@ class RunReport {
 
   bool can_go_on() const { return !newest_checkpoint(options_.keep.run_dir / kCheckpointFolder).empty(); }
 
+  const StopSignals& signals_;
   const TrainFlags& flags_;
   const TrainOptions& options_;
   Output& output_;
+  Output error_{STDERR_FILENO};
   ProgressMode mode_;
   LiveLine live_;
   std::string remark_;
@@ -409,8 +413,8 @@ int train_command(const TrainFlags& flags, Output& output) {
     if (const auto code = train_as_node(options.elastic)) return *code;
   }
   const bool is_first = this_process().index == 0;
-  StopSignals signals(!is_first);  // before LibTorch starts threads
-  RunReport report(flags, options, output);
+  StopSignals signals(output, /*quiet=*/!is_first);  // before LibTorch starts threads
+  RunReport report(flags, options, signals, output);
 
   // Wraps a member of `report`. A run that nobody can watch any more is stopped.
   const auto show = [&](auto member) {
