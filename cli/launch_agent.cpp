@@ -20,15 +20,16 @@ using Clock = std::chrono::steady_clock;
 
 class Agent {
  public:
-  explicit Agent(const LaunchFlags& flags)
+  Agent(const LaunchFlags& flags, LaunchMessages& messages)
       : flags_(flags),
+        messages_(messages),
         words_(program_words(flags)),
         patience_(patience_with_others()),
         rendezvous_(environment_of_node(flags), comm::WaitLimit{patience_}),
         where_{rendezvous_.store_address(), rendezvous_.store_port(), checked_key_file(flags.nodes)},
         agent_(rendezvous_.connect_to_all(), environment_of(elastic_variables(flags, where_, 0, 0)).job,
                flags.nodes.node, {flags.processes, flags.nodes.most}),
-        processes_(options()) {}
+        processes_(options(), messages_) {}
 
   ChildProcesses::Ending wait() {
     auto ending = processes_.wait();
@@ -85,13 +86,14 @@ class Agent {
       processes_.start(words_, variables, order.member);
       running_.insert(order.member);
     } catch (const Error& error) {  // as of one that ended at once: node 0 decides what follows
-      launch_says(error.what());
+      messages_.say(error.what());
       agent_.note_end(order.member, {.failed = true, .stopped = false, .how = error.what()}, /*killed=*/false, 1);
     }
   }
 
   void come_again() {
-    launch_says("this machine stood still or was not reached, and the others have gone on without it; it joins again");
+    messages_.say(
+        "this machine stood still or was not reached, and the others have gone on without it; it joins again");
     for (const int member : running_) processes_.end(member);
     welcome_ = false;
     came_ = Clock::now();
@@ -99,7 +101,7 @@ class Agent {
   }
 
   void end(int code, const std::string& why) {
-    if (!why.empty()) launch_says(why);
+    if (!why.empty()) messages_.say(why);
     is_over_ = true;
     if (code != 0) processes_.end_all(code);
   }
@@ -121,6 +123,7 @@ class Agent {
   static constexpr std::chrono::milliseconds kUntilWelcome{10'000};
 
   const LaunchFlags& flags_;
+  LaunchMessages& messages_;
   const std::vector<std::string> words_;
   const std::chrono::milliseconds patience_;
   const PrintedOnce printed_;
@@ -137,8 +140,8 @@ class Agent {
 
 }  // namespace
 
-ChildProcesses::Ending launch_as_agent(const LaunchFlags& flags) {
-  return Agent(flags).wait();
+ChildProcesses::Ending launch_as_agent(const LaunchFlags& flags, LaunchMessages& messages) {
+  return Agent(flags, messages).wait();
 }
 
 }  // namespace lockstep::cli

@@ -25,9 +25,9 @@ using Clock = std::chrono::steady_clock;
 
 class ElasticLauncher {
  public:
-  explicit ElasticLauncher(const LaunchFlags& flags)
-      : flags_(flags), words_(program_words(flags)), patience_(patience_with_others()) {
-    processes_.emplace(options());  // before the store starts threads
+  ElasticLauncher(const LaunchFlags& flags, LaunchMessages& messages)
+      : flags_(flags), messages_(messages), words_(program_words(flags)), patience_(patience_with_others()) {
+    processes_.emplace(options(), messages_);  // before the store starts threads
     keep_store();
     made_ = Clock::now();
     elastic_.emplace(store_, job(), flags.all_processes(), flags.restarts(),
@@ -39,7 +39,7 @@ class ElasticLauncher {
   ChildProcesses::Ending wait() {
     const auto ending = processes_->wait();
     if (ending.failed && elastic_->has_lost() && !elastic_->takes_part()) {
-      launch_says(
+      messages_.say(
           "a killed process has ended this job, since its program takes no part in --elastic; lockstep train does");
     }
     return ending;
@@ -74,7 +74,8 @@ class ElasticLauncher {
     }
     key_ = std::make_unique<comm::HandedKey>();
     const std::string address = comm::loopback_address();
-    const auto kept = comm::host_store(address, 0, {key_->key(), launch_says});
+    const auto kept =
+        comm::host_store(address, 0, {key_->key(), [this](const std::string& text) { messages_.say(text); }});
     store_ = kept.store;
     where_ = {address, kept.port, key_->file()};
   }
@@ -139,8 +140,8 @@ class ElasticLauncher {
       look_at_hearts();
       if (start_successors()) return true;
       if (elastic_->lacks_successors() && !std::exchange(said_that_none_are_left_, true)) {
-        launch_says(format("no successors are left, since at most %d start (--max-restarts of lockstep launch)",
-                           flags_.restarts()));
+        messages_.say(format("no successors are left, since at most %d start (--max-restarts of lockstep launch)",
+                             flags_.restarts()));
       }
     }
     if (!has_agents()) return false;
@@ -162,7 +163,7 @@ class ElasticLauncher {
     } else if (Clock::now() - made_ > patience_) {
       std::string list;
       for (const int node : absent) list += (list.empty() ? "" : ", ") + std::to_string(node);
-      launch_says(
+      messages_.say(
           format("no launcher has come from node%s %s within %g s. Start it there with --node, --nodes and "
                  "--master; if it only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)",
                  absent.size() == 1 ? "" : "s", list.c_str(), patience_.count() * 1e-3));
@@ -175,17 +176,17 @@ class ElasticLauncher {
   // What happens on other machines.
   void hear() {
     const auto heard = elastic_->hear();
-    for (const auto& why : heard.refused) launch_says("turned away: " + why);
+    for (const auto& why : heard.refused) messages_.say("turned away: " + why);
     for (const auto& report : heard.ended) {
       const bool go_on = note_end(report.member, report.end, report.killed);
       if (!report.end.failed) continue;
-      launch_says(format("process %d of node %d is gone: ", report.member, elastic_->node_of(report.member)) +
-                  report.end.how + (go_on ? "; the others go on without it" : ""));
+      messages_.say(format("process %d of node %d is gone: ", report.member, elastic_->node_of(report.member)) +
+                    report.end.how + (go_on ? "; the others go on without it" : ""));
       if (!go_on) processes_->end_all(report.code);
     }
     for (const auto& loss : heard.lost) lose(loss);
     for (const int node : heard.came) {
-      if (begun_) launch_says(format("node %d has come", node));
+      if (begun_) messages_.say(format("node %d has come", node));
     }
   }
 
@@ -196,9 +197,9 @@ class ElasticLauncher {
         format("node %d is gone: its launcher ", loss.node) +
         (!loss.code ? std::string("gives no sign of life") : format("has ended with exit code %d", *loss.code));
     const bool go_on = loss.go_on && !asked;
-    launch_says(how + (!go_on || is_ending_ || !elastic_->some_run() ? ""
-                       : begun_                                      ? "; the others go on without it"
-                                                                     : "; the job begins once it has come again"));
+    messages_.say(how + (!go_on || is_ending_ || !elastic_->some_run() ? ""
+                         : begun_                                      ? "; the others go on without it"
+                                                                       : "; the job begins once it has come again"));
     if (go_on || is_ending_) return;
     if (why_.empty()) why_ = how;
     processes_->end_all(asked ? *loss.code : 1);
@@ -206,13 +207,13 @@ class ElasticLauncher {
 
   void look_at_hearts() {
     const auto now = elastic_->look();
-    for (const int member : now.joined) launch_says(format("process %d has joined", member));
+    for (const int member : now.joined) messages_.say(format("process %d has joined", member));
     for (const int member : now.dead) {
-      launch_says(format("process %d stands still, and is killed", member));
+      messages_.say(format("process %d stands still, and is killed", member));
       kill(member);
     }
     for (const int member : now.late) {
-      launch_says(
+      messages_.say(
           format("process %d has not begun to train within %g s, nor in twice the others' time, and is killed. If "
                  "starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)",
                  member, patience_.count() * 1e-3));
@@ -226,8 +227,8 @@ class ElasticLauncher {
     const auto starts = elastic_->successors();
     for (const auto& start : starts) {
       begin(start);
-      launch_says(format("process %d starts in the place of rank %d", start.member, start.place) +
-                  (has_agents() ? format(", on node %d", start.node) : ""));
+      messages_.say(format("process %d starts in the place of rank %d", start.member, start.place) +
+                    (has_agents() ? format(", on node %d", start.node) : ""));
     }
     return !starts.empty();
   }
@@ -235,6 +236,7 @@ class ElasticLauncher {
   static constexpr std::chrono::milliseconds kBetweenLooks{90};  // at hearts. At agents' words: 10 ms
 
   const LaunchFlags& flags_;
+  LaunchMessages& messages_;
   const std::vector<std::string> words_;
   const std::chrono::milliseconds patience_;  // with processes and machines that do not begin
   const PrintedOnce printed_;
@@ -254,9 +256,9 @@ class ElasticLauncher {
 
 }  // namespace
 
-ChildProcesses::Ending launch_elastic(const LaunchFlags& flags) {
-  if (flags.nodes.node != 0) return launch_as_agent(flags);
-  return ElasticLauncher(flags).wait();
+ChildProcesses::Ending launch_elastic(const LaunchFlags& flags, LaunchMessages& messages) {
+  if (flags.nodes.node != 0) return launch_as_agent(flags, messages);
+  return ElasticLauncher(flags, messages).wait();
 }
 
 }  // namespace lockstep::cli
