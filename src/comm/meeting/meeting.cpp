@@ -194,6 +194,10 @@ std::string without_common_ends(std::string_view text, std::string_view other) {
   return text.empty() ? "nothing of that" : std::string(text);
 }
 
+bool is_of_build(const std::string& setting) {
+  return setting.find(',') == setting.npos && (setting.starts_with("build ") || setting.starts_with("any build "));
+}
+
 }  // namespace
 
 std::string run_prefix(int run) {
@@ -220,11 +224,15 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     const std::string &theirs = all[process].configuration, &first = all[0].configuration;
     if (theirs == first) continue;
     const std::string differs = without_common_ends(theirs, first);
-    const bool is_build = differs.starts_with("build ") && differs.find(',') == differs.npos;
+    const std::string of_first = without_common_ends(first, theirs);
+    const bool is_build = is_of_build(differs) || is_of_build(of_first);
     throw Error(
         "process " + std::to_string(process) + " runs another program or configuration than process 0: " + differs +
-        "; process 0: " + without_common_ends(first, theirs) + ". All processes must run the same, on the same data" +
-        (is_build ? ". If builds may differ, as for several kinds of CPU, set LOCKSTEP_MIXED_BUILDS=1 for all" : ""));
+        "; process 0: " + of_first + ". All processes must run the same, on the same data" +
+        (is_build
+             ? ". Build in the same folder everywhere, or copy the program. If builds may differ, as for several kinds "
+               "of CPU, set LOCKSTEP_MIXED_BUILDS=1 for all"
+             : ""));
   }
   check_that_something_connects(all);
   check_that_gpus_differ(all);
