@@ -13,7 +13,6 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <functional>
 #include <sstream>
 #include <utility>
 
@@ -165,11 +164,8 @@ std::string where_to_look(const std::string& program) {
 
 }  // namespace
 
-void launch_says(const std::string& text) {
-  Output(STDERR_FILENO).print("lockstep launch: " + text + "\n");
-}
-
-ChildProcesses::ChildProcesses(Options options) : options_(std::move(options)), started_(Clock::now()) {
+ChildProcesses::ChildProcesses(Options options, LaunchMessages& messages)
+    : options_(std::move(options)), messages_(messages), started_(Clock::now()) {
   if (pipe2(alive_, O_CLOEXEC) != 0 || (options_.label && pipe2(done_, O_CLOEXEC) != 0)) {
     throw Error("cannot make a pipe: " + io::reason(errno));
   }
@@ -184,6 +180,7 @@ ChildProcesses::~ChildProcesses() {
   send(SIGKILL);
   end_watchers();
   for (const auto& child : children_) waitpid(child.pid, nullptr, 0);
+  hurries_ = true;
   end_labels();
   for (const int fd : alive_) close(fd);
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
@@ -231,7 +228,11 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   child.watcher = watcher;
   if (options_.label) {
     fcntl(output[0], F_SETFL, O_NONBLOCK);
-    child.labels = std::thread(copy_with_label, output[0], done_[0], std::cref(hurries_), format("[%d] ", number));
+    ++labels_;
+    child.labels = std::thread([this, from = output[0], done = done_[0], label = format("[%d] ", number)] {
+      copy_with_label(from, done, hurries_, label);
+      --labels_;
+    });
   }
 }
 
@@ -258,19 +259,24 @@ std::vector<ChildProcesses::Member> ChildProcesses::members() const {
   return members;
 }
 
+void ChildProcesses::await_signal() {
+  messages_.say_what_is_kept();
+  const timespec pause{0, std::chrono::nanoseconds(options_.between_looks).count()};
+  const int signal = sigtimedwait(&awaited_, nullptr, &pause);
+  if (signal == SIGTSTP) {
+    stand_still();
+  } else if (signal > 0 && signal != SIGCHLD) {
+    pass_on(signal);
+  }
+}
+
 ChildProcesses::Ending ChildProcesses::wait() {
   for (;;) {
     const bool some_run = reap(), more_is_to_come = options_.look && options_.look(ending());
     if (!some_run && !more_is_to_come) break;
     if (next_step_ == Clock::time_point::max() && only_lost_run()) next_step_ = Clock::now() + options_.until_term;
     if (Clock::now() >= next_step_) end_others();
-    const timespec pause{0, std::chrono::nanoseconds(options_.between_looks).count()};
-    const int signal = sigtimedwait(&awaited_, nullptr, &pause);
-    if (signal == SIGTSTP) {
-      stand_still();
-    } else if (signal > 0 && signal != SIGCHLD) {
-      pass_on(signal);
-    }
+    await_signal();
   }
   end_watchers();
   end_leftovers();
@@ -325,7 +331,7 @@ void ChildProcesses::stand_still() {
 void ChildProcesses::end_others() {
   if (next_signal_ == SIGTERM) {
     say_who_stands_still();
-    launch_says("ending the others");
+    messages_.say("ending the others");
   }
   send(std::exchange(next_signal_, SIGKILL));
   next_step_ = Clock::now() + options_.until_kill;
@@ -339,7 +345,7 @@ void ChildProcesses::say_who_stands_still() const {
       return member.group == child.pid && (member.state == 'T' || member.state == 't');
     };
     if (std::any_of(all.begin(), all.end(), is_stopped)) {
-      launch_says(name_of(child.number) + " did not crash: a signal or a debugger has stopped it");
+      messages_.say(name_of(child.number) + " did not crash: a signal or a debugger has stopped it");
     }
   }
 }
@@ -360,6 +366,7 @@ void ChildProcesses::end_watchers() {
 
 void ChildProcesses::end_labels() {
   if (done_[1] >= 0) close(std::exchange(done_[1], -1));
+  while (labels_ > 0 && !hurries_) await_signal();  // they wait for who reads
   for (auto& child : children_) {
     if (child.labels.joinable()) child.labels.join();
   }
@@ -405,8 +412,8 @@ void ChildProcesses::ended(int rank, int signal, int code) {
   const bool others_run =
       std::any_of(children_.begin(), children_.end(), [](const Child& child) { return child.runs; });
   if (asked && first_failure_ == 0) {
-    launch_says(name_of(rank) +
-                format(" stopped on request (exit code %d) after %.1f s", code, seconds_since(started_)));
+    messages_.say(name_of(rank) +
+                  format(" stopped on request (exit code %d) after %.1f s", code, seconds_since(started_)));
   }
   if (!stopped) say_how(rank, code, signal, others_go_on && others_run);
   failed_ = failed_ || !others_go_on;
@@ -427,11 +434,11 @@ void ChildProcesses::say_how(int rank, int code, int signal, bool is_lost) {
   const std::string after =
       format(" after %.1f s", seconds_since(started_)) + (is_lost ? "; the others go on without it" : "");
   if (others_are_ended() && signal == SIGKILL) {
-    launch_says(name_of(rank) + " did not end, so it was killed");
+    messages_.say(name_of(rank) + " did not end, so it was killed");
   } else if (signal != 0 && !(others_are_ended() && signal == SIGTERM)) {
-    launch_says(name_of(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) + after);
+    messages_.say(name_of(rank) + format(" was ended by signal %d (%s)", signal, strsignal(signal)) + after);
   } else if (is_lost || first_failure_ == 0 || next_step_ == Clock::time_point::max()) {
-    launch_says(name_of(rank) + format(" ended with exit code %d", code) + after);
+    messages_.say(name_of(rank) + format(" ended with exit code %d", code) + after);
   }
 }
 

@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-namespace lockstep::cli {
+#include "launch_messages.hpp"
 
-void launch_says(const std::string& text);  // a line on the standard error
+namespace lockstep::cli {
 
 class ChildProcesses {
  public:
@@ -48,7 +48,7 @@ class ChildProcesses {
 
   // From here on, signals that ask to end, and those of children, are blocked in this thread and in threads started
   // later. So make it before other threads.
-  explicit ChildProcesses(Options options);
+  ChildProcesses(Options options, LaunchMessages& messages);
   // Kills those that still run, and what they started.
   ~ChildProcesses();
   ChildProcesses(const ChildProcesses&) = delete;
@@ -75,9 +75,9 @@ class ChildProcesses {
     bool by_request = false;
   };
 
-  // Waits for all of them and passes signals on. A request to stand still (Ctrl-Z) holds for them and this process,
-  // until SIGCONT. Says on the standard error how the first one that failed ended. Ends the others as the options say,
-  // and then what they left running in their process groups.
+  // Waits for all of them, and for who reads their labelled lines, and passes signals on. A request to stand still
+  // (Ctrl-Z) holds for them and this process, until SIGCONT. Says on the standard error how the first one that failed
+  // ended. Ends the others as the options say, and then what they left running in their process groups.
   Ending wait();
 
  private:
@@ -104,6 +104,7 @@ class ChildProcesses {
   void end_leftovers();
   void end_watchers();
   void end_labels();
+  void await_signal();  // until the next look
   void pass_on(int signal);
   void stand_still();
   void send(int signal) const;
@@ -113,6 +114,7 @@ class ChildProcesses {
   int ending() const;  // the exit code once the processes are to end, else 0
 
   const Options options_;
+  LaunchMessages& messages_;
   sigset_t awaited_;
   sigset_t mask_before_;
   std::vector<Child> children_;
@@ -120,7 +122,8 @@ class ChildProcesses {
   int done_[2] = {-1, -1};   // a pipe whose closed end tells the threads of the labels that nothing more will come
   Clock::time_point started_;
   int stop_signal_ = 0;               // that was passed on
-  std::atomic<bool> hurries_{false};  // the labels' threads no longer wait for long for who reads
+  std::atomic<int> labels_{0};        // threads of children that run
+  std::atomic<bool> hurries_{false};  // they no longer wait for long for who reads
   int first_failure_ = 0;
   bool failed_ = false;
   bool asked_ = false;                                      // not by the launcher

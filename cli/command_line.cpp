@@ -133,8 +133,8 @@ int run_command_line(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);
   const int code = run_and_report_errors(with_help_as_option(argc, argv), output);
-  output.finish();
   if (code == wrong_usage || code == kNotFinite) note_would_fail_again();
+  output.finish();
   if (!output.failed()) return code;
   if (output.error() == EPIPE) return 128 + SIGPIPE;  // as a shell reports it, and as quietly
   complain("error: cannot write to the standard output: " + io::reason(output.error()));

@@ -75,6 +75,7 @@ std::filesystem::path folder(const FetchDataFlags& flags) {
 int fetch_data_command(const FetchDataFlags& flags, Output& output) {
   const auto dir = folder(flags);
   StopOnSignals signals(says_that_it_stops());
+  const OutputAfterStop after_stop(output, signals.token());
   DownloadReport report(output);
   FetchOptions options;
   if (!flags.url.empty()) options.base_urls = {flags.url};

@@ -134,7 +134,8 @@ void check_elastic_launch(const LaunchFlags& flags) {
   }
 }
 
-ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed, LaunchedJob& job) {
+ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed, LaunchedJob& job,
+                                LaunchMessages& messages) {
   ChildProcesses::Options options{.label = flags.label, .until_term_when_stopped = std::chrono::seconds(flags.grace)};
   const auto variables_of = [&](int rank) {
     return variables(flags, {job.address, job.store.port, job.key.file()}, attempt, rank);
@@ -149,8 +150,9 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
   if (flags.keep_going) {
     options.is_lost = [&](int rank) { return comm::was_lost(job.store.store, environment_of(variables_of(rank))); };
   }
-  ChildProcesses processes(options);  // before the store starts threads
-  if (!job.store.store) job.store = comm::host_store(job.address, 0, {job.key.key(), launch_says});
+  ChildProcesses processes(options, messages);  // before the store starts threads
+  if (!job.store.store)
+    job.store = comm::host_store(job.address, 0, {job.key.key(), [&](const std::string& text) { messages.say(text); }});
   const auto words = program_words(flags);
   for (int rank = 0; rank < flags.processes; ++rank) {
     auto all = variables_of(rank);
@@ -162,17 +164,18 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
 }
 
 int launch_command(const LaunchFlags& flags) {
-  if (flags.elastic) return launch_elastic(flags).code;
+  LaunchMessages messages;
+  if (flags.elastic) return launch_elastic(flags, messages).code;
   LaunchedJob job;
   for (int attempt = 0;; ++attempt) {
     const PrintedOnce printed;
-    const auto ending = run_once(flags, attempt, printed, job);
+    const auto ending = run_once(flags, attempt, printed, job, messages);
     if (!ending.failed || ending.by_request || attempt == flags.restarts()) return ending.code;
     if (printed.would_fail_again()) {
-      launch_says("it does not start again, since it would fail in the same way");
+      messages.say("it does not start again, since it would fail in the same way");
       return ending.code;
     }
-    launch_says(format("all processes start again, restart %d of %d", attempt + 1, flags.restarts()));
+    messages.say(format("all processes start again, restart %d of %d", attempt + 1, flags.restarts()));
   }
 }
 

@@ -14,12 +14,13 @@ using namespace std::chrono_literals;
 
 class Agent : public comm::LaunchedMachine {
  public:
-  explicit Agent(const LaunchFlags& flags)
+  Agent(const LaunchFlags& flags, LaunchMessages& messages)
       : flags_(flags),
+        messages_(messages),
         words_(program_words(flags)),
         rendezvous_(environment_of_node(flags), comm::WaitLimit{patience_with_others()}),
         where_{rendezvous_.store_address(), rendezvous_.store_port(), checked_key_file(flags.nodes)},
-        processes_(options()),
+        processes_(options(), messages_),
         launcher_(rendezvous_.connect_to_all(),
                   {.name = environment_of(elastic_variables(flags, where_, 0, 0)).job,
                    .node = flags.nodes.node,
@@ -56,9 +57,10 @@ class Agent : public comm::LaunchedMachine {
   }
   void kill(int member) override { processes_.end(member); }
   void end_all(int code) override { processes_.end_all(code); }
-  void say(const std::string& text) override { launch_says(text); }
+  void say(const std::string& text) override { messages_.say(text); }
 
   const LaunchFlags& flags_;
+  LaunchMessages& messages_;
   const std::vector<std::string> words_;
   const PrintedOnce printed_;
   comm::Rendezvous rendezvous_;
@@ -69,8 +71,8 @@ class Agent : public comm::LaunchedMachine {
 
 }  // namespace
 
-ChildProcesses::Ending launch_as_agent(const LaunchFlags& flags) {
-  return Agent(flags).wait();
+ChildProcesses::Ending launch_as_agent(const LaunchFlags& flags, LaunchMessages& messages) {
+  return Agent(flags, messages).wait();
 }
 
 }  // namespace lockstep::cli

@@ -22,9 +22,9 @@ using namespace std::chrono_literals;
 
 class ElasticLauncher : public comm::LaunchedMachine {
  public:
-  explicit ElasticLauncher(const LaunchFlags& flags)
-      : flags_(flags), words_(program_words(flags)), patience_(patience_with_others()) {
-    processes_.emplace(options());  // before the store starts threads
+  ElasticLauncher(const LaunchFlags& flags, LaunchMessages& messages)
+      : flags_(flags), messages_(messages), words_(program_words(flags)), patience_(patience_with_others()) {
+    processes_.emplace(options(), messages_);  // before the store starts threads
     keep_store();
     launcher_.emplace(
         store_,
@@ -42,7 +42,7 @@ class ElasticLauncher : public comm::LaunchedMachine {
   ChildProcesses::Ending wait() {
     const auto ending = processes_->wait();
     if (ending.failed && launcher_->has_lost() && !launcher_->takes_part()) {
-      launch_says(
+      messages_.say(
           "a killed process has ended this job, since its program takes no part in --elastic; lockstep train does");
     }
     return ending;
@@ -77,7 +77,8 @@ class ElasticLauncher : public comm::LaunchedMachine {
     }
     key_ = std::make_unique<comm::HandedKey>();
     const std::string address = comm::loopback_address();
-    const auto kept = comm::host_store(address, 0, {key_->key(), launch_says});
+    const auto kept =
+        comm::host_store(address, 0, {key_->key(), [this](const std::string& text) { messages_.say(text); }});
     store_ = kept.store;
     where_ = {address, kept.port, key_->file()};
   }
@@ -118,9 +119,10 @@ class ElasticLauncher : public comm::LaunchedMachine {
   }
   void kill(int member) override { processes_->end(member); }
   void end_all(int code) override { processes_->end_all(code); }
-  void say(const std::string& text) override { launch_says(text); }
+  void say(const std::string& text) override { messages_.say(text); }
 
   const LaunchFlags& flags_;
+  LaunchMessages& messages_;
   const std::vector<std::string> words_;
   const std::chrono::milliseconds patience_;  // with processes and machines that do not begin
   const PrintedOnce printed_;
@@ -134,9 +136,9 @@ class ElasticLauncher : public comm::LaunchedMachine {
 
 }  // namespace
 
-ChildProcesses::Ending launch_elastic(const LaunchFlags& flags) {
-  if (flags.nodes.node != 0) return launch_as_agent(flags);
-  return ElasticLauncher(flags).wait();
+ChildProcesses::Ending launch_elastic(const LaunchFlags& flags, LaunchMessages& messages) {
+  if (flags.nodes.node != 0) return launch_as_agent(flags, messages);
+  return ElasticLauncher(flags, messages).wait();
 }
 
 }  // namespace lockstep::cli

@@ -11,6 +11,7 @@
 #include "comm/job_key.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/meeting/meeting.hpp"
+#include "launch_messages.hpp"
 #include "printed_once.hpp"
 
 namespace lockstep::cli {
@@ -66,8 +67,8 @@ comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables
 std::vector<std::string> program_words(const LaunchFlags& flags);
 
 // Runs an elastic job's processes on this machine, and waits for its end.
-ChildProcesses::Ending launch_elastic(const LaunchFlags& flags);        // on any machine
-ChildProcesses::Ending launch_as_agent(const LaunchFlags& flags);       // the same where it does not keep the store
+ChildProcesses::Ending launch_elastic(const LaunchFlags& flags, LaunchMessages& messages);   // on any machine
+ChildProcesses::Ending launch_as_agent(const LaunchFlags& flags, LaunchMessages& messages);  // without the store
 comm::LaunchEnvironment environment_of_node(const LaunchFlags& flags);  // for the store of several machines
 std::string checked_key_file(const Nodes& nodes);                       // throws Error: the network needs a key
 bool is_on_loopback(const std::string& address);                        // or it is empty

@@ -102,7 +102,12 @@ std::string with_flags(std::string text) {
 }
 
 void print_warning(const std::string& text) {
-  Output(STDERR_FILENO).print("lockstep: warning: " + with_flags(text) + "\n");
+  Output error(STDERR_FILENO);
+  print_warning(text, error);
+}
+
+void print_warning(const std::string& text, Output& error) {
+  error.print("lockstep: warning: " + with_flags(text) + "\n");
 }
 
 }  // namespace lockstep::cli

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 
+#include "output.hpp"
+
 namespace lockstep::cli {
 
 // The text that was given for each option, by the options' keys.
@@ -23,7 +25,8 @@ void take_given(const Given& given, TrainOptions& options);
 // Replaces the names of options in the library's texts, such as `batch_size`, by flags: --batch-size.
 std::string with_flags(std::string text);
 
-// Prints a warning, perhaps the library's, on the standard error.
+// Prints a warning, perhaps the library's, on the standard error. Waits for who reads it, for a while.
 void print_warning(const std::string& text);
+void print_warning(const std::string& text, Output& error);  // does not wait
 
 }  // namespace lockstep::cli

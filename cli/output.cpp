@@ -1,15 +1,19 @@
 #include "output.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <string>
+#include <thread>
 
 namespace lockstep::cli {
 namespace {
 
+using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
 // Whether a write of up to PIPE_BUF bytes would not wait. It need not succeed: the reader may be gone.
@@ -23,7 +27,28 @@ bool takes_more(int fd, Clock::time_point deadline) {
   }
 }
 
+// poll() says that a terminal has room as long as there is room for a byte, and a write waits for the rest. O_NONBLOCK
+// belongs to the open file, which other programs share, so the terminal is opened anew. -1: that is not possible.
+int reopened_terminal(int fd) {
+  if (isatty(fd) == 0) return -1;
+  return open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
+}
+
+// Whole lines, if there are any in what a pipe takes at once: other programs may write to it too.
+size_t next_part(const std::string& text) {
+  if (text.size() <= PIPE_BUF) return text.size();
+  const size_t last = text.rfind('\n', PIPE_BUF - 1);
+  return last == text.npos ? PIPE_BUF : last + 1;
+}
+
 }  // namespace
+
+Output::Output(int fd) : fd_(fd), terminal_(reopened_terminal(fd)) {}
+
+Output::~Output() {
+  finish(10s);
+  if (terminal_ >= 0) close(terminal_);
+}
 
 void Output::print(std::string_view text) {
   if (failed()) return;
@@ -41,10 +66,14 @@ bool Output::finish(std::chrono::milliseconds patience) {
 }
 
 void Output::write_until(Clock::time_point deadline) {
-  while (is_behind() && !failed() && takes_more(fd_, deadline)) {
-    const ssize_t written = write(fd_, kept_.data(), std::min<size_t>(kept_.size(), PIPE_BUF));
+  const int fd = terminal_ >= 0 ? terminal_ : fd_;
+  while (is_behind() && !failed() && takes_more(fd, deadline)) {
+    const ssize_t written = write(fd, kept_.data(), next_part(kept_));
     if (written >= 0) {
       kept_.erase(0, static_cast<size_t>(written));
+    } else if (errno == EAGAIN) {  // the room is too small for a character, as for "\n", which is two of them
+      if (Clock::now() >= deadline) break;
+      std::this_thread::sleep_for(10ms);
     } else if (errno != EINTR) {
       error_ = errno;
     }

@@ -12,10 +12,12 @@
 
 namespace lockstep::cli {
 
+inline constexpr std::chrono::seconds kPatienceAfterStop{1};  // with who reads, once the user asked for an end
+
 class Output {
  public:
-  explicit Output(int fd) : fd_(fd) {}
-  ~Output() { finish(std::chrono::seconds(10)); }
+  explicit Output(int fd);
+  ~Output();  // waits for 10 s at most
   Output(const Output&) = delete;
   Output& operator=(const Output&) = delete;
 
@@ -36,6 +38,7 @@ class Output {
   void write_until(std::chrono::steady_clock::time_point deadline);
 
   int fd_;
+  int terminal_;  // the same one, as an open file of its own that never waits; -1: it is no terminal
   int error_ = 0;
   std::string kept_;  // for a reader that was slow
 };

@@ -5,8 +5,6 @@
 #include <csignal>
 #include <string_view>
 
-#include "output.hpp"
-
 namespace lockstep::cli {
 
 namespace {

@@ -3,10 +3,30 @@
 
 #include <lockstep/base/stop_on_signals.hpp>
 
+#include "output.hpp"
+
+#include <stop_token>
+#include <utility>
+
 namespace lockstep::cli {
 
 // Says so on stderr, unless another process of the job does. At the second signal the program ends, with the exit code
 // of one that the signal has ended.
 StopOnSignals::Told says_that_it_stops(bool quiet = false);
+
+// At its end, after a request to stop: waits for who reads the output for a second, and drops the rest.
+class OutputAfterStop {
+ public:
+  OutputAfterStop(Output& output, std::stop_token stop) : output_(output), stop_(std::move(stop)) {}
+  ~OutputAfterStop() {
+    if (stop_.stop_requested() && !output_.finish(kPatienceAfterStop)) output_.give_up();
+  }
+  OutputAfterStop(const OutputAfterStop&) = delete;
+  OutputAfterStop& operator=(const OutputAfterStop&) = delete;
+
+ private:
+  Output& output_;
+  const std::stop_token stop_;
+};
 
 }  // namespace lockstep::cli

@@ -1,5 +1,6 @@
 // lockstep sweep: trains a grid of devices, batch sizes, learning rates and rules to scale them, and says how each did.
 #include <ATen/Parallel.h>
+#include <unistd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
 #include <lockstep/ranks/rank.hpp>
@@ -201,12 +202,13 @@ class Sweep {
   void warn(const std::string& text) {
     const std::lock_guard lock(mutex_);
     live_.clear();
-    print_warning(text);
+    print_warning(text, error_);
   }
 
   const int jobs_, cores_;
   StopOnSignals& signals_;
   Output& output_;
+  Output error_{STDERR_FILENO};
   LiveLine live_;
   const size_t all_;
   std::mutex mutex_;
@@ -257,6 +259,7 @@ int sweep_command(const SweepFlags& flags, Output& output) {
   }
   const fs::path folder = runs[0].options.keep.run_dir.parent_path();
   StopOnSignals signals(says_that_it_stops());
+  const OutputAfterStop after_stop(output, signals.token());
   check_batches(runs);
   make_sweep_folder(folder);
   io::FolderLock lock;

@@ -1,5 +1,6 @@
 // lockstep train: trains a network over several devices, shows how it goes, and keeps the run in a folder.
 #include <sys/resource.h>
+#include <unistd.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/ranks/rank.hpp>
@@ -247,18 +248,22 @@ std::string peak_memory() {
   return format("%.0f MB", static_cast<double>(usage.ru_maxrss) * 1024 / 1e6);
 }
 
-constexpr std::chrono::seconds kPatienceWithReader{1};  // of a run that was asked to stop
-
 // Shows what the trainer's callbacks report while it works.
 class RunReport {
  public:
-  RunReport(const TrainFlags& flags, const TrainOptions& options, Output& output)
-      : flags_(flags),
+  RunReport(const TrainFlags& flags, const TrainOptions& options, const StopOnSignals& signals, Output& output)
+      : signals_(signals),
+        flags_(flags),
         options_(options),
         output_(output),
         mode_(progress_mode(flags.progress, output.fd())),
         live_(output, mode_ == ProgressMode::bar),
         remark_(options.data.source == DataSource::synthetic ? " (synthetic data)" : "") {}
+  ~RunReport() {
+    if (signals_.token().stop_requested() && !error_.finish(kPatienceAfterStop)) error_.give_up();
+  }
+  RunReport(const RunReport&) = delete;
+  RunReport& operator=(const RunReport&) = delete;
 
   void planning() { live_.show("measuring the network and the devices ..."); }
   void planned(const std::string& line) { print(line); }
@@ -293,15 +298,14 @@ class RunReport {
   void warning(const std::string& message) {
     if (!warned_.insert(message).second) return;  // once is enough: curves are drawn every epoch
     live_.clear();
-    print_warning(message);
+    print_warning(message, error_);
   }
 
   void not_finite(const NotFinite& error) {
     live_.clear();
-    Output(STDERR_FILENO)
-        .print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
-               ". Try a smaller --lr than " + number_text(learning_rate_of(options_).lr) +
-               (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
+    error_.print("lockstep: error: " + std::string(error.what()) + ", and the run ends; " + kept() +
+                 ". Try a smaller --lr than " + number_text(learning_rate_of(options_).lr) +
+                 (options_.on_nan == OnNan::skip ? "\n" : ", or --on-nan skip\n"));
   }
 
   // Did the run begin, so that there could be something to keep? And what became of it:
@@ -316,11 +320,9 @@ class RunReport {
                        plural(static_cast<size_t>(options_.epochs), "epoch") + "; " + kept() + remark_ + "\n";
     if (can_go_on()) text += "to go on: lockstep train --resume " + options_.keep.run_dir.string() + "\n";
     if (!output_.failed()) print(text);
-    if (!output_.failed() && output_.finish(kPatienceWithReader)) return;
+    if (!output_.failed() && output_.finish(kPatienceAfterStop)) return;
     output_.give_up();
-    Output error(STDERR_FILENO);
-    error.print("lockstep: " + text);
-    if (!error.finish(kPatienceWithReader)) error.give_up();
+    error_.print("lockstep: " + text);
   }
 
   void finished(const TrainResult& result) {
@@ -354,9 +356,11 @@ class RunReport {
 
   bool can_go_on() const { return !newest_checkpoint(options_.keep.run_dir / kCheckpointFolder).empty(); }
 
+  const StopOnSignals& signals_;
   const TrainFlags& flags_;
   const TrainOptions& options_;
   Output& output_;
+  Output error_{STDERR_FILENO};
   ProgressMode mode_;
   LiveLine live_;
   std::string remark_;
@@ -402,7 +406,8 @@ int train_command(const TrainFlags& flags, Output& output) {
   }
   const bool is_first = this_process().index == 0;
   StopOnSignals signals(says_that_it_stops(/*quiet=*/!is_first));
-  RunReport report(flags, options, output);
+  const OutputAfterStop after_stop(output, signals.token());
+  RunReport report(flags, options, signals, output);
 
   // Wraps a member of `report`. A run that nobody can watch any more is stopped.
   const auto show = [&](auto member) {

@@ -74,7 +74,8 @@ std::optional<int> train_as_node(const ElasticBounds& bounds) {
                               .local = std::pair(launch.local_rank, launch.local_world_size)},
                     .fewest = bounds.fewest,
                     .words = own_words()};
-  return launch_elastic(flags).code;
+  LaunchMessages messages;
+  return launch_elastic(flags, messages).code;
 }
 
 }  // namespace lockstep::cli

@@ -7,25 +7,23 @@
 #include <cstring>
 
 namespace lockstep {
-namespace {
 
-constexpr size_t kBytesOfId = 8;
-
-// Notes are made of a header, a name and a content, each of which begins at a multiple of the segment's alignment.
-std::string id_in_notes(const char* note, const char* end, size_t alignment) {
+// Each begins with a header and a name. What follows these, and each note, begins at a multiple of the alignment.
+std::string build_id_in_notes(const char* note, const char* end, size_t alignment) {
+  constexpr size_t bytes_of_id = 8;
   const auto padded = [&](size_t size) { return (size + alignment - 1) / alignment * alignment; };
   while (note + sizeof(ElfW(Nhdr)) <= end) {
     ElfW(Nhdr) header;
     std::memcpy(&header, note, sizeof header);
     const char* const name = note + sizeof header;
-    const char* const content = name + padded(header.n_namesz);
+    const char* const content = note + padded(sizeof header + header.n_namesz);
     note = content + padded(header.n_descsz);
-    if (header.n_type != NT_GNU_BUILD_ID || header.n_namesz != sizeof ELF_NOTE_GNU || note > end ||
+    if (header.n_type != NT_GNU_BUILD_ID || header.n_namesz != sizeof ELF_NOTE_GNU || content + header.n_descsz > end ||
         std::memcmp(name, ELF_NOTE_GNU, sizeof ELF_NOTE_GNU) != 0) {
       continue;
     }
     std::string id;
-    for (size_t i = 0; i < header.n_descsz && i < kBytesOfId; ++i) {
+    for (size_t i = 0; i < header.n_descsz && i < bytes_of_id; ++i) {
       const auto byte = static_cast<uint8_t>(content[i]);
       for (const int digit : {byte >> 4, byte & 15}) id += "0123456789abcdef"[digit];
     }
@@ -34,13 +32,15 @@ std::string id_in_notes(const char* note, const char* end, size_t alignment) {
   return "";
 }
 
+namespace {
+
 std::string id_of_object(const dl_phdr_info& object) {
   for (int i = 0; i < object.dlpi_phnum; ++i) {
     const auto& part = object.dlpi_phdr[i];
     if (part.p_type != PT_NOTE) continue;
     // The loader tells addresses as numbers. NOLINTNEXTLINE(performance-no-int-to-ptr)
     const auto* const begin = reinterpret_cast<const char*>(object.dlpi_addr + part.p_vaddr);
-    const std::string id = id_in_notes(begin, begin + part.p_memsz, part.p_align == 8 ? 8 : 4);
+    const std::string id = build_id_in_notes(begin, begin + part.p_memsz, part.p_align == 8 ? 8 : 4);
     if (!id.empty()) return id;
   }
   return "";

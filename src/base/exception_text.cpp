@@ -8,17 +8,16 @@
 namespace lockstep {
 namespace {
 
-// LibTorch's allocator for the CPU throws no type of its own.
-bool is_of_memory(const c10::Error& error) {
-  return dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
-         error.msg().find("DefaultCPUAllocator: ") != std::string::npos;
+std::string out_of_memory(const std::string& what, bool is_of_gpu) {
+  return "out of memory" + (what.empty() ? "" : " (" + what + ")") +
+         ". Less is needed with a smaller batch, with fewer ranks on " + (is_of_gpu ? "this GPU" : "this machine") +
+         ", or with the optimizer's state divided among the ranks (ZeRO)" +
+         (is_of_gpu ? "" : "; ulimit -v or a container may limit it");
 }
 
-std::string out_of_memory(const std::string& what) {
-  return "out of memory" + (what.empty() ? "" : " (" + what + ")") +
-         ". Less is needed with a smaller batch, with fewer ranks on this machine, or with the optimizer's state "
-         "divided "
-         "among the ranks (ZeRO); ulimit -v or a container may limit it";
+// LibTorch's allocator for the CPU throws no type of its own.
+bool is_of_cpu_memory(const c10::Error& error) {
+  return error.msg().find("DefaultCPUAllocator: ") != std::string::npos;
 }
 
 }  // namespace
@@ -26,15 +25,19 @@ std::string out_of_memory(const std::string& what) {
 std::string exception_text(const std::exception_ptr& exception) {
   try {
     std::rethrow_exception(exception);
+  } catch (const c10::OutOfMemoryError& error) {
+    return out_of_memory(error.what_without_backtrace(), !is_of_cpu_memory(error));
   } catch (const c10::Error& error) {
-    return is_of_memory(error) ? out_of_memory(error.what_without_backtrace()) : error.what_without_backtrace();
+    return is_of_cpu_memory(error) ? out_of_memory(error.what_without_backtrace(), /*is_of_gpu=*/false)
+                                   : error.what_without_backtrace();
   } catch (const std::bad_alloc&) {
-    return out_of_memory("");
+    return out_of_memory("", /*is_of_gpu=*/false);
   } catch (const std::system_error& error) {
-    const bool is_thread = error.code() == std::errc::resource_unavailable_try_again;
-    return error.what() + std::string(is_thread ? ": the system makes no more threads. ulimit -u, ulimit -v or a "
-                                                  "container may limit them"
-                                                : "");
+    const bool lacks = error.code() == std::errc::resource_unavailable_try_again;
+    return error.what() + std::string(lacks
+                                          ? ". If a thread was to start, the system makes no more of them: ulimit -u, "
+                                            "ulimit -v or a container may limit them"
+                                          : "");
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {

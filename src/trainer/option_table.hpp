@@ -142,8 +142,7 @@ void each_option(Options& options, Visit&& visit) {
       options.timeout, {.least = 1, .most = 1'000'000, .kept = false});
   one({"silence", nowhere, where, "SECONDS",
        "how long a process of a launcher may give no sign of life before it counts as dead. By default 1 s, and up to "
-       "6 s "
-       "while signs of life come late, as on a busy machine; not kept"},
+       "6 s while signs of life come late, as on a busy machine; not kept"},
       options.silence, {.otherwise = "", .least = 1, .most = 1'000'000, .kept = false});
   one({"elastic", nowhere, where, "MIN:MAX",
        "go on when processes are killed, with at least MIN, and with others that join, up to MAX. Under srun or "

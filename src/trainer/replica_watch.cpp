@@ -29,7 +29,8 @@ bool ReplicaWatch::compares_after_round() const {
   return number_ / every_ > (number_ - round_) / every_;
 }
 
-// Nothing changes a replica between two epochs, so what was noted holds for the next one's first step.
+// Nothing changes a replica between two epochs, so what was noted holds for the next one's first step. It is noted
+// after an epoch's last update where the next step is checked, as it is if every step is.
 void ReplicaWatch::end_epoch() {
   if (every_ != 0) compare();
 }

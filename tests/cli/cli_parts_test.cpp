@@ -1,8 +1,20 @@
 // The program's own parts, without the program: the bar's line, names of runs, wrapped text.
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <future>
+#include <string>
+#include <thread>
 
 #include "base/number_text.hpp"
 #include "cli/child_processes.hpp"
+#include "cli/output.hpp"
 #include "cli/progress_bar.hpp"
 #include "cli/run_name.hpp"
 #include "cli/text.hpp"
@@ -118,7 +130,8 @@ TEST(Text, LosesCallStacksAndNothingElse) {
 TEST(ChildProcesses, AForcedStopEndsAsTheRequestSays) {
   using namespace std::chrono_literals;
   const ScratchFolder folder;
-  ChildProcesses processes({.until_kill = 100ms, .until_term_when_stopped = 100ms});
+  LaunchMessages messages;
+  ChildProcesses processes({.until_kill = 100ms, .until_term_when_stopped = 100ms}, messages);
   const std::string ready = folder / "ready";
   processes.start({"sh", "-c", "trap '' TERM; echo >'" + ready + "'; while :; do sleep 0.05; done"}, {}, 0);
   while (!std::filesystem::exists(ready)) std::this_thread::sleep_for(10ms);
@@ -126,6 +139,55 @@ TEST(ChildProcesses, AForcedStopEndsAsTheRequestSays) {
   const auto ending = processes.wait();
   EXPECT_EQ(ending.code, 128 + SIGTERM);
   EXPECT_TRUE(ending.by_request);
+}
+
+// poll() says that there is room as long as there is room for a byte.
+TEST(Output, DoesNotWaitForATerminalThatNobodyReads) {
+  using namespace std::chrono_literals;
+  const int reader = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  ASSERT_TRUE(reader >= 0 && grantpt(reader) == 0 && unlockpt(reader) == 0);
+  const int terminal = open(ptsname(reader), O_RDWR | O_NOCTTY | O_CLOEXEC);
+  ASSERT_GE(terminal, 0);
+  Output output(terminal);
+  std::string written, read_back;
+  auto writer = std::async(std::launch::async, [&] {
+    for (int line = 0; line < 1000; ++line) {
+      output.print(format("line %d ", line) + std::string(110, '.') + "\n");
+      written += format("line %d ", line) + std::string(110, '.') + "\r\n";
+    }
+    EXPECT_FALSE(output.finish(20ms));
+  });
+  EXPECT_EQ(writer.wait_for(20s), std::future_status::ready);
+  std::thread reads([&] {
+    char buffer[4096];
+    for (ssize_t size = 0; !read_back.ends_with("line 999 " + std::string(110, '.') + "\r\n");) {
+      if ((size = read(reader, buffer, sizeof buffer)) <= 0) break;
+      read_back.append(buffer, static_cast<size_t>(size));
+    }
+  });
+  writer.wait();
+  EXPECT_TRUE(output.finish(20s));
+  reads.join();
+  EXPECT_EQ(read_back, written) << "nothing is lost";
+  close(terminal);
+  close(reader);
+}
+
+// As of a pipe that holds a page: what is kept goes out in whole lines.
+TEST(Output, SendsKeptTextInWholeLines) {
+  int ends[2] = {-1, -1};
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  fcntl(ends[0], F_SETPIPE_SZ, 4096);
+  const std::string page(4096, 'x'), line = std::string(1499, '.') + "\n";
+  ASSERT_EQ(write(ends[1], page.data(), page.size()), 4096);
+  Output output(ends[1]);
+  for (int i = 0; i < 4; ++i) output.print(line);
+  std::string buffer(8192, ' ');
+  ASSERT_EQ(read(ends[0], buffer.data(), buffer.size()), 4096);
+  output.print("");
+  EXPECT_EQ(read(ends[0], buffer.data(), buffer.size()), 3000);
+  output.give_up();
+  for (const int fd : ends) close(fd);
 }
 
 }  // namespace cli_parts_test

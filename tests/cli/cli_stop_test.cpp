@@ -196,8 +196,10 @@ TEST_F(CliStop, WorksThoughNobodyReads) {
   const std::vector<std::string> both_in_one = {"-c", "exec \"$0\" \"$@\" 2>&1", lockstep},
                                  labelled = {"-c", "exec \"$0\" launch -n 2 --label \"$0\" \"$@\"", lockstep};
   for (const auto& [name, words] :
-       {std::pair("alone", std::vector<std::string>()), std::pair("one", both_in_one), std::pair("job", labelled)}) {
+       {std::pair("alone", std::vector<std::string>()), std::pair("terminal", std::vector<std::string>()),
+        std::pair("one", both_in_one), std::pair("job", labelled)}) {
     auto narrow = surroundings();
+    narrow.terminal = name == std::string("terminal");
     narrow.pipe_bytes = 8192;
     narrow.environment[0] = "PATH=/nowhere";
     if (!words.empty()) narrow.program = "/bin/sh";
@@ -212,9 +214,47 @@ TEST_F(CliStop, WorksThoughNobodyReads) {
     EXPECT_LT(std::chrono::steady_clock::now() - start, lockstep::kSlowdown * std::chrono::seconds(10)) << name;
     const Finished run = program.finish();
     EXPECT_EQ(run.code, 130) << name << run.err;
-    if (words.empty()) EXPECT_THAT(run.err, HasSubstr("to go on: lockstep train --resume runs/alone"));
+    if (name == std::string("alone")) EXPECT_THAT(run.err, HasSubstr("to go on: lockstep train --resume runs/alone"));
     EXPECT_FALSE(fs::is_empty(work_ / "runs" / name / "checkpoints"));
   }
+}
+
+// The stop ends by an error: the run's folder has become a file.
+TEST_F(CliStop, WorksThoughNobodyReadsAndTheRunFails) {
+  auto narrow = surroundings();
+  narrow.pipe_bytes = 8192;
+  narrow.environment[0] = "PATH=/nowhere";
+  auto words = endless("broken");
+  for (const char* const word : {"--model", "mlp", "--width", "0.0625"}) words.emplace_back(word);
+  Program program(words, narrow);
+  ASSERT_TRUE(wait_for_epochs("broken", 200));
+  program.send(SIGSTOP);
+  ASSERT_TRUE(lockstep::wait_for_state(program.pid(), 'T'));
+  program.send(SIGINT);
+  fs::remove_all(work_ / "runs/broken");
+  work_.write("runs/broken", "a file");
+  program.send(SIGCONT);
+  EXPECT_TRUE(lockstep::wait_for_state(program.pid(), 'Z'));  // ended, and not read
+  const Finished run = program.finish();
+  EXPECT_EQ(run.code, 1) << run.err;
+  EXPECT_THAT(run.err, HasSubstr("lockstep: error: "));
+}
+
+// The warning that there is no gnuplot comes late, but it holds up nothing and is not lost.
+TEST_F(CliStop, AWarningThatNobodyReadsHoldsUpNoTraining) {
+  auto narrow = surroundings();
+  narrow.pipe_bytes = 4096;
+  narrow.program = "/bin/sh";
+  narrow.environment[0] = "PATH=/nowhere";
+  std::vector<std::string> words = {"-c", "/usr/bin/head -c 4096 /dev/zero >&2; exec \"$0\" \"$@\"",
+                                    lockstep_program()};
+  for (const auto& word : endless("warned")) words.push_back(word);
+  Program program(words, narrow);
+  ASSERT_TRUE(wait_for_epochs("warned", 3));
+  program.send(SIGINT);
+  const Finished run = program.finish();
+  EXPECT_EQ(run.code, 130);
+  EXPECT_THAT(run.err, HasSubstr("lockstep: warning: ")) << run.out;
 }
 
 TEST_F(CliStop, AnIgnoredInterruptStaysIgnored) {

@@ -156,13 +156,16 @@ bool ElasticLaunch::some_run() const {
   return std::any_of(members_.begin(), members_.end(), [](const Member& member) { return !member.has_ended; });
 }
 
-// By node: after which its members count as dead. If one of a machine's processes beats late, the others may too.
+// By node: after which its members count as dead. If one of a machine's processes beats late, or its agent does, the
+// others may too.
 std::vector<std::chrono::milliseconds> ElasticLaunch::silences(
     const std::vector<std::optional<Generations::Heart>>& hearts) const {
   std::vector<std::chrono::milliseconds> silences;
   for (int number = 0; number < static_cast<int>(hearts.size()); ++number) {
     const auto node = static_cast<size_t>(node_of(number));
-    if (silences.size() <= node) silences.resize(node + 1, looks_.limit());
+    while (silences.size() <= node) {
+      silences.push_back(std::max(looks_.limit(), nodes_.silence_limit(static_cast<int>(silences.size()))));
+    }
     if (hearts[number]) silences[node] = std::max(silences[node], hearts[number]->silence);
   }
   return silences;
@@ -196,10 +199,11 @@ ElasticLaunch::Look ElasticLaunch::look() {
     // maybe too.
     const auto silence = heart ? std::min(of_machines[node_of(number)], heart->most) : limits_.until_first_beat;
     const bool stood_still = since_last > silence / 2;
-    if (beats || stood_still) member.seen = time;
+    const bool machine_may_be_silent = nodes_.may_be_silent(node_of(number));
+    if (beats || stood_still || machine_may_be_silent) member.seen = time;
     const bool is_late = !heart && longest_start_ &&
                          time - member.seen > std::max<Clock::duration>(limits_.until_first_beat, 2 * *longest_start_);
-    const bool is_silent = heart && time - member.seen > silence && !nodes_.may_be_silent(node_of(number));
+    const bool is_silent = heart && time - member.seen > silence;
     const bool is_dead = (was_in && !member.is_in) || is_silent;
     if (is_dead) look.dead.push_back(number);
     if (is_late && !is_dead) look.late.push_back(number);

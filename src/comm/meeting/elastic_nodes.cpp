@@ -75,6 +75,10 @@ std::chrono::milliseconds ElasticNodes::limit_of(const Node& node) const {
   return std::max(looks_.limit(), node.silence.limit());
 }
 
+std::chrono::milliseconds ElasticNodes::silence_limit(int node) const {
+  return nodes_[node].is_there ? limit_of(nodes_[node]) : std::chrono::milliseconds::zero();
+}
+
 bool ElasticNodes::may_be_silent(int node) const {
   const Node& one = nodes_[node];
   return one.is_there && looked_ - one.seen > limit_of(one) / 2;

@@ -30,8 +30,9 @@ class ElasticNodes {
   void order(int node, const Order& order);  // if it is there
   void order_all(const Order& order);
   bool is_there(int node) const { return nodes_[node].is_there; }
-  bool may_be_silent(int node) const;        // it soon counts as lost, or lives after all
-  std::vector<int> absent(int count) const;  // of the first `count`
+  bool may_be_silent(int node) const;                       // it soon counts as lost, or lives after all
+  std::chrono::milliseconds silence_limit(int node) const;  // until then; 0: this one, or it is not there
+  std::vector<int> absent(int count) const;                 // of the first `count`
   bool are_all_gone() const;
 
  private:

@@ -36,6 +36,18 @@ std::string came_key(int process) {
   return "came/" + std::to_string(process);
 }
 
+const std::string kMet = "met";  // the size of the job whose processes have met
+
+// Without this, a job that came later could end the one that has met: all of a run read its failure.
+void leave_another_job_alone(c10d::Store& store, const LaunchEnvironment& launch) {
+  if (!store.check({kMet})) return;
+  const std::string size = store.get_to_str(kMet);
+  if (size == std::to_string(launch.world_size)) return;
+  throw NobodyMissed(process_name(launch.rank, launch) + ": another job, of " + size +
+                     " processes, runs at this MASTER_PORT: each job needs a MASTER_PORT of its own. Jobs with "
+                     "different keys (LOCKSTEP_JOB_KEY_FILE) do not mix");
+}
+
 std::string numbers(const std::vector<int>& list) {
   std::string text;
   for (size_t i = 0; i < list.size(); ++i) text += (i == 0 ? "" : ", ") + std::to_string(list[i]);
@@ -57,6 +69,7 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
       ++next;
       continue;
     }
+    leave_another_job_alone(store, launch);
     if (store.check({"failure"})) failure_from(store.get_to_str("failure")).raise();
     limit.check(process_name(launch.rank, launch));
     if (Clock::now() >= deadline) {
@@ -181,6 +194,10 @@ std::string without_common_ends(std::string_view text, std::string_view other) {
   return text.empty() ? "nothing of that" : std::string(text);
 }
 
+bool is_of_build(const std::string& setting) {
+  return setting.find(',') == setting.npos && (setting.starts_with("build ") || setting.starts_with("any build "));
+}
+
 }  // namespace
 
 std::string run_prefix(int run) {
@@ -193,27 +210,33 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     const std::string text = "two processes say that they are " + process_name(launch.rank, launch) +
                              ": each needs a rank of its own, and each job a MASTER_PORT of its own. Jobs with "
                              "different keys (LOCKSTEP_JOB_KEY_FILE) do not mix";
-    if (absent(store, launch.world_size).empty()) throw NobodyMissed(text);
+    if (store.check({kMet}) || absent(store, launch.world_size).empty()) throw NobodyMissed(text);
     throw Error(text);
   }
   Introduction mine{configuration, host_name(), devices_here};
   for (const auto& device : devices_here) mine.ids.push_back(identity(device));
   store.set(key_of(launch.rank), mine.to_text());
   wait_for_all(store, launch, limit);
+  leave_another_job_alone(store, launch);
 
   const auto all = read_all(store, launch.world_size);
   for (int process = 1; process < launch.world_size; ++process) {
     const std::string &theirs = all[process].configuration, &first = all[0].configuration;
     if (theirs == first) continue;
     const std::string differs = without_common_ends(theirs, first);
-    const bool is_build = differs.starts_with("build ") && differs.find(',') == differs.npos;
+    const std::string of_first = without_common_ends(first, theirs);
+    const bool is_build = is_of_build(differs) || is_of_build(of_first);
     throw Error(
         "process " + std::to_string(process) + " runs another program or configuration than process 0: " + differs +
-        "; process 0: " + without_common_ends(first, theirs) + ". All processes must run the same, on the same data" +
-        (is_build ? ". If builds may differ, as for several kinds of CPU, set LOCKSTEP_MIXED_BUILDS=1 for all" : ""));
+        "; process 0: " + of_first + ". All processes must run the same, on the same data" +
+        (is_build
+             ? ". Build in the same folder everywhere, or copy the program. If builds may differ, as for several kinds "
+               "of CPU, set LOCKSTEP_MIXED_BUILDS=1 for all"
+             : ""));
   }
   check_that_something_connects(all);
   check_that_gpus_differ(all);
+  store.set(kMet, std::to_string(launch.world_size));
   return roster_of(all);
 }
 

@@ -18,7 +18,8 @@ namespace lockstep::comm {
 // The job's k-th run as this process knows it, which must be the same k everywhere.
 std::string run_prefix(int run);
 
-// Another process has this one's rank, and all have met: a second job at the same port. The first one goes on.
+// Another process has this one's rank, or the job another size, and all have met: a second job at the same port. The
+// first one goes on.
 class NobodyMissed : public Error {
  public:
   using Error::Error;

@@ -129,9 +129,8 @@ void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit
       throw Error(process_name() + " on " + host_name() + " waited " + seconds(limit.timeout) + " for the first " +
                   awaited + " of another machine, and none came. Was one started there? Here " + given_address() +
                   " means this machine itself (" + address_ +
-                  "): if it means another one there, set it to an address " + "of " + host_name() +
-                  " that the others reach. If starting only takes long, raise " +
-                  "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+                  "): if it means another one there, set it to an address of " + host_name() +
+                  " that the others reach. If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
     }
     std::this_thread::sleep_for(kPause);
   }

@@ -7,8 +7,8 @@
 
 namespace lockstep::comm {
 
-// The address of a host; of several one that this machine reaches, and then rather IPv4. Throws Error that names the
-// host.
+// The address of a host. If it has several: one that this machine reaches, and of those rather one of IPv4. Throws
+// Error that names the host.
 std::string numeric_address(const std::string& host);
 
 bool is_loopback(const std::string& address);

@@ -18,9 +18,9 @@ using namespace std::chrono_literals;
 
 // How long a process may be silent, if that is shorter than its limit.
 constexpr auto kSilenceWhenClosed = 1200ms;    // once a connection was closed
-constexpr auto kSilenceOfConnecting = 1500ms;  // while a rank connects: Gloo does not tell if the other side is gone
+constexpr auto kSilenceOfConnecting = 1500ms;  // while a rank connects (Gloo does not tell if the other side is gone)
 constexpr auto kStop = 1s;                     // from a request to stop until waits end in which nothing happens
-constexpr auto kStandstill = 2s;               // between two beats: this process stood still (Ctrl-Z), others maybe too
+constexpr auto kStandstill = 2s;               // between two beats: this process stood still (Ctrl-Z)
 constexpr int kFewProcesses = 16;  // more than these look around less often, or the store would have too much to say
 
 bool any_connects(const std::vector<Waits::Wait>& waits) {
@@ -92,9 +92,12 @@ Heartbeat Watchdog::next_heartbeat() {
 void Watchdog::beat() {
   const auto now = Clock::now();
   const auto since_last = now - std::exchange(last_beat_, now);
-  own_limit_.beat(now);
   const bool stood_still = since_last > kStandstill;
-  if (stood_still) std::fill(seen_.begin(), seen_.end(), now);
+  // A watcher that was late itself accuses nobody: others may have been later.
+  if (since_last > std::min<Clock::duration>(kStandstill, own_limit_.limit() / 2)) {
+    std::fill(seen_.begin(), seen_.end(), now);
+  }
+  own_limit_.beat(now);
   waits_.pass(stood_still ? Clock::duration(kBeat) : kStandstill);
   board_.put_heartbeat(next_heartbeat());
   if (!waits_.failure().empty()) return;
@@ -167,13 +170,21 @@ void Watchdog::publish(const std::vector<Waits::Wait>& waits, const std::set<int
 
 // If one process beats late, others on its machine may be later.
 Watchdog::Clock::duration Watchdog::silence_of_the_dead(const std::vector<Heartbeat>& beats) const {
-  auto silence = own_limit_.limit();
-  for (const auto& beat : beats) silence = std::max(silence, beat.silence);
-  silence = std::min(silence, options_.silence.most);
+  const auto most = options_.silence.most;
+  auto silence = own_limit_.limit(), learned = std::chrono::milliseconds(kSilenceOfConnecting);
+  for (int process = 0; process < roster_.processes(); ++process) {
+    const auto told = beats[process].silence;
+    if (board_.lost().is_lost(process)) continue;
+    silence = std::max(silence, told);
+    if (told < most) learned = std::max(learned, told);  // the most may only say that nothing is known yet
+  }
   const auto now = waits_.snapshot();
   if (now.searching) return std::min<Clock::duration>(kSilenceWhenClosed, silence);
-  if (any_connects(now.open)) return std::min<Clock::duration>(kSilenceOfConnecting, silence);
-  return silence;
+  if (any_connects(now.open)) return std::min({learned, silence, most});
+  // Those of ranks on GPUs are always watched. Others only are once somebody has waited, so they too have twice the
+  // time.
+  if (!roster_.devices()[0].is_cpu()) silence *= 2;
+  return std::min(silence, most);
 }
 
 void Watchdog::watch_hearts() {

@@ -62,6 +62,35 @@ TEST(Meeting, ForeignCountsAreShown) {
   }
 }
 
+// Each of its processes learns it at once, and none may end the job that has met.
+TEST(Meeting, AnotherJobOfAnotherSizeLeavesTheFirstOneAlone) {
+  const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  std::thread other([&] { comm::meet(*store, process(1), {torch::kCPU}, "x", limit); });
+  comm::meet(*store, process(0), {torch::kCPU}, "x", limit);
+  other.join();
+  for (const int rank : {0, 2, 3}) {
+    auto newcomer = process(rank);
+    newcomer.world_size = 4;
+    EXPECT_THROW(comm::meet(*store, newcomer, {torch::kCPU}, "y", {std::chrono::seconds(1)}), comm::NobodyMissed)
+        << rank;
+  }
+}
+
+TEST(Meeting, SaysWhatToDoWhereOneProcessAloneHasABuildId) {
+  const std::string with = "program x, build 1234, 2 processes", without = "program x, 2 processes",
+                    any = "program x, any build (LOCKSTEP_MIXED_BUILDS=1), 2 processes";
+  for (const auto& [first, second] :
+       {std::pair(with, without), std::pair(without, with), std::pair(any, without), std::pair(with, any)}) {
+    const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
+    std::thread other([&, &theirs = second] {
+      EXPECT_THROW(comm::meet(*store, process(1), {torch::kCPU}, theirs, limit), lockstep::Error);
+    });
+    EXPECT_THAT(error_of([&, &ours = first] { comm::meet(*store, process(0), {torch::kCPU}, ours, limit); }),
+                HasSubstr("set LOCKSTEP_MIXED_BUILDS=1 for all"));
+    other.join();
+  }
+}
+
 // The launcher's own end would be that of all processes.
 TEST(Meeting, ALauncherNamesAProcessThatHasEndedAlsoThen) {
   const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();

@@ -248,6 +248,36 @@ TEST(Launch, TakesWhatItsProcessesStartedAlongWhenItIsKilled) {
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
 }
 
+// A terminal or a pipe that is full. What a launcher says must not hold up what it does.
+TEST(Launch, SaysWhatItSaysWithoutWaitingForWhoReads) {
+  auto narrow = surroundings_with();
+  narrow.pipe_bytes = 4096;
+  narrow.program = "/bin/sh";
+  Program program({"-c", "head -c 4096 /dev/zero >&2; exec \"$0\" launch -n 1 --max-restarts 3 sh -c 'exit 3'",
+                   std::getenv("LOCKSTEP_PROGRAM")},
+                  narrow);
+  EXPECT_TRUE(wait_for_state(program.pid(), 'Z')) << "after half a minute";
+  EXPECT_EQ(program.finish().code, 3);
+}
+
+TEST(Launch, EndsOnRequestThoughNobodyReadsItsLabelledLines) {
+  for (const int code : {0, 7}) {
+    const ScratchFolder folder;
+    auto narrow = surroundings_with();
+    narrow.pipe_bytes = 4096;
+    narrow.folder = folder.path();
+    Program program(
+        {"launch", "-n", "1", "--label", "sh", "-c", "yes | head -c 30000; touch done; exit " + std::to_string(code)},
+        narrow);
+    while (!std::filesystem::exists(folder / "done")) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::this_thread::sleep_for(std::chrono::seconds(1));  // until the launcher has seen the end
+    EXPECT_NE(state_of(program.pid()), 'Z') << "it waits for who reads";
+    program.send(SIGINT);
+    EXPECT_TRUE(wait_for_state(program.pid(), 'Z'));
+    EXPECT_EQ(program.finish().code, code == 0 ? 128 + SIGINT : code);
+  }
+}
+
 TEST(Launch, RefusesWrongUsage) {
   for (const Words& words : {Words{"launch", "sh"}, Words{"launch", "-n", "0", "sh"}, Words{"launch", "-n", "2"},
                              Words{"launch", "-n", "2", "--bogus", "sh"}}) {

@@ -54,6 +54,75 @@ TEST_F(WatchdogTest, AProcessThatHasNotBegunYetHasTimeToDoSo) {
   EXPECT_THAT(failure_within(20s), HasSubstr("the process of rank 1 (cpu) is gone"));
 }
 
+// Three processes, whose beats come late. The watchdog is that of the first.
+struct LateBeats : testing::Test {
+  static comm::Roster three_on(c10::DeviceType type) {
+    comm::Roster roster;
+    roster.by_process.assign(3, Devices{c10::Device(type, 0)});
+    return roster;
+  }
+
+  // Of another process, every 50 ms for so long. Gives the failure that came.
+  static std::string beat_for(Clock::duration time, const std::vector<comm::Board*>& boards,
+                              std::chrono::milliseconds silence, const comm::Waits& waits) {
+    static int64_t count = 0;
+    for (const auto end = Clock::now() + time; Clock::now() < end; std::this_thread::sleep_for(50ms)) {
+      ++count;
+      for (auto* const board : boards) board->put_heartbeat({count, count, silence});
+    }
+    return waits.failure().text;
+  }
+
+  // Lets the others beat, and then the third one alone; gives how long it takes until the second counts as dead.
+  static Clock::duration until_second_is_dead(c10::DeviceType type, const comm::SilenceRange& range, bool connects,
+                                              std::chrono::milliseconds told) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    const comm::Roster roster = three_on(type);
+    comm::Board board(store, roster, 0, "the launcher", false), second(store, roster, 1, "the launcher", false),
+        third(store, roster, 2, "the launcher", false);
+    comm::Waits waits;
+    comm::CallLog log(roster.ranks_of(0), 3);
+    comm::Watchdog watchdog(board, waits, log, roster, 0, {.long_wait = 0ms, .silence = range});
+    waits.begin({comm::OpenCall{.text = "barrier", .connects = connects}, 100s}, {});
+    second.begin({1, 0, told});
+    third.begin({1, 0, told});
+    watchdog.start([] {});
+    EXPECT_EQ(beat_for(comm::SilenceLimit::kLearns + 500ms, {&second, &third}, told, waits), "");
+    const auto begin = Clock::now();
+    while (waits.failure().empty() && Clock::now() < begin + 40s) beat_for(20ms, {&third}, told, waits);
+    EXPECT_THAT(waits.failure().text, HasSubstr("the process of rank 1"));
+    return Clock::now() - begin;
+  }
+};
+
+TEST_F(LateBeats, GiveAProcessMoreTimeWhileARankConnects) {
+  EXPECT_GT(until_second_is_dead(torch::kCPU, {1s, 20s}, /*connects=*/true, 4s), 3500ms);
+}
+
+TEST_F(LateBeats, OfGpusProcessesAreWaitedForTwiceAsLong) {
+  EXPECT_GT(until_second_is_dead(torch::kPrivateUse1, {1s, 20s}, /*connects=*/false, 1s), 1600ms);
+}
+
+// A process that the others have gone on without said last that it may be silent for a minute.
+TEST_F(LateBeats, OfALostProcessDoNotCount) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const comm::Roster roster = three_on(torch::kCPU);
+  comm::Board board(store, roster, 0, "the launcher", true), second(store, roster, 1, "the launcher", true),
+      third(store, roster, 2, "the launcher", true);
+  comm::Waits waits;
+  comm::CallLog log(roster.ranks_of(0), 3);
+  comm::Watchdog watchdog(board, waits, log, roster, 0, {.long_wait = 0ms, .silence = {1s, 60s}});
+  waits.begin({comm::OpenCall{.text = "barrier"}, 100s}, {});
+  second.begin({1, 0, 1s});
+  third.begin({1, 0, 60s});
+  third.lost().allow_loss(2);
+  ASSERT_TRUE(board.lost().declare(2, "it is gone"));
+  watchdog.start([] {});
+  EXPECT_EQ(beat_for(comm::SilenceLimit::kLearns + 500ms, {&second}, 1s, waits), "");
+  waits.sleep(40s, [](bool failed) { return failed; });
+  EXPECT_THAT(waits.failure().text, HasSubstr("the process of rank 1"));
+}
+
 TEST_F(WatchdogTest, WhatFailsIsTheStoreOrWhatItSays) {
   watchdog.start([] {});
   store->is_full = true;
