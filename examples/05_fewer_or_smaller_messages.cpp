@@ -14,10 +14,10 @@
 // there are GPUs). Bytes are those that a rank sends, 48 of them in the report that goes with averaged gradients; a
 // value has 8 here:
 //
-//   as they are                 40024 bytes per step  loss 0.126579
-//   signs, the hook above        5052 bytes per step  loss 0.152297
-//   bf16                        10048 bytes per step  loss 0.128621
-//   PowerSGD of rank 2           5400 bytes per step  loss 0.100861
+//   as they are                 40032 bytes per step  loss 0.126579
+//   signs, the hook above        5060 bytes per step  loss 0.152297
+//   bf16                        10056 bytes per step  loss 0.128621
+//   PowerSGD of rank 2           5408 bytes per step  loss 0.100861
 //   local SGD, every 5th step    7994 bytes per step  loss 0.118996
 //   DiLoCo, every 5th step       7994 bytes per step  loss 0.057738
 #include <lockstep/lockstep.hpp>
