@@ -11,7 +11,7 @@
 //   example_05_fewer_or_smaller_messages
 //
 // Expected output, in double precision, so that the digits are the same on every machine (with CPU ranks, also where
-// there are GPUs). Bytes are those that a rank sends, 48 of them in the report that goes with averaged gradients; a
+// there are GPUs). Bytes are those that a rank sends, 56 of them in the report that goes with averaged gradients; a
 // value has 8 here:
 //
 //   as they are                 40032 bytes per step  loss 0.126579

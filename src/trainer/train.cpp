@@ -240,6 +240,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
         if (is_enough(history, judge, task.patience)) break;
         EpochMetrics metrics = trainer.epoch(number, keep);
         if (trainer.regroups()) return;
+        synchronize(rank.device());  // what is read below, other ranks may have written
         if (!trainer.not_finite().empty()) {
           if (is_first_here) not_finite = trainer.not_finite();
           break;
