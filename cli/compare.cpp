@@ -125,8 +125,8 @@ class Schemes {
       if (count == 1) break;
       if (mesh.pipeline == 1) {
         const auto plan = add_plan(mesh_name(mesh), mesh, PipelineSchedule::one_f_one_b);
-        for (const int stage : {1, 2, 3}) {
-          if (!plan || mesh.data < count) break;
+        const int stages = plan && mesh.data == count ? 3 : 0;
+        for (int stage = 1; stage <= stages; ++stage) {
           rows_.push_back({{mesh_name(mesh) + ", ZeRO " + std::to_string(stage), devices_, plan->split, stage}});
         }
       } else if (mesh.pipeline < count) {

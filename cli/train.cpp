@@ -252,18 +252,13 @@ std::string peak_memory() {
 class RunReport {
  public:
   RunReport(const TrainFlags& flags, const TrainOptions& options, const StopOnSignals& signals, Output& output)
-      : signals_(signals),
-        flags_(flags),
+      : flags_(flags),
         options_(options),
         output_(output),
+        error_after_stop_(error_, signals.token()),
         mode_(progress_mode(flags.progress, output.fd())),
         live_(output, mode_ == ProgressMode::bar),
         remark_(options.data.source == DataSource::synthetic ? " (synthetic data)" : "") {}
-  ~RunReport() {
-    if (signals_.token().stop_requested() && !error_.finish(kPatienceAfterStop)) error_.give_up();
-  }
-  RunReport(const RunReport&) = delete;
-  RunReport& operator=(const RunReport&) = delete;
 
   void planning() { live_.show("measuring the network and the devices ..."); }
   void planned(const std::string& line) { print(line); }
@@ -356,11 +351,11 @@ class RunReport {
 
   bool can_go_on() const { return !newest_checkpoint(options_.keep.run_dir / kCheckpointFolder).empty(); }
 
-  const StopOnSignals& signals_;
   const TrainFlags& flags_;
   const TrainOptions& options_;
   Output& output_;
   Output error_{STDERR_FILENO};
+  const OutputAfterStop error_after_stop_;
   ProgressMode mode_;
   LiveLine live_;
   std::string remark_;
