@@ -99,6 +99,35 @@ TEST(StopOnSignals, OneAtATime) {
   const StopOnSignals next;
 }
 
+// The waiter is busy with the first signal, and gets no more time for the second. In a process of its own, in which no
+// thread could take it.
+TEST(StopOnSignals, ASignalThatComesAtTheEndDoesNotEndTheProgram) {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::stop_token token;
+    std::atomic<bool> may_end = false;
+    std::thread later;
+    {
+      const StopOnSignals signals([&](int, int) { may_end.wait(false); });
+      token = signals.token();
+      send(SIGINT);
+      comes_true([&] { return signals.received() == SIGINT; });
+      send(SIGTERM);
+      later = std::thread([&] {
+        std::this_thread::sleep_for(100ms);
+        may_end = true;
+        may_end.notify_all();
+      });
+    }
+    later.join();
+    _exit(token.stop_requested() ? 0 : 3);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_FALSE(WIFSIGNALED(status)) << "by signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
 // In a process of its own.
 TEST(StopOnSignals, ASecondSignalEndsTheProgram) {
   const pid_t child = fork();

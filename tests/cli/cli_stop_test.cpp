@@ -34,6 +34,15 @@ class CliStop : public Cli {
     return true;
   }
 
+  bool wait_for_file(const std::string& name) const {
+    const auto deadline = std::chrono::steady_clock::now() + lockstep::kSlowdown * std::chrono::seconds(60);
+    while (!fs::exists(work_ / name)) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return true;
+  }
+
   static std::string lockstep_program() { return std::getenv("LOCKSTEP_PROGRAM"); }
 
   std::vector<std::string> slow_start() const { return {"train", "--data", "synthetic", "--name", "slow"}; }
@@ -219,24 +228,28 @@ TEST_F(CliStop, WorksThoughNobodyReads) {
   }
 }
 
-// The stop ends by an error: the run's folder has become a file.
+// The stop ends by an error: the run's folder has become a file. It comes in the middle of a long epoch, so there is
+// something to write. The output's pipe was full before.
 TEST_F(CliStop, WorksThoughNobodyReadsAndTheRunFails) {
   auto narrow = surroundings();
   narrow.pipe_bytes = 8192;
-  narrow.environment[0] = "PATH=/nowhere";
-  auto words = endless("broken");
-  for (const char* const word : {"--model", "mlp", "--width", "0.0625"}) words.emplace_back(word);
+  narrow.program = "/bin/sh";
+  std::vector<std::string> words = {"-c", "/usr/bin/head -c 8192 /dev/zero; exec \"$0\" \"$@\"", lockstep_program()};
+  for (const char* const word : {"train", "--data", "synthetic", "--model", "mlp", "--batch-size", "1", "--devices",
+                                 "2xcpu", "--checkpoint-every", "1000", "--name", "broken"}) {
+    words.emplace_back(word);
+  }
   Program program(words, narrow);
-  ASSERT_TRUE(wait_for_epochs("broken", 200));
+  ASSERT_TRUE(wait_for_file("runs/broken/checkpoints"));
   program.send(SIGSTOP);
   ASSERT_TRUE(lockstep::wait_for_state(program.pid(), 'T'));
-  program.send(SIGINT);
   fs::remove_all(work_ / "runs/broken");
   work_.write("runs/broken", "a file");
+  program.send(SIGINT);
   program.send(SIGCONT);
   EXPECT_TRUE(lockstep::wait_for_state(program.pid(), 'Z'));  // ended, and not read
   const Finished run = program.finish();
-  EXPECT_EQ(run.code, 1) << run.err;
+  EXPECT_EQ(run.code, 1) << run.err << " by signal " << run.signal;
   EXPECT_THAT(run.err, HasSubstr("lockstep: error: "));
 }
 
