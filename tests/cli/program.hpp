@@ -20,6 +20,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <string>
@@ -28,6 +29,7 @@
 #include <vector>
 
 #include "io/process_stat.hpp"
+#include "support/time_limits.hpp"
 
 // Null in a test program without them.
 namespace lockstep::cli {
@@ -48,6 +50,7 @@ struct Surroundings {
   std::string out = {};                       // a file for the standard output instead of a pipe
   bool ignore_interrupt = false;              // as a shell script starts its background jobs
   int pipe_bytes = 0;                         // what the outputs' pipes hold; 0: as the system has it
+  int full_output = 0;                        // 1 or 2: nothing more fits into this one of the outputs
   bool starts_itself = false;                 // so it must not be a copy of the test
 };
 
@@ -119,6 +122,12 @@ class Program {
 
   void resize(int columns) { set_columns(out_fd_, columns); }  // of the terminal
 
+  // Reads a little, which makes little room.
+  void take(size_t bytes) {
+    std::string taken(bytes, '\0');
+    check(read(out_fd_, taken.data(), bytes) > 0, "read");
+  }
+
   // The reader goes away, as `head` does.
   void close_output() {
     if (out_fd_ >= 0) close(std::exchange(out_fd_, -1));
@@ -154,6 +163,7 @@ class Program {
     dup2(open(terminal.empty() ? "/dev/null" : terminal.c_str(), terminal.empty() ? O_RDONLY : O_RDWR), 0);
     for (int i = 0; i < 2; ++i) dup2(terminal.empty() ? outputs[i] : 0, i + 1);
     if (!surroundings.out.empty()) dup2(open(surroundings.out.c_str(), O_WRONLY), 1);
+    if (surroundings.full_output > 0) fill(surroundings.full_output);
     close_range(3, ~0U, 0);
     for (int number = 1; number < NSIG; ++number) signal(number, SIG_DFL);
     if (surroundings.ignore_interrupt) signal(SIGINT, SIG_IGN);
@@ -161,6 +171,16 @@ class Program {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     if (chdir(surroundings.folder.c_str()) != 0) _exit(126);
+  }
+
+  static void fill(int fd) {
+    const int flags = fcntl(fd, F_GETFL);
+    fcntl(fd, F_SETFL, flags | O_NONBLOCK);
+    for (bool had_room = true; had_room; usleep(20'000)) {  // a terminal makes room once more a moment later
+      had_room = false;
+      while (write(fd, ".", 1) > 0) had_room = true;
+    }
+    fcntl(fd, F_SETFL, flags);
   }
 
   using Main = int (*)(int, char**);
@@ -245,13 +265,29 @@ inline char state_of(pid_t pid) {
 }
 
 // false: a long time has passed without.
-inline bool wait_for_state(pid_t pid, char state) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (state_of(pid) != state) {
+template <class Condition>
+bool comes_true(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + kSlowdown * std::chrono::seconds(30);
+  while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   return true;
+}
+
+inline bool wait_for_state(pid_t pid, char state) {
+  return comes_true([&] { return state_of(pid) == state; });
+}
+
+// Until the main thread blocks the signal, since another one waits for it.
+inline bool wait_until_blocked(pid_t pid, int signal) {
+  return comes_true([&] {
+    std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("SigBlk:")) return (std::stoull(line.substr(7), nullptr, 16) >> (signal - 1) & 1) != 0;
+    }
+    return false;
+  });
 }
 
 inline Finished run_program(const std::vector<std::string>& arguments, const Surroundings& surroundings) {

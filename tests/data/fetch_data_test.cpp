@@ -61,8 +61,7 @@ class FetchDataTest : public testing::Test {
 
  private:
   void publish(const std::string& name, uint32_t time) {
-    std::ifstream in(debian_folder / name, std::ios::binary);
-    published_.write(name, official({std::istreambuf_iterator<char>(in), {}}, name, time));
+    published_.write(name, official(whole_file(debian_folder / name), name, time));
   }
 };
 
@@ -233,7 +232,7 @@ TEST_F(FetchOverHttpTest, StopsWhenAskedTo) {
   });
   later.join();
   EXPECT_THAT(error, AllOf(HasSubstr("stopped"), HasSubstr(server.url())));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));  // libcurl itself would wait for 30
   EXPECT_THAT(home_.names(), IsEmpty());
 }
 

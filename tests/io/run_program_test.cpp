@@ -46,7 +46,7 @@ TEST(RunProgram, KillsAProgramThatHangsAndItsChildren) {
                 run_program({"sh", "-c", script}, "", 500ms);
               }),
               AllOf(HasSubstr("'sh' did not finish within 500 ms"), HasSubstr("killed")));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, 5s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 30s);
   pid_t sleeper = std::stoi(folder.read("pid"));
   // Gone, or dead and waiting for init to notice.
   bool dead = false;

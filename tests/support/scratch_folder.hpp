@@ -6,13 +6,23 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
+
+// All of a file at once: byte by byte, as with istreambuf_iterator, 30 MB take 8 seconds without optimisation.
+inline std::string whole_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw std::runtime_error("cannot open " + path.string());
+  std::ostringstream bytes;
+  bytes << file.rdbuf();
+  return std::move(bytes).str();
+}
 
 class ScratchFolder {
  public:
@@ -36,11 +46,7 @@ class ScratchFolder {
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
     if (!file.flush()) throw std::runtime_error("cannot write " + (path_ / name).string());
   }
-  std::string read(const std::filesystem::path& name) const {
-    std::ifstream file(path_ / name, std::ios::binary);
-    if (!file) throw std::runtime_error("cannot open " + (path_ / name).string());
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
+  std::string read(const std::filesystem::path& name) const { return whole_file(path_ / name); }
   // The names of everything in the folder, hidden files too, sorted.
   std::vector<std::string> names() const {
     std::vector<std::string> result;

@@ -9,6 +9,7 @@
 #include "devices/gpu_math.hpp"
 #include "ranks/observed_backend.hpp"
 #include "support/test_devices.hpp"
+#include "support/time_limits.hpp"
 #include "trainer/elastic.hpp"
 #include "trainer/rank_trainer.hpp"
 #include "trainer/workload.hpp"
@@ -24,6 +25,9 @@
 
 namespace lockstep {
 namespace elastic_steps_test {
+
+// Sanitizers look at memory and threads: there every third call is enough.
+constexpr int kStride = kSlowdown;
 
 class EndsAtCall : public CallObserver {
  public:
@@ -164,7 +168,7 @@ TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
   const Outcome expected = in_peace(options, data, nullptr);
   int call = 1;
   int64_t most_steps = 0;
-  for (; const auto left = left_at(call, options, data); ++call) {
+  for (; const auto left = left_at(call, options, data); call += kStride) {
     const Outcome actual = in_peace(options, data, left->tensors.empty() ? nullptr : &*left);
     EXPECT_EQ(actual.weights, expected.weights) << "call " << call;
     EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "call " << call;
@@ -234,7 +238,7 @@ TEST(ElasticSteps, AreWholeWhereSlicesAreKeptTwice) {
     const Outcome expected = in_peace(options, data, nullptr);
     int call = 1;
     std::set<int64_t> steps;
-    for (; const auto left = left_in_pieces_at(call, options, data); ++call) {
+    for (; const auto left = left_in_pieces_at(call, options, data); call += kStride) {
       const States others = {(*left)[0], (*left)[2]}, with_one_that_joins = {std::nullopt, (*left)[2], (*left)[0]};
       const Outcome actual = together(options, data, call % 2 == 0 ? others : with_one_that_joins);
       ASSERT_EQ(actual.weights, expected.weights) << "call " << call;

@@ -118,6 +118,7 @@ TEST_F(KeptTwice, KillsChangeNoBit) {
 TEST_F(KeptTwice, TwoNeighboursAtOnceEndTheJobWhichCanGoOnFromACheckpoint) {
   Program lost(job(4, "lost", {"--epochs", "40"}), without_gnuplot());
   ASSERT_TRUE(lost.wait_for("epoch  2/40"));
+  kill_member(2, SIGSTOP);  // so that the others cannot go on in between
   kill_member(1);
   kill_member(2);
   const auto ended = lost.finish();

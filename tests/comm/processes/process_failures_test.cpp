@@ -9,7 +9,6 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
-#include <iterator>
 #include <memory>
 #include <set>
 #include <string>
@@ -374,8 +373,7 @@ Program start_rank(int rank, const std::string& port, const Words& words) {
 
 // A copy of the program whose build ID has another first byte.
 void write_another_build(const std::filesystem::path& file) {
-  std::ifstream stream(ranks_program(), std::ios::binary);
-  std::string program{std::istreambuf_iterator<char>(stream), {}};
+  std::string program = whole_file(ranks_program());
   const std::string note("\3\0\0\0GNU\0", 8);  // NT_GNU_BUILD_ID, of GNU
   const size_t begin = program.find(note);
   ASSERT_NE(begin, program.npos) << "the linker wrote no build ID";
@@ -434,7 +432,7 @@ TEST(ProcessFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
   EXPECT_THAT(client.err, HasSubstr("process 1 of 2 waited 1.5 s for the store that rank 0's process should keep at "
                                     "127.0.0.1:" +
                                     port));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, kSlowdown * 10s);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, kBeforeTimeouts);
 }
 
 TEST(ProcessFailures, WithoutALauncherRank0KeepsTheStore) {
@@ -528,9 +526,9 @@ std::vector<Finished> with_a_pause() {
 
 // Rank 0's process keeps the store, and the dead one says no farewell. The best of three: a machine may be busy.
 TEST(ProcessFailures, WithoutALauncherTooADeathEndsTheOthersWithinTwoSeconds) {
-  std::vector<std::chrono::steady_clock::duration> times(3);
-  side_by_side(3, [&](int i) { times[i] = outlives_a_death(); });
-  EXPECT_LT(*std::min_element(times.begin(), times.end()), kSlowdown * 2s);
+  auto best = outlives_a_death();
+  for (int i = 1; i < 3 && best >= 2s; ++i) best = std::min(best, outlives_a_death());
+  EXPECT_LT(best, kSlowdown * 2s);
 }
 
 // What ends a job without a word: its launcher, rank 0 under a launcher, and rank 0 that keeps the store.
@@ -597,7 +595,7 @@ TEST_F(ProcessFailuresInTime, AStopEndsAWaitInWhichNothingHappens) {
                                                "(collective call 1) for rank 1 (cpu), which is not there: stopped by "
                                                "request\n"));
     EXPECT_THAT(stopped.waiting.out, HasSubstr("stopped\n"));
-    EXPECT_LT(stopped.took, kSlowdown * 3s);  // one and a half seconds, and what a loaded machine needs
+    EXPECT_LT(stopped.took, kSlowdown * 6s);  // one and a half seconds, and what a loaded machine needs
     if (stopped.other.code == 3)
       EXPECT_THAT(stopped.other.out, HasSubstr("stopped\n"));  // what it learned in the store
   }

@@ -159,7 +159,7 @@ void scenarios::is_asked_to_stop(const Setup& setup) {
     if (rank.index() == 1) {
       std::cout << "ready\n" << std::flush;
       if (setup.argument == "freezes") std::raise(SIGSTOP);
-      if (setup.argument == "sleeps") std::this_thread::sleep_for(5s);
+      if (setup.argument == "sleeps") std::this_thread::sleep_for(8s);
       while (setup.argument == "computes" && !stop.stop_requested()) std::this_thread::sleep_for(1ms);
       const auto end = std::chrono::steady_clock::now() + 3s;
       while (setup.argument == "computes" && std::chrono::steady_clock::now() < end) torch::ones({100, 100}).sum();
