@@ -43,9 +43,7 @@ void leave_another_job_alone(c10d::Store& store, const LaunchEnvironment& launch
   if (!store.check({kMet})) return;
   const std::string size = store.get_to_str(kMet);
   if (size == std::to_string(launch.world_size)) return;
-  throw NobodyMissed(process_name(launch.rank, launch) + ": another job, of " + size +
-                     " processes, runs at this MASTER_PORT: each job needs a MASTER_PORT of its own. Jobs with "
-                     "different keys (LOCKSTEP_JOB_KEY_FILE) do not mix");
+  throw NobodyMissed(process_name(launch.rank, launch) + ": " + another_job_text(size + " processes"));
 }
 
 std::string numbers(const std::vector<int>& list) {

@@ -237,6 +237,9 @@ TEST_F(ElasticNodes, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(
       says(node(1, "two", {}, {"--nodes", "2", "--max-nodes", "3"}), with_key()),
       HasSubstr("node 1 was started with -n 1 on at most 3 machines, and node 0 with -n 1 on at most 2 machines"));
+  EXPECT_THAT(says(node(2, "two", {}, {"--nodes", "3"}), with_key()),  // of another job, whose first is not here
+              AllOf(HasSubstr("node 2 was started with -n 1 on at most 3 machines, and node 0 with -n 1 on at most 2"),
+                    HasSubstr("give each job a port of its own")));
   Program second(node(1, "two", kEndless), with_key());
   ASSERT_TRUE(first.wait_for("epoch      2/"));
   EXPECT_THAT(says(node(1, "two", {}), with_key()), HasSubstr("two agents say that they are node 1"));
