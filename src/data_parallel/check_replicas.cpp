@@ -2,6 +2,7 @@
 
 #include "joined_names.hpp"
 #include "optim/optimizer_state.hpp"
+#include "partners.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "ranks/trained_parameters.hpp"
@@ -130,12 +131,13 @@ void compare_kept_slices(const SliceHashes& hashes, Rank& rank) {
   const auto name_of = [&](int one) {
     return comm::name_of(static_cast<int>(all[one][2].item<int64_t>()), place.run->devices);
   };
+  const auto partners = partners_of_all(rank);
   std::string differences;
   for (int one = 0; one < ranks; ++one) {
-    const int next = (one + 1) % ranks;
-    if (all[one][0].item<int64_t>() == all[next][1].item<int64_t>()) continue;
-    differences +=
-        (differences.empty() ? "" : "; ") + name_of(one) + "'s own, and the one that " + name_of(next) + " keeps of it";
+    const int keeper = partners[one].keeper;
+    if (all[one][0].item<int64_t>() == all[keeper][1].item<int64_t>()) continue;
+    differences += (differences.empty() ? "" : "; ") + name_of(one) + "'s own, and the one that " + name_of(keeper) +
+                   " keeps of it";
   }
   if (differences.empty()) return;
   throw ReplicasDiffer(rank.name() + ": check_replicas: the two copies of a slice of the optimizer's state are no " +

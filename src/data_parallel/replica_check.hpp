@@ -39,9 +39,9 @@ std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
 // it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
 
-// With slices that are kept twice (twice_kept.hpp): compares each rank's own slice with the one that the next rank
-// keeps of it. All ranks must call it. Throws ReplicasDiffer, which names both in its text: nobody knows whose is
-// wrong.
+// With slices that are kept twice (twice_kept.hpp): compares each rank's own slice with the one that
+// another rank keeps of it. All ranks must call it. Throws ReplicasDiffer, which names both in its text: nobody knows
+// whose is wrong.
 void compare_kept_slices(const SliceHashes& hashes, Rank& rank);
 
 }  // namespace lockstep

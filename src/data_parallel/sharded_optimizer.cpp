@@ -50,7 +50,7 @@ std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const TrainedPa
   }
   if (options.stage == 3) return shard_in_units(parameters.all(), options, rank);
   auto buckets = shard_parameters(parameters.all(), rank, options.bucket_bytes);
-  if (options.keep_twice) keep_slice_before(buckets, rank);
+  if (options.keep_twice) keep_slice_of_partner(buckets, rank);
   return buckets;
 }
 

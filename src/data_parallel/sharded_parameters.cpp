@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include "flat_view.hpp"
+#include "partners.hpp"
 
 #include <algorithm>
 #include <map>
@@ -68,13 +69,13 @@ std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::str
   return buckets;
 }
 
-void keep_slice_before(std::vector<ShardedBucket>& buckets, const Rank& rank) {
+void keep_slice_of_partner(std::vector<ShardedBucket>& buckets, const Rank& rank) {
   if (rank.world_size() == 1) return;
-  const int64_t before = rank.index() == 0 ? rank.world_size() - 1 : rank.index() - 1;
+  const int64_t other = partners_of(rank).kept;
   for (auto& bucket : buckets) {
     const int64_t of_each = bucket.slice.numel();
-    bucket.kept = bucket.values.narrow(0, of_each * before, of_each);
-    for (auto& place : bucket.places) place.kept = piece_in(bucket.kept, before, place);
+    bucket.kept = bucket.values.narrow(0, of_each * other, of_each);
+    for (auto& place : bucket.places) place.kept = piece_in(bucket.kept, other, place);
   }
 }
 

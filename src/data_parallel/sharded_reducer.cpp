@@ -9,6 +9,7 @@
 
 #include "comm/agreed_parts.hpp"
 #include "flat_view.hpp"
+#include "partners.hpp"
 #include "ranks/rank_place.hpp"
 
 #include <algorithm>
@@ -153,16 +154,16 @@ std::vector<std::pair<std::string, at::Tensor>> ShardedReducer::slices() {
 // By alltoall, which all backends have. Between processes a rank sends and receives one slice's gradients.
 void ShardedReducer::pass_on_slices() {
   if (!reductions_[0].kept.defined()) return;
-  const int ranks = rank_.world_size(), next = (rank_.index() + 1) % ranks;
-  const int before = (rank_.index() + ranks - 1) % ranks;
-  const std::string parts = "slices of gradients, each to the next rank";  // of buckets that are the same on all
+  const auto [kept, keeper] = partners_of(rank_);
+  const std::string parts =
+      "slices of gradients, each to the rank that keeps it too";  // of buckets that are the same on all
   const comm::AgreedParts agreed(parts);
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   for (const auto& reduction : reductions_) {
     const at::Tensor nothing = at::empty({0}, reduction.gradient.options());
-    std::vector<at::Tensor> to(static_cast<size_t>(ranks), nothing), from = to;
-    to[static_cast<size_t>(next)] = reduction.gradient;
-    from[static_cast<size_t>(before)] = reduction.kept;
+    std::vector<at::Tensor> to(static_cast<size_t>(rank_.world_size()), nothing), from = to;
+    to[static_cast<size_t>(keeper)] = reduction.gradient;
+    from[static_cast<size_t>(kept)] = reduction.kept;
     works.push_back(rank_.backend().alltoall(from, to));
   }
   for (const auto& work : works) work->wait();

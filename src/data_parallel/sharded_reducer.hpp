@@ -45,7 +45,7 @@ class ShardedReducer final : public GradientBuckets {
   void take_filler_away();
 
   // Gives the slices their gradients, for an update. Where slices are kept twice, each rank passes its slice's on to
-  // the next rank, and all must call it. Throws Error if nothing was averaged.
+  // the rank that keeps it too, and all must call it. Throws Error if nothing was averaged.
   void use();
   std::vector<at::Tensor> gradients();  // of this rank's pieces, in their order; undefined where no rank had one
 

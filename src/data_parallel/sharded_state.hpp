@@ -21,8 +21,8 @@ io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std
 void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
                           const io::NamedTensors& state);
 
-// A hash of what this rank has of that state, and one of what it keeps for the rank before: that rank has the same as
-// its own. Cost: as tensor_hash().
+// A hash of what this rank has of that state, and one of what it keeps for another: that rank has the same as its
+// own. Cost: as tensor_hash().
 struct SliceHashes {
   int64_t own, kept;
 };

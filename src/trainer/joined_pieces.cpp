@@ -70,10 +70,7 @@ const Held& holder_of(const std::string& name, const Whole& whole, int64_t posit
   for (const Held& held : whole.held) {
     if (held.begin <= position && position < held.begin + held.size) return held;
   }
-  throw StateLost(
-      "two neighbours among the job's ranks are gone, and with them both copies of a slice that they kept, "
-      "such as of '" +
-      name + "'");
+  throw StateLost("both ranks that kept a slice are gone, and with them what they had of '" + name + "'");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "outcome.hpp"
 
+#include "data_parallel/partners.hpp"
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -10,7 +12,7 @@ namespace {
 using Texts = std::vector<std::string>;
 
 const std::string kNotCome = "no launcher has come from node";
-const std::string kLostState = "two neighbours among the job's ranks are gone";
+const std::string kLostState = "both ranks that kept a slice are gone";
 
 std::string name(int process) {
   return "process " + std::to_string(process);
@@ -187,8 +189,8 @@ bool is_loss(const Strike& strike, const Course& course) {
   return ends && strike.victim < workers && steps_of(strike.victim) < kSteps;
 }
 
-// Where slices are kept twice: two who kept the same are gone, neighbours in the ring of those who had all slices. Two
-// alone have all. In the newest generation that has begun some may still have only what they had in the one before.
+// Where slices are kept twice: two who kept the same are gone, partners among those who had all slices. Two alone have
+// all. In the newest generation that has begun some may still have only what they had in the one before.
 bool lost_state(const Course& course) {
   if (course.plan.zero_stage == 0) return false;
   const auto says_so = [](const Outcome& outcome) { return outcome.text.find(kLostState) != outcome.text.npos; };
@@ -199,19 +201,21 @@ bool lost_state(const Course& course) {
     if (generation.has_begun) begun.push_back(&generation);
     if (!generation.members.empty()) last = &generation;
   }
-  const auto are_gone = [&](const Past& ring) {
+  const auto are_gone = [&](const Past& all) {
     const auto is_gone = [&](int member) {
       return std::find(last->members.begin(), last->members.end(), member) == last->members.end();
     };
-    const size_t count = ring.members.size();
-    for (size_t i = 0; count > 2 && i < count; ++i) {
-      if (is_gone(ring.members[i]) && is_gone(ring.members[(i + 1) % count])) return true;
+    std::vector<int> nodes;
+    for (const int member : all.members) nodes.push_back(course.outcomes[member].node);
+    const std::vector<int> kept = kept_ranks(nodes);
+    for (size_t i = 0; kept.size() > 2 && i < kept.size(); ++i) {
+      if (is_gone(all.members[i]) && is_gone(all.members[kept[i]])) return true;
     }
     return false;
   };
   const size_t first = begun.size() < 2 ? 0 : begun.size() - 2;
   return std::any_of(begun.begin() + static_cast<std::ptrdiff_t>(first), begun.end(),
-                     [&](const Past* ring) { return are_gone(*ring); });
+                     [&](const Past* all) { return are_gone(*all); });
 }
 
 // Of an elastic job: all who had its state are gone.

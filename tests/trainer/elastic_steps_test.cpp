@@ -263,7 +263,7 @@ TEST(ElasticSteps, SaySoIfBothCopiesOfASliceAreLost) {
     together(options, data, {(*left)[2], std::nullopt});
     FAIL();
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("two neighbours among the job's ranks are gone"));
+    EXPECT_THAT(error.what(), testing::HasSubstr("both ranks that kept a slice are gone"));
   }
 }
 

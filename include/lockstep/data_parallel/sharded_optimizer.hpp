@@ -64,10 +64,10 @@ struct ShardedOptions {
   // most bucket_bytes. A run below 64 KiB (or bucket_bytes, if that is less) takes one module more, however large. Best
   // are units that compute one after the other, and that are small beside a slice.
   std::vector<std::string> units = {};
-  // Stages 1 and 2: each rank also keeps the slice of the rank before it, and updates both. So one rank's slice is not
+  // Stages 1 and 2: each rank also keeps another rank's slice, and updates both. So one rank's slice is not
   // lost with it, which elastic jobs of train() and fit() need (ExchangeOptions::keep_twice); a loop of your own gains
   // nothing by it. Cost: each rank has 2 / ranks of the optimizer's state and work, and 1 / ranks of the gradients
-  // more; in each step it sends these to the next rank.
+  // more; in each step it sends these to the rank that keeps its slice too.
   bool keep_twice = false;
 };
 

@@ -23,6 +23,8 @@ bool AgentLauncher::look(int ending) {
   with_store([&] {
     const auto orders = agent_->orders();
     if (!is_over_) obey(orders, ending != 0);
+    if (welcome_ || is_over_) return;
+    if (const auto why = agent_->refusal(); !why.empty()) end(1, why);
   });
   if (!welcome_ && !is_over_ && now - came_ > job_.patience + kUntilWelcome) {
     end(1, "node 0's launcher did not take this machine in");

@@ -12,6 +12,15 @@ std::string visits_key(int node) {
   return "visits/" + std::to_string(node);
 }
 
+std::string refusal(int node, const Arrival& theirs, const Arrival& first) {
+  const auto text = [](const Arrival& arrival) {
+    return "-n " + std::to_string(arrival.processes) + " on at most " + std::to_string(arrival.most_nodes) +
+           " machines";
+  };
+  return "node " + std::to_string(node) + " was started with " + text(theirs) + ", and node 0 with " + text(first) +
+         "; start all alike. If node 0 is of another job, give each job a port of its own";
+}
+
 std::string to_text(const Order& order) {
   return json{static_cast<int>(order.kind), order.member, order.place, order.code, order.why}.dump();
 }

@@ -7,8 +7,8 @@
 //  2. Each list of messages has one writer and one reader. The writer sets one key after the other, so whoever is
 //     killed leaves no gap.
 //
-// Keys under agents/: visits/<node> (a count), and for each visit <node>/<v>/: arrival, beats (a count), orders/<k> and
-// reports/<k> (JSON).
+// Keys under agents/: first (node 0's own Arrival), visits/<node> (a count), and for each visit <node>/<v>/: arrival,
+// beats (a count), orders/<k> and reports/<k> (JSON).
 #pragma once
 
 #include "job_store.hpp"
@@ -30,6 +30,8 @@ struct Arrival {
   int most_nodes = 1;  // at the same time
   bool operator==(const Arrival&) const = default;
 };
+inline const std::string kFirst = "first";  // the key of node 0's
+std::string refusal(int node, const Arrival& theirs, const Arrival& first);
 
 struct Order {
   enum class Kind {

@@ -34,6 +34,16 @@ std::vector<Order> ElasticAgent::orders() {
   return orders;
 }
 
+std::string ElasticAgent::refusal() {
+  if (!store_->check({kFirst})) return "";
+  Arrival first;
+  parse_stored(kFirst, store_->get_to_str(kFirst), [&](const std::string& text) {
+    from_text(text, first);
+    return true;
+  });
+  return node_ < first.most_nodes ? "" : comm::refusal(node_, arrival_, first);
+}
+
 bool ElasticAgent::note_end(int member, const ProcessEnd& end, bool killed, int code) {
   const bool is_loss = end.failed && (killed || !generations_.newest().index_of(member));
   visit_->post(Report{.member = member, .end = end, .killed = killed, .code = code});

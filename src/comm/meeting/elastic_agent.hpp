@@ -27,6 +27,9 @@ class ElasticAgent {
   // An order `start` that is given here may have an order `kill` after it.
   std::vector<Order> orders();
 
+  // Why node 0 does not answer this one: it looks for no node with such a number. "": it does, or has not begun.
+  std::string refusal();
+
   // Gives whether the others may go on without it: one that was killed is a loss, and any other failure ends the job,
   // but for a successor that has not joined. If node 0 decides otherwise, the order `over` comes.
   bool note_end(int member, const ProcessEnd& end, bool killed, int code);

@@ -12,15 +12,6 @@ namespace {
 constexpr int kBeatsOfOneThatLives = 3;  // since another agent of the same node came
 constexpr std::chrono::milliseconds kBetweenLooksForAbsent{90};
 
-std::string refusal(int node, const Arrival& theirs, const Arrival& ours) {
-  const auto text = [](const Arrival& arrival) {
-    return "-n " + std::to_string(arrival.processes) + " on at most " + std::to_string(arrival.most_nodes) +
-           " machines";
-  };
-  return "node " + std::to_string(node) + " was started with " + text(theirs) + ", and node 0 with " + text(ours) +
-         "; start all alike";
-}
-
 }  // namespace
 
 ElasticNodes::ElasticNodes(const StorePtr& store, const std::string& job, const Arrival& arrival,
@@ -29,7 +20,9 @@ ElasticNodes::ElasticNodes(const StorePtr& store, const std::string& job, const 
       arrival_(arrival),
       silence_(silence),
       looks_(silence),
-      nodes_(arrival.most_nodes) {}
+      nodes_(arrival.most_nodes) {
+  store_->set(kFirst, to_text(arrival));
+}
 
 ElasticNodes::News ElasticNodes::look() {
   const auto time = Clock::now();

@@ -25,6 +25,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kPause = std::chrono::milliseconds(30);
 
+const std::string kSize = "lockstep/size";  // of the job whose process keeps the store, in words
+
 // Where the process with rank 0 leaves its port for the others of its machine. Only the user's own processes are asked.
 std::string port_file_of(const std::string& job) {
   std::string name = "lockstep-" + std::to_string(getuid()) + "-" + job + ".port";
@@ -60,6 +62,11 @@ std::string job_prefix(const std::string& job) {
   return "lockstep/" + job + "/";
 }
 
+std::string another_job_text(const std::string& size, const std::string& port) {
+  return "another job, of " + size + ", runs at this " + port + ": each job needs a " + port +
+         " of its own. Jobs with different keys (LOCKSTEP_JOB_KEY_FILE) do not mix";
+}
+
 std::string loopback_address() {
   for (const char* const address : {"127.0.0.1", "::1"}) {
     try {
@@ -91,6 +98,7 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit)
   }
   if (launch_.rank == 0 && !launch_.agent_store) host();
   if (!server_) find_host(deadline, limit);
+  if (!server_ && !launch_.agent_store) check_size(deadline, limit);
   if (launch_.port == 0) add_to_count(*connect("found"), "count", 1);
   if (on_several_machines() && is_loopback(address_)) {
     learn_local_address(deadline, limit);
@@ -112,6 +120,7 @@ void Rendezvous::host() {
       own_name ? host_store_everywhere(port_, std::move(guard)) : host_store(address_, port_, std::move(guard));
   server_ = kept.store;
   port_ = kept.port;
+  server_->set(kSize, size_text());
   if (launch_.port != 0) return;
   const std::string file = port_file_of(launch_.job);
   io::write_file(file, std::to_string(port_));
@@ -157,6 +166,26 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
               (launch_.is_node() ? "Was that one started, and does this machine reach it there?"
                                  : "Was rank 0 started, and does it call run()?") +
               " If it only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+}
+
+// Whoever keeps the store has the port, so it is the others of another job who are wrong here. They leave nothing that
+// this one's processes would take for their own's.
+void Rendezvous::check_size(Clock::time_point deadline, const WaitLimit& limit) {
+  const StorePtr store = idle_client();
+  while (!store->check({kSize})) {  // it has just begun to listen
+    limit.check(process_name());
+    if (Clock::now() >= deadline) return;
+    std::this_thread::sleep_for(kPause);
+  }
+  const std::string size = store->get_to_str(kSize);
+  if (size != size_text())
+    throw Error(process_name() + ": " +
+                another_job_text(size, launch_.is_node() ? launch_.node_address_name : "MASTER_PORT"));
+}
+
+// Launchers of an elastic job may come later than its first ones, which need not be as many as there are then.
+std::string Rendezvous::size_text() const {
+  return launch_.is_node() ? "elastic launchers" : std::to_string(launch_.world_size) + " processes";
 }
 
 StorePtr Rendezvous::connect(const std::string& prefix) {
@@ -214,7 +243,10 @@ StorePtr Rendezvous::idle_client() {
                  : launch_.is_node() ? keeper()
                                      : "the process of rank 0") +
                 " keeps: " + error.what_without_backtrace() +
-                (launch_.agent_store ? "" : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none?"));
+                (launch_.agent_store ? ""
+                                     : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none? If another job is "
+                                       "at this port, give each a "
+                                       "port of its own"));
   }
   return clients_.back();
 }

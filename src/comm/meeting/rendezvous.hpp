@@ -26,9 +26,13 @@ std::string job_prefix(const std::string& job);
 // Where processes of one machine meet: 127.0.0.1, or ::1 if the machine has IPv6 alone. Throws Error: neither is there.
 std::string loopback_address();
 
+// Why a process is wrong at a port: words that follow its name. `size` is that of the job that is there.
+std::string another_job_text(const std::string& size, const std::string& port = "MASTER_PORT");
+
 class Rendezvous {
  public:
-  // Throws Error at the deadline: nothing answers where the store should be. Throws Error if the job's key is unusable.
+  // Throws Error at the deadline: nothing answers where the store should be. Throws Error if the job's key is unusable,
+  // or if the store there is of a job of another size.
   Rendezvous(LaunchEnvironment launch, const WaitLimit& limit);
   ~Rendezvous();
 
@@ -61,6 +65,8 @@ class Rendezvous {
   void host();
   void find_host(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   void learn_local_address(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
+  void check_size(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
+  std::string size_text() const;
   void forget_port_file();
   std::string process_name() const;
   std::string given_address() const;

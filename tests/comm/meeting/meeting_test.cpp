@@ -33,8 +33,9 @@ comm::StorePtr first_run_in(const comm::StorePtr& store) {
 }
 
 TEST(Meeting, AForeignIntroductionIsShown) {
-  for (const std::string text : {"abc", "[]", R"({"configuration": "x", "host": "y", "devices": ["z"], "ids": [[]]})",
-                                 R"({"configuration": "x", "host": "y", "devices": [], "ids": []})"}) {
+  for (const std::string text :
+       {"abc", "[]", R"({"configuration": "x", "host": "y", "machine": 0, "devices": ["z"], "ids": [[]]})",
+        R"({"configuration": "x", "host": "y", "machine": 0, "devices": [], "ids": []})"}) {
     const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
     store->set("config/1", text);
     EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", limit); }),

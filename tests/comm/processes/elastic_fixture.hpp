@@ -4,12 +4,14 @@
 #include "cli/cli_fixture.hpp"
 #include "running_job.hpp"
 
+#include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace lockstep {
@@ -59,6 +61,22 @@ class Elastic : public Cli {
       if (pid > 0 && name != "lockstep-memory" && has(number) && has(port)) return pid;
     }
     return -1;
+  }
+
+  // Processes of jobs in without_gnuplot(), also those that only hold a killed one's memory for 0.1 s.
+  int processes_left() const {
+    const std::string path = "PATH=" + notes_.path().string();
+    const auto count = [&] {
+      int found = 0;
+      for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+        std::ifstream file(entry.path() / "environ", std::ios::binary);
+        const std::string all = '\0' + std::string{std::istreambuf_iterator<char>(file), {}};
+        if (all.find('\0' + path + '\0') != std::string::npos) ++found;
+      }
+      return found;
+    };
+    for (int i = 0; i < 100 && count() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    return count();
   }
 
   // As in the undisturbed run.

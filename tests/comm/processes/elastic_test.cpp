@@ -44,6 +44,7 @@ TEST_F(Elastic, KillsChangeNoBit) {
   ASSERT_TRUE(stopped.wait_for("process 2 has joined"));
   const auto after_stop = stopped.finish();
   ASSERT_EQ(after_stop.code, 0) << after_stop.err << after_stop.out;
+  EXPECT_EQ(processes_left(), 0);
 
   ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "60"}, without_gnuplot()).code, 0);
   expect_same_epochs("killed", 40);
@@ -103,7 +104,7 @@ TEST_F(KeptTwice, KillsChangeNoBit) {
   Program killed(job(4, "killed", {"--epochs", "40"}), without_gnuplot());
   ASSERT_TRUE(killed.wait_for("epoch  2/40"));
   kill_member(0);  // who keeps the run
-  kill_member(2);  // at once, and no neighbour
+  kill_member(2);  // at once, and no partner
   ASSERT_TRUE(killed.wait_for("process 4 has joined"));
   ASSERT_TRUE(killed.wait_for("process 5 has joined"));
   kill_member(1);
@@ -115,7 +116,7 @@ TEST_F(KeptTwice, KillsChangeNoBit) {
   expect_undisturbed("killed", 40);
 }
 
-TEST_F(KeptTwice, TwoNeighboursAtOnceEndTheJobWhichCanGoOnFromACheckpoint) {
+TEST_F(KeptTwice, TwoPartnersAtOnceEndTheJobWhichCanGoOnFromACheckpoint) {
   Program lost(job(4, "lost", {"--epochs", "40"}), without_gnuplot());
   ASSERT_TRUE(lost.wait_for("epoch  2/40"));
   kill_member(2, SIGSTOP);  // so that the others cannot go on in between
@@ -123,7 +124,7 @@ TEST_F(KeptTwice, TwoNeighboursAtOnceEndTheJobWhichCanGoOnFromACheckpoint) {
   kill_member(2);
   const auto ended = lost.finish();
   EXPECT_EQ(ended.code, 1) << ended.out;
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("two neighbours among the job's ranks are gone"),
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("both ranks that kept a slice are gone"),
                                HasSubstr("Its newest checkpoint is runs/lost/checkpoints/epoch-"),
                                HasSubstr("go on from it with --resume runs/lost")));
   const auto resumed =

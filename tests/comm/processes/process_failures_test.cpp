@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -417,6 +418,31 @@ TEST(ProcessFailures, ASecondJobAtTheSamePortIsRefusedAndTheFirstGoesOn) {
     EXPECT_THAT(state_of(process->pid()), testing::AnyOf('S', 'R'));
     process->send(SIGKILL);
     EXPECT_EQ(process->finish().err, "");
+  }
+}
+
+// Whoever's rank 0 gets the port. Nobody of the other job takes a place in that one's.
+TEST(ProcessFailures, OfTwoJobsOfOtherSizesThatComeToOnePortAtOnceOneRuns) {
+  std::vector<std::pair<int, int>> processes = {{0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}};  // rank, of how many
+  for (int round = 0; round < 5; ++round) {
+    const std::string port = free_port();
+    std::map<std::pair<int, int>, std::unique_ptr<Program>> programs;
+    for (const auto& [rank, size] : processes) {
+      auto surroundings = surroundings_with(as_rank(rank, size, port, "60"));
+      surroundings.program = ranks_program();
+      programs[{rank, size}] = std::make_unique<Program>(Words{"lives", "cpu", "for_ever"}, surroundings);
+    }
+    const int runs = programs[{0, 2}]->wait_for("connected") ? 2 : 3, other = 5 - runs;
+    for (int rank = 0; rank < other; ++rank) {
+      const std::string err = programs[{rank, other}]->finish().err;
+      EXPECT_THAT(err, HasSubstr(rank == 0 ? "Another MASTER_PORT may be free"
+                                           : "another job, of " + std::to_string(runs) + " processes, runs at this"));
+    }
+    for (int rank = 0; rank < runs; ++rank) {
+      EXPECT_TRUE((programs[{rank, runs}]->wait_for("connected")));
+      programs[{rank, runs}]->send(SIGKILL);
+    }
+    std::rotate(processes.begin(), processes.begin() + 1, processes.end());
   }
 }
 

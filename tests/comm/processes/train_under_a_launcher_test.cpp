@@ -227,6 +227,27 @@ TEST_F(TrainUnderALauncher, TheLossOfTheLauncherIsSaidWithoutCallStacks) {
   }
 }
 
+// It computes for 5 ms of every 100. The network is one that computes for longer than its ranks exchange.
+TEST_F(TrainUnderALauncher, OneThatIsTwentyTimesSlowerChangesNoBitAndIsNamed) {
+  const Words program = {from_environment("LOCKSTEP_PROGRAM")},
+              more = {"--devices", "cpu", "--epochs", "1", "--model", "resnet18", "--width", "0.4"};
+  const Words peace = Words{"launch", "-n", "2"} + program + train(Words{"--name", "undisturbed"} + more);
+  ASSERT_EQ(run_program(peace, surroundings()).code, 0);
+  RunningJob job(2, /*launched=*/true, program + train(Words{"--name", "slow"} + more), work_.path());
+  job.wait_for_processes();
+  ASSERT_TRUE(job.wait_for("run folder"));
+  while (job.send(1, SIGSTOP)) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(95));
+    job.send(1, SIGCONT);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const auto ended = job.finish();
+  EXPECT_EQ(ended[0].code, 0) << ended[0].err;
+  EXPECT_EQ(ended[0].err, "");
+  EXPECT_THAT(ended[0].out, HasSubstr("rank 1 (cpu) is slow: it computed for "));
+  EXPECT_EQ(work_.read("runs/slow/model.safetensors"), work_.read("runs/undisturbed/model.safetensors"));
+}
+
 // The best of three: a machine may be busy.
 TEST_F(TrainUnderALauncher, AProcessThatIsSilentForTooLongIsDead) {
   auto best = RunningJob::Clock::duration::max();
