@@ -10,6 +10,7 @@
 
 #include "base/seconds_since.hpp"
 #include "comm/arguments.hpp"
+#include "data_parallel/counted_targets.hpp"
 #include "models/random_layers.hpp"
 #include "pipeline_checks.hpp"
 #include "pipeline_mail.hpp"
@@ -292,6 +293,10 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
         if (made.numel() != 1) {
           throw Error("Pipeline: the criterion gives " + describe(made) +
                       ", and must give one number, the mean over the samples");
+        }
+        const int64_t whole = batch.global_size > 0 ? batch.global_size : samples;
+        if (part.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu)) {
+          check_counted_targets(made, part.size(), rank_.name() + ": Pipeline");
         }
         loss.add_(made.reshape({}), share);
       });
