@@ -2,10 +2,13 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
 #include <lockstep/models/dropout.hpp>
 
 #include "data/batch_mark.hpp"
+#include "devices/cuda_graph.hpp"
+#include "flat_view.hpp"
 #include "gradient_hook.hpp"
 #include "models/factors_scope.hpp"
 #include "models/random_layers.hpp"
@@ -32,6 +35,19 @@ std::string layer_that_evaluates(const torch::nn::Module& net) {
   return first_random_layer(net);
 }
 
+constexpr int kChanges = 3;        // of a parameter, between forwards
+constexpr int kForwardsOnGpu = 6;  // the host waits for what is compared
+
+// Undefined: nothing is trained.
+at::Tensor smallest_trained(const torch::nn::Module& net) {
+  at::Tensor smallest;
+  for (const auto& parameter : net.parameters()) {
+    if (!parameter.requires_grad() || parameter.numel() == 0) continue;
+    if (!smallest.defined() || parameter.numel() < smallest.numel()) smallest = parameter.detach();
+  }
+  return smallest;
+}
+
 constexpr int kGrainsSeen = 4;  // a generator's state has 5 kB
 
 at::Tensor state_of_default_generator() {
@@ -42,7 +58,31 @@ at::Tensor state_of_default_generator() {
 
 }  // namespace
 
+// One change may be weights that all ranks have loaded.
+void LoopWarnings::see_forward(const torch::nn::Module& net, const Rank& rank) {
+  const bool waits = !rank.device().is_cpu() && forwards_ >= kForwardsOnGpu;
+  if (averages_ || waits || rank.index() != 0 || rank.world_size() == 1 || !c10::GradMode::is_enabled()) return;
+  if (rank.device().is_cuda() && is_recording()) return;
+  const c10::AutoGradMode no_grad(false);
+  ++forwards_;
+  if (!parameter_.defined()) parameter_ = smallest_trained(net);
+  if (!parameter_.defined()) return;
+  if (value_.defined() && same_values(value_, parameter_)) return;
+  changes_ += value_.defined() ? 1 : 0;
+  value_ = parameter_.clone();
+  if (changes_ < kChanges) return;
+  averages_ = true;
+  comm::RankPlace::of(rank).warn(
+      "DataParallel: the parameters change, and no backward was ever averaged, so that each rank may train a network "
+      "of its own. Gradients of torch::autograd::grad(), or set by hand, are this rank's alone: call net.loss(batch, "
+      "criterion).backward(). If your own code makes them equal on all ranks, set DataParallelOptions::average = "
+      "false");
+}
+
 void LoopWarnings::see_backward(const torch::nn::Module& net, int32_t mark, const Rank& rank) {
+  averages_ = true;
+  parameter_.reset();
+  value_.reset();
   if (rank.index() != 0) return;
   see_mode(net, rank);
   see_order(mark, rank);

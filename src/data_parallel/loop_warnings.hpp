@@ -12,6 +12,10 @@ namespace lockstep {
 
 class LoopWarnings {
  public:
+  // A forward begins. Warns where the parameters changed from one to the next several times, though no backward was
+  // ever averaged: gradients that torch::autograd::grad() or the user's own code gives pass no hook.
+  void see_forward(const torch::nn::Module& net, const Rank& rank);
+
   // An averaged backward begins, of the batch with this mark; 0: not known. Warns where the net is in eval() mode and
   // has layers that act otherwise then, and where an epoch's shuffled order comes again.
   void see_backward(const torch::nn::Module& net, int32_t mark, const Rank& rank);
@@ -28,6 +32,9 @@ class LoopWarnings {
   void see_mode(const torch::nn::Module& net, const Rank& rank);
   void see_order(int32_t mark, const Rank& rank);
 
+  bool averages_ = false;                   // a backward was averaged, or see_forward() has warned
+  at::Tensor parameter_, value_;            // that see_forward() watches, and what it was
+  int forwards_ = 0, changes_ = 0;          // of it
   int32_t first_mark_ = 0, last_mark_ = 0;  // of shuffled batches
   int grains_ = 0;                          // that were looked at
   bool mode_told_ = false, order_told_ = false, loss_seen_ = false;

@@ -14,13 +14,16 @@
 #include "arithmetic_check.hpp"
 #include "averaging.hpp"
 #include "base/exception_text.hpp"
+#include "counted_targets.hpp"
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
+#include "devices/cuda_graph.hpp"
 #include "grain_statistics.hpp"
 #include "models/factors_scope.hpp"
 #include "models/random_layers.hpp"
 #include "models/sample_places.hpp"
 #include "ranks/equal_modules.hpp"
+#include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "ranks/shared_seed.hpp"
 #include "reducer.hpp"
@@ -138,6 +141,13 @@ void Replica::check_that_no_parameter_is_new() const {
   }
 }
 
+// A part that is the whole batch has the mean that one device has. A CUDA graph cannot record what the host reads.
+void Replica::check_targets(const at::Tensor& mean, int64_t samples, int64_t of_batch) {
+  if (samples == of_batch || (rank_.device().is_cuda() && is_recording())) return;
+  if (!rank_.device().is_cpu() && ++targets_checked_ > kChecksOnGpu) return;
+  check_counted_targets(mean, samples, rank_.name() + ": DataParallel");
+}
+
 void Replica::backward_through(const std::function<void()>& compute, int64_t local_size, int64_t global_size,
                                int32_t mark) {
   backward_of_parts(compute, {.local = local_size, .global = global_size, .mark = mark});
@@ -248,6 +258,7 @@ at::Tensor Replica::mean_of_grain(const Batch& grain, SamplePlace place, const M
   forward_grain(grain.own_grains().begin,
                 [&] { averaging_->loop_warnings().see_grain([&] { mean = mean_of(grain); }, rank_); });
   mean = this->mean(std::move(mean), grain.size(), grain.global_size).local_mean_;
+  check_targets(mean, grain.size(), grain.global_size);
   if (arithmetic_) arithmetic_->note_loss(grain.own_grains().begin, mean);
   return mean;
 }
@@ -440,7 +451,9 @@ void Replica::set_averaging(std::shared_ptr<Averaging> averaging) {
 }
 
 void Replica::check_that_steps_were_averaged() const {
-  if (averaging_) averaging_->check_that_steps_were_averaged();
+  if (!averaging_) return;
+  averaging_->check_that_steps_were_averaged();
+  averaging_->loop_warnings().see_forward(*module_, rank_);
 }
 
 bool Replica::forwards_empty_parts() const {
@@ -510,6 +523,7 @@ void Loss::backward() {
   }
   if (!runs_.empty()) return replica_->backward_of_losses(*this);
   if (local_size_ > 0 && !local_mean_.requires_grad()) replica_->refuse_loss_without_graph();
+  if (local_size_ > 0) replica_->check_targets(local_mean_, local_size_, global_size_);
   const auto compute = [this] {
     // Without a graph, as an empty part mostly is, gradients are what they were.
     if (local_mean_.requires_grad()) local_mean_.backward(torch::full_like(local_mean_, weight_));

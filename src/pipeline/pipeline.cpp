@@ -10,6 +10,7 @@
 
 #include "base/seconds_since.hpp"
 #include "comm/arguments.hpp"
+#include "data_parallel/counted_targets.hpp"
 #include "models/random_layers.hpp"
 #include "pipeline_checks.hpp"
 #include "pipeline_mail.hpp"
@@ -108,6 +109,8 @@ class Pipeline::State {
   std::map<std::pair<int, bool>, Work> work_;
   SamplePlace place_;       // of the batch
   int64_t steps_done_ = 0;  // without a replica, which counts its own
+  int64_t inputs_ = 0;      // batches that were trained
+  int64_t outputs_ = 0;     // calls of forward
   int checked_ = 0;         // batches whose marks were compared
   PipelineStats stats_;
 };
@@ -224,6 +227,7 @@ at::Tensor Pipeline::State::forward_backward(const Batch& batch, const Criterion
                 "DataParallel of module() over it");
   }
   const Shapes& shapes = shapes_for(batch.x);
+  compare_inputs(rank_, batch.x, ++inputs_);
   at::Tensor loss = at::zeros({}, at::TensorOptions(rank_.device()).dtype(at::kDouble));
   const auto compute = [&] {
     if (batch.size() > 0) loss = run(batch, criterion, replica, shapes);
@@ -290,6 +294,10 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
           throw Error("Pipeline: the criterion gives " + describe(made) +
                       ", and must give one number, the mean over the samples");
         }
+        const int64_t whole = batch.global_size > 0 ? batch.global_size : samples;
+        if (part.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu)) {
+          check_counted_targets(made, part.size(), rank_.name() + ": Pipeline");
+        }
         loss.add_(made.reshape({}), share);
       });
       if (is_last(step.stage)) continue;
@@ -354,6 +362,7 @@ void Pipeline::State::timed(const std::function<void()>& compute) {
 at::Tensor Pipeline::State::forward(const at::Tensor& x) {
   const c10::NoGradGuard no_grad;
   const Shapes& shapes = shapes_for(x);
+  compare_inputs(rank_, x, ++outputs_);
   const int64_t samples = x.size(0);
   at::Tensor result = shapes.back().empty(samples, rank_.device());
   if (samples == 0) return result;

@@ -5,6 +5,7 @@
 #include <lockstep/data_parallel/sync_batch_norm.hpp>
 
 #include "pipeline_stage.hpp"
+#include "ranks/equal_input.hpp"
 #include "ranks/gather.hpp"
 
 #include <functional>
@@ -78,6 +79,17 @@ void compare_batches(Rank& rank, const std::string& shape, int64_t size) {
                 (their_size == size ? " of another shape, type or memory format" : "") +
                 ". All ranks of a pipeline must pass the same batch");
   }
+}
+
+void compare_inputs(Rank& rank, const at::Tensor& x, int64_t inputs) {
+  const auto other = rank_with_another_input(x, rank, inputs);
+  if (!other) return;
+  throw Error(
+      rank.name() + ": Pipeline: all ranks of a pipeline must pass the same samples, and rank " +
+      std::to_string(*other) +
+      " passes others than rank 0, so that the first stage's x does not belong to the last one's y. Call "
+      "batches(…) without the rank, or with the mesh's data axis (net.mesh().data()); a loader of your own must "
+      "give all ranks of the pipeline the same batches");
 }
 
 void check_mark(const Rank& rank, int32_t mark, int32_t of_last) {

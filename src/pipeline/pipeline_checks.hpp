@@ -18,6 +18,10 @@ void check_stages(const std::vector<torch::nn::Sequential>& stages, const Rank& 
 int compare_options(Rank& rank, int stages, const PipelineOptions& options, int first_here);
 void compare_batches(Rank& rank, const std::string& shape, int64_t size);
 
+// Throws Error on every rank if the ranks' samples differ, where it is the turn of this input: see
+// rank_with_another_input.
+void compare_inputs(Rank& rank, const at::Tensor& x, int64_t inputs);
+
 // Throws Error if this rank's Batch::mark is not the last rank's; 0: not known.
 void check_mark(const Rank& rank, int32_t mark, int32_t of_last);
 

@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 
+#include "comm/purpose.hpp"
 #include "gather.hpp"
 
 #include <algorithm>
@@ -130,6 +131,8 @@ void broadcast_entries(const ModuleTensors& tensors, Rank& rank) {
 
 void make_modules_equal(torch::nn::Module& module, Rank& rank, const std::string& user) {
   const torch::NoGradGuard no_grad;
+  const std::string use = "making a " + user;
+  const comm::Purpose purpose(use);
   module.to(rank.device());
   ModuleTensors tensors;
   for (const auto& item : module.named_parameters()) {

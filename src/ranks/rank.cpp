@@ -5,6 +5,7 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include "comm/members.hpp"
+#include "comm/purpose.hpp"
 #include "comm/world.hpp"
 #include "elastic_job.hpp"
 #include "gather.hpp"
@@ -158,6 +159,8 @@ at::Tensor Rank::reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op) {
 }
 
 double Rank::mean(double value, double weight) {
+  const std::string use = "mean()";
+  const comm::Purpose purpose(use);
   const at::Tensor all = of_all_ranks(*this, {bits_of(value), bits_of(weight)});
   double sum = 0, weights = 0;
   for (int rank = 0; rank < world_size_; ++rank) {
@@ -189,6 +192,8 @@ bool Rank::regroups() {
 }
 
 bool Rank::any(bool value) {
+  const std::string use = "any()";
+  const comm::Purpose purpose(use);
   return of_all_ranks(*this, {value}).any().item<bool>();
 }
 

@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "layer_parts.hpp"
+#include "ranks/equal_input.hpp"
 #include "sliced_dimensions.hpp"
 
 namespace lockstep {
@@ -72,6 +73,15 @@ Tensor Sliced::slice(const std::string& name, const Tensor& whole, const SlicedD
   return copy_for(rank, slice_of_whole(whole, how, part.begin, part.size()));
 }
 
+void Sliced::compare_input(const Tensor& x, Rank& rank) {
+  const auto other = rank_with_another_input(x, rank, ++inputs_);
+  if (!other) return;
+  throw Error(rank.name() + ": shard: the ranks that share a layer's work must pass it the same samples, and rank " +
+              std::to_string(*other) + " of the group passes others than rank 0 (here " + c10::str(x.sizes()) +
+              "), so slices of different samples would be added. Call batches(…) without the rank, or with the mesh's "
+              "data axis (net.mesh().data()); a loader of your own must give all ranks of the group the same batches");
+}
+
 // ---- Linear --------------------------------------------------------------------------------------------------------
 
 ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::Linear& whole, Rank& rank,
@@ -86,6 +96,7 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(const torch::nn::Linear& whol
 }
 
 Tensor ColumnParallelLinearImpl::forward(const Tensor& x) {
+  if (!options_.input_is_parallel) compare_input(x, rank_);
   const Tensor all = options_.input_is_parallel ? gather_in_group(x, -1, rank_, in_) : copy_to_group(x, rank_);
   const Tensor y = fast_linear(all, weight, bias);
   return options_.gather_output ? gather_from_group(y, -1, rank_, out_) : y;
@@ -99,6 +110,7 @@ RowParallelLinearImpl::RowParallelLinearImpl(const torch::nn::Linear& whole, Ran
 }
 
 Tensor RowParallelLinearImpl::forward(const Tensor& x) {
+  if (!options_.input_is_parallel) compare_input(x, rank_);
   const Tensor part = options_.input_is_parallel ? x : scatter_to_group(x, -1, rank_);
   const Tensor y = reduce_from_group(fast_linear(part, weight), rank_);
   return bias.defined() ? y + bias : y;
@@ -132,6 +144,7 @@ Tensor OutputChannelParallelConv2dImpl::input_of_slice(const Tensor& x) {
 }
 
 Tensor OutputChannelParallelConv2dImpl::forward(const Tensor& x) {
+  if (!options_.input_is_parallel) compare_input(x, rank_);
   const int64_t groups = own_groups_ ? whole_.groups() / rank_.world_size() : 1;
   const Tensor y = convolve(input_of_slice(x), weight, bias, whole_, groups);
   return options_.gather_output ? gather_from_group(y, 1, rank_, whole_.out_channels()) : y;
@@ -152,6 +165,7 @@ InputChannelParallelConv2dImpl::InputChannelParallelConv2dImpl(const torch::nn::
 }
 
 Tensor InputChannelParallelConv2dImpl::forward(const Tensor& x) {
+  if (!options_.input_is_parallel) compare_input(x, rank_);
   const Tensor part = options_.input_is_parallel ? x : scatter_to_group(x, 1, rank_);
   const Tensor y = reduce_from_group(convolve(part, weight, Tensor(), whole_, /*groups=*/1), rank_);
   return bias.defined() ? y + bias.view({1, -1, 1, 1}) : y;
@@ -167,6 +181,7 @@ OutputChannelParallelConvReluPoolImpl::OutputChannelParallelConvReluPoolImpl(con
 }
 
 Tensor OutputChannelParallelConvReluPoolImpl::forward(const Tensor& x) {
+  if (!options_.input_is_parallel) compare_input(x, rank_);
   const Tensor all = options_.input_is_parallel ? gather_in_group(x, 1, rank_, in_) : copy_to_group(x, rank_);
   const Tensor y = conv_relu_pool(all, weight, bias);
   return options_.gather_output ? gather_from_group(y, 1, rank_, out_) : y;

@@ -99,13 +99,14 @@ Tensor ParallelLayerNormImpl::forward(const Tensor& x) {
 // ---- Embedding -----------------------------------------------------------------------------------------------------
 
 ParallelEmbeddingImpl::ParallelEmbeddingImpl(const torch::nn::Embedding& whole, Rank& rank)
-    : whole_(settings_of(whole)) {
+    : rank_(rank), whole_(settings_of(whole)) {
   check_embedding("ParallelEmbedding", whole_);
   weight = register_parameter("weight", slice("weight", whole->weight, 1, rank), is_trained(whole->weight));
   train(whole->is_training());
 }
 
 Tensor ParallelEmbeddingImpl::forward(const Tensor& x) {
+  compare_input(x, rank_);
   return embedded(x, weight, whole_, whole_.padding_idx().value_or(-1));
 }
 
@@ -123,6 +124,7 @@ VocabularyParallelEmbeddingImpl::VocabularyParallelEmbeddingImpl(const torch::nn
 
 Tensor VocabularyParallelEmbeddingImpl::forward(const Tensor& x) {
   check_indices(x, whole_.num_embeddings());
+  compare_input(x, rank_);
   const Range own = part_of(whole_.num_embeddings(), rank_.index(), rank_.world_size());
   const Tensor is_foreign = (x < own.begin).logical_or(x >= own.end);
   const Tensor rows = at::where(is_foreign, at::zeros_like(x), x - own.begin);
@@ -155,6 +157,7 @@ ParallelMultiheadAttentionImpl::ParallelMultiheadAttentionImpl(const torch::nn::
 
 std::tuple<Tensor, Tensor, Tensor> ParallelMultiheadAttentionImpl::projected(const Tensor& query, const Tensor& key,
                                                                              const Tensor& value) {
+  compare_input(query, rank_);
   const Tensor q = copy_to_group(query, rank_);
   const Tensor k = key.is_same(query) ? q : copy_to_group(key, rank_);
   const Tensor v = value.is_same(query) ? q : value.is_same(key) ? k : copy_to_group(value, rank_);

@@ -417,8 +417,33 @@ TEST(DataParallelMisuse, ABackwardThatOneRankForgetsIsNamed) {
       });
       EXPECT_THAT(error, HasSubstr(" of float [")) << sharded << goes_on;
       EXPECT_THAT(error, HasSubstr("] for DataParallel's backward 3")) << sharded << goes_on;
+      EXPECT_THAT(error, HasSubstr("leave a loop by rank.any()")) << sharded << goes_on;
     }
   }
+}
+
+TEST(DataParallelMisuse, CallsThatOneRankMakesAloneAreExplained) {
+  const auto error_of = [](const std::function<void(Rank&)>& body) {
+    return lockstep::error_of([&] { lockstep::run(lockstep::test_devices(2), body); });
+  };
+  for (const bool goes_on : {false, true}) {
+    EXPECT_THAT(error_of([&](Rank& rank) {
+                  DataParallel net(torch::nn::Linear(6, 3), rank);
+                  auto loss = net.loss(part_of_batch(rank), F::cross_entropy);
+                  if (rank.index() == 0) EXPECT_GT(loss.global_item(), 0);
+                  if (goes_on) loss.backward();
+                }),
+                HasSubstr("mean() and Loss::global_item() are calls of all ranks"))
+        << goes_on;
+    EXPECT_THAT(error_of([&](Rank& rank) {
+                  if (rank.index() == 0 && rank.any(true)) return;
+                  if (goes_on) rank.barrier();
+                }),
+                HasSubstr("any() is a call of all ranks"))
+        << goes_on;
+  }
+  EXPECT_THAT(error_of([](Rank& rank) { rank.in_turn([&] { return DataParallel(torch::nn::Linear(6, 3), rank); }); }),
+              AllOf(HasSubstr("for making a DataParallel"), HasSubstr("not within in_turn()")));
 }
 
 }  // namespace data_parallel_misuse_test

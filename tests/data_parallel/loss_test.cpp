@@ -7,6 +7,9 @@
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
 
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 namespace loss_test {
@@ -65,6 +68,90 @@ TEST_F(Training, ALossTellsTheWholeBatchsMean) {
       EXPECT_NEAR(loss.global_item(), expected, 1e-6);
       loss.backward();
     });
+  }
+}
+
+// ---- Targets that the loss leaves out.
+
+struct LeftOut : testing::Test {
+  LeftOut() {
+    torch::manual_seed(5);
+    net->to(torch::kDouble);
+    y.index_put_({torch::tensor({0, 2, 3})}, -100);  // unequally many of each rank's
+    F::cross_entropy(net(x), y).backward();
+  }
+
+  // What each way to compute the loss says, or "(no error)" where its gradient is that of one device.
+  std::string outcome(int ranks, int64_t grain,
+                      const std::function<lockstep::Loss(DataParallel<torch::nn::LinearImpl>&, Batch&, Rank&)>& loss) {
+    return error_of([&] {
+      lockstep::run(lockstep::test_devices(static_cast<size_t>(ranks)), [&](Rank& rank) {
+        DataParallel replica(std::dynamic_pointer_cast<torch::nn::LinearImpl>(net->clone()), rank);
+        replica->zero_grad();
+        for (auto& batch : lockstep::batches({x, y}, {.size = 10, .shuffle = false, .grain = grain}, rank)) {
+          loss(replica, batch, rank).backward();
+        }
+        const auto near = torch::allclose(lockstep::on_host(replica->weight.grad()), net->weight.grad(), 1e-12, 1e-14);
+        EXPECT_TRUE(near) << ranks << " ranks, grain " << grain;
+      });
+    });
+  }
+
+  torch::nn::Linear net{4, 3};
+  torch::Tensor x = torch::randn({10, 4}, torch::kDouble), y = torch::arange(10) % 3;
+  const testing::Matcher<std::string> refused =
+      AllOf(HasSubstr("leaves out those of ignore_index"), HasSubstr("reduction torch::kSum"), HasSubstr("net.mean("));
+};
+
+TEST_F(LeftOut, AMeanOverTheOthersIsRefusedUnlessOneRankHasTheWholeBatch) {
+  const auto by_name = [](auto& net, auto& batch, Rank&) { return net.loss(batch, F::cross_entropy); };
+  const auto by_module = [](auto& net, auto& batch, Rank&) { return net.loss(batch, torch::nn::CrossEntropyLoss()); };
+  const auto smooth = [](auto& net, auto& batch, Rank&) {
+    return net.loss(batch, F::cross_entropy, F::CrossEntropyFuncOptions().label_smoothing(0.1));
+  };
+  const auto by_function = [](auto& net, auto& batch, Rank&) {
+    return net.loss(batch, [&](const Batch& part) {
+      const torch::Tensor y_hat = net(part.x);
+      return F::cross_entropy(y_hat, part.y) + 0.1 * y_hat.square().mean();
+    });
+  };
+  const auto by_mean = [](auto& net, auto& batch, Rank&) {
+    return net.mean(F::cross_entropy(net(batch.x), batch.y), batch.size(), batch.global_size);
+  };
+  EXPECT_EQ(outcome(1, 0, by_name), "(no error)");
+  for (const int ranks : {2, 3}) {
+    EXPECT_THAT(outcome(ranks, 0, by_name), refused);
+    EXPECT_THAT(outcome(ranks, 0, by_module), refused);
+    EXPECT_THAT(outcome(ranks, 0, smooth), refused);
+    EXPECT_THAT(outcome(ranks, 0, by_function), refused);
+    EXPECT_THAT(outcome(ranks, 0, by_mean), refused);
+  }
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_THAT(outcome(ranks, 2, by_name), refused);
+    EXPECT_THAT(outcome(ranks, 2, by_function), refused);
+  }
+}
+
+// The ways that the refusal tells of.
+TEST_F(LeftOut, CountedByHandTheyTrainAsOnOneDevice) {
+  const auto counted = [](const torch::Tensor& y) { return y.ne(-100).sum().item<int64_t>(); };
+  const auto by_count = [&](auto& net, auto& batch, Rank& rank) {
+    const int64_t here = counted(batch.y);
+    const torch::Tensor all = torch::full({}, here, torch::TensorOptions(rank.device()).dtype(torch::kLong));
+    rank.allreduce(all);
+    return net.mean(F::cross_entropy(net(batch.x), batch.y), here, all.item<int64_t>());
+  };
+  const auto divided = [&](auto& net, auto& batch, Rank&) {
+    const double share = static_cast<double>(counted(y)) / 10;  // of the whole batch's targets
+    return net.loss(batch, [&net, share](const Batch& part) {
+      const auto sum = F::CrossEntropyFuncOptions().reduction(torch::kSum);
+      return F::cross_entropy(net(part.x), part.y, sum) / (share * static_cast<double>(part.size()));
+    });
+  };
+  for (const int ranks : {1, 2, 3}) {
+    EXPECT_EQ(outcome(ranks, 0, by_count), "(no error)");
+    EXPECT_EQ(outcome(ranks, 0, divided), "(no error)");
+    EXPECT_EQ(outcome(ranks, 2, divided), "(no error)");
   }
 }
 

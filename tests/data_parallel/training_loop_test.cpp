@@ -260,6 +260,62 @@ TEST(TrainingLoop, DataOfARanksOwnAreRefused) {
   }
 }
 
+// No hook tells of such gradients, and no backward compares the networks.
+TEST(TrainingLoop, StepsThatNoBackwardLeadsToAreAWarning) {
+  const auto train_with = [](int world, const lockstep::DataParallelOptions& options, bool by_hand) {
+    return warnings_of(world, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank, options);
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      for (int64_t epoch = 0; epoch < 2; ++epoch) {
+        for (auto& batch : lockstep::batches(data, {.size = 4, .epoch = epoch}, rank)) {
+          const Tensor loss = F::cross_entropy(net(batch.x), batch.y);
+          if (by_hand) {
+            net->bias.mutable_grad() = loss.detach() * torch::ones_like(net->bias);
+          } else {
+            const auto gradients = torch::autograd::grad({loss}, {net->weight, net->bias});
+            net->weight.mutable_grad() = gradients[0];
+            net->bias.mutable_grad() = gradients[1];
+          }
+          sgd.step();
+        }
+      }
+    });
+  };
+  for (const bool by_hand : {false, true}) {
+    EXPECT_THAT(train_with(2, {}, by_hand),
+                ElementsAre(AllOf(HasSubstr("no backward was ever averaged"), HasSubstr("torch::autograd::grad()"),
+                                  HasSubstr("net.loss(batch, criterion).backward()"), HasSubstr("average = false"))));
+    EXPECT_THAT(train_with(2, {.average = false}, by_hand), IsEmpty());
+    EXPECT_THAT(train_with(1, {}, by_hand), IsEmpty());
+  }
+}
+
+// After an averaged backward the next one compares the networks. Before it, what was set by hand is averaged too.
+TEST(TrainingLoop, GradientsSetByHandBesideABackwardAreRefusedOrAveraged) {
+  const auto train = [](bool after) {
+    return outcome_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      const auto set = [&] {
+        net->weight.mutable_grad() = torch::full_like(net->weight, rank.index());
+        net->bias.mutable_grad() = torch::full_like(net->bias, rank.index());
+      };
+      for (auto& batch : lockstep::batches(data, {.size = 4}, rank)) {
+        sgd.zero_grad();
+        if (!after) set();
+        net.loss(batch, F::cross_entropy).backward();
+        if (after) set();
+        sgd.step();
+      }
+      Tensor mine = net->weight.detach().clone();
+      rank.broadcast(mine);
+      EXPECT_TRUE(after || mine.equal(net->weight));
+    });
+  };
+  EXPECT_THAT(train(true).errors, Each(HasSubstr("the ranks' networks differ")));
+  EXPECT_THAT(train(false).errors, Each("(no error)"));
+}
+
 TEST(TrainingLoop, CollectivesOnTensorsWithAGraphAreAWarning) {
   const auto warnings = [](const std::function<void(Rank&, Tensor)>& call) {
     return warnings_of(2, [&](Rank& rank) {

@@ -36,12 +36,12 @@ TEST(PipelineCostTest, TheIdleShareIsMeasured) {
     std::this_thread::sleep_for(std::chrono::milliseconds(80));
     return x;
   };
+  const Batch batch{torch::randn({8, 2}), torch::randint(2, {8}), 8};
   for (const int microbatches : {1, 4}) {
     lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
       const Sequential net(Lambda{sleep}, nn::Linear(2, 2), Lambda{sleep});
       Pipeline pipeline(split_into_stages(net, {2}), rank,
                         {.schedule = PipelineSchedule::gpipe, .microbatches = microbatches});
-      const Batch batch{torch::randn({8, 2}), torch::randint(2, {8}), 8};
       const double formula = lockstep::ideal_idle_share(PipelineSchedule::gpipe, 2, 1, microbatches);
       std::vector<double> differences;  // of several batches: a rank may be woken late
       for (int i = 0; i < 4; ++i) {
@@ -60,9 +60,9 @@ TEST(PipelineCostTest, TheIdleShareIsMeasured) {
 // The most bytes of tensors that each rank needs in a batch, over what it has before.
 std::vector<int64_t> peaks(const Sequential& net, int ranks, const PipelineOptions& options) {
   std::vector<int64_t> result(ranks);
+  const Batch batch{torch::randn({2048, 64}), torch::randint(64, {2048}), 2048};
   lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     Pipeline pipeline(split_into_stages(copy_of(net), ranks), rank, options);
-    const Batch batch{torch::randn({2048, 64}), torch::randint(64, {2048}), 2048};
     pipeline.forward_backward(batch, F::cross_entropy);  // gradients are there
     lockstep::MemoryMeter meter;
     pipeline.forward_backward(batch, F::cross_entropy);

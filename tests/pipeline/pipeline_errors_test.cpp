@@ -242,6 +242,7 @@ TEST(PipelineErrorsTest, ATensorThatIsTrainedAndNoParameterIsRefused) {
 
 TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanks) {
   std::atomic<int> batches = 0;
+  const Batch batch{torch::randn({8, 4}), torch::randint(4, {8}), 8};
   const std::string error = error_in(3, [&](Rank& rank) {
     int calls = 0;
     const Sequential net({{"first", nn::AnyModule(nn::Linear(4, 4))},
@@ -250,7 +251,6 @@ TEST(PipelineErrorsTest, AStageThatFailsEndsAllRanks) {
                            }))},
                           {"last", nn::AnyModule(nn::Linear(4, 4))}});
     Pipeline pipeline(split_into_stages(net, 3), rank, {.microbatches = 4});
-    const Batch batch{torch::randn({8, 4}), torch::randint(4, {8}), 8};
     for (;; ++batches) pipeline.forward_backward(batch, F::cross_entropy);
   });
   EXPECT_THAT(error,

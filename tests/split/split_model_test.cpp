@@ -148,12 +148,12 @@ TEST_P(SplitModelWorlds, SchedulesCutsAndRulesDoNotChangeTheResult) {
 // The first microbatch's gradients go into the averaging's buckets, and the others add there.
 TEST(SplitModelTest, MicrobatchesNeedTheirGradientsOnce) {
   constexpr int64_t layer_bytes = 512 * 512 * 4;
-  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
+  const Batch batch{torch::randn({8, 512}), torch::randint(512, {8}), 8};
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
     Sequential whole;
     for (int i = 0; i < 8; ++i) whole->push_back(torch::nn::Linear(512, 512));
     SplitModel net(whole, rank,
                    {.mesh = {.pipeline = 2}, .schedule = PipelineSchedule::gpipe, .microbatches = 4, .cuts = {4}});
-    const Batch batch{torch::randn({8, 512}), torch::randint(512, {8}), 8};
     net.forward_backward(batch, torch::nn::functional::cross_entropy);
     for (auto& parameter : net.parameters()) parameter.mutable_grad() = Tensor();  // as an optimizer's zero_grad does
     const lockstep::MemoryMeter meter;
@@ -250,6 +250,29 @@ TEST(SplitModelTest, BatchesThatDifferWithinADataIndexAreRefused) {
   EXPECT_THAT(error_with_batches({.pipeline = 2}, of_another_seed),
               HasSubstr("Pipeline: this rank's batch is another one"));
   EXPECT_THAT(error_with_batches({.pipeline = 2}, of_another_size), HasSubstr("the ranks' batches differ"));
+}
+
+// Batches of the user's own have no mark: their values tell.
+TEST(SplitModelTest, OwnBatchesThatDifferWithinADataIndexAreRefused) {
+  const auto error = [](const lockstep::MeshShape& mesh, bool trains, int shift) {
+    const Batch all = make_batch(16, 0);
+    return error_of([&] {
+      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+        SplitModel net(make_net(), rank, {.mesh = mesh, .microbatches = 2});
+        for (int64_t step = 0; step < 2; ++step) {
+          const int64_t begin = 4 * step + shift * rank.index();
+          const Batch own{all.x.slice(0, begin, begin + 4), all.y.slice(0, begin, begin + 4), 4};
+          trains ? net.forward_backward(own, torch::nn::functional::cross_entropy) : net.forward(own.x);
+        }
+      });
+    });
+  };
+  for (const bool trains : {true, false}) {
+    for (const lockstep::MeshShape& mesh : {lockstep::MeshShape{.pipeline = 2}, {.tensor = 2}}) {
+      EXPECT_THAT(error(mesh, trains, 4), AllOf(HasSubstr("the same samples"), HasSubstr("net.mesh().data()")));
+      EXPECT_EQ(error(mesh, trains, 0), "(no error)");
+    }
+  }
 }
 
 TEST(SplitModelTest, BatchesSplitOverAllRanksAreRefused) {

@@ -16,6 +16,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep {
@@ -367,6 +368,45 @@ TEST(ShardTest, UnshardNeedsANetLikeTheOneThatWasSharded) {
   EXPECT_EQ(error(multilayer_perceptron()), "(no error)");
   EXPECT_THAT(error(lenet_of_layers()), HasSubstr("conv1.weight"));
   EXPECT_THAT(error(Sequential({{"fc1", torch::nn::Linear(6, 9)}})), AllOf(HasSubstr("[9, 6]"), HasSubstr("[9, 7]")));
+}
+
+// Slices of different samples would be added, and every rank would train all the same.
+TEST(ShardTest, SamplesThatDifferWithinTheGroupAreRefusedOnAllRanks) {
+  const auto layers = [] {
+    return std::vector<std::pair<Sequential, Tensor>>{
+        {multilayer_perceptron(), torch::randn({12, 7}, torch::kDouble)},
+        {lenet_of_layers(), torch::randn({12, 1, 14, 14}, torch::kDouble)},
+        {Sequential(torch::nn::Embedding(9, 6), torch::nn::Linear(6, 4)), torch::randint(9, {12, 5})}};
+  };
+  for (const bool trains : {true, false}) {
+    for (const int world : {2, 3}) {
+      for (size_t which = 0; which < 3; ++which) {
+        const auto error = [&](const auto& shift_of) {
+          return error_of([&] {
+            run(test_devices(static_cast<size_t>(world)), [&](Rank& rank) {
+              auto [net, all] = rank.in_turn([&] {
+                torch::manual_seed(1);
+                return layers()[which];
+              });
+              net->to(torch::kDouble);
+              Sequential part = shard(net, rank);
+              const torch::AutoGradMode mode(trains);
+              for (int64_t step = 0; step < 2; ++step) {
+                const Tensor x = all.slice(0, step + shift_of(rank), step + shift_of(rank) + 6).to(rank.device());
+                const Tensor y = part->forward(x);
+                if (trains) y.square().mean().backward();
+              }
+            });
+          });
+        };
+        EXPECT_THAT(error([](Rank& rank) { return rank.index(); }),
+                    AllOf(HasSubstr("must pass it the same samples"), HasSubstr("rank 1 of the group"),
+                          HasSubstr("net.mesh().data()")))
+            << which << world;
+        EXPECT_EQ(error([](Rank&) { return 0; }), "(no error)") << which << world;
+      }
+    }
+  }
 }
 
 }  // namespace shard_test

@@ -66,10 +66,10 @@ class [[nodiscard]] Loss {
   // Computes the gradients of this part, then averages them over all ranks (but see DataParallel::no_sync). Gradients
   // add up over several calls, as in LibTorch. A parameter that no rank has a gradient of stays without one, so that an
   // optimizer leaves it alone, as on one device. All ranks must call it, also those with an empty part. Throws Error: a
-  // loss without a graph; a sparse gradient; a parameter that was frozen when the DataParallel was made and is so no
-  // longer, or that was registered since; parts that do not make up the global batch, or are of different batches (on
-  // all ranks); and as Rank::allreduce does. After an exception this rank is out of step with the others: every later
-  // call throws.
+  // loss without a graph; cross_entropy's mean over some of a part's targets alone (ignore_index); a sparse gradient; a
+  // parameter that was frozen when the DataParallel was made and is so no longer, or that was registered since; parts
+  // that do not make up the global batch, or are of different batches (on all ranks); and as Rank::allreduce does.
+  // After an exception this rank is out of step with the others: every later call throws.
   void backward();
 
   at::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
@@ -139,6 +139,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void backward_through(const std::function<void()>& compute, int64_t local_size = 0, int64_t global_size = 0,
                         int32_t mark = 0);
   NoSync no_sync();
+  bool has_parts_to_average() const { return averaging_ && waiting_ > 0; }  // since the last averaged backward
   bool adds_up_parts() const;  // see PartOfStep: whether a ShardedOptimizer of stage 2 or 3 averages
 
   // By grains: calls mean_of(grain) for each grain of this rank's part, ascending; it must give the mean loss of the
@@ -204,6 +205,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   friend class PartOfStep;
   void refuse_loss_without_graph() const;
   void check_that_no_parameter_is_new() const;
+  void check_targets(const at::Tensor& mean, int64_t samples, int64_t of_batch);
   void set_sync(bool sync);
   Batch checked_grains(const Batch& batch);
   at::Tensor mean_of_grain(const Batch& grain, SamplePlace place, const MeanOf& mean_of);
@@ -221,8 +223,9 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::shared_ptr<Averaging> averaging_;
   std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
   bool sync_ = true;
-  bool partial_ = false;  // a PartOfStep lives
-  int64_t waiting_ = 0;   // samples of the parts whose gradients the next averaged backward averages with its own
+  bool partial_ = false;     // a PartOfStep lives
+  int targets_checked_ = 0;  // means, on a GPU
+  int64_t waiting_ = 0;      // samples of the parts whose gradients the next averaged backward averages with its own
   const std::unique_ptr<SamplePlaces> places_;
   std::unique_ptr<GrainStatistics> statistics_;  // null before the first batch with a grain
   std::unique_ptr<ArithmeticCheck> arithmetic_;  // null without check_arithmetic

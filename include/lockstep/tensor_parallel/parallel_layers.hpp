@@ -66,7 +66,14 @@ class Sliced {
     return slice(name, whole, SlicedDimension{.dim = dim}, rank);
   }
 
+  // Call it in forward with an input that all ranks of the group must pass whole. In the calls 2, 4, 8, … (on a GPU in
+  // the first three of these) it compares x over the group. Throws Error, on all ranks, if it differs.
+  void compare_input(const at::Tensor& x, Rank& rank);
+
   std::map<std::string, SlicedDimension> dimensions_;
+
+ private:
+  int64_t inputs_ = 0;
 };
 
 // A copy on rank.device() of a layer that every rank holds whole, for blocks of your own. It takes over which

@@ -51,6 +51,7 @@ class ParallelEmbeddingImpl : public torch::nn::Module, public Sliced {
   at::Tensor weight;
 
  private:
+  Rank rank_;
   const torch::nn::EmbeddingOptions whole_;
 };
 TORCH_MODULE(ParallelEmbedding);

@@ -2,9 +2,10 @@
 // and units. The section's "Network Partitioning" calls this splitting layers.
 //
 // shard() makes this rank's part of a net. The result trains like any module. Its loss and gradients are those of the
-// whole net on one device, up to the order of additions. Every rank must get the same samples. Parameters that several
-// ranks hold whole get equal gradients there, to the bit on CPUs, so the copies stay equal without exchange. (On GPUs
-// the last bits can differ, where kernels add in a changing order, as cuDNN's may.)
+// whole net on one device, up to the order of additions. Every rank must get the same samples: others are an Error at
+// the second step. Parameters that several ranks hold whole get equal gradients there, to the bit on CPUs, so the
+// copies stay equal without exchange. (On GPUs the last bits can differ, where kernels add in a changing order, as
+// cuDNN's may.)
 //
 // An activation is either whole, which means equal on all ranks, or in slices. Slices are by channels ([n, channels,
 // height, width]) or by features ([..., features]). Layers that work value by value or channel by channel take slices

@@ -1,0 +1,52 @@
+#include "counted_targets.hpp"
+
+#include <ATen/core/Reduction.h>
+#include <torch/csrc/autograd/generated/Functions.h>
+#include <lockstep/base/error.hpp>
+
+#include <cmath>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+using torch::autograd::Node;
+
+constexpr size_t kNodesSeen = 8;              // from the root: a sum of a few losses, each with a factor
+constexpr int64_t kExact = int64_t{1} << 24;  // float32 counts so far
+
+void refuse_counted(double counted, int64_t targets, const std::string& name) {
+  throw Error(
+      name + ": the mean of the loss is over " + std::to_string(std::llround(counted)) +
+      " targets (or their weights), and the part has " + std::to_string(targets) +
+      ": it leaves out those of ignore_index, or weighs classes, so that the average of the parts' means is not "
+      "the whole batch's. Divide the sum (reduction torch::kSum) by a number that does not depend on the "
+      "targets, such as the part's samples, in a function of your own: net.loss(batch, function), or the "
+      "criterion of fit(). Or count by hand, without a grain: net.mean(loss, counted_here, "
+      "counted_on_all_ranks)");
+}
+
+template <class Backward>
+void check_node(Node* node, int64_t samples, const std::string& name) {
+  auto* const loss = dynamic_cast<Backward*>(node);
+  if (loss == nullptr || loss->reduction != at::Reduction::Mean) return;
+  const int64_t targets = loss->target_.unpack().numel();
+  if (targets >= kExact) return;
+  const auto counted = loss->total_weight_.unpack(loss->getptr()).template item<double>();
+  const auto is = [counted](int64_t number) { return std::abs(counted - static_cast<double>(number)) < 0.01; };
+  if (!is(targets) && !is(samples)) refuse_counted(counted, targets, name);
+}
+
+}  // namespace
+
+void check_counted_targets(const at::Tensor& mean, int64_t samples, const std::string& name) {
+  std::vector<Node*> nodes{mean.grad_fn().get()};
+  for (size_t i = 0; i < nodes.size() && i < kNodesSeen; ++i) {
+    if (nodes[i] == nullptr) continue;
+    check_node<torch::autograd::generated::NllLossBackward0>(nodes[i], samples, name);
+    check_node<torch::autograd::generated::NllLoss2DBackward0>(nodes[i], samples, name);
+    for (const auto& edge : nodes[i]->next_edges()) nodes.push_back(edge.function.get());
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,17 @@
+// Notices a mean that is not over all of a part's targets: cross_entropy's and nll_loss's divide by the targets that
+// ignore_index leaves in, and by the weights of classes. The average of the parts' means is then not the whole batch's.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep {
+
+// `mean` is the loss of a part with so many samples, of a larger batch. Its graph is looked at near its root. Throws
+// Error, which begins with `name`, for a mean over another number of targets than there are, unless that number is
+// `samples`: then the caller counted by hand. The host waits for a GPU. Cost: about a microsecond.
+void check_counted_targets(const at::Tensor& mean, int64_t samples, const std::string& name);
+
+}  // namespace lockstep
