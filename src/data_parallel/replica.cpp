@@ -453,7 +453,8 @@ void Replica::set_averaging(std::shared_ptr<Averaging> averaging) {
 void Replica::check_that_steps_were_averaged() const {
   if (!averaging_) return;
   averaging_->check_that_steps_were_averaged();
-  averaging_->loop_warnings().see_forward(*module_, rank_);
+  // Divided parameters are there for one layer after the other, so nobody may read them between.
+  if (!averaging_->exchanges_in_forward()) averaging_->loop_warnings().see_forward(*module_, rank_);
 }
 
 bool Replica::forwards_empty_parts() const {

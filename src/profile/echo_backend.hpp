@@ -35,6 +35,7 @@ class EchoBackend : public c10d::Backend {
                  const c10d::AllgatherOptions&) override;
   Work reduce_scatter(std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
                       const c10d::ReduceScatterOptions&) override;
+  Work _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override;
   Work broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions&) override;
   Work barrier(const c10d::BarrierOptions&) override;
 
