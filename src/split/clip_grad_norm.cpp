@@ -45,15 +45,6 @@ void check_max_norm(double max_norm, const Rank& rank) {
               "; it must be above 0");
 }
 
-// Gradients of parts are each rank's own, and so would be their norm.
-void check_that_all_is_averaged(Replica& replica) {
-  if (!replica.has_parts_to_average()) return;
-  throw Error(
-      replica.rank().name() +
-      ": clip_grad_norm: the gradients are of parts of a step, under no_sync(), and not averaged yet. Clip once "
-      "a step, after the backward() without no_sync()");
-}
-
 }  // namespace
 
 Tensor clip_grad_norm(Replica& replica, double max_norm) {
@@ -61,7 +52,6 @@ Tensor clip_grad_norm(Replica& replica, double max_norm) {
   Rank& rank = replica.rank();
   check_max_norm(max_norm, rank);
   const AveragedGradients gradients = averaged_gradients_of(replica);
-  check_that_all_is_averaged(replica);
   std::vector<Rank*> spread_over;
   if (gradients.in_slices) spread_over.push_back(&rank);
   const Tensor norm = norm_of_all(
@@ -83,7 +73,6 @@ Tensor clip_grad_norm(SplitModel& net, double max_norm) {
   const auto dimensions = sliced_dimensions_of(net.module());
   const bool first = mesh.tensor().index() == 0;
   const AveragedGradients gradients = averaged_gradients_of(replica);
-  check_that_all_is_averaged(replica);
   std::vector<Rank*> spread_over;
   if (gradients.in_slices) spread_over.push_back(&replica.rank());
   for (Rank* axis : {&mesh.tensor(), &mesh.pipeline()}) {

@@ -285,24 +285,6 @@ TEST(ClipGradNorm, LimitsThatAreNoneAreRefused) {
   }
 }
 
-TEST(ClipGradNorm, GradientsOfPartsAreRefused) {
-  EXPECT_THAT(error_on_ranks(2,
-                             [](Rank& rank) {
-                               DataParallel net(net_of(rank), rank);
-                               const Batch batch = part_for(make_batches()[0], rank);
-                               const auto parts = batch.in_parts(2);
-                               {
-                                 const auto guard = net.no_sync();
-                                 net.loss(parts[0], F::cross_entropy).backward();
-                               }
-                               if (rank.index() == 1) clip_grad_norm(net, 1);
-                               net.loss(parts[1], F::cross_entropy).backward();
-                               EXPECT_GT(clip_grad_norm(net, 1).item<double>(), 0);
-                             }),
-              AllOf(HasSubstr("rank 1 (cpu): clip_grad_norm: the gradients are of parts of a step"),
-                    HasSubstr("Clip once a step, after the backward() without no_sync()")));
-}
-
 TEST(ClipGradNorm, WithoutAveragedGradientsAShardedOptimizerHasNone) {
   EXPECT_THAT(error_on_ranks(2,
                              [&](Rank& rank) {
