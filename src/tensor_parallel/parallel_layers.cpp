@@ -76,10 +76,12 @@ Tensor Sliced::slice(const std::string& name, const Tensor& whole, const SlicedD
 void Sliced::compare_input(const Tensor& x, Rank& rank) {
   const auto other = rank_with_another_input(x, rank, ++inputs_);
   if (!other) return;
-  throw Error(rank.name() + ": shard: the ranks that share a layer's work must pass it the same samples, and rank " +
-              std::to_string(*other) + " of the group passes others than rank 0 (here " + c10::str(x.sizes()) +
-              "), so slices of different samples would be added. Call batches(…) without the rank, or with the mesh's "
-              "data axis (net.mesh().data()); a loader of your own must give all ranks of the group the same batches");
+  throw Error(
+      rank.name() + ": shard: the ranks that share a layer's work must pass it the same samples, and rank " +
+      std::to_string(*other) + " of the group passes others than rank 0 (here " + c10::str(x.sizes()) +
+      "), so slices of different samples would be added. Call batches(…) without the rank, or with the mesh's "
+      "data axis (net.mesh().data()); a loader of your own must give all ranks of the group the same batches. If the "
+      "samples are the same, the ranks' nets were not: make them with one seed, within rank.in_turn()");
 }
 
 // ---- Linear --------------------------------------------------------------------------------------------------------

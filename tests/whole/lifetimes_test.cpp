@@ -37,7 +37,7 @@ class LifetimesWorlds : public Worlds {};
 INSTANTIATE_TEST_SUITE_P(Sizes, LifetimesWorlds, testing::Values(1, 2, 4),
                          [](const auto& info) { return std::to_string(info.param) + "Ranks"; });
 
-const Dataset data{torch::rand({16, 6}), torch::arange(16) % 3};
+const Dataset data{torch::arange(96.0).reshape({16, 6}).sin(), torch::arange(16) % 3};  // the same in each process
 
 Batch one_batch(const Rank& rank) {
   return *batches(data, {.size = 16, .shuffle = false}, rank).begin();
@@ -49,6 +49,11 @@ Batch whole_batch() {
 
 nn::Sequential layers() {
   return nn::Sequential(nn::Linear(6, 5), nn::ReLU(), nn::Linear(5, 4), nn::Linear(4, 4));
+}
+
+nn::Sequential seeded_layers() {
+  torch::manual_seed(1);
+  return layers();
 }
 
 const auto kSgd = [](auto slices) {
@@ -130,7 +135,7 @@ TEST_P(LifetimesWorlds, AMovedSplitModelTrains) {
   on_ranks([](Rank& rank) {
     const int ranks = rank.world_size();
     for (const MeshShape& mesh : {MeshShape{.data = ranks}, MeshShape{.pipeline = ranks}, MeshShape{.tensor = ranks}}) {
-      SplitModel first(layers(), rank, {.mesh = mesh});
+      SplitModel first(rank.in_turn([] { return seeded_layers(); }), rank, {.mesh = mesh});
       SplitModel second = std::move(first);
       for (SplitModel* net : {&second, &first}) {
         const Batch batch = one_batch(net->mesh().data());
