@@ -53,8 +53,8 @@ StopOnSignals::~StopOnSignals() {
   pthread_kill(waiter_.native_handle(), SIGTERM);
   waiter_.join();
   waiting_thread = 0;
-  // A signal that came before, and that the waiter has not taken, asks for a stop too. It must not end a program that is
-  // about to say why its run has failed.
+  // A signal that came before, and that the waiter has not taken, asks for a stop too. It must not end a program that
+  // is about to say why its run has failed.
   const timespec no_time{};
   while (sigtimedwait(&awaited_, nullptr, &no_time) > 0) source_.request_stop();
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
