@@ -62,7 +62,7 @@ EchoBackend::Work EchoBackend::reduce_scatter(std::vector<at::Tensor>& outputs,
 // when a slice is made.
 EchoBackend::Work EchoBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) {
   seconds_ += seconds_of([&] {
-    for (at::Tensor part : output.chunk(getSize())) part.copy_(input.view_as(part));
+    for (const at::Tensor& part : output.chunk(getSize())) part.copy_(input.view_as(part));
   });
   return done();
 }
