@@ -32,9 +32,12 @@ void check_node(Node* node, int64_t samples, const std::string& name) {
   if (loss == nullptr || loss->reduction != at::Reduction::Mean) return;
   const int64_t targets = loss->target_.unpack().numel();
   if (targets >= kExact) return;
-  const auto counted = loss->total_weight_.unpack(loss->getptr()).template item<double>();
-  const auto is = [counted](int64_t number) { return std::abs(counted - static_cast<double>(number)) < 0.01; };
-  if (!is(targets) && !is(samples)) refuse_counted(counted, targets, name);
+  const at::Tensor weight = loss->total_weight_.unpack(loss->getptr());
+  if (weight.element_size() < 4) return;  // bfloat16 and half round such counts
+  const auto counted = weight.template item<double>();
+  const auto nearest = std::llround(counted);
+  const bool is_a_count = std::abs(counted - static_cast<double>(nearest)) < 0.01 && nearest > 0;
+  if (!is_a_count || nearest % samples != 0) refuse_counted(counted, targets, name);
 }
 
 }  // namespace

@@ -10,8 +10,9 @@
 namespace lockstep {
 
 // `mean` is the loss of a part with so many samples, of a larger batch. Its graph is looked at near its root. Throws
-// Error, which begins with `name`, for a mean over another number of targets than there are, unless that number is
-// `samples`: then the caller counted by hand. The host waits for a GPU. Cost: about a microsecond.
+// Error, which begins with `name`, for a mean over a number of targets that is no multiple of `samples`. With equally
+// many of each sample left out the average is right. Targets that count by hand are all of the samples that the caller
+// tells. Losses of bfloat16 and half are not looked at. The host waits for a GPU. Cost: about a microsecond.
 void check_counted_targets(const at::Tensor& mean, int64_t samples, const std::string& name);
 
 }  // namespace lockstep

@@ -143,7 +143,7 @@ void Replica::check_that_no_parameter_is_new() const {
 
 // A part that is the whole batch has the mean that one device has. A CUDA graph cannot record what the host reads.
 void Replica::check_targets(const at::Tensor& mean, int64_t samples, int64_t of_batch) {
-  if (samples == of_batch || (rank_.device().is_cuda() && is_recording())) return;
+  if (!averaging_ || samples == of_batch || (rank_.device().is_cuda() && is_recording())) return;
   if (!rank_.device().is_cpu() && ++targets_checked_ > kChecksOnGpu) return;
   check_counted_targets(mean, samples, rank_.name() + ": DataParallel");
 }

@@ -279,8 +279,13 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
       PipelineStage::Head loss_of;
       if (is_last(step.stage)) {
         Batch targets = targets_of(batch, part, by_grains);
-        loss_of = [&criterion, targets = std::move(targets), device = rank_.device()](const at::Tensor& output) {
-          return criterion(output, targets_on(targets, device));
+        const int64_t whole = batch.global_size > 0 ? batch.global_size : samples;
+        const bool looks = part.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu);
+        loss_of = [this, &criterion, targets = std::move(targets), looks,
+                   size = part.size()](const at::Tensor& output) {
+          at::Tensor mean = criterion(output, targets_on(targets, rank_.device()));
+          if (looks) check_counted_targets(mean, size, rank_.name() + ": Pipeline");  // by its graph
+          return mean;
         };
       }
       timed([&] {
@@ -293,10 +298,6 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
         if (made.numel() != 1) {
           throw Error("Pipeline: the criterion gives " + describe(made) +
                       ", and must give one number, the mean over the samples");
-        }
-        const int64_t whole = batch.global_size > 0 ? batch.global_size : samples;
-        if (part.size() < whole && (!on_gpu() || checked_ < kChecksOnGpu)) {
-          check_counted_targets(made, part.size(), rank_.name() + ": Pipeline");
         }
         loss.add_(made.reshape({}), share);
       });

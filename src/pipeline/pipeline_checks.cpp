@@ -89,7 +89,7 @@ void compare_inputs(Rank& rank, const at::Tensor& x, int64_t inputs) {
       std::to_string(*other) +
       " passes others than rank 0, so that the first stage's x does not belong to the last one's y. Call "
       "batches(…) without the rank, or with the mesh's data axis (net.mesh().data()); a loader of your own must "
-      "give all ranks of the pipeline the same batches");
+      "give all ranks of the pipeline the same batches, and what it draws at random must be drawn alike");
 }
 
 void check_mark(const Rank& rank, int32_t mark, int32_t of_last) {

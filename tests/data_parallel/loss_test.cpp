@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
@@ -130,6 +131,40 @@ TEST_F(LeftOut, AMeanOverTheOthersIsRefusedUnlessOneRankHasTheWholeBatch) {
     EXPECT_THAT(outcome(ranks, 2, by_name), refused);
     EXPECT_THAT(outcome(ranks, 2, by_function), refused);
   }
+}
+
+// The text counts on the graph of the criterion's loss, which a stage's result no longer has.
+TEST_F(LeftOut, AMeanOverTheOthersIsRefusedInAPipeline) {
+  for (const bool recompute : {false, true}) {
+    const auto said = error_of([&] {
+      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+        torch::nn::Sequential layers(
+            rank.in_turn([] { return torch::nn::Sequential(torch::nn::Linear(4, 4), torch::nn::Linear(4, 3)); }));
+        layers->to(torch::kDouble);
+        lockstep::SplitModel split(layers, rank, {.mesh = {.pipeline = 2}, .microbatches = 2, .recompute = recompute});
+        split.forward_backward({x, y, 10}, F::cross_entropy);
+      });
+    });
+    EXPECT_THAT(said, refused);
+  }
+}
+
+// Each sample leaves out as many, so the average of the parts' means is the whole batch's.
+TEST_F(LeftOut, EquallyManyOfEachSampleAreNoError) {
+  y.fill_(1);
+  torch::Tensor pairs = torch::stack({y, torch::full_like(y, -100)}, 1);
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+    DataParallel replica(std::dynamic_pointer_cast<torch::nn::LinearImpl>(net->clone()), rank);
+    for (auto& batch : lockstep::batches({x, pairs}, {.size = 10, .shuffle = false}, rank)) {
+      replica
+          .loss(batch,
+                [&](const Batch& part) {
+                  const torch::Tensor y_hat = replica(part.x);
+                  return F::cross_entropy(torch::stack({y_hat, y_hat}, 2), part.y);
+                })
+          .backward();
+    }
+  });
 }
 
 // The ways that the refusal tells of.

@@ -139,7 +139,6 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void backward_through(const std::function<void()>& compute, int64_t local_size = 0, int64_t global_size = 0,
                         int32_t mark = 0);
   NoSync no_sync();
-  bool has_parts_to_average() const { return averaging_ && waiting_ > 0; }  // since the last averaged backward
   bool adds_up_parts() const;  // see PartOfStep: whether a ShardedOptimizer of stage 2 or 3 averages
 
   // By grains: calls mean_of(grain) for each grain of this rank's part, ascending; it must give the mean loss of the

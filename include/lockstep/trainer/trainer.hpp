@@ -94,8 +94,8 @@ class NotFinite : public Error {
 // - compress with cuda_graph; powersgd without a split by data alone; compress_rank without powersgd;
 // - sync_every: what LocalSgd refuses; with compress, cuda_graph, sync_batchnorm or checkpoint_every, or without a
 //   split by data alone, since ranks' parameters differ within a round; outer_lr or outer_momentum without it;
-// - in an elastic job (`lockstep launch --elastic`): no grain, GPUs, zero_stage without keep_twice, keep_twice with
-//   several devices for one process, a split, balance, trace, and a second call in the same process;
+// - in an elastic job (`lockstep launch --elastic`): no grain, zero_stage without keep_twice, keep_twice on GPUs
+//   or with several devices for one process, a split, balance, trace, and a second call in the same process;
 // - on_nan "skip" with cuda_graph, sync_every or powersgd;
 // - balance: shares that are not one per device; with cuda_graph where NCCL exchanges, shares that give the first
 //   device no samples; "auto" where devices wait for each other while their speed is measured (sync_batchnorm,

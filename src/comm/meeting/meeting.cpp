@@ -99,7 +99,7 @@ struct Introduction {
 
   static Introduction from_text(const std::string& text) {
     const auto object = json::parse(text);
-    Introduction read{object.at("configuration"), object.at("host"), object.at("machine")};
+    Introduction read{object.at("configuration"), object.at("host"), object.value("machine", 0)};
     for (const std::string name : object.at("devices")) read.devices.emplace_back(name);
     object.at("ids").get_to(read.ids);
     if (read.devices.empty() || read.ids.size() != read.devices.size()) throw Error("no devices");

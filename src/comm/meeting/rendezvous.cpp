@@ -12,7 +12,9 @@
 #include "sockets.hpp"
 #include "stored.hpp"
 
+#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <filesystem>
 #include <system_error>
 #include <thread>
@@ -172,7 +174,8 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
 // this one's processes would take for their own's.
 void Rendezvous::check_size(Clock::time_point deadline, const WaitLimit& limit) {
   const StorePtr store = idle_client();
-  while (!store->check({kSize})) {  // it has just begun to listen
+  deadline = std::min(deadline, Clock::now() + std::chrono::seconds(5));  // an older release does not say it
+  while (!store->check({kSize})) {                                        // it has just begun to listen
     limit.check(process_name());
     if (Clock::now() >= deadline) return;
     std::this_thread::sleep_for(kPause);
