@@ -117,7 +117,8 @@ void ElasticNodes::answer(int node, Visit visit, const Arrival& arrival, Clock::
 }
 
 void ElasticNodes::order(int node, const Order& order) {
-  if (nodes_[node].is_there) nodes_[node].visit->post(order);
+  Node& one = nodes_.at(static_cast<size_t>(node));
+  if (one.is_there) one.visit->post(order);
 }
 
 void ElasticNodes::order_all(const Order& order) {
