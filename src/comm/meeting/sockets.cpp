@@ -13,11 +13,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <memory>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -103,13 +105,24 @@ Address local_address(const sockaddr* towards, socklen_t size) {
   return here;
 }
 
+// If two begin to listen at one port at the same moment, Linux may refuse both. So who is refused tries again, after
+// a time that is not the other's.
+bool begins_to_listen(int fd) {
+  for (int i = 0; i < 4; ++i) {
+    if (i > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1 + getpid() % 16) * i);
+    if (listen(fd, SOMAXCONN) == 0) return true;
+    if (errno != EADDRINUSE) return false;
+  }
+  return false;
+}
+
 Listener listen_at(const std::string& address, int port, bool both_kinds) {
   Address where = to_address(address, port);
   Socket socket(where.storage.ss_family, SOCK_STREAM);
   const int yes = 1, no = 0;
   setsockopt(socket.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);  // a port whose last owner has just ended
   if (both_kinds) setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
-  if (bind(socket.fd(), where.get(), where.size) != 0 || listen(socket.fd(), SOMAXCONN) != 0) {
+  if (bind(socket.fd(), where.get(), where.size) != 0 || !begins_to_listen(socket.fd())) {
     const int error = errno;
     throw Error("cannot listen at " + address + ", port " + std::to_string(port) + ": " + reason(error) +
                 (error == EADDRNOTAVAIL ? ". MASTER_ADDR must be an address of the machine on which rank 0 runs"

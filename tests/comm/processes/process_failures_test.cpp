@@ -438,10 +438,8 @@ TEST(ProcessFailures, OfTwoJobsOfOtherSizesThatComeToOnePortAtOnceOneRuns) {
       EXPECT_THAT(err, HasSubstr(rank == 0 ? "Another MASTER_PORT may be free"
                                            : "another job, of " + std::to_string(runs) + " processes, runs at this"));
     }
-    for (int rank = 0; rank < runs; ++rank) {
-      EXPECT_TRUE((programs[{rank, runs}]->wait_for("connected")));
-      programs[{rank, runs}]->send(SIGKILL);
-    }
+    for (int rank = 0; rank < runs; ++rank) EXPECT_TRUE((programs[{rank, runs}]->wait_for("connected")));
+    for (int rank = 0; rank < runs; ++rank) programs[{rank, runs}]->send(SIGKILL);
     std::rotate(processes.begin(), processes.begin() + 1, processes.end());
   }
 }
