@@ -13,8 +13,7 @@ std::string hint_for(const std::string& calls) {
   static constexpr std::pair<const char*, const char*> kHints[] = {
       {" for mean()",
        "mean() and Loss::global_item() are calls of all ranks: make them outside of `if (rank.index() == 0)`, and "
-       "print "
-       "there what they gave"},
+       "print there what they gave"},
       {" for any()", "any() is a call of all ranks: make it outside of conditions that one rank alone fulfils"},
       {" for making a ",
        "no rank may make one alone: not within in_turn(), nor within `if (rank.index() == 0)`; in_turn() is for the "

@@ -61,8 +61,7 @@ void check_elastic(const TrainOptions& options) {
   if (options.exchange.keep_twice && (options.devices.size() > 1 || !options.devices[0].is_cpu())) {
     refuse(
         "with `keep_twice` the devices of one process may keep the same slice, and are lost together; and on GPUs "
-        "parameters may be "
-        "under way when a process is lost; take `devices` cpu, which is one for each process");
+        "parameters may be under way when a process is lost; take `devices` cpu, which is one for each process");
   }
   if (options.split) refuse("with a `split` a part of the network is lost with its device; leave `split` out");
   if (options.batch.balance != BalanceRule()) {

@@ -280,8 +280,7 @@ void each_option(Options& options, Visit&& visit) {
        "is lost\n"
        "Each of N ranks then keeps and updates 2/N of the optimizer, not 1/N, keeps 1/N of the gradients more, and in "
        "each step sends those. Where the job has several machines, the two are on different ones, unless one machine "
-       "has "
-       "more than half of the ranks. If both are lost before the others have gone on, the job ends\n"},
+       "has more than half of the ranks. If both are lost before the others have gone on, the job ends\n"},
       options.exchange.keep_twice);
   one({"cuda_graph", in_a_run, how, nullptr,
        "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "

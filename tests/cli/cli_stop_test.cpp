@@ -23,24 +23,19 @@ class CliStop : public Cli {
     return train({"--epochs", "100000", "--name", name});
   }
 
+  static constexpr std::chrono::seconds kLong{60};
+
   // Until the run has kept so many; false if a long time passes.
   bool wait_for_epochs(const std::string& name, size_t count) const {
     const std::string file = "runs/" + name + "/metrics.jsonl";
-    const auto deadline = std::chrono::steady_clock::now() + lockstep::kSlowdown * std::chrono::seconds(60);
-    while (!fs::exists(work_ / file) || lockstep::lines_of(work_.read(file)).size() < count) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    return true;
+    const auto has_all = [&] {
+      return fs::exists(work_ / file) && lockstep::lines_of(work_.read(file)).size() >= count;
+    };
+    return lockstep::comes_true(has_all, kLong);
   }
 
   bool wait_for_file(const std::string& name) const {
-    const auto deadline = std::chrono::steady_clock::now() + lockstep::kSlowdown * std::chrono::seconds(60);
-    while (!fs::exists(work_ / name)) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    return true;
+    return lockstep::comes_true([&] { return fs::exists(work_ / name); }, kLong);
   }
 
   static std::string lockstep_program() { return std::getenv("LOCKSTEP_PROGRAM"); }

@@ -264,10 +264,10 @@ inline char state_of(pid_t pid) {
   return text.empty() ? '\0' : text[0];
 }
 
-// false: a long time has passed without.
+// false: so long has passed without.
 template <class Condition>
-bool comes_true(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + kSlowdown * std::chrono::seconds(30);
+bool comes_true(const Condition& condition, std::chrono::seconds limit = std::chrono::seconds(30)) {
+  const auto deadline = std::chrono::steady_clock::now() + kSlowdown * limit;
   while (!condition()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

@@ -248,8 +248,7 @@ StorePtr Rendezvous::idle_client() {
                 " keeps: " + error.what_without_backtrace() +
                 (launch_.agent_store ? ""
                                      : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none? If another job is "
-                                       "at this port, give each a "
-                                       "port of its own"));
+                                       "at this port, give each a port of its own"));
   }
   return clients_.back();
 }
