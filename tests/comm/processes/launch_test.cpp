@@ -1,5 +1,6 @@
 // Labels: processes
 // lockstep launch: the environment that it makes, exit codes, signals, what it says.
+#include "memory_group.hpp"
 #include "running_job.hpp"
 
 #include <fstream>
@@ -83,6 +84,22 @@ TEST(Launch, AProcessThatIsKilledInItsRunIsToldToTheOthers) {
       job.err,
       HasSubstr(
           "process 0: the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed). rank 0 (cpu) was in "));
+}
+
+// As in a container with a memory limit. tail keeps a line in memory, and /dev/zero has no end of one.
+TEST(Launch, AProcessThatTheKernelKillsForWantOfMemoryIsToldSo) {
+  const MemoryGroup group(1 << 30);
+  if (!group.is_there()) GTEST_SKIP() << "this system lets the test make no control group";
+  const auto job =
+      run_program(group.lockstep(with_rank_1_doing("exec tail /dev/zero", {ranks_program(), "collectives"})),
+                  group.with(surroundings_with()));
+  EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
+  const std::string why =
+      ", probably by the kernel for want of memory, the machine's or a container's (less is needed with a smaller "
+      "batch";
+  EXPECT_THAT(job.err,
+              AllOf(ContainsRegex("lockstep launch: rank 1 was ended by signal 9 .Killed. after [0-9.]+ s, pro"),
+                    HasSubstr("did not come to run(): it was ended by signal 9 (Killed)" + why)));
 }
 
 TEST(Launch, TooFewFileDescriptorsAreNamed) {
