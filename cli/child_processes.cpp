@@ -123,8 +123,9 @@ bool is_taken(Output& output, const std::atomic<bool>& hurries) {
 }
 
 // Copies whole lines, each with a label, until the pipe's end. If a process that nobody knows of keeps the pipe open,
-// stops when all processes are done. Reads no more than what it can write.
-void copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const std::string& label) {
+// stops when all processes are done. Reads no more than what it can write. If its own reader is gone, so is the
+// process's, which then ends as without labels. Gives the number of the error with which a write failed, or 0.
+int copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const std::string& label) {
   Output output(STDOUT_FILENO);
   bool is_read = true;  // by somebody
   const auto print = [&](const std::string& line) {
@@ -135,7 +136,7 @@ void copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const s
   };
   std::string rest;
   std::vector<char> buffer(pipe_size);
-  for (bool last = false; !last;) {
+  for (bool last = false; !last && !output.failed();) {
     pollfd polled[] = {{fd, POLLIN, 0}, {done, POLLIN, 0}};
     if (poll(polled, 2, -1) < 0) continue;
     last = polled[1].revents != 0;
@@ -149,6 +150,7 @@ void copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const s
   }
   if (!rest.empty()) print(label + rest + "\n");
   close(fd);
+  return output.error();
 }
 
 // Whether this is the exit code of a program that stopped because a signal asked it to.
@@ -237,7 +239,8 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
     fcntl(output[0], F_SETFL, O_NONBLOCK);
     ++labels_;
     child.labels = std::thread([this, from = output[0], done = done_[0], label = format("[%d] ", number)] {
-      copy_with_label(from, done, hurries_, label);
+      const int error = copy_with_label(from, done, hurries_, label);
+      if (error != 0 && error != EPIPE) messages_.say("cannot write to the standard output: " + io::reason(error));
       --labels_;
     });
   }

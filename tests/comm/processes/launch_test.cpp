@@ -327,6 +327,26 @@ TEST(Launch, AClosedStandardDescriptorIsNothingToReadOrWrite) {
   }
 }
 
+// As without labels. Else nobody would learn that they go on.
+TEST(Launch, WithLabelsTooAReaderThatGoesAwayEndsThem) {
+  Program program({"launch", "-n", "2", "--label", "sh", "-c", "while echo line; do sleep 0.1; done"},
+                  surroundings_with());
+  ASSERT_TRUE(program.wait_for("[1] line\n"));
+  program.close_output();
+  const auto job = program.finish();
+  EXPECT_EQ(job.code, 128 + SIGPIPE) << job.err;
+  EXPECT_THAT(job.err, HasSubstr("was ended by signal 13"));
+}
+
+TEST(Launch, WithLabelsTooAFullDiskUnderTheOutputIsNamed) {
+  auto full = surroundings_with();
+  full.out = "/dev/full";
+  const auto job =
+      run_program({"launch", "-n", "1", "--label", "sh", "-c", "while echo line; do sleep 0.1; done"}, full);
+  EXPECT_EQ(job.code, 128 + SIGPIPE) << job.err;
+  EXPECT_THAT(job.err, HasSubstr("lockstep launch: cannot write to the standard output: No space left on device\n"));
+}
+
 TEST(Launch, StartsThisVeryProgramWhereItsNameIsNotOnPath) {
   const Surroundings surroundings{.environment = {"PATH=/usr/bin:/bin"}, .starts_itself = true};
   const auto job = run_program({"launch", "-n", "1", "lockstep", "--version"}, surroundings);
