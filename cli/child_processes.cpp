@@ -16,6 +16,7 @@
 #include <sstream>
 #include <utility>
 
+#include "base/exception_text.hpp"
 #include "base/seconds_since.hpp"
 #include "base/signals.hpp"
 #include "io/process_stat.hpp"
@@ -122,8 +123,9 @@ bool is_taken(Output& output, const std::atomic<bool>& hurries) {
 }
 
 // Copies whole lines, each with a label, until the pipe's end. If a process that nobody knows of keeps the pipe open,
-// stops when all processes are done. Reads no more than what it can write.
-void copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const std::string& label) {
+// stops when all processes are done. Reads no more than what it can write. If its own reader is gone, so is the
+// process's, which then ends as without labels. Gives the number of the error with which a write failed, or 0.
+int copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const std::string& label) {
   Output output(STDOUT_FILENO);
   bool is_read = true;  // by somebody
   const auto print = [&](const std::string& line) {
@@ -134,7 +136,7 @@ void copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const s
   };
   std::string rest;
   std::vector<char> buffer(pipe_size);
-  for (bool last = false; !last;) {
+  for (bool last = false; !last && !output.failed();) {
     pollfd polled[] = {{fd, POLLIN, 0}, {done, POLLIN, 0}};
     if (poll(polled, 2, -1) < 0) continue;
     last = polled[1].revents != 0;
@@ -148,11 +150,18 @@ void copy_with_label(int fd, int done, const std::atomic<bool>& hurries, const s
   }
   if (!rest.empty()) print(label + rest + "\n");
   close(fd);
+  return output.error();
 }
 
 // Whether this is the exit code of a program that stopped because a signal asked it to.
 bool tells_of_request(int code) {
   return code == 128 + SIGHUP || code == 128 + SIGINT || code == 128 + SIGTERM;
+}
+
+// Why a process was ended by SIGKILL, to add to that it was.
+std::string want_of_memory() {
+  return ", probably by the kernel for want of memory, the machine's or a container's (less is needed " +
+         what_needs_less_memory("this machine") + ")";
 }
 
 // Advice to add to "No such file or directory".
@@ -230,7 +239,8 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
     fcntl(output[0], F_SETFL, O_NONBLOCK);
     ++labels_;
     child.labels = std::thread([this, from = output[0], done = done_[0], label = format("[%d] ", number)] {
-      copy_with_label(from, done, hurries_, label);
+      const int error = copy_with_label(from, done, hurries_, label);
+      if (error != 0 && error != EPIPE) messages_.say("cannot write to the standard output: " + io::reason(error));
       --labels_;
     });
   }
@@ -293,8 +303,10 @@ int ChildProcesses::ending() const {
 }
 
 void ChildProcesses::end(int rank) {
-  for (const auto& child : children_) {
-    if (child.number == rank && child.runs) kill(-child.pid, SIGKILL);
+  for (auto& child : children_) {
+    if (child.number != rank || !child.runs) continue;
+    child.is_to_end = true;
+    kill(-child.pid, SIGKILL);
   }
 }
 
@@ -379,7 +391,7 @@ bool ChildProcesses::reap() {
     siginfo_t info{};
     if (child.runs && waitid(P_PID, child.pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == child.pid) {
       child.runs = false;
-      ended(child.number, info.si_code == CLD_EXITED ? 0 : info.si_status,
+      ended(child, info.si_code == CLD_EXITED ? 0 : info.si_status,
             info.si_code == CLD_EXITED ? info.si_status : 128 + info.si_status);
     }
     running = running || child.runs;
@@ -397,16 +409,21 @@ bool ChildProcesses::only_lost_run() const {
   return true;
 }
 
-void ChildProcesses::ended(int rank, int signal, int code) {
+void ChildProcesses::ended(const Child& child, int signal, int code) {
+  const int rank = child.number;
   const bool asked = signal == 0 && stop_signal_ == 0 && !others_are_ended() && tells_of_request(code);
   const bool stopped = asked || (stop_signal_ != 0 && code == 128 + stop_signal_);
+  const bool nothing_ends = next_step_ == Clock::time_point::max();
+  // A shell ends with the same code if what it has started is killed.
+  const bool lacked_memory = code == 128 + SIGKILL && nothing_ends && !child.is_to_end && memory_kills_.take();
+  const std::string cause = lacked_memory ? want_of_memory() : "";
   bool others_go_on = false;
   if (options_.on_end) {
     const std::string how = stopped       ? "stopped by request"
-                            : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal))
-                                          : format("it ended with exit code %d", code);
-    const bool killed = signal != 0 && next_step_ == Clock::time_point::max();
-    others_go_on = options_.on_end(rank, {code != 0, stopped, killed, code, how});
+                            : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal)) + cause
+                                          : format("it ended with exit code %d", code) + cause;
+    const bool killed = signal != 0 && nothing_ends;
+    others_go_on = options_.on_end(rank, {code != 0, stopped, killed, code, how, lacked_memory});
   }
   if (code == 0) return;
   const bool others_run =
@@ -415,7 +432,7 @@ void ChildProcesses::ended(int rank, int signal, int code) {
     messages_.say(name_of(rank) +
                   format(" stopped on request (exit code %d) after %.1f s", code, seconds_since(started_)));
   }
-  if (!stopped) say_how(rank, code, signal, others_go_on && others_run);
+  if (!stopped) say_how(rank, code, signal, cause, others_go_on && others_run);
   failed_ = failed_ || !others_go_on;
   asked_ = asked_ || asked;
   const bool forced = stop_signal_ != 0 && others_are_ended() && (signal == SIGTERM || signal == SIGKILL);
@@ -430,9 +447,9 @@ std::string ChildProcesses::name_of(int rank) const {
 }
 
 // The first failure tells most. Later ones mostly follow from it, so only those that nobody else explains are said.
-void ChildProcesses::say_how(int rank, int code, int signal, bool is_lost) {
+void ChildProcesses::say_how(int rank, int code, int signal, const std::string& cause, bool is_lost) {
   const std::string after =
-      format(" after %.1f s", seconds_since(started_)) + (is_lost ? "; the others go on without it" : "");
+      format(" after %.1f s", seconds_since(started_)) + cause + (is_lost ? "; the others go on without it" : "");
   if (others_are_ended() && signal == SIGKILL) {
     messages_.say(name_of(rank) + " did not end, so it was killed");
   } else if (signal != 0 && !(others_are_ended() && signal == SIGTERM)) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "launch_messages.hpp"
+#include "memory_kills.hpp"
 
 namespace lockstep::cli {
 
@@ -31,10 +32,11 @@ class ChildProcesses {
     // alone.
     struct End {
       bool failed;
-      bool stopped;     // since the user asked for it
-      bool killed;      // by a signal, while nothing was to end
-      int code;         // the exit code, or 128 + the signal's number
-      std::string how;  // words for a sentence: "it ended with exit code 7"
+      bool stopped;        // since the user asked for it
+      bool killed;         // by a signal, while nothing was to end
+      int code;            // the exit code, or 128 + the signal's number
+      std::string how;     // words for a sentence: "it ended with exit code 7"
+      bool lacked_memory;  // the kernel has probably killed it for want of memory
     };
     std::function<bool(int rank, const End& end)> on_end = {};
     // Whether a failed process that the others go on without counts in the exit code.
@@ -87,6 +89,7 @@ class ChildProcesses {
     pid_t pid = 0;      // also of its process group
     pid_t watcher = 0;  // in that group
     bool runs = true;
+    bool is_to_end = false;  // end() has killed it
     std::thread labels;
   };
 
@@ -97,8 +100,8 @@ class ChildProcesses {
 
   bool reap();  // whether any still run
   std::string name_of(int rank) const;
-  void ended(int rank, int signal, int code);
-  void say_how(int rank, int code, int signal, bool is_lost);
+  void ended(const Child& child, int signal, int code);
+  void say_how(int rank, int code, int signal, const std::string& cause, bool is_lost);
   bool only_lost_run() const;
   void end_others();
   void end_leftovers();
@@ -115,6 +118,7 @@ class ChildProcesses {
 
   const Options options_;
   LaunchMessages& messages_;
+  MemoryKills memory_kills_;
   sigset_t awaited_;
   sigset_t mask_before_;
   std::vector<Child> children_;

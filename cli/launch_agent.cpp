@@ -44,7 +44,8 @@ class Agent : public comm::LaunchedMachine {
             .until_term_when_stopped = std::chrono::seconds(flags_.grace),
             .on_end =
                 [this](int member, const ChildProcesses::Options::End& end) {
-                  return launcher_.note_end(member, {end.failed, end.stopped, end.how}, end.killed, end.code);
+                  return launcher_.note_end(member, {end.failed, end.stopped, end.how, end.lacked_memory}, end.killed,
+                                            end.code);
                 },
             .losses_count = false,
             .look = [this](int ending) { return launcher_.look(ending); }};

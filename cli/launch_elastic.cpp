@@ -57,7 +57,7 @@ class ElasticLauncher : public comm::LaunchedMachine {
                                     .until_term_when_stopped = std::chrono::seconds(flags_.grace)};
     if (has_agents()) options.between_looks = 10ms;
     options.on_end = [this](int member, const ChildProcesses::Options::End& end) {
-      return launcher_->note_end(member, {end.failed, end.stopped, end.how}, end.killed);
+      return launcher_->note_end(member, {end.failed, end.stopped, end.how, end.lacked_memory}, end.killed);
     };
     options.losses_count = false;
     options.look = [this](int ending) { return launcher_->look(ending); };

@@ -264,6 +264,8 @@ int sweep_command(const SweepFlags& flags, Output& output) {
   make_sweep_folder(folder);
   io::FolderLock lock;
   if (!lock.take(folder)) throw Error("another sweep trains in " + folder.string() + "; wait for it, or stop it");
+  if (!lock.doubt().empty())
+    print_warning(lock.doubt() + ", so a second sweep in it would not be refused: begin none there before this ends");
   for (auto& run : runs) {
     check_kept(run.options);
     run.history = finished_history(run.options);

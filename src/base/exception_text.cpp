@@ -9,9 +9,8 @@ namespace lockstep {
 namespace {
 
 std::string out_of_memory(const std::string& what, bool is_of_gpu) {
-  return "out of memory" + (what.empty() ? "" : " (" + what + ")") +
-         ". Less is needed with a smaller batch, with fewer ranks on " + (is_of_gpu ? "this GPU" : "this machine") +
-         ", or with the optimizer's state divided among the ranks (ZeRO)" +
+  return "out of memory" + (what.empty() ? "" : " (" + what + ")") + ". Less is needed " +
+         what_needs_less_memory(is_of_gpu ? "this GPU" : "this machine") +
          (is_of_gpu ? "" : "; ulimit -v or a container may limit it");
 }
 
@@ -21,6 +20,11 @@ bool is_of_cpu_memory(const c10::Error& error) {
 }
 
 }  // namespace
+
+std::string what_needs_less_memory(const std::string& where) {
+  return "with a smaller batch, with fewer ranks on " + where +
+         ", or with the optimizer's state divided among the ranks (ZeRO)";
+}
 
 std::string exception_text(const std::exception_ptr& exception) {
   try {

@@ -8,4 +8,7 @@ namespace lockstep {
 
 std::string exception_text(const std::exception_ptr& exception);
 
+// Advice that follows "Less memory is needed". `where`: "this GPU", "this machine".
+std::string what_needs_less_memory(const std::string& where);
+
 }  // namespace lockstep

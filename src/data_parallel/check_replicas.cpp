@@ -31,7 +31,7 @@ Hashes hashes_of_all(const io::NamedTensors& replica, Rank& rank, const std::vec
   const auto& place = comm::RankPlace::of(rank);
   const auto count = static_cast<int64_t>(replica.size());
   const std::vector<int64_t> hashes = hashes_of(replica);
-  const bool changed = !noted.empty() && noted != hashes;
+  const bool changed = !std::equal(noted.begin(), noted.end(), hashes.begin());
   const at::Tensor of_ranks = of_all_ranks(rank, {place.world_rank, count, changed});
   Hashes all;
   for (int other = 0; other < rank.world_size(); ++other) {
@@ -93,6 +93,14 @@ io::NamedTensors replica_of(const torch::nn::Module& module, const torch::optim:
   }
   for (const auto& item : module.named_buffers()) {
     if (!is_running_statistic(item.key())) tensors.emplace_back(item.key(), item.value());
+  }
+  return tensors;
+}
+
+io::NamedTensors running_statistics_of(const torch::nn::Module& module) {
+  io::NamedTensors tensors;
+  for (const auto& item : module.named_buffers()) {
+    if (is_running_statistic(item.key())) tensors.emplace_back(item.key(), item.value());
   }
   return tensors;
 }

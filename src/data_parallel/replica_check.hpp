@@ -32,11 +32,14 @@ class ReplicasDiffer : public Error {
 // Parameters and buffers, but for running statistics; and with an optimizer its state. They share the module's memory.
 io::NamedTensors replica_of(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer = nullptr);
 
+// BatchNorm's, which are equal on all ranks with grains (grain_statistics.hpp), once a backward is done.
+io::NamedTensors running_statistics_of(const torch::nn::Module& module);
+
 std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
 
-// `noted` are hashes_of() the same tensors of this rank at a time since which nothing was to change them; empty: not
-// known. If there is no majority, a rank whose tensors have changed since is the one that differs. All ranks must call
-// it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
+// `noted` are hashes_of() the first of these tensors, of this rank, at a time since which nothing was to change them;
+// empty: not known. If there is no majority, a rank whose tensors have changed since is the one that differs. All ranks
+// must call it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
 
 // With slices that are kept twice (twice_kept.hpp): compares each rank's own slice with the one that

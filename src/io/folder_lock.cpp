@@ -6,6 +6,8 @@
 
 #include <cerrno>
 
+#include "reason.hpp"
+
 namespace lockstep::io {
 
 FolderLock::~FolderLock() {
@@ -14,7 +16,10 @@ FolderLock::~FolderLock() {
 
 bool FolderLock::take(const std::filesystem::path& folder) {
   fd_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  return fd_ < 0 || ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+  if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) == 0) return true;
+  if (fd_ >= 0 && errno == EWOULDBLOCK) return false;
+  doubt_ = folder.string() + " cannot be locked (" + reason(errno) + "), as on some network file systems";
+  return true;
 }
 
 }  // namespace lockstep::io

@@ -2,11 +2,14 @@
 
 #include "data_parallel/replica_check.hpp"
 
+#include <utility>
+
 namespace lockstep {
 
 ReplicaWatch::ReplicaWatch(const TrainOptions& options, const SplitModel& net, const Update& update,
                            StepTraffic& traffic)
     : every_(options.check_replicas),
+      has_grains_(options.batch.grain > 0),
       round_(options.exchange.sync_every),
       net_(net),
       update_(update),
@@ -37,7 +40,11 @@ void ReplicaWatch::end_epoch() {
 
 void ReplicaWatch::compare() {
   traffic_.leave_out([&] {
-    compare_replicas(update_.replica(), net_.mesh().data(), noted_);
+    io::NamedTensors replica = update_.replica();
+    if (has_grains_) {  // last, since they change from step to step and are not noted
+      for (auto& statistic : running_statistics_of(*net_.module())) replica.push_back(std::move(statistic));
+    }
+    compare_replicas(replica, net_.mesh().data(), noted_);
     if (update_.twice_kept()) compare_kept_slices(update_.twice_kept()->hashes(), net_.mesh().data());
   });
 }

@@ -1,5 +1,5 @@
 // ReplicaWatch: compares the ranks' weights and optimizer states in a run's steps, as TrainOptions::check_replicas
-// says.
+// says; and with grains BatchNorm's running statistics, which are each rank's own otherwise.
 //
 // It does so before the update, so that a step with gradients of a wrong replica changes nothing: what the ranks then
 // hold is what the step before has left. With local SGD, where replicas are equal between rounds alone, it is done
@@ -37,6 +37,7 @@ class ReplicaWatch {
   void compare();
 
   const int64_t every_;
+  const bool has_grains_;
   const int64_t round_;  // steps of a round of local SGD; 0: ranks average gradients
   SplitModel net_;
   const Update& update_;

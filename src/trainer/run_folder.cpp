@@ -52,6 +52,11 @@ Error cannot_make(const fs::path& folder, const std::error_code& error) {
 void clear_run(const fs::path& folder) {
   io::FolderLock lock;
   if (!lock.take(folder)) throw Error("another process trains in " + folder.string());
+  if (!lock.doubt().empty()) {
+    throw Error(lock.doubt() +
+                ", so a process may still train there. It holds nothing that a run could go on from: if "
+                "none trains there, remove it, or move it away");
+  }
   for (auto name = std::rbegin(run_files); name != std::rend(run_files); ++name) fs::remove_all(folder / *name);
 }
 
@@ -74,7 +79,7 @@ RunFolder::~RunFolder() {
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
 
-void RunFolder::create(const TrainOptions& options, const Judge& judge) {
+void RunFolder::create(const TrainOptions& options, const Judge& judge, const Warn& warn) {
   if (folder_.empty()) return;
   synthetic_ = options.data.source == DataSource::synthetic;
   keep_last_ = options.keep.last;
@@ -86,6 +91,8 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge) {
     if (!claimed_) throw exists(folder_, kConfigFile);
   }
   if (!lock_.take(folder_)) throw Error("another process trains in " + folder_.string() + "; wait for it, or stop it");
+  if (warn && !lock_.doubt().empty())
+    warn(lock_.doubt() + ", so a second run in it would not be refused: begin none there before this one has ended");
   remove_temporaries();
   io::write_file(folder_ / kConfigFile, config);
 }

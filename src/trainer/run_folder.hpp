@@ -17,7 +17,7 @@
 namespace lockstep {
 
 // Removes what a run keeps in `folder`. config.json goes last: until then the other files are known as this run's.
-// Throws Error if a process trains there.
+// Throws Error if a process trains there, or may do so since the folder cannot be locked.
 void clear_run(const std::filesystem::path& folder);
 
 class RunFolder {
@@ -34,10 +34,9 @@ class RunFolder {
 
   // Makes the folder and writes config.json, which makes it this run's own. `judge` says which epoch is the best.
   // Throws RunExists if another run was first at the same time. Throws Error if the folder cannot be written, or if
-  // another process trains in it.
-  void create(const TrainOptions& options, const Judge& judge);
-
+  // another process trains in it. Warns where the folder cannot be locked, so that nobody is refused.
   using Warn = std::function<void(const std::string&)>;
+  void create(const TrainOptions& options, const Judge& judge, const Warn& warn);
 
   // After each epoch: metrics.jsonl, model.safetensors and curve.svg. A curve that cannot be drawn is a warning; it is
   // tried again after the next epoch, but not where gnuplot is not installed.

@@ -104,7 +104,7 @@ void keep_what_is_handed_over(std::optional<RunState>& state, Rank& rank, const 
 
 // The process that kept the run is gone, or is about to be ended. Its lock goes with it.
 void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const Judge& judge,
-               Succession& succession) {
+               const RunFolder::Warn& warn, Succession& succession) {
   using Clock = std::chrono::steady_clock;
   const fs::path& run = options.keep.run_dir;
   const bool is_there = succession.met && !run.empty() && fs::exists(run / kConfigFile);
@@ -114,7 +114,7 @@ void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, co
     std::this_thread::sleep_for(1ms);
   }
   folder.emplace(run, is_there || goes_on_in_its_folder(options));
-  folder->create(options, judge);
+  folder->create(options, judge, warn);
   succession.writes = true;
   if (is_there && fs::exists(run / kMetricsFile))
     succession.told_epochs = static_cast<int>(read_metrics(run / kMetricsFile).size());
@@ -169,7 +169,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   if (!settings.keep.trace.empty())
     trace.emplace(trace_file(settings.keep.trace, this_process().index), settings.devices);
   const Judge judge = judge_of(task);
-  folder->create(settings, judge);
+  folder->create(settings, judge, callbacks.on_warning);
   if (callbacks.on_data) callbacks.on_data(workload.announcement);
   if (!workload.warning.empty()) callbacks.on_warning(workload.warning);
   if (!elastic && settings.exchange.keep_twice)
@@ -309,7 +309,8 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     succession.ended_by_difference = false;
     try {
       if (elastic && !elastic->enter()) return result;  // it was done before this process could join
-      if (elastic && !succession.writes && this_process().index == 0) take_over(folder, settings, judge, succession);
+      if (elastic && !succession.writes && this_process().index == 0)
+        take_over(folder, settings, judge, callbacks.on_warning, succession);
       run(settings.devices, body, run_options);
       is_done = succession.is_last;
       if (succession.ended_by_difference) elastic->leave();

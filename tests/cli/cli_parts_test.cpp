@@ -14,6 +14,7 @@
 
 #include "base/number_text.hpp"
 #include "cli/child_processes.hpp"
+#include "cli/memory_kills.hpp"
 #include "cli/output.hpp"
 #include "cli/progress_bar.hpp"
 #include "cli/run_name.hpp"
@@ -28,6 +29,23 @@ using namespace lockstep::cli;
 using testing::ElementsAre;
 
 const Progress half{.label = "epoch  3/10", .done = 27136, .total = 60000, .seconds = 8.47, .note = "loss=0.512"};
+
+TEST(MemoryKills, AreTakenByAsManyProcessesAsTheKernelHasKilled) {
+  const ScratchFolder folder;
+  const MemoryKills::Files files = {folder / "nothing", folder / "other", folder / "events", folder / "later"};
+  folder.write("other", "oom_kill_disable 7\n");
+  folder.write("events", "low 0\noom 4\noom_kill 5\noom_group_kill 0\n");
+  folder.write("later", "oom_kill 9\n");
+  MemoryKills kills(files);
+  EXPECT_FALSE(kills.take());
+  folder.write("later", "oom_kill 10\n");
+  EXPECT_FALSE(kills.take());
+  folder.write("events", "low 0\noom 6\noom_kill 7\noom_group_kill 0\n");
+  EXPECT_TRUE(kills.take());
+  EXPECT_TRUE(kills.take());
+  EXPECT_FALSE(kills.take());
+  EXPECT_FALSE(MemoryKills({folder / "nothing"}).take());
+}
 
 TEST(ProgressLine, LooksLikeTqdms) {
   EXPECT_EQ(progress_line(half, 85, true),

@@ -340,6 +340,36 @@ TEST_F(CliTrain, TwoRunsAtOnceGetTwoFolders) {
   EXPECT_EQ(fs::directory_iterator(work_ / "runs", gone), fs::directory_iterator());
 }
 
+// As on a network file system without locks: nobody can be kept out of the folder.
+TEST_F(CliTrain, AFolderThatCannotBeLockedIsAWarning) {
+  const char* const library = std::getenv("LOCKSTEP_FAULTY_FILES");
+  if (library == nullptr) GTEST_SKIP() << "not with sanitizers";
+  auto without_locks = surroundings();
+  without_locks.environment.push_back("LD_PRELOAD=" + std::string(library));
+  without_locks.environment.push_back("FAULT_LOCK=" + std::to_string(ENOLCK));
+  const auto words = train({"--model", "mlp", "--width", "0.125", "--name", "a", "--resume", "auto"});
+  const Finished run = run_program(words, without_locks);
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_THAT(run.err,
+              HasSubstr("warning: runs/a cannot be locked (No locks available), as on some network file systems, "
+                        "so a second run in it would not be refused"));
+
+  fs::remove_all(work_ / "runs/a/checkpoints");
+  fs::remove(work_ / "runs/a/metrics.jsonl");  // as of a run that was killed early, or that has just begun
+  const Finished again = run_program(words, without_locks);
+  EXPECT_EQ(again.code, 1);
+  EXPECT_THAT(again.err,
+              HasSubstr("(No locks available), as on some network file systems, so a process may still train "
+                        "there. It holds nothing that a run could go on from: "));
+  EXPECT_TRUE(fs::exists(work_ / "runs/a/model.safetensors"));
+
+  auto grid = words;
+  grid[0] = "sweep";
+  grid.resize(grid.size() - 4);
+  grid.insert(grid.end(), {"--name", "grid"});
+  EXPECT_THAT(run_program(grid, without_locks).err, HasSubstr("runs/grid cannot be locked (No locks available)"));
+}
+
 TEST_F(CliTrain, OfTwoRunsAtOnceWithOneNameOneIsRefused) {
   Program one({"train", "--data", "synthetic", "--name", "mine"}, surroundings());
   Program two({"train", "--data", "synthetic", "--name", "mine"}, surroundings());

@@ -141,6 +141,27 @@ TEST(RankTrainer, OfTwoRanksTheOneWhoseMemoryHasChangedBetweenTwoEpochsIsNamed) 
   });
 }
 
+// With grains they are the same on all ranks; else each rank's follow its own samples.
+TEST(RankTrainer, RunningStatisticsThatDifferWithGrainsEndTheRunAndTheRankIsNamed) {
+  const auto data = lockstep::synthetic_images(64, 8);
+  TrainOptions options{.model = {.name = "resnet18", .width = 0.05}, .batch = {.size = 32}};
+  for (const auto& [grain, every] : {std::pair(8, -1), std::pair(8, 1), std::pair(0, 1)}) {
+    SCOPED_TRACE("grain " + std::to_string(grain) + ", every " + std::to_string(every));
+    options.batch.grain = grain;
+    options.check_replicas = every;
+    lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
+      const lockstep::TrainCallbacks callbacks;
+      lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
+      trainer.epoch(1);
+      if (rank.index() == 2) flip_a_bit(trainer.whole()->buffers()[0]);
+      EXPECT_THAT(lockstep::error_of([&] { trainer.epoch(2); }),
+                  options.batch.grain == 0 ? testing::Matcher<std::string>("(no error)")
+                                           : AllOf(HasSubstr("no longer equal: rank 2 (cpu) from the others in "),
+                                                   HasSubstr("running_mean. ")));
+    });
+  }
+}
+
 // One bit of the optimizer's state, in rank 1's own slice or in the one that it keeps.
 TEST(RankTrainer, ASliceThatIsKeptTwiceIsComparedAndBothRanksAreNamed) {
   const auto data = lockstep::synthetic_images(150, 40);

@@ -95,10 +95,10 @@ struct TrainOptions {
   int epochs = 10;
   uint64_t seed = 1;  // for the first weights, the order of the samples (docs/results says why 1), and dropout
   OnNan on_nan = OnNan::stop;
-  // Steps between two checks that the devices hold the same weights and optimizer states (check_replicas.hpp), before a
-  // step's update; one more is at the end of each epoch. Of zero_stage's slices those are compared that keep_twice
-  // keeps. sync_every's optimizers are not. -1: at the end of each epoch alone. 0: none. With sync_every, checks come
-  // at the end of a round.
+  // Steps between two checks that the devices hold the same weights and optimizer states (check_replicas.hpp), with
+  // batch.grain the same running statistics too, before a step's update; one more is at the end of each epoch. Of
+  // zero_stage's slices those are compared that keep_twice keeps. sync_every's optimizers are not. -1: at the end of
+  // each epoch alone. 0: none. With sync_every, checks come at the end of a round.
   int64_t check_replicas = -1;
   // From 0 to 1: the fraction of the grains that another device computes again, and compares to the bit
   // (DataParallelOptions::check_arithmetic). Needs batch.grain, and a split by data alone. 0: none.

@@ -27,7 +27,9 @@ std::string to_text(const Order& order) {
 
 std::string to_text(const Report& report) {
   const ProcessEnd& end = report.end;
-  return json{report.leaves, report.member, end.failed, end.stopped, end.how, report.killed, report.code}.dump();
+  return json{report.leaves, report.member,     end.failed,    end.stopped,
+              end.how,       end.lacked_memory, report.killed, report.code}
+      .dump();
 }
 
 std::string to_text(const Arrival& arrival) {
@@ -43,7 +45,7 @@ void from_text(const std::string& text, Order& order) {
 
 void from_text(const std::string& text, Report& report) {
   const auto list = json::parse(text);
-  report = {list.at(0), list.at(1), {list.at(2), list.at(3), list.at(4)}, list.at(5), list.at(6)};
+  report = {list.at(0), list.at(1), {list.at(2), list.at(3), list.at(4), list.at(5)}, list.at(6), list.at(7)};
 }
 
 void from_text(const std::string& text, Arrival& arrival) {

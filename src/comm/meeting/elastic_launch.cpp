@@ -74,7 +74,7 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   call_off_until(now, {"process " + std::to_string(member) + " of the job is gone: " + end.how, kind});
   if (is_loss && now.over) return is_dispensable(member, now);
   if (!is_loss || now.over) return false;
-  if (!generations_.is_surplus(member)) vacate(member);
+  if (!generations_.is_surplus(member)) vacate(member, end.lacked_memory);
   return true;
 }
 
@@ -115,7 +115,13 @@ void ElasticLaunch::call_off_until(const Generation& now, const Failure& failure
   }
 }
 
-void ElasticLaunch::vacate(int member) {
+// A successor needs as much memory. What lacked for a moment may be there again, so the first of a machine gets one.
+// After that the machine has too little for so many processes, whichever of them the kernel kills.
+void ElasticLaunch::vacate(int member, bool lacked_memory) {
+  if (lacked_memory && !short_of_memory_.insert(node_of(member)).second) {
+    given_up_.push_back(member);
+    return;
+  }
   if (restarts_left_ > 0) vacant_.push_back(members_[member].place);
   lacks_successors_ = lacks_successors_ || restarts_left_ == 0;
 }
@@ -187,6 +193,7 @@ ElasticLaunch::Look ElasticLaunch::look() {
   }
   const auto of_machines = silences(hearts);
   Look look;
+  look.given_up = std::exchange(given_up_, {});
   for (int number = 0; number < count; ++number) {
     Member& member = members_[number];
     if (member.has_ended) continue;

@@ -79,6 +79,8 @@ class ElasticLaunch {
     std::vector<int> dead;    // members whose heart has stopped, or that the others have gone on without
     std::vector<int> late;    // processes that have not begun in time, and count as dead too
     std::vector<int> joined;  // since the last look
+    // Members that get no successor, because the kernel has killed another one of their machine for want of memory too.
+    std::vector<int> given_up;
   };
   Look look();  // to be called some times a second
 
@@ -108,7 +110,7 @@ class ElasticLaunch {
   std::vector<std::chrono::milliseconds> silences(const std::vector<std::optional<Generations::Heart>>& hearts) const;
   bool there(int node) const { return node == 0 || nodes_.is_there(node); }
   void call_off_until(const Generation& now, const Failure& failure);
-  void vacate(int member);
+  void vacate(int member, bool lacked_memory = false);
   bool is_dispensable(int member, const Generation& last);
   Heard::LostNode lose_node(int node, const std::string& how, const std::vector<Report>& ended);
   Start started(int member);
@@ -125,8 +127,10 @@ class ElasticLaunch {
   int called_off_ = 0;           // generations
   std::vector<Member> members_;  // by number
   std::vector<int> vacant_ = {};
-  std::set<int> later_nodes_ = {};  // that have come
-  std::vector<int> coming_ = {};    // members that have not the state yet
+  std::set<int> short_of_memory_ = {};  // nodes
+  std::vector<int> given_up_ = {};      // since the last look
+  std::set<int> later_nodes_ = {};      // that have come
+  std::vector<int> coming_ = {};        // members that have not the state yet
   bool begun_ = false;
   bool has_lost_ = false;
   bool has_failed_ = false;           // a process, and its failure ends the job

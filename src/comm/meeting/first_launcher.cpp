@@ -128,6 +128,11 @@ void FirstLauncher::lose(const ElasticLaunch::Heard::LostNode& loss) {
 void FirstLauncher::look_at_hearts() {
   const auto now = elastic_.look();
   for (const int member : now.joined) machine_.say(process_text(member) + " has joined");
+  for (const int member : now.given_up) {
+    machine_.say(process_text(member) +
+                 " gets no successor, which would need as much memory: the kernel has probably killed another process "
+                 "of this machine for want of it before. The job goes on with fewer processes");
+  }
   for (const int member : now.dead) {
     machine_.say(process_text(member) + " stands still, and is killed");
     kill(member);

@@ -38,8 +38,9 @@ void call_off(c10d::Store& store, const Failure& failure);
 // A failure that a rank left before stays. To those who wait for it to come, a process that a user stopped is a stop.
 struct ProcessEnd {
   bool failed = false;
-  bool stopped = false;  // a user asked for it
-  std::string how;       // words that follow a colon: "it ended with exit code 7"
+  bool stopped = false;        // a user asked for it
+  std::string how;             // words that follow a colon: "it ended with exit code 7"
+  bool lacked_memory = false;  // the kernel has probably killed it for want of memory
 };
 struct AnnouncedEnd {
   std::string absence;   // what those are told who wait for it to come

@@ -131,11 +131,14 @@ TEST_F(AnElasticAgent, TakesAKillForALossBeforeAnybodyTakesPart) {
 
 TEST_F(AnElasticAgent, ThatLeavesLosesTheProcessesWhoseEndItHasNotReported) {
   begin();
-  second_.note_end(4, {.failed = true, .stopped = false, .how = "killed"}, /*killed=*/true, 137);
+  second_.note_end(4, {.failed = true, .stopped = false, .how = "killed", .lacked_memory = true}, /*killed=*/true, 137);
   second_.leave(143);
   const auto heard = hear({&first_}, [](auto& now) { return !now.lost.empty(); });
   ASSERT_THAT(heard.ended, SizeIs(1));
   EXPECT_EQ(heard.ended[0].member, 4);
+  EXPECT_TRUE(heard.ended[0].end.lacked_memory);
+  EXPECT_TRUE(heard.ended[0].killed);
+  EXPECT_EQ(heard.ended[0].code, 137);
   ASSERT_THAT(heard.lost, SizeIs(1));
   EXPECT_THAT(heard.lost[0].members, ElementsAre(5));
   EXPECT_EQ(heard.lost[0].code, 143);

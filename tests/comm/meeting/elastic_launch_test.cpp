@@ -102,6 +102,27 @@ TEST_F(AnElasticLaunch, OneThatIsKilledAfterTheOthersHaveEndedIsNoFailureUnlessI
   EXPECT_FALSE(other.note_end(0, killed, /*killed=*/true));
 }
 
+// One whose machine has too little memory for so many would be killed again and again.
+TEST_F(AnElasticLaunch, OfProcessesThatLackedMemoryTheFirstAloneHasASuccessor) {
+  const comm::ProcessEnd killed{.failed = true, .stopped = false, .how = "it was killed"};
+  const comm::ProcessEnd lacked{.failed = true, .stopped = false, .how = "it was killed", .lacked_memory = true};
+  ElasticLaunch launch(store_, "memory", 4, 5, {.until_start = 0ms});
+  Generations(store_, "memory").take_part();
+  const auto places_after = [&](int member, const comm::ProcessEnd& end) {
+    EXPECT_TRUE(launch.note_end(member, end, /*killed=*/true));
+    std::vector<int> places;
+    for (const auto& start : launch.successors()) places.push_back(start.place);
+    return places;
+  };
+  EXPECT_THAT(places_after(1, lacked), ElementsAre(1));
+  EXPECT_THAT(launch.look().given_up, IsEmpty());
+  EXPECT_THAT(places_after(2, lacked), IsEmpty());
+  EXPECT_THAT(launch.look().given_up, ElementsAre(2));
+  EXPECT_THAT(launch.look().given_up, IsEmpty()) << "it is reported once";
+  EXPECT_THAT(places_after(3, killed), ElementsAre(3));
+  EXPECT_FALSE(launch.lacks_successors());
+}
+
 // Its processes are silent for longer than they may be, since their machine was.
 TEST(AnElasticLaunchOnTwoMachines, AccusesNoProcessOfAMachineWhoseLauncherWasSilent) {
   const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();

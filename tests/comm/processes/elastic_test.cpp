@@ -3,6 +3,7 @@
 #include <lockstep/models/models.hpp>
 
 #include "elastic_fixture.hpp"
+#include "memory_group.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -219,6 +220,23 @@ TEST_F(Elastic, OneThatNeverBeginsCountsAsDead) {
   EXPECT_EQ(job.code, 0) << job.err << job.out;
   EXPECT_THAT(job.err, HasSubstr("process 1 has not begun to train within 4 s"));
   EXPECT_EQ(metrics("begins").size(), 3u);
+}
+
+// The second process and its successor need more memory than there is. The first process goes on alone.
+TEST_F(Elastic, OfProcessesThatTheKernelKillsForWantOfMemoryTheFirstAloneHasASuccessor) {
+  const MemoryGroup group(1 << 30);
+  if (!group.is_there()) GTEST_SKIP() << "this system lets the test make no control group";
+  const Words needing = {"/bin/sh", "-c",
+                         "test $LOCKSTEP_ELASTIC_MEMBER = 0 || exec /usr/bin/tail /dev/zero; exec \"$@\"", "sh",
+                         from_environment("LOCKSTEP_PROGRAM")};
+  Program job(group.lockstep(Words{"launch", "-n", "2", "--elastic"} + needing + settings("memory", "cpu") +
+                             Words{"--epochs", "1000"}),
+              group.with(without_gnuplot()));
+  EXPECT_TRUE(job.wait_for("process 2 gets no successor, which would need as much memory"));
+  job.send(SIGTERM);
+  const auto ended = job.finish();
+  EXPECT_EQ(ended.code, 143) << ended.err;
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("process 2 starts in the place of rank 1"), Not(HasSubstr("process 3"))));
 }
 
 TEST_F(Elastic, TooFewEndTheJob) {

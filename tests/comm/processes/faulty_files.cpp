@@ -1,10 +1,14 @@
 // A library to preload (LD_PRELOAD): the process is killed at a call that changes a file or folder whose path holds
 // $FAULT_FOLDER. FAULT_AT and FAULT_FILE: see fault.hpp. Of what it writes at that moment one half gets into the file.
+// With FAULT_LOCK nobody is killed: flock() fails with that error number, as on a file system without locks.
 #include "fault.hpp"
 
 #include <dlfcn.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+
+#include <cerrno>
 
 namespace {
 
@@ -69,6 +73,13 @@ int remove(const char* path) {
   if (is_time(path)) fault::die();
   static const auto next = real<int (*)(const char*)>("remove");
   return next(path);
+}
+
+int flock(int fd, int operation) {
+  const std::string error = fault::variable("FAULT_LOCK");
+  if (error.empty()) return static_cast<int>(syscall(SYS_flock, fd, operation));
+  errno = std::atoi(error.c_str());
+  return -1;
 }
 
 int mkdir(const char* path, mode_t mode) {

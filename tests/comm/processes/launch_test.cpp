@@ -1,5 +1,6 @@
 // Labels: processes
 // lockstep launch: the environment that it makes, exit codes, signals, what it says.
+#include "memory_group.hpp"
 #include "running_job.hpp"
 
 #include <fstream>
@@ -83,6 +84,22 @@ TEST(Launch, AProcessThatIsKilledInItsRunIsToldToTheOthers) {
       job.err,
       HasSubstr(
           "process 0: the process of rank 1 (cpu) is gone: it was ended by signal 9 (Killed). rank 0 (cpu) was in "));
+}
+
+// As in a container with a memory limit. tail keeps a line in memory, and /dev/zero has no end of one.
+TEST(Launch, AProcessThatTheKernelKillsForWantOfMemoryIsToldSo) {
+  const MemoryGroup group(1 << 30);
+  if (!group.is_there()) GTEST_SKIP() << "this system lets the test make no control group";
+  const auto job =
+      run_program(group.lockstep(with_rank_1_doing("exec tail /dev/zero", {ranks_program(), "collectives"})),
+                  group.with(surroundings_with()));
+  EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
+  const std::string why =
+      ", probably by the kernel for want of memory, the machine's or a container's (less is needed with a smaller "
+      "batch";
+  EXPECT_THAT(job.err,
+              AllOf(ContainsRegex("lockstep launch: rank 1 was ended by signal 9 .Killed. after [0-9.]+ s, pro"),
+                    HasSubstr("did not come to run(): it was ended by signal 9 (Killed)" + why)));
 }
 
 TEST(Launch, TooFewFileDescriptorsAreNamed) {
@@ -308,6 +325,26 @@ TEST(Launch, AClosedStandardDescriptorIsNothingToReadOrWrite) {
                     surroundings);
     EXPECT_EQ(job.code, 0) << closed << job.err;
   }
+}
+
+// As without labels. Else nobody would learn that they go on.
+TEST(Launch, WithLabelsTooAReaderThatGoesAwayEndsThem) {
+  Program program({"launch", "-n", "2", "--label", "sh", "-c", "while echo line; do sleep 0.1; done"},
+                  surroundings_with());
+  ASSERT_TRUE(program.wait_for("[1] line\n"));
+  program.close_output();
+  const auto job = program.finish();
+  EXPECT_EQ(job.code, 128 + SIGPIPE) << job.err;
+  EXPECT_THAT(job.err, HasSubstr("was ended by signal 13"));
+}
+
+TEST(Launch, WithLabelsTooAFullDiskUnderTheOutputIsNamed) {
+  auto full = surroundings_with();
+  full.out = "/dev/full";
+  const auto job =
+      run_program({"launch", "-n", "1", "--label", "sh", "-c", "while echo line; do sleep 0.1; done"}, full);
+  EXPECT_EQ(job.code, 128 + SIGPIPE) << job.err;
+  EXPECT_THAT(job.err, HasSubstr("lockstep launch: cannot write to the standard output: No space left on device\n"));
 }
 
 TEST(Launch, StartsThisVeryProgramWhereItsNameIsNotOnPath) {

@@ -1,0 +1,33 @@
+// MemoryKills: whether the kernel has killed a process for want of memory.
+//
+// Linux tells nobody why a process got SIGKILL. But it counts those that it has killed for want of memory, for each
+// control group (a container, a job of SLURM, a login) and for the machine. A count that has grown makes it probable,
+// and not certain. Used by one thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <vector>
+
+namespace lockstep::cli {
+
+class MemoryKills {
+ public:
+  using Files = std::vector<std::filesystem::path>;
+
+  // Takes the first of `files` that has a count, in a line "oom_kill 3". Only kills from here on count.
+  explicit MemoryKills(const Files& files = files_of_kernel());
+
+  // To be called for each process that SIGKILL has ended. Whether there is one more kill than were taken before: two
+  // processes that end at the same moment take one each.
+  bool take();
+
+ private:
+  // Those of this process's control group, in both of Linux's versions of them, and then the machine's.
+  static Files files_of_kernel();
+
+  std::filesystem::path file_;  // empty: nobody counts
+  int64_t taken_ = 0;
+};
+
+}  // namespace lockstep::cli
