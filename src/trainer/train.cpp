@@ -3,6 +3,7 @@
 #include <lockstep/trainer/trainer.hpp>
 
 #include "base/libtorch_log.hpp"
+#include "base/seconds.hpp"
 #include "checkpoint_folder.hpp"
 #include "comm/failure.hpp"
 #include "comm/memory_holder.hpp"
@@ -102,19 +103,40 @@ void keep_what_is_handed_over(std::optional<RunState>& state, Rank& rank, const 
   }
 }
 
-// The process that kept the run is gone, or is about to be ended. Its lock goes with it.
-void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const Judge& judge,
-               const RunFolder::Warn& warn, Succession& succession) {
+// How long processes wait for one that joins, or for one that takes over the run.
+std::chrono::milliseconds patience_of_elastic(const TrainOptions& options) {
+  return std::max<std::chrono::milliseconds>(options.timeout, 60s);
+}
+
+// The process that kept the run is gone, or is about to be ended, and its lock goes with it. On a machine that stands
+// still it keeps the lock until it goes on and learns that it is out. It may be writing, so nobody else may until then.
+void wait_for_lock(const TrainOptions& options, const TrainCallbacks& callbacks) {
   using Clock = std::chrono::steady_clock;
-  const fs::path& run = options.keep.run_dir;
-  const bool is_there = succession.met && !run.empty() && fs::exists(run / kConfigFile);
-  for (const auto begin = Clock::now(); is_there && Clock::now() - begin < 10s;) {
+  constexpr auto kBeforeItIsSaid = 1s;
+  const std::chrono::milliseconds limit = patience_of_elastic(options) / 2;  // before the others give up
+  const auto begin = Clock::now();
+  for (bool said = false;;) {
     io::FolderLock lock;
-    if (lock.take(run)) break;
+    const auto waited = Clock::now() - begin;
+    if (lock.take(options.keep.run_dir) || waited > limit) return;  // then the lock is asked for once more
+    if (callbacks.stop.stop_requested()) throw Stopped("stopped by request");
+    if (waited > kBeforeItIsSaid && !std::exchange(said, true)) {
+      callbacks.on_warning(options.keep.run_dir.string() +
+                           " is locked by a process that the others have gone on without. Its machine stands still, or "
+                           "is not reached. The job waits until it gives the lock back, for " +
+                           comm::seconds(limit) + " at most");
+    }
     std::this_thread::sleep_for(1ms);
   }
+}
+
+void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const TrainCallbacks& callbacks,
+               const Judge& judge, Succession& succession) {
+  const fs::path& run = options.keep.run_dir;
+  const bool is_there = succession.met && !run.empty() && fs::exists(run / kConfigFile);
+  if (is_there) wait_for_lock(options, callbacks);
   folder.emplace(run, is_there || goes_on_in_its_folder(options));
-  folder->create(options, judge, warn);
+  folder->create(options, judge, callbacks.on_warning);
   succession.writes = true;
   if (is_there && fs::exists(run / kMetricsFile))
     succession.told_epochs = static_cast<int>(read_metrics(run / kMetricsFile).size());
@@ -295,7 +317,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       .threads_per_rank = settings.threads_per_rank,
       .timeout = settings.timeout,
       // One that joins waits until the others come to the end of a step.
-      .rendezvous_timeout = elastic ? std::max<std::chrono::milliseconds>(settings.timeout, 60s) : 60s,
+      .rendezvous_timeout = elastic ? patience_of_elastic(settings) : 60s,
       .stop = callbacks.stop,
       .silence = settings.silence,
       // In an elastic job a state may come from another rank.
@@ -310,7 +332,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     try {
       if (elastic && !elastic->enter()) return result;  // it was done before this process could join
       if (elastic && !succession.writes && this_process().index == 0)
-        take_over(folder, settings, judge, callbacks.on_warning, succession);
+        take_over(folder, settings, callbacks, judge, succession);
       run(settings.devices, body, run_options);
       is_done = succession.is_last;
       if (succession.ended_by_difference) elastic->leave();

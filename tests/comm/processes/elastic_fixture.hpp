@@ -10,18 +10,17 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <string>
-#include <thread>
-#include <vector>
 
 namespace lockstep {
 
 class Elastic : public Cli {
  protected:
-  // Each process leaves its number.
+  // Each process leaves its number, and the store's port.
   Words job_of(int processes, const Words& launch, const Words& program) const {
     const Words noting = {"/bin/sh", "-c",
-                          "echo $$ >\"$0/$LOCKSTEP_ELASTIC_MEMBER.new\"; "
+                          "echo $$ $MASTER_PORT >\"$0/$LOCKSTEP_ELASTIC_MEMBER.new\"; "
                           "/bin/mv \"$0/$LOCKSTEP_ELASTIC_MEMBER.new\" \"$0/$LOCKSTEP_ELASTIC_MEMBER\"; exec \"$@\"",
                           notes_.path().string()};
     return Words{"launch", "-n", std::to_string(processes), "--elastic"} + launch + noting + program;
@@ -33,7 +32,8 @@ class Elastic : public Cli {
 
   // Curves would take most of the time.
   Surroundings without_gnuplot() const {
-    return {.folder = work_.path(), .environment = {"PATH=" + notes_.path().string(), "LC_ALL=C.UTF-8"}};
+    return {.folder = work_.path(),
+            .environment = Words{"PATH=" + notes_.path().string(), "LC_ALL=C.UTF-8"} + left_.variables()};
   }
 
   Words settings(const std::string& name, const std::string& devices) const {
@@ -63,20 +63,21 @@ class Elastic : public Cli {
     return -1;
   }
 
-  // Processes of jobs in without_gnuplot(), also those that only hold a killed one's memory for 0.1 s.
-  int processes_left() const {
-    const std::string path = "PATH=" + notes_.path().string();
-    const auto count = [&] {
-      int found = 0;
-      for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-        std::ifstream file(entry.path() / "environ", std::ios::binary);
-        const std::string all = '\0' + std::string{std::istreambuf_iterator<char>(file), {}};
-        if (all.find('\0' + path + '\0') != std::string::npos) ++found;
-      }
-      return found;
-    };
-    for (int i = 0; i < 100 && count() > 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    return count();
+  // Of jobs in without_gnuplot(). A killed process's memory is held for 0.1 s after its end.
+  Words leftovers() const {
+    std::set<std::string> ports;
+    for (const auto& name : notes_.names()) {
+      std::string pid, port;
+      std::ifstream(notes_ / name) >> pid >> port;
+      if (!port.empty()) ports.insert(port);
+    }
+    const auto look = [&] { return left_.found({}, {ports.begin(), ports.end()}); };
+    comes_true([&] { return look().empty(); }, std::chrono::seconds(2));
+    Words found = look();
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(work_.path())) {
+      if (entry.path().extension() == ".tmp") found.push_back(entry.path());
+    }
+    return found;
   }
 
   // As in the undisturbed run.
@@ -92,6 +93,7 @@ class Elastic : public Cli {
   }
 
   ScratchFolder notes_;
+  const Leftovers left_{};
 };
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@ namespace elastic_nodes_test {
 using namespace lockstep;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::IsEmpty;
 using testing::Not;
 
 constexpr int kStoppedOnRequest = 128 + SIGTERM;
@@ -90,6 +91,43 @@ TEST_F(ElasticNodes, LossesOfProcessesAndOfALauncherChangeNoBit) {
                                HasSubstr("process 2 starts in the place of rank 1, on node 1"),
                                HasSubstr("node 1 has come"), Not(HasSubstr("error:"))));
   expect_bits_of_peace("killed");
+}
+
+// As one that was suspended, or cut off: nobody there can kill its process before that goes on.
+TEST_F(ElasticNodes, AProcessThatIsOutWhenItWakesDisturbsNobody) {
+  Program first(node(0, "woken", kEndless), with_key()), second(node(1, "woken", kEndless), with_key());
+  const auto stand_still = [&](int process) {
+    second.send(SIGSTOP);
+    kill_member(process, SIGSTOP);
+  };
+  // While its launcher stands still.
+  const auto wake = [&](int process) {
+    kill_member(process, SIGCONT);
+    ASSERT_TRUE(second.wait_for("the others have gone on without process " + std::to_string(process) + " of the job"));
+    EXPECT_TRUE(wait_for_state(pid_in(notes_ / std::to_string(process)), 'Z'));
+    second.send(SIGCONT);
+  };
+  ASSERT_TRUE(first.wait_for("epoch      2/"));
+  stand_still(1);
+  ASSERT_TRUE(first.wait_for("node 1 is gone: its launcher gives no sign of life; the others go on without it"));
+  const size_t epochs = metrics("woken").size();
+  EXPECT_TRUE(comes_true([&] { return metrics("woken").size() > epochs + 2; }));
+  wake(1);
+  ASSERT_TRUE(first.wait_for("process 2 has joined"));
+
+  kill_member(0);  // so process 2, on node 1, keeps the run
+  ASSERT_TRUE(first.wait_for("process 3 has joined"));
+  stand_still(2);
+  ASSERT_TRUE(first.wait_for("runs/woken is locked by a process that the others have gone on without"));
+  ASSERT_TRUE(first.wait_for("for 150 s at most"));  // half of --timeout
+  wake(2);
+  ASSERT_TRUE(first.wait_for("process 4 has joined"));
+  first.send(SIGTERM);
+  const auto ended = first.finish();
+  EXPECT_EQ(ended.code, kStoppedOnRequest) << ended.err << ended.out;
+  EXPECT_EQ(second.finish().code, kStoppedOnRequest);
+  EXPECT_THAT(leftovers(), IsEmpty());
+  expect_bits_of_peace("woken");
 }
 
 // Two processes on each machine. Neighbours in rank, they keep no slice of each other's: both copies would be lost.

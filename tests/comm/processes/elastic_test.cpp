@@ -8,6 +8,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -19,6 +20,7 @@ namespace elastic_test {
 
 using namespace lockstep;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
@@ -43,13 +45,31 @@ TEST_F(Elastic, KillsChangeNoBit) {
   ASSERT_TRUE(stopped.wait_for("epoch  2/60"));
   kill_member(0, SIGSTOP);
   ASSERT_TRUE(stopped.wait_for("process 2 has joined"));
+  EXPECT_EQ(state_of(pid_in(notes_ / "0")), 'Z');  // so it does not wake
   const auto after_stop = stopped.finish();
   ASSERT_EQ(after_stop.code, 0) << after_stop.err << after_stop.out;
-  EXPECT_EQ(processes_left(), 0);
+  EXPECT_THAT(after_stop.err, HasSubstr("process 0 stands still, and is killed"));
+  EXPECT_THAT(leftovers(), IsEmpty());
 
   ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "60"}, without_gnuplot()).code, 0);
   expect_same_epochs("killed", 40);
   expect_same_epochs("stopped", 60);
+}
+
+TEST_F(Elastic, WithoutItsLauncherAllEndAndSaySo) {
+  Program orphans(job(3, {}, "orphans", {"--epochs", "100000"}), without_gnuplot());
+  ASSERT_TRUE(orphans.wait_for("epoch      2/100000"));
+  orphans.send(SIGKILL);
+  const auto start = std::chrono::steady_clock::now();
+  const auto ended = orphans.finish();  // it reads until nobody has the outputs open
+  EXPECT_LT(std::chrono::steady_clock::now() - start, kBeforeTimeouts);
+  // All get SIGTERM from the system, too. Mostly they notice the loss before they have agreed to stop.
+  EXPECT_THAT(
+      ended.err + ended.out,
+      AnyOf(HasSubstr("process 0 of an elastic job: the launcher is gone: the store that it keeps does not answer"),
+            HasSubstr("of 100000 epochs; the run is kept in runs/orphans")));
+  EXPECT_FALSE(std::filesystem::is_empty(work_ / "runs/orphans/checkpoints"));
+  EXPECT_THAT(leftovers(), IsEmpty());
 }
 
 // A network, an optimizer and groups of parameters of its own.

@@ -533,6 +533,22 @@ TwoProcesses with_a_store_that_is_frozen_from_the_start() {
   return ended;
 }
 
+// Rank 1 stands still until rank 0 has ended without it.
+TwoProcesses woken_too_late() {
+  const std::string port = free_port();
+  const Words lives = {"lives", "cpu", "for_ever"};
+  Program first = start_rank(0, port, lives), second = start_rank(1, port, lives);
+  EXPECT_TRUE(first.wait_for("connected"));
+  EXPECT_TRUE(second.wait_for("connected"));
+  second.send(SIGSTOP);
+  TwoProcesses ended{first.finish(), {}, {}};
+  second.send(SIGCONT);
+  const auto begin = std::chrono::steady_clock::now();
+  ended.other = second.finish();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kBeforeTimeouts);
+  return ended;
+}
+
 // As after Ctrl-Z in several terminals, or when their machine slept: the one that goes on first finds the others
 // silent.
 std::vector<Finished> with_a_pause() {
@@ -605,6 +621,7 @@ class ProcessFailuresInTime : public testing::Test {
     std::future<TwoProcesses> store_frozen_from_start = in_background(with_a_store_that_is_frozen_from_the_start);
     std::future<Timed> frozen = in_background([] { return timed(3, {"freezes"}); });
     std::future<std::vector<Finished>> paused = in_background(with_a_pause);
+    std::future<TwoProcesses> woken = in_background(woken_too_late);
   };
   static void SetUpTestSuite() { jobs_ = std::make_unique<Jobs>(); }
   static void TearDownTestSuite() { jobs_.reset(); }
@@ -641,6 +658,14 @@ TEST_F(ProcessFailuresInTime, AFrozenProcessIsNamedByTheOthers) {
     EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the process of rank 0 (cpu) is gone"));
   }
   EXPECT_LT(took, kSlowdown * 60s);
+}
+
+TEST_F(ProcessFailuresInTime, OneThatWakesWhenTheOthersHaveEndedSaysSo) {
+  const auto ended = jobs_->woken.get();
+  EXPECT_EQ(ended.waiting.code, 3);
+  EXPECT_THAT(ended.waiting.err, HasSubstr("process 0: the process of rank 1 (cpu) is gone"));
+  EXPECT_EQ(ended.other.code, 3);
+  EXPECT_THAT(ended.other.err, HasSubstr("process 1: the process of rank 0 (cpu) is gone"));
 }
 
 TEST_F(ProcessFailuresInTime, AStoreThatFreezesEndsTheRun) {

@@ -2,9 +2,7 @@
 // and which tells what it has left on the machine. And how soon such a job ought to end.
 #pragma once
 
-#include "job.hpp"
-
-#include "comm/meeting/sockets.hpp"
+#include "leftovers.hpp"
 #include "support/time_limits.hpp"
 
 #include <algorithm>
@@ -13,7 +11,6 @@
 #include <fstream>
 #include <functional>
 #include <future>
-#include <iterator>
 #include <memory>
 #include <optional>
 #include <set>
@@ -57,7 +54,7 @@ class RunningJob {
   RunningJob(int processes, bool launched, const Words& words, const std::filesystem::path& folder,
              const Words& variables = {}, const std::string& patience = "20")
       : launched_(launched), pids_(processes, -1), port_(free_port()) {
-    const Words all = variables + Words{mark_, "TMPDIR=" + temporaries_.path().string()};
+    const Words all = variables + left_.variables();
     auto surroundings = surroundings_with(all);
     surroundings.folder = folder;
     if (launched) {
@@ -110,54 +107,18 @@ class RunningJob {
     return finished;
   }
 
-  // After its end: processes, a port that answers, files in the temporary folder and in /dev/shm.
-  std::vector<std::string> leftovers() const {
-    std::vector<std::string> found;
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-      const int pid = std::atoi(entry.path().filename().c_str());
-      if (pid > 0 && is_ours(pid)) found.push_back("process " + std::to_string(pid));
-    }
-    if (!launched_ && comm::answers("127.0.0.1", std::stoi(port_), Clock::now() + std::chrono::seconds(1))) {
-      found.push_back("port " + port_);
-    }
-    for (const auto& name : temporaries_.names()) found.push_back(name + " in the temporary folder");
-    for (const auto& name : shared_memory()) {
-      if (!shared_before_.contains(name)) found.push_back(name + " in /dev/shm");
-    }
-    return found;
-  }
+  // After its end.
+  Words leftovers() const { return left_.found(sessions_, launched_ ? Words{} : Words{port_}); }
 
  private:
-  // Those that LibTorch or this project would make; other programs of the machine have theirs, and other tests their
-  // scratch folders.
-  static std::set<std::string> shared_memory() {
-    std::set<std::string> names;
-    std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
-      const std::string name = entry.path().filename();
-      if (name.starts_with("lockstep-test-")) continue;
-      if (name.find("torch") != name.npos || name.find("lockstep") != name.npos) names.insert(name);
-    }
-    return names;
-  }
-
-  // What the job has started is in a program's session, or has the job's mark in its environment. Zombies do not count.
-  bool is_ours(pid_t pid) const {
-    if (pid <= 0 || state_of(pid) == 'Z') return false;
-    if (sessions_.contains(getsid(pid))) return true;
-    std::ifstream file("/proc/" + std::to_string(pid) + "/environ", std::ios::binary);
-    const std::string environment{std::istreambuf_iterator<char>(file), {}};
-    return environment.find(mark_) != std::string::npos;
-  }
+  bool is_ours(pid_t pid) const { return left_.is_of_job(pid, sessions_); }
 
   const bool launched_;
   std::vector<pid_t> pids_;  // by rank; -1: not known yet
   const std::string port_;   // of the store, without a launcher
-  const ScratchFolder notes_, temporaries_;
-  const std::string mark_ = "LOCKSTEP_TEST_JOB=" + notes_.path().string();
-  const std::set<std::string> shared_before_ = shared_memory();
-  std::set<pid_t> sessions_;
+  const ScratchFolder notes_;
+  const Leftovers left_{};
+  std::set<pid_t> sessions_;                        // of its programs: a copy of the test has the test's environment
   std::vector<std::unique_ptr<Program>> programs_;  // last: they end before the folders go
 };
 

@@ -4,6 +4,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/ranks/rank.hpp>
 #include <lockstep/server/parameter_server.hpp>
+#include <lockstep/trainer/fit.hpp>
 
 #include <chrono>
 #include <csignal>
@@ -13,6 +14,7 @@
 #include <functional>
 #include <iostream>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
 #include <stop_token>
 #include <string>
@@ -103,6 +105,38 @@ void scenarios::dies_in_a_backward(const Setup& setup) {
       net.mean(loss, 2, 2 * rank.world_size()).backward();
     }
   });
+}
+
+void scenarios::dies_in_an_evaluation(const Setup& setup) {
+  std::istringstream words(setup.argument);
+  int victim = -1;
+  std::string folder;
+  words >> victim >> folder;
+  struct Net : torch::nn::Module {
+    explicit Net(bool dies) : dies(dies) {}
+    at::Tensor forward(const at::Tensor& x) {
+      if (!is_training()) std::cout << "evaluates\n" << std::flush;
+      if (!is_training() && dies) std::raise(SIGKILL);
+      return linear(x);
+    }
+    torch::nn::Linear linear = register_module("linear", torch::nn::Linear(4, 2));
+    const bool dies;
+  };
+  const auto launch = lockstep::comm::read_launch_environment(std::getenv);
+  const bool dies = launch && victim == (launch->member >= 0 ? launch->member : lockstep::this_process().index);
+  torch::manual_seed(1);
+  const auto x = torch::randn({24, 4}), y = (x.sum(1) > 0).to(torch::kLong);
+  lockstep::fit({.name = "signs",
+                 .module = [dies] { return Net(dies); },
+                 .criterion = torch::nn::functional::cross_entropy,
+                 .train = {{x, y}},
+                 .test = {{x, y}},
+                 .accuracy = true},
+                {.devices = setup.devices,
+                 .batch = {.size = 12, .grain = 4},
+                 .rate = {.lr = 0.1},
+                 .epochs = 3,
+                 .keep = {.run_dir = folder}});
 }
 
 void scenarios::freezes(const Setup& setup) {

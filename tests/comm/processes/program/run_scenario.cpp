@@ -34,6 +34,7 @@ int scenarios::run_scenario(int argc, char** argv) {
       {"throws", scenarios::throws},
       {"dies", scenarios::dies},
       {"dies_in_a_backward", scenarios::dies_in_a_backward},
+      {"dies_in_an_evaluation", scenarios::dies_in_an_evaluation},
       {"runs_out_of_memory", scenarios::runs_out_of_memory},
       {"serves", scenarios::serves},
       {"loses_a_worker", scenarios::loses_a_worker},

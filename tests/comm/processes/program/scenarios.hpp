@@ -29,6 +29,8 @@ void lives(const Setup& setup);        // connects, computes and calls for half 
 void throws(const Setup& setup);              // the others wait in an allreduce, or with `argument` "recv" in a receive
 void dies(const Setup& setup);                // without a word: killed, or with `argument` "exit" by std::exit(7)
 void dies_in_a_backward(const Setup& setup);  // before the third one of a DataParallel
+// The process of `argument`, "NUMBER FOLDER" (-1: none), in the first evaluation of a fit() with a grain.
+void dies_in_an_evaluation(const Setup& setup);
 void dies_while_it_receives(const Setup& setup);  // all ranks of process 1
 void runs_out_of_memory(const Setup& setup);      // a "tensor", a "vector", or more than a "limit" of its own
 void computes_on(const Setup& setup);             // past the others' timeout
