@@ -335,7 +335,7 @@ class RunReport {
     if (const auto& weights = result.history.back().weights; !weights.empty()) print("weights " + weights + "\n");
     if (const auto& parts = result.history.back().parts; !parts.empty())
       print("parts of a batch: " + parts_text(parts) + "\n");
-    if (!result.straggler.empty()) print(result.straggler + "\n");
+    if (!result.straggler.empty()) print(with_flags(result.straggler) + "\n");
     const EpochMetrics& last = result.history.back();
     print((is_of_text(last) ? "perplexity: " + loss_text(test_measure(last, "perplexity"), 2)
                             : format("test acc: %.2f", last.test_accuracy)) +

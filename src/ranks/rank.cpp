@@ -104,7 +104,11 @@ Rank Rank::wrapped(Wrap wrap) const {
   copy.backend_ = wrap(backend_);
   copy.index_ = copy.backend_->getRank();
   copy.world_size_ = copy.backend_->getSize();
-  copy.wrap_ = std::move(wrap);
+  if (!wrap_) {
+    copy.wrap_ = std::move(wrap);
+  } else {
+    copy.wrap_ = [inner = wrap_, outer = std::move(wrap)](auto backend) { return outer(inner(std::move(backend))); };
+  }
   return copy;
 }
 

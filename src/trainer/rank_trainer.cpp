@@ -8,6 +8,7 @@
 #include <lockstep/devices/memory_format.hpp>
 
 #include "batch_settings.hpp"
+#include "data_parallel/averaging.hpp"
 #include "devices/device_streams.hpp"
 #include "evaluation.hpp"
 #include "exchange_options.hpp"
@@ -57,9 +58,10 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
     : options_(options),
       callbacks_(callbacks),
       task_(task),
-      rank_(rank),
+      wait_clock_(graph ? nullptr : std::make_shared<WaitClock>(rank.device())),
+      rank_(wait_clock_ ? observed(rank, wait_clock_) : rank),
       stream_(own_stream(rank.device())),
-      traffic_(rank, /*counts=*/!graph),
+      traffic_(rank_, /*counts=*/!graph),
       hook_(make_communication_hook(options.exchange, options.seed)),
       trace_(trace),
       train_(task.train.to(rank.device())),
@@ -75,17 +77,18 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
                .groups = task.groups,
                .module = made_.module.get(),
                .ema_decay = task.ema_decay}),
-      watch_(options, rank, update_,
+      watch_(options, rank_, update_,
              /*ranks_differ=*/!holds_whole() || options.exchange.zero_stage > 0 || options.exchange.sync_every > 0),
       replicas_(options, net_, update_, traffic_),
       totals_(rank.device()),
       step_(
           make_step({task_, options_, callbacks_, rank_, net_, update_, totals_, watch_, replicas_}, std::move(graph))),
       shares_(shares_of(options.batch)),
-      stopping_(rank, callbacks.stop) {
+      stopping_(rank_, callbacks.stop) {
   made_.layers = nullptr;                        // with the layers of other ranks
   net_.replicas().replica()->leave_comparing();  // replicas_ does
   if (balances(options.batch)) balance_.emplace(net_.replicas(), net_.mesh().data(), balance);
+  watch_waits_of_gpu();
   if (resumed != nullptr) restore(*resumed);
   const auto warn = [&](const std::string& remark) {
     if (!remark.empty() && rank.index() == 0 && callbacks.on_warning) callbacks.on_warning(remark);
@@ -124,6 +127,16 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   return metrics;
 }
 
+// What a backward waits for when its own part is queued goes over several streams, with a hook or a grain. A Balance
+// watches in this one's place.
+void RankTrainer::watch_waits_of_gpu() {
+  const auto& replica = net_.replicas().replica();
+  const auto* const averaging = replica->averaging();
+  if (!wait_clock_ || rank_.device().is_cpu() || balance_ || averaging == nullptr || averaging->waits_in_backward())
+    return;
+  replica->watch_backwards([clock = wait_clock_] { clock->hold(); }, [clock = wait_clock_] { clock->release(); });
+}
+
 void RankTrainer::add_times(const torch::Tensor& of_ranks) {
   times_.resize(static_cast<size_t>(of_ranks.size(0)));
   for (size_t rank = 0; rank < times_.size(); ++rank) {
@@ -135,12 +148,11 @@ void RankTrainer::add_times(const torch::Tensor& of_ranks) {
 }
 
 std::string RankTrainer::straggler() {
-  if (!rank_.device().is_cpu() || !holds_whole()) return "";
   std::vector<std::string> names;
   for (size_t rank = 0; rank < times_.size(); ++rank) {
     names.push_back(comm::name_of(static_cast<int>(rank), comm::RankPlace::of(rank_).run->devices));
   }
-  return straggler_of(times_, timed_epochs_, names);
+  return straggler_of(times_, timed_epochs_, names, net_.split());
 }
 
 double RankTrainer::sum_of_losses() {
@@ -218,6 +230,7 @@ void RankTrainer::begin_epoch() {
   rank_.barrier();
   synchronize(rank_);
   traffic_.begin();
+  if (wait_clock_) wait_clock_->reset();
   began_at_ = clock_.seconds();
   samples_before_ = totals_.samples;
   reported_ = Clock::now();
@@ -227,6 +240,7 @@ void RankTrainer::begin_epoch() {
 // The next step's time begins here.
 void RankTrainer::go_on() {
   clock_.start();
+  if (wait_clock_) wait_clock_->start();
   if (balance_) balance_->leave_out();
 }
 
@@ -255,6 +269,7 @@ void RankTrainer::keep_or_stop(const Keep& keep) {
     if (!not_finite().empty()) return;
     synchronize(rank_);
     clock_.pause();
+    if (wait_clock_) wait_clock_->pause();
     traffic_.leave_out(keep);
     whole_.reset();
     go_on();
@@ -274,8 +289,11 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   if (!not_finite().empty()) return;
   update_.synchronize();
   synchronize(rank_);
-  own_time_ = {.seconds = std::max(0.0, clock_.seconds() - began_at_ - traffic_.seconds().value_or(0)),
-               .samples = totals_.samples - samples_before_};
+  own_time_ = {.seconds = kNotCounted, .samples = totals_.samples - samples_before_};
+  if (wait_clock_) {
+    own_time_.seconds = clock_.seconds() - began_at_ - wait_clock_->seconds();
+    wait_clock_->pause();
+  }
   rank_.barrier();
   metrics.seconds = clock_.seconds();
   metrics.bytes_per_step = traffic_.per_step();

@@ -22,6 +22,7 @@
 #include "totals.hpp"
 #include "trace.hpp"
 #include "update.hpp"
+#include "wait_clock.hpp"
 
 #include <chrono>
 #include <functional>
@@ -71,8 +72,8 @@ class RankTrainer {
   // Seconds of the last epoch in which each rank had no minibatch yet.
   const std::vector<double>& waits() const { return waits_; }
 
-  // The rank that the others waited for in the epochs so far, in words. Empty if there is none; on GPUs, whose time the
-  // host does not see; and without a split by data alone, where ranks have other work.
+  // The rank or the pipeline's stage that the others waited for in the epochs so far, in words (straggler.hpp). Empty
+  // if there is none, and with recorded steps, whose waits nobody sees.
   std::string straggler();
 
   // The whole network, under its own names. If it is split by data alone, it is the one that this rank holds. Otherwise
@@ -89,6 +90,7 @@ class RankTrainer {
   void report(StepProgress& progress);
   void keep_or_stop(const Keep& keep);
   void run_step(const Batch& batch);
+  void watch_waits_of_gpu();
   void add_times(const torch::Tensor& of_ranks);
   double sum_of_losses();  // of the epoch's samples, over all ranks
   void end_epoch(EpochMetrics& metrics);
@@ -108,8 +110,9 @@ class RankTrainer {
   const TrainOptions& options_;
   const TrainCallbacks& callbacks_;
   const Task task_;
-  Rank rank_;
-  const c10::OptionalStreamGuard stream_;  // before all that is made on it
+  const std::shared_ptr<WaitClock> wait_clock_;  // null: steps are recorded
+  Rank rank_;                                    // whose waits it measures
+  const c10::OptionalStreamGuard stream_;        // before all that is made on it
   StepTraffic traffic_;
   const std::shared_ptr<CommunicationHook> hook_;
   Trace* const trace_;  // null: none is wanted

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 
 namespace lockstep {
 
@@ -30,9 +29,6 @@ class StepTraffic {
     work();
     if (traffic_) traffic_->sent = sent;
   }
-
-  // Spent in calls since begin(), also in those that are left out; absent if nobody counts.
-  std::optional<double> seconds() const { return traffic_ ? std::optional(traffic_->seconds) : std::nullopt; }
 
   // Bytes; 0 if nobody counts them, and before the first step.
   double per_step() const { return traffic_ && steps_ > 0 ? traffic_->sent / static_cast<double>(steps_) : 0; }

@@ -1,5 +1,7 @@
-// Whether one rank computes so slowly that the others wait for it.
+// Whether one rank, or one stage of a pipeline, computes so slowly that the others wait for it.
 #pragma once
+
+#include <lockstep/layout/model_split.hpp>
 
 #include <cstdint>
 #include <string>
@@ -9,12 +11,17 @@ namespace lockstep {
 
 // What a rank has trained, without its waits for other ranks; waits for data count.
 struct RankTime {
-  double seconds = 0;
+  double seconds = 0;  // NaN: nobody could measure them
   int64_t samples = 0;
 };
 
-// The slowest rank in words, with the times of `epochs` together. Empty unless it takes at least three times as long
-// per sample as the median of the others, and makes them wait for a second per epoch or more.
-std::string straggler_of(const std::vector<RankTime>& ranks, int64_t epochs, const std::vector<std::string>& names);
+// What is slow, in words, with the times of `epochs` together. `names` are the ranks', which stand in a Mesh as `split`
+// says. Ranks of one stage compute the same layers. Among these the slowest is named if it takes at least three times
+// as long per sample as the median of the others, and makes them wait for a second per epoch or more. If there is none,
+// a stage is named that takes three times as long as the mean of the others, and a second more. Other stages compute
+// other layers, so the text says that either the device or the division may be the reason. Empty: nothing is slow, or a
+// rank was not measured.
+std::string straggler_of(const std::vector<RankTime>& ranks, int64_t epochs, const std::vector<std::string>& names,
+                         const ModelSplit& split);
 
 }  // namespace lockstep

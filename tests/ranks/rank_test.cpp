@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
+#include <lockstep/ranks/traffic.hpp>
 
 #include "support/group_tests.hpp"
 
@@ -92,6 +93,17 @@ TEST(Run, RanksAgreeOnNumbersDecisionsAndTexts) {
       if (ranks == 3) EXPECT_EQ(rank.broadcast(text, 2), std::string("rank 2\0\0", 8));
     });
   }
+}
+
+TEST(Run, GroupsOfARankThatIsWrappedTwiceAreToo) {
+  lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+    const auto inner = std::make_shared<lockstep::Traffic>(), outer = std::make_shared<lockstep::Traffic>();
+    Rank group = observed(observed(rank, inner), outer).group(0);
+    inner->sent = outer->sent = 0;
+    group.allreduce(torch::ones(4));
+    EXPECT_EQ(inner->sent, 16);
+    EXPECT_EQ(outer->sent, 16);
+  });
 }
 
 TEST(Run, AMeanNeedsWeights) {

@@ -19,7 +19,7 @@
 #   - texts for CPUs that refuse a CUDA graph: Trainer.BadInput…
 #   - hundreds of small steps take a minute there: Communication.…WithinAnEpoch…, SplitTrainer.Learns…; a ResNet is slow:
 #     RankTrainer.ComputingGrains…
-#   - how long a rank computes on a GPU is not seen: RankTrainer.…OthersWait…, balance_test, balance_trainer_test
+#   - how long a rank computes on a GPU is not seen by the host: balance_test, balance_trainer_test
 #   - a pipeline's times and memory are not measured on GPUs: SplitModelTest.Microbatches…, pipeline_cost_test
 set(simulated_tests
   "arithmetic_check_test|CheckArithmetic.ChangesNoBit:CheckArithmetic.ComputesAgain*|own"
@@ -47,7 +47,7 @@ set(simulated_tests
   "pipeline_test|Sizes/*.RandomNets*/2Ranks1F1B:Sizes/*.RandomNets*/2RanksInterleaved2:Sizes/*.RandomNets*/3RanksGPipe"
   "power_sgd_test|Sizes/*"
   "reducer_test|Reducer.*-*Exception*:*ChannelsLast*:*NoRankUses*:*GrowsAfter*"
-  "rank_trainer_test|RankTrainer.*-*ARecordedExchange*:*RecordedStepsGive*:*RunningStatistics*:*WeightsThatDiffer*:*ComputingGrains*:*OthersWait*:*OfTwoRanks*|shared"
+  "rank_trainer_test|RankTrainer.*-*ARecordedExchange*:*RecordedStepsGive*:*RunningStatistics*:*WeightsThatDiffer*:*ComputingGrains*:*OfTwoRanks*|shared"
   "resume_test|Resume.WithTheOptimizersState:Resume.WhatDraws*|shared"
   "shard_test|Sizes/*.RandomNets*/2Ranks"
   "sharded_optimizer_test|Sizes/*.Updates*/2Ranks:Sizes/*.Accumulates*/3Ranks"
@@ -56,6 +56,7 @@ set(simulated_tests
   "split_optimizer_state_test|*|shared"
   "split_trainer_test|SplitTrainer.TrainsTheSameBits*|own"
   "storeys_test|*|shared"
+  "straggler_test|SlowRank.*|own"
   "sync_batch_norm_test|Sizes/*.Layer*/2Ranks:Sizes/*.Nets*/2Ranks:SyncBatchNorm.*-*Conversion*:*GivesItsBackward*:*SaysWhat*"
   "weights_test|CheckpointTest.AShardedOptimizerGoesOn*|shared"
   "trainer_test|Trainer.Evaluates*:Trainer.ARequest*|own")
@@ -110,7 +111,8 @@ if(NOT with_simulated_device)
   return()
 endif()
 
-foreach(name batches_ahead_test simulated_device_test cost_test planted_mistakes_test rules_test schemes_test)
+foreach(name batches_ahead_test simulated_device_test cost_test planted_mistakes_test rules_test schemes_test
+    wait_clock_test)
   set_property(TEST ${name} PROPERTY ENVIRONMENT "${gpu_environment}")
 endforeach()
 # Some of them with delays: data, ZeRO 3, pipeline, mesh. All of them take minutes (docs/results).

@@ -13,11 +13,9 @@
 #include "trainer/graphed_step.hpp"
 #include "trainer/workload.hpp"
 
-#include <chrono>
 #include <cmath>
 #include <stop_token>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -208,39 +206,6 @@ TEST(RankTrainer, ComputingGrainsAgainChangesNeitherWeightsNorMetrics) {
       EXPECT_TRUE(torch::equal(outcome.weights[i], expected.weights[i])) << "weight " << i;
     }
   }
-}
-
-TEST(RankTrainer, ARankThatTheOthersWaitForIsNamedWithTimes) {
-  const auto data = lockstep::synthetic_images(150, 40);
-  const TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
-  lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
-    const lockstep::TrainCallbacks callbacks;
-    lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
-    trainer.epoch(1);
-    EXPECT_EQ(trainer.straggler(), "");
-    if (rank.index() == 1) {  // five times an epoch
-      trainer.whole()->parameters()[0].register_hook(
-          [](const torch::Tensor&) { std::this_thread::sleep_for(std::chrono::milliseconds(500)); });
-    }
-    trainer.epoch(2);
-    EXPECT_THAT(trainer.straggler(), AllOf(testing::StartsWith("rank 1 (cpu) is slow: it computed for 1."),
-                                           HasSubstr(" s per epoch, where others take 0.")));
-  });
-}
-
-TEST(Straggler, IsSlowPerSampleAndMakesOthersWait) {
-  const std::vector<std::string> names{"rank 0 (cpu)", "rank 1 (cpu)", "rank 2 (cpu)"};
-  const auto told = [&](std::vector<lockstep::RankTime> ranks, int64_t epochs) {
-    return lockstep::straggler_of(ranks, epochs, names);
-  };
-  EXPECT_EQ(told({{8, 100}, {80, 100}, {10, 100}}, 2),
-            "rank 1 (cpu) is slow: it computed for 40.00 s per epoch, where others take 5.00 s for as many samples; "
-            "they waited for it");
-  EXPECT_EQ(told({{8, 100}, {29, 100}, {10, 100}}, 2), "");      // not three times as long
-  EXPECT_EQ(told({{8, 100}, {80, 1000}, {10, 100}}, 2), "");     // it has more to do
-  EXPECT_EQ(told({{0.1, 100}, {1.9, 100}, {0.1, 100}}, 2), "");  // less than a second per epoch
-  EXPECT_EQ(told({{0, 0}, {80, 100}, {0, 0}}, 2), "");           // the others have nothing to do
-  EXPECT_EQ(told({}, 0), "");
 }
 
 TEST(RankTrainer, RanksThatHoldOtherPartsOfTheNetworkAreNotCompared) {

@@ -1,0 +1,65 @@
+// WaitClock: how long a rank is held up by its calls to other ranks. What is left of its time is its own computing.
+//
+// On the CPU these are the seconds that its thread spends in calls. On a GPU the host does not see them: what waits
+// there is the stream. So two events of the stream stand around each wait, and what lies between them is read later,
+// when they are done. No step waits for that. Used by its rank's thread, and by autograd's in a backward of it. Cost:
+// two readings of the clock per call; on a GPU also two events per wait, and as many to be read.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <lockstep/ranks/rank.hpp>
+
+#include "ranks/observed_backend.hpp"
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace lockstep {
+
+class WaitClock : public CallObserver {
+ public:
+  explicit WaitClock(const c10::Device& device) : device_(device) {}
+
+  void reset();  // of what it has measured
+  void start();  // goes on measuring; on a GPU the waits of the stream that is current now
+  void pause();
+
+  // Since reset(). On a GPU the stream must be done. NaN: its device's events tell no times.
+  double seconds();
+
+  // Around what holds up the stream of a GPU and is no call's wait. They may be nested.
+  void hold();
+  void release();
+
+  void posts(c10d::OpType, int64_t, int) override {}
+  void spent(double seconds) override;
+  void waits() override;
+
+ private:
+  using Hold = std::pair<c10::Event, c10::Event>;  // when the stream comes to a wait, and when it goes on
+
+  c10::Event mark() const;
+  void read_those_that_are_done();
+  void attempt(const std::function<void()>& use_events);  // which some types of devices refuse
+
+  const c10::Device device_;
+  bool runs_ = false;
+  double seconds_ = 0;
+  std::optional<c10::Stream> stream_;  // of a GPU, whose waits count: others hold up no computing
+  bool in_wait_ = false;               // of a call
+  int depth_ = 0;                      // of hold()
+  std::optional<c10::Event> began_;    // the outermost hold
+  std::deque<Hold> holds_;             // which are not read yet
+  bool has_times_ = true;
+};
+
+// A rank whose calls, and those of its groups, `clock` measures.
+Rank observed(const Rank& rank, std::shared_ptr<WaitClock> clock);
+
+}  // namespace lockstep
