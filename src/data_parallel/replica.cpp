@@ -255,8 +255,7 @@ at::Tensor Replica::mean_of_grain(const Batch& grain, SamplePlace place, const M
   place.size = grain.size();
   const SampleScope scope(place);
   at::Tensor mean;
-  forward_grain(grain.own_grains().begin,
-                [&] { averaging_->loop_warnings().see_grain([&] { mean = mean_of(grain); }, rank_); });
+  forward_grain(grain.own_grains().begin, [&] { mean = mean_of(grain); });
   mean = this->mean(std::move(mean), grain.size(), grain.global_size).local_mean_;
   check_targets(mean, grain.size(), grain.global_size);
   if (arithmetic_) arithmetic_->note_loss(grain.own_grains().begin, mean);
@@ -358,7 +357,7 @@ void Replica::backward_of_grains(const std::function<void()>& compute, const std
 }
 
 void Replica::forward_grain(int64_t number, const std::function<void()>& forward) {
-  statistics_->forward(number, forward);
+  statistics_->forward(number, [&] { averaging_->loop_warnings().see_grain(forward, *module_, rank_); });
 }
 
 void Replica::backward_grain(int64_t number, const std::function<void()>& backward) {
