@@ -219,7 +219,8 @@ Batches::Batches(Samples samples, const BatchOptions& options, const Partner& sh
   }
   if (!samples_.in_memory()) {
     if (samples_.batches_ahead() == 0) return;
-    ahead_ = std::make_shared<ReadAhead>([samples = samples_](const auto& numbers) { return samples.read(numbers); });
+    ahead_ = std::make_shared<ReadAhead>(
+        [samples = samples_, grain = options_.grain](const auto& numbers) { return samples.read(numbers, grain); });
     return;
   }
   const at::Tensor& x = samples_.tensors().x;
@@ -287,7 +288,6 @@ at::Tensor Batches::rows_now(const at::Tensor& data, int64_t begin, int64_t size
 }
 
 // At least one sample: see numbers_of().
-
 Dataset Batches::read(const Place& place, int64_t index) const {
   Dataset samples;
   if (ahead_) {
@@ -295,7 +295,7 @@ Dataset Batches::read(const Place& place, int64_t index) const {
     samples = ahead_->take(numbers_of(place));
     read_ahead(index + 1);
   } else {
-    samples = samples_.read(numbers_of(place));
+    samples = samples_.read(numbers_of(place), options_.grain);
   }
   return with_each_tensor(std::move(samples), [&](const at::Tensor& tensor) { return tensor.to(shard_.device); });
 }

@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <memory>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -49,6 +51,26 @@ at::Tensor draws(const std::vector<double>& sums, uint64_t seed, int64_t epoch) 
     numbers[i] = std::min(std::upper_bound(sums.begin(), sums.end(), drawn), last) - sums.begin();
   }
   return order;
+}
+
+std::string rows_text(const at::Tensor& tensor) {
+  return tensor.defined() ? c10::toString(tensor.scalar_type()) + (" " + sizes_text(tensor)) : "nothing";
+}
+
+// One tensor of each grain, as `name`, one behind the other.
+at::Tensor joined_grains(const std::vector<Dataset>& grains, const std::string& name,
+                         const std::function<at::Tensor(const Dataset&)>& tensor_of) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& grain : grains) {
+    tensors.push_back(tensor_of(grain));
+    const at::Tensor &one = tensors.back(), &first = tensors.front();
+    if (one.defined() && one.scalar_type() == first.scalar_type() && one.sizes().slice(1) == first.sizes().slice(1))
+      continue;
+    throw Error("Samples: with a grain the function is called for one grain after the other, and gave " + name + " " +
+                rows_text(first) + " for one and " + rows_text(one) +
+                " for another; give the rows of all samples one type and one shape, such as texts of one length");
+  }
+  return at::cat(tensors);
 }
 
 }  // namespace
@@ -94,7 +116,24 @@ Samples Samples::with_weights(const at::Tensor& weights) const {
                     "weights " + digest.hex());
 }
 
-Dataset Samples::read(const std::vector<int64_t>& numbers) const {
+Dataset Samples::read(const std::vector<int64_t>& numbers, int64_t grain) const {
+  const auto count = static_cast<int64_t>(numbers.size());
+  if (grain == 0 || count <= grain) return read_at_once(numbers);
+  std::vector<Dataset> grains;
+  for (int64_t begin = 0; begin < count; begin += grain)
+    grains.push_back(read_at_once({numbers.begin() + begin, numbers.begin() + std::min(begin + grain, count)}));
+  Dataset all{joined_grains(grains, "x", [](const Dataset& one) { return one.x; }),
+              joined_grains(grains, "y", [](const Dataset& one) { return one.y; })};
+  for (const auto& [name, tensor] : grains[0].more) {
+    all.more[name] = joined_grains(grains, "\"" + name + "\"", [&name = name](const Dataset& one) {
+      const auto found = one.more.find(name);
+      return found == one.more.end() ? at::Tensor() : found->second;
+    });
+  }
+  return all;
+}
+
+Dataset Samples::read_at_once(const std::vector<int64_t>& numbers) const {
   Dataset samples = read_(numbers);
   const auto count = static_cast<int64_t>(numbers.size());
   const auto fits = [&](const at::Tensor& tensor) {

@@ -46,6 +46,7 @@ class GrainStatistics {
   // grains.
   void forward(int64_t number, const std::function<void()>& compute);
   void set_sizes(int64_t samples, int64_t grain) { samples_ = samples, grain_ = grain; }
+  bool is_open() const { return open_; }  // a Guard lives
 
   // Changes the running statistics by what was noted on all ranks since the last finish(), in the order of the grains.
   // runs[r] up to runs[r + 1] are the grains of rank r. A layer that was not called in a grain, or in eval mode, leaves

@@ -17,6 +17,8 @@
 
 #include <mutex>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace lockstep {
 namespace {
@@ -54,6 +56,23 @@ at::Tensor state_of_default_generator() {
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   const std::lock_guard lock(generator.mutex());
   return generator.get_state();
+}
+
+struct OwnBuffer {
+  std::string name;
+  at::Tensor buffer;
+  uint32_t version = 0;
+};
+
+// Those that are no running statistics, which by grains are other tensors during a forward.
+std::vector<OwnBuffer> own_buffers(const torch::nn::Module& net) {
+  std::vector<OwnBuffer> buffers;
+  for (const auto& item : net.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined() || buffer.is_inference() || is_running_statistic(item.key())) continue;
+    buffers.push_back({item.key(), buffer, static_cast<uint32_t>(buffer._version())});
+  }
+  return buffers;
 }
 
 }  // namespace
@@ -127,16 +146,33 @@ void LoopWarnings::see_loss(const at::Tensor& loss, int64_t samples, const Rank&
 }
 
 // Whatever another rank of this process draws meanwhile is seen too, and repeats as little.
-void LoopWarnings::see_grain(const std::function<void()>& forward, const Rank& rank) {
-  if (rank.index() != 0 || !rank.device().is_cpu() || grains_ >= kGrainsSeen) return forward();
-  const at::Tensor before = state_of_default_generator();
+void LoopWarnings::see_grain(const std::function<void()>& forward, const torch::nn::Module& net, const Rank& rank) {
+  if (rank.index() != 0 || grains_ >= kGrainsSeen) return forward();
+  const at::Tensor state = rank.device().is_cpu() ? state_of_default_generator() : at::Tensor();
+  const auto buffers = own_buffers(net);
   forward();
-  ++grains_;
-  if (before.equal(state_of_default_generator())) return;
-  grains_ = kGrainsSeen;
+  if (state.defined() && !state.equal(state_of_default_generator())) tell_of_draws(rank);
+  const bool may_fill_caches = grains_++ == 0;
+  for (const auto& [name, buffer, version] : buffers) {
+    if (!may_fill_caches && buffer._version() != version) return tell_of_buffer(name, rank);
+  }
+}
+
+void LoopWarnings::tell_of_draws(const Rank& rank) {
+  if (std::exchange(draws_told_, true)) return;
   comm::RankPlace::of(rank).warn(
       "DataParallel: something drew from LibTorch's default generator while a grain was computed, so the bits are not "
       "the same in each run. Where the net's forward calls torch::dropout(), take lockstep::Dropout (dropout.hpp)");
+}
+
+void LoopWarnings::tell_of_buffer(const std::string& name, const Rank& rank) {
+  if (std::exchange(buffer_told_, true)) return;
+  comm::RankPlace::of(rank).warn(
+      "DataParallel: the buffer " + name +
+      " changed while a grain was computed. Each rank changes its own by its own grains, so that it depends on the "
+      "number of ranks, and so does what is computed from it. With a grain BatchNorm's and InstanceNorm's running "
+      "statistics are kept the same, and no other buffers; change this one between the steps, from what is equal on "
+      "all ranks");
 }
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 namespace lockstep {
 
@@ -24,20 +25,23 @@ class LoopWarnings {
   // as many rows as the part has `samples` is taken for an input whose gradient is wanted.
   void see_loss(const at::Tensor& loss, int64_t samples, const Rank& rank);
 
-  // Calls forward(), of a grain. Warns where that drew from LibTorch's default generator on the CPU, in the first
-  // grains.
-  void see_grain(const std::function<void()>& forward, const Rank& rank);
+  // Calls forward(), of a grain, and looks at it in the first grains. Warns where it drew from LibTorch's default
+  // generator on the CPU, and where it changed a buffer of the net that is no running statistic. The first grain's may
+  // be a cache that it fills.
+  void see_grain(const std::function<void()>& forward, const torch::nn::Module& net, const Rank& rank);
 
  private:
   void see_mode(const torch::nn::Module& net, const Rank& rank);
   void see_order(int32_t mark, const Rank& rank);
+  void tell_of_draws(const Rank& rank);
+  void tell_of_buffer(const std::string& name, const Rank& rank);
 
   bool averages_ = false;                   // a backward was averaged, or see_forward() has warned
   at::Tensor parameter_, value_;            // that see_forward() watches, and what it was
   int forwards_ = 0, changes_ = 0;          // of it
   int32_t first_mark_ = 0, last_mark_ = 0;  // of shuffled batches
   int grains_ = 0;                          // that were looked at
-  bool mode_told_ = false, order_told_ = false, loss_seen_ = false;
+  bool mode_told_ = false, order_told_ = false, loss_seen_ = false, draws_told_ = false, buffer_told_ = false;
 };
 
 }  // namespace lockstep

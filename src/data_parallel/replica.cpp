@@ -14,6 +14,7 @@
 #include "arithmetic_check.hpp"
 #include "averaging.hpp"
 #include "base/exception_text.hpp"
+#include "comm/purpose.hpp"
 #include "counted_targets.hpp"
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
@@ -109,6 +110,7 @@ Loss Replica::mean(torch::Tensor local_mean, int64_t local_size, int64_t global_
         "DataParallel: the loss must be one number, the mean over the part's samples; use the criterion's mean "
         "reduction");
   }
+  if (local_mean.dim() > 0) local_mean = local_mean.reshape({});
   return Loss(shared_from_this(), std::move(local_mean), weight, local_size, global_size, mark);
 }
 
@@ -255,8 +257,7 @@ at::Tensor Replica::mean_of_grain(const Batch& grain, SamplePlace place, const M
   place.size = grain.size();
   const SampleScope scope(place);
   at::Tensor mean;
-  forward_grain(grain.own_grains().begin,
-                [&] { averaging_->loop_warnings().see_grain([&] { mean = mean_of(grain); }, rank_); });
+  forward_grain(grain.own_grains().begin, [&] { mean = mean_of(grain); });
   mean = this->mean(std::move(mean), grain.size(), grain.global_size).local_mean_;
   check_targets(mean, grain.size(), grain.global_size);
   if (arithmetic_) arithmetic_->note_loss(grain.own_grains().begin, mean);
@@ -358,7 +359,7 @@ void Replica::backward_of_grains(const std::function<void()>& compute, const std
 }
 
 void Replica::forward_grain(int64_t number, const std::function<void()>& forward) {
-  statistics_->forward(number, forward);
+  statistics_->forward(number, [&] { averaging_->loop_warnings().see_grain(forward, *module_, rank_); });
 }
 
 void Replica::backward_grain(int64_t number, const std::function<void()>& backward) {
@@ -461,9 +462,10 @@ bool Replica::forwards_empty_parts() const {
   return has_sync_batchnorm(*module_) || (averaging_ && averaging_->exchanges_in_forward());
 }
 
+// Within a grain's forward GrainStatistics says it, of which grain.
 void Replica::rethrow_failure() const {
   if (averaging_) averaging_->rethrow_failure();
-  explain_batch_of_one(rank_);
+  if (!statistics_ || !statistics_->is_open()) explain_batch_of_one(rank_);
 }
 
 SamplePlace Replica::place_of(const Batch& batch) {
@@ -532,8 +534,29 @@ void Loss::backward() {
   replica_->backward_through(compute, local_size_, global_size_, mark_);
 }
 
+// With a grain each one has a row that one rank fills, so that the ranks' sum is exact. The rows are added in their
+// order, which is that of the grains.
 double Loss::global_item() const {
-  return replica_->rank().mean(item(), static_cast<double>(local_size_));
+  Rank& rank = replica_->rank();
+  if (runs_.empty()) return rank.mean(item(), static_cast<double>(local_size_));
+  const c10::NoGradGuard no_grad;
+  const std::string use = "mean()";
+  const comm::Purpose purpose(use);
+  const at::Tensor table = at::zeros({runs_.back(), 2}, at::TensorOptions(rank.device()).dtype(at::kDouble));
+  for (const auto& [number, size, mean] : grains_) {
+    if (size == 0) continue;  // a stand-in
+    table[number][0].copy_(mean.to(at::kDouble) * static_cast<double>(size));
+    table[number][1].fill_(static_cast<double>(size));
+  }
+  rank.allreduce(table);
+  const at::Tensor rows = table.cpu();
+  const double* const row = rows.const_data_ptr<double>();
+  double sum = 0, samples = 0;
+  for (int64_t number = 0; number < rows.size(0); ++number) {
+    sum += row[2 * number];
+    samples += row[2 * number + 1];
+  }
+  return sum / samples;
 }
 
 NoSync::NoSync(std::shared_ptr<Replica> replica) : replica_(std::move(replica)), before_(replica_->sync_) {

@@ -31,7 +31,8 @@ bool lie_alike(const at::Tensor& parameter, const at::Tensor& other) {
          other.strides() == parameter.strides();
 }
 
-// Whether a kernel takes those of the group's parameters that have a gradient, with what their states hold.
+// Whether kernels take those of the group's parameters that have a gradient, with what their states hold. One kernel is
+// of one type, and each type has its own: whether a rank keeps parameters of others too changes no bit of these.
 template <class Members>
 bool fits_kernel(const OptimizerParamGroup& group, const States& states, const Members& members_of) {
   const at::Tensor* first = nullptr;
@@ -39,7 +40,7 @@ bool fits_kernel(const OptimizerParamGroup& group, const States& states, const M
     const at::Tensor& gradient = parameter.grad();
     if (!gradient.defined()) continue;
     if (first == nullptr) first = &parameter;
-    if (parameter.scalar_type() != first->scalar_type() || parameter.device() != first->device()) return false;
+    if (parameter.device() != first->device()) return false;
     if (!at::isFloatingType(parameter.scalar_type()) || !parameter.is_non_overlapping_and_dense()) return false;
     if (!lie_alike(parameter, gradient)) return false;
     const auto state = states.find(parameter.unsafeGetTensorImpl());
@@ -58,7 +59,6 @@ struct SgdTensors {
 };
 
 void step_sgd(const SgdTensors& tensors, const torch::optim::SGDOptions& options, bool is_first_step) {
-  if (tensors.parameters.empty()) return;
   at::_fused_sgd_(tensors.parameters, tensors.gradients, tensors.buffers, options.weight_decay(), options.momentum(),
                   options.lr(), options.dampening(), options.nesterov(), /*maximize=*/false, is_first_step);
 }
@@ -66,25 +66,28 @@ void step_sgd(const SgdTensors& tensors, const torch::optim::SGDOptions& options
 // A parameter's first step, which may come late, makes its buffer.
 void step_group(const OptimizerParamGroup& group, States& states) {
   const auto& options = static_cast<const torch::optim::SGDOptions&>(group.options());
-  SgdTensors begun, fresh;
+  std::map<at::ScalarType, SgdTensors> begun, fresh;
   for (const auto& parameter : group.params()) {
     if (!parameter.grad().defined()) continue;
-    auto* tensors = &begun;
+    auto* of_types = &begun;
+    at::Tensor buffer;
     if (options.momentum() != 0) {
       auto& state = states[parameter.unsafeGetTensorImpl()];
       if (!state) {
         auto made = std::make_unique<torch::optim::SGDParamState>();
         made->momentum_buffer(at::empty_like(parameter));
         state = std::move(made);
-        tensors = &fresh;
+        of_types = &fresh;
       }
-      tensors->buffers.push_back(static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer());
+      buffer = static_cast<torch::optim::SGDParamState&>(*state).momentum_buffer();
     }
-    tensors->parameters.push_back(parameter);
-    tensors->gradients.push_back(parameter.grad());
+    SgdTensors& tensors = (*of_types)[parameter.scalar_type()];
+    if (buffer.defined()) tensors.buffers.push_back(buffer);
+    tensors.parameters.push_back(parameter);
+    tensors.gradients.push_back(parameter.grad());
   }
-  step_sgd(begun, options, /*is_first_step=*/false);
-  step_sgd(fresh, options, /*is_first_step=*/true);
+  for (const auto& [type, tensors] : begun) step_sgd(tensors, options, /*is_first_step=*/false);
+  for (const auto& [type, tensors] : fresh) step_sgd(tensors, options, /*is_first_step=*/true);
 }
 
 // ---- Adam and AdamW, which differ in their kernels.
@@ -104,6 +107,10 @@ class StepCounts {
   std::map<std::pair<int64_t, c10::DeviceIndex>, at::Tensor> tensors_;
 };
 
+struct AdamTensors {
+  std::vector<at::Tensor> parameters, gradients, averages, squares, steps;
+};
+
 template <class State>
 State& adam_state(std::unique_ptr<torch::optim::OptimizerParamState>& kept, const at::Tensor& parameter) {
   if (!kept) {
@@ -118,9 +125,10 @@ State& adam_state(std::unique_ptr<torch::optim::OptimizerParamState>& kept, cons
 template <class Options, class State, class Kernel>
 void step_group(const OptimizerParamGroup& group, States& states, StepCounts& counts, const Kernel& kernel) {
   const auto& options = static_cast<const Options&>(group.options());
-  std::vector<at::Tensor> parameters, gradients, averages, squares, steps;
+  std::map<at::ScalarType, AdamTensors> of_types;
   for (const auto& parameter : group.params()) {
     if (!parameter.grad().defined()) continue;
+    auto& [parameters, gradients, averages, squares, steps] = of_types[parameter.scalar_type()];
     auto& state = adam_state<State>(states[parameter.unsafeGetTensorImpl()], parameter);
     state.step(state.step() + 1);
     parameters.push_back(parameter);
@@ -129,10 +137,11 @@ void step_group(const OptimizerParamGroup& group, States& states, StepCounts& co
     squares.push_back(state.exp_avg_sq());
     steps.push_back(counts.tensor(state.step(), parameter.device()));
   }
-  if (parameters.empty()) return;
   const auto [beta1, beta2] = options.betas();
-  kernel(parameters, gradients, averages, squares, /*max_exp_avg_sqs=*/at::TensorList(), steps, options.lr(), beta1,
-         beta2, options.weight_decay(), options.eps(), /*amsgrad=*/false, /*maximize=*/false);
+  for (const auto& [type, of] : of_types) {
+    kernel(of.parameters, of.gradients, of.averages, of.squares, /*max_exp_avg_sqs=*/at::TensorList(), of.steps,
+           options.lr(), beta1, beta2, options.weight_decay(), options.eps(), /*amsgrad=*/false, /*maximize=*/false);
+  }
 }
 
 template <class Options, class State>

@@ -3,6 +3,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/models/dropout.hpp>
@@ -22,6 +23,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <map>
@@ -91,6 +93,7 @@ class Pipeline::State {
   static std::vector<Range> grains_of(int64_t samples, int64_t grain);
   PipelineMail mail(const Work& work, const Shapes& shapes, const std::vector<Range>& microbatches);
   void check_output(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const;
+  void check_memory(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const;
   PipelineStage& stage(int index) { return stages_[static_cast<size_t>(index / rank_.world_size())]; }
   bool is_last(int stage) const { return stage == count_ - 1; }
   int last_rank() const { return rank_.world_size() - 1; }
@@ -304,6 +307,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
       if (is_last(step.stage)) continue;
       const auto& expected = shapes[static_cast<size_t>(step.stage) + 1];
       check_output(stage, made, expected);
+      if (by_grains) check_memory(stage, made, expected);
     } else {
       // Only the last microbatch's backward completes the stage's gradients.
       std::optional<NoSync> not_yet;
@@ -342,6 +346,19 @@ void Pipeline::State::check_output(const PipelineStage& stage, const at::Tensor&
   if (y.dim() > 0 && y.scalar_type() == expected.type && y.sizes().slice(1) == at::IntArrayRef(expected.sizes)) return;
   throw Error("Pipeline: stage " + std::to_string(stage.index()) + " gives " + describe(y) + ", and gave " +
               expected.text() + " for zeros in eval mode; a stage's output must have one shape");
+}
+
+// Behind the cut it would have memory of its own, and some kernels round by where their input begins and how it lies.
+void Pipeline::State::check_memory(const PipelineStage& stage, const at::Tensor& y, const SampleShape& expected) const {
+  constexpr std::uintptr_t kLine = 64;  // bytes, at which LibTorch's memory begins
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(y.const_data_ptr()) % kLine == 0;
+  if (y.numel() == 0 || (is_aligned && y.is_contiguous(expected.format))) return;
+  throw Error(
+      "Pipeline: stage " + std::to_string(stage.index()) + " gives a view of a larger tensor, or of one that " +
+      "lies otherwise: " + describe(y) + " with strides " + c10::str(y.strides()) +
+      ". With a grain the cut must change no bit, and behind it these values would lie elsewhere in memory. Let "
+      "the stage's last layer give a tensor of its own, as by clone(at::MemoryFormat::Contiguous), or cut "
+      "elsewhere");
 }
 
 SamplePlace Pipeline::State::place_of_part(const Range& part) const {

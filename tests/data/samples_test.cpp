@@ -219,6 +219,54 @@ TEST(Orders, OfTheUsersOwnAreTakenAndChecked) {
   EXPECT_THAT(error_of([&] { samples.with_order(nullptr); }), HasSubstr("is empty"));
 }
 
+// ---- By grains.
+
+// LibTorch's sigmoid of many values has other last bits than of few.
+TEST(Grains, AreReadByThemselves) {
+  const at::Tensor values = at::linspace(-3, 3, 23 * 5).view({23, 5});
+  std::atomic<int> uneven = 0;
+  const Samples samples(23, [&](const std::vector<int64_t>& numbers) {
+    const at::Tensor rows = at::tensor(numbers);
+    uneven += numbers.size() != 3 && numbers.size() != 1 && numbers.size() != 2;
+    return Dataset{values.index_select(0, rows).sigmoid(), rows, {{"row", rows}}};
+  });
+  for (const Samples& some : {samples, samples.read_ahead(2)}) {
+    std::vector<at::Tensor> expected(23);
+    for (const int count : {1, 2, 3, 5}) {
+      for (int index = 0; index < count; ++index) {
+        for (const Batch& batch : batches(some, {.size = 10, .grain = 3}, {.index = index, .count = count})) {
+          for (int64_t row = 0; row < batch.size(); ++row) {
+            auto& theirs = expected[static_cast<size_t>(batch.y[row].item<int64_t>())];
+            if (!theirs.defined()) theirs = batch.x[row].clone();
+            EXPECT_TRUE(at::equal(batch.x[row], theirs)) << row << " of " << index << " of " << count;
+          }
+          EXPECT_TRUE(at::equal(batch["row"], batch.y));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(uneven, 0);
+}
+
+TEST(Grains, OfUnequalShapesAreRefused) {
+  const auto refused = [](int64_t grain, const Samples::Read& read) {
+    return error_of([&] { batches(Samples(8, read), {.size = 8, .shuffle = false, .grain = grain}).begin(); });
+  };
+  const auto padded = [](const std::vector<int64_t>& numbers) {  // to the longest of these
+    const auto count = static_cast<int64_t>(numbers.size());
+    return Dataset{at::zeros({count, numbers.back()}), at::zeros({count})};
+  };
+  EXPECT_EQ(refused(0, padded), "(no error)");
+  EXPECT_THAT(refused(4, padded), AllOf(HasSubstr("gave x Float"), HasSubstr("[4, 3]"), HasSubstr("[4, 7]"),
+                                        HasSubstr("one type and one shape")));
+  const auto with_some = [](const std::vector<int64_t>& numbers) {
+    Dataset all{at::tensor(numbers), at::tensor(numbers)};
+    if (numbers[0] == 0) all.more["mask"] = all.y;
+    return all;
+  };
+  EXPECT_THAT(refused(4, with_some), AllOf(HasSubstr("\"mask\""), HasSubstr("nothing for another")));
+}
+
 // ---- Reading ahead.
 
 TEST(ReadAhead, GivesTheSameBatchesOnAThreadOfItsOwn) {

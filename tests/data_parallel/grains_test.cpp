@@ -38,6 +38,7 @@ using lockstep::Rank;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
@@ -467,15 +468,21 @@ TEST(GrainRefusalsTest, OfAveragesOfBothKindsInAShardedOptimizer) {
 
 // A BatchNorm has no variance of one value.
 TEST(GrainRefusalsTest, OfOneSampleWhereABatchNormNormalisesOneValue) {
-  const auto training = [](int64_t samples_of_all) {
+  const auto training = [](int64_t samples_of_all, bool by_criterion) {
     return error_with(2, [=](Rank& rank) {
       DataParallel net(torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3)), rank);
-      net.loss(batch_of(rank, samples_of_all, 4), F::cross_entropy).backward();
+      const Batch batch = batch_of(rank, samples_of_all, 4);
+      const auto own = [&](const Batch& part) { return F::cross_entropy(net(part.x), part.y); };
+      (by_criterion ? net.loss(batch, F::cross_entropy) : net.loss(batch, own)).backward();
     });
   };
-  EXPECT_EQ(training(10), "(no error)");
-  EXPECT_THAT(training(13), AllOf(HasSubstr("rank 1"), HasSubstr("grain 3 has one sample"), HasSubstr("BatchNorm"),
-                                  HasSubstr("batch of 13 samples in grains of 4"), HasSubstr("another batch size")));
+  for (const bool by_criterion : {true, false}) {
+    EXPECT_EQ(training(10, by_criterion), "(no error)");
+    EXPECT_THAT(training(13, by_criterion),
+                AllOf(HasSubstr("rank 1"), HasSubstr("grain 3 has one sample"), HasSubstr("BatchNorm"),
+                      HasSubstr("batch of 13 samples in grains of 4"), HasSubstr("another batch size"),
+                      Not(HasSubstr("sync_batchnorm"))));
+  }
 }
 
 TEST(GrainRefusalsTest, OfLossesWithoutAGraph) {
@@ -505,6 +512,46 @@ TEST(GrainLossTest, OfOnesOwnGetsEachGrain) {
                                                 : std::vector<int64_t>{3, 1};
       EXPECT_EQ(sizes, expected);
     }
+  });
+}
+
+// A learning rate may follow it. In float64, whose sums are rounded; with grains of unequal sizes, and ranks without
+// one.
+TEST(GrainLossTest, OfTheWholeBatchHasTheSameBitsOnAnyNumberOfRanks) {
+  Dataset data = random_samples(8, 413);
+  data.x = data.x.to(torch::kDouble);
+  std::vector<double> expected;
+  for (const int ranks : {1, 2, 3, 5, 8}) {
+    for (const int stage : {0, 3}) {
+      std::vector<double> losses;
+      lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
+        auto module = rank.in_turn([] { return random_net(4); });
+        module->to(torch::kDouble);
+        DataParallel net(module, rank, {.average = stage == 0});
+        const auto make = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
+        std::optional<lockstep::ShardedOptimizer> sgd;
+        if (stage > 0) sgd.emplace(net, make, lockstep::ShardedOptions{.stage = stage});
+        for (const auto& batch :
+             lockstep::batches(data.to(rank.device()), {.size = 20, .shuffle = false, .grain = 3}, rank)) {
+          const double loss = net.loss(batch, F::cross_entropy).global_item();
+          if (rank.index() == 0) losses.push_back(loss);
+        }
+      });
+      if (expected.empty()) expected = losses;
+      EXPECT_EQ(losses, expected) << ranks << " ranks, stage " << stage;
+    }
+  }
+  EXPECT_EQ(expected.size(), 21u);
+}
+
+// One with a dimension is as good as one without.
+TEST(GrainLossTest, MayBeATensorOfOneValue) {
+  lockstep::run(lockstep::test_devices(2), [](Rank& rank) {
+    DataParallel net(torch::nn::Linear(4, 3), rank);
+    const Batch batch = batch_of(rank, 10, 3);
+    auto loss = net.loss(batch, [&](const Batch& part) { return F::cross_entropy(net(part.x), part.y).view({1}); });
+    EXPECT_EQ(loss.global_item(), net.loss(batch, F::cross_entropy).global_item());
+    loss.backward();
   });
 }
 

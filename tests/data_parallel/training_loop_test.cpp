@@ -6,6 +6,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/models/dropout.hpp>
+#include <lockstep/split/split_model.hpp>
 
 #include "support/error_of.hpp"
 #include "support/test_devices.hpp"
@@ -21,6 +22,7 @@ namespace training_loop_test {
 using lockstep::DataParallel;
 using lockstep::Rank;
 using testing::AllOf;
+using testing::Contains;
 using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -237,6 +239,47 @@ TEST(TrainingLoop, AGrainThatDrawsFromTheSharedGeneratorIsAWarning) {
   EXPECT_THAT(warnings([](const Tensor& x) { return torch::dropout(x, 0.5, true); }),
               ElementsAre(AllOf(HasSubstr("drew from LibTorch's default generator"), HasSubstr("lockstep::Dropout"))));
   EXPECT_THAT(warnings([](const Tensor& x) { return torch::relu(x); }), IsEmpty());
+}
+
+// Of a pipeline too, whose grains a stage computes.
+TEST(TrainingLoop, AGrainOfAPipelineThatDrawsFromTheSharedGeneratorIsAWarning) {
+  const auto warnings = warnings_of(2, [](Rank& rank) {
+    torch::nn::Sequential layers(torch::nn::Linear(6, 3), torch::nn::Linear(3, 3),
+                                 torch::nn::Functional([](const Tensor& x) { return torch::dropout(x, 0.5, true); }));
+    lockstep::SplitModel net(layers, rank, {.mesh = {.pipeline = 2}});
+    for (auto& batch : lockstep::batches(data, {.size = 4, .grain = 2}, net.mesh().data()))
+      net.forward_backward(batch, F::cross_entropy);
+  });
+  EXPECT_THAT(warnings, Contains(HasSubstr("drew from LibTorch's default generator")));
+}
+
+// Adds to one buffer in each forward, and fills another one in the first.
+struct CentringImpl : torch::nn::Module {
+  explicit CentringImpl(bool moves) : moves(moves) {}
+  Tensor forward(const Tensor& x) {
+    const torch::NoGradGuard no_grad;
+    if (cache.sum().item<float>() == 0) cache.fill_(1);
+    if (moves) centre.mul_(0.9).add_(x.mean(0), 0.1);
+    return x - centre;
+  }
+  bool moves;
+  Tensor centre = register_buffer("centre", torch::zeros({6})), cache = register_buffer("cache", torch::zeros({2}));
+};
+TORCH_MODULE(Centring);
+
+TEST(TrainingLoop, ABufferThatGrainsChangeIsAWarning) {
+  const auto warnings = [](bool moves, int64_t grain) {
+    return warnings_of(2, [=](Rank& rank) {
+      DataParallel net(torch::nn::Sequential(Centring(moves), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 3)),
+                       rank);
+      for (auto& batch : lockstep::batches(data, {.size = 4, .grain = grain}, rank))
+        net.loss(batch, F::cross_entropy).backward();
+    });
+  };
+  EXPECT_THAT(warnings(true, 2),
+              ElementsAre(AllOf(HasSubstr("the buffer 0.centre changed"), HasSubstr("between the steps"))));
+  EXPECT_THAT(warnings(false, 2), IsEmpty());
+  EXPECT_THAT(warnings(true, 0), IsEmpty());
 }
 
 // Rank by rank there are as many samples, so the sizes tell nothing.

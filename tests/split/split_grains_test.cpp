@@ -164,6 +164,30 @@ TEST_P(RandomPipelines, ChangeNoBit) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, RandomPipelines, testing::Range<uint64_t>(1, 13));
 
+// Behind a cut it would lie elsewhere, and MKL's products of a matrix and one row round by that.
+TEST(SplitGrainsTest, AViewBehindACutIsRefused) {
+  const auto outcome = [](const std::function<Tensor(const Tensor&)>& last, int64_t grain) {
+    return lockstep::error_of([&] {
+      lockstep::run(lockstep::test_devices(2), [&](Rank& rank) {
+        Sequential layers(torch::nn::Linear(4, 6), torch::nn::Functional(last), torch::nn::Linear(3, 3));
+        SplitModel net(layers, rank, {.mesh = {.pipeline = 2}, .cuts = {2}});
+        for (const auto& batch :
+             lockstep::batches(lockstep::random_samples(1, 10), {.size = 10, .grain = grain}, net.mesh().data()))
+          net.forward_backward(batch, F::cross_entropy);
+      });
+    });
+  };
+  const auto slice = [](const Tensor& x) { return x.narrow(1, 3, 3); };
+  const auto copy = [](const Tensor& x) { return x.narrow(1, 3, 3).clone(at::MemoryFormat::Contiguous); };
+  const auto turned = [](const Tensor& x) { return x.narrow(1, 0, 3).t().contiguous().t(); };
+  for (const int64_t grain : {1, 4}) {
+    EXPECT_EQ(outcome(copy, grain), "(no error)");
+    EXPECT_THAT(outcome(slice, grain), testing::AllOf(HasSubstr("stage 0 gives a view"), HasSubstr("clone(")));
+  }
+  EXPECT_THAT(outcome(turned, 4), HasSubstr("with strides [1, 4]"));
+  EXPECT_EQ(outcome(slice, 0), "(no error)");
+}
+
 TEST(SplitGrainsTest, ASplitByChannelsIsRefused) {
   EXPECT_THAT(lockstep::error_of([] { train({.mesh = {.tensor = 2}}); }),
               HasSubstr("Split by data and layers alone, or leave out BatchOptions::grain"));

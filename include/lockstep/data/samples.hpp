@@ -3,7 +3,8 @@
 //
 // Copies share the tensors, and the functions. Thread-safe for reading: all ranks of a process call the functions at
 // the same time, so they must be thread-safe too. Cost of a function that reads: it is called once per batch and rank,
-// on the rank's thread, which waits for it; with read_ahead() on a thread beside it.
+// or with a grain (BatchOptions::grain) once per grain, on the rank's thread, which waits for it; with read_ahead() on
+// a thread beside it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +35,8 @@ struct Dataset {
 
 class Samples {
  public:
-  // The samples of these numbers, in this order, as tensors with a row for each.
+  // The samples of these numbers, in this order, as tensors with a row for each. With a grain the rows of all samples
+  // need one type and one shape.
   using Read = std::function<Dataset(const std::vector<int64_t>& numbers)>;
   // The numbers of an epoch's samples, int64 [size()] on the CPU, each from 0 to below size().
   using Order = std::function<at::Tensor(uint64_t seed, int64_t epoch)>;
@@ -71,8 +73,11 @@ class Samples {
 
   // ---- What batches() needs.
 
-  // What the function gives for these numbers. Throws Error if it is not a row for each of them.
-  Dataset read(const std::vector<int64_t>& numbers) const;
+  // What the function gives for these numbers. With a grain it is called for so many of them at a time: what it
+  // computes of many rows at once may have other last bits than of few, and a sample must have the same bits however
+  // its batch is shared out. Throws Error if it does not give a row for each number, or rows of unequal types or
+  // shapes.
+  Dataset read(const std::vector<int64_t>& numbers, int64_t grain = 0) const;
   int batches_ahead() const { return ahead_; }
 
   bool has_order() const { return static_cast<bool>(order_); }
@@ -84,6 +89,8 @@ class Samples {
   Samples to(const c10::Device& device) const;
 
  private:
+  Dataset read_at_once(const std::vector<int64_t>& numbers) const;
+
   Dataset tensors_;
   int64_t size_ = 0;  // if a function reads them
   Read read_;

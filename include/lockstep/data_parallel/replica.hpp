@@ -74,7 +74,9 @@ class [[nodiscard]] Loss {
 
   at::Tensor value() const { return local_mean_.detach(); }  // scalar: this part's mean loss, zero for an empty part
   double item() const { return value().item<double>(); }
-  double global_item() const;  // the mean loss of the whole batch; all ranks must call it. Throws as Rank::mean does
+  // The mean loss of the whole batch; of a part by in_parts(), of all ranks' parts. All ranks must call it. With a
+  // grain it has the same bits on any number of ranks, so a learning rate may follow it. Throws as Rank::mean does.
+  double global_item() const;
 
  private:
   friend class Replica;
