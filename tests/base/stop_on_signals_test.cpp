@@ -11,7 +11,6 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
-#include <functional>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -19,16 +18,11 @@
 
 namespace stop_on_signals_test {
 
+using lockstep::comes_true;
 using lockstep::error_of;
 using lockstep::StopOnSignals;
 using testing::HasSubstr;
 using namespace std::chrono_literals;
-
-bool comes_true(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + lockstep::kSlowdown * 10s;
-  while (!condition() && std::chrono::steady_clock::now() < deadline) std::this_thread::sleep_for(1ms);
-  return condition();
-}
 
 // To the process, as a terminal or kill(1) does.
 void send(int signal) {

@@ -24,7 +24,6 @@
 #include <iostream>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -262,17 +261,6 @@ class Program {
 inline char state_of(pid_t pid) {
   const std::string text = io::stat_after_name("/proc/" + std::to_string(pid));
   return text.empty() ? '\0' : text[0];
-}
-
-// false: so long has passed without.
-template <class Condition>
-bool comes_true(const Condition& condition, std::chrono::seconds limit = std::chrono::seconds(30)) {
-  const auto deadline = std::chrono::steady_clock::now() + kSlowdown * limit;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return true;
 }
 
 inline bool wait_for_state(pid_t pid, char state) {

@@ -2,12 +2,9 @@
 // With a grain, training gives the same bits on any number of ranks, however their parts and averages are made.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/balance.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
-#include <lockstep/data_parallel/half_precision_hook.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
-#include <lockstep/data_parallel/sync_batch_norm.hpp>
 
 #include "data_parallel/grain_tree.hpp"
 #include "support/group_tests.hpp"
@@ -25,20 +22,18 @@
 namespace grains_test {
 
 using lockstep::Batch;
-using lockstep::BatchOptions;
+using lockstep::batch_of;
 using lockstep::blocks_of;
 using lockstep::DataParallel;
 using lockstep::Dataset;
+using lockstep::error_on_ranks;
 using lockstep::GrainBlock;
 using lockstep::NoSync;
 using lockstep::random_net;
 using lockstep::random_samples;
 using lockstep::RandomTask;
 using lockstep::Rank;
-using testing::AllOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::Not;
 using torch::Tensor;
 namespace F = torch::nn::functional;
 
@@ -265,172 +260,9 @@ TEST(GrainRunningStatisticsTest, AreThoseOfALoopOverTheGrains) {
   });
 }
 
-// ---- What cannot keep it is refused.
-
-std::string error_with(int ranks, const std::function<void(Rank&)>& body) {
-  return lockstep::error_on_ranks(ranks, body);
-}
-
-Batch batch_of(Rank& rank, int64_t size, int64_t grain) {
-  return *lockstep::batches(random_samples(1, size), {.size = size, .grain = grain}, rank).begin();
-}
-
-TEST(GrainRefusalsTest, OfBatches) {
-  const auto error = [](int64_t grain) {
-    return lockstep::error_of([&] { lockstep::batches(random_samples(1, 8), {.size = 8, .grain = grain}); });
-  };
-  EXPECT_THAT(error(-1), HasSubstr("the grain is -1 samples; expected 1 to the batch size, 8"));
-  EXPECT_THAT(error(9), HasSubstr("the grain is 9 samples; expected 1 to the batch size, 8"));
-}
-
-TEST(GrainRefusalsTest, OfWhatDependsOnTheRanks) {
-  const auto training = [](auto module, const lockstep::DataParallelOptions& options) {
-    return [module, options](Rank& rank) {
-      DataParallel net(module(rank), rank, options);
-      net.loss(batch_of(rank, 8, 2), F::cross_entropy).backward();
-    };
-  };
-  const auto plain = [](Rank&) { return torch::nn::Linear(4, 3); };
-  const auto sequential = [](auto make) {
-    return [make](Rank& rank) { return torch::nn::Sequential(torch::nn::Linear(4, 3), make(rank)); };
-  };
-  EXPECT_THAT(error_with(2, training(plain, {.average = false})), HasSubstr("average = false adds nothing up"));
-  EXPECT_THAT(error_with(2,
-                         [&](Rank& rank) {
-                           training(plain, {.hook = std::make_shared<lockstep::HalfPrecisionHook>(torch::kHalf)})(rank);
-                         }),
-              HasSubstr("a communication hook's averages depend on the number of ranks"));
-  EXPECT_THAT(error_with(2, training(sequential([](Rank&) { return torch::nn::Dropout(0.5); }), {})),
-              HasSubstr("take lockstep::Dropout"));
-  EXPECT_THAT(error_with(2, training(sequential([](Rank& rank) { return lockstep::SyncBatchNorm(3, rank); }), {})),
-              HasSubstr("take BatchNorm, which normalises over a grain"));
-  EXPECT_THAT(lockstep::error_of(
-                  [&] { lockstep::run(lockstep::test_devices(2), training(plain, {}), {.threads_per_rank = 2}); }),
-              HasSubstr("Set RunOptions::threads_per_rank = 1 and take more ranks"));
-}
-
-TEST(GrainRefusalsTest, OfBatchesThatAddUp) {
-  EXPECT_THAT(error_with(2,
-                         [](Rank& rank) {
-                           DataParallel net(torch::nn::Linear(4, 3), rank);
-                           const auto guard = net.no_sync();
-                           const Batch batch = batch_of(rank, 8, 2);
-                           net.loss(batch, F::cross_entropy).backward();
-                           net.loss(batch, F::cross_entropy).backward();
-                         }),
-              HasSubstr("End each step with a backward outside of no_sync()"));
-}
-
-TEST(GrainRefusalsTest, OfPartsThatAreNoGrains) {
-  EXPECT_THAT(error_with(2,
-                         [](Rank& rank) {
-                           DataParallel net(torch::nn::Linear(4, 3), rank);
-                           Batch batch = batch_of(rank, 8, 2);
-                           batch.x = batch.x.slice(0, 0, 3);
-                           batch.y = batch.y.slice(0, 0, 3);
-                           net.loss(batch, F::cross_entropy).backward();
-                         }),
-              HasSubstr("are not the grains of 2 samples that this rank is to compute"));
-}
-
-TEST(GrainRefusalsTest, OfPartsWithAndWithoutGrains) {
-  EXPECT_THAT(error_with(2,
-                         [](Rank& rank) {
-                           DataParallel net(torch::nn::Linear(4, 3), rank);
-                           Batch batch = batch_of(rank, 8, 2);
-                           const auto parts = batch.in_parts(2);
-                           {
-                             const auto guard = net.no_sync();
-                             net.loss(parts[0], F::cross_entropy).backward();
-                           }
-                           Batch plain = parts[1];
-                           plain.grain = 0;
-                           net.loss(plain, F::cross_entropy).backward();
-                         }),
-              HasSubstr("take batches with the same BatchOptions::grain"));
-}
-
-// What was computed without a grain would be added on each rank by itself.
-TEST(GrainRefusalsTest, OfGradientsFromOutside) {
-  const auto plain_part_first = [](Rank& rank) {
-    DataParallel net(torch::nn::Linear(4, 3), rank);
-    const auto parts = batch_of(rank, 8, 2).in_parts(2);
-    Batch plain = parts[0];
-    plain.grain = 0;
-    {
-      const auto guard = net.no_sync();
-      net.loss(plain, F::cross_entropy).backward();
-    }
-    net.loss(parts[1], F::cross_entropy).backward();
-  };
-  EXPECT_THAT(error_with(2, plain_part_first), HasSubstr("values of a backward without a grain"));
-  const auto penalty_first = [](bool forgets) {
-    return [forgets](Rank& rank) {
-      torch::nn::Linear module(4, 3);
-      DataParallel net(module, rank);
-      module->weight.square().sum().backward();
-      if (forgets) net->zero_grad(/*set_to_none=*/false);
-      net.loss(batch_of(rank, 8, 2), F::cross_entropy).backward();
-    };
-  };
-  EXPECT_THAT(error_with(2, penalty_first(false)), HasSubstr("values of a backward without a grain"));
-  EXPECT_EQ(error_with(2, penalty_first(true)), "(no error)");
-  const auto penalty_between = [](Rank& rank) {
-    torch::nn::Linear module(4, 3);
-    DataParallel net(module, rank);
-    const auto parts = batch_of(rank, 8, 2).in_parts(2);
-    {
-      const auto guard = net.no_sync();
-      net.loss(parts[0], F::cross_entropy).backward();
-    }
-    module->weight.square().sum().backward();
-    net.loss(parts[1], F::cross_entropy).backward();
-  };
-  EXPECT_THAT(error_with(2, penalty_between), HasSubstr("between two grains of a step"));
-}
-
-// Its bits would depend on the number of ranks, and nobody would know.
-TEST(GrainRefusalsTest, OfLossesThatAreNotComputedByGrains) {
-  const auto by = [](int64_t grain, auto backward) {
-    return error_with(2, [=](Rank& rank) {
-      DataParallel net(torch::nn::Linear(4, 3), rank);
-      for (auto& batch : lockstep::batches(random_samples(1, 10), {.size = 10, .grain = grain}, rank))
-        backward(net, batch);
-    });
-  };
-  const auto mean = [](auto& net, const Batch& batch) {
-    net.mean(F::cross_entropy(net(batch.x), batch.y), batch.size(), batch.global_size).backward();
-  };
-  const auto of_a_batch_of_ones_own = [](auto& net, const Batch& batch) {
-    net.loss(Batch{batch.x * 0.5, batch.y, batch.global_size}, F::cross_entropy).backward();
-  };
-  const auto in_parts = [](auto& net, const Batch& batch) {
-    const auto parts = batch.in_parts(2);
-    for (size_t part = 0; part < parts.size(); ++part) {
-      std::optional<NoSync> more;
-      if (part + 1 < parts.size()) more.emplace(net.replica());
-      net.mean(F::cross_entropy(net(parts[part].x), parts[part].y), parts[part].size(), batch.global_size).backward();
-    }
-  };
-  const auto through = [](auto& net, const Batch& batch) {
-    net.backward_through(
-        [&] { (F::cross_entropy(net(batch.x), batch.y) * net.weight_of(batch.size(), batch.global_size)).backward(); });
-  };
-  const auto says = AllOf(HasSubstr("rank "), HasSubstr("a backward without grains, while the batch of 10 samples"),
-                          HasSubstr("has grains of 4"), HasSubstr("net.loss(batch, function)"));
-  const auto check = [&](auto backward, const char* name) {
-    EXPECT_THAT(by(4, backward), says) << name;
-    EXPECT_EQ(by(0, backward), "(no error)") << name;
-  };
-  check(mean, "mean");
-  check(of_a_batch_of_ones_own, "of a batch of one's own");
-  check(in_parts, "in parts");
-  check(through, "through");
-}
-
 // The batch before may have had a grain.
 TEST(GrainLossTest, WithoutGrainsGoesWithOtherBatches) {
-  const std::string error = error_with(2, [](Rank& rank) {
+  const std::string error = error_on_ranks(2, [](Rank& rank) {
     DataParallel net(torch::nn::Linear(4, 3), rank);
     const auto train = [&](const Batch& batch) {
       net->zero_grad();
@@ -449,50 +281,6 @@ TEST(GrainLossTest, WithoutGrainsGoesWithOtherBatches) {
     train({data.x.slice(0, own.begin, own.end), data.y.slice(0, own.begin, own.end), 10});
   });
   EXPECT_EQ(error, "(no error)");
-}
-
-TEST(GrainRefusalsTest, OfAveragesOfBothKindsInAShardedOptimizer) {
-  for (const int stage : {1, 2}) {
-    for (const int64_t first : {0, 2}) {
-      const std::string error = error_with(2, [&](Rank& rank) {
-        DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
-        const auto make = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, 0.1); };
-        lockstep::ShardedOptimizer sgd(net, make, {.stage = stage});
-        net.loss(batch_of(rank, 8, first), F::cross_entropy).backward();
-        net.loss(batch_of(rank, 8, 2 - first), F::cross_entropy).backward();
-      });
-      EXPECT_THAT(error, HasSubstr("cannot add up; call zero_grad() between them")) << stage << " " << first;
-    }
-  }
-}
-
-// A BatchNorm has no variance of one value.
-TEST(GrainRefusalsTest, OfOneSampleWhereABatchNormNormalisesOneValue) {
-  const auto training = [](int64_t samples_of_all, bool by_criterion) {
-    return error_with(2, [=](Rank& rank) {
-      DataParallel net(torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3)), rank);
-      const Batch batch = batch_of(rank, samples_of_all, 4);
-      const auto own = [&](const Batch& part) { return F::cross_entropy(net(part.x), part.y); };
-      (by_criterion ? net.loss(batch, F::cross_entropy) : net.loss(batch, own)).backward();
-    });
-  };
-  for (const bool by_criterion : {true, false}) {
-    EXPECT_EQ(training(10, by_criterion), "(no error)");
-    EXPECT_THAT(training(13, by_criterion),
-                AllOf(HasSubstr("rank 1"), HasSubstr("grain 3 has one sample"), HasSubstr("BatchNorm"),
-                      HasSubstr("batch of 13 samples in grains of 4"), HasSubstr("another batch size"),
-                      Not(HasSubstr("sync_batchnorm"))));
-  }
-}
-
-TEST(GrainRefusalsTest, OfLossesWithoutAGraph) {
-  EXPECT_THAT(error_with(2,
-                         [](Rank& rank) {
-                           DataParallel net(torch::nn::Linear(4, 3), rank);
-                           const torch::NoGradGuard no_grad;
-                           net.loss(batch_of(rank, 8, 2), F::cross_entropy).backward();
-                         }),
-              HasSubstr("backward() of a loss that no parameter leads to"));
 }
 
 // A loss of one's own, as in a batch without a grain.
@@ -553,140 +341,6 @@ TEST(GrainLossTest, MayBeATensorOfOneValue) {
     EXPECT_EQ(loss.global_item(), net.loss(batch, F::cross_entropy).global_item());
     loss.backward();
   });
-}
-
-// ---- Stand-ins, with parameters that are divided among the ranks.
-
-std::unique_ptr<torch::optim::Optimizer> make_sgd(std::vector<Tensor> slices) {
-  return std::make_unique<torch::optim::SGD>(slices, 0.1);
-}
-
-// Of five grains rank 0 has two, and of a single one the others have none.
-TEST(GrainStandInsTest, AreComputedWhereOthersHaveMoreGrainsAndLeaveNothingBehind) {
-  lockstep::run(lockstep::test_devices(4), [](Rank& rank) {
-    torch::nn::BatchNorm1d norm(4);
-    DataParallel net(torch::nn::Sequential(norm, torch::nn::Linear(4, 3)), rank, {.average = false});
-    lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
-    for (const int64_t samples : {10, 2}) {
-      int64_t batches = norm->num_batches_tracked.item<int64_t>();
-      std::vector<int64_t> grains, stand_ins;
-      const Batch batch = batch_of(rank, samples, 2);
-      auto loss = net.loss(batch, [&](const Batch& part) {
-        (lockstep::SampleScope::current()->place().again ? stand_ins : grains).push_back(part.size());
-        return F::cross_entropy(net(part.x), part.y);
-      });
-      loss.backward();
-      const size_t own = samples == 10 ? (rank.index() == 0 ? 2 : 1) : (rank.index() == 0 ? 1 : 0);
-      EXPECT_EQ(grains, std::vector<int64_t>(own, 2));
-      EXPECT_EQ(stand_ins, std::vector<int64_t>((samples == 10 ? 2 : 1) - own, 2));
-      if (own == 0) EXPECT_EQ(loss.item(), 0);
-      EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), batches + samples / 2);
-      sgd.step();
-    }
-  });
-}
-
-TEST(GrainStandInsTest, NeedAnExample) {
-  const auto training = [](bool with_example) {
-    return error_with(3, [=](Rank& rank) {
-      DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
-      lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
-      Batch batch = batch_of(rank, 8, 4);
-      if (!with_example) batch.like = {};
-      net.loss(batch, F::cross_entropy).backward();
-    });
-  };
-  EXPECT_EQ(training(true), "(no error)");
-  EXPECT_THAT(training(false), AllOf(HasSubstr("rank 2"), HasSubstr("no samples of the batch"),
-                                     HasSubstr("take batches(), or give one sample in Batch::like")));
-}
-
-TEST(GrainStandInsTest, NeedAnExampleThatIsLikeTheBatch) {
-  using Change = std::function<void(Batch&)>;
-  const auto training = [](const Change& change) {
-    return error_with(3, [&](Rank& rank) {
-      DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
-      lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
-      Batch batch = batch_of(rank, 8, 4);
-      batch.x = batch.x.unsqueeze(1);
-      if (batch.like.x.defined()) batch.like.x = batch.like.x.unsqueeze(1);
-      change(batch);
-      net.loss(batch, [&](const Batch& part) { return F::cross_entropy(net(part.x.flatten(1)), part.y); }).backward();
-    });
-  };
-  EXPECT_EQ(training([](Batch&) {}), "(no error)");
-  EXPECT_THAT(
-      training([](Batch& batch) { batch.x = batch.x.flatten(1); }),
-      AllOf(HasSubstr("rank 2"), HasSubstr("batch.like.x is Float of sizes [1, 1, 4]"),
-            HasSubstr("batch.x is Float of sizes [0, 4]"), HasSubstr("Do to batch.like.x what you did to batch.x")));
-  EXPECT_THAT(training([](Batch& batch) {
-                if (batch.size() == 0) batch.y = batch.y.to(torch::kInt);
-              }),
-              AllOf(HasSubstr("rank 2"), HasSubstr("Do to batch.like.y what")));
-  EXPECT_THAT(training([](Batch& batch) { batch.more["mask"] = batch.x; }),
-              AllOf(HasSubstr("rank 2"), HasSubstr("batch.like.more[\"mask\"] is not there")));
-}
-
-// Three ranks have two, two and one of five grains. With divided parameters they compute each part equally often.
-TEST(GrainStandInsTest, NeedPartsThatAllRanksHave) {
-  const auto training = [](int stage) {
-    return error_with(3, [stage](Rank& rank) {
-      DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false});
-      lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = stage});
-      Batch batch = batch_of(rank, 10, 2);
-      batch.runs.clear();
-      const auto parts = batch.in_parts(2);
-      for (size_t i = 0; i < parts.size(); ++i) {
-        std::optional<NoSync> more;
-        if (i + 1 < parts.size()) more.emplace(net.replica());
-        net.loss(parts[i], F::cross_entropy).backward();
-      }
-    });
-  };
-  EXPECT_EQ(training(1), "(no error)");
-  EXPECT_THAT(training(3), AllOf(HasSubstr("without Batch::runs"), HasSubstr("take batches()")));
-}
-
-struct CountingNetImpl : torch::nn::Module {
-  CountingNetImpl() { count = register_buffer("count", torch::zeros({}, torch::kLong)); }
-  Tensor forward(const Tensor& x) {
-    count.add_(1);
-    return linear(x);
-  }
-  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(4, 3));
-  Tensor count;
-};
-TORCH_MODULE(CountingNet);
-
-TEST(GrainStandInsTest, LeaveBuffersOfAModuleOfYourOwnAsTheyAre) {
-  lockstep::run(lockstep::test_devices(4), [](Rank& rank) {
-    DataParallel net(CountingNet(), rank, {.average = false});
-    lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
-    net.loss(batch_of(rank, 10, 2), F::cross_entropy).backward();  // five grains
-    EXPECT_EQ(net->count.item<int64_t>(), rank.index() == 0 ? 2 : 1);
-  });
-}
-
-TEST(GrainStandInsTest, LayersThatOneGrainAloneUsesAreNamed) {
-  const std::string error = error_with(2, [](Rank& rank) {
-    DataParallel net(torch::nn::Sequential(lockstep::UnevenLayers(4)), rank, {.average = false});
-    lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3, .bucket_bytes = 1});
-    const Dataset data{torch::ones({2, 4}) * torch::tensor({1.0F, 0.0F}).view({2, 1}), torch::zeros({2}, torch::kLong)};
-    for (const auto& batch :
-         lockstep::batches(data.to(rank.device()), {.size = 2, .shuffle = false, .grain = 1}, rank)) {
-      net.loss(batch, F::cross_entropy).backward();
-    }
-  });
-  EXPECT_THAT(error, AllOf(HasSubstr("0.rare"), HasSubstr("unit"), HasSubstr("rank 1")));
-}
-
-TEST(GrainRefusalsTest, OfComputingAgainWhereParametersAreDivided) {
-  EXPECT_THAT(error_with(2,
-                         [](Rank& rank) {
-                           DataParallel net(torch::nn::Linear(4, 3), rank, {.average = false, .check_arithmetic = 0.5});
-                           lockstep::ShardedOptimizer sgd(net, make_sgd, {.stage = 3});
-                         }),
-              AllOf(HasSubstr("check_arithmetic"), HasSubstr("Take stage 2")));
 }
 
 }  // namespace grains_test

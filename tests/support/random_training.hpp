@@ -69,6 +69,11 @@ inline Dataset random_samples(uint64_t seed, int64_t count) {
   return {torch::randn({count, 4}, generator), torch::randint(3, {count}, generator, torch::kLong)};
 }
 
+// This rank's part of a batch of random samples.
+inline Batch batch_of(Rank& rank, int64_t size, int64_t grain) {
+  return *batches(random_samples(1, size), {.size = size, .grain = grain}, rank).begin();
+}
+
 struct RandomTask {
   uint64_t seed = 1;
   int64_t batch = 20, grain = 3, count = 50;

@@ -1,7 +1,9 @@
-// Limits of time in tests: they tell an end that somebody noticed from one that a timeout brought.
+// Limits of time in tests, and waits within one. They tell an end that somebody noticed from one that a timeout
+// brought.
 #pragma once
 
 #include <chrono>
+#include <thread>
 
 namespace lockstep {
 
@@ -15,5 +17,16 @@ inline constexpr int kSlowdown = 1;
 
 // A second or two of work and of noticing, and what a dozen processes need to start on a loaded machine.
 inline constexpr std::chrono::seconds kBeforeTimeouts{20 * kSlowdown};
+
+// false: so long has passed without.
+template <class Condition>
+bool comes_true(const Condition& condition, std::chrono::seconds limit = std::chrono::seconds(30)) {
+  const auto deadline = std::chrono::steady_clock::now() + kSlowdown * limit;
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
 
 }  // namespace lockstep

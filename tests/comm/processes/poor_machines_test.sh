@@ -1,28 +1,11 @@
 #!/usr/bin/env bash
 # Machines made of namespaces that lack something: poor_machines_test.sh PROGRAM LOCKSTEP. IPv6 alone, IPv4 alone, no network,
 # no name, no room in /tmp and /dev/shm. Exit code 77: this machine does not allow it.
-set -uo pipefail
-program=$1
-lockstep=$2
-name=lockstep-poor-$$
+# shellcheck source=tests/comm/processes/namespaces.sh
+source "$(dirname "$0")/namespaces.sh"
 out=$(mktemp)
 folder=$(mktemp -d)  # where these machines have file systems of their own
-
-skip() {
-  echo "skipped: $1"
-  exit 77
-}
-
-clean_up() {
-  # Only what this script made.
-  ip netns del "$name-a" 2>/dev/null
-  ip netns del "$name-b" 2>/dev/null
-  rm -rf "$out" "$folder"
-}
-trap clean_up EXIT
-
-command -v ip >/dev/null || skip "there is no ip (Debian: iproute2)"
-(($(id -u) == 0)) || skip "making namespaces needs root"
+made+=("$out" "$folder")
 unshare --net --mount --uts true 2>/dev/null || skip "this machine does not allow namespaces"
 
 # on_machine SET_UP WORDS...: a command, on a machine of its own that SET_UP has made poor. Its output goes to $out.
@@ -83,8 +66,7 @@ if on_machine "$full" bash -c "$by_hand" "" "$program" collectives; then exit 1;
 grep "cannot write '$folder/room/lockstep-.*': .*No space left on device" "$out"
 
 echo "two machines with IPv6 alone between them"
-ip netns add "$name-a" && ip netns add "$name-b"
-ip -n "$name-a" link add eth0 type veth peer name eth0 netns "$name-b" || skip "no veth devices here"
+add_two_hosts
 for side in a b; do
   ip -n "$name-$side" link set lo up && ip -n "$name-$side" addr del 127.0.0.1/8 dev lo
   ip -n "$name-$side" addr add "fd00:10::$side/64" dev eth0 nodad && ip -n "$name-$side" link set eth0 up

@@ -1,32 +1,15 @@
 #!/usr/bin/env bash
 # Two hosts made of network namespaces, with two processes each: two_hosts_test.sh PROGRAM LOCKSTEP. Exit code 77: this machine
 # does not allow it.
-set -uo pipefail
-program=$1
-lockstep=$2
-name=lockstep-$$
+# shellcheck source=tests/comm/processes/namespaces.sh
+source "$(dirname "$0")/namespaces.sh"
 address_of_a=10.213.77.1
 errors=$(mktemp)
 key=$(mktemp)
 folder=$(mktemp -d)
+made+=("$errors" "$key" "$folder")
 
-skip() {
-  echo "skipped: $1"
-  exit 77
-}
-
-clean_up() {
-  # Only what this script made.
-  ip netns del "$name-a" 2>/dev/null
-  ip netns del "$name-b" 2>/dev/null
-  rm -rf "/etc/netns/$name-a" "/etc/netns/$name-b" "$errors" "$key" "$folder"
-}
-trap clean_up EXIT
-
-command -v ip >/dev/null || skip "there is no ip (Debian: iproute2)"
-(($(id -u) == 0)) || skip "making network namespaces needs root"
-ip netns add "$name-a" 2>/dev/null && ip netns add "$name-b" || skip "this machine does not allow network namespaces"
-ip -n "$name-a" link add eth0 type veth peer name eth0 netns "$name-b" || skip "no veth devices here"
+add_two_hosts
 for side in a b; do
   address=10.213.77.$([[ $side == a ]] && echo 1 || echo 2)
   ip -n "$name-$side" addr add "$address/24" dev eth0 && ip -n "$name-$side" link set eth0 up &&

@@ -1,0 +1,211 @@
+#include "guilt.hpp"
+
+#include "data_parallel/partners.hpp"
+
+#include <algorithm>
+#include <set>
+
+namespace lockstep::simulation {
+namespace {
+
+using Texts = std::vector<std::string>;
+using Strikes = std::vector<Strike>;
+
+const std::string kNotCome = "no launcher has come from node";
+
+// Whether the first launcher has said that this machine is gone, with the process on it.
+bool was_lost_with_its_node(const Course& course, int process) {
+  const Outcome& outcome = course.outcomes[process];
+  return std::any_of(course.lost_nodes.begin(), course.lost_nodes.end(),
+                     [&](const auto& lost) { return lost.first == outcome.node && lost.second >= outcome.start; });
+}
+
+// If two were struck before they came to run().
+std::string both_missing(const Course& course) {
+  std::string numbers;
+  const int count = std::min(course.plan.processes, static_cast<int>(course.outcomes.size()));
+  for (int process = 0; process < count; ++process) {
+    if (is_faulty(course, process)) numbers += (numbers.empty() ? "" : ", ") + std::to_string(process);
+  }
+  return "waited 20 s for processes " + numbers + ", which did not come";
+}
+
+// A worker that fails while all train is lost, and the others go on. Before, and after, it is needed.
+bool is_loss(const Strike& strike, const Course& course) {
+  const bool ends = strike.fault == Fault::kill || strike.fault == Fault::stop;
+  if (course.plan.is_elastic()) return ends;
+  if (!course.plan.is_server() || (strike.victim == 0 && !course.plan.launcher)) return false;
+  if (strike.fault == Fault::throws) return true;
+  // Whoever has thrown lacks steps for good. So nobody can tell whether it was killed before the others had finished.
+  const Strikes strikes = happened(course);
+  const bool threw = std::any_of(strikes.begin(), strikes.end(), [&](const Strike& other) {
+    return other.fault == Fault::throws && other.victim == strike.victim;
+  });
+  if (threw) return false;
+  const auto steps_of = [&](int process) { return course.outcomes[process].ranks[0].samples.size(); };
+  const int workers = course.plan.processes - course.plan.servers;
+  for (int worker = 0; worker < workers; ++worker) {
+    if (steps_of(worker) == 0) return false;  // it may wait for what the lost one said before
+  }
+  return ends && strike.victim < workers && steps_of(strike.victim) < kSteps;
+}
+
+}  // namespace
+
+std::string name(int process) {
+  return "process " + std::to_string(process);
+}
+
+Strikes happened(const Course& course) {
+  Strikes all;
+  for (size_t i = 0; i < course.times.size(); ++i) {
+    if (course.times[i] != kNever) all.push_back(course.plan.strikes[i]);
+  }
+  return all;
+}
+
+bool has(const Strikes& strikes, Fault fault) {
+  return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) { return strike.fault == fault; });
+}
+
+bool is_faulty(const Course& course, int process) {
+  const bool never_started = course.plan.is_elastic() && course.outcomes[process].start == kNever;
+  if (never_started || was_lost_with_its_node(course, process)) return true;
+  const Strikes strikes = happened(course);
+  return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) {
+    if (strike.fault == Fault::kill_host) return !course.plan.launcher && process == 0;
+    return process == strike.victim && (strike.fault == Fault::kill || strike.fault == Fault::stop);
+  });
+}
+
+Texts names_of_the_guilty(const Strike& strike, const Course& course) {
+  const int first = strike.victim * course.plan.ranks_per_process;
+  const std::string rank = "rank " + std::to_string(first) + " (cpu)";
+  const std::string all =
+      course.plan.ranks_per_process == 1
+          ? rank
+          : "ranks " + std::to_string(first) + " to " + std::to_string(first + course.plan.ranks_per_process - 1);
+  const std::string before = name(strike.victim) + " of " + std::to_string(course.plan.processes);
+  const std::string missing =  // by its number in the generation
+      "waited 20 s for process " + (course.plan.is_elastic() ? "" : std::to_string(strike.victim));
+  const bool is_host = !course.plan.launcher && strike.victim == 0;
+  switch (strike.fault) {
+    case Fault::kill:
+      if (is_host) {
+        return {rank,
+                all,
+                course.host + " is gone",
+                "rank 0 is gone",
+                before,
+                "rank 0's process should keep",
+                "process of rank 0 keeps"};
+      }
+      return {"the process of " + all + " is gone", before + " is gone", before + " did not come to run()", missing,
+              both_missing(course)};
+    case Fault::kill_host:
+      return {course.host + " is gone", "the process of rank 0 is gone", "the process of ranks 0 to 1 is gone",
+              "rank 0 keeps",           "the launcher is gone",          "the launcher keeps",
+              "nothing answers"};
+    case Fault::stop:
+      if (is_host) {
+        return {rank,
+                all,
+                course.host + " is gone",
+                "rank 0 is gone",
+                before,
+                "rank 0 keeps",
+                "the launcher keeps",
+                "nothing answers"};
+      }
+      return {"the process of " + all + " is gone", before + " is gone", missing, both_missing(course),
+              "is gone: the store"};
+    case Fault::throws:  // as another rank, in a later generation
+      if (course.plan.is_elastic())
+        return {"thrown by the test", name(strike.victim) + " of the job is gone: it ended"};
+      return {rank + ": thrown by the test", "every worker failed"};
+    case Fault::full_disk:
+      return {"rank 0 (cpu): cannot write", "rank 0 (cpu): cannot make the folder"};
+    case Fault::differs:
+      return {"the ranks' calls differ", rank + " waits in barrier"};
+    case Fault::unanswered:
+      return {rank};
+    case Fault::leaves:
+      return {rank + " returned without", rank + " and ", rank + ", which has returned"};
+    case Fault::cut:
+      if (course.plan.is_elastic()) return {"rank", "gone", "waited 20 s for process"};  // one that joins does, too
+      return {name(strike.victim), name(strike.other), "rank", "gone"};
+    default:
+      return {};
+  }
+}
+
+bool is_done(const Outcome& outcome) {
+  return std::all_of(outcome.ranks.begin(), outcome.ranks.end(),
+                     [](const Steps& steps) { return steps.weights.size() == kSteps; });
+}
+
+bool store_is_gone(const Course& course) {
+  const Strikes strikes = happened(course);
+  return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) {
+    const bool of_victim = strike.fault == Fault::kill || strike.fault == Fault::stop;
+    return strike.fault == Fault::kill_host || strike.fault == Fault::cut ||
+           (of_victim && !course.plan.launcher && strike.victim == 0);
+  });
+}
+
+// Where slices are kept twice: two who kept the same are gone, partners among those who had all slices. Two alone have
+// all. In the newest generation that has begun some may still have only what they had in the one before.
+bool lost_state(const Course& course) {
+  if (course.plan.zero_stage == 0) return false;
+  const auto says_so = [](const Outcome& outcome) { return outcome.text.find(kLostState) != outcome.text.npos; };
+  if (std::none_of(course.outcomes.begin(), course.outcomes.end(), says_so)) return false;
+  std::vector<const Past*> begun;
+  const Past* last = nullptr;
+  for (const auto& generation : course.generations) {
+    if (generation.has_begun) begun.push_back(&generation);
+    if (!generation.members.empty()) last = &generation;
+  }
+  const auto are_gone = [&](const Past& all) {
+    const auto is_gone = [&](int member) {
+      return std::find(last->members.begin(), last->members.end(), member) == last->members.end();
+    };
+    std::vector<int> nodes;
+    for (const int member : all.members) nodes.push_back(course.outcomes[member].node);
+    const std::vector<int> kept = kept_ranks(nodes);
+    for (size_t i = 0; kept.size() > 2 && i < kept.size(); ++i) {
+      if (is_gone(all.members[i]) && is_gone(all.members[kept[i]])) return true;
+    }
+    return false;
+  };
+  const size_t first = begun.size() < 2 ? 0 : begun.size() - 2;
+  return std::any_of(begun.begin() + static_cast<std::ptrdiff_t>(first), begun.end(),
+                     [&](const Past* all) { return are_gone(*all); });
+}
+
+bool is_nobody_left(const Course& course) {
+  return std::any_of(course.generations.begin(), course.generations.end(),
+                     [](const Past& generation) { return generation.members.empty(); });
+}
+
+bool says(const Launched& launcher, const std::string& words) {
+  return std::any_of(launcher.said.begin(), launcher.said.end(),
+                     [&](const std::string& text) { return text.find(words) != text.npos; });
+}
+
+bool lacks_machines(const Course& course) {
+  return course.plan.has_agents() && says(course.launchers[0], kNotCome);
+}
+
+bool must_end_well(const Course& course) {
+  if (lost_state(course) || is_nobody_left(course) || lacks_machines(course)) return false;
+  const Strikes strikes = happened(course);
+  std::set<int> lost;
+  for (const auto& strike : strikes) {
+    if (strike.is_harmless() || strike.is_of_node()) continue;
+    if (!is_loss(strike, course)) return false;
+    lost.insert(strike.victim);
+  }
+  return !course.plan.is_server() || static_cast<int>(lost.size()) < course.plan.processes - course.plan.servers;
+}
+
+}  // namespace lockstep::simulation

@@ -1,0 +1,44 @@
+// Guilt: which faults of a simulated job came, whom an error may name for them, and what they excuse.
+#pragma once
+
+#include "outcome.hpp"
+
+#include <string>
+#include <vector>
+
+namespace lockstep::simulation {
+
+// What a process says where lost_state() is so.
+constexpr const char* kLostState = "both ranks that kept a slice are gone";
+
+std::string name(int process);  // "process 2"
+
+std::vector<Strike> happened(const Course& course);
+bool has(const std::vector<Strike>& strikes, Fault fault);
+
+// Whether a fault hit the process itself, or its machine, or it was never started.
+bool is_faulty(const Course& course, int process);
+
+// The words by which an error may name the one at fault.
+std::vector<std::string> names_of_the_guilty(const Strike& strike, const Course& course);
+
+// Whether the process can have been in a run that is over for the others, too.
+bool is_done(const Outcome& outcome);
+
+bool store_is_gone(const Course& course);
+
+// Where slices are kept twice: two who kept the same are gone, partners among those who had all slices.
+bool lost_state(const Course& course);
+
+// Of an elastic job: all who had its state are gone.
+bool is_nobody_left(const Course& course);
+
+// A machine may be gone before the job begins, or not have come in time.
+bool lacks_machines(const Course& course);
+
+bool says(const Launched& launcher, const std::string& words);
+
+// Without a fault that ends it the run goes on, as long as any are left to.
+bool must_end_well(const Course& course);
+
+}  // namespace lockstep::simulation

@@ -1,0 +1,319 @@
+#include "simulated_job.hpp"
+
+#include <ATen/ops/zeros.h>
+#include <lockstep/base/error.hpp>
+#include <nlohmann/json.hpp>
+
+#include "comm/failure.hpp"
+#include "comm/meeting/meeting.hpp"
+#include "job_of_process.hpp"
+#include "ranks/elastic_job.hpp"
+#include "trainer/checkpoint_folder.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace lockstep::simulation {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Time kLimit = 120 * kSecond;
+constexpr int kBetweenCheckpoints = 5, kKept = 2;
+constexpr auto kFixedSilence = 3s;          // of every second run; the others' follows their processes' gaps
+constexpr Time kPace = 100 * kMillisecond;  // of steps on several machines, so that these have time to come again
+
+}  // namespace
+
+// ---- The job.
+
+SimulatedJob::SimulatedJob(const Plan& plan, const Reference* reference, const std::filesystem::path& folder,
+                           bool with_log)
+    : plan_(plan),
+      reference_(reference),
+      folder_(folder),
+      scheduler_(plan.seed, with_log, kLimit),
+      network_(scheduler_),
+      disk_(scheduler_.draw(2) == 0),
+      consistency_(scheduler_.draw(2) == 0 ? Consistency::asynchronous : Consistency::bounded) {
+  course_.plan = plan;
+  course_.times.resize(plan.strikes.size(), kNever);
+  course_.host = plan.launcher ? "the launcher"
+                 : plan.ranks_per_process == 1
+                     ? "the process of rank 0 (cpu)"
+                     : "the process of ranks 0 to " + std::to_string(plan.ranks_per_process - 1);
+}
+
+Report SimulatedJob::run() {
+  plant_disk_faults();
+  scheduler_.on_death = [this](Process& process) { hear_of_end(process); };
+  if (plan_.launcher) launcher_ = &scheduler_.add_process("launcher");
+  for (int process = 0; !plan_.is_elastic() && process < plan_.processes; ++process) add_process(process, process);
+  if (plan_.is_elastic()) add_launcher(0, *launcher_, [this](size_t number) { be_first(course_.launchers[number]); });
+  if (plan_.has_agents()) add_agents();
+  if (!plan_.is_elastic()) {
+    if (launcher_ != nullptr) scheduler_.start(*launcher_, [this] { launch(); });
+    for (int process = 0; process < plan_.processes; ++process) start(process);
+  }
+  course_.left = scheduler_.run();
+  if (plan_.checkpoints) read_checkpoint();
+  if (plan_.is_elastic()) read_generations();
+  return report();
+}
+
+std::chrono::milliseconds SimulatedJob::silence() const {
+  return plan_.seed % 2 == 0 ? kFixedSilence : 0s;
+}
+
+std::map<std::string, std::string> SimulatedJob::environment_of(int process, int place) const {
+  const std::string rank = std::to_string(place), count = std::to_string(std::max(plan_.processes, place + 1));
+  std::map<std::string, std::string> all{{"RANK", rank},
+                                         {"WORLD_SIZE", count},
+                                         {"LOCAL_RANK", std::to_string(place % plan_.places())},
+                                         {"LOCAL_WORLD_SIZE", std::to_string(plan_.places())},
+                                         {"MASTER_ADDR", "127.0.0.1"},
+                                         {"MASTER_PORT", std::to_string(kPort)},
+                                         {"TORCHELASTIC_USE_AGENT_STORE", plan_.launcher ? "True" : "False"}};
+  if (plan_.is_server()) all["LOCKSTEP_KEEP_GOING"] = "1";
+  if (!plan_.is_elastic()) return all;
+  all["LOCKSTEP_ELASTIC_MEMBER"] = std::to_string(process);
+  all["LOCKSTEP_ELASTIC_MIN"] = "1";
+  return all;
+}
+
+comm::LaunchEnvironment SimulatedJob::launch_of(int process, int place) const {
+  const auto environment = environment_of(process, place);
+  return *comm::read_launch_environment([&](const char* name) -> const char* {
+    const auto found = environment.find(name);
+    return found == environment.end() ? nullptr : found->second.c_str();
+  });
+}
+
+Outcome& SimulatedJob::outcome_of(int process) {
+  while (static_cast<int>(course_.outcomes.size()) <= process) {
+    course_.outcomes.emplace_back().ranks.resize(plan_.ranks_per_process);
+  }
+  return course_.outcomes[process];
+}
+
+void SimulatedJob::add_process(int process, int place) {
+  Process& added = scheduler_.add_process("process " + std::to_string(process));
+  added.environment = environment_of(process, place);
+  processes_.resize(std::max(processes_.size(), static_cast<size_t>(process) + 1));
+  outcome_of(process);
+  processes_[process] = &added;
+  for (size_t i = 0; i < plan_.strikes.size(); ++i) {
+    if (plan_.strikes[i].victim == process && !plan_.strikes[i].is_of_node()) plant(i, added);
+  }
+}
+
+void SimulatedJob::start(int process) {
+  scheduler_.start(*processes_[process], [this, process] { be_process(process); });
+}
+
+// ---- The faults.
+
+void SimulatedJob::note(size_t strike) {
+  course_.times[strike] = std::min(course_.times[strike], scheduler_.now());
+}
+
+std::function<void()> SimulatedJob::happens(size_t strike, std::function<void()> fault) {
+  return [this, strike, fault = std::move(fault)] {
+    note(strike);
+    fault();
+  };
+}
+
+void SimulatedJob::plant(size_t i, Process& victim) {
+  const Strike& strike = plan_.strikes[i];
+  const auto point = static_cast<int64_t>(strike.part * static_cast<double>(reference_ ? reference_->points : 1'000));
+  const auto at_point = [&](std::function<void()> fault) {
+    scheduler_.at_point(victim, point, happens(i, std::move(fault)));
+  };
+  switch (strike.fault) {
+    case Fault::kill:
+      return at_point([this, &victim] { scheduler_.kill(victim); });
+    case Fault::kill_host:  // a launcher has few points of its own, so it dies at a process's
+      return at_point([this] { scheduler_.kill(launcher_ != nullptr ? *launcher_ : *processes_[0]); });
+    case Fault::stop:
+      return at_point([this, &victim, &strike] { scheduler_.stop(victim, strike.length); });
+    case Fault::cut:
+      return at_point([this, &victim, &strike] {
+        if (strike.other < count() && processes_[strike.other] != nullptr)
+          network_.cut(victim, *processes_[strike.other], scheduler_.now() + strike.length);
+      });
+    case Fault::slow:
+      victim.slowness = strike.length;
+      return note(i);
+    case Fault::late:
+      network_.lateness = strike.length;
+      return note(i);
+    default:  // a rank's, or the disk's
+      return;
+  }
+}
+
+void SimulatedJob::plant_disk_faults() {
+  for (size_t i = 0; i < plan_.strikes.size(); ++i) {
+    const Strike& strike = plan_.strikes[i];
+    const auto goes_out = [this] {
+      for (const auto& process : scheduler_.processes()) scheduler_.kill(*process);
+    };
+    if (strike.fault == Fault::full_disk) disk_.fills = {strike.call, happens(i)};
+    if (strike.fault == Fault::power) disk_.power = {strike.call, happens(i, goes_out)};
+    if (strike.fault == Fault::lost_fsync) {
+      disk_.loses = {strike.call, happens(i)};
+      disk_.power = {strike.call + strike.calls, happens(i, goes_out)};
+    }
+  }
+}
+
+// ---- What the processes do.
+
+void SimulatedJob::be_process(int process) {
+  Outcome& outcome = course_.outcomes[process];
+  RunOptions options;
+  options.timeout = 20s;
+  options.rendezvous_timeout = 20s;
+  options.silence = silence();
+  try {
+    plan_.is_elastic() ? run_generations(process, options) : run_ranks(process, options);
+  } catch (const Error& error) {
+    outcome.text = error.what();
+  }
+  outcome.end = scheduler_.now();
+  outcome.over = true;
+  scheduler_.note("run() has ended" + (outcome.text.empty() ? "" : ": " + outcome.text));
+  jobs().erase(processes_[process]);
+}
+
+void SimulatedJob::run_ranks(int process, const RunOptions& options) {
+  const Devices devices(plan_.ranks(), c10::Device(c10::kCPU));
+  const auto body = [&](Rank& rank) {
+    const Listener listener{[&](int step) { return goes_on(process, rank, step); },
+                            [&](int step, const Parameters& parameters) {
+                              if (plan_.checkpoints && rank.index() == 0 && (step + 1) % kBetweenCheckpoints == 0)
+                                save(step + 1, parameters);
+                            }};
+    Steps& steps = course_.outcomes[process].ranks[rank.index_in_process()];
+    if (plan_.is_server()) return train_at_servers(rank, data_, plan_.servers, consistency_, steps, listener);
+    train(rank, data_, steps, listener);
+    for (size_t i = 0; i < plan_.strikes.size(); ++i) {
+      if (plan_.strikes[i].fault != Fault::unanswered || !is_victim(plan_.strikes[i], process, rank)) continue;
+      note(i);
+      std::vector<at::Tensor> numbers{at::zeros({3})};
+      rank.backend().allreduce(numbers, c10d::AllreduceOptions());
+    }
+  };
+  lockstep::run(devices, body, options);
+}
+
+void SimulatedJob::run_generations(int process, const RunOptions& options) {
+  ElasticJob job({}, silence(), {});
+  Progress progress{.zero_stage = plan_.zero_stage};
+  const auto body = [&](Rank& rank) {
+    const Listener listener{[&](int step) { return goes_on(process, rank, step); }, [](int, const Parameters&) {}};
+    train_elastic(rank, data_, job, progress, course_.outcomes[process].ranks[0], listener);
+  };
+  while (!progress.is_last && job.enter()) {
+    try {
+      lockstep::run({c10::Device(c10::kCPU)}, body, options);
+    } catch (const comm::ProcessDied&) {
+      progress.is_last = false;
+      job.leave();
+    }
+  }
+}
+
+bool SimulatedJob::is_victim(const Strike& strike, int process, const Rank& rank) const {
+  return strike.victim == process && rank.index_in_process() == 0;
+}
+
+bool SimulatedJob::goes_on(int process, Rank& rank, int step) {
+  bool goes_on = true;
+  if (plan_.has_agents()) scheduler_.sleep(kPace);
+  for (size_t i = 0; i < plan_.strikes.size(); ++i) {
+    const Strike& strike = plan_.strikes[i];
+    if (strike.step != step || !strike.is_by_rank() || !is_victim(strike, process, rank)) continue;
+    if (strike.fault == Fault::unanswered) continue;
+    note(i);
+    if (strike.fault == Fault::throws) throw std::runtime_error("thrown by the test");
+    if (strike.fault == Fault::differs) rank.barrier();
+    if (strike.fault == Fault::leaves) goes_on = false;
+  }
+  return goes_on;
+}
+
+void SimulatedJob::save(int step, const Parameters& parameters) {
+  RunState state{.epochs = 0, .steps = step, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
+  put_under("model", parameters, state.tensors);
+  const bool had_lost = disk_.has_lost();
+  CheckpointFolder(folder_ / "checkpoints", kKept, disk_).write(state);
+  if (had_lost == disk_.has_lost()) course_.saved = step;
+}
+
+// ---- What is left of it.
+
+// As the next run would.
+void SimulatedJob::read_checkpoint() {
+  const bool out = std::any_of(plan_.strikes.begin(), plan_.strikes.end(), [](const Strike& strike) {
+    return strike.fault == Fault::power || strike.fault == Fault::lost_fsync;
+  });
+  if (out && !scheduler_.processes()[0]->lives()) disk_.crash();
+  try {
+    const auto file = checkpoint_to_go_on(folder_ / "checkpoints", {});
+    if (file.empty()) return;
+    const RunState state = read_run_state(file);
+    course_.found = static_cast<int>(state.steps);
+    Parameters parameters;
+    for (const std::string name : {"w", "b"}) {
+      for (const auto& found : tensors_under("model", state.tensors)) {
+        if (found.first == name) parameters.push_back(found);
+      }
+    }
+    course_.found_weights = digest_of(parameters);
+  } catch (const Error& error) {
+    course_.unreadable = error.what();
+  }
+}
+
+// What the store has kept of the generations.
+void SimulatedJob::read_generations() {
+  const auto& host = network_.hosts[kPort];
+  if (!host) return;
+  const std::string begun = comm::job_prefix(launch_of(0).job) + comm::kGenerations;
+  for (const auto& text : host->generations) {
+    const auto object = nlohmann::json::parse(text);
+    const std::string key = begun + "/begun/" + std::to_string(object.at("number").get<int>());
+    course_.generations.push_back({object.at("members"), host->values.contains(key)});
+    for (const int member : course_.generations.back().members) outcome_of(member);  // also of one that never started
+  }
+}
+
+Report SimulatedJob::report() {
+  Report report;
+  report.wrongs = wrongs_of(course_, reference_);
+  for (const auto& wrong : network_.wrongs) report.wrongs.push_back(wrong);
+  for (const int process : killed_by_launcher_) {
+    report.wrongs.push_back("process " + std::to_string(process) + " did not end by itself, so the launcher killed it");
+  }
+  if (!processes_.empty()) {
+    const auto& weights = course_.outcomes[0].ranks[0].weights;
+    for (size_t step = 0; step < weights.size(); ++step) report.found.weights[step] = weights[step];
+    report.found.points = processes_[0]->points;
+    report.found.time = course_.outcomes[0].end;
+  }
+  report.trace = scheduler_.trace();
+  report.points = scheduler_.points();
+  report.time = scheduler_.now();
+  report.longest_end = longest_end(course_);
+  for (const auto& outcome : course_.outcomes) report.ended_early |= !outcome.text.empty();
+  return report;
+}
+
+Report simulate(const Plan& plan, const Reference* reference, const std::filesystem::path& folder, bool with_log) {
+  // It is never destroyed: threads of killed processes still wait in it.
+  return (new SimulatedJob(plan, reference, folder, with_log))->run();
+}
+
+}  // namespace lockstep::simulation

@@ -1,0 +1,100 @@
+// SimulatedJob: one job of a Plan, from its first process to its last. Its processes run the library's run() over the
+// simulated network; its launchers are as `lockstep launch` has them (simulated_launchers.cpp).
+#pragma once
+
+#include <lockstep/ranks/rank.hpp>
+
+#include "comm/meeting/job_store.hpp"
+#include "comm/meeting/launch_environment.hpp"
+#include "disk.hpp"
+#include "machine.hpp"
+#include "network.hpp"
+#include "outcome.hpp"
+#include "simulation.hpp"
+#include "training.hpp"
+
+#include <chrono>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::simulation {
+
+constexpr int kPort = 29'500;  // of the store
+
+class SimulatedJob {
+ public:
+  SimulatedJob(const Plan& plan, const Reference* reference, const std::filesystem::path& folder, bool with_log);
+  Report run();
+
+ private:
+  int count() const { return static_cast<int>(processes_.size()); }  // of processes, with successors
+  std::chrono::milliseconds silence() const;
+  std::map<std::string, std::string> environment_of(int process, int place) const;
+  comm::LaunchEnvironment launch_of(int process, int place) const;
+  comm::LaunchEnvironment launch_of(int process) const { return launch_of(process, process); }
+  Outcome& outcome_of(int process);
+  void add_process(int process, int place);
+  void start(int process);
+
+  void note(size_t strike);  // that it has come
+  std::function<void()> happens(
+      size_t strike, std::function<void()> fault = [] {});
+  void plant(size_t i, Process& victim);
+  void plant_disk_faults();
+
+  void be_process(int process);
+  void run_ranks(int process, const RunOptions& options);
+  void run_generations(int process, const RunOptions& options);
+  bool is_victim(const Strike& strike, int process, const Rank& rank) const;
+  bool goes_on(int process, Rank& rank, int step);
+  void save(int step, const Parameters& parameters);
+
+  void read_checkpoint();
+  void read_generations();
+  Report report();
+
+  // The launchers.
+  void launch();
+  void add_launcher(int node, Process& process, std::function<void(size_t number)> body);
+  void be_first(Launched& launched);
+  void be_agent(Launched& launched);
+  comm::LaunchEnvironment environment_of_node(int node) const;
+  Machine::Hooks hooks_of(Launched& launched);
+  Process& start(const Launched& launched, int member, int place);
+  void say(Launched& launched, const std::string& text);
+  void note_failure();
+  bool only_lost_run(const comm::StorePtr& store) const;
+  void kill_the_rest();
+  void kill(int process);
+  void hear_of_end(Process& process);
+
+  // Other machines than the first.
+  Time time_after(double part) const;
+  void add_agents();
+  void add_agent(int node, bool is_extra = false, int more_processes = 0);
+  Process* agent_of(int node) const;
+  void strike_agent(size_t i, Process& agent);
+  void cut_from_other_machines(Process& process, const Process& agent, Time until);
+
+  const Plan plan_;
+  const Reference* const reference_;
+  const std::filesystem::path folder_;
+  Scheduler scheduler_;
+  Network network_;
+  Disk disk_;
+  const Consistency consistency_;  // of a job with servers
+  Process* launcher_ = nullptr;
+  std::vector<Process*> processes_ = {};  // those with ranks, by number
+  Course course_;
+  std::deque<std::pair<int, std::string>> ends_ = {};  // processes, and how; "": well
+  Time to_kill_ = kNever;                              // the launcher ends what still runs
+  std::vector<int> killed_by_launcher_ = {};
+  const Dataset data_ = training_set();
+};
+
+}  // namespace lockstep::simulation
