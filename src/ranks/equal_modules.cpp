@@ -114,15 +114,31 @@ bool check_that_modules_match(const ModuleTensors& tensors, Rank& rank, const st
   return same_values;
 }
 
+// Of a GPU's calls that were posted before one failed: the stream waits for them, and not the host. Otherwise whoever
+// gets their memory next would write to it while they may still do.
+void wait_on_stream(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
+  for (const auto& work : works) {
+    try {
+      work->wait();
+    } catch (const std::exception&) {  // follows from the first failure, which is told
+    }
+  }
+}
+
 // Rank 0's values, one call under way beside the other.
 void broadcast_entries(const ModuleTensors& tensors, Rank& rank) {
   std::vector<std::vector<torch::Tensor>> packed;
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   for (const auto& [name, tensor] : tensors) packed.push_back({tensor.contiguous()});  // NCCL's way
-  for (auto& one : packed) works.push_back(rank.backend().broadcast(one, c10d::BroadcastOptions()));
-  for (size_t i = 0; i < works.size(); ++i) {
-    works[i]->wait();
-    if (!packed[i][0].is_same(tensors[i].second)) tensors[i].second.copy_(packed[i][0]);
+  try {
+    for (auto& one : packed) works.push_back(rank.backend().broadcast(one, c10d::BroadcastOptions()));
+    for (size_t i = 0; i < works.size(); ++i) {
+      works[i]->wait();
+      if (!packed[i][0].is_same(tensors[i].second)) tensors[i].second.copy_(packed[i][0]);
+    }
+  } catch (...) {
+    if (!rank.device().is_cpu()) wait_on_stream(works);
+    throw;
   }
   rank.backend();  // throws if the run has failed meanwhile
 }

@@ -3,6 +3,7 @@
 // has changed: whole steps, with which the others go on to the weights and the metrics of a run in peace.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/devices/devices.hpp>
 #include <lockstep/models/weights.hpp>
 
 #include "data_parallel/replica_check.hpp"
@@ -29,16 +30,21 @@ namespace elastic_steps_test {
 // Sanitizers look at memory and threads: there every third call is enough.
 constexpr int kStride = kSlowdown;
 
+// A process that is gone has no memory. This rank's thread frees its own, so on a GPU it first waits for what it has
+// posted.
 class EndsAtCall : public CallObserver {
  public:
-  explicit EndsAtCall(int call) : left_(call) {}
+  EndsAtCall(int call, const c10::Device& device) : left_(call), device_(device) {}
   void posts(c10d::OpType, int64_t, int) override {
-    if (--left_ == 0) throw std::runtime_error("gone");
+    if (--left_ != 0) return;
+    synchronize(device_);
+    throw std::runtime_error("gone");
   }
   void spent(double) override {}
 
  private:
   int left_;
+  const c10::Device device_;
 };
 
 TrainOptions small_options() {
@@ -78,7 +84,8 @@ std::optional<RunState> left_at(int call, const TrainOptions& options, const Ima
   const auto body = [&](Rank& rank) {
     Rank with_end = rank.wrapped([&](c10::intrusive_ptr<c10d::Backend> backend) -> c10::intrusive_ptr<c10d::Backend> {
       if (rank.index() == 0) return backend;
-      return c10::make_intrusive<ObservedBackend>(std::move(backend), std::make_shared<EndsAtCall>(call));
+      return c10::make_intrusive<ObservedBackend>(std::move(backend),
+                                                  std::make_shared<EndsAtCall>(call, rank.device()));
     });
     RankTrainer trainer(options, callbacks, task_of(options, data), with_end, nullptr, nullptr);
     trainer.be_elastic({});
@@ -188,7 +195,8 @@ std::optional<States> left_in_pieces_at(int call, const TrainOptions& options, c
   const auto body = [&](Rank& rank) {
     Rank with_end = rank.wrapped([&](c10::intrusive_ptr<c10d::Backend> backend) -> c10::intrusive_ptr<c10d::Backend> {
       if (rank.index() != 1) return backend;
-      return c10::make_intrusive<ObservedBackend>(std::move(backend), std::make_shared<EndsAtCall>(call));
+      return c10::make_intrusive<ObservedBackend>(std::move(backend),
+                                                  std::make_shared<EndsAtCall>(call, rank.device()));
     });
     RankTrainer trainer(options, callbacks, task_of(options, data), with_end, nullptr, nullptr);
     trainer.be_elastic({});
