@@ -113,7 +113,7 @@ const Reference* Runs::reference_of(const Plan& plan) const {
   return found == references_.end() ? nullptr : &found->second;
 }
 
-void Runs::run_in_child(const std::vector<Plan>& plans, bool with_log) const {
+bool Runs::run_in_child(const std::vector<Plan>& plans, bool with_log) const {
   for (size_t i = 0; i < plans.size(); ++i) shared()[i] = {};
   std::fflush(nullptr);
   const pid_t child = fork();
@@ -130,8 +130,10 @@ void Runs::run_in_child(const std::vector<Plan>& plans, bool with_log) const {
     std::fflush(nullptr);
     _exit(0);
   }
-  waitpid(child, nullptr, 0);
+  int status = 0;
+  waitpid(child, &status, 0);
   empty(folder_.path());
+  return WIFSIGNALED(status) && WTERMSIG(status) != SIGALRM;
 }
 
 Result Runs::run(const Plan& plan, bool with_log) const {
@@ -140,12 +142,19 @@ Result Runs::run(const Plan& plan, bool with_log) const {
 }
 
 std::vector<Result> Runs::run_all(const std::vector<Plan>& plans) const {
-  run_in_child(plans, false);
+  const bool crashed = run_in_child(plans, false);
   std::vector<Result> results;
-  for (size_t i = 0; i < plans.size(); ++i) results.push_back(result_of(shared()[i]));
+  size_t done = 0;
+  for (size_t i = 0; i < plans.size(); ++i) {
+    results.push_back(result_of(shared()[i]));
+    if (shared()[i].done) ++done;
+  }
   for (size_t i = 0; i < plans.size(); ++i) {
     if (!results[i].wrong.empty()) results[i] = run(plans[i]);
   }
+  // What a wrong access to memory does depends on what was there before.
+  if (crashed && done < results.size() && results[done].wrong.empty())
+    results[done].wrong = "  the program crashed behind other runs, not alone\n";
   return results;
 }
 

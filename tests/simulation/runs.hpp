@@ -37,7 +37,7 @@ class Runs {
   using World = std::tuple<Program, int, int, int, int, int>;  // processes, ranks of each, servers, stage, machines
   static World world_of(const Plan& plan);
   const Reference* reference_of(const Plan& plan) const;
-  void run_in_child(const std::vector<Plan>& plans, bool with_log) const;
+  bool run_in_child(const std::vector<Plan>& plans, bool with_log) const;  // whether it crashed
 
   ScratchFolder folder_;
   std::map<World, Reference> references_;
