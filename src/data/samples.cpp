@@ -70,7 +70,7 @@ at::Tensor joined_grains(const std::vector<Dataset>& grains, const std::string& 
                 rows_text(first) + " for one and " + rows_text(one) +
                 " for another; give the rows of all samples one type and one shape, such as texts of one length");
   }
-  return at::cat(tensors);
+  return at::cat(tensors);  // of one grain too: how it lies in memory depends on no number of grains
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ Samples Samples::with_weights(const at::Tensor& weights) const {
 
 Dataset Samples::read(const std::vector<int64_t>& numbers, int64_t grain) const {
   const auto count = static_cast<int64_t>(numbers.size());
-  if (grain == 0 || count <= grain) return read_at_once(numbers);
+  if (grain == 0 || count == 0) return read_at_once(numbers);
   std::vector<Dataset> grains;
   for (int64_t begin = 0; begin < count; begin += grain)
     grains.push_back(read_at_once({numbers.begin() + begin, numbers.begin() + std::min(begin + grain, count)}));
@@ -129,6 +129,12 @@ Dataset Samples::read(const std::vector<int64_t>& numbers, int64_t grain) const 
       const auto found = one.more.find(name);
       return found == one.more.end() ? at::Tensor() : found->second;
     });
+  }
+  for (const auto& one : grains) {
+    if (one.more.size() == grains[0].more.size()) continue;
+    throw Error("Samples: with a grain the function is called for one grain after the other, and gave " +
+                std::to_string(grains[0].more.size()) + " tensors beside x and y for one and " +
+                std::to_string(one.more.size()) + " for another; give all samples the same tensors");
   }
   return all;
 }

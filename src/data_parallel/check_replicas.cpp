@@ -31,7 +31,7 @@ Hashes hashes_of_all(const io::NamedTensors& replica, Rank& rank, const std::vec
   const auto& place = comm::RankPlace::of(rank);
   const auto count = static_cast<int64_t>(replica.size());
   const std::vector<int64_t> hashes = hashes_of(replica);
-  const bool changed = !std::equal(noted.begin(), noted.end(), hashes.begin());
+  const bool changed = noted.size() > hashes.size() || !std::equal(noted.begin(), noted.end(), hashes.begin());
   const at::Tensor of_ranks = of_all_ranks(rank, {place.world_rank, count, changed});
   Hashes all;
   for (int other = 0; other < rank.world_size(); ++other) {
@@ -99,8 +99,13 @@ io::NamedTensors replica_of(const torch::nn::Module& module, const torch::optim:
 
 io::NamedTensors running_statistics_of(const torch::nn::Module& module) {
   io::NamedTensors tensors;
-  for (const auto& item : module.named_buffers()) {
-    if (is_running_statistic(item.key())) tensors.emplace_back(item.key(), item.value());
+  for (const auto& layer : module.named_modules()) {
+    const auto buffers = layer.value()->named_buffers(/*recurse=*/false);
+    if (!buffers.contains("running_mean") || !buffers.contains("running_var")) continue;
+    for (const auto& item : buffers) {
+      if (!is_running_statistic(item.key())) continue;
+      tensors.emplace_back((layer.key().empty() ? "" : layer.key() + ".") + item.key(), item.value());
+    }
   }
   return tensors;
 }

@@ -32,7 +32,8 @@ class ReplicasDiffer : public Error {
 // Parameters and buffers, but for running statistics; and with an optimizer its state. They share the module's memory.
 io::NamedTensors replica_of(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer = nullptr);
 
-// BatchNorm's, which are equal on all ranks with grains (grain_statistics.hpp), once a backward is done.
+// Of layers with a running mean and variance, which are equal on all ranks with grains (grain_statistics.hpp), once a
+// backward is done.
 io::NamedTensors running_statistics_of(const torch::nn::Module& module);
 
 std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);

@@ -291,7 +291,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   synchronize(rank_);
   own_time_ = {.seconds = kNotCounted, .samples = totals_.samples - samples_before_};
   if (wait_clock_) {
-    own_time_.seconds = clock_.seconds() - began_at_ - wait_clock_->seconds();
+    if (rank_.device().is_cpu() || !balance_) own_time_.seconds = clock_.seconds() - began_at_ - wait_clock_->seconds();
     wait_clock_->pause();
   }
   rank_.barrier();

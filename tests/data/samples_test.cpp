@@ -265,6 +265,21 @@ TEST(Grains, OfUnequalShapesAreRefused) {
     return all;
   };
   EXPECT_THAT(refused(4, with_some), AllOf(HasSubstr("\"mask\""), HasSubstr("nothing for another")));
+  const auto with_later = [](const std::vector<int64_t>& numbers) {
+    Dataset all{at::tensor(numbers), at::tensor(numbers)};
+    if (numbers[0] != 0) all.more["mask"] = all.y;
+    return all;
+  };
+  EXPECT_THAT(refused(4, with_later), HasSubstr("gave 0 tensors beside x and y for one and 1 for another"));
+}
+
+// Kernels may take another way through memory in another order.
+TEST(Grains, LieTheSameWhetherARankHasOneOrSeveral) {
+  const Samples transposed(8, [](const std::vector<int64_t>& numbers) {
+    const auto count = static_cast<int64_t>(numbers.size());
+    return Dataset{at::zeros({count, 3, 5}).transpose(1, 2), at::zeros({count})};
+  });
+  EXPECT_EQ(transposed.read({0, 1}, 2).x.strides(), transposed.read({0, 1, 2, 3}, 2).x.strides());
 }
 
 // ---- Reading ahead.

@@ -49,7 +49,7 @@ struct TrainResult {
   // A rank that took three times as long per sample as others with the same layers, and made them wait for a second per
   // epoch or more: its name and the times, in words. Or a stage of a pipeline that took three times as long as the
   // mean of the others, and a second more: then all stages' times. Waits for other ranks do not count. Empty if there
-  // is none, with cuda_graph, and on GPUs whose events tell no times.
+  // is none, with cuda_graph, and on GPUs with balance "auto" or whose events tell no times.
   std::string straggler = {};
   double seconds_per_epoch() const;  // mean over the finished epochs; 0 if there are none
   double data_wait() const;          // EpochMetrics::data_wait of all finished epochs together; 0 if there are none
