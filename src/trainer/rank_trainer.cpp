@@ -50,6 +50,11 @@ MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, c
   return made;
 }
 
+// A recorded step makes no calls. On a GPU a Balance watches the backwards, so that nobody sees what these wait for.
+bool shows_waits(const TrainOptions& options, const c10::Device& device, bool is_recorded) {
+  return !is_recorded && (device.is_cpu() || !balances(options.batch));
+}
+
 }  // namespace
 
 RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& callbacks, const Task& task, Rank& rank,
@@ -58,7 +63,8 @@ RankTrainer::RankTrainer(const TrainOptions& options, const TrainCallbacks& call
     : options_(options),
       callbacks_(callbacks),
       task_(task),
-      wait_clock_(graph ? nullptr : std::make_shared<WaitClock>(rank.device())),
+      wait_clock_(shows_waits(options, rank.device(), graph != nullptr) ? std::make_shared<WaitClock>(rank.device())
+                                                                        : nullptr),
       rank_(wait_clock_ ? observed(rank, wait_clock_) : rank),
       stream_(own_stream(rank.device())),
       traffic_(rank_, /*counts=*/!graph),
@@ -127,13 +133,11 @@ EpochMetrics RankTrainer::epoch(int number, const Keep& keep) {
   return metrics;
 }
 
-// What a backward waits for when its own part is queued goes over several streams, with a hook or a grain. A Balance
-// watches in this one's place.
+// What a backward waits for when its own part is queued goes over several streams, with a hook or a grain.
 void RankTrainer::watch_waits_of_gpu() {
   const auto& replica = net_.replicas().replica();
   const auto* const averaging = replica->averaging();
-  if (!wait_clock_ || rank_.device().is_cpu() || balance_ || averaging == nullptr || averaging->waits_in_backward())
-    return;
+  if (!wait_clock_ || rank_.device().is_cpu() || averaging == nullptr || averaging->waits_in_backward()) return;
   replica->watch_backwards([clock = wait_clock_] { clock->hold(); }, [clock = wait_clock_] { clock->release(); });
 }
 
@@ -291,7 +295,7 @@ void RankTrainer::end_epoch(EpochMetrics& metrics) {
   synchronize(rank_);
   own_time_ = {.seconds = kNotCounted, .samples = totals_.samples - samples_before_};
   if (wait_clock_) {
-    if (rank_.device().is_cpu() || !balance_) own_time_.seconds = clock_.seconds() - began_at_ - wait_clock_->seconds();
+    own_time_.seconds = clock_.seconds() - began_at_ - wait_clock_->seconds();
     wait_clock_->pause();
   }
   rank_.barrier();

@@ -73,7 +73,7 @@ class RankTrainer {
   const std::vector<double>& waits() const { return waits_; }
 
   // The rank or the pipeline's stage that the others waited for in the epochs so far, in words (straggler.hpp). Empty
-  // if there is none, and with recorded steps, whose waits nobody sees.
+  // if there is none, and where nobody sees waits: of recorded steps, and on GPUs with a Balance.
   std::string straggler();
 
   // The whole network, under its own names. If it is split by data alone, it is the one that this rank holds. Otherwise
@@ -110,7 +110,7 @@ class RankTrainer {
   const TrainOptions& options_;
   const TrainCallbacks& callbacks_;
   const Task task_;
-  const std::shared_ptr<WaitClock> wait_clock_;  // null: steps are recorded
+  const std::shared_ptr<WaitClock> wait_clock_;  // null: nobody sees the waits
   Rank rank_;                                    // whose waits it measures
   const c10::OptionalStreamGuard stream_;        // before all that is made on it
   StepTraffic traffic_;
