@@ -1,5 +1,6 @@
 #include "reducer.hpp"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
@@ -171,6 +172,10 @@ void Reducer::before_grains() {
 
 // The first sum, and in the end the average, goes to where .grad is to be, unless it adds to what is there.
 at::Tensor Reducer::row_of(size_t bucket) const {
+  return keeps_sums() ? at::Tensor() : free_memory_of(bucket);
+}
+
+at::Tensor Reducer::free_memory_of(size_t bucket) const {
   const auto& slots = buckets_[bucket].slots;
   const bool adds = std::any_of(slots.begin(), slots.end(), [&](size_t slot) { return slots_[slot].before.defined(); });
   return adds ? at::Tensor() : exchanges_[bucket].memory;
@@ -227,7 +232,10 @@ void Reducer::post(size_t index) {
     const c10::OptionalStreamGuard guard(poll_stream_);
     const c10::AutoGradMode no_grad(false);
     if (by_grains()) {
-      exchange.average = buckets_[index].sums->first_row();
+      exchange.average = free_memory_of(index);
+      if (!exchange.average.defined()) {
+        exchange.average = keeps_sums() ? at::empty_like(exchange.memory) : buckets_[index].sums->first_row();
+      }
       exchange.round = post_average_of_grains(index, exchange.average);
     } else {
       exchange.round = options_.hook->average(exchange.gradients, rank_);

@@ -50,6 +50,12 @@ MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, c
   return made;
 }
 
+std::vector<double> sizes_of(const std::vector<int64_t>& runs) {
+  std::vector<double> sizes;
+  for (size_t rank = 1; rank < runs.size(); ++rank) sizes.push_back(static_cast<double>(runs[rank] - runs[rank - 1]));
+  return sizes;
+}
+
 // A recorded step makes no calls. On a GPU a Balance watches the backwards, so that nobody sees what these wait for.
 bool shows_waits(const TrainOptions& options, const c10::Device& device, bool is_recorded) {
   return !is_recorded && (device.is_cpu() || !balances(options.batch));
@@ -173,11 +179,13 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
                         {.size = options_.batch.global(),
                          .seed = options_.seed,
                          .epoch = metrics.epoch,
-                         .shares = shares_,
+                         .shares = resumed_runs_.empty() ? shares_ : sizes_of(resumed_runs_),
                          .grain = options_.batch.grain,
                          .start = steps_},
                         net_.mesh().data());
   auto batch = all.begin();
+  if (!std::exchange(resumed_runs_, {}).empty()) all.set_shares(shares_);
+  epoch_ = metrics.epoch;
   StepProgress progress{.epoch = metrics.epoch,
                         .done = std::min(steps_ * options_.batch.global(), train_.size()),
                         .total = train_.size()};
@@ -215,6 +223,12 @@ void RankTrainer::run_step(const Batch& batch) {
   for (const auto& buffer : net_.module()->buffers()) buffers_.push_back(buffer.clone());
   is_within_step_ = true;
   if (auto& kept = update_.twice_kept()) kept->begin_step();
+  const auto& replica = net_.replicas().replica();
+  replica->keep_grains();
+  if (const auto kept = std::exchange(resumed_, std::nullopt)) {
+    totals_.resumed = kept->sums;
+    replica->resume(kept->grains);
+  }
   step_->run(batch);
   is_within_step_ = false;
   whole_steps_ = steps_;

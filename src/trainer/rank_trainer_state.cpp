@@ -117,6 +117,24 @@ RunState RankTrainer::whole_steps() {
   return state;
 }
 
+std::optional<KeptStep> RankTrainer::kept_step() {
+  if (!is_within_step_) return std::exchange(resumed_, std::nullopt);
+  const c10::NoGradGuard no_grad;
+  auto grains = net_.replicas().replica()->kept_grains();
+  const auto sums = totals_.of_step();
+  drain(rank_);
+  if (!grains || !sums) return std::nullopt;
+  return KeptStep{.epoch = epoch_, .steps = whole_steps_, .grains = std::move(grains), .sums = *sums};
+}
+
+void RankTrainer::resume_step(std::optional<KeptStep> kept, int epoch) {
+  const int64_t samples = std::min(options_.batch.global(), train_.size() - steps_ * options_.batch.global());
+  const int64_t grains = samples <= 0 ? 0 : (samples + options_.batch.grain - 1) / options_.batch.grain;
+  const bool fits = kept && kept->epoch == epoch && kept->steps == steps_;
+  resumed_runs_ = agreed_runs(fits ? kept->grains->grains : Range(), grains, rank_);
+  if (fits && !resumed_runs_.empty()) resumed_ = std::move(kept);
+}
+
 void RankTrainer::save_average(RunState& state) {
   show();
   if (!shown_) return;

@@ -76,14 +76,15 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
 
 // What a process knows of the generation that trains (see ranks/elastic_job.hpp). Without an elastic job there is one.
 struct Succession {
-  bool writes;                         // this process keeps the run
-  bool met = false;                    // it has trained with others, so a run of this job is in the folder
-  bool is_last = false;                // its training is done
-  int kept_epochs = 0;                 // epochs whose files and checkpoint this process has written
-  int told_epochs = 0;                 // and those that have been reported
-  bool ended_by_difference = false;    // replicas were not equal, and it is known whose are right
-  int mended = 0;                      // how often that was so
-  std::optional<RunState> state = {};  // which the next one goes on from
+  bool writes;                                     // this process keeps the run
+  bool met = false;                                // it has trained with others, so a run of this job is in the folder
+  bool is_last = false;                            // its training is done
+  int kept_epochs = 0;                             // epochs whose files and checkpoint this process has written
+  int told_epochs = 0;                             // and those that have been reported
+  bool ended_by_difference = false;                // replicas were not equal, and it is known whose are right
+  int mended = 0;                                  // how often that was so
+  std::optional<RunState> state = {};              // which the next one goes on from
+  std::vector<std::optional<KeptStep>> kept = {};  // by its ranks, what they have of the step that broke off
 };
 
 // What to do when a part of the state is lost.
@@ -204,6 +205,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   if (settings.keep.tensorboard && !settings.keep.run_dir.empty()) board.emplace(settings.keep.run_dir);
   std::string not_finite;  // why the run ends, if so
   Succession succession{.writes = this_process().index == 0};
+  succession.kept.resize(settings.devices.size());
   const auto body = [&](Rank& rank) {
     const bool is_first_here = rank.index_in_process() == 0;
     std::optional<RunState> begin = resumed;  // they share the tensors
@@ -223,6 +225,9 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     RankTrainer trainer(settings, callbacks, task, rank, trace ? &*trace : nullptr,
                         settings.cuda_graph ? make_cuda_graph() : nullptr, begin ? &*begin : nullptr);
     if (elastic) trainer.be_elastic(elastic->newer());
+    auto& kept_of_rank = succession.kept[static_cast<size_t>(rank.index_in_process())];
+    if (elastic && elastic->generation() > 0)
+      trainer.resume_step(std::exchange(kept_of_rank, std::nullopt), begin ? begin->epochs + 1 : 1);
     if (elastic && settings.exchange.keep_twice) {  // the trainer has its slices of it now
       resumed.reset();
       if (begin) begin->tensors.clear();
@@ -302,6 +307,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       return mend(difference);
     } catch (...) {
       leave_state();
+      if (elastic) kept_of_rank = trainer.kept_step();
       throw;
     }
     leave_state();

@@ -1,0 +1,34 @@
+// KeptStep: what one rank of an elastic job has of a step that broke off, since another process was gone.
+//
+// The ranks that are left compute the step again. They leave out the grains that they have, and share out the others:
+// those of the processes that are gone. Their sums have the same bits as without it.
+#pragma once
+
+#include <lockstep/data/parts.hpp>
+#include <lockstep/ranks/rank.hpp>
+
+#include "data_parallel/kept_grains.hpp"
+#include "totals.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace lockstep {
+
+struct KeptStep {
+  int epoch = 0;      // 1 is the first
+  int64_t steps = 0;  // of the epoch, which were done before it
+  std::shared_ptr<KeptGrains> grains;
+  Totals::Step sums;
+};
+
+// Which grains each rank gets of a batch of so many: rank r those from number r of the result up to number r + 1. Each
+// gets those that it has, and those beside them that nobody has. kept[r] is what rank r has; it may be empty. Empty if
+// nobody has anything, or if what they have does not ascend.
+std::vector<int64_t> runs_around(const std::vector<Range>& kept, int64_t grains);
+
+// The same, of all ranks' `kept`. All ranks must call it.
+std::vector<int64_t> agreed_runs(const Range& kept, int64_t grains, Rank& rank);
+
+}  // namespace lockstep
