@@ -1,7 +1,8 @@
 // KeptGrains: what one rank has computed of a step that broke off, in an elastic job.
 //
-// Another process is gone, and the others compute the step again, with its grains shared out anew (kept_runs.hpp). This
-// rank then leaves out the grains that are here. They count as if it computed them now: with the same bits.
+// Another process is gone, and the others compute the step again, with its grains shared out anew
+// (trainer/kept_step.hpp). This rank then leaves out the grains that are here. They count as if it computed them now:
+// with the same bits.
 #pragma once
 
 #include <ATen/core/Tensor.h>
