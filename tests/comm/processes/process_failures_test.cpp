@@ -1,15 +1,12 @@
 // Labels: processes
 // What goes wrong between processes: every process says who is to blame, soon, and nothing waits for ever.
-#include "running_job.hpp"
+#include "timed_job.hpp"
 
 #include "comm/meeting/sockets.hpp"
 
 #include <algorithm>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <future>
-#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -28,24 +25,6 @@ using testing::HasSubstr;
 using testing::MatchesRegex;
 using testing::Not;
 using testing::StartsWith;
-
-struct Timed {
-  Finished job;
-  std::chrono::steady_clock::duration took;
-};
-
-Timed timed(int processes, const Words& words, const Words& variables = {}) {
-  const auto start = std::chrono::steady_clock::now();
-  auto job = run_launched(processes, words, variables);
-  return {std::move(job), std::chrono::steady_clock::now() - start};
-}
-
-// Jobs with these words run side by side, since they mostly wait.
-std::vector<Timed> timed_side_by_side(int processes, const std::vector<Words>& jobs) {
-  std::vector<Timed> results(jobs.size());
-  side_by_side(static_cast<int>(jobs.size()), [&](int i) { results[i] = timed(processes, jobs[i]); });
-  return results;
-}
 
 TEST(ProcessFailures, ARankThatThrowsIsNamedByAllSoon) {
   at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
@@ -200,150 +179,6 @@ TEST(ProcessFailures, ACallThatNobodyAnswersIsAnErrorOfAll) {
   });
 }
 
-TEST(ProcessFailures, RanksOfAProcessThatGiveTheSameMemoryAreRefused) {
-  const auto [job, took] = timed(2, {"shares_memory", "4xcpu"});
-  EXPECT_EQ(job.code, 3);
-  EXPECT_THAT(job.err, AllOf(HasSubstr("gave the same memory to allreduce(sum) of float [100]"),
-                             HasSubstr("each rank needs a tensor of its own")));
-}
-
-TEST(ProcessFailures, CallsThatDifferAreShownBoth) {
-  at_once<const char*>({"cpu", "4xcpu"}, [](const char* const devices) {
-    const auto [job, took] = timed(2, {"calls_otherwise", devices});
-    EXPECT_EQ(job.code, 3);
-    for (const char* process : {"process 0", "process 1"}) {
-      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": "));
-    }
-    EXPECT_THAT(job.err,
-                AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
-                      HasSubstr(" called allreduce(sum) of float [2, 3]")));
-    EXPECT_LT(took, kBeforeTimeouts);
-  });
-}
-
-TEST(ProcessFailures, CallsThatDifferInOperationOrSizeAloneNeverMeet) {
-  const std::vector<std::pair<std::string, std::string>> calls = {{"max", "allreduce(max) of float [2, 3]"},
-                                                                  {"long", "allreduce(sum) of float [1000000]"},
-                                                                  {"empty", "allreduce(sum) of float [0]"}};
-  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
-    const auto& [processes, devices] = job_of;
-    std::vector<Words> jobs;
-    for (const auto& call : calls) jobs.push_back({"calls_otherwise", devices, call.first});
-    const auto results = timed_side_by_side(processes, jobs);
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const auto& [job, took] = results[i];
-      EXPECT_EQ(job.code, 3) << job.err;
-      for (int process = 0; process < processes; ++process) {
-        EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
-      }
-      EXPECT_THAT(job.err, AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called " + calls[i].second),
-                                 HasSubstr(" called allreduce(sum) of float [2, 3]")));
-      EXPECT_LT(took, kBeforeTimeouts);
-    }
-  });
-}
-
-TEST(ProcessFailures, CallsThatDifferInAGroupEndTheWholeRun) {
-  at_once<std::pair<int, const char*>>({{3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
-    const auto& [processes, devices] = job_of;
-    const auto [job, took] = timed(processes, {"calls_otherwise_in_a_group", devices});
-    EXPECT_EQ(job.code, 3) << job.err;
-    for (int process = 0; process < processes; ++process) {
-      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
-    }
-    EXPECT_THAT(job.err,
-                AllOf(HasSubstr("calls differ"), HasSubstr("rank 1 (cpu) called broadcast(root 0) of float [5]"),
-                      HasSubstr("rank 0 (cpu) called allreduce(sum) of float [2, 3]")));
-    EXPECT_LT(took, kBeforeTimeouts);
-  });
-}
-
-TEST(ProcessFailures, PartsOfAnAlltoallThatDoNotFitAreShown) {
-  at_once<int>({2, 3}, [](const int processes) {
-    const auto [job, took] = timed(processes, {"parts_do_not_fit"});
-    EXPECT_EQ(job.code, 3) << job.err;
-    for (int process = 0; process < processes; ++process) {
-      EXPECT_THAT(job.err, HasSubstr("process " + std::to_string(process) + ": "));
-    }
-    EXPECT_THAT(job.err, HasSubstr("alltoall: rank 0 sends float [6] to rank 1, which expects float [9]"));
-    EXPECT_LT(took, kBeforeTimeouts);
-  });
-}
-
-TEST(ProcessFailures, GrainsOfWhichTheRanksDoNotAgreeAreShown) {
-  at_once<int>({2, 3}, [](const int processes) {
-    const auto [job, took] = timed(processes, {"grains_of_others"});
-    EXPECT_EQ(job.code, 3) << job.err;
-    EXPECT_THAT(job.err, AllOf(HasSubstr("calls differ"), HasSubstr("called alltoall of grains at [0, 2, "),
-                               HasSubstr("rank 1 (cpu) called alltoall of grains at [0, 3, ")));
-    EXPECT_LT(took, kBeforeTimeouts);
-  });
-}
-
-TEST(ProcessFailures, MessagesThatDoNotFitAreShownBoth) {
-  const auto [job, took] = timed(2, {"message_fails", "cpu", "size"});
-  EXPECT_EQ(job.code, 3) << job.err;
-  for (const char* process : {"process 0", "process 1"}) {
-    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": "));
-  }
-  EXPECT_THAT(job.err, AllOf(HasSubstr("the two sides of message 1 from rank 0 to rank 1, tag 7 differ"),
-                             HasSubstr("rank 0 (cpu) called send to rank 1 of float [1000000]"),
-                             HasSubstr("rank 1 (cpu) called recv from rank 0 of float [3]")));
-  EXPECT_LT(took, kBeforeTimeouts);
-}
-
-// Gloo writes to a closed connection, which by default ends a process.
-TEST(ProcessFailures, MessagesToAKilledProcessAreAnErrorAndNoSignal) {
-  const auto [job, took] = timed(2, {"message_fails", "cpu", "dead"});
-  EXPECT_THAT(job.err, AllOf(HasSubstr("process 0: "), HasSubstr("the process of rank 1 (cpu) is gone")));
-  EXPECT_LT(took, kBeforeTimeouts);
-}
-
-TEST(ProcessFailures, AMessageThatCannotComeEndsTheWaitForIt) {
-  const auto [job, took] = timed(2, {"message_fails", "cpu", "none"});
-  EXPECT_EQ(job.code, 3) << job.err;
-  for (const char* process : {"process 0", "process 1"}) {
-    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 0 (cpu) returned without the send that rank 1 (cpu) "
-                                                          "waits for: recv from rank 0 of float [3]"));
-  }
-  EXPECT_LT(took, kBeforeTimeouts);
-
-  const auto [tag, took_too] = timed(2, {"message_fails", "cpu", "tag"});
-  EXPECT_THAT(tag.err, HasSubstr("a message's tag is 1048576; between processes tags go from 0 to 32767"));
-}
-
-TEST(ProcessFailures, MessagesThatComeFromAnyRankAreNotReceivedFromOne) {
-  const auto [job, took] = timed(2, {"message_fails", "cpu", "any"});
-  EXPECT_EQ(job.code, 3) << job.err;
-  for (const char* process : {"process 0", "process 1"}) {
-    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": rank 1 (cpu): a recv from rank 0 has the tag 16384, whose "
-                                                          "messages were received from any rank"));
-  }
-  EXPECT_LT(took, kBeforeTimeouts);
-}
-
-TEST(ProcessFailures, RanksThatWaitForEachOtherAreToldSo) {
-  at_once<const char*>({"recv", "mixed"}, [](const char* const how) {
-    const auto [job, took] = timed(2, {"waits_crosswise", "cpu", how});
-    EXPECT_EQ(job.code, 3) << job.err;
-    for (const char* process : {"process 0", "process 1"}) {
-      EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the ranks wait for each other: "));
-    }
-    EXPECT_LT(took, kBeforeTimeouts);
-  });
-}
-
-// DataParallel polls its calls while backward computes, and then waits for them; here for a group's, while the other
-// rank waits for one of all.
-TEST(ProcessFailures, ARankWithABatchFewerIsToldSo) {
-  const auto [job, took] = timed(2, {"has_a_batch_fewer"});
-  EXPECT_EQ(job.code, 3) << job.err;
-  for (const char* process : {"process 0", "process 1"}) {
-    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": the ranks wait for each other: "));
-  }
-  EXPECT_LT(took, kBeforeTimeouts);
-}
-
 TEST(ProcessFailures, WhatAStrangerWritesIntoTheStoreIsShown) {
   const Words keys = {"state/0", "beat/0", "done"};
   std::vector<Words> jobs;
@@ -354,125 +189,6 @@ TEST(ProcessFailures, WhatAStrangerWritesIntoTheStoreIsShown) {
     EXPECT_EQ(job.code, 3) << job.err;
     EXPECT_THAT(job.err, HasSubstr("process 0: the store holds \"abc\" under " + keys[i]));
   }
-}
-
-TEST(ProcessFailures, AnotherConfigurationIsRefusedWithBothShown) {
-  const auto [job, took] = timed(3, {"is_configured_otherwise"});
-  EXPECT_EQ(job.code, 3);
-  for (const char* process : {"process 0", "process 1", "process 2"}) {
-    EXPECT_THAT(job.err, HasSubstr(std::string(process) + ": process 1 runs another program or configuration"));
-  }
-  EXPECT_THAT(job.err, AllOf(HasSubstr("timeout 77 s"), HasSubstr("timeout 88 s"), Not(HasSubstr("LibTorch"))));
-}
-
-// One of two processes without a launcher.
-Program start_rank(int rank, const std::string& port, const Words& words) {
-  auto surroundings = surroundings_with(as_rank(rank, 2, port, "60"));
-  surroundings.program = ranks_program();
-  return {words, surroundings};
-}
-
-// A copy of the program whose build ID has another first byte.
-void write_another_build(const std::filesystem::path& file) {
-  std::string program = whole_file(ranks_program());
-  const std::string note("\3\0\0\0GNU\0", 8);  // NT_GNU_BUILD_ID, of GNU
-  const size_t begin = program.find(note);
-  ASSERT_NE(begin, program.npos) << "the linker wrote no build ID";
-  program[begin + note.size()] ^= 1;
-  std::ofstream(file, std::ios::binary) << program;
-  std::filesystem::permissions(file, std::filesystem::perms::owner_all);
-}
-
-TEST(ProcessFailures, AnotherBuildOfTheProgramIsRefusedWithBothShown) {
-  const ScratchFolder folder;
-  const auto other = folder / "process_ranks";
-  write_another_build(other);
-  const Words words = with_rank_1_doing("exec '" + other.string() + "' \"$@\"", {ranks_program(), "collectives"});
-  const auto refused = run_program(words, surroundings_with());
-  EXPECT_EQ(refused.code, 3);
-  for (const char* process : {"process 0", "process 1"}) {
-    EXPECT_THAT(refused.err, ContainsRegex(std::string(process) +
-                                           ": process 1 runs another program or configuration than process 0: build "
-                                           "[0-9a-f]{16}; process 0: build [0-9a-f]{16}[.].* set "
-                                           "LOCKSTEP_MIXED_BUILDS=1 for all\n"));
-  }
-  expect_all_ok(run_program(words, surroundings_with({"LOCKSTEP_MIXED_BUILDS=1"})), 2);
-}
-
-// Started by hand, each as one that knows of no other.
-TEST(ProcessFailures, ASecondJobAtTheSamePortIsRefusedAndTheFirstGoesOn) {
-  const std::string port = free_port();
-  const Words lives = {"lives", "cpu", "for_ever"};
-  Program host = start_rank(0, port, lives), other = start_rank(1, port, lives);
-  ASSERT_TRUE(host.wait_for("connected"));
-  ASSERT_TRUE(other.wait_for("connected"));
-  const auto second_host = run_alone({"collectives"}, as_rank(0, 2, port, "60"));
-  EXPECT_EQ(second_host.code, 3);
-  EXPECT_THAT(second_host.err, HasSubstr("Another MASTER_PORT may be free"));
-  const auto second = run_alone({"collectives"}, as_rank(1, 2, port, "60"));
-  EXPECT_EQ(second.code, 3);
-  EXPECT_THAT(second.err, AllOf(HasSubstr("two processes say that they are process 1 of 2"),
-                                HasSubstr("each job a MASTER_PORT of its own")));
-  std::this_thread::sleep_for(500ms);  // a failure would be in the store by now, and known
-  for (auto* const process : {&host, &other}) {
-    EXPECT_THAT(state_of(process->pid()), testing::AnyOf('S', 'R'));
-    process->send(SIGKILL);
-    EXPECT_EQ(process->finish().err, "");
-  }
-}
-
-// Whoever's rank 0 gets the port. Nobody of the other job takes a place in that one's.
-TEST(ProcessFailures, OfTwoJobsOfOtherSizesThatComeToOnePortAtOnceOneRuns) {
-  std::vector<std::pair<int, int>> processes = {{0, 2}, {1, 2}, {0, 3}, {1, 3}, {2, 3}};  // rank, of how many
-  for (int round = 0; round < 5; ++round) {
-    const std::string port = free_port();
-    std::map<std::pair<int, int>, std::unique_ptr<Program>> programs;
-    for (const auto& [rank, size] : processes) {
-      auto surroundings = surroundings_with(as_rank(rank, size, port, "60"));
-      surroundings.program = ranks_program();
-      programs[{rank, size}] = std::make_unique<Program>(Words{"lives", "cpu", "for_ever"}, surroundings);
-    }
-    const int runs = programs[{0, 2}]->wait_for("connected") ? 2 : 3, other = 5 - runs;
-    for (int rank = 0; rank < other; ++rank) {
-      const std::string err = programs[{rank, other}]->finish().err;
-      EXPECT_THAT(err, HasSubstr(rank == 0 ? "Another MASTER_PORT may be free"
-                                           : "another job, of " + std::to_string(runs) + " processes, runs at this"));
-    }
-    for (int rank = 0; rank < runs; ++rank) EXPECT_TRUE((programs[{rank, runs}]->wait_for("connected")));
-    for (int rank = 0; rank < runs; ++rank) programs[{rank, runs}]->send(SIGKILL);
-    std::rotate(processes.begin(), processes.begin() + 1, processes.end());
-  }
-}
-
-TEST(ProcessFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto host = run_alone({"collectives"}, as_rank(0, 2, free_port(), "1.5"));
-  EXPECT_EQ(host.code, 3);
-  EXPECT_THAT(host.err, HasSubstr("process 0 of 2 waited 1.5 s for process 1, which did not come to run()"));
-
-  const std::string port = free_port();
-  const auto client = run_alone({"collectives"}, as_rank(1, 2, port, "1.5"));
-  EXPECT_EQ(client.code, 3);
-  EXPECT_THAT(client.err, HasSubstr("process 1 of 2 waited 1.5 s for the store that rank 0's process should keep at "
-                                    "127.0.0.1:" +
-                                    port));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, kBeforeTimeouts);
-}
-
-TEST(ProcessFailures, WithoutALauncherRank0KeepsTheStore) {
-  const std::string port = free_port();
-  auto surroundings = surroundings_with(as_rank(1, 2, port, "60"));
-  surroundings.program = ranks_program();
-  Program other({"throws"}, surroundings);
-  const auto host = run_alone({"throws"}, as_rank(0, 2, port, "60"));
-  EXPECT_THAT(host.err, HasSubstr("process 0: rank 1 (cpu): out of luck\n"));
-  EXPECT_THAT(other.finish().err, HasSubstr("process 1: rank 1 (cpu): out of luck\n"));
-}
-
-TEST(ProcessFailures, AnIncompleteEnvironmentIsRefusedByName) {
-  const auto job = run_alone({"collectives"}, {"RANK=0", "WORLD_SIZE=2"});
-  EXPECT_EQ(job.code, 3);
-  EXPECT_THAT(job.err, HasSubstr("LOCAL_RANK, LOCAL_WORLD_SIZE not set"));
 }
 
 // Two processes without a launcher, of which one waits for the other.
@@ -619,7 +335,7 @@ class ProcessFailuresInTime : public testing::Test {
     std::future<TwoProcesses> stopped_computing = in_background([] { return stop_while("computes"); });
     std::future<TwoProcesses> frozen_store = in_background(with_a_store_that_freezes);
     std::future<TwoProcesses> store_frozen_from_start = in_background(with_a_store_that_is_frozen_from_the_start);
-    std::future<Timed> frozen = in_background([] { return timed(3, {"freezes"}); });
+    std::future<TimedJob> frozen = in_background([] { return timed(3, {"freezes"}); });
     std::future<std::vector<Finished>> paused = in_background(with_a_pause);
     std::future<TwoProcesses> woken = in_background(woken_too_late);
   };
