@@ -192,9 +192,7 @@ std::string Rendezvous::size_text() const {
 }
 
 StorePtr Rendezvous::connect(const std::string& prefix) {
-  const StorePtr store = c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch_.job) + prefix, idle_client());
-  forget_port_file();
-  return store;
+  return c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch_.job) + prefix, idle_client());
 }
 
 const std::string& Rendezvous::store_address() const {
@@ -214,7 +212,6 @@ std::string Rendezvous::process_name() const {
          std::to_string(launch_.world_size);
 }
 
-// Once nobody will look for it any more, so that it does not stay if this process is killed.
 void Rendezvous::forget_port_file() {
   const std::lock_guard lock(mutex_);
   if (port_file_.empty()) return;

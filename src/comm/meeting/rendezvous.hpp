@@ -52,6 +52,10 @@ class Rendezvous {
   // question. So nobody uses these connections again.
   void drop_connections();
 
+  // Removes the file by which the others find this process's store, once all have found it. To be called when all have
+  // met: whoever is killed later leaves no file.
+  void forget_port_file();
+
   // This machine's numeric address that peers reach, and whether that is loopback.
   const std::string& local_address() const { return local_address_; }
 
@@ -67,7 +71,6 @@ class Rendezvous {
   void learn_local_address(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   void check_size(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   std::string size_text() const;
-  void forget_port_file();
   std::string process_name() const;
   std::string given_address() const;
   std::string keeper() const;  // who keeps the store

@@ -18,10 +18,14 @@ class Mpirun : public testing::Test {
   }
 
   Finished run(int processes, const Words& words) const {
-    auto surroundings = surroundings_with(kAsRoot);
+    const ScratchFolder temporary;  // where rank 0's process leaves its port
+    auto surroundings = surroundings_with(kAsRoot + Words{"TMPDIR=" + temporary.path().string()});
     surroundings.program = mpirun_;
-    return run_program(Words{"--oversubscribe", "-n", std::to_string(processes), ranks_program()} + words,
-                       surroundings);
+    auto job =
+        run_program(Words{"--oversubscribe", "-n", std::to_string(processes), ranks_program()} + words, surroundings);
+    for (const auto& left : std::filesystem::directory_iterator(temporary.path()))
+      EXPECT_NE(left.path().extension(), ".port") << left;
+    return job;
   }
 
   const std::string mpirun_ = find_program("mpirun");
