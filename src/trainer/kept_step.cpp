@@ -26,13 +26,17 @@ std::vector<int64_t> runs_around(const std::vector<Range>& kept, int64_t grains)
   return runs;
 }
 
-std::vector<int64_t> agreed_runs(const Range& kept, int64_t grains, Rank& rank) {
-  const at::Tensor all = of_all_ranks(rank, {kept.begin, kept.end});
+std::vector<int64_t> agreed_runs(std::optional<KeptStep>& kept, int epoch, int64_t steps, int64_t grains, Rank& rank) {
+  if (kept && (kept->epoch != epoch || kept->steps != steps)) kept.reset();
+  const Range mine = kept ? kept->grains->grains : Range();
+  const at::Tensor all = of_all_ranks(rank, {mine.begin, mine.end});
   std::vector<Range> ranges;
   for (int other = 0; other < rank.world_size(); ++other) {
     ranges.push_back({all[other][0].item<int64_t>(), all[other][1].item<int64_t>()});
   }
-  return runs_around(ranges, grains);
+  auto runs = runs_around(ranges, grains);
+  if (runs.empty()) kept.reset();
+  return runs;
 }
 
 }  // namespace lockstep

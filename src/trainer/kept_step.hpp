@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace lockstep {
@@ -28,7 +29,8 @@ struct KeptStep {
 // nobody has anything, or if what they have does not ascend.
 std::vector<int64_t> runs_around(const std::vector<Range>& kept, int64_t grains);
 
-// The same, of all ranks' `kept`. All ranks must call it.
-std::vector<int64_t> agreed_runs(const Range& kept, int64_t grains, Rank& rank);
+// The same, of what all ranks bring of the step that comes next: that of `epoch` after so many others, of a batch of so
+// many grains. What is of another step, or does not count, is dropped. All ranks must call it.
+std::vector<int64_t> agreed_runs(std::optional<KeptStep>& kept, int epoch, int64_t steps, int64_t grains, Rank& rank);
 
 }  // namespace lockstep

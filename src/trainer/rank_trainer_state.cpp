@@ -130,9 +130,8 @@ std::optional<KeptStep> RankTrainer::kept_step() {
 void RankTrainer::resume_step(std::optional<KeptStep> kept, int epoch) {
   const int64_t samples = std::min(options_.batch.global(), train_.size() - steps_ * options_.batch.global());
   const int64_t grains = samples <= 0 ? 0 : (samples + options_.batch.grain - 1) / options_.batch.grain;
-  const bool fits = kept && kept->epoch == epoch && kept->steps == steps_;
-  resumed_runs_ = agreed_runs(fits ? kept->grains->grains : Range(), grains, rank_);
-  if (fits && !resumed_runs_.empty()) resumed_ = std::move(kept);
+  resumed_ = std::move(kept);
+  resumed_runs_ = agreed_runs(resumed_, epoch, steps_, grains, rank_);
 }
 
 void RankTrainer::save_average(RunState& state) {
