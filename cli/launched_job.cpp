@@ -63,7 +63,7 @@ Nodes nodes_started_by(const comm::LaunchEnvironment& launch) {
               .address_name = "MASTER_ADDR and MASTER_PORT",
               .job = launch.job,
               .on_one_machine = on_one_machine,
-              .how_to_start_one = "The launcher of this job starts them",
+              .how_to_start_one = "Start it there as this one was",
               .local = std::pair(launch.local_rank, launch.local_world_size)};
   if (launch.tcp_store) nodes.port_told_in = comm::StorePlace{launch.address, launch.port};
   return nodes;
