@@ -47,7 +47,9 @@ const char* const launch_examples =
     "the same bits, and a successor joins them: lockstep train --grain N --name NAME.\n"
     "On several machines start this on each, with --elastic --nodes, --node and\n"
     "--master, and with a key (LOCKSTEP_JOB_KEY_FILE) that all have. With SLURM:\n"
-    "srun --ntasks-per-node=1 lockstep launch -n 4 --elastic lockstep train ...\n";
+    "srun --ntasks-per-node=1 lockstep launch -n 4 --elastic lockstep train ...\n"
+    "Under torchrun too each of its processes starts this: torchrun --no-python\n"
+    "--nproc-per-node 1 ... lockstep launch -n 4 --elastic PROGRAM.\n";
 
 // What outlives an attempt to run the job: its key, and the store. What the processes leave in that has the attempt's
 // number (LaunchEnvironment::job).
@@ -81,14 +83,33 @@ void set_master(const std::string& text, Nodes& nodes) {
   nodes.port = std::stoi(port);
 }
 
-// The machines of the job. Unless flags name them, SLURM does.
-Nodes nodes_of(const NodeFlags& flags, bool elastic) {
+// torchrun's workers, each of which is a launcher. Nothing: this process is none, or the only one.
+std::optional<Nodes> nodes_of_torchrun(int processes) {
+  const auto launch = comm::read_launch_environment(std::getenv);
+  if (!launch || !launch->by_torchrun || launch->world_size == 1) return std::nullopt;
+  Nodes nodes = nodes_started_by(*launch);
+  if (launch->local_world_size == 1) {
+    nodes.local.reset();
+  } else if (processes > 1) {
+    throw CLI::ValidationError(format(
+        "torchrun started %d launchers on this machine, and each is to start %d processes. Give -n 1, or torchrun "
+        "--nproc-per-node 1",
+        launch->local_world_size, processes));
+  }
+  return nodes;
+}
+
+// The machines of the job. Unless flags name them, torchrun or SLURM does.
+Nodes nodes_of(const NodeFlags& flags, bool elastic, int processes) {
   const bool are_given = flags.node || flags.nodes || flags.most || !flags.master.empty();
   if (are_given && !elastic) {
     throw CLI::ValidationError(
         "--node, --nodes, --max-nodes and --master are for --elastic; give that too, or start other jobs on several "
         "machines with "
         "mpirun, srun or torchrun");
+  }
+  if (elastic && !are_given) {
+    if (auto nodes = nodes_of_torchrun(processes)) return *std::move(nodes);
   }
   const auto place = elastic ? comm::node_of_slurm(std::getenv) : std::nullopt;
   Nodes nodes;
@@ -207,11 +228,12 @@ Command add_launch(CLI::App& program) {
       ->type_name("N")
       ->check(number_between<int, 1, 1024>);
   app->add_option("--nodes", nodes->nodes,
-                  "how many machines an elastic job has (default: as srun says, or else 1); each runs this launcher, "
+                  "how many machines an elastic job has (default: as srun or torchrun says, or else 1); each runs this "
+                  "launcher, "
                   "with the same -n and a --node of its own")
       ->type_name("N")
       ->check(number_between<int, 1, 1024>);
-  app->add_option("--node", nodes->node, "the number of this machine, from 0 on (default: as srun says)")
+  app->add_option("--node", nodes->node, "the number of this machine, from 0 on (default: as srun or torchrun says)")
       ->type_name("I")
       ->check(number_between<int, 0, 1023>);
   app->add_option("--max-nodes", nodes->most,
@@ -221,7 +243,7 @@ Command add_launch(CLI::App& program) {
       ->check(number_between<int, 1, 1024>);
   app->add_option("--master", nodes->master,
                   "an address of machine 0 that the others reach, and a free port there, where its launcher keeps the "
-                  "job's store (default: as srun says)")
+                  "job's store (default: as srun or torchrun says)")
       ->type_name("HOST:PORT")
       ->check(not_empty);
   app->add_option("--max-restarts", flags->max_restarts,
@@ -237,7 +259,7 @@ Command add_launch(CLI::App& program) {
   app->callback([flags, nodes, app] {
     flags->words = app->remaining();
     check_words(flags->words);
-    flags->nodes = nodes_of(*nodes, flags->elastic);
+    flags->nodes = nodes_of(*nodes, flags->elastic, flags->processes);
     check_elastic_launch(*flags);
   });
   return {app, [flags](Output&) { return launch_command(*flags); }};

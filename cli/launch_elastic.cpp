@@ -34,7 +34,7 @@ class ElasticLauncher : public comm::LaunchedMachine {
                                  .machines = {flags.nodes.count, flags.nodes.most},
                                  .limits = {.until_first_beat = patience_},
                                  .restarts_name = "--max-restarts of lockstep launch",
-                                 .how_to_start_one = "Start it there with --node, --nodes and --master"},
+                                 .how_to_start_one = flags.nodes.how_to_start_one},
         *this, [this](int member, int place, const comm::ProcessEnd& end) { return announce(member, place, end); });
     launcher_->begin();
   }

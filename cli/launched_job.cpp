@@ -52,6 +52,23 @@ std::vector<std::string> elastic_variables(const LaunchFlags& flags, const JobSt
   return all;
 }
 
+// At MASTER_ADDR and MASTER_PORT there is torchrun's own store, so the job's takes a free port.
+Nodes nodes_started_by(const comm::LaunchEnvironment& launch) {
+  const bool on_one_machine = launch.local_world_size == launch.world_size;
+  Nodes nodes{.node = launch.rank,
+              .count = launch.world_size,
+              .most = launch.world_size,
+              .address = launch.by_torchrun && on_one_machine ? "" : launch.address,
+              .port = launch.tcp_store ? 0 : launch.port,
+              .address_name = "MASTER_ADDR and MASTER_PORT",
+              .job = launch.job,
+              .on_one_machine = on_one_machine,
+              .how_to_start_one = "Start it there as this one was",
+              .local = std::pair(launch.local_rank, launch.local_world_size)};
+  if (launch.tcp_store) nodes.port_told_in = comm::StorePlace{launch.address, launch.port};
+  return nodes;
+}
+
 comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables) {
   return *comm::read_launch_environment([&](const char* name) -> const char* {
     const std::string start = std::string(name) + "=";
@@ -80,6 +97,7 @@ comm::LaunchEnvironment environment_of_node(const LaunchFlags& flags) {
           .local_world_size = nodes.on_one_machine ? std::max(nodes.count, nodes.node + 1) : 1,
           .address = nodes.address,
           .port = nodes.port,
+          .port_told_in = nodes.port_told_in,
           .job = nodes.job.empty() ? "nodes" : nodes.job,
           .key_file = checked_key_file(nodes),
           .node_address_name = nodes.address_name};

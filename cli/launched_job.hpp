@@ -26,7 +26,9 @@ struct Nodes {
   int port = 0;
   std::string address_name = "--master";  // what the user calls these two
   std::string job = {};
+  std::optional<comm::StorePlace> port_told_in = {};  // as LaunchEnvironment has it
   bool on_one_machine = false;
+  std::string how_to_start_one = "Start it there with --node, --nodes and --master";
   // This process's among those of its machine, if the launcher's own launcher has started several there.
   std::optional<std::pair<int, int>> local = {};  // its number, and how many they are
 };
@@ -59,6 +61,9 @@ std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& sto
 
 // The same of an elastic job's process.
 std::vector<std::string> elastic_variables(const LaunchFlags& flags, const JobStore& store, int place, int member);
+
+// The launchers of an elastic job that another launcher has started: this one, and how many there are.
+Nodes nodes_started_by(const comm::LaunchEnvironment& launch);
 
 // Reads a process's variables as the process itself will.
 comm::LaunchEnvironment environment_of(const std::vector<std::string>& variables);

@@ -6,7 +6,6 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "launched_job.hpp"
@@ -31,17 +30,13 @@ comm::LaunchEnvironment checked_launch(const ElasticBounds& bounds) {
   if (!launch) {
     throw UsageError(
         "--elastic needs several processes. On one machine: lockstep launch -n N --elastic lockstep train … . On "
-        "several: the same on each, with --nodes, --node and --master; or srun or mpirun lockstep train --elastic "
-        "MIN:MAX …; or by hand, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+        "several: the same on each, with --nodes, --node and --master; or srun, mpirun or torchrun --no-python "
+        "lockstep "
+        "train --elastic MIN:MAX …; or by hand, with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and "
+        "MASTER_PORT");
   }
   if (launch->member >= 0) return *launch;
-  if (launch->tcp_store || std::getenv("TORCHELASTIC_RUN_ID") != nullptr) {
-    throw UsageError(
-        "--elastic cannot go with torchrun, which ends all processes when one fails. Leave it out, and take torchrun "
-        "--max-restarts N with --resume auto --name NAME here: the job then goes on from its last checkpoint. Or start "
-        "lockstep launch --elastic on each machine instead of torchrun");
-  }
-  if (launch->agent_store) {
+  if (launch->agent_store && !launch->tcp_store) {
     throw UsageError("--elastic is for lockstep launch too: lockstep launch -n N --elastic lockstep train …");
   }
   if (bounds.most > kMostNodes) {
@@ -60,20 +55,12 @@ comm::LaunchEnvironment checked_launch(const ElasticBounds& bounds) {
 std::optional<int> train_as_node(const ElasticBounds& bounds) {
   const auto launch = checked_launch(bounds);
   if (launch.member >= 0) return std::nullopt;
-  const bool on_one_machine = launch.local_world_size == launch.world_size;
   LaunchFlags flags{.processes = 1,
                     .elastic = true,
-                    .nodes = {.node = launch.rank,
-                              .count = launch.world_size,
-                              .most = bounds.most,
-                              .address = launch.address,
-                              .port = launch.port,
-                              .address_name = "MASTER_ADDR and MASTER_PORT",
-                              .job = launch.job,
-                              .on_one_machine = on_one_machine,
-                              .local = std::pair(launch.local_rank, launch.local_world_size)},
+                    .nodes = nodes_started_by(launch),
                     .fewest = bounds.fewest,
                     .words = own_words()};
+  flags.nodes.most = bounds.most;
   LaunchMessages messages;
   return launch_elastic(flags, messages).code;
 }

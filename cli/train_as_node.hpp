@@ -1,4 +1,5 @@
-// lockstep train --elastic under launchers that have no elastic jobs: mpirun, srun, or variables set by hand.
+// lockstep train --elastic under launchers that have no elastic jobs of this kind: mpirun, srun, torchrun, or variables
+// set by hand.
 #pragma once
 
 #include <lockstep/ranks/elastic_bounds.hpp>

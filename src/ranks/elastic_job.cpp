@@ -89,7 +89,7 @@ void ElasticJob::check(const ElasticBounds& bounds) {
   if (is_asked_for()) return;
   throw Error("this program asks for an elastic job (elastic " + to_string(bounds) +
               "), and was not started as one. lockstep launch starts such jobs, on one machine and on several, also "
-              "under SLURM and mpirun; its help and docs/processes.md say how");
+              "under SLURM, mpirun and torchrun; its help and docs/processes.md say how");
 }
 
 ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const ElasticBounds& bounds)

@@ -100,7 +100,9 @@ LaunchEnvironment torchrun(const Reader& reader) {
   launch.port = port_number(reader);
   const std::string agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE");
   launch.agent_store = agent_store == "True" || agent_store == "true" || agent_store == "1";
-  launch.tcp_store = launch.agent_store && reader.text("LOCKSTEP_STORE_PORT") != reader.text("MASTER_PORT");
+  const bool by_lockstep = reader.text("LOCKSTEP_STORE_PORT") == reader.text("MASTER_PORT");
+  launch.tcp_store = launch.agent_store && !by_lockstep;
+  launch.by_torchrun = reader.has("TORCHELASTIC_RUN_ID") && !by_lockstep;
   // The agent's store outlives a restart of the processes.
   launch.job =
       "attempt-" + (reader.has("TORCHELASTIC_RESTART_COUNT") ? reader.text("TORCHELASTIC_RESTART_COUNT") : "0");

@@ -14,6 +14,11 @@
 
 namespace lockstep::comm {
 
+struct StorePlace {
+  std::string address = {};
+  int port = 0;
+};
+
 struct LaunchEnvironment {
   std::string launcher = {};  // "torchrun or lockstep launch", for texts
   int rank = 0;               // of this process among all
@@ -23,10 +28,14 @@ struct LaunchEnvironment {
   // The rank of the machine's first process, by which machines are told apart: in an elastic job of those that it began
   // with, in whose places successors stand.
   int machine = 0;
-  std::string address = {};   // where rank 0's process, or the launcher, keeps the store; empty: loopback
-  int port = 0;               // 0: rank 0's process takes a free one
-  bool agent_store = false;   // the launcher keeps the store, and every process is a client
-  bool tcp_store = false;     // which is c10d's, as torchrun's agent has it; else it is one of lockstep
+  std::string address = {};  // where rank 0's process, or the launcher, keeps the store; empty: loopback
+  int port = 0;              // 0: rank 0's process takes a free one
+  bool agent_store = false;  // the launcher keeps the store, and every process is a client
+  bool tcp_store = false;    // which is c10d's, as torchrun's agent has it; else it is one of lockstep
+  bool by_torchrun = false;  // this process is a worker of torchrun's agent, and not what lockstep launch started in it
+  // A TCPStore in which the process with rank 0 leaves the port that it took (`port` is 0); its address, and its port.
+  // Nothing: a file of the temporary folder holds it, for processes of one machine.
+  std::optional<StorePlace> port_told_in = {};
   std::string job = {};       // no other job that runs on this machine has the same
   bool keep_going = false;    // true: the others go on without lost workers (LOCKSTEP_KEEP_GOING=1, with any launcher)
   bool mixed_builds = false;  // true: the processes may be of several builds (LOCKSTEP_MIXED_BUILDS=1, set for all)

@@ -1,22 +1,15 @@
 #include "rendezvous.hpp"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <lockstep/base/error.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "base/libtorch_log.hpp"
 #include "base/seconds.hpp"
-#include "io/atomic_file.hpp"
 #include "sockets.hpp"
 #include "stored.hpp"
 
 #include <algorithm>
-#include <charconv>
 #include <chrono>
-#include <filesystem>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -28,29 +21,6 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kPause = std::chrono::milliseconds(30);
 
 const std::string kSize = "lockstep/size";  // of the job whose process keeps the store, in words
-
-// Where the process with rank 0 leaves its port for the others of its machine. Only the user's own processes are asked.
-std::string port_file_of(const std::string& job) {
-  std::string name = "lockstep-" + std::to_string(getuid()) + "-" + job + ".port";
-  for (char& c : name) {
-    if (c == '/') c = '_';
-  }
-  return (std::filesystem::temp_directory_path() / name).string();
-}
-
-// 0: not there yet, or another user's.
-int read_port(const std::string& file) {
-  const int fd = open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return 0;
-  struct stat status {};
-  char text[16] = {};
-  const bool ours = fstat(fd, &status) == 0 && status.st_uid == getuid();
-  const ssize_t size = ours ? ::read(fd, text, sizeof text) : 0;
-  close(fd);
-  int port = 0;
-  if (size > 0) std::from_chars(text, text + size, port);
-  return port;
-}
 
 // Means the machine itself everywhere, so it is a mistake where there are several. Other names may mean loopback on one
 // machine alone: Debian's /etc/hosts gives a machine's own name the address 127.0.1.1.
@@ -98,6 +68,7 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit)
                 " gives the job no name by which its processes could find each other: set MASTER_PORT "
                 "to a free port, for all processes");
   }
+  if (launch_.port == 0) note_.emplace(launch_.job, launch_.port_told_in);
   if (launch_.rank == 0 && !launch_.agent_store) host();
   if (!server_) find_host(deadline, limit);
   if (!server_ && !launch_.agent_store) check_size(deadline, limit);
@@ -110,10 +81,6 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit)
   }
 }
 
-Rendezvous::~Rendezvous() {
-  if (!port_file_.empty()) unlink(port_file_.c_str());
-}
-
 void Rendezvous::host() {
   const bool own_name = on_several_machines() && is_loopback(address_);  // the others know it by another address
   StoreGuard guard{key_.value_or(JobKey::known_to_all()),
@@ -123,10 +90,7 @@ void Rendezvous::host() {
   server_ = kept.store;
   port_ = kept.port;
   server_->set(kSize, size_text());
-  if (launch_.port != 0) return;
-  const std::string file = port_file_of(launch_.job);
-  io::write_file(file, std::to_string(port_));
-  port_file_ = file;
+  if (note_) with_note([&] { note_->leave(port_); });
 }
 
 // The way from rank 0's machine to itself is loopback, which the other machines do not reach. They say where they are,
@@ -149,11 +113,11 @@ void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit
 }
 
 void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
-  const std::string file = launch_.port == 0 ? port_file_of(launch_.job) : "";
   for (;;) {
     limit.check(process_name());
-    if (!file.empty()) port_ = read_port(file);  // again each time: it may be left over from a job that was killed
-    if (port_ != 0 && store_answers(address_, port_, deadline)) return;
+    // Again each time: it may be left over from a job that was killed.
+    if (note_) with_note([&] { port_ = note_->read(); });
+    if (port_ != 0 && store_answers(address_, port_, deadline)) return note_.reset();
     if (Clock::now() + kPause >= deadline) break;
     std::this_thread::sleep_for(kPause);
   }
@@ -161,8 +125,8 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
   const std::string itself =
       on_several_machines() && is_loopback(address_) ? "; " + given_address() + " means this machine itself here" : "";
   const std::string given_by = launch_.is_node() ? launch_.node_address_name : "MASTER_ADDR and MASTER_PORT";
-  const std::string where = file.empty() ? place_text(address_, port_) + " (" + given_by + itself + ")"
-                                         : "the port that should be in " + file;
+  const std::string where = note_ ? "the port that should be in " + note_->place()
+                                  : place_text(address_, port_) + " (" + given_by + itself + ")";
   throw Error(process_name() + " waited " + seconds(limit.timeout) + " for the store that " + whose + " at " + where +
               ", but nothing answers. " +
               (launch_.is_node() ? "Was that one started, and does this machine reach it there?"
@@ -191,6 +155,16 @@ std::string Rendezvous::size_text() const {
   return launch_.is_node() ? "elastic launchers" : std::to_string(launch_.world_size) + " processes";
 }
 
+// Names who cannot use the note, and why.
+template <class Work>
+void Rendezvous::with_note(const Work& work) {
+  try {
+    work();
+  } catch (const c10::Error& error) {
+    throw Error(process_name() + " cannot use " + note_->place() + ": " + error.what_without_backtrace());
+  }
+}
+
 StorePtr Rendezvous::connect(const std::string& prefix) {
   return c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch_.job) + prefix, idle_client());
 }
@@ -212,12 +186,11 @@ std::string Rendezvous::process_name() const {
          std::to_string(launch_.world_size);
 }
 
-void Rendezvous::forget_port_file() {
+void Rendezvous::take_note_away() {
   const std::lock_guard lock(mutex_);
-  if (port_file_.empty()) return;
+  if (!note_ || !note_->is_left()) return;
   if (stored_count(*server_, job_prefix(launch_.job) + "found/count") < launch_.world_size) return;
-  unlink(port_file_.c_str());
-  port_file_.clear();
+  note_->take_away();
 }
 
 void Rendezvous::drop_connections() {

@@ -1,14 +1,14 @@
 // Rendezvous: how the processes of a job find each other, through a store.
 //
 // torchrun and `lockstep launch` keep the store themselves, and every process is a client. Otherwise the process with
-// rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine a free port of loopback does; a file of the temporary
-// folder holds its number until all have read it. The store listens on loopback unless MASTER_ADDR names another
-// address. It answers those who know the job's key; torchrun's answers everybody. Every wait has a deadline.
-// Thread-safe.
+// rank 0 keeps it at MASTER_ADDR and MASTER_PORT. On one machine a free port of loopback does, of which a note tells
+// the others (port_note.hpp). The store listens on loopback unless MASTER_ADDR names another address. It answers those
+// who know the job's key; torchrun's answers everybody. Every wait has a deadline. Thread-safe.
 #pragma once
 
 #include "job_store.hpp"
 #include "launch_environment.hpp"
+#include "port_note.hpp"
 #include "wait_limit.hpp"
 
 #include <chrono>
@@ -34,7 +34,6 @@ class Rendezvous {
   // Throws Error at the deadline: nothing answers where the store should be. Throws Error if the job's key is unusable,
   // or if the store there is of a job of another size.
   Rendezvous(LaunchEnvironment launch, const WaitLimit& limit);
-  ~Rendezvous();
 
   const LaunchEnvironment& launch() const { return launch_; }
 
@@ -52,9 +51,9 @@ class Rendezvous {
   // question. So nobody uses these connections again.
   void drop_connections();
 
-  // Removes the file by which the others find this process's store, once all have found it. To be called when all have
+  // Removes the note by which the others find this process's store, once all have found it. To be called when all have
   // met: whoever is killed later leaves no file.
-  void forget_port_file();
+  void take_note_away();
 
   // This machine's numeric address that peers reach, and whether that is loopback.
   const std::string& local_address() const { return local_address_; }
@@ -71,6 +70,8 @@ class Rendezvous {
   void learn_local_address(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   void check_size(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   std::string size_text() const;
+  template <class Work>
+  void with_note(const Work& work);
   std::string process_name() const;
   std::string given_address() const;
   std::string keeper() const;  // who keeps the store
@@ -84,8 +85,8 @@ class Rendezvous {
   std::string local_address_;
   StorePtr server_;  // null: another process keeps the store
 
-  std::mutex mutex_;       // guards what follows
-  std::string port_file_;  // empty: none of ours, or not any more
+  std::mutex mutex_;              // guards what follows
+  std::optional<PortNote> note_;  // nothing: the port is known
   std::vector<StorePtr> clients_;
 };
 

@@ -78,7 +78,7 @@ struct Place {
     try {
       const Devices here = share_out(devices, launch.local_rank, launch.local_world_size);
       place.roster = meet(*place.store, launch, here, configuration(launch, devices, options), limit);
-      rendezvous.forget_port_file();
+      rendezvous.take_note_away();
     } catch (const c10::DistError&) {
       rendezvous.drop_connections();
       throw;

@@ -79,6 +79,11 @@ TEST(LaunchEnvironment, ReadsTorchruns) {
   EXPECT_EQ(read(of_lockstep)->key_file, "/a/key");
   EXPECT_TRUE(read(with(of_lockstep, {{"MASTER_PORT", "29401"}}))->tcp_store);  // torchrun within lockstep launch
   EXPECT_FALSE(read(without(torchrun, "TORCHELASTIC_USE_AGENT_STORE"))->tcp_store);
+  EXPECT_FALSE(launch.by_torchrun);  // somebody else may set these variables
+  const auto of_agent = with(torchrun, {{"TORCHELASTIC_RUN_ID", "none"}});
+  EXPECT_TRUE(read(of_agent)->by_torchrun);
+  EXPECT_TRUE(read(without(of_agent, "TORCHELASTIC_USE_AGENT_STORE"))->by_torchrun);
+  EXPECT_FALSE(read(with(of_agent, {{"LOCKSTEP_STORE_PORT", "29400"}}))->by_torchrun);  // lockstep launch in a worker
   // The agent's store keeps what earlier attempts wrote.
   EXPECT_NE(read(with(torchrun, {{"TORCHELASTIC_RESTART_COUNT", "1"}}))->job, launch.job);
 }

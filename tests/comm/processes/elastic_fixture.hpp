@@ -15,6 +15,9 @@
 
 namespace lockstep {
 
+// Until somebody asks it to end. A small network: a run in peace has to compute as many epochs.
+inline const Words kEndless = {"--epochs", "100000", "--model", "mlp", "--width", "0.125"};
+
 class Elastic : public Cli {
  protected:
   // Each process leaves its number, and the store's port.
@@ -48,7 +51,14 @@ class Elastic : public Cli {
 
   // Of the job with this MASTER_PORT; -1: it does not run.
   static pid_t process_of(int member, const std::string& master_port) {
-    const std::string number = "LOCKSTEP_ELASTIC_MEMBER=" + std::to_string(member), port = "MASTER_PORT=" + master_port;
+    return process_with(member, "MASTER_PORT=" + master_port);
+  }
+
+  // Of the job in without_gnuplot().
+  pid_t process_of(int member) const { return process_with(member, left_.variables().front()); }
+
+  static pid_t process_with(int member, const std::string& of_job) {
+    const std::string number = "LOCKSTEP_ELASTIC_MEMBER=" + std::to_string(member);
     for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
       const int pid = std::atoi(entry.path().filename().c_str());
       std::ifstream file(entry.path() / "environ", std::ios::binary);
@@ -58,7 +68,7 @@ class Elastic : public Cli {
       };
       std::string name;  // one more process has the same variables
       std::getline(std::ifstream(entry.path() / "comm"), name);
-      if (pid > 0 && name != "lockstep-memory" && has(number) && has(port)) return pid;
+      if (pid > 0 && name != "lockstep-memory" && has(number) && has(of_job)) return pid;
     }
     return -1;
   }
@@ -90,6 +100,15 @@ class Elastic : public Cli {
       EXPECT_EQ(actual[i].test_accuracy, expected[i].test_accuracy) << run << ", epoch " << i + 1;
       EXPECT_EQ(actual[i].weights, expected[i].weights) << run << ", epoch " << i + 1;
     }
+  }
+
+  // The run was kEndless, and somebody has asked it to end.
+  void expect_bits_of_peace(const std::string& run) const {
+    const auto epochs = metrics(run).size();
+    ASSERT_GT(epochs, 2u);
+    const Words peace = settings("undisturbed", "cpu") + kEndless + Words{"--epochs", std::to_string(epochs)};
+    ASSERT_EQ(run_program(peace, without_gnuplot()).code, 0);
+    expect_same_epochs(run, epochs);
   }
 
   ScratchFolder notes_;

@@ -1,5 +1,8 @@
 // Labels: processes program
 // Elastic jobs with a launcher on each of several machines. Here all are on this one, and meet over loopback.
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "comm/meeting/job_store.hpp"
 #include "elastic_fixture.hpp"
 
 #include <chrono>
@@ -19,9 +22,6 @@ using testing::IsEmpty;
 using testing::Not;
 
 constexpr int kStoppedOnRequest = 128 + SIGTERM;
-
-// Until somebody asks it to end. A small network: a run in peace has to compute as many epochs.
-const Words kEndless = {"--epochs", "100000", "--model", "mlp", "--width", "0.125"};
 
 class ElasticNodes : public Elastic {
  protected:
@@ -47,15 +47,6 @@ class ElasticNodes : public Elastic {
     auto surroundings = with_key(as_rank(rank, processes, port_, "60"));
     surroundings.starts_itself = true;
     return surroundings;
-  }
-
-  // They have all epochs of the run, which somebody has asked to end.
-  void expect_bits_of_peace(const std::string& run) const {
-    const auto epochs = metrics(run).size();
-    ASSERT_GT(epochs, 2u);
-    const Words peace = settings("undisturbed", "cpu") + kEndless + Words{"--epochs", std::to_string(epochs)};
-    ASSERT_EQ(run_program(peace, without_gnuplot()).code, 0);
-    expect_same_epochs(run, epochs);
   }
 
   const std::string key_ = (notes_ / "key").string();
@@ -254,6 +245,79 @@ TEST_F(ElasticNodes, StartedByHandAProcessIsStartedAgain) {
   expect_bits_of_peace("hand");
 }
 
+// As torchrun's agent keeps it, at port_. It answers everybody, and outlives a restart of the workers.
+c10::intrusive_ptr<c10d::Store> agents_store(const std::string& port) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(std::stoi(port));
+  options.isServer = true;
+  options.waitWorkers = false;
+  return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+}
+
+Words as_worker(int rank, int workers, const std::string& port, const std::string& restarts) {
+  return as_rank(rank, workers, port, "60") + Words{"TORCHELASTIC_USE_AGENT_STORE=True", "TORCHELASTIC_RUN_ID=none",
+                                                    "TORCHELASTIC_RESTART_COUNT=" + restarts};
+}
+
+// Nobody needs a key on one machine.
+TEST_F(ElasticNodes, AsWorkersOfTorchrunTheyMeetAtAPortOfTheirOwn) {
+  const auto store = agents_store(port_);
+  const auto earlier =
+      comm::host_store("127.0.0.1", 0, {comm::JobKey::known_to_all(), {}});  // of a worker that is gone
+  store->set("lockstep/attempt-0/port", std::to_string(earlier.port));
+  store->set("lockstep/attempt-1/port", free_port());  // nobody listens there any more
+  const Words words = settings("torchrun", "cpu") + kEndless + Words{"--elastic", "2:3"};
+  const auto worker = [&](int rank) {
+    auto surroundings = without_gnuplot();
+    surroundings.environment = surroundings.environment + as_worker(rank, 3, port_, "1");
+    surroundings.starts_itself = true;
+    return surroundings;
+  };
+  Program second(words, worker(1)), third(words, worker(2)), first(words, worker(0));
+  ASSERT_TRUE(first.wait_for("epoch      2/"));
+  ASSERT_EQ(kill(process_of(2), SIGKILL), 0);
+  ASSERT_TRUE(first.wait_for("process 3 has joined"));
+  ASSERT_EQ(kill(process_of(0), SIGKILL), 0);
+  ASSERT_TRUE(first.wait_for("process 4 has joined"));
+  third.send(SIGTERM);
+  const auto ended = first.finish();
+  EXPECT_EQ(ended.code, kStoppedOnRequest) << ended.err << ended.out;
+  EXPECT_EQ(second.finish().code, kStoppedOnRequest);
+  EXPECT_EQ(third.finish().code, kStoppedOnRequest);
+  EXPECT_THAT(ended.err, Not(HasSubstr("error:")));
+  EXPECT_THAT(leftovers(), IsEmpty());
+  expect_bits_of_peace("torchrun");
+}
+
+// The way for a program of one's own: torchrun --no-python … lockstep launch -n 1 --elastic PROGRAM
+TEST_F(ElasticNodes, AsWorkersOfTorchrunLaunchersStartOneJob) {
+  const auto store = agents_store(port_);
+  const auto launch = [&](const std::string& processes) {
+    return Words{"launch",
+                 "-n",
+                 processes,
+                 "--elastic",
+                 "/bin/sh",
+                 "-c",
+                 "echo rank $RANK of $WORLD_SIZE, here $LOCAL_RANK of $LOCAL_WORLD_SIZE"};
+  };
+  const auto worker = [&](int rank, const Words& more = {}) {
+    auto surroundings = without_gnuplot();
+    surroundings.environment = surroundings.environment + more + as_worker(rank, 2, port_, "0");
+    return surroundings;
+  };
+  Program first(launch("1"), worker(0));
+  const auto second = run_program(launch("1"), worker(1)), ended = first.finish();
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_EQ(second.code, 0) << second.err;
+  EXPECT_EQ(ended.out, "rank 0 of 2, here 0 of 2\n");
+  EXPECT_EQ(second.out, "rank 1 of 2, here 1 of 2\n");
+  EXPECT_THAT(run_program(launch("2"), worker(0)).err,
+              AllOf(HasSubstr("torchrun started 2 launchers on this machine"), HasSubstr("Give -n 1")));
+  EXPECT_THAT(run_program(launch("2"), worker(0, {"LOCAL_WORLD_SIZE=1"})).err,  // the second is on another machine
+              AllOf(HasSubstr("needs a key"), HasSubstr("LOCKSTEP_JOB_KEY_FILE")));
+}
+
 TEST_F(ElasticNodes, WhatDoesNotFitIsRefused) {
   const auto says = [&](const Words& words, const Surroundings& surroundings) {
     const auto ended = run_program(words, surroundings);
@@ -289,8 +353,6 @@ TEST_F(ElasticNodes, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(says(bounds, without_key), HasSubstr("--elastic needs several processes"));
   EXPECT_THAT(says(bounds, with_key(as_rank(0, 5, port_, "1"))),
               HasSubstr("--elastic 2:4 does not go with the 5 processes that"));
-  EXPECT_THAT(says(bounds, with_key(as_rank(0, 2, port_, "1") + Words{"TORCHELASTIC_RUN_ID=some"})),
-              AllOf(HasSubstr("cannot go with torchrun"), HasSubstr("--resume auto")));
   EXPECT_THAT(says(Words{"launch", "-n", "2", from_environment("LOCKSTEP_PROGRAM")} + bounds, without_key),
               HasSubstr("--elastic is for lockstep launch too"));
   EXPECT_THAT(says(settings("refused", "cpu") + Words{"--elastic", "4:2"}, without_key),
