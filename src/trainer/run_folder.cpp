@@ -60,7 +60,8 @@ void clear_run(const fs::path& folder) {
   for (auto name = std::rbegin(run_files); name != std::rend(run_files); ++name) fs::remove_all(folder / *name);
 }
 
-RunFolder::RunFolder(fs::path folder, bool goes_on) : folder_(std::move(folder)), goes_on_(goes_on), kept_(goes_on) {
+RunFolder::RunFolder(fs::path folder, bool goes_on, io::FileSystem& files)
+    : folder_(std::move(folder)), goes_on_(goes_on), files_(files), kept_(goes_on) {
   if (folder_.empty() || goes_on) return;
   for (const char* name : run_files) {
     std::error_code error;
@@ -90,7 +91,10 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge, const Wa
     claimed_ = io::create_file(folder_ / kConfigFile);
     if (!claimed_) throw exists(folder_, kConfigFile);
   }
-  if (!lock_.take(folder_)) throw Error("another process trains in " + folder_.string() + "; wait for it, or stop it");
+  if (!lock_.take(folder_)) {
+    claimed_ = false;  // somebody has taken this process for gone, and the files are his now
+    throw Error("another process trains in " + folder_.string() + "; wait for it, or stop it");
+  }
   if (warn && !lock_.doubt().empty())
     warn(lock_.doubt() + ", so a second run in it would not be refused: begin none there before this one has ended");
   remove_temporaries();
@@ -131,7 +135,7 @@ void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn:
 
 void RunFolder::keep(const RunState& state) {
   if (folder_.empty()) return;
-  CheckpointFolder(folder_ / kCheckpointFolder, keep_last_, io::real_files(), judge_).write(state);
+  CheckpointFolder(folder_ / kCheckpointFolder, keep_last_, files_, judge_).write(state);
   kept_ = true;
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "io/file_system.hpp"
 #include "io/folder_lock.hpp"
 #include "measures.hpp"
 #include "run_state.hpp"
@@ -23,8 +24,8 @@ void clear_run(const std::filesystem::path& folder);
 class RunFolder {
  public:
   // Writes nothing yet, and with an empty path never does. Throws RunExists if a file is there that a run would
-  // overwrite, unless it belongs to the run that `goes_on`.
-  explicit RunFolder(std::filesystem::path folder, bool goes_on = false);
+  // overwrite, unless it belongs to the run that `goes_on`. `files` is where checkpoints are written.
+  explicit RunFolder(std::filesystem::path folder, bool goes_on = false, io::FileSystem& files = io::real_files());
 
   // If nothing is kept that a run can be resumed from or evaluated, removes the run's files. Then it also removes the
   // folders that create() made, if they are empty.
@@ -56,6 +57,7 @@ class RunFolder {
 
   std::filesystem::path folder_;
   const bool goes_on_;
+  io::FileSystem& files_;
   io::FolderLock lock_;
   std::vector<std::filesystem::path> made_;  // by this object, the topmost first
   bool synthetic_ = false;

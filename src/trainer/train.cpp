@@ -11,7 +11,6 @@
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
 #include "elastic.hpp"
-#include "io/folder_lock.hpp"
 #include "joined_pieces.hpp"
 #include "measures.hpp"
 #include "rank_trainer.hpp"
@@ -19,6 +18,7 @@
 #include "resume.hpp"
 #include "run_folder.hpp"
 #include "shared_folder.hpp"
+#include "take_over.hpp"
 #include "tensorboard_log.hpp"
 #include "trace.hpp"
 #include "train_options.hpp"
@@ -32,7 +32,6 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -107,40 +106,6 @@ void keep_what_is_handed_over(std::optional<RunState>& state, Rank& rank, const 
 // How long processes wait for one that joins, or for one that takes over the run.
 std::chrono::milliseconds patience_of_elastic(const TrainOptions& options) {
   return std::max<std::chrono::milliseconds>(options.timeout, 60s);
-}
-
-// The process that kept the run is gone, or is about to be ended, and its lock goes with it. On a machine that stands
-// still it keeps the lock until it goes on and learns that it is out. It may be writing, so nobody else may until then.
-void wait_for_lock(const TrainOptions& options, const TrainCallbacks& callbacks) {
-  using Clock = std::chrono::steady_clock;
-  constexpr auto kBeforeItIsSaid = 1s;
-  const std::chrono::milliseconds limit = patience_of_elastic(options) / 2;  // before the others give up
-  const auto begin = Clock::now();
-  for (bool said = false;;) {
-    io::FolderLock lock;
-    const auto waited = Clock::now() - begin;
-    if (lock.take(options.keep.run_dir) || waited > limit) return;  // then the lock is asked for once more
-    if (callbacks.stop.stop_requested()) throw Stopped("stopped by request");
-    if (waited > kBeforeItIsSaid && !std::exchange(said, true)) {
-      callbacks.on_warning(options.keep.run_dir.string() +
-                           " is locked by a process that the others have gone on without. Its machine stands still, or "
-                           "is not reached. The job waits until it gives the lock back, for " +
-                           comm::seconds(limit) + " at most");
-    }
-    std::this_thread::sleep_for(1ms);
-  }
-}
-
-void take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const TrainCallbacks& callbacks,
-               const Judge& judge, Succession& succession) {
-  const fs::path& run = options.keep.run_dir;
-  const bool is_there = succession.met && !run.empty() && fs::exists(run / kConfigFile);
-  if (is_there) wait_for_lock(options, callbacks);
-  folder.emplace(run, is_there || goes_on_in_its_folder(options));
-  folder->create(options, judge, callbacks.on_warning);
-  succession.writes = true;
-  if (is_there && fs::exists(run / kMetricsFile))
-    succession.told_epochs = static_cast<int>(read_metrics(run / kMetricsFile).size());
 }
 
 }  // namespace
@@ -331,14 +296,25 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
           common_settings(settings, workload.digests, resumed && !elastic ? &*resumed : nullptr) + measures_text(task),
       .seed = settings.seed,
       .on_warning = callbacks.on_warning};
+  const auto keep_from_now_on = [&] {
+    const fs::path& run = settings.keep.run_dir;
+    const bool is_there = take_over(folder, settings, judge,
+                                    {.met = succession.met,
+                                     .goes_on = goes_on_in_its_folder(settings),
+                                     .patience = patience_of_elastic(settings) / 2,
+                                     .warn = callbacks.on_warning,
+                                     .stop = callbacks.stop});
+    succession.writes = true;
+    if (is_there && fs::exists(run / kMetricsFile))
+      succession.told_epochs = static_cast<int>(read_metrics(run / kMetricsFile).size());
+  };
   bool is_done = false;
   while (!is_done) {
     succession.is_last = !elastic;
     succession.ended_by_difference = false;
     try {
       if (elastic && !elastic->enter()) return result;  // it was done before this process could join
-      if (elastic && !succession.writes && this_process().index == 0)
-        take_over(folder, settings, callbacks, judge, succession);
+      if (elastic && !succession.writes && this_process().index == 0) keep_from_now_on();
       run(settings.devices, body, run_options);
       is_done = succession.is_last;
       if (succession.ended_by_difference) elastic->leave();

@@ -10,6 +10,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/file.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -99,6 +100,11 @@ int wait_until(pthread_cond_t* condition, pthread_mutex_t* mutex, Time deadline)
   return woken ? 0 : ETIMEDOUT;
 }
 
+int flock_next(int fd, int operation) {
+  static const auto next = next_of<int(int, int)>("flock");
+  return next(fd, operation);
+}
+
 auto system_call() {
   static const auto next = next_of<long(long, ...)>("syscall");
   return next;
@@ -115,6 +121,11 @@ int create(pthread_t* handle, const pthread_attr_t* attributes, void* (*function
 
 void futex(int* word, int operation, int value) {
   system_call()(SYS_futex, word, operation, value, nullptr, nullptr, 0);
+}
+
+void unlock_files(Process& process) {
+  for (const int fd : process.locks) flock_next(fd, LOCK_UN);
+  process.locks.clear();
 }
 
 }  // namespace lockstep::simulation::c_library
@@ -261,6 +272,22 @@ int openat(int folder, const char* name, int flags, ...) {
   va_end(rest);
   static const auto next = next_of<int(int, const char*, int, ...)>("openat");
   return next(folder, name, flags, mode);
+}
+
+// Each open() has a lock of its own, so simulated processes keep each other out as real ones do. Only the end of one
+// has to be told to the system.
+int flock(int fd, int operation) noexcept {
+  Thread* const thread = Scheduler::this_thread();
+  if (thread != nullptr) scheduler().point();
+  const int result = flock_next(fd, operation);
+  if (thread != nullptr && result == 0) thread->process->locks.insert(fd);
+  return result;
+}
+
+int close(int fd) {
+  if (Thread* const thread = Scheduler::this_thread()) thread->process->locks.erase(fd);
+  static const auto next = next_of<int(int)>("close");
+  return next(fd);
 }
 
 char* getenv(const char* name) noexcept {

@@ -3,10 +3,14 @@
 
 #include <pthread.h>
 
+#include "scheduler.hpp"
+
 namespace lockstep::simulation::c_library {
 
 int create(pthread_t* handle, const pthread_attr_t* attributes, void* (*function)(void*), void* argument);
 
 void futex(int* word, int operation, int value);
+
+void unlock_files(Process& process);  // of a process that has ended
 
 }  // namespace lockstep::simulation::c_library

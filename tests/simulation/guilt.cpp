@@ -8,7 +8,6 @@
 namespace lockstep::simulation {
 namespace {
 
-using Texts = std::vector<std::string>;
 using Strikes = std::vector<Strike>;
 
 const std::string kNotCome = "no launcher has come from node";
@@ -28,6 +27,16 @@ std::string both_missing(const Course& course) {
     if (is_faulty(course, process)) numbers += (numbers.empty() ? "" : ", ") + std::to_string(process);
   }
   return "waited 20 s for processes " + numbers + ", which did not come";
+}
+
+// Whoever could not write, in its own words and in those of a launcher.
+Texts names_of_writers(const Course& course) {
+  Texts names{"rank 0 (cpu): cannot write", "rank 0 (cpu): cannot make the folder"};
+  for (int process = 0; process < static_cast<int>(course.outcomes.size()); ++process) {
+    if (course.outcomes[process].text.find("rank 0 (cpu): cannot ") != std::string::npos)
+      names.push_back(name(process) + " of the job is gone: it ended with exit code 1");
+  }
+  return names;
 }
 
 // A worker that fails while all train is lost, and the others go on. Before, and after, it is needed.
@@ -124,7 +133,7 @@ Texts names_of_the_guilty(const Strike& strike, const Course& course) {
         return {"thrown by the test", name(strike.victim) + " of the job is gone: it ended"};
       return {rank + ": thrown by the test", "every worker failed"};
     case Fault::full_disk:
-      return {"rank 0 (cpu): cannot write", "rank 0 (cpu): cannot make the folder"};
+      return names_of_writers(course);
     case Fault::differs:
       return {"the ranks' calls differ", rank + " waits in barrier"};
     case Fault::unanswered:

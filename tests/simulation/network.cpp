@@ -20,10 +20,12 @@ Network& network() {
 Network::Endpoint::Endpoint(Network& network, Process& process)
     : number(network.next_++), process(process), network(network) {
   network.endpoints_[number] = this;
+  ++process.groups;
 }
 
 Network::Endpoint::~Endpoint() {
   network.endpoints_.erase(number);
+  --process.groups;
 }
 
 Network::Network(Scheduler& scheduler) : scheduler(scheduler), latency_(20 * kMicrosecond << scheduler.draw(8)) {

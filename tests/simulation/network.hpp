@@ -55,7 +55,6 @@ struct Network {
 
   Scheduler& scheduler;
   std::map<int, std::shared_ptr<Host>> hosts = {};  // by port
-  int connections = 0;                              // to stores
   Time lateness = 0;                                // the most by which one message in 50 is late
   std::vector<std::string> wrongs = {};             // what must not happen, and did
 

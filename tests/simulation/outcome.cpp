@@ -8,8 +8,9 @@
 namespace lockstep::simulation {
 namespace {
 
-using Texts = std::vector<std::string>;
 using Strikes = std::vector<Strike>;
+
+constexpr int kKeysOfMember = 7, kKeysOfGeneration = 8;
 
 void check_results(const Course& course, const Reference* reference, Texts& wrongs) {
   for (int process = 0; process < static_cast<int>(course.outcomes.size()); ++process) {
@@ -117,6 +118,14 @@ void check_elastic(const Course& course, Texts& wrongs) {
   }
   if (must_end_well(course) && std::none_of(course.outcomes.begin(), course.outcomes.end(), is_done))
     wrongs.push_back("nobody finished the job");
+}
+
+// A generation's keys stay in the store. How many they are depends on its members alone, not on what they do.
+void check_keys(const Course& course, Texts& wrongs) {
+  for (const auto& past : course.generations) {
+    const int most = kKeysOfMember * static_cast<int>(past.members.size()) + kKeysOfGeneration;
+    if (past.keys > most) wrongs.push_back("a generation has left " + std::to_string(past.keys) + " keys in the store");
+  }
 }
 
 bool may_lose_node(const Strike& strike, int node) {
@@ -265,6 +274,18 @@ void check_servers(const Course& course, Texts& wrongs) {
   }
 }
 
+// A rank completes a step only once rank 0 has kept the steps before it, so none of these may lack a checkpoint.
+void check_was_kept(const Course& course, int process, Texts& wrongs) {
+  const Outcome& outcome = course.outcomes[process];
+  if (!course.plan.checkpoints || has(happened(course), Fault::lost_fsync)) return;
+  const auto steps = static_cast<int>(outcome.ranks[0].weights.size());
+  const bool ended_well = outcome.over && outcome.text.empty() && steps == kSteps;
+  const int least = (ended_well ? steps : std::max(steps - 1, 0)) / kBetweenCheckpoints * kBetweenCheckpoints;
+  if (course.saved >= least) return;
+  wrongs.push_back(name(process) + " has completed step " + std::to_string(steps - 1) +
+                   ", and the last checkpoint is of " + std::to_string(course.saved) + " steps");
+}
+
 // From the newest checkpoint a run goes on, with the weights that it had then.
 void check_checkpoint(const Course& course, const Reference* reference, Texts& wrongs) {
   const bool may_have_none = has(happened(course), Fault::lost_fsync) && course.saved == 0;
@@ -273,9 +294,16 @@ void check_checkpoint(const Course& course, const Reference* reference, Texts& w
     wrongs.push_back("the newest checkpoint is of step " + std::to_string(course.found) + ", but one of step " +
                      std::to_string(course.saved) + " was written");
   }
-  if (course.found > 0 && reference != nullptr && course.found_weights != reference->weights[course.found - 1]) {
-    wrongs.push_back("the checkpoint of step " + std::to_string(course.found) + " has other weights");
+  if (course.found > 0 && reference != nullptr) {
+    const std::string which = "the checkpoint of step " + std::to_string(course.found);
+    if (course.found_state.weights != reference->weights[course.found - 1])
+      wrongs.push_back(which + " has other weights");
+    if (course.found_state.optimizer != reference->optimizers[course.found - 1])
+      wrongs.push_back(which + " has another optimizer's state");
   }
+  for (const auto& file : course.files_left) wrongs.push_back(file + " was left in the run's folder");
+  for (int process = 0; process < static_cast<int>(course.outcomes.size()); ++process)
+    check_was_kept(course, process, wrongs);
 }
 
 Time allowed_after(const Strike& strike, const Plan& plan) {
@@ -331,6 +359,7 @@ std::vector<std::string> wrongs_of(const Course& course, const Reference* refere
   check_servers(course, wrongs);
   check_errors(course, wrongs);
   check_elastic(course, wrongs);
+  check_keys(course, wrongs);
   if (course.plan.has_agents()) check_first(course, wrongs);
   if (course.plan.has_agents()) check_agents(course, wrongs);
   check_checkpoint(course, reference, wrongs);
@@ -341,8 +370,11 @@ std::vector<std::string> wrongs_of(const Course& course, const Reference* refere
     const Outcome& outcome = course.outcomes[process];
     // A generation that breaks while it connects leaves threads in Gloo for as long as that waits.
     const bool may_connect = course.plan.is_elastic() && !happened(course).empty();
-    if (outcome.over && outcome.text.empty() && outcome.threads_left > 0 && !may_connect) {
-      wrongs.push_back(name(process) + " left " + std::to_string(outcome.threads_left) + " threads behind");
+    if (!outcome.over || !outcome.text.empty() || may_connect) continue;
+    for (const auto& [count, what] : {std::pair(outcome.threads_left, " threads"),
+                                      {outcome.connections_left, " connections to a store"},
+                                      {outcome.groups_left, " groups"}}) {
+      if (count > 0) wrongs.push_back(name(process) + " left " + std::to_string(count) + what + " behind");
     }
   }
   return wrongs;

@@ -21,6 +21,8 @@ struct Outcome {
   Time start = kNever;                // when; kNever: it was not
   const Process* launcher = nullptr;  // that started it
   int threads_left = 0;               // beside the first, when the process ended
+  int connections_left = 0;           // to stores
+  int groups_left = 0;                // whose connections stand
   std::vector<Steps> ranks;           // of this process
 };
 
@@ -41,7 +43,10 @@ struct Launched {
 struct Past {
   std::vector<int> members;
   bool has_begun;
+  int keys = 0;  // that it has left in the store
 };
+
+using Texts = std::vector<std::string>;
 
 struct Course {
   Plan plan;
@@ -52,9 +57,10 @@ struct Course {
   std::deque<Launched> launchers = {};                // of an elastic job, the first one first
   std::vector<std::pair<int, Time>> lost_nodes = {};  // as the first one has said, and when
   std::vector<Past> generations = {};
-  int saved = 0;                // steps in the last checkpoint that was written, as far as its writer knows
-  int found = 0;                // in the one from which a run would go on; 0: there is none
-  uint64_t found_weights = 0;   // a digest
+  int saved = 0;  // steps in the last checkpoint that was written, as far as its writer knows
+  int found = 0;  // in the one from which a run would go on; 0: there is none
+  StateDigest found_state = {};
+  Texts files_left = {};        // in the run's folder
   std::string unreadable = {};  // why none could be read
 };
 

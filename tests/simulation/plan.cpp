@@ -23,12 +23,16 @@ const Faults kOfDataParallel{Fault::kill,       Fault::kill,       Fault::kill, 
                              Fault::differs,    Fault::unanswered, Fault::full_disk, Fault::power,     Fault::power,
                              Fault::lost_fsync, Fault::lost_fsync};
 
-const Faults kOfMachines{
-    Fault::kill,       Fault::kill,       Fault::stop,       Fault::kill_host,  Fault::slow,
-    Fault::late,       Fault::cut,        Fault::throws,     Fault::kill_agent, Fault::kill_agent,
-    Fault::restart,    Fault::restart,    Fault::restart,    Fault::stop_agent, Fault::stop_agent,
-    Fault::stop_agent, Fault::stop_node,  Fault::stop_node,  Fault::cut_agent,  Fault::cut_node,
-    Fault::cut_node,   Fault::slow_agent, Fault::late_agent, Fault::twin_agent, Fault::other_agent};
+const Faults kOfElastic{Fault::kill, Fault::kill,   Fault::kill,      Fault::kill,      Fault::kill,      Fault::kill,
+                        Fault::kill, Fault::stop,   Fault::stop,      Fault::kill_host, Fault::slow,      Fault::late,
+                        Fault::cut,  Fault::throws, Fault::full_disk, Fault::power,     Fault::lost_fsync};
+
+const Faults kOfMachines{Fault::kill,       Fault::kill,       Fault::stop,       Fault::kill_host,  Fault::slow,
+                         Fault::late,       Fault::cut,        Fault::throws,     Fault::kill_agent, Fault::kill_agent,
+                         Fault::restart,    Fault::restart,    Fault::restart,    Fault::stop_agent, Fault::stop_agent,
+                         Fault::stop_agent, Fault::stop_node,  Fault::stop_node,  Fault::cut_agent,  Fault::cut_node,
+                         Fault::cut_node,   Fault::slow_agent, Fault::late_agent, Fault::twin_agent, Fault::other_agent,
+                         Fault::full_disk,  Fault::power,      Fault::lost_fsync};
 
 // Processes, and ranks of each.
 constexpr std::pair<int, int> kWorlds[] = {{2, 1}, {3, 1}, {4, 1}, {2, 2}};
@@ -71,6 +75,7 @@ void become_of_node(Draws& draws, const Plan& plan, Strike& strike) {
 
 Strike strike_of(Draws& draws, const Plan& plan) {
   const Faults& faults = plan.has_agents()                        ? kOfMachines
+                         : plan.is_elastic()                      ? kOfElastic
                          : plan.program == Program::data_parallel ? kOfDataParallel
                                                                   : kOfAny;
   Strike strike;
@@ -154,23 +159,29 @@ std::string text_of(const Strike& strike) {
   return "";
 }
 
-bool is_of_disk(Fault fault) {
-  return fault == Fault::full_disk || fault == Fault::power || fault == Fault::lost_fsync;
+// Whoever keeps the run stands still, with its machine's launcher, which thus cannot kill it. The first machine's never
+// does, so its process has to be gone before.
+std::vector<Strike> stop_of_keeper(Draws& draws, const Plan& plan) {
+  Strike kill, stop;
+  kill.part = 0.1 + static_cast<double>(draws.below(300)) / 1000;
+  stop.fault = Fault::stop_node;
+  become_of_node(draws, plan, stop);
+  stop.victim = 1;
+  stop.part = 0.3 + static_cast<double>(draws.below(600)) / 1000;
+  stop.length = draws.between(1'200, 5'000) * kMillisecond;
+  return {kill, stop};
 }
-
-}  // namespace
-
-namespace {
 
 Plan plan_of_machines(Draws& draws, Plan plan) {
   int places = 1;
   std::tie(plan.nodes, places) = kMachines[draws.below(std::size(kMachines))];
   plan.processes = plan.nodes * places;
-  plan.checkpoints = false;
   if (draws.below(4) == 0) plan.grows = 0.1 + static_cast<double>(draws.below(80)) / 100;
   const uint64_t count = draws.below(12);
   const int strikes = count == 0 ? 0 : count < 6 ? 1 : count < 11 ? 2 : 3;
   for (int i = 0; i < strikes; ++i) plan.strikes.push_back(strike_of(draws, plan));
+  Draws of_keeper(plan.seed, 5);
+  if (places == 1 && of_keeper.below(8) == 0) plan.strikes = stop_of_keeper(of_keeper, plan);
   return plan;
 }
 
@@ -187,7 +198,7 @@ Plan plan_of(uint64_t seed) {
   plan.checkpoints = draws.below(2) == 0;
   if (plan.is_elastic()) {
     std::tie(plan.processes, plan.ranks_per_process) = std::pair(draws.between(2, 4), 1);
-    plan.launcher = true;
+    plan.launcher = plan.checkpoints = true;
     plan.zero_stage = std::array{0, 0, 1, 2}[Draws(seed, 2).below(4)];
   }
   if (plan.is_elastic() && Draws(seed, 3).below(4) == 0) {
@@ -201,8 +212,8 @@ Plan plan_of(uint64_t seed) {
   const uint64_t count = draws.below(12);
   const int strikes = count == 0 ? 0 : count < (plan.is_elastic() ? 7 : 9) ? 1 : 2;
   for (int i = 0; i < strikes; ++i) plan.strikes.push_back(strike_of(draws, plan));
-  for (const auto& strike : plan.strikes) plan.checkpoints |= is_of_disk(strike.fault);
-  if (plan.program != Program::data_parallel) plan.checkpoints = false;
+  plan.checkpoints |= plan.has_disk_fault();
+  if (plan.is_server()) plan.checkpoints = false;
   return plan;
 }
 
@@ -213,11 +224,15 @@ std::vector<Plan> undisturbed() {
   }
   for (const int processes : {2, 3, 4}) {
     for (const int stage : {0, 1, 2})
-      plans.push_back({.program = Program::elastic, .processes = processes, .zero_stage = stage});
+      plans.push_back({.program = Program::elastic, .processes = processes, .zero_stage = stage, .checkpoints = true});
   }
   for (const auto& [nodes, places] : kMachines) {
     for (const int stage : {0, 1, 2})
-      plans.push_back({.program = Program::elastic, .processes = nodes * places, .zero_stage = stage, .nodes = nodes});
+      plans.push_back({.program = Program::elastic,
+                       .processes = nodes * places,
+                       .zero_stage = stage,
+                       .nodes = nodes,
+                       .checkpoints = true});
   }
   for (const auto& [processes, servers] : {std::pair{3, 1}, {4, 1}, {4, 2}}) {
     plans.push_back({.program = Program::server, .processes = processes, .servers = servers});
@@ -260,11 +275,16 @@ bool Plan::has(Fault fault) const {
   return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) { return strike.fault == fault; });
 }
 
+bool Plan::has_disk_fault() const {
+  return has(Fault::full_disk) || has(Fault::power) || has(Fault::lost_fsync);
+}
+
 bool Plan::is_of(const std::string& kind) const {
   if (kind == "elastic") return is_elastic();
   if (kind == "plain") return program == Program::data_parallel;
   if (kind == "machines") return has_agents();
   if (kind == "machines, stop and throw") return has_agents() && has(Fault::stop) && has(Fault::throws);
+  if (kind == "machines, the keeper stops") return has_agents() && has(Fault::stop_node) && has(Fault::kill);
   if (kind == "slices") return zero_stage > 0;
   if (kind == "servers") return is_server();
   if (kind == "lost fsync") return has(Fault::lost_fsync);

@@ -71,6 +71,7 @@ struct Plan {
   int nodes = 1;         // machines of an elastic job, with as many processes each
   double grows = 0;      // above 0: one more comes after this part of the job's time
   bool checkpoints = false;
+  bool resumes = false;  // an elastic job that goes on with what an earlier one has kept, if anything
   std::vector<Strike> strikes = {};
 
   int ranks() const { return processes * ranks_per_process; }
@@ -80,11 +81,13 @@ struct Plan {
   int most_nodes() const { return nodes + (grows > 0 ? 1 : 0); }
   int places() const { return processes / nodes; }  // on each machine
   bool has(Fault fault) const;
+  bool has_disk_fault() const;
   bool is_of(const std::string& kind) const;  // one of kKinds
   std::string text() const;
 };
 
 constexpr int kSteps = 20;
+constexpr int kBetweenCheckpoints = 5;  // steps
 constexpr const char* kKinds = "plain, elastic, machines, slices, servers, \"lost fsync\" or \"two faults\"";
 constexpr Time kAgentSilence = kSecond;  // after which another machine counts as gone. The real one is 3 s
 

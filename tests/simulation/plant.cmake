@@ -219,4 +219,26 @@ plant_also(server/parameter_server_rank.cpp
   [[  rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();]]
   [[  if (!BUG) rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();]])
 
+plant("who takes over a run does not wait for its folder's lock" trainer/take_over.cpp
+  [[if (is_there) wait_for_lock(run, how);]] [[if (!BUG && is_there) wait_for_lock(run, how);]] "machines, the keeper stops")
+plant("two processes have the lock of one folder" io/folder_lock.cpp
+  [[if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) == 0) return true;]]
+  [[if (fd_ >= 0 && (BUG || ::flock(fd_, LOCK_EX | LOCK_NB) == 0)) return true;]] "machines, the keeper stops")
+plant("who takes over a run writes nothing" trainer/run_folder.cpp
+  [[  if (folder_.empty()) return;
+  CheckpointFolder]]
+  [[  if (folder_.empty() || (BUG && goes_on_)) return;
+  CheckpointFolder]] "elastic")
+plant("who takes over a run begins it anew" trainer/take_over.cpp
+  [[  if (!is_there && !how.goes_on) clear_what_was_begun(run, how);]]
+  [[  if (BUG && is_there) clear_run(run);
+  if (!is_there && !how.goes_on) clear_what_was_begun(run, how);]] "elastic")
+plant("what was begun before all had met is in the way" trainer/take_over.cpp
+  [[  wait_for_lock(run, how);
+  clear_run(run);]]
+  [[  wait_for_lock(run, how);
+  if (!BUG) clear_run(run);]] "elastic")
+plant("what killed writers left stays" trainer/checkpoint_folder.cpp
+  [[: io::temporaries_in(folder_)) files_.unlink(file);]] [[: io::temporaries_in(folder_)) BUG ? 0 : files_.unlink(file);]]
+  "elastic")
 file(WRITE ${COPIES}/planted_bugs.inc "${bugs}")

@@ -1,7 +1,7 @@
 // lockstep_sim_planted: plants one bug after the other, and says by which seed it was found. Fails if one was not.
 //
 // A bug that one kind of run alone can find is looked for in such runs. `others` looks for these bugs in all other
-// runs instead, and fails if one is found.
+// runs instead, and fails if one is found. A number behind it means one bug alone.
 #include "planted.hpp"
 #include "runs.hpp"
 
@@ -44,7 +44,7 @@ int main(int argc, char** argv) try {
   using namespace lockstep::simulation;
   const uint64_t most = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 2'000;  // runs
   const bool others = argc > 2 && argv[2] == std::string("others");
-  const int only = argc > 2 ? std::atoi(argv[2]) : 0;
+  const int number_at = others ? 3 : 2, only = argc > number_at ? std::atoi(argv[number_at]) : 0;
   const Runs runs;  // the references have no bug
   int failures = 0;
   for (int bug = 1; bug <= static_cast<int>(std::size(kBugs)); ++bug) {

@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -32,10 +33,13 @@ struct Process {
   std::string name;
   std::map<std::string, std::string> environment = {};
   bool killed = false;
-  bool over = false;       // its first thread has ended
-  Time stopped_until = 0;  // it stands still until then
-  Time slowness = 0;       // the most that it loses at a scheduling point
-  int64_t points = 0;      // scheduling points that it has passed
+  bool over = false;         // its first thread has ended
+  Time stopped_until = 0;    // it stands still until then
+  Time slowness = 0;         // the most that it loses at a scheduling point
+  int64_t points = 0;        // scheduling points that it has passed
+  int connections = 0;       // to stores
+  int groups = 0;            // that it has a part in
+  std::set<int> locks = {};  // descriptors of what it has locked, which the system closes with it
 
   bool lives() const { return !killed && !over; }
 };

@@ -4,14 +4,22 @@
 #include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 
+#include "c_library.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting/meeting.hpp"
+#include "guilt.hpp"
 #include "job_of_process.hpp"
 #include "ranks/elastic_job.hpp"
 #include "trainer/checkpoint_folder.hpp"
+#include "trainer/resume.hpp"
+#include "trainer/run_folder.hpp"
+#include "trainer/take_over.hpp"
+#include "trainer/train_options.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <stdexcept>
+#include <utility>
 
 namespace lockstep::simulation {
 namespace {
@@ -19,7 +27,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Time kLimit = 120 * kSecond;
-constexpr int kBetweenCheckpoints = 5, kKept = 2;
+constexpr int kKept = 2;                    // checkpoints
+constexpr auto kPatience = 15s;             // with a lock
 constexpr auto kFixedSilence = 3s;          // of every second run; the others' follows their processes' gaps
 constexpr Time kPace = 100 * kMillisecond;  // of steps on several machines, so that these have time to come again
 
@@ -31,7 +40,7 @@ SimulatedJob::SimulatedJob(const Plan& plan, const Reference* reference, const s
                            bool with_log)
     : plan_(plan),
       reference_(reference),
-      folder_(folder),
+      run_dir_(plan.is_elastic() ? folder / "run" : folder),
       scheduler_(plan.seed, with_log, kLimit),
       network_(scheduler_),
       disk_(scheduler_.draw(2) == 0),
@@ -56,6 +65,7 @@ Report SimulatedJob::run() {
     for (int process = 0; process < plan_.processes; ++process) start(process);
   }
   course_.left = scheduler_.run();
+  for (const auto& process : scheduler_.processes()) c_library::unlock_files(*process);  // whoever still stands
   if (plan_.checkpoints) read_checkpoint();
   if (plan_.is_elastic()) read_generations();
   return report();
@@ -189,12 +199,12 @@ void SimulatedJob::be_process(int process) {
 
 void SimulatedJob::run_ranks(int process, const RunOptions& options) {
   const Devices devices(plan_.ranks(), c10::Device(c10::kCPU));
+  const auto write = [&](const RunState& state) {
+    keep(process, state, [&] { CheckpointFolder(run_dir_ / kCheckpointFolder, kKept, disk_).write(state); });
+  };
   const auto body = [&](Rank& rank) {
     const Listener listener{[&](int step) { return goes_on(process, rank, step); },
-                            [&](int step, const Parameters& parameters) {
-                              if (plan_.checkpoints && rank.index() == 0 && (step + 1) % kBetweenCheckpoints == 0)
-                                save(step + 1, parameters);
-                            }};
+                            plan_.checkpoints ? write : std::function<void(const RunState&)>()};
     Steps& steps = course_.outcomes[process].ranks[rank.index_in_process()];
     if (plan_.is_server()) return train_at_servers(rank, data_, plan_.servers, consistency_, steps, listener);
     train(rank, data_, steps, listener);
@@ -208,15 +218,38 @@ void SimulatedJob::run_ranks(int process, const RunOptions& options) {
   lockstep::run(devices, body, options);
 }
 
+// As train() does it, with its folder and its ways to take that over.
 void SimulatedJob::run_generations(int process, const RunOptions& options) {
   ElasticJob job({}, silence(), {});
   Progress progress{.zero_stage = plan_.zero_stage};
+  TrainOptions settings{.devices = {c10::Device(c10::kCPU)}};
+  if (plan_.checkpoints) settings.keep.run_dir = run_dir_;
+  settings.keep.last = kKept;
+  if (plan_.resumes) settings.keep.resume = "auto";
+  const auto warn = [this](const std::string& text) { scheduler_.note("warns: " + text); };
+  settings = with_resume_found(settings, warn);
+  const bool is_resumed = !settings.keep.resume.empty();
+  if (is_resumed) progress.state = lockstep::read_checkpoint(checkpoint_of(settings.keep.resume, warn));
+  if (is_resumed) course_.saved = std::max(course_.saved, static_cast<int>(progress.state->steps));
+  bool met = false, writes = this_process().index == 0;
+  std::optional<RunFolder> folder;
+  folder.emplace(writes ? settings.keep.run_dir : "", is_resumed, disk_);
+  folder->create(settings, {}, warn);
+  const auto write = [&](const RunState& state) {
+    keep(process, state, [&] { folder->keep(state); });
+    progress.kept = static_cast<int>(state.steps);
+  };
   const auto body = [&](Rank& rank) {
-    const Listener listener{[&](int step) { return goes_on(process, rank, step); }, [](int, const Parameters&) {}};
+    met = true;
+    const Listener listener{[&](int step) { return goes_on(process, rank, step); },
+                            plan_.checkpoints ? write : std::function<void(const RunState&)>()};
     train_elastic(rank, data_, job, progress, course_.outcomes[process].ranks[0], listener);
   };
   while (!progress.is_last && job.enter()) {
     try {
+      if (this_process().index == 0 && !std::exchange(writes, true))
+        take_over(folder, settings, {},
+                  {.met = met, .goes_on = is_resumed, .patience = kPatience, .warn = warn, .files = disk_});
       lockstep::run({c10::Device(c10::kCPU)}, body, options);
     } catch (const comm::ProcessDied&) {
       progress.is_last = false;
@@ -244,34 +277,49 @@ bool SimulatedJob::goes_on(int process, Rank& rank, int step) {
   return goes_on;
 }
 
-void SimulatedJob::save(int step, const Parameters& parameters) {
-  RunState state{.epochs = 0, .steps = step, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
-  put_under("model", parameters, state.tensors);
+void SimulatedJob::keep(int process, const RunState& state, const std::function<void()>& write) {
+  if (reference_ == nullptr) optimizers_[state.steps - 1] = digest_of(state).optimizer;
   const bool had_lost = disk_.has_lost();
-  CheckpointFolder(folder_ / "checkpoints", kKept, disk_).write(state);
-  if (had_lost == disk_.has_lost()) course_.saved = step;
+  writing_.insert(process);
+  try {
+    write();
+  } catch (...) {
+    writing_.erase(process);
+    throw;
+  }
+  writing_.clear();  // what killed ones left, the write has removed
+  if (had_lost == disk_.has_lost()) course_.saved = static_cast<int>(state.steps);
 }
 
 // ---- What is left of it.
+
+void SimulatedJob::look_at_folder() {
+  const auto unknown = [&](const std::filesystem::path& folder, auto&& is_known) {
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, none)) {
+      if (!is_known(entry.path())) course_.files_left.push_back(entry.path().filename().string());
+    }
+  };
+  size_t half = writing_.size();  // a killed process leaves one file
+  unknown(run_dir_,
+          [](const auto& path) { return path.filename() == kConfigFile || path.filename() == kCheckpointFolder; });
+  unknown(run_dir_ / kCheckpointFolder,
+          [&](const auto& path) { return path.extension() == ".safetensors" || (half > 0 && half-- > 0); });
+}
 
 // As the next run would.
 void SimulatedJob::read_checkpoint() {
   const bool out = std::any_of(plan_.strikes.begin(), plan_.strikes.end(), [](const Strike& strike) {
     return strike.fault == Fault::power || strike.fault == Fault::lost_fsync;
   });
+  if (!out) look_at_folder();
   if (out && !scheduler_.processes()[0]->lives()) disk_.crash();
   try {
-    const auto file = checkpoint_to_go_on(folder_ / "checkpoints", {});
+    const auto file = checkpoint_to_go_on(run_dir_ / kCheckpointFolder, {});
     if (file.empty()) return;
     const RunState state = read_run_state(file);
     course_.found = static_cast<int>(state.steps);
-    Parameters parameters;
-    for (const std::string name : {"w", "b"}) {
-      for (const auto& found : tensors_under("model", state.tensors)) {
-        if (found.first == name) parameters.push_back(found);
-      }
-    }
-    course_.found_weights = digest_of(parameters);
+    course_.found_state = digest_of(state);
   } catch (const Error& error) {
     course_.unreadable = error.what();
   }
@@ -286,6 +334,9 @@ void SimulatedJob::read_generations() {
     const auto object = nlohmann::json::parse(text);
     const std::string key = begun + "/begun/" + std::to_string(object.at("number").get<int>());
     course_.generations.push_back({object.at("members"), host->values.contains(key)});
+    const std::string own = comm::job_prefix(launch_of(0).job) + comm::keys_of_generation(object.at("number")) + "/";
+    course_.generations.back().keys = static_cast<int>(std::count_if(
+        host->values.begin(), host->values.end(), [&](const auto& value) { return value.first.starts_with(own); }));
     for (const int member : course_.generations.back().members) outcome_of(member);  // also of one that never started
   }
 }
@@ -300,6 +351,7 @@ Report SimulatedJob::report() {
   if (!processes_.empty()) {
     const auto& weights = course_.outcomes[0].ranks[0].weights;
     for (size_t step = 0; step < weights.size(); ++step) report.found.weights[step] = weights[step];
+    report.found.optimizers = optimizers_;
     report.found.points = processes_[0]->points;
     report.found.time = course_.outcomes[0].end;
   }
@@ -311,9 +363,26 @@ Report SimulatedJob::report() {
   return report;
 }
 
+bool SimulatedJob::can_be_gone_on_with() const {
+  const bool is_kept = plan_.is_elastic() && plan_.checkpoints && !plan_.resumes && course_.unreadable.empty();
+  return is_kept && std::none_of(course_.outcomes.begin(), course_.outcomes.end(), [](const Outcome& outcome) {
+           return outcome.over && outcome.text.empty() && is_done(outcome);
+         });
+}
+
 Report simulate(const Plan& plan, const Reference* reference, const std::filesystem::path& folder, bool with_log) {
-  // It is never destroyed: threads of killed processes still wait in it.
-  return (new SimulatedJob(plan, reference, folder, with_log))->run();
+  // Jobs are never destroyed: threads of killed processes still wait in them.
+  auto& job = *new SimulatedJob(plan, reference, folder, with_log);
+  Report report = job.run();
+  if (!job.can_be_gone_on_with()) return report;
+  Plan rest{.seed = plan.seed,
+            .program = Program::elastic,
+            .zero_stage = plan.zero_stage,
+            .checkpoints = true,
+            .resumes = true};
+  const Report then = (new SimulatedJob(rest, reference, folder, with_log))->run();
+  for (const auto& wrong : then.wrongs) report.wrongs.push_back("when the run goes on: " + wrong);
+  return report;
 }
 
 }  // namespace lockstep::simulation

@@ -13,11 +13,13 @@
 #include "simulation.hpp"
 #include "training.hpp"
 
+#include <array>
 #include <chrono>
 #include <deque>
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +32,7 @@ class SimulatedJob {
  public:
   SimulatedJob(const Plan& plan, const Reference* reference, const std::filesystem::path& folder, bool with_log);
   Report run();
+  bool can_be_gone_on_with() const;  // after run(): nobody has finished, and a next run can
 
  private:
   int count() const { return static_cast<int>(processes_.size()); }  // of processes, with successors
@@ -52,8 +55,9 @@ class SimulatedJob {
   void run_generations(int process, const RunOptions& options);
   bool is_victim(const Strike& strike, int process, const Rank& rank) const;
   bool goes_on(int process, Rank& rank, int step);
-  void save(int step, const Parameters& parameters);
+  void keep(int process, const RunState& state, const std::function<void()>& write);
 
+  void look_at_folder();
   void read_checkpoint();
   void read_generations();
   Report report();
@@ -83,11 +87,13 @@ class SimulatedJob {
 
   const Plan plan_;
   const Reference* const reference_;
-  const std::filesystem::path folder_;
+  const std::filesystem::path run_dir_;
   Scheduler scheduler_;
   Network network_;
   Disk disk_;
-  const Consistency consistency_;  // of a job with servers
+  const Consistency consistency_;              // of a job with servers
+  std::set<int> writing_ = {};                 // processes, a checkpoint
+  std::array<uint64_t, kSteps> optimizers_{};  // see Reference
   Process* launcher_ = nullptr;
   std::vector<Process*> processes_ = {};  // those with ranks, by number
   Course course_;

@@ -2,6 +2,7 @@
 // cli/child_processes.cpp): one for all of its processes, or in an elastic job one on each machine.
 #include <lockstep/base/error.hpp>
 
+#include "c_library.hpp"
 #include "comm/meeting/agent_launcher.hpp"
 #include "comm/meeting/first_launcher.hpp"
 #include "comm/meeting/meeting.hpp"
@@ -278,6 +279,7 @@ void SimulatedJob::kill(int process) {
 
 void SimulatedJob::hear_of_end(Process& process) {
   network_.tell_of_death(process);
+  c_library::unlock_files(process);
   scheduler_.wake_all(&ends_);
   if (process.killed && &process != launcher_) {  // a machine's launcher takes its processes along
     for (int other = 0; other < count(); ++other) {
@@ -289,7 +291,11 @@ void SimulatedJob::hear_of_end(Process& process) {
   if (found == processes_.end()) return;
   const auto number = static_cast<int>(found - processes_.begin());
   Outcome& outcome = course_.outcomes[number];
-  outcome.threads_left = scheduler_.threads_of(process) - 1;
+  if (!process.killed) {
+    outcome.threads_left = scheduler_.threads_of(process) - 1;
+    outcome.connections_left = process.connections;
+    outcome.groups_left = process.groups;
+  }
   const std::string how = process.killed         ? "it was ended by signal 9 (Killed)"
                           : outcome.text.empty() ? ""
                                                  : "it ended with exit code 1";

@@ -14,9 +14,10 @@ namespace lockstep::simulation {
 
 // What an undisturbed run gives, to compare with.
 struct Reference {
-  std::array<uint64_t, kSteps> weights{};  // after each step, a digest
-  int64_t points = 0;                      // scheduling points of one process
-  Time time = 0;                           // until it ended
+  std::array<uint64_t, kSteps> weights{};     // after each step, a digest
+  std::array<uint64_t, kSteps> optimizers{};  // of the checkpoints' optimizers, in an elastic job, too
+  int64_t points = 0;                         // scheduling points of one process
+  Time time = 0;                              // until it ended
 };
 
 struct Report {

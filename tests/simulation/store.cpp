@@ -29,11 +29,11 @@ Process& this_process() {
 // As torchrun's TCPStore has it, a connection serves one thread at a time, also while it waits.
 class StoreClient : public c10d::Store {
  public:
-  explicit StoreClient(std::shared_ptr<Network::Host> host) : host_(std::move(host)) {
-    ++network().connections;
+  explicit StoreClient(std::shared_ptr<Network::Host> host) : host_(std::move(host)), owner_(this_process()) {
+    ++owner_.connections;
     setTimeout(std::chrono::seconds(10));
   }
-  ~StoreClient() override { --network().connections; }
+  ~StoreClient() override { --owner_.connections; }
   StoreClient(const StoreClient&) = delete;
   StoreClient& operator=(const StoreClient&) = delete;
 
@@ -184,6 +184,7 @@ class StoreClient : public c10d::Store {
   }
 
   const std::shared_ptr<Network::Host> host_;
+  Process& owner_;
   bool lost_ = false;
   std::mutex in_use_;
 };

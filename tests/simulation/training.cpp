@@ -44,6 +44,18 @@ uint64_t digest_of(const Parameters& parameters) {
   return digest;
 }
 
+StateDigest digest_of(const RunState& state) {
+  Parameters parameters, others;
+  for (const std::string name : {"w", "b"}) {
+    for (const auto& found : state.tensors) {
+      if (found.first == name) parameters.push_back(found);
+    }
+  }
+  for (const auto& found : tensors_under("optimizer", state.tensors)) others.push_back(found);
+  std::sort(others.begin(), others.end(), [](const auto& one, const auto& other) { return one.first < other.first; });
+  return {digest_of(parameters), digest_of(others)};
+}
+
 // The first number of a sample is its own number.
 Dataset training_set() {
   const int64_t count = kSteps * kBatch;
@@ -93,8 +105,16 @@ class Training {
     steps_.weights.back() = digest_of(parameters_);
     const auto* const first = numbers.const_data_ptr<int64_t>();
     steps_.samples.back().assign(first, first + numbers.numel());
-    listener_.after(done_++, parameters_);
+    if (++done_ % kBetweenCheckpoints == 0) keep();
     return true;
+  }
+
+  // As RankTrainer::state() and train() have it: all ranks give their slices of the optimizer's state to all.
+  void keep() {
+    if (!listener_.keep) return;
+    RunState state{.epochs = 0, .steps = done_, .seconds = 1, .history = {}, .config = "{}", .tensors = parameters_};
+    if (sharded_) put_under("optimizer", sharded_->state(), state.tensors);
+    if (rank_.index() == 0) listener_.keep(state);
   }
 
   int done() const { return done_; }
@@ -165,6 +185,9 @@ void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& p
   if (rank.index() == 0) job.note_beginning();
   Training training(rank, steps, listener, progress.state ? &*progress.state : nullptr, progress.zero_stage);
   try {
+    // As train() at the end of an epoch: whoever wrote may be gone before its checkpoint was written.
+    const bool may_be_owed = job.generation() > 0 && training.done() > 0 && training.done() % kBetweenCheckpoints == 0;
+    if (may_be_owed && rank.any(rank.index() == 0 && progress.kept < training.done())) training.keep();
     int number = 0;
     for (auto& batch : batches(data, {.size = kBatch, .seed = 5, .epoch = 1, .grain = kGrain}, rank)) {
       if (number++ < training.done()) continue;
@@ -201,7 +224,7 @@ void train_at_servers(Rank& rank, const Dataset& data, int servers, Consistency 
       worker.step();
       const auto* const first = numbers.const_data_ptr<int64_t>();
       steps.samples.emplace_back(first, first + numbers.numel());
-      listener.after(step++, {});
+      ++step;
     }
   });
   for (const auto& worker : lost) steps.lost.push_back(worker.worker);

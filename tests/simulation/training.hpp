@@ -32,8 +32,8 @@ using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
 uint64_t digest_of(const Parameters& parameters);
 
 struct Listener {
-  std::function<bool(int step)> before;  // a false ends the training
-  std::function<void(int step, const Parameters& parameters)> after;
+  std::function<bool(int step)> before;                  // a false ends the training
+  std::function<void(const RunState& state)> keep = {};  // on rank 0, every few steps; empty on all ranks: nothing is
 };
 void train(Rank& rank, const Dataset& data, Steps& steps, const Listener& listener);
 
@@ -42,9 +42,16 @@ struct Progress {
   int zero_stage = 0;  // above 0: with slices that are kept twice
   std::optional<RunState> state = {};
   bool is_last = false;  // the training is done
+  int kept = 0;          // steps in the last checkpoint that this process has written
 };
 void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& progress, Steps& steps,
                    const Listener& listener);
+
+// What a checkpoint has beside the parameters: their digest, and that of the optimizer's state; 0 if it has none.
+struct StateDigest {
+  uint64_t weights = 0, optimizer = 0;
+};
+StateDigest digest_of(const RunState& state);
 
 // Workers count the samples at the servers.
 void train_at_servers(Rank& rank, const Dataset& data, int servers, Consistency consistency, Steps& steps,

@@ -1,0 +1,70 @@
+#include "take_over.hpp"
+
+#include <lockstep/base/error.hpp>
+
+#include "base/seconds.hpp"
+#include "checkpoint_folder.hpp"
+#include "io/folder_lock.hpp"
+#include "train_options.hpp"
+
+#include <filesystem>
+#include <thread>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+void wait_for_lock(const fs::path& run, const TakingOver& how) {
+  using Clock = std::chrono::steady_clock;
+  using namespace std::chrono_literals;
+  constexpr auto kBeforeItIsSaid = 1s;
+  const auto begin = Clock::now();
+  for (bool said = false;;) {
+    io::FolderLock lock;
+    const auto waited = Clock::now() - begin;
+    if (lock.take(run) || waited > how.patience) return;  // then the lock is asked for once more
+    if (how.stop.stop_requested()) throw Stopped("stopped by request");
+    if (waited > kBeforeItIsSaid && !std::exchange(said, true)) {
+      how.warn(run.string() +
+               " is locked by a process that the others have gone on without. Its machine stands still, or "
+               "is not reached. The job waits until it gives the lock back, for " +
+               comm::seconds(how.patience) + " at most");
+    }
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
+// Another run's keeper may be gone too, so the text allows for it.
+[[noreturn]] void refuse_unknown(const fs::path& run, const fs::path& newest) {
+  throw Error(run.string() +
+              " holds a run that this process has not trained with. If it is this job's, all who did are gone: go on "
+              "from its newest checkpoint, " +
+              newest.string() + ", with `resume` " + run.string() + ". Else choose another name, or move it away");
+}
+
+// The first keeper may be killed before it has met the others. Nothing of its run is worth keeping then.
+void clear_what_was_begun(const fs::path& run, const TakingOver& how) {
+  if (run.empty() || !fs::exists(run / kConfigFile)) return;
+  const fs::path newest = newest_checkpoint(run / kCheckpointFolder);
+  if (!newest.empty()) refuse_unknown(run, newest);
+  if (fs::exists(run / kMetricsFile)) return;  // RunFolder refuses it
+  wait_for_lock(run, how);
+  clear_run(run);
+}
+
+}  // namespace
+
+bool take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const Judge& judge,
+               const TakingOver& how) {
+  const fs::path& run = options.keep.run_dir;
+  const bool is_there = how.met && !run.empty() && fs::exists(run / kConfigFile);
+  if (is_there) wait_for_lock(run, how);
+  if (!is_there && !how.goes_on) clear_what_was_begun(run, how);
+  folder.emplace(run, is_there || how.goes_on, how.files);
+  folder->create(options, judge, how.warn);
+  return is_there;
+}
+
+}  // namespace lockstep

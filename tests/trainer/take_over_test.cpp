@@ -1,0 +1,93 @@
+// take_over(): what a process of an elastic job does with the folder of a run whose keeper is gone.
+#include "trainer/take_over.hpp"
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "io/atomic_file.hpp"
+#include "support/error_of.hpp"
+#include "support/scratch_folder.hpp"
+#include "trainer/checkpoint_folder.hpp"
+#include "trainer/train_options.hpp"
+
+namespace take_over_test {
+
+using lockstep::error_of;
+using lockstep::RunFolder;
+using lockstep::ScratchFolder;
+using lockstep::TrainOptions;
+using testing::AllOf;
+using testing::HasSubstr;
+
+TrainOptions options_of(const ScratchFolder& scratch) {
+  TrainOptions options{.devices = {c10::Device(c10::kCPU)}};
+  options.keep.run_dir = scratch / "run";
+  return options;
+}
+
+lockstep::RunState state_after(int64_t steps) {
+  return {.epochs = 0,
+          .steps = steps,
+          .seconds = 0.1,
+          .history = {},
+          .config = "{}",
+          .tensors = {{"model.weight", torch::ones({3})}}};
+}
+
+// As a process leaves it that is killed after it has begun the run.
+void begin_and_be_killed(const TrainOptions& options) {
+  std::filesystem::create_directory(options.keep.run_dir);
+  ASSERT_TRUE(lockstep::io::create_file(options.keep.run_dir / lockstep::kConfigFile));
+}
+
+TEST(TakeOver, BeginsAnewWhatWasBegunBeforeAllHadMet) {
+  const ScratchFolder scratch;
+  const TrainOptions options = options_of(scratch);
+  begin_and_be_killed(options);
+  std::optional<RunFolder> folder;
+  EXPECT_FALSE(take_over(folder, options, {}, {.patience = std::chrono::seconds(1)}));
+  folder->keep(state_after(5));
+  folder.reset();
+  EXPECT_FALSE(lockstep::newest_checkpoint(options.keep.run_dir / lockstep::kCheckpointFolder).empty());
+}
+
+TEST(TakeOver, GoesOnWithARunThatItHasTrainedWith) {
+  const ScratchFolder scratch;
+  const TrainOptions options = options_of(scratch);
+  begin_and_be_killed(options);
+  lockstep::CheckpointFolder(options.keep.run_dir / lockstep::kCheckpointFolder, 2).write(state_after(5));
+  std::optional<RunFolder> folder;
+  EXPECT_TRUE(take_over(folder, options, {}, {.met = true, .patience = std::chrono::seconds(1)}));
+  EXPECT_FALSE(lockstep::newest_checkpoint(options.keep.run_dir / lockstep::kCheckpointFolder).empty());
+}
+
+TEST(TakeOver, ARunThatItHasNotTrainedWithIsRefusedAndStays) {
+  const ScratchFolder scratch;
+  const TrainOptions options = options_of(scratch);
+  begin_and_be_killed(options);
+  const auto checkpoints = options.keep.run_dir / lockstep::kCheckpointFolder;
+  lockstep::CheckpointFolder(checkpoints, 2).write(state_after(5));
+  std::optional<RunFolder> folder;
+  const auto taken = [&] { take_over(folder, options, {}, {.patience = std::chrono::seconds(1)}); };
+  EXPECT_THAT(error_of(taken), AllOf(HasSubstr("holds a run that this process has not trained with"),
+                                     HasSubstr("epoch-0000-step-000005.safetensors, with `resume`")));
+  EXPECT_FALSE(lockstep::newest_checkpoint(checkpoints).empty());
+}
+
+TEST(TakeOver, WhoStillHasTheLockIsWaitedForAndKeepsItsFiles) {
+  const ScratchFolder scratch;
+  const TrainOptions options = options_of(scratch);
+  RunFolder keeper(options.keep.run_dir);
+  keeper.create(options, {}, {});
+  std::optional<RunFolder> folder;
+  std::string warned;
+  const auto warn = [&](const std::string& text) { warned = text; };
+  const auto taken = [&] {
+    take_over(folder, options, {}, {.met = true, .patience = std::chrono::milliseconds(1'200), .warn = warn});
+  };
+  EXPECT_THAT(error_of(taken), HasSubstr("another process trains in"));
+  EXPECT_THAT(warned, HasSubstr("is locked by a process that the others have gone on without"));
+  EXPECT_TRUE(std::filesystem::exists(options.keep.run_dir / lockstep::kConfigFile));
+}
+
+}  // namespace take_over_test
