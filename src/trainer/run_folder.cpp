@@ -51,7 +51,7 @@ Error cannot_make(const fs::path& folder, const std::error_code& error) {
 
 void clear_run(const fs::path& folder) {
   io::FolderLock lock;
-  if (!lock.take(folder)) throw Error("another process trains in " + folder.string());
+  if (!lock.take(folder)) throw Error("another process trains in " + folder.string() + "; " + lock.advice());
   if (!lock.doubt().empty()) {
     throw Error(lock.doubt() +
                 ", so a process may still train there. It holds nothing that a run could go on from: if "
@@ -75,6 +75,7 @@ RunFolder::~RunFolder() {
   std::error_code ignored;
   if (claimed_) {
     for (const char* name : run_files) fs::remove(folder_ / name, ignored);
+    lock_.remove_file();
   }
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
@@ -90,9 +91,9 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge, const Wa
     claimed_ = io::create_file(folder_ / kConfigFile);
     if (!claimed_) throw exists(folder_, kConfigFile);
   }
-  if (!lock_.take(folder_)) throw Error("another process trains in " + folder_.string() + "; wait for it, or stop it");
+  if (!lock_.take(folder_)) throw Error("another process trains in " + folder_.string() + "; " + lock_.advice());
   if (warn && !lock_.doubt().empty())
-    warn(lock_.doubt() + ", so a second run in it would not be refused: begin none there before this one has ended");
+    warn(lock_.doubt() + ", so a second run in it may not be refused: begin none there before this one has ended");
   remove_temporaries();
   io::write_file(folder_ / kConfigFile, config);
 }
