@@ -263,9 +263,9 @@ int sweep_command(const SweepFlags& flags, Output& output) {
   check_batches(runs);
   make_sweep_folder(folder);
   io::FolderLock lock;
-  if (!lock.take(folder)) throw Error("another sweep trains in " + folder.string() + "; wait for it, or stop it");
+  if (!lock.take(folder)) throw Error("another sweep trains in " + folder.string() + "; " + lock.advice());
   if (!lock.doubt().empty())
-    print_warning(lock.doubt() + ", so a second sweep in it would not be refused: begin none there before this ends");
+    print_warning(lock.doubt() + ", so a second sweep in it may not be refused: begin none there before this ends");
   for (auto& run : runs) {
     check_kept(run.options);
     run.history = finished_history(run.options);

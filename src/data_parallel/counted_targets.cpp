@@ -15,19 +15,18 @@ using torch::autograd::Node;
 constexpr size_t kNodesSeen = 8;              // from the root: a sum of a few losses, each with a factor
 constexpr int64_t kExact = int64_t{1} << 24;  // float32 counts so far
 
-void refuse_counted(double counted, int64_t targets, const std::string& name) {
+void refuse_counted(double counted, int64_t targets, const std::string& name, const std::string& how) {
   throw Error(
       name + ": the mean of the loss is over " + std::to_string(std::llround(counted)) +
       " targets (or their weights), and the part has " + std::to_string(targets) +
       ": it leaves out those of ignore_index, or weighs classes, so that the average of the parts' means is not "
       "the whole batch's. Divide the sum (reduction torch::kSum) by a number that does not depend on the "
-      "targets, such as the part's samples, in a function of your own: net.loss(batch, function), or the "
-      "criterion of fit(). Or count by hand, without a grain: net.mean(loss, counted_here, "
-      "counted_on_all_ranks)");
+      "targets, such as the part's samples, " +
+      how);
 }
 
 template <class Backward>
-void check_node(Node* node, int64_t samples, const std::string& name) {
+void check_node(Node* node, int64_t samples, const std::string& name, const std::string& how) {
   auto* const loss = dynamic_cast<Backward*>(node);
   if (loss == nullptr || loss->reduction != at::Reduction::Mean) return;
   const int64_t targets = loss->target_.unpack().numel();
@@ -37,17 +36,17 @@ void check_node(Node* node, int64_t samples, const std::string& name) {
   const auto counted = weight.template item<double>();
   const auto nearest = std::llround(counted);
   const bool is_a_count = std::abs(counted - static_cast<double>(nearest)) < 0.01 && nearest > 0;
-  if (!is_a_count || nearest % samples != 0) refuse_counted(counted, targets, name);
+  if (!is_a_count || nearest % samples != 0) refuse_counted(counted, targets, name, how);
 }
 
 }  // namespace
 
-void check_counted_targets(const at::Tensor& mean, int64_t samples, const std::string& name) {
+void check_counted_targets(const at::Tensor& mean, int64_t samples, const std::string& name, const std::string& how) {
   std::vector<Node*> nodes{mean.grad_fn().get()};
   for (size_t i = 0; i < nodes.size() && i < kNodesSeen; ++i) {
     if (nodes[i] == nullptr) continue;
-    check_node<torch::autograd::generated::NllLossBackward0>(nodes[i], samples, name);
-    check_node<torch::autograd::generated::NllLoss2DBackward0>(nodes[i], samples, name);
+    check_node<torch::autograd::generated::NllLossBackward0>(nodes[i], samples, name, how);
+    check_node<torch::autograd::generated::NllLoss2DBackward0>(nodes[i], samples, name, how);
     for (const auto& edge : nodes[i]->next_edges()) nodes.push_back(edge.function.get());
   }
 }

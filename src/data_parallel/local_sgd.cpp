@@ -5,7 +5,7 @@
 #include "flat_view.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/trained_parameters.hpp"
-#include "tensor_hash.hpp"
+#include "round_start.hpp"
 
 #include <cmath>
 #include <map>
@@ -35,12 +35,12 @@ NamedParameters numbered(const std::vector<at::Tensor>& parameters) {
 }
 
 // An outer optimizer moves each rank from its own start for ever.
-void check_that_starts_are_equal(const at::Tensor& start, Rank& rank) {
-  const at::Tensor hashes = of_all_ranks(rank, {tensor_hash(start)});
-  if (hashes.eq(hashes[0]).all().item<bool>()) return;
+void check_that_starts_are_equal(const std::vector<int64_t>& marks, Rank& rank) {
+  const at::Tensor of_ranks = of_all_ranks(rank, marks);
+  if (of_ranks.eq(of_ranks[0]).all().item<bool>()) return;
   throw Error(rank.name() +
               ": LocalSgd: the ranks' parameters differ, and an outer optimizer would keep them apart for ever. Make "
-              "the DataParallel before it, and load weights on all ranks before it");
+              "the DataParallel before it, and load weights on all ranks");
 }
 
 }  // namespace
@@ -58,8 +58,10 @@ LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const 
   }
   if (groups_.empty()) throw Error(rank.name() + ": LocalSgd: there is no parameter that needs a gradient");
   if (!outer()) return;
-  for (auto& group : groups_) group.start = flat_copy(group.parameters);
-  check_that_starts_are_equal(groups_[0].start, rank);
+  std::vector<std::vector<at::Tensor>> parameters_of_groups;
+  for (const auto& group : groups_) parameters_of_groups.push_back(group.parameters);
+  start_ = std::make_shared<RoundStart>(parameters_of_groups);
+  check_that_starts_are_equal(start_->hashes(), rank);
 }
 
 void LocalSgd::check_that_it_holds_parameters() const {
@@ -76,29 +78,33 @@ bool LocalSgd::synchronize() {
   check_that_it_holds_parameters();
   if (steps_ == 0) return false;
   parameters_->check(rank_, "LocalSgd", "would move it on each rank alone");
+  if (start_) check_that_starts_are_equal(start_->marks(), rank_);
   const c10::NoGradGuard no_grad;
-  for (auto& group : groups_) {
-    at::Tensor values = flat_copy(group.parameters);
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const auto& parameters = groups_[i].parameters;
+    at::Tensor values = flat_copy(parameters);
     rank_.allreduce(values, c10d::ReduceOp::AVG);
-    if (outer()) values = moved(group, values);
-    const auto parts = parts_like(group.parameters, values);
-    for (size_t i = 0; i < parts.size(); ++i) group.parameters[i].copy_(parts[i]);
+    if (start_) values = moved(i, values);
+    const auto parts = parts_like(parameters, values);
+    for (size_t k = 0; k < parts.size(); ++k) parameters[k].copy_(parts[k]);
   }
+  if (start_) start_->end_round();
   steps_ = 0;
   return true;
 }
 
-at::Tensor LocalSgd::moved(Group& group, const at::Tensor& mean) const {
-  at::Tensor gradient = group.start - mean;
+at::Tensor LocalSgd::moved(size_t group, const at::Tensor& mean) {
+  at::Tensor gradient = start_->values(group) - mean;
   if (options_.outer_momentum != 0) {
-    if (group.momentum.defined()) {
-      group.momentum.mul_(options_.outer_momentum).add_(gradient);
+    at::Tensor& momentum = groups_[group].momentum;
+    if (momentum.defined()) {
+      momentum.mul_(options_.outer_momentum).add_(gradient);
     } else {
-      group.momentum = gradient.clone();
+      momentum = gradient.clone();
     }
-    gradient.add_(group.momentum, options_.outer_momentum);
+    gradient.add_(momentum, options_.outer_momentum);
   }
-  return group.start.sub_(gradient, options_.outer_lr);
+  return start_->values(group).sub_(gradient, options_.outer_lr);
 }
 
 std::vector<at::Tensor> LocalSgd::momentum() const {

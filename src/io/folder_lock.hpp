@@ -1,13 +1,20 @@
 // FolderLock: one process at a time works in a folder. The system gives the lock back when a process ends, however.
 //
-// Where a file system has no locks, nobody is kept out, and doubt() says so. Linux knows a lock of a folder on NFS on
-// the machine alone that took it: processes of other machines are not kept out. Used by one thread.
+// It holds the file `.lock` in the folder, which keeps processes of all machines out (see FileLock). It also holds the
+// folder itself (flock), as earlier versions did: these are kept out, and keep out. Where both locks cannot be had,
+// nobody is kept out for certain, and doubt() says so. Used by one thread.
+//
+// The file stays when the lock is given back, so whoever waits for it waits for the same file.
 #pragma once
 
 #include <filesystem>
 #include <string>
 
+#include "file_lock.hpp"
+
 namespace lockstep::io {
+
+inline constexpr const char* kLockFile = ".lock";
 
 class FolderLock {
  public:
@@ -16,15 +23,24 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  // False if another one holds it. Where the file system has no locks, everybody gets it. To be called once.
+  // False if another one holds it. If the folder cannot be locked, everybody gets it. To be called once.
   bool take(const std::filesystem::path& folder);
 
-  // After take(): why it keeps nobody out, "runs/a cannot be locked (No locks available), …"; empty if it does.
+  // After take() gave false: what the user can do, "wait for it, or stop it…".
+  const std::string& advice() const { return advice_; }
+
+  // After take(): why it may keep nobody out, "runs/a cannot be locked (No locks available), …"; empty if it does.
   const std::string& doubt() const { return doubt_; }
 
+  // If it is held, removes the file, so that the folder can be removed. Other machines are not kept out from here on.
+  void remove_file() { file_.remove(); }
+
  private:
-  int fd_ = -1;
-  std::string doubt_;
+  void close();
+
+  int folder_ = -1;
+  FileLock file_;
+  std::string advice_ = "wait for it, or stop it", doubt_;
 };
 
 }  // namespace lockstep::io

@@ -43,6 +43,7 @@ SampleScope Worker::samples(const Batch& batch) {
 
 void Worker::backward(const at::Tensor& local_mean, const Batch& batch) {
   const double weight = rank_->weight_of(batch);
+  rank_->check_targets(local_mean, batch);
   rank_->places().computed();
   if (batch.size() > 0) local_mean.backward(at::full_like(local_mean, weight));
 }

@@ -10,6 +10,7 @@
 #include "comm/peer_lost.hpp"
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
+#include "data_parallel/counted_targets.hpp"
 #include "lost_workers.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"
@@ -225,6 +226,15 @@ double ParameterServerRank::weight_of(const Batch& batch) const {
                 "of the rank: batches(…, worker)");
   }
   return part_weight(batch.size(), batch.global_size, workers(), "ParameterServer");
+}
+
+// A part that is the whole batch has the mean that one device has.
+void ParameterServerRank::check_targets(const at::Tensor& local_mean, const Batch& batch) {
+  if (batch.size() == 0 || batch.size() == batch.global_size) return;
+  if (!rank_.device().is_cpu() && ++targets_checked_ > kChecksOnGpu) return;
+  check_counted_targets(local_mean, batch.size(), rank_.name() + ": ParameterServer",
+                        "as in worker.backward(F::cross_entropy(y_hat, batch.y, with that reduction) / batch.size(), "
+                        "batch)");
 }
 
 std::vector<at::Tensor> ParameterServerRank::gradients() const {

@@ -29,6 +29,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   // worker that is done may say in `reason` why it failed. Throws Error outside of train().
   void ask(int64_t asks, const std::string& reason = "");
   double weight_of(const Batch& batch) const;
+  void check_targets(const at::Tensor& local_mean, const Batch& batch);  // see check_counted_targets()
 
   const Rank& rank() const { return rank_; }
   int workers() const { return rank_.world_size() - options_.servers; }
@@ -57,7 +58,8 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   std::unique_ptr<server::ShardServer> server_;  // null on workers
   std::vector<at::Tensor> pulled_;               // by server: its shard's bytes; on workers
   int64_t bytes_pushed_ = 0;
-  bool training_ = false;  // the servers serve
+  bool training_ = false;    // the servers serve
+  int targets_checked_ = 0;  // means, on a GPU
 };
 
 }  // namespace lockstep

@@ -51,7 +51,7 @@ Error cannot_make(const fs::path& folder, const std::error_code& error) {
 
 void clear_run(const fs::path& folder) {
   io::FolderLock lock;
-  if (!lock.take(folder)) throw Error("another process trains in " + folder.string());
+  if (!lock.take(folder)) throw Error("another process trains in " + folder.string() + "; " + lock.advice());
   if (!lock.doubt().empty()) {
     throw Error(lock.doubt() +
                 ", so a process may still train there. It holds nothing that a run could go on from: if "
@@ -76,6 +76,7 @@ RunFolder::~RunFolder() {
   std::error_code ignored;
   if (claimed_) {
     for (const char* name : run_files) fs::remove(folder_ / name, ignored);
+    lock_.remove_file();
   }
   for (auto folder = made_.rbegin(); folder != made_.rend(); ++folder) fs::remove(*folder, ignored);
 }
@@ -93,10 +94,10 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge, const Wa
   }
   if (!lock_.take(folder_)) {
     claimed_ = false;  // somebody has taken this process for gone, and the files are his now
-    throw Error("another process trains in " + folder_.string() + "; wait for it, or stop it");
+    throw Error("another process trains in " + folder_.string() + "; " + lock_.advice());
   }
   if (warn && !lock_.doubt().empty())
-    warn(lock_.doubt() + ", so a second run in it would not be refused: begin none there before this one has ended");
+    warn(lock_.doubt() + ", so a second run in it may not be refused: begin none there before this one has ended");
   remove_temporaries();
   io::write_file(folder_ / kConfigFile, config);
 }

@@ -55,7 +55,7 @@ class CliSweep : public Cli {
 TEST_F(CliSweep, TrainsTheGridAndLaterWhatIsNew) {
   const Finished first = sweep({"--devices", "cpu", "2xcpu", "--batch-size", "60", "--lr", "0.05", "--epochs", "2"});
   ASSERT_EQ(first.code, 0) << first.err;
-  EXPECT_THAT(kept(), ElementsAre("2xcpu_batch60_lr0.05", "cpu_batch60_lr0.05", "plot.svg", "table.md"));
+  EXPECT_THAT(kept(), ElementsAre(".lock", "2xcpu_batch60_lr0.05", "cpu_batch60_lr0.05", "plot.svg", "table.md"));
   EXPECT_THAT(first.out, HasSubstr("\n2 runs in runs/grid, 0 of them finished\n"));
   EXPECT_THAT(first.out, ContainsRegex("\n2xcpu_batch60_lr0.05: test acc: 0[.][0-9]+, [0-9.]+ sec/epoch\n"));
   const auto history = metrics("grid/2xcpu_batch60_lr0.05");
@@ -188,8 +188,8 @@ TEST_F(CliSweep, ComparesRulesForLargerBatches) {
   const Finished run = sweep({"--devices", "cpu", "--batch-size", "60", "240", "--lr", "0.01", "--scale-lr", "none",
                               "sqrt", "linear", "--reference-batch", "60", "--warmup", "0.5", "--epochs", "1"});
   ASSERT_EQ(run.code, 0) << run.err;
-  EXPECT_THAT(kept(), ElementsAre("cpu_batch240_lr0.01", "cpu_batch240_lr0.01_linear", "cpu_batch240_lr0.01_sqrt",
-                                  "cpu_batch60_lr0.01", "plot.svg", "table.md"));
+  EXPECT_THAT(kept(), ElementsAre(".lock", "cpu_batch240_lr0.01", "cpu_batch240_lr0.01_linear",
+                                  "cpu_batch240_lr0.01_sqrt", "cpu_batch60_lr0.01", "plot.svg", "table.md"));
   EXPECT_EQ(metrics("grid/cpu_batch60_lr0.01")[0].lr, 0.01);
   EXPECT_EQ(metrics("grid/cpu_batch240_lr0.01_sqrt")[0].lr, 0.02);  // of the second step, when the warm-up is over
   EXPECT_EQ(metrics("grid/cpu_batch240_lr0.01_linear")[0].lr, 0.04);

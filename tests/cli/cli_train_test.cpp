@@ -352,7 +352,7 @@ TEST_F(CliTrain, AFolderThatCannotBeLockedIsAWarning) {
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_THAT(run.err,
               HasSubstr("warning: runs/a cannot be locked (No locks available), as on some network file systems, "
-                        "so a second run in it would not be refused"));
+                        "so a second run in it may not be refused"));
 
   fs::remove_all(work_ / "runs/a/checkpoints");
   fs::remove(work_ / "runs/a/metrics.jsonl");  // as of a run that was killed early, or that has just begun

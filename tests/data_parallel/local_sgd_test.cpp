@@ -187,6 +187,67 @@ TEST_P(LocalSgdWorlds, SendsTheParametersOncePerRound) {
   });
 }
 
+nn::Linear other_start() {
+  nn::Linear net = start();
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters()) parameter.mul_(-3).add_(0.25);
+  return net;
+}
+
+void load(nn::LinearImpl& net, const nn::Linear& from) {
+  const torch::NoGradGuard no_grad;
+  net.weight.copy_(from->weight);
+  net.bias.copy_(from->bias);
+}
+
+// As load_weights() after the optimizers were made; and between two rounds, from where the ranks then start.
+TEST_P(LocalSgdWorlds, AnOuterOptimizerStartsFromWeightsThatWereLoadedLater) {
+  const std::vector<Samples> steps(8);
+  const LocalSgdOptions options{.sync_every = 2, .outer_lr = 0.7, .outer_momentum = 0.9};
+  on_ranks([&](Rank& rank) {
+    const auto train = [&](DataParallel<nn::LinearImpl>& net, LocalSgd& local, size_t begin, size_t end) {
+      optim::SGD sgd(net->parameters(), 0.1);
+      for (size_t step = begin; step < end; ++step) {
+        sgd.zero_grad();
+        net.loss(part_of_rank(steps[step], rank), mse).backward();
+        sgd.step();
+        local.step();
+      }
+    };
+    DataParallel net(start(), rank, {.average = false}), fresh(other_start(), rank, {.average = false});
+    LocalSgd early(net->parameters(), rank, options), local(fresh->parameters(), rank, options);
+    load(*net, other_start());
+    train(net, early, 0, 4);
+    train(fresh, local, 0, 4);
+    expect_near(net->weight.detach(), fresh->weight.detach(), 1e-12, "loaded before the first step");
+
+    load(*net, start());
+    DataParallel anew(start(), rank, {.average = false});
+    LocalSgd next(anew->parameters(), rank, options);
+    next.set_momentum(local.momentum());
+    train(net, early, 4, 8);
+    train(anew, next, 4, 8);
+    expect_near(net->weight.detach(), anew->weight.detach(), 1e-12, "loaded between rounds");
+    expect_near(net->bias.detach(), anew->bias.detach(), 1e-12, "loaded between rounds");
+  });
+}
+
+TEST(LocalSgd, WeightsThatOneRankAloneLoadsLaterAreRefusedOnAllRanks) {
+  const Samples samples;
+  for (const bool same : {false, true}) {  // as after an evaluation with other weights on one rank
+    std::vector<std::string> errors(3);
+    run(test_devices(3), [&](Rank& rank) {
+      DataParallel net(start(), rank, {.average = false});
+      LocalSgd local(net->parameters(), rank, {.outer_lr = 0.7});
+      if (rank.index() == 1) load(*net, other_start());
+      if (rank.index() == 1 && same) load(*net, start());
+      net.loss(part_of_rank(samples, rank), mse).backward();
+      errors[static_cast<size_t>(rank.index())] = error_of([&] { local.step(); });
+    });
+    EXPECT_THAT(errors, testing::Each(HasSubstr(same ? "(no error)" : "the ranks' parameters differ")));
+  }
+}
+
 TEST(LocalSgd, RefusesWhatMakesNoSense) {
   const Tensor w = torch::ones({2}).requires_grad_();
   const auto refused = [&](const LocalSgdOptions& options, std::vector<Tensor> parameters) {

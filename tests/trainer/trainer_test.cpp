@@ -253,8 +253,8 @@ TEST_F(Trainer, KeepsTheRunAndItsConfigurationRunsAgain) {
   EXPECT_EQ(done, 150);  // the end of an epoch is always reported
   std::vector<std::string> names;
   for (const auto& entry : fs::directory_iterator(settings.keep.run_dir)) names.push_back(entry.path().filename());
-  EXPECT_THAT(names, testing::UnorderedElementsAre("config.json", "metrics.jsonl", "model.safetensors", "curve.svg",
-                                                   "curve.png", "checkpoints"));
+  EXPECT_THAT(names, testing::UnorderedElementsAre(".lock", "config.json", "metrics.jsonl", "model.safetensors",
+                                                   "curve.svg", "curve.png", "checkpoints"));
 
   std::ifstream file(settings.keep.run_dir / "config.json");
   TrainOptions again = lockstep::train_options_from_json({std::istreambuf_iterator<char>(file), {}});

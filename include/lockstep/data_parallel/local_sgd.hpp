@@ -16,7 +16,7 @@
 // takes what the ranks moved on average for a gradient. With it an outer SGD with Nesterov momentum moves the
 // parameters that the ranks started from. Used by its rank's thread only. Cost: an allreduce of the parameters every
 // sync_every steps, after the update and not beside it. An outer optimizer keeps the parameters once more, and with
-// momentum twice.
+// momentum twice. It also compares some numbers of the ranks in each round.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +30,7 @@
 
 namespace lockstep {
 
+class RoundStart;
 class TrainedParameters;
 
 struct LocalSgdOptions {
@@ -45,6 +46,9 @@ struct LocalSgdOptions {
 // the global batch. A rank steps with this weighted gradient, and the mean of the parameters is the plain mean. So with
 // sync_every = 1 and SGD the parameters are those of averaged gradients, whatever the split. A rank without samples
 // stays where it is. Over more steps a larger part moves its rank further.
+//
+// Loaded weights: an outer optimizer moves the parameters from what they are at the first backward of a round. So
+// weights may be loaded into the module before that, on all ranks alike.
 class LocalSgd {
  public:
   // The parameters must be equal on all ranks, in the same order, and on the rank's device. Those that need no gradient
@@ -54,8 +58,9 @@ class LocalSgd {
   LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const LocalSgdOptions& options = {});
 
   // Call it after each step of the rank's optimizer, on all ranks alike. Every sync_every-th call makes the parameters
-  // equal on all ranks again, and returns true. Throws Error for a parameter that needed no gradient at first and needs
-  // one now, and as Rank::allreduce does.
+  // equal on all ranks again, and returns true. Throws Error: a parameter that needed no gradient at first and needs
+  // one now; with an outer optimizer, if the ranks began the round with parameters that differ; and as Rank::allreduce
+  // does.
   bool step();
 
   // Ends the round early. If no step was taken since the last round, does nothing and returns false. All ranks must
@@ -72,18 +77,18 @@ class LocalSgd {
  private:
   struct Group {  // all parameters of one type, as one tensor
     std::vector<at::Tensor> parameters;
-    at::Tensor start;     // where the round began; undefined without an outer optimizer
     at::Tensor momentum;  // undefined before the first round
   };
 
   void check_that_it_holds_parameters() const;
   bool outer() const { return options_.outer_lr != 1 || options_.outer_momentum != 0; }
-  at::Tensor moved(Group& group, const at::Tensor& mean) const;  // where the ranks go on from, given their mean
+  at::Tensor moved(size_t group, const at::Tensor& mean);  // where the ranks go on from, given their mean
 
   Rank rank_;
   const LocalSgdOptions options_;
   std::shared_ptr<const TrainedParameters> parameters_;
   std::vector<Group> groups_;
+  std::shared_ptr<RoundStart> start_;              // null without an outer optimizer
   std::vector<std::pair<size_t, size_t>> places_;  // by parameter: its group, and its place in the group
   int64_t steps_ = 0;                              // since the last round
 };

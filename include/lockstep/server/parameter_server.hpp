@@ -69,7 +69,8 @@ class Worker {
 
   // Adds this worker's share of the gradients of the whole batch's mean loss to the parameters' gradients, which push()
   // sends. `local_mean` is the mean loss over batch.x. It counts for more if the part is larger than the others', and
-  // is ignored if the part is empty.
+  // is ignored if the part is empty. Throws Error for cross_entropy's mean over some of a part's targets alone
+  // (ignore_index), on GPUs in the first three calls.
   void backward(const at::Tensor& local_mean, const Batch& batch);
 
   // Sends the parameters' gradients. One that is sparse (an Embedding with sparse(true)) travels as its rows' numbers

@@ -71,9 +71,10 @@ class NotFinite : public Error {
 
 // Trains one of lockstep's models on one of its data sets, or gpt on a text, and after every epoch evaluates and writes
 // into run_dir: config.json (first), metrics.jsonl, model.safetensors, curve.svg, and in checkpoints/ what it can be
-// resumed from; curve.png at the end. On synthetic data metrics.jsonl and model.safetensors say so. BatchNorm's running
-// statistics follow each device's own parts of the batches (without sync_batchnorm); before an epoch is evaluated and
-// kept all devices take their mean, weighted by the samples that each has seen in it.
+// resumed from; curve.png at the end. The empty file .lock keeps a second writer out. On synthetic data metrics.jsonl
+// and model.safetensors say so. BatchNorm's running statistics follow each device's own parts of the batches (without
+// sync_batchnorm); before an epoch is evaluated and kept all devices take their mean, weighted by the samples that each
+// has seen in it.
 //
 // Throws Error before the first step. Options have their keys here, as in the errors. "By data alone" is a split
 // without pipeline and tensor axes, in one batch at a time. Refused are

@@ -1,14 +1,17 @@
 // A library to preload (LD_PRELOAD): the process is killed at a call that changes a file or folder whose path holds
 // $FAULT_FOLDER. FAULT_AT and FAULT_FILE: see fault.hpp. Of what it writes at that moment one half gets into the file.
-// With FAULT_LOCK nobody is killed: flock() fails with that error number, as on a file system without locks.
+// With FAULT_LOCK nobody is killed: flock() and fcntl()'s locks fail with that error number, as on a file system
+// without locks.
 #include "fault.hpp"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 
 #include <cerrno>
+#include <cstdarg>
 
 namespace {
 
@@ -78,6 +81,17 @@ int remove(const char* path) {
 int flock(int fd, int operation) {
   const std::string error = fault::variable("FAULT_LOCK");
   if (error.empty()) return static_cast<int>(syscall(SYS_flock, fd, operation));
+  errno = std::atoi(error.c_str());
+  return -1;
+}
+
+int fcntl(int fd, int command, ...) {
+  va_list arguments;
+  va_start(arguments, command);
+  void* const argument = va_arg(arguments, void*);
+  va_end(arguments);
+  const std::string error = command == F_OFD_SETLK ? fault::variable("FAULT_LOCK") : "";
+  if (error.empty()) return static_cast<int>(syscall(SYS_fcntl, fd, command, argument));
   errno = std::atoi(error.c_str());
   return -1;
 }
