@@ -136,6 +136,19 @@ void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::ve
                        wrong);
 }
 
+void compare_in_groups(const std::function<void()>& compare, Rank& world) {
+  std::string mine;
+  try {
+    compare();
+  } catch (const ReplicasDiffer& difference) {
+    mine = difference.what();
+  }
+  if (!world.any(!mine.empty())) return;
+  for (const auto& text : texts_of_all_ranks(mine, world)) {
+    if (!text.empty()) throw ReplicasDiffer(mine.empty() ? text : mine, {});
+  }
+}
+
 void compare_kept_slices(const SliceHashes& hashes, Rank& rank) {
   const int ranks = rank.world_size();
   if (ranks == 1) return;

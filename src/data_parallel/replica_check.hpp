@@ -12,6 +12,7 @@
 #include "sharded_state.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -42,6 +43,10 @@ std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
 // empty: not known. If there is no majority, a rank whose tensors have changed since is the one that differs. All ranks
 // must call it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
+
+// For groups of ranks that hold different parts: calls compare(), in which each group compares its own part. If it
+// throws ReplicasDiffer in one group, this throws it on all ranks of `world`, which all must call it.
+void compare_in_groups(const std::function<void()>& compare, Rank& world);
 
 // With slices that are kept twice (twice_kept.hpp): compares each rank's own slice with the one that
 // another rank keeps of it. All ranks must call it. Throws ReplicasDiffer, which names both in its text: nobody knows
