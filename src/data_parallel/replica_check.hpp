@@ -33,8 +33,7 @@ class ReplicasDiffer : public Error {
 // Parameters and buffers, but for running statistics; and with an optimizer its state. They share the module's memory.
 io::NamedTensors replica_of(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer = nullptr);
 
-// Of layers with a running mean and variance, which are equal on all ranks with grains (grain_statistics.hpp), once a
-// backward is done.
+// All other buffers (running_statistics_names.hpp). With grains they are equal on all ranks, once a backward is done.
 io::NamedTensors running_statistics_of(const torch::nn::Module& module);
 
 std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);

@@ -109,6 +109,33 @@ TEST(CheckReplicas, BuffersCountButNotWhatFollowsTheSamples) {
   EXPECT_THAT(errors_after(2, scales), Each(HasSubstr("in scale. ")));
 }
 
+// By grains they are equal on all ranks, until one rank's memory changes.
+TEST(CheckReplicas, RunningStatisticsCountByGrains) {
+  for (const int64_t grain : {0, 4}) {
+    run(test_devices(3), [&](Rank& rank) {
+      DataParallel net(Net(), rank);
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      const auto error = [&](bool with_optimizer) {
+        return error_of([&] { with_optimizer ? check_replicas(net, sgd, rank) : check_replicas(net, rank); });
+      };
+      EXPECT_EQ(error(false), "(no error)");
+      for (auto& batch :
+           batches({data.x.to(rank.device()), data.y.to(rank.device())}, {.size = 24, .grain = grain}, rank)) {
+        sgd.zero_grad();
+        net.loss(batch, F::cross_entropy).backward();
+        sgd.step();
+      }
+      EXPECT_EQ(error(false), "(no error)") << grain;
+      EXPECT_EQ(error(true), "(no error)") << grain;
+      if (rank.index() == 1) net->norm->running_var.view(torch::kInt)[2].bitwise_xor_(1);
+      const auto expected = grain == 0 ? testing::Matcher<std::string>("(no error)")
+                                       : HasSubstr("rank 1 (cpu) from the others in norm.running_var. ");
+      EXPECT_THAT(error(false), expected) << grain;
+      EXPECT_THAT(error(true), expected) << grain;
+    });
+  }
+}
+
 TEST(CheckReplicas, TheOptimizersStateCountsIfItIsGiven) {
   const auto with_flip = [](auto make, auto flip) {
     run(test_devices(3), [&](Rank& rank) {
