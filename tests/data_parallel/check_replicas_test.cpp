@@ -4,6 +4,8 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/check_replicas.hpp>
 
+#include "data_parallel/memory_watch.hpp"
+#include "data_parallel/replica_check.hpp"
 #include "support/group_tests.hpp"
 
 #include <functional>
@@ -164,6 +166,31 @@ TEST(CheckReplicas, TheOptimizersStateCountsIfItIsGiven) {
     static_cast<torch::optim::AdamParamState&>(state).exp_avg_sq().view(torch::kInt)[0][0].bitwise_xor_(1 << 30);
   });
   with_flip(adam, [](auto& state) { static_cast<torch::optim::AdamParamState&>(state).step() ^= 4; });
+}
+
+// By `.data()` nobody counts a write, as nobody does of a bit that flips.
+TEST(CheckReplicas, MemoryThatSomebodyWritesIsNoFault) {
+  run(test_devices(3), [](Rank& rank) {
+    const torch::Tensor values = torch::zeros({9}, torch::TensorOptions(rank.device()).dtype(torch::kInt));
+    MemoryWatch watch;
+    const auto ranks_after = [&](const std::function<void()>& change, const std::string& text) {
+      watch.note({watched("values", values)});
+      change();
+      try {
+        watch.check({watched("values", values)}, rank);
+      } catch (const ReplicasDiffer& difference) {
+        EXPECT_THAT(difference.what(), AllOf(HasSubstr("nothing writes there, the memory of "), HasSubstr(text)));
+        return difference.ranks();
+      }
+      return std::vector<int>{-1};
+    };
+    EXPECT_FALSE(watch.has_notes());
+    EXPECT_EQ(ranks_after([&] { values.add_(rank.index()); }, ""), std::vector<int>{-1});
+    const auto flip = [&] { values.data()[8].bitwise_xor_(1); };
+    const auto flip_on_some = [&] { rank.index() > 0 ? flip() : void(); };
+    EXPECT_EQ(ranks_after(flip_on_some, "rank 1 (cpu) in values, and of rank 2 (cpu) in values"), (std::vector{1, 2}));
+    EXPECT_EQ(ranks_after(flip, "rank 0 (cpu) in values, and of "), std::vector<int>());
+  });
 }
 
 // Tensors of sizes with and without a rest.
