@@ -72,6 +72,12 @@ std::vector<std::vector<size_t>> ranks_by_replica(const Hashes& all) {
   return groups;
 }
 
+io::NamedTensors with_statistics(io::NamedTensors tensors, const Replica& replica) {
+  if (!replica.was_by_grains()) return tensors;
+  for (auto& statistic : running_statistics_of(replica.module())) tensors.push_back(std::move(statistic));
+  return tensors;
+}
+
 std::string differences(const Hashes& all, const std::vector<std::vector<size_t>>& groups, bool majority) {
   std::string text;
   for (size_t i = 1; i < groups.size(); ++i) {
@@ -99,13 +105,8 @@ io::NamedTensors replica_of(const torch::nn::Module& module, const torch::optim:
 
 io::NamedTensors running_statistics_of(const torch::nn::Module& module) {
   io::NamedTensors tensors;
-  for (const auto& layer : module.named_modules()) {
-    const auto buffers = layer.value()->named_buffers(/*recurse=*/false);
-    if (!buffers.contains("running_mean") || !buffers.contains("running_var")) continue;
-    for (const auto& item : buffers) {
-      if (!is_running_statistic(item.key())) continue;
-      tensors.emplace_back((layer.key().empty() ? "" : layer.key() + ".") + item.key(), item.value());
-    }
+  for (const auto& item : module.named_buffers()) {
+    if (is_running_statistic(item.key())) tensors.emplace_back(item.key(), item.value());
   }
   return tensors;
 }
@@ -136,6 +137,19 @@ void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::ve
                        wrong);
 }
 
+void compare_in_groups(const std::function<void()>& compare, Rank& world) {
+  std::string mine;
+  try {
+    compare();
+  } catch (const ReplicasDiffer& difference) {
+    mine = difference.what();
+  }
+  if (!world.any(!mine.empty())) return;
+  for (const auto& text : texts_of_all_ranks(mine, world)) {
+    if (!text.empty()) throw ReplicasDiffer(mine.empty() ? text : mine, {});
+  }
+}
+
 void compare_kept_slices(const SliceHashes& hashes, Rank& rank) {
   const int ranks = rank.world_size();
   if (ranks == 1) return;
@@ -158,6 +172,14 @@ void compare_kept_slices(const SliceHashes& hashes, Rank& rank) {
                            ". Nobody knows which of the two is wrong, so suspect the " +
                            "memory of both devices, and go on from a checkpoint from before",
                        {});
+}
+
+void check_replicas(const Replica& replica, Rank& rank) {
+  compare_replicas(with_statistics(replica_of(replica.module()), replica), rank);
+}
+
+void check_replicas(const Replica& replica, const torch::optim::Optimizer& optimizer, Rank& rank) {
+  compare_replicas(with_statistics(replica_of(replica.module(), &optimizer), replica), rank);
 }
 
 void check_replicas(const torch::nn::Module& module, Rank& rank) {

@@ -13,6 +13,8 @@
 #include <torch/nn/modules/instancenorm.h>
 #include <lockstep/base/error.hpp>
 
+#include "running_statistics_names.hpp"
+
 #include <algorithm>
 #include <exception>
 #include <optional>
@@ -70,12 +72,15 @@ GrainStatistics::GrainStatistics(const nn::Module& module, const Rank& rank) : r
     const Tensor* mean = buffers.find("running_mean");
     const Tensor* variance = buffers.find("running_var");
     const Tensor* batches = buffers.find("num_batches_tracked");
-    if (mean == nullptr || variance == nullptr || !seen.insert(&layer).second) return;
+    const auto keys = buffers.keys();
+    if (std::none_of(keys.begin(), keys.end(), is_running_statistic) || !seen.insert(&layer).second) return;
     const auto known = following(layer);
-    if (!known || batches == nullptr) {
+    if (!known || mean == nullptr || variance == nullptr || batches == nullptr) {
       throw Error(rank_.name() + ": grains: the layer '" + name + "', " + layer.name() +
                   ", has running statistics, and how it changes them is not known, so they would not be the same on "
-                  "any number of ranks. Use LibTorch's BatchNorm or InstanceNorm there, or no grains");
+                  "any number of ranks. Use LibTorch's BatchNorm or InstanceNorm there, or no grains. A buffer that is "
+                  "no running "
+                  "statistic needs another name than running_mean, running_var and num_batches_tracked");
     }
     layers_.push_back({&layer, *mean, *variance, *batches, known->counts_batches});
   });

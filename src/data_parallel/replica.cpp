@@ -162,6 +162,7 @@ void Replica::backward_of_parts(const std::function<void()>& compute, const Part
   }
   if (averaging_) check_that_no_parameter_is_new();
   waiting_ += sizes.local;
+  by_grains_ = sizes.by_grains;
   const auto computes = [&] {
     try {
       compute();

@@ -12,6 +12,7 @@
 #include "sharded_state.hpp"
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,8 +33,7 @@ class ReplicasDiffer : public Error {
 // Parameters and buffers, but for running statistics; and with an optimizer its state. They share the module's memory.
 io::NamedTensors replica_of(const torch::nn::Module& module, const torch::optim::Optimizer* optimizer = nullptr);
 
-// Of layers with a running mean and variance, which are equal on all ranks with grains (grain_statistics.hpp), once a
-// backward is done.
+// All other buffers (running_statistics_names.hpp). With grains they are equal on all ranks, once a backward is done.
 io::NamedTensors running_statistics_of(const torch::nn::Module& module);
 
 std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
@@ -42,6 +42,10 @@ std::vector<int64_t> hashes_of(const io::NamedTensors& tensors);
 // empty: not known. If there is no majority, a rank whose tensors have changed since is the one that differs. All ranks
 // must call it. Throws ReplicasDiffer, and Error where ranks have other numbers of tensors.
 void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::vector<int64_t>& noted = {});
+
+// For groups of ranks that hold different parts: calls compare(), in which each group compares its own part. If it
+// throws ReplicasDiffer in one group, this throws it on all ranks of `world`, which all must call it.
+void compare_in_groups(const std::function<void()>& compare, Rank& world);
 
 // With slices that are kept twice (twice_kept.hpp): compares each rank's own slice with the one that
 // another rank keeps of it. All ranks must call it. Throws ReplicasDiffer, which names both in its text: nobody knows

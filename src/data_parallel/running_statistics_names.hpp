@@ -1,4 +1,5 @@
-// Which of a module's buffers are BatchNorm's running statistics, which follow a rank's own samples.
+// Which of a module's buffers are running statistics, which follow a rank's own samples: those that have the names of
+// LibTorch's BatchNorm, in any layer. By grains a layer with one of them must be one that GrainStatistics knows.
 #pragma once
 
 #include <string>

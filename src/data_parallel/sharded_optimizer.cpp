@@ -167,6 +167,13 @@ std::vector<at::Tensor> ShardedOptimizer::gradients() const {
   return reducer_->gradients();
 }
 
+std::vector<WatchedTensor> slices_of_rank(const ShardedOptimizer& optimizer) {
+  auto slices = watched_slices_of_state(*optimizer.optimizer_, optimizer.buckets_);
+  if (!optimizer.divided_) return slices;
+  for (auto& piece : watched_pieces(optimizer.buckets_)) slices.push_back(std::move(piece));
+  return slices;
+}
+
 ShardedOptimizer::State ShardedOptimizer::state() {
   return whole_state(*optimizer_, buckets_, rank_);
 }

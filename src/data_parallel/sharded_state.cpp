@@ -190,6 +190,31 @@ SliceHashes slice_hashes(const torch::optim::Optimizer& optimizer, const std::ve
   return {hash_of(&Place::piece), hash_of(&Place::kept)};
 }
 
+std::vector<WatchedTensor> watched_slices_of_state(const torch::optim::Optimizer& optimizer,
+                                                   const std::vector<ShardedBucket>& buckets) {
+  std::vector<WatchedTensor> slices;
+  for (const PieceOf piece : {&Place::piece, &Place::kept}) {
+    const std::string ending = piece == &Place::kept ? kOfKept : "";
+    for (const auto& [name, value] : optimizer_state(optimizer, named_pieces_of(buckets, piece)))
+      slices.push_back({.name = "the optimizer's " + name + ending, .values = value});
+  }
+  return slices;
+}
+
+// A piece's own version changes when it takes over what was gathered, also where that is what it was.
+std::vector<WatchedTensor> watched_pieces(const std::vector<ShardedBucket>& buckets) {
+  std::vector<WatchedTensor> pieces;
+  for (const auto& bucket : buckets) {
+    for (const auto& place : bucket.places) {
+      if (place.piece.size == 0) continue;
+      pieces.push_back({.name = place.name,
+                        .values = place.piece.values,
+                        .version = static_cast<int64_t>(place.parameter._version())});
+    }
+  }
+  return pieces;
+}
+
 std::vector<StatePiece> pieces_of_state(const torch::optim::Optimizer& optimizer,
                                         const std::vector<ShardedBucket>& buckets) {
   const c10::NoGradGuard no_grad;

@@ -8,10 +8,13 @@
 #include <vector>
 
 #include "io/safetensors.hpp"
+#include "memory_watch.hpp"
 #include "sharded_parameters.hpp"
 #include "state_piece.hpp"
 
 namespace lockstep {
+
+class ShardedOptimizer;
 
 // The same as optimizer_state() of such an optimizer of whole parameters. All ranks must call it.
 io::NamedTensors whole_state(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets,
@@ -27,6 +30,14 @@ struct SliceHashes {
   int64_t own, kept;
 };
 SliceHashes slice_hashes(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets);
+
+// The same tensors for a MemoryWatch; and the pieces of the parameters themselves, with the parameters' versions.
+std::vector<WatchedTensor> watched_slices_of_state(const torch::optim::Optimizer& optimizer,
+                                                   const std::vector<ShardedBucket>& buckets);
+std::vector<WatchedTensor> watched_pieces(const std::vector<ShardedBucket>& buckets);
+
+// All that this rank alone has for an optimizer: of its state, and with stage 3 of the parameters.
+std::vector<WatchedTensor> slices_of_rank(const ShardedOptimizer& optimizer);
 
 // Copies of what this rank has of that state, and of what it keeps for another, by the same names.
 std::vector<StatePiece> pieces_of_state(const torch::optim::Optimizer& optimizer,

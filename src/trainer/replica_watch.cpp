@@ -16,14 +16,18 @@ ReplicaWatch::ReplicaWatch(const TrainOptions& options, const SplitModel& net, c
       traffic_(traffic) {}
 
 void ReplicaWatch::before_update() {
-  if (round_ == 0 && compares_in(number_)) compare();
+  if (!compares_in(number_)) return;
+  check_memory();
+  if (round_ == 0) compare();
 }
 
 void ReplicaWatch::after_update() {
   if (compares_after_round()) compare();
   noted_.clear();
-  if (round_ == 0 && compares_in(number_ + 1) && net_.mesh().data().world_size() == 2)
-    noted_ = hashes_of(update_.replica());
+  alone_.forget();
+  if (!compares_in(number_ + 1)) return;
+  if (round_ == 0 && net_.mesh().data().world_size() == 2) noted_ = hashes_of(update_.replica());
+  if (update_.has_some_alone()) alone_.note(update_.alone());
 }
 
 // A multiple of N is in the round that has just ended.
@@ -35,7 +39,13 @@ bool ReplicaWatch::compares_after_round() const {
 // Nothing changes a replica between two epochs, so what was noted holds for the next one's first step. It is noted
 // after an epoch's last update where the next step is checked, as it is if every step is.
 void ReplicaWatch::end_epoch() {
-  if (every_ != 0) compare();
+  if (every_ == 0) return;
+  check_memory();
+  compare();
+}
+
+void ReplicaWatch::check_memory() {
+  if (alone_.has_notes()) traffic_.leave_out([&] { alone_.check(update_.alone(), traffic_.rank()); });
 }
 
 void ReplicaWatch::compare() {
@@ -44,7 +54,9 @@ void ReplicaWatch::compare() {
     if (has_grains_) {  // last, since they change from step to step and are not noted
       for (auto& statistic : running_statistics_of(*net_.module())) replica.push_back(std::move(statistic));
     }
-    compare_replicas(replica, net_.mesh().data(), noted_);
+    const auto compare_parts = [&] { compare_replicas(replica, net_.mesh().data(), noted_); };
+    const bool has_parts = net_.mesh().data().world_size() < traffic_.rank().world_size();
+    has_parts ? compare_in_groups(compare_parts, traffic_.rank()) : compare_parts();
     if (update_.twice_kept()) compare_kept_slices(update_.twice_kept()->hashes(), net_.mesh().data());
   });
 }

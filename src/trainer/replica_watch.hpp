@@ -1,16 +1,18 @@
 // ReplicaWatch: compares the ranks' weights and optimizer states in a run's steps, as TrainOptions::check_replicas
-// says; and with grains BatchNorm's running statistics, which are each rank's own otherwise.
+// says; and with grains BatchNorm's running statistics, which are each rank's own otherwise. What one rank alone has
+// must be before an update what the one before has left.
 //
 // It does so before the update, so that a step with gradients of a wrong replica changes nothing: what the ranks then
 // hold is what the step before has left. With local SGD, where replicas are equal between rounds alone, it is done
 // after the step that ends a round. Each epoch's end has a comparison too, so that N steps in a row always have one,
-// also across the border of two epochs. Used by its rank's thread. Cost: see check_replicas.hpp; with two ranks twice
-// that.
+// also across the border of two epochs. Used by its rank's thread. Cost: see check_replicas.hpp; with two ranks, and
+// for what one rank alone has, twice that.
 #pragma once
 
 #include <lockstep/split/split_model.hpp>
 #include <lockstep/trainer/train_options.hpp>
 
+#include "data_parallel/memory_watch.hpp"
 #include "step_traffic.hpp"
 #include "update.hpp"
 
@@ -35,6 +37,7 @@ class ReplicaWatch {
   bool compares_in(int64_t step) const { return every_ > 0 && step % every_ == 0; }
   bool compares_after_round() const;
   void compare();
+  void check_memory();
 
   const int64_t every_;
   const bool has_grains_;
@@ -43,7 +46,9 @@ class ReplicaWatch {
   const Update& update_;
   StepTraffic& traffic_;
   int64_t number_ = 0;
-  std::vector<int64_t> noted_;  // hashes when the last update was done; two ranks have no majority, and need them
+  // Of when the last update was done:
+  std::vector<int64_t> noted_;  // hashes of the replica; two ranks have no majority, and need them
+  MemoryWatch alone_;
 };
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include "optim/finite_sum.hpp"
 #include "optim/fused_optimizers.hpp"
 #include "optim/made_optimizer.hpp"
+#include "optim/optimizer_state.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "train_options.hpp"
 
@@ -62,6 +63,8 @@ std::vector<at::Tensor> averaged_tensors(const SplitModel& net, ShardedOptimizer
 Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras)
     : net_(net),
       clip_(options.optimizer.clip),
+      zero_stage_(options.exchange.zero_stage),
+      is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),
       optimizer_(optimizer_of(options, extras, net_)),
       sharded_(sharded_of(options, extras, net_)) {
@@ -121,10 +124,38 @@ std::vector<at::Tensor> Update::gradients() const {
 
 io::NamedTensors Update::replica() const {
   io::NamedTensors tensors = replica_of(*net_.module(), local_ ? nullptr : optimizer_.get());
-  if (!average_ || sharded_) return tensors;  // of slices each rank averages its own
+  if (zero_stage_ == 3)  // they are gathered from the slices, right or wrong
+    std::erase_if(tensors, [](const auto& named) { return named.second.requires_grad(); });
+  if (local_) {
+    for (const auto& momentum : local_->momentum())
+      tensors.emplace_back("the outer momentum " + std::to_string(tensors.size()), momentum);
+  }
+  if (!average_ || zero_stage_ == 3) return tensors;
   for (const auto& value : average_->values()) {
     tensors.emplace_back("average " + std::to_string(tensors.size()), value);
   }
+  return tensors;
+}
+
+bool Update::has_some_alone() const {
+  return sharded_ || local_ || is_only_replica_;
+}
+
+std::vector<WatchedTensor> Update::alone() const {
+  std::vector<WatchedTensor> tensors = sharded_ ? slices_of_rank(*sharded_) : std::vector<WatchedTensor>();
+  if (local_ || is_only_replica_) {
+    const auto parameters = parameters_of(*net_.module());
+    for (const auto& [name, parameter] : parameters) {
+      if (zero_stage_ < 3 || !parameter.requires_grad()) tensors.push_back(watched(name, parameter));
+    }
+    if (optimizer_) {
+      for (const auto& [name, value] : optimizer_state(*optimizer_, parameters))
+        tensors.push_back(watched("the optimizer's " + name, value));
+    }
+  }
+  if (!average_ || !(is_only_replica_ || zero_stage_ == 3)) return tensors;
+  for (const auto& value : average_->values())
+    tensors.push_back(watched("average " + std::to_string(tensors.size()), value));
   return tensors;
 }
 

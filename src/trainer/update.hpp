@@ -12,6 +12,7 @@
 #include <lockstep/trainer/task.hpp>
 #include <lockstep/trainer/trainer.hpp>
 
+#include "data_parallel/memory_watch.hpp"
 #include "data_parallel/twice_kept.hpp"
 #include "run_state.hpp"
 #include "weight_average.hpp"
@@ -48,9 +49,15 @@ class Update {
   // Those that it steps with; from zero_stage 2 on the rank's slices of them.
   std::vector<at::Tensor> gradients() const;
 
-  // What is the same on all ranks along the data axis: weights, and the state of an optimizer that no rank has to
-  // itself (replica_check.hpp).
+  // What is the same on all ranks along the data axis (replica_check.hpp): weights that are not divided, their average,
+  // and the state of an optimizer that no rank has to itself.
   io::NamedTensors replica() const;
+
+  // What this rank alone has of weights and of the optimizer's state, or may have: a rank's own slices, a part of the
+  // network without replicas, and with local SGD all of it. Two copies of a slice count too. Buffers do not, which a
+  // forward may change.
+  bool has_some_alone() const;
+  std::vector<WatchedTensor> alone() const;
 
   // With local SGD the ranks' parameters differ within a round, which ends early here.
   void synchronize();
@@ -88,6 +95,8 @@ class Update {
 
   SplitModel net_;
   const double clip_;
+  const int zero_stage_;
+  const bool is_only_replica_;  // of this rank's part of the network
   const LearningRate rate_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null if it is sharded
   const std::unique_ptr<ShardedOptimizer> sharded_;           // null without zero_stage

@@ -4,6 +4,8 @@
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/check_replicas.hpp>
 
+#include "data_parallel/memory_watch.hpp"
+#include "data_parallel/replica_check.hpp"
 #include "support/group_tests.hpp"
 
 #include <functional>
@@ -109,6 +111,33 @@ TEST(CheckReplicas, BuffersCountButNotWhatFollowsTheSamples) {
   EXPECT_THAT(errors_after(2, scales), Each(HasSubstr("in scale. ")));
 }
 
+// By grains they are equal on all ranks, until one rank's memory changes.
+TEST(CheckReplicas, RunningStatisticsCountByGrains) {
+  for (const int64_t grain : {0, 4}) {
+    run(test_devices(3), [&](Rank& rank) {
+      DataParallel net(Net(), rank);
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      const auto error = [&](bool with_optimizer) {
+        return error_of([&] { with_optimizer ? check_replicas(net, sgd, rank) : check_replicas(net, rank); });
+      };
+      EXPECT_EQ(error(false), "(no error)");
+      for (auto& batch :
+           batches({data.x.to(rank.device()), data.y.to(rank.device())}, {.size = 24, .grain = grain}, rank)) {
+        sgd.zero_grad();
+        net.loss(batch, F::cross_entropy).backward();
+        sgd.step();
+      }
+      EXPECT_EQ(error(false), "(no error)") << grain;
+      EXPECT_EQ(error(true), "(no error)") << grain;
+      if (rank.index() == 1) net->norm->running_var.view(torch::kInt)[2].bitwise_xor_(1);
+      const auto expected = grain == 0 ? testing::Matcher<std::string>("(no error)")
+                                       : HasSubstr("rank 1 (cpu) from the others in norm.running_var. ");
+      EXPECT_THAT(error(false), expected) << grain;
+      EXPECT_THAT(error(true), expected) << grain;
+    });
+  }
+}
+
 TEST(CheckReplicas, TheOptimizersStateCountsIfItIsGiven) {
   const auto with_flip = [](auto make, auto flip) {
     run(test_devices(3), [&](Rank& rank) {
@@ -137,6 +166,31 @@ TEST(CheckReplicas, TheOptimizersStateCountsIfItIsGiven) {
     static_cast<torch::optim::AdamParamState&>(state).exp_avg_sq().view(torch::kInt)[0][0].bitwise_xor_(1 << 30);
   });
   with_flip(adam, [](auto& state) { static_cast<torch::optim::AdamParamState&>(state).step() ^= 4; });
+}
+
+// By `.data()` nobody counts a write, as nobody does of a bit that flips.
+TEST(CheckReplicas, MemoryThatSomebodyWritesIsNoFault) {
+  run(test_devices(3), [](Rank& rank) {
+    const torch::Tensor values = torch::zeros({9}, torch::TensorOptions(rank.device()).dtype(torch::kInt));
+    MemoryWatch watch;
+    const auto ranks_after = [&](const std::function<void()>& change, const std::string& text) {
+      watch.note({watched("values", values)});
+      change();
+      try {
+        watch.check({watched("values", values)}, rank);
+      } catch (const ReplicasDiffer& difference) {
+        EXPECT_THAT(difference.what(), AllOf(HasSubstr("nothing writes there, the memory of "), HasSubstr(text)));
+        return difference.ranks();
+      }
+      return std::vector<int>{-1};
+    };
+    EXPECT_FALSE(watch.has_notes());
+    EXPECT_EQ(ranks_after([&] { values.add_(rank.index()); }, ""), std::vector<int>{-1});
+    const auto flip = [&] { values.data()[8].bitwise_xor_(1); };
+    const auto flip_on_some = [&] { rank.index() > 0 ? flip() : void(); };
+    EXPECT_EQ(ranks_after(flip_on_some, "rank 1 (cpu) in values, and of rank 2 (cpu) in values"), (std::vector{1, 2}));
+    EXPECT_EQ(ranks_after(flip, "rank 0 (cpu) in values, and of "), std::vector<int>());
+  });
 }
 
 // Tensors of sizes with and without a rest.

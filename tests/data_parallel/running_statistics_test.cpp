@@ -2,8 +2,10 @@
 // average_running_statistics over 1 to 4 CPU ranks.
 #include <gmock/gmock.h>
 #include <torch/torch.h>
+#include <lockstep/data_parallel/check_replicas.hpp>
 #include <lockstep/data_parallel/running_statistics.hpp>
 
+#include "data_parallel/grain_statistics.hpp"
 #include "support/group_tests.hpp"
 
 #include <memory>
@@ -11,6 +13,7 @@
 namespace lockstep {
 namespace running_statistics_test {
 
+using testing::AllOf;
 using testing::HasSubstr;
 namespace nn = torch::nn;
 
@@ -58,6 +61,25 @@ TEST(RunningStatistics, ThatAreEqualKeepTheirBits) {
     norm->running_mean.copy_(values);
     average_running_statistics(*norm, rank, 17 + 4 * rank.index());
     EXPECT_TRUE(norm->running_mean.equal(values));
+  });
+}
+
+// It has no running_var, and the buffer is a running statistic all the same.
+struct Centred : nn::Module {
+  torch::Tensor mean = register_buffer("running_mean", torch::zeros({3}));
+  torch::Tensor forward(const torch::Tensor& x) { return x - mean; }
+};
+
+TEST(RunningStatistics, OfALayerThatNobodyKnowsAreAveragedAndRefusedByGrains) {
+  run(test_devices(3), [](Rank& rank) {
+    nn::Sequential net{Centred()};
+    const torch::Tensor mean = net->buffers()[0];
+    mean.fill_(rank.index());
+    check_replicas(*net, rank);  // each rank's follows its own samples
+    EXPECT_THAT(error_of([&] { GrainStatistics(*net, rank); }),
+                AllOf(HasSubstr("grains: the layer '0', "), HasSubstr("how it changes them is not known")));
+    average_running_statistics(*net, rank, 1);
+    EXPECT_TRUE(mean.equal(torch::ones({3})));
   });
 }
 

@@ -6,6 +6,7 @@
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/models/sample_scope.hpp>
 #include <lockstep/models/weights.hpp>
+#include <lockstep/optim/optimizers.hpp>
 
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
@@ -14,6 +15,7 @@
 #include "support/time_limits.hpp"
 #include "trainer/elastic.hpp"
 #include "trainer/rank_trainer.hpp"
+#include "trainer/train_options.hpp"
 #include "trainer/workload.hpp"
 
 #include <algorithm>
@@ -343,6 +345,43 @@ TEST(ElasticSteps, AreSharedOutAroundWhatRanksHave) {
   EXPECT_EQ(runs_around({{4, 8}, {0, 4}}, 12), Runs());   // in another order
   EXPECT_EQ(runs_around({{0, 5}, {4, 8}}, 12), Runs());   // twice
   EXPECT_EQ(runs_around({{0, 4}, {8, 13}}, 12), Runs());  // of a larger batch
+}
+
+// One bit of rank 1's optimizer state flips between two steps. The rank is known, and the two others have all slices.
+TEST(ElasticSteps, AreWholeWhereASliceThatIsKeptTwiceChanges) {
+  TrainOptions options = kept_twice(2, OptimizerKind::sgd, 1);
+  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
+  const Outcome expected = in_peace(options, data, nullptr);
+  options.check_replicas = options.keep.every = 1;
+  const TrainCallbacks callbacks;
+  States left(3);
+  run(Devices(3, torch::kCPU), [&](Rank& rank) {
+    torch::optim::Optimizer* made = nullptr;
+    Task task = task_of(options, data);
+    task.optimizer = [&](const Task::Groups& groups) {
+      auto sgd = make_optimizer(options.optimizer.kind, groups, optimizer_settings(options));
+      made = sgd.get();
+      return sgd;
+    };
+    RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
+    trainer.be_elastic({});
+    const auto flip = [&] {
+      auto& state = static_cast<torch::optim::SGDParamState&>(*made->state().begin()->second);
+      if (rank.index() == 1) *static_cast<int32_t*>(state.momentum_buffer().mutable_data_ptr()) ^= 1 << 22;
+    };
+    try {
+      trainer.epoch(1, flip);
+    } catch (const ReplicasDiffer& difference) {
+      EXPECT_THAT(difference.ranks(), testing::ElementsAre(1));
+      left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
+    }
+  });
+  ASSERT_TRUE(left[0] && left[2]);
+  EXPECT_EQ(left[0]->steps, 1);
+  left[1] = std::nullopt;
+  const Outcome actual = together(options, data, left);
+  EXPECT_EQ(actual.weights, expected.weights);
+  EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss);
 }
 
 // Ranks 0 and 1 kept the slice of rank 0.

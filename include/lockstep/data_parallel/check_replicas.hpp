@@ -17,20 +17,23 @@ namespace lockstep {
 // Throws Error, on all ranks, if parameters or buffers differ between `rank`'s ranks; with an optimizer, also if its
 // state does (momentum, Adam's averages). A ShardedOptimizer's state is each rank's own slice: leave it out. The text
 // names the ranks that differ from most others (all ranks if there is no majority), and the first parameter in which
-// they differ. BatchNorm's running statistics do not count: each rank's follow its own samples until
+// they differ. BatchNorm's running statistics count for a DataParallel whose last backward was by grains
+// (BatchOptions::grain): these keep them equal. Otherwise they do not: each rank's follow its own samples until
 // average_running_statistics(). Different kinds of CPU or GPU may round a step differently; then this throws although
 // nothing is wrong. Between two synchronisations of a LocalSgd ranks differ by design. All ranks must call it, each
 // from its own thread. Cost: two small allgathers, and one pass over the network at some gigabytes per second. An
 // optimizer's state is copied first. On a GPU the host waits.
 void check_replicas(const torch::nn::Module& module, Rank& rank);
 void check_replicas(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer, Rank& rank);
+void check_replicas(const Replica& replica, Rank& rank);
+void check_replicas(const Replica& replica, const torch::optim::Optimizer& optimizer, Rank& rank);
 template <class Module>
 void check_replicas(const DataParallel<Module>& net, Rank& rank) {
-  check_replicas(static_cast<const torch::nn::Module&>(*net), rank);
+  check_replicas(*net.replica(), rank);
 }
 template <class Module>
 void check_replicas(const DataParallel<Module>& net, const torch::optim::Optimizer& optimizer, Rank& rank) {
-  check_replicas(static_cast<const torch::nn::Module&>(*net), optimizer, rank);
+  check_replicas(*net.replica(), optimizer, rank);
 }
 
 }  // namespace lockstep

@@ -199,6 +199,9 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void watch_backwards(std::function<void()> computed, std::function<void()> averaged);
   void stop_watching() noexcept;
 
+  // Whether its last backward was by grains. Then BatchNorm's running statistics are the same on all ranks.
+  bool was_by_grains() const { return by_grains_; }
+
   // Its backwards no longer compare the ranks' networks, since the caller does.
   void leave_comparing();
 
@@ -237,6 +240,7 @@ class Replica : public std::enable_shared_from_this<Replica> {
   std::unordered_set<const c10::TensorImpl*> parameters_;  // when the replica was made
   bool sync_ = true;
   bool partial_ = false;     // a PartOfStep lives
+  bool by_grains_ = false;   // see was_by_grains()
   int targets_checked_ = 0;  // means, on a GPU
   int64_t waiting_ = 0;      // samples of the parts whose gradients the next averaged backward averages with its own
   const std::unique_ptr<SamplePlaces> places_;

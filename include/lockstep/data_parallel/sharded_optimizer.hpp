@@ -38,6 +38,7 @@ class ShardedReducer;
 class TrainedParameters;
 class TwiceKept;
 struct ShardedBucket;
+struct WatchedTensor;
 
 struct ShardedOptions {
   // 1: every rank keeps its own gradients in .grad, and the averages of its slice beside them. 2: a rank keeps only its
@@ -172,6 +173,7 @@ class ShardedOptimizer {
 
  private:
   friend class TwiceKept;
+  friend std::vector<WatchedTensor> slices_of_rank(const ShardedOptimizer& optimizer);
   void prepare();  // all of a step() that needs other ranks' gradients
   void update();   // what then needs no other rank
 
