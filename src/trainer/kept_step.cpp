@@ -39,4 +39,10 @@ std::vector<int64_t> agreed_runs(std::optional<KeptStep>& kept, int epoch, int64
   return runs;
 }
 
+std::vector<double> sizes_of(const std::vector<int64_t>& runs) {
+  std::vector<double> sizes;
+  for (size_t rank = 1; rank < runs.size(); ++rank) sizes.push_back(static_cast<double>(runs[rank] - runs[rank - 1]));
+  return sizes;
+}
+
 }  // namespace lockstep

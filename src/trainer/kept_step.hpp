@@ -33,4 +33,7 @@ std::vector<int64_t> runs_around(const std::vector<Range>& kept, int64_t grains)
 // many grains. What is of another step, or does not count, is dropped. All ranks must call it.
 std::vector<int64_t> agreed_runs(std::optional<KeptStep>& kept, int epoch, int64_t steps, int64_t grains, Rank& rank);
 
+// As shares of a batch: BatchOptions::shares.
+std::vector<double> sizes_of(const std::vector<int64_t>& runs);
+
 }  // namespace lockstep

@@ -50,12 +50,6 @@ MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, c
   return made;
 }
 
-std::vector<double> sizes_of(const std::vector<int64_t>& runs) {
-  std::vector<double> sizes;
-  for (size_t rank = 1; rank < runs.size(); ++rank) sizes.push_back(static_cast<double>(runs[rank] - runs[rank - 1]));
-  return sizes;
-}
-
 // A recorded step makes no calls. On a GPU a Balance watches the backwards, so that nobody sees what these wait for.
 bool shows_waits(const TrainOptions& options, const c10::Device& device, bool is_recorded) {
   return !is_recorded && (device.is_cpu() || !balances(options.batch));

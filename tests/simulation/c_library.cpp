@@ -105,6 +105,11 @@ int flock_next(int fd, int operation) {
   return next(fd, operation);
 }
 
+auto system_fcntl() {
+  static const auto next = next_of<int(int, int, ...)>("fcntl");
+  return next;
+}
+
 auto system_call() {
   static const auto next = next_of<long(long, ...)>("syscall");
   return next;
@@ -124,7 +129,12 @@ void futex(int* word, int operation, int value) {
 }
 
 void unlock_files(Process& process) {
-  for (const int fd : process.locks) flock_next(fd, LOCK_UN);
+  struct flock none = {};
+  none.l_type = F_UNLCK;
+  for (const int fd : process.locks) {
+    flock_next(fd, LOCK_UN);
+    system_fcntl()(fd, F_OFD_SETLK, &none);
+  }
   process.locks.clear();
 }
 
@@ -281,6 +291,20 @@ int flock(int fd, int operation) noexcept {
   if (thread != nullptr) scheduler().point();
   const int result = flock_next(fd, operation);
   if (thread != nullptr && result == 0) thread->process->locks.insert(fd);
+  return result;
+}
+
+// Every command's argument, if it has one, is a number or a pointer.
+int fcntl(int fd, int command, ...) {
+  va_list arguments;
+  va_start(arguments, command);
+  void* const argument = va_arg(arguments, void*);
+  va_end(arguments);
+  Thread* const thread = Scheduler::this_thread();
+  const bool locks = thread != nullptr && command == F_OFD_SETLK;
+  if (locks) scheduler().point();
+  const int result = system_fcntl()(fd, command, argument);
+  if (locks && result == 0) thread->process->locks.insert(fd);
   return result;
 }
 

@@ -179,6 +179,12 @@ plant("the first launcher does not wait for the others" comm/meeting/first_launc
   return !elastic_.agents_are_gone();]]
   [[  if (!elastic_.some_run()) end_agents(ending);
   return !BUG && !elastic_.agents_are_gone();]] "machines")
+plant("grains of an earlier step count for the next one" trainer/kept_step.cpp
+  [[if (kept && (kept->epoch != epoch || kept->steps != steps)) kept.reset();]]
+  [[if (!BUG && kept && (kept->epoch != epoch || kept->steps != steps)) kept.reset();]] "elastic")
+plant("the average goes where the sums of grains are kept" data_parallel/reducer.cpp
+  [[return keeps_sums() ? at::Tensor() : free_memory_of(bucket);]]
+  [[return keeps_sums() && !BUG ? at::Tensor() : free_memory_of(bucket);]] "elastic")
 plant("slices of different steps are put together" trainer/elastic.cpp
   [[if (state->updates == updates) return state->pieces;]] [[if (BUG || state->updates == updates) return state->pieces;]]
   "slices")
@@ -222,8 +228,9 @@ plant_also(server/parameter_server_rank.cpp
 plant("who takes over a run does not wait for its folder's lock" trainer/take_over.cpp
   [[if (is_there) wait_for_lock(run, how);]] [[if (!BUG && is_there) wait_for_lock(run, how);]] "machines, the keeper stops")
 plant("two processes have the lock of one folder" io/folder_lock.cpp
-  [[if (fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) == 0) return true;]]
-  [[if (fd_ >= 0 && (BUG || ::flock(fd_, LOCK_EX | LOCK_NB) == 0)) return true;]] "machines, the keeper stops")
+  [[  const bool here = folder_ >= 0 &&]]
+  [[  if (BUG) return true;
+  const bool here = folder_ >= 0 &&]] "machines, the keeper stops")
 plant("who takes over a run writes nothing" trainer/run_folder.cpp
   [[  if (folder_.empty()) return;
   CheckpointFolder]]

@@ -8,6 +8,7 @@
 #include "comm/failure.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "guilt.hpp"
+#include "io/folder_lock.hpp"
 #include "job_of_process.hpp"
 #include "ranks/elastic_job.hpp"
 #include "trainer/checkpoint_folder.hpp"
@@ -301,8 +302,10 @@ void SimulatedJob::look_at_folder() {
     }
   };
   size_t half = writing_.size();  // a killed process leaves one file
-  unknown(run_dir_,
-          [](const auto& path) { return path.filename() == kConfigFile || path.filename() == kCheckpointFolder; });
+  unknown(run_dir_, [](const auto& path) {
+    const auto name = path.filename();
+    return name == kConfigFile || name == kCheckpointFolder || name == io::kLockFile;
+  });
   unknown(run_dir_ / kCheckpointFolder,
           [&](const auto& path) { return path.extension() == ".safetensors" || (half > 0 && half-- > 0); });
 }
