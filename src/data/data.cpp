@@ -354,7 +354,8 @@ namespace {
 constexpr int64_t kRowsDigested = 8;
 constexpr size_t kBytesDigested = 256;  // of a row
 
-// Of some rows of a whole batch. Only whole numbers: floats may come from unequal CPUs, in other last bits.
+// The digest is of some rows of a whole batch. Only whole numbers: floats may come from unequal CPUs, in other last
+// bits.
 uint64_t digest_of_rows(const at::Tensor& data, const at::Tensor& order, int64_t begin, int64_t size) {
   if (!data.is_cpu() || !data.is_contiguous() || !at::isIntegralType(data.scalar_type(), /*includeBool=*/true))
     return 0;

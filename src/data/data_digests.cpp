@@ -60,7 +60,7 @@ std::string with_the_rest(const std::string& targets, const Samples& samples) {
   return digest.hex();
 }
 
-// Of the samples and of the targets.
+// Digests of the samples and of the targets.
 std::pair<std::string, std::string> digests_of_samples(const Samples& samples) {
   if (samples.in_memory()) {
     return {digest_of_tensor(samples.tensors().x), with_the_rest(digest_of_tensor(samples.tensors().y), samples)};

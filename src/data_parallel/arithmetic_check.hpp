@@ -79,7 +79,7 @@ class ArithmeticCheck {
   Rank rank_;
   const NamedParameters parameters_;
   std::map<const c10::TensorImpl*, size_t> places_;  // in GrainHashes
-  // Of the step's batch:
+  // What belongs to the step's batch:
   std::vector<CheckedGrain> drawn_;
   Batch part_;  // this rank's, or one of its parts
   SamplePlace place_;

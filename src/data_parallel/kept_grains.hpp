@@ -1,6 +1,6 @@
 // KeptGrains: what one rank has computed of a step that broke off, in an elastic job.
 //
-// Another process is gone, and the others compute the step again, with its grains shared out anew
+// Another process is gone, and the others finish the step, with its grains shared out anew
 // (trainer/kept_step.hpp). This rank then leaves out the grains that are here. They count as if it computed them now:
 // with the same bits.
 #pragma once

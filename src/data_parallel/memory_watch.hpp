@@ -1,5 +1,5 @@
-// MemoryWatch: finds tensors whose bits change while nothing writes there. It is for what a rank alone has, so that no
-// other rank's copy could be compared with it: a slice of an optimizer's state, a pipeline's stage.
+// MemoryWatch: finds tensors whose bits change while nothing writes there. It is for what a rank alone has, such
+// as a pipeline's stage, and for slices that are kept twice, where two copies do not tell which is right.
 //
 //   watch.note(tensors);         // behind an update
 //   …

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// Of a net whose modules are small enough; and of each rank's slice of it.
+// These hold for a net whose modules are small enough, and for each rank's slice of it.
 constexpr int64_t kFewestUnits = 16, kFewestOfASlice = 8;
 
 std::string module_of(const std::string& parameter) {

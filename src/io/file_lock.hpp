@@ -1,4 +1,4 @@
-// FileLock: one at a time holds a file. The system gives it back when the process ends, however.
+// FileLock: at most one FileLock holds a file. The system gives it back in whatever way its process ends.
 //
 // It is a byte-range lock of the whole file, of the open file's own (F_OFD_SETLK). NFS passes such a lock on to its
 // server, so all machines see it, and so does the server's own machine, which would not see an flock(). Mounted with

@@ -1,10 +1,11 @@
-// FolderLock: one process at a time works in a folder. The system gives the lock back when a process ends, however.
+// FolderLock: one process at a time works in a folder. The system gives the lock back in whatever way a process ends.
 //
 // It holds the file `.lock` in the folder, which keeps processes of all machines out (see FileLock). It also holds the
-// folder itself (flock), as earlier versions did: these are kept out, and keep out. Where both locks cannot be had,
-// nobody is kept out for certain, and doubt() says so. Used by one thread.
+// folder itself (flock), as earlier versions did: these are kept out, and keep out. If the file cannot be
+// locked, other machines are not kept out; if the folder cannot be either, nobody is. doubt() says which. Used by one
+// thread.
 //
-// The file stays when the lock is given back, so whoever waits for it waits for the same file.
+// The file stays when the lock is given back.
 #pragma once
 
 #include <filesystem>
@@ -23,7 +24,7 @@ class FolderLock {
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
-  // False if another one holds it. If the folder cannot be locked, everybody gets it. To be called once.
+  // False if another one holds it. If neither can be locked, everybody gets it. To be called once.
   bool take(const std::filesystem::path& folder);
 
   // After take() gave false: what the user can do, "wait for it, or stop it…".

@@ -24,7 +24,7 @@ class PipelineTies {
   // to a parameter which no stage has, or one that is not before its own.
   PipelineTies(std::vector<PipelineStage>& stages, Rank& rank);
 
-  // Of all ranks, in one order.
+  // Those of all ranks, in one order.
   const std::vector<PipelineTie>& ties() const { return ties_; }
 
   // Gives the copies their owners' values. All ranks must call it.

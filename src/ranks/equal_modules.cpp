@@ -114,7 +114,7 @@ bool check_that_modules_match(const ModuleTensors& tensors, Rank& rank, const st
   return same_values;
 }
 
-// Of a GPU's calls that were posted before one failed: the stream waits for them, and not the host. Otherwise whoever
+// A GPU's calls that were posted before one failed: the stream waits for them, and not the host. Otherwise whoever
 // gets their memory next would write to it while they may still do.
 void wait_on_stream(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
   for (const auto& work : works) {

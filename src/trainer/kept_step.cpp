@@ -6,7 +6,6 @@
 
 namespace lockstep {
 
-// A gap is shared out among the ranks on both of its sides, and those between them that have nothing.
 std::vector<int64_t> runs_around(const std::vector<Range>& kept, int64_t grains) {
   const int ranks = static_cast<int>(kept.size());
   std::vector<int64_t> runs{0};

@@ -1,7 +1,7 @@
 // KeptStep: what one rank of an elastic job has of a step that broke off, since another process was gone.
 //
-// The ranks that are left compute the step again. They leave out the grains that they have, and share out the others:
-// those of the processes that are gone. Their sums have the same bits as without it.
+// The ranks that are left finish the step. They leave out the grains that they have, and share out the others. The sums
+// have the bits of an undisturbed step.
 #pragma once
 
 #include <lockstep/data/parts.hpp>
@@ -19,13 +19,14 @@ namespace lockstep {
 
 struct KeptStep {
   int epoch = 0;      // 1 is the first
-  int64_t steps = 0;  // of the epoch, which were done before it
+  int64_t steps = 0;  // of this epoch that were done before this one
   std::shared_ptr<KeptGrains> grains;
   Totals::Step sums;
 };
 
 // Which grains each rank gets of a batch of so many: rank r those from number r of the result up to number r + 1. Each
-// gets those that it has, and those beside them that nobody has. kept[r] is what rank r has; it may be empty. Empty if
+// gets those that it has. A gap is shared out among the ranks beside it, and those between them that have nothing.
+// kept[r] is what rank r has; it may be empty. Empty if
 // nobody has anything, or if what they have does not ascend.
 std::vector<int64_t> runs_around(const std::vector<Range>& kept, int64_t grains);
 

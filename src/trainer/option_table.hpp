@@ -245,8 +245,8 @@ void each_option(Options& options, Visit&& visit) {
   one({"check_replicas", in_a_run, how, "N",
        "compare the ranks' weights and optimizer states, with `grain` running statistics too, every N steps and at the "
        "end of each epoch, and end the run, with the rank named, if they differ; in an elastic job that rank gets the "
-       "others' state; what one rank alone has, as with `zero_stage` and splits, must be before an update what the one "
-       "before has left: take 1, so that every step is covered; 0: never"},
+       "others' state; what one rank alone has, as with `zero_stage` and splits, must not change between two "
+       "updates: take 1, so that every step is covered; 0: never"},
       options.check_replicas, {.otherwise = "at the end of each epoch"});
   one({"check_arithmetic", in_a_run, how, "F",
        "with `grain`: another rank computes this fraction of the grains again, such as 0.01, and the run ends if the "

@@ -1,6 +1,6 @@
 // ReplicaWatch: compares the ranks' weights and optimizer states in a run's steps, as TrainOptions::check_replicas
 // says; and with grains BatchNorm's running statistics, which are each rank's own otherwise. What one rank alone has
-// must be before an update what the one before has left.
+// must not change between two updates.
 //
 // It does so before the update, so that a step with gradients of a wrong replica changes nothing: what the ranks then
 // hold is what the step before has left. With local SGD, where replicas are equal between rounds alone, it is done
@@ -46,7 +46,7 @@ class ReplicaWatch {
   const Update& update_;
   StepTraffic& traffic_;
   int64_t number_ = 0;
-  // Of when the last update was done:
+  // What was there when the last update was done:
   std::vector<int64_t> noted_;  // hashes of the replica; two ranks have no majority, and need them
   MemoryWatch alone_;
 };

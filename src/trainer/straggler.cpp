@@ -36,7 +36,7 @@ struct Slowest {
   double usual;  // seconds that others take for as many samples
 };
 
-// Of ranks that compute the same layers, and have samples.
+// Among ranks that compute the same layers, and have samples.
 std::optional<Slowest> slowest_of(std::vector<size_t> group, const std::vector<RankTime>& ranks, int64_t epochs) {
   if (group.size() < 2) return std::nullopt;
   std::sort(group.begin(), group.end(),

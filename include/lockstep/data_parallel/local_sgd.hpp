@@ -16,7 +16,7 @@
 // takes what the ranks moved on average for a gradient. With it an outer SGD with Nesterov momentum moves the
 // parameters that the ranks started from. Used by its rank's thread only. Cost: an allreduce of the parameters every
 // sync_every steps, after the update and not beside it. An outer optimizer keeps the parameters once more, and with
-// momentum twice. It also compares some numbers of the ranks in each round.
+// momentum twice. In each round it also compares whether ranks have loaded other weights.
 #pragma once
 
 #include <ATen/core/Tensor.h>

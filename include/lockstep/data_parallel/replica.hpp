@@ -165,12 +165,12 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void forward_grain(int64_t number, const std::function<void()>& forward);
   void backward_grain(int64_t number, const std::function<void()>& backward);
 
-  // For elastic jobs. keep_grains(), before each step, has backward_by_grains() keep what it computes. It costs memory
-  // of one more copy of the gradients, and the ranks of one process exchange as processes do. If the step breaks off,
-  // kept_grains() gives what this rank has of it, once; null: nothing that is whole. A replica of another generation
-  // goes on with that: resume() before its first backward, of the same step and the same weights, whose batch gives
-  // this rank those grains among others. With ShardedOptimizers of stages 2 and 3, and with check_arithmetic, nothing
-  // is kept.
+  // For lockstep's own trainer, in elastic jobs. keep_grains(), before each step, has backward_by_grains() keep what it
+  // computes. It costs memory of one more copy of the gradients, and the ranks of one process exchange as processes do.
+  // If the step breaks off, kept_grains() gives what this rank has of it, once; null: nothing that is whole. A replica
+  // of another generation goes on with that: keep_grains(), then resume(), and the backward of the same step and
+  // weights, whose batch gives this rank those grains among others. With ShardedOptimizers of stages 2 and 3, and with
+  // check_arithmetic, nothing is kept.
   void keep_grains();
   std::shared_ptr<KeptGrains> kept_grains();
   void resume(std::shared_ptr<KeptGrains> kept);

@@ -98,8 +98,8 @@ struct TrainOptions {
   // Steps between two checks that the devices hold the same weights and optimizer states (check_replicas.hpp), with
   // batch.grain the same running statistics too, before a step's update; one more is at the end of each epoch. With
   // sync_every they come at the end of a round. What one device alone has (slices of zero_stage, parts of a split,
-  // sync_every's optimizers, all of a single device) must be before the update what the one before has left: so 1
-  // covers every step. -1: at the end of each epoch alone, when two copies are compared and nothing else. 0: none.
+  // sync_every's optimizers, all of a single device) must not change between two updates: so 1 covers every step. -1:
+  // at the end of each epoch alone, when two copies are compared and nothing else. 0: none.
   int64_t check_replicas = -1;
   // From 0 to 1: the fraction of the grains that another device computes again, and compares to the bit
   // (DataParallelOptions::check_arithmetic). Needs batch.grain, and a split by data alone. 0: none.

@@ -13,7 +13,7 @@ namespace lockstep::comm {
 
 class PortNote {
  public:
-  // No other job that runs on this machine, or in that store, has the same name.
+  // `job` must be a name that no other running job has on this machine, or in that store.
   PortNote(const std::string& job, const std::optional<StorePlace>& store);
   ~PortNote() { take_away(); }
   PortNote(const PortNote&) = delete;
