@@ -52,7 +52,8 @@ std::vector<std::string> elastic_variables(const LaunchFlags& flags, const JobSt
   return all;
 }
 
-// At MASTER_ADDR and MASTER_PORT there is torchrun's own store, so the job's takes a free port.
+// At MASTER_ADDR and MASTER_PORT there is torchrun's own store, so the job's takes a free port. The workers' restart
+// counts say nothing of the job: each of torchrun's agents counts the failures of its own workers.
 Nodes nodes_started_by(const comm::LaunchEnvironment& launch) {
   const bool on_one_machine = launch.local_world_size == launch.world_size;
   Nodes nodes{.node = launch.rank,
@@ -61,7 +62,7 @@ Nodes nodes_started_by(const comm::LaunchEnvironment& launch) {
               .address = launch.by_torchrun && on_one_machine ? "" : launch.address,
               .port = launch.tcp_store ? 0 : launch.port,
               .address_name = "MASTER_ADDR and MASTER_PORT",
-              .job = launch.job,
+              .job = launch.by_torchrun ? "torchrun-" + std::string(std::getenv("TORCHELASTIC_RUN_ID")) : launch.job,
               .on_one_machine = on_one_machine,
               .how_to_start_one = "Start it there as this one was",
               .local = std::pair(launch.local_rank, launch.local_world_size)};

@@ -35,12 +35,24 @@ NamedParameters numbered(const std::vector<at::Tensor>& parameters) {
 }
 
 // An outer optimizer moves each rank from its own start for ever.
-void check_that_starts_are_equal(const std::vector<int64_t>& marks, Rank& rank) {
-  const at::Tensor of_ranks = of_all_ranks(rank, marks);
-  if (of_ranks.eq(of_ranks[0]).all().item<bool>()) return;
+[[noreturn]] void refuse_unequal_starts(const Rank& rank) {
   throw Error(rank.name() +
               ": LocalSgd: the ranks' parameters differ, and an outer optimizer would keep them apart for ever. Make "
               "the DataParallel before it, and load weights on all ranks");
+}
+
+bool are_equal(const at::Tensor& rows) {
+  return rows.eq(rows[0]).all().item<bool>();
+}
+
+// If others were loaded on some rank, all must have loaded the same.
+void agree_on_start(RoundStart& start, Rank& rank) {
+  const auto mine = start.marks();
+  const at::Tensor all = of_all_ranks(rank, mine), begun = all.select(1, 0);
+  if (!begun.eq(RoundStart::kWithOthers).any().item<bool>()) return;
+  const bool any_as_left = begun.eq(RoundStart::kAsLeft).any().item<bool>();
+  if (any_as_left || !are_equal(all.narrow(1, 1, all.size(1) - 1))) refuse_unequal_starts(rank);
+  if (mine[0] == RoundStart::kNotKnown) start.take_present_values();
 }
 
 }  // namespace
@@ -61,7 +73,7 @@ LocalSgd::LocalSgd(const std::vector<at::Tensor>& parameters, Rank& rank, const 
   std::vector<std::vector<at::Tensor>> parameters_of_groups;
   for (const auto& group : groups_) parameters_of_groups.push_back(group.parameters);
   start_ = std::make_shared<RoundStart>(parameters_of_groups);
-  check_that_starts_are_equal(start_->hashes(), rank);
+  if (!are_equal(of_all_ranks(rank, start_->hashes()))) refuse_unequal_starts(rank);
 }
 
 void LocalSgd::check_that_it_holds_parameters() const {
@@ -78,7 +90,7 @@ bool LocalSgd::synchronize() {
   check_that_it_holds_parameters();
   if (steps_ == 0) return false;
   parameters_->check(rank_, "LocalSgd", "would move it on each rank alone");
-  if (start_) check_that_starts_are_equal(start_->marks(), rank_);
+  if (start_) agree_on_start(*start_, rank_);
   const c10::NoGradGuard no_grad;
   for (size_t i = 0; i < groups_.size(); ++i) {
     const auto& parameters = groups_[i].parameters;

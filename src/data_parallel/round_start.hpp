@@ -29,13 +29,18 @@ class RoundStart {
   // The values are in the parameters now. The next gradient begins a round.
   void end_round();
 
-  // Numbers that are equal on all ranks if this round began with equal parameters. The values are looked at only if
-  // they are not what the round before left; then a GPU is waited for.
-  std::vector<int64_t> marks() const;
-  std::vector<int64_t> hashes() const;  // of the values
+  // With which values this round began: those that the one before left, or others. A rank without samples in the round
+  // cannot know whether its values were loaded or moved since.
+  enum Begun : int64_t { kAsLeft, kWithOthers, kNotKnown };
+  // Begun, then hashes of the values; zeros if they are as left. The values are looked at only if they are not what the
+  // round before left; then a GPU is waited for.
+  std::vector<int64_t> marks();
+  void take_present_values() { note_values(); }  // they were loaded
+  std::vector<int64_t> hashes() const;           // of the values
 
  private:
   void on_gradient();
+  void note_values();
   bool is_touched() const;
 
   std::vector<std::vector<at::Tensor>> groups_;

@@ -18,8 +18,9 @@
 namespace lockstep {
 
 struct KeptStep {
-  int epoch = 0;      // 1 is the first
-  int64_t steps = 0;  // of this epoch that were done before this one
+  int epoch = 0;                      // 1 is the first
+  int64_t steps = 0;                  // of this epoch that were done before this one
+  std::vector<int64_t> weights = {};  // hashes of the parameters with which it was computed
   std::shared_ptr<KeptGrains> grains;
   Totals::Step sums;
 };

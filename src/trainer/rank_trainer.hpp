@@ -62,9 +62,9 @@ class RankTrainer {
   bool regroups() const { return regroups_; }
   RunState whole_steps();
 
-  // What this rank has of the step that broke off, once; to be asked for after whole_steps(). A later generation goes
+  // What this rank has of the step that broke off, once; to be asked for before whole_steps(). A later generation goes
   // on with it: all ranks call resume_step() before its first epoch, which is number `epoch`, each with what it has. It
-  // counts if it is of the step that comes next.
+  // counts if it is of the step that comes next, and of the weights that this rank has then.
   std::optional<KeptStep> kept_step();
   void resume_step(std::optional<KeptStep> kept, int epoch);
 
@@ -92,6 +92,7 @@ class RankTrainer {
 
   void train(EpochMetrics& metrics, const Keep& keep);
   void begin_epoch();
+  std::vector<int64_t> hashes_of_weights();
   void go_on();
   bool within_round() const;
   void report(StepProgress& progress);

@@ -6,6 +6,7 @@
 
 #include "base/number_text.hpp"
 #include "data_parallel/averaging.hpp"
+#include "data_parallel/replica_check.hpp"
 #include "elastic.hpp"
 #include "models/module_state.hpp"
 #include "rank_tables.hpp"
@@ -119,18 +120,30 @@ RunState RankTrainer::whole_steps() {
 
 std::optional<KeptStep> RankTrainer::kept_step() {
   if (!is_within_step_) return std::exchange(resumed_, std::nullopt);
+  if (const auto& kept = update_.twice_kept(); kept && kept->has_updated()) return std::nullopt;
   const c10::NoGradGuard no_grad;
   auto grains = net_.replicas().replica()->kept_grains();
   const auto sums = totals_.of_step();
   drain(rank_);
   if (!grains || !sums) return std::nullopt;
-  return KeptStep{.epoch = epoch_, .steps = whole_steps_, .grains = std::move(grains), .sums = *sums};
+  return KeptStep{.epoch = epoch_,
+                  .steps = whole_steps_,
+                  .weights = hashes_of_weights(),
+                  .grains = std::move(grains),
+                  .sums = *sums};
+}
+
+std::vector<int64_t> RankTrainer::hashes_of_weights() {
+  io::NamedTensors parameters;
+  for (const auto& item : net_.module()->named_parameters()) parameters.emplace_back(item.key(), item.value());
+  return hashes_of(parameters);
 }
 
 void RankTrainer::resume_step(std::optional<KeptStep> kept, int epoch) {
   const int64_t samples = std::min(options_.batch.global(), train_.size() - steps_ * options_.batch.global());
   const int64_t grains = samples <= 0 ? 0 : (samples + options_.batch.grain - 1) / options_.batch.grain;
   resumed_ = std::move(kept);
+  if (resumed_ && resumed_->weights != hashes_of_weights()) resumed_.reset();  // a bit of them had flipped
   resumed_runs_ = agreed_runs(resumed_, epoch, steps_, grains, rank_);
 }
 

@@ -49,7 +49,7 @@ void clear_what_was_begun(const fs::path& run, const TakingOver& how) {
   if (run.empty() || !fs::exists(run / kConfigFile)) return;
   const fs::path newest = newest_checkpoint(run / kCheckpointFolder);
   if (!newest.empty()) refuse_unknown(run, newest);
-  if (fs::exists(run / kMetricsFile)) return;  // RunFolder refuses it
+  if (fs::exists(run / kMetricsFile) || fs::exists(run / kWeightsFile)) return;  // RunFolder refuses it
   wait_for_lock(run, how);
   clear_run(run);
 }
@@ -60,7 +60,7 @@ bool take_over(std::optional<RunFolder>& folder, const TrainOptions& options, co
                const TakingOver& how) {
   const fs::path& run = options.keep.run_dir;
   const bool is_there = how.met && !run.empty() && fs::exists(run / kConfigFile);
-  if (is_there) wait_for_lock(run, how);
+  if (is_there || (how.goes_on && fs::exists(run / kConfigFile))) wait_for_lock(run, how);
   if (!is_there && !how.goes_on) clear_what_was_begun(run, how);
   folder.emplace(run, is_there || how.goes_on, how.files);
   folder->create(options, judge, how.warn);

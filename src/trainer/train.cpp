@@ -271,8 +271,8 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       if (!may_mend || difference.ranks().empty()) throw;
       return mend(difference);
     } catch (...) {
-      leave_state();
       if (elastic) kept_of_rank = trainer.kept_step();
+      leave_state();
       throw;
     }
     leave_state();

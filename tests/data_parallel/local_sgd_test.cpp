@@ -232,6 +232,31 @@ TEST_P(LocalSgdWorlds, AnOuterOptimizerStartsFromWeightsThatWereLoadedLater) {
   });
 }
 
+// It does not see that weights were loaded, since it computes no gradient.
+TEST(LocalSgd, ARankWithoutSamplesStartsFromWeightsThatWereLoadedToo) {
+  const Samples samples;
+  run(test_devices(3), [&](Rank& rank) {
+    const auto train = [&](DataParallel<nn::LinearImpl>& net, LocalSgd& local) {
+      optim::SGD sgd(net->parameters(), 0.1);
+      for (int step = 0; step < 4; ++step) {
+        Batch batch = part_of_rank(samples, rank.index() == 2 ? 1 : rank.index(), 2);
+        if (rank.index() == 2) batch = {batch.x.narrow(0, 0, 0), batch.y.narrow(0, 0, 0), global_size};
+        sgd.zero_grad();
+        net.loss(batch, mse).backward();
+        sgd.step();
+        local.step();
+      }
+    };
+    const LocalSgdOptions options{.sync_every = 2, .outer_lr = 0.7, .outer_momentum = 0.9};
+    DataParallel net(start(), rank, {.average = false}), fresh(other_start(), rank, {.average = false});
+    LocalSgd early(net->parameters(), rank, options), local(fresh->parameters(), rank, options);
+    load(*net, other_start());
+    train(net, early);
+    train(fresh, local);
+    expect_near(net->weight.detach(), fresh->weight.detach(), 1e-12, "loaded before the first step");
+  });
+}
+
 TEST(LocalSgd, WeightsThatOneRankAloneLoadsLaterAreRefusedOnAllRanks) {
   const Samples samples;
   for (const bool same : {false, true}) {  // as after an evaluation with other weights on one rank

@@ -211,8 +211,8 @@ std::optional<States> left_in_pieces_at(int call, const TrainOptions& options, c
     try {
       trainer.epoch(1);
     } catch (...) {
-      left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
       if (kept != nullptr) (*kept)[static_cast<size_t>(rank.index())] = trainer.kept_step();
+      left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
       throw;
     }
   };
@@ -329,6 +329,26 @@ TEST(ElasticSteps, AreFinishedFromTheGrainsThatRanksHave) {
   EXPECT_GT(finished_together(in_parts, /*gone=*/0, /*stride=*/4).count(8), 0);
   if (!test_devices(1)[0].is_cpu()) return;  // slices are kept twice on CPUs alone
   EXPECT_GT(finished_together(kept_twice(1, OptimizerKind::adamw, 1), /*gone=*/2, /*stride=*/4).count(8), 0);
+}
+
+// A rank had other weights when it computed its grains, since a bit of them had flipped.
+TEST(ElasticSteps, AreNotFinishedFromGrainsOfOtherWeights) {
+  const GpuMath math({.reproducible = true});
+  TrainOptions options = small_options();
+  options.batch.size = 48;
+  const ImageData data = synthetic_images(48, 8, /*seed=*/1);
+  const Outcome expected = in_peace(options, data, nullptr);
+  Kept kept;
+  std::optional<States> left;
+  for (int call = 1; !(kept.size() == 3 && kept[0] && kept[2]); ++call) {
+    left = left_in_pieces_at(call, options, data, &kept);
+    ASSERT_TRUE(left);
+  }
+  kept[0]->weights[0] ^= 1;
+  Grains computed;
+  const Outcome actual = together(options, data, {(*left)[0], (*left)[2]}, {kept[0], kept[2]}, &computed);
+  EXPECT_EQ(actual.weights, expected.weights);
+  EXPECT_EQ(computed.size(), 8);  // of twelve: all but those of rank 2
 }
 
 TEST(ElasticSteps, AreSharedOutAroundWhatRanksHave) {

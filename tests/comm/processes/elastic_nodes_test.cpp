@@ -259,17 +259,14 @@ Words as_worker(int rank, int workers, const std::string& port, const std::strin
                                                     "TORCHELASTIC_RESTART_COUNT=" + restarts};
 }
 
-// Nobody needs a key on one machine.
+// Nobody needs a key on one machine. Each of torchrun's agents counts the restarts of its own workers.
 TEST_F(ElasticNodes, AsWorkersOfTorchrunTheyMeetAtAPortOfTheirOwn) {
   const auto store = agents_store(port_);
-  const auto earlier =
-      comm::host_store("127.0.0.1", 0, {comm::JobKey::known_to_all(), {}});  // of a worker that is gone
-  store->set("lockstep/attempt-0/port", std::to_string(earlier.port));
-  store->set("lockstep/attempt-1/port", free_port());  // nobody listens there any more
+  store->set("lockstep/torchrun-none/port", free_port());  // of a worker that is gone: nobody listens there any more
   const Words words = settings("torchrun", "cpu") + kEndless + Words{"--elastic", "2:3"};
   const auto worker = [&](int rank) {
     auto surroundings = without_gnuplot();
-    surroundings.environment = surroundings.environment + as_worker(rank, 3, port_, "1");
+    surroundings.environment = surroundings.environment + as_worker(rank, 3, port_, std::to_string(rank));
     surroundings.starts_itself = true;
     return surroundings;
   };
