@@ -226,7 +226,9 @@ plant_also(server/parameter_server_rank.cpp
   [[  if (!BUG) rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();]])
 
 plant("who takes over a run does not wait for its folder's lock" trainer/take_over.cpp
-  [[if (is_there) wait_for_lock(run, how);]] [[if (!BUG && is_there) wait_for_lock(run, how);]] "machines, the keeper stops")
+  [[if (is_there || (how.goes_on && fs::exists(run / kConfigFile))) wait_for_lock(run, how);]]
+  [[if (!BUG && (is_there || (how.goes_on && fs::exists(run / kConfigFile)))) wait_for_lock(run, how);]]
+  "machines, the keeper stops")
 plant("two processes have the lock of one folder" io/folder_lock.cpp
   [[  const bool here = folder_ >= 0 &&]]
   [[  if (BUG) return true;
