@@ -10,6 +10,7 @@
 
 #include "arithmetic_check.hpp"
 #include "averaging.hpp"
+#include "comm/tree_average.hpp"
 #include "grain_statistics.hpp"
 #include "kept_grains.hpp"
 #include "models/factors_scope.hpp"
@@ -189,8 +190,11 @@ void Replica::backward_of_grains(const std::function<void()>& compute, const std
 // ---- What stays of a step that breaks off.
 
 void Replica::keep_grains() {
+  // Ranks of one process read each other's memory, which GPUs need to be told of. None of them is lost alone.
+  const bool in_one_process = comm::TreeBackend::of(rank_.backend()) != nullptr;
+  const bool keeps = averaging_ && !arithmetic_ && (rank_.device().is_cpu() || !in_one_process);
   resumed_ = nullptr;
-  keeping_ = averaging_ && !arithmetic_ && averaging_->keep_gradients() ? std::make_shared<KeptGrains>() : nullptr;
+  keeping_ = keeps && averaging_->keep_gradients() ? std::make_shared<KeptGrains>() : nullptr;
 }
 
 bool Replica::is_kept(int64_t grain) const {

@@ -169,8 +169,8 @@ class Replica : public std::enable_shared_from_this<Replica> {
   // computes. It costs memory of one more copy of the gradients, and the ranks of one process exchange as processes do.
   // If the step breaks off, kept_grains() gives what this rank has of it, once; null: nothing that is whole. A replica
   // of another generation goes on with that: keep_grains(), then resume(), and the backward of the same step and
-  // weights, whose batch gives this rank those grains among others. With ShardedOptimizers of stages 2 and 3, and with
-  // check_arithmetic, nothing is kept.
+  // weights, whose batch gives this rank those grains among others. With ShardedOptimizers of stages 2 and 3, with
+  // check_arithmetic, and by ranks of one process on GPUs, nothing is kept.
   void keep_grains();
   std::shared_ptr<KeptGrains> kept_grains();
   void resume(std::shared_ptr<KeptGrains> kept);
