@@ -19,7 +19,7 @@
 //   bf16                        10056 bytes per step  loss 0.128621
 //   PowerSGD of rank 2           5408 bytes per step  loss 0.100861
 //   local SGD, every 5th step    7994 bytes per step  loss 0.118996
-//   DiLoCo, every 5th step       7994 bytes per step  loss 0.057738
+//   DiLoCo, every 5th step       7997 bytes per step  loss 0.057738
 #include <lockstep/lockstep.hpp>
 
 #include <cstdio>
