@@ -40,10 +40,10 @@ bool RoundStart::is_touched() const {
 
 // Touched parameters may have the same values all the same, as after an evaluation with others on one rank alone.
 void RoundStart::on_gradient() {
-  if (!std::exchange(has_begun_, true) && is_touched()) note_values();
+  if (!std::exchange(has_begun_, true) && is_touched()) take_present_values();
 }
 
-void RoundStart::note_values() {
+void RoundStart::take_present_values() {
   const c10::AutoGradMode no_grad(false);
   for (size_t i = 0; i < groups_.size(); ++i) {
     const at::Tensor now = flat_copy(groups_[i]);
@@ -59,15 +59,12 @@ std::vector<int64_t> RoundStart::hashes() const {
   return hashes;
 }
 
-std::vector<int64_t> RoundStart::marks() {
-  std::vector<int64_t> marks{is_new_ ? kWithOthers : kAsLeft};
-  if (!has_begun_ && is_touched()) {
-    marks[0] = kNotKnown;
-    const c10::AutoGradMode no_grad(false);
-    for (const auto& group : groups_) marks.push_back(tensor_hash(flat_copy(group)));
-  }
-  for (const int64_t hash : is_new_ ? hashes() : std::vector<int64_t>(values_.size())) {
-    if (marks.size() <= values_.size()) marks.push_back(hash);
+std::vector<int64_t> RoundStart::marks() const {
+  const c10::AutoGradMode no_grad(false);
+  const Begun begun = !has_begun_ && is_touched() ? kNotKnown : is_new_ ? kWithOthers : kAsLeft;
+  std::vector<int64_t> marks{begun};
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    marks.push_back(begun == kAsLeft ? 0 : tensor_hash(begun == kNotKnown ? flat_copy(groups_[i]) : values_[i]));
   }
   return marks;
 }

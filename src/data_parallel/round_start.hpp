@@ -34,13 +34,12 @@ class RoundStart {
   enum Begun : int64_t { kAsLeft, kWithOthers, kNotKnown };
   // Begun, then hashes of the values; zeros if they are as left. The values are looked at only if they are not what the
   // round before left; then a GPU is waited for.
-  std::vector<int64_t> marks();
-  void take_present_values() { note_values(); }  // they were loaded
-  std::vector<int64_t> hashes() const;           // of the values
+  std::vector<int64_t> marks() const;
+  void take_present_values();           // they were loaded
+  std::vector<int64_t> hashes() const;  // of the values
 
  private:
   void on_gradient();
-  void note_values();
   bool is_touched() const;
 
   std::vector<std::vector<at::Tensor>> groups_;

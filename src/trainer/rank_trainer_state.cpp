@@ -14,6 +14,7 @@
 #include "ranks/gather.hpp"
 #include "ranks/rank_generators.hpp"
 #include "ranks/rank_wait.hpp"
+#include "ranks/trained_parameters.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -134,9 +135,7 @@ std::optional<KeptStep> RankTrainer::kept_step() {
 }
 
 std::vector<int64_t> RankTrainer::hashes_of_weights() {
-  io::NamedTensors parameters;
-  for (const auto& item : net_.module()->named_parameters()) parameters.emplace_back(item.key(), item.value());
-  return hashes_of(parameters);
+  return hashes_of(parameters_of(*net_.module()));
 }
 
 void RankTrainer::resume_step(std::optional<KeptStep> kept, int epoch) {

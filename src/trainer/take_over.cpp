@@ -46,7 +46,6 @@ void wait_for_lock(const fs::path& run, const TakingOver& how) {
 
 // The first keeper may be killed before it has met the others. Nothing of its run is worth keeping then.
 void clear_what_was_begun(const fs::path& run, const TakingOver& how) {
-  if (run.empty() || !fs::exists(run / kConfigFile)) return;
   const fs::path newest = newest_checkpoint(run / kCheckpointFolder);
   if (!newest.empty()) refuse_unknown(run, newest);
   if (fs::exists(run / kMetricsFile) || fs::exists(run / kWeightsFile)) return;  // RunFolder refuses it
@@ -59,12 +58,12 @@ void clear_what_was_begun(const fs::path& run, const TakingOver& how) {
 bool take_over(std::optional<RunFolder>& folder, const TrainOptions& options, const Judge& judge,
                const TakingOver& how) {
   const fs::path& run = options.keep.run_dir;
-  const bool is_there = how.met && !run.empty() && fs::exists(run / kConfigFile);
-  if (is_there || (how.goes_on && fs::exists(run / kConfigFile))) wait_for_lock(run, how);
-  if (!is_there && !how.goes_on) clear_what_was_begun(run, how);
-  folder.emplace(run, is_there || how.goes_on, how.files);
+  const bool has_run = !run.empty() && fs::exists(run / kConfigFile), is_known = how.met || how.goes_on;
+  if (has_run && is_known) wait_for_lock(run, how);
+  if (has_run && !is_known) clear_what_was_begun(run, how);
+  folder.emplace(run, (has_run && how.met) || how.goes_on, how.files);
   folder->create(options, judge, how.warn);
-  return is_there;
+  return has_run && how.met;
 }
 
 }  // namespace lockstep

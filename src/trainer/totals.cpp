@@ -33,7 +33,7 @@ void Totals::add_correct(const at::Tensor& answers) {
 
 void Totals::begin_step(int64_t grains) {
   grain_losses.begin_step(grains);
-  correct_before_ = correct.clone();
+  if (shared) correct_before_ = correct.clone();
   if (!resumed) return;
   grain_losses.row().copy_(resumed->losses);
   correct.add_(resumed->correct);

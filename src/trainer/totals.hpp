@@ -26,7 +26,7 @@ struct Totals {
     at::Tensor correct;  // their number
   };
   void begin_step(int64_t grains);      // of the whole batch
-  std::optional<Step> of_step() const;  // since begin_step(); nothing after share()
+  std::optional<Step> of_step() const;  // since begin_step(), where sums are shared; nothing after share()
 
   // Where `shared` is set, each step ends with it, before its update, on all ranks. Then each of them knows the sums
   // over all ranks, and keeps them if another rank is lost. If it throws, nothing has changed.
@@ -51,7 +51,7 @@ struct Totals {
   int64_t left_out = 0;  // samples over all ranks whose steps were skipped
 
  private:
-  at::Tensor correct_before_;  // the step
+  at::Tensor correct_before_;  // the step, where sums are shared
 };
 
 }  // namespace lockstep

@@ -226,8 +226,7 @@ plant_also(server/parameter_server_rank.cpp
   [[  if (!BUG) rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();]])
 
 plant("who takes over a run does not wait for its folder's lock" trainer/take_over.cpp
-  [[if (is_there || (how.goes_on && fs::exists(run / kConfigFile))) wait_for_lock(run, how);]]
-  [[if (!BUG && (is_there || (how.goes_on && fs::exists(run / kConfigFile)))) wait_for_lock(run, how);]]
+  [[if (has_run && is_known) wait_for_lock(run, how);]] [[if (!BUG && has_run && is_known) wait_for_lock(run, how);]]
   "machines, the keeper stops")
 plant("two processes have the lock of one folder" io/folder_lock.cpp
   [[  const bool here = folder_ >= 0 &&]]
@@ -239,9 +238,9 @@ plant("who takes over a run writes nothing" trainer/run_folder.cpp
   [[  if (folder_.empty() || (BUG && goes_on_)) return;
   CheckpointFolder]] "elastic")
 plant("who takes over a run begins it anew" trainer/take_over.cpp
-  [[  if (!is_there && !how.goes_on) clear_what_was_begun(run, how);]]
-  [[  if (BUG && is_there) clear_run(run);
-  if (!is_there && !how.goes_on) clear_what_was_begun(run, how);]] "elastic")
+  [[  if (has_run && !is_known) clear_what_was_begun(run, how);]]
+  [[  if (BUG && has_run && how.met) clear_run(run);
+  if (has_run && !is_known) clear_what_was_begun(run, how);]] "elastic")
 plant("what was begun before all had met is in the way" trainer/take_over.cpp
   [[  wait_for_lock(run, how);
   clear_run(run);]]

@@ -164,6 +164,16 @@ TEST(RankTrainer, RunningStatisticsThatDifferWithGrainsEndTheRunAndTheRankIsName
   }
 }
 
+// The task with Adam, of which `made` then tells where it is.
+lockstep::Task with_adam(lockstep::Task task, torch::optim::Optimizer*& made) {
+  task.optimizer = [&made](const lockstep::Task::Groups& groups) {
+    auto adam = std::make_unique<torch::optim::Adam>(groups);
+    made = adam.get();
+    return adam;
+  };
+  return task;
+}
+
 // What the ranks' trainers throw, with Adam, if rank `odd` calls flip(its optimizer) behind the second step; odd -1:
 // none does.
 using Flip = std::function<void(torch::optim::Optimizer&)>;
@@ -175,13 +185,7 @@ std::vector<std::string> errors_after_flip(int ranks, int odd, TrainOptions opti
   lockstep::run(lockstep::test_devices(ranks), [&](Rank& rank) {
     const lockstep::TrainCallbacks callbacks;
     torch::optim::Optimizer* made = nullptr;
-    auto task = task_of(options, data);
-    task.optimizer = [&](const lockstep::Task::Groups& groups) {
-      auto optimizer = std::make_unique<torch::optim::Adam>(groups);
-      made = optimizer.get();
-      return optimizer;
-    };
-    lockstep::RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
+    lockstep::RankTrainer trainer(options, callbacks, with_adam(task_of(options, data), made), rank, nullptr, nullptr);
     int kept = 0;
     const auto between_steps = [&] {
       if (++kept == 2 && rank.index() == odd) flip(*made);
@@ -268,13 +272,8 @@ TEST(RankTrainer, ASliceThatIsKeptTwiceIsComparedAndBothRanksAreNamed) {
     lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
       const lockstep::TrainCallbacks callbacks;
       torch::optim::Optimizer* made = nullptr;
-      auto task = task_of(options, data);
-      task.optimizer = [&](const lockstep::Task::Groups& groups) {
-        auto optimizer = std::make_unique<torch::optim::Adam>(groups);
-        made = optimizer.get();
-        return optimizer;
-      };
-      lockstep::RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
+      lockstep::RankTrainer trainer(options, callbacks, with_adam(task_of(options, data), made), rank, nullptr,
+                                    nullptr);
       trainer.epoch(1);
       auto& state = static_cast<torch::optim::AdamParamState&>(*made->state().begin()->second);
       if (rank.index() == 1) flip_a_bit(state.exp_avg());
