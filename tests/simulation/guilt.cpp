@@ -59,6 +59,27 @@ bool is_loss(const Strike& strike, const Course& course) {
   return ends && strike.victim < workers && steps_of(strike.victim) < kSteps;
 }
 
+bool any_says(const Course& course, const std::string& words) {
+  return std::any_of(course.outcomes.begin(), course.outcomes.end(),
+                     [&](const Outcome& outcome) { return outcome.text.find(words) != outcome.text.npos; });
+}
+
+std::vector<const Past*> begun_generations(const Course& course) {
+  std::vector<const Past*> begun;
+  for (const auto& generation : course.generations) {
+    if (generation.has_begun) begun.push_back(&generation);
+  }
+  return begun;
+}
+
+// Whether it is in the last generation that anybody is in.
+bool is_in_last(const Course& course, int member) {
+  const auto last = std::find_if(course.generations.rbegin(), course.generations.rend(),
+                                 [](const Past& generation) { return !generation.members.empty(); });
+  if (last == course.generations.rend()) return false;
+  return std::find(last->members.begin(), last->members.end(), member) != last->members.end();
+}
+
 }  // namespace
 
 std::string name(int process) {
@@ -166,18 +187,10 @@ bool store_is_gone(const Course& course) {
 // all. In the newest generation that has begun some may still have only what they had in the one before.
 bool lost_state(const Course& course) {
   if (course.plan.zero_stage == 0) return false;
-  const auto says_so = [](const Outcome& outcome) { return outcome.text.find(kLostState) != outcome.text.npos; };
-  if (std::none_of(course.outcomes.begin(), course.outcomes.end(), says_so)) return false;
-  std::vector<const Past*> begun;
-  const Past* last = nullptr;
-  for (const auto& generation : course.generations) {
-    if (generation.has_begun) begun.push_back(&generation);
-    if (!generation.members.empty()) last = &generation;
-  }
+  if (!any_says(course, kLostState)) return false;
+  const auto begun = begun_generations(course);
   const auto are_gone = [&](const Past& all) {
-    const auto is_gone = [&](int member) {
-      return std::find(last->members.begin(), last->members.end(), member) == last->members.end();
-    };
+    const auto is_gone = [&](int member) { return !is_in_last(course, member); };
     std::vector<int> nodes;
     for (const int member : all.members) nodes.push_back(course.outcomes[member].node);
     const std::vector<int> kept = kept_ranks(nodes);
@@ -189,6 +202,13 @@ bool lost_state(const Course& course) {
   const size_t first = begun.size() < 2 ? 0 : begun.size() - 2;
   return std::any_of(begun.begin() + static_cast<std::ptrdiff_t>(first), begun.end(),
                      [&](const Past* all) { return are_gone(*all); });
+}
+
+bool lost_all(const Course& course) {
+  const auto begun = begun_generations(course);
+  if (begun.empty() || !any_says(course, kLostAll)) return false;
+  const auto& had = begun.back()->members;
+  return std::none_of(had.begin(), had.end(), [&](int member) { return is_in_last(course, member); });
 }
 
 bool is_nobody_left(const Course& course) {
@@ -206,7 +226,7 @@ bool lacks_machines(const Course& course) {
 }
 
 bool must_end_well(const Course& course) {
-  if (lost_state(course) || is_nobody_left(course) || lacks_machines(course)) return false;
+  if (lost_state(course) || lost_all(course) || is_nobody_left(course) || lacks_machines(course)) return false;
   const Strikes strikes = happened(course);
   std::set<int> lost;
   for (const auto& strike : strikes) {

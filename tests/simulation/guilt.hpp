@@ -8,8 +8,9 @@
 
 namespace lockstep::simulation {
 
-// What a process says where lost_state() is so.
+// What a process says where lost_state() is so, and where lost_all() is.
 constexpr const char* kLostState = "both ranks that kept a slice are gone";
+constexpr const char* kLostAll = "all who did are gone";
 
 std::string name(int process);  // "process 2"
 
@@ -29,6 +30,9 @@ bool store_is_gone(const Course& course);
 
 // Where slices are kept twice: two who kept the same are gone, partners among those who had all slices.
 bool lost_state(const Course& course);
+
+// All who had the state are gone, and one that had not got it yet finds their checkpoints.
+bool lost_all(const Course& course);
 
 // Of an elastic job: all who had its state are gone.
 bool is_nobody_left(const Course& course);
