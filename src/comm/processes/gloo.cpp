@@ -29,8 +29,9 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
-constexpr int kClosingTag = 0x7fff << 16;                  // used once a run has failed, so it may be a message's too
-constexpr std::chrono::milliseconds kUntilForgotten{500};  // for calls whose connections are closed; most take one
+constexpr int kClosingTag = 0x7fff << 16;  // used once a run has failed, so it may be a message's too
+// For calls whose connections are closed. Most end within one.
+constexpr std::chrono::milliseconds kUntilEnded{20}, kUntilForgotten{500};
 
 // What only a class derived from c10d's may name.
 struct Insides : ProcessGroupGloo {
@@ -85,17 +86,22 @@ void close_connections(ProcessGroupGloo& group, int contexts) {
 // When a connection closes, Gloo wakes those who wait for a message over it. It forgets those whose tensor was just
 // being written: Pair::signalException() of its TCP transport leaves that queue out. Such a call never ends, c10d's
 // thread stays in it, and the group's destructor would wait for the thread. So a call that has not ended soon is ended
-// here. Its group then lives as long as the process: nobody gives this reference back.
+// here: its rank goes on. If Gloo's thread does not come back either, the group lives as long as the process: nobody
+// gives this reference back.
 void end_forgotten_calls(const c10::intrusive_ptr<ProcessGroupGloo>& group) {
-  const auto until = std::chrono::steady_clock::now() + kUntilForgotten;
-  auto calls = Insides::open_calls(*group);
-  while (!calls.empty() && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    calls = Insides::open_calls(*group);
-  }
-  if (calls.empty()) return;
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const auto are_open_until = [&](std::chrono::milliseconds limit) {
+    while (!Insides::open_calls(*group).empty()) {
+      if (Clock::now() > begin + limit) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return false;
+  };
+  if (!are_open_until(kUntilEnded)) return;
   const auto why = std::make_exception_ptr(std::runtime_error("the group's connections are closed"));
-  for (const auto& call : calls) InsidesOfWork::end(*call, why);
+  for (const auto& call : Insides::open_calls(*group)) InsidesOfWork::end(*call, why);
+  if (!are_open_until(kUntilForgotten)) return;
   [[maybe_unused]] const auto* const kept = c10::intrusive_ptr<ProcessGroupGloo>(group).release();
 }
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <future>
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <thread>
@@ -65,8 +66,10 @@ TEST(ProcessFailures, AKilledProcessIsNamedByTheOthers) {
 }
 
 // Gloo forgets who waits for a tensor that it was writing. With several ranks in a process their courier waits.
-TEST(ProcessFailures, AProcessThatIsKilledWhileItReceivesIsNamedByTheOthers) {
-  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [](const auto& job_of) {
+TEST(ProcessFailures, AProcessThatIsKilledWhileItReceivesIsNamedByTheOthersSoon) {
+  std::mutex mutex;
+  long shortest = 10'000;  // milliseconds that rank 0 waited
+  at_once<std::pair<int, const char*>>({{2, "cpu"}, {3, "cpu"}, {2, "4xcpu"}}, [&](const auto& job_of) {
     const auto& [processes, devices] = job_of;
     const auto [job, took] = timed(processes, {"dies_while_it_receives", devices});
     EXPECT_EQ(job.code, 128 + SIGKILL) << job.err;
@@ -76,7 +79,13 @@ TEST(ProcessFailures, AProcessThatIsKilledWhileItReceivesIsNamedByTheOthers) {
         << devices;
     EXPECT_THAT(job.err, Not(HasSubstr("ending the others")));
     EXPECT_LT(took, kBeforeTimeouts);
+    const std::string before = "rank 0 waited ";
+    const size_t found = job.out.find(before);
+    ASSERT_NE(found, job.out.npos) << job.out;
+    const std::lock_guard lock(mutex);
+    shortest = std::min(shortest, std::stol(job.out.substr(found + before.size())));
   });
+  if (kSlowdown == 1) EXPECT_LT(shortest, 400);
 }
 
 TEST(ProcessFailures, AProcessWhoseRankCallsExitIsNamedByTheOthers) {

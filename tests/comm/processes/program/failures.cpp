@@ -7,6 +7,7 @@
 #include <lockstep/trainer/fit.hpp>
 
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
@@ -243,7 +244,14 @@ void scenarios::dies_while_it_receives(const Setup& setup) {
     const volatile float* const first = tensors[0].const_data_ptr<float>();
     while (rank.process() == 1 && *first == 0) std::this_thread::sleep_for(10us);
     if (rank.process() == 1) std::raise(SIGKILL);
-    works.back()->wait();
+    const auto begin = std::chrono::steady_clock::now();
+    try {
+      works.back()->wait();
+    } catch (const lockstep::Error&) {
+      const std::chrono::duration<double, std::milli> waited = std::chrono::steady_clock::now() - begin;
+      if (rank.index() == 0) std::cout << "rank 0 waited " << std::lround(waited.count()) << " ms\n" << std::flush;
+      throw;
+    }
   });
 }
 
