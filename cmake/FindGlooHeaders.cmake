@@ -3,6 +3,16 @@
 
 include(CheckCXXSourceCompiles)
 
+# Whether this LibTorch's Gloo could encrypt what ranks send each other. Nothing uses it yet (docs/decisions/0028).
+function(lockstep_look_for_tls)
+  execute_process(COMMAND grep -qa TCP_TLS "${TORCH_INSTALL_PREFIX}/lib/libtorch_cpu.so" RESULT_VARIABLE none OUTPUT_QUIET ERROR_QUIET)
+  if(none)
+    message(STATUS "Gloo: this LibTorch has no TLS transport; between machines tensors go in clear text")
+  else()
+    message(STATUS "Gloo: this LibTorch has a TLS transport, which lockstep does not use; between machines tensors go in clear text")
+  endif()
+endfunction()
+
 function(lockstep_find_gloo)
   set(lockstep_gloo_FOUND OFF PARENT_SCOPE)
   get_target_property(definitions torch_cpu INTERFACE_COMPILE_DEFINITIONS)
@@ -23,6 +33,7 @@ function(lockstep_find_gloo)
   unset(LOCKSTEP_GLOO_HEADERS CACHE)  # they may be installed before the next configure
   if(found)
     set(lockstep_gloo_FOUND ON PARENT_SCOPE)
+    lockstep_look_for_tls()
   else()
     message(STATUS "Gloo: no headers (Debian: libgloo-dev); CPU ranks in several processes are off")
   endif()

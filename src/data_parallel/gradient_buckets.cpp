@@ -349,6 +349,7 @@ bool GradientBuckets::keep_gradients() {
 
 bool GradientBuckets::take_kept(KeptGrains& kept) {
   const std::lock_guard lock(mutex_);
+  if (done_.end < again_.end) return false;  // losses that are known count those grains too
   const auto has_sums = [](const Bucket& bucket) { return static_cast<bool>(bucket.sums); };  // new buckets have none
   if (!keeps_sums_ || !is_whole_ || done_.size() == 0 || !std::all_of(buckets_.begin(), buckets_.end(), has_sums)) {
     return false;

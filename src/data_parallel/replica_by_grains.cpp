@@ -212,6 +212,7 @@ std::shared_ptr<KeptGrains> Replica::kept_grains() {
 
 void Replica::resume(std::shared_ptr<KeptGrains> kept) {
   resumed_ = std::move(kept);
+  if (keeping_) keeping_->means = resumed_->means;
   averaging_->resume(*resumed_);
 }
 

@@ -179,6 +179,8 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
                         net_.mesh().data());
   auto batch = all.begin();
   if (!std::exchange(resumed_runs_, {}).empty()) all.set_shares(shares_);
+  if (steps_ == all.count())
+    metrics.lr = update_.set_time(done + static_cast<double>(steps_ - 1) / static_cast<double>(all.count()));
   epoch_ = metrics.epoch;
   StepProgress progress{.epoch = metrics.epoch,
                         .done = std::min(steps_ * options_.batch.global(), train_.size()),
@@ -224,6 +226,7 @@ void RankTrainer::run_step(const Batch& batch) {
     replica->resume(kept->grains);
   }
   step_->run(batch);
+  if (!not_finite().empty()) return;  // this step has no update
   is_within_step_ = false;
   whole_steps_ = steps_;
 }

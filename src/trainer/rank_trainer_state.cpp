@@ -147,9 +147,9 @@ void RankTrainer::resume_step(std::optional<KeptStep> kept, int epoch) {
 }
 
 void RankTrainer::save_average(RunState& state) {
+  if (task_.ema_decay > 0) state.tensors.emplace_back("trainer.ema_decay", at::tensor(task_.ema_decay, at::kDouble));
   show();
-  if (!shown_) return;
-  state.tensors.emplace_back("trainer.ema_decay", at::tensor(task_.ema_decay, at::kDouble));
+  if (!shown_) return;  // every step so far was skipped
   for (const auto& item : whole()->named_parameters())
     state.tensors.emplace_back("ema." + item.key(), item.value().detach().clone());
   shown_.reset();

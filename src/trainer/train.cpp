@@ -191,12 +191,14 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
                         settings.cuda_graph ? make_cuda_graph() : nullptr, begin ? &*begin : nullptr);
     if (elastic) trainer.be_elastic(elastic->newer());
     auto& kept_of_rank = succession.kept[static_cast<size_t>(rank.index_in_process())];
-    if (elastic && elastic->generation() > 0)
-      trainer.resume_step(std::exchange(kept_of_rank, std::nullopt), begin ? begin->epochs + 1 : 1);
-    if (elastic && settings.exchange.keep_twice) {  // the trainer has its slices of it now
-      resumed.reset();
-      if (begin) begin->tensors.clear();
-    }
+    const auto resume_step = [&] {
+      if (elastic->generation() > 0)
+        trainer.resume_step(std::exchange(kept_of_rank, std::nullopt), begin ? begin->epochs + 1 : 1);
+      if (settings.exchange.keep_twice) {  // the trainer has its slices of it now
+        resumed.reset();
+        if (begin) begin->tensors.clear();
+      }
+    };
     const auto complete = [&](RunState state) {
       state.epochs = static_cast<int>(result.history.size());
       state.history = result.history;
@@ -249,6 +251,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       if (is_first_here) succession.is_last = true;
     };
     const auto leave_state = [&] {
+      if (elastic) kept_of_rank = trainer.kept_step();
       if (elastic && is_first_here) succession.state = complete(trainer.whole_steps());
     };
     // All ranks throw it in the same call. One whose replica is wrong drops its state, and gets the others' when the
@@ -265,13 +268,13 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       resumed = std::nullopt;
     };
     try {
+      if (elastic) resume_step();
       if (elastic) keep_what_is_owed();
       train_epochs();
     } catch (const ReplicasDiffer& difference) {
       if (!may_mend || difference.ranks().empty()) throw;
       return mend(difference);
     } catch (...) {
-      if (elastic) kept_of_rank = trainer.kept_step();
       leave_state();
       throw;
     }
@@ -312,6 +315,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   while (!is_done) {
     succession.is_last = !elastic;
     succession.ended_by_difference = false;
+    not_finite.clear();
     try {
       if (elastic && !elastic->enter()) return result;  // it was done before this process could join
       if (elastic && !succession.writes && this_process().index == 0) keep_from_now_on();

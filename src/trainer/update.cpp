@@ -64,6 +64,7 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
     : net_(net),
       clip_(options.optimizer.clip),
       zero_stage_(options.exchange.zero_stage),
+      in_place_(options.cuda_graph || options.exchange.sync_every > 0),
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),
       optimizer_(optimizer_of(options, extras, net_)),
@@ -80,7 +81,9 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
 void Update::zero_grad() {
   prepared_ = false;
   if (sharded_) return sharded_->zero_grad();
-  zero_gradients(net_.parameters());
+  auto parameters = net_.parameters();
+  if (in_place_) return zero_gradients(parameters);
+  for (auto& parameter : parameters) parameter.mutable_grad().reset();
 }
 
 double Update::set_time(double epochs_done) {

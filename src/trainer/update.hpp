@@ -36,7 +36,9 @@ class Update {
   // Updates the parameters of `net`. Throws Error if a Task's functions make no groups or no optimizer of them.
   Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras = {});
 
-  // In place, see zero_gradients().
+  // Gradients become undefined, as by LibTorch's zero_grad(). So a parameter that a step does not use is left alone,
+  // whether the run has gone on from a checkpoint or not. A CUDA graph needs them in place. So does local SGD, whose
+  // ranks all have a state of each parameter.
   void zero_grad();
 
   // Sets the learning rate for the moment when `epochs_done` epochs are done, and returns it.
@@ -96,6 +98,7 @@ class Update {
   SplitModel net_;
   const double clip_;
   const int zero_stage_;
+  const bool in_place_;  // gradients become zero
   const bool is_only_replica_;  // of this rank's part of the network
   const LearningRate rate_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null if it is sharded

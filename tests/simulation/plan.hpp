@@ -89,7 +89,7 @@ struct Plan {
 constexpr int kSteps = 20;
 constexpr int kBetweenCheckpoints = 5;  // steps
 constexpr const char* kKinds = "plain, elastic, machines, slices, servers, \"lost fsync\" or \"two faults\"";
-constexpr Time kAgentSilence = kSecond;  // after which another machine counts as gone. The real one is 3 s
+constexpr Time kAgentSilence = kSecond;  // after which another machine counts as gone. The real one is 1 to 3 s
 
 Plan plan_of(uint64_t seed);
 std::vector<Plan> undisturbed();  // of each program and each number of processes and ranks

@@ -228,6 +228,40 @@ TEST_F(FitRuns, GoOnFromWithinAnEpochWithTheSameBits) {
   EXPECT_EQ(read_metrics(runs_ / "again/metrics.jsonl")[2].test, expected.history[2].test);
 }
 
+// One of its layers is for few samples, so that most steps do not use it.
+struct Branching : nn::Module {
+  static Tensor is_rare(const Tensor& x) { return x.select(1, 0) > 2; }
+  Branching() { to(torch::kDouble); }
+  Tensor forward(const Tensor& x) {
+    const Tensor y = often(x);
+    return is_rare(x).any().item<bool>() ? y + rare(x) : y;
+  }
+  nn::Linear often = register_module("often", nn::Linear(4, 1));
+  nn::Linear rare = register_module("rare", nn::Linear(4, 1));
+};
+
+// As LibTorch's optimizers leave one without a gradient. A run that went on would have none, and other bits.
+TEST_F(FitRuns, GoOnWithTheSameBitsThoughStepsDoNotUseAParameter) {
+  Task task = regression();
+  task.module = [] { return Branching(); };
+  const auto rare = Branching::is_rare(curve(100, 1).x).sum().item<int64_t>();
+  ASSERT_TRUE(rare > 0 && rare < 4);  // of 7 steps
+  for (const int grain : {0, 4}) {
+    const std::string name = "of grain " + std::to_string(grain);
+    TrainOptions options = in(name);
+    options.batch.grain = grain;
+    options.keep.every = 1;
+    options.keep.last = 100;
+    const TrainResult expected = fit(task, options);
+    for (const int step : {1, 2, 3, 4, 5, 6}) {
+      const std::string from = "epoch-0002-step-00000" + std::to_string(step);
+      options.keep.run_dir = runs_ / (name + from);
+      options.keep.resume = runs_ / name / "checkpoints" / (from + ".safetensors");
+      EXPECT_EQ(fit(task, options).history.back().weights, expected.history.back().weights) << name << ", " << step;
+    }
+  }
+}
+
 TEST_F(FitRuns, EndWhenPatienceIsOutAndKeepTheBestEpoch) {
   Task task = regression();
   task.metrics.push_back({.name = "never better", .of = [](const Tensor&, const Tensor& y) { return y.select(1, 0); }});
