@@ -284,6 +284,20 @@ TEST_F(Elastic, TooFewEndTheJob) {
   EXPECT_THAT(ended.err, HasSubstr("the elastic job has 2 processes left, and goes on with at least 3"));
 }
 
+TEST_F(Elastic, WhenNoSuccessorsAreLeftTheOthersGoOn) {
+  Program job(this->job(2, {"--max-restarts", "0"}, "fewer", {"--epochs", "10"}), without_gnuplot());
+  ASSERT_TRUE(job.wait_for("epoch  2/10"));
+  kill_member(0);  // who keeps the run
+  const auto ended = job.finish();
+  ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("process 0 was ended by signal 9"), HasSubstr("the others go on without it"),
+                    HasSubstr("no successors are left, since at most 0 start (--max-restarts of lockstep launch)"),
+                    Not(HasSubstr("in the place of")), Not(HasSubstr("error:"))));
+  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "10"}, without_gnuplot()).code, 0);
+  expect_same_epochs("fewer", 10);
+}
+
 TEST_F(Elastic, WhatCannotBeElasticIsRefused) {
   const auto without_grain = run_program(Words{"launch", "-n", "2", "--elastic", from_environment("LOCKSTEP_PROGRAM")} +
                                              train({"--name", "refused", "--devices", "cpu"}),
