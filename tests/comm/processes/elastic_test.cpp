@@ -15,6 +15,7 @@
 #include <fstream>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace elastic_test {
 
@@ -57,19 +58,33 @@ TEST_F(Elastic, KillsChangeNoBit) {
 }
 
 TEST_F(Elastic, WithoutItsLauncherAllEndAndSaySo) {
-  Program orphans(job(3, {}, "orphans", {"--epochs", "100000"}), without_gnuplot());
-  ASSERT_TRUE(orphans.wait_for("epoch      2/100000"));
-  orphans.send(SIGKILL);
-  const auto start = std::chrono::steady_clock::now();
-  const auto ended = orphans.finish();  // it reads until nobody has the outputs open
-  EXPECT_LT(std::chrono::steady_clock::now() - start, kBeforeTimeouts);
-  // All get SIGTERM from the system, too. Mostly they notice the loss before they have agreed to stop.
-  EXPECT_THAT(
-      ended.err + ended.out,
-      AnyOf(HasSubstr("process 0 of an elastic job: the launcher is gone: the store that it keeps does not answer"),
-            HasSubstr("of 100000 epochs; the run is kept in runs/orphans")));
-  EXPECT_FALSE(std::filesystem::is_empty(work_ / "runs/orphans/checkpoints"));
-  EXPECT_THAT(leftovers(), IsEmpty());
+  const auto all_say_so = [] {
+    const auto says_so = [](int member) {
+      return HasSubstr("process " + std::to_string(member) +
+                       " of an elastic job: the launcher is gone: the store that it keeps does not answer");
+    };
+    return AllOf(says_so(0), says_so(1), says_so(2));
+  };
+  const Words lockstep = {from_environment("LOCKSTEP_PROGRAM")};
+  // In a session of their own, and not the launcher's children, they learn it from the store alone.
+  const Words in_a_session = Words{"/bin/sh", "-c", "/usr/bin/setsid \"$0\" \"$@\"; true"} + lockstep;
+  for (const auto& [name, program] : {std::pair("orphans", lockstep), std::pair("others", in_a_session)}) {
+    Program job(job_of(3, {}, program + settings(name, "cpu") + Words{"--epochs", "100000"}), without_gnuplot());
+    ASSERT_TRUE(job.wait_for("epoch      2/100000"));
+    job.send(SIGKILL);
+    const auto start = std::chrono::steady_clock::now();
+    const auto ended = job.finish();  // it reads until nobody has the outputs open
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kSlowdown * 4 * kSoon);
+    if (program == lockstep) {
+      // All get SIGTERM from the system, too. Mostly they notice the loss before they have agreed to stop.
+      EXPECT_THAT(ended.err + ended.out,
+                  AnyOf(all_say_so(), HasSubstr("of 100000 epochs; the run is kept in runs/orphans")));
+    } else {
+      EXPECT_THAT(ended.err, all_say_so());
+    }
+    EXPECT_FALSE(std::filesystem::is_empty(work_ / "runs" / name / "checkpoints"));
+    EXPECT_THAT(leftovers(), IsEmpty());
+  }
 }
 
 // A network, an optimizer and groups of parameters of its own.
@@ -267,6 +282,20 @@ TEST_F(Elastic, TooFewEndTheJob) {
   const auto ended = elastic.finish();
   EXPECT_EQ(ended.code, 1) << ended.err;
   EXPECT_THAT(ended.err, HasSubstr("the elastic job has 2 processes left, and goes on with at least 3"));
+}
+
+TEST_F(Elastic, WhenNoSuccessorsAreLeftTheOthersGoOn) {
+  Program job(this->job(2, {"--max-restarts", "0"}, "fewer", {"--epochs", "10"}), without_gnuplot());
+  ASSERT_TRUE(job.wait_for("epoch  2/10"));
+  kill_member(0);  // who keeps the run
+  const auto ended = job.finish();
+  ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("process 0 was ended by signal 9"), HasSubstr("the others go on without it"),
+                    HasSubstr("no successors are left, since at most 0 start (--max-restarts of lockstep launch)"),
+                    Not(HasSubstr("in the place of")), Not(HasSubstr("error:"))));
+  ASSERT_EQ(run_program(settings("undisturbed", "cpu") + Words{"--epochs", "10"}, without_gnuplot()).code, 0);
+  expect_same_epochs("fewer", 10);
 }
 
 TEST_F(Elastic, WhatCannotBeElasticIsRefused) {

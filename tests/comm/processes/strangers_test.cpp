@@ -10,14 +10,18 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "cli/cli_fixture.hpp"
+#include "comm/job_key.hpp"
 #include "comm/meeting/sockets.hpp"
 #include "comm/meeting/store_messages.hpp"
 #include "running_job.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
+#include <iostream>
 #include <map>
 #include <memory>
 #include <set>
@@ -30,6 +34,8 @@ namespace strangers_test {
 using namespace lockstep;
 using namespace std::chrono_literals;
 using testing::AllOf;
+using testing::AnyOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
@@ -65,25 +71,87 @@ int descriptors() {
   return static_cast<int>(limit.rlim_cur);
 }
 
+// What Gloo writes in front of each message, and alone to agree on one.
+struct GlooHead {
+  enum Kind : uint64_t { kMessage = 1, kOffers = 2, kWants = 3 };
+  uint64_t bytes, kind, slot, offset, length, remote_offset;  // `bytes`: with the message
+};
+
+// The heads behind `at`, which moves behind the last one and its message. That may not have come yet.
+std::vector<GlooHead> heads_in(const std::string& heard, size_t& at) {
+  std::vector<GlooHead> heads;
+  GlooHead head;
+  while (at + sizeof head <= heard.size()) {
+    std::memcpy(&head, heard.data() + at, sizeof head);
+    heads.push_back(head);
+    at += std::max<uint64_t>(head.bytes, sizeof head);
+  }
+  return heads;
+}
+
 class Connections {
  public:
-  ~Connections() { hang_up(); }
+  ~Connections() {
+    for (const auto& one : all_) close(one.fd);
+  }
 
+  // Says no more, and can still listen.
   void hang_up() {
-    for (const int fd : fds_) close(fd);
-    fds_.clear();
+    for (const auto& one : all_) shutdown(one.fd, SHUT_WR);
   }
 
   bool open(int port, const std::string& words = "", std::chrono::milliseconds patience = 100ms) {
     const int fd = comm::connect_to("127.0.0.1", port, Clock::now() + patience);
     if (fd < 0) return false;
-    fds_.push_back(fd);
-    send(fd, words.data(), words.size(), MSG_NOSIGNAL);
+    all_.push_back({fd});
+    say(fd, words);
     return true;
   }
 
+  // Takes what has come. true: nothing more can come.
+  bool listen() {
+    bool all_have_ended = true;
+    for (auto& one : all_) {
+      char bytes[4096];
+      ssize_t count = 0;
+      while ((count = recv(one.fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0) one.heard.append(bytes, count);
+      all_have_ended = all_have_ended && (count == 0 || errno != EAGAIN);
+    }
+    return all_have_ended;
+  }
+
+  // Takes each message that Gloo offers, and sends each that it waits for, with a text that means nothing.
+  void play_along() {
+    for (auto& one : all_) {
+      for (const auto& head : heads_in(one.heard, one.answered)) {
+        if (head.kind == GlooHead::kOffers)
+          say(one.fd, text_of({sizeof head, GlooHead::kWants, head.slot, 0, head.length, 0}));
+        if (head.kind == GlooHead::kWants) {
+          say(one.fd, text_of({sizeof head + head.length, GlooHead::kMessage, head.slot, 0, head.length, 0}) +
+                          std::string(head.length, 'x'));
+        }
+      }
+    }
+  }
+
+  // Over each connection.
+  std::vector<std::string> heard() const {
+    std::vector<std::string> all;
+    for (const auto& one : all_) all.push_back(one.heard);
+    return all;
+  }
+
  private:
-  std::vector<int> fds_;
+  struct One {
+    int fd;
+    std::string heard = {};
+    size_t answered = 0;  // so many of its bytes
+  };
+
+  static std::string text_of(const GlooHead& head) { return {reinterpret_cast<const char*>(&head), sizeof head}; }
+  static void say(int fd, const std::string& words) { send(fd, words.data(), words.size(), MSG_NOSIGNAL); }
+
+  std::vector<One> all_;
 };
 
 class StrangersAtAJob : public Cli {
@@ -133,6 +201,7 @@ TEST_F(StrangersAtAJob, ThatTrainsChangeNothing) {
       connections.open(store, std::string(comm::kProofBytes, 'x') + comm::message_of({"set", "failure", "hello"})));
   ASSERT_TRUE(connections.open(store, "GET / HTTP/1.1\r\n\r\n"));
   const int many = std::min(kSlowdown > 1 ? 300 : 10'000, descriptors() - 100);  // sanitizers look at memory
+  std::cout << many << " silent strangers connect to the store" << std::endl;
   for (int i = 0; i < many; ++i) ASSERT_TRUE(connections.open(store, "", 5s)) << i;
   // Once the ranks are connected nobody else can connect to them.
   const auto ports = ports_of_ranks();
@@ -145,42 +214,88 @@ TEST_F(StrangersAtAJob, ThatTrainsChangeNothing) {
   expect_undisturbed(ended, "disturbed", "30");
 }
 
-// A rank is a second late at another one's port, where strangers sit down in its place. Where the ranks connect anew it
-// is late again, and strangers are first again. But nobody hears them.
-TEST_F(StrangersAtAJob, WhoAreFirstInLineAreFound) {
-  if (std::getenv("LOCKSTEP_FAULTY_CONNECT") == nullptr) GTEST_SKIP() << "not with sanitizers";
-  const auto file = work_ / "fault";
-  Program job(words("late", "2"),
-              surroundings({"LD_PRELOAD=" + from_environment("LOCKSTEP_FAULTY_CONNECT"), "FAULT_TO=ranks",
-                            "FAULT_AT=1,2", "FAULT_MILLISECONDS=1000", "FAULT_FILE=" + file.string()}));
-  std::jthread strangers([&](const std::stop_token& end) {
-    while (!std::filesystem::exists(file) && !end.stop_requested()) std::this_thread::sleep_for(5ms);
-    Connections connections;
-    std::map<int, int> seats;
-    bool has_left = false;
-    const auto leaving = Clock::now() + 1500ms;  // sooner than the ranks' patience ends
-    for (const auto until = Clock::now() + kSlowdown * 20s; !end.stop_requested() && Clock::now() < until;) {
-      if (!has_left && Clock::now() > leaving) {
-        connections.hang_up();
-        has_left = true;
-      }
-      const auto ports = ports_of_ranks();
-      for (int i = 0; i < 4; ++i) {
-        for (const int port : ports) {
-          const int64_t pair = i % 2;  // Gloo's numbers of the connections that are to come, in each rank
-          const std::string words(reinterpret_cast<const char*>(&pair), sizeof pair);
-          if (seats[port] < 20 && connections.open(port, words, 0ms)) ++seats[port];
+class StrangersFirstInLine : public StrangersAtAJob {
+ protected:
+  void SetUp() override {
+    if (std::getenv("LOCKSTEP_FAULTY_CONNECT") == nullptr) GTEST_SKIP() << "not with sanitizers";
+  }
+
+  // A rank is a second late at another one's port, where strangers sit down in its place. Where the ranks connect anew
+  // it is late again, and strangers are first again. But nobody hears them.
+  Finished job(const std::string& name, bool play_along) {
+    const auto file = work_ / "fault";
+    Program job(words(name, "2"),
+                surroundings({"LD_PRELOAD=" + from_environment("LOCKSTEP_FAULTY_CONNECT"), "FAULT_TO=ranks",
+                              "FAULT_AT=1,2", "FAULT_MILLISECONDS=1000", "FAULT_FILE=" + file.string()}));
+    std::jthread strangers([&](const std::stop_token& end) {
+      while (!std::filesystem::exists(file) && !end.stop_requested()) std::this_thread::sleep_for(5ms);
+      std::map<int, int> seats;
+      bool has_left = false;
+      const auto leaving = Clock::now() + 1500ms;  // sooner than the ranks' patience ends
+      for (const auto until = Clock::now() + kSlowdown * 20s; !end.stop_requested() && Clock::now() < until;) {
+        if (!has_left && Clock::now() > leaving) {
+          connections_.hang_up();
+          has_left = true;
         }
-        std::this_thread::sleep_for(100us);
+        const auto ports = ports_of_ranks();
+        for (int i = 0; i < 4; ++i) {
+          for (const int port : ports) {
+            const int64_t pair = i % 2;  // Gloo's numbers of the connections that are to come, in each rank
+            const std::string words(reinterpret_cast<const char*>(&pair), sizeof pair);
+            if (seats[port] < 20 && connections_.open(port, words, 0ms)) ++seats[port];
+          }
+          connections_.listen();
+          if (play_along) connections_.play_along();
+          std::this_thread::sleep_for(100us);
+        }
       }
+    });
+    EXPECT_TRUE(job.wait_for("epoch 1/2"));
+    strangers.request_stop();
+    strangers.join();
+    const auto ended = job.finish();
+    EXPECT_TRUE(comes_true([&] { return connections_.listen(); }));
+    return ended;
+  }
+
+  // Only the signs by which Gloo agrees on a message, and the texts by which ranks prove who they are
+  // (proven_group.cpp). A tensor would have another slot.
+  std::vector<GlooHead> heads_of_proofs_alone() const {
+    std::vector<GlooHead> all;
+    for (const auto& heard : connections_.heard()) {
+      size_t end = 0;
+      for (const auto& head : heads_in(heard, end)) {
+        EXPECT_EQ(head.length, comm::JobKey::kBytes);
+        EXPECT_THAT(head.slot >> 16, AnyOf(0x7ffd, 0x7ffe));
+        all.push_back(head);
+      }
+      EXPECT_LE(heard.size(), std::min<size_t>(end, 500));
     }
-  });
-  EXPECT_TRUE(job.wait_for("epoch 1/2"));
-  strangers.request_stop();
-  strangers.join();
-  const auto ended = job.finish();
+    return all;
+  }
+
+  Connections connections_;
+};
+
+TEST_F(StrangersFirstInLine, AreFoundAndHearNoTensor) {
+  const auto ended = job("late", /*play_along=*/false);
   EXPECT_THAT(ended.err, AllOf(HasSubstr("lockstep: a stranger was turned away at a port of rank "),
                                HasSubstr("All have connected anew"), HasSubstr("lockstep: a stranger at 127.0.0.1:")));
+  const auto heads = heads_of_proofs_alone();
+  EXPECT_FALSE(heads.empty());
+  for (const auto& head : heads) EXPECT_NE(head.kind, GlooHead::kMessage);
+  expect_undisturbed(ended, "late", "2");
+}
+
+// They get a rank's nonce and its proof, and have none of their own.
+TEST_F(StrangersFirstInLine, AreFoundAndHearNoTensorThoughTheyPlayAlong) {
+  const auto ended = job("late", /*play_along=*/true);
+  EXPECT_THAT(ended.err,
+              AllOf(ContainsRegex("lockstep: a stranger was turned away at the port of rank [01] .*, where it had "
+                                  "the place of rank [01] .*: it does not know the job's key"),
+                    HasSubstr("All have connected anew"), HasSubstr("lockstep: a stranger at 127.0.0.1:")));
+  const auto heads = heads_of_proofs_alone();
+  EXPECT_GE(std::count_if(heads.begin(), heads.end(), [](auto& head) { return head.kind == GlooHead::kMessage; }), 2);
   expect_undisturbed(ended, "late", "2");
 }
 

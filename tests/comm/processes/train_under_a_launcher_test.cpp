@@ -332,7 +332,8 @@ TEST_F(TrainUnderALauncher, StandsStillAndGoesOnToTheSameBits) {
 
 // Shorter than the silence at which a process is taken for dead.
 TEST_F(TrainUnderALauncher, OneThatStandsStillForAWhileChangesNoBit) {
-  const Words program = {from_environment("LOCKSTEP_PROGRAM")}, more = {"--devices", "cpu", "--epochs", "30"};
+  const Words program = {from_environment("LOCKSTEP_PROGRAM")},
+              more = {"--devices", "cpu", "--epochs", "30", "--silence", "6"};
   ASSERT_EQ(
       run_program(Words{"launch", "-n", "2"} + program + train(Words{"--name", "undisturbed"} + more), surroundings())
           .code,
