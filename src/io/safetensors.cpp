@@ -186,6 +186,8 @@ TensorPlace parse_entry(const std::string& name, const Json& json, uint64_t data
 std::vector<TensorPlace> parse_header(const std::string& text, uint64_t data_size,
                                       std::map<std::string, std::string>& metadata) {
   if (text.empty() || text[0] != '{') throw Error("its header is not a JSON object");
+  // The parser would take it for the header's end, and leave out what follows.
+  if (text.find('\0') != text.npos) throw Error("its header is damaged: a byte of it is 0");
   Json header;
   try {
     header = parse_checked(text);

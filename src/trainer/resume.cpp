@@ -19,30 +19,64 @@ namespace {
 
 namespace fs = std::filesystem;
 
-void check_same_run(const RunState& state, const TrainOptions& options, const fs::path& file) {
-  const std::string what = "cannot go on from '" + file.string() + "': ";
-  nlohmann::json then;
-  try {  // with the defaults of keys that are newer than the checkpoint
-    then = nlohmann::json::parse(to_json(train_options_from_json(state.config, options.devices)));
-  } catch (const Error& error) {
-    throw Error(what + error.what());
-  }
+// Two settings of an option that must not change while a run goes on.
+struct Change {
+  std::string key, then, now;
+};
+
+// The first one; none if both are settings of one run.
+std::optional<Change> change_between(const TrainOptions& old, const TrainOptions& options) {
+  auto then = nlohmann::json::parse(to_json(old));  // not const: [] reads a key that is not there as null
   auto now = nlohmann::json::parse(to_json(options));
+  std::optional<Change> change;
   // With a grain a run keeps its bits, which another memory format would round otherwise.
   const auto counts = [&](const Option& option) {
     return option.same == Same::throughout ||
            (options.batch.grain > 0 && std::string_view(option.key) == "memory_format");
   };
   each_option(options, [&](const Option& option, const auto&) {
-    if (!counts(option) || then[option.key] == now[option.key]) return;
-    const auto is_none = [&](const nlohmann::json& value) {
-      return value == 0 && option.more.otherwise != nullptr && std::string_view(option.more.otherwise) == "none";
+    if (change || !counts(option) || then[option.key] == now[option.key]) return;
+    const auto text = [&](const nlohmann::json& value) {
+      const bool is_none =
+          value == 0 && option.more.otherwise != nullptr && std::string_view(option.more.otherwise) == "none";
+      return is_none ? "none" : value.dump();
     };
-    const auto &old = then[option.key], &given = now[option.key];
-    throw Error(what + "its run has " + (is_none(old) ? "no " : "") + option.key +
-                (is_none(old) ? "" : " " + old.dump()) + ", and this one " + (is_none(given) ? "none" : given.dump()) +
-                "; a run goes on as it began");
+    change = {option.key, text(then[option.key]), text(now[option.key])};
   });
+  return change;
+}
+
+// A checkpoint that was put into another run's folder is not one of that run, whose config.json says what it is. A
+// config.json that cannot be read says nothing, and the run that goes on writes it anew.
+void check_same_folder(const TrainOptions& old, const fs::path& file) {
+  const fs::path run = run_of(file);
+  std::optional<TrainOptions> config;
+  try {
+    if (!run.empty()) config = read_config(run, old.devices);
+  } catch (const Error&) {
+  }
+  if (!config) return;
+  if (const auto change = change_between(*config, old)) {
+    throw Error("it has " + change->key + " " + change->now + ", and the run in whose folder it lies " + change->then +
+                ", as " + (run / kConfigFile).string() +
+                " says; so it is another run's, or that file was changed. Go on from a checkpoint of this run");
+  }
+}
+
+void check_same_run(const RunState& state, const TrainOptions& options, const fs::path& file) {
+  const std::string what = "cannot go on from '" + file.string() + "': ";
+  TrainOptions then;
+  try {  // with the defaults of keys that are newer than the checkpoint
+    then = train_options_from_json(state.config, options.devices);
+    check_same_folder(then, file);
+  } catch (const Error& error) {
+    throw Error(what + error.what());
+  }
+  if (const auto change = change_between(then, options)) {
+    throw Error(what + "its run has " +
+                (change->then == "none" ? "no " + change->key : change->key + " " + change->then) + ", and this one " +
+                change->now + "; a run goes on as it began");
+  }
   if (options.epochs < state.epochs || (options.epochs == state.epochs && state.steps > 0)) {
     throw Error(what + "it is " + std::to_string(state.steps) + " steps after epoch " + std::to_string(state.epochs) +
                 ", and this run is to have " + std::to_string(options.epochs) + " epochs");

@@ -81,13 +81,18 @@ Outcome in_peace(const TrainOptions& options, const ImageData& data, const RunSt
   return outcome;
 }
 
-// What rank 0 of two is left with, if rank 1 is gone at this one of its calls; nothing if it made no more calls.
-std::optional<RunState> left_at(int call, const TrainOptions& options, const ImageData& data) {
+// What ranks are left with, if number `gone` is gone at this one of its calls; nothing if it made no more calls.
+// `kept`: what they have of the step.
+using States = std::vector<std::optional<RunState>>;
+using Kept = std::vector<std::optional<KeptStep>>;
+std::optional<States> left_at(int call, const TrainOptions& options, const ImageData& data, Kept* kept = nullptr,
+                              int gone = 1, int ranks = 3) {
   const TrainCallbacks callbacks;
-  std::optional<RunState> left;
+  States left(static_cast<size_t>(ranks));
+  if (kept != nullptr) *kept = Kept(left.size());
   const auto body = [&](Rank& rank) {
     Rank with_end = rank.wrapped([&](c10::intrusive_ptr<c10d::Backend> backend) -> c10::intrusive_ptr<c10d::Backend> {
-      if (rank.index() == 0) return backend;
+      if (rank.index() != gone) return backend;
       return c10::make_intrusive<ObservedBackend>(std::move(backend),
                                                   std::make_shared<EndsAtCall>(call, rank.device()));
     });
@@ -96,14 +101,14 @@ std::optional<RunState> left_at(int call, const TrainOptions& options, const Ima
     try {
       trainer.epoch(1);
     } catch (...) {
-      if (rank.index() == 0) left = trainer.whole_steps();
+      if (kept != nullptr) (*kept)[static_cast<size_t>(rank.index())] = trainer.kept_step();
+      left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
       throw;
     }
   };
   try {
-    run(test_devices(2), body);
+    run(test_devices(left.size()), body);
   } catch (const Error&) {
-    if (!left) left.emplace();  // it was gone before the first step
     return left;
   }
   return std::nullopt;
@@ -179,49 +184,17 @@ TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
   const Outcome expected = in_peace(options, data, nullptr);
   int call = 1;
   int64_t most_steps = 0;
-  for (; const auto left = left_at(call, options, data); call += kStride) {
-    const Outcome actual = in_peace(options, data, left->tensors.empty() ? nullptr : &*left);
+  for (; const auto states = left_at(call, options, data, nullptr, /*gone=*/1, /*ranks=*/2); call += kStride) {
+    const auto& left = (*states)[0];
+    const Outcome actual = in_peace(options, data, left ? &*left : nullptr);
     EXPECT_EQ(actual.weights, expected.weights) << "call " << call;
     EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "call " << call;
     EXPECT_EQ(actual.metrics.train_accuracy, expected.metrics.train_accuracy) << "call " << call;
     EXPECT_EQ(actual.metrics.test_accuracy, expected.metrics.test_accuracy) << "call " << call;
-    most_steps = std::max(most_steps, left->steps);
+    if (left) most_steps = std::max(most_steps, left->steps);
   }
   EXPECT_GE(call, 10);
   EXPECT_EQ(most_steps, 2);
-}
-
-// What three ranks are left with, if rank 1 is gone at this one of its calls; nothing if it made no more calls. `kept`:
-// what they have of the step.
-using States = std::vector<std::optional<RunState>>;
-using Kept = std::vector<std::optional<KeptStep>>;
-std::optional<States> left_in_pieces_at(int call, const TrainOptions& options, const ImageData& data,
-                                        Kept* kept = nullptr, int gone = 1) {
-  const TrainCallbacks callbacks;
-  States left(3);
-  if (kept != nullptr) *kept = Kept(3);
-  const auto body = [&](Rank& rank) {
-    Rank with_end = rank.wrapped([&](c10::intrusive_ptr<c10d::Backend> backend) -> c10::intrusive_ptr<c10d::Backend> {
-      if (rank.index() != gone) return backend;
-      return c10::make_intrusive<ObservedBackend>(std::move(backend),
-                                                  std::make_shared<EndsAtCall>(call, rank.device()));
-    });
-    RankTrainer trainer(options, callbacks, task_of(options, data), with_end, nullptr, nullptr);
-    trainer.be_elastic({});
-    try {
-      trainer.epoch(1);
-    } catch (...) {
-      if (kept != nullptr) (*kept)[static_cast<size_t>(rank.index())] = trainer.kept_step();
-      left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
-      throw;
-    }
-  };
-  try {
-    run(test_devices(3), body);
-  } catch (const Error&) {
-    return left;
-  }
-  return std::nullopt;
 }
 
 // Trains the epoch from where the ranks are that are left. Each grain that is computed is noted in `computed`.
@@ -271,7 +244,7 @@ TEST(ElasticSteps, AreWholeWhereSlicesAreKeptTwice) {
     const Outcome expected = in_peace(options, data, nullptr);
     int call = 1;
     std::set<int64_t> steps;
-    for (; const auto left = left_in_pieces_at(call, options, data); call += kStride) {
+    for (; const auto left = left_at(call, options, data); call += kStride) {
       const States others = {(*left)[0], (*left)[2]}, with_one_that_joins = {std::nullopt, (*left)[2], (*left)[0]};
       const Outcome actual = together(options, data, call % 2 == 0 ? others : with_one_that_joins);
       ASSERT_EQ(actual.weights, expected.weights) << "call " << call;
@@ -292,8 +265,7 @@ std::multiset<int64_t> finished_together(TrainOptions options, int gone, int str
   const Outcome expected = in_peace(options, data, nullptr);
   std::multiset<int64_t> sizes;
   Kept kept;
-  for (int call = 1; const auto left = left_in_pieces_at(call, options, data, &kept, gone);
-       call += std::max(stride, kStride)) {
+  for (int call = 1; const auto left = left_at(call, options, data, &kept, gone); call += std::max(stride, kStride)) {
     const size_t first = gone == 0 ? 1 : 0, second = gone == 2 ? 1 : 2;
     States states = {(*left)[first], (*left)[second]};
     Kept theirs = {kept[first], kept[second]};
@@ -342,7 +314,7 @@ TEST(ElasticSteps, AreNotFinishedFromGrainsOfOtherWeights) {
   Kept kept;
   std::optional<States> left;
   for (int call = 1; !(kept.size() == 3 && kept[0] && kept[2]); ++call) {
-    left = left_in_pieces_at(call, options, data, &kept);
+    left = left_at(call, options, data, &kept);
     ASSERT_TRUE(left);
   }
   kept[0]->weights[0] ^= 1;
@@ -368,9 +340,8 @@ TEST(ElasticSteps, AreSharedOutAroundWhatRanksHave) {
   EXPECT_EQ(runs_around({{0, 4}, {8, 13}}, 12), Runs());  // of a larger batch
 }
 
-// One bit of rank 1's optimizer state flips between two steps. The rank is known, and the two others have all slices.
-TEST(ElasticSteps, AreWholeWhereASliceThatIsKeptTwiceChanges) {
-  TrainOptions options = kept_twice(2, OptimizerKind::sgd, 1);
+// One bit of rank 1's momentum flips between two steps. The rank is known, and the two others have the whole state.
+void expect_mended_momentum(TrainOptions options) {
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);
   const Outcome expected = in_peace(options, data, nullptr);
   options.check_replicas = options.keep.every = 1;
@@ -405,13 +376,21 @@ TEST(ElasticSteps, AreWholeWhereASliceThatIsKeptTwiceChanges) {
   EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss);
 }
 
+TEST(ElasticSteps, AreWholeWhereASliceThatIsKeptTwiceChanges) {
+  expect_mended_momentum(kept_twice(2, OptimizerKind::sgd, 1));
+}
+
+TEST(ElasticSteps, AreWholeWhereAReplicasMomentumChanges) {
+  expect_mended_momentum(small_options());
+}
+
 // Ranks 0 and 1 kept the slice of rank 0.
 TEST(ElasticSteps, SaySoIfBothCopiesOfASliceAreLost) {
   const TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);
   int call = 1;
-  auto left = left_in_pieces_at(call, options, data);
-  while (left && !((*left)[2] && (*left)[2]->steps > 0)) left = left_in_pieces_at(++call, options, data);
+  auto left = left_at(call, options, data);
+  while (left && !((*left)[2] && (*left)[2]->steps > 0)) left = left_at(++call, options, data);
   ASSERT_TRUE(left);
   try {
     together(options, data, {(*left)[2], std::nullopt});
@@ -428,7 +407,7 @@ TEST(ElasticSteps, OfARankThatOthersWentOnWithoutAreUpdatedAlone) {
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);
   const Outcome expected = in_peace(options, data, nullptr);
   int found = 0;
-  for (int call = 1; const auto left = left_in_pieces_at(call, options, data); ++call) {
+  for (int call = 1; const auto left = left_at(call, options, data); ++call) {
     const auto &first = (*left)[0], &last = (*left)[2];
     if (!first || first->steps == 0 || first->next_pieces.empty()) continue;
     ++found;

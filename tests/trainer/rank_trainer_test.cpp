@@ -100,29 +100,52 @@ void flip_a_bit(const torch::Tensor& tensor) {
   tensor.variable_data().as_strided({1}, {1}).view(torch::kInt).bitwise_xor_(1 << 22);
 }
 
+// The task with Adam, of which `made` then tells where it is.
+lockstep::Task with_adam(lockstep::Task task, torch::optim::Optimizer*& made) {
+  task.optimizer = [&made](const lockstep::Task::Groups& groups) {
+    auto adam = std::make_unique<torch::optim::Adam>(groups);
+    made = adam.get();
+    return adam;
+  };
+  return task;
+}
+
+torch::Tensor first_exp_avg(torch::optim::Optimizer& adam) {
+  return static_cast<torch::optim::AdamParamState&>(*adam.state().begin()->second).exp_avg();
+}
+
+// A bit of the weights, or of the optimizer's state, which the first step makes.
 TEST(RankTrainer, AFlippedBitIsFoundWithinSoManyStepsWhicheverStepItComesIn) {
   const auto data = lockstep::synthetic_images(150, 40);
   TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};  // 5 steps in an epoch
+  const auto expect_found = [&](int flips_in, bool of_state) {
+    SCOPED_TRACE(std::to_string(flips_in) + ", every " + std::to_string(options.check_replicas) +
+                 (of_state ? ", exp_avg" : ", weights"));
+    int found_in = 0;
+    lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
+      const lockstep::TrainCallbacks callbacks;
+      torch::optim::Optimizer* adam = nullptr;
+      lockstep::RankTrainer trainer(options, callbacks, with_adam(task_of(options, data), adam), rank, nullptr,
+                                    nullptr);
+      const torch::Tensor parameter = trainer.whole()->parameters()[0];
+      int step = 0;
+      parameter.register_hook([&](const torch::Tensor&) {
+        if (++step == flips_in && rank.index() == 2) flip_a_bit(of_state ? first_exp_avg(*adam) : parameter);
+      });
+      const std::string error = lockstep::error_of([&] {
+        trainer.epoch(1);
+        trainer.epoch(2);
+      });
+      EXPECT_THAT(error, HasSubstr("no longer equal: rank 2 (cpu) from the others in "));
+      if (of_state && options.check_replicas == 1) EXPECT_THAT(error, HasSubstr("the optimizer's exp_avg"));
+      if (rank.index() == 0) found_in = step;
+    });
+    EXPECT_LT(found_in - flips_in, options.check_replicas);
+  };
   for (options.check_replicas = 1; options.check_replicas <= 7; options.check_replicas += 3) {
     for (int flips_in = 1; flips_in <= 10; ++flips_in) {
-      SCOPED_TRACE(std::to_string(flips_in) + ", every " + std::to_string(options.check_replicas));
-      int found_in = 0;
-      lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
-        const lockstep::TrainCallbacks callbacks;
-        lockstep::RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
-        const torch::Tensor parameter = trainer.whole()->parameters()[0];
-        int step = 0;
-        parameter.register_hook([&](const torch::Tensor&) {
-          if (++step == flips_in && rank.index() == 2) flip_a_bit(parameter);
-        });
-        const std::string error = lockstep::error_of([&] {
-          trainer.epoch(1);
-          trainer.epoch(2);
-        });
-        EXPECT_THAT(error, HasSubstr("no longer equal: rank 2 (cpu) from the others in "));
-        if (rank.index() == 0) found_in = step;
-      });
-      EXPECT_LT(found_in - flips_in, options.check_replicas);
+      expect_found(flips_in, /*of_state=*/false);
+      if (flips_in > 1) expect_found(flips_in, /*of_state=*/true);
     }
   }
 }
@@ -164,16 +187,6 @@ TEST(RankTrainer, RunningStatisticsThatDifferWithGrainsEndTheRunAndTheRankIsName
   }
 }
 
-// The task with Adam, of which `made` then tells where it is.
-lockstep::Task with_adam(lockstep::Task task, torch::optim::Optimizer*& made) {
-  task.optimizer = [&made](const lockstep::Task::Groups& groups) {
-    auto adam = std::make_unique<torch::optim::Adam>(groups);
-    made = adam.get();
-    return adam;
-  };
-  return task;
-}
-
 // What the ranks' trainers throw, with Adam, if rank `odd` calls flip(its optimizer) behind the second step; odd -1:
 // none does.
 using Flip = std::function<void(torch::optim::Optimizer&)>;
@@ -199,9 +212,7 @@ std::vector<std::string> errors_after_flip(int ranks, int odd, TrainOptions opti
 }
 
 TEST(RankTrainer, AFlippedBitOfWhatOneRankAloneHasIsFoundAndTheRankIsNamed) {
-  const Flip of_state = [](auto& adam) {
-    flip_a_bit(static_cast<torch::optim::AdamParamState&>(*adam.state().begin()->second).exp_avg());
-  };
+  const Flip of_state = [](auto& adam) { flip_a_bit(first_exp_avg(adam)); };
   const Flip of_weights = [](auto& adam) { flip_a_bit(adam.param_groups()[0].params()[0]); };
   struct Case {
     std::string name;
@@ -275,8 +286,7 @@ TEST(RankTrainer, ASliceThatIsKeptTwiceIsComparedAndBothRanksAreNamed) {
       lockstep::RankTrainer trainer(options, callbacks, with_adam(task_of(options, data), made), rank, nullptr,
                                     nullptr);
       trainer.epoch(1);
-      auto& state = static_cast<torch::optim::AdamParamState&>(*made->state().begin()->second);
-      if (rank.index() == 1) flip_a_bit(state.exp_avg());
+      if (rank.index() == 1) flip_a_bit(first_exp_avg(*made));
       const std::string error = lockstep::error_of([&] { trainer.epoch(2); });
       if (options.check_replicas == 0) {
         EXPECT_EQ(error, "(no error)");

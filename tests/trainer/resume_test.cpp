@@ -26,6 +26,13 @@ using lockstep::TrainResult;
 using testing::AllOf;
 using testing::HasSubstr;
 
+void swap_files(const fs::path& a, const fs::path& b) {
+  const fs::path between = a.string() + ".swapped";
+  fs::rename(a, between);
+  fs::rename(b, a);
+  fs::rename(between, b);
+}
+
 class Resume : public lockstep::SmallTraining {
  protected:
   void expect_near(const std::string& name, const std::string& expected) const {
@@ -273,6 +280,41 @@ TEST_F(Resume, ADamagedNewestCheckpointGivesWayToAnEarlierOne) {
                                  HasSubstr("; the run goes on from " + earlier.string())));
   for (const auto& entry : fs::directory_iterator(runs_ / "run/checkpoints")) damage(entry.path().filename());
   EXPECT_THAT(error_of([&] { go_on(settings, settings.keep.run_dir); }), HasSubstr("there is no whole one before it"));
+}
+
+// A run goes on from what a checkpoint holds, and not from what its name says.
+TEST_F(Resume, CheckpointsUnderEachOthersNamesChangeNoBit) {
+  const TrainResult expected = lockstep::train(options(1, "whole"));
+  for (const std::string from : {"", "epoch-0002", "epoch-0003"}) {
+    SCOPED_TRACE(from);
+    const std::string name = "run" + from;
+    TrainOptions settings = options(1, name);
+    train_until(settings, 3);
+    swap_files(checkpoint(name, "epoch-0002"), checkpoint(name, "epoch-0003"));
+    const TrainResult result = go_on(settings, from.empty() ? settings.keep.run_dir : checkpoint(name, from));
+    expect_same(result, expected);
+    expect_same_bits(name, "whole");
+    expect_same({.history = lockstep::read_metrics(settings.keep.run_dir / "metrics.jsonl")}, expected);
+  }
+}
+
+// Also if their settings are taken from the checkpoint, as the program does it.
+TEST_F(Resume, CheckpointsOfTwoRunsUnderEachOthersNamesAreRefused) {
+  TrainOptions one = options(1, "one"), two = options(1, "two");
+  two.seed = 2;
+  train_until(one, 3);
+  train_until(two, 3);
+  swap_files(checkpoint("one", "epoch-0003"), checkpoint("two", "epoch-0003"));
+  const std::string before = runs_.read("one/config.json");
+  const std::string as_itself = error_of([&] { go_on(one, one.keep.run_dir); });
+  two.keep.run_dir = one.keep.run_dir;
+  const std::string as_the_other = error_of([&] { go_on(two, one.keep.run_dir); });
+  for (const std::string& error : {as_itself, as_the_other}) {
+    EXPECT_THAT(error, AllOf(HasSubstr("cannot go on from '" + checkpoint("one", "epoch-0003").string() + "'"),
+                             HasSubstr("it has seed 2, and the run in whose folder it lies 1"),
+                             HasSubstr("it is another run's")));
+  }
+  EXPECT_EQ(runs_.read("one/config.json"), before);
 }
 
 TEST_F(Resume, OtherDataOfTheSameSizeAreRefused) {

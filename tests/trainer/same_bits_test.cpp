@@ -183,10 +183,17 @@ TEST_F(SameBits, AfterARunWasStoppedAndWentOnOnOtherRanks) {
       in.keep.run_dir = runs_ / (model + name);
       return in;
     };
-    expect_one(train(in("first", {"", 3})), expected);
-    expect_one(go_on(in("second", {"", 7}), checkpoint(model + "first", "epoch-0000-step-000002")), expected);
-    const auto third = checkpoint(model + "second", "epoch-0000-step-000004");
-    expect_one(go_on(in("third", {"", 2}), third), expected);
+    for (const std::vector<int>& chain : {std::vector{3, 7, 2}, std::vector{1, 2, 4, 1}}) {
+      std::string from, name;  // the run before it, and this one's, such as 3-7-2-
+      for (size_t i = 0; i < chain.size(); ++i, from = name) {
+        name += std::to_string(chain[i]) + "-";
+        SCOPED_TRACE(name);
+        const TrainOptions here = in(name, {"", chain[i]});
+        const std::string step = "epoch-0000-step-00000" + std::to_string(i + 1);
+        expect_one(i == 0 ? train(here) : go_on(here, checkpoint(model + from, step)), expected);
+      }
+    }
+    const auto third = checkpoint(model + "3-7-2-", "epoch-0000-step-000004");
     TrainOptions other = in("other", {"", 2});
     other.memory_format = MemoryFormat::channels_last;
     EXPECT_THAT(error_of([&] { go_on(other, third); }), testing::HasSubstr("a run goes on as it began"));

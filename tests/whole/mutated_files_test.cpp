@@ -16,6 +16,7 @@
 #include "io/idx.hpp"
 #include "support/idx_files.hpp"
 #include "support/scratch_folder.hpp"
+#include "support/time_limits.hpp"
 #include "trainer/run_state.hpp"
 
 namespace mutated_files_test {
@@ -90,30 +91,53 @@ void expect_refused_or_read(const std::string& bytes, int count, const std::func
   EXPECT_GT(refused, count / 4);
 }
 
+// A small one, of which each bit can be flipped in a second.
 RunState checkpoint() {
-  RunState state{.epochs = 2, .steps = 7, .seconds = 0.25, .history = {}, .config = R"({"lr": 0.5})", .tensors = {}};
-  for (int epoch = 1; epoch <= 2; ++epoch) state.history.push_back({.epoch = epoch, .train_loss = 0.5});
-  state.tensors.emplace_back("model.weight", torch::arange(64, torch::kDouble).view({8, 8}));
+  RunState state{.epochs = 1, .steps = 7, .seconds = 0.25, .history = {}, .config = R"({"lr": 0.5})", .tensors = {}};
+  state.history.push_back({.epoch = 1, .train_loss = 0.5});
+  state.tensors.emplace_back("model.weight", torch::arange(16, torch::kDouble).view({4, 4}));
   state.tensors.emplace_back("optimizer.step.weight", torch::tensor(int64_t{7}));
   return state;
 }
 
-TEST(MutatedFiles, ACheckpointIsRefusedOrWhole) {
-  const ScratchFolder folder;
-  const RunState whole = checkpoint();
-  write_run_state(folder / "whole", whole);
-  expect_refused_or_read(folder.read("whole"), 4000, [&](const std::string& bytes) {
-    folder.write("damaged", bytes);
-    const RunState read = lockstep::read_run_state(folder / "damaged");
-    EXPECT_EQ(read.epochs, whole.epochs);
-    EXPECT_EQ(read.steps, whole.steps);
-    EXPECT_EQ(read.seconds, whole.seconds);
-    EXPECT_EQ(read.config, whole.config);
-    ASSERT_EQ(read.tensors.size(), whole.tensors.size());
+class MutatedCheckpoint : public testing::Test {
+ protected:
+  MutatedCheckpoint() { write_run_state(folder_ / "whole", whole_); }
+
+  // Throws Error, or the file means what the whole one means.
+  void read(const std::string& bytes) const {
+    folder_.write("damaged", bytes);
+    const RunState read = lockstep::read_run_state(folder_ / "damaged");
+    EXPECT_EQ(manifest_of(read), manifest_of(whole_));
+    ASSERT_EQ(read.tensors.size(), whole_.tensors.size());
     for (const auto& [name, tensor] : read.tensors) {  // in the file's order
-      EXPECT_TRUE(tensor.equal(name == "model.weight" ? whole.tensors[0].second : whole.tensors[1].second)) << name;
+      EXPECT_TRUE(tensor.equal(name == "model.weight" ? whole_.tensors[0].second : whole_.tensors[1].second)) << name;
     }
-  });
+  }
+
+  const ScratchFolder folder_;
+  const RunState whole_ = checkpoint();
+};
+
+TEST_F(MutatedCheckpoint, IsRefusedOrWhole) {
+  expect_refused_or_read(folder_.read("whole"), 4000, [&](const std::string& bytes) { read(bytes); });
+}
+
+TEST_F(MutatedCheckpoint, IsRefusedWhereverItIsCut) {
+  const std::string bytes = folder_.read("whole");
+  for (size_t length = 0; length < bytes.size(); length += lockstep::kSlowdown) {
+    EXPECT_THROW(read(bytes.substr(0, length)), Error) << "of " << length << " bytes";
+  }
+  EXPECT_NO_THROW(read(bytes));
+}
+
+TEST_F(MutatedCheckpoint, IsRefusedWhicheverBitFlips) {
+  const std::string bytes = folder_.read("whole");
+  for (size_t bit = 0; bit < 8 * bytes.size(); bit += lockstep::kSlowdown) {
+    std::string damaged = bytes;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << bit % 8));
+    EXPECT_THROW(read(damaged), Error) << "bit " << bit % 8 << " of byte " << bit / 8;
+  }
 }
 
 TEST(MutatedFiles, WeightsAreRefusedOrWhole) {

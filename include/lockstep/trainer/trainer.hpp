@@ -110,7 +110,7 @@ class NotFinite : public Error {
 //   whose steps were others: other data (known by their SHA-256), another model, batch size, … These alone may
 //   differ: devices, threads_per_rank, split, zero_stage, keep_twice, balance, memory_format, cuda_graph, on_nan,
 //   check_replicas, check_arithmetic, epochs, where files lie, and what is kept. With a grain memory_format may not
-//   differ.
+//   differ. A checkpoint that lies in the folder of a run whose steps were others is refused too.
 //
 // Throws Error after it: NotFinite; weights or optimizer states that differ between devices (see
 // TrainOptions::check_replicas); a device that computes wrongly (see TrainOptions::check_arithmetic); a rank that fails
