@@ -190,6 +190,7 @@ TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
     EXPECT_EQ(actual.weights, expected.weights) << "call " << call;
     EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "call " << call;
     EXPECT_EQ(actual.metrics.train_accuracy, expected.metrics.train_accuracy) << "call " << call;
+    EXPECT_EQ(actual.metrics.lr, expected.metrics.lr) << "call " << call;
     EXPECT_EQ(actual.metrics.test_accuracy, expected.metrics.test_accuracy) << "call " << call;
     if (left) most_steps = std::max(most_steps, left->steps);
   }

@@ -329,13 +329,14 @@ TEST(HasFiniteGradients, SeesTheOtherStagesOfASplitModel) {
   }
 }
 
-// Another process may be gone just then. The others begin the step again, and do not count it as done.
+// Another process may be gone just then. The others begin the step again, and do not count it as done. (On a GPU the
+// weights are spoilt by then, and the next step tells.)
 TEST(OnNan, TheStepIsNoWholeOneOfAnElasticJob) {
   const ImageData data = spoilt_images();
   TrainOptions options = options_for(OnNan::stop);
   options.batch.grain = 8;
   const TrainCallbacks callbacks;
-  run(test_devices(2), [&](Rank& rank) {
+  run(Devices(2, torch::kCPU), [&](Rank& rank) {
     RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
     trainer.be_elastic({});
     trainer.epoch(1);
