@@ -98,7 +98,7 @@ class Update {
   SplitModel net_;
   const double clip_;
   const int zero_stage_;
-  const bool in_place_;  // gradients become zero
+  const bool in_place_;         // gradients become zero
   const bool is_only_replica_;  // of this rank's part of the network
   const LearningRate rate_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null if it is sharded
