@@ -5,10 +5,10 @@ include(CheckCXXSourceCompiles)
 
 # Whether this LibTorch's Gloo could encrypt what ranks send each other. Nothing uses it yet (docs/decisions/0028).
 function(lockstep_look_for_tls)
-  execute_process(COMMAND grep -qa TCP_TLS "${TORCH_INSTALL_PREFIX}/lib/libtorch_cpu.so" RESULT_VARIABLE none OUTPUT_QUIET ERROR_QUIET)
-  if(none)
+  execute_process(COMMAND grep -qa TCP_TLS "${TORCH_INSTALL_PREFIX}/lib/libtorch_cpu.so" RESULT_VARIABLE result OUTPUT_QUIET ERROR_QUIET)
+  if(result EQUAL 1)
     message(STATUS "Gloo: this LibTorch has no TLS transport; between machines tensors go in clear text")
-  else()
+  elseif(result EQUAL 0)
     message(STATUS "Gloo: this LibTorch has a TLS transport, which lockstep does not use; between machines tensors go in clear text")
   endif()
 endfunction()

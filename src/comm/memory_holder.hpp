@@ -1,4 +1,4 @@
-// MemoryHolder: while it lives, the others learn within 0.2 to 4 ms that this process was killed.
+// MemoryHolder: while it lives, the others learn at once that this process was killed.
 //
 // The system ends a killed process's threads one by one. The last one gives the memory back, which takes 10 to 20 ms
 // with LibTorch in it, and closes the connections only then. Here a second process has the same memory. It runs no

@@ -24,6 +24,10 @@ struct Change {
   std::string key, then, now;
 };
 
+std::string named(const std::string& key, const std::string& value) {
+  return value == "none" ? "no " + key : key + " " + value;
+}
+
 // The first one; none if both are settings of one run.
 std::optional<Change> change_between(const TrainOptions& old, const TrainOptions& options) {
   auto then = nlohmann::json::parse(to_json(old));  // not const: [] reads a key that is not there as null
@@ -57,9 +61,10 @@ void check_same_folder(const TrainOptions& old, const fs::path& file) {
   }
   if (!config) return;
   if (const auto change = change_between(*config, old)) {
-    throw Error("it has " + change->key + " " + change->now + ", and the run in whose folder it lies " + change->then +
+    throw Error("it has " + named(change->key, change->now) + ", and the run in whose folder it lies " + change->then +
                 ", as " + (run / kConfigFile).string() +
-                " says; so it is another run's, or that file was changed. Go on from a checkpoint of this run");
+                " says; so it is another run's, or that file was changed. Go on from a checkpoint of this run; a file "
+                "that was changed, put back or remove");
   }
 }
 
@@ -73,9 +78,8 @@ void check_same_run(const RunState& state, const TrainOptions& options, const fs
     throw Error(what + error.what());
   }
   if (const auto change = change_between(then, options)) {
-    throw Error(what + "its run has " +
-                (change->then == "none" ? "no " + change->key : change->key + " " + change->then) + ", and this one " +
-                change->now + "; a run goes on as it began");
+    throw Error(what + "its run has " + named(change->key, change->then) + ", and this one " + change->now +
+                "; a run goes on as it began");
   }
   if (options.epochs < state.epochs || (options.epochs == state.epochs && state.steps > 0)) {
     throw Error(what + "it is " + std::to_string(state.steps) + " steps after epoch " + std::to_string(state.epochs) +

@@ -64,7 +64,8 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
     : net_(net),
       clip_(options.optimizer.clip),
       zero_stage_(options.exchange.zero_stage),
-      in_place_(options.cuda_graph || options.exchange.sync_every > 0),
+      in_place_(options.cuda_graph || options.exchange.sync_every > 0 ||
+                net_.mesh().shape().size() != net_.mesh().shape().data),
       is_only_replica_(net_.mesh().data().world_size() == 1),
       rate_(learning_rate_of(options)),
       optimizer_(optimizer_of(options, extras, net_)),

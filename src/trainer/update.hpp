@@ -37,8 +37,9 @@ class Update {
   Update(const TrainOptions& options, const SplitModel& net, const UpdateExtras& extras = {});
 
   // Gradients become undefined, as by LibTorch's zero_grad(). So a parameter that a step does not use is left alone,
-  // whether the run has gone on from a checkpoint or not. A CUDA graph needs them in place. So does local SGD, whose
-  // ranks all have a state of each parameter.
+  // whether the run has gone on from a checkpoint or not. They stay in place, as zeros, with a CUDA graph, which needs
+  // their memory, and with local SGD, where every rank needs a state of each parameter. So they do in networks that are
+  // split by layers or channels, which use every parameter in each step.
   void zero_grad();
 
   // Sets the learning rate for the moment when `epochs_done` epochs are done, and returns it.

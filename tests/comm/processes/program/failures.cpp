@@ -236,16 +236,17 @@ void scenarios::dies_while_it_receives(const Setup& setup) {
     rank.barrier();
     std::vector<c10::intrusive_ptr<c10d::Work>> works;
     std::vector<torch::Tensor> tensors;
-    for (const int64_t count : {16'000'000, 2, 2}) {
+    for (const int64_t count : {16'000'000, 2, 2})
       tensors.push_back(rank.index() == 0 ? torch::ones(count) : torch::zeros(count));
-      std::vector<torch::Tensor> tensor{tensors.back()};
-      works.push_back(rank.backend().broadcast(tensor, c10d::BroadcastOptions()));
-    }
-    const volatile float* const first = tensors[0].const_data_ptr<float>();
-    while (rank.process() == 1 && *first == 0) std::this_thread::sleep_for(10us);
-    if (rank.process() == 1) std::raise(SIGKILL);
     const auto begin = std::chrono::steady_clock::now();
     try {
+      for (const auto& one : tensors) {
+        std::vector<torch::Tensor> tensor{one};
+        works.push_back(rank.backend().broadcast(tensor, c10d::BroadcastOptions()));
+      }
+      const volatile float* const first = tensors[0].const_data_ptr<float>();
+      while (rank.process() == 1 && *first == 0) std::this_thread::sleep_for(10us);
+      if (rank.process() == 1) std::raise(SIGKILL);
       works.back()->wait();
     } catch (const lockstep::Error&) {
       const std::chrono::duration<double, std::milli> waited = std::chrono::steady_clock::now() - begin;
