@@ -179,8 +179,10 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
                         net_.mesh().data());
   auto batch = all.begin();
   if (!std::exchange(resumed_runs_, {}).empty()) all.set_shares(shares_);
-  if (steps_ == all.count())
-    metrics.lr = update_.set_time(done + static_cast<double>(steps_ - 1) / static_cast<double>(all.count()));
+  const auto set_time_of_step = [&](int64_t step) {
+    metrics.lr = update_.set_time(done + static_cast<double>(step) / static_cast<double>(all.count()));
+  };
+  if (steps_ == all.count()) set_time_of_step(steps_ - 1);  // only its evaluation is left
   epoch_ = metrics.epoch;
   StepProgress progress{.epoch = metrics.epoch,
                         .done = std::min(steps_ * options_.batch.global(), train_.size()),
@@ -188,7 +190,7 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
   for (; batch != all.end(); ++batch) {
     clock_.batch_came();
     batch->x = batch->x.contiguous(memory_format(options_));
-    metrics.lr = update_.set_time(done + static_cast<double>(steps_) / static_cast<double>(all.count()));
+    set_time_of_step(steps_);
     net_.replicas().set_steps_done(done * all.count() + steps_);
     ++steps_;
     if (trace_ != nullptr) trace_->before_step(rank_);

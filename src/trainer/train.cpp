@@ -268,8 +268,10 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       resumed = std::nullopt;
     };
     try {
-      if (elastic) resume_step();
-      if (elastic) keep_what_is_owed();
+      if (elastic) {
+        resume_step();
+        keep_what_is_owed();
+      }
       train_epochs();
     } catch (const ReplicasDiffer& difference) {
       if (!may_mend || difference.ranks().empty()) throw;

@@ -211,6 +211,47 @@ TEST(OnNan, ARunGoesOnWithWhatItHasSkipped) {
   });
 }
 
+// Another process may be gone just then. The others begin the step again, and do not count it as done. (On a GPU the
+// weights are spoilt by then, and the next step tells.)
+TEST(OnNan, TheStepIsNoWholeOneOfAnElasticJob) {
+  const ImageData data = spoilt_images();
+  TrainOptions options = options_for(OnNan::stop);
+  options.batch.grain = 8;
+  const TrainCallbacks callbacks;
+  run(Devices(2, torch::kCPU), [&](Rank& rank) {
+    RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
+    trainer.be_elastic({});
+    trainer.epoch(1);
+    EXPECT_THAT(trainer.not_finite(), HasSubstr("not finite"));
+    EXPECT_EQ(trainer.whole_steps().steps, place_of_spoilt(data, options, 1).first - 1);
+  });
+}
+
+TEST(OnNan, ARunGoesOnWhoseAverageOfWeightsHasNotBegun) {
+  const ImageData data = spoilt_images();
+  TrainOptions options = options_for(OnNan::skip);
+  while (place_of_spoilt(data, options, 1).first != 1) ++options.seed;
+  options.keep.every = 1;
+  TrainCallbacks callbacks;
+  callbacks.on_warning = [](const std::string&) {};
+  Task task = task_of(options, data);
+  task.ema_decay = 0.9;
+  run(test_devices(1), [&](Rank& rank) {
+    std::optional<RunState> first;
+    RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
+    trainer.epoch(1, [&] {
+      RunState state = trainer.state();
+      if (first) return;
+      for (auto& [name, tensor] : state.tensors) tensor = tensor.clone();
+      first = std::move(state);
+    });
+    ASSERT_EQ(first->steps, 1);
+    RankTrainer again(options, callbacks, task, rank, nullptr, nullptr, &*first);
+    again.epoch(1);
+    EXPECT_EQ(weights_hash(*again.whole()), weights_hash(*trainer.whole()));
+  });
+}
+
 TEST(OnNan, AnEpochOfSkippedStepsEndsTheRun) {
   ImageData data = spoilt_images();
   data.train.x.fill_(std::numeric_limits<float>::quiet_NaN());
@@ -327,47 +368,6 @@ TEST(HasFiniteGradients, SeesTheOtherStagesOfASplitModel) {
     });
     EXPECT_THAT(finite, Each(wrong == 0 ? 1 : 0));
   }
-}
-
-// Another process may be gone just then. The others begin the step again, and do not count it as done. (On a GPU the
-// weights are spoilt by then, and the next step tells.)
-TEST(OnNan, TheStepIsNoWholeOneOfAnElasticJob) {
-  const ImageData data = spoilt_images();
-  TrainOptions options = options_for(OnNan::stop);
-  options.batch.grain = 8;
-  const TrainCallbacks callbacks;
-  run(Devices(2, torch::kCPU), [&](Rank& rank) {
-    RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr);
-    trainer.be_elastic({});
-    trainer.epoch(1);
-    EXPECT_THAT(trainer.not_finite(), HasSubstr("not finite"));
-    EXPECT_EQ(trainer.whole_steps().steps, place_of_spoilt(data, options, 1).first - 1);
-  });
-}
-
-TEST(OnNan, ARunGoesOnWhoseAverageOfWeightsHasNotBegun) {
-  const ImageData data = spoilt_images();
-  TrainOptions options = options_for(OnNan::skip);
-  while (place_of_spoilt(data, options, 1).first != 1) ++options.seed;
-  options.keep.every = 1;
-  TrainCallbacks callbacks;
-  callbacks.on_warning = [](const std::string&) {};
-  Task task = task_of(options, data);
-  task.ema_decay = 0.9;
-  run(test_devices(1), [&](Rank& rank) {
-    std::optional<RunState> first;
-    RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
-    trainer.epoch(1, [&] {
-      RunState state = trainer.state();
-      if (first) return;
-      for (auto& [name, tensor] : state.tensors) tensor = tensor.clone();
-      first = std::move(state);
-    });
-    ASSERT_EQ(first->steps, 1);
-    RankTrainer again(options, callbacks, task, rank, nullptr, nullptr, &*first);
-    again.epoch(1);
-    EXPECT_EQ(weights_hash(*again.whole()), weights_hash(*trainer.whole()));
-  });
 }
 
 }  // namespace on_nan_test
