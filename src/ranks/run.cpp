@@ -10,7 +10,6 @@
 #include "base/scramble.hpp"
 #include "comm/failure.hpp"
 #include "comm/job_options.hpp"
-#include "comm/memory_holder.hpp"
 #include "comm/processes/job.hpp"
 #include "comm/world.hpp"
 #include "elastic_job.hpp"
@@ -201,7 +200,6 @@ void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body,
         "run: `elastic` is for CPU ranks: on GPUs an update may be under way when a process is lost. Take fit(), which "
         "waits for it, or the devices of CPUs");
   }
-  const comm::MemoryHolder memory_holder;
   ElasticJob job(options.stop, options.silence, options.elastic);
   // One that joins waits until the others come to the end of a step.
   options.rendezvous_timeout = std::max(options.rendezvous_timeout, options.timeout);

@@ -6,7 +6,6 @@
 #include "base/seconds.hpp"
 #include "checkpoint_folder.hpp"
 #include "comm/failure.hpp"
-#include "comm/memory_holder.hpp"
 #include "common_settings.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
@@ -130,12 +129,10 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   std::mutex mutex;
   const TrainCallbacks callbacks = one_at_a_time(callers, mutex);
   const TrainOptions settings = with_resume_found(given, callbacks.on_warning);
-  std::optional<comm::MemoryHolder> memory_holder;
   std::optional<ElasticJob> elastic;
   ElasticJob::check(settings.elastic);
   if (ElasticJob::is_asked_for()) {
     check_elastic(settings);
-    if (settings.devices[0].is_cpu()) memory_holder.emplace();
     elastic.emplace(callbacks.stop, settings.silence, settings.elastic);
   }
   std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);

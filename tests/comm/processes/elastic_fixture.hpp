@@ -66,14 +66,12 @@ class Elastic : public Cli {
       const auto has = [&](const std::string& variable) {
         return all.find('\0' + variable + '\0') != std::string::npos;
       };
-      std::string name;  // one more process has the same variables
-      std::getline(std::ifstream(entry.path() / "comm"), name);
-      if (pid > 0 && name != "lockstep-memory" && has(number) && has(of_job)) return pid;
+      if (pid > 0 && has(number) && has(of_job)) return pid;
     }
     return -1;
   }
 
-  // Of jobs in without_gnuplot(). A killed process's memory is held for 0.1 s after its end.
+  // Of jobs in without_gnuplot(). The kernel may still be ending a killed process.
   Words leftovers() const {
     std::set<std::string> ports;
     for (const auto& name : notes_.names()) {
