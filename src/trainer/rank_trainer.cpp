@@ -220,7 +220,6 @@ void RankTrainer::run_step(const Batch& batch) {
   buffers_.clear();
   for (const auto& buffer : net_.module()->buffers()) buffers_.push_back(buffer.clone());
   is_within_step_ = true;
-  if (auto& kept = update_.twice_kept()) kept->begin_step();
   const auto& replica = net_.replicas().replica();
   replica->keep_grains();
   if (const auto kept = std::exchange(resumed_, std::nullopt)) {

@@ -56,8 +56,7 @@ class RankTrainer {
 
   // For an elastic job, before the first epoch. Ranks end their epoch between two steps once one of them finds `newer`
   // requested; regroups() says so, on all of them. whole_steps() is where this rank goes on from, also when the run has
-  // failed, without the others: the steps of the epoch that are whole. With keep_twice it is this rank's part of them,
-  // and may be asked for once.
+  // failed, without the others: the steps of the epoch that are whole.
   void be_elastic(const std::stop_token& newer);
   bool regroups() const { return regroups_; }
   RunState whole_steps();

@@ -88,11 +88,6 @@ void RankTrainer::be_elastic(const std::stop_token& newer) {
 // What is each rank's own has one row here, which a later generation's rank 0 takes.
 RunState RankTrainer::whole_steps() {
   RunState state;
-  auto& kept = update_.twice_kept();
-  if (kept && is_within_step_ && kept->has_updated()) {
-    whole_steps_ = steps_;
-    is_within_step_ = false;
-  }
   state.steps = whole_steps_;
   if (is_within_step_) {
     const torch::NoGradGuard no_grad;
@@ -101,11 +96,7 @@ RunState RankTrainer::whole_steps() {
   }
   save_average(state);
   put_under("model", state_of(*whole()), state.tensors);
-  if (kept) {
-    put_pieces(*kept, state);
-  } else {
-    update_.save(state, rank_);
-  }
+  update_.save(state, rank_);
   drain(rank_);  // the next generation's ranks have other streams
   if (whole_steps_ == 0) return state;
   state.seconds = clock_.seconds();
@@ -121,7 +112,6 @@ RunState RankTrainer::whole_steps() {
 
 std::optional<KeptStep> RankTrainer::kept_step() {
   if (!is_within_step_) return std::exchange(resumed_, std::nullopt);
-  if (const auto& kept = update_.twice_kept(); kept && kept->has_updated()) return std::nullopt;
   const c10::NoGradGuard no_grad;
   auto grains = net_.replicas().replica()->kept_grains();
   const auto sums = totals_.of_step();
@@ -258,7 +248,6 @@ void RankTrainer::restore(const RunState& state) {
   steps_ = state.steps;
   clock_.reset(state.seconds);
   update_.load(state, rank_);
-  if (auto& kept = update_.twice_kept()) kept->set_updates(state.updates);
   load_average(state);
   load_hook(state);
   load_buffers(tensors_under("ranks.buffers", state.tensors));

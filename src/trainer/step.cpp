@@ -86,8 +86,8 @@ class PlainStep : public Step {
     if (counts_loss_) with_.totals.add_loss(mean, batch.size());
   }
 
-  // What needs the other ranks comes before the update: so a rank that is left alone has whole steps only. (With
-  // keep_twice the ranks gather the parameters after it, see twice_kept.hpp.) share() is where they agree on the step.
+  // What needs the other ranks comes before the update: so a rank that is left alone has whole steps only. share() is
+  // where they agree on the step.
   void finish(const Batch& batch) {
     if (with_.totals.shared) {
       with_.update.prepare();

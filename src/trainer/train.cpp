@@ -10,7 +10,6 @@
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
 #include "elastic.hpp"
-#include "joined_pieces.hpp"
 #include "measures.hpp"
 #include "rank_trainer.hpp"
 #include "ranks/elastic_job.hpp"
@@ -85,23 +84,6 @@ struct Succession {
   std::vector<std::optional<KeptStep>> kept = {};  // by its ranks, what they have of the step that broke off
 };
 
-// What to do when a part of the state is lost.
-std::string advice_on_loss(const fs::path& run) {
-  const fs::path newest = run.empty() ? fs::path() : newest_checkpoint(run / kCheckpointFolder);
-  if (newest.empty())
-    return ". The run has kept no checkpoint; start it anew, and let it keep some (`run_dir`, `keep_last`)";
-  return ". Its newest checkpoint is " + newest.string() + "; go on from it with `resume` " + run.string();
-}
-
-// Others count on what this rank was given, also if the generation breaks before it has its slices of it.
-void keep_what_is_handed_over(std::optional<RunState>& state, Rank& rank, const fs::path& run) {
-  try {
-    hand_over(state, rank);
-  } catch (const StateLost& loss) {
-    throw Error(loss.what() + advice_on_loss(run));
-  }
-}
-
 // How long processes wait for one that joins, or for one that takes over the run.
 std::chrono::milliseconds patience_of_elastic(const TrainOptions& options) {
   return std::max<std::chrono::milliseconds>(options.timeout, 60s);
@@ -157,9 +139,6 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   folder->create(settings, judge, callbacks.on_warning);
   if (callbacks.on_data) callbacks.on_data(workload.announcement);
   if (!workload.warning.empty()) callbacks.on_warning(workload.warning);
-  if (!elastic && settings.exchange.keep_twice)
-    callbacks.on_warning(
-        "`keep_twice` is for elastic jobs, and this one is none: it takes memory and time for nothing");
   const std::string title =
       workload.title + ", " + to_string(settings.devices) + ", batch size " + std::to_string(settings.batch.global());
 
@@ -175,12 +154,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     if (elastic) {
       if (is_first_here) succession.met = true;
       check_shared_folder(settings.keep.run_dir, elastic->generation(), rank);
-      if (settings.exchange.keep_twice) {  // which has one rank in a process
-        keep_what_is_handed_over(resumed, rank, settings.keep.run_dir);
-        begin = resumed;
-      } else {
-        hand_over(begin, rank);
-      }
+      hand_over(begin, rank);
       if (rank.index() == 0) elastic->note_beginning();
       if (is_first_here) result.history = begin ? begin->history : std::vector<EpochMetrics>();
     }
@@ -191,10 +165,6 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     const auto resume_step = [&] {
       if (elastic->generation() > 0)
         trainer.resume_step(std::exchange(kept_of_rank, std::nullopt), begin ? begin->epochs + 1 : 1);
-      if (settings.exchange.keep_twice) {  // the trainer has its slices of it now
-        resumed.reset();
-        if (begin) begin->tensors.clear();
-      }
     };
     const auto complete = [&](RunState state) {
       state.epochs = static_cast<int>(result.history.size());

@@ -40,7 +40,6 @@ void train(Rank& rank, const Dataset& data, Steps& steps, const Listener& listen
 
 // A generation's part of an elastic job, as train() of the library does it: from the most advanced rank's state on.
 struct Progress {
-  int zero_stage = 0;  // above 0: with slices that are kept twice
   std::optional<RunState> state = {};
   bool is_last = false;  // the training is done
   int kept = 0;          // steps in the last checkpoint that this process has written

@@ -228,36 +228,6 @@ Outcome together(const TrainOptions& options, const ImageData& data, const State
   return outcome;
 }
 
-TrainOptions kept_twice(int stage, OptimizerKind kind, int64_t accumulate) {
-  TrainOptions options = small_options();
-  options.optimizer = {.kind = kind, .clip = 0.5};
-  options.rate = {.lr = 0.002, .schedule = LrSchedule::cosine};
-  if (kind == OptimizerKind::sgd) options.optimizer.momentum = 0.9;
-  options.batch.accumulate = accumulate;
-  options.exchange = {.zero_stage = stage, .keep_twice = true};
-  return options;
-}
-
-// Any two of three ranks have all slices, of the same step.
-TEST(ElasticSteps, AreWholeWhereSlicesAreKeptTwice) {
-  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
-  for (const TrainOptions& options : {kept_twice(1, OptimizerKind::adamw, 1), kept_twice(2, OptimizerKind::sgd, 2)}) {
-    const Outcome expected = in_peace(options, data, nullptr);
-    int call = 1;
-    std::set<int64_t> steps;
-    for (; const auto left = left_at(call, options, data); call += kStride) {
-      const States others = {(*left)[0], (*left)[2]}, with_one_that_joins = {std::nullopt, (*left)[2], (*left)[0]};
-      const Outcome actual = together(options, data, call % 2 == 0 ? others : with_one_that_joins);
-      ASSERT_EQ(actual.weights, expected.weights) << "call " << call;
-      EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "call " << call;
-      EXPECT_EQ(actual.metrics.test_accuracy, expected.metrics.test_accuracy) << "call " << call;
-      if (others[0]) steps.insert(others[0]->steps);
-    }
-    EXPECT_GT(call, 15);
-    EXPECT_EQ(steps, std::set<int64_t>({0, 1, 2}));
-  }
-}
-
 // Ranks that compute together after number `gone` of three is gone, at each `stride`-th of its calls. Each grain is
 // computed once, and none that one of them has. Gives how many they have, by how often.
 std::multiset<int64_t> finished_together(TrainOptions options, int gone, int stride) {
@@ -301,8 +271,6 @@ TEST(ElasticSteps, AreFinishedFromTheGrainsThatRanksHave) {
   EXPECT_GT(of_one.count(8), 0);                    // of twelve grains, all but those of the rank that is gone
   if (kStride == 1) EXPECT_GT(of_one.count(1), 0);  // of two
   EXPECT_GT(finished_together(in_parts, /*gone=*/0, /*stride=*/4).count(8), 0);
-  if (!test_devices(1)[0].is_cpu()) return;  // slices are kept twice on CPUs alone
-  EXPECT_GT(finished_together(kept_twice(1, OptimizerKind::adamw, 1), /*gone=*/2, /*stride=*/4).count(8), 0);
 }
 
 // A rank had other weights when it computed its grains, since a bit of them had flipped.
@@ -342,7 +310,8 @@ TEST(ElasticSteps, AreSharedOutAroundWhatRanksHave) {
 }
 
 // One bit of rank 1's momentum flips between two steps. The rank is known, and the two others have the whole state.
-void expect_mended_momentum(TrainOptions options) {
+TEST(ElasticSteps, AreWholeWhereAReplicasMomentumChanges) {
+  TrainOptions options = small_options();
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);
   const Outcome expected = in_peace(options, data, nullptr);
   options.check_replicas = options.keep.every = 1;
@@ -375,109 +344,6 @@ void expect_mended_momentum(TrainOptions options) {
   const Outcome actual = together(options, data, left);
   EXPECT_EQ(actual.weights, expected.weights);
   EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss);
-}
-
-TEST(ElasticSteps, AreWholeWhereASliceThatIsKeptTwiceChanges) {
-  expect_mended_momentum(kept_twice(2, OptimizerKind::sgd, 1));
-}
-
-TEST(ElasticSteps, AreWholeWhereAReplicasMomentumChanges) {
-  expect_mended_momentum(small_options());
-}
-
-// Ranks 0 and 1 kept the slice of rank 0.
-TEST(ElasticSteps, SaySoIfBothCopiesOfASliceAreLost) {
-  const TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
-  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
-  int call = 1;
-  auto left = left_at(call, options, data);
-  while (left && !((*left)[2] && (*left)[2]->steps > 0)) left = left_at(++call, options, data);
-  ASSERT_TRUE(left);
-  try {
-    together(options, data, {(*left)[2], std::nullopt});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("both ranks that kept a slice are gone"));
-  }
-}
-
-// After step k some ranks know that all were prepared for it, and others do not.
-TEST(ElasticSteps, OfARankThatOthersWentOnWithoutAreUpdatedAlone) {
-  TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
-  options.model = {.name = "lenet"};  // has no running statistics, which the one that has heard would hand over
-  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
-  const Outcome expected = in_peace(options, data, nullptr);
-  int found = 0;
-  for (int call = 1; const auto left = left_at(call, options, data); ++call) {
-    const auto &first = (*left)[0], &last = (*left)[2];
-    if (!first || first->steps == 0 || first->next_pieces.empty()) continue;
-    ++found;
-    RunState ahead = *last;  // as if it had heard
-    ahead.pieces = std::exchange(ahead.next_pieces, {});
-    ++ahead.updates;
-    ++ahead.steps;
-    // The other one has the loss of the step before, so its weights alone are compared.
-    EXPECT_EQ(together(options, data, {first, ahead}).weights, expected.weights) << "call " << call;
-  }
-  EXPECT_GE(found, 1);
-}
-
-// A net of fewer lines of values than there are slices: ranks 2 and 3 have nothing of it.
-TEST(ElasticSteps, OfARankWithoutPiecesAreNotTakenForTheWholeState) {
-  TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
-  options.epochs = 2;
-  const Dataset samples{torch::randn({24, 10}), torch::randn({24, 1})};
-  const Task task{.module = [] { return torch::nn::Linear(10, 1); },
-                  .criterion = torch::nn::functional::mse_loss,
-                  .train = samples};
-  // On four ranks, of which number `first` is the first one of the next generation. Gives the weights.
-  const auto trained = [&](int first) {
-    const TrainCallbacks callbacks;
-    States left(4);
-    std::string weights;
-    run(Devices(4, torch::kCPU), [&](Rank& rank) {
-      RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
-      trainer.be_elastic({});
-      trainer.epoch(1);
-      left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
-      left[static_cast<size_t>(rank.index())]->epochs = 1;
-    });
-    EXPECT_FALSE(left[0]->pieces.empty());
-    EXPECT_TRUE(left[3]->pieces.empty());
-    run(Devices(4, torch::kCPU), [&](Rank& rank) {
-      std::optional<RunState> state = left[static_cast<size_t>((rank.index() + first) % 4)];
-      hand_over(state, rank);
-      RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr, &*state);
-      trainer.epoch(2);
-      if (rank.index() == 0) weights = weights_hash(*trainer.whole());
-    });
-    return weights;
-  };
-  std::string in_peace;
-  run({torch::kCPU}, [&](Rank& rank) {
-    const TrainCallbacks callbacks;
-    RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
-    trainer.epoch(1);
-    trainer.epoch(2);
-    in_peace = weights_hash(*trainer.whole());
-  });
-  for (const int first : {0, 3}) EXPECT_EQ(trained(first), in_peace) << "from rank " << first << " on";
-}
-
-// One that joins with a checkpoint of just this step has counted none.
-TEST(ElasticSteps, OfWholeStatesHaveOneNumberOfUpdates) {
-  for (const int64_t behind : {0, 1}) {  // no rank, and one more that has fewer steps
-    run(Devices(3, torch::kCPU), [&](Rank& rank) {
-      std::optional<RunState> state;
-      state.emplace();
-      state->steps = rank.index() == 2 ? 3 - behind : 3;
-      state->config = "{}";
-      state->updates = 5 - rank.index();
-      hand_over(state, rank);
-      EXPECT_EQ(state->steps, 3);
-      EXPECT_EQ(state->updates, 5);
-    });
-  }
 }
 
 }  // namespace elastic_steps_test

@@ -445,11 +445,6 @@ TEST(FitData, RefusesUpdatesThatAreNone) {
     return error_of([&] { fit(task, options); });
   };
   EXPECT_THAT(with([](Task& task, auto&) { task.ema_decay = 1; }), HasSubstr("to below 1"));
-  EXPECT_THAT(with([](Task& task, auto& options) {
-                task.ema_decay = 0.9;
-                options.exchange.zero_stage = 1, options.exchange.keep_twice = true;
-              }),
-              HasSubstr("leave ema_decay out, or take `zero_stage` 0"));
   EXPECT_THAT(with([](Task& task, TrainOptions& options) {
                 task.ema_decay = 0.9;
                 options.exchange.sync_every = 2;
