@@ -258,7 +258,6 @@ void ShardedReducer::complete_oldest() {
   reduction.average.reset();
   if (keeps_whole() && !by_grains()) return;
   reduction.adds = true;
-  if (keeps_sums()) return;
   by_grains() ? buckets_[index].sums->release() : give_memory(index);
 }
 

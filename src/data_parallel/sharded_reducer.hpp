@@ -65,9 +65,7 @@ class ShardedReducer final : public GradientBuckets {
   at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
   void before_grains() override;
   void leave_gradients() override {}
-  at::Tensor row_of(size_t bucket) const override {
-    return keeps_whole() && !keeps_sums() ? reductions_[bucket].memory : at::Tensor();
-  }
+  at::Tensor row_of(size_t bucket) const override { return keeps_whole() ? reductions_[bucket].memory : at::Tensor(); }
   void before_backward() override;
   void post(size_t bucket) override;
   void poll() override;

@@ -50,7 +50,7 @@ class PlainStep : public Step {
   // keeps a slice, each part is averaged, so that nobody keeps all gradients.
   void gradients(const Batch& batch) {
     with_.update.zero_grad();
-    if (batch.grain > 0) with_.totals.begin_step(batch.grains());
+    if (batch.grain > 0) with_.totals.grain_losses.begin_step(batch.grains());
     const auto& replica = with_.net.replicas().replica();
     const bool in_slices = batch.grain == 0 && replica->adds_up_parts();
     // In slices all ranks need as many parts: what the rank with the fewest samples can have.

@@ -73,15 +73,14 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
 
 // What a process knows of the generation that trains (see ranks/elastic_job.hpp). Without an elastic job there is one.
 struct Succession {
-  bool writes;                                     // this process keeps the run
-  bool met = false;                                // it has trained with others, so a run of this job is in the folder
-  bool is_last = false;                            // its training is done
-  int kept_epochs = 0;                             // epochs whose files and checkpoint this process has written
-  int told_epochs = 0;                             // and those that have been reported
-  bool ended_by_difference = false;                // replicas were not equal, and it is known whose are right
-  int mended = 0;                                  // how often that was so
-  std::optional<RunState> state = {};              // which the next one goes on from
-  std::vector<std::optional<KeptStep>> kept = {};  // by its ranks, what they have of the step that broke off
+  bool writes;                         // this process keeps the run
+  bool met = false;                    // it has trained with others, so a run of this job is in the folder
+  bool is_last = false;                // its training is done
+  int kept_epochs = 0;                 // epochs whose files and checkpoint this process has written
+  int told_epochs = 0;                 // and those that have been reported
+  bool ended_by_difference = false;    // replicas were not equal, and it is known whose are right
+  int mended = 0;                      // how often that was so
+  std::optional<RunState> state = {};  // which the next one goes on from
 };
 
 // How long processes wait for one that joins, or for one that takes over the run.
@@ -146,7 +145,6 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   if (settings.keep.tensorboard && !settings.keep.run_dir.empty()) board.emplace(settings.keep.run_dir);
   std::string not_finite;  // why the run ends, if so
   Succession succession{.writes = this_process().index == 0};
-  succession.kept.resize(settings.devices.size());
   const auto body = [&](Rank& rank) {
     const bool is_first_here = rank.index_in_process() == 0;
     std::optional<RunState> begin = resumed;  // they share the tensors
@@ -161,11 +159,6 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     RankTrainer trainer(settings, callbacks, task, rank, trace ? &*trace : nullptr,
                         settings.cuda_graph ? make_cuda_graph() : nullptr, begin ? &*begin : nullptr);
     if (elastic) trainer.be_elastic(elastic->newer());
-    auto& kept_of_rank = succession.kept[static_cast<size_t>(rank.index_in_process())];
-    const auto resume_step = [&] {
-      if (elastic->generation() > 0)
-        trainer.resume_step(std::exchange(kept_of_rank, std::nullopt), begin ? begin->epochs + 1 : 1);
-    };
     const auto complete = [&](RunState state) {
       state.epochs = static_cast<int>(result.history.size());
       state.history = result.history;
@@ -218,7 +211,6 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       if (is_first_here) succession.is_last = true;
     };
     const auto leave_state = [&] {
-      if (elastic) kept_of_rank = trainer.kept_step();
       if (elastic && is_first_here) succession.state = complete(trainer.whole_steps());
     };
     // All ranks throw it in the same call. One whose replica is wrong drops its state, and gets the others' when the
@@ -235,10 +227,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       resumed = std::nullopt;
     };
     try {
-      if (elastic) {
-        resume_step();
-        keep_what_is_owed();
-      }
+      if (elastic) keep_what_is_owed();
       train_epochs();
     } catch (const ReplicasDiffer& difference) {
       if (!may_mend || difference.ranks().empty()) throw;

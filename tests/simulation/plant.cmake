@@ -179,12 +179,6 @@ plant("the first launcher does not wait for the others" comm/meeting/first_launc
   return !elastic_.agents_are_gone();]]
   [[  if (!elastic_.some_run()) end_agents(ending);
   return !BUG && !elastic_.agents_are_gone();]] "machines")
-plant("grains of an earlier step count for the next one" trainer/kept_step.cpp
-  [[if (kept && (kept->epoch != epoch || kept->steps != steps)) kept.reset();]]
-  [[if (!BUG && kept && (kept->epoch != epoch || kept->steps != steps)) kept.reset();]] "elastic")
-plant("the average goes where the sums of grains are kept" data_parallel/reducer.cpp
-  [[return keeps_sums() ? at::Tensor() : free_memory_of(bucket);]]
-  [[return keeps_sums() && !BUG ? at::Tensor() : free_memory_of(bucket);]] "elastic")
 plant("a lost worker is waited for" server/shard_server.cpp
   [[    worker.done = true;
     worker.wants = false;]]

@@ -17,8 +17,6 @@ namespace {
 
 constexpr int64_t kIn = 6, kOut = 40;
 constexpr int64_t kGrain = 3;
-constexpr int64_t kGrains = (kBatch + kGrain - 1) / kGrain;
-using Runs = std::vector<int64_t>;
 
 // Its weights come from no generator: that is one for all simulated processes. It has one layer, since most of what a
 // run takes is LibTorch's calls, and two would find no more.
@@ -92,13 +90,8 @@ class Training {
     const auto numbers = batch.x.select(1, 0).to(torch::kLong).contiguous();
     batch.x.select(1, 0).mul_(0.01);
     sgd_.zero_grad();
-    if (batch.grain > 0) {
-      compute_by_grains(batch);
-    } else {
-      net_.loss(batch, [](const auto& out, const auto& y) { return torch::mse_loss(out, y); }).backward();
-    }
+    net_.loss(batch, [](const auto& out, const auto& y) { return torch::mse_loss(out, y); }).backward();
     sgd_.step();
-    is_computing_ = false;
     const size_t count = static_cast<size_t>(done_) + 1;
     steps_.weights.resize(count);
     steps_.samples.resize(count);
@@ -117,18 +110,6 @@ class Training {
 
   int done() const { return done_; }
 
-  // As RankTrainer::resume_step() and kept_step() have it. Gives the runs of the next step's grains, or nothing.
-  std::vector<int64_t> resume(std::optional<KeptStep> kept) {
-    resumed_ = std::move(kept);
-    return agreed_runs(resumed_, /*epoch=*/1, done_, done_ < kSteps ? kGrains : 0, rank_);
-  }
-  std::optional<KeptStep> kept_step() {
-    if (!is_computing_) return std::exchange(resumed_, std::nullopt);
-    auto grains = net_.replica()->kept_grains();
-    if (!grains) return std::nullopt;
-    return KeptStep{.epoch = 1, .steps = done_, .grains = std::move(grains), .sums = {}};
-  }
-
   // As RankTrainer::whole_steps() has it.
   RunState state() {
     RunState state{.epochs = 0, .steps = done_, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
@@ -138,14 +119,6 @@ class Training {
   }
 
  private:
-  void compute_by_grains(const Batch& batch) {
-    net_.replica()->keep_grains();
-    if (auto kept = std::exchange(resumed_, std::nullopt)) net_.replica()->resume(std::move(kept->grains));
-    is_computing_ = true;
-    net_.replica()->backward_by_grains(batch,
-                                       [&](const Batch& grain) { return torch::mse_loss(net_(grain.x), grain.y); });
-  }
-
   static Net made(const RunState* state) {
     Net net;
     const torch::NoGradGuard no_grad;
@@ -160,8 +133,6 @@ class Training {
   Rank rank_;
   DataParallel<Net> net_;
   torch::optim::SGD sgd_;
-  bool is_computing_ = false;  // in a step by grains
-  std::optional<KeptStep> resumed_;
   Steps& steps_;
   const Listener& listener_;
   Parameters parameters_;
@@ -187,20 +158,13 @@ void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& p
     // As train() at the end of an epoch: whoever wrote may be gone before its checkpoint was written.
     const bool may_be_owed = job.generation() > 0 && training.done() > 0 && training.done() % kBetweenCheckpoints == 0;
     if (may_be_owed && rank.any(rank.index() == 0 && progress.kept < training.done())) training.keep();
-    const auto runs = job.generation() > 0 ? training.resume(std::exchange(progress.kept_step, {})) : Runs();
-    Batches all = batches(
-        data,
-        {.size = kBatch, .seed = 5, .epoch = 1, .shares = sizes_of(runs), .grain = kGrain, .start = training.done()},
-        rank);
-    auto batch = all.begin();
-    all.set_shares({});
-    for (; batch != all.end(); ++batch) {
+    for (auto& batch :
+         batches(data, {.size = kBatch, .seed = 5, .epoch = 1, .grain = kGrain, .start = training.done()}, rank)) {
       if (training.done() % 2 == 1 && rank.any(newer.stop_requested())) break;
-      if (!training.step(*batch)) break;
+      if (!training.step(batch)) break;
     }
   } catch (...) {
     progress.state = training.state();
-    progress.kept_step = training.kept_step();
     throw;
   }
   progress.state = training.state();

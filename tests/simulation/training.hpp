@@ -6,7 +6,6 @@
 #include <lockstep/server/parameter_server.hpp>
 
 #include "ranks/elastic_job.hpp"
-#include "trainer/kept_step.hpp"
 #include "trainer/run_state.hpp"
 
 #include <cstdint>
@@ -43,7 +42,6 @@ struct Progress {
   std::optional<RunState> state = {};
   bool is_last = false;  // the training is done
   int kept = 0;          // steps in the last checkpoint that this process has written
-  std::optional<KeptStep> kept_step = {};
 };
 void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& progress, Steps& steps,
                    const Listener& listener);
