@@ -205,6 +205,8 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
           result.history.push_back(metrics);
         }
         history.push_back(metrics);
+        const std::string remark = task.test.size() > 0 ? remark_on_no_value(history, judge, task.patience) : "";
+        if (rank.index() == 0 && !remark.empty()) callbacks.on_warning(remark);
         keep_epoch(metrics, *net);
       }
       if (is_first_here) result.straggler = trainer.straggler();
