@@ -140,7 +140,6 @@ Rows other_settings(const TrainOptions& options) {
                                                     "memory_format",
                                                     "sync_batchnorm",
                                                     "zero_stage",
-                                                    "keep_twice",
                                                     "cuda_graph",
                                                     "run_dir"};
   std::map<std::string_view, std::string> defaults;
@@ -176,8 +175,7 @@ std::string settings(const TrainFlags& flags, const TrainOptions& options, const
       {"CUDA graph", options.cuda_graph ? "yes" : "no"},
       {"run folder", options.keep.run_dir.string()}};
   if (options.exchange.zero_stage > 0)
-    rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.exchange.zero_stage) +
-                                                   (options.exchange.keep_twice ? ", slices kept twice" : "")});
+    rows.insert(rows.end() - 1, {"ZeRO stage", std::to_string(options.exchange.zero_stage)});
   if (const auto text = exchange_text(options.exchange); !text.empty()) rows.insert(rows.end() - 1, {"exchange", text});
   if (options.sync_batchnorm) rows.insert(rows.end() - 1, {"BatchNorm", "over all ranks"});
   if (options.batch.balance != BalanceRule()) rows.insert(rows.begin() + 5, {"parts", parts_setting(options)});

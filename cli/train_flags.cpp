@@ -37,7 +37,6 @@ TrainOptions parse_options(const std::string& text, const Devices& devices, cons
     what_stays.cuda_graph = false;
     what_stays.sync_batchnorm = false;
     what_stays.exchange.zero_stage = 0;
-    what_stays.exchange.keep_twice = false;
     what_stays.batch.balance = EqualParts();
     what_stays.split.reset();
     checked(what_stays);

@@ -193,10 +193,6 @@ void average_in_tree(TensorPointers values, const TreeAverage& average, TensorPo
   if (!add_in_blocks(values, sum, targets, part, to)) average_tensors(values, average, targets, part, to, home);
 }
 
-bool adds_in_place(const at::Tensor& like) {
-  return !like.is_cpu() || (like.scalar_type() != at::kFloat && like.scalar_type() != at::kDouble);
-}
-
 bool add_from_the_last(TensorPointers values, const at::Tensor& target) {
   const auto alike = [&](const at::Tensor* value) {
     return value->device() == target.device() && value->scalar_type() == target.scalar_type() &&

@@ -36,9 +36,6 @@ void reduce(TensorPointers values, c10d::ReduceOp::RedOpType op, TensorPointers 
 void average_in_tree(TensorPointers values, const TreeAverage& average, TensorPointers targets, const Range& part,
                      int64_t to, size_t home = 0);
 
-// Whether average_in_tree() makes the sums of such tensors in the values' memory, which it then overwrites.
-bool adds_in_place(const at::Tensor& like);
-
 // Adds `values` from the last to the first in one pass over memory, on the CPU. The sum goes to `target`, which may be
 // the first value. False, and nothing is done: another type than float and double, or tensors whose elements have other
 // places in memory.

@@ -31,9 +31,6 @@ class World {
   Range ranks_here() const { return ranks_here_; }     // the ranks that are threads of this process
   int process() const { return process_; }             // of this process among those of its launcher
 
-  // A number that is the same for ranks that are lost together with their machine.
-  virtual int machine_of(int rank) const { return 0; }
-
   // The seed that LibTorch's CPU generator had when the run began, or that a rank set in its turn. The second says
   // whether another seed was seen.
   std::atomic<uint64_t> shared_seed{0};

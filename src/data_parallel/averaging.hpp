@@ -15,7 +15,6 @@
 namespace lockstep {
 
 struct GradientFactors;
-struct KeptGrains;
 
 // The sizes of a backward's batch and of this rank's part of it. Zeros: not known.
 struct PartSizes {
@@ -70,15 +69,6 @@ class Averaging {
   virtual void close_grain() = 0;
   // In an open grain: whether it takes the factors of a parameter's gradient, which backward then does not compute.
   virtual bool take_factors(const at::Tensor& /*parameter*/, const GradientFactors& /*factors*/) { return false; }
-  // From here on the sums of a step's grains stay, for kept_gradients(), until the next call or the next step. If the
-  // exchange fails, the open grain is finished first. False: they cannot, and nothing changes.
-  virtual bool keep_gradients() { return false; }
-  // After average_during() has thrown: puts what this rank has of the step into `kept`, its grains and their gradients.
-  // False: nothing that is whole.
-  virtual bool take_kept(KeptGrains& /*kept*/) { return false; }
-  // Before begin_grains(): this rank has these grains of the step already, among its run, and leaves them out.
-  virtual void resume(const KeptGrains& /*kept*/) {}
-
   void observe_grains(GrainObserver observer) { grain_observer_ = std::move(observer); }
 
   // Throws Error if parameters were changed by gradients that were never averaged.

@@ -2,7 +2,6 @@
 
 #include "joined_names.hpp"
 #include "optim/optimizer_state.hpp"
-#include "partners.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "ranks/trained_parameters.hpp"
@@ -148,30 +147,6 @@ void compare_in_groups(const std::function<void()>& compare, Rank& world) {
   for (const auto& text : texts_of_all_ranks(mine, world)) {
     if (!text.empty()) throw ReplicasDiffer(mine.empty() ? text : mine, {});
   }
-}
-
-void compare_kept_slices(const SliceHashes& hashes, Rank& rank) {
-  const int ranks = rank.world_size();
-  if (ranks == 1) return;
-  const auto& place = comm::RankPlace::of(rank);
-  const at::Tensor all = of_all_ranks(rank, {hashes.own, hashes.kept, place.world_rank});
-  const auto name_of = [&](int one) {
-    return comm::name_of(static_cast<int>(all[one][2].item<int64_t>()), place.run->devices);
-  };
-  const auto partners = partners_of_all(rank);
-  std::string differences;
-  for (int one = 0; one < ranks; ++one) {
-    const int keeper = partners[one].keeper;
-    if (all[one][0].item<int64_t>() == all[keeper][1].item<int64_t>()) continue;
-    differences += (differences.empty() ? "" : "; ") + name_of(one) + "'s own, and the one that " + name_of(keeper) +
-                   " keeps of it";
-  }
-  if (differences.empty()) return;
-  throw ReplicasDiffer(rank.name() + ": check_replicas: the two copies of a slice of the optimizer's state are no " +
-                           "longer equal: " + differences +
-                           ". Nobody knows which of the two is wrong, so suspect the " +
-                           "memory of both devices, and go on from a checkpoint from before",
-                       {});
 }
 
 void check_replicas(const Replica& replica, Rank& rank) {

@@ -204,7 +204,6 @@ void GradientBuckets::warn_of_unused() const {
 void GradientBuckets::abandon() {
   const std::lock_guard lock(mutex_);
   active_ = false;
-  failure_ = nullptr;
   end_grains();
   forget_open();
 }
@@ -237,18 +236,7 @@ void GradientBuckets::begin_grains(const GrainPlan& plan) {
       bucket.sums = std::make_unique<GrainSums>(bucket.slots.size(), columns_of(index), type, view);
     }
     bucket.sums->begin(run_, row_of(index));
-    for (size_t place = 0; place < bucket.slots.size(); ++place) {
-      const auto kept = resumed_.gradients.find(slots_[bucket.slots[place]].name);
-      if (kept != resumed_.gradients.end()) bucket.sums->resume(place, std::move(kept->second));
-    }
   }
-  again_ = std::exchange(resumed_, {}).grains;
-  is_whole_ = true;
-  add_up_to(run_.begin);
-}
-
-void GradientBuckets::add_up_to(int64_t grain) {
-  done_ = {run_.begin, grain == again_.begin ? std::max(grain, again_.end) : grain};
 }
 
 // What one rank alone has added would never be averaged. A gradient that zero_grad() left may stay.
@@ -273,7 +261,6 @@ void GradientBuckets::open_grain(int64_t number, int64_t stand_ins) {
         " between two grains of a step. Put all of the loss into the function or criterion that loss() is given");
   }
   grain_ = number;
-  is_whole_ = false;
   last_grain_ = stand_ins == 0 && (number == kStandIn || number + 1 == run_.end);
 }
 
@@ -282,10 +269,7 @@ void GradientBuckets::close_grain() {
   for (size_t index = 0; index < slots_.size(); ++index) {
     if (slots_[index].parameter.grad().defined() || slots_[index].factors) take_grain_gradient(index);
   }
-  if (*grain_ != kStandIn) add_up_to(*grain_ + 1);
-  is_whole_ = true;
   grain_.reset();
-  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
 }
 
 // With overlap a gradient is added up while the caches still hold it; and in the last grain, its bucket may go.
@@ -299,14 +283,8 @@ void GradientBuckets::on_grain_gradient(size_t index) {
   if (!overlap_) return;
   const comm::Purpose purpose(backward_name());
   --buckets_[slot.bucket].missing;
-  if (failure_) return;
-  try {
-    take_turns(/*may_wait=*/false);
-    poll();
-  } catch (...) {
-    if (!keeps_sums_) throw;
-    failure_ = std::current_exception();
-  }
+  take_turns(/*may_wait=*/false);
+  poll();
 }
 
 void GradientBuckets::take_grain_gradient(size_t index) {
@@ -338,34 +316,7 @@ bool GradientBuckets::take_factors(const at::Tensor& parameter, const GradientFa
 }
 
 HookRound GradientBuckets::post_average_of_grains(size_t bucket, const at::Tensor& target) {
-  return post_grain_average(rank_, buckets_[bucket].sums->rows(), *plan_, target, in_slices(), keeps_sums_);
-}
-
-bool GradientBuckets::keep_gradients() {
-  const std::lock_guard lock(mutex_);
-  done_ = {};
-  return keeps_sums_ = keeps_whole();
-}
-
-bool GradientBuckets::take_kept(KeptGrains& kept) {
-  const std::lock_guard lock(mutex_);
-  if (done_.end < again_.end) return false;  // losses that are known count those grains too
-  const auto has_sums = [](const Bucket& bucket) { return static_cast<bool>(bucket.sums); };  // new buckets have none
-  if (!keeps_sums_ || !is_whole_ || done_.size() == 0 || !std::all_of(buckets_.begin(), buckets_.end(), has_sums)) {
-    return false;
-  }
-  kept.grains = done_;
-  for (auto& bucket : buckets_) {
-    for (size_t place = 0; place < bucket.slots.size(); ++place) {
-      kept.gradients[slots_[bucket.slots[place]].name] = bucket.sums->take(place, done_.end);
-    }
-  }
-  return true;
-}
-
-void GradientBuckets::resume(const KeptGrains& kept) {
-  const std::lock_guard lock(mutex_);
-  resumed_ = kept;
+  return post_grain_average(rank_, buckets_[bucket].sums->rows(), *plan_, target, in_slices());
 }
 
 void GradientBuckets::end_grains() {

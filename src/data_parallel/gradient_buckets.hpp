@@ -22,11 +22,9 @@
 #include "gradient_hook.hpp"
 #include "grain_exchange.hpp"
 #include "grain_sums.hpp"
-#include "kept_grains.hpp"
 #include "models/linear_products.hpp"
 #include "unaveraged_gradients.hpp"
 
-#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -48,9 +46,6 @@ class GradientBuckets : public Averaging {
   void open_grain(int64_t number, int64_t stand_ins) override;
   void close_grain() override;
   bool take_factors(const at::Tensor& parameter, const GradientFactors& factors) override;
-  bool keep_gradients() override;
-  bool take_kept(KeptGrains& kept) override;
-  void resume(const KeptGrains& kept) override;
 
  protected:
   struct Slot {  // one parameter's place
@@ -118,7 +113,6 @@ class GradientBuckets : public Averaging {
   [[noreturn]] void refuse_growth(const Slot& slot) const;
   bool records() const;  // a CUDA graph records this step
   bool by_grains() const { return plan_.has_value(); }
-  bool keeps_sums() const { return keeps_sums_; }  // nobody may change their rows
   // Begins to average a bucket that has all its gradients. `target` becomes the average, or this rank's slice of it:
   // in_slices().
   HookRound post_average_of_grains(size_t bucket, const at::Tensor& target);
@@ -139,7 +133,6 @@ class GradientBuckets : public Averaging {
   void on_grain_gradient(size_t slot);
   void take_grain_gradient(size_t slot);
   void refuse_gradients_from_outside();
-  void add_up_to(int64_t grain);
   void end_grains();
   void check_types() const;
   void start();
@@ -162,12 +155,6 @@ class GradientBuckets : public Averaging {
   Range run_;                        // this rank's grains
   std::optional<int64_t> grain_;     // the one that is open, or kStandIn
   bool last_grain_ = false;          // none follows it, nor a stand-in
-  bool keeps_sums_ = false;          // see keep_gradients()
-  Range done_;                       // grains of the run, from its first one on, that are added up
-  bool is_whole_ = true;             // no grain has broken off since begin_grains()
-  KeptGrains resumed_;               // for the next begin_grains()
-  Range again_;                      // the grains of this step that are left out
-  std::exception_ptr failure_;       // of the exchange, in the open grain
   bool outside_ = false;             // a backward outside added to a gradient, since the last start()
 };
 

@@ -32,8 +32,7 @@ at::Tensor stacked(const Tensors& rows, int64_t slice, const at::TensorOptions& 
 
 // Each rank sends each other its slice of the rows. Then a rank has all rows of its own slice, and adds them.
 HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<int64_t>& rows_of_ranks,
-                           const comm::TreeAverage& average, const at::Tensor& target, bool in_slices,
-                           bool keeps_rows) {
+                           const comm::TreeAverage& average, const at::Tensor& target, bool in_slices) {
   const int64_t slice = in_slices ? target.numel() : target.numel() / rank.world_size();
   const at::Tensor nothing = at::empty({0}, target.options());
   Tensors inputs, outputs;
@@ -46,11 +45,7 @@ HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<in
   HookRound round;
   if (rank.world_size() > 1) round.work = rank.backend().alltoall(outputs, inputs);
 
-  Tensors own = slice_of_each(rows, rank.index(), slice);
-  if (keeps_rows && comm::adds_in_place(target)) {
-    for (auto& row : own) row = row.clone();
-  }
-  const auto average_to = [=](const at::Tensor& to) {
+  const auto average_to = [=, own = slice_of_each(rows, rank.index(), slice)](const at::Tensor& to) {
     Tensors sums;
     for (int other = 0; other < static_cast<int>(outputs.size()); ++other) {
       const Tensors theirs = other == rank.index() ? own : outputs[static_cast<size_t>(other)].unbind();
@@ -75,7 +70,7 @@ HookRound post_by_alltoall(Rank& rank, const Tensors& rows, const std::vector<in
 }  // namespace
 
 HookRound post_grain_average(Rank& rank, const Tensors& rows, const GrainPlan& plan, const at::Tensor& target,
-                             bool in_slices, bool keeps_rows) {
+                             bool in_slices) {
   const c10::AutoGradMode no_grad(false);
   std::vector<GrainBlock> all;
   std::vector<int64_t> rows_of_ranks;
@@ -88,10 +83,10 @@ HookRound post_grain_average(Rank& rank, const Tensors& rows, const GrainPlan& p
   const std::string parts = c10::str("grains at ", c10::IntArrayRef(plan.runs), " of ", plan.samples, " samples, to ",
                                      target.numel(), " values of ", target.scalar_type());
   const comm::AgreedParts agreed(parts);
-  if (auto* const backend = comm::TreeBackend::of(rank.backend()); backend != nullptr && !keeps_rows) {
+  if (auto* const backend = comm::TreeBackend::of(rank.backend())) {
     return {.work = backend->average_in_tree(rows, average, target, in_slices)};
   }
-  return post_by_alltoall(rank, rows, rows_of_ranks, average, target, in_slices, keeps_rows);
+  return post_by_alltoall(rank, rows, rows_of_ranks, average, target, in_slices);
 }
 
 }  // namespace lockstep

@@ -31,15 +31,6 @@ class GrainStatistics {
  public:
   class Guard;
 
-  // What the forwards of one grain would make of a layer's statistics: statistics * kept + the values here. If the
-  // layer has no momentum, the values are the means over these forwards.
-  struct Note {
-    at::Tensor mean, variance;  // undefined if the layer was in eval mode
-    int64_t forwards = 0;
-    double kept = 1;
-  };
-  using Notes = std::map<int64_t, std::vector<Note>>;  // by grain, one per layer
-
   // Finds the layers of `module` that have running statistics, and keeps pointers to them. Throws Error if one of them
   // is not LibTorch's BatchNorm or InstanceNorm: it does not know what others do to their statistics.
   GrainStatistics(const torch::nn::Module& module, const Rank& rank);
@@ -65,16 +56,21 @@ class GrainStatistics {
 
   void abandon() { notes_.clear(); }  // forgets what was noted
 
-  const Notes& notes() const { return notes_; }  // since the last finish()
-  // Also takes notes of other grains, of another module like this one.
-  void resume(const Notes& notes) { notes_.insert(notes.begin(), notes.end()); }
-
  private:
   struct Layer {
     const torch::nn::Module* module = nullptr;
     at::Tensor mean, variance, batches;  // its buffers
     bool counts_batches = true;          // LibTorch's InstanceNorm does not
   };
+  // What the forwards of one grain would make of a layer's statistics: statistics * kept + the values here. If the
+  // layer has no momentum, the values are the means over these forwards.
+  struct Note {
+    at::Tensor mean, variance;  // undefined if the layer was in eval mode
+    int64_t forwards = 0;
+    double kept = 1;
+  };
+  using Notes = std::map<int64_t, std::vector<Note>>;  // by grain, one per layer
+
   void check_grains(const std::vector<int64_t>& runs) const;
   at::Tensor own_table(const Range& grains) const;
   void apply(const at::Tensor& table);

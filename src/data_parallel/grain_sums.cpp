@@ -53,14 +53,15 @@ void GrainSums::begin(const Range& run, const at::Tensor& first) {
   set_row(0, first.defined() ? first : own_first_);
   for (auto& column : parameters_) {
     column.next = run.begin;
-    column.added = {};
-    column.later = {};
+    column.blocks.clear();
+    column.sums.clear();
+    column.any = false;
   }
 }
 
 // Other ranks may still have a tensor of a row, by their handles of the finished call.
 void GrainSums::release() {
-  for (auto& column : parameters_) column.added.sums.clear();
+  for (auto& column : parameters_) column.sums.clear();
   for (size_t number = rows_.size(); number-- > 0;) {
     const at::Tensor memory = rows_[number];
     if (!memory.defined() || (number == 0 && !memory.is_same(own_first_))) continue;
@@ -85,57 +86,28 @@ bool GrainSums::takes(const GradientFactors& factors) {
 bool GrainSums::add_sum(size_t parameter, int64_t grain, Sum sum) {
   const c10::AutoGradMode no_grad(false);
   Column& column = parameters_[parameter];
-  advance(column, grain);
-  const auto& later = column.later.blocks;
-  if (grain < column.next || (!later.empty() && grain >= later.front().begin)) return false;
-  push(column, 1, std::move(sum));
-  column.added.any = true;
+  if (grain < column.next) return false;
+  while (column.next < grain) push(column, {});
+  push(column, std::move(sum));
+  column.any = true;
   return true;
 }
 
-// Those that come later are added where their place is.
-void GrainSums::advance(Column& column, int64_t to) {
-  while (column.next < to) {
-    Partial& later = column.later;
-    if (later.blocks.empty() || later.blocks.front().begin > column.next) {
-      push(column, 1, {});
-      continue;
-    }
-    const Partial now = std::exchange(later, {});
-    for (size_t number = 0; number < now.blocks.size(); ++number) {
-      push(column, now.blocks[number].size, now.sums[number]);
-    }
-    column.added.any = column.added.any || now.any;
-  }
-}
-
-GrainSums::Partial GrainSums::take(size_t parameter, int64_t end) {
-  const c10::AutoGradMode no_grad(false);
-  Column& column = parameters_[parameter];
-  advance(column, end);
-  return std::exchange(column.added, {});
-}
-
-void GrainSums::resume(size_t parameter, Partial partial) {
-  parameters_[parameter].later = std::move(partial);
-}
-
 bool GrainSums::any(size_t parameter) const {
-  return parameters_[parameter].added.any;
+  return parameters_[parameter].any;
 }
 
-void GrainSums::push(Column& column, int64_t grains, Sum sum) {
+void GrainSums::push(Column& column, Sum sum) {
   const bool has_value = sum.value.defined();
-  auto& blocks = column.added.blocks;
-  GrainBlock last{.begin = column.next, .size = grains};
-  column.next += grains;
+  auto& blocks = column.blocks;
+  GrainBlock last{.begin = column.next++, .size = 1};
   size_t number = blocks.size();
   for (; number > 0 && are_halves(blocks[number - 1], last); --number) {
     last = {.begin = blocks[number - 1].begin, .size = 2 * last.size};
   }
-  column.added.sums.push_back(std::move(sum));
+  column.sums.push_back(std::move(sum));
   add_up(column, number);
-  column.added.sums.resize(number + 1);
+  column.sums.resize(number + 1);
   blocks.resize(number);
   blocks.push_back(last);
   if (has_value && stays(last)) take_to_row(column, number);
@@ -147,7 +119,7 @@ bool GrainSums::stays(const GrainBlock& block) const {
 
 // False: these do not all have factors, or their memory is too large.
 bool GrainSums::join_factors(Column& column, size_t into) {
-  auto& sums = column.added.sums;
+  auto& sums = column.sums;
   int64_t memory = 0;
   for (size_t number = into; number < sums.size(); ++number) {
     if (sums[number].factors.empty()) return false;
@@ -162,7 +134,7 @@ bool GrainSums::join_factors(Column& column, size_t into) {
 }
 
 void GrainSums::sum_factors(Column& column, size_t number, bool to_row) {
-  auto& [value, factors] = column.added.sums[number];
+  auto& [value, factors] = column.sums[number];
   if (factors.empty()) return;
   if (to_row) row(number);
   value = to_row ? column.rows[number] : at::empty({factors[0].grad.size(0), factors[0].x.size(1)}, options_);
@@ -173,13 +145,13 @@ void GrainSums::sum_factors(Column& column, size_t number, bool to_row) {
 void GrainSums::take_to_row(Column& column, size_t number) {
   row(number);
   const at::Tensor& values = column.rows[number];
-  at::Tensor& sum = column.added.sums[number].value;
+  at::Tensor& sum = column.sums[number].value;
   if (!sum.is_same(values)) values.copy_(sum);
   sum = values;
 }
 
 void GrainSums::add_up(Column& column, size_t into) {
-  auto& sums = column.added.sums;
+  auto& sums = column.sums;
   if (join_factors(column, into)) return;
   std::vector<size_t> numbers;
   c10::SmallVector<const at::Tensor*, 8> values;
@@ -208,15 +180,14 @@ void GrainSums::add_up(Column& column, size_t into) {
 void GrainSums::finish() {
   const c10::AutoGradMode no_grad(false);
   for (auto& column : parameters_) {
-    advance(column, run_.end);
-    for (size_t number = 0; number < column.added.blocks.size(); ++number) {
+    while (column.next < run_.end) push(column, {});
+    for (size_t number = 0; number < column.blocks.size(); ++number) {
       sum_factors(column, number, /*to_row=*/true);
-      at::Tensor& sum = column.added.sums[number].value;
-      if (sum.defined()) {
+      if (column.sums[number].value.defined()) {
         take_to_row(column, number);
       } else {
         row(number);
-        sum = column.rows[number].fill_(-0.0);
+        column.sums[number].value = column.rows[number].fill_(-0.0);
       }
     }
   }

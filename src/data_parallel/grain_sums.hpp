@@ -52,33 +52,20 @@ class GrainSums {
   // Gives all memory back that is its own, until the next begin(). Nobody may read the rows any more.
   void release();
 
+ private:
   struct Sum {                                  // of a block
     at::Tensor value = {};                      // its row, or a gradient
     std::vector<GradientFactors> factors = {};  // of all of its grains. Without both: no grain of it had a gradient
   };
-  struct Partial {  // the sums of a parameter over a run of grains
-    std::vector<GrainBlock> blocks = {};
-    std::vector<Sum> sums = {};  // of the blocks
-    bool any = false;            // some grain had a gradient
-  };
-
-  // What was added of a parameter over the run's grains before `end`, which is not before the last one that it had. It
-  // shares memory with the rows: nothing may be added here any more, and nobody may change them.
-  Partial take(size_t parameter, int64_t end);
-
-  // After begin(), before the first add(): these grains of the run are added up already, here or elsewhere.
-  void resume(size_t parameter, Partial partial);
-
- private:
-  struct Column {                       // of one parameter
-    int64_t next = 0;                   // grain
-    Partial added = {};                 // a row for each block
-    Partial later = {};                 // of grains from `next` on, which are added up already
-    std::vector<at::Tensor> rows = {};  // views of all of them
+  struct Column {                         // of one parameter
+    int64_t next = 0;                     // grain
+    std::vector<GrainBlock> blocks = {};  // a row each
+    std::vector<Sum> sums = {};           // of the blocks
+    std::vector<at::Tensor> rows = {};    // views of all of them
+    bool any = false;
   };
   bool add_sum(size_t parameter, int64_t grain, Sum sum);
-  void advance(Column& column, int64_t to);
-  void push(Column& column, int64_t grains, Sum sum);
+  void push(Column& column, Sum sum);
   static bool join_factors(Column& column, size_t into);
   void sum_factors(Column& column, size_t number, bool to_row);
   void take_to_row(Column& column, size_t number);  // a value that is defined

@@ -1,5 +1,5 @@
 // MemoryWatch: finds tensors whose bits change while nothing writes there. It is for what a rank alone has, such
-// as a pipeline's stage, and for slices that are kept twice, where two copies do not tell which is right.
+// as a pipeline's stage.
 //
 //   watch.note(tensors);         // behind an update
 //   …

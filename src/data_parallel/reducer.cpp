@@ -1,6 +1,5 @@
 #include "reducer.hpp"
 
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
@@ -170,22 +169,11 @@ void Reducer::before_grains() {
               "the hook, or BatchOptions::grain");
 }
 
-// The first sum, unless it is kept, and in the end the average go to where .grad is to be, unless that adds to what is
-// there.
+// The first sum, and in the end the average, go to where .grad is to be, unless they add to what is there.
 at::Tensor Reducer::row_of(size_t bucket) const {
-  return keeps_sums() ? at::Tensor() : free_memory_of(bucket);
-}
-
-at::Tensor Reducer::free_memory_of(size_t bucket) const {
   const auto& slots = buckets_[bucket].slots;
   const bool adds = std::any_of(slots.begin(), slots.end(), [&](size_t slot) { return slots_[slot].before.defined(); });
   return adds ? at::Tensor() : exchanges_[bucket].memory;
-}
-
-at::Tensor Reducer::memory_for_average(size_t bucket) {
-  const at::Tensor free = free_memory_of(bucket);
-  if (free.defined()) return free;
-  return keeps_sums() ? at::empty_like(exchanges_[bucket].memory) : buckets_[bucket].sums->first_row();
 }
 
 void Reducer::leave_gradients() {
@@ -235,7 +223,7 @@ void Reducer::take_turns(bool may_wait) {
 void Reducer::post(size_t index) {
   Exchange& exchange = exchanges_[index];
   if (in_rounds()) {
-    if (by_grains()) exchange.average = memory_for_average(index);  // of the stream that then adds it to .grad
+    if (by_grains()) exchange.average = buckets_[index].sums->first_row();  // of the stream that adds it to .grad
     if (poll_stream_) queue_after(current_stream(rank_.device()), *poll_stream_);
     const c10::OptionalStreamGuard guard(poll_stream_);
     const c10::AutoGradMode no_grad(false);

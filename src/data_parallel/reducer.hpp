@@ -46,9 +46,7 @@ class Reducer : public GradientBuckets {
   void before_grains() override;
   void leave_gradients() override;
   at::Tensor row_of(size_t bucket) const override;
-  at::Tensor memory_for_average(size_t bucket);
-  at::Tensor free_memory_of(size_t bucket) const;  // undefined: gradients are in it, to which the average is added
-  void post(size_t bucket) override;               // its first round
+  void post(size_t bucket) override;  // its first round
   void poll() override;
   void complete() override;
   void forget_open() override { open_.clear(); }

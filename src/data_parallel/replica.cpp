@@ -16,7 +16,6 @@
 #include "data/part_weight.hpp"
 #include "devices/cuda_graph.hpp"
 #include "grain_statistics.hpp"
-#include "kept_grains.hpp"
 #include "models/random_layers.hpp"
 #include "models/sample_places.hpp"
 #include "ranks/equal_modules.hpp"

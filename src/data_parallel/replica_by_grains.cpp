@@ -10,9 +10,7 @@
 
 #include "arithmetic_check.hpp"
 #include "averaging.hpp"
-#include "comm/tree_average.hpp"
 #include "grain_statistics.hpp"
-#include "kept_grains.hpp"
 #include "models/factors_scope.hpp"
 #include "models/random_layers.hpp"
 #include "stand_in.hpp"
@@ -69,10 +67,7 @@ Batch Replica::checked_grains(const Batch& batch) {
            std::to_string(batch.global_size) + " are not the grains of " + std::to_string(batch.grain) +
            " samples that this rank is to compute; take batches(…, rank), and cut its batches by in_parts()");
   }
-  if (whole.first == whole.runs[rank] * batch.grain) {
-    statistics_->abandon();  // of a loss without a backward
-    if (resumed_) statistics_->resume(resumed_->notes);
-  }
+  if (whole.first == whole.runs[rank] * batch.grain) statistics_->abandon();  // of a loss without a backward
   statistics_->set_sizes(batch.global_size, batch.grain);
   return whole;
 }
@@ -147,11 +142,8 @@ at::Tensor Replica::backward_by_grains(const Batch& batch, const MeanOf& mean_of
   const auto compute = [&] {
     for (int64_t number = part.own_grains().begin; number < part.own_grains().end; ++number) {
       const Batch grain = part.of_grain(number);
-      const auto samples = static_cast<double>(grain.size());
-      const at::Tensor mean = is_kept(number) ? resumed_->means.at(number) : mean_of_grain(grain, place, mean_of);
-      sum.add_(mean.detach(), samples);
-      if (keeping_) keeping_->means[number] = mean.detach();
-      if (is_kept(number)) continue;
+      const at::Tensor mean = mean_of_grain(grain, place, mean_of);
+      sum.add_(mean.detach(), static_cast<double>(grain.size()));
       backward_of({.number = number, .size = grain.size(), .mean = mean}, stand_ins);
     }
     for (int64_t left = stand_ins; left-- > 0;) backward_of({.mean = mean_of_stand_in(part, place, mean_of)}, left);
@@ -182,41 +174,9 @@ void Replica::backward_of_grains(const std::function<void()>& compute, const std
   by_grains.by_grains = true;
   backward_of_parts(compute, by_grains);
   if (!sync_) return;
-  if (keeping_) keeping_->notes = statistics_->notes();
   statistics_->finish(runs);
   if (arithmetic_) arithmetic_->compare();
 }
-
-// ---- What stays of a step that breaks off.
-
-void Replica::keep_grains() {
-  // Ranks of one process read each other's memory, which GPUs need to be told of. None of them is lost alone.
-  const bool in_one_process = comm::TreeBackend::of(rank_.backend()) != nullptr;
-  const bool keeps = averaging_ && !arithmetic_ && (rank_.device().is_cpu() || !in_one_process);
-  resumed_ = nullptr;
-  keeping_ = keeps && averaging_->keep_gradients() ? std::make_shared<KeptGrains>() : nullptr;
-}
-
-bool Replica::is_kept(int64_t grain) const {
-  return resumed_ && resumed_->grains.contains(grain);
-}
-
-std::shared_ptr<KeptGrains> Replica::kept_grains() {
-  const auto kept = std::exchange(keeping_, nullptr);
-  if (!kept || !averaging_->take_kept(*kept)) return nullptr;
-  if (kept->notes.empty() && statistics_) kept->notes = statistics_->notes();
-  const auto is_other = [&](const auto& of_grain) { return !kept->grains.contains(of_grain.first); };
-  std::erase_if(kept->notes, is_other);
-  return kept;
-}
-
-void Replica::resume(std::shared_ptr<KeptGrains> kept) {
-  resumed_ = std::move(kept);
-  if (keeping_) keeping_->means = resumed_->means;
-  averaging_->resume(*resumed_);
-}
-
-// ---- Grain by grain.
 
 void Replica::forward_grain(int64_t number, const std::function<void()>& forward) {
   statistics_->forward(number, [&] { averaging_->loop_warnings().see_grain(forward, *module_, rank_); });

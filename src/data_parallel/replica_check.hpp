@@ -9,7 +9,6 @@
 #include <lockstep/ranks/rank.hpp>
 
 #include "io/safetensors.hpp"
-#include "sharded_state.hpp"
 
 #include <cstdint>
 #include <functional>
@@ -46,10 +45,5 @@ void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::ve
 // For groups of ranks that hold different parts: calls compare(), in which each group compares its own part. If it
 // throws ReplicasDiffer in one group, this throws it on all ranks of `world`, which all must call it.
 void compare_in_groups(const std::function<void()>& compare, Rank& world);
-
-// With slices that are kept twice (twice_kept.hpp): compares each rank's own slice with the one that
-// another rank keeps of it. All ranks must call it. Throws ReplicasDiffer, which names both in its text: nobody knows
-// whose is wrong.
-void compare_kept_slices(const SliceHashes& hashes, Rank& rank);
 
 }  // namespace lockstep

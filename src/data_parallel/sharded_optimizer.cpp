@@ -7,6 +7,7 @@
 #include "divided_parameters.hpp"
 #include "optim/made_optimizer.hpp"
 #include "parameter_units.hpp"
+#include "ranks/rank_place.hpp"
 #include "ranks/trained_parameters.hpp"
 #include "sharded_parameters.hpp"
 #include "sharded_reducer.hpp"
@@ -21,15 +22,18 @@ namespace {
 
 void check_sharded(const ShardedOptions& options, const Rank& rank) {
   const auto refuse = [&](const std::string& why) { throw Error(rank.name() + ": ShardedOptimizer: " + why); };
+  if (comm::RankPlace::of(rank).run->elastic != nullptr) {
+    refuse(
+        "with RunOptions::elastic a slice of the optimizer is lost with its process. Take an optimizer of whole "
+        "parameters; or leave `elastic` out, let lockstep launch start all processes again when one is lost "
+        "(`max_restarts`), and go on from your newest checkpoint");
+  }
   if (options.stage < 1 || options.stage > 3) {
     refuse("stage is " + std::to_string(options.stage) +
            "; it must be 1 (optimizer state), 2 (and gradients) or 3 (and parameters)");
   }
   if (options.bucket_bytes < 1) {
     refuse("bucket_bytes is " + std::to_string(options.bucket_bytes) + "; it must be at least 1");
-  }
-  if (options.stage == 3 && options.keep_twice) {
-    refuse("keep_twice is of stages 1 and 2, and stage is 3; leave it out, or take another stage");
   }
   if (options.stage < 3 && !options.units.empty()) {
     refuse("units are of stage 3, and stage is " + std::to_string(options.stage) + "; leave them out, or take stage 3");
@@ -49,9 +53,7 @@ std::vector<ShardedBucket> buckets_of(torch::nn::Module& module, const TrainedPa
     throw Error(rank.name() + ": ShardedOptimizer: there is no parameter that needs a gradient");
   }
   if (options.stage == 3) return shard_in_units(parameters.all(), options, rank);
-  auto buckets = shard_parameters(parameters.all(), rank, options.bucket_bytes);
-  if (options.keep_twice) keep_slice_of_partner(buckets, rank);
-  return buckets;
+  return shard_parameters(parameters.all(), rank, options.bucket_bytes);
 }
 
 std::shared_ptr<DividedParameters> divided_of(const std::vector<ShardedBucket>& buckets, const Rank& rank,
@@ -77,9 +79,8 @@ ShardedOptimizer::Groups groups_of_pieces(const ShardedOptimizer::Groups& groups
     std::vector<at::Tensor> pieces;
     for (const auto& parameter : group.params()) {
       if (!parameter.requires_grad()) continue;
-      const ShardedBucket::Place& place = *places.at(parameter.unsafeGetTensorImpl());
-      if (place.piece.size > 0) pieces.push_back(place.piece.values);
-      if (place.kept.size > 0) pieces.push_back(place.kept.values);
+      const ShardedBucket::Piece& piece = places.at(parameter.unsafeGetTensorImpl())->piece;
+      if (piece.size > 0) pieces.push_back(piece.values);
     }
     of_pieces.emplace_back(std::move(pieces));
     if (group.has_options()) of_pieces.back().set_options(group.options().clone());
@@ -126,29 +127,15 @@ ShardedOptimizer::~ShardedOptimizer() {
 }
 
 void ShardedOptimizer::zero_grad() {
-  prepared_ = false;
   reducer_->zero_grad();
 }
 
-void ShardedOptimizer::prepare() {
+void ShardedOptimizer::step() {
   const c10::NoGradGuard no_grad;
   parameters_->check(rank_, "ShardedOptimizer", "would be neither averaged nor used");
   reducer_->use();
-  prepared_ = true;
-}
-
-void ShardedOptimizer::update() {
-  const c10::NoGradGuard no_grad;
   if (divided_) divided_->put_away();
   optimizer_->step();
-  prepared_ = false;
-  ++updates_;
-}
-
-void ShardedOptimizer::step() {
-  if (!prepared_) prepare();
-  update();
-  const c10::NoGradGuard no_grad;
   if (divided_) return divided_->bring_back();
   std::vector<std::pair<at::Tensor, at::Tensor>> values;
   for (const auto& bucket : buckets_) values.emplace_back(bucket.values, bucket.slice);

@@ -4,7 +4,6 @@
 #include <c10/core/GradMode.h>
 
 #include "flat_view.hpp"
-#include "partners.hpp"
 
 #include <algorithm>
 #include <map>
@@ -69,23 +68,11 @@ std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::str
   return buckets;
 }
 
-void keep_slice_of_partner(std::vector<ShardedBucket>& buckets, const Rank& rank) {
-  if (rank.world_size() == 1) return;
-  const int64_t other = partners_of(rank).kept;
-  for (auto& bucket : buckets) {
-    const int64_t of_each = bucket.slice.numel();
-    bucket.kept = bucket.values.narrow(0, of_each * other, of_each);
-    for (auto& place : bucket.places) place.kept = piece_in(bucket.kept, other, place);
-  }
-}
-
 std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets) {
   std::vector<at::Tensor> pieces;
-  for (const auto piece : {&ShardedBucket::Place::piece, &ShardedBucket::Place::kept}) {
-    for (const auto& bucket : buckets) {
-      for (const auto& place : bucket.places) {
-        if ((place.*piece).size > 0) pieces.push_back((place.*piece).values);
-      }
+  for (const auto& bucket : buckets) {
+    for (const auto& place : bucket.places) {
+      if (place.piece.size > 0) pieces.push_back(place.piece.values);
     }
   }
   return pieces;

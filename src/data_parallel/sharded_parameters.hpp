@@ -31,13 +31,11 @@ struct ShardedBucket {
     at::Tensor parameter;  // a view into values, with its shape and strides
     int64_t offset;
     Piece piece = {};  // this rank's
-    Piece kept = {};   // of another rank's slice, see keep_slice_of_partner(); none without it
   };
   std::vector<Place> places;
   int64_t size = 0;   // of all parameters together, in whole lines
   at::Tensor values;  // [ranks * of each]
   at::Tensor slice;   // this rank's, of values [of each]: a view, or of its own
-  at::Tensor kept;    // another rank's, a view; undefined if none is kept
 
   // The place of a parameter in a flat tensor like `values`, with the parameter's shape and strides.
   static at::Tensor view(const Place& place, const at::Tensor& flat);
@@ -48,12 +46,7 @@ struct ShardedBucket {
 std::vector<ShardedBucket> shard_parameters(const std::vector<std::pair<std::string, at::Tensor>>& parameters,
                                             const Rank& rank, int64_t bucket_bytes, bool own_slices = false);
 
-// Gives each rank pieces of another rank's slice too (partners.hpp). Then every slice is at two ranks. Does nothing
-// with one rank. The buckets must hold all values.
-void keep_slice_of_partner(std::vector<ShardedBucket>& buckets, const Rank& rank);
-
-// All pieces that this rank has, in the order of the buckets and their places; those that it keeps for another come
-// last.
+// All pieces that this rank has, in the order of the buckets and their places.
 std::vector<at::Tensor> pieces_of(const std::vector<ShardedBucket>& buckets);
 
 // This rank's slice of a flat tensor like `values`: a view.

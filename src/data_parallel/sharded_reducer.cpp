@@ -7,9 +7,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 
-#include "comm/agreed_parts.hpp"
 #include "flat_view.hpp"
-#include "partners.hpp"
 #include "ranks/rank_place.hpp"
 
 #include <algorithm>
@@ -53,7 +51,6 @@ ShardedReducer::ShardedReducer(const std::vector<ShardedBucket>& buckets, const 
     }
     buckets_.push_back(std::move(bucket));
     reductions_.push_back({.parameters = parameters, .gradient = at::zeros_like(parameters.slice)});
-    if (parameters.kept.defined()) reductions_.back().kept = at::zeros_like(parameters.kept);
   }
   order_.resize(buckets_.size());
   std::iota(order_.begin(), order_.end(), size_t{0});
@@ -123,12 +120,10 @@ void ShardedReducer::zero_grad() {
 }
 
 // variable_data: not a view for autograd, of which an optimizer's zero_grad() could not call detach_().
-at::Tensor ShardedReducer::gradient_of(size_t slot, PieceOf piece) const {
-  const auto& mine = places_[slot].*piece;
+at::Tensor ShardedReducer::gradient_of(size_t slot) const {
+  const auto& mine = places_[slot].piece;
   if (!slots_[slot].used || mine.size == 0) return {};
-  const Reduction& reduction = reductions_[slots_[slot].bucket];
-  const at::Tensor& slice = piece == &ShardedBucket::Place::kept ? reduction.kept : reduction.gradient;
-  return slice.narrow(0, mine.in_slice, mine.size).variable_data();
+  return reductions_[slots_[slot].bucket].gradient.narrow(0, mine.in_slice, mine.size).variable_data();
 }
 
 std::vector<at::Tensor> ShardedReducer::gradients() {
@@ -151,24 +146,6 @@ std::vector<std::pair<std::string, at::Tensor>> ShardedReducer::slices() {
   return pieces;
 }
 
-// By alltoall, which all backends have. Between processes a rank sends and receives one slice's gradients.
-void ShardedReducer::pass_on_slices() {
-  if (!reductions_[0].kept.defined()) return;
-  const auto [kept, keeper] = partners_of(rank_);
-  const std::string parts =
-      "slices of gradients, each to the rank that keeps it too";  // of buckets that are the same on all
-  const comm::AgreedParts agreed(parts);
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  for (const auto& reduction : reductions_) {
-    const at::Tensor nothing = at::empty({0}, reduction.gradient.options());
-    std::vector<at::Tensor> to(static_cast<size_t>(rank_.world_size()), nothing), from = to;
-    to[static_cast<size_t>(keeper)] = reduction.gradient;
-    from[static_cast<size_t>(kept)] = reduction.kept;
-    works.push_back(rank_.backend().alltoall(from, to));
-  }
-  for (const auto& work : works) work->wait();
-}
-
 void ShardedReducer::check_averaged() const {
   if (averaged_) return;
   throw Error(name() + ": there are no averaged gradients to step with. Call DataParallel's loss(…).backward(), " +
@@ -180,13 +157,10 @@ void ShardedReducer::use() {
   check_averaged();
   check_unchanged();
   was_used_ = true;
-  pass_on_slices();
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    for (const PieceOf piece : {&ShardedBucket::Place::piece, &ShardedBucket::Place::kept}) {
-      const auto& mine = places_[slot].*piece;
-      if (mine.size > 0) mine.values.mutable_grad() = gradient_of(slot, piece);
-      if (mine.size > 0 && slots_[slot].used) used_slot_ = slot;
-    }
+    const auto& mine = places_[slot].piece;
+    if (mine.size > 0) mine.values.mutable_grad() = gradient_of(slot);
+    if (mine.size > 0 && slots_[slot].used) used_slot_ = slot;
   }
   if (keeps_whole()) return;
   averaged_ = false;
@@ -222,9 +196,7 @@ void ShardedReducer::check_kind(bool by_grains) const {
 // The optimizer of the slices knows nothing of the whole gradients, to which stage 1 adds.
 void ShardedReducer::check_zero_grad() const {
   if (!keeps_whole() || used_slot_ == kNone) return;
-  const auto& place = places_[used_slot_];
-  const at::Tensor& values = place.piece.size > 0 ? place.piece.values : place.kept.values;
-  if (values.grad().defined() || !slots_[used_slot_].parameter.grad().defined()) return;
+  if (places_[used_slot_].piece.values.grad().defined() || !slots_[used_slot_].parameter.grad().defined()) return;
   throw Error(name() +
               ": optimizer().zero_grad() was called, which drops the gradients of this rank's slices alone, so that "
               "those of all steps would add up. Call zero_grad() of the ShardedOptimizer itself");
@@ -286,7 +258,6 @@ void ShardedReducer::complete_oldest() {
   reduction.average.reset();
   if (keeps_whole() && !by_grains()) return;
   reduction.adds = true;
-  if (keeps_sums()) return;
   by_grains() ? buckets_[index].sums->release() : give_memory(index);
 }
 

@@ -44,8 +44,7 @@ class ShardedReducer final : public GradientBuckets {
   // Undefines a .grad that is only a filler: see left_.
   void take_filler_away();
 
-  // Gives the slices their gradients, for an update. Where slices are kept twice, each rank passes its slice's on to
-  // the rank that keeps it too, and all must call it. Throws Error if nothing was averaged.
+  // Gives the slices their gradients, for an update. Throws Error if nothing was averaged.
   void use();
   std::vector<at::Tensor> gradients();  // of this rank's pieces, in their order; undefined where no rank had one
 
@@ -53,7 +52,6 @@ class ShardedReducer final : public GradientBuckets {
   struct Reduction {  // of a bucket
     ShardedBucket parameters;
     at::Tensor gradient;                       // of its slice
-    at::Tensor kept = {};                      // of the slice that it keeps for another; undefined: of none
     at::Tensor memory = {};                    // of all its gradients; from stage 2 on only while it has some
     at::Tensor average = {};                   // where the reduction that is under way puts the slice's
     bool adds = false;                         // stage 2 and grains: to what an earlier backward has left
@@ -67,9 +65,7 @@ class ShardedReducer final : public GradientBuckets {
   at::Tensor view_in(size_t slot, const at::Tensor& flat) const override;
   void before_grains() override;
   void leave_gradients() override {}
-  at::Tensor row_of(size_t bucket) const override {
-    return keeps_whole() && !keeps_sums() ? reductions_[bucket].memory : at::Tensor();
-  }
+  at::Tensor row_of(size_t bucket) const override { return keeps_whole() ? reductions_[bucket].memory : at::Tensor(); }
   void before_backward() override;
   void post(size_t bucket) override;
   void poll() override;
@@ -82,10 +78,7 @@ class ShardedReducer final : public GradientBuckets {
   void check_averaged() const;
   void check_kind(bool by_grains) const;
   void check_unchanged();
-  using PieceOf = ShardedBucket::Piece ShardedBucket::Place::*;
-  // The average of its piece, or of the one that it keeps for another rank; undefined if no rank had one.
-  at::Tensor gradient_of(size_t slot, PieceOf piece = &ShardedBucket::Place::piece) const;
-  void pass_on_slices();
+  at::Tensor gradient_of(size_t slot) const;  // the average of its piece; undefined if no rank had one
   void take_memory(size_t bucket);
   void give_memory(size_t bucket);
   void complete_oldest();  // waits for it

@@ -15,33 +15,25 @@
 #include <string>
 #include <utility>
 
-#include "base/scramble.hpp"
 #include "flat_view.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
-#include "tensor_hash.hpp"
 
 namespace lockstep {
 namespace {
 
 using Place = ShardedBucket::Place;
 
-using Piece = ShardedBucket::Piece;
-using PieceOf = Piece Place::*;
-
-// Under the parameters' names, of each of which a rank has one piece or none, and keeps one or none for another.
-io::NamedTensors named_pieces_of(const std::vector<ShardedBucket>& buckets, PieceOf piece = &Place::piece) {
+// Under the parameters' names, of each of which a rank has one piece or none.
+io::NamedTensors named_pieces_of(const std::vector<ShardedBucket>& buckets) {
   io::NamedTensors pieces;
   for (const auto& bucket : buckets) {
     for (const auto& place : bucket.places) {
-      if ((place.*piece).size > 0) pieces.emplace_back(place.name, (place.*piece).values);
+      if (place.piece.size > 0) pieces.emplace_back(place.name, place.piece.values);
     }
   }
   return pieces;
 }
-
-// An optimizer's state has one tensor for each name. No parameter's name ends so.
-constexpr const char* kOfKept = " kept";
 
 // "exp_avg" and "fc1.weight".
 std::pair<std::string, std::string> parts_of_name(const std::string& name) {
@@ -110,20 +102,12 @@ at::Tensor gathered(const std::string& member, at::ScalarType type, const Sharde
 
 // ---- Taking apart.
 
-// Cuts a parameter's value of a member down to a piece. A step count is one number, and stays whole.
-at::Tensor piece_of(const at::Tensor& value, const Place& place, const Piece& piece) {
+// Cuts a parameter's value of a member down to this rank's piece. A step count is one number, and stays whole.
+at::Tensor piece_of(const at::Tensor& value, const Place& place) {
   if (value.dim() == 0 && (place.parameter.dim() > 0 || !at::isFloatingType(value.scalar_type()))) return value;
   const at::Tensor flat = at::empty({value.numel()}, place.parameter.options().dtype(value.scalar_type()));
   view_in_flat(place.parameter, flat, 0).copy_(value);
-  return flat.narrow(0, piece.in_parameter, piece.size).clone();
-}
-
-StatePiece piece_of_tensor(const std::string& name, const Place& place, const Piece& piece, const at::Tensor& values) {
-  return {.name = name,
-          .sizes = place.parameter.sizes().vec(),
-          .strides = place.parameter.strides().vec(),
-          .begin = piece.in_parameter,
-          .values = values.detach().clone()};
+  return flat.narrow(0, place.piece.in_parameter, place.piece.size).clone();
 }
 
 void check_shape(const std::string& name, const at::Tensor& value, const Place& place) {
@@ -172,32 +156,16 @@ void load_slices_of_state(torch::optim::Optimizer& optimizer, const std::vector<
     if (found == places.end()) throw Error("the optimizer has no place for the state '" + name + "'");
     const Place& place = *found->second;
     check_shape(name, value, place);
-    if (place.piece.size > 0) mine.emplace_back(name, piece_of(value, place, place.piece));
-    if (place.kept.size > 0) mine.emplace_back(name + kOfKept, piece_of(value, place, place.kept));
+    if (place.piece.size > 0) mine.emplace_back(name, piece_of(value, place));
   }
-  auto pieces = named_pieces_of(buckets);
-  for (const auto& [name, piece] : named_pieces_of(buckets, &Place::kept)) pieces.emplace_back(name + kOfKept, piece);
-  load_optimizer_state(optimizer, pieces, mine);
-}
-
-SliceHashes slice_hashes(const torch::optim::Optimizer& optimizer, const std::vector<ShardedBucket>& buckets) {
-  const auto hash_of = [&](PieceOf piece) {
-    uint64_t hash = 0;
-    for (const auto& [name, value] : optimizer_state(optimizer, named_pieces_of(buckets, piece)))
-      hash = mix({hash, static_cast<uint64_t>(tensor_hash(value))});
-    return static_cast<int64_t>(hash);
-  };
-  return {hash_of(&Place::piece), hash_of(&Place::kept)};
+  load_optimizer_state(optimizer, named_pieces_of(buckets), mine);
 }
 
 std::vector<WatchedTensor> watched_slices_of_state(const torch::optim::Optimizer& optimizer,
                                                    const std::vector<ShardedBucket>& buckets) {
   std::vector<WatchedTensor> slices;
-  for (const PieceOf piece : {&Place::piece, &Place::kept}) {
-    const std::string ending = piece == &Place::kept ? kOfKept : "";
-    for (const auto& [name, value] : optimizer_state(optimizer, named_pieces_of(buckets, piece)))
-      slices.push_back({.name = "the optimizer's " + name + ending, .values = value});
-  }
+  for (const auto& [name, value] : optimizer_state(optimizer, named_pieces_of(buckets)))
+    slices.push_back({.name = "the optimizer's " + name, .values = value});
   return slices;
 }
 
@@ -212,48 +180,6 @@ std::vector<WatchedTensor> watched_pieces(const std::vector<ShardedBucket>& buck
                         .version = static_cast<int64_t>(place.parameter._version())});
     }
   }
-  return pieces;
-}
-
-std::vector<StatePiece> pieces_of_state(const torch::optim::Optimizer& optimizer,
-                                        const std::vector<ShardedBucket>& buckets) {
-  const c10::NoGradGuard no_grad;
-  std::map<std::string, const Place*> places;
-  for (const auto& bucket : buckets) {
-    for (const auto& place : bucket.places) places.emplace(place.name, &place);
-  }
-  std::vector<StatePiece> pieces;
-  for (const PieceOf piece : {&Place::piece, &Place::kept}) {
-    const auto state = optimizer_state(optimizer, named_pieces_of(buckets, piece));
-    for (const auto& [name, value] : state) {
-      const Place& place = *places.at(parts_of_name(name).second);
-      if (value.dim() == 0) {
-        pieces.push_back({.name = name, .values = value.clone()});
-      } else {
-        pieces.push_back(piece_of_tensor(name, place, place.*piece, value));
-      }
-    }
-  }
-  return pieces;
-}
-
-std::vector<StatePiece> take_pieces(io::NamedTensors& tensors, const std::vector<ShardedBucket>& buckets) {
-  std::map<const void*, const Place*> places;
-  for (const auto& bucket : buckets) {
-    for (const auto& place : bucket.places) {
-      if (place.parameter.numel() > 0) places.emplace(place.parameter.const_data_ptr(), &place);
-    }
-  }
-  std::vector<StatePiece> pieces;
-  std::erase_if(tensors, [&](const auto& named) {
-    const auto found = named.second.numel() == 0 ? places.end() : places.find(named.second.const_data_ptr());
-    if (found == places.end()) return false;
-    for (const PieceOf piece : {&Place::piece, &Place::kept}) {
-      const Piece& mine = found->second->*piece;
-      if (mine.size > 0) pieces.push_back(piece_of_tensor(named.first, *found->second, mine, mine.values));
-    }
-    return true;
-  });
   return pieces;
 }
 

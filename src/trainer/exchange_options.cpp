@@ -68,10 +68,6 @@ void check_zero(const TrainOptions& options) {
     throw Error("the stage of ZeRO (`zero_stage`) is " + std::to_string(stage) +
                 "; it must be 0 (off), 1 (optimizer state), 2 (and gradients) or 3 (and parameters)");
   }
-  if (options.exchange.keep_twice && (stage == 0 || stage == 3)) {
-    throw Error("`keep_twice` is of the slices that `zero_stage` 1 or 2 makes of the optimizer, and `zero_stage` is " +
-                std::to_string(stage) + "; take 1 or 2, or leave `keep_twice` out");
-  }
   if (stage == 0) return;
   if (needs_whole_layers(options.optimizer.kind)) {
     throw Error("`zero_stage` gives each rank a slice of the parameters, and " +

@@ -60,11 +60,6 @@ void check_update(const Task& task, const TrainOptions& options) {
     throw Error("fit: the ema_decay of \"" + task.name + "\" is " + number_text(task.ema_decay) +
                 "; it must be from 0, for no average, to below 1, such as 0.999");
   }
-  if (task.ema_decay > 0 && options.exchange.keep_twice) {
-    throw Error(
-        "fit: with `keep_twice` a rank has its slices alone after a step that another rank's loss has ended, and "
-        "ema_decay averages whole weights; leave ema_decay out, or take `zero_stage` 0");
-  }
   if (task.ema_decay > 0 && options.exchange.sync_every > 0) {
     throw Error(
         "fit: with `sync_every` each rank has weights of its own within a round, and ema_decay averages those that all "

@@ -19,9 +19,7 @@ class GrainLosses {
   void reset(double sum = 0);
   void begin_step(int64_t grains);  // of the whole batch
   void add(int64_t grain, const at::Tensor& mean, int64_t samples_of_it);
-  void drop_step();                                       // the last one counts for nothing
-  bool has_row() const { return !rows_.empty(); }         // of a step since the last take()
-  const at::Tensor& row() const { return rows_.back(); }  // of the last one
+  void drop_step();  // the last one counts for nothing
 
   // The sum of all losses since reset(), and of what that was given. All ranks must call it after the same step.
   double sum(Rank& rank);

@@ -6,6 +6,7 @@
 #include "base/number_text.hpp"
 #include "data/sizes_text.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -109,6 +110,17 @@ int best_epoch(const std::vector<EpochMetrics>& history, const Judge& judge) {
     best_score = score;
   }
   return best;
+}
+
+std::string remark_on_no_value(const std::vector<EpochMetrics>& history, const Judge& judge, int patience) {
+  const auto has_none = [&](const EpochMetrics& metrics) { return best_epoch({metrics}, judge) == 0; };
+  if (!has_none(history.back()) || std::count_if(history.begin(), history.end(), has_none) > 1) return "";
+  return "epoch " + std::to_string(history.back().epoch) + ": the test samples' " + judge.measure +
+         ", by which epochs are compared, is no finite number. Such an epoch is never the best one" +
+         (patience > 0
+              ? ", and the run ends after " + std::to_string(patience) + " epochs without a better one (Task::patience)"
+              : "") +
+         ". Look at the metric, the test samples and the learning rate";
 }
 
 bool is_enough(const std::vector<EpochMetrics>& history, const Judge& judge, int patience) {

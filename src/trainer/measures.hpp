@@ -34,6 +34,9 @@ std::string measures_text(const Task& task);
 // The number of the first of the best epochs; 0 if there is none, or no value of the measure.
 int best_epoch(const std::vector<EpochMetrics>& history, const Judge& judge);
 
+// If the last epoch is the first one whose measure has no value: what follows from that, for the user. Else empty.
+std::string remark_on_no_value(const std::vector<EpochMetrics>& history, const Judge& judge, int patience);
+
 // The last `patience` epochs were no better than one before them.
 bool is_enough(const std::vector<EpochMetrics>& history, const Judge& judge, int patience);
 

@@ -116,7 +116,6 @@ void each_option(Options& options, Visit&& visit) {
        "checkpoint, "
        "or else a new run\n"
        "The run keeps its settings. Only `epochs`, `devices`, `split`, `threads_per_rank`, `balance`, `zero_stage`, "
-       "`keep_twice`, "
        "`memory_format`, `cuda_graph`, `on_nan`, `check_replicas`, `check_arithmetic`, `data_dir`, `text` and what is "
        "kept may change. It stays in "
        "its folder unless `run_dir` gives another"},
@@ -276,13 +275,6 @@ void each_option(Options& options, Visit&& visit) {
        "The "
        "results are the same"},
       options.exchange.zero_stage, {.most = 3});
-  one({"keep_twice", in_a_run, how, nullptr,
-       "with `zero_stage` 1 or 2: each rank keeps another one's slice too, so that an elastic job goes on when a rank "
-       "is lost\n"
-       "Each of N ranks then keeps and updates 2/N of the optimizer, not 1/N, keeps 1/N of the gradients more, and in "
-       "each step sends those. Where the job has several machines, the two are on different ones, unless one machine "
-       "has more than half of the ranks. If both are lost before the others have gone on, the job ends\n"},
-      options.exchange.keep_twice);
   one({"cuda_graph", in_a_run, how, nullptr,
        "on GPUs: record the step of a full batch once as a CUDA graph and replay it, so that the CPU does not limit "
        "small networks"},

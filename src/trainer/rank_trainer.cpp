@@ -173,17 +173,15 @@ void RankTrainer::train(EpochMetrics& metrics, const Keep& keep) {
                         {.size = options_.batch.global(),
                          .seed = options_.seed,
                          .epoch = metrics.epoch,
-                         .shares = resumed_runs_.empty() ? shares_ : sizes_of(resumed_runs_),
+                         .shares = shares_,
                          .grain = options_.batch.grain,
                          .start = steps_},
                         net_.mesh().data());
   auto batch = all.begin();
-  if (!std::exchange(resumed_runs_, {}).empty()) all.set_shares(shares_);
   const auto set_time_of_step = [&](int64_t step) {
     metrics.lr = update_.set_time(done + static_cast<double>(step) / static_cast<double>(all.count()));
   };
   if (steps_ == all.count()) set_time_of_step(steps_ - 1);  // only its evaluation is left
-  epoch_ = metrics.epoch;
   StepProgress progress{.epoch = metrics.epoch,
                         .done = std::min(steps_ * options_.batch.global(), train_.size()),
                         .total = train_.size()};
@@ -220,13 +218,6 @@ void RankTrainer::run_step(const Batch& batch) {
   buffers_.clear();
   for (const auto& buffer : net_.module()->buffers()) buffers_.push_back(buffer.clone());
   is_within_step_ = true;
-  if (auto& kept = update_.twice_kept()) kept->begin_step();
-  const auto& replica = net_.replicas().replica();
-  replica->keep_grains();
-  if (const auto kept = std::exchange(resumed_, std::nullopt)) {
-    totals_.resumed = kept->sums;
-    replica->resume(kept->grains);
-  }
   step_->run(batch);
   if (!not_finite().empty()) return;  // this step has no update
   is_within_step_ = false;

@@ -13,7 +13,6 @@
 
 #include "epoch_clock.hpp"
 #include "finite_watch.hpp"
-#include "kept_step.hpp"
 #include "ranks/stop_agreement.hpp"
 #include "replica_watch.hpp"
 #include "run_state.hpp"
@@ -56,17 +55,10 @@ class RankTrainer {
 
   // For an elastic job, before the first epoch. Ranks end their epoch between two steps once one of them finds `newer`
   // requested; regroups() says so, on all of them. whole_steps() is where this rank goes on from, also when the run has
-  // failed, without the others: the steps of the epoch that are whole. With keep_twice it is this rank's part of them,
-  // and may be asked for once.
+  // failed, without the others: the steps of the epoch that are whole.
   void be_elastic(const std::stop_token& newer);
   bool regroups() const { return regroups_; }
   RunState whole_steps();
-
-  // What this rank has of the step that broke off, once; to be asked for before whole_steps(). A later generation goes
-  // on with it: all ranks call resume_step() before its first epoch, which is number `epoch`, each with what it has. It
-  // counts if it is of the step that comes next, and of the weights that this rank has then.
-  std::optional<KeptStep> kept_step();
-  void resume_step(std::optional<KeptStep> kept, int epoch);
 
   // What a checkpoint holds of the ranks: position, seconds and tensors. All ranks must ask for it. The tensors may be
   // the network's own, until its next step. From here on whole() is as trained.
@@ -92,7 +84,6 @@ class RankTrainer {
 
   void train(EpochMetrics& metrics, const Keep& keep);
   void begin_epoch();
-  std::vector<int64_t> hashes_of_weights();
   void go_on();
   bool within_round() const;
   void report(StepProgress& progress);
@@ -149,9 +140,6 @@ class RankTrainer {
   bool regroups_ = false;
   int64_t whole_steps_ = 0;  // in an elastic job: of the epoch
   bool is_within_step_ = false;
-  int epoch_ = 0;                       // the one under way, in an elastic job
-  std::optional<KeptStep> resumed_;     // of the step that comes next
-  std::vector<int64_t> resumed_runs_;   // then: of the ranks' grains in it
   std::vector<torch::Tensor> buffers_;  // the module's before this step
   StopAgreement stopping_;
   bool stops_ = false;  // all ranks have agreed to stop, once a round of local SGD is done

@@ -6,15 +6,12 @@
 
 #include "base/number_text.hpp"
 #include "data_parallel/averaging.hpp"
-#include "data_parallel/replica_check.hpp"
-#include "elastic.hpp"
 #include "models/module_state.hpp"
 #include "rank_tables.hpp"
 #include "rank_trainer.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_generators.hpp"
 #include "ranks/rank_wait.hpp"
-#include "ranks/trained_parameters.hpp"
 #include "train_options.hpp"
 
 #include <algorithm>
@@ -88,11 +85,6 @@ void RankTrainer::be_elastic(const std::stop_token& newer) {
 // What is each rank's own has one row here, which a later generation's rank 0 takes.
 RunState RankTrainer::whole_steps() {
   RunState state;
-  auto& kept = update_.twice_kept();
-  if (kept && is_within_step_ && kept->has_updated()) {
-    whole_steps_ = steps_;
-    is_within_step_ = false;
-  }
   state.steps = whole_steps_;
   if (is_within_step_) {
     const torch::NoGradGuard no_grad;
@@ -101,11 +93,7 @@ RunState RankTrainer::whole_steps() {
   }
   save_average(state);
   put_under("model", state_of(*whole()), state.tensors);
-  if (kept) {
-    put_pieces(*kept, state);
-  } else {
-    update_.save(state, rank_);
-  }
+  update_.save(state, rank_);
   drain(rank_);  // the next generation's ranks have other streams
   if (whole_steps_ == 0) return state;
   state.seconds = clock_.seconds();
@@ -117,33 +105,6 @@ RunState RankTrainer::whole_steps() {
                                                         at::kDouble)
                                                  .view({1, 4}));
   return state;
-}
-
-std::optional<KeptStep> RankTrainer::kept_step() {
-  if (!is_within_step_) return std::exchange(resumed_, std::nullopt);
-  if (const auto& kept = update_.twice_kept(); kept && kept->has_updated()) return std::nullopt;
-  const c10::NoGradGuard no_grad;
-  auto grains = net_.replicas().replica()->kept_grains();
-  const auto sums = totals_.of_step();
-  drain(rank_);
-  if (!grains || !sums) return std::nullopt;
-  return KeptStep{.epoch = epoch_,
-                  .steps = whole_steps_,
-                  .weights = hashes_of_weights(),
-                  .grains = std::move(grains),
-                  .sums = *sums};
-}
-
-std::vector<int64_t> RankTrainer::hashes_of_weights() {
-  return hashes_of(parameters_of(*net_.module()));
-}
-
-void RankTrainer::resume_step(std::optional<KeptStep> kept, int epoch) {
-  const int64_t samples = std::min(options_.batch.global(), train_.size() - steps_ * options_.batch.global());
-  const int64_t grains = samples <= 0 ? 0 : (samples + options_.batch.grain - 1) / options_.batch.grain;
-  resumed_ = std::move(kept);
-  if (resumed_ && resumed_->weights != hashes_of_weights()) resumed_.reset();  // a bit of them had flipped
-  resumed_runs_ = agreed_runs(resumed_, epoch, steps_, grains, rank_);
 }
 
 void RankTrainer::save_average(RunState& state) {
@@ -258,7 +219,6 @@ void RankTrainer::restore(const RunState& state) {
   steps_ = state.steps;
   clock_.reset(state.seconds);
   update_.load(state, rank_);
-  if (auto& kept = update_.twice_kept()) kept->set_updates(state.updates);
   load_average(state);
   load_hook(state);
   load_buffers(tensors_under("ranks.buffers", state.tensors));

@@ -57,7 +57,6 @@ void ReplicaWatch::compare() {
     const auto compare_parts = [&] { compare_replicas(replica, net_.mesh().data(), noted_); };
     const bool has_parts = net_.mesh().data().world_size() < traffic_.rank().world_size();
     has_parts ? compare_in_groups(compare_parts, traffic_.rank()) : compare_parts();
-    if (update_.twice_kept()) compare_kept_slices(update_.twice_kept()->hashes(), net_.mesh().data());
   });
 }
 

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "data/data_digests.hpp"
-#include "data_parallel/state_piece.hpp"
 #include "io/safetensors.hpp"
 
 namespace lockstep {
@@ -38,13 +37,6 @@ struct RunState {
   //   ranks.buffers.NAME, ranks.error.PARAMETER, ranks.optimizer.MEMBER.PARAMETER
   io::NamedTensors tensors;
   std::optional<DataDigests> data = {};  // what it was trained on; checkpoints of before do not say
-
-  // In an elastic job with keep_twice, in memory alone: what this rank has of the trained parameters and of the
-  // optimizer's state, which `tensors` then lack. `next_pieces` are those of one update later, if the others may have
-  // done it; else none. Of a small net a rank may have nothing: then it has no pieces, and is in pieces all the same.
-  bool in_pieces = false;
-  std::vector<StatePiece> pieces = {}, next_pieces = {};
-  int64_t updates = 0;  // since the job began; steps that were skipped have none
 };
 
 // Throws Error, which names the file. Then the file under this name is the old one or the new one, whole.

@@ -5,6 +5,7 @@
 #include <lockstep/devices/autocast.hpp>
 #include <lockstep/models/sample_scope.hpp>
 
+#include "base/exception_text.hpp"
 #include "batch_settings.hpp"
 #include "graphed_step.hpp"
 #include "measures.hpp"
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <limits>
 #include <optional>
 #include <string>
@@ -25,6 +27,29 @@ namespace {
 torch::Tensor spoiling_unless_finite(const torch::Tensor& loss) {
   if (!loss.is_cpu()) return loss * (1 + 0 * loss.detach());
   return std::isfinite(loss.item<double>()) ? loss : loss * std::numeric_limits<double>::quiet_NaN();
+}
+
+// While an exception is handled: LibTorch says that types differ, and not which they are of.
+void explain_types(const StepParts& with, const Batch& batch) {
+  const std::string said = exception_text(std::current_exception());
+  if (said.find("type") == std::string::npos || !batch.x.defined()) return;
+  const auto type = batch.x.scalar_type();
+  const auto parameters = with.net.parameters();
+  const auto other = std::find_if(parameters.begin(), parameters.end(), [&](const torch::Tensor& parameter) {
+    return parameter.is_floating_point() && parameter.scalar_type() != type;
+  });
+  const bool are_values = at::isFloatingType(type) || type == torch::kByte;  // other integers may be tokens
+  if (!are_values || other == parameters.end()) return;
+  const Samples& train = with.task.train;
+  const bool were_bytes = train.in_memory() && train.tensors().x.scalar_type() == torch::kByte;
+  const std::string wanted = c10::toString(other->scalar_type());
+  std::throw_with_nested(
+      Error(with.rank.name() + ": \"" + with.task.name + "\": the network has parameters of type " + wanted +
+            ", and x of a batch is of type " + c10::toString(type) +
+            (were_bytes ? " (images of bytes become Float from 0 to 1)" : "") +
+            ". Give samples of the parameters' type, as in " + "x.to(torch::k" + wanted + ")" +
+            (were_bytes || type == torch::kByte ? ".div(255)" : "") +
+            ", or make the network of the samples' type by module->to(). What LibTorch said: " + said));
 }
 
 class PlainStep : public Step {
@@ -50,7 +75,7 @@ class PlainStep : public Step {
   // keeps a slice, each part is averaged, so that nobody keeps all gradients.
   void gradients(const Batch& batch) {
     with_.update.zero_grad();
-    if (batch.grain > 0) with_.totals.begin_step(batch.grains());
+    if (batch.grain > 0) with_.totals.grain_losses.begin_step(batch.grains());
     const auto& replica = with_.net.replicas().replica();
     const bool in_slices = batch.grain == 0 && replica->adds_up_parts();
     // In slices all ranks need as many parts: what the rank with the fewest samples can have.
@@ -81,13 +106,20 @@ class PlainStep : public Step {
       if (c10::GradMode::is_enabled()) count(batch, y_hat, part.y, loss);
       return with_.options.on_nan == OnNan::go_on ? loss : spoiling_unless_finite(loss);
     };
-    const torch::Tensor mean = with_.net.forward_backward(batch, criterion);
+    const torch::Tensor mean = [&] {
+      try {
+        return with_.net.forward_backward(batch, criterion);
+      } catch (...) {
+        explain_types(with_, batch);
+        throw;
+      }
+    }();
     with_.watch.add_loss(mean);
     if (counts_loss_) with_.totals.add_loss(mean, batch.size());
   }
 
-  // What needs the other ranks comes before the update: so a rank that is left alone has whole steps only. (With
-  // keep_twice the ranks gather the parameters after it, see twice_kept.hpp.) share() is where they agree on the step.
+  // What needs the other ranks comes before the update: so a rank that is left alone has whole steps only. share() is
+  // where they agree on the step.
   void finish(const Batch& batch) {
     if (with_.totals.shared) {
       with_.update.prepare();

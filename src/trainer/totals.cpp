@@ -31,20 +31,6 @@ void Totals::add_correct(const at::Tensor& answers) {
   correct.add_(answers);
 }
 
-void Totals::begin_step(int64_t grains) {
-  grain_losses.begin_step(grains);
-  if (shared) correct_before_ = correct.clone();
-  if (!resumed) return;
-  grain_losses.row().copy_(resumed->losses);
-  correct.add_(resumed->correct);
-  resumed.reset();
-}
-
-std::optional<Totals::Step> Totals::of_step() const {
-  if (!grain_losses.has_row()) return std::nullopt;
-  return Step{grain_losses.row(), correct - correct_before_};
-}
-
 void Totals::share(Rank& rank) {
   const c10::NoGradGuard no_grad;
   const at::Tensor cells = grain_losses.cells();

@@ -9,7 +9,6 @@
 #include "grain_losses.hpp"
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 namespace lockstep {
@@ -19,14 +18,6 @@ struct Totals {
   void reset();
   void add_loss(const at::Tensor& mean, int64_t samples_of_it);
   void add_correct(const at::Tensor& answers);  // a number of right answers
-
-  // A step's sums over this rank's samples, by grains.
-  struct Step {
-    at::Tensor losses;   // double [grains of the batch]: see GrainLosses
-    at::Tensor correct;  // their number
-  };
-  void begin_step(int64_t grains);      // of the whole batch
-  std::optional<Step> of_step() const;  // since begin_step(), where sums are shared; nothing after share()
 
   // Where `shared` is set, each step ends with it, before its update, on all ranks. Then each of them knows the sums
   // over all ranks, and keeps them if another rank is lost. If it throws, nothing has changed.
@@ -43,15 +34,11 @@ struct Totals {
   at::Tensor correct;
   int64_t samples = 0;
   bool shared = false;
-  std::optional<Step> resumed;  // of the next step, which begins with these
   struct {
     double loss = 0;  // of grain_losses
     int64_t correct = 0;
   } known;               // over all ranks, of the epoch's steps so far
   int64_t left_out = 0;  // samples over all ranks whose steps were skipped
-
- private:
-  at::Tensor correct_before_;  // the step, where sums are shared
 };
 
 }  // namespace lockstep

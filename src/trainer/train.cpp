@@ -10,7 +10,6 @@
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
 #include "elastic.hpp"
-#include "joined_pieces.hpp"
 #include "measures.hpp"
 #include "rank_trainer.hpp"
 #include "ranks/elastic_job.hpp"
@@ -74,33 +73,15 @@ TrainCallbacks one_at_a_time(const TrainCallbacks& callbacks, std::mutex& mutex)
 
 // What a process knows of the generation that trains (see ranks/elastic_job.hpp). Without an elastic job there is one.
 struct Succession {
-  bool writes;                                     // this process keeps the run
-  bool met = false;                                // it has trained with others, so a run of this job is in the folder
-  bool is_last = false;                            // its training is done
-  int kept_epochs = 0;                             // epochs whose files and checkpoint this process has written
-  int told_epochs = 0;                             // and those that have been reported
-  bool ended_by_difference = false;                // replicas were not equal, and it is known whose are right
-  int mended = 0;                                  // how often that was so
-  std::optional<RunState> state = {};              // which the next one goes on from
-  std::vector<std::optional<KeptStep>> kept = {};  // by its ranks, what they have of the step that broke off
+  bool writes;                         // this process keeps the run
+  bool met = false;                    // it has trained with others, so a run of this job is in the folder
+  bool is_last = false;                // its training is done
+  int kept_epochs = 0;                 // epochs whose files and checkpoint this process has written
+  int told_epochs = 0;                 // and those that have been reported
+  bool ended_by_difference = false;    // replicas were not equal, and it is known whose are right
+  int mended = 0;                      // how often that was so
+  std::optional<RunState> state = {};  // which the next one goes on from
 };
-
-// What to do when a part of the state is lost.
-std::string advice_on_loss(const fs::path& run) {
-  const fs::path newest = run.empty() ? fs::path() : newest_checkpoint(run / kCheckpointFolder);
-  if (newest.empty())
-    return ". The run has kept no checkpoint; start it anew, and let it keep some (`run_dir`, `keep_last`)";
-  return ". Its newest checkpoint is " + newest.string() + "; go on from it with `resume` " + run.string();
-}
-
-// Others count on what this rank was given, also if the generation breaks before it has its slices of it.
-void keep_what_is_handed_over(std::optional<RunState>& state, Rank& rank, const fs::path& run) {
-  try {
-    hand_over(state, rank);
-  } catch (const StateLost& loss) {
-    throw Error(loss.what() + advice_on_loss(run));
-  }
-}
 
 // How long processes wait for one that joins, or for one that takes over the run.
 std::chrono::milliseconds patience_of_elastic(const TrainOptions& options) {
@@ -157,9 +138,6 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   folder->create(settings, judge, callbacks.on_warning);
   if (callbacks.on_data) callbacks.on_data(workload.announcement);
   if (!workload.warning.empty()) callbacks.on_warning(workload.warning);
-  if (!elastic && settings.exchange.keep_twice)
-    callbacks.on_warning(
-        "`keep_twice` is for elastic jobs, and this one is none: it takes memory and time for nothing");
   const std::string title =
       workload.title + ", " + to_string(settings.devices) + ", batch size " + std::to_string(settings.batch.global());
 
@@ -167,7 +145,6 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   if (settings.keep.tensorboard && !settings.keep.run_dir.empty()) board.emplace(settings.keep.run_dir);
   std::string not_finite;  // why the run ends, if so
   Succession succession{.writes = this_process().index == 0};
-  succession.kept.resize(settings.devices.size());
   const auto body = [&](Rank& rank) {
     const bool is_first_here = rank.index_in_process() == 0;
     std::optional<RunState> begin = resumed;  // they share the tensors
@@ -175,27 +152,13 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     if (elastic) {
       if (is_first_here) succession.met = true;
       check_shared_folder(settings.keep.run_dir, elastic->generation(), rank);
-      if (settings.exchange.keep_twice) {  // which has one rank in a process
-        keep_what_is_handed_over(resumed, rank, settings.keep.run_dir);
-        begin = resumed;
-      } else {
-        hand_over(begin, rank);
-      }
+      hand_over(begin, rank);
       if (rank.index() == 0) elastic->note_beginning();
       if (is_first_here) result.history = begin ? begin->history : std::vector<EpochMetrics>();
     }
     RankTrainer trainer(settings, callbacks, task, rank, trace ? &*trace : nullptr,
                         settings.cuda_graph ? make_cuda_graph() : nullptr, begin ? &*begin : nullptr);
     if (elastic) trainer.be_elastic(elastic->newer());
-    auto& kept_of_rank = succession.kept[static_cast<size_t>(rank.index_in_process())];
-    const auto resume_step = [&] {
-      if (elastic->generation() > 0)
-        trainer.resume_step(std::exchange(kept_of_rank, std::nullopt), begin ? begin->epochs + 1 : 1);
-      if (settings.exchange.keep_twice) {  // the trainer has its slices of it now
-        resumed.reset();
-        if (begin) begin->tensors.clear();
-      }
-    };
     const auto complete = [&](RunState state) {
       state.epochs = static_cast<int>(result.history.size());
       state.history = result.history;
@@ -242,13 +205,14 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
           result.history.push_back(metrics);
         }
         history.push_back(metrics);
+        const std::string remark = task.test.size() > 0 ? remark_on_no_value(history, judge, task.patience) : "";
+        if (rank.index() == 0 && !remark.empty()) callbacks.on_warning(remark);
         keep_epoch(metrics, *net);
       }
       if (is_first_here) result.straggler = trainer.straggler();
       if (is_first_here) succession.is_last = true;
     };
     const auto leave_state = [&] {
-      if (elastic) kept_of_rank = trainer.kept_step();
       if (elastic && is_first_here) succession.state = complete(trainer.whole_steps());
     };
     // All ranks throw it in the same call. One whose replica is wrong drops its state, and gets the others' when the
@@ -265,10 +229,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       resumed = std::nullopt;
     };
     try {
-      if (elastic) {
-        resume_step();
-        keep_what_is_owed();
-      }
+      if (elastic) keep_what_is_owed();
       train_epochs();
     } catch (const ReplicasDiffer& difference) {
       if (!may_mend || difference.ranks().empty()) throw;

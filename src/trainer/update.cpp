@@ -47,9 +47,8 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(const TrainOptions& option
 
 std::unique_ptr<ShardedOptimizer> sharded_of(const TrainOptions& options, const UpdateExtras& extras, SplitModel& net) {
   if (options.exchange.zero_stage == 0) return nullptr;
-  return std::make_unique<ShardedOptimizer>(
-      net.replicas(), groups_of(extras, net), factory_of(options, extras),
-      ShardedOptions{.stage = options.exchange.zero_stage, .keep_twice = options.exchange.keep_twice});
+  return std::make_unique<ShardedOptimizer>(net.replicas(), groups_of(extras, net), factory_of(options, extras),
+                                            ShardedOptions{.stage = options.exchange.zero_stage});
 }
 
 // With stage 3 a rank keeps slices of the weights, and of their average too.
@@ -70,7 +69,6 @@ Update::Update(const TrainOptions& options, const SplitModel& net, const UpdateE
       rate_(learning_rate_of(options)),
       optimizer_(optimizer_of(options, extras, net_)),
       sharded_(sharded_of(options, extras, net_)) {
-  if (options.exchange.keep_twice) twice_kept_.emplace(*sharded_);
   if (extras.ema_decay > 0)
     average_.emplace(extras.ema_decay, averaged_tensors(net_, sharded_.get(), options.exchange.zero_stage));
   if (options.exchange.sync_every == 0) return;
@@ -95,7 +93,6 @@ double Update::set_time(double epochs_done) {
 
 void Update::prepare() {
   if (clip_ > 0) clip_grad_norm(net_, clip_);
-  if (twice_kept_) twice_kept_->prepare();
   prepared_ = true;
 }
 

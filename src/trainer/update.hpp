@@ -13,7 +13,6 @@
 #include <lockstep/trainer/trainer.hpp>
 
 #include "data_parallel/memory_watch.hpp"
-#include "data_parallel/twice_kept.hpp"
 #include "run_state.hpp"
 #include "weight_average.hpp"
 
@@ -57,8 +56,7 @@ class Update {
   io::NamedTensors replica() const;
 
   // What this rank alone has of weights and of the optimizer's state, or may have: a rank's own slices, a part of the
-  // network without replicas, and with local SGD all of it. Two copies of a slice count too. Buffers do not, which a
-  // forward may change.
+  // network without replicas, and with local SGD all of it. Buffers do not count, which a forward may change.
   bool has_some_alone() const;
   std::vector<WatchedTensor> alone() const;
 
@@ -84,9 +82,6 @@ class Update {
   // Null: the weights are evaluated, or there has been no step.
   std::optional<WeightAverage>& average() { return average_; }
 
-  std::optional<TwiceKept>& twice_kept() { return twice_kept_; }  // null without keep_twice
-  const std::optional<TwiceKept>& twice_kept() const { return twice_kept_; }
-
   // The optimizer's state, for a checkpoint, and back; plain SGD has none. `rank` is among all ranks, which all must
   // call it. Throws Error if the state is of another network, or of other ranks than it can go on with.
   void save(RunState& state, Rank& rank);
@@ -104,7 +99,6 @@ class Update {
   const LearningRate rate_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;  // null if it is sharded
   const std::unique_ptr<ShardedOptimizer> sharded_;           // null without zero_stage
-  std::optional<TwiceKept> twice_kept_;
   bool prepared_ = false;
   std::optional<LocalSgd> local_;
   std::optional<WeightAverage> average_;

@@ -76,24 +76,20 @@ void expect_bits(const Tensor& actual, const Tensor& expected) {
 
 constexpr int64_t kSamples = 37;
 
-// The rows of a rank's grains.
-Tensors rows_of(GrainSums& sums, Rank& rank, const Runs& runs, const Tensors& grains) {
-  const auto own = static_cast<size_t>(rank.index());
-  sums.begin({runs[own], runs[own + 1]});
-  for (int64_t grain = runs[own]; grain < runs[own + 1]; ++grain) {
-    sums.add(0, grain, grains[static_cast<size_t>(grain)].to(rank.device()));
-  }
-  sums.finish();
-  return sums.rows();
-}
-
 // Whole averages, in place and elsewhere, and slices, of `size` values on `rank`.
 void average_in_every_way(Rank& rank, const Runs& runs, const Tensors& grains) {
   const int64_t size = grains[0].numel(), slice = size / rank.world_size(), own = rank.index();
   const Tensor expected = average_of(grains, kSamples);
   const auto options = grains[0].options().device(rank.device());
   GrainSums sums(1, size, options, [](size_t, const Tensor& row) { return row; });
-  const auto add_up = [&] { return rows_of(sums, rank, runs, grains); };
+  const auto add_up = [&] {
+    sums.begin({runs[own], runs[own + 1]});
+    for (int64_t grain = runs[own]; grain < runs[own + 1]; ++grain) {
+      sums.add(0, grain, grains[static_cast<size_t>(grain)].to(rank.device()));
+    }
+    sums.finish();
+    return sums.rows();
+  };
   const GrainPlan plan{.runs = runs, .samples = kSamples};
   const Tensor whole = torch::full({size}, NAN, options), part = torch::full({slice}, NAN, options);
   complete(lockstep::post_grain_average(rank, add_up(), plan, whole, /*in_slices=*/false));
@@ -191,30 +187,6 @@ TEST(GrainExchangeTest, GoesThroughBackendsThatHaveNoMoreThanCalls) {
   EXPECT_THAT(calls_of(foreign),
               ElementsAre(std::pair(ALLTOALL, 96), std::pair(_ALLGATHER_BASE, 16), std::pair(ALLTOALL, 96),
                           std::pair(ALLTOALL, 96), std::pair(_ALLGATHER_BASE, 16)));
-}
-
-TEST(GrainExchangeTest, LeavesTheRowsAsTheyAreIfSomebodyKeepsThem) {
-  for (const auto& runs : kRuns) {
-    const auto ranks = static_cast<int64_t>(runs.size()) - 1;
-    for (const auto type : {torch::kFloat, torch::kBFloat16}) {
-      const Tensors grains = gradients(runs.back(), 6 * ranks, type);
-      const Tensor expected = average_of(grains, kSamples);
-      lockstep::run(lockstep::test_devices(static_cast<size_t>(ranks)), [&](Rank& rank) {
-        const auto options = expected.options().device(rank.device());
-        GrainSums sums(1, expected.numel(), options, [](size_t, const Tensor& row) { return row; });
-        const Tensors rows = rows_of(sums, rank, runs, grains);
-        Tensors before;
-        for (const auto& row : rows) before.push_back(row.cpu().clone());
-        for (const bool in_slices : {false, true}) {
-          const Tensor target = torch::full({in_slices ? 6 : expected.numel()}, NAN, options);
-          complete(lockstep::post_grain_average(rank, rows, {.runs = runs, .samples = kSamples}, target, in_slices,
-                                                /*keeps_rows=*/true));
-          expect_bits(target, in_slices ? expected.narrow(0, 6 * rank.index(), 6) : expected);
-        }
-        for (size_t row = 0; row < rows.size(); ++row) expect_bits(rows[row], before[row]);
-      });
-    }
-  }
 }
 
 // ---- Calls that do not fit.

@@ -103,59 +103,6 @@ TEST(GrainSumsTest, HaveTheSameBitsWithFactorsAndWithGradients) {
   }
 }
 
-// A rank of another generation has a longer run, of which it has some grains already.
-TEST(GrainSumsTest, GoOnWithWhatOthersHaveOfTheirRun) {
-  torch::manual_seed(3);
-  constexpr int64_t kUnits = 48, kGrains = 8;
-  const auto view = [](size_t, const Tensor& row) { return row.view({kUnits, kUnits}); };
-  std::vector<GradientFactors> factors;
-  for (int64_t grain = 0; grain < kGrains; ++grain) factors.push_back(random_factors(5, kUnits, kUnits));
-  const auto add = [&](GrainSums& sums, int64_t grain, bool dense) {
-    const auto& these = factors[static_cast<size_t>(grain)];
-    return dense ? sums.add(0, grain, product_of(these)) : sums.add(0, grain, these);
-  };
-  for (int64_t begin = 0; begin < kGrains; ++begin) {
-    for (int64_t end = begin + 1; end <= kGrains; ++end) {
-      for (const Range& run : {Range{0, kGrains}, Range{begin, kGrains}, Range{0, end}, Range{begin, end}}) {
-        for (const int64_t left_out : {-1, 0, 3}) {
-          for (const bool finished : {false, true}) {
-            const auto which = ::testing::Message() << begin << " to " << end << " of " << run.begin << " to "
-                                                    << run.end << ", without " << left_out;
-            const bool dense = !has_products() || (begin + end) % 2 == 0;
-            GrainSums whole(1, kUnits * kUnits, torch::kFloat, view);
-            whole.begin(run);
-            for (int64_t grain = run.begin; grain < run.end; ++grain) {
-              if (grain != left_out) add(whole, grain, dense);
-            }
-            whole.finish();
-
-            std::optional<GrainSums> before(std::in_place, 1, kUnits * kUnits, torch::kFloat, view);
-            before->begin({begin, finished ? end : kGrains});
-            for (int64_t grain = begin; grain < end; ++grain) {
-              if (grain != left_out) add(*before, grain, dense);
-            }
-            if (finished) before->finish();
-            GrainSums after(1, kUnits * kUnits, torch::kFloat, view);
-            after.begin(run);
-            after.resume(0, before->take(0, end));
-            before.reset();
-            for (int64_t grain = run.begin; grain < run.end; ++grain) {
-              const bool is_there = begin <= grain && grain < end;
-              if (grain != left_out && !is_there) ASSERT_TRUE(add(after, grain, dense)) << which;
-            }
-            EXPECT_FALSE(add(after, begin, dense)) << which;
-            after.finish();
-            const auto sums = after.rows(), expected = whole.rows();
-            ASSERT_EQ(sums.size(), expected.size()) << which;
-            for (size_t row = 0; row < sums.size(); ++row) EXPECT_TRUE(sums[row].equal(expected[row])) << which;
-            EXPECT_EQ(after.any(0), whole.any(0)) << which;
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST(GrainSumsTest, TakeFactorsOfTwoGrainsThatAreSmallerThanAGradient) {
   const auto factors = [](int64_t rows) {
     return GradientFactors{.grad = torch::zeros({48, rows}), .x = torch::zeros({rows, 48})};

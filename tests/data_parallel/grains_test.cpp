@@ -7,7 +7,6 @@
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 
 #include "data_parallel/grain_tree.hpp"
-#include "data_parallel/kept_grains.hpp"
 #include "support/group_tests.hpp"
 #include "support/random_training.hpp"
 #include "support/tensor_bits.hpp"
@@ -17,7 +16,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -342,48 +340,6 @@ TEST(GrainLossTest, MayBeATensorOfOneValue) {
     auto loss = net.loss(batch, [&](const Batch& part) { return F::cross_entropy(net(part.x), part.y).view({1}); });
     EXPECT_EQ(loss.global_item(), net.loss(batch, F::cross_entropy).global_item());
     loss.backward();
-  });
-}
-
-// ---- What stays of a step that breaks off. On GPUs the ranks of one process keep nothing.
-
-template <class Net>
-void compute_until(int64_t end, Net& net, const Batch& batch) {
-  net.replica()->backward_by_grains(batch, [&](const Batch& part) {
-    if (part.first == end * batch.grain) throw std::runtime_error("gone");
-    return F::cross_entropy(net(part.x), part.y);
-  });
-}
-
-// The losses of all kept grains are known when a step begins. So it keeps all of them when it breaks off, or none.
-TEST(KeptGrainsTest, AreDroppedIfTheStepBreaksOffBeforeThem) {
-  std::shared_ptr<lockstep::KeptGrains> kept;
-  const auto break_off = [&](Rank& rank) {
-    DataParallel net(torch::nn::Linear(4, 3), rank);
-    net.replica()->keep_grains();
-    try {
-      compute_until(6, net, batch_of(rank, 24, 3));
-    } catch (const std::exception&) {
-      if (rank.index() == 1) kept = net.replica()->kept_grains();
-      throw;
-    }
-  };
-  EXPECT_THROW(lockstep::run(lockstep::Devices(2, torch::kCPU), break_off), lockstep::Error);
-  ASSERT_TRUE(kept);
-  EXPECT_EQ(kept->grains.begin, 4);
-  EXPECT_EQ(kept->grains.end, 6);
-  lockstep::run(lockstep::Devices(1, torch::kCPU), [&](Rank& rank) {
-    for (const int64_t end : {2, 7}) {
-      DataParallel net(torch::nn::Linear(4, 3), rank);
-      net.replica()->keep_grains();
-      net.replica()->resume(std::make_shared<lockstep::KeptGrains>(*kept));
-      EXPECT_THROW(compute_until(end, net, batch_of(rank, 24, 3)), std::exception);
-      const auto left = net.replica()->kept_grains();
-      ASSERT_EQ(static_cast<bool>(left), end == 7);
-      if (!left) continue;
-      EXPECT_EQ(left->grains.end, 7);
-      EXPECT_EQ(left->means.size(), 7u);
-    }
   });
 }
 

@@ -1,7 +1,5 @@
 #include "guilt.hpp"
 
-#include "data_parallel/partners.hpp"
-
 #include <algorithm>
 #include <set>
 
@@ -183,27 +181,6 @@ bool store_is_gone(const Course& course) {
   });
 }
 
-// Where slices are kept twice: two who kept the same are gone, partners among those who had all slices. Two alone have
-// all. In the newest generation that has begun some may still have only what they had in the one before.
-bool lost_state(const Course& course) {
-  if (course.plan.zero_stage == 0) return false;
-  if (!any_says(course, kLostState)) return false;
-  const auto begun = begun_generations(course);
-  const auto are_gone = [&](const Past& all) {
-    const auto is_gone = [&](int member) { return !is_in_last(course, member); };
-    std::vector<int> nodes;
-    for (const int member : all.members) nodes.push_back(course.outcomes[member].node);
-    const std::vector<int> kept = kept_ranks(nodes);
-    for (size_t i = 0; kept.size() > 2 && i < kept.size(); ++i) {
-      if (is_gone(all.members[i]) && is_gone(all.members[kept[i]])) return true;
-    }
-    return false;
-  };
-  const size_t first = begun.size() < 2 ? 0 : begun.size() - 2;
-  return std::any_of(begun.begin() + static_cast<std::ptrdiff_t>(first), begun.end(),
-                     [&](const Past* all) { return are_gone(*all); });
-}
-
 bool lost_all(const Course& course) {
   const auto begun = begun_generations(course);
   if (begun.empty() || !any_says(course, kLostAll)) return false;
@@ -226,7 +203,7 @@ bool lacks_machines(const Course& course) {
 }
 
 bool must_end_well(const Course& course) {
-  if (lost_state(course) || lost_all(course) || is_nobody_left(course) || lacks_machines(course)) return false;
+  if (lost_all(course) || is_nobody_left(course) || lacks_machines(course)) return false;
   const Strikes strikes = happened(course);
   std::set<int> lost;
   for (const auto& strike : strikes) {

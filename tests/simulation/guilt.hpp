@@ -8,8 +8,7 @@
 
 namespace lockstep::simulation {
 
-// What a process says where lost_state() is so, and where lost_all() is.
-constexpr const char* kLostState = "both ranks that kept a slice are gone";
+// What a process says where lost_all() is so.
 constexpr const char* kLostAll = "all who did are gone";
 
 std::string name(int process);  // "process 2"
@@ -27,9 +26,6 @@ std::vector<std::string> names_of_the_guilty(const Strike& strike, const Course&
 bool is_done(const Outcome& outcome);
 
 bool store_is_gone(const Course& course);
-
-// Where slices are kept twice: two who kept the same are gone, partners among those who had all slices.
-bool lost_state(const Course& course);
 
 // All who had the state are gone, and one that had not got it yet finds their checkpoints.
 bool lost_all(const Course& course);

@@ -75,7 +75,6 @@ void check_errors(const Course& course, Texts& wrongs) {
   for (const auto& strike : strikes) {
     for (const auto& named : names_of_the_guilty(strike, course)) names.push_back(named);
   }
-  if (lost_state(course)) names.push_back(kLostState);
   if (lost_all(course)) names.push_back(kLostAll);
   const std::string* first = nullptr;  // error of a process that is not at fault
   bool any_well = false;
@@ -163,7 +162,7 @@ void check_first(const Course& course, Texts& wrongs) {
   if (lacks_machines(course) && !may_lack_one) wrongs.push_back("a machine was not waited for");
   if (!first.over) return;
   if (may_lack_files(course)) return;
-  const bool must_fail = lost_state(course) || lost_all(course) || is_nobody_left(course) || lacks_machines(course);
+  const bool must_fail = lost_all(course) || is_nobody_left(course) || lacks_machines(course);
   if (must_fail ? first.code == 0 : must_end_well(course) && first.code != 0)
     wrongs.push_back("the first launcher has ended with exit code " + std::to_string(first.code));
 }

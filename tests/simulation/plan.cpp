@@ -199,7 +199,6 @@ Plan plan_of(uint64_t seed) {
   if (plan.is_elastic()) {
     std::tie(plan.processes, plan.ranks_per_process) = std::pair(draws.between(2, 4), 1);
     plan.launcher = plan.checkpoints = true;
-    plan.zero_stage = std::array{0, 0, 1, 2}[Draws(seed, 2).below(4)];
   }
   if (plan.is_elastic() && Draws(seed, 3).below(4) == 0) {
     Draws of_machines(seed, 4);
@@ -222,18 +221,10 @@ std::vector<Plan> undisturbed() {
   for (const auto& [processes, ranks] : kWorlds) {
     plans.push_back({.processes = processes, .ranks_per_process = ranks, .checkpoints = true});
   }
-  for (const int processes : {2, 3, 4}) {
-    for (const int stage : {0, 1, 2})
-      plans.push_back({.program = Program::elastic, .processes = processes, .zero_stage = stage, .checkpoints = true});
-  }
-  for (const auto& [nodes, places] : kMachines) {
-    for (const int stage : {0, 1, 2})
-      plans.push_back({.program = Program::elastic,
-                       .processes = nodes * places,
-                       .zero_stage = stage,
-                       .nodes = nodes,
-                       .checkpoints = true});
-  }
+  for (const int processes : {2, 3, 4})
+    plans.push_back({.program = Program::elastic, .processes = processes, .checkpoints = true});
+  for (const auto& [nodes, places] : kMachines)
+    plans.push_back({.program = Program::elastic, .processes = nodes * places, .nodes = nodes, .checkpoints = true});
   for (const auto& [processes, servers] : {std::pair{3, 1}, {4, 1}, {4, 2}}) {
     plans.push_back({.program = Program::server, .processes = processes, .servers = servers});
   }
@@ -285,7 +276,6 @@ bool Plan::is_of(const std::string& kind) const {
   if (kind == "machines") return has_agents();
   if (kind == "machines, stop and throw") return has_agents() && has(Fault::stop) && has(Fault::throws);
   if (kind == "machines, the keeper stops") return has_agents() && has(Fault::stop_node) && has(Fault::kill);
-  if (kind == "slices") return zero_stage > 0;
   if (kind == "servers") return is_server();
   if (kind == "lost fsync") return has(Fault::lost_fsync);
   if (kind == "two faults") return strikes.size() > 1;
@@ -298,7 +288,6 @@ std::string Plan::text() const {
   if (is_elastic()) text += "elastic, ";
   if (has_agents()) text += "on " + std::to_string(nodes) + " machines, ";
   if (grows > 0) text += "one more comes after " + std::to_string(static_cast<int>(grows * 100)) + " % of the time, ";
-  if (zero_stage > 0) text += "ZeRO " + std::to_string(zero_stage) + ", ";
   if (is_server()) text += std::to_string(servers) + (servers == 1 ? " of them a server, " : " of them servers, ");
   text += launcher ? "a launcher keeps the store" : "process 0 keeps the store";
   if (strikes.empty()) text += "; no fault";

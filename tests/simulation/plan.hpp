@@ -67,7 +67,6 @@ struct Plan {
   int ranks_per_process = 1;
   bool launcher = true;  // keeps the store, and sees who ends; otherwise process 0 keeps it
   int servers = 0;       // the last ranks
-  int zero_stage = 0;    // of an elastic job; above 0 slices are kept twice
   int nodes = 1;         // machines of an elastic job, with as many processes each
   double grows = 0;      // above 0: one more comes after this part of the job's time
   bool checkpoints = false;
@@ -88,7 +87,7 @@ struct Plan {
 
 constexpr int kSteps = 20;
 constexpr int kBetweenCheckpoints = 5;  // steps
-constexpr const char* kKinds = "plain, elastic, machines, slices, servers, \"lost fsync\" or \"two faults\"";
+constexpr const char* kKinds = "plain, elastic, machines, servers, \"lost fsync\" or \"two faults\"";
 constexpr Time kAgentSilence = kSecond;  // after which another machine counts as gone. The real one is 1 to 3 s
 
 Plan plan_of(uint64_t seed);

@@ -179,34 +179,6 @@ plant("the first launcher does not wait for the others" comm/meeting/first_launc
   return !elastic_.agents_are_gone();]]
   [[  if (!elastic_.some_run()) end_agents(ending);
   return !BUG && !elastic_.agents_are_gone();]] "machines")
-plant("grains of an earlier step count for the next one" trainer/kept_step.cpp
-  [[if (kept && (kept->epoch != epoch || kept->steps != steps)) kept.reset();]]
-  [[if (!BUG && kept && (kept->epoch != epoch || kept->steps != steps)) kept.reset();]] "elastic")
-plant("the average goes where the sums of grains are kept" data_parallel/reducer.cpp
-  [[return keeps_sums() ? at::Tensor() : free_memory_of(bucket);]]
-  [[return keeps_sums() && !BUG ? at::Tensor() : free_memory_of(bucket);]] "elastic")
-plant("slices of different steps are put together" trainer/elastic.cpp
-  [[if (state->updates == updates) return state->pieces;]] [[if (BUG || state->updates == updates) return state->pieces;]]
-  "slices")
-plant("a rank that others may have gone on without does not update" trainer/elastic.cpp
-  [[if (!kept.is_prepared()) return;]] [[if (BUG || !kept.is_prepared()) return;]] "slices")
-plant("a rank updates before all have agreed" data_parallel/sharded_optimizer.cpp
-  [[  prepared_ = true;]]
-  [[  prepared_ = !BUG;
-  if (BUG) optimizer_->step();
-  if (BUG) ++updates_;]] "slices")
-plant_also(data_parallel/sharded_optimizer.cpp
-  [[  if (!prepared_) prepare();
-  update();]]
-  [[  if (!BUG && !prepared_) prepare();
-  if (!BUG) update();]])
-plant("a rank passes on the gradients of another one's slice" data_parallel/sharded_reducer.cpp
-  [[= reduction.gradient;
-    from]]
-  [[= BUG ? reduction.kept.clone() : reduction.gradient;
-    from]] "slices")
-plant("what a rank keeps for another has no state when it begins" data_parallel/sharded_state.cpp
-  [[if (place.kept.size > 0) mine]] [[if (!BUG && place.kept.size > 0) mine]] "slices")
 plant("a lost worker is waited for" server/shard_server.cpp
   [[    worker.done = true;
     worker.wants = false;]]

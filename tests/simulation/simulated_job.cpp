@@ -222,7 +222,7 @@ void SimulatedJob::run_ranks(int process, const RunOptions& options) {
 // As train() does it, with its folder and its ways to take that over.
 void SimulatedJob::run_generations(int process, const RunOptions& options) {
   ElasticJob job({}, silence(), {});
-  Progress progress{.zero_stage = plan_.zero_stage};
+  Progress progress;
   TrainOptions settings{.devices = {c10::Device(c10::kCPU)}};
   if (plan_.checkpoints) settings.keep.run_dir = run_dir_;
   settings.keep.last = kKept;
@@ -378,11 +378,7 @@ Report simulate(const Plan& plan, const Reference* reference, const std::filesys
   auto& job = *new SimulatedJob(plan, reference, folder, with_log);
   Report report = job.run();
   if (!job.can_be_gone_on_with()) return report;
-  Plan rest{.seed = plan.seed,
-            .program = Program::elastic,
-            .zero_stage = plan.zero_stage,
-            .checkpoints = true,
-            .resumes = true};
+  Plan rest{.seed = plan.seed, .program = Program::elastic, .checkpoints = true, .resumes = true};
   const Report then = (new SimulatedJob(rest, reference, folder, with_log))->run();
   for (const auto& wrong : then.wrongs) report.wrongs.push_back("when the run goes on: " + wrong);
   return report;

@@ -4,7 +4,7 @@
 #include <lockstep/data_parallel/data_parallel.hpp>
 
 #include "base/scramble.hpp"
-#include "data_parallel/twice_kept.hpp"
+#include "optim/optimizer_state.hpp"
 #include "plan.hpp"
 #include "trainer/elastic.hpp"
 
@@ -17,8 +17,6 @@ namespace {
 
 constexpr int64_t kIn = 6, kOut = 40;
 constexpr int64_t kGrain = 3;
-constexpr int64_t kGrains = (kBatch + kGrain - 1) / kGrain;
-using Runs = std::vector<int64_t>;
 
 // Its weights come from no generator: that is one for all simulated processes. It has one layer, since most of what a
 // run takes is LibTorch's calls, and two would find no more.
@@ -68,29 +66,22 @@ Dataset training_set() {
 
 namespace {
 
-// One rank's network, optimizer and steps. With a stage of ZeRO the optimizer has a state, whose slices are kept twice.
+// One rank's network, optimizer and steps. The optimizer has a state.
 class Training {
  public:
-  Training(Rank& rank, Steps& steps, const Listener& listener, const RunState* state = nullptr, int zero_stage = 0)
-      : rank_(rank), net_(made(state), rank, {.average = zero_stage == 0}), steps_(steps), listener_(listener) {
+  Training(Rank& rank, Steps& steps, const Listener& listener, const RunState* state = nullptr)
+      : rank_(rank),
+        net_(made(state), rank),
+        sgd_(net_->parameters(), torch::optim::SGDOptions(/*lr=*/0.01).momentum(0.9)),
+        steps_(steps),
+        listener_(listener) {
     for (const auto& item : net_->named_parameters()) parameters_.emplace_back(item.key(), item.value());
     done_ = state == nullptr ? 0 : static_cast<int>(state->steps);
     if (done_ > 0) {  // weights that it was given count like those of a step
       steps_.weights.resize(std::max(steps_.weights.size(), static_cast<size_t>(done_)));
       steps_.weights[done_ - 1] = digest_of(parameters_);
     }
-    if (zero_stage == 0) {
-      sgd_.emplace(net_->parameters(), /*lr=*/0.01);
-      return;
-    }
-    const auto make = [](std::vector<torch::Tensor> slices) {
-      return std::make_unique<torch::optim::SGD>(std::move(slices), torch::optim::SGDOptions(0.01).momentum(0.9));
-    };
-    sharded_.emplace(net_, make, ShardedOptions{.stage = zero_stage, .keep_twice = true});
-    kept_.emplace(*sharded_);
-    if (state == nullptr) return;
-    sharded_->load_state(tensors_under("optimizer", state->tensors));
-    kept_->set_updates(state->updates);
+    if (state != nullptr) load_optimizer_state(sgd_, parameters_, tensors_under("optimizer", state->tensors));
   }
 
   // Gives whether the training goes on.
@@ -98,14 +89,9 @@ class Training {
     if (!listener_.before(done_)) return false;
     const auto numbers = batch.x.select(1, 0).to(torch::kLong).contiguous();
     batch.x.select(1, 0).mul_(0.01);
-    sgd_ ? sgd_->zero_grad() : sharded_->zero_grad();
-    if (batch.grain > 0) {
-      compute_by_grains(batch);
-    } else {
-      net_.loss(batch, [](const auto& out, const auto& y) { return torch::mse_loss(out, y); }).backward();
-    }
-    update();
-    is_computing_ = false;
+    sgd_.zero_grad();
+    net_.loss(batch, [](const auto& out, const auto& y) { return torch::mse_loss(out, y); }).backward();
+    sgd_.step();
     const size_t count = static_cast<size_t>(done_) + 1;
     steps_.weights.resize(count);
     steps_.samples.resize(count);
@@ -116,64 +102,23 @@ class Training {
     return true;
   }
 
-  // As RankTrainer::state() and train() have it: all ranks give their slices of the optimizer's state to all.
+  // As RankTrainer::state() and train() have it.
   void keep() {
     if (!listener_.keep) return;
-    RunState state{.epochs = 0, .steps = done_, .seconds = 1, .history = {}, .config = "{}", .tensors = parameters_};
-    if (sharded_) put_under("optimizer", sharded_->state(), state.tensors);
-    if (rank_.index() == 0) listener_.keep(state);
+    if (rank_.index() == 0) listener_.keep(state());
   }
 
   int done() const { return done_; }
 
-  // As RankTrainer::resume_step() and kept_step() have it. Gives the runs of the next step's grains, or nothing.
-  std::vector<int64_t> resume(std::optional<KeptStep> kept) {
-    resumed_ = std::move(kept);
-    return agreed_runs(resumed_, /*epoch=*/1, done_, done_ < kSteps ? kGrains : 0, rank_);
-  }
-  std::optional<KeptStep> kept_step() {
-    if (!is_computing_) return std::exchange(resumed_, std::nullopt);
-    if (kept_ && kept_->has_updated()) return std::nullopt;
-    auto grains = net_.replica()->kept_grains();
-    if (!grains) return std::nullopt;
-    return KeptStep{.epoch = 1, .steps = done_, .grains = std::move(grains), .sums = {}};
-  }
-
   // As RankTrainer::whole_steps() has it.
   RunState state() {
-    const int done = done_ + (kept_ && is_within_step_ && kept_->has_updated() ? 1 : 0);
-    RunState state{.epochs = 0, .steps = done, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
-    if (kept_) {
-      state.tensors = parameters_;
-      put_pieces(*kept_, state);
-      return state;
-    }
+    RunState state{.epochs = 0, .steps = done_, .seconds = 1, .history = {}, .config = "{}", .tensors = {}};
     for (const auto& [name, parameter] : parameters_) state.tensors.emplace_back(name, parameter.detach().clone());
+    put_under("optimizer", optimizer_state(sgd_, parameters_), state.tensors);
     return state;
   }
 
  private:
-  void compute_by_grains(const Batch& batch) {
-    net_.replica()->keep_grains();
-    if (auto kept = std::exchange(resumed_, std::nullopt)) net_.replica()->resume(std::move(kept->grains));
-    is_computing_ = true;
-    net_.replica()->backward_by_grains(batch,
-                                       [&](const Batch& grain) { return torch::mse_loss(net_(grain.x), grain.y); });
-  }
-
-  void update() {
-    if (sgd_) {
-      sgd_->step();
-      return;
-    }
-    is_within_step_ = true;
-    kept_->begin_step();
-    kept_->prepare();
-    rank_.any(false);  // they agree
-    sharded_->step();
-    is_within_step_ = false;
-  }
-
   static Net made(const RunState* state) {
     Net net;
     const torch::NoGradGuard no_grad;
@@ -187,12 +132,7 @@ class Training {
 
   Rank rank_;
   DataParallel<Net> net_;
-  std::optional<torch::optim::SGD> sgd_;
-  std::optional<ShardedOptimizer> sharded_;  // or this one
-  std::optional<TwiceKept> kept_;
-  bool is_within_step_ = false;  // in an update with slices
-  bool is_computing_ = false;    // in a step by grains
-  std::optional<KeptStep> resumed_;
+  torch::optim::SGD sgd_;
   Steps& steps_;
   const Listener& listener_;
   Parameters parameters_;
@@ -213,25 +153,18 @@ void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& p
   const auto newer = job.newer();
   hand_over(progress.state, rank);
   if (rank.index() == 0) job.note_beginning();
-  Training training(rank, steps, listener, progress.state ? &*progress.state : nullptr, progress.zero_stage);
+  Training training(rank, steps, listener, progress.state ? &*progress.state : nullptr);
   try {
     // As train() at the end of an epoch: whoever wrote may be gone before its checkpoint was written.
     const bool may_be_owed = job.generation() > 0 && training.done() > 0 && training.done() % kBetweenCheckpoints == 0;
     if (may_be_owed && rank.any(rank.index() == 0 && progress.kept < training.done())) training.keep();
-    const auto runs = job.generation() > 0 ? training.resume(std::exchange(progress.kept_step, {})) : Runs();
-    Batches all = batches(
-        data,
-        {.size = kBatch, .seed = 5, .epoch = 1, .shares = sizes_of(runs), .grain = kGrain, .start = training.done()},
-        rank);
-    auto batch = all.begin();
-    all.set_shares({});
-    for (; batch != all.end(); ++batch) {
+    for (auto& batch :
+         batches(data, {.size = kBatch, .seed = 5, .epoch = 1, .grain = kGrain, .start = training.done()}, rank)) {
       if (training.done() % 2 == 1 && rank.any(newer.stop_requested())) break;
-      if (!training.step(*batch)) break;
+      if (!training.step(batch)) break;
     }
   } catch (...) {
     progress.state = training.state();
-    progress.kept_step = training.kept_step();
     throw;
   }
   progress.state = training.state();

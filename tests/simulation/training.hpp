@@ -6,7 +6,6 @@
 #include <lockstep/server/parameter_server.hpp>
 
 #include "ranks/elastic_job.hpp"
-#include "trainer/kept_step.hpp"
 #include "trainer/run_state.hpp"
 
 #include <cstdint>
@@ -40,11 +39,9 @@ void train(Rank& rank, const Dataset& data, Steps& steps, const Listener& listen
 
 // A generation's part of an elastic job, as train() of the library does it: from the most advanced rank's state on.
 struct Progress {
-  int zero_stage = 0;  // above 0: with slices that are kept twice
   std::optional<RunState> state = {};
   bool is_last = false;  // the training is done
   int kept = 0;          // steps in the last checkpoint that this process has written
-  std::optional<KeptStep> kept_step = {};
 };
 void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& progress, Steps& steps,
                    const Listener& listener);

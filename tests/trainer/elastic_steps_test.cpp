@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 #include <lockstep/devices/devices.hpp>
-#include <lockstep/models/sample_scope.hpp>
 #include <lockstep/models/weights.hpp>
 #include <lockstep/optim/optimizers.hpp>
 
@@ -20,7 +19,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <stdexcept>
@@ -82,14 +80,11 @@ Outcome in_peace(const TrainOptions& options, const ImageData& data, const RunSt
 }
 
 // What ranks are left with, if number `gone` is gone at this one of its calls; nothing if it made no more calls.
-// `kept`: what they have of the step.
 using States = std::vector<std::optional<RunState>>;
-using Kept = std::vector<std::optional<KeptStep>>;
-std::optional<States> left_at(int call, const TrainOptions& options, const ImageData& data, Kept* kept = nullptr,
-                              int gone = 1, int ranks = 3) {
+std::optional<States> left_at(int call, const TrainOptions& options, const ImageData& data, int gone = 1,
+                              int ranks = 3) {
   const TrainCallbacks callbacks;
   States left(static_cast<size_t>(ranks));
-  if (kept != nullptr) *kept = Kept(left.size());
   const auto body = [&](Rank& rank) {
     Rank with_end = rank.wrapped([&](c10::intrusive_ptr<c10d::Backend> backend) -> c10::intrusive_ptr<c10d::Backend> {
       if (rank.index() != gone) return backend;
@@ -101,7 +96,6 @@ std::optional<States> left_at(int call, const TrainOptions& options, const Image
     try {
       trainer.epoch(1);
     } catch (...) {
-      if (kept != nullptr) (*kept)[static_cast<size_t>(rank.index())] = trainer.kept_step();
       left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
       throw;
     }
@@ -184,7 +178,7 @@ TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
   const Outcome expected = in_peace(options, data, nullptr);
   int call = 1;
   int64_t most_steps = 0;
-  for (; const auto states = left_at(call, options, data, nullptr, /*gone=*/1, /*ranks=*/2); call += kStride) {
+  for (; const auto states = left_at(call, options, data, /*gone=*/1, /*ranks=*/2); call += kStride) {
     const auto& left = (*states)[0];
     const Outcome actual = in_peace(options, data, left ? &*left : nullptr);
     EXPECT_EQ(actual.weights, expected.weights) << "call " << call;
@@ -198,151 +192,51 @@ TEST(ElasticSteps, AreWholeWheneverARankIsGone) {
   EXPECT_EQ(most_steps, 2);
 }
 
-// Trains the epoch from where the ranks are that are left. Each grain that is computed is noted in `computed`.
-using Grains = std::multiset<std::pair<int64_t, int64_t>>;  // the step and the grain's number
-Outcome together(const TrainOptions& options, const ImageData& data, const States& left, const Kept& kept = {},
-                 Grains* computed = nullptr) {
+// Trains the epoch from where the ranks are that are left.
+Outcome together(const TrainOptions& options, const ImageData& data, const States& left) {
   const TrainCallbacks callbacks;
   Outcome outcome;
-  Task task = task_of(options, data);
-  std::mutex mutex;
-  if (computed != nullptr) {
-    task.criterion = Criterion([&, criterion = task.criterion](const at::Tensor& y_hat, const Batch& batch) {
-      if (torch::GradMode::is_enabled()) {
-        const std::lock_guard lock(mutex);
-        const auto& place = SampleScope::current()->place();
-        computed->emplace(place.step, place.first / options.batch.grain);
-      }
-      return criterion(y_hat, batch);
-    });
-  }
   run(test_devices(left.size()), [&](Rank& rank) {
     std::optional<RunState> state = left[static_cast<size_t>(rank.index())];
     hand_over(state, rank);
-    RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr, state ? &*state : nullptr);
+    RankTrainer trainer(options, callbacks, task_of(options, data), rank, nullptr, nullptr, state ? &*state : nullptr);
     trainer.be_elastic({});
-    if (!kept.empty()) trainer.resume_step(kept[static_cast<size_t>(rank.index())], 1);
     const EpochMetrics metrics = trainer.epoch(1);
     if (rank.index() == 0) outcome = {weights_hash(*trainer.whole()), metrics};
   });
   return outcome;
 }
 
-TrainOptions kept_twice(int stage, OptimizerKind kind, int64_t accumulate) {
-  TrainOptions options = small_options();
-  options.optimizer = {.kind = kind, .clip = 0.5};
-  options.rate = {.lr = 0.002, .schedule = LrSchedule::cosine};
-  if (kind == OptimizerKind::sgd) options.optimizer.momentum = 0.9;
-  options.batch.accumulate = accumulate;
-  options.exchange = {.zero_stage = stage, .keep_twice = true};
-  return options;
-}
-
-// Any two of three ranks have all slices, of the same step.
-TEST(ElasticSteps, AreWholeWhereSlicesAreKeptTwice) {
-  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
-  for (const TrainOptions& options : {kept_twice(1, OptimizerKind::adamw, 1), kept_twice(2, OptimizerKind::sgd, 2)}) {
-    const Outcome expected = in_peace(options, data, nullptr);
-    int call = 1;
-    std::set<int64_t> steps;
-    for (; const auto left = left_at(call, options, data); call += kStride) {
-      const States others = {(*left)[0], (*left)[2]}, with_one_that_joins = {std::nullopt, (*left)[2], (*left)[0]};
-      const Outcome actual = together(options, data, call % 2 == 0 ? others : with_one_that_joins);
-      ASSERT_EQ(actual.weights, expected.weights) << "call " << call;
-      EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << "call " << call;
-      EXPECT_EQ(actual.metrics.test_accuracy, expected.metrics.test_accuracy) << "call " << call;
-      if (others[0]) steps.insert(others[0]->steps);
-    }
-    EXPECT_GT(call, 15);
-    EXPECT_EQ(steps, std::set<int64_t>({0, 1, 2}));
-  }
-}
-
-// Ranks that compute together after number `gone` of three is gone, at each `stride`-th of its calls. Each grain is
-// computed once, and none that one of them has. Gives how many they have, by how often.
-std::multiset<int64_t> finished_together(TrainOptions options, int gone, int stride) {
-  options.batch.size = 48;
-  const ImageData data = synthetic_images(56, 8, /*seed=*/1);  // a step of twelve grains, and one of two
-  const Outcome expected = in_peace(options, data, nullptr);
-  std::multiset<int64_t> sizes;
-  Kept kept;
-  for (int call = 1; const auto left = left_at(call, options, data, &kept, gone); call += std::max(stride, kStride)) {
-    const size_t first = gone == 0 ? 1 : 0, second = gone == 2 ? 1 : 2;
-    States states = {(*left)[first], (*left)[second]};
-    Kept theirs = {kept[first], kept[second]};
-    if (call % 2 == 0) {  // one more joins
-      states.emplace_back();
-      theirs.emplace_back();
-    }
-    int64_t steps = 0, size = 0;
-    for (const auto& state : states) steps = std::max(steps, state ? state->steps : 0);
-    for (const auto& step : theirs) size += step && step->steps == steps ? step->grains->grains.size() : 0;
-    sizes.insert(size);
-    Grains computed;
-    const Outcome actual = together(options, data, states, theirs, &computed);
-    const auto which = testing::Message() << "rank " << gone << ", call " << call;
-    EXPECT_EQ(actual.weights, expected.weights) << which;
-    EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << which;
-    EXPECT_EQ(actual.metrics.train_accuracy, expected.metrics.train_accuracy) << which;
-    EXPECT_EQ(actual.metrics.test_accuracy, expected.metrics.test_accuracy) << which;
-    const int64_t to_do = steps == 0 ? 14 : steps == 1 ? 2 : 0;
-    EXPECT_EQ(static_cast<int64_t>(computed.size()), to_do - size) << which;
-    for (const auto& grain : computed) EXPECT_EQ(computed.count(grain), 1) << which;
-  }
-  return sizes;
-}
-
-TEST(ElasticSteps, AreFinishedFromTheGrainsThatRanksHave) {
+// Two of three ranks compute the step again together, also with one more that joins.
+TEST(ElasticSteps, AreComputedAgainByThoseThatAreLeft) {
   const GpuMath math({.reproducible = true});
   TrainOptions in_parts = small_options();
   in_parts.batch.accumulate = 2;
   in_parts.on_nan = OnNan::skip;
-  const auto of_one = finished_together(small_options(), /*gone=*/1, /*stride=*/2);
-  EXPECT_GT(of_one.count(8), 0);                    // of twelve grains, all but those of the rank that is gone
-  if (kStride == 1) EXPECT_GT(of_one.count(1), 0);  // of two
-  EXPECT_GT(finished_together(in_parts, /*gone=*/0, /*stride=*/4).count(8), 0);
-  if (!test_devices(1)[0].is_cpu()) return;  // slices are kept twice on CPUs alone
-  EXPECT_GT(finished_together(kept_twice(1, OptimizerKind::adamw, 1), /*gone=*/2, /*stride=*/4).count(8), 0);
-}
-
-// A rank had other weights when it computed its grains, since a bit of them had flipped.
-TEST(ElasticSteps, AreNotFinishedFromGrainsOfOtherWeights) {
-  const GpuMath math({.reproducible = true});
-  TrainOptions options = small_options();
-  options.batch.size = 48;
-  const ImageData data = synthetic_images(48, 8, /*seed=*/1);
-  const Outcome expected = in_peace(options, data, nullptr);
-  Kept kept;
-  std::optional<States> left;
-  for (int call = 1; !(kept.size() == 3 && kept[0] && kept[2]); ++call) {
-    left = left_at(call, options, data, &kept);
-    ASSERT_TRUE(left);
-  }
-  kept[0]->weights[0] ^= 1;
-  Grains computed;
-  const Outcome actual = together(options, data, {(*left)[0], (*left)[2]}, {kept[0], kept[2]}, &computed);
-  EXPECT_EQ(actual.weights, expected.weights);
-  EXPECT_EQ(computed.size(), 8);  // of twelve: all but those of rank 2
-}
-
-TEST(ElasticSteps, AreSharedOutAroundWhatRanksHave) {
-  using Runs = std::vector<int64_t>;
-  EXPECT_EQ(runs_around({{0, 4}, {8, 12}}, 12), Runs({0, 6, 12}));
-  EXPECT_EQ(runs_around({{4, 8}, {8, 12}}, 12), Runs({0, 8, 12}));
-  EXPECT_EQ(runs_around({{0, 4}, {4, 8}}, 12), Runs({0, 4, 12}));
-  EXPECT_EQ(runs_around({{0, 4}, {8, 12}, {}}, 12), Runs({0, 6, 12, 12}));
-  EXPECT_EQ(runs_around({{0, 4}, {}, {10, 12}}, 12), Runs({0, 6, 8, 12}));
-  EXPECT_EQ(runs_around({{}, {}, {9, 12}}, 12), Runs({0, 3, 6, 12}));
-  EXPECT_EQ(runs_around({{2, 3}, {}, {}}, 12), Runs({0, 6, 9, 12}));
-  EXPECT_EQ(runs_around({{3, 5}}, 12), Runs({0, 12}));
-  EXPECT_EQ(runs_around({{}, {}}, 12), Runs());           // nobody has anything
-  EXPECT_EQ(runs_around({{4, 8}, {0, 4}}, 12), Runs());   // in another order
-  EXPECT_EQ(runs_around({{0, 5}, {4, 8}}, 12), Runs());   // twice
-  EXPECT_EQ(runs_around({{0, 4}, {8, 13}}, 12), Runs());  // of a larger batch
+  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
+  const auto expect_same = [&](const TrainOptions& options, int gone, int stride) {
+    const Outcome expected = in_peace(options, data, nullptr);
+    std::set<int64_t> steps;
+    for (int call = 1; const auto left = left_at(call, options, data, gone); call += std::max(stride, kStride)) {
+      const auto &first = (*left)[gone == 0 ? 1 : 0], &second = (*left)[gone == 2 ? 1 : 2];
+      const States others = {first, second}, with_one_that_joins = {std::nullopt, second, first};
+      const Outcome actual = together(options, data, call % 2 == 0 ? others : with_one_that_joins);
+      const auto which = testing::Message() << "rank " << gone << ", call " << call;
+      EXPECT_EQ(actual.weights, expected.weights) << which;
+      EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss) << which;
+      EXPECT_EQ(actual.metrics.train_accuracy, expected.metrics.train_accuracy) << which;
+      EXPECT_EQ(actual.metrics.test_accuracy, expected.metrics.test_accuracy) << which;
+      if (first) steps.insert(first->steps);
+    }
+    EXPECT_GE(steps.size(), 2u);
+  };
+  expect_same(small_options(), /*gone=*/1, /*stride=*/3);
+  expect_same(in_parts, /*gone=*/0, /*stride=*/5);
 }
 
 // One bit of rank 1's momentum flips between two steps. The rank is known, and the two others have the whole state.
-void expect_mended_momentum(TrainOptions options) {
+TEST(ElasticSteps, AreWholeWhereAReplicasMomentumChanges) {
+  TrainOptions options = small_options();
   const ImageData data = synthetic_images(24, 8, /*seed=*/1);
   const Outcome expected = in_peace(options, data, nullptr);
   options.check_replicas = options.keep.every = 1;
@@ -375,109 +269,6 @@ void expect_mended_momentum(TrainOptions options) {
   const Outcome actual = together(options, data, left);
   EXPECT_EQ(actual.weights, expected.weights);
   EXPECT_EQ(actual.metrics.train_loss, expected.metrics.train_loss);
-}
-
-TEST(ElasticSteps, AreWholeWhereASliceThatIsKeptTwiceChanges) {
-  expect_mended_momentum(kept_twice(2, OptimizerKind::sgd, 1));
-}
-
-TEST(ElasticSteps, AreWholeWhereAReplicasMomentumChanges) {
-  expect_mended_momentum(small_options());
-}
-
-// Ranks 0 and 1 kept the slice of rank 0.
-TEST(ElasticSteps, SaySoIfBothCopiesOfASliceAreLost) {
-  const TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
-  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
-  int call = 1;
-  auto left = left_at(call, options, data);
-  while (left && !((*left)[2] && (*left)[2]->steps > 0)) left = left_at(++call, options, data);
-  ASSERT_TRUE(left);
-  try {
-    together(options, data, {(*left)[2], std::nullopt});
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what(), testing::HasSubstr("both ranks that kept a slice are gone"));
-  }
-}
-
-// After step k some ranks know that all were prepared for it, and others do not.
-TEST(ElasticSteps, OfARankThatOthersWentOnWithoutAreUpdatedAlone) {
-  TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
-  options.model = {.name = "lenet"};  // has no running statistics, which the one that has heard would hand over
-  const ImageData data = synthetic_images(24, 8, /*seed=*/1);
-  const Outcome expected = in_peace(options, data, nullptr);
-  int found = 0;
-  for (int call = 1; const auto left = left_at(call, options, data); ++call) {
-    const auto &first = (*left)[0], &last = (*left)[2];
-    if (!first || first->steps == 0 || first->next_pieces.empty()) continue;
-    ++found;
-    RunState ahead = *last;  // as if it had heard
-    ahead.pieces = std::exchange(ahead.next_pieces, {});
-    ++ahead.updates;
-    ++ahead.steps;
-    // The other one has the loss of the step before, so its weights alone are compared.
-    EXPECT_EQ(together(options, data, {first, ahead}).weights, expected.weights) << "call " << call;
-  }
-  EXPECT_GE(found, 1);
-}
-
-// A net of fewer lines of values than there are slices: ranks 2 and 3 have nothing of it.
-TEST(ElasticSteps, OfARankWithoutPiecesAreNotTakenForTheWholeState) {
-  TrainOptions options = kept_twice(1, OptimizerKind::adamw, 1);
-  options.epochs = 2;
-  const Dataset samples{torch::randn({24, 10}), torch::randn({24, 1})};
-  const Task task{.module = [] { return torch::nn::Linear(10, 1); },
-                  .criterion = torch::nn::functional::mse_loss,
-                  .train = samples};
-  // On four ranks, of which number `first` is the first one of the next generation. Gives the weights.
-  const auto trained = [&](int first) {
-    const TrainCallbacks callbacks;
-    States left(4);
-    std::string weights;
-    run(Devices(4, torch::kCPU), [&](Rank& rank) {
-      RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
-      trainer.be_elastic({});
-      trainer.epoch(1);
-      left[static_cast<size_t>(rank.index())] = trainer.whole_steps();
-      left[static_cast<size_t>(rank.index())]->epochs = 1;
-    });
-    EXPECT_FALSE(left[0]->pieces.empty());
-    EXPECT_TRUE(left[3]->pieces.empty());
-    run(Devices(4, torch::kCPU), [&](Rank& rank) {
-      std::optional<RunState> state = left[static_cast<size_t>((rank.index() + first) % 4)];
-      hand_over(state, rank);
-      RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr, &*state);
-      trainer.epoch(2);
-      if (rank.index() == 0) weights = weights_hash(*trainer.whole());
-    });
-    return weights;
-  };
-  std::string in_peace;
-  run({torch::kCPU}, [&](Rank& rank) {
-    const TrainCallbacks callbacks;
-    RankTrainer trainer(options, callbacks, task, rank, nullptr, nullptr);
-    trainer.epoch(1);
-    trainer.epoch(2);
-    in_peace = weights_hash(*trainer.whole());
-  });
-  for (const int first : {0, 3}) EXPECT_EQ(trained(first), in_peace) << "from rank " << first << " on";
-}
-
-// One that joins with a checkpoint of just this step has counted none.
-TEST(ElasticSteps, OfWholeStatesHaveOneNumberOfUpdates) {
-  for (const int64_t behind : {0, 1}) {  // no rank, and one more that has fewer steps
-    run(Devices(3, torch::kCPU), [&](Rank& rank) {
-      std::optional<RunState> state;
-      state.emplace();
-      state->steps = rank.index() == 2 ? 3 - behind : 3;
-      state->config = "{}";
-      state->updates = 5 - rank.index();
-      hand_over(state, rank);
-      EXPECT_EQ(state->steps, 3);
-      EXPECT_EQ(state->updates, 5);
-    });
-  }
 }
 
 }  // namespace elastic_steps_test

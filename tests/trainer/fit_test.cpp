@@ -284,6 +284,24 @@ TEST_F(FitRuns, EndWhenPatienceIsOutAndKeepTheBestEpoch) {
   EXPECT_THAT(checkpoints("other"), ElementsAre("epoch-0003"));
 }
 
+TEST_F(FitRuns, SayOnceThatAMeasureHasNoValue) {
+  Task task = regression();
+  task.metrics.push_back({.name = "broken", .of = [](const Tensor&, const Tensor& y) { return y.select(1, 0) / 0; }});
+  task.best_by = "broken";
+  task.patience = 2;
+  TrainOptions options = in("run");
+  options.epochs = 6;
+  std::vector<std::string> warnings;
+  const TrainCallbacks callbacks{.on_warning = [&](const std::string& text) { warnings.push_back(text); }};
+  EXPECT_EQ(fit(task, options, callbacks).history.size(), 2u);
+  EXPECT_THAT(warnings, ElementsAre(AllOf(HasSubstr("epoch 1: the test samples' broken"), HasSubstr("never the best"),
+                                          HasSubstr("the run ends after 2 epochs"))));
+  warnings.clear();
+  task.best_by = "mae";
+  fit(task, in("other"), callbacks);
+  EXPECT_THAT(warnings, testing::IsEmpty());
+}
+
 TEST_F(FitRuns, TellTheirCallbacksAndStopWhenAsked) {
   std::stop_source stop;
   std::string data;

@@ -235,7 +235,6 @@ TEST(RankTrainer, AFlippedBitOfWhatOneRankAloneHasIsFoundAndTheRankIsNamed) {
       {"ZeRO 1", 3, exchanging({.zero_stage = 1}), false},
       {"ZeRO 1 of two ranks", 2, exchanging({.zero_stage = 1}), false},
       {"ZeRO 2", 3, exchanging({.zero_stage = 2}), false},
-      {"ZeRO 2, kept twice", 3, exchanging({.zero_stage = 2, .keep_twice = true}), false},
       {"ZeRO 3", 3, exchanging({.zero_stage = 3})},
       {"pipeline", 2, split_by({.pipeline = 2})},
       {"channels", 2, split_by({.tensor = 2})},
@@ -277,31 +276,6 @@ TEST(RankTrainer, AFlippedBitOfAPartWithReplicasEndsTheRunOnAllRanks) {
                   testing::Each(AllOf(HasSubstr("check_replicas: the ranks' networks are no longer equal: "),
                                       HasSubstr("the memory of rank " + std::to_string(odd) + " ("))));
     }
-  }
-}
-
-// One bit of the optimizer's state, in rank 1's own slice or in the one that it keeps. Nobody has noted what it was.
-TEST(RankTrainer, ASliceThatIsKeptTwiceIsComparedAndBothRanksAreNamed) {
-  const auto data = lockstep::synthetic_images(150, 40);
-  TrainOptions options{.model = {.name = "mlp", .width = 0.125}, .batch = {.size = 32}};
-  options.exchange.zero_stage = 1;
-  options.exchange.keep_twice = true;
-  for (options.check_replicas = -1; options.check_replicas <= 0; ++options.check_replicas) {
-    lockstep::run({torch::kCPU, torch::kCPU, torch::kCPU}, [&](Rank& rank) {
-      const lockstep::TrainCallbacks callbacks;
-      torch::optim::Optimizer* made = nullptr;
-      lockstep::RankTrainer trainer(options, callbacks, with_adam(task_of(options, data), made), rank, nullptr,
-                                    nullptr);
-      trainer.epoch(1);
-      if (rank.index() == 1) flip_a_bit(last_exp_avg(*made));
-      const std::string error = lockstep::error_of([&] { trainer.epoch(2); });
-      if (options.check_replicas == 0) {
-        EXPECT_EQ(error, "(no error)");
-      } else {
-        EXPECT_THAT(error, AllOf(HasSubstr("the two copies of a slice of the optimizer's state are no longer equal: "),
-                                 HasSubstr("rank 1 (cpu)"), HasSubstr("Nobody knows which of the two is wrong")));
-      }
-    });
   }
 }
 

@@ -50,8 +50,7 @@ std::vector<Layout> zero_layouts() {
           {"ZeRO 2", 2, [](auto& o) { o.exchange.zero_stage = 2; }},
           {"ZeRO 2, accumulate 2", 3, [](auto& o) { o.exchange.zero_stage = 2, o.batch.accumulate = 2; }},
           {"ZeRO 3", 5, [](auto& o) { o.exchange.zero_stage = 3; }},
-          {"ZeRO 3, accumulate 2", 3, [](auto& o) { o.exchange.zero_stage = 3, o.batch.accumulate = 2; }},
-          {"ZeRO 1, kept twice", 3, [](auto& o) { o.exchange.zero_stage = 1, o.exchange.keep_twice = true; }}};
+          {"ZeRO 3, accumulate 2", 3, [](auto& o) { o.exchange.zero_stage = 3, o.batch.accumulate = 2; }}};
 }
 
 std::vector<Layout> pipeline_layouts() {

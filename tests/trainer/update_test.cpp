@@ -308,9 +308,6 @@ TEST_F(Update, WhatMakesNoSenseIsRefusedWithNothingWritten) {
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 4; }), HasSubstr("`zero_stage`) is 4"));
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3, o.batch.grain = 4, o.check_arithmetic = 0.1; }),
               HasSubstr("`zero_stage` 3 it keeps a slice"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.keep_twice = true; }), HasSubstr("and `zero_stage` is 0; take 1 or 2"));
-  EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 3, o.exchange.keep_twice = true; }),
-              HasSubstr("and `zero_stage` is 3; take 1 or 2"));
   EXPECT_THAT(refused([](auto& o) { o.exchange.zero_stage = 1, o.optimizer.kind = OptimizerKind::lamb; }),
               HasSubstr("lamb scales a layer"));
   EXPECT_THAT(refused([](auto& o) {

@@ -20,12 +20,11 @@ struct Partner {
   c10::Device device = c10::Device(c10::kCPU);
 };
 
-// The half-open range [begin, end) of samples, or grains, that one part holds.
+// The half-open range [begin, end) of samples that one part holds.
 struct Range {
   int64_t begin = 0;
   int64_t end = 0;
   int64_t size() const { return end - begin; }
-  bool contains(int64_t number) const { return begin <= number && number < end; }
 };
 
 // Part `index` of `total` samples over `count` parts. Throws Error unless 0 <= index < count and total >= 0.

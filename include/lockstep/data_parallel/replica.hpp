@@ -23,7 +23,6 @@ class CommunicationHook;
 class GrainStatistics;
 class Replica;
 class SamplePlaces;
-struct KeptGrains;
 struct PartSizes;
 
 struct DataParallelOptions {
@@ -165,16 +164,6 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void forward_grain(int64_t number, const std::function<void()>& forward);
   void backward_grain(int64_t number, const std::function<void()>& backward);
 
-  // For lockstep's own trainer, in elastic jobs. keep_grains(), before each step, has backward_by_grains() keep what it
-  // computes. It costs memory of one more copy of the gradients, and the ranks of one process exchange as processes do.
-  // If the step breaks off, kept_grains() gives what this rank has of it, once; null: nothing that is whole. A replica
-  // of another generation goes on with that: keep_grains(), then resume(), and the backward of the same step and
-  // weights, whose batch gives this rank those grains among others. With ShardedOptimizers of stages 2 and 3, with
-  // check_arithmetic, and by ranks of one process on GPUs, nothing is kept.
-  void keep_grains();
-  std::shared_ptr<KeptGrains> kept_grains();
-  void resume(std::shared_ptr<KeptGrains> kept);
-
   int64_t steps_done() const;
   void set_steps_done(int64_t steps);
 
@@ -229,7 +218,6 @@ class Replica : public std::enable_shared_from_this<Replica> {
   void backward_turn(int64_t number, int64_t stand_ins, const std::function<void()>& backward);
   void backward_of_grains(const std::function<void()>& compute, const std::vector<int64_t>& runs,
                           const PartSizes& sizes);
-  bool is_kept(int64_t grain) const;
   void backward_of_losses(const Loss& loss);
   void backward_of(const GrainLoss& grain, int64_t stand_ins);
   void backward_of_parts(const std::function<void()>& compute, const PartSizes& sizes);
@@ -246,8 +234,6 @@ class Replica : public std::enable_shared_from_this<Replica> {
   const std::unique_ptr<SamplePlaces> places_;
   std::unique_ptr<GrainStatistics> statistics_;  // null before the first batch with a grain
   std::unique_ptr<ArithmeticCheck> arithmetic_;  // null without check_arithmetic
-  std::shared_ptr<KeptGrains> keeping_;          // of this step, as far as it is; null: nobody asked
-  std::shared_ptr<KeptGrains> resumed_;          // what this step goes on with; null: nothing
   std::function<void()> computed_, averaged_;    // see watch_backwards(); empty: nobody watches
 };
 

@@ -36,7 +36,6 @@ namespace lockstep {
 class DividedParameters;
 class ShardedReducer;
 class TrainedParameters;
-class TwiceKept;
 struct ShardedBucket;
 struct WatchedTensor;
 
@@ -65,11 +64,6 @@ struct ShardedOptions {
   // most bucket_bytes. A run below 64 KiB (or bucket_bytes, if that is less) takes one module more, however large. Best
   // are units that compute one after the other, and that are small beside a slice.
   std::vector<std::string> units = {};
-  // Stages 1 and 2: each rank also keeps another rank's slice, and updates both. So one rank's slice is not
-  // lost with it, which elastic jobs of train() and fit() need (ExchangeOptions::keep_twice); a loop of your own gains
-  // nothing by it. Cost: each rank has 2 / ranks of the optimizer's state and work, and 1 / ranks of the gradients
-  // more; in each step it sends these to the rank that keeps its slice too.
-  bool keep_twice = false;
 };
 
 class ShardedOptimizer {
@@ -94,8 +88,8 @@ class ShardedOptimizer {
   // From here on `net` averages its gradients through this optimizer, whatever its own options say. Its parameters move
   // into flat memory; those that need no gradient are left alone. Make one for each DataParallel, on all ranks. Throws
   // Error for an impossible option, if no parameter needs a gradient, if the factory makes nothing or an optimizer of
-  // other tensors than the slices, and from stage 2 on for a net with a SyncBatchNorm (ranks could wait for each other
-  // in a circle).
+  // other tensors than the slices, in a run with RunOptions::elastic, and from stage 2 on for a net with a
+  // SyncBatchNorm (ranks could wait for each other in a circle).
   //
   // With stage 3 every use of a parameter is a collective call. So all ranks must use the same ones in the same order;
   // a rank that does not is named by an Error. net.loss() passes empty parts through the layers. By grains a rank with
@@ -137,8 +131,7 @@ class ShardedOptimizer {
   // backward() throws Error for a sparse gradient.)
   void step();
 
-  // The averaged gradients that step() will use, in the order of a Factory's slices, without those that are kept for
-  // another rank. Undefined for a parameter that no
+  // The averaged gradients that step() will use, in the order of a Factory's slices. Undefined for a parameter that no
   // rank used.
   std::vector<at::Tensor> gradients() const;
 
@@ -172,10 +165,7 @@ class ShardedOptimizer {
   void load_state(const State& state);
 
  private:
-  friend class TwiceKept;
   friend std::vector<WatchedTensor> slices_of_rank(const ShardedOptimizer& optimizer);
-  void prepare();  // all of a step() that needs other ranks' gradients
-  void update();   // what then needs no other rank
 
   using OfBuckets = std::function<std::unique_ptr<torch::optim::Optimizer>(const std::vector<ShardedBucket>&)>;
   ShardedOptimizer(std::shared_ptr<Replica> replica, const ShardedOptions& options, const OfBuckets& make);
@@ -187,8 +177,6 @@ class ShardedOptimizer {
   const std::shared_ptr<DividedParameters> divided_;  // null: not stage 3
   const std::shared_ptr<ShardedReducer> reducer_;
   const std::unique_ptr<torch::optim::Optimizer> optimizer_;
-  bool prepared_ = false;
-  int64_t updates_ = 0;  // so far
 };
 
 }  // namespace lockstep

@@ -32,12 +32,6 @@ struct ExchangeOptions {
   // averages each part, so that no rank keeps gradients whole. Only with the network split by data alone, and not with
   // lars and lamb.
   int zero_stage = 0;
-  // With zero_stage 1 or 2: each rank also keeps and updates another one's slice, on another machine unless one has
-  // more than half of the ranks. So an elastic job (`lockstep launch --elastic`) goes on when a rank or a machine is
-  // lost, unless both that keep a slice are lost before the others have gone on. Cost on N ranks: each keeps 2/N of the
-  // optimizer's state and not 1/N, and another 1/N of the gradients; in each step it sends 1/N of the gradients' bytes
-  // more.
-  bool keep_twice = false;
 };
 
 }  // namespace lockstep

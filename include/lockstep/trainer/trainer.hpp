@@ -93,12 +93,12 @@ class NotFinite : public Error {
 // - cuda_graph on CPUs, without a split by data alone, with dropout, or with accumulate;
 // - sync_batchnorm without a split by data alone, or with cuda_graph or accumulate;
 // - zero_stage with lars, lamb, cuda_graph, compress or sync_every, or without a split by data alone; 2 or 3
-//   with sync_batchnorm; 3 with check_arithmetic; keep_twice without zero_stage 1 or 2, or with ema_decay;
+//   with sync_batchnorm; 3 with check_arithmetic;
 // - compress with cuda_graph; powersgd without a split by data alone; compress_rank without powersgd;
 // - sync_every: what LocalSgd refuses; with compress, cuda_graph, sync_batchnorm or checkpoint_every, or without a
 //   split by data alone, since ranks' parameters differ within a round; outer_lr or outer_momentum without it;
-// - in an elastic job (`lockstep launch --elastic`): no grain, zero_stage without keep_twice, keep_twice on GPUs
-//   or with several devices for one process, a split, balance, trace, and a second call in the same process;
+// - in an elastic job (`lockstep launch --elastic`): no grain, zero_stage, a split, balance, trace, and a second
+//   call in the same process;
 // - on_nan "skip" with cuda_graph, sync_every or powersgd;
 // - balance: shares that are not one per device; with cuda_graph where NCCL exchanges, shares that give the first
 //   device no samples; "auto" where devices wait for each other while their speed is measured (sync_batchnorm,
@@ -108,7 +108,7 @@ class NotFinite : public Error {
 //   checkpoint_every with keep_last 0;
 // - resume: a checkpoint that is damaged or foreign (the text names the newest whole one before it), or of a run
 //   whose steps were others: other data (known by their SHA-256), another model, batch size, … These alone may
-//   differ: devices, threads_per_rank, split, zero_stage, keep_twice, balance, memory_format, cuda_graph, on_nan,
+//   differ: devices, threads_per_rank, split, zero_stage, balance, memory_format, cuda_graph, on_nan,
 //   check_replicas, check_arithmetic, epochs, where files lie, and what is kept. With a grain memory_format may not
 //   differ. A checkpoint that lies in the folder of a run whose steps were others is refused too.
 //

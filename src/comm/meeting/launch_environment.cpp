@@ -83,8 +83,7 @@ LaunchEnvironment numbers(const Reader& reader, const char* rank, const char* wo
           .rank = reader.number(rank),
           .world_size = reader.number(world_size),
           .local_rank = reader.number(local_rank),
-          .local_world_size = reader.number(local_world_size),
-          .machine = reader.number(rank) - reader.number(local_rank)};
+          .local_world_size = reader.number(local_world_size)};
 }
 
 int port_number(const Reader& reader) {

@@ -25,9 +25,6 @@ struct LaunchEnvironment {
   int world_size = 1;         // the number of processes
   int local_rank = 0;         // among those of this machine
   int local_world_size = 1;
-  // The rank of the machine's first process, by which machines are told apart: in an elastic job of those that it began
-  // with, in whose places successors stand.
-  int machine = 0;
   std::string address = {};  // where rank 0's process, or the launcher, keeps the store; empty: loopback
   int port = 0;              // 0: rank 0's process takes a free one
   bool agent_store = false;  // the launcher keeps the store, and every process is a client

@@ -85,21 +85,18 @@ void wait_for_all(c10d::Store& store, const LaunchEnvironment& launch, const Wai
 // A process leaves this for the others.
 struct Introduction {
   std::string configuration, host;
-  int machine = 0;  // see LaunchEnvironment
   Devices devices = {};
   std::vector<std::vector<int>> ids = {};  // of the devices, as JSON can hold them: a number per byte
 
   std::string to_text() const {
     json names = json::array();
     for (const auto& device : devices) names.push_back(device.str());
-    return json{
-        {"configuration", configuration}, {"devices", names}, {"ids", ids}, {"host", host}, {"machine", machine}}
-        .dump();
+    return json{{"configuration", configuration}, {"devices", names}, {"ids", ids}, {"host", host}}.dump();
   }
 
   static Introduction from_text(const std::string& text) {
     const auto object = json::parse(text);
-    Introduction read{object.at("configuration"), object.at("host"), object.value("machine", 0)};
+    Introduction read{object.at("configuration"), object.at("host")};
     for (const std::string name : object.at("devices")) read.devices.emplace_back(name);
     object.at("ids").get_to(read.ids);
     if (read.devices.empty() || read.ids.size() != read.devices.size()) throw Error("no devices");
@@ -115,16 +112,9 @@ std::vector<Introduction> read_all(c10d::Store& store, int processes) {
   return all;
 }
 
-// Machines have names of their own. If all have one, it is one machine, or nobody has named them: then the launchers
-// tell.
 Roster roster_of(const std::vector<Introduction>& all) {
   Roster roster;
-  std::map<std::string, int> hosts;  // numbered
-  for (const auto& process : all) hosts.emplace(process.host, static_cast<int>(hosts.size()));
-  for (const auto& process : all) {
-    roster.by_process.push_back(process.devices);
-    roster.machines.push_back(hosts.size() > 1 ? hosts.at(process.host) : process.machine);
-  }
+  for (const auto& process : all) roster.by_process.push_back(process.devices);
   return roster;
 }
 
@@ -221,7 +211,7 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     if (store.check({kMet}) || absent(store, launch.world_size).empty()) throw NobodyMissed(text);
     throw Error(text);
   }
-  Introduction mine{configuration, host_name(), launch.machine, devices_here};
+  Introduction mine{configuration, host_name(), devices_here};
   for (const auto& device : devices_here) mine.ids.push_back(identity(device));
   store.set(key_of(launch.rank), mine.to_text());
   wait_for_all(store, launch, limit);

@@ -11,12 +11,10 @@ namespace lockstep::comm {
 
 struct Roster {
   std::vector<Devices> by_process;
-  std::vector<int> machines = {};  // by process, as a number of each; empty: all are on one
 
   int processes() const { return static_cast<int>(by_process.size()); }
   Range ranks_of(int process) const;
   int process_of(int rank) const;
-  int machine_of(int rank) const { return machines.empty() ? 0 : machines[process_of(rank)]; }
   Devices devices() const;  // of all ranks
   bool one_rank_per_process() const;
   std::string name(int rank) const;             // "rank 1 (cpu)"

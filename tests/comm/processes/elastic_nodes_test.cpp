@@ -121,34 +121,6 @@ TEST_F(ElasticNodes, AProcessThatIsOutWhenItWakesDisturbsNobody) {
   expect_bits_of_peace("woken");
 }
 
-// Two processes on each machine. Neighbours in rank, they keep no slice of each other's: both copies would be lost.
-class KeptOnTwoNodes : public ElasticNodes, public testing::WithParamInterface<const char*> {};
-
-TEST_P(KeptOnTwoNodes, TheLossOfAllProcessesOfOneChangesNoBit) {
-  const auto words = [&](const char* number) {
-    return job(2, {"--nodes", "2", "--node", number, "--master", "127.0.0.1:" + port_}, "kept",
-               kEndless + Words{"--zero-stage", GetParam(), "--keep-twice"});
-  };
-  Program first(words("0"), with_key());
-  std::optional<Program> second(std::in_place, words("1"), with_key());
-  ASSERT_TRUE(first.wait_for("epoch      2/"));
-  for (const std::string successor : {"process 4 has joined", "process 6 has joined"}) {
-    second->send(SIGKILL);  // its processes go with it
-    second->finish();
-    second.emplace(words("1"), with_key());
-    ASSERT_TRUE(first.wait_for(successor));
-  }
-  first.send(SIGTERM);
-  const auto ended = first.finish();
-  EXPECT_EQ(ended.code, kStoppedOnRequest) << ended.err << ended.out;
-  EXPECT_EQ(second->finish().code, kStoppedOnRequest);
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("node 1 is gone: its launcher gives no sign of life; the others go on"),
-                               Not(HasSubstr("error:"))));
-  expect_bits_of_peace("kept");
-}
-
-INSTANTIATE_TEST_SUITE_P(Zero, KeptOnTwoNodes, testing::Values("1", "2"));
-
 TEST_F(ElasticNodes, TheLossOfTheFirstEndsAllAndIsSaid) {
   Program first(node(0, "lost", kEndless), with_key());
   Program second(node(1, "lost", kEndless), with_key());

@@ -104,71 +104,6 @@ TEST_F(Elastic, KillsChangeNoBitOfAFit) {
   ASSERT_EQ(alone.code, 0) << alone.err;
   EXPECT_EQ(metrics("undisturbed").size(), 60u);
   expect_same_epochs("killed", 60);
-
-  Program twice(job_of(3, {}, {ranks_program(), "fits", "cpu", "runs/twice"}), without_gnuplot());
-  ASSERT_TRUE(twice.wait_for("epoch 3 done"));
-  kill_member(0);
-  ASSERT_TRUE(twice.wait_for("process 3 has joined"));
-  kill_member(2);
-  const auto end_of_twice = twice.finish();
-  ASSERT_EQ(end_of_twice.code, 0) << end_of_twice.err << end_of_twice.out;
-  expect_same_epochs("twice", 60);
-}
-
-class KeptTwice : public Elastic {
- protected:
-  Words job(int processes, const std::string& name, const Words& more) const {
-    return job_of(processes, {},
-                  Words{from_environment("LOCKSTEP_PROGRAM")} + settings(name) +
-                      Words{"--zero-stage", "1", "--keep-twice"} + more);
-  }
-
-  void expect_undisturbed(const std::string& run, size_t epochs) const {
-    const auto alone =
-        run_program(settings("undisturbed") + Words{"--epochs", std::to_string(epochs)}, without_gnuplot());
-    ASSERT_EQ(alone.code, 0) << alone.err;
-    expect_same_epochs(run, epochs);
-  }
-
-  Words settings(const std::string& name) const {
-    return train({"--name", name, "--devices", "cpu", "--grain", "8", "--optimizer", "adamw", "--lr", "0.002", "--clip",
-                  "0.5", "--schedule", "cosine", "--accumulate", "2"});
-  }
-};
-
-TEST_F(KeptTwice, KillsChangeNoBit) {
-  Program killed(job(4, "killed", {"--epochs", "40"}), without_gnuplot());
-  ASSERT_TRUE(killed.wait_for("epoch  2/40"));
-  kill_member(0);  // who keeps the run
-  kill_member(2);  // at once, and no partner
-  ASSERT_TRUE(killed.wait_for("process 4 has joined"));
-  ASSERT_TRUE(killed.wait_for("process 5 has joined"));
-  kill_member(1);
-  ASSERT_TRUE(killed.wait_for("process 6 has joined"));
-  kill_member(5);  // a successor
-  const auto ended = killed.finish();
-  ASSERT_EQ(ended.code, 0) << ended.err << ended.out;
-  EXPECT_THAT(ended.err, Not(HasSubstr("error:")));
-  expect_undisturbed("killed", 40);
-}
-
-TEST_F(KeptTwice, TwoPartnersAtOnceEndTheJobWhichCanGoOnFromACheckpoint) {
-  Program lost(job(4, "lost", {"--epochs", "40"}), without_gnuplot());
-  ASSERT_TRUE(lost.wait_for("epoch  2/40"));
-  kill_member(2, SIGSTOP);  // so that the others cannot go on in between
-  kill_member(1);
-  kill_member(2);
-  const auto ended = lost.finish();
-  EXPECT_EQ(ended.code, 1) << ended.out;
-  EXPECT_THAT(ended.err, AllOf(HasSubstr("both ranks that kept a slice are gone"),
-                               HasSubstr("Its newest checkpoint is runs/lost/checkpoints/epoch-"),
-                               HasSubstr("go on from it with --resume runs/lost")));
-  const auto resumed =
-      run_program({"train", "--resume", "runs/lost", "--data-dir", images_.path().string(), "--devices", "2xcpu"},
-                  without_gnuplot());
-  ASSERT_EQ(resumed.code, 0) << resumed.err;
-  EXPECT_THAT(resumed.err, HasSubstr("--keep-twice is for elastic jobs"));
-  expect_undisturbed("lost", 40);
 }
 
 TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
@@ -198,6 +133,10 @@ TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
   const auto refused = run_program({"own_loop", "cpu", "refused"}, alone);
   EXPECT_THAT(refused.err, AllOf(HasSubstr("asks for an elastic job (elastic 1:3), and was not started as one"),
                                  HasSubstr("lockstep launch starts such jobs")));
+  const auto sliced = run_program(job_of(1, {}, {ranks_program(), "own_loop", "cpu", "sliced"}), without_gnuplot());
+  EXPECT_NE(sliced.code, 0);
+  EXPECT_THAT(sliced.err, AllOf(HasSubstr("with RunOptions::elastic a slice of the optimizer is lost"),
+                                HasSubstr("start all processes again when one is lost (`max_restarts`)")));
   const auto too_many = run_program(job_of(4, {}, {ranks_program(), "own_loop", "cpu", "many"}), without_gnuplot());
   EXPECT_NE(too_many.code, 0);
   EXPECT_THAT(too_many.err, HasSubstr("the elastic job has 4 processes, and is to have at most 3"));
@@ -309,9 +248,18 @@ TEST_F(Elastic, WhatCannotBeElasticIsRefused) {
                            train({"--name", "refused", "--devices", "cpu", "--grain", "8", "--zero-stage"}) + more,
                        surroundings());
   };
-  EXPECT_THAT(sliced({"1"}).err, AllOf(HasSubstr("Give --keep-twice too"), HasSubstr("updates 2/N of the optimizer")));
-  EXPECT_THAT(sliced({"1", "--keep-twice", "--devices", "4xcpu"}).err, HasSubstr("take --devices cpu"));
-  EXPECT_THAT(sliced({"3"}).err, HasSubstr("take --zero-stage 1 or 2 with --keep-twice"));
+  for (const char* const stage : {"1", "3"}) {
+    EXPECT_THAT(sliced({stage}).err,
+                AllOf(HasSubstr("with --zero-stage " + std::string(stage) + " a slice of the optimizer is lost"),
+                      HasSubstr("--resume auto"), HasSubstr("launch starts all of them again (`max_restarts`)")));
+  }
+  const auto fits_sliced =
+      run_program(job_of(2, {}, {ranks_program(), "fits", "cpu", "runs/sliced"}), without_gnuplot());
+  EXPECT_EQ(fits_sliced.code, 1);
+  EXPECT_THAT(fits_sliced.err,
+              AllOf(HasSubstr("with `zero_stage` 2 a slice of the optimizer is lost"), HasSubstr("`resume` auto"),
+                    HasSubstr("launch starts all of them again (`max_restarts`)")));
+  EXPECT_FALSE(std::filesystem::exists(work_ / "runs/sliced"));
   EXPECT_FALSE(std::filesystem::exists(work_ / "runs/refused"));
 
   const auto other_program = run_program(

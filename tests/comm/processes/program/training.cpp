@@ -1,6 +1,7 @@
 #include <torch/torch.h>
 #include <lockstep/data/data.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
+#include <lockstep/data_parallel/sharded_optimizer.hpp>
 #include <lockstep/models/models.hpp>
 #include <lockstep/models/weights.hpp>
 #include <lockstep/optim/optimizers.hpp>
@@ -15,6 +16,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -66,7 +68,7 @@ void scenarios::fits(const Setup& setup) {
                                  .rate = {.lr = 0.01},
                                  .epochs = 60,
                                  .keep = {.run_dir = setup.argument}};
-  if (setup.argument.ends_with("twice")) options.exchange = {.zero_stage = 2, .keep_twice = true};
+  if (setup.argument.ends_with("sliced")) options.exchange.zero_stage = 2;
   const auto pause = std::chrono::milliseconds(std::getenv("LOCKSTEP_ELASTIC_MEMBER") != nullptr ? 50 : 0);
   lockstep::fit(task, options, {.on_epoch = [&](const lockstep::EpochMetrics& metrics) {
                   std::cout << "epoch " << metrics.epoch << " done" << std::endl;
@@ -92,6 +94,8 @@ void scenarios::own_loop(const Setup& setup) {
         done = all.max().item<int64_t>();
         lockstep::DataParallel net(module, rank);
         torch::optim::SGD sgd(net->parameters(), /*lr=*/0.1);
+        const auto sliced = [](auto slices) { return std::make_unique<torch::optim::SGD>(slices, /*lr=*/0.1); };
+        if (setup.argument == "sliced") lockstep::ShardedOptimizer(net, sliced);
         while (done < steps && !rank.regroups()) {
           const lockstep::BatchOptions order{
               .size = 40, .seed = 0, .epoch = static_cast<int>(done) + 1, .grain = grain};
