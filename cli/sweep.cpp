@@ -38,8 +38,7 @@ const char* const sweep_examples =
     "All other flags hold for every run. Each is as lockstep train --resume auto makes\n"
     "it, in a folder of the sweep's that is named by its place in the grid. So the\n"
     "same command goes on where it was stopped, and with more values on an axis.\n"
-    "table.txt and plot.svg lie beside the runs. If a run fails, the others are\n"
-    "trained all the same, and the exit code is 1.\n";
+    "table.txt and plot.svg lie beside the runs. If one fails, the exit code is 1.\n";
 
 std::string end_of(const TrainResult& result) {
   const EpochMetrics& last = result.history.back();
@@ -53,16 +52,16 @@ bool train_one(SweepRun& run, const StopOnSignals& signals, Output& output) {
   TrainCallbacks callbacks;
   callbacks.stop = signals.token();
   callbacks.on_warning = [&](const std::string& text) { print_warning(name + ": " + text); };
-  std::string error;
   try {
-    TrainResult result = train(run.options, callbacks);
+    const TrainResult result = train(run.options, callbacks);
     if (result.stopped) return false;
-    run.result = std::move(result);
-  } catch (const std::exception& thrown) {
-    error = thrown.what();
+    run.result = result;
+    output.print(name + ": " + end_of(result) + "\n");
+    return false;
+  } catch (const std::exception& error) {
+    output.print(name + ": error: " + with_flags(error.what()) + "\n");
+    return true;
   }
-  output.print(name + ": " + (error.empty() ? end_of(run.result) : "error: " + with_flags(error)) + "\n");
-  return !error.empty();
 }
 
 std::vector<std::string> cells_of(const SweepRun& run) {
@@ -147,9 +146,9 @@ int sweep_command(const SweepFlags& flags, Output& output) {
   for (const auto& run : runs) crowd = crowd.empty() ? text_of_crowded_cores(run.options.devices) : crowd;
   if (!crowd.empty()) print_warning(crowd);
   for (auto& run : runs) {
+    if (output.failed()) signals.request_stop();  // nobody can watch any more
     if (signals.token().stop_requested()) break;
-    if (!train_one(run, signals, output)) continue;
-    failed += (failed.empty() ? "" : ", ") + run.options.keep.run_dir.filename().string();
+    if (train_one(run, signals, output)) failed += " " + run.options.keep.run_dir.filename().string();
   }
   if (signals.token().stop_requested()) {
     output.print("stopped; the same command goes on\n");
@@ -164,7 +163,7 @@ int sweep_command(const SweepFlags& flags, Output& output) {
     print_warning(error.what());
   }
   if (failed.empty()) return 0;
-  throw Error("some runs failed, and the same command tries them again: " + failed);
+  throw Error("some runs failed, and the same command tries them again:" + failed);
 }
 
 }  // namespace

@@ -32,10 +32,7 @@ function(plant_also file text put)
 endfunction()
 
 plant("a failure does not interrupt the waits" comm/processes/waits.cpp
-  [[failed_ = true;
-    interrupt_all();]]
-  [[failed_ = true;
-    if (!BUG) interrupt_all();]])
+  [[      if (open.interrupt) open.interrupt();]] [[      if (!BUG && open.interrupt) open.interrupt();]])
 plant("a connected group wakes nobody" comm/meeting/attempt.hpp
   [[      exception_ = std::move(exception);
     }
