@@ -284,7 +284,6 @@ ChildProcesses::Ending ChildProcesses::wait() {
   for (;;) {
     const bool some_run = reap(), more_is_to_come = options_.look && options_.look(ending());
     if (!some_run && !more_is_to_come) break;
-    if (next_step_ == Clock::time_point::max() && only_lost_run()) next_step_ = Clock::now() + options_.until_term;
     if (Clock::now() >= next_step_) end_others();
     await_signal();
   }
@@ -399,16 +398,6 @@ bool ChildProcesses::reap() {
   return running;
 }
 
-// A process that stands still would never end.
-bool ChildProcesses::only_lost_run() const {
-  const auto runs = [](const Child& child) { return child.runs; };
-  if (!options_.is_lost || std::all_of(children_.begin(), children_.end(), runs)) return false;
-  for (const auto& child : children_) {
-    if (child.runs && !options_.is_lost(child.number)) return false;
-  }
-  return true;
-}
-
 void ChildProcesses::ended(const Child& child, int signal, int code) {
   const int rank = child.number;
   const bool asked = signal == 0 && stop_signal_ == 0 && !others_are_ended() && tells_of_request(code);
@@ -436,8 +425,7 @@ void ChildProcesses::ended(const Child& child, int signal, int code) {
   failed_ = failed_ || !others_go_on;
   asked_ = asked_ || asked;
   const bool forced = stop_signal_ != 0 && others_are_ended() && (signal == SIGTERM || signal == SIGKILL);
-  if (first_failure_ == 0 && (options_.losses_count || !others_go_on))
-    first_failure_ = forced ? 128 + stop_signal_ : code;
+  if (first_failure_ == 0 && !others_go_on) first_failure_ = forced ? 128 + stop_signal_ : code;
   if (next_step_ != Clock::time_point::max() || (others_go_on && !stopped)) return;
   next_step_ = Clock::now() + (stopped ? options_.until_term_when_stopped : options_.until_term);
 }

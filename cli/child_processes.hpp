@@ -39,13 +39,9 @@ class ChildProcesses {
       bool lacked_memory;  // the kernel has probably killed it for want of memory
     };
     std::function<bool(int rank, const End& end)> on_end = {};
-    // Whether a failed process that the others go on without counts in the exit code.
-    bool losses_count = true;
     // Called again and again. `ending` is the exit code once the processes are to end, and 0 before. Before, it may
     // call start(), end() and end_all(). Gives whether to go on though no process runs.
     std::function<bool(int ending)> look = {};
-    // Whether the others have gone on without a process that still runs. It is ended when only such processes are left.
-    std::function<bool(int rank)> is_lost = {};
   };
 
   // From here on, signals that ask to end, and those of children, are blocked in this thread and in threads started
@@ -68,9 +64,9 @@ class ChildProcesses {
   void end_all(int code);
 
   struct Ending {
-    // The exit code of the first failure, or 128 + the number of its signal, also if the others went on without it. If
-    // a process had to be ended after a request, or none ran when it came, 128 + the request's number. 0 if all
-    // succeeded.
+    // The exit code of the first process that failed and that the others do not go on without, or 128 + the number of
+    // its signal. If a process had to be ended after a request, or none ran when it came, 128 + the request's number.
+    // 0 if there was neither.
     int code = 0;
     bool failed = false;  // a process failed that the others do not go on without
     // A signal that asks to end was passed on, or a process's exit code says that it got one.
@@ -102,7 +98,6 @@ class ChildProcesses {
   std::string name_of(int rank) const;
   void ended(const Child& child, int signal, int code);
   void say_how(int rank, int code, int signal, const std::string& cause, bool is_lost);
-  bool only_lost_run() const;
   void end_others();
   void end_leftovers();
   void end_watchers();

@@ -41,8 +41,6 @@ const char* const launch_examples =
     "lockstep train --resume auto --name NAME it goes on from its last checkpoint.\n"
     "A lockstep command that would fail in the same way does not start again: wrong\n"
     "flags (exit code 2), a loss that is not finite (3, see --on-nan of train).\n"
-    "With --keep-going the others go on without a process that is killed while all\n"
-    "of its ranks are workers of a ParameterServer that is not synchronous.\n"
     "With --elastic the others finish the step of one that is killed and go on, with\n"
     "the same bits, and a successor joins them: lockstep train --grain N --name NAME.\n"
     "On several machines start this on each, with --elastic --nodes, --node and\n"
@@ -149,10 +147,6 @@ void check_elastic_launch(const LaunchFlags& flags) {
     throw CLI::ValidationError(
         format("--min-processes %d is more than the %d processes that start", flags.fewest, flags.all_processes()));
   }
-  if (flags.elastic && flags.keep_going) {
-    throw CLI::ValidationError(
-        "--keep-going is for asynchronous workers and --elastic for lockstep train; leave one of the two out");
-  }
 }
 
 ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const PrintedOnce& printed, LaunchedJob& job,
@@ -162,15 +156,12 @@ ChildProcesses::Ending run_once(const LaunchFlags& flags, int attempt, const Pri
     return variables(flags, {job.address, job.store.port, job.key.file()}, attempt, rank);
   };
   options.on_end = [&](int rank, const ChildProcesses::Options::End& end) {
-    const auto announced =
+    const std::string absence =
         comm::announce_end(job.store.store, environment_of(variables_of(rank)), {end.failed, end.stopped, end.how});
     if (end.failed)
-      printed.add("error: " + announced.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
-    return announced.is_loss;
+      printed.add("error: " + absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
+    return false;
   };
-  if (flags.keep_going) {
-    options.is_lost = [&](int rank) { return comm::was_lost(job.store.store, environment_of(variables_of(rank))); };
-  }
   ChildProcesses processes(options, messages);  // before the store starts threads
   if (!job.store.store)
     job.store = comm::host_store(job.address, 0, {job.key.key(), [&](const std::string& text) { messages.say(text); }});
@@ -218,9 +209,6 @@ Command add_launch(CLI::App& program) {
       ->type_name("N")
       ->check(number_between<int, 1, 1024>);
   app->add_flag("--label", flags->label, "put the rank before every line of output: [1]");
-  app->add_flag(
-      "--keep-going", flags->keep_going,
-      "go on without killed workers of an asynchronous parameter server; the exit code is still the killed one's");
   app->add_flag("--elastic", flags->elastic,
                 "go on without processes that are killed, and start successors that join; the exit code is that of the "
                 "job");

@@ -47,7 +47,6 @@ class Agent : public comm::LaunchedMachine {
                   return launcher_.note_end(member, {end.failed, end.stopped, end.how, end.lacked_memory}, end.killed,
                                             end.code);
                 },
-            .losses_count = false,
             .look = [this](int ending) { return launcher_.look(ending); }};
   }
 

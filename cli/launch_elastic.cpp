@@ -59,7 +59,6 @@ class ElasticLauncher : public comm::LaunchedMachine {
     options.on_end = [this](int member, const ChildProcesses::Options::End& end) {
       return launcher_->note_end(member, {end.failed, end.stopped, end.how, end.lacked_memory}, end.killed);
     };
-    options.losses_count = false;
     options.look = [this](int ending) { return launcher_->look(ending); };
     return options;
   }
@@ -105,11 +104,10 @@ class ElasticLauncher : public comm::LaunchedMachine {
     return environment_of(elastic_variables(flags_, where_, place, member));
   }
 
-  bool announce(int member, int place, const comm::ProcessEnd& end) {
-    const auto announced = comm::announce_end(store_, environment_of_member(member, place), end);
+  void announce(int member, int place, const comm::ProcessEnd& end) {
+    const std::string absence = comm::announce_end(store_, environment_of_member(member, place), end);
     if (end.failed)
-      printed_.add("error: " + announced.absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
-    return announced.is_loss;
+      printed_.add("error: " + absence);  // ChildProcesses says how it ended; of one that succeeded, nothing
   }
 
   void start(int member, int place) override {

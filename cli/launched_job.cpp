@@ -37,7 +37,6 @@ std::vector<std::string> variables(const LaunchFlags& flags, const JobStore& sto
                                         "TORCHELASTIC_USE_AGENT_STORE=True",
                                         "TORCHELASTIC_RESTART_COUNT=" + std::to_string(attempt),
                                         "TORCHELASTIC_MAX_RESTARTS=" + std::to_string(flags.restarts())};
-  variables.push_back(std::string("LOCKSTEP_KEEP_GOING=") + (flags.keep_going ? "1" : "0"));
   const char* const threads = std::getenv("OMP_NUM_THREADS");
   if (flags.threads || (threads == nullptr && flags.processes > 1)) {
     variables.push_back("OMP_NUM_THREADS=" + std::to_string(flags.threads.value_or(1)));

@@ -37,7 +37,6 @@ struct LaunchFlags {
   int processes = 0;  // on this machine
   std::optional<int> threads = {};
   bool label = false;
-  bool keep_going = false;
   bool elastic = false;
   Nodes nodes = {};
   int fewest = 1;  // processes with which an elastic job goes on

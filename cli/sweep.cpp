@@ -1,36 +1,24 @@
-// lockstep sweep: trains a grid of devices, batch sizes, learning rates and rules to scale them, and says how each did.
-#include <ATen/Parallel.h>
-#include <unistd.h>
+// lockstep sweep: trains a grid of devices, batch sizes, learning rates and rules to scale them, one run after another.
+#include "sweep.hpp"
+
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/data.hpp>
+#include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/ranks/rank.hpp>
-#include <lockstep/trainer/trainer.hpp>
 
-#include <algorithm>
 #include <cmath>
-#include <condition_variable>
-#include <exception>
-#include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <nlohmann/json.hpp>
-#include <string>
-#include <thread>
-#include <vector>
+#include <set>
 
+#include "base/number_text.hpp"
 #include "commands.hpp"
 #include "crowded_cores.hpp"
 #include "io/atomic_file.hpp"
-#include "io/folder_lock.hpp"
-#include "progress_bar.hpp"
+#include "io/gnuplot.hpp"
+#include "run_name.hpp"
 #include "stop_signals.hpp"
-#include "sweep_grid.hpp"
-#include "sweep_report.hpp"
-#include "terminal.hpp"
 #include "text.hpp"
-#include "trainer/checkpoint_folder.hpp"
 #include "trainer/run_folder.hpp"
 #include "trainer/train_options.hpp"
 #include "usage.hpp"
@@ -39,265 +27,143 @@ namespace lockstep::cli {
 
 namespace {
 
-namespace fs = std::filesystem;
-
 const char* const sweep_examples =
     "Examples:\n"
     "  lockstep sweep --name rates --devices cpu --lr 0.05 0.1 0.2 0.4\n"
-    "      Four runs of LeNet in runs/rates, as many at once as there are cores.\n"
+    "      Four runs of LeNet in runs/rates, one after another.\n"
     "  lockstep sweep --name large --devices 1 2 --batch-size 256 1024 4096 --lr 0.2\n"
     "    --scale-lr none sqrt linear --reference-batch 256 --warmup 2\n"
     "      Which rule suits larger batches? 256 samples are one run for all rules.\n"
     "\n"
-    "All other flags hold for every run. Each has a folder in the sweep's, named by\n"
-    "its place in the grid, as lockstep train makes it; table.md and plot.svg are\n"
-    "beside them. The same command goes on where it was stopped, and with more values\n"
-    "on an axis: what is finished stays, what was begun goes on from its newest\n"
-    "checkpoint that is not damaged. The table and the plot are of the grid that was\n"
-    "named last. If a run fails, the others are trained all the same, and the exit\n"
-    "code is 1.\n";
+    "All other flags hold for every run. Each is as lockstep train --resume auto makes\n"
+    "it, in a folder of the sweep's that is named by its place in the grid. So the\n"
+    "same command goes on where it was stopped, and with more values on an axis.\n"
+    "table.txt and plot.svg lie beside the runs. If one fails, the exit code is 1.\n";
 
-// Throws Error if the run's folder holds a run with other settings. Where files lie does not matter, and the devices
-// are in the folder's name.
-void check_kept(const TrainOptions& options) {
-  const fs::path config = options.keep.run_dir / kConfigFile;
-  std::error_code none;
-  if (fs::file_size(config, none) == 0 || none) return;  // empty: it was killed when it had just taken the folder
-  nlohmann::json then = nlohmann::json::parse(to_json(read_config(options.keep.run_dir, options.devices)));
-  nlohmann::json now = nlohmann::json::parse(to_json(options));
-  for (const char* key : {"devices", "run_dir", "data_dir"}) now[key] = then[key];
-  const nlohmann::json differences = nlohmann::json::diff(then, now);
-  if (differences.empty()) return;
-  throw Error(options.keep.run_dir.string() + " holds a run with another " +
-              differences[0]["path"].get<std::string>().substr(1) +
-              " than this sweep's; give the sweep another --name, or move that run away");
+std::string end_of(const TrainResult& result) {
+  const EpochMetrics& last = result.history.back();
+  return format("test acc: %.4f, %.1f sec/epoch", last.test_accuracy, result.seconds_per_epoch()) +
+         (std::isfinite(last.train_loss) ? "" : "; the train loss is not finite any more");
 }
 
-// The history of a finished run; empty if the run is not finished.
-std::vector<EpochMetrics> finished_history(const TrainOptions& options) {
-  const fs::path metrics = options.keep.run_dir / kMetricsFile;
-  if (!fs::exists(metrics)) return {};
-  auto history = read_metrics(metrics);
-  if (history.size() < static_cast<size_t>(options.epochs)) history.clear();
-  return history;
-}
-
-// The options with which the run goes on from its checkpoint, or from the beginning if it has none.
-TrainOptions to_go_on(TrainOptions options, const std::function<void(const std::string&)>& warn) {
+// Gives whether the run failed.
+bool train_one(SweepRun& run, const StopOnSignals& signals, Output& output) {
+  const std::string name = run.options.keep.run_dir.filename();
+  TrainCallbacks callbacks;
+  callbacks.stop = signals.token();
+  callbacks.on_warning = [&](const std::string& text) { print_warning(name + ": " + text); };
   try {
-    options.keep.resume = checkpoint_to_go_on(options.keep.run_dir / kCheckpointFolder, warn);
-  } catch (const Error& error) {
-    warn(error.what() + std::string(", so the run begins anew"));
+    const TrainResult result = train(run.options, callbacks);
+    if (result.stopped) return false;
+    run.result = result;
+    output.print(name + ": " + end_of(result) + "\n");
+    return false;
+  } catch (const std::exception& error) {
+    output.print(name + ": error: " + with_flags(error.what()) + "\n");
+    return true;
   }
-  if (options.keep.resume.empty() && fs::exists(options.keep.run_dir / kConfigFile)) {
-    clear_run(options.keep.run_dir);
-  }
-  return options;
 }
 
-// Works on several runs at once. Each has a thread of its own, and its ranks are threads as in lockstep train.
-class Sweep {
- public:
-  Sweep(std::vector<SweepRun>& runs, int jobs, StopOnSignals& signals, Output& output)
-      : jobs_(jobs),
-        cores_(cpu_cores()),
-        signals_(signals),
-        output_(output),
-        live_(output, can_redraw(output.fd())),
-        all_(runs.size()) {
-    for (auto& run : runs) {
-      if (run.history.empty()) waiting_.push_back(&run);
-    }
+std::vector<std::string> cells_of(const SweepRun& run) {
+  const LearningRate rate = learning_rate_of(run.options);
+  const double scaled = learning_rate_at(
+      {.lr = rate.lr, .batch = rate.batch, .reference_batch = rate.reference_batch, .scaling = rate.scaling}, 0);
+  std::vector<std::string> cells = {short_name(run.options.devices), std::to_string(rate.batch), number_text(rate.lr),
+                                    std::string(to_string(rate.scaling)), format("%.4g", scaled)};
+  std::vector<std::string> measured(3, "-");
+  if (!run.result.history.empty()) {
+    const EpochMetrics& last = run.result.history.back();
+    const std::string loss = std::isnan(last.train_loss) ? "nan" : format("%.4g", last.train_loss);
+    measured = {format("%.4f", last.test_accuracy), format("%.2f", run.result.seconds_per_epoch()), loss};
   }
+  cells.insert(cells.end(), measured.begin(), measured.end());
+  return cells;
+}
 
-  // Trains what is not finished. Returns the names of the runs that failed.
-  std::vector<std::string> work() {
-    std::vector<std::thread> threads;
-    std::unique_lock lock(mutex_);
-    while (!waiting_.empty() && !signals_.token().stop_requested()) {
-      const auto next =
-          std::find_if(waiting_.begin(), waiting_.end(), [&](const SweepRun* run) { return fits(run->options); });
-      if (next == waiting_.end()) {
-        changed_.wait(lock);
-        continue;
-      }
-      SweepRun* const run = *next;
-      waiting_.erase(next);
-      at_work_[run] = 0;
-      threads.emplace_back([this, run] { train_one(*run); });
-    }
-    lock.unlock();
-    for (auto& thread : threads) thread.join();
-    live_.clear();
-    return failed_;
+std::string title_of(const TrainOptions& options) {
+  return to_string(options.model) + " on " + std::string(to_string(options.data.source)) + ", " +
+         plural(static_cast<size_t>(options.epochs), "epoch") + " of " +
+         to_string(options.optimizer.kind, optimizer_settings(options)) + ", seed " + std::to_string(options.seed);
+}
+
+std::string table_of(const std::vector<SweepRun>& runs) {
+  std::vector<std::vector<std::string>> rows = {
+      {"devices", "batch", "lr", "rule", "scaled lr", "test acc", "sec/epoch", "train loss"}};
+  for (const auto& run : runs) rows.push_back(cells_of(run));
+  return title_of(runs[0].options) + "\n" + aligned(rows);
+}
+
+// Draws the last test accuracies, over the longer of the axes batch size and learning rate.
+void draw(const std::filesystem::path& file, const std::vector<SweepRun>& runs) {
+  std::set<double> batches, rates;
+  for (const auto& run : runs) {
+    batches.insert(static_cast<double>(run.options.batch.global()));
+    rates.insert(learning_rate_of(run.options).lr);
   }
-
- private:
-  // Each thread needs a core; runs on GPUs need these to themselves. One run may always work.
-  bool fits(const TrainOptions& options) const {
-    if (at_work_.empty()) return true;
-    if (at_work_.size() >= static_cast<size_t>(jobs_)) return false;
-    int threads = threads_of(options);
-    for (const auto& [run, epoch] : at_work_) {
-      threads += threads_of(run->options);
-      const Devices &mine = options.devices, &others = run->options.devices;
-      const bool share = std::find_first_of(mine.begin(), mine.end(), others.begin(), others.end()) != mine.end();
-      if (share && !mine[0].is_cpu()) return false;
-    }
-    return threads <= cores_;
+  const bool over_batch = batches.size() > rates.size();
+  std::map<std::string, std::map<double, double>> lines;
+  for (const auto& [options, result] : runs) {
+    const double batch = static_cast<double>(options.batch.global()), lr = learning_rate_of(options).lr;
+    if (result.history.empty() || lr == 0) continue;  // the axis is logarithmic
+    const std::string other = over_batch ? ", lr " + number_text(lr) : ", batch " + number_text(batch);
+    lines[short_name(options.devices) + other + ", " + std::string(to_string(options.rate.scaling))]
+         [over_batch ? batch : lr] = result.history.back().test_accuracy;
   }
-
-  static int threads_of(const TrainOptions& options) {
-    return static_cast<int>(options.devices.size()) * options.threads_per_rank;
+  std::string data, plot;
+  for (const auto& [title, points] : lines) {
+    const std::string name = "$line" + std::to_string(data.size());
+    data += name + " << END\n";
+    for (const auto& [x, accuracy] : points) data += number_text(x) + " " + number_text(accuracy) + "\n";
+    data += "END\n";
+    plot += (plot.empty() ? "plot " : ", ") + name + " title " + io::gnuplot_string(title) + " linewidth 2";
   }
+  io::draw(file, data + "set logscale x\nset xlabel '" + (over_batch ? "batch size" : "learning rate") +
+                     "'\nset ylabel 'test accuracy after the last epoch'\nset yrange [0:1]\nset title " +
+                     io::gnuplot_string(title_of(runs[0].options)) +
+                     " noenhanced\nset key outside right top noenhanced\nset style data linespoints\n" + plot + "\n");
+}
 
-  void train_one(SweepRun& run) {
-    const std::string name = grid_name(run.options);
-    TrainCallbacks callbacks;
-    callbacks.stop = signals_.token();
-    callbacks.on_warning = [&](const std::string& message) { warn(name + ": " + message); };
-    callbacks.on_epoch = [&](const EpochMetrics& metrics) {
-      const std::lock_guard lock(mutex_);
-      at_work_[&run] = metrics.epoch;
-      show();
-    };
-    std::string end, error;
-    try {
-      const TrainResult result = train(to_go_on(run.options, callbacks.on_warning), callbacks);
-      if (!result.stopped) end = summary(result);
-    } catch (const std::exception& thrown) {
-      error = thrown.what();
-    }
-    const std::lock_guard lock(mutex_);
-    at_work_.erase(&run);
-    if (!error.empty()) failed_.push_back(name);
-    if (!error.empty()) end = "error: " + with_flags(error);
-    if (!end.empty()) print(name + ": " + end + "\n");
-    show();
-    changed_.notify_all();
-  }
-
-  static std::string summary(const TrainResult& result) {
-    const EpochMetrics& last = result.history.back();
-    return format("test acc: %.4f, %.1f sec/epoch", last.test_accuracy, result.seconds_per_epoch()) +
-           (std::isfinite(last.train_loss) ? "" : "; the train loss is not finite any more");
-  }
-
-  // Everything below except warn() needs the mutex.
-  void show() {
-    std::string text =
-        std::to_string(all_ - waiting_.size() - at_work_.size()) + " of " + std::to_string(all_) + " runs done";
-    for (const auto& [run, epoch] : at_work_) {
-      text += format("; %s: epoch %d/%d", grid_name(run->options).c_str(), epoch, run->options.epochs);
-    }
-    live_.show(text);
-  }
-
-  void print(const std::string& text) {
-    live_.clear();
-    output_.print(text);
-    if (output_.failed()) signals_.request_stop();  // nobody can watch any more
-  }
-
-  void warn(const std::string& text) {
-    const std::lock_guard lock(mutex_);
-    live_.clear();
-    print_warning(text, error_);
-  }
-
-  const int jobs_, cores_;
-  StopOnSignals& signals_;
-  Output& output_;
-  Output error_{STDERR_FILENO};
-  LiveLine live_;
-  const size_t all_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<SweepRun*> waiting_;
-  std::map<const SweepRun*, int> at_work_;  // with the epochs that they have finished
-  std::vector<std::string> failed_;
-};
-
-// Throws Error if the data cannot be read, or have fewer samples than a batch.
-void check_batches(const std::vector<SweepRun>& runs) {
+// Throws Error for what no run could do, before the first one begins.
+void check(const std::vector<SweepRun>& runs, const std::filesystem::path& folder) {
+  if (std::filesystem::exists(folder / kConfigFile))
+    throw Error(folder.string() + " is the folder of a run; give the sweep another --name");
   const ImageData data = load_data(runs[0].options.data);
   for (const auto& run : runs) check_batch_size(run.options, data.train.size(), data.source);
 }
 
-void make_sweep_folder(const fs::path& folder) {
-  if (fs::exists(folder / kConfigFile)) {
-    throw Error(folder.string() + " is the folder of a run; give the sweep another --name");
+int sweep_command(const SweepFlags& flags, Output& output) {
+  if (this_process().count > 1) throw Error("sweep trains its runs in one process; start it without a launcher");
+  if (!flags.train.name) throw UsageError("--name is missing: the sweep's folder, by which the same command goes on");
+  std::vector<SweepRun> runs = grid(flags);
+  if (learns_text(runs[0].options.model))
+    throw UsageError("a sweep compares test accuracies, and gpt has none; train each run by itself");
+  const auto folder = runs[0].options.keep.run_dir.parent_path();
+  StopOnSignals signals(says_that_it_stops());
+  const OutputAfterStop after_stop(output, signals.token());
+  check(runs, folder);
+  output.print(plural(runs.size(), "run") + " in " + folder.string() + "\n");
+  std::string crowd, failed;
+  for (const auto& run : runs) crowd = crowd.empty() ? text_of_crowded_cores(run.options.devices) : crowd;
+  if (!crowd.empty()) print_warning(crowd);
+  for (auto& run : runs) {
+    if (output.failed()) signals.request_stop();  // nobody can watch any more
+    if (signals.token().stop_requested()) break;
+    if (train_one(run, signals, output)) failed += " " + run.options.keep.run_dir.filename().string();
   }
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw Error("cannot make the sweep's folder " + folder.string() + ": " + error.message());
-}
-
-size_t count_finished(const std::vector<SweepRun>& runs) {
-  return std::count_if(runs.begin(), runs.end(), [](const SweepRun& run) { return !run.history.empty(); });
-}
-
-void keep_report(const std::vector<SweepRun>& runs, const fs::path& folder, double target, Output& output) {
-  const std::string text = sweep_table(runs, target);
-  io::write_file(folder / "table.md", text);
-  output.print("\n" + text + "\n");
+  if (signals.token().stop_requested()) {
+    output.print("stopped; the same command goes on\n");
+    return signals.received() == 0 ? 1 : 128 + signals.received();
+  }
+  const std::string table = table_of(runs);
+  io::write_file(folder / "table.txt", table);
+  output.print("\n" + table + "\n");
   try {
-    draw_sweep(folder / "plot.svg", runs);
+    draw(folder / "plot.svg", runs);
   } catch (const Error& error) {
     print_warning(error.what());
   }
-}
-
-int sweep_command(const SweepFlags& flags, Output& output) {
-  if (this_process().count > 1) {
-    throw Error("sweep trains its runs as threads of one process; start it without a launcher");
-  }
-  if (!flags.train.name) throw UsageError("--name is missing: the sweep's folder, by which the same command goes on");
-  std::vector<SweepRun> runs = grid(flags);
-  if (learns_text(runs[0].options.model)) {
-    throw UsageError("a sweep compares test accuracies, and gpt has none; train each run by itself");
-  }
-  const fs::path folder = runs[0].options.keep.run_dir.parent_path();
-  StopOnSignals signals(says_that_it_stops());
-  const OutputAfterStop after_stop(output, signals.token());
-  check_batches(runs);
-  make_sweep_folder(folder);
-  io::FolderLock lock;
-  if (!lock.take(folder)) throw Error("another sweep trains in " + folder.string() + "; " + lock.advice());
-  if (!lock.doubt().empty())
-    print_warning(lock.doubt() + ", so a second sweep in it may not be refused: begin none there before this ends");
-  for (auto& run : runs) {
-    check_kept(run.options);
-    run.history = finished_history(run.options);
-  }
-  output.print(format("lockstep %s, LibTorch %s\n%s in %s, %zu of them finished\n", version().c_str(),
-                      torch_version().c_str(), plural(runs.size(), "run").c_str(), folder.c_str(),
-                      count_finished(runs)));
-
-  for (const auto& run : runs) {
-    const auto crowd = text_of_crowded_cores(run.options.devices);
-    if (crowd.empty()) continue;
-    print_warning(crowd);
-    break;
-  }
-
-  // A run sets the number of threads that new threads compute with, and restores the old one. So it is always this one.
-  at::set_num_threads(runs[0].options.threads_per_rank);
-  const auto failed = Sweep(runs, flags.jobs == 0 ? cpu_cores() : flags.jobs, signals, output).work();
-  for (auto& run : runs) run.history = finished_history(run.options);
-  const size_t finished = count_finished(runs);
-  if (finished > 0) keep_report(runs, folder, flags.target, output);
-  if (signals.token().stop_requested()) {
-    output.print(
-        format("stopped; %zu of %zu runs are finished, and the same command goes on\n", finished, runs.size()));
-    return signals.received() == 0 ? 1 : 128 + signals.received();
-  }
-  output.print("the sweep is kept in " + folder.string() + "\n");
   if (failed.empty()) return 0;
-  std::string names;
-  for (const auto& name : failed) names += (names.empty() ? "" : ", ") + name;
-  throw Error(format("%zu of %zu runs failed, and the same command tries them again: ", failed.size(), runs.size()) +
-              names);
+  throw Error("some runs failed, and the same command tries them again:" + failed);
 }
 
 }  // namespace

@@ -4,18 +4,11 @@
 //   synchronous    a step waits for all workers' gradients: the same training as without servers. For comparison, and
 //                  where the sums are better kept away from the ranks that compute.
 //   asynchronous   nobody waits for anybody: every push is an update, of parameters that others may have changed since
-//                  the worker pulled them. For workers of unequal speed, and for workers that may be lost.
+//                  the worker pulled them. For workers of unequal speed, and for workers that may fail.
 //   bounded        between the two: a worker waits once it is so many steps ahead of the slowest.
 //
 // If workers seldom share parameters, as with rows of an embedding, asynchronous updates seldom meet; with
 // Embedding's sparse(true) a worker sends the rows alone that its batch uses.
-//
-// Under a launcher it trains asynchronously alone, and in the middle of it the process of worker 1 is killed, as by the
-// shell's kill -9. The others go on, if the launcher lets them, and the launcher's exit code says that one was lost:
-//
-//   lockstep launch --keep-going -n 3 example_03_parameter_server
-//
-// Without a launcher:
 //
 //   example_03_parameter_server
 //
@@ -30,7 +23,6 @@
 //   asynchronous, one is lost  loss 0.240631, without worker 1: its machine was turned off
 #include <lockstep/lockstep.hpp>
 
-#include <csignal>
 #include <cstdio>
 #include <iostream>
 #include <stdexcept>
@@ -114,20 +106,12 @@ void turn_off() {
   throw std::runtime_error("its machine was turned off");
 }
 
-void kill() {
-  std::raise(SIGKILL);
-}
-
 }  // namespace
 
 int main() try {
   lockstep::keep_freed_memory();
   const lockstep::Dataset data = make_data();
   const lockstep::ParameterServerOptions asynchronous{.consistency = Consistency::asynchronous};
-  if (lockstep::this_process().count > 1) {
-    lockstep::run({torch::kCPU}, [&](Rank& rank) { with_servers("one is killed", asynchronous, rank, data, kill); });
-    return 0;
-  }
   const lockstep::Devices two(2, torch::kCPU), three(3, torch::kCPU), four(4, torch::kCPU);
   lockstep::run(two, [&](Rank& rank) { without_server(rank, data); });
   lockstep::run(three, [&](Rank& rank) { with_servers("synchronous, one server", {}, rank, data); });

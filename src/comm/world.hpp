@@ -57,12 +57,6 @@ class World {
   // last, and some rank's call never came about; between processes finish() says so.
   virtual void leave(int rank) = 0;
 
-  // The other ranks can do without `rank`, which must be of this process, from allow_loss() to forbid_loss(). If it is
-  // gone then, they may go on. forbid_loss() throws Error if they have. Ranks of one process are not lost.
-  virtual void allow_loss(int rank) {}
-  virtual void forbid_loss(int rank) {}
-  virtual std::string why_lost(int rank) { return ""; }  // "" if it is not
-
   // Notes that a rank of this process has trained so many steps in all. Errors name them if the run fails.
   virtual void stepped(int64_t steps) {}
 

@@ -1,25 +1,20 @@
 #include "parameter_server_rank.hpp"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/models/dropout.hpp>
 
 #include "base/exception_text.hpp"
-#include "comm/peer_lost.hpp"
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
 #include "data_parallel/counted_targets.hpp"
-#include "lost_workers.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"
-#include "ranks/loss_tolerance.hpp"
 #include "ranks/shared_seed.hpp"
 
 #include <chrono>
 #include <exception>
-#include <optional>
 #include <utility>
 
 namespace lockstep {
@@ -34,19 +29,9 @@ namespace {
 // trains: their waits have the run's timeout, and if they end, so does this wait.
 constexpr std::chrono::hours kAsLongAsTheOthersTrain{24 * 365};
 
-using server::Works;
-
 std::string reason_of(const std::exception_ptr& exception) {
   const std::string text = exception_text(exception);
   return text.empty() ? "an exception without a text" : text;
-}
-
-template <class Call>
-void unless_lost(const Call& call) {
-  try {
-    call();
-  } catch (const comm::PeerLost&) {
-  }
 }
 
 }  // namespace
@@ -106,103 +91,56 @@ void ParameterServerRank::check_options() {
 }
 
 std::vector<LostWorker> ParameterServerRank::train(const ParameterServer::Body& body) {
-  auto lost = server_ ? serve() : work(body);
+  std::string failure;
+  if (server_) {
+    server_->serve();
+  } else {
+    failure = work(body);
+  }
+  share_parameters();
+  const auto failures = texts_of_all_ranks(failure, rank_);
+  std::vector<LostWorker> lost;
+  for (int worker = 0; worker < workers(); ++worker) {
+    if (!failures[worker].empty()) lost.push_back({worker, failures[worker]});
+  }
   if (static_cast<int>(lost.size()) == workers()) {
     throw Error("ParameterServer: every worker failed. Worker 0: " + lost[0].reason);
   }
   return lost;
 }
 
-std::vector<LostWorker> ParameterServerRank::work(const ParameterServer::Body& body) {
+std::string ParameterServerRank::work(const ParameterServer::Body& body) {
   bytes_pushed_ = 0;
   training_ = true;
-  std::optional<comm::LossTolerance> tolerance;
-  if (options_.consistency != Consistency::synchronous) tolerance.emplace(rank_);
   std::exception_ptr exception;
   try {
     Worker worker(shared_from_this());
     body(worker);
   } catch (...) {
-    if (!tolerance) throw;
+    if (options_.consistency == Consistency::synchronous) throw;
     exception = std::current_exception();
   }
   try {
-    ask(server::kDone, exception ? reason_of(exception) : "");
+    ask(server::kDone);
   } catch (...) {  // it was the run that failed, and not the body
     if (exception) std::rethrow_exception(exception);
     throw;
   }
   training_ = false;
-  receive_parameters();
-  if (tolerance) tolerance->end();
-  std::vector<at::Tensor> here{at::ones({1}, at::TensorOptions(rank_.device()).dtype(at::kByte))};
-  rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();
-  return server::receive_lost(rank_, rank_of(0));
-}
-
-void ParameterServerRank::receive_parameters() {
-  Works works;
   for (int server = 0; server < options_.servers; ++server) {
-    std::vector<at::Tensor> bytes{pulled_[server]};
-    works.push_back(rank_.backend().recv(bytes, rank_of(server), server::kEndTag));
+    std::vector<at::Tensor> nothing{at::empty({1}, pulled_[server].options())};
+    rank_.backend().recv(nothing, rank_of(server), server::kEndTag)->wait(kAsLongAsTheOthersTrain);
   }
-  for (const auto& work : works) work->wait(kAsLongAsTheOthersTrain);
-  for (int server = 0; server < options_.servers; ++server) take_parameters(server, pulled_[server]);
+  return exception ? reason_of(exception) : "";
 }
 
-// Tells the others everything in messages, because some of them may not live to get them.
-std::vector<LostWorker> ParameterServerRank::serve() {
-  const auto lost = server_->serve();
-  exchange_parameters();
-  if (rank_.index() == rank_of(0)) return settle_lost(lost);
-  for (const auto& work : server::send_lost(rank_, lost, rank_of(0))) work->wait();
-  return server::receive_lost(rank_, rank_of(0));
-}
-
-void ParameterServerRank::exchange_parameters() {
-  Works works;
-  for (int other = 0; other < rank_.world_size(); ++other) {
-    if (other == rank_.index()) continue;
-    unless_lost([&] {
-      std::vector<at::Tensor> bytes{server_->bytes()};
-      works.push_back(rank_.backend().send(bytes, other, server::kEndTag));
-    });
-  }
-  std::vector<at::Tensor> shards;
+void ParameterServerRank::share_parameters() {
   for (int server = 0; server < options_.servers; ++server) {
-    const bool is_own = rank_of(server) == rank_.index();
-    shards.push_back(is_own ? server_->bytes() : at::empty({shards_[server].bytes}, server_->bytes().options()));
-    std::vector<at::Tensor> bytes{shards.back()};
-    if (!is_own) works.push_back(rank_.backend().recv(bytes, rank_of(server), server::kEndTag));
+    at::Tensor bytes = server_ ? at::empty({shards_[server].bytes}, server_->bytes().options()) : pulled_[server];
+    if (rank_of(server) == rank_.index()) bytes = server_->bytes();
+    rank_.broadcast(bytes, rank_of(server));
+    take_parameters(server, bytes);
   }
-  for (const auto& work : works) unless_lost([&] { work->wait(); });
-  for (int server = 0; server < options_.servers; ++server) take_parameters(server, shards[server]);
-}
-
-// The first server says who was lost, once each worker is lost or can no longer be.
-std::vector<LostWorker> ParameterServerRank::settle_lost(const std::vector<LostWorker>& known) {
-  auto lost = known;
-  for (int server = 1; server < options_.servers; ++server) {
-    lost = server::merged(lost, server::receive_lost(rank_, rank_of(server)));
-  }
-  std::vector<LostWorker> gone;
-  for (int worker = 0; worker < workers(); ++worker) {
-    unless_lost([&] {
-      std::vector<at::Tensor> here{at::empty({1}, server_->bytes().options())};
-      rank_.backend().recv(here, worker, server::kHereTag)->wait();
-    });
-    if (auto reason = comm::why_lost(rank_, worker); !reason.empty()) gone.push_back({worker, std::move(reason)});
-  }
-  lost = server::as_sent(server::merged(lost, gone));
-  Works works;
-  for (int other = 0; other < rank_.world_size(); ++other) {
-    if (other == rank_.index()) continue;
-    unless_lost([&] {
-      for (auto& work : server::send_lost(rank_, lost, other)) works.push_back(std::move(work));
-    });
-  }
-  for (const auto& work : works) unless_lost([&] { work->wait(); });
-  return lost;
 }
 
 void ParameterServerRank::take_parameters(int server, const at::Tensor& bytes) {
@@ -248,7 +186,7 @@ std::vector<at::Tensor> ParameterServerRank::gradients() const {
 }
 
 // Sends the requests to all servers before it waits for the first answer, so that servers work at the same time.
-void ParameterServerRank::ask(int64_t asks, const std::string& reason) {
+void ParameterServerRank::ask(int64_t asks) {
   if (!training_) {
     throw Error(rank_.name() + ": ParameterServer: a worker's push() and pull() end with train(), whose function it " +
                 "was given to; call them there");
@@ -258,7 +196,7 @@ void ParameterServerRank::ask(int64_t asks, const std::string& reason) {
   c10d::Backend& backend = rank_.backend();
   warn_of_shared_seed(rank_);
   if (asks & server::kPush) places_.set_steps_done(places_.steps_done() + 1);
-  Works works;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
   for (int server = 0; server < options_.servers; ++server) {
     const KeyShard& shard = shards_[server];
     Request request{asks};
@@ -268,9 +206,6 @@ void ParameterServerRank::ask(int64_t asks, const std::string& reason) {
       request.rows = std::move(push.rows);
       payload[0] = push.payload;
       bytes_pushed_ += push.payload.numel();
-    } else if (!reason.empty()) {
-      payload[0] = bytes_of_text(reason).to(rank_.device());
-      request.reason_bytes = payload[0].numel();
     }
     std::vector<at::Tensor> message{request.to_tensor(shard.pieces.size()).to(rank_.device())};
     works.push_back(backend.send(message, rank_of(server), server::kRequestTag));

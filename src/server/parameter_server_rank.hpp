@@ -25,9 +25,9 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
 
   std::vector<LostWorker> train(const ParameterServer::Body& body);
 
-  // Makes a worker's request to all servers, and returns when all have answered. A push brings the gradients with it. A
-  // worker that is done may say in `reason` why it failed. Throws Error outside of train().
-  void ask(int64_t asks, const std::string& reason = "");
+  // Makes a worker's request to all servers, and returns when all have answered. A push brings the gradients with it.
+  // Throws Error outside of train().
+  void ask(int64_t asks);
   double weight_of(const Batch& batch) const;
   void check_targets(const at::Tensor& local_mean, const Batch& batch);  // see check_counted_targets()
 
@@ -39,11 +39,8 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
 
  private:
   void check_options();
-  std::vector<LostWorker> work(const ParameterServer::Body& body);
-  std::vector<LostWorker> serve();
-  void receive_parameters();   // on a worker, when all are done
-  void exchange_parameters();  // on a server
-  std::vector<LostWorker> settle_lost(const std::vector<LostWorker>& known);
+  std::string work(const ParameterServer::Body& body);  // gives why the body failed; "": it did not
+  void share_parameters();                              // the servers', at the end of a training
   std::vector<at::Tensor> gradients() const;
   void take_parameters(int server, const at::Tensor& bytes);
   int rank_of(int server) const { return workers() + server; }

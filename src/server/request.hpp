@@ -1,5 +1,5 @@
 // A worker's request to a server: one message of fixed size. The server takes it from whichever worker is first. If it
-// announces a payload, that follows from the same worker: what it pushes, or why it failed.
+// announces a push, that follows from the same worker.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,28 +16,25 @@ namespace lockstep::server {
 constexpr int kRequestTag = 0x4000;
 constexpr int kPayloadTag = 1;
 constexpr int kReplyTag = 2;  // a shard's parameters
-constexpr int kEndTag = 3;    // a shard's parameters, once all workers are done
-constexpr int kLostTag = 4;   // who was lost
-constexpr int kHereTag = 5;   // a worker has all parameters, and cannot be lost any more
+constexpr int kEndTag = 3;    // all workers are done
 
 enum Asks : int64_t { kPush = 1, kPull = 2, kDone = 4 };  // may be combined
 
 struct Request {
   int64_t asks = 0;
   std::vector<int64_t> rows = {};  // of a push, by piece: see Push
-  int64_t reason_bytes = 0;        // of a worker that is done because it failed
 
-  // int64 [2 + pieces]
-  static at::Tensor empty(size_t pieces) { return at::empty({static_cast<int64_t>(pieces) + 2}, at::kLong); }
+  // int64 [1 + pieces]
+  static at::Tensor empty(size_t pieces) { return at::empty({static_cast<int64_t>(pieces) + 1}, at::kLong); }
   at::Tensor to_tensor(size_t pieces) const {
-    std::vector<int64_t> numbers{asks, reason_bytes};
+    std::vector<int64_t> numbers{asks};
     numbers.insert(numbers.end(), rows.begin(), rows.end());
-    numbers.resize(pieces + 2);
+    numbers.resize(pieces + 1);
     return at::tensor(numbers, at::kLong);
   }
   static Request from_tensor(const at::Tensor& tensor) {
     const auto* const numbers = tensor.const_data_ptr<int64_t>();
-    return {numbers[0], {numbers + 2, numbers + tensor.numel()}, numbers[1]};
+    return {numbers[0], {numbers + 1, numbers + tensor.numel()}};
   }
 };
 

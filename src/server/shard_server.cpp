@@ -4,10 +4,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 
-#include "comm/peer_lost.hpp"
 #include "comm/reduction.hpp"
-#include "ranks/gather.hpp"
-#include "ranks/loss_tolerance.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -29,38 +26,23 @@ ShardServer::ShardServer(Rank& rank, int workers, KeyShard shard, const std::vec
   if (!optimizer_) throw Error(rank_.name() + ": ParameterServer: make_optimizer gave no optimizer");
 }
 
-std::vector<LostWorker> ShardServer::serve() {
+void ShardServer::serve() {
   const c10::NoGradGuard no_grad;
   rounds_ = 0;
   std::fill(workers_.begin(), workers_.end(), Of());
-  note_losses();  // of an earlier training
   while (std::any_of(workers_.begin(), workers_.end(), [](auto& worker) { return !worker.done; })) {
-    try {
-      Request request;
-      const int number = receive(request);
-      if (!workers_[number].done) take(number, request);  // a lost one that stood still may not know it yet
-    } catch (const comm::PeerLost&) {
-      note_losses();
-    }
+    Request request;
+    const int number = receive(request);
+    Of& worker = workers_[number];
+    if (request.asks & kPush) take_push(number, request.rows);
+    if (request.asks & kPull) worker.wants = true;
+    if (request.asks & kDone) worker.done = true;
     if (options_.consistency == Consistency::synchronous) update_in_rounds();
     answer();
   }
-  note_losses();  // of workers that were done before
-  std::vector<LostWorker> lost;
-  for (size_t number = 0; number < workers_.size(); ++number) {
-    const std::string& failure = workers_[number].failure;
-    if (!failure.empty()) lost.push_back({static_cast<int>(number), failure});
-  }
-  return lost;
-}
-
-void ShardServer::note_losses() {
-  for (size_t number = 0; number < workers_.size(); ++number) {
-    Of& worker = workers_[number];
-    if (worker.failure.empty()) worker.failure = comm::why_lost(rank_, static_cast<int>(number));
-    if (worker.failure.empty()) continue;
-    worker.done = true;
-    worker.wants = false;
+  std::vector<at::Tensor> nothing{at::zeros({1}, bytes_.options())};
+  for (size_t worker = 0; worker < workers_.size(); ++worker) {
+    rank_.backend().send(nothing, static_cast<int>(worker), kEndTag)->wait();
   }
 }
 
@@ -72,24 +54,11 @@ int ShardServer::receive(Request& request) {
   return work->sourceRank();
 }
 
-at::Tensor ShardServer::receive_payload(int number, int64_t bytes) {
-  std::vector<at::Tensor> payload{at::empty({bytes}, bytes_.options())};
-  if (bytes > 0) rank_.backend().recv(payload, number, kPayloadTag)->wait();
-  return payload[0];
-}
-
-void ShardServer::take(int number, const Request& request) {
-  Of& worker = workers_[number];
-  if (request.asks & kPush) take_push(number, request.rows);
-  if (request.asks & kPull) worker.wants = true;
-  if (!(request.asks & kDone)) return;
-  worker.failure = text_of_bytes(receive_payload(number, request.reason_bytes));
-  worker.done = true;
-}
-
 void ShardServer::take_push(int number, const std::vector<int64_t>& rows) {
   Of& worker = workers_[number];
-  Push push{rows, receive_payload(number, payload_bytes(shard_, rows))};
+  std::vector<at::Tensor> payload{at::empty({payload_bytes(shard_, rows)}, bytes_.options())};
+  if (payload[0].numel() > 0) rank_.backend().recv(payload, number, kPayloadTag)->wait();
+  Push push{rows, payload[0]};
   ++worker.pushes;
   if (options_.consistency != Consistency::synchronous) return update(unpack(shard_, push));
   worker.waiting.push_back(std::move(push));
@@ -162,11 +131,7 @@ void ShardServer::answer() {
     if (!worker.wants || !may_have(worker)) continue;
     std::vector<at::Tensor> reply{bytes_};
     worker.wants = false;
-    try {
-      rank_.backend().send(reply, static_cast<int>(number), kReplyTag)->wait();
-    } catch (const comm::PeerLost&) {
-      note_losses();
-    }
+    rank_.backend().send(reply, static_cast<int>(number), kReplyTag)->wait();
   }
 }
 

@@ -1,5 +1,5 @@
 // ShardServer: the server's side of a ParameterServer. It runs on the rank's own thread, and takes one request after
-// the other, in the order in which they come. A worker that is lost counts as done.
+// the other, in the order in which they come.
 #pragma once
 
 #include <lockstep/server/parameter_server.hpp>
@@ -11,7 +11,6 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace lockstep::server {
@@ -22,9 +21,8 @@ class ShardServer {
   ShardServer(Rank& rank, int workers, KeyShard shard, const std::vector<at::Tensor>& parameters,
               const ParameterServer::MakeOptimizer& make_optimizer, const ParameterServerOptions& options);
 
-  // Serves until all workers are done. Returns the lost ones, as far as this server knows. Throws Error as
-  // ParameterServer::train does.
-  std::vector<LostWorker> serve();
+  // Serves until all workers are done, and tells them so. Throws Error as ParameterServer::train does.
+  void serve();
 
   const at::Tensor& bytes() const { return bytes_; }  // the shard's parameters
   torch::optim::Optimizer& optimizer() { return *optimizer_; }
@@ -34,15 +32,11 @@ class ShardServer {
     int64_t pushes = 0;
     bool wants = false;  // it waits for the parameters
     bool done = false;
-    std::string failure = {};       // why it was lost
     std::deque<Push> waiting = {};  // pushes that wait for those of other workers
   };
 
   int receive(Request& request);  // gives the worker
-  at::Tensor receive_payload(int worker, int64_t bytes);
-  void take(int worker, const Request& request);
   void take_push(int worker, const std::vector<int64_t>& rows);
-  void note_losses();                                     // of lost processes
   void update_in_rounds();                                // synchronous: as often as all workers have pushed
   void update(const std::vector<at::Tensor>& gradients);  // one step of the optimizer; gradients by piece
   at::Tensor average(const std::vector<at::Tensor>& gradients, const Piece& piece) const;  // one per worker

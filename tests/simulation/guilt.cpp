@@ -1,7 +1,6 @@
 #include "guilt.hpp"
 
 #include <algorithm>
-#include <set>
 
 namespace lockstep::simulation {
 namespace {
@@ -35,26 +34,6 @@ Texts names_of_writers(const Course& course) {
       names.push_back(name(process) + " of the job is gone: it ended with exit code 1");
   }
   return names;
-}
-
-// A worker that fails while all train is lost, and the others go on. Before, and after, it is needed.
-bool is_loss(const Strike& strike, const Course& course) {
-  const bool ends = strike.fault == Fault::kill || strike.fault == Fault::stop;
-  if (course.plan.is_elastic()) return ends;
-  if (!course.plan.is_server() || (strike.victim == 0 && !course.plan.launcher)) return false;
-  if (strike.fault == Fault::throws) return true;
-  // Whoever has thrown lacks steps for good. So nobody can tell whether it was killed before the others had finished.
-  const Strikes strikes = happened(course);
-  const bool threw = std::any_of(strikes.begin(), strikes.end(), [&](const Strike& other) {
-    return other.fault == Fault::throws && other.victim == strike.victim;
-  });
-  if (threw) return false;
-  const auto steps_of = [&](int process) { return course.outcomes[process].ranks[0].samples.size(); };
-  const int workers = course.plan.processes - course.plan.servers;
-  for (int worker = 0; worker < workers; ++worker) {
-    if (steps_of(worker) == 0) return false;  // it may wait for what the lost one said before
-  }
-  return ends && strike.victim < workers && steps_of(strike.victim) < kSteps;
 }
 
 bool any_says(const Course& course, const std::string& words) {
@@ -150,7 +129,7 @@ Texts names_of_the_guilty(const Strike& strike, const Course& course) {
     case Fault::throws:  // as another rank, in a later generation
       if (course.plan.is_elastic())
         return {"thrown by the test", name(strike.victim) + " of the job is gone: it ended"};
-      return {rank + ": thrown by the test", "every worker failed"};
+      return {rank + ": thrown by the test"};
     case Fault::full_disk:
       return names_of_writers(course);
     case Fault::differs:
@@ -205,13 +184,10 @@ bool lacks_machines(const Course& course) {
 bool must_end_well(const Course& course) {
   if (lost_all(course) || is_nobody_left(course) || lacks_machines(course)) return false;
   const Strikes strikes = happened(course);
-  std::set<int> lost;
-  for (const auto& strike : strikes) {
-    if (strike.is_harmless() || strike.is_of_node()) continue;
-    if (!is_loss(strike, course)) return false;
-    lost.insert(strike.victim);
-  }
-  return !course.plan.is_server() || static_cast<int>(lost.size()) < course.plan.processes - course.plan.servers;
+  return std::all_of(strikes.begin(), strikes.end(), [&](const Strike& strike) {
+    const bool is_loss = course.plan.is_elastic() && (strike.fault == Fault::kill || strike.fault == Fault::stop);
+    return strike.is_harmless() || strike.is_of_node() || is_loss;
+  });
 }
 
 }  // namespace lockstep::simulation

@@ -98,10 +98,9 @@ void check_errors(const Course& course, Texts& wrongs) {
   }
   if (course.plan.is_elastic() || harmless) return;
   // Who hears that all are done, and whom the store's end keeps from hearing it, nobody can agree on.
-  const bool all_done = course.plan.is_server() || std::all_of(course.outcomes.begin(), course.outcomes.end(), is_done);
+  const bool all_done = std::all_of(course.outcomes.begin(), course.outcomes.end(), is_done);
   if (first != nullptr && any_well && !(all_done && store_is_gone(course)))
     wrongs.push_back("some processes ended well, others did not: " + *first);
-  if (course.plan.is_server()) return;  // which goes on without workers
   for (const auto& strike : strikes) {
     if (strike.is_by_rank() && any_well) wrongs.push_back("a process ended well in spite of the fault");
     const bool lacks_one = strike.fault == Fault::kill && !is_done(course.outcomes[strike.victim]);
@@ -232,50 +231,6 @@ void check_agents(const Course& course, Texts& wrongs) {
   }
 }
 
-// Each sample counts once; those of a lost worker may count, and are not counted twice.
-void check_servers(const Course& course, Texts& wrongs) {
-  if (!course.plan.is_server()) return;
-  const int workers = course.plan.processes - course.plan.servers;
-  const Steps* first = nullptr;
-  for (int process = 0; process < course.plan.processes; ++process) {
-    const Outcome& outcome = course.outcomes[process];
-    const Steps& steps = outcome.ranks[0];
-    if (!outcome.over || !outcome.text.empty()) continue;
-    if (first != nullptr && (steps.counts != first->counts || steps.lost != first->lost))
-      wrongs.push_back(name(process) + " has other counts, or knows of others that were lost");
-    first = &steps;
-    const bool is_lost = std::find(steps.lost.begin(), steps.lost.end(), process) != steps.lost.end();
-    if (process < workers && !is_lost && steps.samples.size() != kSteps)
-      wrongs.push_back(name(process) + " ended well after " + std::to_string(steps.samples.size()) + " steps");
-  }
-  if (first == nullptr) return;
-  for (int worker = 0; worker < workers; ++worker) {
-    const bool returned = !course.outcomes[worker].ranks[0].counts.empty();
-    if (!returned && std::find(first->lost.begin(), first->lost.end(), worker) == first->lost.end())
-      wrongs.push_back(name(worker) + " did not come back from train(), and nobody says that it was lost");
-  }
-  std::vector<int> known(first->counts.size());  // by those who got an answer
-  for (const auto& outcome : course.outcomes) {
-    for (const auto& samples : outcome.ranks[0].samples) {
-      for (const int64_t sample : samples) ++known[sample];
-    }
-  }
-  for (size_t sample = 0; sample < known.size(); ++sample) {
-    const int count = first->counts[sample];
-    if (count >= known[sample] && count <= 1 && (count == known[sample] || !first->lost.empty())) continue;
-    wrongs.push_back("sample " + std::to_string(sample) + " counts " + std::to_string(count) +
-                     " times, and was pushed " + std::to_string(known[sample]) + " times");
-    return;
-  }
-  for (const int worker : first->lost) {
-    const Strikes strikes = happened(course);
-    const bool struck = std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) {
-      return strike.victim == worker || strike.fault == Fault::cut;
-    });
-    if (!struck) wrongs.push_back("worker " + std::to_string(worker) + " was lost without a fault");
-  }
-}
-
 // A rank completes a step only once rank 0 has kept the steps before it, so none of these may lack a checkpoint.
 void check_was_kept(const Course& course, int process, Texts& wrongs) {
   const Outcome& outcome = course.outcomes[process];
@@ -356,9 +311,8 @@ Time longest_end(const Course& course) {
 std::vector<std::string> wrongs_of(const Course& course, const Reference* reference) {
   Texts wrongs;
   if (!course.left.empty()) wrongs.push_back("these could not go on, or not in time: " + course.left);
-  if (!course.plan.is_server()) check_results(course, reference, wrongs);
+  check_results(course, reference, wrongs);
   if (course.plan.program == Program::data_parallel) check_samples(course, wrongs);
-  check_servers(course, wrongs);
   check_errors(course, wrongs);
   check_elastic(course, wrongs);
   check_keys(course, wrongs);

@@ -192,7 +192,7 @@ Plan plan_of(uint64_t seed) {
   Plan plan;
   plan.seed = seed;
   const uint64_t program = draws.below(8);
-  plan.program = program < 2 ? Program::elastic : program == 2 ? Program::server : Program::data_parallel;
+  plan.program = program < 2 ? Program::elastic : Program::data_parallel;
   std::tie(plan.processes, plan.ranks_per_process) = kWorlds[draws.below(std::size(kWorlds))];
   plan.launcher = draws.below(2) == 0;
   plan.checkpoints = draws.below(2) == 0;
@@ -204,15 +204,10 @@ Plan plan_of(uint64_t seed) {
     Draws of_machines(seed, 4);
     return plan_of_machines(of_machines, plan);
   }
-  if (plan.is_server()) {
-    std::tie(plan.processes, plan.ranks_per_process) = std::pair(draws.between(3, 4), 1);
-    plan.servers = plan.processes == 4 ? draws.between(1, 2) : 1;
-  }
   const uint64_t count = draws.below(12);
   const int strikes = count == 0 ? 0 : count < (plan.is_elastic() ? 7 : 9) ? 1 : 2;
   for (int i = 0; i < strikes; ++i) plan.strikes.push_back(strike_of(draws, plan));
   plan.checkpoints |= plan.has_disk_fault();
-  if (plan.is_server()) plan.checkpoints = false;
   return plan;
 }
 
@@ -225,9 +220,6 @@ std::vector<Plan> undisturbed() {
     plans.push_back({.program = Program::elastic, .processes = processes, .checkpoints = true});
   for (const auto& [nodes, places] : kMachines)
     plans.push_back({.program = Program::elastic, .processes = nodes * places, .nodes = nodes, .checkpoints = true});
-  for (const auto& [processes, servers] : {std::pair{3, 1}, {4, 1}, {4, 2}}) {
-    plans.push_back({.program = Program::server, .processes = processes, .servers = servers});
-  }
   return plans;
 }
 
@@ -276,7 +268,6 @@ bool Plan::is_of(const std::string& kind) const {
   if (kind == "machines") return has_agents();
   if (kind == "machines, stop and throw") return has_agents() && has(Fault::stop) && has(Fault::throws);
   if (kind == "machines, the keeper stops") return has_agents() && has(Fault::stop_node) && has(Fault::kill);
-  if (kind == "servers") return is_server();
   if (kind == "lost fsync") return has(Fault::lost_fsync);
   if (kind == "two faults") return strikes.size() > 1;
   throw std::invalid_argument("no run is of the kind " + kind);
@@ -288,7 +279,6 @@ std::string Plan::text() const {
   if (is_elastic()) text += "elastic, ";
   if (has_agents()) text += "on " + std::to_string(nodes) + " machines, ";
   if (grows > 0) text += "one more comes after " + std::to_string(static_cast<int>(grows * 100)) + " % of the time, ";
-  if (is_server()) text += std::to_string(servers) + (servers == 1 ? " of them a server, " : " of them servers, ");
   text += launcher ? "a launcher keeps the store" : "process 0 keeps the store";
   if (strikes.empty()) text += "; no fault";
   for (const auto& strike : strikes) text += "; " + text_of(strike);

@@ -13,7 +13,6 @@ namespace lockstep::simulation {
 enum class Program {
   data_parallel,
   elastic,  // the same in grains, in a job that goes on without killed processes, and which successors join
-  server,   // workers of an asynchronous parameter server, which goes on without killed ones
 };
 
 enum class Fault {
@@ -66,7 +65,6 @@ struct Plan {
   int processes = 2;
   int ranks_per_process = 1;
   bool launcher = true;  // keeps the store, and sees who ends; otherwise process 0 keeps it
-  int servers = 0;       // the last ranks
   int nodes = 1;         // machines of an elastic job, with as many processes each
   double grows = 0;      // above 0: one more comes after this part of the job's time
   bool checkpoints = false;
@@ -75,7 +73,6 @@ struct Plan {
 
   int ranks() const { return processes * ranks_per_process; }
   bool is_elastic() const { return program == Program::elastic; }
-  bool is_server() const { return program == Program::server; }
   bool has_agents() const { return nodes > 1; }
   int most_nodes() const { return nodes + (grows > 0 ? 1 : 0); }
   int places() const { return processes / nodes; }  // on each machine
@@ -87,7 +84,7 @@ struct Plan {
 
 constexpr int kSteps = 20;
 constexpr int kBetweenCheckpoints = 5;  // steps
-constexpr const char* kKinds = "plain, elastic, machines, servers, \"lost fsync\" or \"two faults\"";
+constexpr const char* kKinds = "plain, elastic, machines, \"lost fsync\" or \"two faults\"";
 constexpr Time kAgentSilence = kSecond;  // after which another machine counts as gone. The real one is 1 to 3 s
 
 Plan plan_of(uint64_t seed);

@@ -32,10 +32,7 @@ function(plant_also file text put)
 endfunction()
 
 plant("a failure does not interrupt the waits" comm/processes/waits.cpp
-  [[failed_ = true;
-    interrupt_all();]]
-  [[failed_ = true;
-    if (!BUG) interrupt_all();]])
+  [[      if (open.interrupt) open.interrupt();]] [[      if (!BUG && open.interrupt) open.interrupt();]])
 plant("a connected group wakes nobody" comm/meeting/attempt.hpp
   [[      exception_ = std::move(exception);
     }
@@ -70,7 +67,7 @@ plant("the last failure counts, not the first" comm/processes/board.cpp
   [[if (BUG) store_->set("failure", to_stored(failure));
     return failure_in(first_of("failure", to_stored(failure)));]])
 plant("a run is over when all processes but one are done" comm/processes/board.cpp
-  [[lost_.count() >= roster_.processes()]] [[lost_.count() + (BUG ? 1 : 0) >= roster_.processes()]])
+  [[stored_count(*store_, place) >=]] [[stored_count(*store_, place) + (BUG ? 1 : 0) >=]])
 plant("where a survivor was is not agreed on" comm/processes/board.cpp
   [[return first_of("where", text);]] [[return BUG ? text : first_of("where", text);]])
 plant("a process beats once only" comm/processes/watchdog.cpp
@@ -85,7 +82,7 @@ plant("failures of other processes are not looked for" comm/processes/watchdog.c
 plant("what a rank waits in is not told" comm/processes/watchdog.cpp
   [[    board_.put_state(rank, text);]] [[    if (!BUG) board_.put_state(rank, text);]])
 plant("a closed connection is blamed on nobody" comm/processes/monitor.cpp
-  [[+ kSearch; !settled()]] [[+ kSearch; !BUG && !settled()]])
+  [[+ kSearch; failure().empty()]] [[+ kSearch; !BUG && failure().empty()]])
 plant("calls that nobody answered are not looked for" comm/processes/monitor.cpp
   [[if (failure().empty()) check_calls();]] [[if (!BUG && failure().empty()) check_calls();]])
 plant("a process does not wait until all are done" comm/processes/monitor.cpp
@@ -103,7 +100,7 @@ plant("the keeper of the store does not wait for farewells" comm/meeting/meeting
 plant("who ended before the meeting is not announced" comm/meeting/meeting.cpp
   [[  call_off(*store_of_run(store, launch, run + 1),]] [[  if (!BUG) call_off(*store_of_run(store, launch, run + 1),]])
 plant("who was killed in the run is not announced" comm/meeting/meeting.cpp
-  [[if (process.failed && !end.is_loss)]] [[if (!BUG && process.failed && !end.is_loss)]])
+  [[if (run > 0 && process.failed)]] [[if (!BUG && run > 0 && process.failed)]])
 
 plant("a sum is not made an average" comm/processes/gloo_reduction.cpp
   [[if (op == ReduceOp::AVG) buffer]] [[if (!BUG && op == ReduceOp::AVG) buffer]])
@@ -179,24 +176,6 @@ plant("the first launcher does not wait for the others" comm/meeting/first_launc
   return !elastic_.agents_are_gone();]]
   [[  if (!elastic_.some_run()) end_agents(ending);
   return !BUG && !elastic_.agents_are_gone();]] "machines")
-plant("a lost worker is waited for" server/shard_server.cpp
-  [[    worker.done = true;
-    worker.wants = false;]]
-  [[    if (!BUG) worker.done = true;
-    worker.wants = false;]] "servers")
-plant("who was lost is not looked for" comm/processes/watchdog.cpp
-  [[if (board_.lost().refresh()) {]] [[if (!BUG && board_.lost().refresh()) {]] "servers")
-plant("a worker that was killed ends the run" comm/meeting/meeting.cpp
-  [[      end.is_loss = declare_lost(*last, launch.rank, failure.text);]]
-  [[      end.is_loss = !BUG && declare_lost(*last, launch.rank, failure.text);]] "servers")
-
-plant("the list of lost workers does not wait for who may still be lost" server/parameter_server_rank.cpp
-  [[      rank_.backend().recv(here, worker, server::kHereTag)->wait();]]
-  [[      if (!BUG) rank_.backend().recv(here, worker, server::kHereTag)->wait();]] "servers")
-plant_also(server/parameter_server_rank.cpp
-  [[  rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();]]
-  [[  if (!BUG) rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();]])
-
 plant("who takes over a run does not wait for its folder's lock" trainer/take_over.cpp
   [[if (has_run && is_known) wait_for_lock(run, how);]] [[if (!BUG && has_run && is_known) wait_for_lock(run, how);]]
   "machines, the keeper stops")

@@ -44,8 +44,7 @@ SimulatedJob::SimulatedJob(const Plan& plan, const Reference* reference, const s
       run_dir_(plan.is_elastic() ? folder / "run" : folder),
       scheduler_(plan.seed, with_log, kLimit),
       network_(scheduler_),
-      disk_(scheduler_.draw(2) == 0),
-      consistency_(scheduler_.draw(2) == 0 ? Consistency::asynchronous : Consistency::bounded) {
+      disk_(scheduler_.draw(2) == 0) {
   course_.plan = plan;
   course_.times.resize(plan.strikes.size(), kNever);
   course_.host = plan.launcher ? "the launcher"
@@ -85,7 +84,6 @@ std::map<std::string, std::string> SimulatedJob::environment_of(int process, int
                                          {"MASTER_ADDR", "127.0.0.1"},
                                          {"MASTER_PORT", std::to_string(kPort)},
                                          {"TORCHELASTIC_USE_AGENT_STORE", plan_.launcher ? "True" : "False"}};
-  if (plan_.is_server()) all["LOCKSTEP_KEEP_GOING"] = "1";
   if (!plan_.is_elastic()) return all;
   all["LOCKSTEP_ELASTIC_MEMBER"] = std::to_string(process);
   all["LOCKSTEP_ELASTIC_MIN"] = "1";
@@ -207,7 +205,6 @@ void SimulatedJob::run_ranks(int process, const RunOptions& options) {
     const Listener listener{[&](int step) { return goes_on(process, rank, step); },
                             plan_.checkpoints ? write : std::function<void(const RunState&)>()};
     Steps& steps = course_.outcomes[process].ranks[rank.index_in_process()];
-    if (plan_.is_server()) return train_at_servers(rank, data_, plan_.servers, consistency_, steps, listener);
     train(rank, data_, steps, listener);
     for (size_t i = 0; i < plan_.strikes.size(); ++i) {
       if (plan_.strikes[i].fault != Fault::unanswered || !is_victim(plan_.strikes[i], process, rank)) continue;

@@ -72,7 +72,6 @@ class SimulatedJob {
   Process& start(const Launched& launched, int member, int place);
   void say(Launched& launched, const std::string& text);
   void note_failure();
-  bool only_lost_run(const comm::StorePtr& store) const;
   void kill_the_rest();
   void kill(int process);
   void hear_of_end(Process& process);
@@ -91,7 +90,6 @@ class SimulatedJob {
   Scheduler scheduler_;
   Network network_;
   Disk disk_;
-  const Consistency consistency_;              // of a job with servers
   std::set<int> writing_ = {};                 // processes, a checkpoint
   std::array<uint64_t, kSteps> optimizers_{};  // see Reference
   Process* launcher_ = nullptr;

@@ -36,9 +36,8 @@ void SimulatedJob::launch() {
     ends_.pop_front();
     --left;
     const bool failed = !how.empty();
-    const auto end = comm::announce_end(kept.store, launch_of(process), {failed, false, failed ? how : "it ended"});
-    if (failed && !end.is_loss) note_failure();
-    if (plan_.is_server() && only_lost_run(kept.store)) note_failure();
+    comm::announce_end(kept.store, launch_of(process), {failed, false, failed ? how : "it ended"});
+    if (failed) note_failure();
   }
 }
 
@@ -71,7 +70,7 @@ void SimulatedJob::be_first(Launched& launched) {
                                 .machines = {plan_.nodes, plan_.most_nodes()},
                                 .limits = {kUntilFirstBeat, plan_.seed % 4 == 0 ? 1s : 0s, {silence, silence}}},
                                machine, [&](int member, int place, const comm::ProcessEnd& end) {
-                                 return comm::announce_end(store, launch_of(member, place), end).is_loss;
+                                 comm::announce_end(store, launch_of(member, place), end);
                                });
   launcher.begin();
   launched.code = machine.wait({[&](int member, const comm::ProcessEnd& end, bool killed, int) {
@@ -250,18 +249,11 @@ void SimulatedJob::note_failure() {
   if (to_kill_ == kNever) to_kill_ = scheduler_.now() + kUntilKilled;
 }
 
-bool SimulatedJob::only_lost_run(const comm::StorePtr& store) const {
-  for (int process = 0; process < count(); ++process) {
-    if (processes_[process]->lives() && !comm::was_lost(store, launch_of(process))) return false;
-  }
-  return true;
-}
-
 void SimulatedJob::kill_the_rest() {
   for (int process = 0; process < count(); ++process) kill(process);
 }
 
-// One that stood still, or that the others have gone on without, need not end by itself.
+// One that stood still need not end by itself.
 void SimulatedJob::kill(int process) {
   Process& one = *processes_[process];
   if (!one.lives()) return;

@@ -171,40 +171,4 @@ void train_elastic(Rank& rank, const Dataset& data, ElasticJob& job, Progress& p
   progress.is_last = training.done() == kSteps;
 }
 
-// The loss is linear in a parameter per sample, whose end value thus tells how often it was counted.
-void train_at_servers(Rank& rank, const Dataset& data, int servers, Consistency consistency, Steps& steps,
-                      const Listener& listener) {
-  struct Counts : torch::nn::Module {
-    torch::Tensor one = register_parameter("one", torch::zeros({kSteps * kBatch}));
-    torch::Tensor more = register_parameter("more", torch::zeros({kSteps * kBatch}));
-  };
-  const auto module = std::make_shared<Counts>();
-  const auto optimizer = [](std::vector<torch::Tensor> pieces) {
-    return std::make_unique<torch::optim::SGD>(std::move(pieces), /*lr=*/1.0);
-  };
-  ParameterServer server(module, rank, optimizer, {.servers = servers, .consistency = consistency, .staleness = 2});
-  const auto lost = server.train([&](Worker& worker) {
-    int step = 0;
-    for (auto& batch : batches(data, {.size = kBatch, .seed = 5, .epoch = 1}, worker)) {
-      if (!listener.before(step)) return;
-      const auto numbers = batch.x.select(1, 0).to(torch::kLong).contiguous();
-      module->zero_grad();
-      worker.backward((module->one + module->more).index_select(0, numbers).mean(), batch);
-      worker.step();
-      const auto* const first = numbers.const_data_ptr<int64_t>();
-      steps.samples.emplace_back(first, first + numbers.numel());
-      ++step;
-    }
-  });
-  for (const auto& worker : lost) steps.lost.push_back(worker.worker);
-  const auto times = [&](const torch::Tensor& counts) {  // a worker's mean is of its part, and counts as much as that
-    return counts.detach().mul(-static_cast<double>(kBatch) / server.workers()).round().to(torch::kInt).contiguous();
-  };
-  const auto one = times(module->one), more = times(module->more);
-  // Of a lost worker's last push, one server may have its piece, and another one may not.
-  for (int64_t sample = 0; sample < one.numel(); ++sample) {
-    steps.counts.push_back(std::max(one.const_data_ptr<int>()[sample], more.const_data_ptr<int>()[sample]));
-  }
-}
-
 }  // namespace lockstep::simulation

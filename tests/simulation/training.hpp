@@ -3,7 +3,6 @@
 
 #include <lockstep/data/data.hpp>
 #include <lockstep/ranks/rank.hpp>
-#include <lockstep/server/parameter_server.hpp>
 
 #include "ranks/elastic_job.hpp"
 #include "trainer/run_state.hpp"
@@ -20,8 +19,6 @@ namespace lockstep::simulation {
 struct Steps {
   std::vector<uint64_t> weights;              // after each step, a digest; 0: this rank had no part in it
   std::vector<std::vector<int64_t>> samples;  // of each complete step
-  std::vector<int> counts;                    // of a job with servers, at its end: how often each sample was counted
-  std::vector<int> lost;                      // and the workers that were lost
 };
 
 constexpr int64_t kBatch = 8;
@@ -51,9 +48,5 @@ struct StateDigest {
   uint64_t weights = 0, optimizer = 0;
 };
 StateDigest digest_of(const RunState& state);
-
-// Workers count the samples at the servers.
-void train_at_servers(Rank& rank, const Dataset& data, int servers, Consistency consistency, Steps& steps,
-                      const Listener& listener);
 
 }  // namespace lockstep::simulation

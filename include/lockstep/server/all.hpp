@@ -3,8 +3,7 @@
 //
 // How it works. Some ranks keep the parameters and update them. The others push gradients and pull parameters; they
 // wait for each other at every step, never, or when one is too far ahead. src/server/shard_server.cpp is the server's
-// loop, parameter_server_rank.cpp the worker's side (docs/decisions/0012). When a worker's process is killed, the
-// others go on without it: lost_workers.hpp (0017).
+// loop, parameter_server_rank.cpp the worker's side (docs/decisions/0012).
 #pragma once
 
 #include <lockstep/server/parameter_server.hpp>

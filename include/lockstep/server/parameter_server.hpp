@@ -43,7 +43,7 @@ struct ParameterServerOptions {
   int64_t piece_bytes = 1 << 20;  // a larger parameter is cut, between two of its rows
 };
 
-// A worker whose function failed, or whose process is gone, while the others went on.
+// A worker whose function failed, while the others went on.
 struct LostWorker {
   int worker = 0;
   std::string reason;
@@ -116,14 +116,9 @@ class ParameterServer {
   // again, for example once per epoch; the optimizers go on.
   //
   // If a body throws, in synchronous mode the run ends as always. In the other modes the other workers go on, and the
-  // lost ones are returned, the same on every rank. Throws Error: if every worker was lost; in synchronous mode if the
-  // workers' numbers of pushes differ; whatever a server's optimizer throws; as Rank::allreduce does.
-  //
-  // Under `lockstep launch --keep-going` (LOCKSTEP_KEEP_GOING=1 in the environment of all processes) a worker's process
-  // can be lost too, unless in synchronous mode. The others go on if it is killed or stands still while train() runs,
-  // and all of its ranks are workers. Its last push may count on some servers and not on others. Afterwards train() can
-  // be called again, without that worker. Every other call of all ranks is an Error that says why. A process that comes
-  // back gets this Error too. Anything else that ends a process ends the run.
+  // lost ones are returned, the same on every rank. A process that dies ends the run. Throws Error: if every worker was
+  // lost; in synchronous mode if the workers' numbers of pushes differ; whatever a server's optimizer throws; as
+  // Rank::allreduce does.
   std::vector<LostWorker> train(const Body& body);
 
   bool is_server() const;

@@ -41,7 +41,8 @@ std::string FirstLauncher::process_is_gone(int member) const {
 bool FirstLauncher::note_end(int member, const ProcessEnd& end, bool killed) {
   const bool go_on = elastic_.note_end(member, end, killed);
   if (!go_on && end.failed && why_.empty()) why_ = process_is_gone(member) + end.how;
-  return go_on || elastic_.takes_part() ? go_on : announce_(member, elastic_.place_of(member), end);
+  if (!go_on && !elastic_.takes_part()) announce_(member, elastic_.place_of(member), end);
+  return go_on;
 }
 
 bool FirstLauncher::look(int ending) {

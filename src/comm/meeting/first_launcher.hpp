@@ -23,9 +23,8 @@ class FirstLauncher {
     // What the user calls the number of restarts, and how he starts a machine's launcher.
     std::string restarts_name = {}, how_to_start_one = {};
   };
-  // For a program that takes no part in elastic jobs: tells those who wait for it that a process has ended. Gives
-  // whether the others go on.
-  using Announce = std::function<bool(int member, int place, const ProcessEnd& end)>;
+  // For a program that takes no part in elastic jobs: tells those who wait for it that a process has ended.
+  using Announce = std::function<void(int member, int place, const ProcessEnd& end)>;
 
   FirstLauncher(const StorePtr& store, Job job, LaunchedMachine& machine, Announce announce);
 

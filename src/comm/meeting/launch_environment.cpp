@@ -211,7 +211,6 @@ std::optional<LaunchEnvironment> by_launcher(const Environment& environment) {
 std::optional<LaunchEnvironment> read_launch_environment(const Environment& environment) {
   auto launch = by_launcher(environment);
   if (launch) {
-    launch->keep_going = is_switched_on(environment, "LOCKSTEP_KEEP_GOING");
     launch->mixed_builds = is_switched_on(environment, "LOCKSTEP_MIXED_BUILDS");
     launch->key_file = Reader(environment, launch->launcher).text("LOCKSTEP_JOB_KEY_FILE");
     add_elastic(environment, *launch);

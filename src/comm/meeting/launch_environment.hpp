@@ -34,7 +34,6 @@ struct LaunchEnvironment {
   // Nothing: a file of the temporary folder holds it, for processes of one machine.
   std::optional<StorePlace> port_told_in = {};
   std::string job = {};       // no other job that runs on this machine has the same
-  bool keep_going = false;    // true: the others go on without lost workers (LOCKSTEP_KEEP_GOING=1, with any launcher)
   bool mixed_builds = false;  // true: the processes may be of several builds (LOCKSTEP_MIXED_BUILDS=1, set for all)
   std::string key_file = {};  // of the job's key (LOCKSTEP_JOB_KEY_FILE); empty: it has none
   // What the user of a machine's launcher in an elastic job on several calls the address and the port. That launcher is

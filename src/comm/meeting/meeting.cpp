@@ -7,7 +7,6 @@
 
 #include "base/seconds.hpp"
 #include "devices/cuda_info.hpp"
-#include "process_status.hpp"
 #include "stored.hpp"
 
 #include <algorithm>
@@ -267,32 +266,22 @@ Failure end_in(c10d::Store& run, const LaunchEnvironment& launch, const ProcessE
 
 }  // namespace
 
-AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process) {
+std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process) {
   const int run = last_run_of(store, launch);
-  AnnouncedEnd end{process_name(launch.rank, launch) + " did not come to run(): " + process.how};
-  if (run > 0) {
+  if (run > 0 && process.failed) {
     const auto last = store_of_run(store, launch, run);
-    const Failure failure = end_in(*last, launch, process);
-    try {
-      end.is_loss = declare_lost(*last, launch.rank, failure.text);
-    } catch (const ForeignValue&) {  // the processes say so
-    }
-    if (process.failed && !end.is_loss) call_off(*last, failure);
+    call_off(*last, end_in(*last, launch, process));
   }
-  call_off(*store_of_run(store, launch, run + 1), {end.absence, kind_of(process)});
-  return end;
+  const std::string absence = process_name(launch.rank, launch) + " did not come to run(): " + process.how;
+  call_off(*store_of_run(store, launch, run + 1), {absence, kind_of(process)});
+  return absence;
 }
 
-bool was_lost(const StorePtr& store, const LaunchEnvironment& launch) {
-  const int run = last_run_of(store, launch);
-  return run > 0 && is_lost(*store_of_run(store, launch, run), launch.rank);
-}
-
-std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int lost) {
+std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int dead) {
   try {
     const auto deadline = Clock::now() + limit;
     int64_t gone = add_to_count(store, "farewells", 1);
-    while (rendezvous.hosts_store() && gone + lost < rendezvous.launch().world_size && Clock::now() < deadline) {
+    while (rendezvous.hosts_store() && gone + dead < rendezvous.launch().world_size && Clock::now() < deadline) {
       std::this_thread::sleep_for(kBetweenLooks);
       gone = stored_count(store, "farewells");
     }

@@ -34,25 +34,18 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
 void call_off(c10d::Store& store, const Failure& failure);
 
 // A launcher that keeps the store and sees how its processes end calls this. Processes that wait for this one, or will,
-// are told at once. Processes that are in a run with it are told if it failed, or was dispensable (lost_processes.hpp).
-// A failure that a rank left before stays. To those who wait for it to come, a process that a user stopped is a stop.
+// are told at once. Processes that are in a run with it are told if it failed. A failure that a rank left before stays.
+// To those who wait for it to come, a process that a user stopped is a stop. Gives what those are told.
 struct ProcessEnd {
   bool failed = false;
   bool stopped = false;        // a user asked for it
   std::string how;             // words that follow a colon: "it ended with exit code 7"
   bool lacked_memory = false;  // the kernel has probably killed it for want of memory
 };
-struct AnnouncedEnd {
-  std::string absence;   // what those are told who wait for it to come
-  bool is_loss = false;  // those who are in a run with it go on
-};
-AnnouncedEnd announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process);
-
-// Whether those who are in a run with this process have gone on without it, as it may be with one that still runs.
-bool was_lost(const StorePtr& store, const LaunchEnvironment& launch);
+std::string announce_end(const StorePtr& store, const LaunchEnvironment& launch, const ProcessEnd& process);
 
 // Says this process's last word in a run. The process that keeps the store waits for the others' last word, `limit` at
-// most. `lost` processes have none. Gives what is wrong with the store's values, or "".
-std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int lost = 0);
+// most. `dead` processes have none. Gives what is wrong with the store's values, or "".
+std::string farewell(c10d::Store& store, const Rendezvous& rendezvous, std::chrono::milliseconds limit, int dead = 0);
 
 }  // namespace lockstep::comm

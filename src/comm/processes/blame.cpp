@@ -14,11 +14,6 @@ std::string contradiction_of_collective(const OpenCall& call, const std::vector<
     if (!call.concerns(other)) continue;
     const RankState& state = states[other];
     const CollectiveCalls& calls = state.calls.of(call.among.name);
-    if (state.kind == Kind::lost) {
-      return roster.name(call.rank) + " waits in " + call.where() + " for " + roster.name(other) +
-             ", whose process was lost. After a loss the ranks can call ParameterServer::train together, and nothing "
-             "else";
-    }
     if (state.kind == Kind::returned && calls.count <= call.number) {
       return text_of_return(roster.name(other), roster.name(call.rank), call.where());
     }
@@ -147,9 +142,6 @@ std::string missing_ranks(const OpenCall& call, const std::vector<RankState>& st
         break;
       case Kind::returned:
         text += ", which has returned";
-        break;
-      case Kind::lost:
-        text += ", whose process was lost";
         break;
       case Kind::busy:
         text += ", which is not there";

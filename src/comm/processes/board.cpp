@@ -51,15 +51,10 @@ Heartbeat heartbeat_from(const std::string& text) {
 
 }  // namespace
 
-Board::Board(StorePtr store, Roster roster, int process, std::string host, bool keep_going)
-    : store_(std::move(store)),
-      roster_(std::move(roster)),
-      process_(process),
-      host_(std::move(host)),
-      lost_(store_, roster_, process, keep_going) {}
+Board::Board(StorePtr store, Roster roster, int process, std::string host)
+    : store_(std::move(store)), roster_(std::move(roster)), process_(process), host_(std::move(host)) {}
 
 void Board::begin(const Heartbeat& first) {
-  lost_.begin();
   put_heartbeat(first);
   const Range ranks = roster_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) {  // so that one request reads all states
@@ -103,9 +98,6 @@ std::vector<RankState> Board::states() {
     states.push_back(parse_stored(state_key(static_cast<int>(states.size())), text,
                                   [&](const auto& it) { return RankState::from_text(it, world_size); }));
   }
-  for (size_t rank = 0; rank < states.size(); ++rank) {
-    if (!lost_.reason_of(static_cast<int>(rank)).empty()) states[rank] = {.kind = RankState::Kind::lost};
-  }
   return states;
 }
 
@@ -113,17 +105,12 @@ void Board::put_calls(int rank, const Calls& calls) {
   store_->set(calls_key(rank), calls.to_text());
 }
 
-std::vector<Calls> Board::calls(const std::set<int>& lost) {
+std::vector<Calls> Board::calls() {
   std::vector<Calls> calls;
   const size_t world_size = roster_.devices().size();
   for (const auto& text : read_all("calls/", static_cast<int>(world_size))) {
-    const int rank = static_cast<int>(calls.size());
-    if (lost.contains(rank)) {
-      calls.emplace_back(world_size);
-      continue;
-    }
-    calls.push_back(
-        parse_stored(calls_key(rank), text, [&](const auto& it) { return Calls::from_text(it, world_size); }));
+    calls.push_back(parse_stored(calls_key(static_cast<int>(calls.size())), text,
+                                 [&](const auto& it) { return Calls::from_text(it, world_size); }));
   }
   return calls;
 }
@@ -133,7 +120,7 @@ void Board::put_come(const std::string& place) {
 }
 
 bool Board::all_come(const std::string& place) {
-  return stored_count(*store_, place) + lost_.count() >= roster_.processes();
+  return stored_count(*store_, place) >= roster_.processes();
 }
 
 Failure Board::failure() {
@@ -151,8 +138,6 @@ std::string Board::first_of(const std::string& key, const std::string& text) {
 Failure Board::agreed_failure(const Failure& failure) {
   if (store_is_lost_) return failure;
   try {
-    // Nobody listens to a process that was taken for gone.
-    if (auto out = lost_.forbid_loss(); !out.empty()) return out;
     return failure_in(first_of("failure", to_stored(failure)));
   } catch (const std::exception&) {
     store_is_lost_ = true;

@@ -8,21 +8,19 @@
 //   done             how many processes are done
 //   closed           how many have taken their communicators down
 //
-// LostProcesses has keys of its own beside these. Reading throws ForeignValue for a value that no process of the run
-// can have written. Every call but the agreed_ ones throws if the store does not answer. Thread-safe.
+// Reading throws ForeignValue for a value that no process of the run can have written. Every call but the agreed_ ones
+// throws if the store does not answer. Thread-safe.
 #pragma once
 
 #include "calls.hpp"
 #include "comm/failure.hpp"
 #include "comm/meeting/rendezvous.hpp"
 #include "comm/meeting/roster.hpp"
-#include "lost_processes.hpp"
 #include "rank_state.hpp"
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -37,7 +35,7 @@ struct Heartbeat {
 class Board {
  public:
   // `store` is the board's own connection. `host` says in words who keeps the store.
-  Board(StorePtr store, Roster roster, int process, std::string host, bool keep_going);
+  Board(StorePtr store, Roster roster, int process, std::string host);
 
   void begin(const Heartbeat& first);  // leaves this process's first keys
 
@@ -45,13 +43,13 @@ class Board {
   std::vector<Heartbeat> heartbeats();  // by process
 
   void put_state(int rank, const std::string& text);  // RankState::to_text()
-  std::vector<RankState> states();                    // by rank; a lost rank's own word does not count
+  std::vector<RankState> states();                    // by rank
 
   void put_calls(int rank, const Calls& calls);
-  std::vector<Calls> calls(const std::set<int>& lost);  // by rank; empty ones for the lost ranks
+  std::vector<Calls> calls();  // by rank
 
   void put_come(const std::string& place);  // this process has come to "done" or "closed"
-  bool all_come(const std::string& place);  // so has every process that was not lost
+  bool all_come(const std::string& place);  // so has every process
 
   Failure failure();  // empty while there is none, or if the run ended well
 
@@ -60,12 +58,9 @@ class Board {
   Failure agreed_end();
 
   // All processes get the same here: the first that one of them gave. It is this one if this process is the first, or
-  // if the store does not answer. agreed_failure gives why this process is lost if the others have gone on without it,
-  // and an empty one if the run had ended well before.
+  // if the store does not answer. agreed_failure gives an empty one if the run had ended well before.
   Failure agreed_failure(const Failure& failure);
   std::string agreed_where(const std::string& text);
-
-  LostProcesses& lost() { return lost_; }
 
   // The store does not answer any more. Gives the failure's text.
   Failure lose_store();
@@ -80,7 +75,6 @@ class Board {
   const Roster roster_;
   const int process_;
   const std::string host_;
-  LostProcesses lost_;
   std::atomic<bool> store_is_lost_ = false;
 };
 

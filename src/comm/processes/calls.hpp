@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -40,8 +39,8 @@ struct Calls {
 
 // To be asked when all ranks are done, each without an error. Says which call came about on some ranks only, and whose
 // is missing. Or it says whose calls were others although as many; "" if all fit together. Neither can happen to calls
-// that were waited for. Calls with `lost` ranks do not count, since nothing is known of these.
-std::string unanswered(const std::vector<Calls>& by_rank, const Roster& roster, const std::set<int>& lost = {});
+// that were waited for.
+std::string unanswered(const std::vector<Calls>& by_rank, const Roster& roster);
 
 // The calls of this process's ranks. Thread-safe.
 class CallLog {

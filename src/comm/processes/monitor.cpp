@@ -6,10 +6,8 @@
 #include "base/exception_text.hpp"
 #include "blame.hpp"
 #include "comm/meeting/stored.hpp"
-#include "comm/peer_lost.hpp"
 
 #include <algorithm>
-#include <set>
 #include <thread>
 #include <utility>
 
@@ -27,7 +25,7 @@ Monitor::Monitor(StorePtr store, Roster roster, int process, const Options& opti
     : roster_(std::move(roster)),
       process_(process),
       log_(roster_.ranks_of(process), roster_.devices().size()),
-      board_(std::move(store), roster_, process, options.host, options.keep_going),
+      board_(std::move(store), roster_, process, options.host),
       watchdog_(board_, waits_, log_, roster_, process,
                 {.long_wait = std::min<std::chrono::milliseconds>(1s, options.timeout / 4),
                  .silence = options.silence,
@@ -35,23 +33,6 @@ Monitor::Monitor(StorePtr store, Roster roster, int process, const Options& opti
 
 void Monitor::report(const Failure& failure) {
   waits_.fail(board_.agreed_failure(failure));
-}
-
-void Monitor::allow_loss(int rank) {
-  try {
-    lost().allow_loss(rank);
-  } catch (const std::exception&) {
-    waits_.fail(board_.lose_store());
-  }
-}
-
-void Monitor::forbid_loss(int rank) {
-  try {
-    if (const auto out = lost().forbid_loss(rank); !out.empty()) waits_.fail(out);
-  } catch (const std::exception&) {
-    waits_.fail(board_.lose_store());
-  }
-  if (const auto first = failure(); !first.empty()) Failure(roster_.name(rank) + ": " + first.text, first.kind).raise();
 }
 
 Monitor::Waiting::Waiting(Monitor& monitor, OpenCall call, std::chrono::milliseconds timeout,
@@ -64,24 +45,16 @@ Monitor::Waiting::~Waiting() {
 
 void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause) {
   const auto name = roster_.name(call.rank);
-  const auto in_vain = [&] { return !lost().reason_to_give_up(call).empty(); };
-  const auto settled = [&] { return !failure().empty() || in_vain(); };
-  if (!settled() && waiting.is_late()) report_lateness(call, waiting.timeout());
+  if (failure().empty() && waiting.is_late()) report_lateness(call, waiting.timeout());
   // A connection was closed, and soon the store says why.
   {
     const Waits::Search search(waits_);
     const auto begin = Clock::now();
-    for (const auto end = begin + kSearch; !settled() && Clock::now() < end;) {
+    for (const auto end = begin + kSearch; failure().empty() && Clock::now() < end;) {
       look_for_failure();
-      if (settled()) break;
-      waits_.sleep(pause_after(Clock::now() - begin, kLongestPauseOfSearch),
-                   [&](bool failed) { return failed || in_vain(); });
+      if (!failure().empty()) break;
+      waits_.sleep(pause_after(Clock::now() - begin, kLongestPauseOfSearch), [](bool failed) { return failed; });
     }
-  }
-  if (const auto loss = lost().reason_to_give_up(call); failure().empty() && !loss.empty()) {
-    const std::string text = name + ": " + call.where() + ": " + loss;
-    if (call.is_message()) throw PeerLost(text);
-    report(text);
   }
   if (failure().empty()) report(name + ": " + call.where() + " failed: " + exception_text(cause));
   const auto [first, kind] = failure();
@@ -123,11 +96,7 @@ void Monitor::note_where(const std::string& text) {
 
 // All processes find the same.
 void Monitor::check_calls() {
-  std::set<int> gone;
-  for (int rank = 0; rank < static_cast<int>(roster_.devices().size()); ++rank) {
-    if (!lost().reason_of(rank).empty()) gone.insert(rank);
-  }
-  if (const auto complaint = unanswered(board_.calls(gone), roster_, gone); !complaint.empty()) report(complaint);
+  if (const auto complaint = unanswered(board_.calls(), roster_); !complaint.empty()) report(complaint);
 }
 
 Failure Monitor::finish() {

@@ -1,8 +1,7 @@
 // Monitor: what the processes of a run know of each other while they work, so that nothing waits for ever.
 //
 // The first failure of the whole job is final. It is the same everywhere, and it ends every present and later
-// wait of every rank. The loss of a process that the others can do without is no failure (lost_processes.hpp). It ends
-// only what waits for that process. Four parts do the work:
+// wait of every rank. Four parts do the work:
 //
 //   Board     what the processes tell each other, in the store
 //   Waits     what this process's ranks wait in, and the failure that ends it
@@ -11,7 +10,7 @@
 //
 // Order and lifetimes; waits.hpp has the locks' rules.
 //  1. A failure goes to the board first. What the board gives back ends this process's waits.
-//  2. A rank's call begins as a Waiting. Then it looks at failure() and lost(), and only then it waits.
+//  2. A rank's call begins as a Waiting. Then it looks at failure(), and only then it waits.
 //  3. Board and Waits outlive the Watchdog, whose thread stop() joins. After stop() nothing here calls on_failure.
 //  4. Every Waiting ends before the Monitor does.
 // Thread-safe.
@@ -21,7 +20,6 @@
 #include "calls.hpp"
 #include "comm/meeting/rendezvous.hpp"
 #include "comm/meeting/roster.hpp"
-#include "lost_processes.hpp"
 #include "rank_state.hpp"
 #include "waits.hpp"
 #include "watchdog.hpp"
@@ -46,7 +44,6 @@ class Monitor {
     std::chrono::milliseconds timeout;  // of the run's calls
     SilenceRange silence;               // without a heartbeat, until a process counts as dead
     std::string host;                   // who keeps the store, in words, for when it is gone
-    bool keep_going = false;            // processes may be lost
     std::stop_token stop = {};
   };
 
@@ -69,15 +66,9 @@ class Monitor {
   void returned(int rank) { waits_.note_return(rank); }
   void stepped(int64_t steps) { steps_ = steps; }  // so many steps of training are done, as a rank counts them
 
-  // The others can do without this rank of this process from allow_loss() to forbid_loss(), which throws Error if they
-  // have gone on without the process.
-  void allow_loss(int rank);
-  void forbid_loss(int rank);
-  LostProcesses& lost() { return board_.lost(); }
-
   // A rank waits in a call while the object lives. After `timeout`, in which this process did not stand still, the run
   // fails; but a rank that polls has to ask is_late(). `interrupt` makes its wait look whether it is in vain. Any
-  // thread calls it, when the run has failed or a process was lost.
+  // thread calls it, when the run has failed.
   class Waiting {
    public:
     Waiting(Monitor& monitor, OpenCall call, std::chrono::milliseconds timeout, std::function<void()> interrupt = {});
@@ -94,7 +85,7 @@ class Monitor {
   };
 
   // A wait ended with `cause`, or because it is late or the run has failed. Finds out who is to blame, reports it and
-  // throws it. If a message's other side was lost, it reports nothing and throws PeerLost.
+  // throws it.
   [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause);
 
   // This process's ranks are done. Waits until all processes' are, or until there is a failure, and gives it. If

@@ -291,10 +291,6 @@ WorkPtr ProcessBackend::recv(Tensors& tensors, int source, int tag) {
   const Tensor& tensor = arguments_.only(tensors, "recv");
   arguments_.check_peer(source, "recv");
   const auto message = message_of(tensor, source, rank_, tag);
-  if (mailboxes_.contains(message.tag)) {
-    arguments_.refuse("a recv from rank " + std::to_string(source) + " has the tag " + std::to_string(tag) +
-                      ", whose messages were received from any rank; give it a tag of its own");
-  }
   return post_call(OpType::RECV, message.call, {}, tensors, [&] {
     const Flat values(tensor);
     Tensors bytes{as_bytes(values.flat)};
@@ -313,15 +309,8 @@ WorkPtr ProcessBackend::recvAnysource(Tensors& tensors, int tag) {
   const OpenCall call{.rank = world_rank_, .text = call_text("recv from any rank", tensor)};
   return post_call(OpType::RECVANYSOURCE, call, {}, tensors, [&] {
     const Flat values(tensor);
-    const int gloo_tag = tag << 16 | fingerprint_of(describe(tensor));
-    auto& mailbox = mailboxes_[gloo_tag];
-    if (!mailbox) {
-      const auto lost_count = [monitor = monitor_, ranks = members_.ranks] {
-        return monitor->lost().count_among(ranks);
-      };
-      mailbox = std::make_shared<Mailbox>(group_.backend, as_bytes(values.flat).numel(), gloo_tag, lost_count);
-    }
-    const auto work = mailbox->receive(as_bytes(values.flat));
+    Tensors bytes{as_bytes(values.flat)};
+    const auto work = group_.backend->recvAnysource(bytes, tag << 16 | fingerprint_of(describe(tensor)));
     return then({work}, [work, values, monitor = monitor_, here = world_rank_, ranks = members_.ranks] {
       values.copy_back();
       monitor->log().add_message(here, ranks[work->sourceRank()], /*sends=*/false);
@@ -376,9 +365,7 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
   const c10::NoGradGuard no_grad;
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
   const Monitor::Waiting waiting(*monitor_, call, timeout);
-  if (!monitor_->failure().empty() || !monitor_->lost().reason_to_give_up(call).empty()) {
-    monitor_->explain(waiting, call, nullptr);
-  }
+  if (!monitor_->failure().empty()) monitor_->explain(waiting, call, nullptr);
   Pending pending;
   try {
     const SigpipeBlocked sigpipe_blocked;

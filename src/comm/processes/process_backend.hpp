@@ -11,7 +11,6 @@
 #include "comm/members.hpp"
 #include "gloo_reduction.hpp"
 #include "hierarchy.hpp"
-#include "mailbox.hpp"
 #include "monitor.hpp"
 
 #include <functional>
@@ -24,8 +23,7 @@
 namespace lockstep::comm {
 
 // Messages of this tag, or a higher one, can be received from any rank. Its number is then no part of what brings both
-// sides together (see process_backend.cpp), so that of several sides that differ fewer are found. Messages of a tag and
-// shape that were received from any rank once always are.
+// sides together (see process_backend.cpp), so that of several sides that differ fewer are found.
 constexpr int kFirstOpenTag = 0x4000;
 
 class ProcessBackend : public c10d::Backend {
@@ -94,7 +92,6 @@ class ProcessBackend : public c10d::Backend {
   const Arguments arguments_;
   int64_t collective_calls_ = 0;
   std::map<std::pair<int, int>, int64_t> sent_, received_;  // messages, by the other rank and the tag
-  std::map<int, std::shared_ptr<Mailbox>> mailboxes_;       // by Gloo's tag
 };
 
 }  // namespace lockstep::comm

@@ -4,7 +4,6 @@
 #include <lockstep/base/error.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include "comm/peer_lost.hpp"
 #include "gloo_reduction.hpp"
 #include "monitor.hpp"
 
@@ -29,13 +28,6 @@ class ProcessWork : public c10d::Work {
         pending_(std::move(pending)),
         timeout_(timeout),
         result_(std::move(result)) {}
-
-  ~ProcessWork() override {
-    if (call_.is_message() && !arrived_ && monitor_->lost().count() > 0) monitor_->lost().keep_buffers(pending_.work);
-  }
-
-  ProcessWork(const ProcessWork&) = delete;
-  ProcessWork& operator=(const ProcessWork&) = delete;
 
   // Never waits for others, but ends as wait() does: at the timeout, or when the run has failed. A message is complete
   // once it was waited for. As c10d has it, a failed work is completed too: see isSuccess() and exception().
@@ -82,15 +74,12 @@ class ProcessWork : public c10d::Work {
         if (pending_.work) pending_.work->wait(monitor_->failed() ? kUntilClosed : kUntilItComes);
       } else {
         do {
-          throw_if_in_vain();
+          if (!monitor_->failure().empty()) throw Error("the run has failed");
         } while (!pending_.work->wait(kUntilItComes));
       }
-    } catch (const PeerLost&) {
-      throw;
     } catch (...) {
       monitor_->explain(waiting, call_, std::current_exception());
     }
-    arrived_ = true;
     if (is_collective()) monitor_->log().complete(call_.rank, call_.among.name, call_.number);
     if (pending_.finish) pending_.finish();
   }
@@ -100,10 +89,6 @@ class ProcessWork : public c10d::Work {
   std::function<void()> interrupt() const {
     if (is_collective()) return {};
     return [work = pending_.work.get()] { work->abort(); };
-  }
-  void throw_if_in_vain() const {
-    if (!monitor_->failure().empty()) throw Error("the run has failed");
-    if (!monitor_->lost().reason_to_give_up(call_).empty()) throw Error("a rank was lost");
   }
 
   // While someone polls, the monitor watches over the call as over one that is waited for.
@@ -126,7 +111,6 @@ class ProcessWork : public c10d::Work {
   const Pending pending_;
   const std::chrono::milliseconds timeout_;
   const std::vector<at::Tensor> result_;
-  bool arrived_ = false;
   std::optional<Monitor::Waiting> polled_;  // since the first poll that found the call open
 };
 

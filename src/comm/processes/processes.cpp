@@ -49,7 +49,6 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
   return "program " + program + build_text(launch.mixed_builds) + ", lockstep " + version() + ", LibTorch " +
          TORCH_VERSION + ", " + std::to_string(launch.world_size) + " processes, " +
          c10::DeviceTypeName(devices[0].type(), true) + " ranks, timeout " + seconds(options.timeout) +
-         (launch.keep_going ? ", going on without lost workers" : "") +
          (launch.key_file.empty() ? "" : ", with a job's key (LOCKSTEP_JOB_KEY_FILE)") + ", " + options.configuration;
 }
 
@@ -115,7 +114,7 @@ WatchedPlace watched(const Place& place, const JobOptions& options) {
 
 Monitor::Options watched_by(const Place& place, const JobOptions& options) {
   const std::string host = place.launch.agent_store ? "the launcher" : "the process of " + place.roster.name_process(0);
-  return {options.timeout, options.silence, host, place.launch.keep_going, options.stop};
+  return {options.timeout, options.silence, host, options.stop};
 }
 
 class ProcessesWorld : public WatchedWorld {
@@ -135,9 +134,8 @@ class ProcessesWorld : public WatchedWorld {
 
   Failure finish() override {
     Failure failure = WatchedWorld::finish();
-    const LostProcesses& lost = monitor().lost();
-    const int silent = std::max(lost.count(), failure.kind == Failure::Kind::death ? 1 : 0);  // no farewell
-    if (!monitor().store_is_lost() && !lost.is_lost(process())) {
+    const int silent = failure.kind == Failure::Kind::death ? 1 : 0;  // no farewell
+    if (!monitor().store_is_lost()) {
       const auto limit = failure.empty() ? place_.rendezvous_timeout : kFarewell;
       const std::string foreign = farewell(*place_.store, place_.rendezvous, limit, silent);
       if (failure.empty()) failure = foreign;

@@ -33,11 +33,10 @@ struct OpenCall {
 };
 
 struct RankState {
-  enum class Kind { busy, waits, returned, lost };
-  Kind kind =
-      Kind::busy;  // busy: nothing is known; lost: gone, and the others go on without it (see lost_processes.hpp)
-  Calls calls = Calls();  // that the rank has made
-  OpenCall call = {};     // of one that waits
+  enum class Kind { busy, waits, returned };
+  Kind kind = Kind::busy;  // busy: nothing is known
+  Calls calls = Calls();   // that the rank has made
+  OpenCall call = {};      // of one that waits
 
   std::string to_text() const;
   static RankState from_text(const std::string& text, size_t world_size);  // throws if it is not of such a world

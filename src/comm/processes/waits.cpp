@@ -55,7 +55,9 @@ void Waits::fail(const Failure& failure) {
     const std::lock_guard lock(mutex_);
     if (failure_.empty()) failure_ = failure;
     failed_ = true;
-    interrupt_all();
+    for (const auto& [id, open] : open_) {
+      if (open.interrupt) open.interrupt();
+    }
   }
   changed_.notify_all();
 }
@@ -63,20 +65,6 @@ void Waits::fail(const Failure& failure) {
 Failure Waits::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
-}
-
-void Waits::interrupt() {
-  {
-    const std::lock_guard lock(mutex_);
-    interrupt_all();
-  }
-  changed_.notify_all();
-}
-
-void Waits::interrupt_all() {
-  for (const auto& [id, open] : open_) {
-    if (open.interrupt) open.interrupt();
-  }
 }
 
 void Waits::wake() {

@@ -2,9 +2,9 @@
 //
 //  1. One mutex guards everything here. Nobody talks to the store while holding it.
 //  2. Under the mutex two things are called: the waits' interrupts, and the conditions of sleep(). They
-//     take locks of their own (of LostProcesses, of a work), and never call Waits.
-//  3. A wait begins before it looks whether it is in vain. A failure or a loss is known before the waits are
-//     interrupted. So each wait either sees it or is interrupted.
+//     take locks of their own (of a work), and never call Waits.
+//  3. A wait begins before it looks whether it is in vain. A failure is known before the waits are interrupted. So each
+//  wait either sees it or is interrupted.
 //  4. end() takes the mutex. So no interrupt runs once its wait has ended.
 //  5. The first failure stays.
 #pragma once
@@ -58,8 +58,7 @@ class Waits {
   void fail(const Failure& failure);  // ends all waits
   Failure failure() const;            // empty while all is well
   bool failed() const { return failed_; }
-  void interrupt();  // a process was lost: the waits look whether they are in vain
-  void wake();       // sleep() looks at its condition
+  void wake();  // sleep() looks at its condition
 
   // Sleeps until `enough(failed)`, for `limit` at most.
   using Condition = std::function<bool(bool failed)>;
@@ -85,7 +84,6 @@ class Waits {
   };
 
   void add_searching(int count);
-  void interrupt_all();  // the mutex is held
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;

@@ -103,10 +103,6 @@ void Watchdog::beat() {
   if (!waits_.failure().empty()) return;
   if (const auto failure = board_.failure(); !failure.empty()) return waits_.fail(failure);
   if (const auto found = look_ ? look_() : Failure(); !found.empty()) return report(found);
-  if (board_.lost().refresh()) {
-    if (const auto out = board_.lost().own_reason(); !out.empty()) return waits_.fail(out);
-    waits_.interrupt();
-  }
   look_around();
 }
 
@@ -174,7 +170,6 @@ Watchdog::Clock::duration Watchdog::silence_of_the_dead(const std::vector<Heartb
   auto silence = own_limit_.limit(), learned = std::chrono::milliseconds(kSilenceOfConnecting);
   for (int process = 0; process < roster_.processes(); ++process) {
     const auto told = beats[process].silence;
-    if (board_.lost().is_lost(process)) continue;
     silence = std::max(silence, told);
     if (told < most) learned = std::max(learned, told);  // the most may only say that nothing is known yet
   }
@@ -190,7 +185,6 @@ Watchdog::Clock::duration Watchdog::silence_of_the_dead(const std::vector<Heartb
 void Watchdog::watch_hearts() {
   const auto beats = board_.heartbeats();
   const auto limit = silence_of_the_dead(beats);
-  LostProcesses& lost = board_.lost();
   for (int process = 0; process < roster_.processes(); ++process) {
     const Heartbeat& beat = beats[process];
     const Heartbeat before = std::exchange(beats_[process], beat);
@@ -198,9 +192,7 @@ void Watchdog::watch_hearts() {
     if (beat.activity != before.activity || before.count == 0) active_ = Clock::now();
     const auto silence = Clock::now() - seen_[process];
     if (process == process_ || silence < (beat.count == 0 ? options_.silence.most : limit)) continue;
-    if (lost.is_lost(process)) continue;
-    const std::string text = text_of_silence(process, roster_);
-    if (!lost.declare(process, text)) return report({text, Failure::Kind::death});
+    return report({text_of_silence(process, roster_), Failure::Kind::death});
   }
 }
 

@@ -40,9 +40,7 @@ WatchedWorld::~WatchedWorld() {
 
 void WatchedWorld::stop_watching() {
   monitor_->stop();
-  // Before the groups' destructors wait for what will never come, and before what a lost process may still send to is
-  // freed.
-  if (!monitor_->failure().empty() || monitor_->lost().count() > 0) close();
+  if (!monitor_->failure().empty()) close();  // before the groups' destructors wait for what will never come
 }
 
 // ---- Connecting.

@@ -58,9 +58,6 @@ class WatchedWorld : public World {
   void abort(int, const Failure& reason) override;
   void leave(int rank) override;
   void stepped(int64_t steps) override { monitor_->stepped(steps); }
-  void allow_loss(int rank) override { monitor_->allow_loss(rank); }
-  void forbid_loss(int rank) override { monitor_->forbid_loss(rank); }
-  std::string why_lost(int rank) override { return monitor_->lost().reason_of(rank); }
   Failure finish() override;
 
  protected:

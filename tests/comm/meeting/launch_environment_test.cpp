@@ -141,17 +141,15 @@ TEST(LaunchEnvironment, TakesTheInnermostLauncher) {
   EXPECT_EQ(read(with(slurm, open_mpi))->rank, 2);
 }
 
-TEST(LaunchEnvironment, GoesOnWithoutLostWorkersIfAsked) {
+TEST(LaunchEnvironment, AllowsMixedBuildsIfAsked) {
   for (const auto& launcher : {torchrun, open_mpi, slurm}) {
-    EXPECT_FALSE(read(launcher)->keep_going);
-    EXPECT_FALSE(read(with(launcher, {{"LOCKSTEP_KEEP_GOING", "0"}}))->keep_going);
-    EXPECT_TRUE(read(with(launcher, {{"LOCKSTEP_KEEP_GOING", "1"}}))->keep_going);
     EXPECT_FALSE(read(launcher)->mixed_builds);
+    EXPECT_FALSE(read(with(launcher, {{"LOCKSTEP_MIXED_BUILDS", "0"}}))->mixed_builds);
     EXPECT_TRUE(read(with(launcher, {{"LOCKSTEP_MIXED_BUILDS", "1"}}))->mixed_builds);
     EXPECT_THAT(error_of([&] {
-                  read(with(launcher, {{"LOCKSTEP_KEEP_GOING", "yes"}}));
+                  read(with(launcher, {{"LOCKSTEP_MIXED_BUILDS", "yes"}}));
                 }),
-                HasSubstr("LOCKSTEP_KEEP_GOING=yes in the environment is neither 0 nor 1"));
+                HasSubstr("LOCKSTEP_MIXED_BUILDS=yes in the environment is neither 0 nor 1"));
   }
 }
 

@@ -89,19 +89,4 @@ TEST(CallsTest, AMessageWithoutItsOtherSideIsNamed) {
   EXPECT_THAT(comm::unanswered(all, roster), HasSubstr("for want of rank 0 (cpu)"));
 }
 
-TEST(CallsTest, CallsWithALostRankDoNotCountAndThoseOfTheOthersDo) {
-  auto all = three(4);
-  all[1] = Calls(3);
-  all[0].sent[1] = 2;
-  all[1].sent[2] = 1;
-  EXPECT_NE(comm::unanswered(all, roster), "");
-  EXPECT_EQ(comm::unanswered(all, roster, {1}), "");
-  all[2].collective[""].add("barrier");
-  EXPECT_THAT(comm::unanswered(all, roster, {1}), AllOf(HasSubstr("rank 2 (cpu) called barrier (collective call 4)"),
-                                                        HasSubstr("for want of rank 0 (cpu).")));
-  all = three(4);
-  all[2].sent[0] = 1;
-  EXPECT_THAT(comm::unanswered(all, roster, {1}), HasSubstr("rank 2 (cpu) called send to rank 0 (cpu) once"));
-}
-
 }  // namespace calls_test

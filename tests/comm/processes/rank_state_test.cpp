@@ -111,22 +111,6 @@ TEST(RankStateTest, AGroupsCallsConcernItsMembersOnly) {
               "(collective call 0)");
 }
 
-TEST(RankStateTest, OfARankThatWasLostNothingIsAwaited) {
-  std::vector<RankState> states = {receives(0, Calls(3), 1), receives(1, Calls(3), 0), RankState()};
-  EXPECT_NE(comm::standstill(states, roster_of(3)), "");
-  states[1] = {.kind = RankState::Kind::lost};
-  EXPECT_EQ(comm::standstill(states, roster_of(3)), "");
-  EXPECT_EQ(comm::contradiction(states[0].call, states, roster_of(3)), "");
-  states[0] = waits(0, made(3, {"barrier"}), 0);
-  EXPECT_THAT(comm::contradiction(states[0].call, states, roster_of(3)),
-              AllOf(HasSubstr("rank 0 (cpu) waits in barrier (collective call 0) for rank 1 (cpu), whose process was "
-                              "lost"),
-                    HasSubstr("ParameterServer::train")));
-  EXPECT_THAT(comm::missing_ranks(states[0].call, states, roster_of(3)),
-              "rank 1 (cpu), whose process was lost and rank 2 (cpu), which is not there");
-  EXPECT_EQ(comm::contradiction(waits_in_group(0, {"barrier"}).call, states, roster_of(3)), "");
-}
-
 // Ranks over NCCL say nothing while they wait.
 TEST(RankStateTest, AnEarlyReturnIsFoundByTheCallsAlone) {
   const Calls mine = made(3, {"barrier", "allreduce"});

@@ -40,7 +40,7 @@ struct WatchdogTest : testing::Test {
 
   const c10::intrusive_ptr<BreakableStore> store = c10::make_intrusive<BreakableStore>();
   const comm::Roster roster = two_processes();
-  comm::Board board{store, roster, 0, "the launcher", /*keep_going=*/false};
+  comm::Board board{store, roster, 0, "the launcher"};
   comm::Waits waits;
   comm::CallLog log{roster.ranks_of(0), 2};
   comm::Watchdog watchdog{board, waits, log, roster, 0, {.long_wait = 0ms, .silence = {3s, 3s}}};
@@ -78,8 +78,8 @@ struct LateBeats : testing::Test {
                                               std::chrono::milliseconds told) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     const comm::Roster roster = three_on(type);
-    comm::Board board(store, roster, 0, "the launcher", false), second(store, roster, 1, "the launcher", false),
-        third(store, roster, 2, "the launcher", false);
+    comm::Board board(store, roster, 0, "the launcher"), second(store, roster, 1, "the launcher"),
+        third(store, roster, 2, "the launcher");
     comm::Waits waits;
     comm::CallLog log(roster.ranks_of(0), 3);
     comm::Watchdog watchdog(board, waits, log, roster, 0, {.long_wait = 0ms, .silence = range});
@@ -101,26 +101,6 @@ TEST_F(LateBeats, GiveAProcessMoreTimeWhileARankConnects) {
 
 TEST_F(LateBeats, OfGpusProcessesAreWaitedForTwiceAsLong) {
   EXPECT_GT(until_second_is_dead(torch::kPrivateUse1, {1s, 20s}, /*connects=*/false, 1s), 1600ms);
-}
-
-// A process that the others have gone on without said last that it may be silent for a minute.
-TEST_F(LateBeats, OfALostProcessDoNotCount) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  const comm::Roster roster = three_on(torch::kCPU);
-  comm::Board board(store, roster, 0, "the launcher", true), second(store, roster, 1, "the launcher", true),
-      third(store, roster, 2, "the launcher", true);
-  comm::Waits waits;
-  comm::CallLog log(roster.ranks_of(0), 3);
-  comm::Watchdog watchdog(board, waits, log, roster, 0, {.long_wait = 0ms, .silence = {1s, 60s}});
-  waits.begin({comm::OpenCall{.text = "barrier"}, 100s}, {});
-  second.begin({1, 0, 1s});
-  third.begin({1, 0, 60s});
-  third.lost().allow_loss(2);
-  ASSERT_TRUE(board.lost().declare(2, "it is gone"));
-  watchdog.start([] {});
-  EXPECT_EQ(beat_for(comm::SilenceLimit::kLearns + 500ms, {&second}, 1s, waits), "");
-  waits.sleep(40s, [](bool failed) { return failed; });
-  EXPECT_THAT(waits.failure().text, HasSubstr("the process of rank 1"));
 }
 
 TEST_F(WatchdogTest, WhatFailsIsTheStoreOrWhatItSays) {

@@ -169,6 +169,37 @@ void messages_around_the_ring(Rank& rank) {
   for (auto& work : works) work->wait();
 }
 
+// Rank 0 takes two messages of each other rank as they come, and then one of the same tag by its sender.
+void messages_from_any_rank(Rank& rank) {
+  constexpr int kOpenTag = 0x4000;
+  const int world = rank.world_size();
+  const auto message = [](int from, int number) { return torch::full({4}, 10 * from + number); };
+  const auto send = [&](int number) {
+    Tensors tensor{message(rank.index(), number)};
+    rank.backend().send(tensor, 0, kOpenTag)->wait();
+  };
+  if (rank.index() > 0) {
+    send(0);
+    send(1);
+  } else {
+    std::vector<int> came(world);
+    for (int i = 0; i < 2 * (world - 1); ++i) {
+      Tensors tensor{torch::zeros({4, 2}, torch::kLong).select(1, 1)};
+      const auto work = rank.backend().recvAnysource(tensor, kOpenTag);
+      work->wait();
+      const int source = work->sourceRank();
+      expect_equal(tensor[0], message(source, came[source]++), "message from any rank");
+    }
+  }
+  rank.barrier();
+  if (rank.index() > 0) return send(2);
+  for (int other = 1; other < world; ++other) {
+    Tensors tensor{torch::zeros({4}, torch::kLong)};
+    rank.backend().recv(tensor, other, kOpenTag)->wait();
+    expect_equal(tensor[0], message(other, 2), "message of an open tag");
+  }
+}
+
 void several_at_once(Rank& rank) {
   const int world = rank.world_size();
   std::vector<Tensors> tensors;
@@ -195,7 +226,7 @@ void scenarios::collectives(const Setup& setup) {
   lockstep::run(setup.devices, [](Rank& rank) {
     if (rank.world_size() < 2) throw lockstep::Error("this is a world of one; nothing is tested");
     for (const auto& part : {allreduces, equal_bits, broadcasts_and_reduces, gathers_and_scatters, alltoalls,
-                             messages_around_the_ring, several_at_once}) {
+                             messages_around_the_ring, messages_from_any_rank, several_at_once}) {
       part(rank);
       rank.barrier();
     }

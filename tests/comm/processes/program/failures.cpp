@@ -381,14 +381,6 @@ void scenarios::message_fails(const Setup& setup) {
     std::vector<torch::Tensor> tensor{torch::ones(rank.index() == 1 ? 3 : 1'000'000)};
     if (setup.argument == "dead" && rank.index() == 1) std::raise(SIGKILL);
     while (setup.argument == "dead") rank.backend().send(tensor, 1, 7)->wait();  // until it throws
-    if (setup.argument == "any") {
-      constexpr int kOpenTag = 0x4000;
-      if (rank.index() == 0) rank.backend().send(tensor, 1, kOpenTag)->wait();
-      if (rank.index() == 0) return;
-      tensor = {torch::zeros(1'000'000)};
-      rank.backend().recvAnysource(tensor, kOpenTag)->wait();
-      rank.backend().recv(tensor, 0, kOpenTag)->wait();
-    }
     if (rank.index() == 1) rank.backend().recv(tensor, 0, setup.argument == "tag" ? 1 << 20 : 7)->wait();
     if (rank.index() == 0 && setup.argument == "size") rank.backend().send(tensor, 1, 7)->wait();
   });

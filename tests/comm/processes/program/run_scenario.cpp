@@ -37,7 +37,6 @@ int scenarios::run_scenario(int argc, char** argv) {
       {"dies_in_an_evaluation", scenarios::dies_in_an_evaluation},
       {"runs_out_of_memory", scenarios::runs_out_of_memory},
       {"serves", scenarios::serves},
-      {"loses_a_worker", scenarios::loses_a_worker},
       {"is_asked_to_stop", scenarios::is_asked_to_stop},
       {"has_a_stranger", scenarios::has_a_stranger},
       {"freezes", scenarios::freezes},

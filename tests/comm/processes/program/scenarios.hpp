@@ -41,13 +41,9 @@ void calls_otherwise(const Setup& setup);  // a broadcast, or an allreduce that 
 void calls_otherwise_in_a_group(const Setup& setup);  // of ranks 0 and 1, while the others wait in the whole run
 void parts_do_not_fit(const Setup& setup);
 void grains_of_others(const Setup& setup);
-// Another "size" than was sent, a "tag" that is too large, "none" was sent, or one of a tag received from "any" rank.
+// Another "size" than was sent, a "tag" that is too large, or "none" was sent.
 void message_fails(const Setup& setup);
-void serves(const Setup& setup);  // as a parameter server; the rank that `argument` names is killed
-// A parameter server of which process 1 is killed in the middle of a push, or with "freezes" stands still. Other words:
-// "bounded", "synchronous", "two_servers", "busy" (the server is busy meanwhile). What the others do once they have
-// trained on: "then_trains", "then_meets", "then_runs", "then_comes_back" (they let process 1 go on).
-void loses_a_worker(const Setup& setup);
+void serves(const Setup& setup);             // as a parameter server; the rank that `argument` names is killed
 void freezes(const Setup& setup);            // rank 0
 void sleeps(const Setup& setup);             // rank 1, and lets the others wait for three seconds
 void is_asked_to_stop(const Setup& setup);   // by SIGTERM, while the others wait for rank 1, which `argument`

@@ -1,0 +1,31 @@
+// lockstep sweep: its flags, and the runs that they mean.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <lockstep/trainer/trainer.hpp>
+
+#include <string>
+#include <vector>
+
+#include "train_flags.hpp"
+
+namespace lockstep::cli {
+
+struct SweepFlags {
+  TrainFlags train;                                                // of all runs
+  std::vector<std::string> devices, batch_sizes, rates, scale_lr;  // the axes of the grid; empty: as train has it
+};
+
+// A run of the grid, with what it measured.
+struct SweepRun {
+  TrainOptions options;
+  TrainResult result = {};  // without a history: it is not finished
+};
+
+void add_flags(CLI::App& app, SweepFlags& flags);
+
+// Makes one run per point of the grid, in a folder of its own in the sweep's. With the reference batch all rules for
+// the learning rate are the same, and there is no warm-up: that is one run. Throws UsageError for impossible runs.
+std::vector<SweepRun> grid(const SweepFlags& flags);
+
+}  // namespace lockstep::cli
