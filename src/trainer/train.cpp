@@ -15,7 +15,6 @@
 #include "ranks/elastic_job.hpp"
 #include "resume.hpp"
 #include "run_folder.hpp"
-#include "shared_folder.hpp"
 #include "take_over.hpp"
 #include "tensorboard_log.hpp"
 #include "trace.hpp"
@@ -83,9 +82,6 @@ struct Succession {
   std::optional<RunState> state = {};  // which the next one goes on from
 };
 
-// How long processes wait for one that joins, or for one that takes over the run.
-std::chrono::milliseconds patience_of_elastic(const TrainOptions& options) {
-  return std::max<std::chrono::milliseconds>(options.timeout, 60s);
 }
 
 }  // namespace
@@ -111,10 +107,11 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   const TrainCallbacks callbacks = one_at_a_time(callers, mutex);
   const TrainOptions settings = with_resume_found(given, callbacks.on_warning);
   std::optional<ElasticJob> elastic;
-  ElasticJob::check(settings.elastic);
   if (ElasticJob::is_asked_for()) {
     check_elastic(settings);
-    elastic.emplace(callbacks.stop, settings.silence, settings.elastic);
+    const fs::path& run = settings.keep.run_dir;
+    elastic.emplace(callbacks.stop, settings.silence,
+                    run.empty() ? "" : (fs::absolute(run) / kCheckpointFolder).string());
   }
   std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);
   std::optional<RunFolder> folder;
@@ -151,7 +148,6 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     const bool may_mend = elastic && succession.mended < kMostMended;
     if (elastic) {
       if (is_first_here) succession.met = true;
-      check_shared_folder(settings.keep.run_dir, elastic->generation(), rank);
       hand_over(begin, rank);
       if (rank.index() == 0) elastic->note_beginning();
       if (is_first_here) result.history = begin ? begin->history : std::vector<EpochMetrics>();
@@ -251,7 +247,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       .threads_per_rank = settings.threads_per_rank,
       .timeout = settings.timeout,
       // One that joins waits until the others come to the end of a step.
-      .rendezvous_timeout = elastic ? patience_of_elastic(settings) : 60s,
+      .rendezvous_timeout = elastic ? std::max<std::chrono::milliseconds>(settings.timeout, 60s) : 60s,
       .stop = callbacks.stop,
       .silence = settings.silence,
       // In an elastic job a state may come from another rank.
@@ -261,12 +257,9 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       .on_warning = callbacks.on_warning};
   const auto keep_from_now_on = [&] {
     const fs::path& run = settings.keep.run_dir;
-    const bool is_there = take_over(folder, settings, judge,
-                                    {.met = succession.met,
-                                     .goes_on = goes_on_in_its_folder(settings),
-                                     .patience = patience_of_elastic(settings) / 2,
-                                     .warn = callbacks.on_warning,
-                                     .stop = callbacks.stop});
+    const bool is_there =
+        take_over(folder, settings, judge,
+                  {.met = succession.met, .goes_on = goes_on_in_its_folder(settings), .warn = callbacks.on_warning});
     succession.writes = true;
     if (is_there && fs::exists(run / kMetricsFile))
       succession.told_epochs = static_cast<int>(read_metrics(run / kMetricsFile).size());

@@ -14,6 +14,7 @@ namespace {
 
 const std::string kNewest = "newest";
 const std::string kTakesPart = "takes_part";
+const std::string kFolder = "folder";
 
 std::string begun_key(int generation) {
   return "begun/" + std::to_string(generation);
@@ -21,10 +22,6 @@ std::string begun_key(int generation) {
 
 std::string left_key(int generation, int member) {
   return "left/" + std::to_string(generation) + "/" + std::to_string(member);
-}
-
-std::string surplus_key(int member) {
-  return "surplus/" + std::to_string(member);
 }
 
 std::string heart_key(int member) {
@@ -81,11 +78,9 @@ Generation Generations::change(const std::function<bool(Generation&)>& change) {
   }
 }
 
-Generation Generations::lose(const std::vector<int>& members) {
+Generation Generations::lose(int member) {
   return change([&](Generation& generation) {
-    const auto lost = std::erase_if(generation.members, [&](int member) {
-      return std::find(members.begin(), members.end(), member) != members.end();
-    });
+    const auto lost = std::erase(generation.members, member);
     generation.over = generation.members.empty();
     return lost > 0;
   });
@@ -125,7 +120,8 @@ std::optional<Generations::Heart> Generations::heart_of(int member) {
   });
 }
 
-void Generations::take_part() {
+void Generations::take_part(const std::string& folder) {
+  if (!folder.empty()) store_->set(kFolder, folder);
   store_->set(kTakesPart, std::string("yes"));
 }
 
@@ -133,12 +129,8 @@ bool Generations::takes_part() {
   return store_->check({kTakesPart});
 }
 
-void Generations::note_surplus(int member) {
-  store_->set(surplus_key(member), std::string("yes"));
-}
-
-bool Generations::is_surplus(int member) {
-  return store_->check({surplus_key(member)});
+std::string Generations::folder() {
+  return store_->check({kFolder}) ? store_->get_to_str(kFolder) : "";
 }
 
 void Generations::leave(int generation, int member) {

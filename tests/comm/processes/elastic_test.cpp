@@ -4,6 +4,7 @@
 
 #include "elastic_fixture.hpp"
 #include "memory_group.hpp"
+#include "trainer/checkpoint_folder.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -130,16 +131,10 @@ TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
   EXPECT_THAT(without_grain.err, HasSubstr("this run is elastic, and the batch has no grain"));
   EXPECT_THAT(ended.err, Not(HasSubstr("has no grain")));
 
-  const auto refused = run_program({"own_loop", "cpu", "refused"}, alone);
-  EXPECT_THAT(refused.err, AllOf(HasSubstr("asks for an elastic job (elastic 1:3), and was not started as one"),
-                                 HasSubstr("lockstep launch starts such jobs")));
   const auto sliced = run_program(job_of(1, {}, {ranks_program(), "own_loop", "cpu", "sliced"}), without_gnuplot());
   EXPECT_NE(sliced.code, 0);
   EXPECT_THAT(sliced.err, AllOf(HasSubstr("with RunOptions::elastic a slice of the optimizer is lost"),
                                 HasSubstr("start all processes again when one is lost (`max_restarts`)")));
-  const auto too_many = run_program(job_of(4, {}, {ranks_program(), "own_loop", "cpu", "many"}), without_gnuplot());
-  EXPECT_NE(too_many.code, 0);
-  EXPECT_THAT(too_many.err, HasSubstr("the elastic job has 4 processes, and is to have at most 3"));
 }
 
 // Flips a bit of all copies of `bytes` in a process's memory, and returns how many there were.
@@ -213,6 +208,30 @@ TEST_F(Elastic, OfProcessesThatTheKernelKillsForWantOfMemoryTheFirstAloneHasASuc
   EXPECT_THAT(ended.err, AllOf(HasSubstr("process 2 starts in the place of rank 1"), Not(HasSubstr("process 3"))));
 }
 
+TEST_F(Elastic, WhenAllWithTheStateAreKilledItSaysSoAndNamesTheNewestCheckpoint) {
+  Program job(this->job(2, {}, "gone", {"--epochs", "100000"}), without_gnuplot());
+  ASSERT_TRUE(job.wait_for("epoch      2/100000"));
+  kill_member(0);
+  ASSERT_TRUE(job.wait_for("process 2 starts in the place of rank 0"));
+  kill_member(1);  // before its successor has joined
+  const auto ended = job.finish();
+  EXPECT_EQ(ended.code, 137) << ended.err;
+  const auto newest = newest_checkpoint(work_ / "runs/gone/checkpoints").string();
+  EXPECT_THAT(newest, HasSubstr("epoch-"));
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("all processes that had the state of the training are gone, so nobody could go on"),
+                    HasSubstr("it goes on from its newest checkpoint, " + newest)));
+}
+
+TEST_F(Elastic, KilledBeforeTheyBeginTheyAreNotCalledAnotherProgram) {
+  const Words killed = {"/bin/sh", "-c", "kill -9 $$", from_environment("LOCKSTEP_PROGRAM")};
+  const auto ended =
+      run_program(Words{"launch", "-n", "2", "--elastic"} + killed + settings("early", "cpu"), without_gnuplot());
+  EXPECT_EQ(ended.code, 137);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("was killed before the program took part in the elastic job"),
+                               Not(HasSubstr("takes no part"))));
+}
+
 TEST_F(Elastic, TooFewEndTheJob) {
   Program elastic(job(3, {"--min-processes", "3", "--max-restarts", "0"}, "few", {"--epochs", "60"}),
                   without_gnuplot());
@@ -265,7 +284,7 @@ TEST_F(Elastic, WhatCannotBeElasticIsRefused) {
   const auto other_program = run_program(
       {"launch", "-n", "2", "--elastic", "/bin/sh", "-c", "test $RANK != 1 || kill -9 $$"}, without_gnuplot());
   EXPECT_EQ(other_program.code, 137);
-  EXPECT_THAT(other_program.err, HasSubstr("its program takes no part in --elastic"));
+  EXPECT_THAT(other_program.err, HasSubstr("was killed before the program took part in the elastic job"));
 }
 
 }  // namespace elastic_test
