@@ -104,6 +104,22 @@ TEST(DataParallelMisuse, OtherBatchSizesAreRefusedOnAllRanks) {
                                  HasSubstr("of 5, rank 2 "), HasSubstr("the same batch size"))));
 }
 
+// Tokens that the user counts, in batches of more than 32 bits can count.
+TEST(DataParallelMisuse, PartsOfBillionsAreCountedExactly) {
+  const auto errors_with = [](const std::vector<int64_t>& sizes, const std::vector<int64_t>& globals) {
+    return errors_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      const auto place = static_cast<size_t>(rank.index());
+      net.mean(net(data.x).mean(), sizes[place], globals[place]).backward();
+    });
+  };
+  const int64_t billion = 1000000000, wrapped = int64_t{1} << 32;
+  EXPECT_THAT(errors_with({3 * billion, 3 * billion}, {6 * billion, 6 * billion}), Each("(no error)"));
+  EXPECT_THAT(errors_with({2, 2}, {4 + wrapped, 4}), Each(HasSubstr("rank 0 2 of 4294967300, rank 1 2 of 4")));
+  EXPECT_THAT(errors_with({2, 2}, {4 + wrapped, 4 + wrapped}),
+              Each(HasSubstr("have 4 samples together, but their global batch 4294967300")));
+}
+
 TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
   const std::vector<std::pair<std::string, std::function<void(lockstep::BatchOptions&)>>> others = {
       {"seed", [](auto& options) { options.seed = 1; }},
@@ -444,6 +460,79 @@ TEST(DataParallelMisuse, CallsThatOneRankMakesAloneAreExplained) {
   }
   EXPECT_THAT(error_of([](Rank& rank) { rank.in_turn([&] { return DataParallel(torch::nn::Linear(6, 3), rank); }); }),
               AllOf(HasSubstr("for making a DataParallel"), HasSubstr("not within in_turn()")));
+}
+
+// ---- What LibTorch refuses without a name.
+
+struct Scaled : torch::nn::Module {
+  explicit Scaled(const Tensor& factors = torch::ones({1})) : factor(register_buffer("factor", factors)) {}
+  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(6, 3));
+  Tensor factor, plain = torch::ones({1});
+  Tensor forward(const Tensor& x) { return linear(x) * factor * plain; }
+};
+
+TEST(DataParallelMisuse, ABufferWithAGraphIsRefused) {
+  EXPECT_THAT(errors_of(2,
+                        [](Rank& rank) {
+                          torch::nn::Linear net(6, 3);
+                          net->register_buffer("norm", net->weight.norm());
+                          const DataParallel made(net, rank);
+                        }),
+              Each(AllOf(HasSubstr("the buffer norm was computed from other tensors"), HasSubstr("detach()"))));
+}
+
+TEST(DataParallelMisuse, AGraphOfAnEarlierStepIsNamed) {
+  for (const bool in_buffer : {false, true}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(std::make_shared<Scaled>(), rank);
+      (in_buffer ? net->factor : net->plain) *= net->linear->weight.square().mean();
+      for (int step = 0; step < 2; ++step) net.loss(part_of_batch(rank), F::cross_entropy).backward();
+    });
+    EXPECT_THAT(errors, Each(AllOf(HasSubstr(in_buffer ? "factor" : "the loss leads to something that was computed"),
+                                   HasSubstr("before this step"), HasSubstr("keep its detach()"))));
+  }
+}
+
+Tensor inferred(const Tensor& tensor) {
+  const c10::InferenceMode inference;
+  return tensor.clone();
+}
+
+TEST(DataParallelMisuse, TensorsOfInferenceModeAreNamed) {
+  EXPECT_THAT(errors_of(2,
+                        [](Rank& rank) {
+                          const c10::InferenceMode inference;
+                          torch::nn::Linear net(6, 3);
+                          const c10::InferenceMode off(false);
+                          const DataParallel made(net, rank);
+                        }),
+              Each(AllOf(HasSubstr("the parameter weight was made in InferenceMode"), HasSubstr("NoGradGuard"))));
+  EXPECT_THAT(
+      errors_of(
+          2, [](Rank& rank) { const DataParallel made(std::make_shared<Scaled>(inferred(torch::ones({1}))), rank); }),
+      Each(HasSubstr("the buffer factor was made in InferenceMode")));
+  for (const int64_t grain : {0, 1}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(std::make_shared<Scaled>(), rank);
+      Batch batch = part_of_batch(rank);
+      batch.x = inferred(batch.x);
+      batch.grain = grain;
+      batch.first = rank.index();
+      net.loss(batch, F::cross_entropy).backward();
+    });
+    EXPECT_THAT(errors, Each(AllOf(HasSubstr("such as the batch, was made in InferenceMode"), HasSubstr("clone()"))))
+        << grain;
+  }
+}
+
+TEST(DataParallelMisuse, ALossOfInferenceModeIsToldSo) {
+  EXPECT_THAT(errors_of(2,
+                        [](Rank& rank) {
+                          DataParallel net(torch::nn::Linear(6, 3), rank);
+                          const c10::InferenceMode inference;
+                          net.loss(part_of_batch(rank), F::cross_entropy).backward();
+                        }),
+              Each(HasSubstr("under NoGradGuard or InferenceMode")));
 }
 
 }  // namespace data_parallel_misuse_test
