@@ -24,6 +24,7 @@
 #include "crowded_cores.hpp"
 #include "io/atomic_file.hpp"
 #include "io/folder_lock.hpp"
+#include "io/links.hpp"
 #include "progress_bar.hpp"
 #include "stop_signals.hpp"
 #include "sweep_grid.hpp"
@@ -228,9 +229,8 @@ void make_sweep_folder(const fs::path& folder) {
   if (fs::exists(folder / kConfigFile)) {
     throw Error(folder.string() + " is the folder of a run; give the sweep another --name");
   }
-  std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) throw Error("cannot make the sweep's folder " + folder.string() + ": " + error.message());
+  if (const auto error = io::make_folders(folder))
+    throw Error("cannot make the sweep's folder " + folder.string() + ": " + error.message());
 }
 
 size_t count_finished(const std::vector<SweepRun>& runs) {

@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "base/signal_blocked.hpp"
 #include "comm/peer_lost.hpp"
-#include "comm/sigpipe_blocked.hpp"
 #include "gloo_reduction.hpp"
 
 #include <exception>
@@ -56,7 +56,7 @@ c10::intrusive_ptr<c10d::Work> Mailbox::receive(at::Tensor to) {
 
 void Mailbox::post(int rank) {
   try {
-    const SigpipeBlocked sigpipe_blocked;
+    const SignalBlocked sigpipe_blocked(SIGPIPE);
     std::vector<at::Tensor> message{peers_[rank].message};
     auto work = backend_->recv(message, rank, tag_);
     const std::lock_guard lock(mutex_);
