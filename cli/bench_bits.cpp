@@ -24,6 +24,7 @@
 #include "bench_report.hpp"
 #include "common_flags.hpp"
 #include "flag_checks.hpp"
+#include "io/links.hpp"
 #include "io/reason.hpp"
 #include "io/run_program.hpp"
 #include "text.hpp"
@@ -78,10 +79,9 @@ struct BitsResult {
 class BitsFolder {
  public:
   explicit BitsFolder(const std::string& asked) : path_(asked), keeps_(!asked.empty()) {
-    std::error_code error;
     if (keeps_) {
-      fs::create_directories(path_, error);
-      if (error) throw Error("--runs-dir " + asked + ": cannot be made: " + error.message());
+      if (const auto error = io::make_folders(path_))
+        throw Error("--runs-dir " + asked + ": cannot be made: " + error.message());
       return;
     }
     std::string name = (fs::temp_directory_path() / "lockstep-bits-XXXXXX").string();

@@ -15,6 +15,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "base/exception_text.hpp"
@@ -73,18 +74,17 @@ int run_chosen(const std::vector<const char*>& words, Output& output) {
   };
   try {
     program.parse(static_cast<int>(words.size()), words.data());
-  } catch (const CLI::CallForVersion& version) {
-    output.print(std::string(version.what()) + "\n");
-    return 0;
-  } catch (const CLI::CallForAllHelp&) {
-    output.print(program.help("", CLI::AppFormatMode::All));
-    return 0;
-  } catch (const CLI::Success&) {
-    output.print(program.help());
-    return 0;
   } catch (const CLI::ParseError& error) {
-    complain(explain(program, error, {words.begin() + 1, words.end()}) + "\n" + which_help(program));
-    return wrong_usage;
+    // Whoever asks for help or the version may have asked for it beside a word that nobody knows.
+    if (dynamic_cast<const CLI::Success*>(&error) == nullptr || !program.remaining().empty()) {
+      complain(explain(program, error, {words.begin() + 1, words.end()}) + "\n" + which_help(program));
+      return wrong_usage;
+    }
+    const bool all = dynamic_cast<const CLI::CallForAllHelp*>(&error) != nullptr;
+    const bool is_version = dynamic_cast<const CLI::CallForVersion*>(&error) != nullptr;
+    output.print(is_version ? std::string(error.what()) + "\n"
+                            : program.help("", all ? CLI::AppFormatMode::All : CLI::AppFormatMode::Normal));
+    return 0;
   }
   if (chosen() == commands.end()) {
     output.print(program.help());
@@ -117,6 +117,12 @@ int run_and_report_errors(const std::vector<const char*>& words, Output& output)
   } catch (const c10::Error&) {
     const std::string text = exception_text(std::current_exception());
     complain((text.starts_with("out of memory") ? "error: " : "error in LibTorch, please report it: ") + text);
+  } catch (const std::system_error& error) {
+    const std::string text = exception_text(std::current_exception());
+    const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
+    complain(no_thread ? "error: the system starts no more threads or processes for this user or container (" + text +
+                             "); raise the limit (ulimit -u), or end others"
+                       : "error that should not happen, please report it: " + text);
   } catch (const std::exception&) {
     const std::string text = exception_text(std::current_exception());
     complain("error that should not happen, please report it: " + text);

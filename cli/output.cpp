@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <csignal>
 #include <string>
 #include <thread>
+
+#include "base/signal_blocked.hpp"
 
 namespace lockstep::cli {
 namespace {
@@ -68,6 +71,7 @@ bool Output::finish(std::chrono::milliseconds patience) {
 void Output::write_until(Clock::time_point deadline) {
   const int fd = terminal_ >= 0 ? terminal_ : fd_;
   while (is_behind() && !failed() && takes_more(fd, deadline)) {
+    const SignalBlocked blocked(SIGXFSZ);  // a file that may not grow is an error like a full disk
     const ssize_t written = write(fd, kept_.data(), next_part(kept_));
     if (written >= 0) {
       kept_.erase(0, static_cast<size_t>(written));

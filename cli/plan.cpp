@@ -97,6 +97,10 @@ int plan_command(const PlanFlags& flags, Output& output) {
   }
   if (!flags.profile.empty()) measured.profile = read_profile(flags.profile);
   const bool speaks = this_process().index == 0;
+  for (const auto& file : {flags.out, flags.keep_profile, flags.keep_cluster}) {
+    if (speaks && !file.empty())
+      const io::AtomicFile can_be_written(file);  // else an Error before anything is measured
+  }
   if (speaks) {  // before measuring, which takes its time
     const std::string where =
         described ? std::to_string(described->devices.size()) + " of " + flags.simulate : to_string(devices);

@@ -85,8 +85,10 @@ TrainOptions resumed_options(const fs::path& checkpoint, const Devices& devices)
 }
 
 void check_name(const std::string& name) {
-  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
-    throw UsageError("--name \"" + name + "\": it must be the name of a folder, without \"/\"; --runs-dir says where");
+  if (name.empty() || name.starts_with('.') ||
+      name.find('/') != std::string::npos) {  // hidden files are lockstep's own
+    throw UsageError("--name \"" + name +
+                     "\": it must be the name of a folder, without \"/\" and no \".\" in front; --runs-dir says where");
   }
   if (std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < ' ' || c == 127; })) {
     throw UsageError(

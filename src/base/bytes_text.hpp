@@ -2,8 +2,9 @@
 #pragma once
 
 #include <array>
-#include <cstdio>
 #include <string>
+
+#include "base/number_text.hpp"
 
 namespace lockstep {
 
@@ -15,9 +16,7 @@ inline std::string bytes_text(double bytes) {
     bytes /= 1000;
     ++unit;
   }
-  char text[32];
-  std::snprintf(text, sizeof text, "%.3g %s", bytes, units[unit]);
-  return text;
+  return number_text(bytes, std::chars_format::general, 3) + " " + units[unit];
 }
 
 }  // namespace lockstep

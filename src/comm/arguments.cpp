@@ -1,8 +1,8 @@
 #include "arguments.hpp"
 
-#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 
+#include "base/classic.hpp"
 #include "reduction.hpp"
 
 namespace lockstep::comm {
@@ -72,7 +72,7 @@ void Arguments::check_whole(const Tensor& whole, const Tensor& part, const std::
 
 int Arguments::checked_rank(int64_t rank, const std::string& what) const {
   if (rank < 0 || rank >= world_size_)
-    refuse(c10::str(what, " is rank ", rank, ", but the ranks are 0 to ", world_size_ - 1));
+    refuse(classic_text(what, " is rank ", rank, ", but the ranks are 0 to ", world_size_ - 1));
   return static_cast<int>(rank);
 }
 
@@ -100,8 +100,8 @@ std::vector<int64_t> Arguments::elements_of_parts(const Tensor& whole, const std
   int64_t sum = 0;
   for (const int64_t part : parts) sum += part;
   if (static_cast<int>(parts.size()) != world_size_ || sum != rows) {
-    refuse(c10::str(what, " ", describe(whole), " cannot be cut into ", world_size_, " parts of sizes ",
-                    c10::IntArrayRef(sizes)));
+    refuse(classic_text(what, " ", describe(whole), " cannot be cut into ", world_size_, " parts of sizes ",
+                        c10::IntArrayRef(sizes)));
   }
   for (auto& part : parts) part *= rows == 0 ? 0 : whole.numel() / rows;
   return parts;

@@ -3,12 +3,13 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <c10/util/SmallVector.h>
-#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
+
+#include "base/classic.hpp"
 
 namespace lockstep::comm {
 
@@ -174,7 +175,7 @@ std::string name_of(ReduceOp::RedOpType op) {
 }
 
 std::string describe(at::ScalarType type, at::IntArrayRef sizes) {
-  return c10::str(caffe2::TypeMeta::fromScalarType(type).name(), " ", sizes);
+  return classic_text(caffe2::TypeMeta::fromScalarType(type).name(), " ", sizes);
 }
 
 void reduce(TensorPointers values, ReduceOp::RedOpType op, TensorPointers targets, const Range& part, size_t home) {

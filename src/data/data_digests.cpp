@@ -1,17 +1,15 @@
 #include "data_digests.hpp"
 
 #include <cstdint>
-#include <sstream>
 #include <utility>
 #include <vector>
 
+#include "base/classic.hpp"
 #include "io/digest.hpp"
+#include "io/safetensors.hpp"
 
 namespace lockstep {
 namespace {
-
-constexpr const char* mnist_train_images = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db";
-constexpr const char* mnist_test_images = "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7";
 
 void update_with_big_endian(io::Digest& digest, int64_t number) {
   const auto value = static_cast<uint32_t>(number);
@@ -41,10 +39,10 @@ std::string digest_of_labels(const at::Tensor& y) {
 std::string digest_of_tensor(const at::Tensor& tensor) {
   io::Digest digest("SHA256");
   if (!tensor.defined()) return digest.hex();
-  std::ostringstream header;
+  Classic<std::ostringstream> header;
   header << tensor.scalar_type() << ' ' << tensor.sizes() << '\n';
   digest.update(header.str());
-  const at::Tensor bytes = tensor.detach().cpu().contiguous();
+  const at::Tensor bytes = io::as_in_a_file(tensor);
   digest.update(bytes.const_data_ptr(), bytes.nbytes());
   return digest.hex();
 }
@@ -86,15 +84,29 @@ DataDigests digests_of(const ImageData& data) {
           .test_labels = digest_of_labels(data.test.y)};
 }
 
+const std::array<KnownImages, 2>& known_images() {
+  static const std::array<KnownImages, 2> known = {{
+      {"Fashion-MNIST",
+       {.train_images = "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+        .train_labels = "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+        .test_images = "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+        .test_labels = "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"}},
+      {"MNIST",
+       {.train_images = "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        .train_labels = "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        .test_images = "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        .test_labels = "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"}},
+  }};
+  return known;
+}
+
 bool is_fashion_mnist(const DataDigests& digests) {
-  return digests == DataDigests{.train_images = "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
-                                .train_labels = "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
-                                .test_images = "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
-                                .test_labels = "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34"};
+  return digests == known_images()[0].digests;
 }
 
 bool has_images_of_mnist(const DataDigests& digests) {
-  return digests.train_images == mnist_train_images || digests.test_images == mnist_test_images;
+  const DataDigests& mnist = known_images()[1].digests;
+  return digests.train_images == mnist.train_images || digests.test_images == mnist.test_images;
 }
 
 }  // namespace lockstep

@@ -38,6 +38,13 @@ DataDigests digests_of(const ImageData& data);
 // version.
 DataDigests digests_of(const Samples& train, const Samples& test);
 
+// A data set that many have, under the names of Fashion-MNIST's files.
+struct KnownImages {
+  const char* name;
+  DataDigests digests;
+};
+const std::array<KnownImages, 2>& known_images();  // Fashion-MNIST, MNIST
+
 // True for Fashion-MNIST's files. MNIST's pass every other check, because sizes and counts are the same.
 bool is_fashion_mnist(const DataDigests& digests);
 bool has_images_of_mnist(const DataDigests& digests);

@@ -13,6 +13,7 @@
 
 #include "io/atomic_file.hpp"
 #include "io/digest.hpp"
+#include "io/links.hpp"
 
 namespace lockstep {
 namespace {
@@ -166,8 +167,7 @@ void fetch(const RemoteFile& remote, const std::filesystem::path& dir, std::vect
 }  // namespace
 
 void fetch_fashion_mnist(const std::filesystem::path& dir, const FetchOptions& options) {
-  std::error_code error;
-  std::filesystem::create_directories(dir, error);
+  std::error_code error = io::make_folders(dir);
   if (error) throw Error("cannot make the folder '" + dir.string() + "': " + error.message());
 
   std::vector<std::string> base_urls = options.base_urls.empty() ? known_base_urls : options.base_urls;

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/number_text.hpp"
+
 namespace lockstep {
 
 Range part_of(int64_t total, int index, int count) {
@@ -25,7 +27,7 @@ void check_shares(const std::vector<double>& shares, int count, const std::strin
   }
   for (size_t i = 0; i < shares.size(); ++i) {
     if (std::isfinite(shares[i]) && shares[i] >= 0) continue;
-    throw Error(user + ": the share of part " + std::to_string(i) + " is " + std::to_string(shares[i]) +
+    throw Error(user + ": the share of part " + std::to_string(i) + " is " + number_text(shares[i]) +
                 "; a share is a finite number of at least 0");
   }
   if (std::all_of(shares.begin(), shares.end(), [](double share) { return share == 0; })) {

@@ -2,6 +2,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/sample_files.hpp>
 
+#include "base/classic.hpp"
 #include "base/scramble.hpp"
 #include "io/digest.hpp"
 #include "io/file_rows.hpp"
@@ -11,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <numeric>
-#include <sstream>
 #include <system_error>
 #include <utility>
 
@@ -35,7 +35,7 @@ struct SampleFile {
 
 // "float [n, 3]", which all files must have in common.
 std::string row_text(const io::TensorPlace& place) {
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << c10::toString(place.type) << " [n";
   for (size_t i = 1; i < place.shape.size(); ++i) text << ", " << place.shape[i];
   text << "]";
@@ -105,7 +105,7 @@ std::vector<SampleFile> opened_files(const std::vector<fs::path>& files, const S
 std::string version_of_files(const std::vector<SampleFile>& opened) {
   io::Digest digest("SHA256");
   for (const auto& one : opened) {
-    std::ostringstream text;
+    Classic<std::ostringstream> text;
     text << one.file.filename().string() << '\n' << one.layout.size << '\n';
     for (const auto& place : one.layout.tensors) {
       text << place.name << ' ' << row_text(place) << ' ' << one.size << ' ' << place.begin << '\n';

@@ -2,6 +2,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data/samples.hpp>
 
+#include "base/number_text.hpp"
 #include "base/scramble.hpp"
 #include "batch_tensors.hpp"
 #include "io/digest.hpp"
@@ -32,11 +33,11 @@ std::vector<double> sums_of_weights(const at::Tensor& weights, int64_t size) {
   for (int64_t i = 0; i < size; ++i) {
     if (!(values[i] >= 0 && std::isfinite(values[i]))) {
       refuse("must be 0 or more, and finite, and that of sample " + std::to_string(i) + " is " +
-             std::to_string(values[i]));
+             number_text(values[i]));
     }
     sums.push_back(sum += values[i]);
   }
-  if (!(sum > 0 && std::isfinite(sum))) refuse("add up to " + std::to_string(sum) + ", so no sample can be drawn");
+  if (!(sum > 0 && std::isfinite(sum))) refuse("add up to " + number_text(sum) + ", so no sample can be drawn");
   return sums;
 }
 

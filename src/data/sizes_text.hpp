@@ -3,15 +3,16 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <sstream>
 #include <string>
+
+#include "base/classic.hpp"
 
 namespace lockstep {
 
 // "of sizes [3, 4]", or "undefined".
 inline std::string sizes_text(const at::Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << "of sizes " << tensor.sizes();
   return text.str();
 }

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
-#include <sstream>
 #include <utility>
 #include <vector>
 
+#include "base/classic.hpp"
 #include "io/digest.hpp"
 #include "io/reason.hpp"
 
@@ -18,7 +18,11 @@ namespace {
 constexpr int64_t kPartHeldOut = 10;
 
 std::string bytes_of_text_file(const std::filesystem::path& file) {
-  std::ostringstream text;
+  std::error_code ignored;
+  if (std::filesystem::is_other(file, ignored)) {  // which may have no end, or no beginning when it is read again
+    throw Error("cannot read the text '" + file.string() + "': it is no regular file; copy it into one");
+  }
+  Classic<std::ostringstream> text;
   errno = 0;
   std::ifstream stream(file, std::ios::binary);
   // A folder can be opened, but not read.

@@ -3,8 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/StringUtil.h>
 
+#include "base/classic.hpp"
 #include "comm/agreed_parts.hpp"
 #include "comm/reduction.hpp"
 #include "comm/tree_average.hpp"
@@ -80,8 +80,8 @@ HookRound post_grain_average(Rank& rank, const Tensors& rows, const GrainPlan& p
     rows_of_ranks.push_back(static_cast<int64_t>(theirs.size()));
   }
   const comm::TreeAverage average{additions_of(all), static_cast<double>(plan.samples)};
-  const std::string parts = c10::str("grains at ", c10::IntArrayRef(plan.runs), " of ", plan.samples, " samples, to ",
-                                     target.numel(), " values of ", target.scalar_type());
+  const std::string parts = classic_text("grains at ", c10::IntArrayRef(plan.runs), " of ", plan.samples,
+                                         " samples, to ", target.numel(), " values of ", target.scalar_type());
   const comm::AgreedParts agreed(parts);
   if (auto* const backend = comm::TreeBackend::of(rank.backend())) {
     return {.work = backend->average_in_tree(rows, average, target, in_slices)};

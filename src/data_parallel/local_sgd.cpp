@@ -2,6 +2,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/local_sgd.hpp>
 
+#include "base/classic.hpp"
 #include "flat_view.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/trained_parameters.hpp"
@@ -9,7 +10,6 @@
 
 #include <cmath>
 #include <map>
-#include <sstream>
 #include <string>
 
 namespace lockstep {
@@ -17,7 +17,7 @@ namespace {
 
 void check_local_sgd(const LocalSgdOptions& options, const Rank& rank) {
   const auto refuse = [&](const char* what, const auto& value, const char* rule) {
-    std::ostringstream text;
+    Classic<std::ostringstream> text;
     text << rank.name() << ": LocalSgd: " << what << " is " << value << "; it must be " << rule;
     throw Error(text.str());
   };
@@ -140,7 +140,7 @@ void LocalSgd::set_momentum(const std::vector<at::Tensor>& momentum) {
     const auto& [group, place] = places_[i];
     const at::Tensor& parameter = groups_[group].parameters[place];
     if (momentum[i].sizes() != parameter.sizes()) {
-      std::ostringstream text;
+      Classic<std::ostringstream> text;
       text << rank_.name() << ": LocalSgd: momentum " << i << " has the shape " << momentum[i].sizes()
            << ", and its parameter " << parameter.sizes();
       throw Error(text.str());

@@ -3,9 +3,9 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/StringUtil.h>
 #include <lockstep/models/dropout.hpp>
 
+#include "base/classic.hpp"
 #include "data/batch_mark.hpp"
 #include "devices/cuda_graph.hpp"
 #include "flat_view.hpp"
@@ -137,7 +137,7 @@ void LoopWarnings::see_loss(const at::Tensor& loss, int64_t samples, const Rank&
     const bool is_input = !sizes.empty() && sizes[0] == samples;
     if (is_input || GradientHook::is_behind(*leaf)) continue;
     comm::RankPlace::of(rank).warn(
-        "DataParallel: the loss leads to a tensor of shape " + c10::str(sizes) +
+        "DataParallel: the loss leads to a tensor of shape " + classic_text(sizes) +
         " that needs a gradient and is no parameter of a DataParallel. Nobody averages its gradient, so each rank "
         "would train another one. Register it in the net with register_parameter(), before the DataParallel is made; "
         "if it is not trained, requires_grad_(false) saves its gradient");

@@ -3,6 +3,7 @@
 #include <lockstep/data_parallel/optimizer_checkpoint.hpp>
 #include <lockstep/data_parallel/sharded_optimizer.hpp>
 
+#include "base/classic.hpp"
 #include "io/checked_tensors.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/trained_parameters.hpp"
@@ -19,7 +20,7 @@ io::NamedTensors parameters_in(const torch::nn::Module& module, const torch::opt
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& parameter : group.params()) {
       if (known.contains(parameter.unsafeGetTensorImpl())) continue;
-      throw Error("the optimizer has a parameter of shape " + c10::str(parameter.sizes()) +
+      throw Error("the optimizer has a parameter of shape " + classic_text(parameter.sizes()) +
                   " that is none of this module's; give the module whose parameters() it was made of");
     }
   }

@@ -6,12 +6,13 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/power_sgd.hpp>
 
+#include "base/classic.hpp"
+#include "base/number_text.hpp"
 #include "flat_view.hpp"
 
 #include <algorithm>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <tuple>
 
 namespace lockstep {
@@ -52,7 +53,7 @@ std::vector<int64_t> query_sizes(int64_t rank, int64_t rows, int64_t columns) {
 }
 
 std::string shape_text(at::IntArrayRef sizes, at::ScalarType type) {
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << sizes << ' ' << type;
   return text.str();
 }
@@ -77,7 +78,7 @@ PowerSgdHook::PowerSgdHook(const PowerSgdOptions& options) : options_(options) {
     throw Error("PowerSgdHook: the rank is " + std::to_string(options_.rank) + "; it must be at least 1");
   }
   if (!(options_.min_compression >= 0)) {
-    throw Error("PowerSgdHook: min_compression is " + std::to_string(options_.min_compression) +
+    throw Error("PowerSgdHook: min_compression is " + number_text(options_.min_compression) +
                 "; it must be a number of at least 0");
   }
 }

@@ -11,10 +11,10 @@
 #include <map>
 #include <optional>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
 
+#include "base/classic.hpp"
 #include "flat_view.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
@@ -58,7 +58,7 @@ at::Tensor tensor_of(const Entry& entry) {
 }
 
 std::string text_of(const ByName& state) {
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   for (const auto& [name, value] : state) {
     const bool is_number = value.dim() == 0;
     text << static_cast<int>(value.scalar_type()) << ' ' << is_number << ' ';
@@ -73,7 +73,7 @@ std::string text_of(const ByName& state) {
 Entries entries_of_all_ranks(const ByName& mine, Rank& rank) {
   Entries entries;
   for (const auto& theirs : texts_of_all_ranks(text_of(mine), rank)) {
-    std::istringstream text(theirs);
+    Classic<std::istringstream> text(theirs);
     int type = 0;
     bool is_number = false;
     while (text >> type >> is_number) {

@@ -1,9 +1,9 @@
 #include "stand_in.hpp"
 
 #include <ATen/ops/cat.h>
-#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 
+#include "base/classic.hpp"
 #include "data/batch_tensors.hpp"
 
 #include <algorithm>
@@ -27,7 +27,7 @@ bool is_like(const at::Tensor& one, const at::Tensor& other) {
 
 std::string kind_text(const at::Tensor& tensor) {
   if (!tensor.defined()) return "is not there";
-  return c10::str("is ", tensor.scalar_type(), " of sizes ", tensor.sizes(), " on ", tensor.device());
+  return classic_text("is ", tensor.scalar_type(), " of sizes ", tensor.sizes(), " on ", tensor.device());
 }
 
 // A loop may change a batch and forget the example. Otherwise only the rank without samples would fail, within a layer.

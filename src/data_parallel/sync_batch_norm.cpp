@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/classic.hpp"
+
 namespace lockstep {
 namespace {
 
@@ -168,7 +170,7 @@ void SyncBatchNormImpl::take(const Tensor& its_weight, const Tensor& its_bias,
 
 void SyncBatchNormImpl::_check_input_dim(const Tensor& x) {
   if (x.dim() >= 2 && x.dim() <= 5 && x.size(1) == options.num_features()) return;
-  throw Error(rank_.name() + ": SyncBatchNorm: x is " + c10::str(x.sizes()) + "; it must be [n, " +
+  throw Error(rank_.name() + ": SyncBatchNorm: x is " + classic_text(x.sizes()) + "; it must be [n, " +
               std::to_string(options.num_features()) + "], with up to 3 more dimensions");
 }
 

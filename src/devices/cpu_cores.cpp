@@ -10,6 +10,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/classic.hpp"
+
 namespace lockstep {
 
 namespace fs = std::filesystem;
@@ -38,7 +40,8 @@ int physical_cores(const std::vector<int>& cpus, const fs::path& sys_cpu) {
     const fs::path topology = sys_cpu / ("cpu" + std::to_string(cpu)) / "topology";
     int package = 0;
     int core = 0;
-    if (std::ifstream(topology / "physical_package_id") >> package && std::ifstream(topology / "core_id") >> core) {
+    if (Classic<std::ifstream>(topology / "physical_package_id") >> package &&
+        Classic<std::ifstream>(topology / "core_id") >> core) {
       cores.emplace(package, core);
     } else {
       ++unknown;
@@ -52,9 +55,10 @@ namespace {
 double quota_of(const fs::path& group) {
   double quota = 0;
   double period = 0;
-  const bool version2 = static_cast<bool>(std::ifstream(group / "cpu.max") >> quota >> period);  // "max" is no number
-  const bool version1 = !version2 && std::ifstream(group / "cpu.cfs_quota_us") >> quota &&
-                        std::ifstream(group / "cpu.cfs_period_us") >> period;
+  const bool version2 =
+      static_cast<bool>(Classic<std::ifstream>(group / "cpu.max") >> quota >> period);  // "max" is no number
+  const bool version1 = !version2 && Classic<std::ifstream>(group / "cpu.cfs_quota_us") >> quota &&
+                        Classic<std::ifstream>(group / "cpu.cfs_period_us") >> period;
   if ((!version2 && !version1) || quota <= 0 || period <= 0) return no_quota;  // version 1 writes -1 for none
   return quota / period;
 }

@@ -11,8 +11,8 @@
 #include <iterator>
 #include <limits>
 #include <optional>
-#include <sstream>
 
+#include "base/classic.hpp"
 #include "cpu_cores.hpp"
 #include "cuda_info.hpp"
 
@@ -206,7 +206,7 @@ Devices parse_devices(std::string_view spec, const Devices& gpus) {
 }
 
 std::string to_string(const Devices& devices) {
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << "[";
   for (size_t i = 0; i < devices.size(); ++i) text << (i == 0 ? "" : ", ") << devices[i];
   text << "]";

@@ -7,30 +7,50 @@
 #include <system_error>
 #include <utility>
 
+#include "links.hpp"
+
 namespace lockstep::io {
 namespace {
+
+constexpr size_t longest_name = 255;  // in bytes, on Linux's file systems
+
+// The beginning of a name, in whole characters of UTF-8.
+std::string shortened(std::string name, size_t bytes) {
+  if (name.size() <= bytes) return name;
+  while (bytes > 0 && (name[bytes] & 0xC0) == 0x80) --bytes;
+  name.resize(bytes);
+  return name;
+}
 
 // A hidden sibling of `file`, another one with every call.
 std::filesystem::path temporary_for(const std::filesystem::path& file) {
   static constexpr char letters[] = "abcdefghijklmnopqrstuvwxyz234567";
   std::random_device random;
-  std::string name(".");
-  name.append(file.filename().string()).append(".");
-  for (int i = 0; i < 8; ++i) name += letters[random() % 32];
-  return file.parent_path() / name.append(".tmp");
+  std::string end(".");
+  for (int i = 0; i < 8; ++i) end += letters[random() % 32];
+  end += ".tmp";
+  return file.parent_path() / ("." + shortened(file.filename().string(), longest_name - 1 - end.size()) + end);
 }
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::filesystem::path file, FileSystem& files) : files_(files), file_(std::move(file)) {
+AtomicFile::AtomicFile(std::filesystem::path file, FileSystem& files)
+    : files_(files), file_(std::move(file)), place_(behind_links(file_)) {
+  // Renaming would take a device or a pipe away, and fail for a folder.
+  std::error_code ignored;
+  const auto there = std::filesystem::status(place_, ignored);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there)) {
+    throw Error("cannot write '" + file_.string() + "': it is " +
+                (std::filesystem::is_directory(there) ? "a directory" : "no regular file"));
+  }
   do {
-    temporary_ = temporary_for(file_);
+    temporary_ = temporary_for(place_);
     fd_ = files_.create(temporary_);
   } while (fd_ < 0 && errno == EEXIST);
   if (fd_ < 0) {
     int error = errno;
     temporary_.clear();
-    std::string folder = file_.parent_path().empty() ? "." : file_.parent_path().string();
+    std::string folder = place_.parent_path().empty() ? "." : place_.parent_path().string();
     fail("creating a file in folder '" + folder + "'", error);
   }
 }
@@ -54,9 +74,9 @@ void AtomicFile::commit() {
   // Some file systems report a full disk only here, others only from close.
   if (files_.fsync(fd_) != 0) fail("flushing to the disk", errno);
   if (files_.close(std::exchange(fd_, -1)) != 0) fail("closing", errno);
-  if (files_.rename(temporary_, file_) != 0) fail("renaming the finished temporary", errno);
+  if (files_.rename(temporary_, place_) != 0) fail("renaming the finished temporary", errno);
   temporary_.clear();
-  if (files_.sync_folder(file_.parent_path()) != 0) fail("flushing its folder to the disk", errno);
+  if (files_.sync_folder(place_.parent_path()) != 0) fail("flushing its folder to the disk", errno);
 }
 
 void AtomicFile::fail(const std::string& operation, int error) {

@@ -1,9 +1,10 @@
 // AtomicFile: a file that is replaced whole or not at all.
 //
-// The bytes go into a temporary file beside it. commit() flushes this to the disk and renames it, and then flushes the
-// folder. Whatever ends the process or the machine, the old file or the new one is there, whole. Without commit(), and
-// after any failure before the renaming, the temporary is removed, and the old file stays as it was. (A process that is
-// killed leaves the temporary behind: a hidden file ".NAME.XXXXXXXX.tmp".) One thread at a time.
+// The bytes go into a temporary file beside it; if it is a link, beside what this leads to, so that the link stays.
+// commit() flushes this to the disk and renames it, and then flushes the folder. Whatever ends the process or the
+// machine, the old file or the new one is there, whole. Without commit(), and after any failure before the renaming,
+// the temporary is removed, and the old file stays as it was. (A process that is killed leaves the temporary behind: a
+// hidden file ".NAME.XXXXXXXX.tmp".) One thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +34,8 @@ class AtomicFile {
   void discard();
 
   FileSystem& files_;
-  std::filesystem::path file_;
+  std::filesystem::path file_;       // as it was named
+  std::filesystem::path place_;      // where its links lead
   std::filesystem::path temporary_;  // empty once it is renamed or removed
   int fd_ = -1;
 };

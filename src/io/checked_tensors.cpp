@@ -7,7 +7,9 @@ namespace lockstep::io {
 void write_checked(const std::filesystem::path& file, const NamedTensors& tensors,
                    const std::map<std::string, std::string>& metadata) {
   NamedTensors here;
-  for (const auto& [name, tensor] : tensors) here.emplace_back(name, tensor.detach().cpu().contiguous());
+  if (const std::string why = what_a_file_lacks(tensors); !why.empty())
+    throw Error("cannot write '" + file.string() + "': " + why);
+  for (const auto& [name, tensor] : tensors) here.emplace_back(name, as_in_a_file(tensor));
   std::map<std::string, std::string> texts = metadata;
   texts.emplace("format", "pt");
   texts.erase(kDigestKey);

@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
+
+#include "base/signal_blocked.hpp"
 
 namespace lockstep::io {
 
@@ -13,6 +16,7 @@ int FileSystem::create(const std::filesystem::path& file) {
 }
 
 ssize_t FileSystem::write(int fd, const void* data, size_t bytes) {
+  const SignalBlocked blocked(SIGXFSZ);  // whose limit is an error like a full disk
   return ::write(fd, data, bytes);
 }
 

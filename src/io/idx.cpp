@@ -6,16 +6,16 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <sstream>
 #include <vector>
 
+#include "base/classic.hpp"
 #include "gzip.hpp"
 
 namespace lockstep::io {
 namespace {
 
 std::string hex(uint32_t value) {
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << "0x" << std::hex;
   text.width(8);
   text.fill('0');

@@ -4,14 +4,14 @@
 
 #include <cerrno>
 #include <fstream>
-#include <sstream>
 
+#include "base/classic.hpp"
 #include "reason.hpp"
 
 namespace lockstep::io {
 
 std::string read_text(const std::filesystem::path& file) {
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   errno = 0;
   std::ifstream stream(file);
   // A folder opens, but cannot be read. An empty file gives no text, and no error either.

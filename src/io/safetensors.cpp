@@ -11,11 +11,11 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <system_error>
 #include <unordered_set>
 
 #include "atomic_file.hpp"
+#include "base/classic.hpp"
 #include "digest.hpp"
 #include "not_json.hpp"
 
@@ -33,9 +33,24 @@ struct TypeName {
 // In the order in which a file holds them: the widest first, so that every tensor begins at a multiple of its elements'
 // size. Within a width the order is the Python package's: equal tensors give equal files.
 constexpr std::array type_names = {
-    TypeName{"I64", at::kLong},  TypeName{"F64", at::kDouble},    TypeName{"F32", at::kFloat},
-    TypeName{"I32", at::kInt},   TypeName{"BF16", at::kBFloat16}, TypeName{"F16", at::kHalf},
-    TypeName{"I16", at::kShort}, TypeName{"I8", at::kChar},       TypeName{"U8", at::kByte},
+    TypeName{"U64", at::kUInt64},
+    TypeName{"I64", at::kLong},
+    TypeName{"F64", at::kDouble},
+    TypeName{"C64", at::kComplexFloat},
+    TypeName{"F32", at::kFloat},
+    TypeName{"U32", at::kUInt32},
+    TypeName{"I32", at::kInt},
+    TypeName{"BF16", at::kBFloat16},
+    TypeName{"F16", at::kHalf},
+    TypeName{"U16", at::kUInt16},
+    TypeName{"I16", at::kShort},
+    TypeName{"F8_E5M2FNUZ", at::kFloat8_e5m2fnuz},
+    TypeName{"F8_E4M3FNUZ", at::kFloat8_e4m3fnuz},
+    TypeName{"F8_E8M0", at::kFloat8_e8m0fnu},
+    TypeName{"F8_E4M3", at::kFloat8_e4m3fn},
+    TypeName{"F8_E5M2", at::kFloat8_e5m2},
+    TypeName{"I8", at::kChar},
+    TypeName{"U8", at::kByte},
     TypeName{"BOOL", at::kBool},
 };
 
@@ -54,12 +69,7 @@ size_t type_index(const at::Tensor& tensor) {
 
 // By type, then by name. Throws Error if the format cannot hold them.
 NamedTensors in_file_order(NamedTensors tensors) {
-  for (const auto& [name, tensor] : tensors) {
-    if (type_index(tensor) == type_names.size()) {
-      throw Error("tensor '" + name + "' is of type " + c10::toString(tensor.scalar_type()) +
-                  ", which safetensors cannot hold");
-    }
-  }
+  if (const std::string why = what_a_file_lacks(tensors); !why.empty()) throw Error(why);
   auto key = [](const auto& entry) { return std::pair(type_index(entry.second), entry.first); };
   std::sort(tensors.begin(), tensors.end(), [&](const auto& a, const auto& b) { return key(a) < key(b); });
   return tensors;
@@ -280,6 +290,22 @@ auto read_file(const std::filesystem::path& file, const Read& read) {
 
 }  // namespace
 
+std::string what_a_file_lacks(const NamedTensors& tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    const bool is_sparse = tensor.layout() != at::kStrided;
+    if (is_sparse || type_index(tensor) == type_names.size()) {
+      return "tensor '" + name + "' is " +
+             (is_sparse ? "sparse" : std::string("of type ") + c10::toString(tensor.scalar_type())) +
+             ", which a safetensors file cannot hold";
+    }
+  }
+  return "";
+}
+
+at::Tensor as_in_a_file(const at::Tensor& tensor) {
+  return tensor.detach().cpu().contiguous().resolve_conj().resolve_neg();
+}
+
 void check_bool(const at::Tensor& tensor, const std::string& name) {
   if (tensor.scalar_type() != at::kBool || !tensor.view(at::kByte).gt(1).any().item<bool>()) return;
   throw Error("tensor '" + name + "' is of type BOOL but holds bytes that are neither 0 nor 1");
@@ -301,7 +327,7 @@ void write_safetensors(const std::filesystem::path& file, const NamedTensors& te
   out.write(&header_size, sizeof header_size);
   out.write(header);
   for (const auto& [name, tensor] : sorted) {
-    at::Tensor data = tensor.detach().cpu().contiguous();
+    const at::Tensor data = as_in_a_file(tensor);
     out.write(data.const_data_ptr(), data.nbytes());
   }
   out.commit();
@@ -328,10 +354,10 @@ std::string digest_of(const std::map<std::string, std::string>& metadata, const 
   Digest digest("SHA256");
   for (const auto& [key, value] : metadata) digest.update(key + '\n' + value + '\n');
   for (const auto& [name, tensor] : std::map<std::string, at::Tensor>(tensors.begin(), tensors.end())) {
-    std::ostringstream title;
+    Classic<std::ostringstream> title;
     title << '\n' << name << ' ' << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes() << '\n';
     digest.update(title.str());
-    const at::Tensor data = tensor.detach().cpu().contiguous();
+    const at::Tensor data = as_in_a_file(tensor);
     digest.update(data.const_data_ptr(), data.nbytes());
   }
   return digest.hex();

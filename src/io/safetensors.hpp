@@ -4,7 +4,7 @@
 //   header       JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, …, "__metadata__": {…}},
 //                padded with spaces
 //   data         the tensors' bytes, little-endian, without gaps; offsets count from here
-// Types: F64 F32 F16 BF16 I64 I32 I16 I8 U8 BOOL.
+// Types: F64 F32 F16 BF16, F8 of five kinds, C64, I64 I32 I16 I8, U64 U32 U16 U8, BOOL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,6 +21,13 @@
 namespace lockstep::io {
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// Names the first tensor that no file can hold, and says why: a type that the format lacks (ComplexDouble, quantized
+// ones), or a sparse one. Empty if there is none.
+std::string what_a_file_lacks(const NamedTensors& tensors);
+
+// A tensor with the bytes that a file has of it: on the CPU, in the order of its sizes. The same one where it can be.
+at::Tensor as_in_a_file(const at::Tensor& tensor);
 
 // Writes the tensors, from whatever device, and replaces `file` whole. `metadata` joins {"format": "pt"} in the header.
 // Throws Error for a type that the format lacks, a name given twice, text that is not UTF-8, or a disk that does not

@@ -6,9 +6,8 @@
 #include <lockstep/models/linear.hpp>
 #include <lockstep/models/models.hpp>
 
+#include "base/classic.hpp"
 #include "model_parts.hpp"
-
-#include <sstream>
 
 namespace lockstep {
 namespace {
@@ -48,7 +47,7 @@ void check_options(const AlexNetOptions& options) {
                 "; it must be 1, or 2 for the two towers of 2012");
   }
   if (!(options.dropout >= 0 && options.dropout < 1)) {
-    std::ostringstream text;
+    Classic<std::ostringstream> text;
     text << "alexnet: dropout is " << options.dropout << "; it must be at least 0 and below 1";
     throw Error(text.str());
   }

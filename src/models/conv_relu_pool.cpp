@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "base/classic.hpp"
 #include "differentiable_gradients.hpp"
 #include "intra_op.hpp"
 #include "models/kernels/conv_relu_pool.hpp"
@@ -35,7 +36,7 @@ at::Tensor by_libtorch(const at::Tensor& x, const at::Tensor& weight, const at::
 
 void check_shapes(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   const auto shape = [](const at::Tensor& tensor) {
-    return tensor.defined() ? c10::str(tensor.sizes()) : std::string("undefined");
+    return tensor.defined() ? classic_text(tensor.sizes()) : std::string("undefined");
   };
   const bool fit = x.defined() && x.dim() == 4 && weight.defined() && weight.dim() == 4 && weight.size(0) > 0 &&
                    weight.size(1) > 0 && x.size(1) == weight.size(1) && weight.size(2) > 0 && weight.size(3) > 0 &&

@@ -10,6 +10,8 @@
 #include <lockstep/models/dropout.hpp>
 #include <lockstep/models/sample_scope.hpp>
 
+#include "base/classic.hpp"
+#include "base/number_text.hpp"
 #include "base/rank_thread.hpp"
 #include "base/scramble.hpp"
 #include "devices/cuda_graph.hpp"
@@ -48,7 +50,7 @@ uint64_t hash_of(const std::string& name) {
 
 DropoutImpl::DropoutImpl(const DropoutOptions& options) : options(options) {
   if (options.p >= 0 && options.p <= 1) return;
-  throw Error("Dropout: p is " + std::to_string(options.p) + "; it must be from 0 to 1");
+  throw Error("Dropout: p is " + number_text(options.p) + "; it must be from 0 to 1");
 }
 
 void DropoutImpl::pretty_print(std::ostream& out) const {
@@ -83,8 +85,8 @@ at::Tensor DropoutImpl::mask(const at::Tensor& x) const {
                 "Batch::in_parts() do");
   }
   if (x.dim() == 0 || place.size < 1 || x.size(0) % place.size != 0) {
-    throw Error(who + ": its input is " + c10::str(x.sizes()) + ", and the samples are " + std::to_string(place.size) +
-                "; the first dimension must be the samples, or several rows of each");
+    throw Error(who + ": its input is " + classic_text(x.sizes()) + ", and the samples are " +
+                std::to_string(place.size) + "; the first dimension must be the samples, or several rows of each");
   }
   if (x.is_cuda() && is_recording()) {
     throw Error(who + ": a CUDA graph would repeat the mask that it was recorded with; record steps without dropout");

@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "base/classic.hpp"
 #include "base/number_text.hpp"
 #include "model_parts.hpp"
 
@@ -70,7 +71,7 @@ at::Tensor GptEmbeddingImpl::forward(const at::Tensor& x) {
   const bool is_whole = x.scalar_type() == at::kLong || x.scalar_type() == at::kInt;
   if (x.dim() != 2 || !is_whole || x.size(1) > options.context) {
     throw Error("gpt takes tokens [n, length] of int64, with a length of at most " + std::to_string(options.context) +
-                ", its context; this is " + c10::toString(x.scalar_type()) + " " + c10::str(x.sizes()));
+                ", its context; this is " + c10::toString(x.scalar_type()) + " " + classic_text(x.sizes()));
   }
   return dropout(tokens(x) + positions->weight.narrow(0, 0, x.size(1)));
 }

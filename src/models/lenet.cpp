@@ -6,6 +6,8 @@
 
 #include <string>
 
+#include "base/classic.hpp"
+
 namespace lockstep {
 
 std::vector<torch::Tensor> lenet_params(uint64_t seed) {
@@ -37,8 +39,8 @@ void check_params(const char* function, const std::vector<torch::Tensor>& params
   for (size_t i = 0; i < shapes.size(); ++i) {
     if (!params[i].defined() || params[i].sizes() != at::IntArrayRef(shapes[i])) {
       throw Error(std::string(function) + ": LeNet's parameter " + std::to_string(i) + " must be " +
-                  c10::str(at::IntArrayRef(shapes[i])) + ", this one is " +
-                  (params[i].defined() ? c10::str(params[i].sizes()) : std::string("undefined")));
+                  classic_text(at::IntArrayRef(shapes[i])) + ", this one is " +
+                  (params[i].defined() ? classic_text(params[i].sizes()) : std::string("undefined")));
     }
   }
 }
@@ -46,7 +48,7 @@ void check_params(const char* function, const std::vector<torch::Tensor>& params
 void check_images(const torch::Tensor& x) {
   if (!x.defined() || x.dim() != 4 || x.size(1) != 1 || x.size(2) != 28 || x.size(3) != 28) {
     throw Error("lenet: images must be [n, 1, 28, 28], these are " +
-                (x.defined() ? c10::str(x.sizes()) : std::string("undefined")));
+                (x.defined() ? classic_text(x.sizes()) : std::string("undefined")));
   }
 }
 

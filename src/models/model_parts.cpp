@@ -6,8 +6,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 #include <vector>
+
+#include "base/classic.hpp"
 
 namespace lockstep {
 namespace {
@@ -20,7 +21,7 @@ constexpr int64_t largest_image = 4096;
 
 void check_width(const std::string& model, double width) {
   if (width > 0 && width <= largest_width) return;  // false for NaN
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << model << ": the width is " << width << "; it must be above 0 and at most " << largest_width;
   throw Error(text.str());
 }

@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <utility>
 #include <vector>
+
+#include "base/classic.hpp"
 
 namespace lockstep {
 namespace {
@@ -22,7 +23,7 @@ NamedTensors every_name_of(const torch::nn::Module& module) {
 }
 
 std::string type_and_sizes(const at::Tensor& tensor) {
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << c10::toString(tensor.scalar_type()) << ' ' << tensor.sizes();
   return text.str();
 }

@@ -5,13 +5,15 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
+#include "real_values.hpp"
+
 namespace lockstep {
 
 at::Tensor finite_sum(const std::vector<at::Tensor>& tensors, const c10::Device& device) {
   const c10::NoGradGuard no_grad;
   std::vector<at::Tensor> all;
   for (const auto& tensor : tensors) {
-    if (tensor.defined()) all.push_back(tensor.layout() == at::kStrided ? tensor : tensor._values());
+    if (tensor.defined()) all.push_back(real_values(tensor.layout() == at::kStrided ? tensor : tensor._values()));
   }
   at::Tensor sum = at::zeros({}, at::TensorOptions(device).dtype(at::kDouble));
   if (all.empty()) return sum;

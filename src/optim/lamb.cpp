@@ -15,7 +15,7 @@ void check(const LambOptions& options) {
   check_not_negative("Lamb", "eps", options.eps());
   for (const double beta : {std::get<0>(options.betas()), std::get<1>(options.betas())}) {
     if (!(beta >= 0 && beta < 1)) {
-      throw Error("Lamb: a beta is " + std::to_string(beta) + "; it must be at least 0 and below 1");
+      throw Error("Lamb: a beta is " + number_text(beta) + "; it must be at least 0 and below 1");
     }
   }
 }

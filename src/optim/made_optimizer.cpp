@@ -1,9 +1,10 @@
 #include "made_optimizer.hpp"
 
-#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 
 #include <set>
+
+#include "base/classic.hpp"
 
 namespace lockstep {
 
@@ -25,7 +26,7 @@ void check_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups, 
   for (size_t number = 0; number < groups.size(); ++number) {
     for (const auto& parameter : groups[number].params()) {
       if (!parameter.requires_grad() || left.erase(parameter.unsafeGetTensorImpl()) > 0) continue;
-      refuse("group " + std::to_string(number) + " has a parameter of shape " + c10::str(parameter.sizes()) +
+      refuse("group " + std::to_string(number) + " has a parameter of shape " + classic_text(parameter.sizes()) +
              " that is none of the net's, or is in a group already");
     }
   }

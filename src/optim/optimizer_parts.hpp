@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "base/number_text.hpp"
+
 namespace lockstep {
 
 // above / below for scalars on one device, or 1 where `defined_when` is false. Reads nothing back from a GPU.
@@ -35,7 +37,7 @@ inline at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
 
 inline void check_not_negative(const char* optimizer, const char* option, double value) {
   if (value >= 0) return;
-  throw Error(std::string(optimizer) + ": " + option + " is " + std::to_string(value) + "; it must be at least 0");
+  throw Error(std::string(optimizer) + ": " + option + " is " + number_text(value) + "; it must be at least 0");
 }
 
 inline void check_dense(const char* optimizer, const at::Tensor& gradient) {

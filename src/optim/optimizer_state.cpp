@@ -8,9 +8,10 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <sstream>
 #include <string>
 #include <utility>
+
+#include "base/classic.hpp"
 
 namespace lockstep {
 namespace {
@@ -25,7 +26,7 @@ std::string archive_key(const at::Tensor& parameter) {
 
 // The archive stays in memory: nothing of its format gets into a file.
 InputArchive reread(OutputArchive& archive) {
-  std::stringstream bytes;
+  Classic<std::stringstream> bytes;
   archive.save_to(bytes);
   InputArchive read;
   read.load_from(bytes);
@@ -108,8 +109,8 @@ void check_shapes(const ByParameter& members, const io::NamedTensors& parameters
     if (found == members.end()) continue;
     for (const auto& [member, tensor] : found->second) {
       if (tensor.dim() != parameter.dim() || tensor.sizes() == parameter.sizes()) continue;
-      throw Error("the state '" + member + "." + name + "' has the shape " + c10::str(tensor.sizes()) +
-                  ", and the parameter " + c10::str(parameter.sizes()));
+      throw Error("the state '" + member + "." + name + "' has the shape " + classic_text(tensor.sizes()) +
+                  ", and the parameter " + classic_text(parameter.sizes()));
     }
   }
 }

@@ -17,6 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "real_values.hpp"
+
 namespace lockstep {
 namespace {
 
@@ -42,7 +44,8 @@ Tensor power_of_two_in(const Tensor& largest) {
 }
 
 // A piece's values in the order of its memory, where that saves a copy.
-Tensor flat_in_any_order(const Tensor& piece) {
+Tensor flat_in_any_order(const Tensor& given) {
+  const Tensor piece = real_values(given);
   return piece.is_non_overlapping_and_dense() ? piece.as_strided({piece.numel()}, {1}) : piece.contiguous().view(-1);
 }
 
@@ -168,7 +171,7 @@ Tensor largest_magnitude(const std::vector<Tensor>& pieces, const c10::Device& d
   std::vector<Tensor> extremes;
   for (const auto& piece : pieces) {
     if (piece.numel() == 0) continue;
-    const auto [least, greatest] = at::aminmax(piece);
+    const auto [least, greatest] = at::aminmax(real_values(piece));
     extremes.insert(extremes.end(), {least, greatest});
   }
   const auto type = at::TensorOptions(device).dtype(at::kDouble);
@@ -184,8 +187,9 @@ Tensor sums_of_squares(const std::vector<Tensor>& pieces, const Tensor& largest)
   const double scale = 1 / power_of_two_in(largest).item<double>();
   const Tensor sums = at::zeros({4}, at::kDouble);
   for (const auto& piece : pieces) {
-    const bool wide = piece.scalar_type() == at::kDouble;
-    const Tensor values = flat_in_any_order(piece).to(wide ? at::kDouble : at::kFloat);
+    const Tensor flat = flat_in_any_order(piece);
+    const bool wide = flat.scalar_type() == at::kDouble;
+    const Tensor values = flat.to(wide ? at::kDouble : at::kFloat);
     const Sums own = wide ? sums_of<double>(values, scale) : sums_of<float>(values, scale);
     for (size_t i = 0; i < own.size(); ++i) sums.mutable_data_ptr<double>()[i] += own[i];
   }
@@ -195,7 +199,7 @@ Tensor sums_of_squares(const std::vector<Tensor>& pieces, const Tensor& largest)
 Tensor sums_by_operators(const std::vector<Tensor>& pieces, const Tensor& largest) {
   const c10::NoGradGuard no_grad;
   int64_t values = 0;
-  for (const auto& piece : pieces) values += piece.numel();
+  for (const auto& piece : pieces) values += piece.numel() * (piece.is_complex() ? 2 : 1);
   SquareSum sum(largest, values);
   for (const auto& piece : pieces) sum.add(piece);
   return sum.result();

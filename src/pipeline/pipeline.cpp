@@ -2,12 +2,12 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/devices/devices.hpp>
 #include <lockstep/models/dropout.hpp>
 #include <lockstep/pipeline/pipeline.hpp>
 
+#include "base/classic.hpp"
 #include "base/seconds_since.hpp"
 #include "comm/arguments.hpp"
 #include "data_parallel/counted_targets.hpp"
@@ -350,7 +350,7 @@ void Pipeline::State::check_memory(const PipelineStage& stage, const at::Tensor&
   if (y.numel() == 0 || (is_aligned && y.is_contiguous(expected.format))) return;
   throw Error(
       "Pipeline: stage " + std::to_string(stage.index()) + " gives a view of a larger tensor, or of one that " +
-      "lies otherwise: " + describe(y) + " with strides " + c10::str(y.strides()) +
+      "lies otherwise: " + describe(y) + " with strides " + classic_text(y.strides()) +
       ". With a grain the cut must change no bit, and behind it these values would lie elsewhere in memory. Let "
       "the stage's last layer give a tensor of its own, as by clone(at::MemoryFormat::Contiguous), or cut "
       "elsewhere");

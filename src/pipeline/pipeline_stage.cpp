@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <lockstep/base/error.hpp>
 
+#include "base/classic.hpp"
 #include "base/exception_text.hpp"
 #include "comm/arguments.hpp"
 #include "models/random_layers.hpp"
@@ -69,7 +70,7 @@ at::Tensor PipelineStage::through(at::Tensor x) {
       x = layer.forward(std::move(x));
     } catch (const std::exception&) {
       std::throw_with_nested(Error("Pipeline: layer " + names_[place] + " of stage " + std::to_string(index_) + ", " +
-                                   c10::str(*layer.ptr()) + ", fails at what comes to it, " + before + ": " +
+                                   classic_text(*layer.ptr()) + ", fails at what comes to it, " + before + ": " +
                                    exception_text(std::current_exception())));
     }
     ++place;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/classic.hpp"
 #include "plan/plan_shape.hpp"
 
 namespace lockstep {
@@ -28,12 +29,12 @@ std::vector<std::string> model_signature(const torch::nn::Sequential& net) {
     std::string line = layer.key() + ":";
     std::string separator = " ";
     for (const auto& parameter : layer.value()->named_parameters()) {
-      line += separator + parameter.key() + " " + c10::str(parameter.value().sizes());
+      line += separator + parameter.key() + " " + classic_text(parameter.value().sizes());
       separator = ", ";
     }
     // A resizing layer has no parameters, but the times and the memory of all layers behind it depend on its size.
     if (const auto* const resize = layer.value()->as<torch::nn::UpsampleImpl>(); resize && resize->options.size()) {
-      line += " to " + c10::str(at::IntArrayRef(*resize->options.size()));
+      line += " to " + classic_text(at::IntArrayRef(*resize->options.size()));
     }
     // Nor do parameters show the heads, of which slices must be a part.
     if (const auto* const block = layer.value()->as<GptBlockImpl>()) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/classic.hpp"
 #include "base/seconds_since.hpp"
 #include "base/thread_clock.hpp"
 #include "devices/memory_meter.hpp"
@@ -69,7 +70,7 @@ Tensor LayerMeter::call(size_t layer, const Tensor& x, int64_t samples) {
     return (net_->begin() + static_cast<std::ptrdiff_t>(layer))->forward<Tensor>(x);
   } catch (const c10::Error& error) {
     throw Error("profile: " + (layer == names_.size() ? "the criterion" : "layer " + names_[layer]) +
-                " fails on an input " + c10::str(x.sizes()) + ": " + error.what_without_backtrace());
+                " fails on an input " + classic_text(x.sizes()) + ": " + error.what_without_backtrace());
   }
 }
 

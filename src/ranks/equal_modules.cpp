@@ -1,10 +1,10 @@
 #include "equal_modules.hpp"
 
 #include <c10/core/GradMode.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/util/StringUtil.h>
+#include <lockstep/core/InferenceMode.h>
 #include <lockstep/base/error.hpp>
 
+#include "base/classic.hpp"
 #include "comm/purpose.hpp"
 #include "gather.hpp"
 
@@ -23,8 +23,8 @@ using ModuleTensors = std::vector<std::pair<std::string, torch::Tensor>>;
 
 std::string describe_entry(const ModuleTensors& tensors, int64_t i) {
   const auto& [name, tensor] = tensors[static_cast<size_t>(i)];
-  const std::string order = tensor.is_contiguous() ? "" : c10::str(" with strides ", tensor.strides());
-  return name + ", " + c10::toString(tensor.scalar_type()) + " " + c10::str(tensor.sizes()) + order;
+  const std::string order = tensor.is_contiguous() ? "" : classic_text(" with strides ", tensor.strides());
+  return name + ", " + c10::toString(tensor.scalar_type()) + " " + classic_text(tensor.sizes()) + order;
 }
 
 // Names, shapes, types and orders in memory as one number each, so that a difference is found before bytes come to the

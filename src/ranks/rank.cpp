@@ -4,6 +4,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "base/classic.hpp"
 #include "comm/members.hpp"
 #include "comm/purpose.hpp"
 #include "comm/world.hpp"
@@ -149,7 +150,7 @@ at::Tensor Rank::reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op) {
   warn_of_graph(*this, tensor, "reduce_scatter");
   const at::NoGradGuard no_grad;
   if (tensor.dim() == 0 || tensor.size(0) != world_size_) {
-    throw Error(name() + ": reduce_scatter: the tensor " + c10::str(tensor.sizes()) + " needs a row for each of " +
+    throw Error(name() + ": reduce_scatter: the tensor " + classic_text(tensor.sizes()) + " needs a row for each of " +
                 std::to_string(world_size_) + " ranks");
   }
   at::Tensor all = tensor.contiguous().view({-1});

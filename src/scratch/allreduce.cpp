@@ -10,9 +10,10 @@
 #include <lockstep/scratch/on_each_device.hpp>
 
 #include <functional>
-#include <sstream>
 #include <string>
 #include <tuple>
+
+#include "base/classic.hpp"
 
 namespace lockstep {
 
@@ -37,7 +38,7 @@ namespace {
 // ---- What an allreduce accepts -------------------------------------------------------------------------------------
 
 std::string describe(const std::vector<at::Tensor>& tensors, size_t i) {
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << "tensor " << i << " is " << tensors[i].sizes() << " " << c10::toString(tensors[i].scalar_type()) << " on "
        << tensors[i].device();
   return text.str();

@@ -9,8 +9,10 @@
 
 #include <cmath>
 #include <exception>
-#include <sstream>
 #include <string>
+
+#include "base/classic.hpp"
+#include "base/number_text.hpp"
 
 namespace lockstep {
 
@@ -49,7 +51,7 @@ namespace {
 
 std::string describe(const std::vector<Params>& device_params, size_t device, size_t param) {
   const at::Tensor& tensor = device_params[device][param];
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << "parameter " << param << " of device " << device << " is " << tensor.sizes() << " "
        << c10::toString(tensor.scalar_type()) << " on " << tensor.device();
   return text.str();
@@ -93,7 +95,7 @@ void check_params(const std::vector<Params>& device_params, const Devices& devic
 
 void check_lr(const char* function, double lr) {
   if (std::isfinite(lr) && lr >= 0) return;
-  throw Error(std::string(function) + ": the learning rate must be a finite number >= 0, not " + std::to_string(lr));
+  throw Error(std::string(function) + ": the learning rate must be a finite number >= 0, not " + number_text(lr));
 }
 
 // ---- Its steps -----------------------------------------------------------------------------------------------------
@@ -177,7 +179,7 @@ double train_batch(const at::Tensor& x, const at::Tensor& y, std::vector<Params>
   }
   if (y.defined() && (y.scalar_type() != at::kLong || y.dim() != 1)) {
     throw Error(std::string("train_batch: the labels y must be class indices, Long [n]; these are ") +
-                c10::toString(y.scalar_type()) + " " + c10::str(y.sizes()));
+                c10::toString(y.scalar_type()) + " " + classic_text(y.sizes()));
   }
   return train_batch(x, y, device_params, devices, lr, lenet_loss);
 }

@@ -4,6 +4,7 @@
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
 #include "averaged_gradients.hpp"
+#include "base/number_text.hpp"
 #include "optim/reproducible_norm.hpp"
 #include "tensor_parallel/sliced_dimensions.hpp"
 
@@ -36,13 +37,13 @@ Tensor norm_of_all(const AveragedGradients& gradients, const Counts& counts, con
 // Computes the factor as LibTorch does, without asking the device whether it is needed.
 void scale_down(const AveragedGradients& gradients, const Tensor& norm, double max_norm) {
   const Tensor factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
-  for (const auto& piece : gradients.pieces) piece.second.mul_(factor.to(piece.second.scalar_type()));
+  for (const auto& piece : gradients.pieces)
+    piece.second.mul_(factor.to(c10::toRealValueType(piece.second.scalar_type())));
 }
 
 void check_max_norm(double max_norm, const Rank& rank) {
   if (max_norm > 0) return;
-  throw Error(rank.name() + ": clip_grad_norm: the largest norm is " + std::to_string(max_norm) +
-              "; it must be above 0");
+  throw Error(rank.name() + ": clip_grad_norm: the largest norm is " + number_text(max_norm) + "; it must be above 0");
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 
@@ -13,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/classic.hpp"
 #include "optim/optimizer_state.hpp"
 #include "ranks/gather.hpp"
 #include "tensor_parallel/sliced_dimensions.hpp"
@@ -78,10 +78,10 @@ void join_slices(io::NamedTensors& state, SplitModel& net, const ByName& paramet
     if (slice == slices.end() || tensor.dim() == 0) continue;
     const auto sizes = parameters.at(slice->first).sizes();
     if (tensor.sizes() != sizes) {
-      throw Error(c10::str("the optimizer's state '", name, "' has the shape ", tensor.sizes(), " on ",
-                           net.mesh().tensor().name(), ", and the parameter's slice ", sizes,
-                           ", so it cannot be gathered; split the network by data or layers, or train without "
-                           "checkpoints"));
+      throw Error(classic_text("the optimizer's state '", name, "' has the shape ", tensor.sizes(), " on ",
+                               net.mesh().tensor().name(), ", and the parameter's slice ", sizes,
+                               ", so it cannot be gathered; split the network by data or layers, or train without "
+                               "checkpoints"));
     }
     tensor = joined_slices(tensor, slice->second.how, net.mesh().tensor(), slice->second.whole);
   }
@@ -126,8 +126,8 @@ void check_known(const io::NamedTensors& state, const io::NamedTensors& paramete
 torch::Tensor slice_of(const std::string& name, const torch::Tensor& whole, const Slice& slice) {
   const int64_t dim = slice.how.dim;
   if (dim >= whole.dim() || whole.size(dim) != slice.whole) {
-    throw Error(c10::str("the state '", name, "' has the shape ", whole.sizes(), ", and the parameter ", slice.whole,
-                         " values along dimension ", dim));
+    throw Error(classic_text("the state '", name, "' has the shape ", whole.sizes(), ", and the parameter ",
+                             slice.whole, " values along dimension ", dim));
   }
   return slice_of_whole(whole, slice.how, slice.begin, slice.size);
 }

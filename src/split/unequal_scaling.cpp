@@ -3,6 +3,7 @@
 #include <c10/core/GradMode.h>
 #include <lockstep/base/error.hpp>
 
+#include "base/classic.hpp"
 #include "data_parallel/flat_view.hpp"
 #include "ranks/gather.hpp"
 
@@ -10,7 +11,6 @@
 #include <bit>
 #include <cmath>
 #include <limits>
-#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -96,7 +96,7 @@ void UnequalScaling::check() {
   value_.reset();
   const Factors factors = of_axis(mesh_.pipeline(), of_axis(mesh_.tensor(), here));
   if (factors.highest - factors.lowest <= kTolerance * std::abs(factors.highest)) return;  // -inf if none says anything
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   text << mesh_.tensor().name()
        << ": SplitModel: since the last backward the ranks scaled their gradients by different "
        << "factors, from " << factors.lowest << " to " << factors.highest

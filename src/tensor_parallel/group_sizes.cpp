@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string>
 
+#include "base/classic.hpp"
 #include "ranks/gather.hpp"
 
 namespace lockstep {
@@ -29,10 +30,10 @@ std::vector<int64_t> sizes_in_group(const char* function, const at::Tensor& x, i
   if (total == 0) return ask_for_sizes(mine, rank);
   std::vector<int64_t> sizes = equal_sizes(total, rank);
   if (sizes[rank.index()] == mine) return sizes;
-  throw Error(std::string(function) + ": x is " + c10::str(x.sizes()) + ", but rank " + std::to_string(rank.index()) +
-              " of " + std::to_string(rank.world_size()) + " has " + std::to_string(sizes[rank.index()]) + " of " +
-              std::to_string(total) + " along dimension " + std::to_string(dim) +
-              "; give each rank its part_of(total), or no total");
+  throw Error(std::string(function) + ": x is " + classic_text(x.sizes()) + ", but rank " +
+              std::to_string(rank.index()) + " of " + std::to_string(rank.world_size()) + " has " +
+              std::to_string(sizes[rank.index()]) + " of " + std::to_string(total) + " along dimension " +
+              std::to_string(dim) + "; give each rank its part_of(total), or no total");
 }
 
 int64_t begin_of(const std::vector<int64_t>& sizes, int index) {

@@ -8,6 +8,7 @@
 #include <limits>
 #include <string>
 
+#include "base/classic.hpp"
 #include "group_sizes.hpp"
 
 namespace lockstep {
@@ -23,7 +24,7 @@ void check(const Tensor& logits, const Tensor& targets) {
                    targets.scalar_type() == at::kLong;
   if (fit) return;
   const auto text = [](const Tensor& tensor) {
-    return tensor.defined() ? c10::str(tensor.scalar_type(), " ", tensor.sizes()) : std::string("undefined");
+    return tensor.defined() ? classic_text(tensor.scalar_type(), " ", tensor.sizes()) : std::string("undefined");
   };
   throw Error(
       "parallel_cross_entropy: local_logits must be [n, this rank's classes], at least one class, of a "

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/classic.hpp"
 #include "group_sizes.hpp"
 
 namespace lockstep {
@@ -125,7 +126,8 @@ struct ReduceScatterIn {
 
 int64_t checked_dim(const char* function, const Tensor& x, int64_t dim) {
   if (dim >= -x.dim() && dim < x.dim()) return at::maybe_wrap_dim(dim, x.dim());
-  throw Error(std::string(function) + ": x is " + c10::str(x.sizes()) + "; it has no dimension " + std::to_string(dim));
+  throw Error(std::string(function) + ": x is " + classic_text(x.sizes()) + "; it has no dimension " +
+              std::to_string(dim));
 }
 
 }  // namespace

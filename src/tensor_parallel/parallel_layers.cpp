@@ -7,6 +7,7 @@
 #include <string>
 #include <variant>
 
+#include "base/classic.hpp"
 #include "layer_parts.hpp"
 #include "ranks/equal_input.hpp"
 #include "sliced_dimensions.hpp"
@@ -78,7 +79,7 @@ void Sliced::compare_input(const Tensor& x, Rank& rank) {
   if (!other) return;
   throw Error(
       rank.name() + ": shard: the ranks that share a layer's work must pass it the same samples, and rank " +
-      std::to_string(*other) + " of the group passes others than rank 0 (here " + c10::str(x.sizes()) +
+      std::to_string(*other) + " of the group passes others than rank 0 (here " + classic_text(x.sizes()) +
       "), so slices of different samples would be added. Call batches(…) without the rank, or with the mesh's "
       "data axis (net.mesh().data()); a loader of your own must give all ranks of the group the same batches. If the "
       "samples are the same, the ranks' nets were not: make them with one seed, within rank.in_turn()");

@@ -2,6 +2,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/tensor_parallel/tensor_parallel.hpp>
 
+#include "base/classic.hpp"
 #include "sliced_dimensions.hpp"
 
 #include <functional>
@@ -38,8 +39,8 @@ void for_each_tensor(const torch::nn::Sequential& sharded, Rank& rank, DictOfTen
 
 void check_shape(const std::string& what, const Tensor& whole, const Tensor& from) {
   if (whole.sizes() == from.sizes()) return;
-  throw Error("unshard: a tensor of the net is " + c10::str(whole.sizes()) + ", the sharded " + what + " is " +
-              c10::str(from.sizes()) + "; give the net that was sharded, or one like it");
+  throw Error("unshard: a tensor of the net is " + classic_text(whole.sizes()) + ", the sharded " + what + " is " +
+              classic_text(from.sizes()) + "; give the net that was sharded, or one like it");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "io/atomic_file.hpp"
+#include "io/links.hpp"
 #include "io/reason.hpp"
 
 namespace lockstep {
@@ -87,7 +88,8 @@ CheckpointFolder::CheckpointFolder(fs::path folder, int keep_last, io::FileSyste
 
 void CheckpointFolder::write(const RunState& state) {
   std::error_code error;
-  if (fs::create_directory(folder_, error) && files_.sync_folder(folder_.parent_path()) != 0) {
+  const fs::path place = io::behind_links(folder_);
+  if (fs::create_directory(place, error) && files_.sync_folder(place.parent_path()) != 0) {
     error = std::error_code(errno, std::generic_category());
   }
   if (error) throw Error("cannot make the folder " + folder_.string() + ": " + error.message());

@@ -5,12 +5,12 @@
 #include <lockstep/data_parallel/power_sgd.hpp>
 #include <lockstep/optim/optimizers.hpp>
 
+#include "base/classic.hpp"
 #include "base/names.hpp"
 #include "train_options.hpp"
 
 #include <array>
 #include <cmath>
-#include <sstream>
 
 namespace lockstep {
 namespace {
@@ -43,7 +43,7 @@ void check_compression(const TrainOptions& options) {
 
 void check_outer_optimizer(const ExchangeOptions& exchange) {
   const auto refuse = [](const char* what, double value, const char* rule) {
-    std::ostringstream text;
+    Classic<std::ostringstream> text;
     text << what << " is " << value << "; it must be " << rule;
     throw Error(text.str());
   };
@@ -144,7 +144,7 @@ LocalSgdOptions local_sgd_options(const ExchangeOptions& exchange) {
 }
 
 std::string exchange_text(const ExchangeOptions& exchange) {
-  std::ostringstream text;
+  Classic<std::ostringstream> text;
   if (exchange.compress == Compression::powersgd) {
     text << "gradients by PowerSGD, rank " << power_sgd_rank(exchange);
   } else if (exchange.compress != Compression::none) {

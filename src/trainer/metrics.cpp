@@ -8,12 +8,11 @@
 #include <fstream>
 #include <iterator>
 #include <limits>
-#include <locale>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <system_error>
 
+#include "base/classic.hpp"
 #include "io/atomic_file.hpp"
 #include "io/gnuplot.hpp"
 #include "metrics_text.hpp"
@@ -120,8 +119,7 @@ std::string script_for(const std::vector<EpochMetrics>& history, const std::stri
   int first = history.front().epoch, last = history.back().epoch;
   const auto curves = curves_of(history);
   const bool counts_answers = curves.size() > 2;
-  std::ostringstream script;
-  script.imbue(std::locale::classic());
+  Classic<std::ostringstream> script;
   script << "$curve << END\n";
   for (const EpochMetrics& epoch : history) {
     script << epoch.epoch;

@@ -296,7 +296,7 @@ void each_option(Options& options, Visit&& visit) {
        "each bucket of "
        "gradients and the update, on every rank (under a launcher each process writes its own ranks': trace.json, "
        "trace.1.json)"},
-      options.keep.trace, {.kept = false});
+      options.keep.trace, {.least = 1, .kept = false});
 }
 
 }  // namespace lockstep

@@ -3,11 +3,11 @@
 
 #include <lockstep/trainer/train_options.hpp>
 
+#include "base/classic.hpp"
 #include "base/number_text.hpp"
 
 #include <charconv>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <type_traits>
 
@@ -99,7 +99,7 @@ void take_text(const std::string& text, Value& value) {
     value = std::chrono::seconds(std::stoll(text));
   } else if constexpr (std::is_same_v<Value, std::vector<int>>) {
     value.clear();
-    std::istringstream items(text);
+    Classic<std::istringstream> items(text);
     for (std::string item; std::getline(items, item, ',');) value.push_back(std::stoi(item));
   } else if constexpr (std::is_same_v<Value, Devices>) {
     value = parse_devices(text);

@@ -13,6 +13,7 @@
 #include "evaluation.hpp"
 #include "exchange_options.hpp"
 #include "grain.hpp"
+#include "io/safetensors.hpp"
 #include "measures.hpp"
 #include "models/module_state.hpp"
 #include "ranks/gather.hpp"
@@ -36,12 +37,22 @@ std::optional<c10::Stream> own_stream(const c10::Device& device) {
   return stream_beside(device);
 }
 
+// Otherwise the first epoch's end would tell, after all its steps.
+void check_can_be_kept(const torch::nn::Module& module, const std::filesystem::path& run_dir, const Rank& rank) {
+  if (run_dir.empty()) return;
+  const std::string why = io::what_a_file_lacks(state_of(module));
+  if (why.empty()) return;
+  throw Error(rank.name() + ": the run cannot be kept in " + run_dir.string() + ": " + why +
+              "; give it another type, or train without a folder (`run_dir`)");
+}
+
 MadeModule make_net(const TrainOptions& options, const Task& task, Rank& rank, const RunState* resumed) {
   MadeModule made = task.module(rank, options.seed);
   if (made.module && options.split && (options.split->stages() > 1 || options.split->mesh.tensor > 1)) {
     throw Error(rank.name() + ": a split by layers or channels (" + to_string(*options.split) +
                 ") needs a torch::nn::Sequential, and \"" + task.name + "\" is none; split it by data alone");
   }
+  check_can_be_kept(*made.whole(), options.keep.run_dir, rank);
   if (resumed != nullptr) load_state(tensors_under("model", resumed->tensors), *made.whole(), "cannot resume");
   set_memory_format(*made.layers, memory_format(options));
   if (options.sync_batchnorm && convert_sync_batchnorm(*made.layers, rank) == 0) {

@@ -5,6 +5,7 @@
 
 #include "checkpoint_folder.hpp"
 #include "io/atomic_file.hpp"
+#include "io/links.hpp"
 #include "io/run_program.hpp"
 #include "train_options.hpp"
 
@@ -86,8 +87,8 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge, const Wa
   synthetic_ = options.data.source == DataSource::synthetic;
   keep_last_ = options.keep.last;
   judge_ = judge;
-  const std::string config = to_json(options);
-  make(folder_);
+  config_ = to_json(options);
+  if (const auto error = io::make_folders(folder_, &made_)) throw cannot_make(folder_, error);
   if (!goes_on_) {
     claimed_ = io::create_file(folder_ / kConfigFile);
     if (!claimed_) throw exists(folder_, kConfigFile);
@@ -99,7 +100,7 @@ void RunFolder::create(const TrainOptions& options, const Judge& judge, const Wa
   if (warn && !lock_.doubt().empty())
     warn(lock_.doubt() + ", so a second run in it may not be refused: begin none there before this one has ended");
   remove_temporaries();
-  io::write_file(folder_ / kConfigFile, config);
+  io::write_file(folder_ / kConfigFile, config_);
 }
 
 // Removes what killed processes left. Nobody else writes here while we hold the lock.
@@ -112,25 +113,15 @@ void RunFolder::remove_temporaries() {
   }
 }
 
-// Makes the folder, and the missing folders above it. Another run may be making the same ones.
-void RunFolder::make(const fs::path& folder) {
-  std::error_code error;
-  bool made = fs::create_directory(folder, error);
-  if (error == std::errc::no_such_file_or_directory && folder.has_parent_path()) {
-    make(folder.parent_path());
-    made = fs::create_directory(folder, error);
-  }
-  if (error) throw cannot_make(folder_, error);
-  if (made) made_.push_back(folder);
-}
-
 void RunFolder::write(const std::vector<EpochMetrics>& history, const torch::nn::Module& module,
                       const std::string& title, const Warn& warn) {
   if (folder_.empty()) return;
   const std::map<std::string, std::string> synthetic = {{"data", "synthetic"}};
   save_weights(folder_ / kWeightsFile, module, synthetic_ ? synthetic : std::map<std::string, std::string>());
   write_metrics(folder_ / kMetricsFile, history, synthetic_);  // says that the epoch's weights are there
+  has_weights_ = true;
   kept_ = true;
+  restore_config(warn);
   draw(kSvgFile, history, title, warn);
 }
 
@@ -141,7 +132,23 @@ void RunFolder::keep(const RunState& state) {
 }
 
 void RunFolder::finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn) {
-  if (!folder_.empty() && !history.empty()) draw(kPngFile, history, title, warn);
+  if (folder_.empty()) return;
+  for (const fs::path& file : {kept_ ? folder_ : fs::path(), has_weights_ ? folder_ / kWeightsFile : fs::path()}) {
+    std::error_code ignored;
+    if (file.empty() || fs::exists(file, ignored)) continue;
+    throw Error(file.string() +
+                " is gone: somebody removed it or moved it away while the run trained, so the run is not kept there");
+  }
+  if (kept_) restore_config(warn);
+  if (!history.empty()) draw(kPngFile, history, title, warn);
+}
+
+// Without it nobody could evaluate the run, or run it again.
+void RunFolder::restore_config(const Warn& warn) {
+  std::error_code ignored;
+  if (fs::exists(folder_ / kConfigFile, ignored)) return;
+  io::write_file(folder_ / kConfigFile, config_);
+  if (warn) warn((folder_ / kConfigFile).string() + " was removed while the run trained, and is written again");
 }
 
 void RunFolder::draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title,

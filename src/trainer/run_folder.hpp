@@ -47,12 +47,13 @@ class RunFolder {
   // A checkpoint, and no more of the earlier ones than the options say.
   void keep(const RunState& state);
 
-  // Call it at the end, however the run ended: draws curve.png.
+  // Call it at the end, however the run ended: draws curve.png. Throws Error if the folder is gone, or its weights,
+  // which somebody may have removed while the run trained.
   void finish(const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
  private:
-  void make(const std::filesystem::path& folder);
   void remove_temporaries();
+  void restore_config(const Warn& warn);
   void draw(const char* name, const std::vector<EpochMetrics>& history, const std::string& title, const Warn& warn);
 
   std::filesystem::path folder_;
@@ -60,11 +61,13 @@ class RunFolder {
   io::FileSystem& files_;
   io::FolderLock lock_;
   std::vector<std::filesystem::path> made_;  // by this object, the topmost first
+  std::string config_;                       // what config.json holds
   bool synthetic_ = false;
   int keep_last_ = 0;
   Judge judge_;
-  bool claimed_ = false;  // the files in the folder are this run's
-  bool kept_ = false;     // an epoch is complete, or a checkpoint written: they stay
+  bool claimed_ = false;      // the files in the folder are this run's
+  bool kept_ = false;         // an epoch is complete, or a checkpoint written: they stay
+  bool has_weights_ = false;  // of an epoch that this object has written
   bool can_draw_ = true;
 };
 

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <utility>
 
+#include "base/classic.hpp"
 #include "base/number_text.hpp"
 #include "io/json_fields.hpp"
 #include "metrics_text.hpp"
@@ -62,7 +62,7 @@ RunState parse_manifest(const std::string& manifest) {
                  .history = {},
                  .config = fields.required<std::string>("config"),
                  .tensors = {}};
-  std::istringstream metrics(fields.required<std::string>("metrics"));
+  Classic<std::istringstream> metrics(fields.required<std::string>("metrics"));
   state.history = metrics_from(metrics, "its metrics");
   if (fields.has("data")) state.data = parse_data(fields.object("data"));
   fields.no_more();
@@ -78,7 +78,7 @@ RunState parse_manifest(const std::string& manifest) {
 
 void write_run_state(const std::filesystem::path& file, const RunState& state, io::FileSystem& files) {
   io::NamedTensors here;
-  for (const auto& [name, tensor] : state.tensors) here.emplace_back(name, tensor.detach().cpu().contiguous());
+  for (const auto& [name, tensor] : state.tensors) here.emplace_back(name, io::as_in_a_file(tensor));
   std::map<std::string, std::string> metadata = {{"format", "pt"}, {manifest_key, manifest_of(state)}};
   metadata.emplace(io::kDigestKey, io::digest_of(metadata, here));
   io::write_safetensors(file, here, metadata, files);

@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <numeric>
 #include <optional>
+
+#include "base/number_text.hpp"
 
 namespace lockstep {
 namespace {
@@ -17,9 +18,7 @@ double per_sample(const RankTime& time) {
 }
 
 std::string seconds_text(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f", seconds);
-  return text;
+  return number_text(seconds, std::chars_format::fixed, 2);
 }
 
 bool is_slow(double seconds, double usual, int64_t epochs) {

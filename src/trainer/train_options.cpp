@@ -4,12 +4,12 @@
 #include <lockstep/data/parts.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "base/classic.hpp"
 #include "batch_settings.hpp"
 #include "exchange_options.hpp"
 #include "grain.hpp"
 
 #include <algorithm>
-#include <sstream>
 
 namespace lockstep {
 namespace {
@@ -137,7 +137,7 @@ void check_data_of_model(const TrainOptions& options) {
 // All but the network and the data.
 TrainOptions checked_settings(TrainOptions options) {
   const auto refuse = [](const std::string& what, const auto& value, const std::string& rule) {
-    std::ostringstream text;
+    Classic<std::ostringstream> text;
     text << what << " is " << value << "; " << rule;
     throw Error(text.str());
   };

@@ -68,14 +68,14 @@ TEST_F(CliErrors, WrongSettings) {
   expect_error(train({"--data", "mnist"}), 2, {"mnist", "fashion-mnist", "synthetic"});
   expect_error(train({"--data", "synthetic"}), 2, {"--data-dir", "synthetic"});
   expect_error(train({"--progress", "dots"}), 2, {"--progress", "dots", "lines"});
-  for (const char* name : {"", ".", "..", "a/b"}) expect_error(train({"--name", name}), 2, {"--name", name});
+  for (const char* name : {"", ".", "..", ".lock", "a/b"}) expect_error(train({"--name", name}), 2, {"--name", name});
   for (const char* name : {"a\nb", "\x1b[31m", "\x7f"}) {
     expect_error(train({"--name", name}), 2, {"--name", "control characters"});
   }
 }
 
 TEST_F(CliErrors, EmptyTextsAreNotTheDefault) {
-  for (const char* flag : {"--data-dir", "--config", "--runs-dir", "--batch-size", "--seed"}) {
+  for (const char* flag : {"--data-dir", "--config", "--runs-dir", "--batch-size", "--seed", "--trace", "--resume"}) {
     expect_error(train({flag, ""}), 2, {flag});
   }
   for (const char* flag : {"--dir", "--url"}) expect_error({"fetch-data", flag, ""}, 2, {flag, "empty"});
@@ -114,6 +114,7 @@ TEST_F(CliErrors, DataThatCannotBeRead) {
   expect_error({"train", "--data-dir", work_.path().string()}, 1, {work_.path().string()});
   expect_error({"train", "--data-dir", "missing"}, 1, {(work_ / "missing").string()});
   expect_error({"train", "--data-dir", "/etc/passwd"}, 1, {"/etc/passwd", "not a folder"});
+  expect_error({"train", "--model", "gpt", "--text", "/dev/zero"}, 1, {"/dev/zero", "no regular file"});
   images_.write("t10k-labels-idx1-ubyte", "not IDX");
   expect_error(train(), 1, {(images_ / "t10k-labels-idx1-ubyte").string()});
 }
@@ -223,6 +224,9 @@ TEST_F(CliErrors, WrongUsage) {
   expect_error({"train", "--batchsize=3"}, 2, {"train has no option --batchsize; did you mean --batch-size?"});
   expect_error({"train", "extra"}, 2, {"train does not expect \"extra\""});
   expect_error({"trian"}, 2, {"lockstep has no command trian; did you mean train?", "lockstep --help"});
+  expect_error({"help", "nope"}, 2, {"lockstep has no command nope"});
+  expect_error({"nope", "--help"}, 2, {"lockstep has no command nope"});
+  expect_error({"--version", "extra"}, 2, {"lockstep has no command extra"});
   expect_error({"walk"}, 2, {"lockstep has no command walk; there are train, eval"});
   expect_error({"bench", "foo"}, 2,
                {"bench has no command foo; there are allreduce, bits, grain, overlap, server, step", "bench --help"});

@@ -106,6 +106,11 @@ TEST_F(CliPlan, WhatCannotBeIsAnError) {
   fails({"plan", "--batch-size", "0"}, 2, HasSubstr("at least 1"));
   fails({"plan", "--profile", "none.json"}, 2, HasSubstr("--simulate"));
   fails({"plan", "--simulate", "cluster.json", "--keep-cluster", "c.json"}, 2, HasSubstr("no cluster is measured"));
+  for (const char* flag : {"--out", "--keep-profile", "--keep-cluster"}) {  // before it measures, which takes --seconds
+    const Finished run = run_program(plan({"--seconds", "1000", flag, work_.path().string()}), surroundings());
+    EXPECT_EQ(run.code, 1);
+    EXPECT_THAT(run.err, AllOf(HasSubstr(work_.path().string()), HasSubstr("it is a directory")));
+  }
   fails({"plan", "--simulate", "none.json"}, 1, AllOf(HasSubstr("none.json"), HasSubstr("No such file")));
   fails({"plan", "--simulate", "wrong.json"}, 1, AllOf(HasSubstr("wrong.json"), HasSubstr("\"devices[0].price\"")));
   fails(plan({"--simulate", "small.json"}), 1, AllOf(HasSubstr("no plan for \"mlp\" fits"), HasSubstr("1 kB")));

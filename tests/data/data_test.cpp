@@ -10,6 +10,7 @@
 
 #include "data/data_digests.hpp"
 #include "io/fashion_mnist_files.hpp"
+#include "io/idx.hpp"
 #include "support/error_of.hpp"
 #include "support/idx_files.hpp"
 #include "support/scratch_folder.hpp"
@@ -192,6 +193,31 @@ TEST(FashionMnist, IsTheRealThing) {
   EXPECT_FALSE(has_images_of_mnist(digests));
   digests.test_labels = digests.train_labels;
   EXPECT_FALSE(is_fashion_mnist(digests));
+}
+
+// A gzipped file has a checksum; a plain one is known by its neighbours.
+TEST(FashionMnist, AFlippedBitInAPlainFileIsRefused) {
+  const auto package = fashion_mnist_places()[0];
+  if (!std::filesystem::exists(package)) GTEST_SKIP() << "dataset-fashion-mnist is not installed";
+  const ScratchFolder folder;
+  for (const char* name : {"train-images-idx3-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"})
+    std::filesystem::create_symlink(package / name, folder / name);
+  const at::Tensor values = io::read_idx(package / "train-labels-idx1-ubyte.gz", 1);
+  const auto labels = [&] {
+    return idx_bytes(
+        {60000}, std::string(static_cast<const char*>(values.const_data_ptr()), static_cast<size_t>(values.numel())));
+  };
+  folder.write("train-labels-idx1-ubyte", labels());
+  EXPECT_NO_THROW(load_fashion_mnist(folder.path()));
+  values[30000] = values[30000].item<int64_t>() ^ 1;
+  folder.write("train-labels-idx1-ubyte", labels());
+  EXPECT_THAT(
+      error_of([&] { load_fashion_mnist(folder.path()); }),
+      AllOf(HasSubstr((folder / "train-labels-idx1-ubyte").string() + "' is damaged"), HasSubstr("Fashion-MNIST"),
+            HasSubstr("bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9"), HasSubstr("gzip the file")));
+  std::filesystem::remove(folder / "train-labels-idx1-ubyte");
+  folder.write("train-labels-idx1-ubyte.gz", gzipped(labels()));  // labels of one's own
+  EXPECT_NO_THROW(load_fashion_mnist(folder.path()));
 }
 
 // These are what sha256sum says of MNIST's four files, unpacked, in many public places.

@@ -67,6 +67,7 @@ TEST(TextTest, RefusesWhatIsTooShortOrNoFile) {
   EXPECT_THAT(error_of([&] { load_text(folder / "empty", 1); }), HasSubstr("holds 0 bytes"));
   EXPECT_THAT(error_of([&] { load_text(folder / "none", 1); }), HasSubstr("No such file"));
   EXPECT_THAT(error_of([&] { load_text(folder.path(), 1); }), HasSubstr("cannot read the text"));
+  EXPECT_THAT(error_of([] { load_text("/dev/zero", 1); }), HasSubstr("it is no regular file"));  // without an end
   EXPECT_THAT(error_of([&] { load_text(folder / "short", 0); }), HasSubstr("the context is 0 bytes"));
 }
 

@@ -23,8 +23,9 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-const std::filesystem::path python_file =
-    std::filesystem::path(__FILE__).parent_path() / "files" / "python.safetensors";
+const std::filesystem::path files = std::filesystem::path(__FILE__).parent_path() / "files";
+const std::filesystem::path python_file = files / "python.safetensors";
+const std::filesystem::path more_types = files / "python_more_types.safetensors";
 
 std::string bytes_of(const std::filesystem::path& file) {
   std::ifstream in(file, std::ios::binary);
@@ -68,11 +69,48 @@ TEST_F(SafetensorsTest, ReadsWhatPythonWrote) {
   expect("empty", at::empty({0, 4}));
 }
 
+TEST_F(SafetensorsTest, ReadsTheTypesOfNewerVersions) {
+  const NamedTensors read = read_safetensors(more_types);
+  const std::map<std::string, at::Tensor> tensors(read.begin(), read.end());
+  EXPECT_EQ(tensors.size(), 10u);
+  const auto expect = [&](const std::string& name, at::ScalarType type, const at::Tensor& values) {
+    ASSERT_TRUE(tensors.contains(name)) << name;
+    EXPECT_EQ(tensors.at(name).scalar_type(), type) << name;
+    EXPECT_TRUE(at::equal(tensors.at(name).to(values.scalar_type()), values)) << name << tensors.at(name);
+  };
+  expect("complex", at::kComplexFloat, at::complex(at::tensor({1.5f, 0.0f}), at::tensor({-2.0f, 3.0f})));
+  expect("uint16", at::kUInt16, at::tensor({0, 65535}, at::kLong));
+  expect("uint32", at::kUInt32, at::tensor({int64_t{0}, int64_t{4294967295}}, at::kLong));
+  expect("uint64", at::kUInt64, at::tensor({int64_t{1}, int64_t{-1}}, at::kLong).view({1, 2}));  // the same bits
+  expect("e4m3", at::kFloat8_e4m3fn, at::tensor({1.0f, -2.0f, 448.0f}));
+  expect("e5m2", at::kFloat8_e5m2, at::tensor({1.0f, -2.0f, 57344.0f}));
+  expect("e4m3fnuz", at::kFloat8_e4m3fnuz, at::tensor({1.0f, -2.0f}));
+  expect("e5m2fnuz", at::kFloat8_e5m2fnuz, at::tensor({1.0f, -2.0f}));
+  expect("e8m0", at::kFloat8_e8m0fnu, at::tensor({1.0f, 2.0f}));
+  expect("float", at::kFloat, at::tensor({1.0f, 2.0f}));
+}
+
 TEST_F(SafetensorsTest, WritesTheBytesThatPythonWrites) {
-  NamedTensors tensors = read_safetensors(python_file);
-  std::shuffle(tensors.begin(), tensors.end(), std::mt19937(1));
+  for (const auto& written_by_python : {python_file, more_types}) {
+    NamedTensors tensors = read_safetensors(written_by_python);
+    std::shuffle(tensors.begin(), tensors.end(), std::mt19937(1));
+    write_safetensors(folder_ / "file", tensors);
+    EXPECT_EQ(folder_.read("file"), bytes_of(written_by_python));
+  }
+}
+
+// Such tensors have the bytes of others, and a bit that says how they are meant.
+TEST_F(SafetensorsTest, WritesWhatConjugatedAndNegatedViewsShow) {
+  const at::Tensor z = at::complex(at::tensor({1.0f}), at::tensor({2.0f}));
+  ASSERT_TRUE(at::conj(z).is_conj());
+  const at::Tensor negated = at::imag(at::conj(z));
+  ASSERT_TRUE(negated.is_neg());
+  const NamedTensors tensors = {{"conjugated", at::conj(z)}, {"negated", negated}};
   write_safetensors(folder_ / "file", tensors);
-  EXPECT_EQ(folder_.read("file"), bytes_of(python_file));
+  const NamedTensors read = read_safetensors(folder_ / "file");
+  EXPECT_TRUE(at::equal(read[0].second, at::complex(at::tensor({1.0f}), at::tensor({-2.0f}))));
+  EXPECT_TRUE(at::equal(read[1].second, at::tensor({-2.0f})));
+  EXPECT_EQ(digest_of({}, tensors), digest_of({}, read));
 }
 
 TEST_F(SafetensorsTest, KeepsRandomTensors) {
@@ -116,8 +154,9 @@ TEST_F(SafetensorsTest, RefusesToWriteWhatTheFormatLacks) {
   auto write_error = [&](const NamedTensors& tensors) {
     return error_of([&] { write_safetensors(folder_ / "file", tensors); });
   };
-  EXPECT_THAT(write_error({{"z", at::zeros({2}, at::kComplexFloat)}}),
-              AllOf(HasSubstr((folder_ / "file").string()), HasSubstr("'z'"), HasSubstr("Complex")));
+  EXPECT_THAT(write_error({{"z", at::zeros({2}, at::kComplexDouble)}}),
+              AllOf(HasSubstr((folder_ / "file").string()), HasSubstr("'z' is of type ComplexDouble")));
+  EXPECT_THAT(write_error({{"s", at::eye(2).to_sparse()}}), HasSubstr("'s' is sparse"));
   EXPECT_THAT(write_error({{"a", at::zeros({2})}, {"a", at::zeros({3})}}), HasSubstr("two tensors are named 'a'"));
   EXPECT_THAT(write_error({{"\xff", at::zeros({2})}}), HasSubstr("not UTF-8"));
   EXPECT_EQ(folder_.read("file"), "before");

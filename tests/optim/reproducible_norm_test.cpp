@@ -64,6 +64,17 @@ std::vector<Pieces> shuffled_and_cut(const Tensor& values, std::mt19937& random)
   return ranks;
 }
 
+TEST(ReproducibleNorm, OfComplexValuesIsThatOfTheirParts) {
+  torch::manual_seed(1);
+  for (const auto type : {torch::kComplexFloat, torch::kComplexDouble}) {
+    const Tensor z = torch::randn({300, 100}, type);
+    const double norm = norm_of_ranks({Pieces{z}});
+    EXPECT_NEAR(norm, torch::linalg_vector_norm(z.to(torch::kComplexDouble)).item<double>(), 1e-12 * norm);
+    EXPECT_EQ(norm, norm_of_ranks({Pieces{z.narrow(0, 0, 7)}, Pieces{torch::conj(z.narrow(0, 7, 293)).t()}}));
+    EXPECT_FALSE(std::isfinite(norm_of_ranks({Pieces{z / 0}})));
+  }
+}
+
 TEST(ReproducibleNorm, HasTheSameBitsForAnyCuttingAndOrder) {
   for (int seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/split/clip_grad_norm.hpp>
+#include <lockstep/split/has_finite_gradients.hpp>
 
 #include "support/group_tests.hpp"
 
@@ -104,6 +105,36 @@ TEST_P(ClipGradNormWorlds, OfReplicasIsThatOfOneDevice) {
       expect_near(item.value().detach(), expected.net->named_parameters()[item.key()].detach(), 1e-10, item.key());
     }
   });
+}
+
+struct ComplexNet : torch::nn::Module {
+  explicit ComplexNet(torch::ScalarType type) {
+    const Tensor parts = torch::arange(12.0).to(c10::toRealValueType(type)).view({6, 2}).sin().contiguous();
+    w = register_parameter("w", torch::view_as_complex(parts).clone());
+  }
+  Tensor forward(const Tensor& x) { return (x.to(w.scalar_type()) * w).sum(1).abs(); }
+  Tensor w;
+};
+
+TEST_P(ClipGradNormWorlds, OfComplexParametersIsLibTorchs) {
+  const auto criterion = [](const Tensor& y_hat, const Tensor&) { return y_hat.mean(); };
+  const auto batches = make_batches();
+  for (const auto type : {torch::kComplexFloat, torch::kComplexDouble}) {
+    const double tolerance = type == torch::kComplexFloat ? 1e-5 : 1e-12;
+    ComplexNet one(type);
+    criterion(one.forward(batches[0].x), {}).backward();
+    const double norm = torch::nn::utils::clip_grad_norm_(one.parameters(), kMaxNorm);
+    ASSERT_GT(norm, kMaxNorm);
+    on_ranks([&](Rank& rank) {
+      DataParallel net(ComplexNet(type), rank);
+      net.loss(part_for(batches[0], rank), criterion).backward();
+      EXPECT_TRUE(has_finite_gradients(net));
+      EXPECT_NEAR(clip_grad_norm(net, kMaxNorm).item<double>(), norm, tolerance * norm);
+      expect_near(net->w.grad(), one.w.grad(), tolerance, "the clipped gradient");
+      torch::imag(net->w.grad())[3].fill_(std::numeric_limits<double>::quiet_NaN());
+      EXPECT_FALSE(has_finite_gradients(net));
+    });
+  }
 }
 
 TEST_P(ClipGradNormWorlds, OfAShardedOptimizerIsThatOfOneDevice) {

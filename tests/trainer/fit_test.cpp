@@ -393,6 +393,40 @@ TEST(FitRefuses, NetworksThatAreNone) {
   EXPECT_THAT(with([](auto&, TrainOptions& options) { options.sync_batchnorm = true; }), HasSubstr("no BatchNorm"));
 }
 
+// Its spectrum is complex, as in networks of Fourier layers.
+struct Spectral : nn::Module {
+  explicit Spectral(torch::ScalarType type) {
+    freqs = register_buffer("freqs_cis", torch::ones({4}, type));
+    scale = register_parameter("scale", torch::complex(torch::ones({4}), torch::ones({4})));
+  }
+  Tensor forward(const Tensor& x) { return torch::real(x * scale * freqs).sum(1, /*keepdim=*/true).to(torch::kDouble); }
+  Tensor freqs, scale;
+};
+
+TEST_F(FitRuns, KeepComplexNumbersAndRefuseWhatNoFileHoldsBeforeTheFirstStep) {
+  Task task = regression();
+  int steps = 0;
+  const auto train = [&](torch::ScalarType type, const TrainOptions& options) {
+    task.module = [type] { return Spectral(type); };
+    steps = 0;
+    return fit(task, options, {.on_step = [&](const StepProgress&) { ++steps; }});
+  };
+  TrainOptions options = in("refused");
+  options.optimizer.clip = 0.5;
+  EXPECT_THAT(error_of([&] { train(torch::kComplexDouble, options); }),
+              AllOf(HasSubstr("'freqs_cis' is of type ComplexDouble"), HasSubstr("train without a folder")));
+  EXPECT_EQ(steps, 0);
+  EXPECT_FALSE(std::filesystem::exists(runs_ / "refused"));
+  options.keep.run_dir.clear();
+  EXPECT_EQ(train(torch::kComplexDouble, options).history.size(), 3u);
+
+  const auto history = train(torch::kComplexFloat, in("kept")).history;
+  EXPECT_LT(history.back().train_loss, history.front().train_loss);
+  Spectral net(torch::kComplexFloat);
+  load_weights(runs_ / "kept/model.safetensors", net);
+  EXPECT_EQ(weights_hash(net), history.back().weights);
+}
+
 TEST(FitRefuses, WhatFunctionsMustNotGive) {
   const auto with = [](const auto& change) { return refused_with(change); };
   const auto names_the_rank = HasSubstr("rank ");

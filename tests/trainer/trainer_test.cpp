@@ -343,6 +343,46 @@ TEST_F(Trainer, WarningsGoToStderrIfNobodyWantsToBeTold) {
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("lockstep: `check_arithmetic` has grains"));
 }
 
+TEST_F(Trainer, KeepsARunBehindALinkToAMissingFolder) {
+  TrainOptions settings = options(1);
+  settings.epochs = 1;
+  fs::create_symlink(runs_ / "disk" / "folder", runs_ / "link");
+  settings.keep.run_dir = runs_ / "link" / "run";
+  lockstep::train(settings);
+  EXPECT_TRUE(fs::exists(runs_ / "disk/folder/run/model.safetensors"));
+  fs::create_symlink(runs_ / "disk" / "other", runs_ / "run");
+  settings.keep.run_dir = runs_ / "run";
+  lockstep::train(settings);
+  EXPECT_TRUE(fs::exists(runs_ / "disk/other/model.safetensors"));
+  EXPECT_TRUE(fs::is_symlink(runs_ / "run"));
+}
+
+TEST_F(Trainer, WhatWasRemovedMeanwhileIsNotSaidToBeKept) {
+  TrainOptions settings = options(1);
+  settings.keep.run_dir = runs_ / "run";
+  std::function<void()> remove;
+  std::vector<std::string> warnings;
+  lockstep::TrainCallbacks callbacks;
+  callbacks.on_epoch = [&](const EpochMetrics& metrics) {
+    if (metrics.epoch == settings.epochs) remove();
+  };
+  callbacks.on_warning = [&](const std::string& text) { warnings.push_back(text); };
+  remove = [&] { fs::remove(settings.keep.run_dir / "config.json"); };
+  lockstep::train(settings, callbacks);
+  EXPECT_THAT(warnings, testing::Contains(AllOf(HasSubstr("config.json"), HasSubstr("is written again"))));
+  EXPECT_EQ(lockstep::evaluate_run(settings.keep.run_dir).total, 40);
+
+  settings.keep.run_dir = runs_ / "moved";
+  remove = [&] { fs::rename(runs_ / "moved", runs_ / "away"); };
+  EXPECT_THAT(error_of([&] { lockstep::train(settings, callbacks); }),
+              AllOf(HasSubstr(settings.keep.run_dir.string() + " is gone"), HasSubstr("not kept there")));
+  EXPECT_EQ(lockstep::evaluate_run(runs_ / "away").total, 40);
+
+  settings.keep.run_dir = runs_ / "emptied";
+  remove = [&] { fs::remove(settings.keep.run_dir / "model.safetensors"); };
+  EXPECT_THAT(error_of([&] { lockstep::train(settings, callbacks); }), HasSubstr("model.safetensors is gone"));
+}
+
 TEST_F(Trainer, NeverWritesIntoAnEarlierRun) {
   TrainOptions settings = options(1);
   settings.keep.run_dir = runs_ / "run";
@@ -361,7 +401,6 @@ TEST_F(Trainer, AFullDiskEndsTheRunAndLeavesEarlierFilesReadable) {
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    signal(SIGXFSZ, SIG_IGN);
     lockstep::TrainCallbacks callbacks;
     callbacks.on_epoch = [](const EpochMetrics&) {
       const rlimit limit{300'000, 300'000};

@@ -3,8 +3,8 @@
 // store, or else at Gloo's timeout or with the process. Thread-safe.
 #pragma once
 
+#include "base/signal_blocked.hpp"
 #include "comm/group_member.hpp"
-#include "comm/sigpipe_blocked.hpp"
 
 #include <chrono>
 #include <condition_variable>
@@ -26,7 +26,7 @@ class Attempt {
   static std::shared_ptr<Attempt> start(std::function<GroupMember(std::stop_token)> connect) {
     auto attempt = std::make_shared<Attempt>();
     std::thread([attempt, connect = std::move(connect)] {
-      const SigpipeBlocked sigpipe_blocked;  // here and in the threads that the connected group starts
+      const SignalBlocked sigpipe_blocked(SIGPIPE);  // here and in the threads that the connected group starts
       std::optional<GroupMember> group;
       std::exception_ptr exception;
       try {

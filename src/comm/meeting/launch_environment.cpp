@@ -219,9 +219,10 @@ std::optional<LaunchEnvironment> read_launch_environment(const Environment& envi
 std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment& environment) {
   const char* const text = environment("LOCKSTEP_RENDEZVOUS_TIMEOUT");
   if (text == nullptr || *text == '\0') return std::nullopt;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  if (*end != '\0' || !(seconds > 0) || seconds > 1e6) {
+  const char* const text_end = text + std::string_view(text).size();
+  double seconds = 0;
+  const auto [end, error] = std::from_chars(text, text_end, seconds);
+  if (error != std::errc() || end != text_end || !(seconds > 0) || seconds > 1e6) {
     throw Error("LOCKSTEP_RENDEZVOUS_TIMEOUT=" + std::string(text) + " in the environment is not a number of seconds");
   }
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));

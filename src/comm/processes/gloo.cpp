@@ -3,9 +3,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "base/classic.hpp"
 #include "base/libtorch_log.hpp"
+#include "base/signal_blocked.hpp"
 #include "comm/group_member.hpp"
-#include "comm/sigpipe_blocked.hpp"
 #include "door.hpp"
 #include "guests.hpp"
 #include "keys_of_members.hpp"
@@ -17,7 +18,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -58,7 +58,7 @@ struct InsidesOfWork : c10d::Work {
 std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::string& local_address) {
   std::vector<std::shared_ptr<gloo::transport::Device>> devices;
   const char* const names = std::getenv("GLOO_SOCKET_IFNAME");
-  std::istringstream interfaces(names == nullptr ? "" : names);
+  Classic<std::istringstream> interfaces(names == nullptr ? "" : names);
   for (std::string name; std::getline(interfaces, name, ',');) {
     if (!name.empty()) devices.push_back(ProcessGroupGloo::createDeviceForInterface(name));
   }
@@ -70,7 +70,7 @@ std::vector<std::shared_ptr<gloo::transport::Device>> devices_for(const std::str
 // ends everything that waits on them on either side. There is one context per device, picked by the tag. If a peer's
 // connection is closed already, a receive from it fails at once and closes nothing, so each peer is tried.
 void close_connections(ProcessGroupGloo& group, int contexts) {
-  const SigpipeBlocked sigpipe_blocked;
+  const SignalBlocked sigpipe_blocked(SIGPIPE);
   for (int context = 0; context < contexts; ++context) {
     for (int peer = 0; peer < group.getSize(); ++peer) {
       if (peer == group.getRank()) continue;

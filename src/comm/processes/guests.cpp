@@ -2,12 +2,12 @@
 
 #include <sys/socket.h>
 
+#include "base/classic.hpp"
 #include "comm/meeting/sockets.hpp"
 #include "door.hpp"
 #include "keys_of_members.hpp"
 
 #include <cstdint>
-#include <sstream>
 #include <utility>
 
 namespace lockstep::comm {
@@ -58,7 +58,7 @@ std::set<std::string> Guests::lines_of(const std::string& what, int member) {
   const std::string key = key_of_member(what, member);
   std::set<std::string> lines;
   if (!store_->check({key})) return lines;
-  std::istringstream text(store_->get_to_str(key));
+  Classic<std::istringstream> text(store_->get_to_str(key));
   for (std::string line; std::getline(text, line);) lines.insert(line);
   return lines;
 }

@@ -1,9 +1,9 @@
 #include "parts.hpp"
 
-#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 #include <nlohmann/json.hpp>
 
+#include "base/classic.hpp"
 #include "comm/arguments.hpp"
 
 namespace lockstep::comm {
@@ -19,7 +19,7 @@ Texts describe_all(const std::vector<at::Tensor>& tensors) {
 
 void check(int from, const std::string& sends, int to, const std::string& expects) {
   if (sends == expects) return;
-  throw Error(c10::str("alltoall: rank ", from, " sends ", sends, " to rank ", to, ", which expects ", expects));
+  throw Error(classic_text("alltoall: rank ", from, " sends ", sends, " to rank ", to, ", which expects ", expects));
 }
 
 }  // namespace

@@ -3,13 +3,13 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 
+#include "base/classic.hpp"
+#include "base/signal_blocked.hpp"
 #include "comm/agreed_parts.hpp"
 #include "comm/reduction.hpp"
 #include "comm/signature.hpp"
-#include "comm/sigpipe_blocked.hpp"
 #include "parts.hpp"
 #include "process_work.hpp"
 
@@ -336,8 +336,8 @@ ProcessBackend::Message ProcessBackend::message_of(const Tensor& tensor, int sou
                 .peer = peer_in_world,
                 .sends = sends,
                 .messages = monitor_->log().add_message(world_rank_, peer_in_world, sends),
-                .message = c10::str("message ", number, " from rank ", source, " to rank ", destination, ", tag ", tag,
-                                    members_.text()),
+                .message = classic_text("message ", number, " from rank ", source, " to rank ", destination, ", tag ",
+                                        tag, members_.text()),
                 .content = describe(tensor)};
   const int fingerprint = fingerprint_of(tag < kFirstOpenTag ? call.message + call.content : call.content);
   return {std::move(call), tag << 16 | fingerprint};
@@ -368,7 +368,7 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
   if (!monitor_->failure().empty()) monitor_->explain(waiting, call, nullptr);
   Pending pending;
   try {
-    const SigpipeBlocked sigpipe_blocked;
+    const SignalBlocked sigpipe_blocked(SIGPIPE);
     pending = start();
   } catch (const Error&) {
     throw;

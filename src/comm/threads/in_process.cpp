@@ -1,9 +1,9 @@
 // lockstep's own c10d backend for ranks that are threads of one process: each collective as a Call with its shares of
 // work.
-#include <c10/util/StringUtil.h>
 #include <lockstep/data/parts.hpp>
 #include <lockstep/devices/devices.hpp>
 
+#include "base/classic.hpp"
 #include "comm/arguments.hpp"
 #include "comm/reduction.hpp"
 #include "comm/texts.hpp"
@@ -141,7 +141,8 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
                   size = target.numel() * (in_slices ? size_ : 1)](const Operation& operation) -> std::string {
       const auto rows = rows_of_all(operation);
       const bool fit = std::all_of(rows.begin(), rows.end(), [&](const Tensor* row) { return row->numel() == size; });
-      return rows.size() == count && fit ? "" : c10::str("the ranks' rows are not ", count, " of ", size, " values");
+      return rows.size() == count && fit ? ""
+                                         : classic_text("the ranks' rows are not ", count, " of ", size, " values");
     };
     call.work = [average, in_slices, spread](const Operation& operation, int share) {
       const auto rows = rows_of_all(operation);
@@ -328,8 +329,8 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
           const Tensor& in = from.call.in[to.rank];
           const Tensor& out = to.call.out[from.rank];
           if (in.sizes() == out.sizes() && in.scalar_type() == out.scalar_type()) continue;
-          return c10::str("alltoall: rank ", from.rank, " sends ", describe(in), " to rank ", to.rank,
-                          ", which expects ", describe(out));
+          return classic_text("alltoall: rank ", from.rank, " sends ", describe(in), " to rank ", to.rank,
+                              ", which expects ", describe(out));
         }
       }
       return "";

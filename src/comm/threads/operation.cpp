@@ -1,7 +1,6 @@
 #include "operation.hpp"
 
-#include <c10/util/StringUtil.h>
-
+#include "base/classic.hpp"
 #include "comm/purpose.hpp"
 #include "comm/reduction.hpp"
 
@@ -39,10 +38,10 @@ std::string Operation::where(int rank) const {
 }
 
 std::string Operation::title() const {
-  if (const auto* number = std::get_if<uint64_t>(&place_)) return c10::str("collective call ", *number, of_.text());
+  if (const auto* number = std::get_if<uint64_t>(&place_)) return classic_text("collective call ", *number, of_.text());
   const auto& side = std::get<Side>(place_);
   const std::string source = side.source == kAnySource ? "any rank" : std::to_string(side.source);
-  return c10::str("message ", source, " -> ", side.destination, ", tag ", side.tag, of_.text());
+  return classic_text("message ", source, " -> ", side.destination, ", tag ", side.tag, of_.text());
 }
 
 }  // namespace lockstep::comm

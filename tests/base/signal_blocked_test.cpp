@@ -1,4 +1,4 @@
-#include "comm/sigpipe_blocked.hpp"
+#include "base/signal_blocked.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-namespace sigpipe_blocked_test {
+namespace signal_blocked_test {
 
-using lockstep::comm::SigpipeBlocked;
+using lockstep::SignalBlocked;
 
 bool is_blocked() {
   sigset_t blocked;
@@ -36,10 +36,10 @@ int error_of_a_write_to_nobody() {
   return error;
 }
 
-TEST(SigpipeBlocked, AWriteToAClosedConnectionFailsAndNothingIsLeft) {
+TEST(SignalBlocked, AWriteToAClosedConnectionFailsAndNothingIsLeft) {
   ASSERT_FALSE(is_blocked());
   {
-    const SigpipeBlocked blocked;
+    const SignalBlocked blocked(SIGPIPE);
     EXPECT_TRUE(is_blocked());
     EXPECT_EQ(error_of_a_write_to_nobody(), EPIPE);
     EXPECT_TRUE(is_pending());
@@ -48,14 +48,14 @@ TEST(SigpipeBlocked, AWriteToAClosedConnectionFailsAndNothingIsLeft) {
   EXPECT_FALSE(is_blocked());
 }
 
-TEST(SigpipeBlocked, WhatWasThereBeforeStays) {
-  std::optional<SigpipeBlocked> outer(std::in_place);
+TEST(SignalBlocked, WhatWasThereBeforeStays) {
+  std::optional<SignalBlocked> outer(std::in_place, SIGPIPE);
   EXPECT_EQ(error_of_a_write_to_nobody(), EPIPE);
-  { const SigpipeBlocked inner; }
+  { const SignalBlocked inner(SIGPIPE); }
   EXPECT_TRUE(is_blocked());
   EXPECT_TRUE(is_pending());
   outer.reset();
   EXPECT_FALSE(is_blocked());
 }
 
-}  // namespace sigpipe_blocked_test
+}  // namespace signal_blocked_test
