@@ -18,7 +18,7 @@ function(lockstep_find_torch cuda)
 
   foreach(answered torch::cudart caffe2::mkl)  # with MKL it would add library folders that do not exist
     if(NOT TARGET ${answered})
-      add_library(${answered} INTERFACE IMPORTED)
+      add_library(${answered} INTERFACE IMPORTED GLOBAL)
     endif()
   endforeach()
   # Its package file warns of static libraries (kineto) that the wheel does not hold and
@@ -40,7 +40,7 @@ function(lockstep_find_torch cuda)
     return()
   endif()
 
-  add_library(lockstep::torch INTERFACE IMPORTED)  # imported: its include folders count as system headers
+  add_library(lockstep::torch INTERFACE IMPORTED GLOBAL)  # imported: its include folders count as system headers
   target_link_libraries(lockstep::torch INTERFACE torch_cpu_library c10)
   target_include_directories(lockstep::torch INTERFACE ${TORCH_INCLUDE_DIRS})
   target_compile_features(lockstep::torch INTERFACE cxx_std_20)
