@@ -52,12 +52,14 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
 }
 
 // Between fork() and exec(), a copy of a program with threads may only make system calls.
-[[noreturn]] void become(char** words, char** environment, const sigset_t& mask, bool reads_input, int output,
-                         int error_pipe, const int (&ready)[2], pid_t parent, int orphans_signal) {
+[[noreturn]] void become(char** words, char** environment, const sigset_t& mask, const struct sigaction& on_child,
+                         bool reads_input, int output, int error_pipe, const int (&ready)[2], pid_t parent,
+                         int orphans_signal) {
   setpgid(0, 0);                            // so that Ctrl-C reaches it once: through the launcher
   prctl(PR_SET_PDEATHSIG, orphans_signal);  // at once if the launcher is killed; watch() also ends what this starts
   if (getppid() != parent) _exit(127);      // the launcher is gone already
   signal(SIGPIPE, SIG_DFL);
+  sigaction(SIGCHLD, &on_child, nullptr);
   if (!reads_input || isatty(STDIN_FILENO)) {  // a process in the background must not read the terminal
     const int nothing = open("/dev/null", O_RDONLY);
     dup2(nothing, STDIN_FILENO);
@@ -178,6 +180,8 @@ ChildProcesses::ChildProcesses(Options options, LaunchMessages& messages)
   if (pipe2(alive_, O_CLOEXEC) != 0 || (options_.label && pipe2(done_, O_CLOEXEC) != 0)) {
     throw Error("cannot make a pipe: " + io::reason(errno));
   }
+  struct sigaction keeps_children {};  // the system forgets how they ended where SIGCHLD is ignored
+  sigaction(SIGCHLD, &keeps_children, &on_child_before_);
   sigemptyset(&awaited_);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
     if (!is_ignored(signal)) sigaddset(&awaited_, signal);  // an ignored signal stays ignored in the processes too
@@ -192,6 +196,7 @@ ChildProcesses::~ChildProcesses() {
   hurries_ = true;
   end_labels();
   for (const int fd : alive_) close(fd);
+  sigaction(SIGCHLD, &on_child_before_, nullptr);
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
@@ -209,8 +214,8 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   const int orphans_signal = options_.may_outlive ? SIGTERM : SIGKILL;
   const pid_t pid = fork();
   if (pid == 0) {
-    become(arguments.data(), environment.data(), mask_before_, reads_input, output[1], errors[1], ready, launcher,
-           orphans_signal);
+    become(arguments.data(), environment.data(), mask_before_, on_child_before_, reads_input, output[1], errors[1],
+           ready, launcher, orphans_signal);
   }
   if (pid > 0) setpgid(pid, pid);
   const pid_t watcher = pid > 0 ? fork() : -1;
