@@ -19,6 +19,7 @@
 #include "base/exception_text.hpp"
 #include "base/seconds_since.hpp"
 #include "base/signals.hpp"
+#include "base/start_thread.hpp"
 #include "io/process_stat.hpp"
 #include "io/reason.hpp"
 #include "output.hpp"
@@ -243,7 +244,7 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   if (options_.label) {
     fcntl(output[0], F_SETFL, O_NONBLOCK);
     ++labels_;
-    child.labels = std::thread([this, from = output[0], done = done_[0], label = format("[%d] ", number)] {
+    child.labels = start_thread([this, from = output[0], done = done_[0], label = format("[%d] ", number)] {
       const int error = copy_with_label(from, done, hurries_, label);
       if (error != 0 && error != EPIPE) messages_.say("cannot write to the standard output: " + io::reason(error));
       --labels_;

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/start_thread.hpp"
 #include "commands.hpp"
 #include "crowded_cores.hpp"
 #include "io/atomic_file.hpp"
@@ -112,7 +113,7 @@ class Sweep {
 
   // Trains what is not finished. Returns the names of the runs that failed.
   std::vector<std::string> work() {
-    std::vector<std::thread> threads;
+    std::vector<std::jthread> threads;  // joined also when one cannot be started
     std::unique_lock lock(mutex_);
     while (!waiting_.empty() && !signals_.token().stop_requested()) {
       const auto next =
@@ -124,10 +125,10 @@ class Sweep {
       SweepRun* const run = *next;
       waiting_.erase(next);
       at_work_[run] = 0;
-      threads.emplace_back([this, run] { train_one(*run); });
+      threads.push_back(start_thread<std::jthread>([this, run] { train_one(*run); }));
     }
     lock.unlock();
-    for (auto& thread : threads) thread.join();
+    threads.clear();
     live_.clear();
     return failed_;
   }

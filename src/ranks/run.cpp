@@ -8,6 +8,7 @@
 
 #include "base/rank_thread.hpp"
 #include "base/scramble.hpp"
+#include "base/start_thread.hpp"
 #include "comm/failure.hpp"
 #include "comm/job_options.hpp"
 #include "comm/memory_holder.hpp"
@@ -190,7 +191,7 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   std::vector<std::thread> threads;
   for (int index = first; index < last; ++index) {
     try {
-      threads.emplace_back(run_rank, index);
+      threads.push_back(start_thread([&run_rank, index] { run_rank(index); }));
     } catch (...) {  // no more threads to be had: end the ranks that already run
       fail(index);
       break;

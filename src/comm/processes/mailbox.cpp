@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "base/start_thread.hpp"
 #include "comm/peer_lost.hpp"
 #include "comm/sigpipe_blocked.hpp"
 #include "gloo_reduction.hpp"
@@ -32,11 +33,20 @@ Mailbox::Mailbox(c10::intrusive_ptr<c10d::Backend> backend, int64_t bytes, int t
     if (rank == backend_->getRank()) continue;
     peers_[rank].message = at::empty({bytes}, at::kByte);
     post(rank);
-    peers_[rank].listener = std::thread([this, rank] { listen(rank); });
+    try {
+      peers_[rank].listener = start_thread([this, rank] { listen(rank); });
+    } catch (...) {
+      stop();
+      throw;
+    }
   }
 }
 
 Mailbox::~Mailbox() {
+  stop();
+}
+
+void Mailbox::stop() {
   {
     const std::lock_guard lock(mutex_);
     stop_ = true;

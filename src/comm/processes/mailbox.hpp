@@ -46,6 +46,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   };
 
   void post(int rank);
+  void stop();
   void listen(int rank);
   bool take(const at::Tensor& to, int& source, std::chrono::milliseconds timeout);
   void interrupt();

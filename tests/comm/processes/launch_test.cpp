@@ -125,6 +125,16 @@ TEST(Launch, TooFewFileDescriptorsAreNamed) {
               AllOf(HasSubstr("(cpu): connecting to the other ranks failed: "), HasSubstr("Too many open files")));
 }
 
+TEST(Launch, ALauncherWithTooFewFileDescriptorsCallsNobodyAStranger) {
+  auto around = surroundings_with();
+  around.program = "/bin/sh";
+  const auto job = run_program({"-c", "ulimit -n 16; exec \"$0\" launch -n 4 \"$@\"",
+                                from_environment("LOCKSTEP_PROGRAM"), ranks_program(), "runs"},
+                               around);
+  EXPECT_NE(job.code, 0);
+  EXPECT_THAT(job.err, AllOf(HasSubstr("Too many open files"), HasSubstr("(ulimit -n)"), Not(HasSubstr("stranger"))));
+}
+
 TEST(Launch, StartsAFailedJobAgain) {
   const auto with = [](const char* restarts) {
     return launch_shell(2,
