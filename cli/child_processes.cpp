@@ -19,6 +19,7 @@
 #include "base/exception_text.hpp"
 #include "base/seconds_since.hpp"
 #include "base/signals.hpp"
+#include "base/start_thread.hpp"
 #include "io/process_stat.hpp"
 #include "io/reason.hpp"
 #include "output.hpp"
@@ -53,12 +54,13 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
 }
 
 // Between fork() and exec(), a copy of a program with threads may only make system calls.
-[[noreturn]] void become(char** words, char** environment, const sigset_t& mask, bool reads_input, int output,
-                         int error_pipe, const int (&ready)[2], pid_t parent) {
+[[noreturn]] void become(char** words, char** environment, const sigset_t& mask, const struct sigaction& on_child,
+                         bool reads_input, int output, int error_pipe, const int (&ready)[2], pid_t parent) {
   setpgid(0, 0);                        // so that Ctrl-C reaches it once: through the launcher
   prctl(PR_SET_PDEATHSIG, SIGTERM);     // at once if the launcher is killed; watch() also ends what this starts
   if (getppid() != parent) _exit(127);  // the launcher is gone already
   signal(SIGPIPE, SIG_DFL);
+  sigaction(SIGCHLD, &on_child, nullptr);
   if (!reads_input || isatty(STDIN_FILENO)) {  // a process in the background must not read the terminal
     const int nothing = open("/dev/null", O_RDONLY);
     dup2(nothing, STDIN_FILENO);
@@ -179,6 +181,8 @@ ChildProcesses::ChildProcesses(Options options, LaunchMessages& messages)
   if (pipe2(alive_, O_CLOEXEC) != 0 || (options_.label && pipe2(done_, O_CLOEXEC) != 0)) {
     throw Error("cannot make a pipe: " + io::reason(errno));
   }
+  struct sigaction keeps_children {};  // the system forgets how they ended where SIGCHLD is ignored
+  sigaction(SIGCHLD, &keeps_children, &on_child_before_);
   sigemptyset(&awaited_);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCHLD}) {
     if (!is_ignored(signal)) sigaddset(&awaited_, signal);  // an ignored signal stays ignored in the processes too
@@ -193,6 +197,7 @@ ChildProcesses::~ChildProcesses() {
   hurries_ = true;
   end_labels();
   for (const int fd : alive_) close(fd);
+  sigaction(SIGCHLD, &on_child_before_, nullptr);
   pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
 }
 
@@ -209,7 +214,8 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   const pid_t launcher = getpid();
   const pid_t pid = fork();
   if (pid == 0) {
-    become(arguments.data(), environment.data(), mask_before_, reads_input, output[1], errors[1], ready, launcher);
+    become(arguments.data(), environment.data(), mask_before_, on_child_before_, reads_input, output[1], errors[1],
+           ready, launcher);
   }
   if (pid > 0) setpgid(pid, pid);
   const pid_t watcher = pid > 0 ? fork() : -1;
@@ -237,7 +243,7 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
   if (options_.label) {
     fcntl(output[0], F_SETFL, O_NONBLOCK);
     ++labels_;
-    child.labels = std::thread([this, from = output[0], done = done_[0], label = format("[%d] ", number)] {
+    child.labels = start_thread([this, from = output[0], done = done_[0], label = format("[%d] ", number)] {
       const int error = copy_with_label(from, done, hurries_, label);
       if (error != 0 && error != EPIPE) messages_.say("cannot write to the standard output: " + io::reason(error));
       --labels_;

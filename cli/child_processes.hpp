@@ -41,7 +41,8 @@ class ChildProcesses {
   };
 
   // From here on, signals that ask to end, and those of children, are blocked in this thread and in threads started
-  // later. So make it before other threads.
+  // later. So make it before other threads. A process that ignores SIGCHLD stops to do so; those that it starts ignore
+  // it.
   ChildProcesses(Options options, LaunchMessages& messages);
   // Kills those that still run, and what they started.
   ~ChildProcesses();
@@ -107,6 +108,7 @@ class ChildProcesses {
   MemoryKills memory_kills_;
   sigset_t awaited_;
   sigset_t mask_before_;
+  struct sigaction on_child_before_ {};  // what SIGCHLD does in the processes
   std::vector<Child> children_;
   int alive_[2] = {-1, -1};  // a pipe whose end tells the watchers that this process is gone
   int done_[2] = {-1, -1};   // a pipe whose closed end tells the threads of the labels that nothing more will come

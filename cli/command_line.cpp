@@ -21,6 +21,7 @@
 #include "base/exception_text.hpp"
 #include "base/libtorch_log.hpp"
 #include "commands.hpp"
+#include "devices/cpu_cores.hpp"
 #include "help.hpp"
 #include "io/reason.hpp"
 #include "option_flags.hpp"
@@ -135,6 +136,7 @@ int run_and_report_errors(const std::vector<const char*>& words, Output& output)
 int run_command_line(int argc, char** argv) {
   open_closed_standard_descriptors();
   keep_freed_memory();
+  const FreeOfOpenMp free_of_openmp;  // for the processes and threads that start here
   log_errors_only();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that goes away is an error to handle, not a reason to die in mid-epoch
   Output output(STDOUT_FILENO);

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "start_thread.hpp"
+
 #include <new>
 #include <system_error>
 
@@ -38,10 +40,7 @@ std::string exception_text(const std::exception_ptr& exception) {
     return out_of_memory("", /*is_of_gpu=*/false);
   } catch (const std::system_error& error) {
     const bool lacks = error.code() == std::errc::resource_unavailable_try_again;
-    return error.what() + std::string(lacks
-                                          ? ". If a thread was to start, the system makes no more of them: ulimit -u, "
-                                            "ulimit -v or a container may limit them"
-                                          : "");
+    return error.what() + (lacks ? std::string(". If a thread was to start: ") + kNoMoreThreads : "");
   } catch (const std::exception& error) {
     return error.what();
   } catch (...) {

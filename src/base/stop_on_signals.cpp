@@ -4,6 +4,7 @@
 #include <lockstep/base/stop_on_signals.hpp>
 
 #include "signals.hpp"
+#include "start_thread.hpp"
 
 #include <chrono>
 #include <utility>
@@ -35,7 +36,13 @@ StopOnSignals::StopOnSignals(Told told) : told_(std::move(told)) {
   }
   // First the mask, which the thread takes over, then the thread, then the handlers, which send to it.
   pthread_sigmask(SIG_BLOCK, &awaited_, &mask_before_);
-  waiter_ = std::thread([this] { wait_for_signals(); });
+  try {
+    waiter_ = start_thread([this] { wait_for_signals(); });
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
+    waiting_thread = 0;
+    throw;
+  }
   waiting_thread.wait(-1);
   for (auto& [signal, before] : before_) {
     struct sigaction sending {};

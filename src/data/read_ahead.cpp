@@ -2,6 +2,8 @@
 
 #include <ATen/Parallel.h>
 
+#include "base/start_thread.hpp"
+
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -9,7 +11,7 @@
 namespace lockstep {
 
 ReadAhead::ReadAhead(std::function<Dataset(const Numbers&)> read)
-    : read_(std::move(read)), thread_([this] { work(); }) {}
+    : read_(std::move(read)), thread_(start_thread([this] { work(); })) {}
 
 ReadAhead::~ReadAhead() {
   {

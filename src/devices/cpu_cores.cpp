@@ -1,5 +1,6 @@
 #include "cpu_cores.hpp"
 
+#include <dlfcn.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -16,7 +17,9 @@ namespace lockstep {
 
 namespace fs = std::filesystem;
 
-std::vector<int> affinity_cpus() {
+namespace {
+
+std::vector<int> mask_of_this_thread() {
   for (int capacity = 1024; capacity <= 1 << 20; capacity *= 2) {  // the kernel refuses a mask smaller than its own
     cpu_set_t* mask = CPU_ALLOC(capacity);
     const size_t bytes = CPU_ALLOC_SIZE(capacity);
@@ -31,6 +34,56 @@ std::vector<int> affinity_cpus() {
     if (!too_small) return cpus;
   }
   return {};
+}
+
+void set_mask_of_this_thread(const std::vector<int>& cpus) {
+  const int capacity = cpus.back() + 1;
+  cpu_set_t* mask = CPU_ALLOC(capacity);
+  const size_t bytes = CPU_ALLOC_SIZE(capacity);
+  CPU_ZERO_S(bytes, mask);
+  for (const int cpu : cpus) CPU_SET_S(cpu, bytes, mask);
+  sched_setaffinity(0, bytes, mask);
+  CPU_FREE(mask);
+}
+
+// Where OpenMP may put its threads. Empty if there is no OpenMP, or it puts them nowhere. Whichever OpenMP LibTorch has
+// brought is asked, so nothing of it is linked.
+std::vector<std::vector<int>> places_of_openmp() {
+  const auto ask = [](const char* name) { return dlsym(RTLD_DEFAULT, name); };
+  const auto places = reinterpret_cast<int (*)()>(ask("omp_get_num_places"));
+  const auto size_of = reinterpret_cast<int (*)(int)>(ask("omp_get_place_num_procs"));
+  const auto read = reinterpret_cast<void (*)(int, int*)>(ask("omp_get_place_proc_ids"));
+  if (places == nullptr || size_of == nullptr || read == nullptr) return {};
+  std::vector<std::vector<int>> all;
+  for (int place = 0; place < places(); ++place) {
+    auto& cpus = all.emplace_back(size_of(place));
+    read(place, cpus.data());
+    std::sort(cpus.begin(), cpus.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+std::vector<int> affinity_cpus() {
+  const std::vector<int> mask = mask_of_this_thread();
+  const auto places = places_of_openmp();
+  if (std::find(places.begin(), places.end(), mask) == places.end()) return mask;
+  std::set<int> cpus;
+  for (const auto& place : places) cpus.insert(place.begin(), place.end());
+  return {cpus.begin(), cpus.end()};
+}
+
+bool openmp_binds_threads() {
+  return places_of_openmp().size() > 1;
+}
+
+FreeOfOpenMp::FreeOfOpenMp() : before_(mask_of_this_thread()) {
+  if (const auto cpus = affinity_cpus(); cpus != before_) set_mask_of_this_thread(cpus);
+}
+
+FreeOfOpenMp::~FreeOfOpenMp() {
+  if (!before_.empty() && mask_of_this_thread() != before_) set_mask_of_this_thread(before_);
 }
 
 int physical_cores(const std::vector<int>& cpus, const fs::path& sys_cpu) {

@@ -10,8 +10,24 @@
 
 namespace lockstep {
 
-// The logical CPUs that this thread may run on.
+// The logical CPUs that this thread may run on. OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY make OpenMP bind the
+// thread that loads it to the first of its places. Then all of the places count, which are what the thread had before.
 std::vector<int> affinity_cpus();
+
+// Whether OpenMP binds its threads, and so each thread that computes on several.
+bool openmp_binds_threads();
+
+// As long as it is there, this thread may run on all of affinity_cpus(), and so may what it starts.
+class FreeOfOpenMp {
+ public:
+  FreeOfOpenMp();
+  ~FreeOfOpenMp();
+  FreeOfOpenMp(const FreeOfOpenMp&) = delete;
+  FreeOfOpenMp& operator=(const FreeOfOpenMp&) = delete;
+
+ private:
+  const std::vector<int> before_;
+};
 
 // Physical cores among the logical CPUs `cpus`: two hyperthreads of one core count once. A CPU whose topology cannot be
 // read counts as a core.

@@ -102,6 +102,26 @@ int wait_for(pid_t child, const std::string& program, std::chrono::milliseconds 
   throw Error("'" + program + "' did not finish within " + std::to_string(limit.count()) + " ms and was killed");
 }
 
+// Where SIGCHLD is ignored, the system forgets how a child ended. So its default holds as long as this is there.
+class DefaultSigchld {
+ public:
+  DefaultSigchld() {
+    struct sigaction by_default {};
+    ::sigaction(SIGCHLD, nullptr, &before_);
+    is_changed_ = before_.sa_handler == SIG_IGN || (before_.sa_flags & SA_NOCLDWAIT) != 0;
+    if (is_changed_) ::sigaction(SIGCHLD, &by_default, nullptr);
+  }
+  ~DefaultSigchld() {
+    if (is_changed_) ::sigaction(SIGCHLD, &before_, nullptr);
+  }
+  DefaultSigchld(const DefaultSigchld&) = delete;
+  DefaultSigchld& operator=(const DefaultSigchld&) = delete;
+
+ private:
+  struct sigaction before_ {};
+  bool is_changed_ = false;
+};
+
 }  // namespace
 
 std::string run_program(const std::vector<std::string>& arguments, const std::string& input,
@@ -109,6 +129,7 @@ std::string run_program(const std::vector<std::string>& arguments, const std::st
   const std::string& program = arguments.at(0);
   MemoryFile in("input"), out("output"), err("errors");
   in.fill(input);
+  const DefaultSigchld keeps_status;
   int status = wait_for(start(arguments, in.fd(), out.fd(), err.fd()), program, limit);
 
   if (WIFSIGNALED(status)) {

@@ -4,6 +4,7 @@
 #include <lockstep/base/error.hpp>
 #include <lockstep/ranks/rank.hpp>
 
+#include "base/start_thread.hpp"
 #include "comm/processes/job.hpp"
 
 #include <chrono>
@@ -65,7 +66,7 @@ ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, 
   } catch (const c10::DistError&) {
     lose_launcher(launch_);
   }
-  thread_ = std::jthread([this](const std::stop_token& end) { live(end); });
+  thread_ = start_thread<std::jthread>([this](const std::stop_token& end) { live(end); });
 }
 
 // Nothing of the last generation outlives the job.

@@ -1,7 +1,7 @@
 #include "equal_modules.hpp"
 
 #include <c10/core/GradMode.h>
-#include <lockstep/core/InferenceMode.h>
+#include <c10/core/InferenceMode.h>
 #include <lockstep/base/error.hpp>
 
 #include "base/classic.hpp"

@@ -8,10 +8,12 @@
 
 #include "base/rank_thread.hpp"
 #include "base/scramble.hpp"
+#include "base/start_thread.hpp"
 #include "comm/failure.hpp"
 #include "comm/job_options.hpp"
 #include "comm/processes/job.hpp"
 #include "comm/world.hpp"
+#include "devices/cpu_cores.hpp"
 #include "elastic_job.hpp"
 #include "rank_exit.hpp"
 #include "rank_generators.hpp"
@@ -145,6 +147,12 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   world->shared_seed = shared_seed();
   const auto running = std::make_shared<comm::RunningWorld>(*world, options.timeout, options.on_warning);
   running->elastic = elastic;
+  if (world->ranks_here().size() > 1 && options.threads_per_rank > 1 && openmp_binds_threads()) {
+    running->warn(
+        "OpenMP binds its threads (OMP_PROC_BIND, OMP_PLACES or GOMP_CPU_AFFINITY), and has the first thread of each "
+        "rank on the same core, where they wait for each other. Unset these variables, or start a process for each "
+        "rank");
+  }
   const auto end = [](comm::RunningWorld* run) { run->end(); };
   const std::unique_ptr<comm::RunningWorld, decltype(end)> ended(running.get(), end);
   const Devices& devices = world->devices();
@@ -182,7 +190,7 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   std::vector<std::thread> threads;
   for (int index = first; index < last; ++index) {
     try {
-      threads.emplace_back(run_rank, index);
+      threads.push_back(start_thread([&run_rank, index] { run_rank(index); }));
     } catch (...) {  // no more threads to be had: end the ranks that already run
       fail(index);
       break;
@@ -217,6 +225,7 @@ void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body,
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options) {
   check(devices, options);
   const bool is_elastic = options.elastic && !is_rank_thread() && ElasticJob::is_asked_for();
+  const FreeOfOpenMp free_of_openmp;  // the ranks' threads take this thread's cores over
   is_elastic ? run_elastic(devices, body, options) : static_cast<void>(run_once(devices, body, options, nullptr));
 }
 

@@ -7,10 +7,10 @@
 #include <lockstep/scratch/on_each_device.hpp>
 
 #include "base/exception_text.hpp"
+#include "base/start_thread.hpp"
 #include "devices/device_streams.hpp"
 
 #include <string>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -71,14 +71,14 @@ void on_each_device(const Devices& devices, const std::function<void(size_t)>& w
     std::vector<std::jthread> workers;  // joined at the end of this block, also when a thread cannot be started
     for (size_t i = 0; i < devices.size(); ++i) {
       try {
-        workers.emplace_back([&, i] {
+        workers.push_back(start_thread<std::jthread>([&, i] {
           try {
             work_on(devices[i], i, caller, work);
           } catch (...) {
             failures[i] = std::current_exception();
           }
-        });
-      } catch (const std::system_error&) {
+        }));
+      } catch (const Error&) {
         failures[i] = std::current_exception();
         break;
       }

@@ -561,4 +561,39 @@ TEST_F(CliTrain, MoreRanksThanCoresAreAWarning) {
   }
 }
 
+// "0-1", from the line of a status file in /proc.
+std::string cores_in(const std::string& status) {
+  std::smatch found;
+  return std::regex_search(status, found, std::regex("Cpus_allowed_list:\\s*(\\S+)")) ? found[1].str() : "";
+}
+
+std::string read_file(const fs::path& file) {
+  std::ifstream in(file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// OpenMP binds the thread that loads it to one core, which what starts from there would take over.
+TEST_F(CliTrain, RanksAndProcessesHaveAllCoresThoughOpenMpBindsTheMainThread) {
+  const std::string all = cores_in(read_file("/proc/self/status"));
+  const std::string devices = run_program({"devices"}, surroundings()).out;
+  for (const std::string variable : {"OMP_PROC_BIND=true", "OMP_PLACES=threads", "GOMP_CPU_AFFINITY="}) {
+    auto around = surroundings();
+    around.starts_itself = true;
+    around.environment.push_back(variable + (variable.ends_with('=') ? all : ""));
+    EXPECT_EQ(run_program({"devices"}, around).out, devices) << variable;
+    const auto launched = run_program({"launch", "-n", "1", "cat", "/proc/self/status"}, around);
+    EXPECT_EQ(cores_in(launched.out), all) << variable;
+
+    Program job(train({"--epochs", "1000"}), around);
+    ASSERT_TRUE(job.wait_for("epoch    2/1000")) << variable;
+    int ranks = 0;
+    for (const auto& thread : fs::directory_iterator("/proc/" + std::to_string(job.pid()) + "/task")) {
+      if (!read_file(thread.path() / "comm").starts_with("rank ")) continue;
+      ++ranks;
+      EXPECT_EQ(cores_in(read_file(thread.path() / "status")), all) << variable;
+    }
+    EXPECT_EQ(ranks, 2) << variable;
+  }
+}
+
 }  // namespace cli_train_test

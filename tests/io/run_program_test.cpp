@@ -38,6 +38,21 @@ TEST(RunProgram, NamesTheProgramThatFails) {
   EXPECT_THAT(error({"sh", "-c", "kill -KILL $$"}), HasSubstr("signal 9"));
 }
 
+TEST(RunProgram, WorksWhereSigchldIsIgnored) {
+  for (const int flags : {0, SA_NOCLDWAIT}) {
+    struct sigaction ignored {
+    }, before{}, after{};
+    ignored.sa_handler = flags == 0 ? SIG_IGN : SIG_DFL;
+    ignored.sa_flags = flags;
+    sigaction(SIGCHLD, &ignored, &before);
+    EXPECT_EQ(run_program({"echo", "it", "works"}, "", 10s), "it works\n");
+    EXPECT_THAT(error_of([] { run_program({"sh", "-c", "exit 4"}, "", 10s); }), HasSubstr("exit code 4"));
+    sigaction(SIGCHLD, &before, &after);
+    EXPECT_EQ(after.sa_handler, ignored.sa_handler);
+    EXPECT_EQ(after.sa_flags & SA_NOCLDWAIT, flags);
+  }
+}
+
 TEST(RunProgram, KillsAProgramThatHangsAndItsChildren) {
   ScratchFolder folder;
   std::string script = "sleep 60 & echo $! > '" + (folder / "pid").string() + "'; wait";

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds examples/consumer against the installed lockstep, as a stranger would, and checks what it prints. It links
 # LibTorch alone, and runs without the libraries that lockstep loads when it needs them. Then builds a program that uses
-# the component data.
+# the component data, and a plug-in that holds both libraries.
 #   consumer_test.sh PREFIX WORK-FOLDER
 set -euo pipefail
 prefix=$1 work=$2
@@ -68,6 +68,13 @@ cmake --build "$work/data/build"
 said=$("$work/data/build/downloads")
 if [[ $said != *"cannot download train-images-idx3-ubyte.gz"*"file:///nowhere"* ]]; then
   echo "error: the component data said '$said'."
+  exit 1
+fi
+cmake -S "$(dirname "${BASH_SOURCE[0]}")/plugin" -B "$work/plugin" -DCMAKE_PREFIX_PATH="$prefix"
+cmake --build "$work/plugin"
+said=$("$work/plugin/host" "$work/plugin/libplugin.so" 2>&1)
+if [[ $said != $'3.00 error\n3.00 error' ]]; then
+  echo "error: the plug-in, loaded twice, said '$said'."
   exit 1
 fi
 echo "the consumer printed '$printed'"

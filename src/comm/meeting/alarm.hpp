@@ -1,6 +1,8 @@
 // Alarm: does something if it has not been destroyed by then. For calls that have no deadline of their own.
 #pragma once
 
+#include "base/start_thread.hpp"
+
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -14,10 +16,10 @@ class Alarm {
  public:
   // `ring` is called on a thread of the Alarm's own.
   Alarm(std::chrono::milliseconds time, std::function<void()> ring)
-      : thread_([this, time, ring = std::move(ring)] {
+      : thread_(start_thread([this, time, ring = std::move(ring)] {
           std::unique_lock lock(mutex_);
           if (!changed_.wait_for(lock, time, [this] { return done_; })) ring();
-        }) {}
+        })) {}
 
   ~Alarm() {
     {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/signal_blocked.hpp"
+#include "base/start_thread.hpp"
 #include "comm/group_member.hpp"
 
 #include <chrono>
@@ -14,18 +15,17 @@
 #include <mutex>
 #include <optional>
 #include <stop_token>
-#include <thread>
 #include <utility>
 
 namespace lockstep::comm {
 
 class Attempt {
  public:
-  // `connect` must own all that it uses; its argument says whether it was called off. Throws std::system_error if there
-  // are no more threads to be had.
+  // `connect` must own all that it uses; its argument says whether it was called off. Throws Error if no thread can be
+  // started.
   static std::shared_ptr<Attempt> start(std::function<GroupMember(std::stop_token)> connect) {
     auto attempt = std::make_shared<Attempt>();
-    std::thread([attempt, connect = std::move(connect)] {
+    start_thread([attempt, connect = std::move(connect)] {
       const SignalBlocked sigpipe_blocked(SIGPIPE);  // here and in the threads that the connected group starts
       std::optional<GroupMember> group;
       std::exception_ptr exception;

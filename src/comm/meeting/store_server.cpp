@@ -8,6 +8,7 @@
 #include <lockstep/base/error.hpp>
 
 #include "base/seconds.hpp"
+#include "base/start_thread.hpp"
 #include "io/libcrypto.hpp"
 #include "io/reason.hpp"
 #include "stored_values.hpp"
@@ -117,7 +118,7 @@ class Service {
       if (fd >= 0) {
         greet(fd);
       } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-        if (!turn_oldest_away()) accepts_from_ = Clock::now() + kUntilNextTry;
+        lack_descriptors(errno);
         return;
       } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
         return;
@@ -128,19 +129,32 @@ class Service {
   void greet(int fd) {
     send_at_once(fd);
     const auto strangers = std::count_if(peers_.begin(), peers_.end(), [](auto& peer) { return !peer.is_known; });
-    if (static_cast<size_t>(strangers) >= kMostStrangers) turn_oldest_away();
+    if (static_cast<size_t>(strangers) >= kMostStrangers) {
+      turn_away(*oldest_unproven(), "there were too many of them");
+      forget_the_gone();
+    }
     Peer& peer = peers_.emplace_back(Peer{.fd = fd, .address = peer_address(fd)});
     peer.nonce = fresh_nonce();
     peer.out = kGreeting + peer.nonce;
     send_rest(peer);
   }
 
-  bool turn_oldest_away() {
-    const auto oldest = std::find_if(peers_.begin(), peers_.end(), [](auto& peer) { return !peer.is_known; });
-    if (oldest == peers_.end()) return false;
-    turn_away(*oldest, "there were too many of them");
-    forget_the_gone();
-    return true;
+  std::list<Peer>::iterator oldest_unproven() {
+    return std::find_if(peers_.begin(), peers_.end(), [](auto& peer) { return !peer.is_known; });
+  }
+
+  // Who has to go then may be one of the job's own, so nobody is called a stranger.
+  void lack_descriptors(int error) {
+    if (!std::exchange(has_told_of_lack_, true)) {
+      guard_.say("the job's store takes no more connections: " + io::reason(error) +
+                 ". Raise the limit of open files of this process (ulimit -n)");
+    }
+    if (const auto oldest = oldest_unproven(); oldest != peers_.end()) {
+      oldest->is_gone = true;
+      forget_the_gone();
+    } else {
+      accepts_from_ = Clock::now() + kUntilNextTry;
+    }
   }
 
   void turn_away(Peer& peer, const std::string& why) {
@@ -215,6 +229,7 @@ class Service {
   StoredValues values_;
   std::list<Peer> peers_;  // in the order in which they came
   Clock::time_point accepts_from_ = Clock::now();
+  bool has_told_of_lack_ = false;
 };
 
 }  // namespace
@@ -229,7 +244,7 @@ StoreServer::StoreServer(const Listener& listener, StoreGuard guard) {
   }
   own_end_ = ends[0];
   auto service = std::make_unique<Service>(listener.fd, stop_, ends[1], std::move(guard));
-  thread_ = std::thread([service = std::move(service)] { service->run(); });
+  thread_ = start_thread([service = std::move(service)] { service->run(); });
 }
 
 StoreServer::~StoreServer() {

@@ -27,7 +27,7 @@ struct StoreGuard {
 
 class StoreServer {
  public:
-  // Takes the socket over. Throws Error or std::system_error if there are no more descriptors or threads.
+  // Takes the socket over. Throws Error if there are no more descriptors or threads.
   StoreServer(const Listener& listener, StoreGuard guard);
   ~StoreServer();
   StoreServer(const StoreServer&) = delete;

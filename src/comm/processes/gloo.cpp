@@ -6,6 +6,7 @@
 #include "base/classic.hpp"
 #include "base/libtorch_log.hpp"
 #include "base/signal_blocked.hpp"
+#include "base/start_thread.hpp"
 #include "comm/group_member.hpp"
 #include "door.hpp"
 #include "guests.hpp"
@@ -29,6 +30,7 @@ namespace {
 
 using c10d::ProcessGroupGloo;
 
+constexpr int kMostThreadsTried = 16;
 constexpr int kClosingTag = 0x7fff << 16;  // used once a run has failed, so it may be a message's too
 // For calls whose connections are closed. Most end within one.
 constexpr std::chrono::milliseconds kUntilEnded{20}, kUntilForgotten{500};
@@ -147,12 +149,16 @@ class Gate : public c10d::PrefixStore {
 
 GroupMember make_gloo_group(const GroupPlace& place, const std::string& local_address) {
   auto options = ProcessGroupGloo::Options::create(place.timeout);
-  options->devices = devices_for(local_address);
+  options->devices = naming_thread_limit([&] { return devices_for(local_address); });
   const auto contexts = static_cast<int>(options->devices.size());
   options->threads = 2 * contexts;
+  // c10d ends the process if it can start some of its threads, and not all. Members on this machine, which have the
+  // same limit, start theirs at the same time.
+  check_that_threads_start(std::min(options->threads * place.size, kMostThreadsTried));
   const auto gate = place.guarded ? c10::make_intrusive<Gate>(place) : c10::intrusive_ptr<Gate>();
   const auto store = gate ? c10::intrusive_ptr<c10d::Store>(gate) : place.store;
-  const auto backend = c10::make_intrusive<ProcessGroupGloo>(store, place.rank, place.size, options);
+  const auto backend = naming_thread_limit(
+      [&] { return c10::make_intrusive<ProcessGroupGloo>(store, place.rank, place.size, options); });
   return {.backend = backend,
           .close =
               [backend, contexts] {

@@ -6,6 +6,7 @@
 #include <c10/util/SmallVector.h>
 #include <lockstep/base/error.hpp>
 
+#include "base/start_thread.hpp"
 #include "comm/arguments.hpp"
 #include "comm/reduction.hpp"
 #include "comm/texts.hpp"
@@ -49,7 +50,7 @@ Hierarchy::Hierarchy(GroupMember leaders, const Roster& roster, int process, int
       ranks_(roster.ranks_of(process)),
       world_size_(static_cast<int>(roster.devices().size())),
       next_(ranks_.size(), 0),
-      courier_([this, threads] { run(threads); }) {}
+      courier_(start_thread([this, threads] { run(threads); })) {}
 
 Hierarchy::~Hierarchy() {
   {

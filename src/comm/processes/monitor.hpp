@@ -51,9 +51,7 @@ class Monitor {
   Monitor(StorePtr store, Roster roster, int process, const Options& options);
 
   // Both are called from the watchdog's thread: `on_failure` once, `look` again and again. What it gives is a failure.
-  void start(std::function<void()> on_failure, std::function<Failure()> look) {
-    watchdog_.start(std::move(on_failure), std::move(look));
-  }
+  void start(std::function<void()> on_failure, std::function<Failure()> look);
   void stop() { watchdog_.stop(); }
 
   // Says that a rank of this process failed. If another rank was first, its text stays.

@@ -106,9 +106,14 @@ class Proof {
         const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
         work->wait(std::max(left, milliseconds(1)));
       }
-    } catch (const std::exception&) {  // too late, or the connection was closed
+    } catch (const std::exception&) {
+      const std::string neither = ": neither saw a proof that the other knows the job's key";
+      if (Clock::now() < deadline) {
+        throw NotProven("the connection of " + name(rank()) + " and " + name(current) +
+                        " was closed, since one of them failed or a stranger had its place" + neither);
+      }
       throw NotProven("a stranger was turned away at a port of " + name(rank()) + " or " + name(current) +
-                      ", or one of them stood still: neither saw a proof that the other knows the job's key");
+                      ", or one of them stood still" + neither);
     }
     for (int peer = 0; peer < size(); ++peer) {
       if (peer != rank()) texts[peer] = to_text(in[peer][0]);

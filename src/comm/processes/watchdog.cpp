@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "base/exception_text.hpp"
+#include "base/start_thread.hpp"
 #include "blame.hpp"
 #include "comm/meeting/stored.hpp"
 
@@ -57,7 +58,7 @@ void Watchdog::start(std::function<void()> on_failure, std::function<Failure()> 
   const Range ranks = roster_.ranks_of(process_);
   for (int64_t rank = ranks.begin; rank < ranks.end; ++rank) published_[static_cast<int>(rank)] = "";
   board_.begin(next_heartbeat());
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread([this] { run(); });
 }
 
 void Watchdog::run() {

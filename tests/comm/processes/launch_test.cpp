@@ -102,12 +102,37 @@ TEST(Launch, AProcessThatTheKernelKillsForWantOfMemoryIsToldSo) {
                     HasSubstr("did not come to run(): it was ended by signal 9 (Killed)" + why)));
 }
 
+// As some shells and container runtimes start programs. The system then forgets how a child ended.
+TEST(Launch, EndsThoughSigchldIsIgnoredAndItsProcessesIgnoreIt) {
+  const auto launch = [](const Words& words) {
+    auto around = surroundings_with();
+    around.program = "/bin/sh";
+    return run_program(
+        Words{"-c", "trap '' CHLD; exec \"$0\" launch \"$@\"", from_environment("LOCKSTEP_PROGRAM")} + words, around);
+  };
+  const auto ends = launch({"-n", "2", "grep", "SigIgn", "/proc/self/status"});
+  EXPECT_EQ(ends.code, 0) << ends.err;
+  EXPECT_THAT(ends.out, MatchesRegex("(SigIgn:\t[0-9a-f]+1[0-9a-f]{4}\n){2}"));  // its bit is 1 << 16
+  EXPECT_EQ(launch({"-n", "2", "sh", "-c", "exit 7"}).code, 7);
+  EXPECT_EQ(launch({"--elastic", "-n", "1", "true"}).code, 0);
+}
+
 TEST(Launch, TooFewFileDescriptorsAreNamed) {
   const auto job = run_program(
       {"launch", "-n", "2", "sh", "-c", "ulimit -n 10; exec \"$0\" collectives", ranks_program()}, surroundings_with());
   EXPECT_EQ(job.code, 3) << job.err;
   EXPECT_THAT(job.err,
               AllOf(HasSubstr("(cpu): connecting to the other ranks failed: "), HasSubstr("Too many open files")));
+}
+
+TEST(Launch, ALauncherWithTooFewFileDescriptorsCallsNobodyAStranger) {
+  auto around = surroundings_with();
+  around.program = "/bin/sh";
+  const auto job = run_program({"-c", "ulimit -n 16; exec \"$0\" launch -n 4 \"$@\"",
+                                from_environment("LOCKSTEP_PROGRAM"), ranks_program(), "runs"},
+                               around);
+  EXPECT_NE(job.code, 0);
+  EXPECT_THAT(job.err, AllOf(HasSubstr("Too many open files"), HasSubstr("(ulimit -n)"), Not(HasSubstr("stranger"))));
 }
 
 TEST(Launch, StartsAFailedJobAgain) {
