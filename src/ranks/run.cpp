@@ -146,6 +146,11 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
   world->shared_seed = shared_seed();
   const auto running = std::make_shared<comm::RunningWorld>(*world, options.timeout, options.on_warning);
   running->elastic = elastic;
+  if (!running->mixed_processors.empty() && world->process() == 0) {
+    running->warn(running->mixed_processors +
+                  ". These round otherwise, so results depend on which rank computes what, and the ranks' networks may "
+                  "drift apart. Take processors of one kind: `lockstep devices` shows a machine's");
+  }
   const auto end = [](comm::RunningWorld* run) { run->end(); };
   const std::unique_ptr<comm::RunningWorld, decltype(end)> ended(running.get(), end);
   const Devices& devices = world->devices();

@@ -38,6 +38,7 @@ struct RunState {
   //   ranks.buffers.NAME, ranks.error.PARAMETER, ranks.optimizer.MEMBER.PARAMETER
   io::NamedTensors tensors;
   std::optional<DataDigests> data = {};  // what it was trained on; checkpoints of before do not say
+  std::string processor = {};            // rank 0's (devices/processor_kind.hpp); empty: not known
 
   // In an elastic job with keep_twice, in memory alone: what this rank has of the trained parameters and of the
   // optimizer's state, which `tensors` then lack. `next_pieces` are those of one update later, if the others may have

@@ -10,6 +10,7 @@
 #include "common_settings.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
+#include "devices/processor_kind.hpp"
 #include "elastic.hpp"
 #include "joined_pieces.hpp"
 #include "measures.hpp"
@@ -169,6 +170,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   std::optional<TensorBoardLog> board;
   if (settings.keep.tensorboard && !settings.keep.run_dir.empty()) board.emplace(settings.keep.run_dir);
   std::string not_finite;  // why the run ends, if so
+  const std::string processor = keeps_checkpoints(settings) ? processor_kind(settings.devices[0]) : "";
   Succession succession{.writes = this_process().index == 0};
   succession.kept.resize(settings.devices.size());
   const auto body = [&](Rank& rank) {
@@ -204,6 +206,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       state.history = result.history;
       state.config = to_json(settings);
       state.data = workload.digests;
+      state.processor = processor;
       return state;
     };
     const auto keep_state = [&] {

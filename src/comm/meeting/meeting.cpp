@@ -7,6 +7,7 @@
 
 #include "base/seconds.hpp"
 #include "devices/cuda_info.hpp"
+#include "devices/processor_kind.hpp"
 #include "process_status.hpp"
 #include "stored.hpp"
 
@@ -88,12 +89,17 @@ struct Introduction {
   int machine = 0;  // see LaunchEnvironment
   Devices devices = {};
   std::vector<std::vector<int>> ids = {};  // of the devices, as JSON can hold them: a number per byte
+  std::vector<std::string> kinds = {};     // of the devices (devices/processor_kind.hpp)
 
   std::string to_text() const {
     json names = json::array();
     for (const auto& device : devices) names.push_back(device.str());
-    return json{
-        {"configuration", configuration}, {"devices", names}, {"ids", ids}, {"host", host}, {"machine", machine}}
+    return json{{"configuration", configuration},
+                {"devices", names},
+                {"ids", ids},
+                {"kinds", kinds},
+                {"host", host},
+                {"machine", machine}}
         .dump();
   }
 
@@ -103,6 +109,8 @@ struct Introduction {
     for (const std::string name : object.at("devices")) read.devices.emplace_back(name);
     object.at("ids").get_to(read.ids);
     if (read.devices.empty() || read.ids.size() != read.devices.size()) throw Error("no devices");
+    read.kinds = object.value("kinds", read.kinds);
+    read.kinds.resize(read.devices.size());  // an earlier release has none, and is refused for its version
     return read;
   }
 };
@@ -123,6 +131,7 @@ Roster roster_of(const std::vector<Introduction>& all) {
   for (const auto& process : all) hosts.emplace(process.host, static_cast<int>(hosts.size()));
   for (const auto& process : all) {
     roster.by_process.push_back(process.devices);
+    roster.processor_kinds.insert(roster.processor_kinds.end(), process.kinds.begin(), process.kinds.end());
     roster.machines.push_back(hosts.size() > 1 ? hosts.at(process.host) : process.machine);
   }
   return roster;
@@ -222,7 +231,10 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     throw Error(text);
   }
   Introduction mine{configuration, host_name(), launch.machine, devices_here};
-  for (const auto& device : devices_here) mine.ids.push_back(identity(device));
+  for (const auto& device : devices_here) {
+    mine.ids.push_back(identity(device));
+    mine.kinds.push_back(processor_kind(device));
+  }
   store.set(key_of(launch.rank), mine.to_text());
   wait_for_all(store, launch, limit);
   leave_another_job_alone(store, launch);
