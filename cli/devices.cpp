@@ -5,6 +5,7 @@
 #include <string>
 
 #include "commands.hpp"
+#include "devices/processor_kind.hpp"
 #include "text.hpp"
 
 namespace lockstep::cli {
@@ -42,6 +43,7 @@ int devices_command(Output& output) {
   if (rows.empty()) rows.emplace_back("GPUs", "none");
   const std::string model = cpu_model();
   rows.emplace_back("CPU cores", std::to_string(cpu_cores()) + (model.empty() ? "" : ", " + model));
+  rows.emplace_back("arithmetic", processor_kind(c10::kCPU) + ", of the CPU: only equal ones give the same bits");
   rows.emplace_back("default", to_string(default_devices()) + ", what a run without --devices uses");
   rows.emplace_back("LibTorch", torch_version());
   rows.emplace_back("lockstep",

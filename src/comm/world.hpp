@@ -16,6 +16,7 @@
 #include <numeric>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace lockstep::comm {
 
@@ -30,6 +31,9 @@ class World {
   const Devices& devices() const { return devices_; }  // of all ranks
   Range ranks_here() const { return ranks_here_; }     // the ranks that are threads of this process
   int process() const { return process_; }             // of this process among those of its launcher
+
+  // By rank, see devices/processor_kind.hpp. Empty: all are of this process.
+  virtual std::vector<std::string> processor_kinds() const { return {}; }
 
   // The seed that LibTorch's CPU generator had when the run began, or that a rank set in its turn. The second says
   // whether another seed was seen.

@@ -130,9 +130,14 @@ void compare_replicas(const io::NamedTensors& replica, Rank& rank, const std::ve
     text += ". Between two updates, when nothing writes there, the memory of " + joined_names(all.changed, all.ranks) +
             " has changed";
   }
-  throw ReplicasDiffer(rank.name() + ": check_replicas: the ranks' networks are no longer equal: " + text +
+  const std::string& mixed = comm::RankPlace::of(rank).run->mixed_processors;
+  const std::string rounds = mixed.empty() ? ""
+                                           : ". That is to be expected of another kind of processor: " + mixed +
+                                                 ", and the same update rounds otherwise there";
+  throw ReplicasDiffer(rank.name() + ": check_replicas: the ranks' networks are no longer equal: " + text + rounds +
                            ". Load weights before the DataParallel is made, or on all ranks; call step() on all " +
-                           "ranks, after each backward(); and if that is so, suspect the memory of the device",
+                           "ranks, after each backward(); and if that is so, suspect the memory of the device" +
+                           (mixed.empty() ? "" : ", once all processors are of one kind"),
                        wrong);
 }
 

@@ -14,6 +14,7 @@
 #include "models/factors_scope.hpp"
 #include "models/random_layers.hpp"
 #include "models/weighed_backward.hpp"
+#include "ranks/rank_place.hpp"
 #include "stand_in.hpp"
 
 #include <algorithm>
@@ -27,6 +28,11 @@ namespace lockstep {
 Batch Replica::checked_grains(const Batch& batch) {
   const auto refuse = [this](const std::string& why) { throw Error(rank_.name() + ": DataParallel: " + why); };
   const std::string by_grains = "with a grain the results must not depend on the number of ranks, and ";
+  const std::string& mixed = comm::RankPlace::of(rank_).run->mixed_processors;
+  if (!mixed.empty() && !mixed_processors_are_allowed()) {
+    refuse(by_grains + mixed + ", which round otherwise. Take processors of one kind (`lockstep devices` shows a " +
+           "machine's), or leave out the grain. If other bits may come out, set LOCKSTEP_MIXED_PROCESSORS=1 for all");
+  }
   if (!averaging_) refuse(by_grains + "a DataParallel with average = false adds nothing up; leave out one of the two");
   if (rank_.device().is_cpu() && at::get_num_threads() > 1) {
     refuse(by_grains + "here each rank has " + std::to_string(at::get_num_threads()) +

@@ -8,6 +8,9 @@ namespace lockstep {
 // The driver's name of GPU `index`; empty if this build has no CUDA part.
 std::string gpu_name(int index);
 
+// The driver's name of it, and its compute capability. Empty like gpu_name.
+std::string gpu_kind(int index);
+
 // An identity of GPU `index` that is the same in every process, whatever index it has there. Empty like gpu_name.
 std::string gpu_id(int index);
 

@@ -6,6 +6,10 @@ std::string gpu_name(int) {
   return {};
 }
 
+std::string gpu_kind(int) {
+  return {};
+}
+
 std::string gpu_id(int) {
   return {};
 }

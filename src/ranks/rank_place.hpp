@@ -8,6 +8,7 @@
 #include "comm/members.hpp"
 #include "comm/texts.hpp"
 #include "comm/world.hpp"
+#include "mixed_processors.hpp"
 
 #include <atomic>
 #include <chrono>
@@ -37,6 +38,7 @@ class RunningWorld {
         ranks_here(world.ranks_here()),
         process(world.process()),
         timeout(timeout),
+        mixed_processors(lockstep::mixed_processors(world)),
         world_(&world),
         on_warning_(std::move(on_warning)) {}
 
@@ -54,6 +56,7 @@ class RunningWorld {
   const Range ranks_here;
   const int process;
   const std::chrono::milliseconds timeout;  // of a wait for other ranks
+  const std::string mixed_processors;       // see ranks/mixed_processors.hpp
 
   // If the run has RunOptions::elastic:
   ElasticJob* elastic = nullptr;

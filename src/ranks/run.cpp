@@ -153,6 +153,11 @@ bool run_once(const Devices& devices_here, const std::function<void(Rank&)>& bod
         "rank on the same core, where they wait for each other. Unset these variables, or start a process for each "
         "rank");
   }
+  if (!running->mixed_processors.empty() && world->process() == 0) {
+    running->warn(running->mixed_processors +
+                  ". These round otherwise, so results depend on which rank computes what, and the ranks' networks may "
+                  "drift apart. Take processors of one kind: `lockstep devices` shows a machine's");
+  }
   const auto end = [](comm::RunningWorld* run) { run->end(); };
   const std::unique_ptr<comm::RunningWorld, decltype(end)> ended(running.get(), end);
   const Devices& devices = world->devices();

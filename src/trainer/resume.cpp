@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "checkpoint_folder.hpp"
+#include "devices/processor_kind.hpp"
 #include "option_table.hpp"
 #include "run_folder.hpp"
 #include "train_options.hpp"
@@ -156,6 +157,11 @@ std::optional<RunState> resumed_state(const TrainOptions& options, const Warn& w
   const fs::path file = checkpoint_of(options.keep.resume, warn);
   RunState state = read_checkpoint(file);
   check_same_run(state, options, file);
+  const std::string here = processor_kind(options.devices[0]);
+  if (!state.processor.empty() && !here.empty() && state.processor != here) {
+    warn("'" + file.string() + "' was written on another kind of processor, " + state.processor + "; this one is " +
+         here + ". It rounds otherwise, so the run goes on to other bits than it would have there");
+  }
   return state;
 }
 

@@ -43,6 +43,7 @@ std::string manifest_of(const RunState& state) {
   manifest["seconds"] = state.seconds;
   manifest["metrics"] = metrics_text(state.history);
   manifest["config"] = state.config;
+  if (!state.processor.empty()) manifest["processor"] = state.processor;
   if (state.data) {
     for (const auto& part : kDataParts) manifest["data"][part.key] = (*state.data).*part.digest;
   }
@@ -64,6 +65,7 @@ RunState parse_manifest(const std::string& manifest) {
                  .tensors = {}};
   Classic<std::istringstream> metrics(fields.required<std::string>("metrics"));
   state.history = metrics_from(metrics, "its metrics");
+  if (fields.has("processor")) state.processor = fields.required<std::string>("processor");
   if (fields.has("data")) state.data = parse_data(fields.object("data"));
   fields.no_more();
   if (state.epochs < 0 || state.steps < 0) {

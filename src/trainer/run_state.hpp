@@ -37,6 +37,7 @@ struct RunState {
   //   ranks.buffers.NAME, ranks.error.PARAMETER, ranks.optimizer.MEMBER.PARAMETER
   io::NamedTensors tensors;
   std::optional<DataDigests> data = {};  // what it was trained on; checkpoints of before do not say
+  std::string processor = {};            // rank 0's (devices/processor_kind.hpp); empty: not known
 };
 
 // Throws Error, which names the file. Then the file under this name is the old one or the new one, whole.

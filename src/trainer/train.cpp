@@ -9,6 +9,7 @@
 #include "common_settings.hpp"
 #include "data_parallel/replica_check.hpp"
 #include "devices/gpu_math.hpp"
+#include "devices/processor_kind.hpp"
 #include "elastic.hpp"
 #include "measures.hpp"
 #include "rank_trainer.hpp"
@@ -141,6 +142,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   std::optional<TensorBoardLog> board;
   if (settings.keep.tensorboard && !settings.keep.run_dir.empty()) board.emplace(settings.keep.run_dir);
   std::string not_finite;  // why the run ends, if so
+  const std::string processor = keeps_checkpoints(settings) ? processor_kind(settings.devices[0]) : "";
   Succession succession{.writes = this_process().index == 0};
   const auto body = [&](Rank& rank) {
     const bool is_first_here = rank.index_in_process() == 0;
@@ -160,6 +162,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       state.history = result.history;
       state.config = to_json(settings);
       state.data = workload.digests;
+      state.processor = processor;
       return state;
     };
     const auto keep_state = [&] {

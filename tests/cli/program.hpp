@@ -40,10 +40,14 @@ namespace scenarios {
 
 namespace lockstep {
 
+// What the tests themselves have of these, the programs get too: all must compute as on one kind of processor.
+inline constexpr const char* kInstructions[] = {"ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS",
+                                                "MKL_CBWR"};
+
 struct Surroundings {
   std::string program = {};                   // another one than lockstep
   std::filesystem::path folder = "/";         // the working directory
-  std::vector<std::string> environment = {};  // all of it: "NAME=value"
+  std::vector<std::string> environment = {};  // all of it but kInstructions: "NAME=value"
   bool terminal = false;                      // both outputs and the input are one, and err stays empty
   int columns = 80;                           // of the terminal
   std::string out = {};                       // a file for the standard output instead of a pipe
@@ -85,7 +89,7 @@ class Program {
     pid_ = fork();
     if (pid_ == 0) {
       set_up(surroundings, terminal, theirs);
-      run(words, surroundings.environment, surroundings.starts_itself);
+      run(words, with_instructions(surroundings.environment), surroundings.starts_itself);
     }
     for (int fd : theirs) {
       if (fd >= 0) close(fd);
@@ -170,6 +174,16 @@ class Program {
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, nullptr);
     if (chdir(surroundings.folder.c_str()) != 0) _exit(126);
+  }
+
+  static std::vector<std::string> with_instructions(std::vector<std::string> environment) {
+    for (const std::string name : kInstructions) {
+      const auto is_set = [&](const std::string& variable) { return variable.starts_with(name + "="); };
+      const char* const value = std::getenv(name.c_str());
+      if (value != nullptr && std::none_of(environment.begin(), environment.end(), is_set))
+        environment.push_back(name + "=" + value);
+    }
+    return environment;
   }
 
   static void fill(int fd) {

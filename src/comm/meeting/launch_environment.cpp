@@ -228,6 +228,10 @@ std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment
   return std::chrono::milliseconds(std::llround(std::ceil(seconds * 1000)));
 }
 
+bool mixed_processors_in(const Environment& environment) {
+  return is_switched_on(environment, "LOCKSTEP_MIXED_PROCESSORS");
+}
+
 Devices share_out(const Devices& devices, int local_rank, int local_world_size) {
   const auto count = static_cast<int>(devices.size());
   if (count == 1) return devices;  // a GPU must be one that this process alone sees: meet() compares

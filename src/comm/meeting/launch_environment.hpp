@@ -41,6 +41,10 @@ std::optional<LaunchEnvironment> read_launch_environment(const Environment& envi
 // LOCKSTEP_RENDEZVOUS_TIMEOUT: how long processes wait for each other before a run. Throws Error: no number of seconds.
 std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment& environment);
 
+// LOCKSTEP_MIXED_PROCESSORS: whether processors of several kinds are allowed with a grain too. Throws Error: it is
+// neither 0 nor 1.
+bool mixed_processors_in(const Environment& environment);
+
 // Gives one of the machine's processes its part of the machine's device list: equal parts, in order. If the list has
 // one entry, every process gets one rank on it. Throws Error that names both numbers.
 Devices share_out(const Devices& devices, int local_rank, int local_world_size);

@@ -7,6 +7,7 @@
 
 #include "base/seconds.hpp"
 #include "devices/cuda_info.hpp"
+#include "devices/processor_kind.hpp"
 #include "stored.hpp"
 
 #include <algorithm>
@@ -86,11 +87,13 @@ struct Introduction {
   std::string configuration, host;
   Devices devices = {};
   std::vector<std::vector<int>> ids = {};  // of the devices, as JSON can hold them: a number per byte
+  std::vector<std::string> kinds = {};     // of the devices (devices/processor_kind.hpp)
 
   std::string to_text() const {
     json names = json::array();
     for (const auto& device : devices) names.push_back(device.str());
-    return json{{"configuration", configuration}, {"devices", names}, {"ids", ids}, {"host", host}}.dump();
+    return json{{"configuration", configuration}, {"devices", names}, {"ids", ids}, {"kinds", kinds}, {"host", host}}
+        .dump();
   }
 
   static Introduction from_text(const std::string& text) {
@@ -99,6 +102,8 @@ struct Introduction {
     for (const std::string name : object.at("devices")) read.devices.emplace_back(name);
     object.at("ids").get_to(read.ids);
     if (read.devices.empty() || read.ids.size() != read.devices.size()) throw Error("no devices");
+    read.kinds = object.value("kinds", read.kinds);
+    read.kinds.resize(read.devices.size());  // an earlier release has none, and is refused for its version
     return read;
   }
 };
@@ -113,7 +118,10 @@ std::vector<Introduction> read_all(c10d::Store& store, int processes) {
 
 Roster roster_of(const std::vector<Introduction>& all) {
   Roster roster;
-  for (const auto& process : all) roster.by_process.push_back(process.devices);
+  for (const auto& process : all) {
+    roster.by_process.push_back(process.devices);
+    roster.processor_kinds.insert(roster.processor_kinds.end(), process.kinds.begin(), process.kinds.end());
+  }
   return roster;
 }
 
@@ -211,7 +219,10 @@ Roster meet(c10d::Store& store, const LaunchEnvironment& launch, const Devices& 
     throw Error(text);
   }
   Introduction mine{configuration, host_name(), devices_here};
-  for (const auto& device : devices_here) mine.ids.push_back(identity(device));
+  for (const auto& device : devices_here) {
+    mine.ids.push_back(identity(device));
+    mine.kinds.push_back(processor_kind(device));
+  }
   store.set(key_of(launch.rank), mine.to_text());
   wait_for_all(store, launch, limit);
   leave_another_job_alone(store, launch);

@@ -48,8 +48,9 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", ignored).filename().string();
   return "program " + program + build_text(launch.mixed_builds) + ", lockstep " + version() + ", LibTorch " +
          TORCH_VERSION + ", " + std::to_string(launch.world_size) + " processes, " +
-         c10::DeviceTypeName(devices[0].type(), true) + " ranks, timeout " + seconds(options.timeout) +
-         (launch.key_file.empty() ? "" : ", with a job's key (LOCKSTEP_JOB_KEY_FILE)") + ", " + options.configuration;
+         c10::DeviceTypeName(devices[0].type(), true) + " ranks" +
+         (mixed_processors_in(std::getenv) ? " on any processors (LOCKSTEP_MIXED_PROCESSORS=1)" : "") + ", timeout " +
+         seconds(options.timeout) + (launch.key_file.empty() ? "" : ", with a job's key (LOCKSTEP_JOB_KEY_FILE)") + ", " + options.configuration;
 }
 
 // All that a world needs before it can be one.

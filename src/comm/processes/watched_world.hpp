@@ -52,6 +52,7 @@ class WatchedWorld : public World {
   WatchedWorld(WatchedPlace place, const Monitor::Options& options);
   ~WatchedWorld() override;
 
+  std::vector<std::string> processor_kinds() const override { return place_.roster.processor_kinds; }
   c10::intrusive_ptr<c10d::Backend> backend(int rank, const Members& members) override;
   void check(int rank) override;
   void check_values(int rank) override;

@@ -3,12 +3,11 @@
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
-#include <unistd.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/meeting/sockets.hpp"
 #include "support/error_of.hpp"
+#include "support/free_port.hpp"
 
 #include <chrono>
 #include <string>
@@ -49,12 +48,10 @@ TEST(Meeting, ForeignCountsAreShown) {
   EXPECT_THAT(error_of([&] { comm::meet(*store, process(0), {torch::kCPU}, "x", limit); }),
               HasSubstr("the store holds \"abc\" under came/0, which no process"));
 
-  const comm::Listener free = comm::listen_on("127.0.0.1", 0);
-  close(free.fd);
   auto launch = process(0);
   launch.local_world_size = 2;
   launch.address = "127.0.0.1";
-  launch.port = free.port;
+  launch.port = std::stoi(free_port());
   const comm::Rendezvous host(launch, limit);
   for (const char* foreign : {"abc", "-1", "1x", ""}) {
     store->set("farewells", std::string(foreign));

@@ -9,12 +9,14 @@
 
 #include "comm/meeting/sockets.hpp"
 #include "support/error_of.hpp"
+#include "support/free_port.hpp"
 #include "support/scratch_folder.hpp"
 
 #include <chrono>
 #include <cstdlib>
 #include <future>
 #include <memory>
+#include <string>
 
 namespace rendezvous_test {
 
@@ -81,9 +83,8 @@ TEST(Rendezvous, TheNameOfRank0sMachineMayMeanLoopbackThere) {
   } catch (const Error& error) {
     GTEST_SKIP() << "this machine does not know its own name: " << error.what();
   }
-  const auto [fd, port] = comm::listen_on("127.0.0.1", 0);  // a free one
-  close(fd);
-  const auto join = [port = port](int rank, const std::string& address) {
+  const int port = std::stoi(free_port());
+  const auto join = [port](int rank, const std::string& address) {
     return std::async(std::launch::async, [=] {
       return std::make_unique<comm::Rendezvous>(place(rank, address, port), comm::WaitLimit{std::chrono::seconds(20)});
     });
@@ -105,9 +106,8 @@ TEST(Rendezvous, WhoWaitsForAnotherMachineInVainIsToldWhatToSet) {
   } catch (const Error& error) {
     GTEST_SKIP() << "this machine does not know its own name: " << error.what();
   }
-  const auto [fd, port] = comm::listen_on("127.0.0.1", 0);  // a free one
-  close(fd);
-  EXPECT_THAT(error_of([&, port = port] { comm::Rendezvous(place(0, name, port), {std::chrono::milliseconds(200)}); }),
+  const int port = std::stoi(free_port());
+  EXPECT_THAT(error_of([&] { comm::Rendezvous(place(0, name, port), {std::chrono::milliseconds(200)}); }),
               AllOf(HasSubstr(std::string("process 0 of 2 on ") + name + " waited 0.2 s for the first process of"),
                     HasSubstr("set it to an address of "), HasSubstr("raise LOCKSTEP_RENDEZVOUS_TIMEOUT")));
 }

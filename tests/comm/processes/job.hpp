@@ -2,16 +2,14 @@
 #pragma once
 
 #include <gmock/gmock.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
 #include <torch/torch.h>
 
 #include "cli/program.hpp"
 #include "io/safetensors.hpp"
+#include "support/free_port.hpp"
 #include "support/scratch_folder.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -94,39 +92,6 @@ inline pid_t pid_in(const std::filesystem::path& file) {
   pid_t pid = -1;
   std::ifstream(file) >> pid;
   return pid;
-}
-
-// A socket that holds this port of the loopback device; -1 if somebody else does.
-inline int held_port(int port) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) return fd;
-  close(fd);
-  return -1;
-}
-
-// A port that is free at this moment, below those that the system hands out by itself; each time another one. Tests
-// that run at the same time must not get the same, or their jobs mix. So each takes a hundred, of which it holds the
-// first.
-inline std::string free_port() {
-  constexpr int ports = 100;
-  static const int first = [] {
-    for (int i = getpid();; ++i) {
-      const int port = 20000 + i % 100 * ports;
-      if (held_port(port) >= 0) return port;
-    }
-  }();
-  static std::atomic<int> next{0};
-  for (;;) {
-    const int port = first + 1 + next++ % (ports - 1);
-    const int fd = held_port(port);
-    if (fd < 0) continue;
-    close(fd);
-    return std::to_string(port);
-  }
 }
 
 inline void expect_all_ok(const Finished& job, int processes) {

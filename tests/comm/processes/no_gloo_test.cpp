@@ -5,8 +5,8 @@
 #include <unistd.h>
 #include <lockstep/ranks/rank.hpp>
 
-#include "comm/meeting/sockets.hpp"
 #include "support/error_of.hpp"
+#include "support/free_port.hpp"
 
 #include <cstdlib>
 
@@ -17,14 +17,12 @@ using testing::AllOf;
 using testing::HasSubstr;
 
 TEST(NoGloo, ProcessesAreToldWhatToInstall) {
-  const auto [fd, port] = comm::listen_on("127.0.0.1", 0);  // a free one
-  close(fd);
-  const auto variables = [port = port](int rank) {
+  const auto variables = [port = free_port()](int rank) {
     setenv("RANK", std::to_string(rank).c_str(), 1);
     setenv("LOCAL_RANK", std::to_string(rank).c_str(), 1);
     for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) setenv(name, "2", 1);
     setenv("MASTER_ADDR", "127.0.0.1", 1);
-    setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+    setenv("MASTER_PORT", port.c_str(), 1);
   };
   const auto error = [] { return error_of([] { run(parse_devices("cpu"), [](Rank&) {}); }); };
   const pid_t other = fork();  // before this process has threads

@@ -103,6 +103,19 @@ TEST(StartFailures, OfTwoJobsOfOtherSizesThatComeToOnePortAtOnceOneRuns) {
   }
 }
 
+// Not even of one that the system chooses a port for.
+TEST(StartFailures, ATestsPortIsNobodyElses) {
+  const std::string port = free_port();
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(std::stoi(port)));
+  EXPECT_NE(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  EXPECT_EQ(errno, EADDRINUSE);
+  close(fd);
+  EXPECT_NE(free_port(), port);
+}
+
 TEST(StartFailures, APeerThatNeverComesIsNamedAtTheDeadline) {
   const auto start = std::chrono::steady_clock::now();
   const auto host = run_alone({"collectives"}, as_rank(0, 2, free_port(), "1.5"));
