@@ -13,17 +13,17 @@
 namespace lockstep::comm {
 class Mailbox::NextMessage : public c10d::Work {
  public:
-  NextMessage(std::shared_ptr<Mailbox> mailbox, at::Tensor to) : mailbox_(std::move(mailbox)), to_(std::move(to)) {}
+  NextMessage(std::shared_ptr<Mailbox> mailbox, std::shared_ptr<Receive> receive)
+      : mailbox_(std::move(mailbox)), receive_(std::move(receive)) {}
 
   bool isCompleted() override { return false; }  // known in wait() alone, as of Gloo's messages
-  bool wait(std::chrono::milliseconds timeout) override { return mailbox_->take(to_, source_, timeout); }
+  bool wait(std::chrono::milliseconds timeout) override { return mailbox_->take(*receive_, timeout); }
   void abort() override { mailbox_->interrupt(); }
-  int sourceRank() const override { return source_; }
+  int sourceRank() const override { return receive_->source; }
 
  private:
   const std::shared_ptr<Mailbox> mailbox_;
-  const at::Tensor to_;
-  int source_ = -1;
+  const std::shared_ptr<Receive> receive_;
 };
 
 Mailbox::Mailbox(c10::intrusive_ptr<c10d::Backend> backend, int64_t bytes, int tag, std::function<size_t()> lost_count)
@@ -51,7 +51,8 @@ Mailbox::~Mailbox() {
 }
 
 c10::intrusive_ptr<c10d::Work> Mailbox::receive(at::Tensor to) {
-  return c10::make_intrusive<NextMessage>(shared_from_this(), std::move(to));
+  receives_.push_back(std::make_shared<Receive>(Receive{std::move(to)}));
+  return c10::make_intrusive<NextMessage>(shared_from_this(), receives_.back());
 }
 
 void Mailbox::post(int rank) {
@@ -85,24 +86,30 @@ void Mailbox::listen(int rank) {
   }
 }
 
-bool Mailbox::take(const at::Tensor& to, int& source, std::chrono::milliseconds timeout) {
+bool Mailbox::take(const Receive& receive, std::chrono::milliseconds timeout) {
   if (const size_t lost_count = lost_count_(); lost_count > lost_told_) {
     lost_told_ = lost_count;
     throw PeerLost("a rank was lost while this waited for a message from any rank; those of the others still come");
   }
-  {
-    std::unique_lock lock(mutex_);
-    const bool in_time = changed_.wait_for(lock, timeout, [&] { return interrupted_ || !arrived_.empty(); });
-    if (!in_time) throw Error("no message came");
-    if (arrived_.empty()) {
-      interrupted_ = false;
-      return false;
+  while (receive.source < 0) {
+    int source = -1;
+    {
+      std::unique_lock lock(mutex_);
+      const bool in_time = changed_.wait_for(lock, timeout, [&] { return interrupted_ || !arrived_.empty(); });
+      if (!in_time) throw Error("no message came");
+      if (arrived_.empty()) {
+        interrupted_ = false;
+        return false;
+      }
+      source = arrived_.front();
+      arrived_.pop_front();
     }
-    source = arrived_.front();
-    arrived_.pop_front();
+    const auto next = receives_.front();
+    receives_.pop_front();
+    next->to.copy_(peers_[source].message);
+    next->source = source;
+    post(source);
   }
-  to.copy_(peers_[source].message);
-  post(source);
   return true;
 }
 

@@ -33,7 +33,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
 
-  // The next message, whose bytes go to `to`: one of these works at a time is waited for, by one thread. After a loss
+  // The next message, whose bytes go to `to`, in the order of these calls. All of it by one thread. After a loss
   // one wait, the present or the next, ends with PeerLost; abort() makes a wait return false.
   c10::intrusive_ptr<c10d::Work> receive(at::Tensor to);
 
@@ -45,15 +45,21 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
     std::thread listener;
   };
 
+  struct Receive {
+    at::Tensor to;
+    int source = -1;  // of its message, once that has come
+  };
+
   void post(int rank);
   void listen(int rank);
-  bool take(const at::Tensor& to, int& source, std::chrono::milliseconds timeout);
+  bool take(const Receive& receive, std::chrono::milliseconds timeout);
   void interrupt();
 
   const c10::intrusive_ptr<c10d::Backend> backend_;
   const int tag_;
   const std::function<size_t()> lost_count_;
   size_t lost_told_ = 0;
+  std::deque<std::shared_ptr<Receive>> receives_;  // whose messages are to be taken, in order
 
   std::mutex mutex_;  // guards what follows; messages that have arrived are the taker's
   std::condition_variable changed_;
