@@ -76,6 +76,13 @@ int Arguments::checked_rank(int64_t rank, const std::string& what) const {
   return static_cast<int>(rank);
 }
 
+int Arguments::checked_root(int64_t root, int64_t tensor, const std::string& operation) const {
+  if (tensor != 0) {
+    refuse(c10::str(operation, "'s rootTensor is ", tensor, ", but each rank has one tensor: give rootRank alone"));
+  }
+  return checked_rank(root, operation + "'s root");
+}
+
 void Arguments::check_peer(int peer, const std::string& operation) const {
   checked_rank(peer, operation + "'s peer");
   if (peer == rank_) refuse(operation + ": a rank cannot exchange messages with itself");
@@ -84,7 +91,10 @@ void Arguments::check_peer(int peer, const std::string& operation) const {
 c10d::ReduceOp::RedOpType Arguments::checked_op(const c10d::ReduceOp& op, const Tensor& tensor,
                                                 const std::string& operation) const {
   const c10d::ReduceOp::RedOpType type = op;
-  name_of(type);  // throws for a reduction that is not offered
+  if (!is_offered(type)) {
+    refuse(operation + "(" + name_of(type) + ") of " + describe(tensor) +
+           " is not offered: the reduction must be sum, avg, product, min or max");
+  }
   if (type == c10d::ReduceOp::AVG && !tensor.is_floating_point() && !tensor.is_complex()) {
     refuse(operation + "(avg) of " + describe(tensor) +
            ": an average of integers is not an integer; use sum, or a floating-point type");

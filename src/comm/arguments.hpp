@@ -36,6 +36,7 @@ class Arguments {
   void check_whole(const at::Tensor& whole, const at::Tensor& part, const std::string& operation,
                    const std::string& what, const std::string& of_what) const;
   int checked_rank(int64_t rank, const std::string& what) const;
+  int checked_root(int64_t root, int64_t tensor, const std::string& operation) const;  // c10d's rootRank and rootTensor
   void check_peer(int peer, const std::string& operation) const;
   c10d::ReduceOp::RedOpType checked_op(const c10d::ReduceOp& op, const at::Tensor& tensor,
                                        const std::string& operation) const;

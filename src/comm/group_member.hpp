@@ -37,6 +37,8 @@ struct GroupPlace {
 
 // Is told of each call once it is posted, on the thread that makes it.
 struct CallNotes {
+  std::string rank;                                         // "rank 1 (cuda:1)"
+  std::function<bool()> is_over;                            // whether the run is: then no more calls can be made
   std::function<void(const std::string& call)> collective;  // "allreduce(sum) of float [2]"
   std::function<void(int peer, bool sends)> message;        // `peer` as the group numbers it
 };

@@ -15,6 +15,11 @@ namespace lockstep::comm {
 
 using c10d::ReduceOp;
 
+at::Tensor in_a_row(const at::Tensor& tensor) {
+  if (tensor.is_contiguous() && !tensor.is_neg() && !tensor.is_conj()) return tensor;
+  return tensor.detach().resolve_conj().resolve_neg().contiguous();
+}
+
 at::Tensor slice(const at::Tensor& tensor, const Range& part) {
   return tensor.view({-1}).narrow(0, part.begin, part.size());
 }
@@ -169,12 +174,25 @@ std::string name_of(ReduceOp::RedOpType op) {
       return "min";
     case ReduceOp::MAX:
       return "max";
+    case ReduceOp::BAND:
+      return "bitwise and";
+    case ReduceOp::BOR:
+      return "bitwise or";
+    case ReduceOp::BXOR:
+      return "bitwise xor";
     default:
-      throw Error("the reduction must be sum, avg, product, min or max");
+      return "sum of multiples";
   }
 }
 
+bool is_offered(ReduceOp::RedOpType op) {
+  return op == ReduceOp::SUM || op == ReduceOp::AVG || op == ReduceOp::PRODUCT || op == ReduceOp::MIN ||
+         op == ReduceOp::MAX;
+}
+
 std::string describe(at::ScalarType type, at::IntArrayRef sizes) {
+  if (type == at::kChar) return c10::str("int8 ", sizes);   // C++ says "signed char",
+  if (type == at::kByte) return c10::str("uint8 ", sizes);  // "unsigned char"
   return classic_text(caffe2::TypeMeta::fromScalarType(type).name(), " ", sizes);
 }
 
@@ -197,9 +215,10 @@ void average_in_tree(TensorPointers values, const TreeAverage& average, TensorPo
 bool add_from_the_last(TensorPointers values, const at::Tensor& target) {
   const auto alike = [&](const at::Tensor* value) {
     return value->device() == target.device() && value->scalar_type() == target.scalar_type() &&
-           value->sizes() == target.sizes() && value->strides() == target.strides();
+           value->sizes() == target.sizes() && value->strides() == target.strides() && !value->is_neg();
   };
-  if (!target.is_non_overlapping_and_dense() || !std::all_of(values.begin(), values.end(), alike)) return false;
+  if (!target.is_non_overlapping_and_dense() || target.is_neg() || !std::all_of(values.begin(), values.end(), alike))
+    return false;
   c10::SmallVector<Addition, 8> additions;
   for (size_t row = values.size(); row-- > 1;) additions.push_back({.into = row - 1, .from = row});
   return add_in_blocks(values, {additions}, {&target}, {0, target.numel()}, 0);

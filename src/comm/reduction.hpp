@@ -14,11 +14,16 @@ namespace lockstep::comm {
 
 using TensorPointers = c10::ArrayRef<const at::Tensor*>;
 
-// "sum", "avg", "product", "min", "max". Throws Error for c10d's other reductions, which are not offered here.
+// "sum", "avg", "product", "min", "max", and others of c10d that are not offered here.
 std::string name_of(c10d::ReduceOp::RedOpType op);
+bool is_offered(c10d::ReduceOp::RedOpType op);
 
 // "float [2, 3]".
 std::string describe(at::ScalarType type, at::IntArrayRef sizes);
+
+// The tensor, or a copy of it: contiguous, and in memory as it is. LibTorch's negative and conjugate bits say that a
+// tensor's memory has other signs than the tensor. The copy has no graph.
+at::Tensor in_a_row(const at::Tensor& tensor);
 
 // Elements `part` of a contiguous tensor, as a flat view.
 at::Tensor slice(const at::Tensor& tensor, const Range& part);

@@ -57,6 +57,13 @@ std::string text_of_timeout(const std::string& rank, std::chrono::milliseconds t
          ". If that is no error, raise the timeout (RunOptions::timeout)";
 }
 
+std::string text_of_ended_run(const std::string& rank) {
+  return rank +
+         ": the run() that this rank belongs to is over, so it can make no more calls. Make, use and drop what needs a "
+         "Rank, such as a DataParallel or an optimizer over all ranks, in the function that run() calls; a module "
+         "itself can be kept and used afterwards";
+}
+
 std::string text_of_same_memory(int rank, int other, const std::string& call) {
   return "ranks " + std::to_string(rank) + " and " + std::to_string(other) + " gave the same memory to " + call +
          "; each rank needs a tensor of its own";

@@ -37,6 +37,9 @@ std::string text_of_unanswered_call(const std::string& rank, const std::string& 
 std::string text_of_timeout(const std::string& rank, std::chrono::milliseconds timeout, const std::string& where,
                             const std::string& missing);
 
+// The rank was kept longer than its run.
+std::string text_of_ended_run(const std::string& rank);
+
 // Two ranks gave the same memory to a call that changes it.
 std::string text_of_same_memory(int rank, int other, const std::string& call);
 

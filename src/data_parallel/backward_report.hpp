@@ -46,6 +46,8 @@ class BackwardReport {
   // Whether any rank had a gradient of this parameter.
   bool any_had(size_t parameter);
 
+  const c10::intrusive_ptr<c10d::Work>& open() const { return work_; }  // posted, and not waited for; may be null
+
  private:
   static constexpr int kNumbers = 5;  // of a rank's part
 

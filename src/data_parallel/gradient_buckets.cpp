@@ -6,6 +6,7 @@
 #include "comm/purpose.hpp"
 #include "devices/cuda_graph.hpp"
 #include "ranks/rank_place.hpp"
+#include "ranks/rank_wait.hpp"
 
 #include <algorithm>
 #include <utility>
@@ -15,6 +16,7 @@ namespace lockstep {
 GradientBuckets::GradientBuckets(const Rank& rank, const std::string& owner, std::string collective, bool overlap)
     : Averaging(rank.name() + ": " + owner),
       rank_(rank),
+      queues_calls_(queues_its_calls(rank_)),
       collective_(std::move(collective)),
       overlap_(overlap),
       report_(rank, name()),
@@ -205,8 +207,9 @@ void GradientBuckets::warn_of_unused() const {
 void GradientBuckets::abandon() {
   const std::lock_guard lock(mutex_);
   active_ = false;
+  leave_open();
+  if (queues_calls_) wait_on_stream(report_.open());
   end_grains();
-  forget_open();
 }
 
 // ---- By grains.

@@ -84,7 +84,8 @@ class GradientBuckets : public Averaging {
   virtual void complete() = 0;            // waits for all buckets
   virtual void before_backward() {}
   virtual void after_backward(bool /*partial*/) {}  // after it, when all is averaged
-  virtual void forget_open() {}                     // what was posted, after a failure
+  // After a failure: forgets what was posted. If queues_calls_, the stream to which memory goes back waits for it.
+  virtual void leave_open() {}
   // Whether each rank has all values of the parameters, so that an optimizer of its own gradients could change them.
   virtual bool may_change_alone() const { return true; }
   // Takes the order in which rank 0 got its gradients: slots, without those that it had none of.
@@ -118,6 +119,7 @@ class GradientBuckets : public Averaging {
   HookRound post_average_of_grains(size_t bucket, const at::Tensor& target);
 
   Rank rank_;
+  const bool queues_calls_;
   std::mutex mutex_;  // guards all below
   std::vector<Slot> slots_;
   std::vector<Bucket> buckets_;

@@ -8,6 +8,7 @@
 
 #include "devices/device_streams.hpp"
 #include "flat_view.hpp"
+#include "ranks/rank_wait.hpp"
 
 #include <algorithm>
 #include <map>
@@ -288,6 +289,16 @@ void Reducer::complete() {
   }
   if (in_rounds() && poll_stream_) queue_after(*poll_stream_, current_stream(rank_.device()));
   open_.clear();
+}
+
+void Reducer::leave_open() {
+  open_.clear();
+  if (!queues_calls_) return;
+  for (const auto& exchange : exchanges_) {
+    const c10::OptionalStreamGuard guard(poll_stream_);
+    wait_on_stream(exchange.round.work);
+  }
+  queue_after(*poll_stream_, current_stream(rank_.device()));
 }
 
 // ---- The order of the gradients.

@@ -49,7 +49,7 @@ class Reducer : public GradientBuckets {
   void post(size_t bucket) override;  // its first round
   void poll() override;
   void complete() override;
-  void forget_open() override { open_.clear(); }
+  void leave_open() override;
   void follow(const std::vector<size_t>& order) override;
   // In turn t bucket t's first round begins, then the next round of each earlier bucket that has one.
   void take_turns(bool may_wait) override;

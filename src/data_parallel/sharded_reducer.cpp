@@ -9,6 +9,7 @@
 
 #include "flat_view.hpp"
 #include "ranks/rank_place.hpp"
+#include "ranks/rank_wait.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -238,6 +239,12 @@ void ShardedReducer::poll() {
   if (!rank_.device().is_cpu()) return;
   for (const size_t index : open_) {
     if (reductions_[index].work) reductions_[index].work->isCompleted();
+  }
+}
+
+void ShardedReducer::leave_open() {
+  for (const size_t index : std::exchange(open_, {})) {
+    if (queues_calls_) wait_on_stream(reductions_[index].work);
   }
 }
 

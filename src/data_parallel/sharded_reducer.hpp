@@ -71,7 +71,7 @@ class ShardedReducer final : public GradientBuckets {
   void poll() override;
   void complete() override;
   void after_backward(bool partial) override;
-  void forget_open() override { open_.clear(); }
+  void leave_open() override;
   bool may_change_alone() const override { return !divided_; }
   void follow(const std::vector<size_t>& order) override;
 

@@ -7,6 +7,7 @@
 #include "base/classic.hpp"
 #include "comm/purpose.hpp"
 #include "gather.hpp"
+#include "rank_wait.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -115,17 +116,6 @@ bool check_that_modules_match(const ModuleTensors& tensors, Rank& rank, const st
   return same_values;
 }
 
-// A GPU's calls that were posted before one failed: the stream waits for them, and not the host. Otherwise whoever
-// gets their memory next would write to it while they may still do.
-void wait_on_stream(const std::vector<c10::intrusive_ptr<c10d::Work>>& works) {
-  for (const auto& work : works) {
-    try {
-      work->wait();
-    } catch (const std::exception&) {  // follows from the first failure, which is told
-    }
-  }
-}
-
 // Rank 0's values, one call under way beside the other.
 void broadcast_entries(const ModuleTensors& tensors, Rank& rank) {
   std::vector<std::vector<torch::Tensor>> packed;
@@ -138,7 +128,7 @@ void broadcast_entries(const ModuleTensors& tensors, Rank& rank) {
       if (!packed[i][0].is_same(tensors[i].second)) tensors[i].second.copy_(packed[i][0]);
     }
   } catch (...) {
-    if (!rank.device().is_cpu()) wait_on_stream(works);
+    if (!rank.device().is_cpu()) std::for_each(works.begin(), works.end(), wait_on_stream);
     throw;
   }
   rank.backend();  // throws if the run has failed meanwhile

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -34,6 +35,9 @@ class ObservedBackend : public c10d::Backend, public comm::TreeBackend {
   ObservedBackend(c10::intrusive_ptr<c10d::Backend> backend, std::shared_ptr<CallObserver> observer);
 
   const std::string getBackendName() const override { return backend_->getBackendName(); }
+  void setTimeout(std::chrono::milliseconds timeout) override { backend_->setTimeout(timeout); }
+  void abort() override { backend_->abort(); }
+  void shutdown() override { backend_->shutdown(); }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;

@@ -7,6 +7,7 @@
 #include "base/classic.hpp"
 #include "comm/members.hpp"
 #include "comm/purpose.hpp"
+#include "comm/reduction.hpp"
 #include "comm/world.hpp"
 #include "elastic_job.hpp"
 #include "gather.hpp"
@@ -23,10 +24,11 @@
 namespace lockstep {
 namespace {
 
-// NCCL refuses tensors whose memory is in another order than their dimensions: those are sent as a copy.
+// NCCL refuses tensors whose memory is in another order than their dimensions, and reads memory alone: those are sent
+// as a copy.
 at::Tensor in_order(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  return tensor.defined() && tensor.layout() == at::kStrided ? tensor.contiguous() : tensor;
+  return tensor.defined() && tensor.layout() == at::kStrided ? comm::in_a_row(tensor) : tensor;
 }
 
 void put_back(const at::Tensor& packed, at::Tensor& tensor) {
@@ -136,7 +138,7 @@ void Rank::broadcast(at::Tensor tensor, int root) {
 at::Tensor Rank::allgather(const at::Tensor& tensor) {
   warn_of_graph(*this, tensor, "allgather");
   const at::NoGradGuard no_grad;
-  at::Tensor mine = tensor.contiguous();
+  at::Tensor mine = comm::in_a_row(tensor);
   auto sizes = mine.sizes().vec();
   sizes.insert(sizes.begin(), world_size_);
   at::Tensor all = at::empty(sizes, mine.options());
@@ -153,7 +155,7 @@ at::Tensor Rank::reduce_scatter(const at::Tensor& tensor, c10d::ReduceOp op) {
     throw Error(name() + ": reduce_scatter: the tensor " + classic_text(tensor.sizes()) + " needs a row for each of " +
                 std::to_string(world_size_) + " ranks");
   }
-  at::Tensor all = tensor.contiguous().view({-1});
+  at::Tensor all = comm::in_a_row(tensor).view({-1});
   at::Tensor mine = at::empty(tensor.sizes().slice(1), tensor.options().memory_format(at::MemoryFormat::Contiguous));
   at::Tensor flat_mine = mine.view({-1});
   c10d::ReduceScatterOptions options;

@@ -94,10 +94,7 @@ class RankPlace {
 
   World& world() const {  // throws Error once the run is over
     if (World* const world = run->world()) return *world;
-    throw Error(name_of(world_rank, run->devices) +
-                ": the run() that this rank belongs to is over, so it can make no more calls. Make, use and drop what "
-                "needs a Rank, such as a DataParallel or an optimizer over all ranks, in the function that run() "
-                "calls; a module itself can be kept and used afterwards");
+    throw Error(text_of_ended_run(name_of(world_rank, run->devices)));
   }
 
   void warn(const std::string& text) const { run->warn(name_of(world_rank, run->devices) + ": " + text); }

@@ -2,8 +2,12 @@
 // So the host must not wait for a graph in any other way.
 #pragma once
 
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
 #include "devices/device_wait.hpp"
 #include "rank_place.hpp"
+
+#include <exception>
 
 namespace lockstep {
 
@@ -28,6 +32,20 @@ inline void drain(const Rank& rank) {
   const auto& place = comm::RankPlace::of(rank);
   wait_for(end_of_stream(rank.device()),
            {.who = comm::name_of(place.world_rank, place.run->devices), .timeout = place.run->timeout, .look = [] {}});
+}
+
+// Whether the rank's calls are queued on streams of NCCL's own. Then their Work's wait() keeps no host waiting.
+inline bool queues_its_calls(Rank& rank) {
+  return !rank.device().is_cpu() && rank.backend().getBackendName() == "nccl";
+}
+
+// What a failure leaves under way: the current stream waits for it, and not the host. Otherwise whoever gets the call's
+// memory next, such as a later run in this process, would write to it while the call may still do.
+inline void wait_on_stream(const c10::intrusive_ptr<c10d::Work>& work) {
+  try {
+    if (work) work->wait();
+  } catch (const std::exception&) {  // follows from the first failure, which is told
+  }
 }
 
 }  // namespace lockstep

@@ -103,6 +103,30 @@ TEST(Nccl, HasStreamsOfHighPriority) {
   EXPECT_GE(lockstep::simulated::high_priority_launches() - before, 2);  // of each rank one
 }
 
+// An elastic job's next generation has the same memory. The first layers' gradients come last: the others' bucket is
+// under way then.
+TEST(Nccl, WhatABackwardThatFailedFreesIsNoLongerInUse) {
+  for (const int64_t grain : {0, 1}) {
+    const std::string error = error_of([&] {
+      lockstep::run(gpus(2), [&](Rank& rank) {
+        torch::nn::Sequential layers(torch::nn::Linear(4, 64), torch::nn::Linear(64, 64), torch::nn::Linear(64, 3));
+        const Tensor first = layers->parameters()[0];
+        lockstep::DataParallel net(layers, rank, {.bucket_bytes = 64, .first_bucket_bytes = 64});
+        const Tensor x = torch::ones({8, 4}), y = torch::zeros({8}, torch::kLong);
+        for (const auto& batch : lockstep::batches({x, y}, {.size = 8, .shuffle = false, .grain = grain}, rank)) {
+          int left = grain == 0 ? 1 : 4;  // the last of this rank's grains has the others' gradients averaged
+          first.register_hook([&](const Tensor&) {
+            if (--left == 0 && rank.index() == 0) throw std::runtime_error("the hook failed");
+          });
+          net.loss(batch, torch::nn::functional::cross_entropy).backward();
+        }
+      });
+    });
+    EXPECT_THAT(error, HasSubstr("the hook failed"));
+    EXPECT_THAT(lockstep::simulated::take_reports(), IsEmpty()) << "grain " << grain;
+  }
+}
+
 // ---- What ends the others.
 
 TEST(NcclFailures, BeforeItsFirstCall) {

@@ -24,6 +24,7 @@
 set(simulated_tests
   "arithmetic_check_test|CheckArithmetic.ChangesNoBit:CheckArithmetic.ComputesAgain*|own"
   "in_process_test|*"
+  "c10d_cases_test|Sizes/*"
   "clip_grad_norm_test|Sizes/*"
   "communication_hook_test|Sizes/*"
   "communication_test|Communication.*-*WithinAnEpoch*|own"
@@ -130,6 +131,10 @@ add_test(NAME elastic_steps_test_over_nccl COMMAND $<TARGET_FILE:gpu_tests> --on
   --gtest_filter=*AreWholeWheneverARankIsGone)
 set_tests_properties(elastic_steps_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated
   ENVIRONMENT "${test_environment};LOCKSTEP_TEST_DEVICES=cuda:0,cuda:1")
+add_test(NAME c10d_cases_test_over_nccl COMMAND $<TARGET_FILE:gpu_tests> --only c10d_cases_test.cpp
+  --gtest_filter=*/2Ranks:*/3Ranks:C10dRefused.*)
+set_tests_properties(c10d_cases_test_over_nccl PROPERTIES TIMEOUT ${seconds_per_test} LABELS simulated
+  ENVIRONMENT "${test_environment};LOCKSTEP_TEST_DEVICES=cuda:0,cuda:1,cuda:2")
 if(TARGET lockstep_on_simulated_gpus)
   add_dependencies(simulated_tests lockstep_on_simulated_gpus)
   set_property(TEST simulated_program_test PROPERTY ENVIRONMENT

@@ -22,6 +22,9 @@ struct Pending {
 // Also in place of calls that have nothing to move: a call that differs from it elsewhere must not go unnoticed.
 Pending start_barrier(c10d::Backend& group);
 
+// Whether start_allreduce() takes such values.
+bool reduces(at::ScalarType type, c10d::ReduceOp::RedOpType op);
+
 // Starts to reduce `flat`, one dimension and contiguous, in place over the members of `group`. An average is the sum
 // divided by `ranks`, which may be more than the members. Equal bits on all members.
 Pending start_allreduce(c10d::Backend& group, const at::Tensor& flat, c10d::ReduceOp::RedOpType op, int ranks);

@@ -2,7 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/SmallVector.h>
 #include <lockstep/base/error.hpp>
 
@@ -105,7 +105,7 @@ c10::intrusive_ptr<c10d::Work> Hierarchy::post(int rank, RankCall call) {
 
 void Hierarchy::run(int threads) {
   at::set_num_threads(threads);
-  const c10::NoGradGuard no_grad;
+  const c10::InferenceMode mode;  // the ranks' tensors may be of that mode
   for (;;) {
     std::shared_ptr<JointCall> joint;
     {

@@ -66,10 +66,14 @@ void Monitor::explain(const Waiting& waiting, const OpenCall& call, const std::e
       waits_.sleep(pause_after(Clock::now() - begin, kLongestPauseOfSearch), [](bool failed) { return failed; });
     }
   }
-  if (failure().empty()) report(name + ": " + call.where() + " failed: " + exception_text(cause));
+  if (failure().empty()) report_own(call, cause);
   const auto [first, kind] = failure();
   note_where(whereabouts(call, log_.of(call.rank), steps_, roster_));
   Failure(first.starts_with(name) ? first : name + ": " + call.where() + " was ended: " + first, kind).raise();
+}
+
+void Monitor::report_own(const OpenCall& call, const std::exception_ptr& cause) {
+  report(roster_.name(call.rank) + ": " + call.where() + " failed: " + exception_text(cause));
 }
 
 void Monitor::look_for_failure() {
@@ -109,7 +113,7 @@ void Monitor::check_calls() {
   if (const auto complaint = unanswered(board_.calls(), roster_); !complaint.empty()) report(complaint);
 }
 
-Failure Monitor::finish() {
+Failure Monitor::finish(const std::function<void()>& complete) {
   waits_.note_finish();
   try {
     if (failure().empty()) {
@@ -117,12 +121,14 @@ Failure Monitor::finish() {
     }
     wait_for_all("done");
     if (failure().empty()) check_calls();
+    if (failure().empty()) complete();
     if (roster_.devices()[0].is_cpu()) agree_on_end();
   } catch (const ForeignValue& error) {
     report({error.what()});
   } catch (const std::exception&) {
     waits_.fail(board_.lose_store());
   }
+  is_over_ = failure().empty();
   return last_words();
 }
 

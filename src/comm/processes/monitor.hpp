@@ -82,15 +82,20 @@ class Monitor {
     const uint64_t id_;
   };
 
+  // A rank's own call failed with `cause`, for which nobody else is to blame.
+  void report_own(const OpenCall& call, const std::exception_ptr& cause);
+
   // A wait ended with `cause`, or because it is late or the run has failed. Finds out who is to blame, reports it and
   // throws it.
   [[noreturn]] void explain(const Waiting& waiting, const OpenCall& call, const std::exception_ptr& cause);
 
   // This process's ranks are done. Waits until all processes' are, or until there is a failure, and gives it. If
   // that is a process's death, the text also says where one of the others' ranks was. A call that came about on some
-  // ranks only is a failure.
-  Failure finish();
+  // ranks only is a failure. Once all calls are known to fit together, `complete` does what is left of this process's.
+  Failure finish(const std::function<void()>& complete);
   Failure finish_taking_down();  // the same once more, after what finish() allows to be taken down
+
+  bool is_over() const { return is_over_; }  // finish() has found no failure: no more calls
 
   bool store_is_lost() const { return board_.store_is_lost(); }
   const Roster& roster() const { return roster_; }
@@ -110,9 +115,10 @@ class Monitor {
   Waits waits_;
   Board board_;
   std::atomic<int64_t> steps_ = 0;  // 0: nobody counts them
-  std::mutex mutex_;                // guards what follows
-  std::string where_;               // where a rank of this process was when it learned of the failure
-  Watchdog watchdog_;               // last, since its thread uses the others
+  std::atomic<bool> is_over_ = false;
+  std::mutex mutex_;   // guards what follows
+  std::string where_;  // where a rank of this process was when it learned of the failure
+  Watchdog watchdog_;  // last, since its thread uses the others
 };
 
 }  // namespace lockstep::comm

@@ -13,6 +13,7 @@
 #include "keys_of_members.hpp"
 #include "watched_world.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <thread>
@@ -36,60 +37,82 @@ class NotedNccl : public ProcessGroupNCCL {
       : ProcessGroupNCCL(place.store, place.rank, place.size, options), notes_(std::move(notes)) {}
 
   NcclWork allreduce(NcclTensors& tensors, const c10d::AllreduceOptions& options) override {
-    return noted(ProcessGroupNCCL::allreduce(tensors, options),
-                 [&] { return call_text("allreduce", tensors[0], options.reduceOp); });
+    return noted([&] { return ProcessGroupNCCL::allreduce(tensors, options); },
+                 [&] { return call_text("allreduce", tensors[0], options.reduceOp); }, tensors);
   }
   NcclWork broadcast(NcclTensors& tensors, const c10d::BroadcastOptions& options) override {
-    return noted(ProcessGroupNCCL::broadcast(tensors, options),
-                 [&] { return call_text("broadcast", tensors[0], {}, static_cast<int>(options.rootRank)); });
+    return noted([&] { return ProcessGroupNCCL::broadcast(tensors, options); },
+                 [&] { return call_text("broadcast", tensors[0], {}, static_cast<int>(options.rootRank)); }, tensors);
   }
   NcclWork reduce(NcclTensors& tensors, const c10d::ReduceOptions& options) override {
-    return noted(ProcessGroupNCCL::reduce(tensors, options),
-                 [&] { return call_text("reduce", tensors[0], options.reduceOp, static_cast<int>(options.rootRank)); });
+    return noted([&] { return ProcessGroupNCCL::reduce(tensors, options); },
+                 [&] { return call_text("reduce", tensors[0], options.reduceOp, static_cast<int>(options.rootRank)); },
+                 tensors);
   }
   NcclWork allgather(std::vector<NcclTensors>& outputs, NcclTensors& inputs,
                      const c10d::AllgatherOptions& options) override {
-    return noted(ProcessGroupNCCL::allgather(outputs, inputs, options),
-                 [&] { return call_text("allgather", inputs[0]); });
+    return noted([&] { return ProcessGroupNCCL::allgather(outputs, inputs, options); },
+                 [&] { return call_text("allgather", inputs[0]); }, outputs, inputs);
   }
   NcclWork _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
-    return noted(ProcessGroupNCCL::_allgather_base(output, input, options),
-                 [&] { return call_text("allgather", input); });
+    return noted([&] { return ProcessGroupNCCL::_allgather_base(output, input, options); },
+                 [&] { return call_text("allgather", input); }, output, input);
   }
   NcclWork reduce_scatter(NcclTensors& outputs, std::vector<NcclTensors>& inputs,
                           const c10d::ReduceScatterOptions& options) override {
-    return noted(ProcessGroupNCCL::reduce_scatter(outputs, inputs, options),
-                 [&] { return call_text("reduce_scatter", outputs[0], options.reduceOp); });
+    return noted([&] { return ProcessGroupNCCL::reduce_scatter(outputs, inputs, options); },
+                 [&] { return call_text("reduce_scatter", outputs[0], options.reduceOp); }, outputs, inputs);
   }
   NcclWork _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                 const c10d::ReduceScatterOptions& options) override {
-    return noted(ProcessGroupNCCL::_reduce_scatter_base(output, input, options),
-                 [&] { return call_text("reduce_scatter", output, options.reduceOp); });
+    return noted([&] { return ProcessGroupNCCL::_reduce_scatter_base(output, input, options); },
+                 [&] { return call_text("reduce_scatter", output, options.reduceOp); }, output, input);
   }
   NcclWork alltoall(NcclTensors& outputs, NcclTensors& inputs, const c10d::AllToAllOptions& options) override {
-    return noted(ProcessGroupNCCL::alltoall(outputs, inputs, options), alltoall_text);
+    return noted([&] { return ProcessGroupNCCL::alltoall(outputs, inputs, options); }, alltoall_text, outputs, inputs);
   }
   NcclWork alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                          std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) override {
-    return noted(ProcessGroupNCCL::alltoall_base(output, input, output_sizes, input_sizes, options), alltoall_text);
+    return noted([&] { return ProcessGroupNCCL::alltoall_base(output, input, output_sizes, input_sizes, options); },
+                 alltoall_text, output, input);
   }
   NcclWork barrier(const c10d::BarrierOptions& options) override {
-    return noted(ProcessGroupNCCL::barrier(options), [] { return "barrier"; });
+    return noted([&] { return ProcessGroupNCCL::barrier(options); }, [] { return "barrier"; });
   }
   NcclWork send(NcclTensors& tensors, int destination, int tag) override {
+    check(tensors);
     auto work = ProcessGroupNCCL::send(tensors, destination, tag);
     notes_.message(destination, /*sends=*/true);
     return work;
   }
   NcclWork recv(NcclTensors& tensors, int source, int tag) override {
+    check(tensors);
     auto work = ProcessGroupNCCL::recv(tensors, source, tag);
     notes_.message(source, /*sends=*/false);
     return work;
   }
 
  private:
-  template <class Text>
-  NcclWork noted(NcclWork work, Text&& text) {
+  static bool has_bits(const at::Tensor& tensor) { return tensor.is_neg() || tensor.is_conj(); }
+  template <class Some>
+  static bool has_bits(const std::vector<Some>& list) {
+    return std::any_of(list.begin(), list.end(), [](const Some& one) { return has_bits(one); });
+  }
+
+  template <class... Arguments>
+  void check(const Arguments&... tensors) const {
+    if (notes_.is_over()) throw Error(text_of_ended_run(notes_.rank));
+    if (!(has_bits(tensors) || ...)) return;
+    throw Error(
+        notes_.rank +
+        ": NCCL takes memory as it lies, but a tensor has LibTorch's negative or conjugate bit, which says that "
+        "its values are others; give it resolve_neg().resolve_conj() of the tensor");
+  }
+
+  template <class Post, class Text, class... Arguments>
+  NcclWork noted(Post&& post, Text&& text, const Arguments&... tensors) {
+    check(tensors...);
+    auto work = post();
     notes_.collective(text());
     return work;
   }

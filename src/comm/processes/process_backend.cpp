@@ -3,6 +3,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
 
 #include "base/classic.hpp"
@@ -10,8 +12,8 @@
 #include "comm/agreed_parts.hpp"
 #include "comm/reduction.hpp"
 #include "comm/signature.hpp"
+#include "comm/texts.hpp"
 #include "parts.hpp"
-#include "process_work.hpp"
 
 #include <utility>
 
@@ -20,15 +22,16 @@ namespace lockstep::comm {
 using c10d::OpType;
 using c10d::ReduceOp;
 using Tensor = ProcessBackend::Tensor;
-using Tensors = ProcessBackend::Tensors;
-using WorkPtr = ProcessBackend::WorkPtr;
+using Tensors = OwnBackend::Tensors;
+using WorkPtr = OwnBackend::WorkPtr;
 
 namespace {
 
-// A tensor as one dimension, through a copy if it is not contiguous.
+// A tensor as one dimension of stride 1, through a copy if its elements are not in a row. A view of one value could
+// keep another stride.
 struct Flat {
   explicit Flat(const Tensor& tensor)
-      : original(tensor.detach()), packed(original.contiguous()), flat(packed.view({-1})) {}
+      : original(tensor.detach()), packed(in_a_row(original)), flat(packed.as_strided({packed.numel()}, {1})) {}
 
   void copy_back() const {
     if (!packed.is_same(original)) original.copy_(packed);
@@ -62,9 +65,24 @@ uint32_t tag_of(int64_t number, const std::string& text) {
 // c10d's tags of messages have 31 bits.
 constexpr int kLargestTag = 0x7fff;
 
+// What this rank's call itself did wrong; Gloo's own errors are of other types.
+bool is_own_mistake(const std::exception_ptr& cause) {
+  try {
+    std::rethrow_exception(cause);
+  } catch (const Error&) {
+    return true;
+  } catch (const c10::DistError&) {
+    return false;
+  } catch (const c10::Error&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 Pending then(Pending pending, std::function<void()> also) {
   return {pending.work, [first = std::move(pending.finish), also = std::move(also)] {
-            const c10::NoGradGuard no_grad;
+            const c10::InferenceMode mode;  // the rank's tensors may be of that mode
             if (first) first();
             also();
           }};
@@ -74,24 +92,33 @@ Pending then(Pending pending, std::function<void()> also) {
 
 ProcessBackend::ProcessBackend(int world_rank, Members members, GroupMember group, StorePtr store,
                                std::shared_ptr<Monitor> monitor, std::shared_ptr<Hierarchy> hierarchy,
-                               std::chrono::milliseconds timeout)
-    : Backend(members.index_of(world_rank), members.size()),
+                               std::shared_ptr<OpenWorks> open, std::chrono::milliseconds timeout)
+    : OwnBackend(members.index_of(world_rank), members.size(),
+                 {monitor->roster().name(world_rank), c10::kCPU, members.index_of(world_rank), members.size()}),
       world_rank_(world_rank),
       members_(std::move(members)),
       group_(std::move(group)),
       store_(std::move(store)),
       monitor_(std::move(monitor)),
       hierarchy_(std::move(hierarchy)),
-      timeout_(timeout),
-      arguments_(monitor_->roster().name(world_rank), c10::kCPU, rank_, size_) {
+      open_(std::move(open)),
+      timeout_(timeout) {
   monitor_->log().join(world_rank_, members_.name);
 }
 
 // ---- Collectives that a hierarchy of ranks shortens.
 
+ReduceOp::RedOpType ProcessBackend::checked_op(const ReduceOp& asked, const Tensor& tensor,
+                                               const std::string& operation) const {
+  const auto op = arguments_.checked_op(asked, tensor, operation);
+  if (reduces(tensor.scalar_type(), op)) return op;
+  arguments_.refuse(operation + "(" + name_of(op) + ") of " + describe(tensor) +
+                    " is not offered between processes; use another type");
+}
+
 WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const Tensor& tensor = arguments_.only(tensors, "allreduce");
-  const auto op = arguments_.checked_op(options.reduceOp, tensor, "allreduce");
+  const auto op = checked_op(options.reduceOp, tensor, "allreduce");
   const std::string text = call_text("allreduce", tensor, op);
   return post(OpType::ALLREDUCE, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
@@ -103,8 +130,8 @@ WorkPtr ProcessBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions
 
 WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   const Tensor& tensor = arguments_.only(tensors, "reduce");
-  const int root = arguments_.checked_rank(options.rootRank, "reduce's root");
-  const auto op = arguments_.checked_op(options.reduceOp, tensor, "reduce");
+  const int root = arguments_.checked_root(options.rootRank, options.rootTensor, "reduce");
+  const auto op = checked_op(options.reduceOp, tensor, "reduce");
   const std::string text = call_text("reduce", tensor, op, root);
   return post(OpType::REDUCE, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
@@ -123,7 +150,7 @@ WorkPtr ProcessBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& opti
 
 WorkPtr ProcessBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
   const Tensor& tensor = arguments_.only(tensors, "broadcast");
-  const int root = arguments_.checked_rank(options.rootRank, "broadcast's root");
+  const int root = arguments_.checked_root(options.rootRank, options.rootTensor, "broadcast");
   const std::string text = call_text("broadcast", tensor, {}, root);
   return post(OpType::BROADCAST, text, options.timeout, tensors, [&] {
     const Flat values(tensor);
@@ -364,19 +391,22 @@ WorkPtr ProcessBackend::post_call(OpType type, OpenCall call, std::chrono::milli
                                   const Start& start) {
   const c10::NoGradGuard no_grad;
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
+  if (monitor_->is_over()) throw Error(text_of_ended_run(monitor_->roster().name(world_rank_)));
   const Monitor::Waiting waiting(*monitor_, call, timeout);
   if (!monitor_->failure().empty()) monitor_->explain(waiting, call, nullptr);
   Pending pending;
   try {
     const SignalBlocked sigpipe_blocked(SIGPIPE);
     pending = start();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception&) {  // a connection was closed earlier
-    monitor_->explain(waiting, call, std::current_exception());
+  } catch (const std::exception&) {
+    const auto cause = std::current_exception();
+    if (is_own_mistake(cause)) monitor_->report_own(call, cause);  // else a connection was closed earlier
+    monitor_->explain(waiting, call, cause);
   }
-  return c10::make_intrusive<ProcessWork>(rank_, type, monitor_, std::move(call), std::move(pending), timeout,
-                                          std::move(result));
+  auto work = c10::make_intrusive<ProcessWork>(rank_, type, monitor_, std::move(call), std::move(pending), timeout,
+                                               std::move(result), open_);
+  open_->add(work);
+  return work;
 }
 
 }  // namespace lockstep::comm

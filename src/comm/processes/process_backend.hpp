@@ -6,12 +6,13 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "comm/arguments.hpp"
 #include "comm/group_member.hpp"
 #include "comm/members.hpp"
+#include "comm/own_backend.hpp"
 #include "gloo_reduction.hpp"
 #include "hierarchy.hpp"
 #include "monitor.hpp"
+#include "process_work.hpp"
 
 #include <functional>
 #include <map>
@@ -26,18 +27,16 @@ namespace lockstep::comm {
 // sides together (see process_backend.cpp), so that of several sides that differ fewer are found.
 constexpr int kFirstOpenTag = 0x4000;
 
-class ProcessBackend : public c10d::Backend {
+class ProcessBackend : public OwnBackend {
  public:
   // Makes the backend of rank `world_rank` among `members`. `group` has one member for each of these ranks, and `store`
   // is a connection of the rank's own. With a hierarchy, allreduce, reduce, broadcast and barrier go through it.
+  // `open` notes its works that nobody has waited for yet.
   ProcessBackend(int world_rank, Members members, GroupMember group, StorePtr store, std::shared_ptr<Monitor> monitor,
-                 std::shared_ptr<Hierarchy> hierarchy, std::chrono::milliseconds timeout);
+                 std::shared_ptr<Hierarchy> hierarchy, std::shared_ptr<OpenWorks> open,
+                 std::chrono::milliseconds timeout);
 
   using Tensor = at::Tensor;
-  using Tensors = std::vector<at::Tensor>;
-  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-  const std::string getBackendName() const override { return "lockstep"; }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override;
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override;
@@ -65,6 +64,9 @@ class ProcessBackend : public c10d::Backend {
                     const Start& start);
   Pending inside(Hierarchy::RankCall call);  // through the hierarchy
 
+  c10d::ReduceOp::RedOpType checked_op(const c10d::ReduceOp& asked, const Tensor& tensor,
+                                       const std::string& operation) const;
+
   struct Message {
     OpenCall call;
     int tag;  // for Gloo
@@ -88,8 +90,8 @@ class ProcessBackend : public c10d::Backend {
   const StorePtr store_;
   const std::shared_ptr<Monitor> monitor_;
   const std::shared_ptr<Hierarchy> hierarchy_;  // null: one rank per process
+  const std::shared_ptr<OpenWorks> open_;
   const std::chrono::milliseconds timeout_;
-  const Arguments arguments_;
   int64_t collective_calls_ = 0;
   std::map<std::pair<int, int>, int64_t> sent_, received_;  // messages, by the other rank and the tag
 };

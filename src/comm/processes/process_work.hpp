@@ -7,34 +7,57 @@
 #include "gloo_reduction.hpp"
 #include "monitor.hpp"
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 namespace lockstep::comm {
 
+class ProcessWork;
+
+// The works of one rank's backend whose end nobody has seen yet, in the order of the calls. So those that nobody waits
+// for are done too: a collective call's before the next one that is waited for, and every one at the end of the run.
+// Thread-safe.
+class OpenWorks {
+ public:
+  using Works = std::vector<c10::intrusive_ptr<ProcessWork>>;
+
+  void add(c10::intrusive_ptr<ProcessWork> work);
+  void remove(const ProcessWork& work);
+  Works collectives_before(const ProcessWork& work) const;
+  Works all() const;
+
+ private:
+  mutable std::mutex mutex_;
+  Works works_;  // guarded by mutex_
+};
+
 class ProcessWork : public c10d::Work {
  public:
   // `rank` is the one that calls, as c10d numbers it: in its group. `result` are the tensors that hold the result once
   // the work is complete. No timeout of its own: `timeout`.
   ProcessWork(int rank, c10d::OpType type, std::shared_ptr<Monitor> monitor, OpenCall call, Pending pending,
-              std::chrono::milliseconds timeout, std::vector<at::Tensor> result)
+              std::chrono::milliseconds timeout, std::vector<at::Tensor> result, std::weak_ptr<OpenWorks> open)
       : Work(rank, type),
         monitor_(std::move(monitor)),
         call_(std::move(call)),
         pending_(std::move(pending)),
         timeout_(timeout),
-        result_(std::move(result)) {}
+        result_(std::move(result)),
+        open_(std::move(open)) {}
 
   // Never waits for others, but ends as wait() does: at the timeout, or when the run has failed. A message is complete
   // once it was waited for. As c10d has it, a failed work is completed too: see isSuccess() and exception().
   bool isCompleted() override {
     if (Work::isCompleted()) return true;
     try {
-      if (pending_.work && !pending_.work->isCompleted()) {
+      const auto earlier = collectives_before();
+      if (!has_come() || !std::all_of(earlier.begin(), earlier.end(), [](auto& work) { return work->has_come(); })) {
         throw_if_hopeless();
         return false;
       }
@@ -51,10 +74,13 @@ class ProcessWork : public c10d::Work {
       return true;
     }
     try {
+      for (const auto& work : collectives_before()) work->wait();
       wait_for(timeout > kNoTimeout ? timeout : timeout_);
     } catch (...) {
+      note_end();
       finishAndThrow(std::current_exception());
     }
+    note_end();
     finish();
     return true;
   }
@@ -63,9 +89,25 @@ class ProcessWork : public c10d::Work {
 
   std::vector<at::Tensor> result() override { return result_; }
 
-  int sourceRank() const override { return pending_.work->sourceRank(); }
+  int sourceRank() const override {
+    const bool receives = opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE;
+    return receives ? pending_.work->sourceRank() : Work::sourceRank();
+  }
+
+  bool is_collective() const { return call_.number >= 0; }
 
  private:
+  bool has_come() const { return !pending_.work || pending_.work->isCompleted(); }
+
+  OpenWorks::Works collectives_before() const {
+    const auto open = open_.lock();
+    return open && is_collective() ? open->collectives_before(*this) : OpenWorks::Works();
+  }
+
+  void note_end() {
+    if (const auto open = open_.lock()) open->remove(*this);
+  }
+
   void wait_for(std::chrono::milliseconds timeout) {
     polled_.reset();  // a rank that waits does not go on by itself, as one that polls may
     const Monitor::Waiting waiting(*monitor_, call_, timeout, interrupt());
@@ -81,11 +123,16 @@ class ProcessWork : public c10d::Work {
       monitor_->explain(waiting, call_, std::current_exception());
     }
     if (is_collective()) monitor_->log().complete(call_.rank, call_.among.name, call_.number);
-    if (pending_.finish) pending_.finish();
+    if (!pending_.finish) return;
+    try {
+      pending_.finish();
+    } catch (...) {
+      monitor_->report_own(call_, std::current_exception());
+      monitor_->explain(waiting, call_, std::current_exception());
+    }
   }
 
   // A wait for a message is interrupted to look again. One for a collective call ends with its connections.
-  bool is_collective() const { return call_.number >= 0; }
   std::function<void()> interrupt() const {
     if (is_collective()) return {};
     return [work = pending_.work.get()] { work->abort(); };
@@ -111,7 +158,33 @@ class ProcessWork : public c10d::Work {
   const Pending pending_;
   const std::chrono::milliseconds timeout_;
   const std::vector<at::Tensor> result_;
+  const std::weak_ptr<OpenWorks> open_;
   std::optional<Monitor::Waiting> polled_;  // since the first poll that found the call open
 };
+
+inline void OpenWorks::add(c10::intrusive_ptr<ProcessWork> work) {
+  const std::lock_guard lock(mutex_);
+  works_.push_back(std::move(work));
+}
+
+inline void OpenWorks::remove(const ProcessWork& work) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(works_, [&](const auto& one) { return one.get() == &work; });
+}
+
+inline OpenWorks::Works OpenWorks::collectives_before(const ProcessWork& work) const {
+  Works earlier;
+  const std::lock_guard lock(mutex_);
+  for (const auto& one : works_) {
+    if (one.get() == &work) break;
+    if (one->is_collective()) earlier.push_back(one);
+  }
+  return earlier;
+}
+
+inline OpenWorks::Works OpenWorks::all() const {
+  const std::lock_guard lock(mutex_);
+  return works_;
+}
 
 }  // namespace lockstep::comm

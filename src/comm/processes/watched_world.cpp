@@ -65,16 +65,19 @@ c10::intrusive_ptr<c10d::Backend> WatchedWorld::backend(int rank, const Members&
   for (const int member : members.ranks) names.push_back(place_.roster.name(member));
   const auto group = connect(rank, "ranks" + members.name, members.index_of(rank), names, notes_of(rank, members));
   c10::intrusive_ptr<c10d::Backend> backend = group.backend;
+  const auto open_works = std::make_shared<OpenWorks>();
   if (over_nccl()) {
     monitor_->log().join(rank, members.name);
   } else {
-    backend = c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), monitor_,
-                                                  members.name.empty() ? hierarchy_ : nullptr, place_.timeout);
+    backend =
+        c10::make_intrusive<ProcessBackend>(rank, members, group, keys_of("parts", place_.groups_store), monitor_,
+                                            members.name.empty() ? hierarchy_ : nullptr, open_works, place_.timeout);
   }
   bool closed = false;
   {
     const std::lock_guard lock(mutex_);
     groups_.push_back({rank, group});
+    open_works_.push_back(open_works);
     closed = closed_;
   }
   if (closed) group.close();
@@ -116,7 +119,8 @@ GroupMember WatchedWorld::attend(const OpenCall& call, std::chrono::milliseconds
 }
 
 CallNotes WatchedWorld::notes_of(int rank, const Members& members) {
-  return {[=, monitor = monitor_, name = members.name](const std::string& call) {
+  return {place_.roster.name(rank), [monitor = monitor_] { return monitor->is_over(); },
+          [=, monitor = monitor_, name = members.name](const std::string& call) {
             monitor->log().add_collective(rank, name, call);
           },
           [=, monitor = monitor_, ranks = members.ranks](int peer, bool sends) {
@@ -175,10 +179,11 @@ void WatchedWorld::close() {
 // Gloo takes some 10 ms for each of its connections, and for its thread.
 void WatchedWorld::let_groups_go() {
   struct Remains {
+    std::vector<std::shared_ptr<OpenWorks>> open_works;  // first, since Gloo may write to their tensors until the end
     std::vector<Group> groups;
     std::vector<std::jthread> closing;  // last, so that they end before what they close does
   };
-  auto remains = std::make_shared<Remains>(Remains{std::move(groups_), std::move(closing_)});
+  auto remains = std::make_shared<Remains>(Remains{std::move(open_works_), std::move(groups_), std::move(closing_)});
   if (place_.beside) place_.beside([remains = std::move(remains)]() mutable { remains = nullptr; });
 }
 
@@ -190,10 +195,23 @@ void WatchedWorld::leave(int rank) {
 }
 
 Failure WatchedWorld::finish() {
-  const Failure failure = monitor_->finish();
+  const Failure failure = monitor_->finish([this] { complete_calls(); });
   if (!failure.empty() || !over_nccl()) return failure;
   take_down();
   return monitor_->finish_taking_down();
+}
+
+// What nobody waited for.
+void WatchedWorld::complete_calls() {
+  for (const auto& works : open_works_) {
+    for (const auto& work : works->all()) {
+      try {
+        work->wait();
+      } catch (...) {
+        return monitor_->report(failure_of(std::current_exception()));
+      }
+    }
+  }
 }
 
 // The communicators of each rank in the order in which they were made, which all ranks have in common.

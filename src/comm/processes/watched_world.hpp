@@ -20,6 +20,7 @@
 #include "comm/world.hpp"
 #include "hierarchy.hpp"
 #include "monitor.hpp"
+#include "process_work.hpp"
 
 #include <chrono>
 #include <functional>
@@ -81,6 +82,7 @@ class WatchedWorld : public World {
   GroupMember attend(const OpenCall& call, std::chrono::milliseconds timeout, const std::shared_ptr<Attempt>& attempt);
   CallNotes notes_of(int rank, const Members& members);
   std::vector<Group> groups();
+  void complete_calls();
   Failure look();
   void take_down();
   void close();
@@ -88,8 +90,9 @@ class WatchedWorld : public World {
 
   const WatchedPlace place_;
   std::mutex mutex_;
-  bool closed_ = false;        // guarded by mutex_, as the next three
+  bool closed_ = false;        // guarded by mutex_, as the next four
   std::vector<Group> groups_;  // in the order in which they were made
+  std::vector<std::shared_ptr<OpenWorks>> open_works_;
   std::vector<std::jthread> closing_;
   std::shared_ptr<Hierarchy> hierarchy_;
   std::shared_ptr<Monitor> monitor_;  // last, since its thread calls close() and look()

@@ -1,6 +1,6 @@
 #include "exchange.hpp"
 
-#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
 #include <lockstep/base/error.hpp>
 
 #include "comm/texts.hpp"
@@ -36,6 +36,7 @@ Exchange::Exchange(Devices devices, std::chrono::milliseconds timeout)
       timeout_(timeout),
       can_spin_(static_cast<int>(devices_.size()) <= cpu_cores()),
       streams_(devices_),
+      open_(devices_.size()),
       left_(devices_.size()),
       waiting_(devices_.size()) {}
 
@@ -50,7 +51,7 @@ Exchange::Group& Exchange::group(const Members& members) {
 
 std::shared_ptr<Operation> Exchange::post(Group& group, int rank, Call call) {
   const Lock lock(mutex_);
-  throw_if_failed(group.members.ranks[rank]);
+  throw_if_ended(group.members.ranks[rank]);
   const uint64_t number = group.next_collective_[rank]++;
   auto& slot = group.collectives_[number];
   if (!slot) {
@@ -65,7 +66,7 @@ std::shared_ptr<Operation> Exchange::post(Group& group, int rank, Call call) {
   }
   const auto operation = slot;
   if (operation->posts_ + 1 == operation->members_.size()) group.collectives_.erase(number);
-  join(*operation, rank, std::move(call));
+  join(operation, rank, std::move(call));
   return operation;
 }
 
@@ -79,7 +80,7 @@ std::shared_ptr<Operation> Exchange::post_recv(Group& group, int rank, int sourc
 
 std::shared_ptr<Operation> Exchange::post_recv_any(Group& group, int rank, int tag, Call call) {
   const Lock lock(mutex_);
-  throw_if_failed(group.members.ranks[rank]);
+  throw_if_ended(group.members.ranks[rank]);
   auto oldest = group.messages_.end();
   const auto sent = [](const auto& place) { return place->second.front()->member(place->first.source).time; };
   for (auto place = group.messages_.begin(); place != group.messages_.end(); ++place) {
@@ -97,13 +98,13 @@ std::shared_ptr<Operation> Exchange::post_recv_any(Group& group, int rank, int t
     operation = std::make_shared<Operation>(group.members, side);
     group.messages_[side].push_back(operation);
   }
-  join(*operation, rank, std::move(call));
+  join(operation, rank, std::move(call));
   return operation;
 }
 
 std::shared_ptr<Operation> Exchange::post_message(Group& group, const Side& side, int rank, Call call) {
   const Lock lock(mutex_);
-  throw_if_failed(group.members.ranks[rank]);
+  throw_if_ended(group.members.ranks[rank]);
   const bool answered = group.messages_.count(side) > 0 || rank != side.source;
   const auto any = answered ? group.messages_.end() : group.messages_.find({kAnySource, side.destination, side.tag});
   if (any != group.messages_.end()) {
@@ -111,7 +112,7 @@ std::shared_ptr<Operation> Exchange::post_message(Group& group, const Side& side
     any->second.pop_front();
     if (any->second.empty()) group.messages_.erase(any);
     operation->set_source(rank);
-    join(*operation, rank, std::move(call));
+    join(operation, rank, std::move(call));
     return operation;
   }
   auto& queue = group.messages_[side];
@@ -126,13 +127,19 @@ std::shared_ptr<Operation> Exchange::post_message(Group& group, const Side& side
     queue.push_back(operation);
   }
   if (queue.empty()) group.messages_.erase(side);
-  join(*operation, rank, std::move(call));
+  join(operation, rank, std::move(call));
   return operation;
 }
 
-void Exchange::join(Operation& operation, int rank, Call call) {
+void Exchange::join(const std::shared_ptr<Operation>& joined, int rank, Call call) {
+  Operation& operation = *joined;
   auto& member = operation.member(rank);
   const int here = operation.in_world(rank);
+  forget_complete(here);
+  {
+    const std::lock_guard lock(open_[here].mutex);
+    open_[here].calls.push_back(joined);
+  }
   member.ready = streams_.ready(devices_[here]);
   for (const auto& tensor : call.in) streams_.keep(tensor);
   for (const auto& tensor : call.out) streams_.keep(tensor);
@@ -148,10 +155,47 @@ void Exchange::join(Operation& operation, int rank, Call call) {
   changed_.notify_all();
 }
 
+Exchange::Operations Exchange::before(const Operation* operation, int rank) {
+  Operations earlier;
+  const std::lock_guard lock(open_[rank].mutex);
+  for (const auto& call : open_[rank].calls) {
+    if (call.get() == operation) break;
+    if (!call->complete_) earlier.push_back(call);
+  }
+  return earlier;
+}
+
+void Exchange::forget_complete(int rank) {
+  const std::lock_guard lock(open_[rank].mutex);
+  std::erase_if(open_[rank].calls, [](const auto& call) { return call->complete_.load(); });
+}
+
+bool Exchange::is_held_up(const Operations& earlier) {
+  return std::any_of(earlier.begin(), earlier.end(),
+                     [](const auto& call) { return call->posted_ && !call->complete_ && !call->has_work(); });
+}
+
+bool Exchange::all_done(const Operations& earlier) {
+  return std::all_of(earlier.begin(), earlier.end(),
+                     [](const auto& call) { return call->complete_ || !call->posted_; });
+}
+
+void Exchange::complete(const Operations& earlier, int rank, std::chrono::milliseconds timeout) {
+  for (const auto& call : earlier) {
+    if (!call->posted_) continue;
+    if (!call->complete_) sleep(*call, {}, call->of_.index_of(rank), timeout);
+    streams_.wait(call->done_, devices_[rank]);
+  }
+}
+
 bool Exchange::test(Operation& operation, int rank, std::chrono::milliseconds timeout) {
-  work(operation);
-  if (operation.complete_) {
-    streams_.wait(operation.done_, devices_[operation.in_world(rank)]);
+  const int here = operation.in_world(rank);
+  const auto earlier = before(&operation, here);
+  work(operation, earlier);
+  if (operation.complete_ && all_done(earlier)) {
+    complete(earlier, here, timeout);
+    streams_.wait(operation.done_, devices_[here]);
+    forget_complete(here);
     return true;
   }
   if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
@@ -166,23 +210,28 @@ bool Exchange::test(Operation& operation, int rank, std::chrono::milliseconds ti
 }
 
 void Exchange::wait(Operation& operation, int rank, std::chrono::milliseconds timeout) {
-  work(operation);
-  if (can_spin_) spin(operation);
-  if (!operation.complete_) sleep(operation, rank, timeout <= std::chrono::milliseconds::zero() ? timeout_ : timeout);
-  streams_.wait(operation.done_, devices_[operation.in_world(rank)]);
+  if (timeout <= std::chrono::milliseconds::zero()) timeout = timeout_;
+  const int here = operation.in_world(rank);
+  const auto earlier = before(&operation, here);
+  work(operation, earlier);
+  if (can_spin_) spin(operation, earlier);
+  if (!operation.complete_) sleep(operation, earlier, rank, timeout);
+  complete(earlier, here, timeout);
+  streams_.wait(operation.done_, devices_[here]);
+  forget_complete(here);
 }
 
-void Exchange::spin(Operation& operation) {
+void Exchange::spin(Operation& operation, const Operations& earlier) {
   const auto end = Clock::now() + kSpin;
   while (!operation.complete_ && !failed_ && Clock::now() < end) {
     for (int i = 0; i < 16 && !operation.complete_; ++i) {
-      work(operation);
+      work(operation, earlier);
       pause();
     }
   }
 }
 
-void Exchange::sleep(Operation& operation, int rank, std::chrono::milliseconds timeout) {
+void Exchange::sleep(Operation& operation, const Operations& earlier, int rank, std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   Lock lock(mutex_);
   const int here = operation.in_world(rank);
@@ -194,9 +243,9 @@ void Exchange::sleep(Operation& operation, int rank, std::chrono::milliseconds t
   while (!operation.complete_) {
     throw_if_failed(rank, operation);
     throw_if_left(rank, operation);
-    if (operation.has_work()) {
+    if (operation.has_work() && !is_held_up(earlier)) {
       lock.unlock();
-      work(operation);
+      work(operation, earlier);
       lock.lock();
       continue;
     }
@@ -210,12 +259,22 @@ void Exchange::sleep(Operation& operation, int rank, std::chrono::milliseconds t
   }
 }
 
+void Exchange::work(Operation& operation, const Operations& earlier) {
+  if (!operation.has_work() && !operation.complete_) return;
+  for (const auto& call : earlier) {
+    if (!call->posted_) continue;
+    work(*call);
+    if (!call->complete_) return;
+  }
+  work(operation);
+}
+
 void Exchange::work(Operation& operation) {
   while (operation.has_work() && !failed_) {
     const int share = operation.next_share_++;
     if (share >= operation.shares()) return;
     try {
-      const at::NoGradGuard no_grad;
+      const c10::InferenceMode mode;  // another rank's tensors may be of that mode
       run_share(operation, share);
     } catch (const std::exception& error) {
       end(operation.where(operation.members_[0].rank) + " failed: " + error.what());
@@ -236,7 +295,7 @@ void Exchange::run_share(Operation& operation, int share) {
 
 void Exchange::finish(Operation& operation) {
   try {
-    const at::NoGradGuard no_grad;
+    const c10::InferenceMode mode;
     streams_.run_after({}, [&] {
       for (const auto& member : operation.members_) {
         for (const auto& [to, from] : member.call.back) to.copy_(from, /*non_blocking=*/true);
@@ -257,6 +316,8 @@ void Exchange::abort(int rank, const std::string& reason) {
 }
 
 void Exchange::leave(int rank) {
+  if (!failed_) complete(before(nullptr, rank), rank, timeout_);
+  forget_complete(rank);
   const Lock lock(mutex_);
   left_[rank] = true;
   someone_left_ = true;
@@ -291,8 +352,9 @@ void Exchange::fail(int rank, const std::string& reason) {
   throw Error(name(rank) + ": " + reason);
 }
 
-void Exchange::throw_if_failed(int rank) const {
+void Exchange::throw_if_ended(int rank) const {
   if (!failure_.empty()) throw Error(name(rank) + ": " + failure_);
+  if (left_[rank]) throw Error(text_of_ended_run(name(rank)));
 }
 
 void Exchange::throw_if_failed(int rank, const Operation& operation) const {

@@ -9,10 +9,13 @@
 //     who did what.
 //  3. One mutex guards all that is agreed. Shares run outside of it.
 //  4. The tensors of a call live until all members have posted it and its last share is done.
-//  5. The first failure is final: it ends every present and later wait of every rank. A failure is calls that differ, a
+//  5. A rank does its calls in the order in which it made them, as far as all members have posted them: also those that
+//     it never waits for, in its next wait or when it leaves.
+//  6. The first failure is final: it ends every present and later wait of every rank. A failure is calls that differ, a
 //     rank that left, a timeout, ranks that wait for each other, or an exception in a share.
 #pragma once
 
+#include <c10/util/SmallVector.h>
 #include <lockstep/devices/devices.hpp>
 
 #include "operation.hpp"
@@ -73,7 +76,8 @@ class Exchange {
 
   void abort(int rank, const std::string& reason);
 
-  // Throws Error if `rank` is the last to leave and some rank made a call that others did not.
+  // Does what is left of the rank's calls. Throws Error if that fails, or if `rank` is the last to leave and some rank
+  // made a call that others did not.
   void leave(int rank);
 
   const Devices& devices() const { return devices_; }
@@ -81,22 +85,37 @@ class Exchange {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  using Operations = c10::SmallVector<std::shared_ptr<Operation>, 2>;
+
+  // The calls of one rank that it has neither waited for nor seen complete, in their order.
+  struct Open {
+    std::mutex mutex;  // may be taken while mutex_ is held, not the other way round
+    std::vector<std::shared_ptr<Operation>> calls;
+  };
 
   std::shared_ptr<Operation> post_message(Group& group, const Side& side, int rank, Call call);
-  void join(Operation& operation, int rank, Call call);  // adds one rank's call; now there may be work to do
+  void join(const std::shared_ptr<Operation>& joined, int rank, Call call);  // one rank's call; now there may be work
 
   // Without the lock:
-  void work(Operation& operation);  // shares until none is left to take
+  Operations before(const Operation* operation, int rank);     // what is open of that; null: all. Rank in the world
+  void forget_complete(int rank);                              // rank in the world
+  static bool is_held_up(const Operations& earlier);           // others do the last shares of one
+  static bool all_done(const Operations& earlier);             // of those that all members have posted
+  void work(Operation& operation, const Operations& earlier);  // what is earlier, then it, until somebody is in the way
+  void work(Operation& operation);                             // shares until none is left to take
+  void complete(const Operations& earlier, int rank, std::chrono::milliseconds timeout);  // rank in the world
   void run_share(Operation& operation, int share);
   void finish(Operation& operation);     // after the last share
   void end(const std::string& failure);  // the world, unless it has ended already
-  void spin(Operation& operation);       // until it is complete, the world has ended, or it takes too long
-  void sleep(Operation& operation, int rank, std::chrono::milliseconds timeout);  // until it is complete; throws
+  // Until it is complete, the world has ended, or it takes too long.
+  void spin(Operation& operation, const Operations& earlier);
+  // Until it is complete; throws.
+  void sleep(Operation& operation, const Operations& earlier, int rank, std::chrono::milliseconds timeout);
 
   // With the lock:
   void set_failure(const std::string& failure);
   [[noreturn]] void fail(int rank, const std::string& reason);  // ends the world and throws; rank in the world
-  void throw_if_failed(int rank) const;                         // rank in the world
+  void throw_if_ended(int rank) const;                          // for the rank in the world
   void throw_if_failed(int rank, const Operation& operation) const;
   void throw_if_left(int rank, const Operation& operation);
   void throw_if_all_left(int rank, const Operation& operation);  // of a receive from any rank
@@ -112,6 +131,7 @@ class Exchange {
   Streams streams_;
   std::atomic<bool> failed_ = false;
   std::atomic<bool> someone_left_ = false;
+  std::vector<Open> open_;  // by rank in the world
 
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;

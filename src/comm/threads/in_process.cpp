@@ -4,7 +4,7 @@
 #include <lockstep/devices/devices.hpp>
 
 #include "base/classic.hpp"
-#include "comm/arguments.hpp"
+#include "comm/own_backend.hpp"
 #include "comm/reduction.hpp"
 #include "comm/texts.hpp"
 #include "comm/tree_average.hpp"
@@ -83,35 +83,27 @@ size_t first_on_gpu(const Pointers& tensors, int number) {
   return 0;
 }
 
-// `tensor` with its elements in a row, to be read.
-Tensor to_read(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : tensor.detach().contiguous();
-}
-
-// The same to be written: a tensor that is not contiguous is written through a copy.
+// A tensor that is to be written: through a copy where its elements are not in a row.
 Tensor to_write(Call& call, const Tensor& tensor) {
-  if (tensor.is_contiguous()) return tensor;
-  const Tensor detached = tensor.detach();
-  Tensor packed = detached.contiguous();
-  call.back.emplace_back(detached, packed);
+  Tensor packed = in_a_row(tensor);
+  if (!packed.is_same(tensor)) call.back.emplace_back(tensor.detach(), packed);
   return packed;
 }
 
 // ---- The backend of one rank.
 
-class InProcessBackend : public c10d::Backend, public TreeBackend {
+class InProcessBackend : public OwnBackend, public TreeBackend {
  public:
   InProcessBackend(int world_rank, const Members& members, std::shared_ptr<Exchange> exchange)
-      : Backend(members.index_of(world_rank), members.size()),
+      : OwnBackend(members.index_of(world_rank), members.size(),
+                   {exchange->name(world_rank), exchange->devices()[world_rank], members.index_of(world_rank),
+                    members.size()}),
         exchange_(std::move(exchange)),
         group_(exchange_->group(members)),
-        arguments_(exchange_->name(world_rank), exchange_->devices()[world_rank], rank_, size_),
         gpus_(number_of_gpus(exchange_->devices(), members)) {
     const c10::Device device = exchange_->devices()[world_rank];
     setBoundDeviceId(device.is_cpu() ? std::nullopt : std::optional(device));
   }
-
-  const std::string getBackendName() const override { return "lockstep"; }
 
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     const Tensor& tensor = arguments_.only(tensors, "allreduce");
@@ -159,10 +151,10 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
 
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     const Tensor& tensor = arguments_.only(tensors, "broadcast");
-    const int root = arguments_.checked_rank(options.rootRank, "broadcast's root");
+    const int root = arguments_.checked_root(options.rootRank, options.rootTensor, "broadcast");
     Call call{signature_of("broadcast", tensor)};
     call.signature.root = root;
-    call.in = {rank_ == root ? to_read(tensor) : to_write(call, tensor)};
+    call.in = {rank_ == root ? in_a_row(tensor) : to_write(call, tensor)};
     call.shares = shares_of(tensor);
     call.check = check_own_memory;
     call.work = [root](const Operation& operation, int share) {
@@ -177,12 +169,12 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
 
   WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
     const Tensor& tensor = arguments_.only(tensors, "reduce");
-    const int root = arguments_.checked_rank(options.rootRank, "reduce's root");
+    const int root = arguments_.checked_root(options.rootRank, options.rootTensor, "reduce");
     const auto op = arguments_.checked_op(options.reduceOp, tensor, "reduce");
     Call call{signature_of("reduce", tensor)};
     call.signature.reduction = op;
     call.signature.root = root;
-    call.in = {rank_ == root ? to_write(call, tensor) : to_read(tensor)};
+    call.in = {rank_ == root ? to_write(call, tensor) : in_a_row(tensor)};
     call.shares = shares_of(tensor);
     call.check = check_own_memory;
     call.work = [op, root](const Operation& operation, int share) {
@@ -195,7 +187,7 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override {
     const Tensor& input = arguments_.only(inputs, "allgather");
     arguments_.check_alike(outputs, input, "allgather", "output", "input");
-    Call call{signature_of("allgather", input), {to_read(input)}};
+    Call call{signature_of("allgather", input), {in_a_row(input)}};
     for (const auto& output : outputs[0]) call.out.push_back(to_write(call, output));
     return post_allgather(OpType::ALLGATHER, std::move(call), options, outputs[0]);
   }
@@ -204,7 +196,7 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
     arguments_.check_tensor(input, "allgather's input");
     arguments_.check_tensor(output, "allgather's output");
     arguments_.check_whole(output, input, "allgather", "output", "input");
-    Call call{signature_of("allgather", input), {to_read(input)}};
+    Call call{signature_of("allgather", input), {in_a_row(input)}};
     call.out = in_equal_parts(to_write(call, output));
     return post_allgather(OpType::_ALLGATHER_BASE, std::move(call), options, {output});
   }
@@ -214,7 +206,7 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
     const Tensor& output = arguments_.only(outputs, "reduce_scatter");
     arguments_.check_alike(inputs, output, "reduce_scatter", "input", "output");
     Call call{signature_of("reduce_scatter", output)};
-    for (const auto& input : inputs[0]) call.in.push_back(to_read(input));
+    for (const auto& input : inputs[0]) call.in.push_back(in_a_row(input));
     return post_reduce_scatter(OpType::REDUCE_SCATTER, std::move(call), output, options);
   }
 
@@ -223,7 +215,7 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
     arguments_.check_tensor(output, "reduce_scatter's output");
     arguments_.check_whole(input, output, "reduce_scatter", "input", "output");
     Call call{signature_of("reduce_scatter", output)};
-    call.in = in_equal_parts(to_read(input));
+    call.in = in_equal_parts(in_a_row(input));
     return post_reduce_scatter(OpType::_REDUCE_SCATTER_BASE, std::move(call), output, options);
   }
 
@@ -231,7 +223,7 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
     arguments_.check_list(outputs, "alltoall's outputs");
     arguments_.check_list(inputs, "alltoall's inputs");
     Call call{{.name = "alltoall"}};
-    for (const auto& input : inputs) call.in.push_back(to_read(input));
+    for (const auto& input : inputs) call.in.push_back(in_a_row(input));
     for (const auto& output : outputs) call.out.push_back(to_write(call, output));
     return post_alltoall(OpType::ALLTOALL, std::move(call), options, outputs);
   }
@@ -241,7 +233,7 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
     arguments_.check_tensor(input, "alltoall's input");
     arguments_.check_tensor(output, "alltoall's output");
     Call call{{.name = "alltoall"}};
-    call.in = parts_of(to_read(input), arguments_.elements_of_parts(input, input_sizes, "alltoall's input"));
+    call.in = parts_of(in_a_row(input), arguments_.elements_of_parts(input, input_sizes, "alltoall's input"));
     call.out =
         parts_of(to_write(call, output), arguments_.elements_of_parts(output, output_sizes, "alltoall's output"));
     return post_alltoall(OpType::ALLTOALL_BASE, std::move(call), options, {output});
@@ -250,7 +242,7 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
   WorkPtr send(Tensors& tensors, int destination, int tag) override {
     const Tensor& tensor = arguments_.only(tensors, "send");
     arguments_.check_peer(destination, "send");
-    Call call{signature_of("send to", tensor), {to_read(tensor)}};
+    Call call{signature_of("send to", tensor), {in_a_row(tensor)}};
     call.signature.peer = destination;
     return post_message(OpType::SEND,
                         exchange_->post_send(group_, rank_, destination, tag, as_message(std::move(call))), {});
@@ -376,7 +368,6 @@ class InProcessBackend : public c10d::Backend, public TreeBackend {
 
   const std::shared_ptr<Exchange> exchange_;
   Exchange::Group& group_;
-  const Arguments arguments_;
   const int gpus_;  // of all members
 };
 

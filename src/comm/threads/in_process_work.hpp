@@ -47,7 +47,10 @@ class InProcessWork : public c10d::Work {
 
   std::vector<at::Tensor> result() override { return result_; }
 
-  int sourceRank() const override { return operation_->source(); }  // once it is complete
+  int sourceRank() const override {  // once it is complete
+    return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE ? operation_->source()
+                                                                                   : Work::sourceRank();
+  }
 
  private:
   const std::shared_ptr<Exchange> exchange_;

@@ -20,48 +20,56 @@ enum class Bug {
   kCompleteIsRelaxed,
   kShareIsTakenTwice,
   kWakesWithoutTheLock,
+  kEarlierIsNotAwaited,
 };
 
+// Each rank makes two calls on its tensor and waits for the second one alone.
 template <Bug kBug>
 class Model : public rl::test_suite<Model<kBug>, kRanks> {
  public:
-  Model() : posts_(0), posted_(false), next_share_(0), finished_shares_(0), complete_(false) {}
-
   void thread(unsigned rank) {
-    in_[rank]($) = 1;
-    post();
-    wait();
-    for (auto& out : out_) RL_ASSERT(out($) == kRanks);
-    RL_ASSERT(done_($) == 1);
-    in_[rank]($) = 0;  // the rank's tensor is its own again
+    for (auto& value : tensors_[rank]) value($) = 1;
+    for (auto& call : calls_) post(call);
+    wait(calls_[1], calls_[0]);
+    for (auto& value : tensors_[rank]) RL_ASSERT(value($) == kRanks * kRanks);
+    for (auto& call : calls_) RL_ASSERT(call.done_($) == 1);
+    for (auto& value : tensors_[rank]) value($) = 0;  // the rank's tensor is its own again
   }
 
  private:
+  struct Operation {
+    Operation() : posts_(0), posted_(false), next_share_(0), finished_shares_(0), complete_(false) {}
+    rl::var<int> posts_, done_;
+    rl::atomic<bool> posted_;
+    rl::atomic<int> next_share_, finished_shares_;
+    rl::atomic<bool> complete_;
+  };
+
   static constexpr rl::memory_order order(Bug relaxed) { return kBug == relaxed ? rl::mo_relaxed : rl::mo_seq_cst; }
 
-  void post() {
+  void post(Operation& call) {
     mutex_.lock($);
-    if (kBug == Bug::kPostedIsSetEarly && posts_($) + 2 == kRanks) posted_($).store(true, rl::mo_seq_cst);
-    posts_($) = posts_($) + 1;
-    if (posts_($) == kRanks) {
-      posted_($).store(true, order(Bug::kPostedIsRelaxed));
+    if (kBug == Bug::kPostedIsSetEarly && call.posts_($) + 2 == kRanks) call.posted_($).store(true, rl::mo_seq_cst);
+    call.posts_($) = call.posts_($) + 1;
+    if (call.posts_($) == kRanks) {
+      call.posted_($).store(true, order(Bug::kPostedIsRelaxed));
       changed_.notify_all($);
     }
     mutex_.unlock($);
   }
 
-  void wait() {
-    work();
-    for (int turn = 0; turn < kTurnsOfSpin && !complete(); ++turn) work();
-    if (!complete()) sleep();
+  void wait(Operation& call, Operation& earlier) {
+    work(call, earlier);
+    for (int turn = 0; turn < kTurnsOfSpin && !complete(call); ++turn) work(call, earlier);
+    if (!complete(call)) sleep(call, earlier);
   }
 
-  void sleep() {
+  void sleep(Operation& call, Operation& earlier) {
     mutex_.lock($);
-    while (!complete()) {
-      if (has_work()) {
+    while (!complete(call)) {
+      if (has_work(call) && !is_held_up(earlier)) {
         mutex_.unlock($);
-        work();
+        work(call, earlier);
         mutex_.lock($);
         continue;
       }
@@ -70,45 +78,50 @@ class Model : public rl::test_suite<Model<kBug>, kRanks> {
     mutex_.unlock($);
   }
 
-  bool complete() { return complete_($).load(order(Bug::kCompleteIsRelaxed)); }
+  bool posted(Operation& call) { return call.posted_($).load(order(Bug::kPostedIsRelaxed)); }
+  bool complete(Operation& call) { return call.complete_($).load(order(Bug::kCompleteIsRelaxed)); }
+  bool has_work(Operation& call) { return posted(call) && call.next_share_($).load(rl::mo_seq_cst) < kShares; }
+  bool is_held_up(Operation& earlier) { return posted(earlier) && !complete(earlier) && !has_work(earlier); }
 
-  bool has_work() {
-    return posted_($).load(order(Bug::kPostedIsRelaxed)) && next_share_($).load(rl::mo_seq_cst) < kShares;
-  }
-
-  int take_share() {
-    if (kBug != Bug::kShareIsTakenTwice) return next_share_($).fetch_add(1, rl::mo_seq_cst);
-    const int share = next_share_($).load(rl::mo_seq_cst);
-    next_share_($).store(share + 1, rl::mo_seq_cst);
+  int take_share(Operation& call) {
+    if (kBug != Bug::kShareIsTakenTwice) return call.next_share_($).fetch_add(1, rl::mo_seq_cst);
+    const int share = call.next_share_($).load(rl::mo_seq_cst);
+    call.next_share_($).store(share + 1, rl::mo_seq_cst);
     return share;
   }
 
-  void work() {
-    while (has_work()) {
-      const int share = take_share();
+  void work(Operation& call, Operation& earlier) {
+    if (!has_work(call) && !complete(call)) return;
+    if (posted(earlier)) {
+      work(earlier);
+      if (kBug != Bug::kEarlierIsNotAwaited && !complete(earlier)) return;
+    }
+    work(call);
+  }
+
+  void work(Operation& call) {
+    while (has_work(call)) {
+      const int share = take_share(call);
       if (share >= kShares) return;
       int sum = 0;
-      for (auto& in : in_) sum += in($);
-      out_[share]($) = sum;
-      if (finished_shares_($).fetch_add(1, order(Bug::kFinishedSharesAreRelaxed)) + 1 == kShares) finish();
+      for (auto& tensor : tensors_) sum += tensor[share]($);
+      for (auto& tensor : tensors_) tensor[share]($) = sum;
+      if (call.finished_shares_($).fetch_add(1, order(Bug::kFinishedSharesAreRelaxed)) + 1 == kShares) finish(call);
     }
   }
 
-  void finish() {
-    done_($) = 1;
-    complete_($).store(true, order(Bug::kCompleteIsRelaxed));
+  void finish(Operation& call) {
+    call.done_($) = 1;
+    call.complete_($).store(true, order(Bug::kCompleteIsRelaxed));
     if (kBug != Bug::kWakesWithoutTheLock) mutex_.lock($);
     changed_.notify_all($);
     if (kBug != Bug::kWakesWithoutTheLock) mutex_.unlock($);
   }
 
-  rl::var<int> in_[kRanks], out_[kShares], done_;
+  rl::var<int> tensors_[kRanks][kShares];
   rl::mutex mutex_;
   rl::condition_variable_any changed_;
-  rl::var<int> posts_;
-  rl::atomic<bool> posted_;
-  rl::atomic<int> next_share_, finished_shares_;
-  rl::atomic<bool> complete_;
+  Operation calls_[2];
 };
 
 // Whether all goes as it should: the model is right, or its bug is found.
@@ -137,5 +150,6 @@ int main() {
   good &= check<Bug::kCompleteIsRelaxed>("`complete_` is relaxed");
   good &= check<Bug::kShareIsTakenTwice>("two ranks take one share");
   good &= check<Bug::kWakesWithoutTheLock>("sleepers are woken without the lock");
+  good &= check<Bug::kEarlierIsNotAwaited>("a call begins while the one before it is under way");
   return good ? 0 : 1;
 }

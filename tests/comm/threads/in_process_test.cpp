@@ -65,19 +65,6 @@ TEST_P(InProcessWorlds, AllreduceReducesOverAllRanks) {
   });
 }
 
-TEST_P(InProcessWorlds, AllreduceTakesEveryNumericType) {
-  const int world = GetParam();
-  for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
-                          torch::kInt16, torch::kInt32, torch::kInt64}) {
-    const Tensor sum = torch::stack(values(world, {11}, type)).sum(0).to(type);
-    lockstep::run(lockstep::test_devices(world), [&](Rank& rank) {
-      const Tensor tensor = value(rank.index(), {11}, type).to(rank.device());
-      rank.allreduce(tensor);
-      expect_equal(tensor, sum);
-    });
-  }
-}
-
 TEST_P(InProcessWorlds, AllreduceTakesRandomShapesAlsoEmptyAndNotContiguous) {
   const int world = GetParam();
   torch::manual_seed(GetParam());
@@ -237,70 +224,6 @@ TEST_P(InProcessWorlds, AlltoallTransposesTheRanksTensors) {
     Tensor output = torch::zeros({world * (world + 1) / 2, 2}, torch::dtype(torch::kLong).device(rank.device()));
     rank.backend().alltoall_base(output, input, output_sizes, input_sizes)->wait();
     expect_equal(output, torch::cat(expected));
-  });
-}
-
-// The same values in memory of another kind: as they are, transposed, or every second element.
-Tensor laid_out(const Tensor& tensor, int layout) {
-  if (layout == 1) return tensor.transpose(0, -1).contiguous().transpose(0, -1);
-  if (layout == 2) return tensor.repeat_interleave(2, 0).slice(0, 0, std::nullopt, 2);
-  return tensor.clone();
-}
-
-// Every collective that moves or adds, on one kind of tensor: `shape` is [rows, columns].
-void expect_collectives_right(Rank& rank, c10::IntArrayRef shape, torch::Dtype type, int layout) {
-  const int world = rank.world_size(), me = rank.index(), root = world - 1;
-  const auto of = [&](int who) { return value(who, shape, type).to(rank.device()); };
-  const auto mine = [&] { return laid_out(of(me), layout); };
-  const auto zeros = [&] { return laid_out(torch::zeros(shape, torch::dtype(type).device(rank.device())), layout); };
-  const Tensor sum = torch::stack(values(world, shape, type)).sum(0).to(type);
-
-  const Tensor broadcast = mine();
-  rank.broadcast(broadcast, root);
-  expect_equal(broadcast, of(root));
-
-  Tensors reduced{mine()};
-  c10d::ReduceOptions to_root;
-  to_root.rootRank = root;
-  rank.backend().reduce(reduced, to_root)->wait();
-  expect_equal(reduced[0], me == root ? sum : of(me));
-
-  Tensors input{mine()};
-  std::vector<Tensors> gathered(1);
-  for (int i = 0; i < world; ++i) gathered[0].push_back(zeros());
-  rank.backend().allgather(gathered, input)->wait();
-  for (int i = 0; i < world; ++i) expect_equal(gathered[0][i], of(i));
-
-  // Rank r brings value(r + i) for rank i.
-  std::vector<Tensors> parts(1);
-  Tensors part{zeros()};
-  for (int i = 0; i < world; ++i) parts[0].push_back(laid_out(of(me + i), layout));
-  rank.backend().reduce_scatter(part, parts)->wait();
-  Tensors of_others;
-  for (int i = 0; i < world; ++i) of_others.push_back(of(i + me));
-  expect_equal(part[0], torch::stack(of_others).sum(0).to(type));
-
-  Tensors received;
-  for (int i = 0; i < world; ++i) received.push_back(zeros());
-  rank.backend().alltoall(received, parts[0])->wait();
-  for (int i = 0; i < world; ++i) expect_equal(received[i], of(i + me));
-
-  if (world == 1) return;
-  Tensors to_next{mine()}, from_previous{zeros()};
-  const auto sent = rank.backend().send(to_next, (me + 1) % world, 0);
-  rank.backend().recv(from_previous, (me + world - 1) % world, 0)->wait();
-  sent->wait();
-  expect_equal(from_previous[0], of((me + world - 1) % world));
-}
-
-TEST_P(InProcessWorlds, EveryCollectiveTakesEveryTypeAndLayoutAlsoEmpty) {
-  lockstep::run(lockstep::test_devices(GetParam()), [&](Rank& rank) {
-    for (const auto type : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16, torch::kInt8, torch::kUInt8,
-                            torch::kInt16, torch::kInt32, torch::kInt64}) {
-      SCOPED_TRACE(c10::toString(type));
-      for (const int layout : {0, 1, 2}) expect_collectives_right(rank, {4, 3}, type, layout);
-      expect_collectives_right(rank, {0, 3}, type, 0);
-    }
   });
 }
 
