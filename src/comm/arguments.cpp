@@ -78,7 +78,7 @@ int Arguments::checked_rank(int64_t rank, const std::string& what) const {
 
 int Arguments::checked_root(int64_t root, int64_t tensor, const std::string& operation) const {
   if (tensor != 0) {
-    refuse(c10::str(operation, "'s rootTensor is ", tensor, ", but each rank has one tensor: give rootRank alone"));
+    refuse(classic_text(operation, "'s rootTensor is ", tensor, ", but each rank has one tensor: give rootRank alone"));
   }
   return checked_rank(root, operation + "'s root");
 }

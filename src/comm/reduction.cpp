@@ -191,8 +191,8 @@ bool is_offered(ReduceOp::RedOpType op) {
 }
 
 std::string describe(at::ScalarType type, at::IntArrayRef sizes) {
-  if (type == at::kChar) return c10::str("int8 ", sizes);   // C++ says "signed char",
-  if (type == at::kByte) return c10::str("uint8 ", sizes);  // "unsigned char"
+  if (type == at::kChar) return classic_text("int8 ", sizes);   // C++ says "signed char",
+  if (type == at::kByte) return classic_text("uint8 ", sizes);  // "unsigned char"
   return classic_text(caffe2::TypeMeta::fromScalarType(type).name(), " ", sizes);
 }
 
