@@ -10,10 +10,10 @@
 //
 //   example_05_fewer_or_smaller_messages
 //
-// Expected output, in double precision, with CPU ranks, also where there are GPUs. Bytes are those that a rank sends, 56
-// of them in the report that goes with averaged gradients; a value has 8 here. The losses of the first line and of local
-// SGD have the same digits on every machine. The others differ from one kind of processor to another, PowerSGD's and
-// DiLoCo's by up to a quarter: signs, roundings and directions turn at values that processors round differently.
+// Expected output, in double precision, with CPU ranks, also where there are GPUs. Bytes are those that a rank sends,
+// 56 of them in the report that goes with averaged gradients; a value has 8 here. The losses of the first line and of
+// local SGD have the same digits on every machine. The others differ from one kind of processor to another, PowerSGD's
+// and DiLoCo's by up to a quarter: signs, roundings and directions turn at values that processors round differently.
 //
 //   as they are                 40032 bytes per step  loss 0.126579
 //   signs, the hook above        5060 bytes per step  loss 0.152297

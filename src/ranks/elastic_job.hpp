@@ -17,8 +17,8 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
-#include <string>
 #include <stop_token>
+#include <string>
 #include <thread>
 
 namespace lockstep {

@@ -27,8 +27,8 @@ struct LaunchEnvironment {
   std::string job = {};       // no other job that runs on this machine has the same
   bool mixed_builds = false;  // true: the processes may be of several builds (LOCKSTEP_MIXED_BUILDS=1, set for all)
   std::string key_file = {};  // of the job's key (LOCKSTEP_JOB_KEY_FILE); empty: it has none
-  int member = -1;            // this process's number in an elastic job (LOCKSTEP_ELASTIC_MEMBER); -1: it is not elastic
-  int fewest = 1;             // processes with which an elastic job goes on (LOCKSTEP_ELASTIC_MIN)
+  int member = -1;  // this process's number in an elastic job (LOCKSTEP_ELASTIC_MEMBER); -1: it is not elastic
+  int fewest = 1;   // processes with which an elastic job goes on (LOCKSTEP_ELASTIC_MIN)
 };
 
 // The value of a variable, or null.

@@ -50,7 +50,8 @@ std::string configuration(const LaunchEnvironment& launch, const Devices& device
          TORCH_VERSION + ", " + std::to_string(launch.world_size) + " processes, " +
          c10::DeviceTypeName(devices[0].type(), true) + " ranks" +
          (mixed_processors_in(std::getenv) ? " on any processors (LOCKSTEP_MIXED_PROCESSORS=1)" : "") + ", timeout " +
-         seconds(options.timeout) + (launch.key_file.empty() ? "" : ", with a job's key (LOCKSTEP_JOB_KEY_FILE)") + ", " + options.configuration;
+         seconds(options.timeout) + (launch.key_file.empty() ? "" : ", with a job's key (LOCKSTEP_JOB_KEY_FILE)") +
+         ", " + options.configuration;
 }
 
 // All that a world needs before it can be one.
