@@ -83,8 +83,6 @@ struct Succession {
   std::optional<RunState> state = {};  // which the next one goes on from
 };
 
-}
-
 }  // namespace
 
 double TrainResult::seconds_per_epoch() const {
