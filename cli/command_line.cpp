@@ -119,11 +119,9 @@ int run_and_report_errors(const std::vector<const char*>& words, Output& output)
     const std::string text = exception_text(std::current_exception());
     complain((text.starts_with("out of memory") ? "error: " : "error in LibTorch, please report it: ") + text);
   } catch (const std::system_error& error) {
-    const std::string text = exception_text(std::current_exception());
     const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
-    complain(no_thread ? "error: the system starts no more threads or processes for this user or container (" + text +
-                             "); raise the limit (ulimit -u), or end others"
-                       : "error that should not happen, please report it: " + text);
+    complain((no_thread ? "error: " : "error that should not happen, please report it: ") +
+             exception_text(std::current_exception()));
   } catch (const std::exception&) {
     const std::string text = exception_text(std::current_exception());
     complain("error that should not happen, please report it: " + text);
