@@ -19,20 +19,20 @@ constexpr int64_t kCompared = 256;  // values, which takes less than a microseco
 void BackwardReport::post(const std::vector<bool>& had, const PartSizes& sizes, const Compared& compared) {
   parameters_ = had.size();
   const bool on_gpu = !rank_.device().is_cpu();
-  const auto options = at::TensorOptions(at::kInt).pinned_memory(on_gpu);  // a copy that the host does not wait for
+  const auto options = at::TensorOptions(at::kLong).pinned_memory(on_gpu);  // a copy that the host does not wait for
   on_host_ = at::zeros({size(parameters_, rank_.world_size())}, options);
-  auto* const cells = on_host_.data_ptr<int32_t>();
+  auto* const cells = on_host_.data_ptr<int64_t>();
   for (size_t i = 0; i < had.size(); ++i) cells[i] = had[i] ? 1 : 0;
   auto* const mine = cells + had.size() + static_cast<size_t>(kNumbers * rank_.index());
-  mine[0] = static_cast<int32_t>(sizes.local);
-  mine[1] = static_cast<int32_t>(sizes.accumulated);
-  mine[2] = static_cast<int32_t>(sizes.global);
+  mine[0] = sizes.local;
+  mine[1] = sizes.accumulated;
+  mine[2] = sizes.global;
   mine[3] = sizes.mark;
   mine[4] = digest_of(compared.values);
   compared_ = compared.name;
   ++posted_;
   if (rank_.world_size() == 1) return;
-  table_ = on_host_.to(rank_.device(), at::kInt, /*non_blocking=*/true);
+  table_ = on_host_.to(rank_.device(), at::kLong, /*non_blocking=*/true);
   on_host_.reset();
   work_ = post_allreduce(rank_, table_, c10d::ReduceOp::SUM);
 }
@@ -42,7 +42,7 @@ void BackwardReport::wait() {
   work_.reset();
   if (!reads_all()) return;
   ++checked_;
-  const int32_t* const parts = cells() + parameters_;
+  const int64_t* const parts = cells() + parameters_;
   check_sizes(parts);
   check_marks(parts);
   check_networks(parts);
@@ -66,18 +66,18 @@ bool BackwardReport::any_had(size_t parameter) {
   return cells()[parameter] > 0;
 }
 
-const int32_t* BackwardReport::cells() {
+const int64_t* BackwardReport::cells() {
   if (!on_host_.defined()) on_host_ = table_.cpu();
-  return on_host_.data_ptr<int32_t>();
+  return on_host_.data_ptr<int64_t>();
 }
 
-void BackwardReport::check_sizes(const int32_t* sizes) const {
+void BackwardReport::check_sizes(const int64_t* sizes) const {
   const int64_t global = sizes[2];
   int64_t local = 0, accumulated = 0;
   bool equal = true, known = true;
   std::string parts;
   for (int rank = 0; rank < rank_.world_size(); ++rank) {
-    const int32_t* const theirs = sizes + static_cast<ptrdiff_t>(kNumbers) * rank;
+    const int64_t* const theirs = sizes + static_cast<ptrdiff_t>(kNumbers) * rank;
     local += theirs[0];
     accumulated += theirs[1];
     equal = equal && theirs[2] == global;
@@ -100,7 +100,7 @@ void BackwardReport::check_sizes(const int32_t* sizes) const {
 }
 
 // A batch of the user's own has no mark.
-void BackwardReport::check_marks(const int32_t* parts) const {
+void BackwardReport::check_marks(const int64_t* parts) const {
   int first = -1;
   std::string others;
   const auto mark = [parts](int rank) { return parts[static_cast<ptrdiff_t>(kNumbers) * rank + 3]; };
@@ -116,7 +116,7 @@ void BackwardReport::check_marks(const int32_t* parts) const {
               "on all ranks, and take as many batches everywhere");
 }
 
-void BackwardReport::check_networks(const int32_t* parts) {
+void BackwardReport::check_networks(const int64_t* parts) {
   const auto digest = [parts](int rank) { return parts[static_cast<ptrdiff_t>(kNumbers) * rank + 4]; };
   int other = 1;
   while (other < rank_.world_size() && digest(other) == digest(0)) ++other;

@@ -24,7 +24,7 @@ class BackwardReport {
   // Errors begin with `name`. It says which rank this is, and what the user calls the object.
   BackwardReport(const Rank& rank, std::string name) : rank_(rank), name_(std::move(name)) {}
 
-  // The size of the message, in numbers of four bytes.
+  // The size of the message, in numbers of eight bytes.
   static int64_t size(size_t parameters, int ranks) {
     return static_cast<int64_t>(parameters) + int64_t{kNumbers} * ranks;
   }
@@ -49,12 +49,12 @@ class BackwardReport {
  private:
   static constexpr int kNumbers = 5;  // of a rank's part
 
-  const int32_t* cells();  // on the host
-  void check_sizes(const int32_t* parts) const;
-  void check_marks(const int32_t* parts) const;
+  const int64_t* cells();  // on the host
+  void check_sizes(const int64_t* parts) const;
+  void check_marks(const int64_t* parts) const;
   bool reads_all() const;  // this backward's table
   int32_t digest_of(const at::Tensor& values) const;
-  void check_networks(const int32_t* parts);
+  void check_networks(const int64_t* parts);
 
   Rank rank_;
   const std::string name_;

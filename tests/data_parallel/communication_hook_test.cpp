@@ -241,7 +241,7 @@ TEST_P(CommunicationHookWorlds, SixteenBitsAreHalfOfTheBytes) {
       traffic->sent = 0;
       backward_with(net, gradients);
       EXPECT_TRUE(on_host(net->parameters()[0].grad()).equal(gradients[0]));
-      const int64_t report = 4 * lockstep::BackwardReport::size(1, rank.world_size()) * (rank.world_size() - 1);
+      const int64_t report = 8 * lockstep::BackwardReport::size(1, rank.world_size()) * (rank.world_size() - 1);
       return traffic->sent * rank.world_size() / 2 - static_cast<double>(report);
     };
     const int others = rank.world_size() - 1;

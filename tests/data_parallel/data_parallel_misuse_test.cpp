@@ -104,6 +104,22 @@ TEST(DataParallelMisuse, OtherBatchSizesAreRefusedOnAllRanks) {
                                  HasSubstr("of 5, rank 2 "), HasSubstr("the same batch size"))));
 }
 
+// Tokens that the user counts, in batches of more than 32 bits can count.
+TEST(DataParallelMisuse, PartsOfBillionsAreCountedExactly) {
+  const auto errors_with = [](const std::vector<int64_t>& sizes, const std::vector<int64_t>& globals) {
+    return errors_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Linear(6, 3), rank);
+      const auto place = static_cast<size_t>(rank.index());
+      net.mean(net(data.x).mean(), sizes[place], globals[place]).backward();
+    });
+  };
+  const int64_t billion = 1000000000, wrapped = int64_t{1} << 32;
+  EXPECT_THAT(errors_with({3 * billion, 3 * billion}, {6 * billion, 6 * billion}), Each("(no error)"));
+  EXPECT_THAT(errors_with({2, 2}, {4 + wrapped, 4}), Each(HasSubstr("rank 0 2 of 4294967300, rank 1 2 of 4")));
+  EXPECT_THAT(errors_with({2, 2}, {4 + wrapped, 4 + wrapped}),
+              Each(HasSubstr("have 4 samples together, but their global batch 4294967300")));
+}
+
 TEST(DataParallelMisuse, BatchesInAnotherOrderAreRefusedOnAllRanks) {
   const std::vector<std::pair<std::string, std::function<void(lockstep::BatchOptions&)>>> others = {
       {"seed", [](auto& options) { options.seed = 1; }},

@@ -220,7 +220,7 @@ TEST_P(PowerSgdWorlds, SendsThinMatricesAndTheRestWhole) {
       backward_with(net, gradients);
       traffic->sent = 0;
       backward_with(net, gradients);
-      const int64_t report = 4 * lockstep::BackwardReport::size(3, rank.world_size()) * (rank.world_size() - 1);
+      const int64_t report = 8 * lockstep::BackwardReport::size(3, rank.world_size()) * (rank.world_size() - 1);
       return (traffic->sent * rank.world_size() / 2 - static_cast<double>(report)) / 8;
     };
     const int others = rank.world_size() - 1;

@@ -63,7 +63,7 @@ TEST_F(Communication, CompressedGradientsSendLessAndLearnAsMuch) {
     parameters += tensor.numel();
     ++tensors;
   }
-  const auto report = 4.0 * static_cast<double>(lockstep::BackwardReport::size(tensors, 2));
+  const auto report = 8.0 * static_cast<double>(lockstep::BackwardReport::size(tensors, 2));
   const double bytes = plain.history[1].bytes_per_step - report;
   EXPECT_DOUBLE_EQ(bytes, 4.0 * static_cast<double>(parameters));  // 2 (k - 1) / k of them, among 2
   for (const auto& [compress, most] :
