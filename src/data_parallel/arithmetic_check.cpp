@@ -3,7 +3,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/full_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -15,6 +14,7 @@
 #include "data/batch_tensors.hpp"
 #include "grain_statistics.hpp"
 #include "joined_names.hpp"
+#include "models/weighed_backward.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
 #include "tensor_hash.hpp"
@@ -191,11 +191,13 @@ GrainHashes ArithmeticCheck::compute(const Batch& grain, const MeanOf& mean_of) 
   }
   if (!mean.requires_grad() || trained.empty()) return hashes;
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const WeighedBackward weighed(mean, static_cast<double>(grain.size()), module_);
   const auto gradients =
-      torch::autograd::grad({mean}, trained, {at::full_like(mean, static_cast<double>(grain.size()))},
+      torch::autograd::grad({mean}, trained, {weighed.seed()},
                             /*retain_graph=*/std::nullopt, /*create_graph=*/false, /*allow_unused=*/true);
   for (size_t i = 0; i < trained.size(); ++i) {
-    if (gradients[i].defined()) hashes[places_.at(trained[i].unsafeGetTensorImpl())] = tensor_hash(gradients[i]);
+    if (!gradients[i].defined()) continue;
+    hashes[places_.at(trained[i].unsafeGetTensorImpl())] = tensor_hash(weighed.weighed(gradients[i]));
   }
   return hashes;
 }

@@ -19,6 +19,7 @@
 #include "kept_grains.hpp"
 #include "models/random_layers.hpp"
 #include "models/sample_places.hpp"
+#include "models/weighed_backward.hpp"
 #include "ranks/equal_modules.hpp"
 #include "ranks/gather.hpp"
 #include "ranks/rank_place.hpp"
@@ -320,7 +321,9 @@ void Loss::backward() {
   if (local_size_ > 0) replica_->check_targets(local_mean_, local_size_, global_size_);
   const auto compute = [this] {
     // Without a graph, as an empty part mostly is, gradients are what they were.
-    if (local_mean_.requires_grad()) local_mean_.backward(torch::full_like(local_mean_, weight_));
+    if (!local_mean_.requires_grad()) return;
+    const WeighedBackward weighed(local_mean_, weight_, *replica_->module_);
+    local_mean_.backward(weighed.seed());
   };
   replica_->backward_through(compute, local_size_, global_size_, mark_);
 }

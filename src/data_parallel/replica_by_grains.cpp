@@ -15,6 +15,7 @@
 #include "kept_grains.hpp"
 #include "models/factors_scope.hpp"
 #include "models/random_layers.hpp"
+#include "models/weighed_backward.hpp"
 #include "stand_in.hpp"
 
 #include <algorithm>
@@ -257,11 +258,13 @@ void Replica::backward_of(const GrainLoss& grain, int64_t stand_ins) {
   if (!grain.mean.requires_grad()) return refuse_loss_without_graph();
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);  // it takes forward's types
   backward_turn(grain.size == 0 ? Averaging::kStandIn : grain.number, stand_ins, [&] {
+    const WeighedBackward weighed(grain.mean, static_cast<double>(grain.size), *module_);
     // A unit of divided parameters is reduced as soon as it has its gradients, so there they do not wait.
-    const FactorsScope scope(grain.mean, [this](const auto& parameter, const auto& factors) {
-      return !averaging_->exchanges_in_forward() && averaging_->take_factors(parameter, factors);
+    const FactorsScope scope(grain.mean, [&](const auto& parameter, const auto& factors) {
+      return !averaging_->exchanges_in_forward() && !weighed.weighs_gradients() &&
+             averaging_->take_factors(parameter, factors);
     });
-    grain.mean.backward(torch::full_like(grain.mean, static_cast<double>(grain.size)));
+    grain.mean.backward(weighed.seed());
   });
 }
 

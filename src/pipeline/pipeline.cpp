@@ -1,6 +1,5 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/StringUtil.h>
@@ -318,11 +317,7 @@ at::Tensor Pipeline::State::run(const Batch& batch, const Criterion& criterion, 
         const double weight = by_grains ? static_cast<double>(part.size())
                               : replica ? replica->weight_of(part.size(), batch.global_size)
                                         : share;
-        const auto on_device = at::TensorOptions(rank_.device()).dtype(at::kDouble);  // or the host waits for the copy
-        const auto backward = [&] {
-          made =
-              stage.backward(step.microbatch, is_last(step.stage) ? at::full({}, weight, on_device) : received, lent);
-        };
+        const auto backward = [&] { made = stage.backward(step.microbatch, received, weight, lent); };
         by_grains ? replica->backward_grain(first_grain + step.microbatch, backward) : backward();
       });
       ties = ties_->take_gradients(step.stage);

@@ -10,9 +10,11 @@
 #include "base/exception_text.hpp"
 #include "comm/arguments.hpp"
 #include "models/random_layers.hpp"
+#include "models/weighed_backward.hpp"
 
 #include <algorithm>
 #include <exception>
+#include <optional>
 #include <utility>
 
 namespace lockstep {
@@ -94,7 +96,8 @@ at::Tensor PipelineStage::forward(int microbatch, const at::Tensor& x, const Hea
   return result.detach();
 }
 
-at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient, const std::vector<Root>& lent) {
+at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient, double weight,
+                                   const std::vector<Root>& lent) {
   const auto found = kept_.find(microbatch);
   Kept kept = std::move(found->second);
   kept_.erase(found);
@@ -109,7 +112,9 @@ at::Tensor PipelineStage::backward(int microbatch, const at::Tensor& gradient, c
     }
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     torch::autograd::variable_list roots{kept.output};
-    torch::autograd::variable_list gradients{gradient.to(kept.output.options()).expand_as(kept.output)};
+    std::optional<WeighedBackward> weighed;
+    if (kept.head) weighed.emplace(kept.output, weight, *layers_);
+    torch::autograd::variable_list gradients{weighed ? weighed->seed() : gradient};
     for (const auto& [parameter, of_borrowers] : lent) {
       // A view of the parameter, so that autograd adds up both gradients before it adds them to .grad.
       roots.push_back(parameter.view_as(parameter));

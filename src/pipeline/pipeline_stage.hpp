@@ -39,10 +39,10 @@ class PipelineStage {
   };
 
   // Adds to the parameters' gradients what `gradient`, of forward's result, makes of them, and returns the gradient of
-  // its input; undefined for the first stage. `gradient` may be one number for all elements. Without the graph computes
-  // forward again; buffers (running statistics) have moved before and keep their values. Throws Error: a loss without
-  // a graph. A parameter of `lent` gets its gradient there in one sum with its own.
-  at::Tensor backward(int microbatch, const at::Tensor& gradient, const std::vector<Root>& lent = {});
+  // its input; undefined for the first stage. The last stage takes the `weight` of its loss in place of `gradient`.
+  // Without the graph computes forward again; buffers (running statistics) have moved before and keep their values.
+  // Throws Error: a loss without a graph. A parameter of `lent` gets its gradient there in one sum with its own.
+  at::Tensor backward(int microbatch, const at::Tensor& gradient, double weight, const std::vector<Root>& lent = {});
 
  private:
   at::Tensor result_of(const Head& head, at::Tensor x);

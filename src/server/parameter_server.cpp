@@ -1,6 +1,6 @@
-#include <ATen/ops/full_like.h>
 #include <lockstep/server/parameter_server.hpp>
 
+#include "models/weighed_backward.hpp"
 #include "parameter_server_rank.hpp"
 
 namespace lockstep {
@@ -45,7 +45,9 @@ void Worker::backward(const at::Tensor& local_mean, const Batch& batch) {
   const double weight = rank_->weight_of(batch);
   rank_->check_targets(local_mean, batch);
   rank_->places().computed();
-  if (batch.size() > 0) local_mean.backward(at::full_like(local_mean, weight));
+  if (batch.size() == 0) return;
+  const WeighedBackward weighed(local_mean, weight, rank_->module());
+  local_mean.backward(weighed.seed());
 }
 
 void Worker::push() {

@@ -32,6 +32,7 @@ class ParameterServerRank : public std::enable_shared_from_this<ParameterServerR
   void check_targets(const at::Tensor& local_mean, const Batch& batch);  // see check_counted_targets()
 
   const Rank& rank() const { return rank_; }
+  const torch::nn::Module& module() const { return *module_; }
   int workers() const { return rank_.world_size() - options_.servers; }
   server::ShardServer* server() { return server_.get(); }
   int64_t bytes_pushed() const { return bytes_pushed_; }

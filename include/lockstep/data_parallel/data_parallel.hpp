@@ -186,7 +186,8 @@ class DataParallel {
   void backward_through(const std::function<void()>& compute) { replica_->backward_through(compute); }
 
   // The factor for a part's mean loss with which the average over the ranks is the gradient of the global batch's mean
-  // loss: local_size * ranks / global_size. Throws Error for impossible sizes.
+  // loss: local_size * ranks / global_size. Multiply a loss of float32 or wider: 16 bits would round the factor. Throws
+  // Error for impossible sizes.
   double weight_of(int64_t local_size, int64_t global_size) const {
     return replica_->weight_of(local_size, global_size);
   }

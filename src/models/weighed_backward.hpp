@@ -1,0 +1,43 @@
+// WeighedBackward: has the backward of a loss count `weight` times, whatever the loss's type is.
+//
+// Backward begins with the weight, which autograd rounds to the loss's type: bfloat16 makes 1.3359375 of 4/3, and
+// float16 infinity of 70000. If it would be rounded so, backward begins with 1, and each gradient is weighed in its own
+// type, when it is whole and before it is added to .grad. A loss of 32 bits or more is weighed by where backward begins
+// in any case.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+
+class WeighedBackward {
+ public:
+  // While it lives, a backward that begins at `loss` with seed() gives the gradients of the module's parameters, and of
+  // all other leaves of the loss's graph, `weight` times.
+  WeighedBackward(const at::Tensor& loss, double weight, const torch::nn::Module& module);
+  ~WeighedBackward();
+  WeighedBackward(const WeighedBackward&) = delete;
+  WeighedBackward& operator=(const WeighedBackward&) = delete;
+
+  const at::Tensor& seed() const { return seed_; }
+  bool weighs_gradients() const { return rest_.has_value(); }  // false: the seed does it
+  // For a gradient that torch::autograd::grad() gives, which it leaves as it is.
+  at::Tensor weighed(const at::Tensor& gradient) const { return rest_ ? gradient * *rest_ : gradient; }
+
+ private:
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+  void weigh(const Accumulator& leaf);
+
+  at::Tensor seed_;
+  std::optional<double> rest_;  // what the seed leaves to the gradients
+  std::vector<std::pair<Accumulator, const torch::autograd::FunctionPreHook*>> hooks_;
+};
+
+}  // namespace lockstep
