@@ -73,7 +73,8 @@ at::Tensor DropoutImpl::mask(const at::Tensor& x) const {
         who +
         ": which samples these are is not known, so that no mask can depend on them alone. Let "
         "DataParallel::loss() call forward, or open a SampleScope around it, as samples(batch) of a DataParallel or a "
-        "Worker does; to evaluate, call eval() first");
+        "Worker does; if backward computes this again, open it with what SampleScope::keep() gave in forward; to "
+        "evaluate, call eval() first");
   }
   const SamplePlace& place = scope->place();
   if (place.first < 0) {

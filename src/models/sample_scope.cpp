@@ -1,5 +1,7 @@
 #include <lockstep/models/sample_scope.hpp>
 
+#include <utility>
+
 namespace lockstep {
 namespace {
 
@@ -10,7 +12,9 @@ SampleScope*& innermost() {
 
 }  // namespace
 
-SampleScope::SampleScope(const SamplePlace& place) : place_(place), before_(innermost()) {
+SampleScope::SampleScope(const SamplePlace& place) : SampleScope(Kept{.place = place}) {}
+
+SampleScope::SampleScope(Kept kept) : state_(std::move(kept)), before_(innermost()) {
   innermost() = this;
 }
 
@@ -22,8 +26,13 @@ SampleScope* SampleScope::current() {
   return innermost();
 }
 
+SampleScope::Kept SampleScope::keep() {
+  return innermost() == nullptr ? Kept{.place = {.first = -1}} : innermost()->state_;
+}
+
 SampleScope::Draw SampleScope::draw(const void* layer) {
-  auto& next = draws_.try_emplace(layer, Draw{.layer = static_cast<int64_t>(draws_.size())}).first->second;
+  auto& draws = state_.draws;
+  auto& next = draws.try_emplace(layer, Draw{.layer = static_cast<int64_t>(draws.size())}).first->second;
   const Draw now = next;
   ++next.call;
   return now;

@@ -15,6 +15,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -383,6 +384,72 @@ TEST(DropoutTest, TheProgramsAlexNetTrainsTheSameOnAnyNumberOfRanks) {
   }
 }
 
+// ---- A block that backward computes again.
+
+struct BlockCall {
+  Sequential block;
+  SampleScope::Kept kept;
+};
+
+struct Again : torch::autograd::Function<Again> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, BlockCall* call) {
+    call->kept = SampleScope::keep();
+    context->saved_data["call"] = reinterpret_cast<int64_t>(call);
+    context->save_for_backward({x});
+    return call->block->forward(x);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    auto* const call = reinterpret_cast<BlockCall*>(context->saved_data["call"].toInt());
+    const Tensor x = context->get_saved_variables()[0].detach().requires_grad_();
+    const torch::AutoGradMode with_grad(true);
+    const SampleScope scope(call->kept);
+    call->block->forward(x).backward(gradients[0]);
+    return {x.grad(), {}};
+  }
+};
+
+struct UsedTwice : torch::nn::Module {
+  explicit UsedTwice(bool computes_again) : again(computes_again) {
+    for (const auto& parameter : parameters()) torch::nn::init::uniform_(parameter, -0.5, 0.5);
+    to(torch::kDouble);
+  }
+  Tensor through_block(const Tensor& x) {
+    if (!again) return block->forward(x);
+    calls.push_back({block, {}});
+    return Again::apply(x, &calls.back());
+  }
+  Tensor forward(const Tensor& x) { return through_block(through_block(first(x))); }
+
+  const bool again;
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(6, 6));
+  Sequential block = register_module("block", Sequential(torch::nn::Linear(6, 6), Dropout(0.4)));
+  std::deque<BlockCall> calls;
+};
+
+TEST_P(DropoutTrainingWorlds, DropsTheSameWhereBackwardComputesABlockAgain) {
+  std::vector<std::vector<Tensor>> trained;
+  for (const bool again : {false, true}) {
+    on_seeded_ranks(GetParam(), [&](Rank& rank) {
+      const auto module = rank.in_turn([&] {
+        torch::manual_seed(3);
+        return std::make_shared<UsedTwice>(again);
+      });
+      DataParallel net(module, rank, {.overlap = false});
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      for (auto& batch : batches(data_, kBatches, rank)) {
+        sgd.zero_grad();
+        net.loss(batch, F::cross_entropy).backward();
+        sgd.step();
+      }
+      if (rank.index() > 0) return;
+      trained.emplace_back();
+      for (const auto& parameter : net->parameters()) trained.back().push_back(on_host(parameter.detach()));
+    });
+  }
+  for (size_t i = 0; i < trained[0].size(); ++i) EXPECT_TRUE(trained[0][i].equal(trained[1][i])) << i;
+}
+
 // ---- What cannot be known, and what is said.
 
 TEST(DropoutTest, SaysWhatItNeeds) {
@@ -394,7 +461,13 @@ TEST(DropoutTest, SaysWhatItNeeds) {
   };
   const Tensor x = torch::ones({4, 3}), y = torch::zeros({4}, torch::kLong);
   EXPECT_THAT(error_in_run(1, [&](auto& net) { net(x); }),
-              AllOf(HasSubstr("Dropout drop: which samples these are is not known"), HasSubstr("samples(batch)")));
+              AllOf(HasSubstr("Dropout drop: which samples these are is not known"), HasSubstr("samples(batch)"),
+                    HasSubstr("SampleScope::keep()")));
+  EXPECT_THAT(error_of([&] {
+                const SampleScope scope(SampleScope::keep());  // of no scope
+                named({})->forward(x);
+              }),
+              HasSubstr("Dropout drop: where its samples stand"));
   EXPECT_THAT(error_in_run(2,
                            [&](auto& net) {
                              std::ignore = net.loss({x, y, 16}, F::cross_entropy);

@@ -3,6 +3,11 @@
 // DataParallel::loss() and Pipeline open a scope around forward. If you call forward yourself, open one by
 // DataParallel::samples(). A scope belongs to its thread, hence to one rank. Scopes nest, and the innermost counts.
 // Cost: an entry in a map for each layer that draws.
+//
+// A block that backward computes again, as activation checkpointing does it, must draw there what it drew in forward:
+//
+//   const lockstep::SampleScope::Kept kept = lockstep::SampleScope::keep();  // in forward, before the block
+//   const lockstep::SampleScope scope(kept);                                 // in backward, around the block
 #pragma once
 
 #include <cstdint>
@@ -21,7 +26,20 @@ struct SamplePlace {
 
 class SampleScope {
  public:
+  // For a layer that draws: how many other layers drew before it in this scope, and how often it drew itself.
+  struct Draw {
+    int64_t layer = 0;
+    int64_t call = 0;
+  };
+
+  // A scope as it was at a moment. A scope that is opened with it goes on from there, on any thread of the rank.
+  struct Kept {
+    SamplePlace place = {};
+    std::map<const void*, Draw> draws = {};  // by layer: its next draw
+  };
+
   explicit SampleScope(const SamplePlace& place);
+  explicit SampleScope(Kept kept);
   ~SampleScope();
   SampleScope(const SampleScope&) = delete;
   SampleScope& operator=(const SampleScope&) = delete;
@@ -29,19 +47,15 @@ class SampleScope {
   // The calling thread's innermost scope; null if there is none.
   static SampleScope* current();
 
-  const SamplePlace& place() const { return place_; }
+  // The innermost scope as it is now. If there is none, a Dropout in a scope that is opened with it throws Error.
+  static Kept keep();
 
-  // For a layer that draws: how many other layers drew before it in this scope, and how often it drew itself.
-  struct Draw {
-    int64_t layer = 0;
-    int64_t call = 0;
-  };
+  const SamplePlace& place() const { return state_.place; }
   Draw draw(const void* layer);
 
  private:
-  const SamplePlace place_;
+  Kept state_;
   SampleScope* const before_;
-  std::map<const void*, Draw> draws_;  // by layer: its next draw
 };
 
 }  // namespace lockstep
