@@ -193,7 +193,8 @@ void GradientBuckets::learn_order() {
 void GradientBuckets::warn_of_unused() const {
   std::string names;
   for (const auto& slot : slots_) {
-    if (!slot.used) names += (names.empty() ? "" : ", ") + slot.name;
+    if (slot.used || !slot.parameter.requires_grad()) continue;  // what is frozen meanwhile is not to be used
+    names += (names.empty() ? "" : ", ") + slot.name;
   }
   if (names.empty() || rank_.index() != 0) return;
   comm::RankPlace::of(rank_).warn("DataParallel: no rank used these parameters in the first backward: " + names +

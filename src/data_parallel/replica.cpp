@@ -1,6 +1,5 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
-#include <c10/util/Exception.h>
 #include <lockstep/base/error.hpp>
 #include <lockstep/data_parallel/data_parallel.hpp>
 #include <lockstep/data_parallel/replica.hpp>
@@ -9,12 +8,12 @@
 
 #include "arithmetic_check.hpp"
 #include "averaging.hpp"
-#include "base/exception_text.hpp"
 #include "comm/purpose.hpp"
 #include "counted_targets.hpp"
 #include "data/latest_batch.hpp"
 #include "data/part_weight.hpp"
 #include "devices/cuda_graph.hpp"
+#include "explained_failure.hpp"
 #include "grain_statistics.hpp"
 #include "kept_grains.hpp"
 #include "models/random_layers.hpp"
@@ -27,7 +26,6 @@
 #include "reducer.hpp"
 
 #include <algorithm>
-#include <exception>
 #include <functional>
 #include <string>
 #include <unordered_set>
@@ -59,20 +57,6 @@ void refuse_batch_with_grain(const Rank& rank, const PartSizes& sizes) {
       " samples that batches() gave has grains of " + std::to_string(latest->grain) +
       ". Its bits would depend on the number of ranks. Take net.loss(batch, function), which calls the function "
       "for each grain; or leave out BatchOptions::grain");
-}
-
-// While an exception is handled: LibTorch's BatchNorm says nothing of batches and ranks.
-void explain_batch_of_one(const Rank& rank) {
-  const std::exception_ptr exception = std::current_exception();
-  if (!exception || exception_text(exception).find("Expected more than 1 value per channel") == std::string::npos)
-    return;
-  std::throw_with_nested(
-      Error(rank.name() +
-            ": DataParallel: a BatchNorm cannot train on one sample, and this rank's part of the batch has one, as it "
-            "may be of the last batch of an epoch. Choose a batch size whose last batch has two samples or more for "
-            "each rank, leave that batch out, or take convert_sync_batchnorm(), which normalises over all ranks' "
-            "samples. What it said: " +
-            exception_text(exception)));
 }
 
 }  // namespace
@@ -118,9 +102,10 @@ double Replica::weight_of(int64_t local_size, int64_t global_size) const {
 void Replica::refuse_loss_without_graph() const {
   for (const auto& parameter : module_->parameters()) {
     if (!parameter.requires_grad()) continue;
-    throw Error(rank_.name() +
-                ": DataParallel: backward() of a loss that no parameter leads to: it was computed under NoGradGuard, "
-                "or from detached tensors or item(). Compute it from the net's output, with gradients on");
+    throw Error(
+        rank_.name() +
+        ": DataParallel: backward() of a loss that no parameter leads to: it was computed under NoGradGuard "
+        "or InferenceMode, or from detached tensors or item(). Compute it from the net's output, with gradients on");
   }
 }
 
@@ -254,10 +239,10 @@ bool Replica::forwards_empty_parts() const {
   return has_sync_batchnorm(*module_) || (averaging_ && averaging_->exchanges_in_forward());
 }
 
-// Within a grain's forward GrainStatistics says it, of which grain.
 void Replica::rethrow_failure() const {
   if (averaging_) averaging_->rethrow_failure();
-  if (!statistics_ || !statistics_->is_open()) explain_batch_of_one(rank_);
+  // Within a grain's forward GrainStatistics says which grain has one sample.
+  explain_failure(*module_, rank_, /*of_batch_of_one=*/!statistics_ || !statistics_->is_open());
 }
 
 SamplePlace Replica::place_of(const Batch& batch) {

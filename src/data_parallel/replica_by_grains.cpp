@@ -220,7 +220,12 @@ void Replica::resume(std::shared_ptr<KeptGrains> kept) {
 // ---- Grain by grain.
 
 void Replica::forward_grain(int64_t number, const std::function<void()>& forward) {
-  statistics_->forward(number, [&] { averaging_->loop_warnings().see_grain(forward, *module_, rank_); });
+  try {
+    statistics_->forward(number, [&] { averaging_->loop_warnings().see_grain(forward, *module_, rank_); });
+  } catch (...) {
+    rethrow_failure();
+    throw;
+  }
 }
 
 void Replica::backward_grain(int64_t number, const std::function<void()>& backward) {

@@ -136,8 +136,8 @@ void PipelineStage::refuse_loss_without_graph() const {
       std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.requires_grad(); });
   if (!needs_input_gradient_ && !trains) return;
   throw Error(
-      "Pipeline: no parameter leads to the last stage's loss: the criterion was computed under NoGradGuard, or from "
-      "detached tensors or item(). Compute it from the net's output, with gradients on");
+      "Pipeline: no parameter leads to the last stage's loss: the criterion was computed under NoGradGuard or "
+      "InferenceMode, or from detached tensors or item(). Compute it from the net's output, with gradients on");
 }
 
 void check_recomputable(const torch::nn::Sequential& layers, const std::string& of) {

@@ -1,6 +1,7 @@
 #include "equal_modules.hpp"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/StringUtil.h>
 #include <lockstep/base/error.hpp>
 
@@ -143,9 +144,29 @@ void broadcast_entries(const ModuleTensors& tensors, Rank& rank) {
   rank.backend();  // throws if the run has failed meanwhile
 }
 
+// What was computed once is wrong from the second step on, and what InferenceMode made cannot be trained.
+void refuse_untrainable(const torch::nn::Module& module, const Rank& rank, const std::string& user) {
+  const auto refuse = [&](const std::string& why) { throw Error(rank.name() + ": " + user + ": " + why); };
+  const auto check = [&](const std::string& what, const torch::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    if (tensor.is_inference() && !c10::InferenceMode::is_enabled()) {
+      refuse(what +
+             " was made in InferenceMode, and such a tensor cannot change outside of it. Build the module, and " +
+             "load its weights, under NoGradGuard");
+    }
+    if (tensor.grad_fn()) {
+      refuse(what + " was computed from other tensors that need gradients, so it would keep the graph and the value " +
+             "of before the first step. Compute it in forward(), or register its detach()");
+    }
+  };
+  for (const auto& item : module.named_parameters()) check("the parameter " + item.key(), item.value());
+  for (const auto& item : module.named_buffers()) check("the buffer " + item.key(), item.value());
+}
+
 }  // namespace
 
 void make_modules_equal(torch::nn::Module& module, Rank& rank, const std::string& user) {
+  refuse_untrainable(module, rank, user);
   const torch::NoGradGuard no_grad;
   const std::string use = "making a " + user;
   const comm::Purpose purpose(use);

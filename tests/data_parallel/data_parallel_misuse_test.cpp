@@ -462,4 +462,77 @@ TEST(DataParallelMisuse, CallsThatOneRankMakesAloneAreExplained) {
               AllOf(HasSubstr("for making a DataParallel"), HasSubstr("not within in_turn()")));
 }
 
+// ---- What LibTorch refuses without a name.
+
+struct Scaled : torch::nn::Module {
+  explicit Scaled(const Tensor& factors = torch::ones({1})) : factor(register_buffer("factor", factors)) {}
+  torch::nn::Linear linear = register_module("linear", torch::nn::Linear(6, 3));
+  Tensor factor, plain = torch::ones({1});
+  Tensor forward(const Tensor& x) { return linear(x) * factor * plain; }
+};
+
+TEST(DataParallelMisuse, ABufferWithAGraphIsRefused) {
+  EXPECT_THAT(errors_of(2,
+                        [](Rank& rank) {
+                          torch::nn::Linear net(6, 3);
+                          net->register_buffer("norm", net->weight.norm());
+                          const DataParallel made(net, rank);
+                        }),
+              Each(AllOf(HasSubstr("the buffer norm was computed from other tensors"), HasSubstr("detach()"))));
+}
+
+TEST(DataParallelMisuse, AGraphOfAnEarlierStepIsNamed) {
+  for (const bool in_buffer : {false, true}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(std::make_shared<Scaled>(), rank);
+      (in_buffer ? net->factor : net->plain) *= net->linear->weight.square().mean();
+      for (int step = 0; step < 2; ++step) net.loss(part_of_batch(rank), F::cross_entropy).backward();
+    });
+    EXPECT_THAT(errors, Each(AllOf(HasSubstr(in_buffer ? "factor" : "the loss leads to something that was computed"),
+                                   HasSubstr("before this step"), HasSubstr("keep its detach()"))));
+  }
+}
+
+Tensor inferred(const Tensor& tensor) {
+  const c10::InferenceMode inference;
+  return tensor.clone();
+}
+
+TEST(DataParallelMisuse, TensorsOfInferenceModeAreNamed) {
+  EXPECT_THAT(errors_of(2,
+                        [](Rank& rank) {
+                          const c10::InferenceMode inference;
+                          torch::nn::Linear net(6, 3);
+                          const c10::InferenceMode off(false);
+                          const DataParallel made(net, rank);
+                        }),
+              Each(AllOf(HasSubstr("the parameter weight was made in InferenceMode"), HasSubstr("NoGradGuard"))));
+  EXPECT_THAT(
+      errors_of(
+          2, [](Rank& rank) { const DataParallel made(std::make_shared<Scaled>(inferred(torch::ones({1}))), rank); }),
+      Each(HasSubstr("the buffer factor was made in InferenceMode")));
+  for (const int64_t grain : {0, 1}) {
+    const auto errors = errors_of(2, [&](Rank& rank) {
+      DataParallel net(std::make_shared<Scaled>(), rank);
+      Batch batch = part_of_batch(rank);
+      batch.x = inferred(batch.x);
+      batch.grain = grain;
+      batch.first = rank.index();
+      net.loss(batch, F::cross_entropy).backward();
+    });
+    EXPECT_THAT(errors, Each(AllOf(HasSubstr("such as the batch, was made in InferenceMode"), HasSubstr("clone()"))))
+        << grain;
+  }
+}
+
+TEST(DataParallelMisuse, ALossOfInferenceModeIsToldSo) {
+  EXPECT_THAT(errors_of(2,
+                        [](Rank& rank) {
+                          DataParallel net(torch::nn::Linear(6, 3), rank);
+                          const c10::InferenceMode inference;
+                          net.loss(part_of_batch(rank), F::cross_entropy).backward();
+                        }),
+              Each(HasSubstr("under NoGradGuard or InferenceMode")));
+}
+
 }  // namespace data_parallel_misuse_test

@@ -382,4 +382,31 @@ TEST(TrainingLoop, CollectivesOnTensorsWithAGraphAreAWarning) {
               IsEmpty());
 }
 
+// Frozen before the first backward, to be trained later on.
+TEST(TrainingLoop, AParameterThatIsFrozenMeanwhileIsNotCalledUnused) {
+  for (const bool frozen : {false, true}) {
+    const auto warnings = warnings_of(2, [&](Rank& rank) {
+      DataParallel net(torch::nn::Sequential({{"body", torch::nn::Linear(6, 6)}, {"head", torch::nn::Linear(6, 3)}}),
+                       rank);
+      torch::optim::SGD sgd(net->parameters(), 0.1);
+      for (auto& parameter : net->ptr(0)->parameters()) parameter.requires_grad_(!frozen);
+      for (auto& batch : lockstep::batches(data, {.size = 4, .shuffle = false}, rank)) {
+        sgd.zero_grad();
+        net.loss(batch,
+                 [&](const lockstep::Batch& part) {
+                   return F::cross_entropy((*net)[1]->as<torch::nn::Linear>()->forward(part.x), part.y);
+                 })
+            .backward();
+        sgd.step();
+      }
+    });
+    const auto unused = HasSubstr("no rank used these parameters in the first backward: body.weight, body.bias");
+    if (frozen) {
+      EXPECT_THAT(warnings, IsEmpty());
+    } else {
+      EXPECT_THAT(warnings, Contains(unused));
+    }
+  }
+}
+
 }  // namespace training_loop_test
