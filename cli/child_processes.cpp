@@ -31,6 +31,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr size_t pipe_size = 64 << 10;  // what a pipe holds
+constexpr auto kBetweenLooks = 100ms;
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> result;
@@ -53,10 +54,10 @@ std::vector<std::string> environment_with(const std::vector<std::string>& variab
 
 // Between fork() and exec(), a copy of a program with threads may only make system calls.
 [[noreturn]] void become(char** words, char** environment, const sigset_t& mask, bool reads_input, int output,
-                         int error_pipe, const int (&ready)[2], pid_t parent, int orphans_signal) {
-  setpgid(0, 0);                            // so that Ctrl-C reaches it once: through the launcher
-  prctl(PR_SET_PDEATHSIG, orphans_signal);  // at once if the launcher is killed; watch() also ends what this starts
-  if (getppid() != parent) _exit(127);      // the launcher is gone already
+                         int error_pipe, const int (&ready)[2], pid_t parent) {
+  setpgid(0, 0);                        // so that Ctrl-C reaches it once: through the launcher
+  prctl(PR_SET_PDEATHSIG, SIGTERM);     // at once if the launcher is killed; watch() also ends what this starts
+  if (getppid() != parent) _exit(127);  // the launcher is gone already
   signal(SIGPIPE, SIG_DFL);
   if (!reads_input || isatty(STDIN_FILENO)) {  // a process in the background must not read the terminal
     const int nothing = open("/dev/null", O_RDONLY);
@@ -86,7 +87,7 @@ bool is_alone_in(pid_t group) {
 // A process dies with the launcher by PR_SET_PDEATHSIG, but not what it has started. So each group has a watcher, which
 // ends the group once nobody holds the other end of `alive` any more. It is a member of the group. So the group's
 // number cannot be given to others. Like become() it may make system calls only.
-[[noreturn]] void watch(pid_t group, int alive, int orphans_signal, std::chrono::milliseconds until_kill) {
+[[noreturn]] void watch(pid_t group, int alive, std::chrono::milliseconds until_kill) {
   sigset_t all;
   sigfillset(&all);
   sigprocmask(SIG_SETMASK, &all, nullptr);
@@ -98,7 +99,7 @@ bool is_alone_in(pid_t group) {
   char nothing = 0;
   while (read(STDIN_FILENO, &nothing, 1) < 0) {
   }
-  kill(0, orphans_signal);
+  kill(0, SIGTERM);
   constexpr auto between_looks = 20ms;
   for (auto waited = 0ms; waited < until_kill && !is_alone_in(group); waited += between_looks) {
     const timespec pause{0, std::chrono::nanoseconds(between_looks).count()};
@@ -206,15 +207,13 @@ void ChildProcesses::start(const std::vector<std::string>& words, const std::vec
     throw Error("cannot make a pipe: " + io::reason(errno));
   }
   const pid_t launcher = getpid();
-  const int orphans_signal = options_.may_outlive ? SIGTERM : SIGKILL;
   const pid_t pid = fork();
   if (pid == 0) {
-    become(arguments.data(), environment.data(), mask_before_, reads_input, output[1], errors[1], ready, launcher,
-           orphans_signal);
+    become(arguments.data(), environment.data(), mask_before_, reads_input, output[1], errors[1], ready, launcher);
   }
   if (pid > 0) setpgid(pid, pid);
   const pid_t watcher = pid > 0 ? fork() : -1;
-  if (watcher == 0) watch(pid, alive_[0], orphans_signal, options_.until_term_when_stopped);
+  if (watcher == 0) watch(pid, alive_[0], options_.until_term_when_stopped);
   const int fork_error = watcher < 0 ? errno : 0;
   if (pid > 0 && watcher < 0) kill(pid, SIGKILL);
   close(ready[0]);
@@ -271,7 +270,7 @@ std::vector<ChildProcesses::Member> ChildProcesses::members() const {
 
 void ChildProcesses::await_signal() {
   messages_.say_what_is_kept();
-  const timespec pause{0, std::chrono::nanoseconds(options_.between_looks).count()};
+  const timespec pause{0, std::chrono::nanoseconds(kBetweenLooks).count()};
   const int signal = sigtimedwait(&awaited_, nullptr, &pause);
   if (signal == SIGTSTP) {
     stand_still();
@@ -282,8 +281,9 @@ void ChildProcesses::await_signal() {
 
 ChildProcesses::Ending ChildProcesses::wait() {
   for (;;) {
-    const bool some_run = reap(), more_is_to_come = options_.look && options_.look(ending());
-    if (!some_run && !more_is_to_come) break;
+    const bool some_run = reap(), nothing_ends = next_step_ == Clock::time_point::max();
+    const bool has_started_one = nothing_ends && options_.look && options_.look();
+    if (!some_run && !has_started_one) break;
     if (next_step_ == Clock::time_point::max() && only_lost_run()) next_step_ = Clock::now() + options_.until_term;
     if (Clock::now() >= next_step_) end_others();
     await_signal();
@@ -296,28 +296,12 @@ ChildProcesses::Ending ChildProcesses::wait() {
   return {.code = first_failure_, .failed = failed_, .by_request = stop_signal_ != 0 || asked_};
 }
 
-int ChildProcesses::ending() const {
-  if (next_step_ == Clock::time_point::max()) return 0;
-  if (stop_signal_ != 0) return 128 + stop_signal_;
-  return std::max(first_failure_, 1);
-}
-
 void ChildProcesses::end(int rank) {
   for (auto& child : children_) {
     if (child.number != rank || !child.runs) continue;
     child.is_to_end = true;
     kill(-child.pid, SIGKILL);
   }
-}
-
-void ChildProcesses::end_all(int code) {
-  if (first_failure_ == 0) first_failure_ = code;
-  if (tells_of_request(code)) {
-    if (stop_signal_ == 0) pass_on(code - 128);
-    return;
-  }
-  failed_ = true;
-  if (next_step_ == Clock::time_point::max()) next_step_ = Clock::now() + options_.until_term;
 }
 
 void ChildProcesses::pass_on(int signal) {
@@ -423,7 +407,7 @@ void ChildProcesses::ended(const Child& child, int signal, int code) {
                             : signal != 0 ? format("it was ended by signal %d (%s)", signal, strsignal(signal)) + cause
                                           : format("it ended with exit code %d", code) + cause;
     const bool killed = signal != 0 && nothing_ends;
-    others_go_on = options_.on_end(rank, {code != 0, stopped, killed, code, how, lacked_memory});
+    others_go_on = options_.on_end(rank, {code != 0, stopped, killed, how, lacked_memory});
   }
   if (code == 0) return;
   const bool others_run =

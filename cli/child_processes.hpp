@@ -21,9 +21,6 @@ class ChildProcesses {
   struct Options {
     std::string name = "rank";  // of a process in what is said: "rank 1"
     bool label = false;         // "[1] " before every line of rank 1
-    // If this process is killed, its children get SIGTERM, and SIGKILL later; or SIGKILL at once.
-    bool may_outlive = true;
-    std::chrono::milliseconds between_looks{100};
     // How long the others may go on after a process failed: until SIGTERM comes, and then until SIGKILL comes.
     std::chrono::milliseconds until_term{2'000}, until_kill{3'000};
     // The first of these times if they stop because the user asked for it: they end their step and keep what they have.
@@ -34,16 +31,15 @@ class ChildProcesses {
       bool failed;
       bool stopped;        // since the user asked for it
       bool killed;         // by a signal, while nothing was to end
-      int code;            // the exit code, or 128 + the signal's number
       std::string how;     // words for a sentence: "it ended with exit code 7"
       bool lacked_memory;  // the kernel has probably killed it for want of memory
     };
     std::function<bool(int rank, const End& end)> on_end = {};
     // Whether a failed process that the others go on without counts in the exit code.
     bool losses_count = true;
-    // Called again and again. `ending` is the exit code once the processes are to end, and 0 before. Before, it may
-    // call start(), end() and end_all(). Gives whether to go on though no process runs.
-    std::function<bool(int ending)> look = {};
+    // Called again and again until the processes are to end. It may call start() and end(). Gives whether it has
+    // called start().
+    std::function<bool()> look = {};
     // Whether the others have gone on without a process that still runs. It is ended when only such processes are left.
     std::function<bool(int rank)> is_lost = {};
   };
@@ -62,10 +58,6 @@ class ChildProcesses {
   void start(const std::vector<std::string>& words, const std::vector<std::string>& variables, int number);
 
   void end(int rank);  // kills it, and what it started
-
-  // What others have ended with this exit code ends here too, as if a process had failed, or a signal had come if the
-  // code is that of a request.
-  void end_all(int code);
 
   struct Ending {
     // The exit code of the first failure, or 128 + the number of its signal, also if the others went on without it. If
@@ -114,7 +106,6 @@ class ChildProcesses {
   std::vector<Member> members() const;
   void say_who_stands_still() const;
   bool others_are_ended() const { return next_signal_ != SIGTERM; }
-  int ending() const;  // the exit code once the processes are to end, else 0
 
   const Options options_;
   LaunchMessages& messages_;

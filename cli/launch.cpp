@@ -1,11 +1,7 @@
 // lockstep launch: starts a program several times on this machine, as ranks of one job.
-#include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <memory>
-#include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "child_processes.hpp"
@@ -45,11 +41,9 @@ const char* const launch_examples =
     "of its ranks are workers of a ParameterServer that is not synchronous.\n"
     "With --elastic the others finish the step of one that is killed and go on, with\n"
     "the same bits, and a successor joins them: lockstep train --grain N --name NAME.\n"
-    "On several machines start this on each, with --elastic --nodes, --node and\n"
-    "--master, and with a key (LOCKSTEP_JOB_KEY_FILE) that all have. With SLURM:\n"
-    "srun --ntasks-per-node=1 lockstep launch -n 4 --elastic lockstep train ...\n"
-    "Under torchrun too each of its processes starts this: torchrun --no-python\n"
-    "--nproc-per-node 1 ... lockstep launch -n 4 --elastic PROGRAM.\n";
+    "Elastic jobs are of one machine. On several, start lockstep train --resume auto\n"
+    "with srun, mpirun or torchrun --max-restarts: when a process is killed all start\n"
+    "again from the last checkpoint, and end with the same bits too.\n";
 
 // What outlives an attempt to run the job: its key, and the store. What the processes leave in that has the attempt's
 // number (LaunchEnvironment::job).
@@ -64,90 +58,12 @@ void check_words(const std::vector<std::string>& words) {
   if (words[0].starts_with("-")) throw CLI::ValidationError("launch has no option " + words[0]);
 }
 
-// What was asked of --node, --nodes and --master.
-struct NodeFlags {
-  std::optional<int> node, nodes, most;
-  std::string master;
-};
-
-// "host:port", "[::1]:port"
-void set_master(const std::string& text, Nodes& nodes) {
-  const size_t colon = text.rfind(':');
-  const std::string port = colon == text.npos ? "" : text.substr(colon + 1);
-  std::string host = text.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  if (host.empty() || !number_between<int, 1, 65535>(port).empty()) {
-    throw CLI::ValidationError("--master " + text + " is not HOST:PORT");
-  }
-  nodes.address = host;
-  nodes.port = std::stoi(port);
-}
-
-// torchrun's workers, each of which is a launcher. Nothing: this process is none, or the only one.
-std::optional<Nodes> nodes_of_torchrun(int processes) {
-  const auto launch = comm::read_launch_environment(std::getenv);
-  if (!launch || !launch->by_torchrun || launch->world_size == 1) return std::nullopt;
-  Nodes nodes = nodes_started_by(*launch);
-  if (launch->local_world_size == 1) {
-    nodes.local.reset();
-  } else if (processes > 1) {
-    throw CLI::ValidationError(format(
-        "torchrun started %d launchers on this machine, and each is to start %d processes. Give -n 1, or torchrun "
-        "--nproc-per-node 1",
-        launch->local_world_size, processes));
-  }
-  return nodes;
-}
-
-// The machines of the job. Unless flags name them, torchrun or SLURM does.
-Nodes nodes_of(const NodeFlags& flags, bool elastic, int processes) {
-  const bool are_given = flags.node || flags.nodes || flags.most || !flags.master.empty();
-  if (are_given && !elastic) {
-    throw CLI::ValidationError(
-        "--node, --nodes, --max-nodes and --master are for --elastic; give that too, or start other jobs on several "
-        "machines with "
-        "mpirun, srun or torchrun");
-  }
-  if (elastic && !are_given) {
-    if (auto nodes = nodes_of_torchrun(processes)) return *std::move(nodes);
-  }
-  const auto place = elastic ? comm::node_of_slurm(std::getenv) : std::nullopt;
-  Nodes nodes;
-  nodes.count = flags.nodes.value_or(place ? place->nodes : 1);
-  nodes.most = std::max(nodes.count, flags.most.value_or(0));
-  if (nodes.most == 1) {
-    if (flags.node.value_or(0) != 0 || !flags.master.empty())
-      throw CLI::ValidationError("--node and --master are for several machines; give --nodes too");
-    return nodes;
-  }
-  if (!flags.node && !place) throw CLI::ValidationError("--nodes needs --node, the number of this machine from 0 on");
-  nodes.node = flags.node.value_or(place ? place->node : 0);
-  if (nodes.node >= nodes.most) {
-    throw CLI::ValidationError(
-        format("--node %d is too large for %d machines, numbered from 0", nodes.node, nodes.most));
-  }
-  if (place && place->tasks != place->nodes) {
-    throw CLI::ValidationError(format(
-        "srun started %d tasks on %d machines. An elastic job has one launcher on each: srun --ntasks-per-node=1 "
-        "lockstep launch --elastic -n N …, which starts N processes there",
-        place->tasks, place->nodes));
-  }
-  if (place) std::tie(nodes.address, nodes.port) = std::tie(place->address, place->port);
-  if (!flags.master.empty()) set_master(flags.master, nodes);
-  if (nodes.address.empty() || nodes.port == 0) {
-    throw CLI::ValidationError(
-        "--nodes needs --master HOST:PORT, an address of node 0 that the others reach, and a free port there");
-  }
-  nodes.on_one_machine = is_on_loopback(nodes.address);
-  return nodes;
-}
-
 void check_elastic_launch(const LaunchFlags& flags) {
   if (!flags.elastic && flags.fewest != 1)
     throw CLI::ValidationError("--min-processes is for --elastic; give that too");
-  if (flags.fewest > flags.all_processes()) {
+  if (flags.fewest > flags.processes) {
     throw CLI::ValidationError(
-        format("--min-processes %d is more than the %d processes that start", flags.fewest, flags.all_processes()));
+        format("--min-processes %d is more than the %d processes that start", flags.fewest, flags.processes));
   }
   if (flags.elastic && flags.keep_going) {
     throw CLI::ValidationError(
@@ -208,8 +124,7 @@ Command add_launch(CLI::App& program) {
   app->footer(launch_examples);
   app->prefix_command();  // what follows the program is the program's
   const auto flags = std::make_shared<LaunchFlags>();
-  const auto nodes = std::make_shared<NodeFlags>();
-  app->add_option("-n,--processes", flags->processes, "how many processes to start on this machine")
+  app->add_option("-n,--processes", flags->processes, "how many processes to start")
       ->type_name("N")
       ->required()
       ->check(number_between<int, 1, 1024>);
@@ -227,25 +142,6 @@ Command add_launch(CLI::App& program) {
   app->add_option("--min-processes", flags->fewest, "an elastic job ends with fewer than N processes (default: 1)")
       ->type_name("N")
       ->check(number_between<int, 1, 1024>);
-  app->add_option("--nodes", nodes->nodes,
-                  "how many machines an elastic job has (default: as srun or torchrun says, or else 1); each runs this "
-                  "launcher, "
-                  "with the same -n and a --node of its own")
-      ->type_name("N")
-      ->check(number_between<int, 1, 1024>);
-  app->add_option("--node", nodes->node, "the number of this machine, from 0 on (default: as srun or torchrun says)")
-      ->type_name("I")
-      ->check(number_between<int, 0, 1023>);
-  app->add_option("--max-nodes", nodes->most,
-                  "up to how many machines the job may grow: those with the numbers from --nodes on may come while it "
-                  "runs (default: as --nodes)")
-      ->type_name("N")
-      ->check(number_between<int, 1, 1024>);
-  app->add_option("--master", nodes->master,
-                  "an address of machine 0 that the others reach, and a free port there, where its launcher keeps the "
-                  "job's store (default: as srun or torchrun says)")
-      ->type_name("HOST:PORT")
-      ->check(not_empty);
   app->add_option("--max-restarts", flags->max_restarts,
                   "when a process fails, start all of them again, at most N times; not when a signal asked them to "
                   "end (default: 0); with --elastic: start at most N successors (default: 10)")
@@ -256,10 +152,9 @@ Command add_launch(CLI::App& program) {
                   "ended (default: 30, as long as SLURM waits before it kills)")
       ->type_name("SECONDS")
       ->check(number_between<int, 0, 1'000'000>);
-  app->callback([flags, nodes, app] {
+  app->callback([flags, app] {
     flags->words = app->remaining();
     check_words(flags->words);
-    flags->nodes = nodes_of(*nodes, flags->elastic, flags->processes);
     check_elastic_launch(*flags);
   });
   return {app, [flags](Output&) { return launch_command(*flags); }};

@@ -30,7 +30,6 @@
 #include "progress_bar.hpp"
 #include "stop_signals.hpp"
 #include "text.hpp"
-#include "train_as_node.hpp"
 #include "train_flags.hpp"
 #include "train_plan.hpp"
 #include "trainer/checkpoint_folder.hpp"
@@ -394,11 +393,8 @@ void check_elastic_flags(const TrainFlags& flags) {
 int train_command(const TrainFlags& flags, Output& output) {
   TrainOptions options = to_options(flags);
   const auto launch = comm::read_launch_environment(std::getenv);
-  const bool elastic = (launch && launch->member >= 0) || options.elastic.most > 0;
+  const bool elastic = launch && launch->member >= 0;
   if (elastic) check_elastic_flags(flags);
-  if (options.elastic.most > 0) {
-    if (const auto code = train_as_node(options.elastic)) return *code;
-  }
   const bool is_first = this_process().index == 0;
   StopOnSignals signals(says_that_it_stops(/*quiet=*/!is_first));
   const OutputAfterStop after_stop(output, signals.token());

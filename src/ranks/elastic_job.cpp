@@ -6,8 +6,6 @@
 
 #include "comm/processes/job.hpp"
 
-#include <algorithm>
-#include <charconv>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -15,31 +13,6 @@
 #include <utility>
 
 namespace lockstep {
-
-std::string to_string(const ElasticBounds& bounds) {
-  return bounds.most == 0 ? "none" : std::to_string(bounds.fewest) + ":" + std::to_string(bounds.most);
-}
-
-namespace {
-
-void check_bounds(bool makes_sense, const std::string& bounds) {
-  if (makes_sense) return;
-  throw Error("elastic " + bounds + " is not MIN:MAX, numbers of processes with 1 <= MIN <= MAX, such as 2:4");
-}
-
-}  // namespace
-
-ElasticBounds elastic_bounds_from(const std::string& text) {
-  if (text == "none") return {};
-  ElasticBounds bounds;
-  const char* const end = text.data() + text.size();
-  const auto fewest = std::from_chars(text.data(), end, bounds.fewest);
-  const bool has_colon = fewest.ec == std::errc() && fewest.ptr != end && *fewest.ptr == ':';
-  const auto most = std::from_chars(has_colon ? fewest.ptr + 1 : end, end, bounds.most);
-  const bool is_whole = has_colon && most.ec == std::errc() && most.ptr == end;
-  check_bounds(is_whole && bounds.fewest >= 1 && bounds.most >= bounds.fewest, text);
-  return bounds;
-}
 
 namespace {
 
@@ -82,20 +55,9 @@ bool ElasticJob::is_asked_for() {
   return launch && launch->member >= 0;
 }
 
-void ElasticJob::check(const ElasticBounds& bounds) {
-  if (bounds == ElasticBounds()) return;
-  check_bounds(bounds.fewest >= 1 && bounds.most >= bounds.fewest,
-               std::to_string(bounds.fewest) + ":" + std::to_string(bounds.most));
-  if (is_asked_for()) return;
-  throw Error("this program asks for an elastic job (elastic " + to_string(bounds) +
-              "), and was not started as one. lockstep launch starts such jobs, on one machine and on several, also "
-              "under SLURM, mpirun and torchrun; its help and docs/processes.md say how");
-}
-
-ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const ElasticBounds& bounds)
+ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence)
     : stop_(std::move(stop)),
       silence_(comm::silence_range(silence)),
-      bounds_(bounds),
       launch_(launch_of_elastic_job()),
       generations_(generations_of(launch_, stop_)) {
   try {
@@ -117,15 +79,9 @@ bool ElasticJob::enter() {
     for (now = generations_.newest(); !now.over && !now.index_of(launch_.member); now = generations_.newest()) {
       if (entered_) {
         throw Error("the others have gone on without process " + std::to_string(launch_.member) +
-                    " of the job: it, or the launcher of its machine, stood still or was not reached for too long");
+                    " of the job: it stood still for too long");
       }
       if (stop_.stop_requested()) throw Stopped("stopped by request");
-      const auto others = static_cast<int>(now.members.size());
-      if (bounds_.most > 0 && others >= bounds_.most) {  // the others go on
-        generations_.note_surplus(launch_.member);
-        throw Error("process " + std::to_string(launch_.member) + " of an elastic job is one too many: " +
-                    std::to_string(others) + " run, and it is to have at most " + std::to_string(bounds_.most));
-      }
       generations_.join(launch_.member);
       std::this_thread::sleep_for(kLongestPauseOfEntering);
     }
@@ -135,13 +91,11 @@ bool ElasticJob::enter() {
   if (now.over) return false;
   entered_ = true;
   const int count = static_cast<int>(now.members.size());
-  const int fewest = std::max(launch_.fewest, bounds_.fewest);
-  const auto refuse = [&](const std::string& why) {
+  if (count < launch_.fewest) {
     generations_.end();
-    throw Error("the elastic job has " + std::to_string(count) + (count == 1 ? " process" : " processes") + why);
-  };
-  if (count < fewest) refuse(" left, and goes on with at least " + std::to_string(fewest));
-  if (bounds_.most > 0 && count > bounds_.most) refuse(", and is to have at most " + std::to_string(bounds_.most));
+    throw Error("the elastic job has " + std::to_string(count) + (count == 1 ? " process" : " processes") +
+                " left, and goes on with at least " + std::to_string(launch_.fewest));
+  }
   comm::Job::of_this_process().enter({comm::keys_of_generation(now.number), *now.index_of(launch_.member), count});
   const std::lock_guard lock(mutex_);
   newer_ = {};

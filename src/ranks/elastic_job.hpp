@@ -10,8 +10,6 @@
 // for a newer generation.
 #pragma once
 
-#include <lockstep/ranks/elastic_bounds.hpp>
-
 #include "comm/meeting/generations.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "comm/silence_limit.hpp"
@@ -28,20 +26,17 @@ class ElasticJob {
  public:
   static bool is_asked_for();  // by the launcher, in the environment
 
-  // Throws Error that says how to start an elastic job: the bounds ask for one, and the launcher does not.
-  static void check(const ElasticBounds& bounds);
-
   // From here on the launcher starts successors of processes that are killed. It kills this one if it stands still for
-  // `silence`, as RunOptions has it. Of its bounds and the launcher's the higher number of processes counts with which
-  // the job goes on. Throws Error: the store is not there, or no longer; this process has had an ElasticJob before.
-  ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const ElasticBounds& bounds);
+  // `silence`, as RunOptions has it. Throws Error: the store is not there, or no longer; this process has had an
+  // ElasticJob before.
+  ElasticJob(std::stop_token stop, std::chrono::milliseconds silence);
   ~ElasticJob();
   ElasticJob(const ElasticJob&) = delete;
   ElasticJob& operator=(const ElasticJob&) = delete;
 
   // Enters the newest generation. A successor joins it, once it has begun. False: the job has ended meanwhile. Throws
-  // Error: fewer processes are left than the job needs, or it has more than it may have, the others have gone on
-  // without this one, or the launcher is gone. Throws Stopped.
+  // Error: fewer processes are left than the job needs, the others have gone on without this one, or the launcher is
+  // gone. Throws Stopped.
   bool enter();
 
   // A process of the entered generation is gone. Waits until all agree on another one, for some seconds at most.
@@ -56,7 +51,6 @@ class ElasticJob {
 
   const std::stop_token stop_;
   const comm::SilenceRange silence_;
-  const ElasticBounds bounds_;
   const comm::LaunchEnvironment launch_;
   comm::Generations generations_;
   bool entered_ = false;

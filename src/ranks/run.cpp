@@ -200,7 +200,7 @@ void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body,
         "run: `elastic` is for CPU ranks: on GPUs an update may be under way when a process is lost. Take fit(), which "
         "waits for it, or the devices of CPUs");
   }
-  ElasticJob job(options.stop, options.silence, options.elastic);
+  ElasticJob job(options.stop, options.silence);
   // One that joins waits until the others come to the end of a step.
   options.rendezvous_timeout = std::max(options.rendezvous_timeout, options.timeout);
   for (bool is_done = false; !is_done && job.enter();) {
@@ -216,8 +216,7 @@ void run_elastic(const Devices& devices, const std::function<void(Rank&)>& body,
 
 void run(const Devices& devices, const std::function<void(Rank&)>& body, const RunOptions& options) {
   check(devices, options);
-  ElasticJob::check(options.elastic);
-  const bool is_elastic = options.elastic.most > 0 && !is_rank_thread();
+  const bool is_elastic = options.elastic && !is_rank_thread() && ElasticJob::is_asked_for();
   is_elastic ? run_elastic(devices, body, options) : static_cast<void>(run_once(devices, body, options, nullptr));
 }
 

@@ -144,12 +144,6 @@ void each_option(Options& options, Visit&& visit) {
        "how long a process of a launcher may give no sign of life before it counts as dead. By default 1 s, and up to "
        "6 s while signs of life come late, as on a busy machine; not kept"},
       options.silence, {.otherwise = "", .least = 1, .most = 1'000'000, .kept = false});
-  one({"elastic", nowhere, where, "MIN:MAX",
-       "go on when processes are killed, with at least MIN, and with others that join, up to MAX. Under srun, "
-       "mpirun or torchrun, or with RANK and WORLD_SIZE, each process starts the one that trains, and starts it again "
-       "if it is killed, at most 10 times in all. "
-       "Under lockstep launch it gives the bounds of an elastic job; not kept"},
-      options.elastic, {.least = 1, .kept = false});
 
   one({"batch_size", throughout, update, "N", "samples per step, over all devices together"}, options.batch.size,
       {.least = 1});

@@ -15,8 +15,7 @@ namespace lockstep {
 
 // For values that have names.
 template <class Value>
-inline constexpr bool is_named =
-    std::is_enum_v<Value> || std::is_same_v<Value, BalanceRule> || std::is_same_v<Value, ElasticBounds>;
+inline constexpr bool is_named = std::is_enum_v<Value> || std::is_same_v<Value, BalanceRule>;
 
 inline void take_name(const std::string& name, DataSource& value) {
   value = data_source_from(name);
@@ -44,10 +43,6 @@ inline void take_name(const std::string& name, LrSchedule& value) {
 }
 inline void take_name(const std::string& name, BalanceRule& value) {
   value = balance_rule_from(name);
-}
-
-inline void take_name(const std::string& name, ElasticBounds& value) {
-  value = elastic_bounds_from(name);
 }
 
 template <class Items, class Text>

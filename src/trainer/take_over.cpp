@@ -2,37 +2,26 @@
 
 #include <lockstep/base/error.hpp>
 
-#include "base/seconds.hpp"
 #include "checkpoint_folder.hpp"
 #include "io/folder_lock.hpp"
 #include "train_options.hpp"
 
+#include <chrono>
 #include <filesystem>
 #include <thread>
-#include <utility>
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
 
-void wait_for_lock(const fs::path& run, const TakingOver& how) {
-  using Clock = std::chrono::steady_clock;
-  using namespace std::chrono_literals;
-  constexpr auto kBeforeItIsSaid = 1s;
-  const auto begin = Clock::now();
-  for (bool said = false;;) {
+// A network's file system is asked each time.
+void wait_for_lock(const fs::path& run, std::chrono::milliseconds patience) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  for (;;) {
     io::FolderLock lock;
-    const auto waited = Clock::now() - begin;
-    if (lock.take(run) || waited > how.patience) return;  // then the lock is asked for once more
-    if (how.stop.stop_requested()) throw Stopped("stopped by request");
-    if (waited > kBeforeItIsSaid && !std::exchange(said, true)) {
-      how.warn(run.string() +
-               " is locked by a process that the others have gone on without. Its machine stands still, or "
-               "is not reached. The job waits until it gives the lock back, for " +
-               comm::seconds(how.patience) + " at most");
-    }
-    std::this_thread::sleep_for(said ? 50ms : 1ms);  // a network's file system is asked each time
+    if (lock.take(run) || std::chrono::steady_clock::now() > end) return;  // then the lock is asked for once more
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
 }
 
@@ -49,7 +38,7 @@ void clear_what_was_begun(const fs::path& run, const TakingOver& how) {
   const fs::path newest = newest_checkpoint(run / kCheckpointFolder);
   if (!newest.empty()) refuse_unknown(run, newest);
   if (fs::exists(run / kMetricsFile) || fs::exists(run / kWeightsFile)) return;  // RunFolder refuses it
-  wait_for_lock(run, how);
+  wait_for_lock(run, how.patience);
   clear_run(run);
 }
 
@@ -59,7 +48,7 @@ bool take_over(std::optional<RunFolder>& folder, const TrainOptions& options, co
                const TakingOver& how) {
   const fs::path& run = options.keep.run_dir;
   const bool has_run = !run.empty() && fs::exists(run / kConfigFile), is_known = how.met || how.goes_on;
-  if (has_run && is_known) wait_for_lock(run, how);
+  if (has_run && is_known) wait_for_lock(run, how.patience);
   if (has_run && !is_known) clear_what_was_begun(run, how);
   folder.emplace(run, (has_run && how.met) || how.goes_on, how.files);
   folder->create(options, judge, how.warn);

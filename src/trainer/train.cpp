@@ -16,7 +16,6 @@
 #include "ranks/elastic_job.hpp"
 #include "resume.hpp"
 #include "run_folder.hpp"
-#include "shared_folder.hpp"
 #include "take_over.hpp"
 #include "tensorboard_log.hpp"
 #include "trace.hpp"
@@ -102,11 +101,6 @@ void keep_what_is_handed_over(std::optional<RunState>& state, Rank& rank, const 
   }
 }
 
-// How long processes wait for one that joins, or for one that takes over the run.
-std::chrono::milliseconds patience_of_elastic(const TrainOptions& options) {
-  return std::max<std::chrono::milliseconds>(options.timeout, 60s);
-}
-
 }  // namespace
 
 double TrainResult::seconds_per_epoch() const {
@@ -130,10 +124,9 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   const TrainCallbacks callbacks = one_at_a_time(callers, mutex);
   const TrainOptions settings = with_resume_found(given, callbacks.on_warning);
   std::optional<ElasticJob> elastic;
-  ElasticJob::check(settings.elastic);
   if (ElasticJob::is_asked_for()) {
     check_elastic(settings);
-    elastic.emplace(callbacks.stop, settings.silence, settings.elastic);
+    elastic.emplace(callbacks.stop, settings.silence);
   }
   std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);
   std::optional<RunFolder> folder;
@@ -174,7 +167,6 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
     const bool may_mend = elastic && succession.mended < kMostMended;
     if (elastic) {
       if (is_first_here) succession.met = true;
-      check_shared_folder(settings.keep.run_dir, elastic->generation(), rank);
       if (settings.exchange.keep_twice) {  // which has one rank in a process
         keep_what_is_handed_over(resumed, rank, settings.keep.run_dir);
         begin = resumed;
@@ -290,7 +282,7 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       .threads_per_rank = settings.threads_per_rank,
       .timeout = settings.timeout,
       // One that joins waits until the others come to the end of a step.
-      .rendezvous_timeout = elastic ? patience_of_elastic(settings) : 60s,
+      .rendezvous_timeout = elastic ? std::max<std::chrono::milliseconds>(settings.timeout, 60s) : 60s,
       .stop = callbacks.stop,
       .silence = settings.silence,
       // In an elastic job a state may come from another rank.
@@ -300,12 +292,9 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
       .on_warning = callbacks.on_warning};
   const auto keep_from_now_on = [&] {
     const fs::path& run = settings.keep.run_dir;
-    const bool is_there = take_over(folder, settings, judge,
-                                    {.met = succession.met,
-                                     .goes_on = goes_on_in_its_folder(settings),
-                                     .patience = patience_of_elastic(settings) / 2,
-                                     .warn = callbacks.on_warning,
-                                     .stop = callbacks.stop});
+    const bool is_there =
+        take_over(folder, settings, judge,
+                  {.met = succession.met, .goes_on = goes_on_in_its_folder(settings), .warn = callbacks.on_warning});
     succession.writes = true;
     if (is_there && fs::exists(run / kMetricsFile))
       succession.told_epochs = static_cast<int>(read_metrics(run / kMetricsFile).size());

@@ -99,7 +99,7 @@ cmake -B build && cmake --build build --target split
 
 # One of two processes is killed, and the weights are those of the run above.
 mv elastic-loop.safetensors alone.safetensors
-PROCESSES=1:3 "$prefix/bin/lockstep" launch -n 2 --elastic ./build/split elastic >elastic.log 2>&1 &
+"$prefix/bin/lockstep" launch -n 2 --elastic ./build/split elastic >elastic.log 2>&1 &
 launcher=$!
 for ((i = 0; i < 6000; ++i)); do
   grep -q "step 100$" elastic.log && break

@@ -10,15 +10,6 @@ namespace {
 
 using Strikes = std::vector<Strike>;
 
-const std::string kNotCome = "no launcher has come from node";
-
-// Whether the first launcher has said that this machine is gone, with the process on it.
-bool was_lost_with_its_node(const Course& course, int process) {
-  const Outcome& outcome = course.outcomes[process];
-  return std::any_of(course.lost_nodes.begin(), course.lost_nodes.end(),
-                     [&](const auto& lost) { return lost.first == outcome.node && lost.second >= outcome.start; });
-}
-
 // If two were struck before they came to run().
 std::string both_missing(const Course& course) {
   std::string numbers;
@@ -99,8 +90,7 @@ bool has(const Strikes& strikes, Fault fault) {
 }
 
 bool is_faulty(const Course& course, int process) {
-  const bool never_started = course.plan.is_elastic() && course.outcomes[process].start == kNever;
-  if (never_started || was_lost_with_its_node(course, process)) return true;
+  if (course.plan.is_elastic() && !course.outcomes[process].was_started) return true;
   const Strikes strikes = happened(course);
   return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) {
     if (strike.fault == Fault::kill_host) return !course.plan.launcher && process == 0;
@@ -191,9 +181,7 @@ bool lost_state(const Course& course) {
   const auto begun = begun_generations(course);
   const auto are_gone = [&](const Past& all) {
     const auto is_gone = [&](int member) { return !is_in_last(course, member); };
-    std::vector<int> nodes;
-    for (const int member : all.members) nodes.push_back(course.outcomes[member].node);
-    const std::vector<int> kept = kept_ranks(nodes);
+    const std::vector<int> kept = kept_ranks(std::vector<int>(all.members.size()));
     for (size_t i = 0; kept.size() > 2 && i < kept.size(); ++i) {
       if (is_gone(all.members[i]) && is_gone(all.members[kept[i]])) return true;
     }
@@ -216,21 +204,12 @@ bool is_nobody_left(const Course& course) {
                      [](const Past& generation) { return generation.members.empty(); });
 }
 
-bool says(const Launched& launcher, const std::string& words) {
-  return std::any_of(launcher.said.begin(), launcher.said.end(),
-                     [&](const std::string& text) { return text.find(words) != text.npos; });
-}
-
-bool lacks_machines(const Course& course) {
-  return course.plan.has_agents() && says(course.launchers[0], kNotCome);
-}
-
 bool must_end_well(const Course& course) {
-  if (lost_state(course) || lost_all(course) || is_nobody_left(course) || lacks_machines(course)) return false;
+  if (lost_state(course) || lost_all(course) || is_nobody_left(course)) return false;
   const Strikes strikes = happened(course);
   std::set<int> lost;
   for (const auto& strike : strikes) {
-    if (strike.is_harmless() || strike.is_of_node()) continue;
+    if (strike.is_harmless()) continue;
     if (!is_loss(strike, course)) return false;
     lost.insert(strike.victim);
   }

@@ -17,7 +17,7 @@ std::string name(int process);  // "process 2"
 std::vector<Strike> happened(const Course& course);
 bool has(const std::vector<Strike>& strikes, Fault fault);
 
-// Whether a fault hit the process itself, or its machine, or it was never started.
+// Whether a fault hit the process itself, or it was never started.
 bool is_faulty(const Course& course, int process);
 
 // The words by which an error may name the one at fault.
@@ -36,11 +36,6 @@ bool lost_all(const Course& course);
 
 // Of an elastic job: all who had its state are gone.
 bool is_nobody_left(const Course& course);
-
-// A machine may be gone before the job begins, or not have come in time.
-bool lacks_machines(const Course& course);
-
-bool says(const Launched& launcher, const std::string& words);
 
 // Without a fault that ends it the run goes on, as long as any are left to.
 bool must_end_well(const Course& course);

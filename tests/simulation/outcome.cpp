@@ -56,18 +56,6 @@ bool say_the_same(const std::string& one, const std::string& other) {
   return about(one).starts_with(about(other)) || about(other).starts_with(about(one));
 }
 
-// Of several machines the first launcher may hear of another process's end before it hears of that of the one which
-// threw. Whoever waits to join is told of that one, whose own error names the guilty.
-bool blames_a_follower(const Course& course, const Outcome& outcome) {
-  if (!course.plan.has_agents()) return false;
-  for (int process = 0; process < static_cast<int>(course.outcomes.size()); ++process) {
-    const bool is_follower = course.outcomes[process].text.find("thrown by the test") != outcome.text.npos;
-    if (is_follower && outcome.text.starts_with(name(process) + " of the job is gone: it ended with exit code 1"))
-      return true;
-  }
-  return false;
-}
-
 void check_errors(const Course& course, Texts& wrongs) {
   const Strikes strikes = happened(course);
   const bool harmless = must_end_well(course);
@@ -87,8 +75,7 @@ void check_errors(const Course& course, Texts& wrongs) {
     any_well |= outcome.text.empty();
     if (outcome.text.empty()) continue;
     const auto is_named = [&](const std::string& named) { return outcome.text.find(named) != outcome.text.npos; };
-    if (std::none_of(names.begin(), names.end(), is_named) &&
-        !(has(strikes, Fault::throws) && blames_a_follower(course, outcome))) {
+    if (std::none_of(names.begin(), names.end(), is_named)) {
       wrongs.push_back(name(process) + " names another one: " + outcome.text);
     }
     const bool may_differ = store_is_gone(course) || course.plan.is_elastic();  // in another generation
@@ -131,16 +118,6 @@ void check_keys(const Course& course, Texts& wrongs) {
   }
 }
 
-bool may_lose_node(const Strike& strike, int node) {
-  const bool strikes_it = strike.is_of_node() && strike.victim == node && !strike.is_harmless();
-  return strikes_it || (strike.fault == Fault::slow_agent && strike.victim == node) || strike.fault == Fault::late;
-}
-
-bool may_lose_node(const Course& course, int node) {
-  const Strikes strikes = happened(course);
-  return std::any_of(strikes.begin(), strikes.end(), [&](const Strike& strike) { return may_lose_node(strike, node); });
-}
-
 // If the last generation's first member was lost after all had finished, nobody knows whether it was done with the
 // run's files.
 bool may_lack_files(const Course& course) {
@@ -152,85 +129,12 @@ bool may_lack_files(const Course& course) {
   return false;
 }
 
-// What the first launcher says of other machines must be so.
-void check_first(const Course& course, Texts& wrongs) {
-  const Launched& first = course.launchers[0];
-  for (const auto& [node, time] : course.lost_nodes) {
-    if (!may_lose_node(course, node)) wrongs.push_back("node " + std::to_string(node) + " was lost without a fault");
-  }
-  bool may_lack_one = false;
-  for (int node = 1; node < course.plan.nodes; ++node) may_lack_one |= may_lose_node(course, node);
-  if (lacks_machines(course) && !may_lack_one) wrongs.push_back("a machine was not waited for");
-  if (!first.over) return;
-  if (may_lack_files(course)) return;
-  const bool must_fail = lost_state(course) || lost_all(course) || is_nobody_left(course) || lacks_machines(course);
-  if (must_fail ? first.code == 0 : must_end_well(course) && first.code != 0)
-    wrongs.push_back("the first launcher has ended with exit code " + std::to_string(first.code));
-}
-
-// Until when a machine's launcher may take. It waits 20 s for the first one, and its processes have 5 s to end.
-Time latest_end(const Course& course, const Launched& agent) {
-  Time latest = std::max(course.launchers[0].end, agent.start);
-  for (size_t i = 0; i < course.times.size(); ++i) {
-    if (course.times[i] != kNever) latest = std::max(latest, course.times[i] + course.plan.strikes[i].length);
-  }
-  return latest + 32 * kSecond;
-}
-
-// Whether a machine was lost, and was itself again so long before the job's end that its launcher must have come again.
-bool must_have_come_again(const Course& course, const Launched& agent) {
-  const Launched& first = course.launchers[0];
-  const auto of_node = std::count_if(course.launchers.begin(), course.launchers.end(),
-                                     [&](const Launched& other) { return other.node == agent.node; });
-  if (of_node > 1 || !first.over || course.plan.has(Fault::late)) return false;
-  Time again = kNever;
-  for (size_t i = 0; i < course.times.size(); ++i) {
-    const Strike& strike = course.plan.strikes[i];
-    if (!strike.is_of_node() || strike.victim != agent.node || course.times[i] == kNever) continue;
-    const bool passes = strike.fault == Fault::stop_agent || strike.fault == Fault::stop_node;
-    if (!passes || again != kNever) return false;
-    again = course.times[i] + strike.length;
-  }
-  return again != kNever && again + kSecond / 2 < first.end &&
-         std::any_of(course.lost_nodes.begin(), course.lost_nodes.end(),
-                     [&](const auto& lost) { return lost.first == agent.node && lost.second < again; });
-}
-
-// Whoever has no fault ends as the job does, and an error tells whose fault it is.
-void check_agent(const Course& course, const Launched& agent, const std::string& who, Texts& wrongs) {
-  const Launched& first = course.launchers[0];
-  const std::string last_words = agent.said.empty() ? "nothing was said" : agent.said.back();
-  const bool well = first.over && first.code == 0;
-  const bool refused = says(agent, "two agents say that they are node") || says(agent, "was started with");
-  const bool may_be_refused = course.plan.has(Fault::twin_agent) || course.plan.has(Fault::other_agent);
-  if (agent.end > latest_end(course, agent)) wrongs.push_back(who + " took too long");
-  if (must_have_come_again(course, agent) && !says(agent, "joins again")) wrongs.push_back(who + " did not come again");
-  if (refused && !may_be_refused) wrongs.push_back(who + " was refused");
-  if (refused && first.over && !says(first, "turned away: ")) wrongs.push_back("nobody was told who was turned away");
-  if (agent.code == 0) {
-    if (!well) wrongs.push_back(who + " ended well, and the job did not");
-    if (agent.processes != course.plan.places()) wrongs.push_back(who + " was let in");
-    return;
-  }
-  const bool came_late = agent.node >= course.plan.nodes && agent.start + 300 * kMillisecond > first.end;
-  const bool is_excused =
-      agent.is_extra || came_late || (refused && may_be_refused);  // nobody knows which of two is meant
-  if (well && !may_lose_node(course, agent.node) && !is_excused) wrongs.push_back(who + " failed: " + last_words);
-  for (const char* const words :
-       {"node 0 is gone: its launcher keeps the job's store",
-        "node 0 has ended the job: ", "the store that node 0's launcher", "two agents say that they are node",
-        "was started with", "which node 0's launcher keeps", " is gone: it "}) {  // its own process
-    if (says(agent, words)) return;
-  }
-  wrongs.push_back(who + " names nobody: " + last_words);
-}
-
-void check_agents(const Course& course, Texts& wrongs) {
-  for (size_t i = 1; i < course.launchers.size(); ++i) {
-    const Launched& agent = course.launchers[i];
-    const std::string who = "launcher " + std::to_string(i) + ", of node " + std::to_string(agent.node) + ",";
-    if (agent.over) check_agent(course, agent, who, wrongs);  // else it was killed
-  }
+void check_launcher(const Course& course, Texts& wrongs) {
+  if (!course.launcher_code || may_lack_files(course)) return;
+  const int code = *course.launcher_code;
+  const bool must_fail = lost_state(course) || lost_all(course) || is_nobody_left(course);
+  if (must_fail ? code == 0 : must_end_well(course) && code != 0)
+    wrongs.push_back("the launcher has ended with exit code " + std::to_string(code));
 }
 
 // Each sample counts once; those of a lost worker may count, and are not counted twice.
@@ -312,7 +216,6 @@ void check_checkpoint(const Course& course, const Reference* reference, Texts& w
 Time allowed_after(const Strike& strike, const Plan& plan) {
   switch (strike.fault) {
     case Fault::kill:
-      if (plan.has_agents()) return 12 * kSecond;  // their steps take longer
       return (plan.launcher ? 3 : 12) * kSecond;
     case Fault::throws:
     case Fault::full_disk:
@@ -363,8 +266,7 @@ std::vector<std::string> wrongs_of(const Course& course, const Reference* refere
   check_errors(course, wrongs);
   check_elastic(course, wrongs);
   check_keys(course, wrongs);
-  if (course.plan.has_agents()) check_first(course, wrongs);
-  if (course.plan.has_agents()) check_agents(course, wrongs);
+  check_launcher(course, wrongs);
   check_checkpoint(course, reference, wrongs);
   if (const Time longest = longest_end(course); !happened(course).empty() && longest > allowed(course)) {
     wrongs.push_back("the last process ended " + std::to_string(longest / kMillisecond) + " ms after the fault");

@@ -27,18 +27,8 @@ const Faults kOfElastic{Fault::kill, Fault::kill,   Fault::kill,      Fault::kil
                         Fault::kill, Fault::stop,   Fault::stop,      Fault::kill_host, Fault::slow,      Fault::late,
                         Fault::cut,  Fault::throws, Fault::full_disk, Fault::power,     Fault::lost_fsync};
 
-const Faults kOfMachines{Fault::kill,       Fault::kill,       Fault::stop,       Fault::kill_host,  Fault::slow,
-                         Fault::late,       Fault::cut,        Fault::throws,     Fault::kill_agent, Fault::kill_agent,
-                         Fault::restart,    Fault::restart,    Fault::restart,    Fault::stop_agent, Fault::stop_agent,
-                         Fault::stop_agent, Fault::stop_node,  Fault::stop_node,  Fault::cut_agent,  Fault::cut_node,
-                         Fault::cut_node,   Fault::slow_agent, Fault::late_agent, Fault::twin_agent, Fault::other_agent,
-                         Fault::full_disk,  Fault::power,      Fault::lost_fsync};
-
 // Processes, and ranks of each.
 constexpr std::pair<int, int> kWorlds[] = {{2, 1}, {3, 1}, {4, 1}, {2, 2}};
-
-// Machines, and processes of each.
-constexpr std::pair<int, int> kMachines[] = {{2, 1}, {2, 2}, {3, 1}};
 
 class Draws {
  public:
@@ -64,18 +54,8 @@ std::string seconds_text(Time time) {
   return std::to_string(time / kMillisecond) + " ms";
 }
 
-void become_of_node(Draws& draws, const Plan& plan, Strike& strike) {
-  strike.victim = draws.between(1, plan.nodes - 1);
-  strike.points = draws.between(1, 200);
-  const std::pair<int, int> lengths[] = {{10, 500}, {1'200, 5'000}, {12'000, 40'000}};  // milliseconds
-  const auto [least, most] = lengths[std::array{0, 1, 1, 2}[draws.below(4)]];
-  strike.length = draws.between(least, most) * kMillisecond;
-  if (strike.fault == Fault::slow_agent) strike.length = draws.between(1, 10) * kMillisecond;
-}
-
 Strike strike_of(Draws& draws, const Plan& plan) {
-  const Faults& faults = plan.has_agents()                        ? kOfMachines
-                         : plan.is_elastic()                      ? kOfElastic
+  const Faults& faults = plan.is_elastic()                        ? kOfElastic
                          : plan.program == Program::data_parallel ? kOfDataParallel
                                                                   : kOfAny;
   Strike strike;
@@ -93,17 +73,12 @@ Strike strike_of(Draws& draws, const Plan& plan) {
   strike.length = is_long ? draws.between(12'000, 40'000) * kMillisecond : draws.between(10, 600) * kMillisecond;
   if (strike.fault == Fault::slow) strike.length = draws.between(1, 10) * kMillisecond;
   if (strike.fault == Fault::late) strike.length = draws.between(10, 400) * kMillisecond;
-  if (strike.is_of_node()) become_of_node(draws, plan, strike);
   return strike;
 }
 
 std::string text_of(const Strike& strike) {
   const std::string process = "process " + std::to_string(strike.victim);
   const std::string when = " after " + std::to_string(static_cast<int>(strike.part * 100)) + " % of its way";
-  const std::string agent = "node " + std::to_string(strike.victim) + "'s launcher";
-  const std::string since = " " + std::to_string(strike.points) + " points after " +
-                            std::to_string(static_cast<int>(strike.part * 100)) + " % of the time";
-  const std::string for_a_time = " for " + seconds_text(strike.length);
   const std::string in_step = " in step " + std::to_string(strike.step);
   const std::string call = "call " + std::to_string(strike.call);
   switch (strike.fault) {
@@ -135,54 +110,8 @@ std::string text_of(const Strike& strike) {
     case Fault::lost_fsync:
       return "the disk loses the first fsync from " + call + " on, and the power fails " +
              std::to_string(strike.calls) + " calls later";
-    case Fault::kill_agent:
-      return agent + " is killed" + since;
-    case Fault::restart:
-      return agent + " is killed" + since + ", and another one comes " + seconds_text(strike.length) + " later";
-    case Fault::stop_agent:
-      return agent + " stands still" + for_a_time + since;
-    case Fault::stop_node:
-      return agent + " and its processes stand still" + for_a_time + since;
-    case Fault::cut_agent:
-      return agent + " is cut from the first one" + for_a_time + since;
-    case Fault::cut_node:
-      return agent + " and its processes are cut from the others" + for_a_time + since;
-    case Fault::slow_agent:
-      return agent + " loses up to " + seconds_text(strike.length) + " at a time";
-    case Fault::late_agent:
-      return agent + " comes " + seconds_text(strike.length) + " late";
-    case Fault::twin_agent:
-      return "another one says that it is " + agent + since;
-    case Fault::other_agent:
-      return "another one, for more processes, says that it is " + agent + since;
   }
   return "";
-}
-
-// Whoever keeps the run stands still, with its machine's launcher, which thus cannot kill it. The first machine's never
-// does, so its process has to be gone before.
-std::vector<Strike> stop_of_keeper(Draws& draws, const Plan& plan) {
-  Strike kill, stop;
-  kill.part = 0.1 + static_cast<double>(draws.below(300)) / 1000;
-  stop.fault = Fault::stop_node;
-  become_of_node(draws, plan, stop);
-  stop.victim = 1;
-  stop.part = 0.3 + static_cast<double>(draws.below(600)) / 1000;
-  stop.length = draws.between(1'200, 5'000) * kMillisecond;
-  return {kill, stop};
-}
-
-Plan plan_of_machines(Draws& draws, Plan plan) {
-  int places = 1;
-  std::tie(plan.nodes, places) = kMachines[draws.below(std::size(kMachines))];
-  plan.processes = plan.nodes * places;
-  if (draws.below(4) == 0) plan.grows = 0.1 + static_cast<double>(draws.below(80)) / 100;
-  const uint64_t count = draws.below(12);
-  const int strikes = count == 0 ? 0 : count < 6 ? 1 : count < 11 ? 2 : 3;
-  for (int i = 0; i < strikes; ++i) plan.strikes.push_back(strike_of(draws, plan));
-  Draws of_keeper(plan.seed, 5);
-  if (places == 1 && of_keeper.below(8) == 0) plan.strikes = stop_of_keeper(of_keeper, plan);
-  return plan;
 }
 
 }  // namespace
@@ -200,10 +129,6 @@ Plan plan_of(uint64_t seed) {
     std::tie(plan.processes, plan.ranks_per_process) = std::pair(draws.between(2, 4), 1);
     plan.launcher = plan.checkpoints = true;
     plan.zero_stage = std::array{0, 0, 1, 2}[Draws(seed, 2).below(4)];
-  }
-  if (plan.is_elastic() && Draws(seed, 3).below(4) == 0) {
-    Draws of_machines(seed, 4);
-    return plan_of_machines(of_machines, plan);
   }
   if (plan.is_server()) {
     std::tie(plan.processes, plan.ranks_per_process) = std::pair(draws.between(3, 4), 1);
@@ -226,14 +151,6 @@ std::vector<Plan> undisturbed() {
     for (const int stage : {0, 1, 2})
       plans.push_back({.program = Program::elastic, .processes = processes, .zero_stage = stage, .checkpoints = true});
   }
-  for (const auto& [nodes, places] : kMachines) {
-    for (const int stage : {0, 1, 2})
-      plans.push_back({.program = Program::elastic,
-                       .processes = nodes * places,
-                       .zero_stage = stage,
-                       .nodes = nodes,
-                       .checkpoints = true});
-  }
   for (const auto& [processes, servers] : {std::pair{3, 1}, {4, 1}, {4, 2}}) {
     plans.push_back({.program = Program::server, .processes = processes, .servers = servers});
   }
@@ -244,27 +161,13 @@ bool Strike::is_harmless() const {
   switch (fault) {
     case Fault::slow:
     case Fault::late:
-    case Fault::slow_agent:
-    case Fault::twin_agent:
-    case Fault::other_agent:
       return true;
     case Fault::stop:
     case Fault::cut:
       return length <= kSecond;
-    case Fault::stop_agent:
-    case Fault::stop_node:
-    case Fault::cut_agent:
-    case Fault::cut_node:
-      return length <= kAgentSilence / 2;
-    case Fault::late_agent:
-      return length <= 5 * kSecond;
     default:
       return false;
   }
-}
-
-bool Strike::is_of_node() const {
-  return fault >= Fault::kill_agent;
 }
 
 bool Strike::is_by_rank() const {
@@ -282,9 +185,11 @@ bool Plan::has_disk_fault() const {
 bool Plan::is_of(const std::string& kind) const {
   if (kind == "elastic") return is_elastic();
   if (kind == "plain") return program == Program::data_parallel;
-  if (kind == "machines") return has_agents();
-  if (kind == "machines, stop and throw") return has_agents() && has(Fault::stop) && has(Fault::throws);
-  if (kind == "machines, the keeper stops") return has_agents() && has(Fault::stop_node) && has(Fault::kill);
+  if (kind == "the keeper stops") {
+    return is_elastic() && std::any_of(strikes.begin(), strikes.end(), [](const Strike& strike) {
+             return strike.fault == Fault::stop && strike.victim == 0 && !strike.is_harmless();
+           });
+  }
   if (kind == "slices") return zero_stage > 0;
   if (kind == "servers") return is_server();
   if (kind == "lost fsync") return has(Fault::lost_fsync);
@@ -296,8 +201,6 @@ std::string Plan::text() const {
   std::string text = std::to_string(processes) + " processes of " + std::to_string(ranks_per_process) +
                      (ranks_per_process == 1 ? " rank, " : " ranks, ");
   if (is_elastic()) text += "elastic, ";
-  if (has_agents()) text += "on " + std::to_string(nodes) + " machines, ";
-  if (grows > 0) text += "one more comes after " + std::to_string(static_cast<int>(grows * 100)) + " % of the time, ";
   if (zero_stage > 0) text += "ZeRO " + std::to_string(zero_stage) + ", ";
   if (is_server()) text += std::to_string(servers) + (servers == 1 ? " of them a server, " : " of them servers, ");
   text += launcher ? "a launcher keeps the store" : "process 0 keeps the store";

@@ -140,45 +140,6 @@ plant("a member beats no longer once it has left a generation" ranks/elastic_job
         generations.beat(launch_.member, {beats, own.limit(), silence_.most});]] "elastic")
 plant("a successor's successor gets its number for its place" comm/meeting/elastic_launch.cpp
   [[vacant_.push_back(members_[member].place);]] [[vacant_.push_back(BUG ? member : members_[member].place);]] "two faults")
-plant("an order is taken twice" comm/meeting/elastic_agent.cpp
-  [[    orders.push_back(std::move(*order));]]
-  [[    orders.push_back(std::move(*order));
-    if (BUG && orders.back().kind == Order::Kind::start) orders.push_back(Order(orders.back()));]] "machines")
-plant("who comes again has the number of its last visit" comm/meeting/elastic_agent.cpp
-  [[add_to_count(*store_, visits_key(node_), 1)]] [[add_to_count(*store_, visits_key(node_), BUG && visit_ ? 0 : 1)]]
-  "machines")
-plant("an agent beats no longer while its processes end" comm/meeting/agent_launcher.cpp
-  [[    const auto orders = agent_->orders();]]
-  [[    const auto orders = BUG && ending != 0 ? std::vector<Order>() : agent_->orders();]]
-  "machines, stop and throw")
-plant("who comes again keeps its processes" comm/meeting/agent_launcher.cpp
-  [[for (const int member : running_) machine_.kill(member);]]
-  [[for (const int member : running_) {
-    if (!BUG) machine_.kill(member);
-  }]] "machines")
-plant("of a lost machine one process stays in the generation" comm/meeting/elastic_launch.cpp
-  [[const auto now = generations_.lose(loss.members);]]
-  [[const auto now = generations_.lose(BUG ? std::vector<int>(loss.members.begin() + 1, loss.members.end()) : loss.members);]]
-  "machines")
-plant("a lost machine's place is given although it has not come again" comm/meeting/elastic_launch.cpp
-  [[    if (!there(place / places_)) {]] [[    if (!BUG && !there(place / places_)) {]] "machines")
-plant("what a lost machine's agent reports counts once more" comm/meeting/elastic_launch.cpp
-  [[|| members_[report.member].has_ended) continue;]] [[|| (!BUG && members_[report.member].has_ended)) continue;]]
-  "machines")
-plant("a silent machine is not taken for gone" comm/meeting/elastic_nodes.cpp
-  [[  if (time - one.seen <= limit_of(one)) return;]] [[  if (BUG || time - one.seen <= limit_of(one)) return;]] "machines")
-plant("of two that come at once one gets no answer" comm/meeting/elastic_nodes.cpp
-  [[    one.open.push_back(++one.visits);]]
-  [[    if (BUG) one.open.clear();
-    one.open.push_back(++one.visits);]] "machines")
-plant("the second of two with one number is let in" comm/meeting/elastic_nodes.cpp
-  [[    if (one.is_there && *arrival == arrival_) {]] [[    if (BUG) one.is_there = false;
-    if (one.is_there && *arrival == arrival_) {]] "machines")
-plant("the first launcher does not wait for the others" comm/meeting/first_launcher.cpp
-  [[  if (!elastic_.some_run()) end_agents(ending);
-  return !elastic_.agents_are_gone();]]
-  [[  if (!elastic_.some_run()) end_agents(ending);
-  return !BUG && !elastic_.agents_are_gone();]] "machines")
 plant("grains of an earlier step count for the next one" trainer/kept_step.cpp
   [[if (kept && (kept->epoch != epoch || kept->steps != steps)) kept.reset();]]
   [[if (!BUG && kept && (kept->epoch != epoch || kept->steps != steps)) kept.reset();]] "elastic")
@@ -226,12 +187,12 @@ plant_also(server/parameter_server_rank.cpp
   [[  if (!BUG) rank_.backend().send(here, rank_of(0), server::kHereTag)->wait();]])
 
 plant("who takes over a run does not wait for its folder's lock" trainer/take_over.cpp
-  [[if (has_run && is_known) wait_for_lock(run, how);]] [[if (!BUG && has_run && is_known) wait_for_lock(run, how);]]
-  "machines, the keeper stops")
+  [[if (has_run && is_known) wait_for_lock(run, how.patience);]]
+  [[if (!BUG && has_run && is_known) wait_for_lock(run, how.patience);]] "the keeper stops")
 plant("two processes have the lock of one folder" io/folder_lock.cpp
   [[  const bool here = folder_ >= 0 &&]]
   [[  if (BUG) return true;
-  const bool here = folder_ >= 0 &&]] "machines, the keeper stops")
+  const bool here = folder_ >= 0 &&]] "the keeper stops")
 plant("who takes over a run writes nothing" trainer/run_folder.cpp
   [[  if (folder_.empty()) return;
   CheckpointFolder]]
@@ -242,9 +203,9 @@ plant("who takes over a run begins it anew" trainer/take_over.cpp
   [[  if (BUG && has_run && how.met) clear_run(run);
   if (has_run && !is_known) clear_what_was_begun(run, how);]] "elastic")
 plant("what was begun before all had met is in the way" trainer/take_over.cpp
-  [[  wait_for_lock(run, how);
+  [[  wait_for_lock(run, how.patience);
   clear_run(run);]]
-  [[  wait_for_lock(run, how);
+  [[  wait_for_lock(run, how.patience);
   if (!BUG) clear_run(run);]] "elastic")
 plant("what killed writers left stays" trainer/checkpoint_folder.cpp
   [[: io::temporaries_in(folder_)) files_.unlink(file);]] [[: io::temporaries_in(folder_)) BUG ? 0 : files_.unlink(file);]]

@@ -105,7 +105,7 @@ Runs::Runs() : folder_(fast_folder()) {
 }
 
 Runs::World Runs::world_of(const Plan& plan) {
-  return {plan.program, plan.processes, plan.ranks_per_process, plan.servers, plan.zero_stage, plan.nodes};
+  return {plan.program, plan.processes, plan.ranks_per_process, plan.servers, plan.zero_stage};
 }
 
 const Reference* Runs::reference_of(const Plan& plan) const {

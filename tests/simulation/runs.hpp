@@ -34,7 +34,7 @@ class Runs {
   static constexpr uint64_t kBatch = 32;
 
  private:
-  using World = std::tuple<Program, int, int, int, int, int>;  // processes, ranks of each, servers, stage, machines
+  using World = std::tuple<Program, int, int, int, int>;  // processes, ranks of each, servers, stage
   static World world_of(const Plan& plan);
   const Reference* reference_of(const Plan& plan) const;
   bool run_in_child(const std::vector<Plan>& plans, bool with_log) const;  // whether it crashed

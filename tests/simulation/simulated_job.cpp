@@ -28,10 +28,8 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Time kLimit = 120 * kSecond;
-constexpr int kKept = 2;                    // checkpoints
-constexpr auto kPatience = 15s;             // with a lock
-constexpr auto kFixedSilence = 3s;          // of every second run; the others' follows their processes' gaps
-constexpr Time kPace = 100 * kMillisecond;  // of steps on several machines, so that these have time to come again
+constexpr int kKept = 2;            // checkpoints
+constexpr auto kFixedSilence = 3s;  // of every second run; the others' follows their processes' gaps
 
 }  // namespace
 
@@ -59,12 +57,8 @@ Report SimulatedJob::run() {
   scheduler_.on_death = [this](Process& process) { hear_of_end(process); };
   if (plan_.launcher) launcher_ = &scheduler_.add_process("launcher");
   for (int process = 0; !plan_.is_elastic() && process < plan_.processes; ++process) add_process(process, process);
-  if (plan_.is_elastic()) add_launcher(0, *launcher_, [this](size_t number) { be_first(course_.launchers[number]); });
-  if (plan_.has_agents()) add_agents();
-  if (!plan_.is_elastic()) {
-    if (launcher_ != nullptr) scheduler_.start(*launcher_, [this] { launch(); });
-    for (int process = 0; process < plan_.processes; ++process) start(process);
-  }
+  if (launcher_ != nullptr) scheduler_.start(*launcher_, [this] { plan_.is_elastic() ? launch_elastic() : launch(); });
+  for (int process = 0; !plan_.is_elastic() && process < plan_.processes; ++process) start(process);
   course_.left = scheduler_.run();
   for (const auto& process : scheduler_.processes()) c_library::unlock_files(*process);  // whoever still stands
   if (plan_.checkpoints) read_checkpoint();
@@ -77,11 +71,11 @@ std::chrono::milliseconds SimulatedJob::silence() const {
 }
 
 std::map<std::string, std::string> SimulatedJob::environment_of(int process, int place) const {
-  const std::string rank = std::to_string(place), count = std::to_string(std::max(plan_.processes, place + 1));
+  const std::string rank = std::to_string(place), count = std::to_string(plan_.processes);
   std::map<std::string, std::string> all{{"RANK", rank},
                                          {"WORLD_SIZE", count},
-                                         {"LOCAL_RANK", std::to_string(place % plan_.places())},
-                                         {"LOCAL_WORLD_SIZE", std::to_string(plan_.places())},
+                                         {"LOCAL_RANK", rank},
+                                         {"LOCAL_WORLD_SIZE", count},
                                          {"MASTER_ADDR", "127.0.0.1"},
                                          {"MASTER_PORT", std::to_string(kPort)},
                                          {"TORCHELASTIC_USE_AGENT_STORE", plan_.launcher ? "True" : "False"}};
@@ -114,7 +108,7 @@ void SimulatedJob::add_process(int process, int place) {
   outcome_of(process);
   processes_[process] = &added;
   for (size_t i = 0; i < plan_.strikes.size(); ++i) {
-    if (plan_.strikes[i].victim == process && !plan_.strikes[i].is_of_node()) plant(i, added);
+    if (plan_.strikes[i].victim == process) plant(i, added);
   }
 }
 
@@ -221,7 +215,7 @@ void SimulatedJob::run_ranks(int process, const RunOptions& options) {
 
 // As train() does it, with its folder and its ways to take that over.
 void SimulatedJob::run_generations(int process, const RunOptions& options) {
-  ElasticJob job({}, silence(), {});
+  ElasticJob job({}, silence());
   Progress progress{.zero_stage = plan_.zero_stage};
   TrainOptions settings{.devices = {c10::Device(c10::kCPU)}};
   if (plan_.checkpoints) settings.keep.run_dir = run_dir_;
@@ -249,8 +243,7 @@ void SimulatedJob::run_generations(int process, const RunOptions& options) {
   while (!progress.is_last && job.enter()) {
     try {
       if (this_process().index == 0 && !std::exchange(writes, true))
-        take_over(folder, settings, {},
-                  {.met = met, .goes_on = is_resumed, .patience = kPatience, .warn = warn, .files = disk_});
+        take_over(folder, settings, {}, {.met = met, .goes_on = is_resumed, .warn = warn, .files = disk_});
       lockstep::run({c10::Device(c10::kCPU)}, body, options);
     } catch (const comm::ProcessDied&) {
       progress.is_last = false;
@@ -265,7 +258,6 @@ bool SimulatedJob::is_victim(const Strike& strike, int process, const Rank& rank
 
 bool SimulatedJob::goes_on(int process, Rank& rank, int step) {
   bool goes_on = true;
-  if (plan_.has_agents()) scheduler_.sleep(kPace);
   for (size_t i = 0; i < plan_.strikes.size(); ++i) {
     const Strike& strike = plan_.strikes[i];
     if (strike.step != step || !strike.is_by_rank() || !is_victim(strike, process, rank)) continue;

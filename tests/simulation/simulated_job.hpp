@@ -1,5 +1,5 @@
 // SimulatedJob: one job of a Plan, from its first process to its last. Its processes run the library's run() over the
-// simulated network; its launchers are as `lockstep launch` has them (simulated_launchers.cpp).
+// simulated network; its launcher is as `lockstep launch` has it (simulated_launcher.cpp).
 #pragma once
 
 #include <lockstep/ranks/rank.hpp>
@@ -7,7 +7,6 @@
 #include "comm/meeting/job_store.hpp"
 #include "comm/meeting/launch_environment.hpp"
 #include "disk.hpp"
-#include "machine.hpp"
 #include "network.hpp"
 #include "outcome.hpp"
 #include "simulation.hpp"
@@ -62,28 +61,16 @@ class SimulatedJob {
   void read_generations();
   Report report();
 
-  // The launchers.
+  // The launcher.
   void launch();
-  void add_launcher(int node, Process& process, std::function<void(size_t number)> body);
-  void be_first(Launched& launched);
-  void be_agent(Launched& launched);
-  comm::LaunchEnvironment environment_of_node(int node) const;
-  Machine::Hooks hooks_of(Launched& launched);
-  Process& start(const Launched& launched, int member, int place);
-  void say(Launched& launched, const std::string& text);
+  void launch_elastic();
+  Process& start(int member, int place);
+  void say(const std::string& text);
   void note_failure();
   bool only_lost_run(const comm::StorePtr& store) const;
   void kill_the_rest();
   void kill(int process);
   void hear_of_end(Process& process);
-
-  // Other machines than the first.
-  Time time_after(double part) const;
-  void add_agents();
-  void add_agent(int node, bool is_extra = false, int more_processes = 0);
-  Process* agent_of(int node) const;
-  void strike_agent(size_t i, Process& agent);
-  void cut_from_other_machines(Process& process, const Process& agent, Time until);
 
   const Plan plan_;
   const Reference* const reference_;

@@ -5,10 +5,14 @@
 #include <torch/torch.h>
 
 #include "io/atomic_file.hpp"
+#include "io/folder_lock.hpp"
 #include "support/error_of.hpp"
 #include "support/scratch_folder.hpp"
 #include "trainer/checkpoint_folder.hpp"
 #include "trainer/train_options.hpp"
+
+#include <chrono>
+#include <thread>
 
 namespace take_over_test {
 
@@ -80,14 +84,24 @@ TEST(TakeOver, WhoStillHasTheLockIsWaitedForAndKeepsItsFiles) {
   RunFolder keeper(options.keep.run_dir);
   keeper.create(options, {}, {});
   std::optional<RunFolder> folder;
-  std::string warned;
-  const auto warn = [&](const std::string& text) { warned = text; };
-  const auto taken = [&] {
-    take_over(folder, options, {}, {.met = true, .patience = std::chrono::milliseconds(1'200), .warn = warn});
-  };
+  const auto taken = [&] { take_over(folder, options, {}, {.met = true, .patience = std::chrono::milliseconds(200)}); };
   EXPECT_THAT(error_of(taken), HasSubstr("another process trains in"));
-  EXPECT_THAT(warned, HasSubstr("is locked by a process that the others have gone on without"));
   EXPECT_TRUE(std::filesystem::exists(options.keep.run_dir / lockstep::kConfigFile));
+}
+
+TEST(TakeOver, GoesOnOnceWhoHadTheLockIsGone) {
+  const ScratchFolder scratch;
+  const TrainOptions options = options_of(scratch);
+  begin_and_be_killed(options);
+  std::optional<lockstep::io::FolderLock> of_keeper(std::in_place);
+  ASSERT_TRUE(of_keeper->take(options.keep.run_dir));
+  std::thread ends([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    of_keeper.reset();
+  });
+  std::optional<RunFolder> folder;
+  EXPECT_TRUE(take_over(folder, options, {}, {.met = true}));
+  ends.join();
 }
 
 }  // namespace take_over_test

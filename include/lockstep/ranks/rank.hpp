@@ -14,7 +14,6 @@
 #include <ATen/core/Generator.h>
 #include <lockstep/data/parts.hpp>
 #include <lockstep/devices/devices.hpp>
-#include <lockstep/ranks/elastic_bounds.hpp>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <chrono>
@@ -111,9 +110,9 @@ class Rank {
   using Wrap = std::function<c10::intrusive_ptr<c10d::Backend>(c10::intrusive_ptr<c10d::Backend>)>;
   Rank wrapped(Wrap wrap) const;
 
-  // In a run with RunOptions::elastic: whether another process waits to join. Then the body returns, and run() calls it
-  // again with that one. To be called between two steps, first when all ranks have the same state; only then can others
-  // join. All ranks call it, on the run's own Rank. Cost: one small allgather. false in any other run.
+  // In an elastic run (RunOptions::elastic): whether another process waits to join. Then the body returns, and run()
+  // calls it again with that one. To be called between two steps, first when all ranks have the same state; only then
+  // can others join. All ranks call it, on the run's own Rank. Cost: one small allgather. false in any other run.
   bool regroups();
 
   // This rank as a Partner, for batches().
@@ -151,14 +150,14 @@ struct RunOptions {
   // refuses a difference and shows both.
   std::string configuration = {};
   uint64_t seed = 0;  // of a Dropout's masks and of Rank::generator(); equal in all processes
-  // Under a launcher of an elastic job: the run goes on with at least `fewest` processes when some are killed, and
+  // The body can be called again: under `lockstep launch --elastic` the run goes on when processes are killed, and
   // others join it. Then run() calls the body again, in the processes that are left and those that join. What the body
   // has changed stays. So it begins by bringing all ranks to the state of the most advanced one. In a step, it changes
   // its state last, after all that it needs of the others. It calls Rank::regroups() between two steps. One such run
-  // per process. A process that comes when the job is done calls no body. Throws Error: the job is not elastic (the
-  // text says how to start it), or it has more than `most` processes, or fewer than `fewest` are left; ranks on GPUs,
-  // for which fit() is (an update may be under way there when a process is lost).
-  ElasticBounds elastic = {};
+  // per process. A process that comes when the job is done calls no body. Throws Error: fewer processes are left than
+  // --min-processes; ranks on GPUs, for which fit() is (an update may be under way there when a process is lost).
+  // Started in any other way, the run is as without this.
+  bool elastic = false;
   // Is told what looks like a mistake but is no error, such as parameters that no rank used. The text names the rank.
   // Called on ranks' threads, by one at a time. Empty: LibTorch's warning handler gets it, which writes to stderr.
   std::function<void(const std::string& text)> on_warning = {};

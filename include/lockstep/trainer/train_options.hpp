@@ -10,7 +10,6 @@
 #include <lockstep/models/models.hpp>
 #include <lockstep/optim/learning_rate.hpp>
 #include <lockstep/optim/optimizers.hpp>
-#include <lockstep/ranks/elastic_bounds.hpp>
 #include <lockstep/trainer/batch_settings.hpp>
 #include <lockstep/trainer/exchange_options.hpp>
 
@@ -85,9 +84,6 @@ struct TrainOptions {
   std::optional<ModelSplit> split = {};
   std::chrono::seconds timeout{300};  // of every wait of a rank for another, from 1 to 1,000,000
   std::chrono::seconds silence{0};    // as RunOptions::silence, from 0 to 1,000,000
-  // The job must be elastic, with so many processes (see train()). Its `fewest` counts, or the launcher's if that is
-  // more.
-  ElasticBounds elastic = {};
   BatchSettings batch = {};
   OptimizerOptions optimizer = {};
   RateOptions rate = {};
@@ -114,10 +110,10 @@ struct TrainOptions {
   KeepOptions keep = {};
 };
 
-// All of the options but resume, trace, timeout, silence and elastic as JSON text, enough to run again; and back.
-// to_json throws Error for a path that is not UTF-8. from_json throws Error that names the key: one that is not known,
-// or a value of another type or out of its range, which is never rounded or cut; absent keys keep their defaults. The
-// text's devices are parsed for this machine, so they must be there, unless `devices` names others in their place.
+// All of the options but resume, trace, timeout and silence as JSON text, enough to run again; and back. to_json throws
+// Error for a path that is not UTF-8. from_json throws Error that names the key: one that is not known, or a value of
+// another type or out of its range, which is never rounded or cut; absent keys keep their defaults. The text's devices
+// are parsed for this machine, so they must be there, unless `devices` names others in their place.
 std::string to_json(const TrainOptions& options);
 TrainOptions train_options_from_json(const std::string& text, const Devices& devices = {});
 

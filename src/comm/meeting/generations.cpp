@@ -23,10 +23,6 @@ std::string left_key(int generation, int member) {
   return "left/" + std::to_string(generation) + "/" + std::to_string(member);
 }
 
-std::string surplus_key(int member) {
-  return "surplus/" + std::to_string(member);
-}
-
 std::string heart_key(int member) {
   return "heart/" + std::to_string(member);
 }
@@ -81,11 +77,9 @@ Generation Generations::change(const std::function<bool(Generation&)>& change) {
   }
 }
 
-Generation Generations::lose(const std::vector<int>& members) {
+Generation Generations::lose(int member) {
   return change([&](Generation& generation) {
-    const auto lost = std::erase_if(generation.members, [&](int member) {
-      return std::find(members.begin(), members.end(), member) != members.end();
-    });
+    const auto lost = std::erase(generation.members, member);
     generation.over = generation.members.empty();
     return lost > 0;
   });
@@ -131,14 +125,6 @@ void Generations::take_part() {
 
 bool Generations::takes_part() {
   return store_->check({kTakesPart});
-}
-
-void Generations::note_surplus(int member) {
-  store_->set(surplus_key(member), std::string("yes"));
-}
-
-bool Generations::is_surplus(int member) {
-  return store_->check({surplus_key(member)});
 }
 
 void Generations::leave(int generation, int member) {

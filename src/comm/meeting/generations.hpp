@@ -9,8 +9,8 @@
 //     other would wait for each other's generation.
 //  5. A job that is over gets no other generation.
 //
-// Keys in the store: newest (JSON), takes_part, heart/<m>, surplus/<m>, begun/<n>, and left/<n>/<m> (member m has left
-// generation n since somebody is gone). Thread-safe as the store is: everybody has a connection of his own.
+// Keys in the store: newest (JSON), takes_part, heart/<m>, begun/<n>, and left/<n>/<m> (member m has left generation n
+// since somebody is gone). Thread-safe as the store is: everybody has a connection of his own.
 #pragma once
 
 #include "comm/failure.hpp"
@@ -49,7 +49,7 @@ class Generations {
   Generation newest();        // throws c10::DistError if the store is gone
 
   // These give the newest generation afterwards. It lacks one that wanted to join if it has not begun.
-  Generation lose(const std::vector<int>& members);  // those that it has
+  Generation lose(int member);  // if it has it
   Generation join(int member);
   Generation end();
 
@@ -69,10 +69,6 @@ class Generations {
   // The program takes part, so a successor of a lost process can join it.
   void take_part();
   bool takes_part();
-
-  // A process has found that the job has as many as its program wants, and ends. A successor would do the same.
-  void note_surplus(int member);
-  bool is_surplus(int member);
 
   // A member has left a generation because somebody is gone. If the launcher does not know who, as when a process
   // stands still, those go on together who have left by then.

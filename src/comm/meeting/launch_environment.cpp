@@ -100,9 +100,7 @@ LaunchEnvironment torchrun(const Reader& reader) {
   launch.port = port_number(reader);
   const std::string agent_store = reader.text("TORCHELASTIC_USE_AGENT_STORE");
   launch.agent_store = agent_store == "True" || agent_store == "true" || agent_store == "1";
-  const bool by_lockstep = reader.text("LOCKSTEP_STORE_PORT") == reader.text("MASTER_PORT");
-  launch.tcp_store = launch.agent_store && !by_lockstep;
-  launch.by_torchrun = reader.has("TORCHELASTIC_RUN_ID") && !by_lockstep;
+  launch.tcp_store = launch.agent_store && reader.text("LOCKSTEP_STORE_PORT") != reader.text("MASTER_PORT");
   // The agent's store outlives a restart of the processes.
   launch.job =
       "attempt-" + (reader.has("TORCHELASTIC_RESTART_COUNT") ? reader.text("TORCHELASTIC_RESTART_COUNT") : "0");
@@ -218,19 +216,6 @@ std::optional<LaunchEnvironment> read_launch_environment(const Environment& envi
     add_elastic(environment, *launch);
   }
   return launch;
-}
-
-std::optional<NodePlace> node_of_slurm(const Environment& environment) {
-  const Reader reader(environment, "srun (SLURM)");
-  if (!reader.has("SLURM_STEP_NUM_TASKS") || !reader.has("SLURM_STEP_NUM_NODES")) return std::nullopt;
-  const int nodes = reader.number("SLURM_STEP_NUM_NODES");
-  if (nodes < 2) return std::nullopt;
-  reader.need({"SLURM_NODEID"});
-  reader.check_below("SLURM_NODEID", "SLURM_STEP_NUM_NODES");
-  LaunchEnvironment launch;
-  derive_rendezvous(reader, launch);
-  return NodePlace{reader.number("SLURM_NODEID"), nodes, reader.number("SLURM_STEP_NUM_TASKS"), launch.address,
-                   launch.port};
 }
 
 std::optional<std::chrono::milliseconds> rendezvous_timeout_in(const Environment& environment) {

@@ -1,38 +1,28 @@
-// PortNote: where the process with rank 0 leaves the port that it took for the job's store, and the others look for it.
-// It is a file of the temporary folder, for processes of one machine, or a TCPStore that all reach, such as torchrun's.
-// Both may hold what an earlier job left, so whoever reads one must see whether a store answers at that port.
+// PortNote: where the process with rank 0 leaves the port that it took for the job's store, and the others of its
+// machine look for it: a file of the temporary folder. It may be what an earlier job left, so whoever reads it must see
+// whether a store answers at that port.
 #pragma once
 
-#include "job_store.hpp"
-#include "launch_environment.hpp"
-
-#include <optional>
 #include <string>
 
 namespace lockstep::comm {
 
 class PortNote {
  public:
-  // `job` must be a name that no other running job has on this machine, or in that store.
-  PortNote(const std::string& job, const std::optional<StorePlace>& store);
+  explicit PortNote(const std::string& job);  // a name that no other running job has on this machine
   ~PortNote() { take_away(); }
   PortNote(const PortNote&) = delete;
   PortNote& operator=(const PortNote&) = delete;
 
-  // These two throw c10::Error if the store cannot be used, and Error if an address cannot be found.
   void leave(int port);
-  int read();  // 0: nothing is there, or another user's file. Throws ForeignValue
+  int read() const;  // 0: nothing is there, or another user's file
 
-  bool is_left() const { return is_left_; }  // a file, by this process, which is to be taken away
+  bool is_left() const { return is_left_; }  // by this process, which is to take it away
   void take_away();                          // if it is left
-  std::string place() const;                 // for texts
+  const std::string& place() const { return file_; }
 
  private:
-  c10d::Store& store();
-
-  const std::string name_;  // of the file, or the key
-  const std::optional<StorePlace> told_in_;
-  StorePtr store_;  // null: not connected yet, or it is a file
+  const std::string file_;
   bool is_left_ = false;
 };
 

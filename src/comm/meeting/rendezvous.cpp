@@ -34,9 +34,10 @@ std::string job_prefix(const std::string& job) {
   return "lockstep/" + job + "/";
 }
 
-std::string another_job_text(const std::string& size, const std::string& port) {
-  return "another job, of " + size + ", runs at this " + port + ": each job needs a " + port +
-         " of its own. Jobs with different keys (LOCKSTEP_JOB_KEY_FILE) do not mix";
+std::string another_job_text(const std::string& size) {
+  return "another job, of " + size +
+         ", runs at this MASTER_PORT: each job needs a MASTER_PORT of its own. Jobs with different keys "
+         "(LOCKSTEP_JOB_KEY_FILE) do not mix";
 }
 
 std::string loopback_address() {
@@ -68,7 +69,7 @@ Rendezvous::Rendezvous(LaunchEnvironment launch, const WaitLimit& limit)
                 " gives the job no name by which its processes could find each other: set MASTER_PORT "
                 "to a free port, for all processes");
   }
-  if (launch_.port == 0) note_.emplace(launch_.job, launch_.port_told_in);
+  if (launch_.port == 0) note_.emplace(launch_.job);
   if (launch_.rank == 0 && !launch_.agent_store) host();
   if (!server_) find_host(deadline, limit);
   if (!server_ && !launch_.agent_store) check_size(deadline, limit);
@@ -90,7 +91,7 @@ void Rendezvous::host() {
   server_ = kept.store;
   port_ = kept.port;
   server_->set(kSize, size_text());
-  if (note_) with_note([&] { note_->leave(port_); });
+  if (note_) note_->leave(port_);
 }
 
 // The way from rank 0's machine to itself is loopback, which the other machines do not reach. They say where they are,
@@ -100,10 +101,9 @@ void Rendezvous::learn_local_address(Clock::time_point deadline, const WaitLimit
   while (!store->check({"address"})) {
     limit.check(process_name());
     if (Clock::now() >= deadline) {
-      const std::string awaited = launch_.is_node() ? "launcher" : "process";
-      throw Error(process_name() + " on " + host_name() + " waited " + seconds(limit.timeout) + " for the first " +
-                  awaited + " of another machine, and none came. Was one started there? Here " + given_address() +
-                  " means this machine itself (" + address_ +
+      throw Error(process_name() + " on " + host_name() + " waited " + seconds(limit.timeout) +
+                  " for the first process of another machine, and none came. Was one started there? Here " +
+                  given_address() + " means this machine itself (" + address_ +
                   "): if it means another one there, set it to an address of " + host_name() +
                   " that the others reach. If starting only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
     }
@@ -116,22 +116,19 @@ void Rendezvous::find_host(Clock::time_point deadline, const WaitLimit& limit) {
   for (;;) {
     limit.check(process_name());
     // Again each time: it may be left over from a job that was killed.
-    if (note_) with_note([&] { port_ = note_->read(); });
+    if (note_) port_ = note_->read();
     if (port_ != 0 && store_answers(address_, port_, deadline)) return note_.reset();
     if (Clock::now() + kPause >= deadline) break;
     std::this_thread::sleep_for(kPause);
   }
-  const std::string whose = launch_.agent_store ? "the launcher keeps" : keeper() + " should keep";
+  const std::string whose = launch_.agent_store ? "the launcher keeps" : "rank 0's process should keep";
   const std::string itself =
       on_several_machines() && is_loopback(address_) ? "; " + given_address() + " means this machine itself here" : "";
-  const std::string given_by = launch_.is_node() ? launch_.node_address_name : "MASTER_ADDR and MASTER_PORT";
   const std::string where = note_ ? "the port that should be in " + note_->place()
-                                  : place_text(address_, port_) + " (" + given_by + itself + ")";
+                                  : place_text(address_, port_) + " (MASTER_ADDR and MASTER_PORT" + itself + ")";
   throw Error(process_name() + " waited " + seconds(limit.timeout) + " for the store that " + whose + " at " + where +
-              ", but nothing answers. " +
-              (launch_.is_node() ? "Was that one started, and does this machine reach it there?"
-                                 : "Was rank 0 started, and does it call run()?") +
-              " If it only takes long, raise LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
+              ", but nothing answers. Was rank 0 started, and does it call run()? If it only takes long, raise "
+              "LOCKSTEP_RENDEZVOUS_TIMEOUT (seconds)");
 }
 
 // Whoever keeps the store has the port, so it is the others of another job who are wrong here. They leave nothing that
@@ -145,45 +142,23 @@ void Rendezvous::check_size(Clock::time_point deadline, const WaitLimit& limit) 
     std::this_thread::sleep_for(kPause);
   }
   const std::string size = store->get_to_str(kSize);
-  if (size != size_text())
-    throw Error(process_name() + ": " +
-                another_job_text(size, launch_.is_node() ? launch_.node_address_name : "MASTER_PORT"));
+  if (size != size_text()) throw Error(process_name() + ": " + another_job_text(size));
 }
 
-// Launchers of an elastic job may come later than its first ones, which need not be as many as there are then.
 std::string Rendezvous::size_text() const {
-  return launch_.is_node() ? "elastic launchers" : std::to_string(launch_.world_size) + " processes";
-}
-
-// Names who cannot use the note, and why.
-template <class Work>
-void Rendezvous::with_note(const Work& work) {
-  try {
-    work();
-  } catch (const c10::Error& error) {
-    throw Error(process_name() + " cannot use " + note_->place() + ": " + error.what_without_backtrace());
-  }
+  return std::to_string(launch_.world_size) + " processes";
 }
 
 StorePtr Rendezvous::connect(const std::string& prefix) {
   return c10::make_intrusive<c10d::PrefixStore>(job_prefix(launch_.job) + prefix, idle_client());
 }
 
-const std::string& Rendezvous::store_address() const {
-  return on_several_machines() && is_loopback(address_) ? local_address_ : address_;
-}
-
 std::string Rendezvous::given_address() const {
-  return (launch_.is_node() ? launch_.node_address_name + " " : "MASTER_ADDR=") + launch_.address;
-}
-
-std::string Rendezvous::keeper() const {
-  return launch_.is_node() ? "node 0's launcher" : "rank 0's process";
+  return "MASTER_ADDR=" + launch_.address;
 }
 
 std::string Rendezvous::process_name() const {
-  return (launch_.is_node() ? "node " : "process ") + std::to_string(launch_.rank) + " of " +
-         std::to_string(launch_.world_size);
+  return "process " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.world_size);
 }
 
 void Rendezvous::take_note_away() {
@@ -212,9 +187,7 @@ StorePtr Rendezvous::idle_client() {
     clients_.push_back(new_client());
   } catch (const c10::Error& error) {
     throw Error(process_name() + " cannot use the store at " + place_text(address_, port_) + ", which " +
-                (launch_.agent_store ? "the launcher"
-                 : launch_.is_node() ? keeper()
-                                     : "the process of rank 0") +
+                (launch_.agent_store ? "the launcher" : "the process of rank 0") +
                 " keeps: " + error.what_without_backtrace() +
                 (launch_.agent_store ? ""
                                      : ". Have all machines the same LOCKSTEP_JOB_KEY_FILE, or none? If another job is "

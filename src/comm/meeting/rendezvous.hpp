@@ -26,8 +26,8 @@ std::string job_prefix(const std::string& job);
 // Where processes of one machine meet: 127.0.0.1, or ::1 if the machine has IPv6 alone. Throws Error: neither is there.
 std::string loopback_address();
 
-// Why a process is wrong at a port: words that follow its name. `size` is that of the job that is there.
-std::string another_job_text(const std::string& size, const std::string& port = "MASTER_PORT");
+// Why a process is wrong at its MASTER_PORT: words that follow its name. `size` is that of the job that is there.
+std::string another_job_text(const std::string& size);
 
 class Rendezvous {
  public:
@@ -41,11 +41,6 @@ class Rendezvous {
   // attempts are not seen. Connections that earlier callers have let go are used again, because c10d asks the name
   // service for every new one, which may take seconds.
   StorePtr connect(const std::string& prefix);
-
-  // The same without a prefix, and where it goes to. For launchers, whose processes meet there too.
-  StorePtr connect_to_all() { return idle_client(); }
-  const std::string& store_address() const;  // that other machines reach, too
-  int store_port() const { return port_; }
 
   // To be called when a run has failed. The store may still owe an answer, which would be taken for that to the next
   // question. So nobody uses these connections again.
@@ -70,13 +65,9 @@ class Rendezvous {
   void learn_local_address(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   void check_size(std::chrono::steady_clock::time_point deadline, const WaitLimit& limit);
   std::string size_text() const;
-  template <class Work>
-  void with_note(const Work& work);
   std::string process_name() const;
   std::string given_address() const;
-  std::string keeper() const;  // who keeps the store
-  // A process of an elastic job has got an address from its launcher that is right on its machine.
-  bool on_several_machines() const { return launch_.member < 0 && launch_.local_world_size < launch_.world_size; }
+  bool on_several_machines() const { return launch_.local_world_size < launch_.world_size; }
 
   const LaunchEnvironment launch_;
   const std::optional<JobKey> key_;

@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/meeting/elastic_agent.hpp"
 #include "comm/meeting/elastic_launch.hpp"
 
 #include <chrono>
@@ -121,32 +120,6 @@ TEST_F(AnElasticLaunch, OfProcessesThatLackedMemoryTheFirstAloneHasASuccessor) {
   EXPECT_THAT(launch.look().given_up, IsEmpty()) << "it is reported once";
   EXPECT_THAT(places_after(3, killed), ElementsAre(3));
   EXPECT_FALSE(launch.lacks_successors());
-}
-
-// Its processes are silent for longer than they may be, since their machine was.
-TEST(AnElasticLaunchOnTwoMachines, AccusesNoProcessOfAMachineWhoseLauncherWasSilent) {
-  const comm::StorePtr store = c10::make_intrusive<c10d::HashStore>();
-  ElasticLaunch launch{store, "job", 2, 1, {.agent_silence = {3s, 3s}}, {.nodes = 2, .most = 2}};
-  Generations generations{store, "job"};
-  comm::ElasticAgent agent{store, "job", 1, {1, 2}};
-  while (!launch.absent_nodes().empty()) launch.hear();
-  launch.begin();
-  generations.take_part();
-  int64_t beats = 0;
-  const auto dead_within = [&](std::chrono::milliseconds time, bool agent_lives, bool process_lives) {
-    for (const auto end = Clock::now() + time; Clock::now() < end; std::this_thread::sleep_for(10ms)) {
-      if (agent_lives) agent.orders();
-      generations.beat(0, {.beats = ++beats, .silence = 1s, .most = 6s});
-      if (process_lives) generations.beat(1, {.beats = beats, .silence = 1s, .most = 6s});
-      EXPECT_THAT(launch.hear().lost, IsEmpty());
-      if (auto dead = launch.look().dead; !dead.empty()) return dead;
-    }
-    return std::vector<int>();
-  };
-  EXPECT_THAT(dead_within(comm::SilenceLimit::kLearns + 300ms, true, true), IsEmpty());
-  EXPECT_THAT(dead_within(2500ms, false, false), IsEmpty()) << "the machine was paused";
-  EXPECT_THAT(dead_within(1500ms, true, false), IsEmpty()) << "its launcher beats first";
-  EXPECT_THAT(dead_within(10s, true, false), ElementsAre(1));
 }
 
 }  // namespace elastic_launch_test

@@ -79,11 +79,6 @@ TEST(LaunchEnvironment, ReadsTorchruns) {
   EXPECT_EQ(read(of_lockstep)->key_file, "/a/key");
   EXPECT_TRUE(read(with(of_lockstep, {{"MASTER_PORT", "29401"}}))->tcp_store);  // torchrun within lockstep launch
   EXPECT_FALSE(read(without(torchrun, "TORCHELASTIC_USE_AGENT_STORE"))->tcp_store);
-  EXPECT_FALSE(launch.by_torchrun);  // somebody else may set these variables
-  const auto of_agent = with(torchrun, {{"TORCHELASTIC_RUN_ID", "none"}});
-  EXPECT_TRUE(read(of_agent)->by_torchrun);
-  EXPECT_TRUE(read(without(of_agent, "TORCHELASTIC_USE_AGENT_STORE"))->by_torchrun);
-  EXPECT_FALSE(read(with(of_agent, {{"LOCKSTEP_STORE_PORT", "29400"}}))->by_torchrun);  // lockstep launch in a worker
   // The agent's store keeps what earlier attempts wrote.
   EXPECT_NE(read(with(torchrun, {{"TORCHELASTIC_RESTART_COUNT", "1"}}))->job, launch.job);
 }
@@ -112,27 +107,6 @@ TEST(LaunchEnvironment, ReadsSlurms) {
   EXPECT_EQ(launch.address, "rack03");
   EXPECT_EQ(launch.port, 15077);
   EXPECT_EQ(read(with(slurm, {{"SLURM_NODEID", "1"}}))->local_world_size, 2);
-
-  const auto node = [&](const Variables& variables) {
-    return comm::node_of_slurm([&](const char* name) -> const char* {
-      const auto found = variables.find(name);
-      return found == variables.end() ? nullptr : found->second.c_str();
-    });
-  };
-  EXPECT_FALSE(node(slurm)) << "nothing says on how many machines";
-  EXPECT_FALSE(node(with(slurm, {{"SLURM_STEP_NUM_NODES", "1"}})));
-  const auto third = node(with(slurm, {{"SLURM_STEP_NUM_NODES", "3"}}));
-  ASSERT_TRUE(third);
-  EXPECT_EQ(third->node, 2);
-  EXPECT_EQ(third->nodes, 3);
-  EXPECT_EQ(third->tasks, 5);
-  EXPECT_EQ(third->address, "rack03");
-  EXPECT_EQ(third->port, 15077);
-  EXPECT_EQ(read(with(slurm, {{"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "9"}}))->port, 9);
-  // One machine needs neither address nor port.
-  const auto one = read(with(slurm, {{"SLURM_STEP_TASKS_PER_NODE", "5"}, {"SLURM_NODEID", "0"}})).value();
-  EXPECT_EQ(one.address, "");
-  EXPECT_EQ(one.port, 0);
 }
 
 TEST(LaunchEnvironment, TakesTheInnermostLauncher) {

@@ -6,7 +6,6 @@
 #include <ifaddrs.h>
 #include <torch/torch.h>
 #include <unistd.h>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/meeting/sockets.hpp"
 #include "support/error_of.hpp"
@@ -132,35 +131,6 @@ TEST(Rendezvous, OnOneMachineThePortIsLeftInAFileUntilAllHaveReadIt) {
   host->take_note_away();
   EXPECT_THAT(folder.names(), testing::IsEmpty());
   unsetenv("TMPDIR");
-}
-
-// As under torchrun, whose store answers everybody.
-TEST(Rendezvous, ThePortMayBeToldInAnotherStore) {
-  c10d::TCPStoreOptions options;
-  options.port = 0;
-  options.isServer = true;
-  options.waitWorkers = false;
-  const auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  const c10::intrusive_ptr<c10d::Store> store = server;
-  const auto join = [&](int rank, int seconds) {
-    auto launch = place(rank, "", 0);
-    launch.local_rank = rank;
-    launch.local_world_size = 2;
-    launch.job = "attempt-0";
-    launch.port_told_in = comm::StorePlace{"localhost", server->getPort()};
-    return std::make_unique<comm::Rendezvous>(launch, comm::WaitLimit{std::chrono::seconds(seconds)});
-  };
-  const std::string key = "lockstep/attempt-0/port";
-  EXPECT_THAT(error_of([&] { join(1, 1); }),
-              AllOf(HasSubstr("process 1 of 2 waited 1 s"),
-                    HasSubstr("the port that should be in torchrun's store at "), HasSubstr(key)));
-  for (const std::string foreign : {"none", "70000"}) {
-    store->set(key, foreign);
-    EXPECT_THAT(error_of([&] { join(1, 1); }), HasSubstr("the store holds \"" + foreign + "\" under " + key));
-  }
-  const auto host = join(0, 20);
-  EXPECT_EQ(join(1, 20)->store_port(), host->store_port());
-  EXPECT_EQ(store->get_to_str(key), std::to_string(host->store_port()));
 }
 
 TEST(Rendezvous, LoopbackForSeveralMachinesIsRefused) {

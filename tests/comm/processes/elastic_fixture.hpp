@@ -6,7 +6,6 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -47,28 +46,6 @@ class Elastic : public Cli {
     const pid_t pid = pid_in(notes_ / std::to_string(member));
     ASSERT_GT(pid, 0) << "process " << member << " has not been started";
     ASSERT_EQ(kill(pid, signal), 0) << "process " << member << " has ended";
-  }
-
-  // Of the job with this MASTER_PORT; -1: it does not run.
-  static pid_t process_of(int member, const std::string& master_port) {
-    return process_with(member, "MASTER_PORT=" + master_port);
-  }
-
-  // Of the job in without_gnuplot().
-  pid_t process_of(int member) const { return process_with(member, left_.variables().front()); }
-
-  static pid_t process_with(int member, const std::string& of_job) {
-    const std::string number = "LOCKSTEP_ELASTIC_MEMBER=" + std::to_string(member);
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-      const int pid = std::atoi(entry.path().filename().c_str());
-      std::ifstream file(entry.path() / "environ", std::ios::binary);
-      const std::string all = '\0' + std::string{std::istreambuf_iterator<char>(file), {}};
-      const auto has = [&](const std::string& variable) {
-        return all.find('\0' + variable + '\0') != std::string::npos;
-      };
-      if (pid > 0 && has(number) && has(of_job)) return pid;
-    }
-    return -1;
   }
 
   // Of jobs in without_gnuplot(). The kernel may still be ending a killed process.

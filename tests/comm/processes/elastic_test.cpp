@@ -194,13 +194,6 @@ TEST_F(Elastic, KillsChangeNoBitOfALoopOfOnesOwn) {
       run_program(job_of(1, {}, {ranks_program(), "own_loop", "cpu", "no grain"}), without_gnuplot());
   EXPECT_THAT(without_grain.err, HasSubstr("this run is elastic, and the batch has no grain"));
   EXPECT_THAT(ended.err, Not(HasSubstr("has no grain")));
-
-  const auto refused = run_program({"own_loop", "cpu", "refused"}, alone);
-  EXPECT_THAT(refused.err, AllOf(HasSubstr("asks for an elastic job (elastic 1:3), and was not started as one"),
-                                 HasSubstr("lockstep launch starts such jobs")));
-  const auto too_many = run_program(job_of(4, {}, {ranks_program(), "own_loop", "cpu", "many"}), without_gnuplot());
-  EXPECT_NE(too_many.code, 0);
-  EXPECT_THAT(too_many.err, HasSubstr("the elastic job has 4 processes, and is to have at most 3"));
 }
 
 // Flips a bit of all copies of `bytes` in a process's memory, and returns how many there were.

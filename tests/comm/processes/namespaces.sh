@@ -1,9 +1,9 @@
-# What tests on machines of namespaces begin with. They source it, with their arguments PROGRAM LOCKSTEP. Exit code 77: this
+# What tests on machines of namespaces begin with. They source it, with their arguments PROGRAM [LOCKSTEP]. Exit code 77: this
 # machine does not allow them.
 # shellcheck shell=bash disable=SC2034  # they use program and lockstep
 set -uo pipefail
 program=$1
-lockstep=$2
+lockstep=${2-}
 name=lockstep-$$
 made=("/etc/netns/$name-a" "/etc/netns/$name-b")  # files and folders, also those that they add
 

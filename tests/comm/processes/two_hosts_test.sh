@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Two hosts made of network namespaces, with two processes each: two_hosts_test.sh PROGRAM LOCKSTEP. Exit code 77: this machine
+# Two hosts made of network namespaces, with two processes each: two_hosts_test.sh PROGRAM. Exit code 77: this machine
 # does not allow it.
 # shellcheck source=tests/comm/processes/namespaces.sh
 source "$(dirname "$0")/namespaces.sh"
 address_of_a=10.213.77.1
 errors=$(mktemp)
 key=$(mktemp)
-folder=$(mktemp -d)
-made+=("$errors" "$key" "$folder")
+made+=("$errors" "$key")
 
 add_two_hosts
 for side in a b; do
@@ -51,28 +50,3 @@ echo "a rank that throws on one host is named on the other"
 if job $address_of_a throws cpu 2>"$errors"; then exit 1; fi
 cat "$errors"
 (($(grep -c "rank 1 (cpu): out of luck" "$errors") == 4))
-
-# An elastic job with a launcher on each host, of which the first has a name that means loopback there.
-launcher() {
-  ip netns exec "$name-$1" env LOCKSTEP_JOB_KEY_FILE="$key" PATH=/nowhere \
-    "$lockstep" launch -n 1 --elastic --nodes 2 --node "$2" --master first-host:29401 \
-    "$program" fits cpu "$folder/run" >"$folder/$1.out" 2>"$folder/$1.err"
-}
-weights() { grep -o '"weights": *"[^"]*"' "$1/metrics.jsonl"; }
-echo "the network between two hosts of an elastic job is gone: the first goes on to the same bits"
-launcher a 0 &
-first=$!
-launcher b 1 &
-second=$!
-for ((i = 0; i < 600; ++i)); do
-  grep -q "epoch 3 done" "$folder/a.out" && break
-  sleep 0.1
-done
-ip -n "$name-b" link set eth0 down
-if ! wait $first; then cat "$folder/a.err"; exit 1; fi
-if wait $second; then exit 1; fi
-cat "$folder/b.err"
-grep "node 1 is gone: its launcher gives no sign of life; the others go on without it" "$folder/a.err"
-grep -q "node 0 is gone" "$folder/b.err"
-"$program" fits cpu "$folder/peace" >"$folder/peace.out"
-[[ $(weights "$folder/run" | wc -l) == 60 && $(weights "$folder/run") == "$(weights "$folder/peace")" ]]

@@ -82,7 +82,7 @@ void scenarios::own_loop(const Setup& setup) {
   // What outlives a generation of processes.
   torch::nn::Linear module(4, 2);
   int64_t done = 0;
-  const lockstep::RunOptions options{.elastic = alone ? lockstep::ElasticBounds() : lockstep::ElasticBounds{1, 3}};
+  const lockstep::RunOptions options{.elastic = true};
   lockstep::run(
       setup.devices,
       [&](lockstep::Rank& rank) {

@@ -1,0 +1,57 @@
+// ElasticLauncher: what the launcher of an elastic job decides (elastic_launch.hpp), and what it says. It keeps the
+// job's store. `lockstep launch` gives it real processes; the simulation of jobs has its own. Used by one thread.
+#pragma once
+
+#include "elastic_launch.hpp"
+
+#include <functional>
+#include <string>
+
+namespace lockstep::comm {
+
+class LaunchedProcesses {
+ public:
+  virtual ~LaunchedProcesses() = default;
+
+  virtual void start(int member, int place) = 0;  // throws Error: it cannot be started
+  virtual void kill(int member) = 0;
+  virtual void say(const std::string& text) = 0;  // to the launcher's user
+};
+
+class ElasticLauncher {
+ public:
+  struct Job {
+    std::string name;
+    int processes;
+    int restarts;
+    ElasticLaunch::Limits limits = {};
+    std::string restarts_name = {};  // what the user calls the number of restarts
+  };
+  // For a program that takes no part in elastic jobs: tells those who wait for it that a process has ended. Gives
+  // whether the others go on.
+  using Announce = std::function<bool(int member, int place, const ProcessEnd& end)>;
+
+  ElasticLauncher(const StorePtr& store, Job job, LaunchedProcesses& processes, Announce announce);
+
+  void begin();  // starts the processes
+
+  // To be called some times a second until the processes are to end. Gives whether it has started one.
+  bool look();
+
+  bool note_end(int member, const ProcessEnd& end, bool killed);  // gives whether the others go on
+
+  bool has_lost() const { return elastic_.has_lost(); }
+  bool takes_part() { return elastic_.takes_part(); }
+
+ private:
+  void look_at_hearts();
+  bool start_successors();
+
+  const Job job_;
+  LaunchedProcesses& processes_;
+  const Announce announce_;
+  ElasticLaunch elastic_;
+  bool said_that_none_are_left_ = false;
+};
+
+}  // namespace lockstep::comm
