@@ -9,6 +9,7 @@
 #include "comm/meeting/elastic_launcher.hpp"
 #include "comm/meeting/rendezvous.hpp"
 #include "launched_job.hpp"
+#include "trainer/checkpoint_folder.hpp"
 
 namespace lockstep::cli {
 namespace {
@@ -37,10 +38,7 @@ class ElasticProcesses : public comm::LaunchedProcesses {
 
   ChildProcesses::Ending wait() {
     const auto ending = processes_->wait();
-    if (ending.failed && launcher_->has_lost() && !launcher_->takes_part()) {
-      messages_.say(
-          "a killed process has ended this job, since its program takes no part in --elastic; lockstep train does");
-    }
+    if (ending.failed) launcher_->say_why([](const std::string& folder) { return newest_checkpoint(folder).string(); });
     return ending;
   }
 

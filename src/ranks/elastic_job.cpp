@@ -55,13 +55,13 @@ bool ElasticJob::is_asked_for() {
   return launch && launch->member >= 0;
 }
 
-ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence)
+ElasticJob::ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const std::string& folder)
     : stop_(std::move(stop)),
       silence_(comm::silence_range(silence)),
       launch_(launch_of_elastic_job()),
       generations_(generations_of(launch_, stop_)) {
   try {
-    generations_.take_part();
+    generations_.take_part(folder);
   } catch (const c10::DistError&) {
     lose_launcher(launch_);
   }

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <string>
 #include <stop_token>
 #include <thread>
 
@@ -27,9 +28,9 @@ class ElasticJob {
   static bool is_asked_for();  // by the launcher, in the environment
 
   // From here on the launcher starts successors of processes that are killed. It kills this one if it stands still for
-  // `silence`, as RunOptions has it. Throws Error: the store is not there, or no longer; this process has had an
-  // ElasticJob before.
-  ElasticJob(std::stop_token stop, std::chrono::milliseconds silence);
+  // `silence`, as RunOptions has it. The launcher is told in which folder checkpoints are kept, if any. Throws Error:
+  // the store is not there, or no longer; this process has had an ElasticJob before.
+  ElasticJob(std::stop_token stop, std::chrono::milliseconds silence, const std::string& folder = {});
   ~ElasticJob();
   ElasticJob(const ElasticJob&) = delete;
   ElasticJob& operator=(const ElasticJob&) = delete;

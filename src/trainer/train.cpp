@@ -126,7 +126,9 @@ TrainResult run_workload(const TrainOptions& given, const TrainCallbacks& caller
   std::optional<ElasticJob> elastic;
   if (ElasticJob::is_asked_for()) {
     check_elastic(settings);
-    elastic.emplace(callbacks.stop, settings.silence);
+    const fs::path& run = settings.keep.run_dir;
+    elastic.emplace(callbacks.stop, settings.silence,
+                    run.empty() ? "" : (fs::absolute(run) / kCheckpointFolder).string());
   }
   std::optional<RunState> resumed = resumed_state(settings, callbacks.on_warning);
   std::optional<RunFolder> folder;

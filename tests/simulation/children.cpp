@@ -11,11 +11,15 @@ constexpr int kKilled = 128 + 9;
 
 }  // namespace
 
-int Children::wait(comm::ElasticLauncher& launcher) {
+int Children::wait(comm::ElasticLauncher& launcher,
+                   const std::function<std::string(const std::string& folder)>& newest_in) {
   for (;;) {
     const bool some_run = reap(launcher);
     const bool has_started_one = to_kill_ == kNever && launcher.look();
-    if (!some_run && !has_started_one) return first_failure_;
+    if (!some_run && !has_started_one) {
+      if (first_failure_ != 0) launcher.say_why(newest_in);
+      return first_failure_;
+    }
     if (scheduler_.now() >= to_kill_) {
       for (const Child& child : children_) kill(child.member);
     }

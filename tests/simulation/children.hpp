@@ -23,7 +23,8 @@ class Children : public comm::LaunchedProcesses {
 
   Children(Scheduler& scheduler, Hooks hooks) : scheduler_(scheduler), hooks_(std::move(hooks)) {}
 
-  int wait(comm::ElasticLauncher& launcher);  // until none runs. Gives the launcher's exit code
+  // Waits until none runs. Gives the launcher's exit code.
+  int wait(comm::ElasticLauncher& launcher, const std::function<std::string(const std::string& folder)>& newest_in);
 
   void start(int member, int place) override;
   void kill(int member) override;

@@ -129,12 +129,21 @@ bool may_lack_files(const Course& course) {
   return false;
 }
 
+// It has succeeded if the job has, and else says why, where its processes could not.
 void check_launcher(const Course& course, Texts& wrongs) {
-  if (!course.launcher_code || may_lack_files(course)) return;
+  if (!course.launcher_code) return;
   const int code = *course.launcher_code;
   const bool must_fail = lost_state(course) || lost_all(course) || is_nobody_left(course);
-  if (must_fail ? code == 0 : must_end_well(course) && code != 0)
+  if (!may_lack_files(course) && (must_fail ? code == 0 : must_end_well(course) && code != 0))
     wrongs.push_back("the launcher has ended with exit code " + std::to_string(code));
+  const auto says = [&](const char* words) {
+    return std::any_of(course.said.begin(), course.said.end(),
+                       [&](const std::string& text) { return text.find(words) != text.npos; });
+  };
+  const bool says_that_all_are_gone = says("so nobody could go on");
+  if (is_nobody_left(course) && !says_that_all_are_gone && !says("before the program took part"))
+    wrongs.push_back("the launcher does not say why the job has ended");
+  if (says_that_all_are_gone && !is_nobody_left(course)) wrongs.push_back("the launcher says that all are gone");
 }
 
 // Each sample counts once; those of a lost worker may count, and are not counted twice.

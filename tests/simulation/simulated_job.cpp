@@ -215,7 +215,7 @@ void SimulatedJob::run_ranks(int process, const RunOptions& options) {
 
 // As train() does it, with its folder and its ways to take that over.
 void SimulatedJob::run_generations(int process, const RunOptions& options) {
-  ElasticJob job({}, silence());
+  ElasticJob job({}, silence(), plan_.checkpoints ? (run_dir_ / kCheckpointFolder).string() : "");
   Progress progress{.zero_stage = plan_.zero_stage};
   TrainOptions settings{.devices = {c10::Device(c10::kCPU)}};
   if (plan_.checkpoints) settings.keep.run_dir = run_dir_;

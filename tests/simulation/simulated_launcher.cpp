@@ -5,6 +5,7 @@
 #include "comm/meeting/elastic_launcher.hpp"
 #include "comm/meeting/meeting.hpp"
 #include "simulated_job.hpp"
+#include "trainer/checkpoint_folder.hpp"
 
 #include <algorithm>
 
@@ -52,7 +53,8 @@ void SimulatedJob::launch_elastic() {
                                    return comm::announce_end(store, launch_of(member, place), end).is_loss;
                                  });
   launcher.begin();
-  course_.launcher_code = children.wait(launcher);
+  course_.launcher_code =
+      children.wait(launcher, [](const std::string& folder) { return newest_checkpoint(folder).string(); });
 }
 
 Process& SimulatedJob::start(int member, int place) {

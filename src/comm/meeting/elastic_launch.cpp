@@ -30,6 +30,7 @@ bool ElasticLaunch::note_end(int member, const ProcessEnd& end, bool killed) {
   if (is_loss) lost_ = Clock::now();
   members_[member].has_ended = true;
   const auto now = is_loss ? generations_.lose(member) : generations_.end();
+  has_lost_all_ = has_lost_all_ || (is_loss && now.members.empty());
   const auto kind = is_loss || !end.failed ? Failure::Kind::death
                     : end.stopped          ? Failure::Kind::stop
                                            : Failure::Kind::error;

@@ -54,6 +54,8 @@ class ElasticLaunch {
 
   int place_of(int member) const { return members_[member].place; }
   bool takes_part() { return generations_.takes_part(); }
+  std::string folder() { return generations_.folder(); }  // of the program's checkpoints; "": it keeps none
+  bool has_lost_all() const { return has_lost_all_; }     // who had the state of the training
   bool has_lost() const { return has_lost_; }
   bool lacks_successors() const { return lacks_successors_; }  // a place stays empty, since no restart is left
 
@@ -85,6 +87,7 @@ class ElasticLaunch {
   std::vector<int> coming_ = {};    // members that have not the state yet
   bool lacked_memory_ = false;
   bool has_lost_ = false;
+  bool has_lost_all_ = false;
   bool has_failed_ = false;           // a process, and its failure ends the job
   bool has_come_to_its_end_ = false;  // a member is done with the job, so nobody could join it
   bool lacks_successors_ = false;

@@ -38,6 +38,21 @@ bool ElasticLauncher::look() {
   return false;
 }
 
+void ElasticLauncher::say_why(const std::function<std::string(const std::string& folder)>& newest_in) {
+  if (!elastic_.has_lost()) return;
+  if (!elastic_.takes_part()) {
+    processes_.say(
+        "a process was killed before the program took part in the elastic job; without that the others cannot go on. "
+        "lockstep train, fit() and a run() with RunOptions::elastic take part once they begin, other programs never");
+  } else if (elastic_.has_lost_all()) {
+    const std::string folder = elastic_.folder(), newest = folder.empty() ? "" : newest_in(folder);
+    processes_.say("all processes that had the state of the training are gone, so nobody could go on. " +
+                   (newest.empty()
+                        ? std::string("There is no checkpoint, so start the job again from its beginning")
+                        : "Start the job again with `resume` auto: it goes on from its newest checkpoint, " + newest));
+  }
+}
+
 void ElasticLauncher::look_at_hearts() {
   const auto now = elastic_.look();
   for (const int member : now.joined) processes_.say(process_text(member) + " has joined");

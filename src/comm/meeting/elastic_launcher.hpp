@@ -40,8 +40,9 @@ class ElasticLauncher {
 
   bool note_end(int member, const ProcessEnd& end, bool killed);  // gives whether the others go on
 
-  bool has_lost() const { return elastic_.has_lost(); }
-  bool takes_part() { return elastic_.takes_part(); }
+  // To be called when all processes have ended, and the job has failed. Says why where the end of a process does not
+  // tell it. `newest_in` gives the newest checkpoint in a folder, or "".
+  void say_why(const std::function<std::string(const std::string& folder)>& newest_in);
 
  private:
   void look_at_hearts();

@@ -14,6 +14,7 @@ namespace {
 
 const std::string kNewest = "newest";
 const std::string kTakesPart = "takes_part";
+const std::string kFolder = "folder";
 
 std::string begun_key(int generation) {
   return "begun/" + std::to_string(generation);
@@ -119,12 +120,17 @@ std::optional<Generations::Heart> Generations::heart_of(int member) {
   });
 }
 
-void Generations::take_part() {
+void Generations::take_part(const std::string& folder) {
+  if (!folder.empty()) store_->set(kFolder, folder);
   store_->set(kTakesPart, std::string("yes"));
 }
 
 bool Generations::takes_part() {
   return store_->check({kTakesPart});
+}
+
+std::string Generations::folder() {
+  return store_->check({kFolder}) ? store_->get_to_str(kFolder) : "";
 }
 
 void Generations::leave(int generation, int member) {

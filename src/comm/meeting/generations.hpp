@@ -9,8 +9,8 @@
 //     other would wait for each other's generation.
 //  5. A job that is over gets no other generation.
 //
-// Keys in the store: newest (JSON), takes_part, heart/<m>, begun/<n>, and left/<n>/<m> (member m has left generation n
-// since somebody is gone). Thread-safe as the store is: everybody has a connection of his own.
+// Keys in the store: newest (JSON), takes_part, folder, heart/<m>, begun/<n>, and left/<n>/<m> (member m has left
+// generation n since somebody is gone). Thread-safe as the store is: everybody has a connection of his own.
 #pragma once
 
 #include "comm/failure.hpp"
@@ -66,9 +66,11 @@ class Generations {
   void beat(int member, const Heart& heart);
   std::optional<Heart> heart_of(int member);  // nothing: it has not begun
 
-  // The program takes part, so a successor of a lost process can join it.
-  void take_part();
+  // The program takes part, so a successor of a lost process can join it. It keeps its checkpoints in this folder; "":
+  // it keeps none.
+  void take_part(const std::string& folder = {});
   bool takes_part();
+  std::string folder();
 
   // A member has left a generation because somebody is gone. If the launcher does not know who, as when a process
   // stands still, those go on together who have left by then.

@@ -4,6 +4,7 @@
 
 #include "elastic_fixture.hpp"
 #include "memory_group.hpp"
+#include "trainer/checkpoint_folder.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -267,6 +268,30 @@ TEST_F(Elastic, OfProcessesThatTheKernelKillsForWantOfMemoryTheFirstAloneHasASuc
   EXPECT_THAT(ended.err, AllOf(HasSubstr("process 2 starts in the place of rank 1"), Not(HasSubstr("process 3"))));
 }
 
+TEST_F(Elastic, WhenAllWithTheStateAreKilledItSaysSoAndNamesTheNewestCheckpoint) {
+  Program job(this->job(2, {}, "gone", {"--epochs", "100000"}), without_gnuplot());
+  ASSERT_TRUE(job.wait_for("epoch      2/100000"));
+  kill_member(0);
+  ASSERT_TRUE(job.wait_for("process 2 starts in the place of rank 0"));
+  kill_member(1);  // before its successor has joined
+  const auto ended = job.finish();
+  EXPECT_EQ(ended.code, 137) << ended.err;
+  const auto newest = newest_checkpoint(work_ / "runs/gone/checkpoints").string();
+  EXPECT_THAT(newest, HasSubstr("epoch-"));
+  EXPECT_THAT(ended.err,
+              AllOf(HasSubstr("all processes that had the state of the training are gone, so nobody could go on"),
+                    HasSubstr("it goes on from its newest checkpoint, " + newest)));
+}
+
+TEST_F(Elastic, KilledBeforeTheyBeginTheyAreNotCalledAnotherProgram) {
+  const Words killed = {"/bin/sh", "-c", "kill -9 $$", from_environment("LOCKSTEP_PROGRAM")};
+  const auto ended =
+      run_program(Words{"launch", "-n", "2", "--elastic"} + killed + settings("early", "cpu"), without_gnuplot());
+  EXPECT_EQ(ended.code, 137);
+  EXPECT_THAT(ended.err, AllOf(HasSubstr("was killed before the program took part in the elastic job"),
+                               Not(HasSubstr("takes no part"))));
+}
+
 TEST_F(Elastic, TooFewEndTheJob) {
   Program elastic(job(3, {"--min-processes", "3", "--max-restarts", "0"}, "few", {"--epochs", "60"}),
                   without_gnuplot());
@@ -310,7 +335,7 @@ TEST_F(Elastic, WhatCannotBeElasticIsRefused) {
   const auto other_program = run_program(
       {"launch", "-n", "2", "--elastic", "/bin/sh", "-c", "test $RANK != 1 || kill -9 $$"}, without_gnuplot());
   EXPECT_EQ(other_program.code, 137);
-  EXPECT_THAT(other_program.err, HasSubstr("its program takes no part in --elastic"));
+  EXPECT_THAT(other_program.err, HasSubstr("was killed before the program took part in the elastic job"));
 }
 
 }  // namespace elastic_test
